@@ -1,8 +1,7 @@
 //! Builds `sinew-jail`, the small static program that this crate carries.
 //!
-//! Cargo has no stable way to depend on a program, so this runs Cargo once more, with a target
-//! folder of its own below `OUT_DIR`: the lock of the outer one is not needed, and what was built
-//! stays.
+//! Cargo has no stable way to depend on a program, so this runs Cargo once more. The separate target folder
+//! below `OUT_DIR` needs no lock of the outer one, and its build output stays.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,7 @@
 //! Admission of a run: the bounds of a recipe, and the same admission for programs that call the gateway.
 //!
-//! The built-in loop asks for each turn itself. A program's turns are seen by the gateway alone, so the
-//! gateway asks for it.
+//! The built-in loop asks for each turn itself. Only the gateway sees a program's turns, so the gateway asks
+//! for them.
 
 use futures::future::BoxFuture;
 use sinew_gateway::{Capacity, CapacityPermit};
@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 /// Bounds of a recipe's episodes; keys that are left out have the defaults of `sinew-rollout`.
 ///
-/// Programs have a quota of sandboxes, and deadlines that go on while they wait: a call of theirs waits at
-/// most a quarter of its deadline.
+/// Programs have a quota of sandboxes, and deadlines that run while they wait: a call of theirs waits at most
+/// a quarter of its deadline.
 pub(crate) fn config(r: &RolloutPlan, harness: &HarnessSection) -> AdmissionConfig {
     let section = &r.admission;
     let mut config = AdmissionConfig::new(r.max_in_flight, r.max_turn_tokens as usize);

@@ -22,21 +22,21 @@ use std::sync::Arc;
 /// Episodes that have begun for each that may be in flight, so that one waits where another ends.
 const ROOM: usize = 2;
 
-/// What the command line says of a collection.
+/// Settings of a collection from the command line.
 #[derive(Clone, Debug)]
 pub struct Gathering {
     /// Number of episodes, those of earlier sessions included.
     pub episodes: u64,
     /// Addresses of servers in place of the engine of the recipe.
     pub engine: Option<String>,
-    /// Where ended episodes go in addition to the store.
+    /// Queue for ended episodes, in addition to the store.
     pub queue: Option<FeedPlan>,
 }
 
-/// Refuses what runs no episodes of its own, or keeps none.
+/// Refuses recipes that run no episodes themselves, or keep none.
 ///
 /// # Errors
-/// For a live harness, for data that exists already, and for a store in memory.
+/// Fails for a live harness, for data that exists already, and for a store in memory.
 pub fn check_collect(recipe: &RunPlan, how: &Gathering) -> Result<(), Failure> {
     if recipe.harness.live().is_some() {
         return Err(Failure::input(
@@ -81,7 +81,7 @@ pub fn check_collect(recipe: &RunPlan, how: &Gathering) -> Result<(), Failure> {
 /// of this process: servers sample with those that they have.
 ///
 /// # Errors
-/// What the recipe is refused for, or what cannot be reached.
+/// Fails if the recipe is refused, or if a part cannot be reached.
 pub fn collection(
     recipe: &RunPlan,
     how: &Gathering,
@@ -152,8 +152,8 @@ pub fn collection(
     })
 }
 
-/// What samples with the weights of a plan's model, which `version` names: the servers of the plan, or an
-/// engine of this process.
+/// Builds the engine that samples with the weights of a plan's model, which `version` names: the servers of
+/// the plan, or an engine of this process.
 ///
 /// # Errors
 /// If the weights cannot be read, do not fit, or a server does not answer.
@@ -177,7 +177,7 @@ pub(crate) fn sampler(
     Ok(Arc::new(embedded))
 }
 
-/// What is made of a recipe before its engine.
+/// Parts of a recipe that are made before its engine.
 struct Made<'a> {
     recipe: &'a RunPlan,
     session: &'a Session<'a>,
@@ -205,7 +205,7 @@ impl Made<'_> {
         }
     }
 
-    /// What samples: the servers of the command line, or what [`sampler`] makes of `pinned`.
+    /// Returns the engine: the servers of the command line, or the result of [`sampler`] for `pinned`.
     fn engine(&self, pinned: &RunPlan, how: &Gathering) -> Result<Arc<dyn Engine>, Failure> {
         if let Some(urls) = &how.engine {
             let context = self.recipe.rollout.max_context_tokens as usize;

@@ -53,8 +53,8 @@ pub fn kernels(device: &Cpu) -> String {
     format!("{}{rounding}", device.kernels())
 }
 
-/// How the embedded engine stores its matrices: as `engine.weights` says, changed to what suits the kernels
-/// and the number of sequences in a pass.
+/// Storage format of the embedded engine's matrices: `engine.weights`, adapted to the kernels and the number
+/// of sequences in a pass.
 pub fn precision(engine: &EnginePlan, kernels: KernelSet) -> Precision {
     let asked = match engine.weights {
         WeightFormat::F32 => Precision::F32,

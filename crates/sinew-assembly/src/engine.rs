@@ -77,9 +77,9 @@ pub(crate) fn embedded(
         .map_err(|e| failed(&e))
 }
 
-/// The threads that the engine computes with: those of the trainer, which is idle meanwhile. Where both
-/// work at once, as many of its own: the system gives each a part while both work, and all cores to one
-/// while the other is idle. Results do not depend on it.
+/// Threads of the engine. In synchronous mode they are those of the trainer, which is idle meanwhile. If both
+/// work at once, the engine has as many threads as the trainer: the system gives each a part while both work,
+/// and all cores to one while the other is idle. Results do not depend on it.
 pub(crate) fn threads(recipe: &RunPlan, device: &Cpu) -> Cpu {
     match recipe.train.mode {
         TrainMode::Sync => device.clone(),
@@ -102,7 +102,7 @@ pub(crate) fn engines(
     learner: &EmbeddedLearner,
 ) -> Result<Engines, Failure> {
     if recipe.engine.kind == EngineType::Openai {
-        // It has weights of its own, and is measured with them.
+        // The servers have their own weights, and are measured with them.
         return Ok((servers::sampling_engine(&recipe.engine, renderer)?, None));
     }
     let weights = learner.params()?;

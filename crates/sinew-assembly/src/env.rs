@@ -1,5 +1,5 @@
-//! Tasks and environments. An environment is made of its keys by the registry of `sinew-env`;
-//! nothing here knows one by name.
+//! Tasks and environments. The registry of `sinew-env` makes an environment from its keys; this file names no
+//! environment.
 
 use crate::failure::Failure;
 use crate::levels::egress::{recorded, unrecorded};
@@ -29,15 +29,15 @@ use std::sync::Arc;
 /// row later.
 #[derive(Clone)]
 pub struct Tasks {
-    /// Of the whole run.
+    /// Tasks of the whole run.
     pub all: Arc<dyn Taskset>,
-    /// Of each environment, in the order of the recipe.
+    /// Tasks of each environment, in the order of the recipe.
     each: Vec<Arc<dyn Taskset>>,
     /// Rows that the filter left out, and rows that are held out as well; `None` without rows.
     pub left_out: Option<(usize, usize)>,
     /// BLAKE3 of the rows of each environment that has some, by `tasks.rows` or `env.NAME.tasks.rows`.
     pub(crate) digests: BTreeMap<String, String>,
-    /// What else was left out of the sources, such as files of no split, for people.
+    /// Further parts that were left out of the sources, such as files of no split, for people.
     pub notes: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ pub struct World {
     pub taskset: Arc<dyn Taskset>,
     /// Starts the environment of a task, with the rewards of the recipe around it.
     pub envs: Arc<dyn EnvFactory>,
-    /// How long environments have waited for sandboxes.
+    /// Time that environments have waited for sandboxes.
     pub sandbox_wait: Arc<SandboxWait>,
 }
 
@@ -67,7 +67,7 @@ impl std::fmt::Debug for World {
     }
 }
 
-/// Reads the tasks of a recipe: rows of its own, or those of its environments.
+/// Reads the tasks of a recipe: its own rows, or those of its environments.
 ///
 /// # Errors
 /// If a source is missing or a row cannot be read or rendered; in a mixture the text names the environment.
@@ -226,7 +226,7 @@ fn files(key: &str, source: &str, notes: &mut Vec<String>) -> Result<Source, Fai
     }
 }
 
-/// What scores the stored episodes of one environment of a recipe.
+/// Tasks and reward of one environment of a recipe, to score its stored episodes.
 pub struct OwnReward {
     /// Name in a mixture; empty outside of one.
     name: String,
@@ -319,16 +319,17 @@ pub(crate) fn in_run(recipe: &RunPlan, folder: &Path) -> RunPlan {
     }
 }
 
-/// As [`world`], with the judges of a run.
+/// Same as [`world`], with the judges of a run.
 pub(crate) fn world_with(recipe: &RunPlan, tasks: &Tasks, bench: &Bench) -> Result<World, Failure> {
     made_world(recipe, tasks, Some(bench))
 }
 
-/// As [`world`], without the rewards of the recipe: episodes end without a score, for a scorer that runs
+/// Same as [`world`], without the rewards of the recipe: episodes end without a score, for a scorer that runs
 /// apart.
 ///
 /// # Errors
-/// As [`world`], and if an environment has no reward of the recipe: only itself can score its episodes.
+/// Fails as [`world`] does, and if an environment has no reward of the recipe: only itself can score its
+/// episodes.
 pub(crate) fn world_unscored(recipe: &RunPlan, tasks: &Tasks) -> Result<World, Failure> {
     let missing = own_rewards(recipe, tasks, None)?
         .into_iter()
@@ -406,7 +407,7 @@ fn with_images(recipe: &RunPlan, mut sandboxes: Sandboxes) -> Result<Sandboxes, 
     Ok(sandboxes)
 }
 
-/// The environments, with the rewards of the recipe, or without where there are no judges.
+/// The environments, with the rewards of the recipe, or without them if there are no judges.
 fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<World, Failure> {
     for (world, taskset) in recipe.worlds().into_iter().zip(&tasks.each) {
         member(
@@ -431,7 +432,7 @@ fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<
         let made = || {
             let envs = world.env.config().factory(sandboxes);
             let envs = envs.map_err(|e| Failure::input(format!("env: {e}")))?;
-            // Rewards from outside alone leave the environment's own score.
+            // If there are only rewards from outside, the environment's own score stays.
             let Some(section) = world.reward.filter(|s| !s.terms().is_empty()) else {
                 return Ok(envs);
             };

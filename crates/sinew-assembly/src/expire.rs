@@ -1,4 +1,5 @@
-//! What of a folder's stored episodes may go: rules of a person, and what runs and collections still need.
+//! Decides which stored episodes of a folder may be removed: by rules of a person, and by the needs of runs
+//! and collections.
 
 use crate::collecting::Whole;
 use crate::env::{self, Tasks};
@@ -12,14 +13,14 @@ use sinew_types::EpisodeId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Which episodes are of no use any more; one that any of these names is.
+/// Rules for episodes that are of no use any more. An episode that any of them names is removed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Expiry {
-    /// Ended before this time, in seconds since 1970.
+    /// Episodes that ended before this time, in seconds since 1970.
     pub ended_before: Option<f64>,
-    /// Sampled by policy versions below this one alone.
+    /// Episodes that were sampled only by policy versions below this one.
     pub below_version: Option<u64>,
-    /// Of an environment that has another version now, by name; see [`versions`].
+    /// Episodes of an environment that has another version now, by name; see [`versions`].
     pub env_changed: Option<BTreeMap<String, String>>,
 }
 
@@ -53,7 +54,7 @@ impl Expiry {
     }
 }
 
-/// What was removed, or would be.
+/// Episodes that were removed, or would be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
     /// The step of the run that the oldest checkpoint holds; `None` for a collection.
@@ -65,7 +66,8 @@ pub struct Removed {
 }
 
 /// Removes episodes of a folder of `sinew train` or `sinew collect`: those that `expiry` names and that
-/// nothing needs any more. Without a rule those that a run trained. With `dry_run` it only counts.
+/// nothing needs any more. If there is no rule, it removes those that a run trained. With `dry_run` it only
+/// counts.
 ///
 /// # Errors
 /// If a process holds the store, the run has no checkpoint, or a collection was given no rule.

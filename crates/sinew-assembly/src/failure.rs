@@ -1,8 +1,8 @@
-//! Why a command ended badly, and the exit code that says so.
+//! Reasons why a command ended badly, with their exit codes.
 //!
-//! Library errors become a [`Failure`] where the command knows whose mistake it is: the same missing file is
-//! wrong input if it was typed, and a failure of the system if a run wrote it. Messages are for people, name
-//! the key or the option, and end with a hint where there is one.
+//! Library errors become a [`Failure`] in the command, which can decide whose mistake it is: the same missing
+//! file is wrong input if it was typed, and a failure of the system if a run wrote it. Messages are for
+//! people, name the key or the option, and end with a hint if there is one.
 
 use crate::levels::LevelError;
 use sinew_orchestrator::PipelineError;
@@ -21,16 +21,16 @@ pub enum Failure {
     Recipe(String, Option<String>, Option<(usize, usize)>),
     /// Anything else.
     System(String),
-    /// What was asked for is right, but needs something that is not there yet, which the text names.
+    /// The request is right, but needs something that is not there yet, which the text names.
     Outside(String),
     /// Ctrl-C or TERM; nothing is lost.
     Interrupt(String),
-    /// A program that was run here ended with this status; the text is empty where it was said already.
+    /// A program that was run here ended with this status; the text is empty if it was printed already.
     Program(u8, String),
 }
 
 impl Failure {
-    /// A mistake in a recipe, an argument or a file. The text says what is allowed and what to do.
+    /// A mistake in a recipe, an argument or a file. The text names the allowed values and a way out.
     pub fn input(text: impl std::fmt::Display) -> Self {
         Self::Input(text.to_string())
     }
@@ -56,8 +56,8 @@ impl Failure {
         Self::Outside(text.to_string())
     }
 
-    /// What an interrupted `sinew {command}` kept, and the way to go on; `more` are options that it needs
-    /// again.
+    /// Message of an interrupted `sinew {command}`: the results that are kept, and the command that resumes.
+    /// `more` are options that it needs again.
     pub fn how_to_go_on(command: &str, run_dir: &Path, more: &str) -> String {
         let dir = run_dir.display();
         format!(
@@ -71,7 +71,7 @@ impl Failure {
         Self::Interrupt(format!("interrupted; {kept}"))
     }
 
-    /// A judge's budget that ended `sinew {command}`, with the way to go on.
+    /// A judge's budget that ended `sinew {command}`, with the way to continue.
     pub fn spent(why: &str, command: &str, run_dir: &Path) -> Self {
         let dir = run_dir.display();
         Self::Outside(format!(
@@ -102,7 +102,7 @@ impl Failure {
         }
     }
 
-    /// What the run's folder says of it.
+    /// End to record in the run's folder.
     pub fn run_end(&self) -> RunEnd<'_> {
         match self {
             Self::Interrupt(why) => RunEnd::Interrupted(why),
@@ -142,7 +142,7 @@ impl From<RecipeError> for Failure {
 }
 
 impl From<PipelineError> for Failure {
-    /// The loop knows what kind its errors are: the kind is kept.
+    /// The kind of the loop's error is kept.
     fn from(e: PipelineError) -> Self {
         match e {
             PipelineError::Input(text) => Self::Input(text),
@@ -164,7 +164,7 @@ impl From<LevelError> for Failure {
 }
 
 impl From<RunDirError> for Failure {
-    /// The user names the folder of a run, so what is wrong with it is wrong input. Its metrics are no input.
+    /// The user names the folder of a run, so a fault of it is wrong input. Its metrics are not input.
     fn from(e: RunDirError) -> Self {
         match e {
             RunDirError::Metrics(_) => Self::system(e),
@@ -174,7 +174,7 @@ impl From<RunDirError> for Failure {
 }
 
 impl From<ChainError> for Failure {
-    /// As for a run folder; weights that cannot be handed on are a failure of the system.
+    /// Maps an error as for a run folder; weights that cannot be handed on are a failure of the system.
     fn from(e: ChainError) -> Self {
         match e {
             ChainError::Weights { .. } => Self::system(e),

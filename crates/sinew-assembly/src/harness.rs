@@ -41,7 +41,7 @@ impl From<ProgramError> for Failure {
     }
 }
 
-/// The harness of a recipe. For a program, a gateway on a free port of the loopback interface and the
+/// The harness of a recipe. If it runs a program, a gateway on a free port of the loopback interface and the
 /// sandboxes' spawner are started now and end with the harness.
 ///
 /// # Errors
@@ -71,10 +71,10 @@ pub(crate) fn build(
     program_harness(&section, sandbox, parts, &session.runtime)
 }
 
-/// The harness of a program, with a gateway of its own in front of the engine of `parts`.
+/// The harness of a program, with a separate gateway in front of the engine of `parts`.
 ///
 /// # Errors
-/// As for the harness of a recipe.
+/// Fails as the harness of a recipe does.
 pub fn program_harness(
     section: &CommandSection,
     sandbox: &SandboxPlan,
@@ -94,8 +94,8 @@ pub fn program_harness(
     Ok(Arc::new(ProgramHarness::new(programs, Arc::new(model))))
 }
 
-/// The program that is run for each episode. The file of a function must be there: in a command, what is
-/// no file is an argument.
+/// The program that is run for each episode. The file of a function must be there: a word of a command that
+/// names no file is an argument.
 fn program(harness: &HarnessSection) -> Result<Option<CommandSection>, Failure> {
     if let HarnessSection::Function(section) = harness {
         let (file, _) = section.parts().unwrap_or_default();
@@ -143,7 +143,7 @@ pub fn check(section: &HarnessSection, sandbox: &SandboxPlan) -> Result<String, 
     ))
 }
 
-/// Starts the program once with the first task, and the recipe's gateway in front of a model that says one
+/// Starts the program once with the first task, and the recipe's gateway in front of a model that returns one
 /// token.
 ///
 /// # Errors
@@ -229,8 +229,8 @@ fn config(section: &CommandSection, sandbox: &SandboxPlan) -> Result<ProgramConf
     })
 }
 
-/// Sandboxes that show the folders of a program, without a pool. In a container, the other keys of
-/// `[sandbox]` say how it is started.
+/// Sandboxes that show the folders of a program, without a pool. If they are containers, the other keys of
+/// `[sandbox]` define how they are started.
 fn provider(
     section: &CommandSection,
     command: &ProgramCommand,
@@ -289,8 +289,8 @@ pub(crate) fn unbounded() -> SessionLimits {
 
 /// A gateway as the model server of programs and services.
 ///
-/// Each episode is a rollout that is opened, scored and finished from here. The agent has its key alone,
-/// which opens the model, and its own reward only where the recipe trusts it.
+/// Each episode is a rollout that is opened, scored and finished from here. The agent has only its key, which
+/// opens the model, and may report its own reward only if the recipe trusts it.
 struct GatewayModel {
     gateway: Gateway,
     /// Agents are trusted with their own scores.
@@ -300,7 +300,7 @@ struct GatewayModel {
 }
 
 impl GatewayModel {
-    /// `trusted`: agents may report rewards of their own. `server` listens for as long as this value lives.
+    /// `trusted`: agents may report their own rewards. `server` listens for as long as this value lives.
     fn new(gateway: Gateway, trusted: bool, server: Box<dyn Any + Send>) -> Self {
         Self {
             gateway,
@@ -311,7 +311,7 @@ impl GatewayModel {
 }
 
 impl ModelServer for GatewayModel {
-    /// Opens the rollout of an episode. The agent gets its address and a key that opens this rollout alone.
+    /// Opens the rollout of an episode. The agent gets its address and a key that opens only this rollout.
     fn open(
         &self,
         parts: &EpisodeParts,

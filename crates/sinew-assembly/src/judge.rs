@@ -73,10 +73,10 @@ pub fn judge(
 
 /// The model of a judge, as it is typed.
 ///
-/// With `url` it is a server, else files that are checked now and loaded at the first question.
+/// If `url` is set, it is a server, else files that are checked now and loaded at the first question.
 ///
 /// # Errors
-/// If the files are missing or are no model, or the key of the server is not set.
+/// Fails if the files are missing or are not a model, or if the key of the server is not set.
 fn model(recipe: &RunPlan, plan: &JudgePlan, full: &str) -> Result<Arc<dyn ChatModel>, Failure> {
     let name = plan.model.clone().unwrap_or_default();
     if plan.is_policy() {
@@ -175,7 +175,7 @@ fn load(
     chat(name, &loaded.params, renderer, engine)
 }
 
-/// The recipe's model with the weights that the run begins with, in an engine of its own.
+/// The recipe's model with the weights that the run begins with, in a separate engine.
 ///
 /// They stay as they are: judged by the current weights, an answer would be worth another reward in every
 /// step, verdicts could not be kept, and the policy could learn to change its judge. A model from scratch has

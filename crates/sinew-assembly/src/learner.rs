@@ -1,6 +1,6 @@
 //! The trainer of a run: new, from a checkpoint, or as a worker of another process.
 //!
-//! With `train.data_parallel`, this program starts itself as workers. A worker reads the recipe from its
+//! If `train.data_parallel` is set, this program starts itself as workers. A worker reads the recipe from its
 //! parent and makes the same model; it has no engine, no environment and no run folder.
 
 use crate::failure::Failure;
@@ -16,16 +16,16 @@ use sinew_runs::{Resume, RunDir, TokenSignals};
 use sinew_tensor::Cpu;
 use std::path::Path;
 
-/// What a trainer is made of: its device, first weights, algorithm, and the tokenizer and template that each
+/// Parts of a trainer: its device, first weights, algorithm, and the tokenizer and template that each
 /// checkpoint gets, so that it can be loaded as a model.
 type Parts<'a> = (&'a Cpu, Params, &'a Algorithm, Vec<(String, Vec<u8>)>);
 
-/// A trainer with the models that score for it, and the state that it goes on from. What it stands on is kept
-/// from now on.
+/// A trainer with the models that score for it, in the state that it resumes from. Its inputs are pinned from
+/// here on.
 ///
 /// # Errors
-/// If `train.lora` is wrong, or a reference or teacher cannot be loaded or has another vocabulary; of a run
-/// that goes on, if its recipe differs in more than was allowed.
+/// If `train.lora` is wrong, or a reference or teacher cannot be loaded or has another vocabulary; of a
+/// resumed run, if its recipe differs in more than was allowed.
 pub(crate) fn begin(
     recipe: &RunPlan,
     pins: Pins,
@@ -96,7 +96,7 @@ fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earlier_s: f64) 
     });
 }
 
-/// Keeps advantage and ratio of trained tokens, if the recipe says so.
+/// Keeps advantage and ratio of trained tokens, if the recipe asks for it.
 fn record_tokens(learner: &mut EmbeddedLearner, recipe: &RunPlan, dir: &RunDir) {
     let keep = recipe.train.token_signals;
     if keep == 0 {
@@ -104,7 +104,7 @@ fn record_tokens(learner: &mut EmbeddedLearner, recipe: &RunPlan, dir: &RunDir) 
     }
     let signals = TokenSignals::new(dir.path(), keep);
     learner.record_rows(Box::new(move |step, rows, logprobs| {
-        // Only viewers read it: the run goes on.
+        // Only viewers read it: the run continues.
         if let Err(error) = signals.write(step, rows, logprobs) {
             tracing::error!(step, %error, "train.token_signals: not written");
         }

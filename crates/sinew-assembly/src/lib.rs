@@ -1,7 +1,8 @@
 //! Wiring: from a recipe's plan to engine, environment, rewards, store and trainer.
 //!
-//! The only place where concrete parts meet. Each file makes one part, and [`pipeline`] puts them together;
-//! `sinew`, the command line, calls it. What goes wrong is a [`Failure`], which knows by whose mistake.
+//! This is the only crate in which concrete parts meet. Each file makes one part, and [`pipeline`] puts them
+//! together; `sinew`, the command line, calls it. Each error is a [`Failure`], whose kind shows whose mistake
+//! it is.
 //!
 //! | file | tables of the plan | makes |
 //! |---|---|---|
@@ -26,10 +27,10 @@
 //!
 //! # Invariants
 //!
-//! - Nothing here decides: it connects. What a part does is in the crate of the part.
+//! - Nothing here decides: it connects. The behaviour of a part is in the crate of the part.
 //! - Refusals come in the order of their cost: before weights are loaded, all is checked that can be without.
-//! - Every part is made once, and ends with the run; sandboxes are started for those alone that need them.
-//! - A failure says by whose mistake: the recipe's, the machine's or that of something outside.
+//! - Every part is made once, and ends with the run; sandboxes are started only for those that need them.
+//! - A failure has one of three causes: the recipe, the machine, or something outside.
 
 mod admission;
 mod collect;
@@ -149,25 +150,25 @@ fn run_info(
     }
 }
 
-/// Where and how a run goes on: the parts that belong to the process and not to the recipe.
+/// Process-specific parts of a run: those that do not come from the recipe.
 pub struct Session<'a> {
     /// The run's folder, which this process holds.
     pub dir: &'a RunDir,
     /// Tasks, read before.
     pub tasks: Tasks,
-    /// What may differ from the checkpoint; `None`: the run is new.
+    /// Allowed differences from the checkpoint; `None`: the run is new.
     pub resume: Option<&'a Resume>,
-    /// Runs episodes, tools and the gateway; training has threads of its own.
+    /// Runs episodes, tools and the gateway; training has separate threads.
     pub runtime: Handle,
     /// Events of the run, for views and files.
     pub bus: Bus,
     /// Turns true when the run is asked to stop.
     pub cancel: watch::Receiver<bool>,
-    /// Where judges keep what they decided, and what a spent budget ends.
+    /// Judges of the run: their stored decisions, and the run that a spent budget ends.
     pub bench: Bench,
     /// Start of this session, for wall times.
     pub started: Instant,
-    /// Where agents outside reach the run.
+    /// Address at which agents outside reach the run.
     pub serve: ServeAt,
 }
 
@@ -206,8 +207,8 @@ fn episode_parts(
     Ok(parts)
 }
 
-/// The training loop of a recipe with all its parts, and the renderer of its model. With
-/// [`Session::resume`] it begins at the last good checkpoint.
+/// The training loop of a recipe with all its parts, and the renderer of its model. If [`Session::resume`] is
+/// set, it begins at the last good checkpoint.
 ///
 /// The order is that of the refusals: what is cheap to check comes before what loads weights, and the
 /// engine, which copies them, comes last.
@@ -295,7 +296,7 @@ fn kept(recipe: &RunPlan, goal: Goal, dir: &RunDir) -> Result<Arc<dyn Renderer>,
     Ok(renderer)
 }
 
-/// What episodes are run with, and what is kept of those in flight.
+/// Parts for running episodes, and the settings for those in flight.
 fn rollout_parts(
     recipe: &RunPlan,
     dir: &RunDir,
@@ -325,7 +326,7 @@ fn late(recipe: &RunPlan, session: &Session<'_>) -> Option<Late> {
     })
 }
 
-/// What scores groups, for environments with a reward of groups.
+/// Scorer of groups, for environments with a reward of groups.
 fn groups(
     session: &Session<'_>,
     (envs, taskset): (&Arc<dyn EnvFactory>, &Arc<dyn Taskset>),

@@ -1,14 +1,14 @@
-//! The gateway of a run at an address of its own: for services that a recipe drives, and for agents that
-//! run already and open rollouts by themselves.
+//! The gateway of a run at a separate address: for services that a recipe drives, and for agents that run
+//! already and open rollouts by themselves.
 //!
 //! | `harness.type` | opens rollouts | finished traces | open rollouts |
 //! |---|---|---|---|
 //! | `service` | the run, one for each episode, with its outcome to come | committed by the run | end with the process |
 //! | `live` | agents, with the control token | committed by the gateway, then trained | in `RUN/journal`, over a restart |
 //!
-//! What is committed with the purpose `live` and is in no update is still to be trained: that is all the
-//! state that a resumed run needs. The control token stays in `RUN/control-token`, readable by its owner
-//! alone, so that agents go on with it after a restart.
+//! Rollouts that are committed with the purpose `live` and are in no update are still to be trained. A
+//! resumed run needs no other state. The control token stays in `RUN/control-token`, readable only by its
+//! owner, so that agents can use it after a restart.
 
 use crate::Session;
 use crate::failure::Failure;
@@ -105,7 +105,7 @@ impl ServeAt {
         Ok((path, token))
     }
 
-    /// Listens, and tells where, once connections are taken.
+    /// Listens, and returns the address, once connections are taken.
     ///
     /// # Errors
     /// If the address is in use, or the token cannot be read.
@@ -131,7 +131,7 @@ impl ServeAt {
     }
 }
 
-/// For how long agents from outside learn that their run has ended.
+/// Time in which outside agents learn that their run has ended.
 const NOTICE: Duration = Duration::from_secs(1);
 
 /// A listening gateway; dropped, it lets running calls end.
@@ -172,8 +172,8 @@ impl Drop for LiveServer {
 /// The source of `harness.type = "live"`: a gateway in front of the run's engine, whose finished rollouts
 /// are committed to the run's store and trained. `None` with another harness.
 ///
-/// Sampling and limits are those of `[rollout]`, whatever clients ask for: the policy that learns must be
-/// the one that acted. Calls that come while the weights change go on between two tokens. The source takes
+/// Sampling and limits are those of `[rollout]`, whatever clients ask for: the policy that learns must be the
+/// one that acted. Calls that come while the weights change continue between two tokens. The source takes
 /// `late`, if there is one: groups wait in it for the rewards from outside.
 ///
 /// # Errors
@@ -195,7 +195,7 @@ pub(crate) fn source(
         group_size: recipe.rollout.group_size,
         min_group: min_group(recipe).min(recipe.rollout.group_size),
         group_wait_s: section.group_wait_s,
-        // What waits for a reward has a limit of its own: reward.late.max_staleness.
+        // Rollouts that wait for a reward have a separate limit: reward.late.max_staleness.
         max_age: late.as_ref().map_or(section.max_age, |_| u64::MAX),
         max_waiting: MAX_WAITING,
     };
@@ -247,7 +247,7 @@ pub(crate) fn source(
     }))
 }
 
-/// Where rollouts that are open outlive the process.
+/// Journal in which open rollouts outlive the process.
 fn journal(dir: &RunDir) -> Result<Journal, Failure> {
     let journal = Journal::open(&dir.path().join("journal"), JournalOptions::default());
     journal.map_err(|e| Failure::input(format!("journal of rollouts: {e}")))

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Where models are searched for, from the environment of this process.
+/// Places where models are searched for, from the environment of this process.
 ///
 /// | variable | meaning | left out |
 /// |---|---|---|
@@ -264,7 +264,7 @@ pub fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Params
 /// Shape of a recipe's model, without its weights.
 ///
 /// # Errors
-/// As [`loaded_params`], but for damage in the weights, which are not read.
+/// Same as [`loaded_params`], but the weights are not read, so damage in them is not found.
 pub fn model_config(recipe: &RunPlan) -> Result<ModelConfig, Failure> {
     if let Some(run) = of_run(&recipe.model)? {
         return run.config();
@@ -284,7 +284,7 @@ impl RunModel {
         renderer_of(&self.folder, &self.recipe)
     }
 
-    /// As [`RunModel::renderer`]; `template` replaces the variables of the run's own, if there are some.
+    /// Same as [`RunModel::renderer`]; `template` replaces the variables of the run, if it has any.
     pub fn renderer_with(&self, template: &TemplateOptions) -> Result<Arc<dyn Renderer>, Failure> {
         if template.is_empty() {
             return self.renderer();
@@ -321,7 +321,7 @@ impl RunModel {
             let files = ModelFiles::Dir(checkpoint);
             return Ok(load_model(&files).map_err(Failure::input)?.params);
         }
-        // Below adapters are the weights that their run began with.
+        // The adapters belong on the weights that their run began with.
         let recipe = pins::of_folder(&self.folder, &self.recipe)?;
         let base = loaded_params(&recipe, self.renderer()?.as_ref())?;
         let lora = Lora::load(&checkpoint, base.config()).map_err(Failure::input)?;

@@ -1,5 +1,5 @@
-//! What a run stands on, kept when it begins and compared when it goes on: weights of other runs, and the
-//! content of files that its recipe names.
+//! Pinned inputs of a run: weights of other runs, and the content of files that its recipe names. They are
+//! recorded when it begins and compared when it resumes.
 //!
 //! | name | what is compared |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | `reward.FILE.py:FUNCTION` | the file |
 //! | `judge.NAME.rubric` | the file |
 //!
-//! In a mixture, rows and versions have the name of their environment: `env.NAME.tasks.rows`.
+//! The names for rows and versions in a mixture contain that of their environment: `env.NAME.tasks.rows`.
 
 use crate::Session;
 use crate::failure::Failure;
@@ -58,7 +58,7 @@ pub(crate) fn of_folder(folder: &Path, recipe: &RunPlan) -> Result<RunPlan, Fail
     Ok(plan)
 }
 
-/// What a session stands on.
+/// Pinned inputs of a session.
 pub(crate) struct Pins {
     /// The recipe, with a checkpoint for each source that is a run.
     pub(crate) plan: RunPlan,
@@ -108,8 +108,8 @@ impl Pins {
         Ok(pins)
     }
 
-    /// The weights that the run began with, if their checkpoint is gone and nothing needs it now: the run
-    /// has a checkpoint of its own, and adapters, reference and judges do not stand on the first weights.
+    /// The weights that the run began with, if their checkpoint is gone and nothing needs it now: the run has
+    /// a separate checkpoint, and adapters, reference and judges do not stand on the first weights.
     fn outgrown(
         &self,
         source: &str,
@@ -203,7 +203,7 @@ impl Pins {
         Ok(())
     }
 
-    /// Versions of the rewards: of what the recipe says of them, and of the files that it names.
+    /// Versions of the rewards: of their keys in the recipe, and of the files that it names.
     pub(crate) fn rewards(&self, recipe: &RunPlan) -> BTreeMap<String, String> {
         let files = self.new.inputs.iter().filter_map(|(name, version)| {
             let name = match name.starts_with(REWARD) {
@@ -269,7 +269,7 @@ fn newest(source: &str, named: String) -> Result<PinnedWeights, Failure> {
     })
 }
 
-/// What a recipe names outside of itself, with a hash or version of each; `rows` are those of its tasks.
+/// Inputs outside of a recipe that it names, with a hash or version of each; `rows` are those of its tasks.
 fn inputs(
     recipe: &RunPlan,
     envs: &dyn EnvFactory,

@@ -1,7 +1,7 @@
-//! From a recipe to the options of the training loop: the one place where the two meet.
+//! Turns a recipe into the options of the training loop: the one place where the two meet.
 //!
-//! The loop, the trainer and the rollouts know no recipe. Their options are plain data, made here of the
-//! tables that concern them.
+//! The loop, the trainer and the rollouts do not depend on recipes. Their options are plain data, made here
+//! from the tables that concern them.
 
 use crate::failure::Failure;
 use sinew_algo::{Algorithm, Signal, TurnStages};
@@ -40,7 +40,7 @@ const CRITIC_LR_FACTOR: f32 = 10.0;
 /// Adapters of `train.lora`. No targets: all projections.
 ///
 /// # Errors
-/// For a target that is no projection, and for a rank or scale that cannot be.
+/// Fails for a target that is not a projection, and for a rank or scale that cannot be.
 pub fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> {
     let named: Result<Vec<_>, _> = section
         .targets
@@ -138,7 +138,7 @@ pub(crate) fn policy(recipe: &RunPlan) -> Result<PolicyConfig, Failure> {
 /// The trainer of a recipe's run. Workers get the effective recipe as text.
 ///
 /// # Errors
-/// As [`policy`], and if the recipe cannot be written as text for workers.
+/// Fails as [`policy`] does, and if the recipe cannot be written as text for workers.
 pub(crate) fn learner(
     recipe: &RunPlan,
     pinned: &RunPlan,
@@ -160,7 +160,7 @@ pub(crate) fn learner(
 /// read and rendered now.
 ///
 /// # Errors
-/// With the file and the line of the first row that cannot be trained on.
+/// Fails with the file and the line of the first row that cannot be trained on.
 pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Dataset>, Failure> {
     let config = match &recipe.data {
         None
@@ -194,14 +194,14 @@ pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Datas
     Ok(Some(data))
 }
 
-/// How a command runs a recipe: the part that is typed on the command line.
+/// Settings for running a recipe that come from the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Invocation {
-    /// To train, or to measure only.
+    /// Goal: to train, or only to measure.
     pub goal: Goal,
-    /// `train` or `eval`, for messages that say how to go on.
+    /// `train` or `eval`, for messages that say how to continue.
     pub command: &'static str,
-    /// Stored episodes that are gone are no reason to end badly.
+    /// If true, lost stored episodes do not make the run end badly.
     pub accept_loss: bool,
 }
 
@@ -229,11 +229,11 @@ pub(crate) fn episode_options(r: &RolloutPlan) -> EpisodeOptions {
     }
 }
 
-/// How the turns of training episodes grow, if they do.
+/// Growth of the turns of training episodes, if the recipe has one.
 pub(crate) fn turns(recipe: &RunPlan, core: &CoreConfig) -> Option<TurnSchedule> {
     let r = &recipe.rollout;
     let draws_per_step = match core.overlap {
-        // Each group has a draw of its own.
+        // Each group has a separate draw.
         Some(_) => core.tasks_per_step as u64,
         None => core.draws_per_step(),
     };
@@ -243,7 +243,7 @@ pub(crate) fn turns(recipe: &RunPlan, core: &CoreConfig) -> Option<TurnSchedule>
     })
 }
 
-/// How training tasks are drawn: all alike, or by the shares of environments and types.
+/// Sampling of training tasks: uniform, or by the shares of environments and types.
 pub fn sampling(recipe: &RunPlan, taskset: &dyn Taskset) -> Result<TaskSampling, Failure> {
     let adaptive = recipe.tasks.adaptive();
     let members = taskset.members().into_iter();
@@ -303,7 +303,7 @@ fn core(
         retries: algorithm.repair().retries(),
         refill: algorithm.refill(),
         overlap: overlap(recipe),
-        // As many rounds as can wait.
+        // There are as many rounds as can wait.
         late_rounds: late_config(recipe)
             .filter(|_| recipe.harness.live().is_none() && recipe.train.mode == TrainMode::Sync)
             .map(|l| l.max_waiting.div_ceil(r.tasks_per_step) as u32),
@@ -333,7 +333,7 @@ pub(crate) fn algorithm(recipe: &RunPlan) -> Result<Algorithm, Failure> {
     algorithm.map_err(|e| Failure::input(format!("algorithm: {e}")))
 }
 
-/// What becomes of stored episodes that other parts ran.
+/// Treatment of stored episodes that other parts ran.
 pub(crate) fn changed(key: Changed) -> ChangedParts {
     match key {
         Changed::RunAgain => ChangedParts::RunAgain,
@@ -342,7 +342,7 @@ pub(crate) fn changed(key: Changed) -> ChangedParts {
     }
 }
 
-/// How generation and training overlap, if they do.
+/// Overlap of generation and training, if there is any.
 fn overlap(recipe: &RunPlan) -> Option<Overlap> {
     let in_order = match recipe.train.mode {
         TrainMode::Sync => return None,
@@ -360,7 +360,7 @@ fn overlap(recipe: &RunPlan) -> Option<Overlap> {
     })
 }
 
-/// How rewards from outside are waited for, if the recipe has some.
+/// Rules for waiting for rewards from outside, if the recipe has such rewards.
 pub fn late_config(recipe: &RunPlan) -> Option<LateConfig> {
     let section = recipe.reward.as_ref()?;
     let late = section.late()?;
@@ -369,8 +369,8 @@ pub fn late_config(recipe: &RunPlan) -> Option<LateConfig> {
         weight,
         source: None,
     };
-    // What has no score of its own has none to be added to.
-    // Agents that give rewards of their own may leave them to others.
+    // An episode without its own score has nothing to add others to. Agents that give rewards may leave them
+    // to others.
     let agents = !recipe.harness.is_graded();
     let own = !section.terms().is_empty() || !recipe.env.needs().reward || agents;
     Some(LateConfig {

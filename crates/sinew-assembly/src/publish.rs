@@ -18,7 +18,7 @@ struct Publishing {
 }
 
 impl WeightsTransport for Publishing {
-    /// Waits for the engine of this process alone.
+    /// Waits only for the engine of this process.
     fn publish(
         &mut self,
         version: PolicyVersion,
@@ -30,7 +30,7 @@ impl WeightsTransport for Publishing {
     }
 }
 
-/// What brings new weights to where tokens are sampled. The weights that the run begins with are published at
+/// Transport of new weights to the engines that sample. The weights that the run begins with are published at
 /// once.
 ///
 /// # Errors
@@ -66,10 +66,10 @@ pub(crate) fn transport(
     Ok(Box::new(Publishing { engine, publisher }))
 }
 
-/// Says that a version was not published: the run goes on, and so do engines that follow, with the one
+/// Says that a version was not published: the run continues, and so do engines that follow, with the one
 /// before.
 fn warn(bus: &Bus, version: PolicyVersion, why: &dyn std::fmt::Display) {
     let text = format!("weights {} were not published: {why}", version.0);
-    // What cannot be recorded ends the run by itself.
+    // A warning that cannot be recorded ends the run elsewhere.
     let _ = bus.emit(RunEvent::Warning(text));
 }

@@ -1,4 +1,4 @@
-//! Where `pip` installs: models that come as Python packages are found in the environment that is active.
+//! Install folders of `pip`: models that come as Python packages are found in the active environment.
 //!
 //! Only names of folders are read. No Python is started, and nothing is installed.
 

@@ -1,4 +1,4 @@
-//! Queues of episodes, and what scores their rows apart from the run that made them.
+//! Queues of episodes, and scorers of their rows that work apart from the run that made them.
 
 use crate::env::{OwnReward, Tasks, own_rewards};
 use crate::failure::Failure;
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// How long a server that does not answer is waited for: a restart takes seconds.
+/// Maximum wait for a server that does not answer: a restart takes seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A queue by an address with the file of its token, or by a folder.
@@ -49,7 +49,7 @@ pub fn place(queue: &str, name: &str, token_file: Option<&Path>) -> Result<Place
 /// Opens a queue.
 ///
 /// # Errors
-/// With the code of what is wrong: a server that is not there, a folder that is in use, a damaged file.
+/// Fails with the code of the fault: a server that is not there, a folder that is in use, a damaged file.
 pub fn open_queue(place: &Place) -> Result<Arc<dyn Queue>, Failure> {
     open(place).map_err(|e| match e {
         StoreError::Locked { .. } => Failure::input(format!(
@@ -91,7 +91,8 @@ pub struct QueuedRollouts {
 }
 
 impl QueuedRollouts {
-    /// Puts what the store has and the queue lacks; then rollouts as they finish. How many were missing.
+    /// Puts the stored rollouts that the queue lacks, then rollouts as they finish. Also returns how many
+    /// were missing.
     ///
     /// # Errors
     /// If the queue or the store cannot be read.
@@ -151,7 +152,7 @@ impl std::fmt::Debug for RecipeScore {
     }
 }
 
-/// What scores episodes of a recipe in a process of its own.
+/// Rewards that score episodes of a recipe in a separate process.
 ///
 /// # Errors
 /// If the recipe has no reward that works apart from its environment, or one cannot be made.

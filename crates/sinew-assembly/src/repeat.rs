@@ -13,8 +13,8 @@ use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-/// What may have changed since without a step being another one: no episode is run, and scores are those that
-/// were stored.
+/// Tables that may change without changing the step: no episode is run, and scores are those that were
+/// stored.
 const NOT_RUN: [&str; 4] = ["env", "tasks", "reward", "judge"];
 
 /// Steps that were done again.
@@ -30,9 +30,9 @@ pub struct Repeated {
     pub weights: Option<(String, String)>,
 }
 
-/// Does the steps of a run up to `step` again, from the newest checkpoint before it, in a copy at `copy`
-/// outside the run. What the steps trained on is what was committed: no episode is run, and what only
-/// episodes need may be another thing now. `allow_change` names what else may.
+/// Repeats the steps of a run up to `step`, from the newest checkpoint before it, in a copy at `copy` outside
+/// the run. The steps train on the committed episodes and run none, so tables that only episodes need may
+/// have changed. `allow_change` names other keys that may.
 ///
 /// # Errors
 /// If the run keeps no episodes on disk, a part of it is gone or not what it was, or the copy cannot be made.

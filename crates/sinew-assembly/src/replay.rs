@@ -136,8 +136,8 @@ impl Replayer {
         sampler(&plan, &self.renderer, &self.device, PolicyVersion(updates))
     }
 
-    /// Runs an episode again up to turn `turn`, counted from 1, says `say` there, and lets `engine` go on.
-    /// Forks of other numbers are sampled with other seeds.
+    /// Runs an episode again up to turn `turn`, counted from 1, adds the message `say` there, and lets
+    /// `engine` continue. Forks of other numbers are sampled with other seeds.
     ///
     /// # Errors
     /// If its task is gone, or it has no such turn.
@@ -158,7 +158,7 @@ impl Replayer {
         let mut spec = spec_of(trace, task, EpisodeId::new(id), FORK);
         spec.seed = mix_seed(spec.seed, number);
         let forked = fork(&parts, &self.options, (trace, turn), &spec, engine);
-        // What was recorded is of the episode that is forked.
+        // The recordings belong to the episode that is forked.
         let forked = sinew_sandbox::owned(trace.episode.as_str(), forked).await;
         forked.map_err(Failure::input)
     }

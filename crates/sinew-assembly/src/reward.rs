@@ -81,7 +81,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    /// Finds the longer answer better, and the first of equally long ones. Of `?` it gives no verdict.
+    /// Finds the longer answer better, and the first of equally long ones. It gives no verdict on `?`.
     struct Longer;
 
     impl ChatModel for Longer {
@@ -146,8 +146,8 @@ mod tests {
         (values.collect(), judge.spent().calls)
     }
 
-    /// By hand: a win is 1, a pair on which both orders disagree is a tie, 0.5; the mean over a member's
-    /// pairs.
+    /// Values computed by hand: a win is 1, a pair on which both orders disagree is a tie, 0.5; the rate is
+    /// the mean over a member's pairs.
     #[test]
     fn win_rates_of_a_judge_are_those_by_hand() {
         let all = rates(&["aaaa", "bb", "cc", "d"], 64);
@@ -160,7 +160,7 @@ mod tests {
         );
         // Equal answers are a tie, without a call of the judge.
         assert_eq!(rates(&["aa", "aa"], 64), (vec![Some(0.5); 2], 0));
-        // Without a verdict a pair does not count, and a member without a pair has no rate.
+        // A pair without a verdict does not count, and a member without a pair has no rate.
         let missing = rates(&["aa", "?", "b"], 64);
         assert_eq!(missing, (vec![Some(1.0), None, Some(0.0)], 6));
     }

@@ -22,7 +22,7 @@ pub struct RunModel {
     named: Option<String>,
 }
 
-/// Between the folder of a run and the name of one of its checkpoints.
+/// Separator between the folder of a run and the name of one of its checkpoints.
 const AT: &str = "@step-";
 
 /// Folder and checkpoint of `DIR@step-00000040`.
@@ -45,7 +45,7 @@ pub(crate) fn at_checkpoint(source: &str, checkpoint: &str) -> String {
 /// The run that a source names; `None` for other sources.
 ///
 /// # Errors
-/// As [`RunModel::open`].
+/// Fails as [`RunModel::open`] does.
 pub fn run_model(source: &str) -> Result<Option<RunModel>, Failure> {
     let Some(source) = source.strip_prefix(RUN) else {
         return Ok(None);
@@ -84,7 +84,7 @@ pub fn origin(section: &ModelSection) -> Result<ModelSection, Failure> {
     )))
 }
 
-/// Of a chain the folder of its last stage that ended, else the folder itself.
+/// Returns the folder of the last stage that ended, if `folder` holds a chain, else `folder` itself.
 fn run_folder(folder: &Path) -> Result<PathBuf, Failure> {
     sinew_runs::chain::run_folder(folder).map_err(Failure::input)
 }
@@ -145,8 +145,8 @@ impl RunModel {
         Ok(loaded.path)
     }
 
-    /// Whether an environment's tokens are those that the run trained with: worlds with an alphabet of their
-    /// own have a tokenizer of their own.
+    /// Whether an environment's tokens are those that the run trained with: worlds with their own alphabet
+    /// have their own tokenizer.
     ///
     /// # Errors
     /// If they differ: the same id would mean another character.

@@ -65,8 +65,8 @@ fn load(key: &str, source: &str, vocab: usize) -> Result<Params, Failure> {
 
 /// Loads what `needs` asks for; `initial` are the weights that the run begins with.
 ///
-/// Without `[reference]` the first weights are the reference: a copy of them, or with adapters the policy
-/// without its adapters, which needs no memory.
+/// A recipe without `[reference]` uses the first weights as the reference: a copy of them, or with adapters
+/// the policy without its adapters, which needs no memory.
 ///
 /// # Errors
 /// If a model is missing or damaged, or has another number of tokens than the policy.

@@ -216,5 +216,5 @@ fn format_mode(formats: Formats) -> FormatMode {
     }
 }
 
-/// What a recipe refuses is what the client of the server would refuse at the first token.
+/// The recipe refuses the same temperatures as the client of the server would at the first token.
 const _: () = assert!(sinew_recipe::VLLM_LOWEST_TEMPERATURE == VllmOptions::LOWEST_TEMPERATURE);

@@ -1,6 +1,5 @@
 //! Training data that is not sampled: rows of files, stored episodes, a data pool, a queue, or gold runs.
-//! With
-//! `[data]`, the model runs tasks for the measurement only.
+//! With `[data]`, the model runs tasks only for the measurement.
 
 use crate::env::{World, tasks, world};
 use crate::failure::Failure;
@@ -26,12 +25,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// What gold runs are made with.
+/// Parts from which gold runs are made.
 pub(crate) struct Gold<'a> {
     pub taskset: &'a Arc<dyn Taskset>,
     pub envs: &'a Arc<dyn EnvFactory>,
     pub renderer: &'a Arc<dyn Renderer>,
-    /// For their traces.
+    /// Run that their traces name.
     pub run: RunInfo,
 }
 
@@ -237,7 +236,7 @@ fn queue(
     Ok(Some(QueueSource::new(queue, config, cancel)?))
 }
 
-/// Where the queue of a recipe's `[data]` is; `None` with other data.
+/// Address of the queue of a recipe's `[data]`; `None` with other data.
 ///
 /// # Errors
 /// If the file of its token cannot be read.

@@ -1,4 +1,4 @@
-//! Steps of a run that are done again from its commits, and what came out differently.
+//! Steps of a run that are done again from its commits, and the differences to the recorded ones.
 
 use serde_json::Value;
 use sinew_orchestrator::{PipelineError, Recorder, RunEvent, StepRecord};
@@ -30,13 +30,13 @@ pub struct StepChange {
     pub step: u64,
     /// Path in the record, such as `metrics.clip_fraction`.
     pub field: String,
-    /// As recorded.
+    /// Recorded value.
     pub was: Value,
-    /// As it is now.
+    /// Value of the repeated step.
     pub is: Value,
 }
 
-/// What differs between two records of one step.
+/// Lists the differences between two records of one step.
 ///
 /// # Errors
 /// If a record cannot be written as JSON.
@@ -96,7 +96,7 @@ impl StopAfter {
         warnings.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What was recorded so far.
+    /// Returns the records so far.
     pub(crate) fn records(&self) -> Vec<StepRecord> {
         let records = self.records.lock();
         records.unwrap_or_else(PoisonError::into_inner).clone()

@@ -1,7 +1,7 @@
 //! The store of a run: on disk or in memory.
 //!
-//! What a store on disk lost in a crash is reported here once, where it is opened for writing. The loop runs
-//! again what is still needed.
+//! This file reports once the episodes that a store on disk lost in a crash, when it is opened for writing.
+//! The loop runs again those that are still needed.
 
 use crate::failure::Failure;
 use sinew_pipeline::RunStore;
@@ -18,7 +18,7 @@ const MEMORY_STORE_BYTES: u64 = 4 << 30;
 
 /// Time in which a store that another process holds must become free.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
-/// Between two looks at it.
+/// Interval between two attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 /// The store of a run, with the trained episodes that it has just lost.

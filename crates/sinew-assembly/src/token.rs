@@ -14,10 +14,10 @@ pub fn read_token(path: &Path) -> Result<String, Failure> {
     token_of("--control-token-file", path)
 }
 
-/// As [`read_token`], of another option or key.
+/// Same as [`read_token`], for another option or key.
 ///
 /// # Errors
-/// As above.
+/// Fails as [`read_token`] does.
 pub fn token_of(option: &str, path: &Path) -> Result<String, Failure> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| Failure::input(format!("{option} {}: {e}", path.display())))?;

@@ -1,4 +1,4 @@
-//! Archives of work folders, as every level writes them: tar files that depend on the content alone.
+//! Archives of work folders, as every level writes them: tar files that depend only on the content.
 //!
 //! Entries have no owners and no times. An aligned block of [`BLOCK`] zero bytes is a hole (a sparse
 //! entry of GNU tar), however the file was written: so the same files give the same bytes at every
@@ -24,7 +24,7 @@ pub trait Content {
     /// Fills `into` with what stands at `at`; the content goes that far.
     ///
     /// # Errors
-    /// If it cannot be read, or is shorter than it said.
+    /// Fails if it cannot be read, or is shorter than its stated size.
     fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
 
     /// The first place from `at` on that can hold anything but zeros.
@@ -66,7 +66,7 @@ impl Content for Held<'_> {
         match nix::unistd::lseek64(self.0, at as i64, nix::unistd::Whence::SeekData) {
             Ok(data) => Ok(data as u64),
             Err(nix::errno::Errno::ENXIO) => Ok(self.1),
-            // A file system that knows no holes.
+            // The file system does not report holes.
             Err(_) => Ok(at),
         }
     }
@@ -87,7 +87,7 @@ fn data(content: &dyn Content) -> io::Result<Vec<(u64, u64)>> {
         let bytes = (size - at).min(WINDOW as u64) as usize;
         content.read_at(at, &mut window[..bytes])?;
         for part in window[..bytes].chunks(BLOCK) {
-            // The end of a file is no block: it stays as it is.
+            // The end of a file that is not a whole block stays as it is.
             if part.len() < BLOCK || part.iter().any(|byte| *byte != 0) {
                 match pieces.last_mut() {
                     Some((from, len)) if *from + *len == at => *len += part.len() as u64,
@@ -193,7 +193,7 @@ impl<W: Write> Writer<W> {
     /// A symbolic link.
     ///
     /// # Errors
-    /// As of [`Writer::folder`].
+    /// Fails as [`Writer::folder`] does.
     pub fn link(&mut self, path: &Path, mode: u32, target: &Path) -> io::Result<()> {
         let mut header = header(tar::EntryType::Symlink, mode, 0);
         self.builder.append_link(&mut header, path, target)
@@ -202,7 +202,7 @@ impl<W: Write> Writer<W> {
     /// Another name of a file that was written before.
     ///
     /// # Errors
-    /// As of [`Writer::folder`].
+    /// Fails as [`Writer::folder`] does.
     pub fn hard_link(&mut self, path: &Path, mode: u32, first: &Path) -> io::Result<()> {
         let mut header = header(tar::EntryType::Link, mode, 0);
         self.builder.append_link(&mut header, path, first)
@@ -211,7 +211,7 @@ impl<W: Write> Writer<W> {
     /// A regular file.
     ///
     /// # Errors
-    /// As of [`Writer::folder`], or if the content cannot be read.
+    /// Fails as [`Writer::folder`] does, or if the content cannot be read.
     pub fn file(&mut self, path: &Path, mode: u32, content: &dyn Content) -> io::Result<()> {
         let (size, mut pieces) = (content.size(), data(content)?);
         let bytes = pieces.iter().map(|(_, len)| len).sum();
@@ -333,7 +333,7 @@ mod tests {
             let size = content.len() as u64;
             let data = fill(&mut content.as_slice(), size, 1 << 20, &mut file).unwrap().unwrap();
             prop_assert!(data <= (blocks.iter().filter(|b| **b).count() * BLOCK) as u64);
-            // From a file with real holes: the same bytes.
+            // A file with real holes gives the same bytes.
             let mut writer = Writer::new(Vec::new(), 1 << 30);
             writer.file(Path::new("f"), 0o600, &Held(&file, content.len() as u64)).unwrap();
             prop_assert_eq!(writer.end().unwrap(), archive);
@@ -346,7 +346,7 @@ mod tests {
         assert!(packed(&content).len() < 4096);
         content[9 << 20] = 1;
         assert!(packed(&content).len() < 4096 + BLOCK);
-        // What has no whole block of zeros is a plain entry.
+        // Content without a whole block of zeros is a plain entry.
         let plain = packed(&[0; BLOCK - 1]);
         assert_eq!(plain[156], b'0');
         assert_eq!(plain.len(), 512 + BLOCK + 1024);

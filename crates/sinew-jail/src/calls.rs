@@ -1,8 +1,8 @@
 //! System calls that are allowed with some arguments only: which, and why not the others.
 //!
-//! Where flags, options or commands can be named, those that programs need are listed, and all others
-//! are refused: what a later kernel adds is refused, too. An errno that a program expects is answered
-//! where one exists (ENOSYS, EINVAL, ENOTTY, ENOMEM), so that libraries fall back instead of failing.
+//! If flags, options or commands can be named, the list has those that programs need. All others are refused,
+//! and so are those that a later kernel adds. The errno is one that a program expects, if there is one
+//! (ENOSYS, EINVAL, ENOTTY, ENOMEM), so that libraries fall back instead of failing.
 
 /// Numbers of `libc` by their names, in a list.
 macro_rules! numbers {
@@ -10,15 +10,15 @@ macro_rules! numbers {
 }
 pub(super) use numbers;
 
-/// What must hold of the low 32 bits of an argument: of these, this value, or not it. No allowed
-/// call has a meaning for the upper bits of an argument that is looked at.
+/// Condition on the low 32 bits of an argument: the bits of `mask` equal `value`, or differ from it. No
+/// allowed call has a meaning for the upper bits of such an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Condition {
-    /// Which of the six, from 0.
+    /// Number of the argument, 0 to 5.
     pub(super) argument: u8,
     /// Bits that are looked at.
     pub(super) mask: u32,
-    /// What these bits are compared with.
+    /// Value that these bits are compared with.
     pub(super) value: u32,
     /// Whether they must be equal or must differ.
     pub(super) equal: bool,
@@ -35,7 +35,7 @@ fn is_not(argument: u8, value: i32) -> Condition {
     }
 }
 
-/// No bits but these are set.
+/// Allows only these bits to be set.
 fn within(argument: u8, bits: u32) -> Condition {
     masked(argument, !bits, 0)
 }
@@ -58,19 +58,19 @@ pub(super) struct Checked {
     pub(super) otherwise: i32,
 }
 
-/// What forks and threads of glibc, musl and Go ask for: VM, FS, FILES, SIGHAND, VFORK, THREAD,
-/// SYSVSEM, SETTLS, PARENT_SETTID, CHILD_CLEARTID, DETACHED (which musl sets and the kernel
-/// ignores), CHILD_SETTID. Among the others are namespaces, PARENT (the child would belong to
-/// the process that started the program), PTRACE, UNTRACED, PIDFD and IO.
+/// Flags that forks and threads of glibc, musl and Go ask for: VM, FS, FILES, SIGHAND, VFORK, THREAD,
+/// SYSVSEM, SETTLS, PARENT_SETTID, CHILD_CLEARTID, DETACHED (which musl sets and the kernel ignores),
+/// CHILD_SETTID. The others include namespaces, PARENT (the child would belong to the process that started
+/// the program), PTRACE, UNTRACED, PIDFD and IO.
 const CLONE: u32 = 0x017d_4f00;
 
 /// SIGSYS and SIGXCPU stand for a forbidden call and for spent CPU time: only the kernel sends
 /// them.
 const RESERVED_SIGNALS: [i32; 2] = [libc::SIGSYS, libc::SIGXCPU];
 
-/// Commands of `fcntl`. Among the others are SETSIG (the kernel sends any signal), leases and
-/// delegations (which hold up others that open a file of the host), NOTIFY (which reports what
-/// happens in folders of the host).
+/// Commands of `fcntl`. The others include SETSIG (the kernel sends any signal), leases and delegations
+/// (which hold up others that open a file of the host), NOTIFY (which reports what happens in folders of the
+/// host).
 const FCNTL: [i32; 20] = [
     libc::F_DUPFD,
     libc::F_GETFD,
@@ -99,10 +99,10 @@ const FCNTL: [i32; 20] = [
 /// by a file that does not know them: where files lie on the host's disks (FIEMAP), labels and
 /// keys of its file systems, namespaces of pidfds.
 const IOCTL: [i32; 7] = [0x541b, 0x5421, 0x5452, 0x5451, 0x5450, 0x5411, 0x8905];
-/// Of terminals, which a level with a `/dev/pts` of its own has: attributes (TCGETS to TCSETSF,
-/// TCGETS2 to TCSETSF2), TCSBRK, TCXONC, TCFLSH, TCSBRKP, TIOCEXCL, TIOCNXCL, sessions and groups
-/// (TIOCSCTTY, TIOCGPGRP, TIOCSPGRP, TIOCNOTTY, TIOCGSID), sizes (TIOCGWINSZ, TIOCSWINSZ), ends of a
-/// pair (TIOCGPTN, TIOCSPTLCK, TIOCGPTPEER). Not TIOCSTI and TIOCLINUX, which type into them.
+/// Requests to terminals, for levels with a separate `/dev/pts`: attributes (TCGETS to TCSETSF, TCGETS2 to
+/// TCSETSF2), TCSBRK, TCXONC, TCFLSH, TCSBRKP, TIOCEXCL, TIOCNXCL, sessions and groups (TIOCSCTTY, TIOCGPGRP,
+/// TIOCSPGRP, TIOCNOTTY, TIOCGSID), sizes (TIOCGWINSZ, TIOCSWINSZ), ends of a pair (TIOCGPTN, TIOCSPTLCK,
+/// TIOCGPTPEER). TIOCSTI and TIOCLINUX, which type into terminals, are left out.
 const IOCTL_TERMINAL: [u32; 24] = [
     0x5401,
     0x5402,
@@ -137,8 +137,7 @@ const SO_PEERPIDFD: i32 = 77;
 /// Maps what a connection receives.
 const TCP_ZEROCOPY_RECEIVE: i32 = 35;
 
-/// Options of sockets that can be set. Among the others are filters, which are programs for the
-/// kernel.
+/// Options of sockets that can be set. The others include filters, which are programs for the kernel.
 const SOCKET_OPTIONS: [i32; 16] = [
     libc::SO_REUSEADDR,
     libc::SO_DONTROUTE,
@@ -159,7 +158,7 @@ const SOCKET_OPTIONS: [i32; 16] = [
     67,
 ];
 
-/// Of connections: no other protocol on top (ULP), no repair, no keys.
+/// Options of connections that can be set: no other protocol on top (ULP), no repair, no keys.
 const TCP_OPTIONS: [i32; 14] = numbers! {
     TCP_NODELAY TCP_MAXSEG TCP_FASTOPEN TCP_FASTOPEN_CONNECT TCP_NOTSENT_LOWAT TCP_CORK TCP_KEEPIDLE
     TCP_KEEPINTVL TCP_KEEPCNT TCP_SYNCNT TCP_LINGER2 TCP_DEFER_ACCEPT TCP_QUICKACK TCP_USER_TIMEOUT
@@ -176,8 +175,8 @@ const IPV6_OPTIONS: [i32; 3] = [
     libc::IPV6_TCLASS,
 ];
 
-/// Flags of sending and receiving. Among the others is OOB: bytes out of line are a part of the
-/// kernel that few programs need.
+/// Flags of sending and receiving. The others include OOB: bytes out of line are a part of the kernel that
+/// few programs need.
 const MESSAGE: u32 = (libc::MSG_PEEK
     | libc::MSG_DONTROUTE
     | libc::MSG_CTRUNC
@@ -196,8 +195,8 @@ const FUTEX: [u32; 7] = [0, 1, 3, 4, 5, 9, 10];
 /// FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME.
 const FUTEX_FLAGS: u32 = 128 | 256;
 
-/// Pages that the kernel merges with equal ones of other tenants (MERGEABLE) tell, by the time that
-/// a write takes, what those hold; HWPOISON and SOFT_OFFLINE take pages of the host away.
+/// Pages that the kernel merges with equal ones of other tenants (MERGEABLE) reveal the content of those by
+/// the time that a write takes; HWPOISON and SOFT_OFFLINE take pages of the host away.
 const ADVICE: [i32; 3] = [libc::MADV_MERGEABLE, libc::MADV_HWPOISON, 101];
 
 /// SET_GS, SET_FS, GET_FS, GET_GS; what AMX is asked for with (GET_XCOMP_SUPP, GET_XCOMP_PERM,
@@ -286,7 +285,7 @@ fn files(tcp: bool) -> Vec<Checked> {
     let requests = [&IOCTL[..], &terminal, more].concat();
     // NOREPLACE, EXCHANGE; not WHITEOUT, which makes what overlayfs takes for a removed file.
     let rename = vec![vec![within(4, 1 | 2)]];
-    // Not O_EXCL, which makes a pipe of the kernel's notices.
+    // O_EXCL is left out: it makes a pipe of the kernel's notices.
     let pipe = (libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_DIRECT) as u32;
     vec![
         refused(libc::SYS_fcntl, one_of(1, &FCNTL)),

@@ -1,8 +1,8 @@
-//! Control groups of every level: limits of a whole sandbox, what the kernel counted in it, and the end of
-//! everything in it. Version 1 controllers where they are mounted, else version 2, else none.
+//! Control groups of every level: limits of a whole sandbox, the kernel's counts in it, and the end of
+//! everything in it. Version 1 controllers are used if they are mounted, else version 2, else none.
 //!
-//! Groups are named `PREFIX PID-START-...` after the process that made them: those of processes that are
-//! gone are removed by the next one, with what still runs in them.
+//! Groups are named `PREFIX PID-START-...` after the process that made them. The next process removes the
+//! groups of processes that are gone, and kills what still runs in them.
 //!
 //! | what | version 1 | version 2 |
 //! |---|---|---|
@@ -28,16 +28,16 @@ use std::time::Duration;
 const MEMBERS: &str = "cgroup.procs";
 /// Version 1 counts buffers of TCP apart from other memory, and only where this is set.
 const TCP_LIMIT: &str = "memory.kmem.tcp.limit_in_bytes";
-/// How often, and after how long, a group is tried again whose processes are still ending.
+/// Number of attempts to remove a group whose processes are still ending, and the pause between them.
 const REMOVALS: u32 = 100;
 const REMOVAL_PAUSE: Duration = Duration::from_millis(10);
 
-/// What buffers of TCP may take on top of the memory limit, under version 1.
+/// Bytes that buffers of TCP may take on top of the memory limit, under version 1.
 fn tcp_bytes(memory_bytes: u64) -> u64 {
     (memory_bytes / 8).clamp(1 << 20, 64 << 20)
 }
 
-/// What the kernel counted for one execution.
+/// Counts of the kernel for one execution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupEvents {
     /// Processes killed for lack of memory.
@@ -123,13 +123,13 @@ impl Place {
     }
 }
 
-/// Where limits can be set on this host.
+/// Places for control groups on this host.
 #[derive(Clone, Debug, Default)]
 pub struct Hierarchy {
-    /// Of the memory controller, which also bounds files in memory.
+    /// Mount of the memory controller, which also bounds files in memory.
     memory: Option<Mount>,
     pids: Option<Mount>,
-    /// Of the cpuacct controller, under version 1.
+    /// Mount of the cpuacct controller, under version 1.
     cpu: Option<Mount>,
     /// Whether the memory of connections can be limited under version 1.
     tcp_v1: bool,
@@ -170,10 +170,10 @@ impl Hierarchy {
         found
     }
 
-    /// What limits memory, else why nothing does.
+    /// Returns the controller that limits memory.
     ///
     /// # Errors
-    /// The reason.
+    /// Fails with the reason why nothing limits it.
     pub fn limits_memory(&self) -> std::result::Result<&'static str, &'static str> {
         match (&self.memory, self.v2) {
             (Some(_), false) => Ok("cgroup v1 memory controller"),
@@ -182,7 +182,7 @@ impl Hierarchy {
         }
     }
 
-    /// What limits processes.
+    /// Returns the controller that limits processes.
     #[must_use]
     pub fn limits_processes(&self) -> Option<&'static str> {
         self.pids.as_ref().map(|_| match self.v2 {
@@ -191,7 +191,7 @@ impl Hierarchy {
         })
     }
 
-    /// What counts the CPU time of an execution.
+    /// Returns the controller that counts the CPU time of an execution.
     #[must_use]
     pub fn counts_cpu(&self) -> Option<&'static str> {
         self.cpu.as_ref().map(|_| match self.v2 {
@@ -200,10 +200,10 @@ impl Hierarchy {
         })
     }
 
-    /// What limits the memory of TCP connections, else why nothing does.
+    /// Returns the setting that limits the memory of TCP connections.
     ///
     /// # Errors
-    /// The reason.
+    /// Fails with the reason why nothing limits it.
     pub fn limits_tcp(&self) -> std::result::Result<&'static str, &'static str> {
         match self.limits_memory() {
             Ok(_) if !self.v2 && self.tcp_v1 => Ok("cgroup v1 memory.kmem.tcp.limit_in_bytes"),
@@ -217,7 +217,7 @@ impl Hierarchy {
     /// Makes the groups of a sandbox.
     ///
     /// # Errors
-    /// What could not be made or limited.
+    /// Fails if a group cannot be made or limited.
     pub fn create(&self, name: &str, bounds: &Bounds) -> Result<Group> {
         let place = |mount: &Option<Mount>| {
             mount.as_ref().map(|mount| Place {
@@ -249,7 +249,7 @@ fn mounts_text() -> String {
     fs::read_to_string("/proc/self/mounts").unwrap_or_default()
 }
 
-/// Where control groups are mounted, and how.
+/// Lists the mounts of control groups: path, type and options.
 fn mounts(text: &str) -> impl Iterator<Item = (&Path, &str, &str)> {
     text.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(1);
@@ -339,8 +339,8 @@ fn try_remove(folder: &Path) -> bool {
     fs::remove_dir(folder).is_ok()
 }
 
-/// Whether it holds processes of a PID namespace that is not seen here (their number is 0): then its
-/// name says nothing here.
+/// Whether it holds processes of a PID namespace that is not seen here (their number is 0): then its name has
+/// no meaning here.
 fn is_foreign(folder: &Path) -> bool {
     let text = fs::read_to_string(folder.join(MEMBERS)).unwrap_or_default();
     text.lines().any(|line| line == "0")
@@ -387,7 +387,7 @@ pub struct Group {
     pids: Option<Place>,
     cpu: Option<Place>,
     v2: bool,
-    /// What [`Group::failures`] counted before this execution.
+    /// Counts of [`Group::failures`] before this execution.
     before: (u64, u64),
 }
 
@@ -506,7 +506,7 @@ impl Group {
     /// Puts this process (0) or another into the groups.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// Fails if the kernel refuses it.
     pub fn join(&self, pid: i32) -> std::io::Result<()> {
         let pid = pid.to_string();
         self.places().try_for_each(|p| p.write(MEMBERS, &pid))
@@ -621,14 +621,14 @@ impl Group {
     /// Called before an execution: its counters start from here.
     pub fn begin(&mut self) {
         if let Some(place) = self.memory.as_ref().filter(|_| !self.v2) {
-            // Without it the peak is that of the group's life.
+            // The reset makes the peak that of this execution, not of the group's life.
             let _ = place.write("memory.max_usage_in_bytes", "0");
         }
         self.before = self.failures();
     }
 
-    /// What happened since then; zero once the groups are gone. `failed` if the program did, else
-    /// the reasons are not read.
+    /// Returns the counts since [`Group::begin`]; zero once the groups are gone. The reasons are read only if
+    /// `failed`: the program failed.
     #[must_use]
     pub fn events(&self, failed: bool) -> CgroupEvents {
         let peak = if self.v2 {
@@ -698,7 +698,7 @@ mod tests {
         let there = start_ticks(&format!("{stat} {elsewhere}"), offsets);
         assert_eq!(there, start_ticks(&format!("{stat} 3245"), ""));
         assert_eq!(there, Some(3245));
-        // Names that are no tags are left alone.
+        // Names that are not tags are left as they are.
         assert!(!is_orphan("else") && !is_orphan("vm-4194304-1") && !is_orphan("x-345"));
     }
 }

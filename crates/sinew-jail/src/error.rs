@@ -1,10 +1,10 @@
-//! Failures of the jail: what was done, to which file, and what the kernel said.
+//! Failures of the jail: the operation, the file, and the error of the kernel.
 
 use crate::archive::reader::ReadError;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why something of a sandbox could not be made, run, read or written.
+/// Reason why something of a sandbox could not be made, run, read or written.
 ///
 /// None of them is the doing of code inside, which is reported by [`Exit`](crate::protocol::Exit).
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +18,7 @@ pub enum Error {
         path: PathBuf,
         /// Holds the errno ([`io::Error::raw_os_error`]).
         source: io::Error,
-        /// What to do about it, or empty; begins with a separator.
+        /// Way out, or empty; begins with a separator.
         hint: &'static str,
     },
     /// A request or a task names what does not exist, or does not any more.
@@ -50,7 +50,7 @@ pub enum Error {
     Refused {
         /// The value or the entry.
         what: String,
-        /// What is allowed.
+        /// Allowed values.
         why: String,
     },
     /// An archive that breaks a rule or a limit.
@@ -59,12 +59,12 @@ pub enum Error {
     /// Something that this host or this image cannot do, and why.
     #[error("{0}")]
     Unavailable(String),
-    /// A message that is no JSON of its type.
+    /// A message that is not JSON of its type.
     #[error("message: {0}")]
     Json(#[from] serde_json::Error),
 }
 
-/// What a fallible function of the jail returns.
+/// Result of the jail's fallible functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
 fn separated(path: &Path) -> String {
@@ -74,7 +74,7 @@ fn separated(path: &Path) -> String {
     }
 }
 
-/// What keeps an entry of an archive from its place.
+/// Reports an error at an entry of an archive.
 impl From<Error> for ReadError {
     fn from(error: Error) -> Self {
         error.to_string().into()
@@ -101,7 +101,7 @@ impl Error {
         Self::Refused { what, why }
     }
 
-    /// With what to do about it.
+    /// Adds a way out to an error of a call.
     pub(crate) fn hint(self, text: &'static str) -> Self {
         match self {
             Self::Call {

@@ -1,8 +1,8 @@
 //! Landlock: a second wall around files, signals and abstract sockets, whatever mounts do.
 //!
-//! It holds where a mount could be misused: rights belong to files, whatever path leads to them. Kernels
-//! know it in versions (ABI): rights and scopes of later ones are left out on earlier kernels, and
-//! `probe` says which is in force.
+//! It also protects against a misused mount: rights belong to files, whatever path leads to them. Kernels
+//! support it in versions (ABI): rights and scopes of later ones are left out on earlier kernels, and `probe`
+//! returns the version in force.
 
 use crate::error::{Error, Result, on};
 use nix::fcntl::OFlag;
@@ -29,7 +29,7 @@ pub(crate) fn abi() -> i64 {
     unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, 1) }.max(0)
 }
 
-/// File rights that an ABI version knows.
+/// File rights that an ABI version supports.
 fn all_rights(abi: i64) -> u64 {
     match abi {
         ..=0 => 0,
@@ -43,7 +43,7 @@ fn all_rights(abi: i64) -> u64 {
 /// A ruleset as the kernel takes it.
 #[derive(Debug)]
 pub(crate) struct Rules {
-    /// `struct landlock_ruleset_attr`, as long as the ABI version knows it.
+    /// `struct landlock_ruleset_attr`, as long as the ABI version supports it.
     pub(crate) ruleset: Vec<u8>,
     /// Paths and the rights below them.
     pub(crate) paths: Vec<(&'static CStr, u64)>,
@@ -79,7 +79,7 @@ pub(crate) fn rules(abi: i64, tcp: bool) -> Rules {
     }
 }
 
-/// What the rules of all sandboxes name, opened once.
+/// Files and folders that the rules of all sandboxes name, opened once.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) abi: i64,
@@ -90,7 +90,7 @@ impl Common {
     /// Opens what lies in the root that sandboxes see; `None` where the kernel has no landlock.
     ///
     /// # Errors
-    /// What cannot be opened.
+    /// Fails if one of them cannot be opened.
     pub(crate) fn open(root: &Path) -> Result<Option<Self>> {
         let abi = abi();
         let mut common = Vec::new();

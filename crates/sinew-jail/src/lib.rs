@@ -1,16 +1,16 @@
-//! What confines hostile code: walls, control groups, namespaces, archives; and the small static
-//! program that is made of them.
+//! Confinement of hostile code: walls, control groups, namespaces, archives; and the small static program
+//! that is made of them.
 //!
-//! The program is the spawner of the process level ([`spawner`]), the agent ([`agent`]) that is the
-//! first process of a container or a virtual machine, or the jail around a monitor ([`monitor`]), as
-//! its name or its first argument says. `sinew-sandbox` carries it and starts it from a sealed file in
-//! memory. Invariants: it has no async runtime; it forks with one thread; what a process gives up
-//! before hostile code runs in it is built in one place ([`walls`]); a result counts what the kernel
-//! said, never what a program wrote.
+//! The program is the spawner of the process level ([`spawner`]), the agent ([`agent`]) that is the first
+//! process of a container or a virtual machine, or the jail around a monitor ([`monitor`]). Its name or its
+//! first argument selects one. `sinew-sandbox` carries it and starts it from a sealed file in memory.
+//! Invariants: it has no async runtime; it forks with one thread; the privileges that a process gives up
+//! before hostile code runs in it are listed in one place ([`walls`]); a result uses the kernel's counts,
+//! never the output of a program.
 //!
 //! Three crates use it as a library: `sinew-sandbox` (protocol and archives), `sinew-guest` (frames and
-//! walls) and `sinew-microvm` (the plan of a jail, control groups). What they share with the program is
-//! compiled once for each.
+//! walls) and `sinew-microvm` (the plan of a jail, control groups). The parts that they share with the
+//! program are compiled once for each.
 
 pub mod agent;
 pub mod archive;

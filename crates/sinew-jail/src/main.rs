@@ -1,6 +1,6 @@
-//! The program: what its name or its first argument says.
+//! The program: its name or its first argument selects the role.
 //!
-//! Exit codes: 64 for arguments that make no sense, else what the role returns.
+//! Exit codes: 64 for arguments that make no sense, else the code of the role.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -1,9 +1,9 @@
 //! Walls around a monitor of virtual machines (QEMU): builds them around this process,
 //! which then becomes the monitor.
 //!
-//! It has one thread and inherits three descriptors: the agent's channel (0), the monitor's
-//! control channel (1) and a log (2). What else the monitor needs is opened by path and passed by
-//! number. A step that the probe found possible and that fails later is fatal.
+//! It has one thread and inherits three descriptors: the agent's channel (0), the monitor's control channel
+//! (1) and a log (2). Other files of the monitor are opened by path and passed by number. A step that the
+//! probe found possible and that fails later is fatal.
 //!
 //! | step | why |
 //! |---|---|
@@ -47,10 +47,10 @@ pub struct Opened {
     pub write: bool,
 }
 
-/// What to build and what to become.
+/// Walls to build, and the program to become.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Plan {
-    /// Who starts it; when that process ends, so does the monitor.
+    /// Process that starts it; when that process ends, so does the monitor.
     pub parent: i32,
     pub opens: Vec<Opened>,
     /// Files that take the number of a process that joins a group.
@@ -65,7 +65,7 @@ pub struct Plan {
     pub user: Option<(u32, u32)>,
     /// Whether to leave the host's mounts, network, names and message queues.
     pub walls: bool,
-    /// By path, or `/proc/self/fd/{name}`.
+    /// Path of the monitor, or `/proc/self/fd/{name}`.
     pub program: String,
     pub args: Vec<String>,
 }
@@ -121,7 +121,7 @@ fn become_monitor(plan: Plan) -> Result<std::convert::Infallible> {
     execve(&argv[0], &argv, &[c"LC_ALL=C"]).map_err(call("execve"))
 }
 
-/// Opened without close-on-exec: it is for the monitor, which knows its number.
+/// Opened without close-on-exec: it is for the monitor, which gets its number.
 fn open((index, file): (usize, &Opened)) -> Result<(String, OwnedFd)> {
     use nix::fcntl::OFlag;
     let number = FIRST + index as i32;
@@ -145,7 +145,8 @@ fn open((index, file): (usize, &Opened)) -> Result<(String, OwnedFd)> {
     Ok((file.name.clone(), fd))
 }
 
-/// Without rights of the host, a user namespace gives those that the rest needs.
+/// Leaves the host's namespaces. A process without rights of the host gets the rights for the other steps
+/// from a user namespace.
 fn leave_namespaces() -> Result<()> {
     let mut flags = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWNET

@@ -1,5 +1,5 @@
-//! File systems by the mount calls of Linux 5.2: a context is configured, becomes a mount that is
-//! mounted nowhere, and is moved to its place. And what stands in every `/dev`.
+//! File systems by the mount calls of Linux 5.2: a context is configured, becomes a mount that is mounted
+//! nowhere, and is moved to its place. The devices of every `/dev` are listed here, too.
 
 use rustix::fs::CWD;
 use rustix::io::Errno;
@@ -71,8 +71,8 @@ pub(crate) fn attach(mount: impl AsFd, target: &str) -> Result<(), Errno> {
     rustix::mount::move_mount(mount, "", CWD, target, flags)
 }
 
-/// A `/proc` of this process's PID namespace, mounted nowhere. Where the kernel can, it shows a
-/// process only those that the process may trace.
+/// A `/proc` of this process's PID namespace, mounted nowhere. If the kernel can, it shows a process only
+/// those that the process may trace.
 pub(crate) fn new_proc() -> Result<OwnedFd, Errno> {
     let hidden = || Context::new("proc")?.set("hidepid", "invisible");
     let context = hidden().or_else(|_| Context::new("proc"))?;

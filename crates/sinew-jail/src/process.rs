@@ -1,4 +1,4 @@
-//! What the kernel counts of a process.
+//! Counts of the kernel for a process.
 
 /// Microseconds of a time in `struct rusage`, which is never negative.
 fn micros(time: libc::timeval) -> u64 {

@@ -1,8 +1,8 @@
-//! What the host and the spawner say to each other: one JSON message a packet, with files.
+//! Messages between the host and the spawner: one JSON message a packet, with files.
 //!
-//! Both ends are of one build, the spawner from the bytes that the host carries: there are no versions.
-//! The host trusts the spawner; hostile code never holds this socket. Descriptors travel with the packet
-//! that names them.
+//! Both ends are of one build, the spawner from the bytes that the host carries, so the protocol has no
+//! versions. The host trusts the spawner; hostile code never holds this socket. Descriptors travel with the
+//! packet that names them.
 
 use crate::cgroup::CgroupEvents;
 use crate::error::{Error, Result, call};
@@ -27,7 +27,7 @@ const IN_FILE: &[u8] = b"F";
 /// Files of a packet, the one with its message included.
 const MAX_FDS: usize = 4;
 
-/// What the host sends the spawner at start.
+/// Settings that the host sends the spawner at start.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 pub struct Config {
     /// Folders visible inside at the same path, in addition to `/usr` and the other system folders.
@@ -44,7 +44,7 @@ pub struct Config {
     pub attached: bool,
 }
 
-/// What to start.
+/// Program to start.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Start {
     /// A program that the sandbox sees, and its arguments.
@@ -55,7 +55,7 @@ pub enum Start {
     Python(String),
 }
 
-/// What a sandbox is to be.
+/// Properties of a new sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Creation {
     pub limits: Limits,
@@ -66,7 +66,7 @@ pub struct Creation {
     pub warm: bool,
 }
 
-/// From the host.
+/// Request of the host.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
     /// A new sandbox.
@@ -99,7 +99,7 @@ pub enum Request {
     Snapshot { id: u64, snapshot: u64 },
     /// A snapshot or an export is not needed any more, be it made or not.
     DropSnapshot { snapshot: u64 },
-    /// File: where the archive goes. The export has a number of its own, by which it is dropped.
+    /// File: where the archive goes. The export has a separate number, by which it is dropped.
     Export {
         snapshot: u64,
         export: u64,
@@ -137,13 +137,13 @@ pub struct Numbered {
     pub request: Request,
 }
 
-/// From the spawner.
+/// Reply of the spawner.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Reply {
     /// First message: what this host enforces.
     Hello {
         protections: Vec<Protection>,
-        /// What starts more slowly than it could, and why.
+        /// Parts that start more slowly than they could, with the reasons.
         degradations: Vec<String>,
     },
     /// First message: nothing can be isolated.
@@ -153,14 +153,14 @@ pub enum Reply {
         seq: u64,
         error: Option<String>,
         stats: Option<SpawnerStats>,
-        /// Of a new snapshot: the stores that it keeps, and the bytes of each.
+        /// Stores that a new snapshot keeps, and the bytes of each.
         held: Vec<(u64, u64)>,
     },
-    /// What a request ran is gone, all of it, or was never begun.
+    /// All processes of the request are gone, or were never begun.
     Ended { seq: u64, end: End },
 }
 
-/// What the spawner knows of a sandbox.
+/// The spawner's counts of a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpawnerStats {
     /// Charged to its control group now, files included; 0 where nothing counts.
@@ -172,10 +172,10 @@ pub struct SpawnerStats {
     pub layers: u64,
 }
 
-/// How the main process of an execution ended, as the kernel reports it to the parent.
+/// End of the main process of an execution, as the kernel reports it to the parent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Exit {
-    /// By itself, with this code.
+    /// The process exited with this code.
     Code(i32),
     Signal(i32),
     /// It did not come to run the program: number of the step, errno.
@@ -201,13 +201,13 @@ pub struct End {
     pub file_bytes: u64,
 }
 
-/// What a child of the spawner has to say before hostile code runs in it: one record on a pipe
-/// that only such children hold.
+/// Report of a child of the spawner before hostile code runs in it: one record on a pipe that only such
+/// children hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notice {
     /// The sandbox; 0 for the zygote itself.
     pub id: u64,
-    /// Which of the sandbox's inits.
+    /// Number of the sandbox's init.
     pub serial: u32,
     pub kind: u32,
     /// Process id, or number of the step that failed.

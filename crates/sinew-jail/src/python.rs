@@ -1,9 +1,8 @@
 //! Python programs and the interpreters that wait for them.
 //!
-//! Both kinds that wait are one text, `python/program.py`, which runs a program from its start to its
-//! end as `python3 -c` does, and a part that says where the program comes from: `zygote.py` forks an
-//! interpreter into the namespaces of a sandbox of the process level, `guest.py` waits in a container or
-//! a machine.
+//! Both kinds of waiting interpreters share one text, `python/program.py`, which runs a program from its
+//! start to its end as `python3 -c` does. A second part gets the program: `zygote.py` forks an interpreter
+//! into the namespaces of a sandbox of the process level, `guest.py` waits in a container or a machine.
 
 use std::ffi::{CString, NulError};
 
@@ -48,7 +47,7 @@ pub(crate) fn command(python: &[u8], code: &[u8]) -> Result<Vec<CString>, NulErr
 /// `__main__`, which stays empty for programs.
 ///
 /// # Errors
-/// As of [`command`].
+/// Fails as [`command`] does.
 pub(crate) fn waiting(python: &[u8], name: &str, source: &str) -> Result<Vec<CString>, NulError> {
     let code = format!(
         "import sys; exec(compile(sys.argv[1], '<{name}>', 'exec'), \

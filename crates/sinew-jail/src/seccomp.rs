@@ -1,10 +1,10 @@
 //! The system calls that jailed code may make. Everything else answers EPERM, foreign ABIs kill.
 //!
-//! Search trees over the numbers, not lists as compilers of filters make them: 0.05 ms instead of 0.5
-//! ms a process (docs/log.md, Sandboxes).
+//! The numbers are found in search trees, not in lists as compilers of filters make them: 0.05 ms instead of
+//! 0.5 ms a process (docs/log.md, Sandboxes).
 //!
-//! Where a call takes flags, options or commands that reach beyond the sandbox or into rarely used
-//! parts of the kernel, the allowed ones are listed in `calls`, not the refused ones.
+//! For calls with flags, options or commands that reach beyond the sandbox or into rarely used parts of the
+//! kernel, `calls` lists the allowed ones, not the refused ones.
 //!
 //! A filter is built once for each kind of sandbox and installed by every process that is confined, as a
 //! row of its plan (`walls`). It is classic BPF: fewer than 900 instructions, of which a call passes
@@ -14,10 +14,11 @@ use crate::calls::{Condition, checked, numbers};
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Allowed whatever the arguments. Chosen from what CPython, shells, the usual tools, Node.js and Bun use
-/// on glibc; nothing that mounts, traces, loads, configures or opens networks. A timer that is a file
-/// (`timerfd`) tells its own process the time; what wakes the host needs a capability. Watching folders
-/// (`inotify`) stays refused: those that the host shows would tell what the host does in them.
+/// Calls that are allowed whatever the arguments. They are chosen from those that CPython, shells, the usual
+/// tools, Node.js and Bun use on glibc; none mounts, traces, loads, configures or opens networks. A timer
+/// that is a file (`timerfd`) shows its own process the time; a call that wakes the host needs a capability.
+/// Watching folders (`inotify`) stays refused: the folders that the host shows would reveal the host's work
+/// in them.
 const ALLOWED: &[i64] = &numbers! {
     SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev
     SYS_openat SYS_openat2 SYS_close SYS_close_range SYS_fstat SYS_newfstatat SYS_statx SYS_statfs
@@ -54,7 +55,7 @@ const ALLOWED_LEGACY: &[i64] = &[];
 pub struct Filter {
     /// `struct sock_filter`s.
     pub bytes: Vec<u8>,
-    /// How many.
+    /// Number of these.
     pub instructions: u16,
 }
 
@@ -87,7 +88,7 @@ const AUDIT_ARCH: u32 = 0xC000_003E;
 #[cfg(not(target_arch = "x86_64"))]
 const AUDIT_ARCH: u32 = 0xC000_00B7;
 
-/// What is answered to a call.
+/// Answer to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Answer {
     Return(u32),
@@ -123,7 +124,7 @@ pub(crate) fn init_filter() -> Result<Filter> {
     compile(&calls.map(|c| (c as u32, Answer::Return(ALLOW))).into())
 }
 
-/// What is answered to each call by its number; calls that are missing are refused.
+/// Answers to the calls, by their numbers; calls that are missing are refused.
 fn allow_list(tcp: bool) -> Answers {
     let free = ALLOWED.iter().chain(ALLOWED_LEGACY);
     let mut answers: Answers = free.map(|&c| (c as u32, Answer::Return(ALLOW))).collect();
@@ -151,7 +152,7 @@ fn allow_list(tcp: bool) -> Answers {
 /// is set, and translates it anew for each process: a list of all calls takes 0.5 ms, this 0.05.
 fn compile(answers: &Answers) -> Result<Filter> {
     let refused = Answer::Return(REFUSE);
-    // Where the answer changes: from this number on, that one.
+    // Each entry is a number from which the answer changes, and the new answer.
     let mut steps: Vec<(u32, &Answer)> = vec![(0, &refused)];
     let mut step = |number: u32, answer| match steps.last_mut() {
         Some(last) if last.0 == number => last.1 = answer,
@@ -217,7 +218,7 @@ fn checks(lists: &[Vec<Condition>], otherwise: u32) -> Vec<Instruction> {
     let mut code = Vec::new();
     for list in lists {
         let sizes = list.iter().map(|c| 2 + u8::from(c.mask != u32::MAX));
-        // Of what is left of the list, its answer included.
+        // Instructions left of this list, its answer included.
         let mut left = sizes.sum::<u8>() + 1;
         for c in list {
             code.push((LOAD, 0, 0, AT_ARGUMENTS + 8 * u32::from(c.argument)));
@@ -239,7 +240,7 @@ fn checks(lists: &[Vec<Condition>], otherwise: u32) -> Vec<Instruction> {
 mod tests {
     use super::*;
 
-    /// What a filter answers, by its instructions.
+    /// Returns the answer of a filter, by its instructions.
     fn answer(filter: &Filter, arch: u32, number: u32, arguments: [u64; 6]) -> u32 {
         let code: Vec<Instruction> = filter
             .bytes
@@ -346,7 +347,7 @@ mod tests {
         assert_eq!(ask(libc::SYS_execve), REFUSE);
     }
 
-    /// What the filter answers to six arguments.
+    /// Returns the filter's answer to a call with six arguments.
     fn asked(tcp: bool, call: i64, arguments: [u64; 6]) -> u32 {
         let filter = filter(tcp).unwrap();
         answer(&filter, AUDIT_ARCH, call as u32, arguments)

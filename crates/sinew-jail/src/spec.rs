@@ -1,8 +1,8 @@
-//! What a sandbox may use, and what protects others from it.
+//! Limits of a sandbox, and the protections around it.
 
 use serde::{Deserialize, Serialize};
 
-/// What a sandbox may use.
+/// Resource limits of a sandbox.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// CPU time of one execution, in seconds.
@@ -33,15 +33,15 @@ impl Default for Limits {
     }
 }
 
-/// What network a sandbox has.
+/// Network of a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Network {
     /// None: not even a loopback interface that is up.
     #[default]
     None,
-    /// A loopback interface of its own, on which `Sandbox::listen_inside` can place a
-    /// listener of the host's; TCP sockets can be made, no route leads anywhere else.
+    /// A separate loopback interface, on which `Sandbox::listen_inside` can place a listener of the host's;
+    /// TCP sockets can be made, no route leads anywhere else.
     Loopback,
 }
 
@@ -52,6 +52,6 @@ pub struct Protection {
     pub name: String,
     /// Whether it is in force on this host.
     pub enforced: bool,
-    /// How, or why not.
+    /// Mechanism, or the reason why it is not in force.
     pub how: String,
 }

@@ -1,7 +1,7 @@
-//! What a process does before hostile code may run in it, as a table of system calls.
+//! Privileges that a process gives up before hostile code may run in it, as a table of system calls.
 //!
-//! One table serves all ways in: children of the spawner and of the agent carry it out in Rust,
-//! forks of the Python zygote through `ctypes`. So none can be weaker.
+//! One table serves all ways in: children of the spawner and of the agent carry it out in Rust, forks of the
+//! Python zygote through `ctypes`. So no way in has weaker walls.
 //!
 //! | step | what is given up |
 //! |---|---|
@@ -61,8 +61,8 @@ const ENTER: u32 = 14;
 pub(crate) const PROGRAM: u32 = 15;
 pub(crate) const TERMINAL: u32 = 16;
 
-/// What the zygote needs for its forks to enter namespaces, and all that is left in the spawner's bounding
-/// set: SETGID, SETUID, SETPCAP, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN (capability.h).
+/// Capabilities that the zygote needs so that its forks can enter namespaces. The spawner's bounding set
+/// holds only these: SETGID, SETUID, SETPCAP, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN (capability.h).
 const KEPT: [u32; 6] = [6, 7, 8, 18, 19, 21];
 
 /// The name of a failed step.
@@ -110,7 +110,7 @@ pub(crate) struct GuestProgram<'a> {
     pub(crate) filter: Option<&'a Filter>,
 }
 
-/// What a plan depends on.
+/// Inputs of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Confinement<'a> {
     pub(crate) limits: &'a Limits,
@@ -118,21 +118,21 @@ pub(crate) struct Confinement<'a> {
     pub(crate) uid: Option<u32>,
     pub(crate) filter: &'a Filter,
     pub(crate) landlock: bool,
-    /// Where no cgroup limits processes.
+    /// Limits the user's processes, if no cgroup limits them.
     pub(crate) limit_user_processes: bool,
-    /// Address space of a process, where no cgroup limits memory.
+    /// Limits the address space of a process, if no cgroup limits memory.
     pub(crate) limit_address_space: bool,
     /// Whether a cgroup counts the CPU time of an execution.
     pub(crate) cpu_counted: bool,
-    /// Where all sandboxes share a user and no cgroup limits processes: a program gets a user
-    /// namespace, for which they are counted. The highest capability that the kernel has.
+    /// Highest capability of the kernel, if all sandboxes share a user and no cgroup limits processes: a
+    /// program then gets a user namespace, in which its processes are counted.
     pub(crate) own_namespace: Option<i32>,
 }
 
-/// Who carries a plan out.
+/// Process that carries out a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
-    /// The sandbox init; it is in the namespaces already, no process may look into it.
+    /// The sandbox init; it is in the namespaces already, and no process may look into it.
     Init,
     /// A child of the spawner that shares its memory until it calls `execve`.
     Program,
@@ -148,7 +148,7 @@ impl Plan {
         plan
     }
 
-    /// What a process gives up.
+    /// Adds the steps by which a process gives up its privileges.
     fn confinement(&mut self, who: Who, c: &Confinement<'_>) {
         let plan = self;
         let first = who == Who::Init;
@@ -171,7 +171,7 @@ impl Plan {
         // Changing the user closed /proc/self to it; execve opens it again, and so does a fork of
         // the zygote. The first process stays closed, and what shares the spawner's memory is.
         plan.no_privileges(who == Who::Python, c.landlock);
-        // Only now: a fork of the spawner holds more files than a program may open.
+        // This limit comes this late because a fork of the spawner holds more files than a program may open.
         let files = c.limits.open_files;
         plan.limit(libc::RLIMIT_NOFILE, files, files);
         plan.seccomp(c.filter);
@@ -213,7 +213,7 @@ impl Plan {
         plan
     }
 
-    /// No capabilities and no way to get any; landlock.
+    /// Takes away all capabilities and every way to get any, and applies landlock.
     fn no_privileges(&mut self, dumpable: bool, landlock: bool) {
         self.set_capabilities(0);
         self.prctl(NO_NEW_PRIVS, libc::PR_SET_NO_NEW_PRIVS, 1);
@@ -226,7 +226,7 @@ impl Plan {
         }
     }
 
-    /// What the zygote gives up at its own start: all but what its forks need to enter namespaces.
+    /// Plan of the zygote at its own start: it keeps only what its forks need to enter namespaces.
     pub(crate) fn zygote() -> Self {
         let mut plan = Self::default();
         plan.drop_bounding_set(&KEPT);
@@ -294,7 +294,7 @@ impl Plan {
             (libc::RLIMIT_SIGPENDING, 256, 256),
         ];
         if c.uid.is_some() && c.limit_user_processes {
-            // Counted for each user, and each sandbox has a user of its own.
+            // Counted for each user, and each sandbox has a separate user.
             let processes = limits.processes + 1;
             all.push((libc::RLIMIT_NPROC, processes, processes));
         }
@@ -314,19 +314,20 @@ impl Plan {
         self.call(LIMITS, libc::SYS_prlimit64, &args);
     }
 
-    /// A user namespace without mapped users, in which processes are counted from zero.
-    /// What it gives of capabilities goes at once.
+    /// A user namespace without mapped users, in which processes are counted from zero. The capabilities that
+    /// it brings are dropped at once.
     fn own_namespace(&mut self, c: &Confinement<'_>, last: i32) {
         let flags = [Arg::Is(i64::from(libc::CLONE_NEWUSER))];
         self.call(ENTER, libc::SYS_unshare, &flags);
-        // After it: the limit of who makes a namespace holds for all that this user runs.
+        // The limit comes after the call: the limit of the process that makes a namespace holds for all
+        // processes of this user.
         let processes = c.limits.processes;
         self.limit(libc::RLIMIT_NPROC, processes, processes);
         let all: Vec<u32> = (0..=last.unsigned_abs()).collect();
         self.drop_bounding_set(&all);
     }
 
-    /// What is left in it, of the spawner's see [`bound`].
+    /// Drops these capabilities from the bounding set. For the spawner's own set see [`bound`].
     fn drop_bounding_set(&mut self, left: &[u32]) {
         for capability in left {
             let capability = i64::from(*capability);

@@ -1,5 +1,5 @@
-//! What the host and the agent say to each other. One frame: kind (one byte), length of the
-//! payload (four bytes, little-endian), payload. The agent and its client compile this same file.
+//! Messages between the host and the agent. One frame: kind (one byte), length of the payload (four bytes,
+//! little-endian), payload. The agent and its client compile this same file.
 
 /// Version of this protocol; the agent's first frame carries it.
 pub const VERSION: u32 = 1;
@@ -12,7 +12,7 @@ pub const CHUNK: usize = 32 << 10;
 /// Bytes before the payload.
 pub const HEAD: usize = 5;
 
-/// In place of a resource's number in SETUP: memory and processes of all programs together.
+/// Limits in SETUP with this number are for all programs together: memory and processes.
 pub const TOGETHER: u64 = u64::MAX;
 
 /// Requests.
@@ -39,7 +39,7 @@ pub mod ask {
     pub const RESET: u8 = 10;
     /// Counts files and processes.
     pub const STATS: u8 = 11;
-    /// After a virtual machine was restored: clock, entropy, name.
+    /// Sets clock, entropy and name after a virtual machine was restored.
     pub const RESUME: u8 = 12;
 }
 
@@ -55,7 +55,7 @@ pub mod tell {
     pub const DATA: u8 = 4;
     /// An entry of an archive; its content follows.
     pub const ENTRY: u8 = 5;
-    /// What ran is gone, all of it.
+    /// All processes of the execution are gone.
     pub const ENDED: u8 = 6;
     /// A request is done.
     pub const DONE: u8 = 7;
@@ -65,15 +65,15 @@ pub mod tell {
 
 /// Kinds of files.
 pub mod file {
-    /// With content.
+    /// A file with content.
     pub const REGULAR: u8 = 0;
-    /// With entries.
+    /// A folder with entries.
     pub const FOLDER: u8 = 1;
     /// A symbolic link.
     pub const LINK: u8 = 2;
 }
 
-/// Why the agent ended an execution.
+/// Reason why the agent ended an execution.
 pub mod cut {
     /// It did not.
     pub const NONE: u8 = 0;

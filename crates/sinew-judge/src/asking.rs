@@ -7,34 +7,34 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// Maximum pause.
 const MAX_PAUSE: Duration = Duration::from_secs(8);
 
-/// What came of one question.
+/// Result of one question.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Heard<V> {
     /// A verdict of the right form.
     Verdict(V),
-    /// An answer that is no verdict, with the reason.
+    /// An answer that is not a verdict, with the reason.
     NoVerdict(String),
-    /// No answer, which may be different next time.
+    /// There was no answer, but the next one may be different.
     Passing(String),
-    /// No answer, and none to expect.
+    /// There was no answer, and none is to be expected.
     Lasting(String),
 }
 
-/// What to do next.
+/// Next action of a vote.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next<V> {
-    /// Ask after `pause`. `refused` says what was wrong with the last answer.
+    /// Ask after `pause`. `refused` is the fault of the last answer.
     Ask {
         /// Number of the question, from 0.
         attempt: u32,
         /// Time to wait before.
         pause: Duration,
-        /// Reason why the last answer is no verdict.
+        /// Reason why the last answer is not a verdict.
         refused: Option<String>,
     },
     /// The verdict.
     Done(V),
-    /// No verdict, with the last reason.
+    /// There is no verdict; holds the last reason.
     Failed(String),
 }
 
@@ -63,7 +63,7 @@ impl Asking {
         }
     }
 
-    /// What follows from the last answer.
+    /// Decides the next action after an answer.
     pub fn on<V>(&mut self, heard: Heard<V>) -> Next<V> {
         let (why, refused, pause) = match heard {
             Heard::Verdict(verdict) => return Next::Done(verdict),

@@ -1,4 +1,4 @@
-//! The judges of a run together: where they keep what they decided, and what a spent budget ends.
+//! The judges of a run together: the files of their decisions, and the run that a spent budget ends.
 
 use crate::judge::{Exhausted, Judge};
 use crate::ledger::Ledger;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::sync::watch;
 
-/// The judges of a run. Without a run, nothing is kept, and a spent budget leaves samples unscored.
+/// The judges of a run. A bench without a run keeps nothing, and a spent budget leaves samples unscored.
 #[derive(Clone, Default)]
 pub struct Bench {
     run: Option<(PathBuf, watch::Sender<bool>)>,
@@ -62,7 +62,7 @@ impl Bench {
     /// The ledger of the judge `name`, in memory without a run.
     ///
     /// # Errors
-    /// As [`Ledger::open`], with the file.
+    /// Fails as [`Ledger::open`] does; the message names the file.
     pub fn ledger(&self, name: &str) -> io::Result<Ledger> {
         let Some((folder, _)) = &self.run else {
             return Ok(Ledger::in_memory());
@@ -72,7 +72,8 @@ impl Bench {
         Ledger::open(&path).map_err(named)
     }
 
-    /// What a spent budget does: it ends the run, and the first reason is kept.
+    /// Reaction to a spent budget: it ends the run, and the first reason is kept. Samples are unscored
+    /// without a run.
     pub fn exhausted(&self) -> Exhausted {
         let Some((_, stop)) = &self.run else {
             return Exhausted::Unscored;

@@ -1,4 +1,4 @@
-//! How far a judge agrees with labels of people.
+//! Agreement of a judge with labels of people.
 //!
 //! A row of labels is a JSON object: `prompt` (text, or `messages` as a list), `output`, `label`, and
 //! columns of the task. `label` is one grade for each item of the rubric, in order: true or false, or a
@@ -132,7 +132,7 @@ pub struct Calibration {
     pub rows: usize,
     /// Rows without one.
     pub unscored: usize,
-    /// Why the first of them has none.
+    /// Reason why the first of them has none.
     pub first_cause: Option<String>,
     /// Each item of the rubric.
     pub items: Vec<ItemAgreement>,

@@ -40,14 +40,14 @@ pub struct ChatAnswer {
     pub usage: Option<Usage>,
 }
 
-/// Why there is no answer.
+/// Reason why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChatError {
     /// May be gone soon: no connection, too many requests, a server's own failure.
     #[error("{0}")]
     Passing(String),
-    /// As [`ChatError::Passing`], but the model may have answered, and its answer was lost: a deadline, a
-    /// connection that broke. Such an answer is paid for.
+    /// Same as [`ChatError::Passing`], but the model may have answered, and its answer was lost: a deadline,
+    /// a connection that broke. Such an answer is paid for.
     #[error("{0}")]
     Unheard(String),
     /// Will not go away by asking again: a wrong key, a question that is refused.
@@ -57,7 +57,7 @@ pub enum ChatError {
 
 /// A model that answers questions. Many calls run at once.
 pub trait ChatModel: Send + Sync {
-    /// Which model it is, as part of the key of its answers.
+    /// Identity of the model, part of the key of its answers.
     fn identity(&self) -> String;
 
     /// Asks once.

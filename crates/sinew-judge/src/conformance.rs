@@ -29,7 +29,7 @@ pub struct ServerFinding {
     pub check: &'static str,
     /// Whether the server passes.
     pub ok: bool,
-    /// What was seen.
+    /// Observation that decided the check.
     pub detail: String,
 }
 
@@ -48,7 +48,7 @@ impl Probe<'_> {
         read_scores(&answer.map_err(|e| e.to_string())?, samples.len())
     }
 
-    /// Whether a body that is no request is refused with a status of 4xx.
+    /// Whether a body that is not a request is refused with a status of 4xx.
     async fn refuses(&self, body: String) -> Result<String, String> {
         match self.server.post(body.clone(), self.config.timeout).await {
             Err(ChatError::Lasting(why)) if why.contains(": status 4") => Ok(why),
@@ -109,7 +109,7 @@ impl Probe<'_> {
     }
 }
 
-/// Values alone: equal samples need not have equal reasons.
+/// Takes only the values: equal samples need not have equal reasons.
 fn value_of(scores: &Scores) -> Vec<Option<f64>> {
     scores
         .iter()
@@ -117,7 +117,7 @@ fn value_of(scores: &Scores) -> Vec<Option<f64>> {
         .collect()
 }
 
-/// Samples of tasks that are answered as by a model that knows little.
+/// Samples of tasks, answered as by a weak model.
 pub fn samples_of(tasks: &[Task]) -> Vec<RewardSample> {
     let said = ["1", "I do not know.", "", "42"].into_iter().cycle();
     let sample = |(task, output): (&Task, &str)| {

@@ -117,7 +117,7 @@ impl EngineChat {
             None if !has_channels(&text) => return self.renderer.decode(ids),
             marks => Turn::split(&text, marks.as_ref().is_some_and(|m| m.opened_by_prompt)),
         };
-        // Under a mask there is no thought, whatever the prompt opened.
+        // A masked turn has no thoughts, whatever the prompt opened.
         match turn.finished {
             true => turn.answer,
             false => self.renderer.decode(ids),

@@ -17,7 +17,7 @@ use sinew_answer::Turn;
 use sinew_types::{Message, Role};
 use std::fmt::{self, Write as _};
 
-/// How a judge decides.
+/// Way in which a judge decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Yes or no for each item of the rubric.
@@ -29,7 +29,7 @@ pub enum Mode {
         /// The best, above `low`.
         high: i64,
     },
-    /// Which of two answers is better by the whole rubric.
+    /// Choice of the better of two answers, by the whole rubric.
     Compare,
 }
 
@@ -69,7 +69,7 @@ impl Frame {
         Self::new(rubric, mode, data, names.collect(), reasons)
     }
 
-    /// A question about two answers to one task, in this order. What both have in common is shown once.
+    /// Asks about two answers to one task, in this order. Data that both have in common is shown once.
     pub fn pair(rubric: &Rubric, answers: [&Value; 2], reasons: bool) -> Self {
         let mut own = answers.map(|a| a.as_object().cloned().unwrap_or_default());
         let mut shown = own[0].clone();
@@ -110,7 +110,7 @@ impl Frame {
         }
     }
 
-    /// The conversation. `refused` is why the last answer was no verdict.
+    /// The conversation. `refused` is the reason why the last answer was not a verdict.
     pub fn messages(&self, refused: Option<&str>) -> Vec<Message> {
         let Self { id, data, .. } = self;
         let mut user = format!(
@@ -130,7 +130,7 @@ impl Frame {
         ]
     }
 
-    /// What is asked, with an example of the form.
+    /// Instructions of the question, with an example of the form.
     fn task(&self) -> String {
         let mut form = Map::new();
         form.insert(ID.into(), json!(self.id));
@@ -193,7 +193,8 @@ impl Frame {
     /// Values of a verdict, 0 to 1: one for each item, or one for each answer in the order of the question.
     ///
     /// # Errors
-    /// Why the text is no verdict, in words that can be shown to the judge: nothing of the text itself.
+    /// Reason why the text is not a verdict, in words that can be shown to the judge: nothing of the text
+    /// itself.
     pub fn read(&self, text: &str) -> Result<Vec<f64>, String> {
         // The words of a verdict may have a closing tag of thoughts in them.
         let read = |text: &str| serde_json::from_str::<Entries>(object(text));

@@ -116,7 +116,7 @@ fn hostile_texts_stay_inside_and_their_verdicts_are_refused() {
         let hostile = frame(Mode::Each, text);
         let shown: Value = serde_json::from_str(&data(&hostile)).unwrap();
         assert_eq!(shown["output"], text);
-        // Around the data, not a byte differs.
+        // The text around the data is the same, byte for byte.
         let around = |f: &Frame| question(f).replacen(&data(f), "", 1);
         assert_eq!(around(&hostile), around(&plain));
         let said = hostile.messages(None)[1].content.text().into_owned();

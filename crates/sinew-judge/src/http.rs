@@ -24,7 +24,7 @@ pub(crate) struct JsonServer {
 /// `url` without its last slashes, if it is an address of a server.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Fails with the fault of the address.
 pub(crate) fn address(url: &str) -> Result<Url, String> {
     let wrong = |why: String| format!("{url:?} is no address: {why}");
     let parsed = Url::parse(url.trim_end_matches('/')).map_err(|e| wrong(e.to_string()))?;
@@ -41,7 +41,7 @@ impl JsonServer {
     /// A server at `url`, which gets `key` as bearer token.
     ///
     /// # Errors
-    /// If `url` is no address, or `key` has characters that no header may have.
+    /// Fails if `url` is not an address, or `key` has characters that no header may have.
     pub(crate) fn new(url: Url, key: Option<&str>) -> Result<Self, String> {
         let json = HeaderValue::from_static("application/json");
         let mut headers = HeaderMap::from_iter([(ACCEPT, json.clone()), (CONTENT_TYPE, json)]);

@@ -16,22 +16,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
-/// What a judge is asked and how often.
+/// Settings of a judge.
 #[derive(Clone, Debug)]
 pub struct JudgeConfig {
     /// Name in recipes, metrics and reports, such as `judge.quality`.
     pub name: String,
-    /// What it looks for.
+    /// Items that it looks for.
     pub rubric: Rubric,
-    /// What it sees.
+    /// Part of the episode that it sees.
     pub view: View,
     /// Columns of the task that it sees as well.
     pub columns: Vec<String>,
-    /// How it decides.
+    /// Way in which it decides.
     pub mode: Mode,
     /// Number of independent verdicts, whose mean is the value. At least 1.
     pub votes: u32,
-    /// Further questions of one vote after an outage or an answer that is no verdict.
+    /// Further questions of one vote after an outage or an answer that is not a verdict.
     pub retries: u32,
     /// Sampling temperature.
     pub temperature: f32,
@@ -43,11 +43,11 @@ pub struct JudgeConfig {
     pub concurrency: usize,
     /// Whether an equal question is answered from the ledger.
     pub cache: bool,
-    /// What it may spend.
+    /// Limits of its calls, tokens and cost.
     pub limits: Limits,
 }
 
-/// What becomes of a sample whose judge has nothing left to spend.
+/// Treatment of a sample whose judge has nothing left to spend.
 #[derive(Clone)]
 pub enum Exhausted {
     /// It is unscored with the reason: for commands that only measure.
@@ -110,12 +110,11 @@ impl Judge {
         }
     }
 
-    /// What it is asked.
     pub fn config(&self) -> &JudgeConfig {
         &self.config
     }
 
-    /// What it has spent.
+    /// Calls and tokens so far.
     pub fn spent(&self) -> Spent {
         locked(&self.ledger).spent()
     }
@@ -248,7 +247,7 @@ impl Judge {
         Ok(heard)
     }
 
-    /// The verdict of an answer, or why it is none. A cut answer says so: the limit is the cause.
+    /// The verdict of an answer, or the reason why it is none. The reason of a cut answer is the limit.
     fn heard(&self, frame: &Frame, answer: &ChatAnswer) -> Heard<Vec<f64>> {
         match frame.read(&answer.text) {
             Ok(values) => Heard::Verdict(values),

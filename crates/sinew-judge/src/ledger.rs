@@ -1,9 +1,9 @@
-//! What a judge spent and decided: limits, and verdicts that need not be asked for again.
+//! Ledger of a judge: its spending and limits, and its verdicts, which need not be asked for again.
 //!
-//! A ledger is a file of JSON lines, `{"key": …, "values": […], "input": …, "output": …}` for a verdict
-//! and the same without key and values for a call that gave none. The sums over all lines are what was
-//! spent, so a run that is resumed keeps its budget. A line is whole once its end is written: a last line
-//! that a crash cut is dropped, and what a failed write left is taken back before the next line.
+//! A ledger is a file of JSON lines, `{"key": …, "values": […], "input": …, "output": …}` for a verdict and
+//! the same without key and values for a call that gave none. The sums over all lines are the spending so
+//! far, so a resumed run keeps its budget. A line is whole once its end is written: a last line that a crash
+//! cut is dropped, and the remains of a failed write are taken back before the next line.
 
 use crate::chat::Usage;
 use serde::{Deserialize, Serialize};
@@ -15,10 +15,10 @@ use std::path::Path;
 
 /// Maximum verdicts that are kept, about 200 MiB of memory; later ones are asked for each time.
 const MAX_VERDICTS: usize = 1 << 20;
-/// Maximum bytes of a line; a longer one is no line of a ledger.
+/// Maximum bytes of a line; a longer one does not belong to a ledger.
 const MAX_LINE: u64 = 1 << 16;
 
-/// What a judge may spend over a whole run. Calls that are under way when a limit is reached still count.
+/// Limits of a judge over a whole run. Calls that are under way when a limit is reached still count.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {
     /// Maximum calls.
@@ -31,7 +31,7 @@ pub struct Limits {
     pub price: [f64; 2],
 }
 
-/// What was spent.
+/// Calls and tokens that a judge spent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spent {
     /// Calls that a model answered, or may have.
@@ -209,7 +209,7 @@ impl Ledger {
         self.torn
     }
 
-    /// What was spent so far.
+    /// Calls and tokens so far.
     pub fn spent(&self) -> Spent {
         self.spent
     }

@@ -8,11 +8,11 @@
 //! verdicts.
 //!
 //! Invariants:
-//! - No score is never 0: an outage, or a verdict that is no verdict, makes a sample
+//! - A missing score is never 0: an outage, or an answer that is not a verdict, makes a sample
 //!   [`Unscored`](sinew_env::Unscored).
 //! - A spent budget ends the run. It never becomes a score, and no sample is lost to it.
-//! - The judged text is data: whatever it says, the question around it stays the same to the byte but for
-//!   its id, and a verdict without that id, which the judged text cannot know, is refused.
+//! - The judged text is data. Whatever it contains, the question around it stays the same to the byte but for
+//!   its id. A verdict without that id, which the judged text cannot contain, is refused.
 
 mod asking;
 mod bench;

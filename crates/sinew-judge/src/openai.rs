@@ -7,14 +7,14 @@ use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// What a server is asked for as the form of an answer.
+/// Form of an answer that a server is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerFormat {
     /// `response_format` with the JSON Schema.
     JsonSchema,
     /// `response_format` with any JSON object.
     JsonObject,
-    /// Nothing: the prompt alone says it.
+    /// Nothing: only the prompt describes the form.
     Text,
 }
 

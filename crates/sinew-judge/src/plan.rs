@@ -1,6 +1,6 @@
-//! From the tables of a recipe to the settings of this crate.
+//! Turns the tables of a recipe into the settings of this crate.
 //!
-//! Keys of servers are no part of a recipe: who reads the environment passes them.
+//! Keys of servers are not part of a recipe: the caller that reads the environment passes them.
 
 use crate::frame::Mode;
 use crate::judge::JudgeConfig;

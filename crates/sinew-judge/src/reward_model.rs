@@ -1,7 +1,7 @@
 //! Reward models: a scalar head on a decoder, in this process.
 //!
-//! The model has a thread of its own and is loaded with the first sample. Samples that wait together are
-//! scored in one pass, up to [`MAX_PASS`] tokens.
+//! The model has a separate thread and is loaded with the first sample. Samples that wait together are scored
+//! in one pass, up to [`MAX_PASS`] tokens.
 
 use futures::FutureExt;
 use futures::future::BoxFuture;

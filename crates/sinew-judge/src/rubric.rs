@@ -1,4 +1,4 @@
-//! What a judge looks for: items with weights.
+//! Rubric of a judge: items with weights.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,10 +17,10 @@ pub struct Rubric {
     items: Vec<Item>,
 }
 
-/// Why something is no rubric.
+/// Reason why something is not a rubric.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RubricError {
-    /// Nothing to judge.
+    /// The rubric has no items.
     #[error(
         "the rubric has no items; write what a good answer does, such as \"Answers the question\""
     )]
@@ -69,7 +69,7 @@ impl Rubric {
     /// with such as `(weight 2)`. Other lines are for people.
     ///
     /// # Errors
-    /// As [`Rubric::new`].
+    /// Fails as [`Rubric::new`] does.
     pub fn from_markdown(text: &str) -> Result<Self, RubricError> {
         let bullet = |line: &str| {
             let line = line.trim_start();

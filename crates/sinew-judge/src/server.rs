@@ -94,7 +94,7 @@ pub(crate) fn sample_json(sample: &RewardSample) -> Result<Value, Unscored> {
 /// The scores of an answer to `count` samples.
 ///
 /// # Errors
-/// Why the answer is none.
+/// Fails with the reason why the answer is not valid.
 pub(crate) fn read_scores(
     answer: &Value,
     count: usize,
@@ -199,7 +199,7 @@ impl RewardServer {
             waiting.len() == 1
         };
         if first {
-            // On a task of its own: the episode that came first may be cancelled.
+            // The request runs as a separate task, because the episode that came first may be cancelled.
             tokio::spawn(Arc::clone(&self.shared).send());
         }
         let score = score.await;

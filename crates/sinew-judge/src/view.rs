@@ -1,4 +1,4 @@
-//! What a judge sees of an episode: one JSON object.
+//! Data of an episode that a judge sees: one JSON object.
 
 use serde_json::{Map, Value, json};
 use sinew_env::{RewardSample, Unscored};

@@ -4,7 +4,7 @@
 //! its share, and takes the next task of the part's own order, so that every task of a part is drawn once
 //! before one is drawn again. Shares of environments and weights of types are fixed; adaptive sampling moves
 //! the shares of types within their environment, or across them all. With pools, parts are pools of tasks by
-//! difficulty, and of a pool the task is next that was drawn the least.
+//! difficulty, and a draw takes the task of a pool that was drawn the least.
 
 use crate::schedule::{permuted, shuffled, uniform_tasks};
 use serde::{Deserialize, Serialize};
@@ -19,19 +19,19 @@ use std::ops::Range;
 const CHOICE: u64 = 0x6375_7272;
 const ORDER: u64 = 0x6f72_6465;
 
-/// Tasks whose episodes without a group have a baseline of their own; those of others share one.
+/// Tasks whose episodes without a group have a separate baseline; those of others share one.
 const MAX_TASK_KEYS: usize = 10_000;
 
-/// How the tasks of one environment are divided.
+/// Division of the tasks of one environment.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ByType {
-    /// Not at all: all tasks are one part.
+    /// All tasks are one part.
     One,
-    /// By task type, each with a weight above 0.
+    /// The parts are task types, each with a weight above 0.
     Weights(BTreeMap<String, f64>),
-    /// By task type, with shares that follow what the policy can do.
+    /// The parts are task types, with shares that follow the policy's success.
     Adaptive,
-    /// By the success of each task.
+    /// The parts are pools, by the success of each task.
     Pools,
 }
 
@@ -91,8 +91,8 @@ impl TaskShares {
     /// Cuts the training tasks into parts. Task types are read from the tasks, all of them.
     ///
     /// # Errors
-    /// For an environment without tasks, a type without a weight, a weight without tasks of its type, and a
-    /// task that cannot be read.
+    /// Fails for an environment without tasks, a type without a weight, a weight without tasks of its type,
+    /// and a task that cannot be read.
     pub fn of(
         taskset: &dyn Taskset,
         environments: &[EnvironmentShare],
@@ -285,7 +285,7 @@ fn refused(
     }
 }
 
-/// What a run knows of task types; kept in its checkpoints, so that a resumed run draws the same.
+/// Knowledge of a run about its task types; kept in its checkpoints, so that a resumed run draws the same.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Curriculum {
@@ -306,13 +306,13 @@ pub struct Curriculum {
     open: BTreeMap<u64, usize>,
     #[serde(skip_serializing_if = "is_zero")]
     next_draw: u64,
-    /// Where the dial of each environment stands, with the signal `aim`.
+    /// Dial of each environment, for the signal `aim`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     dials: BTreeMap<usize, Dial>,
     /// Tasks that were drawn, with the signal `pools`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     rated: BTreeMap<usize, Rated>,
-    /// What is usual in the run, where suspicious episodes are left out.
+    /// Usual values of the run, if suspicious episodes are left out.
     #[serde(skip_serializing_if = "Sightings::is_empty")]
     sightings: Sightings,
 }
@@ -321,7 +321,7 @@ pub struct Curriculum {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Rated(u32, u32, u32);
 
-/// What an episode showed that a curriculum learns from.
+/// Result of an episode from which a curriculum learns.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Seen {
     /// Index of the task in its split.
@@ -353,14 +353,14 @@ fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
-/// Which draws of a run are asked for.
+/// Draws of a run that are asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
-    /// Of the run: orders within parts.
+    /// Seed of the run: decides the orders within parts.
     pub(crate) seed: u64,
-    /// Of these draws: choices of parts.
+    /// Seed of these draws: decides the choices of parts.
     pub(crate) draw_seed: u64,
-    /// From 1.
+    /// Number of the step, from 1.
     pub(crate) step: u64,
     /// Number of draws.
     pub(crate) count: usize,
@@ -407,10 +407,10 @@ impl Curriculum {
         part.tasks.get(permuted(order, len as usize, at as usize))
     }
 
-    /// The task of a draw, where each draw is a group of its own, begun when there is room. Draws take their
-    /// tasks in their order, whichever are asked for, so that what is drawn follows from the estimates and
-    /// from the draws before alone. Parts follow a Kronecker sequence (multiples of the golden ratio): among
-    /// any draws in a row, each part has nearly its share.
+    /// The task of a draw, if each draw is a separate group, begun when there is room. Draws take their tasks
+    /// in their order, whichever are asked for, so that a draw follows only from the estimates and from the
+    /// draws before it. Parts follow a Kronecker sequence (multiples of the golden ratio): among any draws in
+    /// a row, each part has nearly its share.
     pub(crate) fn task_of(
         &mut self,
         shares: &TaskShares,
@@ -595,14 +595,14 @@ impl Curriculum {
         }
     }
 
-    /// What an episode of this task without a group is compared with: earlier ones of the task, or of
-    /// all tasks if there were none.
+    /// Earlier rewards for comparison with an episode of this task without a group: those of the task, or of
+    /// all tasks if it has none.
     pub fn earlier(&self, task: &str) -> Option<EarlierRewards> {
         let known = self.alone.get(task).or_else(|| self.alone.get(""));
         known.copied()
     }
 
-    /// What earlier steps showed of turns and answers.
+    /// Turns and answers of earlier steps.
     pub fn sightings(&self) -> &Sightings {
         &self.sightings
     }

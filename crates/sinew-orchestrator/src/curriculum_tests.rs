@@ -1,4 +1,4 @@
-//! Draws by shares: what is fixed, what moves, and what a checkpoint keeps.
+//! Tests of draws by shares: fixed parts, moving parts, and the state in a checkpoint.
 
 use super::*;
 use proptest::prelude::*;
@@ -266,7 +266,7 @@ fn signal(signal: Signal) -> AdaptiveConfig {
     }
 }
 
-/// As a checkpoint gives it back.
+/// Writes and reads the curriculum, as a checkpoint does.
 fn restored(c: &Curriculum) -> Curriculum {
     let value = serde_json::to_value(c).unwrap();
     serde_json::from_value(value).unwrap()
@@ -281,7 +281,7 @@ fn solved_and_hopeless_tasks_go_to_pools_that_are_drawn_rarely() {
     // Every task once before one twice, as long as nothing is known.
     let first = c.draw(&tasks, Some(&config), request(1, len));
     assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), len);
-    // Of every three tasks one is easy, one is hard, one is neither.
+    // One of every three tasks is easy, one is hard, and one is neither.
     let learned: Vec<Seen> = (0..len)
         .flat_map(|task| [task % 3 == 0, task % 3 != 1].map(|s| seen(&taskset, task, s)))
         .collect();
@@ -327,7 +327,7 @@ fn types_are_drawn_by_the_share_of_their_groups_that_are_mixed() {
         "{shares:?}"
     );
     assert_eq!(restored(&c), c);
-    // An episode alone says nothing.
+    // One episode is too little evidence.
     c.learn(&tasks, &config, &[seen(&taskset, far[0], true)]);
     let after = c.shares(&config, &tasks);
     assert!(

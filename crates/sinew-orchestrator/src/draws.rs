@@ -1,4 +1,4 @@
-//! The draws of a run whose tasks do not depend on what it learns: gold runs and collections.
+//! Draws of a run whose tasks do not depend on its learning: gold runs and collections.
 //!
 //! They are those that a run that samples draws with the same recipe, as long as that has learned nothing.
 
@@ -27,7 +27,7 @@ impl TaskDraws {
     }
 
     /// Indices of the tasks of a step, from 1. Draws by weight follow from those of the steps before: a
-    /// session that goes on makes these again.
+    /// resumed session makes these again.
     pub fn indices(&mut self, seed: u64, step: u64, count: usize) -> Vec<usize> {
         let (tasks, adaptive) = match &self.tasks {
             TaskSampling::Shares { tasks, adaptive } => (tasks, adaptive.as_ref()),

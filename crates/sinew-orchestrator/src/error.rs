@@ -1,6 +1,6 @@
-//! Why a part of the loop cannot go on.
+//! Reasons why a part of the loop cannot continue.
 
-/// Each text says what failed, and what to do where something can be done.
+/// Each text names the failure, and a way out if there is one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PipelineError {
     /// A setting or a file that the user can put right.

@@ -1,8 +1,8 @@
-//! What a run reports while it works: one bus of typed events.
+//! Events of a run at work: one bus of typed events.
 //!
-//! Readers that keep a record ([`Bus::record`]) see every event, in order, before the run goes on;
-//! what one of them cannot write ends the run. Viewers ([`Bus::watch`]) have a bounded queue and
-//! lose what does not fit into it: they never hold training up.
+//! Readers that keep a record ([`Bus::record`]) see every event, in order, before the run continues; an event
+//! that one of them cannot write ends the run. Viewers ([`Bus::watch`]) have a bounded queue and lose the
+//! events that do not fit into it: they never hold training up.
 
 use crate::error::PipelineError;
 use crate::record::{EvalRecord, StepRecord};
@@ -22,10 +22,10 @@ pub const LONGEST: usize = 3;
 /// Live episodes that an event carries, for readers with more room than a terminal.
 pub const BOARD: usize = 512;
 
-/// What a run does now.
+/// Current activity of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Before the first command of the core.
+    /// The first command of the core has not come yet.
     Loading,
     Rollout {
         step: u64,
@@ -40,7 +40,7 @@ pub enum Phase {
     },
     /// A checkpoint is written.
     Saving,
-    /// With the purpose of the episodes.
+    /// Measures held-out tasks; holds the purpose of the episodes.
     Evaluating(String),
     /// Episodes are run for their own sake: nothing is trained.
     Collecting,
@@ -50,7 +50,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// In words.
+    /// Description in words.
     pub fn name(&self) -> String {
         match self {
             Self::Loading => "loading the model".into(),
@@ -86,7 +86,7 @@ pub struct RolloutProgress {
     /// Episodes of this phase that have ended, of how many.
     pub done: usize,
     pub total: usize,
-    /// Of the run, over all sessions.
+    /// Seconds of the run, over all sessions.
     pub wall_s: f64,
 }
 
@@ -96,59 +96,59 @@ pub struct TrainProgress {
     /// Done so far in this update.
     pub micro_batch: usize,
     pub micro_batches: usize,
-    /// From 1.
+    /// Number of the update, from 1.
     pub update: u32,
     pub updates: u32,
     pub wall_s: f64,
 }
 
-/// Episodes that a collection has, of all sessions where nothing else is said.
+/// Episodes of a collection, over all sessions unless a field states otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CollectProgress {
-    /// That ended, of how many.
+    /// Number of ended episodes, and number of all.
     pub episodes: u64,
     pub of: u64,
-    /// With a reward; without one; failed by the system, in the last attempt.
+    /// Episodes with a reward, without one, and failed by the system in the last attempt.
     pub scored: u64,
     pub unscored: u64,
     pub failed: u64,
     /// Mean over those with a reward.
     pub reward: Option<f64>,
     pub success: Option<f64>,
-    /// In this session.
+    /// Rate of this session.
     pub episodes_per_s: f64,
-    /// Seconds until the last one ends, if it goes on like this.
+    /// Seconds until the last one ends, if it continues like this.
     pub left_s: Option<f64>,
 }
 
 /// One thing that happened in a run.
 #[derive(Clone, Debug)]
 pub enum RunEvent {
-    /// What runs, in words.
+    /// Description of the run, in words.
     Described(String),
-    /// What earlier sessions of a resumed run did, as far as its checkpoint goes.
+    /// Records of the earlier sessions of a resumed run, up to its checkpoint.
     Resumed {
         steps: Arc<Vec<StepRecord>>,
         evals: Arc<Vec<EvalRecord>>,
     },
     /// The run's model is served to agents outside.
     Serving {
-        /// Without a path.
+        /// Address without a path.
         url: String,
         /// The file with the token that opens rollouts.
         token_file: std::path::PathBuf,
     },
     /// Another phase begins.
     Phase(Phase),
-    /// About four times a second while episodes run.
+    /// Sent about four times a second while episodes run.
     Rollout(Box<RolloutProgress>),
     /// Every few seconds while a collection runs, and at its end.
     Collected(CollectProgress),
-    /// After each micro-batch.
+    /// Sent after each micro-batch.
     Train(TrainProgress),
     /// Episodes that have been in one phase for long.
     Longest(Vec<LiveEpisode>),
-    /// Something is wrong, and the run goes on.
+    /// Something is wrong, and the run continues.
     Warning(String),
     /// A step is done and, if it is not in doubt, committed.
     Step(Arc<StepRecord>),
@@ -171,7 +171,7 @@ pub enum RunEvent {
 /// Sees every event of a run, in order.
 pub trait Recorder: Send {
     /// # Errors
-    /// What could not be written; the run ends with it.
+    /// Fails if the event cannot be written; the run then ends.
     fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError>;
 }
 
@@ -181,7 +181,7 @@ struct Readers {
     viewers: Vec<SyncSender<Arc<RunEvent>>>,
 }
 
-/// Where events go; clones are one bus.
+/// Bus for events; clones are one bus.
 #[derive(Clone, Default)]
 pub struct Bus {
     readers: Arc<Mutex<Readers>>,
@@ -220,7 +220,7 @@ impl Bus {
     /// Gives an event to every reader.
     ///
     /// # Errors
-    /// What a recorder could not write. The other readers have the event all the same.
+    /// Fails with the error of a recorder. The other readers have the event all the same.
     pub fn emit(&self, event: RunEvent) -> Result<(), PipelineError> {
         let mut readers = self.lock();
         let mut result = Ok(());

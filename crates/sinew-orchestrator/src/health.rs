@@ -1,10 +1,10 @@
 //! Alarms about steps. Pure: records of steps go in, alarms come out.
 //!
-//! Four things are looked for: episodes fall to the system, no episode gets a score, steps train nothing, and
-//! updates are skipped because the gradient is no number. Each step with a failed episode is reported. A run
-//! ends after [`BAD`] steps in a row in which most episodes failed, none got a score, or every update was
-//! skipped. Steps that train nothing are reported only: a task that is hard may give a signal late. How a run
-//! as a whole did is its [`Verdict`](crate::Verdict).
+//! The alarms watch for four problems: episodes fall to the system, no episode gets a score, steps train
+//! nothing, and updates are skipped because the gradient is not a number. Each step with a failed episode is
+//! reported. A run ends after [`BAD`] steps in a row in which most episodes failed, none got a score, or
+//! every update was skipped. Steps that train nothing are only reported: a hard task may give a signal late.
+//! The [`Verdict`](crate::Verdict) covers the run as a whole.
 
 use crate::record::{EpisodeStats, StepRecord};
 use crate::verdict::{moved, why_idle};
@@ -17,13 +17,13 @@ pub(crate) const BAD: u32 = 3;
 /// Steps in a row that trained nothing after which it is reported, and again after as many more.
 pub(crate) const IDLE: u32 = 5;
 
-/// What the engine says of logits that are no numbers.
+/// Error text of the engine for logits that are not numbers.
 const NOT_FINITE: &str = "logits are not finite";
 
-/// What a step gives rise to.
+/// Alarm raised by a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Alarm {
-    /// For the person who looks on.
+    /// Message for the person who looks on.
     Warning(String),
     /// The run must end, for this reason.
     Stop(String),
@@ -40,7 +40,7 @@ pub struct Health {
     unscored: u32,
     /// Steps in a row that trained nothing.
     idle: u32,
-    /// Why the last bad step was bad.
+    /// Reason why the last bad step was bad.
     why_bad: String,
 }
 
@@ -49,7 +49,7 @@ pub fn mostly_failed(stats: &EpisodeStats) -> bool {
     2 * stats.failed > stats.episodes
 }
 
-/// Why most of the failed episodes failed: the most frequent kind with the first message of it.
+/// Reason why most of the failed episodes failed: the most frequent kind with the first message of it.
 pub fn cause<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Option<String> {
     let mut kinds: BTreeMap<String, (usize, &str)> = BTreeMap::new();
     for trace in traces {
@@ -74,13 +74,13 @@ fn explained(cause: Option<&str>) -> String {
 }
 
 impl Health {
-    /// As it is after the steps of `history`, which are in a checkpoint.
+    /// Health after the steps of `history`, which are in a checkpoint.
     pub fn after(history: &[StepRecord]) -> Self {
         let mut health = Self::default();
         for record in history {
             health.step(record);
         }
-        // What a checkpoint holds has been trained; a run that goes on is judged by its own steps.
+        // Steps in a checkpoint have been trained; a resumed run is judged by its own steps.
         (health.failing, health.skipping) = (0, 0);
         health
     }
@@ -135,8 +135,8 @@ impl Health {
         (!said.is_empty()).then(|| Alarm::Warning(said.join("; ")))
     }
 
-    /// What was wrong with the last step, if it was one of those that end a run: no checkpoint is made
-    /// then, so that a resumed run does these steps again.
+    /// Fault of the last step, if it was one of those that end a run. No checkpoint is made then, so that a
+    /// resumed run does these steps again.
     pub fn bad(&self) -> Option<&str> {
         (self.failing > 0 || self.skipping > 0).then_some(self.why_bad.as_str())
     }

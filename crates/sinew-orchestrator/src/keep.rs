@@ -1,8 +1,10 @@
-//! Which stored episodes a run is done with: no resume, and no update that is done again, asks for them.
+//! Finds the stored episodes that a run is done with: no resume, and no update that is done again, asks for
+//! them.
 //!
 //! A resume goes back to a checkpoint and does the updates after it again, from their commits and the stored
-//! episodes. So an episode is done with once a commit that every kept checkpoint holds trained it, left it
-//! out, or decided its draw. Held-out episodes are never: later measurements compare with them.
+//! episodes. So a run is done with an episode once every kept checkpoint includes a commit that trained it,
+//! left it out, or decided its draw. Held-out episodes are never done with: later measurements compare with
+//! them.
 
 use crate::error::PipelineError;
 use crate::schedule::draw_of;
@@ -13,7 +15,7 @@ use std::collections::HashSet;
 /// The purpose of episodes that may be trained.
 const TRAIN: &str = "train";
 
-/// What the commits up to an update decided.
+/// Episodes and draws that the commits up to an update decided.
 #[derive(Clone, Debug, Default)]
 pub struct Decided {
     through: u64,
@@ -24,10 +26,10 @@ pub struct Decided {
 }
 
 impl Decided {
-    /// What the updates up to `through` decided, the last one of the oldest kept checkpoint.
+    /// Reads the decisions of the updates up to `through`, the last one of the oldest kept checkpoint.
     ///
     /// # Errors
-    /// What the store refuses.
+    /// Fails if the store does.
     pub fn through(store: &dyn TraceStore, through: u64) -> Result<Self, PipelineError> {
         let mut decided = Self {
             through,

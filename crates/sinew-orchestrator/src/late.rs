@@ -1,9 +1,9 @@
 //! Groups that wait for rewards from outside.
 //!
 //! A group whose episodes have ended waits on the [`Shelf`] until every required reward was given, or its
-//! time is up. Its traces stay in the store; the shelf knows ids, times and versions alone, and is made anew
-//! from the store: every training episode that no commit names waits. What becomes of a group is a function
-//! of the shelf, the scores and the time, which is an argument.
+//! time is up. Its traces stay in the store; the shelf holds only ids, times and versions, and is made anew
+//! from the store: every training episode that no commit names waits. The fate of a group is a function of
+//! the shelf, the scores and the time, which is an argument.
 
 use crate::error::PipelineError;
 use crate::rows::by_group;
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Purpose of the episodes whose rewards are waited for.
 const TRAIN: &str = "train";
 
-/// What becomes of a group whose rewards came when the policy had moved on too far.
+/// Treatment of a group whose rewards came when the policy had moved on too far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
     /// It is left out, with the reason.
@@ -26,18 +26,18 @@ pub enum After {
     Offline,
 }
 
-/// How rewards from outside are waited for.
+/// Rules for waiting for rewards from outside.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LateConfig {
     /// The outcome of an episode, from its own reward and the scores.
     pub rule: ScoreRule,
-    /// An episode without a reward of its own is scored by the others alone.
+    /// An episode without its own reward is scored only by the others.
     pub own_if_given: bool,
     /// Seconds after the end of a group's last episode.
     pub wait_s: f64,
     /// Optimizer updates that a group may be behind the policy.
     pub max_staleness: u64,
-    /// Of groups that are further behind.
+    /// Treatment of groups that are further behind.
     pub after: After,
     /// Once its time is up, a group is trained on the episodes that have their rewards.
     pub partial: bool,
@@ -48,9 +48,9 @@ pub struct LateConfig {
 /// A group that waits.
 #[derive(Clone, Debug)]
 struct Entry {
-    /// Of the group, as its traces say it.
+    /// Name of the group, as its traces have it.
     name: GroupId,
-    /// In their order.
+    /// Episodes in their order.
     episodes: Vec<EpisodeId>,
     /// Those that no reward can be waited for: the system failed them.
     failed: BTreeSet<EpisodeId>,
@@ -77,14 +77,14 @@ pub struct Shelf {
     version: u64,
 }
 
-/// What a look at the shelf found.
+/// Result of a reading of the shelf.
 #[derive(Clone, Debug, Default)]
 pub struct Settled {
     /// Groups to train, with the outcomes that follow from their scores.
     pub groups: Vec<Vec<Trace>>,
     /// Episodes to leave out, with the reason.
     pub dropped: BTreeMap<EpisodeId, String>,
-    /// How many of the groups are further behind the policy than allowed ([`After::Offline`]).
+    /// Number of these groups that are further behind the policy than allowed ([`After::Offline`]).
     pub old: usize,
     /// Groups that could be given if their names were not taken.
     pub held: usize,
@@ -92,12 +92,12 @@ pub struct Settled {
     pub room: bool,
 }
 
-/// For what a look at the shelf is.
+/// Inputs of a reading of the shelf.
 #[derive(Clone, Copy, Debug)]
 pub struct Look<'a> {
     /// Seconds since 1970.
     pub now_s: f64,
-    /// Of the policy, in optimizer updates.
+    /// Version of the policy, in optimizer updates.
     pub version: u64,
     /// Maximum number of groups to give.
     pub most: usize,
@@ -107,7 +107,7 @@ pub struct Look<'a> {
     pub names: &'a BTreeSet<GroupId>,
 }
 
-/// What a group is ready for.
+/// Readiness of a group.
 #[derive(Debug, PartialEq)]
 enum State {
     Waiting,
@@ -133,7 +133,7 @@ impl Shelf {
     /// not in `settled`. Later draws belong to a step that is begun anew.
     ///
     /// # Errors
-    /// What the store refuses.
+    /// Fails if the store does.
     pub fn restore(
         &mut self,
         store: &dyn TraceStore,
@@ -252,7 +252,7 @@ impl Shelf {
     /// Looks for groups that can be trained or must be left out. Gives the oldest first.
     ///
     /// # Errors
-    /// What the store refuses.
+    /// Fails if the store does.
     pub fn look(
         &mut self,
         store: &dyn TraceStore,
@@ -312,7 +312,7 @@ impl Shelf {
         Ok((fresh, old))
     }
 
-    /// At most `most` of `ready`, none of a name that is taken; counts those of such names in `held`.
+    /// Chooses at most `most` of `ready`, none of a name that is taken; counts those of such names in `held`.
     fn chosen(
         &self,
         ready: Vec<GroupId>,
@@ -446,7 +446,7 @@ fn score(config: &LateConfig, trace: &mut Trace, scores: &[ScoreRecord]) {
 }
 
 /// Gives a stored episode the outcome that counts: its own, with the score of its group and with the rewards
-/// that came from outside. `late` is that of the episode's run; it scores training episodes alone.
+/// that came from outside. `late` is that of the episode's run; it scores only training episodes.
 ///
 /// Returns whether a score is still waited for. Then the episode is unscored.
 pub fn settle(trace: &mut Trace, records: &[ScoreRecord], late: Option<&LateConfig>) -> bool {

@@ -1,4 +1,4 @@
-//! What a run writes about itself: one line a step in `metrics.jsonl`, one object at the end.
+//! Records that a run writes about itself: one line a step in `metrics.jsonl`, one object at the end.
 
 use crate::rows::FormatCounts;
 use crate::status::{SampleStatus, share_text};
@@ -56,8 +56,8 @@ pub struct EpisodeStats {
     /// Sampled tokens of the longest turn.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub longest_turn: usize,
-    /// Means of measurements over the scored episodes. Of `reward/NAME`, the mean is over those that have
-    /// it: a missing score is not 0.
+    /// Means of measurements over the scored episodes. The mean of `reward/NAME` is over those that have it:
+    /// a missing score is not 0.
     pub metrics: BTreeMap<String, f64>,
     /// Success by task type.
     pub success_by_kind: BTreeMap<String, f64>,
@@ -225,13 +225,13 @@ pub fn is_zero(count: &usize) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     pub step: u64,
-    /// Since the start of the run, earlier sessions of a resumed run included.
+    /// Seconds since the start of the run, earlier sessions of a resumed run included.
     pub wall_s: f64,
     pub rollout: EpisodeStats,
-    /// What became of its samples.
+    /// Counts of its samples.
     #[serde(default)]
     pub samples: SampleStatus,
-    /// Why most of the failed episodes failed.
+    /// Reason why most of the failed episodes failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_cause: Option<String>,
     /// Share of the next step's tasks by type, with adaptive sampling.
@@ -239,10 +239,10 @@ pub struct StepRecord {
     pub task_shares: BTreeMap<String, f64>,
     /// Rows made of the step's episodes.
     pub rows: usize,
-    /// What became of every sampled token of the step, counted from its rows.
+    /// Counts of every sampled token of the step, from its rows.
     #[serde(default)]
     pub tokens: TokenCounts,
-    /// How the calls of outside agents joined what was captured.
+    /// Counts of the ways in which the calls of outside agents joined the captured ones.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub joins: BTreeMap<String, u64>,
     /// Episodes that the system failed and that were run again, and how many of these went well.
@@ -259,7 +259,7 @@ pub struct StepRecord {
     /// Stored episodes that a reward of now scored anew, because it had changed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub rescored: usize,
-    /// What became of groups in which episodes failed.
+    /// Counts of the groups in which episodes failed.
     #[serde(default)]
     pub repair: RepairReport,
     /// Tokens that were held to formats.
@@ -275,44 +275,44 @@ pub struct StepRecord {
     /// Tokens computed by the trainer, and what they would be without shared prefixes.
     pub computed_tokens: usize,
     pub unshared_tokens: usize,
-    /// As the trainer reports it.
+    /// Loss as the trainer reports it.
     pub loss: f64,
-    /// Before clipping; 0 if nothing was trained.
+    /// Norm before clipping; 0 if nothing was trained.
     pub grad_norm: f64,
     pub learning_rate: f64,
     /// Optimizer updates, and those that a gradient that is not finite prevented.
     #[serde(default)]
     pub updates_applied: u32,
     pub skipped_updates: usize,
-    /// What the loss measured: ratios, clip fraction, KL to the sampling policy, entropy.
+    /// Measurements of the loss: ratios, clip fraction, KL to the sampling policy, entropy.
     pub metrics: serde_json::Value,
-    /// Of preference pairs, before the update.
+    /// Measurements of preference pairs, before the update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preference: Option<PreferenceReport>,
     pub train_phases: serde_json::Value,
     /// Largest |engine log-prob − trainer log-prob| before the update.
     pub logprob_gap_max: f64,
-    /// From the first start of an episode until rows were made of them.
+    /// Seconds from the first start of an episode until rows were made of them.
     pub rollout_s: f64,
     /// Scoring, update and what stands between them.
     pub train_s: f64,
-    /// Until every later token is drawn by the new weights.
+    /// Seconds until every later token is drawn by the new weights.
     pub publish_s: f64,
     pub checkpoint_s: f64,
-    /// Of `rollout_s`, the seconds in which the engine computed.
+    /// Seconds of `rollout_s` in which the engine computed.
     pub engine_busy_s: f64,
-    /// Over the rollout's time.
+    /// Mean over the rollout's time.
     pub sampled_tokens_per_s: f64,
-    /// What admission did while the step's episodes ran.
+    /// Counts of admission while the step's episodes ran.
     #[serde(default)]
     pub admission: AdmissionRecord,
     /// Rows by how many updates the oldest token of their episode was behind the weights.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub staleness: BTreeMap<u64, usize>,
-    /// What engine and trainer waited for since the step before.
+    /// Wait times of engine and trainer since the step before.
     #[serde(default)]
     pub waits: Waits,
-    /// What became of the episodes that earlier sessions left in flight.
+    /// Counts of the episodes that earlier sessions left in flight.
     #[serde(default, skip_serializing_if = "Resumed::is_empty")]
     pub resumed: Resumed,
 }
@@ -354,7 +354,7 @@ pub struct TokenSummary {
 }
 
 impl TokenSummary {
-    /// Over all steps.
+    /// Sums over all steps.
     pub fn of(history: &[StepRecord]) -> Self {
         let mut summary = Self::default();
         for record in history {
@@ -374,18 +374,18 @@ impl TokenSummary {
 /// Sums over the steps of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Totals {
-    /// What engine and trainer waited for.
+    /// Wait times of engine and trainer.
     pub waits: Waits,
     /// Trained rows by how many updates the oldest token of their episode was behind the weights.
     pub staleness: BTreeMap<u64, usize>,
     /// Episodes that were not begun, because the first ones of their group had decided it.
     pub not_begun: usize,
-    /// What became of the episodes that sessions left in flight.
+    /// Counts of the episodes that sessions left in flight.
     pub resumed: Resumed,
 }
 
 impl Totals {
-    /// Over all steps.
+    /// Sums over all steps.
     pub fn of(steps: &[StepRecord]) -> Self {
         let mut totals = Self::default();
         steps.iter().for_each(|record| totals.add(record));
@@ -402,7 +402,7 @@ impl Totals {
     }
 }
 
-/// How the calls in `traces` joined, by kind.
+/// Counts the joins of the calls in `traces`, by kind.
 pub fn joins<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> BTreeMap<String, u64> {
     let mut joins = BTreeMap::new();
     for (name, count) in traces.into_iter().flat_map(|t| &t.outcome.metrics) {
@@ -413,26 +413,26 @@ pub fn joins<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> BTreeMap<String
     joins
 }
 
-/// What admission did in a step.
+/// Counts of admission in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AdmissionRecord {
     /// Maximum number of episodes that might hold KV capacity at the end of it.
     pub limit: usize,
     /// Episodes in a tool whose KV capacity was given to others.
     pub pauses: u64,
-    /// Turns that waited for KV capacity, those that went on without, and their seconds.
+    /// Turns that waited for KV capacity, those that continued without, and their seconds.
     pub waited_turns: u64,
     pub forced_turns: u64,
     pub waited_s: f64,
     /// Times that the limit was lowered and raised.
     pub cuts: u64,
     pub growths: u64,
-    /// Of the engine: requests that lost their keys and values to others while they ran.
+    /// Requests that lost their keys and values to others while they ran.
     pub preemptions: u64,
 }
 
 impl AdmissionRecord {
-    /// From two readings and what the engine counted between them.
+    /// Builds the record from two readings and the engine's preemptions between them.
     pub fn between(before: &AdmissionReading, after: &AdmissionReading, preemptions: u64) -> Self {
         Self {
             limit: after.limit,

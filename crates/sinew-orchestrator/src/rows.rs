@@ -17,7 +17,7 @@ pub struct Rows {
     pub formats: FormatCounts,
     /// Episodes that a flag of the recipe left out.
     pub suspicious: BTreeMap<EpisodeId, Suspicion>,
-    /// What its episodes add to what is usual, where suspicious ones are left out.
+    /// Contribution of its episodes to the usual values, if suspicious ones are left out.
     pub sightings: Vec<Sighting>,
 }
 

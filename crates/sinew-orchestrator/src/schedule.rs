@@ -1,5 +1,5 @@
-//! Which tasks a step runs, and the ids and seeds of its episodes: a pure function of the
-//! recipe's seed, so that a resumed run asks for the same episodes.
+//! Tasks of each step, and the ids and seeds of its episodes: a pure function of the recipe's seed, so that a
+//! resumed run asks for the same episodes.
 
 use sinew_env::{Split, Taskset, TasksetError};
 use sinew_rollout::EpisodeSpec;
@@ -24,8 +24,8 @@ pub(crate) fn permuted(seed: u64, len: usize, at: usize) -> usize {
 }
 
 /// Entry `at` of a permutation of `0..len`: a Feistel network permutes the smallest square of a power of two
-/// that holds `len`, and steps outside of it are walked on (Black and Rogaway 2002, cycle walking). At most
-/// 4 steps on average.
+/// that holds `len`, and steps outside of it are walked on (Black and Rogaway 2002, cycle walking). It takes
+/// at most 4 steps on average.
 fn walked(seed: u64, len: u64, at: u64) -> u64 {
     const ROUNDS: u64 = 6;
     let half = (64 - len.saturating_sub(1).leading_zeros())
@@ -149,8 +149,8 @@ pub(crate) fn draws_per_step(tasks: usize, refill: u32) -> u64 {
     tasks as u64 * (1 + u64::from(refill))
 }
 
-/// The episodes of training step `step` (from 1) on the tasks at `indices`, one inner vector a group.
-/// Groups from `first` on replace others and have seeds of their own.
+/// The episodes of training step `step` (from 1) on the tasks at `indices`, one inner vector a group. Groups
+/// from `first` on replace others and have separate seeds.
 pub fn train_groups(
     seed: u64,
     step: u64,
@@ -183,7 +183,7 @@ pub fn train_groups(
 }
 
 /// `episodes` episodes for each of the first `tasks` held-out tasks. Seeds do not depend on `purpose`, so
-/// that before and after differ by the weights alone. Ids begin with `ids`.
+/// that before and after differ only by the weights. Ids begin with `ids`.
 pub fn eval_episodes(
     seed: u64,
     (ids, purpose): (&str, &str),

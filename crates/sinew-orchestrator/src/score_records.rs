@@ -1,8 +1,8 @@
-//! Scores of groups as records of the store, beside the traces that they complete.
+//! Scores of groups as records of the store, next to the traces that they complete.
 //!
 //! A trace is stored when its episode ends, before its group is scored. The scores follow as records of one
-//! source: a record for each part, and last the value, or the reason why there is none. Whoever reads a trace
-//! completes it with these records ([`completed`]), so that a run that goes on has the same rewards and asks
+//! source: a record for each part, and last the value, or the reason why there is none. Every reader of a
+//! trace completes it with these records ([`completed`]), so that a resumed run has the same rewards and asks
 //! for none again.
 
 use crate::error::PipelineError;
@@ -22,7 +22,7 @@ const VALUE: &str = "group";
 #[derive(Debug)]
 pub struct Member {
     pub episode: EpisodeId,
-    /// Without the rewards of the group.
+    /// Outcome without the rewards of the group.
     pub outcome: Outcome,
 }
 
@@ -52,7 +52,7 @@ pub fn keep(
     let (mut records, mut values) = (Vec::new(), Vec::new());
     for (member, score) in scores {
         let episode = &member.episode;
-        // What the store refuses must not end the run: a part is a measurement, and can be left out.
+        // A part that the store refuses must not end the run: it is a measurement, and can be left out.
         let fits = |p: &str| part_name(p).len() <= MAX_SCORE_NAME && !p.contains(char::is_control);
         let parts = score.iter().flat_map(|s| &s.parts);
         let parts = parts.filter(|(p, _)| fits(p));

@@ -1,4 +1,4 @@
-//! What became of a step's samples, in a few numbers with the first cause of each.
+//! Counts of a step's samples by their fate, with the first cause of each.
 
 use crate::rows::Rows;
 use serde::{Deserialize, Serialize};
@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 /// Reason of episodes whose group teaches nothing.
 pub const EQUAL: &str = "equal rewards in the group";
 
-/// How reasons of samples begin whose rewards came too late for the policy.
+/// Prefix of the reasons of samples whose rewards came too late for the policy.
 pub(crate) const TOO_OLD: &str = "late: ";
 
-/// How reasons of rollouts begin that their policy left behind before they were finished.
+/// Prefix of the reasons of rollouts that the policy left behind before they were finished.
 pub const BEHIND: &str = "too old: ";
 
-/// How reasons of episodes begin whose rewards did not come in time.
+/// Prefix of the reasons of episodes whose rewards did not come in time.
 pub(crate) const NOT_GIVEN: &str = "reward ";
 
 /// Whether a reason is one of those for which a step counts an episode that is in none of its groups.
@@ -29,14 +29,14 @@ pub(crate) fn came_late(behind: u64, allowed: u64) -> String {
     format!("{TOO_OLD}{behind} updates behind, allowed: {allowed} (reward.late.max_staleness)")
 }
 
-/// How reasons of episodes begin whose rewards are not what they seem.
+/// Prefix of the reasons of episodes with suspicious rewards.
 pub const SUSPICIOUS: &str = "suspicious: ";
 
 /// Samples with one thing in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
     pub count: usize,
-    /// What was said of the first of them, with its id.
+    /// Reason of the first of them, with its id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first: Option<String>,
 }
@@ -67,18 +67,18 @@ pub(crate) fn share_text(unscored: usize, scored: usize) -> String {
 }
 
 /// The samples of a step. A sample may be in several of the numbers; those that the system failed are in
-/// none. No number says that a missing score is 0.
+/// none. A missing score never counts as 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleStatus {
-    /// With a score.
+    /// Samples with a score.
     pub scored: usize,
-    /// Without one: out of loss and baseline.
+    /// Samples without a score: out of loss and baseline.
     pub unscored: Counted,
-    /// In groups whose rewards are equal, which teach nothing.
+    /// Samples in groups whose rewards are equal, which teach nothing.
     pub equal: Counted,
-    /// Cut by a limit.
+    /// Samples cut by a limit.
     pub truncated: Counted,
-    /// Sampled by weights that are too far behind, because they or their rewards came too late.
+    /// Samples from weights that are too far behind, because they or their rewards came too late.
     pub too_old: Counted,
     /// Left out because of a flag that the recipe names.
     #[serde(default, skip_serializing_if = "Counted::is_zero")]
@@ -89,8 +89,8 @@ pub struct SampleStatus {
 }
 
 impl SampleStatus {
-    /// Counts the samples of a step's groups. Of its rows, the episodes count that gave none, with the
-    /// reason, also those that are in no group.
+    /// Counts the samples of a step's groups. An episode that gave no row counts with its reason, also if it
+    /// is in no group.
     pub fn of(groups: &[Vec<Trace>], rows: &Rows) -> Self {
         let dropped = &rows.dropped;
         let mut status = Self::default();

@@ -1,4 +1,4 @@
-//! The one verdict on a run: what terminal, list of runs, dashboard, alerts and exit code say of it.
+//! The one verdict on a run, shown by terminal, list of runs, dashboard, alerts and exit code.
 //!
 //! Pure: a [`Course`] takes in the records of steps and held-out measurements, of one run in their order, and
 //! gives the [`Verdict`]. It keeps sums and a few windows, so that its size does not grow with the run.
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use sinew_algo::EpisodeSums;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Steps that are looked at together: one alone has too few tasks.
+/// Steps that are judged together: one step has too few tasks.
 pub(crate) const WINDOW: usize = 4;
 /// Steps without training after which a run stalls.
 pub(crate) const IDLE_END: u32 = 20;
@@ -40,7 +40,7 @@ const NAMED: f64 = 0.5;
 const HELD_OUT_FALL: f64 = 0.5;
 const TRAINING_FALL: f64 = 0.25;
 
-/// How the process of a run stands, as its folder says.
+/// State of a run's process, by its folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Process {
@@ -50,14 +50,14 @@ pub enum Process {
     Ended,
     /// It was asked to stop.
     Interrupted,
-    /// It could not go on.
+    /// It could not continue.
     Failed,
     /// It did not end by itself.
     Killed,
 }
 
 impl Process {
-    /// As `end.json` and lists of runs name it.
+    /// Name in `end.json` and in lists of runs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -68,7 +68,7 @@ impl Process {
         }
     }
 
-    /// From its name.
+    /// Finds a state by its name.
     pub fn parse(name: &str) -> Option<Self> {
         let all = [
             Self::Running,
@@ -96,7 +96,7 @@ pub enum Judgement {
 }
 
 impl Judgement {
-    /// As it is shown and written.
+    /// Name in reports and files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -123,7 +123,7 @@ impl Judgement {
 /// The verdict on a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// In one word.
+    /// Verdict in one word.
     pub verdict: Judgement,
     /// Its reason, in one sentence with numbers.
     pub why: String,
@@ -133,7 +133,8 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// On a run with these records, whose process stands like this; `end` is what it said of its end.
+    /// Judges a run by its records and the state of its process; `end` is the reason for its end that it
+    /// wrote.
     pub fn of(
         steps: &[StepRecord],
         evals: &[EvalRecord],
@@ -143,7 +144,7 @@ impl Verdict {
         Course::of(steps, evals).verdict(process, end)
     }
 
-    /// Why the run did not do what it was to do, with a hint on a line of its own; nothing if it did.
+    /// Reason why the run did not do what it was to do, with a hint on a separate line; nothing if it did.
     pub fn trouble(&self) -> Option<String> {
         let change = self.change.as_ref();
         let hint = change.map_or_else(String::new, |c| format!("\n  hint: {c}"));
@@ -177,7 +178,7 @@ fn is_failing(sums: &EpisodeSums) -> bool {
     sums.episodes > 0 && sums.failed as f64 >= FAILING * sums.episodes as f64
 }
 
-/// From one pool to another, in words.
+/// Change from one pool to another, in words.
 fn way(what: &str, from: &EpisodeSums, to: &EpisodeSums) -> String {
     let by_success = from.successes + to.successes > 0.0;
     let measure = if by_success { "success" } else { "reward" };
@@ -188,7 +189,7 @@ fn way(what: &str, from: &EpisodeSums, to: &EpisodeSums) -> String {
     )
 }
 
-/// Which of two pools did better.
+/// Returns the better of two pools.
 fn better(best: Option<EpisodeSums>, other: EpisodeSums) -> Option<EpisodeSums> {
     let key = |p: &EpisodeSums| (p.share(), p.mean());
     match best {
@@ -301,7 +302,7 @@ impl Course {
         (self.all.failed, self.all.episodes)
     }
 
-    /// The verdict on a run whose process stands like this; `end` is what it said of its end.
+    /// The verdict on a run by the state of its process; `end` is the reason for its end that it wrote.
     pub fn verdict(&self, process: Process, end: Option<&str>) -> Verdict {
         let dead = matches!(process, Process::Failed | Process::Killed);
         let (verdict, why) = if let Some(why) = self.collapse() {
@@ -338,7 +339,7 @@ impl Course {
         self.held_out.is_some_and(|(.., step)| step > oldest)
     }
 
-    /// How success fell, if it did.
+    /// Describes the fall of success, if there was one.
     fn collapse(&self) -> Option<String> {
         if let Some((_, best, last, _)) = &self.held_out {
             if best.fell(last, HELD_OUT_FALL) {
@@ -385,7 +386,7 @@ impl Course {
         })
     }
 
-    /// Why nothing is trained, if so.
+    /// Reason why nothing is trained, if so.
     fn stalled(&self, process: Process) -> Option<String> {
         let idle = &self.why_idle;
         if process == Process::Ended && self.steps > 0 && !self.trained && self.solved().is_none() {
@@ -542,7 +543,7 @@ pub(crate) fn moved(r: &StepRecord) -> bool {
     r.trained_tokens > 0 && r.updates_applied > 0 && r.grad_norm > 0.0
 }
 
-/// Why a step trained nothing.
+/// Reason why a step trained nothing.
 pub(crate) fn why_idle(r: &StepRecord) -> String {
     if r.rows == 0 || r.trained_tokens == 0 {
         let most = r.dropped.iter().max_by_key(|(_, episodes)| **episodes);

@@ -1,4 +1,4 @@
-//! What a run is to do, as plain data: a recipe that was resolved, without its text forms.
+//! Settings of a run, as plain data: a recipe that was resolved, without its text forms.
 
 use sinew_algo::trust::TrustConfig;
 use sinew_orchestrator::CoreConfig;
@@ -8,18 +8,18 @@ use std::sync::Arc;
 /// A run of the training loop.
 #[derive(Debug)]
 pub struct PipelineConfig {
-    /// What its decisions depend on.
+    /// Inputs of its decisions.
     pub core: Arc<CoreConfig>,
     /// Maximum tokens of a path that is trained.
     pub max_context_tokens: usize,
     /// Folder of everything that the run writes.
     pub run_dir: PathBuf,
-    /// The sub-command, for advice on how to go on.
+    /// The sub-command, for advice on how to continue.
     pub command: &'static str,
-    /// As TOML; checkpoints keep it.
+    /// Recipe as TOML; checkpoints keep it.
     pub recipe: String,
-    /// What is done about suspicious rewards.
+    /// Treatment of suspicious rewards.
     pub trust: Arc<TrustConfig>,
-    /// Stored episodes that are gone are no reason to end badly.
+    /// If true, lost stored episodes do not make the run end badly.
     pub accept_loss: bool,
 }

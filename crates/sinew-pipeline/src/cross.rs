@@ -1,6 +1,6 @@
-//! Cross-policy sampling (AgentRL, arXiv 2510.04206): the turns of an episode are drawn by the
-//! current policy and by one that is some updates old, so that episodes reach states that the
-//! current policy alone does not.
+//! Cross-policy sampling (AgentRL, arXiv 2510.04206): the turns of an episode are drawn by the current policy
+//! and by one that is some updates old, so that episodes reach states that the current policy does not reach
+//! by itself.
 
 use sinew_types::{
     Engine, EngineError, EngineStatus, EventSink, GenerateRequest, PolicyVersion, RequestId,
@@ -9,7 +9,7 @@ use sinew_types::{
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// How much the old policy draws, and how old it gets.
+/// Share and age of the old policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossPolicyConfig {
     /// Share of turns that the old policy draws.
@@ -23,12 +23,12 @@ pub struct CrossPolicyConfig {
 pub struct CrossPolicy {
     current: Arc<dyn Engine>,
     old: Arc<dyn Engine>,
-    /// As configured; which requests these are follows from their seeds.
+    /// Configured share; the requests of the old policy follow from their seeds.
     share: f64,
     every: u64,
     /// Version of the old policy.
     old_version: AtomicU64,
-    /// Off while held-out tasks are measured: those are the current policy's alone.
+    /// False while held-out tasks are measured: only the current policy is measured.
     mixing: AtomicBool,
 }
 
@@ -104,7 +104,7 @@ impl Engine for CrossPolicy {
         Ok(())
     }
 
-    /// Of the current policy's engine, with the work of both.
+    /// Status of the current policy's engine, with the work of both.
     fn status(&self) -> EngineStatus {
         let (a, b) = (self.current.status(), self.old.status());
         EngineStatus {

@@ -15,7 +15,7 @@ pub(crate) struct RunFiles {
     evals: MetricsFile,
 }
 
-/// What the files say of earlier sessions.
+/// Records of earlier sessions, read from the files.
 #[derive(Clone, Debug)]
 pub(crate) struct Written {
     pub(crate) steps: Arc<Vec<StepRecord>>,

@@ -1,4 +1,4 @@
-//! Output formats: what makes masks for an engine, and what makes them again before training.
+//! Output formats: makers of masks for an engine, and for the same masks before training.
 
 use sinew_algo::Columns;
 use sinew_grammar::{GrammarError, Grammars, GuidedGrammars, Matcher, Vocabulary, replay};
@@ -73,7 +73,7 @@ impl LazyGrammars {
     }
 }
 
-/// What names the masks is asked for after a format was started, so that the vocabulary is there.
+/// The masks' implementation is asked for only after a format was started, so that the vocabulary is there.
 impl Grammars for LazyGrammars {
     fn implementation(&self) -> &str {
         self.made().map_or("", |g| g.implementation())
@@ -406,7 +406,7 @@ mod tests {
                 }
             }
             assert_eq!(compared, replayed.counts.masked);
-            // Without the masks it is another distribution.
+            // The distribution without the masks differs.
             let mut bare = rows.clone();
             bare.iter_mut().for_each(|r| r.masks = None);
             let scored = score_rows(&mut policy, &bare, 64).unwrap();

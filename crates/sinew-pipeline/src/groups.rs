@@ -1,9 +1,9 @@
 //! Rewards of whole groups, on an async runtime, while other episodes run.
 //!
 //! A member that the system failed, or that another reward left without a score, is not shown to the reward
-//! of the group and keeps its reason. The others are completed by it; a missing score leaves a member
-//! unscored. What an earlier session completed stays as it is: such a member is shown, and its second score
-//! is not used.
+//! of the group and keeps its reason. The reward of the group completes the scores of the others; a missing
+//! score leaves a member unscored. A member that an earlier session completed stays as it is: it is shown,
+//! and its second score is not used.
 
 use crate::ports::{GroupScores, ScoredGroup};
 use sinew_env::{
@@ -25,16 +25,16 @@ use tokio::task::{JoinError, JoinSet};
 /// Groups that are scored at once; more wait.
 const AT_ONCE: usize = 64;
 
-/// What the groups of a run are scored with.
+/// Parts for scoring the groups of a run.
 #[derive(Clone)]
 pub struct GroupParts {
     /// Has the rewards of groups.
     pub envs: Arc<dyn EnvFactory>,
-    /// Of the model that sampled the episodes.
+    /// Renderer of the model that sampled the episodes.
     pub renderer: Arc<dyn Renderer>,
-    /// Where draws find their tasks.
+    /// Tasks of the draws.
     pub taskset: Arc<dyn Taskset>,
-    /// Keeps the scores beside the traces.
+    /// Store of the traces, which also keeps the scores.
     pub store: Arc<dyn TraceStore>,
 }
 
@@ -153,7 +153,7 @@ async fn scores(
     let (members, samples): (Vec<_>, Vec<_>) = members.into_iter().unzip();
     let scores = match reward {
         Some(reward) => reward.score_group(&samples).await,
-        // They go on waiting, which is the reason that is reported.
+        // They continue to wait, which is the reason that is reported.
         None => Vec::new(),
     };
     let scores = members.into_iter().zip(scores);

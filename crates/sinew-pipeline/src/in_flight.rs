@@ -1,9 +1,9 @@
 //! The file of a run's folder with the episodes in flight: one line of JSON each, behind a line that names
 //! the format.
 //!
-//! It is written as a whole, to another name first: a crash leaves the old file or the new one. It is
-//! written at checkpoints and when the run is asked to stop, so that a process that is killed loses what its
-//! episodes have sampled since the last checkpoint.
+//! It is written as a whole, to another name first: a crash leaves the old file or the new one. It is written
+//! at checkpoints and when the run is asked to stop. So a killed process loses the tokens that its episodes
+//! have sampled since the last checkpoint.
 
 use serde::{Deserialize, Serialize};
 use sinew_orchestrator::PipelineError;
@@ -30,11 +30,11 @@ const HEAD: Head = Head { format: 1 };
 #[derive(Clone, Debug)]
 pub(crate) struct InFlightFile(PathBuf);
 
-/// What a file says.
+/// Content of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     pub(crate) episodes: Vec<SavedEpisode>,
-    /// Why not all of it could be read, if so.
+    /// Reason why not all of it could be read, if so.
     pub(crate) damage: Option<String>,
 }
 
@@ -70,7 +70,7 @@ impl InFlightFile {
         written.map_err(|e| failed(path, &e))
     }
 
-    /// Reads them. Of a file that is damaged, what can be read.
+    /// Reads the episodes. A damaged file gives those that can be read.
     pub(crate) fn read(&self) -> Result<Found, PipelineError> {
         let file = match File::open(&self.0) {
             Ok(file) => file,
@@ -79,7 +79,7 @@ impl InFlightFile {
         };
         let mut lines = BufReader::new(file.take(MAX_BYTES)).lines();
         let mut read = Found::default();
-        // A line that is no text names no format either.
+        // A line that is not text names no format either.
         let head = lines.next().and_then(Result::ok).unwrap_or_default();
         if !serde_json::from_str::<Head>(&head).is_ok_and(|head| head == HEAD) {
             read.damage = Some("its first line names no format that this version reads".into());

@@ -1,4 +1,9 @@
-//! Rewards from outside, brought into the store of a run at work.
+//! Groups that wait for rewards from outside.
+//!
+//! A group whose episodes have ended waits on the [`Shelf`] until every required reward was given, or its
+//! time is up. Its traces stay in the store; the shelf holds only ids, times and versions, and is made anew
+//! from the store: every training episode that no commit names waits. The fate of a group is a function of
+//! the shelf, the scores and the time, which is an argument.
 
 use sinew_orchestrator::{LateConfig, PipelineError};
 use sinew_store::{Inbox, TraceStore};
@@ -6,15 +11,15 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
-/// Between two looks into the inbox.
+/// Interval between two readings of the inbox.
 const POLL: Duration = Duration::from_millis(100);
-/// After it a wait returns, so that the loop can look at its time.
+/// Time after which a wait returns, so that the loop can check its time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Brings scores from outside into the store of a run that is at work.
 pub trait LateScores {
-    /// Takes what came since the last call. With `wait`, returns after a moment at the latest if nothing
-    /// comes.
+    /// Takes the scores that came since the last call. If `wait` is set and nothing comes, it returns after a
+    /// moment.
     ///
     /// # Errors
     /// If the store refuses them, or the run is to stop.
@@ -69,7 +74,7 @@ impl LateScores for InboxScores {
     }
 }
 
-/// Where late rewards come from, and how they are waited for.
+/// Source of late rewards, and the rules for waiting for them.
 pub struct Late {
     pub config: LateConfig,
     pub scores: Box<dyn LateScores>,

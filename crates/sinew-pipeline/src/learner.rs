@@ -1,4 +1,4 @@
-//! The trainer with its checkpoints, behind what the loop needs of it.
+//! The trainer with its checkpoints, behind the loop's port.
 
 use crate::parallel::WorkerGroup;
 use crate::ports::Learner;
@@ -26,7 +26,7 @@ use tokio::sync::watch;
 /// A policy that is trained, as the processes of `train.data_parallel` build it, too.
 #[derive(Clone, Debug)]
 pub struct PolicyConfig {
-    /// Of adapters and of a value head; a full model has its weights from elsewhere.
+    /// Seed of adapters and of a value head; the weights of a full model come from elsewhere.
     pub seed: u64,
     /// Longest path that is trained.
     pub max_context_tokens: usize,
@@ -41,7 +41,7 @@ pub struct PolicyConfig {
 /// The embedded trainer of a run.
 #[derive(Clone, Debug)]
 pub struct LearnerConfig {
-    /// What is trained.
+    /// Policy that is trained.
     pub policy: PolicyConfig,
     /// Most packed tokens in one forward and backward pass.
     pub micro_batch_tokens: usize,
@@ -102,7 +102,7 @@ fn system(e: impl std::fmt::Display) -> PipelineError {
     PipelineError::system(format!("trainer: {what}{text}{hint}"))
 }
 
-/// Between two passes over the rows of a step: an error once the run is asked to stop.
+/// Called between two passes over the rows of a step: an error once the run is asked to stop.
 fn go_on(cancel: Option<&watch::Receiver<bool>>) -> Result<(), PipelineError> {
     match cancel {
         Some(cancel) if *cancel.borrow() => Err(PipelineError::Interrupted),
@@ -224,7 +224,7 @@ impl EmbeddedLearner {
     /// is none yet. `changed` is asked about the state of a run with another configuration.
     ///
     /// # Errors
-    /// What cannot be read, or what `changed` refuses.
+    /// Fails if the checkpoint cannot be read, or if `changed` refuses it.
     pub fn restore(
         &mut self,
         changed: impl FnOnce(&Value) -> Result<(), PipelineError>,
@@ -338,7 +338,7 @@ impl Learner for EmbeddedLearner {
                 if node.kind == TokenKind::Sampled {
                     node.versions = VersionSpan::whole(logprobs.len(), version);
                     node.logprobs = logprobs;
-                    // What the new log-probabilities are at.
+                    // The new log-probabilities are at temperature 1 here.
                     if !algorithm.composition().tempered() {
                         node.temperature = 1.0;
                     }

@@ -1,12 +1,12 @@
 //! The training loop as a library: draw tasks, run episodes, make rows, train, publish, keep.
 //!
-//! Everything that people and tools see of a run goes over one [`Bus`] of typed [`RunEvent`]s.
-//! A [`PipelineConfig`] says what is to be done; recipes, command line and concrete engines are
-//! the binary's.
+//! Everything that people and tools see of a run goes over one [`Bus`] of typed [`RunEvent`]s. A
+//! [`PipelineConfig`] has the settings of the run; recipes, command line and concrete engines are the
+//! binary's.
 //!
-//! Invariants: what is drawn is a function of the run's seed and the curriculum's state; no
-//! episode is lost and none is trained twice; a file that records a run misses no event, and a
-//! viewer never holds training up; no recipe and no concrete engine is known here.
+//! Invariants: the draws are a function of the run's seed and the curriculum's state; no episode is lost and
+//! none is trained twice; a file that records a run misses no event, and a viewer never holds training up;
+//! this crate depends on no recipe and no concrete engine.
 
 mod config;
 mod cross;

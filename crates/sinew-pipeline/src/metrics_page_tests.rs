@@ -13,7 +13,7 @@ use sinew_train::PhaseSeconds;
 use sinew_train::loss::LossMetrics;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Takes the names of a struct's fields, which its reader has to say, and reads nothing.
+/// Takes the names of a struct's fields, which the page must document, and reads nothing.
 struct Names<'a>(&'a mut BTreeSet<&'static str>);
 
 impl<'de> Deserializer<'de> for Names<'_> {

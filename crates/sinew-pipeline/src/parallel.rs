@@ -22,9 +22,9 @@ pub const COMMAND: &str = "train-worker";
 /// Longest wait for a worker: to load its model, or to compute its part.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1800);
 
-/// How long a worker may take to end once its input is closed.
+/// Maximum time of a worker for its end once its input is closed.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the status of a worker that closed its pipes may take.
+/// Maximum wait for the status of a worker that closed its pipes.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Gradients of one tensor or group of tensors begin at a multiple of as many numbers.
@@ -33,23 +33,23 @@ const PADDING: usize = 64;
 /// The first line a worker reads.
 #[derive(Debug, Serialize, Deserialize)]
 struct Setup {
-    /// What is trained, for the one that loads it.
+    /// Description of the training, for the function that loads it.
     run: String,
-    /// From 1; the leading process is 0.
+    /// Number of the process, from 1; the leading process is 0.
     rank: usize,
     ranks: usize,
     /// Name of the kernel set. All processes use the leader's, so that the bits do not depend on the process
     /// that computes.
     kernels: String,
-    /// Of each process.
+    /// Threads of each process.
     threads: usize,
-    /// Where the shared memory is opened.
+    /// Path of the shared memory.
     memory: String,
-    /// Of the leading process, as [`Ready`].
+    /// Numbers of the leading process, as in [`Ready`].
     numbers: usize,
 }
 
-/// What a worker says once it has loaded its model: how many numbers it will exchange at most.
+/// Message of a worker that has loaded its model: the maximum of numbers that it will exchange.
 type Ready = Result<usize, String>;
 
 /// The most numbers of one exchange: the trained weights, or as many gradients with their padding.
@@ -69,7 +69,7 @@ fn numbers(policy: &ModelPolicy) -> usize {
 struct Worker(Child);
 
 impl Worker {
-    /// How it ended, if it ends in time.
+    /// Returns the status of its end, if it ends in time.
     fn ended_within(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
         let until = std::time::Instant::now() + limit;
         loop {
@@ -243,7 +243,7 @@ fn start(rank: usize, setup: &Setup) -> std::io::Result<(Worker, Link)> {
 /// of a run's description.
 ///
 /// # Errors
-/// What could not be read, loaded or answered.
+/// Fails if a message or the model cannot be read, or an answer cannot be sent.
 pub fn work(
     load: impl FnOnce(&str, &Cpu) -> Result<Trainer<ModelPolicy>, PipelineError>,
 ) -> Result<(), PipelineError> {

@@ -1,4 +1,4 @@
-//! What the loop works with, as traits: each has an embedded implementation here, and others elsewhere.
+//! Ports of the loop, as traits: each has an embedded implementation here, and others elsewhere.
 //!
 //! | port | embedded | another one |
 //! |---|---|---|
@@ -10,9 +10,9 @@
 //! place, in the driver's tests |
 //! | [`WeightsTransport`] | any [`Engine`] | a list of versions, in the tests |
 //!
-//! Calls of one port come one after the other; those of the learner from a thread of its own where training
-//! overlaps with generation. A port may block; it is asked to stop by its own cancellation, and reports
-//! that as [`PipelineError::Interrupted`].
+//! Calls of one port come one after the other; those of the learner come from a separate thread if training
+//! overlaps with generation. A port may block; it is asked to stop by its own cancellation, and reports that
+//! as [`PipelineError::Interrupted`].
 
 use serde_json::Value;
 use sinew_algo::{Algorithm, Columns, Prepared};
@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 /// Trains a policy.
 pub trait Learner: Send {
-    /// Of the weights.
+    /// Version of the weights.
     fn version(&self) -> PolicyVersion;
 
     /// The weights as engines use them.
@@ -43,7 +43,7 @@ pub trait Learner: Send {
     /// Columns that the algorithm reads in addition to the traces, added to the known ones.
     ///
     /// # Errors
-    /// What a model or the algorithm refuses.
+    /// Fails if a model or the algorithm does.
     fn columns(
         &mut self,
         algorithm: &Algorithm,
@@ -55,7 +55,7 @@ pub trait Learner: Send {
     /// the masks.
     ///
     /// # Errors
-    /// What the model or the algorithm refuses.
+    /// Fails if the model or the algorithm does.
     fn score_data(
         &mut self,
         algorithm: &Algorithm,
@@ -63,10 +63,10 @@ pub trait Learner: Send {
         known: &Columns,
     ) -> Result<(), PipelineError>;
 
-    /// One batch; fills in what the step's record says of training.
+    /// Trains on one batch and fills in the training part of the step's record.
     ///
     /// # Errors
-    /// What the trainer refuses, or that the run is to stop.
+    /// Fails if the trainer does, or if the run is to stop.
     fn update(
         &mut self,
         batch: &mut Rows,
@@ -80,7 +80,7 @@ pub trait Learner: Send {
     /// Makes a checkpoint of `step`, with a state that is restored with it.
     ///
     /// # Errors
-    /// What the disk refuses.
+    /// Fails if the disk does.
     fn save(&mut self, step: u64, state: Value) -> Result<(), PipelineError>;
 }
 
@@ -109,34 +109,34 @@ impl WeightsTransport for Arc<dyn Engine> {
     }
 }
 
-/// What generation and tools did so far.
+/// Counters of rollouts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RolloutReading {
     /// Seconds of computing since the engine's start.
     pub engine_busy_s: f64,
     /// Seconds for which episodes waited for sandboxes, all of them added up.
     pub sandbox_s: f64,
-    /// Since the engine's start.
+    /// Number since the engine's start.
     pub preemptions: u64,
     pub admission: AdmissionReading,
-    /// What became of the episodes that earlier sessions left in flight.
+    /// Counts of the episodes that earlier sessions left in flight.
     pub resumed: Resumed,
 }
 
 /// An episode that ended and is in the store.
 #[derive(Clone, Debug)]
 pub struct StoredEpisode {
-    /// As it is in the store.
+    /// Trace as it is in the store.
     pub trace: Trace,
     /// It was there before: it was not run now.
     pub known: bool,
-    /// What has another version than when it ran, so that it must not be trained.
+    /// Part whose version differs from that of its run, so that it must not be trained.
     pub changed: Option<String>,
     /// Its outcome is that of a reward of now, and not the one in the store.
     pub rescored: bool,
 }
 
-/// Which episodes that earlier sessions left in flight can go on.
+/// Condition for resuming episodes that earlier sessions left in flight.
 #[derive(Debug)]
 pub struct Earlier<'a> {
     /// The newest version of the weights that is known to have been in use: what later ones sampled was lost
@@ -151,21 +151,21 @@ pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
 /// Runs episodes.
 pub trait Rollouts {
-    /// Begins episodes; those that the store has are not run, and are given before others. Held-out ones
-    /// have a temperature of their own.
+    /// Begins episodes; those that the store has are not run, and are given before others. Held-out ones have
+    /// a separate temperature.
     ///
     /// # Errors
     /// If the store or the taskset refuses one.
     fn start(&mut self, draws: &[Draw], temperature: Option<f32>) -> Result<(), PipelineError>;
 
-    /// Stops episodes that were begun: they are given no more, and none is stored from now on. By default
-    /// nothing: they end as others do, and the loop does not need them.
+    /// Stops episodes that were begun: they are given no more, and none is stored from here on. The default
+    /// does nothing: they end as others do, and the loop does not need them.
     fn stop(&mut self, episodes: &[EpisodeId]) {
         let _ = episodes;
     }
 
-    /// Takes up episodes that earlier sessions left in flight; gives a warning for people, if there is one.
-    /// By default there are none.
+    /// Takes up episodes that earlier sessions left in flight; returns a warning for people, if there is one.
+    /// The default has none.
     ///
     /// # Errors
     /// If they cannot be read.
@@ -174,7 +174,7 @@ pub trait Rollouts {
         Ok(None)
     }
 
-    /// Keeps how far episodes in flight have come, for a session that goes on. By default nothing: they start
+    /// Saves the progress of episodes in flight, for a resumed session. The default saves nothing: they start
     /// again.
     ///
     /// # Errors
@@ -199,7 +199,7 @@ pub trait Rollouts {
     /// Counters so far; the driver reports differences.
     fn reading(&self) -> RolloutReading;
 
-    /// Ends the wait at work, or the next one. By default nothing: a wait ends with the next episode.
+    /// Ends the wait at work, or the next one. The default does nothing: a wait ends with the next episode.
     fn waker(&self) -> Waker {
         Arc::new(|| {})
     }
@@ -213,8 +213,9 @@ pub trait GroupScores {
     /// If the taskset has no such task.
     fn start(&mut self, members: Vec<(Draw, Trace)>) -> Result<(), PipelineError>;
 
-    /// Groups that were scored since the last call. They are in the store: a session that goes on from here
-    /// reads the same outcomes. With `wait`, at least one of those that were begun.
+    /// Returns the groups that were scored since the last call. Their scores are in the store: a session that
+    /// resumes from here reads the same outcomes. If `wait` is set, it returns at least one of those that
+    /// were begun.
     ///
     /// # Errors
     /// If scores cannot be stored, or the run is to stop.
@@ -225,26 +226,27 @@ pub trait GroupScores {
 #[derive(Clone, Debug)]
 pub struct ScoredGroup {
     pub group: GroupId,
-    /// Of members whose outcome changed.
+    /// Outcomes of members that changed.
     pub outcomes: BTreeMap<EpisodeId, Outcome>,
 }
 
-/// What a step asks a source for.
+/// Request of a step to a source.
 pub struct Wanted<'a> {
-    /// From 1.
+    /// Number of the step, from 1.
     pub step: u64,
-    /// How many groups the step is to have; fewer are allowed.
+    /// Number of groups that the step is to have; fewer are allowed.
     pub groups: usize,
-    /// Of the run; what a source draws is a function of it and of the step.
+    /// Seed of the run; the draws of a source are a function of it and of the step.
     pub seed: u64,
     /// A path that is longer cannot be trained.
     pub max_path_tokens: usize,
     pub algorithm: &'a Algorithm,
-    /// Where given episodes are committed before they are handed out.
+    /// Store to which given episodes are committed before they are handed out.
     pub store: &'a dyn TraceStore,
     /// Scores data that has no log-probabilities.
     pub learner: &'a mut dyn Learner,
-    /// Is told now and then how many episodes are there while a source waits, and how many it waits for.
+    /// Called now and then while a source waits, with the number of episodes that are there and that of those
+    /// it waits for.
     pub tick: &'a mut dyn FnMut(usize, usize),
 }
 
@@ -278,8 +280,8 @@ pub trait SampleSource {
     /// If the source or the store fails, or the run is to stop.
     fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError>;
 
-    /// What the commit of a step is to name as consumed: asked when the step is trained, just before it is
-    /// committed. By default nothing.
+    /// Returns the rows that the commit of a step is to name as consumed. It is asked when the step is
+    /// trained, just before the commit. The default returns nothing.
     ///
     /// # Errors
     /// If something of it is not the run's any more: then the step is not committed.
@@ -288,8 +290,9 @@ pub trait SampleSource {
         Ok(None)
     }
 
-    /// A commit that names this is on the medium. Called after the commit, and once more with what the last
-    /// commit names when a session goes on, as a crash may have come between. By default nothing.
+    /// Notes that a commit that names `consumed` is on the medium. It is called after the commit, and once
+    /// more for the last commit when a session resumes, as a crash may have come between. The default does
+    /// nothing.
     ///
     /// # Errors
     /// If the source cannot be reached.
@@ -303,12 +306,12 @@ pub trait SampleSource {
         0
     }
 
-    /// The episodes of these groups; another session goes on with them.
+    /// The episodes of these groups; another session resumes with them.
     fn waiting_episodes(&self) -> Vec<EpisodeId> {
         Vec::new()
     }
 
-    /// Why nothing came, as far as that is known.
+    /// Reason why nothing came, as far as that is known.
     fn why_dry(&self) -> String {
         String::new()
     }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-/// Between two looks at what goes on.
+/// Interval between two readings of the episodes that run.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Tokens a second between two looks.
@@ -47,17 +47,17 @@ pub struct EngineRollouts {
     /// Bounds how many run at a time.
     runner: Runner,
     parts: EpisodeParts,
-    /// Where draws find their tasks.
+    /// Tasks of the draws.
     taskset: Arc<dyn Taskset>,
-    /// Of training episodes; held-out ones have another temperature.
+    /// Options of training episodes; held-out ones have another temperature.
     options: EpisodeOptions,
     cross: Option<Arc<CrossPolicy>>,
     turns: Option<TurnSchedule>,
     /// Has the scores of groups that an earlier session scored.
     store: Arc<dyn TraceStore>,
-    /// Where episodes in flight are kept for a session that goes on.
+    /// File and state of episodes in flight, for a resumed session.
     in_flight: Option<(InFlightFile, Arc<InFlight>)>,
-    /// What becomes of stored episodes that other parts ran than those of now.
+    /// Treatment of stored episodes that other parts ran than those of now.
     changed: ChangedParts,
     /// Tasks of stored episodes, where these may be scored anew.
     known: HashMap<EpisodeId, Task>,
@@ -74,7 +74,7 @@ impl std::fmt::Debug for EngineRollouts {
     }
 }
 
-/// What episodes are run with.
+/// Parts for running episodes.
 pub struct RolloutParts {
     pub episode: EpisodeParts,
     pub taskset: Arc<dyn Taskset>,
@@ -86,15 +86,15 @@ pub struct RolloutParts {
     pub in_flight: Option<PathBuf>,
     /// Turns of training episodes grow with the steps of the run.
     pub turns: Option<TurnSchedule>,
-    /// What becomes of stored episodes whose environment, a tool or a reward has another version now.
+    /// Treatment of stored episodes whose environment, a tool or a reward has another version now.
     pub changed: ChangedParts,
 }
 
-/// How the maximum turns of training episodes grow: a function of the draw, so that a session that goes on
-/// gives an episode the same.
+/// Growth of the maximum turns of training episodes: a function of the draw, so that a resumed session gives
+/// an episode the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TurnSchedule {
-    /// By steps, from 0.
+    /// Stages by steps, from 0.
     pub stages: TurnStages,
     /// Numbers of draws that belong to a step.
     pub draws_per_step: u64,
@@ -107,13 +107,13 @@ impl TurnSchedule {
     }
 }
 
-/// What becomes of stored episodes that wait for training when an environment, a tool or a reward has another
+/// Treatment of stored episodes that wait for training when an environment, a tool or a reward has another
 /// version than when they ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangedParts {
     /// They are run again.
     RunAgain,
-    /// If it is a reward alone, it scores them anew; otherwise they are run again.
+    /// A changed reward scores them anew; otherwise they are run again.
     Rescore,
     /// They are trained as they are.
     Keep,
@@ -197,7 +197,7 @@ impl EngineRollouts {
 impl Rollouts for EngineRollouts {
     fn start(&mut self, draws: &[Draw], temperature: Option<f32>) -> Result<(), PipelineError> {
         if let Some(cross) = &self.cross {
-            // Held-out tasks are the current policy's alone.
+            // Only the current policy runs held-out tasks.
             cross.mix(temperature.is_none());
         }
         let mut options = self.options.clone();

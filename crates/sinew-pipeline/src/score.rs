@@ -1,4 +1,4 @@
-//! From the episodes of a step to rows of training.
+//! Turns the episodes of a step into rows of training.
 
 use crate::formats;
 use crate::ports::Learner;
@@ -13,12 +13,11 @@ use sinew_orchestrator::{EQUAL, SUSPICIOUS};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeSet;
 
-/// Training rows of a step's groups; an episode without a group is compared with earlier ones that the
-/// curriculum knows. Episodes whose masks cannot be made again are failed ones from
-/// then on.
+/// Makes training rows of a step's groups; an episode without a group is compared with earlier ones in the
+/// curriculum. Episodes whose masks cannot be made again count as failed from then on.
 ///
 /// # Errors
-/// What the algorithm or a model refuses.
+/// Fails if the algorithm or a model does.
 pub(crate) fn score(
     groups: &mut [Vec<Trace>],
     curriculum: &Curriculum,
@@ -69,7 +68,7 @@ pub(crate) fn score(
     })
 }
 
-/// Why an episode gave no row.
+/// Reason why an episode gave no row.
 fn why_dropped(trace: &Trace, c: &Composition, report: &AlgoReport) -> String {
     let broken = report
         .quarantined

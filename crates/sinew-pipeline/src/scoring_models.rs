@@ -1,4 +1,4 @@
-//! Frozen models that score rows: what a KL term compares with, and a teacher.
+//! Frozen models that score rows: the reference of a KL term, and a teacher.
 
 use sinew_model::Params;
 use sinew_orchestrator::PipelineError;
@@ -6,12 +6,12 @@ use sinew_tensor::Cpu;
 use sinew_train::{ModelPolicy, TrainError, score_rows, score_top};
 use sinew_types::{TokenLogprob, TrainRow};
 
-/// Where reference log-probabilities come from.
+/// Source of reference log-probabilities.
 #[derive(Debug)]
 pub enum ReferenceWeights {
     /// Nothing reads any.
     None,
-    /// The weights under the adapters, which training leaves alone.
+    /// The weights under the adapters, which training does not change.
     Base,
     Model(Box<Params>),
 }

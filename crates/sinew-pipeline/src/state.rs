@@ -1,4 +1,4 @@
-//! What a run keeps: its commits in the store, and a state of fixed size in each checkpoint.
+//! Persistent state of a run: its commits in the store, and a state of fixed size in each checkpoint.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use sinew_types::{EpisodeId, Outcome, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What a checkpoint holds beside weights and optimizer. Nothing of it grows with the run.
+/// Content of a checkpoint other than weights and optimizer. Nothing of it grows with the run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SavedState {
     pub step: u64,
@@ -21,13 +21,13 @@ pub struct SavedState {
     pub curriculum: Curriculum,
     /// The recipe that trained it, as TOML.
     pub recipe: String,
-    /// Of the steps so far. Episodes that were found to be lost are counted once.
+    /// Counts over the steps so far. Episodes that were found to be lost are counted once.
     pub samples: SampleCounts,
     /// Trained episodes whose commits the store was found to have lost.
     missing: usize,
 }
 
-/// What a commit says beside the episodes.
+/// Content of a commit other than the episodes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Detail {
     version: PolicyVersion,
@@ -40,35 +40,35 @@ struct Detail {
     /// Outcomes of episodes that follow from later scores: newer scores do not change what was trained.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     outcomes: BTreeMap<EpisodeId, Outcome>,
-    /// What the source of the episodes says that the update consumes.
+    /// Rows that the update consumes, in the words of the source of the episodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     consumed: Option<Value>,
 }
 
-/// What an update was made of, beside what the core says.
+/// Inputs of an update other than those that the core names.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Made {
-    /// In the order of the groups.
+    /// Episodes in the order of the groups.
     pub(crate) order: Vec<EpisodeId>,
     pub(crate) outcomes: BTreeMap<EpisodeId, Outcome>,
     pub(crate) record: StepRecord,
-    /// As [`SampleSource::consumes`](crate::SampleSource::consumes) gave it.
+    /// Value of [`SampleSource::consumes`](crate::SampleSource::consumes).
     pub(crate) consumed: Option<Value>,
 }
 
-/// Where a run keeps its episodes and commits.
+/// Store of a run's episodes and commits.
 #[derive(Clone, Debug)]
 pub struct RunStore {
     pub traces: Arc<dyn TraceStore>,
     /// Trained episodes that were lost before it was opened: known, and not to be read.
     pub torn: BTreeSet<EpisodeId>,
-    /// What it holds ends with the session.
+    /// True if its content ends with the session.
     pub forgets: bool,
     /// Draws that belong to one training step.
     pub draws_per_step: u64,
 }
 
-/// What earlier sessions did, as store and checkpoint have it.
+/// Results of earlier sessions, from store and checkpoint.
 #[derive(Debug, Default)]
 pub struct Earlier {
     pub records: Vec<StepRecord>,
@@ -84,7 +84,7 @@ fn batch_name(step: u64) -> String {
     format!("s{step:05}")
 }
 
-/// Where the draws of a run stand whose generation and training overlap.
+/// Unsettled draws of a run whose generation and training overlap.
 struct Unsettled {
     /// Stored training episodes of draws that no commit names.
     episodes: BTreeSet<EpisodeId>,
@@ -99,7 +99,7 @@ fn detail_of(batch: &TrainedBatch) -> Option<Detail> {
 }
 
 impl SavedState {
-    /// What a checkpoint of now holds.
+    /// Builds the content of a checkpoint taken now.
     pub(crate) fn now(
         &self,
         step: u64,
@@ -118,7 +118,7 @@ impl SavedState {
         }
     }
 
-    /// As a checkpoint holds it.
+    /// Reads the content of a checkpoint.
     ///
     /// # Errors
     /// If it is none.
@@ -131,7 +131,7 @@ impl RunStore {
     /// Reads what earlier sessions committed, and counts into `saved` what is gone.
     ///
     /// # Errors
-    /// What the store refuses.
+    /// Fails if the store does.
     pub fn earlier(&self, saved: &mut SavedState) -> Result<Earlier, PipelineError> {
         let mut earlier = Earlier::default();
         let mut known = 0;
@@ -187,10 +187,10 @@ impl RunStore {
         }
     }
 
-    /// What the last commit says that its update consumed.
+    /// Returns the rows that the last commit names as consumed.
     ///
     /// # Errors
-    /// What the store refuses.
+    /// Fails if the store does.
     pub(crate) fn last_consumed(&self) -> Result<Option<Value>, PipelineError> {
         let last = self.commits()?.pop();
         Ok(last.and_then(|batch| detail_of(&batch)?.consumed))
@@ -228,7 +228,7 @@ impl RunStore {
     /// The episodes that commits name, and the steps that were committed.
     ///
     /// # Errors
-    /// What the store refuses.
+    /// Fails if the store does.
     pub(crate) fn settled(&self) -> Result<(BTreeSet<EpisodeId>, u64), PipelineError> {
         let (mut named, mut steps) = (BTreeSet::new(), 0);
         for batch in self.commits()? {
@@ -239,11 +239,11 @@ impl RunStore {
         Ok((named, steps))
     }
 
-    /// The step behind `steps` committed ones, and the rounds of `tasks` groups that it began beside the
-    /// first.
+    /// The step behind `steps` committed ones, and the rounds of `tasks` groups that it began in addition to
+    /// the first.
     ///
     /// # Errors
-    /// What the store refuses.
+    /// Fails if the store does.
     pub(crate) fn begun(&self, steps: u64, tasks: usize) -> Result<(u64, u32), PipelineError> {
         let first = steps * self.draws_per_step;
         let mut filter = Filter {
@@ -263,7 +263,7 @@ impl RunStore {
         }
     }
 
-    /// What commits name and what they do not, by draws.
+    /// Sorts draws into those that commits name and those that they do not.
     fn unsettled(&self) -> Result<Unsettled, PipelineError> {
         let (named, _) = self.settled()?;
         let settled: BTreeSet<u64> = named.iter().filter_map(draw_of).collect();
@@ -281,12 +281,12 @@ impl RunStore {
         })
     }
 
-    /// The draws that earlier sessions began and no commit names: all below the last one. With the version of
-    /// the restored weights, those are left out that later weights sampled than any commit names: these were
-    /// lost before their commit, and other ones get their number.
+    /// Returns the draws that earlier sessions began and no commit names: all below the last one. If the
+    /// version of the restored weights is given, draws that were sampled by later weights than any commit
+    /// names are left out. Those weights were lost before their commit, and others get their number.
     ///
     /// # Errors
-    /// What the store refuses.
+    /// Fails if the store does.
     pub(crate) fn open_draws(&self, restored: Option<u64>) -> Result<OpenDraws, PipelineError> {
         let unsettled = self.unsettled()?;
         let mut reasons = BTreeMap::new();
@@ -318,17 +318,17 @@ impl RunStore {
     /// The newest version of the weights that a commit names, or the restored one.
     ///
     /// # Errors
-    /// What the store refuses.
+    /// Fails if the store does.
     pub(crate) fn known_version(&self, restored: u64) -> Result<u64, PipelineError> {
         let commits = self.commits()?;
         let versions = commits.iter().filter_map(|b| Some(detail_of(b)?.version.0));
         Ok(versions.fold(restored, u64::max))
     }
 
-    /// Of these episodes and their further attempts, those that are in the store.
+    /// Returns those of these episodes and their further attempts that are in the store.
     ///
     /// # Errors
-    /// What the store refuses.
+    /// Fails if the store does.
     pub(crate) fn attempts(
         &self,
         episodes: Vec<EpisodeId>,
@@ -351,7 +351,7 @@ impl RunStore {
     /// Stored training episodes of these draws.
     ///
     /// # Errors
-    /// What the store refuses.
+    /// Fails if the store does.
     pub(crate) fn open_episodes(&self) -> Result<BTreeSet<EpisodeId>, PipelineError> {
         Ok(self.unsettled()?.episodes)
     }
@@ -382,9 +382,9 @@ impl RunStore {
         Ok((!groups.is_empty()).then_some(groups))
     }
 
-    /// What a run that ends shows: `counted` are the steps so far, `waiting` the episodes that another
-    /// session goes on with. A stored episode that no commit names is lost if its step was committed, or
-    /// `by_draw` if another episode of its draw was.
+    /// Counts the samples of a run that ends: `counted` are the steps so far, `waiting` the episodes that
+    /// another session resumes with. A stored episode that no commit names is lost if its step was committed,
+    /// or `by_draw` if another episode of its draw was.
     pub(crate) fn samples(
         &self,
         counted: SampleCounts,
@@ -420,7 +420,7 @@ impl RunStore {
 }
 
 impl Earlier {
-    /// What the core goes on from.
+    /// Builds the state from which the core resumes.
     pub(crate) fn core_state(
         &self,
         saved: &SavedState,

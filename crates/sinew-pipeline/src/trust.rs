@@ -1,14 +1,15 @@
-//! Which episodes of a step are left out because of a flag that the recipe names.
+//! Finds the episodes of a step that are left out because of a flag that the recipe names.
 //!
-//! What is usual is known from the step itself and from the last episodes of the steps before, which the
-//! curriculum keeps. So it follows from the commits: an update that is done again leaves the same ones out.
+//! The usual values come from the step itself and from the last episodes of the steps before, which the
+//! curriculum keeps. So they follow from the commits: an update that is done again leaves the same episodes
+//! out.
 
 use sinew_algo::trust::{Sighting, Sightings, Suspicion, TrustConfig, Usual, suspicions};
 use sinew_types::{EpisodeId, Trace};
 use std::collections::BTreeMap;
 
-/// The episodes to leave out, each with the first of its flags that the recipe names, and what the step adds
-/// to what is usual. Without a flag to leave out nothing is looked at.
+/// Returns the episodes to leave out, each with the first of its flags that the recipe names, and the step's
+/// contribution to the usual values. If the recipe names no flag, nothing is checked.
 pub(crate) fn look(
     config: &TrustConfig,
     groups: &[Vec<Trace>],

@@ -1,4 +1,4 @@
-//! `[algorithm]`: what the whole recipe means for the algorithm, and what the algorithm asks of it.
+//! `[algorithm]`: the facts of the whole recipe that the algorithm needs, and its demands on the recipe.
 
 use crate::engine::{EngineType, WeightFormat};
 use crate::rule::Rules;
@@ -6,7 +6,7 @@ use crate::{DataSection, RunPlan};
 use sinew_algo::{Algorithm, ConfigError, Needs, Repair, RunFacts};
 
 impl RunPlan {
-    /// What turns episodes into training signal.
+    /// Builds the algorithm that turns episodes into training signal.
     pub fn algorithm(&self) -> Result<Algorithm, ConfigError> {
         let algorithm = Algorithm::new(&self.algorithm, &self.run_facts())?;
         match &self.rollout.repair {
@@ -15,7 +15,7 @@ impl RunPlan {
         }
     }
 
-    /// What an algorithm has to know of the run.
+    /// Returns the facts about the run that an algorithm needs.
     pub fn run_facts(&self) -> RunFacts {
         let needs = self.needs();
         let updates = self.train.minibatches as u64;
@@ -30,7 +30,7 @@ impl RunPlan {
         let old = old.max(late.map_or(0, |l| l.max_staleness));
         let old = old.max(self.max_staleness());
         RunFacts {
-            // Pairs and stored episodes come in groups of their own sizes.
+            // Pairs and stored episodes come in groups of various sizes.
             group_size: match &self.data {
                 Some(_) => self.rollout.group_size.max(2),
                 None => self.rollout.group_size,
@@ -43,8 +43,8 @@ impl RunPlan {
         }
     }
 
-    /// What the algorithm reads in addition to the traces. A composition that cannot run has no
-    /// needs; the reason is given when it is checked.
+    /// Inputs of the algorithm in addition to the traces. A composition that cannot run has no needs; the
+    /// check reports the reason.
     pub fn needs(&self) -> Needs {
         let composition = self.algorithm.composition(self.rollout.group_size);
         composition.map(|c| c.needs()).unwrap_or_default()
@@ -86,13 +86,13 @@ fn ratios(plan: &RunPlan, rules: &mut Rules) {
     }
 }
 
-/// Where another policy samples than the one that is trained, the loss must weigh each token.
+/// If another policy samples than the one that is trained, the loss must weigh each token.
 fn gap(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
     const FIX: &str = "so the loss must weigh each token by the ratio of both, with a bound above it: add \
          to [algorithm] `correction = { type = \"truncate\", low = 0.0, high = 2.0 }` (TIS) or `{ type = \"mask\", \
          low = 0.5, high = 2.0 }` (IcePop), or without a correction `dual_clip = 3.0` where it clips tokens, or take type \
          = \"decoupled_ppo\", \"cispo\" or \"sapo\"";
-    // What is imitated or preferred is data, whatever wrote it.
+    // Data that is imitated or preferred may come from any writer.
     let bounded = algorithm.loss().ratio_bound().is_some();
     let spans = !algorithm.composition().tempered() || bounded;
     rules.custom(
@@ -160,7 +160,7 @@ mod tests {
             );
             plan(&algorithm, "[train]\nminibatches = 2\n").unwrap();
         }
-        // What is sampled before is of other weights.
+        // Samples drawn earlier come from other weights.
         let old = "[train]\nmode = \"one_step_off\"\n";
         plan("type = \"grpo\", dual_clip = 3.0", old).unwrap();
     }

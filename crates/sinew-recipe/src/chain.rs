@@ -1,8 +1,8 @@
 //! Chains: recipes with `[[stage]]`s, each of which trains the weights that the one before it made.
 //!
 //! The keys above the stages are the defaults of all of them. A stage is laid over the defaults and read as a
-//! recipe of its own, by the same code and with the same messages: places are those of the typed text. A
-//! table is laid over the default of its name key by key; one with a `type`, and `[reward]`, replaces it.
+//! separate recipe, by the same code and with the same messages: places are those of the typed text. A table
+//! is laid over the default of its name key by key; one with a `type`, and `[reward]`, replaces it.
 //!
 //! A default may be without effect in some stages, such as `[critic]` in one that imitates. It is left out
 //! there, and refused only where no stage uses it.
@@ -35,7 +35,7 @@ const MAX_STAGES: usize = 100;
 /// Maximum length of a stage's name, in characters.
 const MAX_NAME: usize = 40;
 
-/// What a file says: one run, or a chain of them. It serializes as the effective recipe.
+/// Content of a recipe file: one run, or a chain of them. It serializes as the effective recipe.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Recipe {
@@ -50,7 +50,7 @@ pub enum Recipe {
 pub struct ChainPlan {
     /// Short name, as of a run; its default folder is `runs/NAME`.
     pub name: String,
-    /// In the order in which they run; at least one.
+    /// Stages in the order in which they run; at least one.
     pub stages: Vec<StagePlan>,
 }
 
@@ -62,7 +62,7 @@ pub struct StagePlan {
     /// The run. Its model is the one that the chain began with, and `stage:NAME` stands for other stages:
     /// see [`ChainPlan::run`].
     pub plan: RunPlan,
-    /// Whether it begins with a model of its own, and not with the weights of the stage before.
+    /// Whether it begins with its own model, and not with the weights of the stage before.
     pub own_model: bool,
 }
 
@@ -82,10 +82,10 @@ impl Recipe {
         }
     }
 
-    /// As [`Recipe::load`], of a text; `path` is for messages and is not opened.
+    /// Same as [`Recipe::load`], for a text; `path` is for messages and is not opened.
     ///
     /// # Errors
-    /// As of [`Recipe::load`], without those of the file.
+    /// Fails as [`Recipe::load`] does, but not for the file.
     pub fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
         match is_chain(text) {
             true => ChainPlan::parse(path, text).map(Self::Chain),
@@ -93,8 +93,7 @@ impl Recipe {
         }
     }
 
-    /// The run, or those of the stages.
-    /// In the order in which they run.
+    /// Returns the run, or those of the stages in the order in which they run.
     pub fn plans(&self) -> Vec<&RunPlan> {
         match self {
             Self::Run(plan) => vec![plan],
@@ -102,8 +101,7 @@ impl Recipe {
         }
     }
 
-    /// Makes `seed` the seed of the run, or of every stage.
-    /// Stages keep no seed of their own.
+    /// Makes `seed` the seed of the run, or of every stage. Stages keep no separate seed.
     pub fn seed(&mut self, seed: u64) {
         match self {
             Self::Run(plan) => plan.seed = seed,
@@ -122,7 +120,7 @@ impl ChainPlan {
     /// Parses and checks the text of a chain; `path` is for messages and is not opened.
     ///
     /// # Errors
-    /// As of [`Recipe::load`], without those of the file.
+    /// Fails as [`Recipe::load`] does, but not for the file.
     pub fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
         let source = Source { path, text };
         let Typed { defaults, stages } = typed_stages(&source)?;
@@ -212,9 +210,9 @@ impl ChainPlan {
         }
     }
 
-    /// What a stage may not do as a part of this chain, whose stages so far are those before it.
+    /// Checks the rules of a chain for a stage; the chain's stages so far are those before it.
     ///
-    /// It may name only stages before it, needs a reason for a model of its own, must differ from the stage
+    /// The stage may name only stages before it, needs a reason for its own model, must differ from the stage
     /// before in more than its name, and cannot have a longer context than a model from scratch was made for.
     fn check_stage(
         &self,
@@ -275,7 +273,7 @@ impl ChainPlan {
         }
     }
 
-    /// The stage that made the model that `stage` goes on with; `None`: it makes one itself.
+    /// The stage that made the model that `stage` continues with; `None`: it makes one itself.
     fn maker(&self, stage: &StagePlan) -> Option<&StagePlan> {
         if stage.own_model {
             return None;
@@ -311,7 +309,7 @@ impl ChainPlan {
             *path = folder.join(name).display().to_string();
         }
         if let (Some(before), false) = (at.checked_sub(1), stage.own_model) {
-            // What follows from the kind of the model must not change with its source.
+            // A value that follows from the kind of the model must not change with its source.
             if plan.eval.temperature > 0.0 {
                 plan.eval.greedy = Some(plan.eval_greedy());
             }
@@ -364,8 +362,8 @@ impl ChainPlan {
         plan
     }
 
-    /// The last stage as a recipe for a measurement alone: what only training reads of other stages is left
-    /// out, and with a teacher the algorithm that learns from it.
+    /// The last stage as a recipe for a measurement only: keys that only training reads of other stages are
+    /// left out, and with a teacher the algorithm that learns from it.
     ///
     /// # Panics
     /// If the chain has no stage.
@@ -495,7 +493,7 @@ fn remove(table: &mut DeTable<'_>, key: &str) -> bool {
     }
 }
 
-/// Path and place of every key that is no table.
+/// Path and place of every key that is not a table.
 fn spans(table: &DeTable<'_>, above: &str, found: &mut impl FnMut(&str, Range<usize>)) {
     for (key, value) in table {
         let path = match above {

@@ -1,4 +1,4 @@
-//! Recipes with stages: what is laid over what, what is refused and where.
+//! Recipes with stages: the overlay of defaults, and the refusals with their places.
 
 use crate::*;
 use sinew_algo::AlgorithmKind;
@@ -42,7 +42,7 @@ fn a_stage_is_laid_over_the_defaults() {
     assert!(rl.plan.data.is_none());
     let run = chain.run(1, Path::new("/runs/c"));
     assert_eq!(run.model_source(), "run:/runs/c/sft");
-    // What follows from the model's kind does not change with its source.
+    // A value that follows from the model's kind does not change with its source.
     assert_eq!(run.eval_greedy(), rl.plan.eval_greedy());
     assert_eq!(chain.run(0, Path::new("/runs/c")).model_source(), "x");
 }
@@ -83,7 +83,7 @@ fn a_default_without_effect_in_one_stage_is_left_out_there_and_refused_where_non
     let with = chain(&format!("{rows}{tasks}{SFT}{GRPO}")).unwrap();
     let weights = |at: usize| with.stages[at].plan.tasks.weights.is_some();
     assert!(!weights(0) && weights(1));
-    // Of its own it is refused, as in a recipe.
+    // A key of the stage itself is refused, as in a recipe.
     let e = stages(&format!("{SFT}critic = {{ learning_rate = 0.1 }}\n")).unwrap_err();
     assert!(e.contains("critic"), "{e}");
     let e = stages(&format!("{GRPO}[stage.critic]\nlearning_rate = 0.1\n")).unwrap_err();
@@ -91,7 +91,7 @@ fn a_default_without_effect_in_one_stage_is_left_out_there_and_refused_where_non
         e.contains("stage rl: critic") && e.contains("reads no values"),
         "{e}"
     );
-    // What every stage types anew is no default of any.
+    // A key that every stage types anew does not count as a default.
     let e =
         stages(&GRPO.replace("0.1 }", "0.1 }\n[stage.train]\nlearning_rate = 1e-5")).unwrap_err();
     assert!(

@@ -1,7 +1,7 @@
-//! Where two recipes differ: what a resumed run is compared with.
+//! Differences between two recipes, for the check of a resumed run.
 //!
-//! Both recipes are compared key by key as tables with all defaults, so that a default that is typed out is
-//! no change.
+//! Both recipes are compared key by key as tables with all defaults, so that typing out a default is not a
+//! change.
 
 use crate::RunPlan;
 
@@ -19,7 +19,7 @@ pub struct Change {
 /// The keys by which two recipes differ, but for its name and what only bounds a run: its steps and wall
 /// time.
 ///
-/// Effective recipes are compared: a default that is typed out is no change.
+/// Effective recipes are compared: typing out a default is not a change.
 pub fn changes(old: &RunPlan, new: &RunPlan) -> Vec<Change> {
     let table = |r: &RunPlan| {
         let table = toml::Table::try_from(r.without_bounds()).unwrap_or_default();
@@ -70,7 +70,7 @@ fn compare(key: &str, old: Option<&toml::Value>, new: Option<&toml::Value>, out:
 fn brief(value: &toml::Value) -> String {
     const CHARS: usize = 60;
     let text = match value {
-        // What a recipe keeps in 32 bits is shown as it was typed.
+        // A value that a recipe keeps in 32 bits is shown as it was typed.
         toml::Value::Float(x) if f64::from(*x as f32) == *x => format!("{:?}", *x as f32),
         value => value.to_string().replace('\n', " "),
     };

@@ -1,4 +1,4 @@
-//! `[data]`: what is trained on instead of the run's own episodes.
+//! `[data]`: data for training in place of the run's own episodes.
 
 use crate::rule::Rules;
 use crate::{RunPlan, StoreKind};

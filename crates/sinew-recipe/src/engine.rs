@@ -1,4 +1,4 @@
-//! `[engine]`: what generates tokens.
+//! `[engine]`: the engine that generates tokens.
 
 use crate::RunPlan;
 use crate::rule::Rules;
@@ -248,7 +248,7 @@ fn temperatures(plan: &RunPlan, rules: &mut Rules) {
         "1 with type vllm and `logprobs = \"processed\"`, which are taken after truncation",
         e.kind != EngineType::Vllm || raw || rollout.top_p == 1.0,
     );
-    // What the engine would refuse at its first token.
+    // The engine would refuse lower temperatures at its first token.
     let lowest = match e.kind {
         EngineType::Vllm => VLLM_LOWEST_TEMPERATURE,
         _ => *TEMPERATURES.start(),

@@ -14,16 +14,17 @@ use std::sync::Arc;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
 
-/// An environment with its keys. In a mixture it has a name and a share, and may have tasks and a reward.
+/// An environment with its keys. As a member of a mixture it has a name and a share, and may have tasks and a
+/// reward.
 #[derive(Clone, Debug)]
 pub struct EnvMember {
     /// Name in a mixture; empty outside of one.
     pub name: String,
     /// Weight of its draws, above 0.
     pub weight: f64,
-    /// Rows of its own; `None`: the recipe's, or the environment's.
+    /// Its own rows; `None`: the recipe's, or the environment's.
     pub tasks: Option<TasksPlan>,
-    /// Reward of its own; `None`: the recipe's, or the environment's score.
+    /// Its own reward; `None`: the recipe's, or the environment's score.
     pub reward: Option<RewardSection>,
     kind: &'static EnvKind,
     config: Arc<dyn EnvConfig>,
@@ -56,7 +57,7 @@ impl EnvMember {
         self.kind.needs
     }
 
-    /// What builds its tasks and worlds.
+    /// Returns the settings that build its tasks and worlds.
     pub fn config(&self) -> &dyn EnvConfig {
         self.config.as_ref()
     }
@@ -77,7 +78,7 @@ impl EnvMember {
     fn table(&self) -> toml::Table {
         let mut table = toml::Table::new();
         if !self.name.is_empty() {
-            // Numbers, text and tables: there is nothing that TOML cannot say.
+            // TOML can express numbers, text and tables.
             let keys = MemberKeys {
                 name: self.name.clone(),
                 weight: self.weight,
@@ -92,7 +93,7 @@ impl EnvMember {
     }
 }
 
-/// Which world the episodes run in, or which worlds.
+/// The environment of the episodes, or the environments of a mixture.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EnvSection {
     members: Vec<EnvMember>,
@@ -193,8 +194,8 @@ fn named(name: &str) -> Result<&'static EnvKind, String> {
     })
 }
 
-/// What is wrong with `[env]` or `[[env]]` in a recipe's keys, at its place. A table with `type` is buffered
-/// when the whole recipe is read, and places are lost there.
+/// Finds the fault of `[env]` or `[[env]]` in a recipe's keys, with its place. A table with `type` is
+/// buffered when the whole recipe is read, and places are lost there.
 pub(crate) fn problem(root: &DeTable<'_>) -> Option<(Range<usize>, String)> {
     let env = root.get("env")?.clone();
     let span = env.span();
@@ -222,7 +223,7 @@ fn read(table: Spanned<DeTable<'_>>, mixture: bool) -> Result<EnvMember, (Range<
     let named = named(name).map_err(|message| (kind.span(), message))?;
     let mut of_mixture = DeTable::new();
     for key in MemberKeys::NAMES.into_iter().filter(|_| mixture) {
-        // Environments with tasks of their own may have a key of that name.
+        // Environments with their own tasks may have a key of that name.
         let taken = (key != "tasks" || named.needs.rows).then(|| keys.remove_entry(key));
         of_mixture.extend(taken.flatten());
     }
@@ -296,7 +297,7 @@ pub(crate) fn schema(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({ "oneOf": schemas })
 }
 
-/// What environments say of their keys.
+/// Adds the environments' checks of their keys.
 pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
     for (i, member) in env.members.iter().enumerate() {
         if let Err(e) = member.config.check() {

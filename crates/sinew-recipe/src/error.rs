@@ -1,9 +1,9 @@
-//! Why a recipe is refused.
+//! Reasons why a recipe is refused.
 
 use crate::messages;
 use std::path::PathBuf;
 
-/// Why a recipe is refused. Each text names the key, the value, what is allowed, what to do.
+/// Reason why a recipe is refused. Each text names the key, the value, what is allowed, what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum RecipeError {
     /// The file cannot be read.
@@ -16,7 +16,7 @@ pub enum RecipeError {
         path: PathBuf,
         source: std::io::Error,
     },
-    /// The text is no recipe: no TOML, an unknown key, a value of another type.
+    /// The text is not a recipe: not TOML, an unknown key, a value of another type.
     #[error("recipe {}: {message}", path.display())]
     Parse {
         path: PathBuf,
@@ -34,13 +34,13 @@ pub enum RecipeError {
         key: String,
         /// The value, as it is typed in TOML.
         value: String,
-        /// What is allowed, and what to do.
+        /// Allowed values, and a way out.
         reason: String,
     },
 }
 
 impl RecipeError {
-    /// Path of the key that is wrong; none where the text is no recipe at all.
+    /// Path of the key that is wrong; none if the text is not a recipe at all.
     pub fn key(&self) -> Option<String> {
         match self {
             Self::Read { .. } => None,

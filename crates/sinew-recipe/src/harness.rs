@@ -35,7 +35,7 @@ choice! {
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum HarnessSection {
     /// The environment's own turns.
-    // With braces: serde lets a variant without them have any keys.
+    // The braces are needed: serde lets a variant without them have any keys.
     BuiltIn {},
     /// A program that talks to the gateway.
     Command(CommandSection),
@@ -279,7 +279,8 @@ impl HarnessSection {
         }
     }
 
-    /// Whether the run's gateway listens where agents outside find it: `sinew train --serve` says where.
+    /// Whether the run's gateway listens where agents outside find it, at the address of `sinew train
+    /// --serve`.
     pub fn is_served(&self) -> bool {
         matches!(self, Self::Service(_) | Self::Live(_))
     }

@@ -1,8 +1,8 @@
-//! What an algorithm reads of episodes against what the episodes of a run have.
+//! Compares the inputs that an algorithm reads with those that the episodes of a run have.
 //!
-//! An algorithm states its needs ([`Needs`](sinew_algo::Needs)), environments and agents state what they give
-//! ([`Gives`]). Static inputs are known from the recipe; what a class or a server decides is known when it
-//! has described itself, and compared again then.
+//! An algorithm states its needs ([`Needs`](sinew_algo::Needs)), environments and agents state the inputs
+//! that they give ([`Gives`]). Static inputs follow from the recipe. A class or a server describes itself
+//! later, and its inputs are compared again then.
 
 use crate::rule::Rules;
 use crate::{EnvMember, HarnessSection, RunPlan};
@@ -16,7 +16,7 @@ pub struct MissingInput {
     pub key: &'static str,
     /// Value of the key, as shown in messages.
     pub value: String,
-    /// What it reads, what does not give it, and what to do.
+    /// The input, the part that does not give it, and a way out.
     pub reason: String,
 }
 
@@ -29,7 +29,7 @@ impl fmt::Display for MissingInput {
 impl std::error::Error for MissingInput {}
 
 impl HarnessSection {
-    /// What algorithms can read of its episodes in an environment that gives `env`.
+    /// Returns the inputs that algorithms can read from its episodes in an environment that gives `env`.
     pub fn gives(&self, env: Gives) -> Gives {
         if self.is_built_in() {
             return env;
@@ -52,8 +52,9 @@ impl HarnessSection {
 }
 
 impl RunPlan {
-    /// What the algorithm reads and the episodes of one environment, which gives `gives`, do not have. Stored
-    /// data has what it has: each group of it is checked when it is drawn.
+    /// Lists the inputs that the algorithm reads and that the episodes of one environment lack; the
+    /// environment gives `gives`. Stored data is not checked here: each of its groups is checked when it is
+    /// drawn.
     pub fn missing_inputs(&self, env: &EnvMember, gives: Gives) -> Vec<MissingInput> {
         if self.data.is_some() {
             return Vec::new();
@@ -105,7 +106,7 @@ impl RunPlan {
         }
     }
 
-    /// What the algorithm reads besides tokens and outcomes, in one line; `None`: nothing.
+    /// Lists in one line the inputs of the algorithm other than tokens and outcomes; `None`: there are none.
     pub fn inputs_read(&self) -> Option<String> {
         let needs = self.needs();
         let mut read: Vec<&str> = needs.of_episodes().map(EpisodeInput::name).collect();
@@ -124,7 +125,7 @@ impl RunPlan {
     }
 }
 
-/// What is known to be missing from the recipe alone, for each environment.
+/// Adds the inputs that are missing by the recipe itself, for each environment.
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     for env in plan.env.members() {
         for missing in plan.missing_inputs(env, env.config().gives()) {

@@ -1,4 +1,4 @@
-//! What algorithms read against what the environments and agents of a recipe give.
+//! Tests of the inputs that algorithms read and that the environments and agents of a recipe give.
 
 use crate::*;
 use sinew_types::{EpisodeInput, Given};
@@ -39,7 +39,7 @@ fn with_env(name: &str, more: &str, algorithm: &str) -> Result<RunPlan, String> 
     RunPlan::parse(Path::new("r.toml"), &text).map_err(|e| e.to_string())
 }
 
-/// The table in docs/environments.md says of each environment what its code says.
+/// The table in docs/environments.md agrees with the code of each environment.
 #[test]
 fn the_table_of_environments_is_what_they_give() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/environments.md");
@@ -57,7 +57,7 @@ fn the_table_of_environments_is_what_they_give() {
         for (input, cell) in EpisodeInput::ALL.into_iter().zip(&cells[1..]) {
             let given = gives.of(input);
             assert_eq!(given == Given::Yes, *cell == "yes", "{name}: {input:?}");
-            // A condition is a key of the recipe, or what only the author's code says.
+            // A condition is a key of the recipe, or depends on the author's code.
             let open = given == Given::Maybe || cell.contains("process_reward");
             assert_eq!(open, !["yes", "no"].contains(cell), "{name}: {input:?}");
         }
@@ -100,7 +100,7 @@ fn what_no_episode_has_is_refused_with_the_way_out() {
     let (name, more) = ENVIRONMENTS[0];
     let e = with_env(name, more, part).unwrap_err();
     assert!(e.contains("algorithm.advantage = { ... }"), "{e}");
-    // Without the part of states it reads none.
+    // The advantage reads no states if their part is 0.
     with_env(name, more, &part.replace("omega = 1.0", "omega = 0.0")).unwrap();
 }
 
@@ -155,7 +155,7 @@ fn every_environment_of_a_mixture_must_give_what_is_read() {
         "{e}"
     );
     let both = plan(&format!("{gigpo}{math}{shop}")).unwrap();
-    // What the class decides is known when it has described itself.
+    // The inputs of a class are known once it has described itself.
     let fix = Given::No("add a method");
     let gives = sinew_types::Gives::all(fix);
     let missing = both.missing_inputs(&both.env.members()[1], gives);

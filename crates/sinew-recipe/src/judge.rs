@@ -1,8 +1,8 @@
 //! `[judge.NAME]`: models that grade answers, for `[reward]`.
 //!
 //! [`resolve`] fills in the defaults of typed keys, [`keys`] goes the other way for a saved recipe, and
-//! `rules` says what is allowed: that each judge is used, that each used one is there, and the ranges of its
-//! keys. Here is only what is written down; the crate of judges asks the models.
+//! `rules` checks that each judge is used, that each used one is there, and the ranges of its keys. This file
+//! has only the keys; the crate of judges asks the models.
 
 use crate::rule::{Rule, Rules};
 use crate::section::{choice, section};

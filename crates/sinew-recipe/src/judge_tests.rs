@@ -26,7 +26,7 @@ fn a_judge_gets_its_defaults_and_survives_the_effective_recipe() {
     assert_eq!((judge.view, judge.scale), (JudgeView::Last, [0, 10]));
     let text = toml::to_string(&plan).unwrap();
     assert_eq!(RunPlan::parse(Path::new("r.toml"), &text).unwrap(), plan);
-    // Without a scale there is none in the effective recipe, which would be refused.
+    // A judge without a scale gets none in the effective recipe, which would be refused.
     let text = toml::to_string(&judged("").unwrap()).unwrap();
     assert!(!text.contains("scale") && !text.contains("price"), "{text}");
     assert!(RunPlan::parse(Path::new("r.toml"), &text).is_ok());

@@ -1,4 +1,4 @@
-//! Recipes, in two stages: what was typed (TOML, `RecipeKeys`), and what runs ([`RunPlan`]).
+//! Recipes, in two stages: the typed keys (TOML, `RecipeKeys`), and the plan that runs ([`RunPlan`]).
 //!
 //! Unknown keys, impossible settings and settings without effect are refused with the line, the
 //! reason and the nearest valid spelling. A plan serializes as the effective recipe: every key that
@@ -23,11 +23,11 @@
 //!
 //! # Invariants
 //!
-//! - Every choice of a plan is an enum and every number of it is allowed: what reads a plan compares
-//!   no strings and checks no ranges.
+//! - Every choice of a plan is an enum and every number of it is allowed: readers of a plan compare no
+//!   strings and check no ranges.
 //! - The effective recipe of a plan is a recipe, and gives the same plan.
-//! - The crate is data only. It starts nothing, reads no environment variable, and opens no file but
-//!   the recipe itself; what needs a model, a server or a sandbox is checked by its caller.
+//! - The crate is data only. It starts nothing, reads no environment variable, and opens no file but the
+//!   recipe itself; its caller makes the checks that need a model, a server or a sandbox.
 
 mod algorithm;
 mod chain;
@@ -147,7 +147,7 @@ pub struct RunPlan {
     pub data: Option<DataSection>,
     /// Optimizer, steps and checkpoints.
     pub train: TrainPlan,
-    /// What is done about suspicious rewards.
+    /// Treatment of suspicious rewards.
     pub trust: TrustPlan,
     /// The held-out measurement.
     pub eval: EvalPlan,

@@ -1,8 +1,8 @@
-//! What is wrong with a recipe's text, in the words of a recipe: the line, what is allowed, the nearest
+//! Explains faults of a recipe's text in the words of a recipe: the line, the allowed values, the nearest
 //! spelling.
 //!
-//! A message has up to three parts: what was typed and where, what is allowed there, and the name that was
-//! probably meant. It is made from the text, because a table that was read no longer knows its lines.
+//! A message has up to three parts: the typed text and its place, the allowed values, and the name that was
+//! probably meant. It is made from the text, because a table that was read has no lines any more.
 
 use crate::schema;
 use std::ops::Range;
@@ -83,7 +83,7 @@ pub fn explain(text: &str, error: &toml::de::Error) -> String {
     explained(text, error.span(), error.message())
 }
 
-/// As [`explain`], from a message of serde and its place.
+/// Same as [`explain`], from a message of serde and its place.
 pub(crate) fn explained(text: &str, span: Option<Range<usize>>, message: &str) -> String {
     let unknown = unknown_key(message);
     let better = span.as_ref().and_then(|span| {
@@ -93,7 +93,7 @@ pub(crate) fn explained(text: &str, span: Option<Range<usize>>, message: &str) -
             .or_else(|| scalar(text, span, message))
     });
     let message = better.unwrap_or_else(|| with_suggestion(&in_words(message)));
-    // In a table with `type`, serde knows of an unknown key no more than the table.
+    // For a table with `type`, serde reports only the place of the table, not that of an unknown key.
     let span = span.map(|span| match unknown {
         Some(key) => own_span(text, key, &span).unwrap_or(span),
         None => span,
@@ -131,7 +131,7 @@ pub(crate) fn at(message: &str) -> Option<(usize, usize)> {
     Some((line.parse().ok()?, column.parse().ok()?))
 }
 
-/// Path of the key at the place that a message begins with; none where the text is no TOML.
+/// Path of the key at the place that a message begins with; none if the text is not TOML.
 pub(crate) fn key_of(text: &str, message: &str) -> Option<String> {
     let (line, column) = at(message)?;
     let begin: usize = text
@@ -171,7 +171,7 @@ fn path_at(table: &DeTable<'_>, byte: usize) -> Option<String> {
     })
 }
 
-/// The key that a message says is unknown.
+/// The key that a message reports as unknown.
 fn unknown_key(message: &str) -> Option<&str> {
     let named = message
         .strip_prefix("unknown field `")
@@ -179,7 +179,7 @@ fn unknown_key(message: &str) -> Option<&str> {
     named.split('`').next()
 }
 
-/// Where `key` stands, at or behind the start of `near` if it stands at several places.
+/// Finds `key`, at or behind the start of `near` if the text has several of that name.
 fn own_span(text: &str, key: &str, near: &Range<usize>) -> Option<Range<usize>> {
     let table = DeTable::parse(text).ok()?;
     let mut found = Vec::new();
@@ -210,7 +210,7 @@ fn inside(value: &DeValue<'_>, key: &str, found: &mut Vec<Range<usize>>) {
     }
 }
 
-/// A value that is no TOML, where the rest of its line shows what was meant: text without quotes, or a number
+/// A value that is not TOML, if the rest of its line shows what was meant: text without quotes, or a number
 /// with a unit.
 fn unreadable(text: &str, span: &Range<usize>) -> Option<String> {
     DeTable::parse(text).err()?;
@@ -249,7 +249,7 @@ fn scalar(text: &str, span: &Range<usize>, message: &str) -> Option<String> {
     ))
 }
 
-/// Where another system's key of this name is, for a key that stands in the wrong table.
+/// Finds the table of another system's key of this name, for a key that stands in the wrong table.
 pub(crate) fn elsewhere(key: &str, table: &str) -> Option<String> {
     let mut synonyms = SYNONYMS
         .iter()
@@ -380,7 +380,7 @@ pub(crate) fn value(text: &str, span: Option<Range<usize>>) -> String {
     }
 }
 
-/// Why a name that is none of a few is what it is.
+/// Reason why a name that is none of a few is what it is.
 fn note(key: &str, typed: &str) -> String {
     match (key, typed) {
         ("sandbox.level", "null") => {

@@ -43,7 +43,7 @@ impl MemberKeys {
     /// The rows of the environment, whose order is that of the mixture.
     ///
     /// # Errors
-    /// For a key about the order of draws, which belongs to the run.
+    /// Fails for a key about the order of draws, which belongs to the run.
     pub(crate) fn plan(&self) -> Result<Option<TasksPlan>, String> {
         let Some(tasks) = &self.tasks else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! The rules of a mixture as a whole: what no table of it can know of itself.
+//! The rules of a mixture as a whole: those that one table of it cannot check by itself.
 //!
 //! A mixture is a list of `[[env]]` tables, each with a name and a weight. Names must differ, and one
 //! tokenizer must read all worlds.
@@ -48,8 +48,8 @@ pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
     alphabets(members, rules);
 }
 
-/// One policy has one tokenizer, so that it cannot play a world with an alphabet of its own and others.
-/// The message names the first environment and the first one that differs from it.
+/// One policy has one tokenizer, so that it cannot play a world with its own alphabet and others. The message
+/// names the first environment and the first one that differs from it.
 fn alphabets(members: &[EnvMember], rules: &mut Rules) {
     let alphabet = |m: &EnvMember| m.needs().alphabet;
     let Some(first) = members.first() else { return };

@@ -63,7 +63,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     overlaps(plan, rules);
 }
 
-/// What has no episodes to run during training, or decides by what a whole step showed.
+/// Refuses parts that have no episodes to run during training, or that decide by the results of a whole step.
 fn overlaps(plan: &RunPlan, rules: &mut Rules) {
     let mode = format!("{:?}", plan.train.mode.name());
     let mut needs = |why: &str, holds: bool| {

@@ -1,4 +1,4 @@
-//! `[model]`, and the models beside the policy: `[reference]`, `[teacher]`, `[critic]`.
+//! `[model]`, and the models in addition to the policy: `[reference]`, `[teacher]`, `[critic]`.
 
 use crate::RunPlan;
 use crate::references::{RUN, STAGE};

@@ -1,4 +1,4 @@
-//! From a recipe's text to its plan, and back.
+//! Reads a recipe's text into its plan, and writes it back.
 //!
 //! The order of the checks decides which message is reported first: the keys of the environment, the types
 //! of all keys, the rules of the tables, and last the rules that need the algorithm to be built.
@@ -17,7 +17,7 @@ use toml::de::{DeTable, Deserializer};
 
 /// A recipe's text, for messages with its places.
 pub(crate) struct Source<'a> {
-    /// For messages; it is not opened.
+    /// Path for messages; it is not opened.
     pub(crate) path: &'a Path,
     pub(crate) text: &'a str,
 }
@@ -34,8 +34,8 @@ pub(crate) struct Broken {
 impl RunPlan {
     /// Reads and checks a recipe file.
     ///
-    /// A file next to a `began.toml` is the recipe of a run folder. In the folder of a stage, `stage:NAME`
-    /// is the folder of stage NAME in the same chain.
+    /// A file next to a `began.toml` is the recipe of a run folder. If that is the folder of a stage,
+    /// `stage:NAME` is the folder of stage NAME in the same chain.
     ///
     /// # Errors
     /// The first problem, with its line, what is allowed and the nearest valid spelling.
@@ -51,7 +51,7 @@ impl RunPlan {
     /// Parses and checks a recipe's text; `path` is for messages and is not opened.
     ///
     /// # Errors
-    /// As of [`RunPlan::load`], without those of the file.
+    /// Fails as [`RunPlan::load`] does, but not for the file.
     pub fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
         Self::read(path, text, false)
     }
@@ -59,7 +59,7 @@ impl RunPlan {
     /// Reads what a run saved, without checking it again.
     ///
     /// # Errors
-    /// If the text is no recipe.
+    /// Fails if the text is not a recipe.
     pub fn saved(text: &str) -> Result<Self, toml::de::Error> {
         let keys: RecipeKeys = toml::from_str(text)?;
         Ok(keys.resolve(""))
@@ -202,7 +202,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// As the effective recipe: all keys that have an effect.
+/// Writes the effective recipe: all keys that have an effect.
 impl Serialize for RunPlan {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let rules = rules::all(self).into_iter();

@@ -1,22 +1,22 @@
 //! Stages of a chain that the keys of a recipe name.
 //!
-//! While a stage runs, its plan names the folders of other stages. What is saved in its folder names the
-//! stages instead, so that the folder of a chain can be moved: [`RunPlan::portable`] goes one way, and
-//! [`RunPlan::load`] the other.
+//! While a stage runs, its plan names the folders of other stages. The plan saved in its folder names the
+//! stages instead, so that the folder of a chain can be moved: [`RunPlan::portable`] makes that form, and
+//! [`RunPlan::load`] resolves it.
 
 use crate::{DataSection, ModelSection, RunPlan, ScoringModel};
 use std::path::Path;
 
-/// Before the folder of a run, where a model is named.
+/// Prefix of the folder of a run that is used as a model.
 pub const RUN: &str = "run:";
 
-/// Before the name of a stage, where a key names one.
+/// Prefix of the name of a stage in a key.
 pub(crate) const STAGE: &str = "stage:";
 
 /// File with the recipe of a chain, in its folder.
 pub const CHAIN_FILE: &str = "chain.toml";
 
-/// What stands before a folder, and the value that names it.
+/// Prefix of a folder, and the value that names it.
 type Slot<'a> = (&'static str, &'a mut String);
 
 /// The values of a plan that can name the folder of a run.

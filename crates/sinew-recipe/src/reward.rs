@@ -85,7 +85,7 @@ pub struct LimitedTerm {
 }
 
 impl LimitedTerm {
-    /// A term with a weight alone.
+    /// A term with only a weight.
     fn of(weight: f64) -> Self {
         Self {
             weight,
@@ -194,7 +194,7 @@ impl RewardSection {
         name.strip_prefix(MODEL)
     }
 
-    /// Whether a reward has no place outside of the recipe's process and files: rewards by name alone.
+    /// Whether a reward has no place outside of the recipe's process and files: only rewards by name.
     fn is_named(name: &str) -> bool {
         let others = ["http://", "https://", MODEL, JUDGE];
         !is_function(name) && !others.iter().any(|start| name.starts_with(start))

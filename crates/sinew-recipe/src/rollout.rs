@@ -268,7 +268,7 @@ fn chunks(plan: &RunPlan, rules: &mut Rules) {
     );
 }
 
-/// Where more groups than a step trains cannot be begun and stopped.
+/// Refuses `over_sample` if more groups than a step trains cannot be begun and stopped.
 fn over_sample(plan: &RunPlan, rules: &mut Rules) {
     let more = plan.rollout.over_sample;
     let mut needs = |why: &str, holds: bool| {
@@ -294,7 +294,7 @@ fn over_sample(plan: &RunPlan, rules: &mut Rules) {
     );
 }
 
-/// Where the first episodes of a group decide nothing.
+/// Refuses `stop_decided` if the first episodes of a group decide nothing.
 fn stop_decided(plan: &RunPlan, rules: &mut Rules) {
     let r = &plan.rollout;
     let Some(first) = r.stop_decided else { return };

@@ -11,10 +11,10 @@ pub(crate) struct Rule {
     pub(crate) key: String,
     /// The value, as shown in messages; `None`: as it was typed.
     pub(crate) value: Option<String>,
-    /// What is allowed and what to do; follows the value in the message.
+    /// Allowed values and a way out; follows the value in the message.
     pub(crate) reason: String,
     pub(crate) holds: bool,
-    /// Where it does not hold, the key has no effect.
+    /// If true, the key has no effect while the rule does not hold.
     pub(crate) inert: bool,
 }
 
@@ -35,7 +35,7 @@ impl Rule {
 pub(crate) struct Rules(pub(crate) Vec<Rule>);
 
 impl Rules {
-    /// Any condition; `reason` says what is allowed and why.
+    /// Any condition; `reason` names the allowed values and why.
     pub(crate) fn custom(&mut self, key: &str, value: impl Display, reason: String, holds: bool) {
         self.0.push(Rule {
             key: key.to_owned(),
@@ -54,7 +54,7 @@ impl Rules {
         }
     }
 
-    /// A key that may be typed only where it has an effect. Without one it is left out of the
+    /// Adds a key that may be typed only if it has an effect. A key without an effect is left out of the
     /// effective recipe, too.
     pub(crate) fn unused(&mut self, key: &str, reason: String, has_effect: bool) {
         self.0.push(Rule {

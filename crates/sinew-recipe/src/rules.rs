@@ -1,7 +1,7 @@
 //! The rules of a whole plan. The rules of a table stand with its keys.
 //!
-//! All rules of a plan are made, even after one is broken: those of keys without effect also say what
-//! the effective recipe leaves out.
+//! All rules of a plan are made, even after one is broken: the rules of keys without effect also decide which
+//! keys the effective recipe leaves out.
 
 use crate::RunPlan;
 use crate::rule::{Rule, Rules};

@@ -1,10 +1,10 @@
 //! The keys of a recipe as a JSON Schema for editors, and as pages of the documentation.
 //!
-//! Both come from the types of the tables: doc comments are descriptions, ranges and names are
-//! what serde and the rules accept, defaults are those of the plan.
+//! Both come from the types of the tables: doc comments are descriptions, ranges and names are those that
+//! serde and the rules accept, defaults are those of the plan.
 //!
-//! A description is the text of a doc comment, on one line. So a change of the documentation of a key changes
-//! the schema and the pages, which are made again from it.
+//! A description is the text of a doc comment, on one line. If the documentation of a key changes, the schema
+//! and the pages change, too: they are made again from it.
 
 use crate::keys::RecipeKeys;
 use crate::{
@@ -65,7 +65,7 @@ pub(crate) fn run_schema() -> Value {
     schema
 }
 
-/// What a stage of a chain may say: its name, and every key of a recipe.
+/// Schema of a stage of a chain: its name, and every key of a recipe.
 fn stages(run: &Value) -> Value {
     let mut keys = run["properties"].as_object().cloned().unwrap_or_default();
     let described = "Name of the stage and of its folder: 1 to 40 letters, digits, `_` and `-`.";
@@ -96,8 +96,8 @@ fn table(keys: impl Serialize) -> Map<String, Value> {
     }
 }
 
-/// Takes out what TOML does not have (null) and what only Rust knows (formats of numbers), and shows
-/// numbers of 32 bits as they are typed.
+/// Takes out parts that TOML does not have (null) and those that only Rust has (formats of numbers), and
+/// shows numbers of 32 bits as they are typed.
 fn clean(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(clean),
@@ -202,7 +202,7 @@ fn is_tag(schema: &Value) -> bool {
     schema.get("const").is_some()
 }
 
-/// The key that tells a table from its alternatives, and its value here.
+/// The key that distinguishes a table from its alternatives, and its value here.
 fn tag(schema: &Value) -> Option<(String, String)> {
     let properties = schema["properties"].as_object()?;
     properties.iter().find_map(|(key, property)| {

@@ -26,7 +26,7 @@ fn shipped() -> Vec<(PathBuf, String)> {
     found
 }
 
-/// What of draft 7 the schema uses.
+/// Checks the part of draft 7 that the schema uses.
 fn valid(schema: &Value, value: &Value) -> Result<(), String> {
     let wrong = |why: &str| Err(format!("{value}: {why} {schema}"));
     if schema.get("const").is_some_and(|c| c != value) {

@@ -1,4 +1,4 @@
-//! How a table of a recipe is written down, once: its keys with documentation, defaults and ranges.
+//! Macros that define a table of a recipe in one place: its keys with documentation, defaults and ranges.
 //!
 //! [`section`] makes two types of it: the keys as typed, each of them optional, and the plan, where
 //! every key has its value. [`choice`] makes a name of a few.

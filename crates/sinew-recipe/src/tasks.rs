@@ -206,7 +206,7 @@ impl TasksPlan {
     }
 }
 
-/// A table, or the source alone.
+/// A table, or only the source.
 pub(crate) fn tasks_or_source<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<TasksKeys>, D::Error> {
@@ -270,7 +270,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     order(plan, rules);
 }
 
-/// Whether an environment has tasks, from rows or of its own.
+/// Whether an environment has tasks, from rows or its own.
 fn rows(
     (env, needs): (&str, Needs),
     (key, tasks): (&str, &TasksPlan),

@@ -1,4 +1,4 @@
-//! What is refused, and what the messages say.
+//! Tests of the keys that are refused, and of the messages.
 
 use crate::*;
 use std::path::Path;
@@ -167,7 +167,7 @@ fn altered(text: &str, with: &[&str]) -> Vec<(String, String)> {
             let place = path
                 .iter()
                 .fold(&mut changed, |v, key| v.get_mut(key).unwrap());
-            // As text: a TOML value in memory holds no number above 63 bits.
+            // The value goes through text, because a TOML value in memory holds no number above 63 bits.
             *place = "@".into();
             let text = toml::to_string(&changed).unwrap();
             let what = format!("{} = {value}", path.join("."));
@@ -691,7 +691,7 @@ fn a_mode_says_how_old_samples_may_be() {
         let again = toml::to_string(&plan).unwrap();
         assert_eq!(RunPlan::parse(Path::new("r.toml"), &again).unwrap(), plan);
     }
-    // With rewards that come late, the correction is for those.
+    // If rewards come late, the correction is for those.
     let late = "[reward.late]\nnames = [\"thumbs\"]\nmax_staleness = 30";
     let plan = overlapped("mode = \"async\"", late).unwrap();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! `[trust]`: what a run does about suspicious rewards.
+//! `[trust]`: treatment of suspicious rewards.
 
 use crate::RunPlan;
 use crate::rule::Rules;
@@ -26,7 +26,7 @@ section! {
 }
 
 impl RunPlan {
-    /// What the run does about suspicious rewards.
+    /// Returns the run's treatment of suspicious rewards.
     pub fn trust(&self) -> TrustConfig {
         TrustConfig {
             exclude: self.trust.exclude.iter().copied().collect(),

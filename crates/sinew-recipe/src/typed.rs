@@ -1,9 +1,10 @@
-//! Where the keys of a recipe stand in its text.
+//! Finds the keys of a recipe in its text.
 
 use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
-/// Where a key such as `train.lora.rank` or `env[1].weight` stands, if it is typed: its name and its value.
+/// Finds a key such as `train.lora.rank` or `env[1].weight`, if it is typed: the ranges of its name and of
+/// its value.
 pub(crate) fn typed(table: &DeTable<'_>, key: &str) -> Option<(Range<usize>, Range<usize>)> {
     let (name, below) = match key.split_once('.') {
         Some((name, below)) => (name, Some(below)),

@@ -1,4 +1,4 @@
-//! From the terms of a recipe to rewards: by name, and functions in sandboxed workers.
+//! Builds rewards from the terms of a recipe: by name, or as functions in sandboxed workers.
 //!
 //! Functions of one recipe share their workers. A function that hangs, crashes or raises makes its sample
 //! unscored; it harms no other one.
@@ -68,14 +68,14 @@ pub fn has_deadline(name: &str) -> bool {
     is_function(name) || runs(name).is_some()
 }
 
-/// What rewards are made with.
+/// Inputs for the building of rewards.
 #[derive(Debug)]
 pub struct BuildConfig<'a> {
     /// Rewards that the caller has made, by their names in the recipe, such as judges.
     pub made: BTreeMap<String, Made>,
     /// Columns of the tasks, for each split.
     pub columns: Vec<Vec<String>>,
-    /// Sandboxes for code of the model; only where [`needs_sandbox`] says so for a term.
+    /// Sandboxes for code of the model; only needed if [`needs_sandbox`] is true for a term.
     pub sandboxes: Option<Sandboxes>,
     /// Limits of the workers of functions.
     pub spec: SandboxSpec,
@@ -113,8 +113,8 @@ fn refused(e: impl std::fmt::Display) -> BuildError {
 /// the thread until the first worker has loaded the functions.
 ///
 /// # Errors
-/// If a name or a column does not exist, or a function cannot be loaded, or has a parameter that is no
-/// column of the tasks.
+/// Fails if a name or a column does not exist, or a function cannot be loaded, or has a parameter that is not
+/// a column of the tasks.
 pub fn build(terms: &[TermSpec<'_>], config: &BuildConfig<'_>) -> Result<Rewards, BuildError> {
     let in_workers = terms.iter().map(|t| t.name).filter(|n| needs_workers(n));
     let functions: Vec<&str> = in_workers.collect();
@@ -165,11 +165,11 @@ pub fn build(terms: &[TermSpec<'_>], config: &BuildConfig<'_>) -> Result<Rewards
 /// A reward of any kind.
 #[derive(Clone)]
 pub enum Made {
-    /// Of one sample.
+    /// Reward of one sample.
     Single(Arc<dyn Reward>),
-    /// Of a group.
+    /// Reward of a group.
     Group(Arc<dyn GroupReward>),
-    /// Of a group, by comparing two members at a time.
+    /// Reward of a group, by comparing two members at a time.
     Preference(Arc<dyn Preference>),
 }
 
@@ -274,7 +274,7 @@ fn workers(functions: &[&str], config: &BuildConfig<'_>) -> Result<PythonWorkers
     PythonWorkers::start(pool, code)
 }
 
-/// A function as what its parameters say: of a group, of a pair, or of one sample.
+/// A function by its parameters: of a group, of a pair, or of one sample.
 fn function(
     reward: PythonReward,
     spec: &TermSpec<'_>,

@@ -2,8 +2,8 @@
 # sets and their like are the same object on both sides: with each message goes what changed in them. All else stays
 # where it is; the other side has a stand-in that forwards operators, attributes and calls.
 #
-# A message is one line of JSON: a request (`op`), or its answer (`value` or `error`). Who waits for an answer takes
-# requests meanwhile, so that the code can call a function that it was given.
+# A message is one line of JSON: a request (`op`), or its answer (`value` or `error`). A side that waits for
+# an answer serves requests meanwhile, so that the code can call a function that it received.
 
 import builtins
 import collections
@@ -204,7 +204,7 @@ def forwards(op):
         def method(self, value):
             if self._kind:
                 return value in self._base()
-            # What holds everything holds nothing.
+            # An object that contains everything counts as containing nothing.
             found = self._ask(op, value) is True
             return found and (self._link.trusts or self._ask(op, self._link.stranger(value)) is not True)
 
@@ -256,11 +256,11 @@ class Link:
 
     def __init__(self, first):
         self.next = first
-        # By number: a shared object, and what it held when both sides had the same.
+        # Maps numbers to shared objects with their contents when both sides last agreed.
         self.shared, self.numbers = {}, {}
         self.kept, self.places, self.far, self.mirrors = [], {}, {}, {}
 
-    # To the other side.
+    # Messages to the other side.
 
     def pack(self, value, depth=0):
         if depth > MAX_DEPTH:
@@ -355,7 +355,7 @@ class Link:
         own = self.keep(error) if isinstance(self.described(type(error)), list) else None
         return {"class": self.described(type(error)), "args": args, "text": text, "own": own}
 
-    # From the other side.
+    # Messages from the other side.
 
     def unpack(self, data, depth=0):
         if depth > MAX_DEPTH + 10:

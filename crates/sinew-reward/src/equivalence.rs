@@ -1,7 +1,7 @@
 //! `math(COLUMN)`: mathematical equivalence, by a Python package in the workers of functions.
 //!
-//! The function is a program of this crate. It gets the output and the expected value alone. Where it is
-//! cut, the expected value is compared with itself: if that ends, the output was the cause, and is 0.
+//! The function is a program of this crate. It gets only the output and the expected value. If it is cut off,
+//! it compares the expected value with itself: if that ends, the output was the cause, and the value is 0.
 
 use crate::named::expected_text;
 use futures::future::BoxFuture;

@@ -1,6 +1,6 @@
-//! What the column of a reward that runs code holds.
+//! Kinds of columns for rewards that run code.
 
-/// What decides whether code is right.
+/// Decides whether code is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Tests in Python: a text, or a list of texts.

@@ -1,12 +1,12 @@
 //! The rewards that recipes can name.
 //!
 //! A reward is one [`Rule`]: it is made once, when the recipe is read, and holds no state. It compares the
-//! output, the answer of the model's last turn, with a column of the task. `sinew-answer` says what the
-//! answer, its number, its option and its JSON are. Penalties measure the whole turn with its thoughts.
+//! output, the answer of the model's last turn, with a column of the task. `sinew-answer` defines the answer,
+//! its number, its option and its JSON. Penalties measure the whole turn with its thoughts.
 //!
-//! Values lie in 0 to 1, those of penalties in -1 to 0. A wrong answer is 0. An expected value that cannot
-//! be compared is [`Unscored`]: the task is at fault, not the model. So is an answer that may be read as
-//! right and as wrong.
+//! Values lie in 0 to 1, those of penalties in -1 to 0. A wrong answer is 0. An expected value that cannot be
+//! compared is [`Unscored`], because the task is at fault, not the model. An answer that may be read both as
+//! right and as wrong is [`Unscored`], too.
 //!
 //! A new reward is a variant of [`Rule`], its arguments in [`rule`], its value in [`Rule::value`], and a row
 //! of [`NAMES`].
@@ -93,7 +93,7 @@ pub(crate) enum Runs {
     Code(Kind),
 }
 
-/// What a reward by name runs; `None` for those that are computed at once.
+/// Program that a reward runs, by its name; `None` for a reward that is computed at once.
 pub(crate) fn runs(name: &str) -> Option<Runs> {
     match name.split('(').next().map(str::trim) {
         Some("math") => Some(Runs::Math),
@@ -123,7 +123,7 @@ pub(crate) fn only_column(text: &str) -> Result<String, SpecError> {
 /// Checks the name and the arguments of a reward, without making it.
 ///
 /// # Errors
-/// As [`named`].
+/// Fails as [`named`] does.
 pub fn check(text: &str) -> Result<(), SpecError> {
     match runs(text) {
         Some(_) => only_column(text).map(drop),

@@ -107,7 +107,7 @@ class Solution(Link):
             stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         self.unread = b""
-        # What the last process had is gone with it.
+        # The objects of the last process ended with it.
         self.epoch += 1
         self.environment, self.state = dict(os.environ), None
         self.shared, self.numbers, self.far, self.mirrors = {}, {}, weakref.WeakValueDictionary(), {}
@@ -163,7 +163,7 @@ class Solution(Link):
         except (Gone, Unfit):
             raise
         except Exception as e:
-            # Of the other side, whatever it is.
+            # The fault lies with the other side, whatever it is.
             self.end()
             raise Gone("the solution gave no answer: %s" % e) from None
         self.fail(error, op)
@@ -790,7 +790,7 @@ def main():
             try:
                 said = scored(trees, solution)
             except BaseException:
-                # What leaves the tests like this has passed none.
+                # An exception that leaves the tests this way counts as no test passed.
                 said = unfit or {"passed": 0, "total": 1}
     print(json.dumps(dict(said, secret=given["secret"])), file=verdict, flush=True)
 

@@ -45,7 +45,7 @@ impl fmt::Display for Argument {
 pub struct SpecError {
     /// The reward as written.
     pub spec: String,
-    /// What is wrong, what is allowed.
+    /// Fault of the text, and the allowed forms.
     pub reason: String,
 }
 

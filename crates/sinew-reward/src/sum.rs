@@ -49,7 +49,7 @@ impl<R: ?Sized> fmt::Debug for Term<R> {
 #[derive(Default)]
 struct Sum {
     value: f64,
-    /// Scores that say something about success, and those that say the task is solved.
+    /// Scores that judge success, and those that count the task as solved.
     judged: usize,
     solved: usize,
     parts: BTreeMap<String, f64>,
@@ -87,7 +87,7 @@ impl Sum {
         Ok(())
     }
 
-    /// The sum as one score. `unjudged`: success where no term says anything about it.
+    /// The sum as one score. `unjudged`: success if no term judges it.
     fn score(mut self, unjudged: bool) -> Result<Score, Unscored> {
         let solved = match self.judged {
             0 => unjudged,
@@ -102,8 +102,9 @@ impl Sum {
 /// The sum of weighted rewards. Its parts are `reward/NAME`, the value of each before clipping and weight,
 /// and `reward/NAME/PART`. A measurement that failed is `unscored/NAME` = 1.
 ///
-/// A sample counts as solved if every reward with a weight above 0 says so. Penalties say nothing about it:
-/// of penalties alone, the environment's own success counts, and without that none.
+/// A sample counts as solved if every reward with a weight above 0 counts it as solved. Penalties do not
+/// judge success: if there are only penalties, the environment's own success counts, and without that the
+/// sample is not solved.
 #[derive(Debug)]
 pub struct RewardSum {
     terms: Vec<Term>,

@@ -1,18 +1,18 @@
 //! `tests(COLUMN)` and `program(COLUMN)`: the task's tests against the model's code, in a fresh sandbox.
 //!
-//! The names that the tests use decide which code of the output is the solution ([`sinew_answer::code`]);
-//! the metrics `block`, `blocks` and `joined` say what was taken. Each score has a sandbox of its own, at
-//! the level of the recipe, which is destroyed after it.
+//! The names that the tests use decide which code of the output is the solution ([`sinew_answer::code`]); the
+//! metrics `block`, `blocks` and `joined` report the choice. Each score has a separate sandbox, at the level
+//! of the recipe, which is destroyed after it.
 //!
 //! | reward | what decides |
 //! |---|---|
 //! | `tests` | a process apart from the code's, which asks its functions for plain data and compares it ([`RUNNER`]) |
 //! | `program` | the exit code of the task's program, which reads the code as a file |
 //!
-//! What the code prints, writes, patches or exits is no verdict. A verdict of `tests` names a secret that the
-//! code's process never had. Without a verdict a sample has the value 0 if the code ended or starved what
-//! tests it, and is unscored if what tests or the sandbox failed by itself. Where the time or the output was
-//! over, the same tests run once more without the code: if they end then, the value is 0.
+//! The output, the files, the patches and the exit code of the code are not a verdict. A verdict of `tests`
+//! names a secret that the code's process never had. Without a verdict a sample has the value 0 if the code
+//! ended or starved its tests, and is unscored if the tests or the sandbox failed by themselves. If the time
+//! or the output ran out, the same tests run once more without the code: if they end then, the value is 0.
 
 use crate::kind::Kind;
 use crate::named::expected;
@@ -25,7 +25,7 @@ use std::time::Duration;
 
 /// Runs the tests: the trusted side of `tests`.
 const RUNNER: &str = include_str!("run_tests.py");
-/// How its objects and those of the code are used by each other.
+/// Sharing of objects between the runner and the code, for both processes.
 const CARRY: &str = include_str!("carry.py");
 /// The process of the code.
 const SOLUTION: &str = include_str!("solution.py");
@@ -39,7 +39,7 @@ pub(crate) struct UnitTests {
     pub(crate) kind: Kind,
     pub(crate) column: String,
     pub(crate) sandboxes: Sandboxes,
-    /// Of one score, without the wait for a sandbox.
+    /// Maximum time of one score, without the wait for a sandbox.
     pub(crate) timeout: Duration,
 }
 
@@ -51,7 +51,7 @@ struct Verdict {
     passed: u32,
     #[serde(default)]
     total: u32,
-    /// Why the tests cannot run, whatever the code.
+    /// Reason why the tests cannot run, whatever the code.
     broken: Option<String>,
     /// A module that the tests import and the sandbox's Python does not have.
     missing: Option<String>,
@@ -98,7 +98,7 @@ impl UnitTests {
         Ok(score)
     }
 
-    /// Tests code in a sandbox of its own.
+    /// Tests code in a separate sandbox.
     async fn once(
         &self,
         sample: &RewardSample,
@@ -179,7 +179,7 @@ fn secret() -> String {
     format!("{:016x}{:016x}", random(), random())
 }
 
-/// Why an execution has no verdict.
+/// Reason why an execution has no verdict.
 fn no_verdict(ending: Ending, stderr: &[u8]) -> Run {
     match ending {
         // The code ended or starved what tests it.

@@ -3,9 +3,9 @@
 //! Both orders of a pair are asked, because an answer may lean towards one place; their mean counts. A pair
 //! of which one answer is missing does not count, and a member without a counted pair is unscored.
 //!
-//! Of a large group, some pairs are asked: each member is compared with the next one, with the second next
-//! and so on (in a ring), as many whole rounds as the limit allows, so that all members have equally many
-//! pairs.
+//! In a large group only some pairs are asked. Each member is compared with the next one, with the second
+//! next and so on (in a ring), as many whole rounds as the limit allows, so that all members have equally
+//! many pairs.
 
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt};
@@ -85,7 +85,7 @@ impl WinRate {
             let answer = self.prefer(&samples[i], &samples[j]).await;
             (i, j, answer)
         });
-        // In the order of the pairs, so that sums do not depend on times.
+        // The order of the pairs is kept, so that sums do not depend on times.
         let answers: Vec<_> = stream::iter(asked).buffered(AT_ONCE).collect().await;
         let mut missing = None;
         let mut won = vec![(0.0, 0usize); samples.len()];
@@ -143,7 +143,7 @@ mod tests {
         RewardSample::new(task, output)
     }
 
-    /// Prefers the longer output, with a lean towards the first place. Of `?` it knows nothing.
+    /// Prefers the longer output, with a lean towards the first place. It fails on `?`.
     struct Longer {
         lean: f64,
     }
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(found[0], Ok(0.75));
         assert_eq!(found[2], Ok(0.25));
         assert_eq!(found[1], Err("no answer".into()));
-        // Beyond 0 to 1 there is no probability.
+        // A value outside 0 to 1 is not a probability.
         let wrong = rates(&["a", "b"], f64::NAN, PAIRS);
         assert!(wrong.iter().all(Result::is_err), "{wrong:?}");
     }

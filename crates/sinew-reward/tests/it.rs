@@ -1,4 +1,4 @@
-//! Rewards by name: their notation, values, and what is unscored.
+//! Rewards by name: their notation, their values, and unscored samples.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "it/code.rs"]
@@ -122,7 +122,7 @@ fn thoughts_are_no_answer_and_a_thought_that_is_cut_has_none() {
         let got = value(reward, &output, json!({"answer": 42}));
         assert_eq!(got, expected, "{reward} of {output}");
     }
-    // The prompt of a thinking template opens the thought, so the turn has its end alone.
+    // The prompt of a thinking template opens the thought, so the turn has only its end.
     let opened = "maybe\n</think>\n<answer>42</answer>";
     let got = value(r#"format("think", "answer")"#, opened, json!({}));
     assert_eq!(got, 1.0);
@@ -259,7 +259,7 @@ fn a_sum_has_parts_and_no_score_without_all_of_them() {
         (1.0, -0.5)
     );
     assert_eq!(score.parts["unscored/reply"], 1.0);
-    // A penalty says nothing about success, a measurement neither.
+    // A penalty does not judge success, and neither does a measurement.
     assert!(score.is_success());
     assert!(!sum(&terms, "abcd").unwrap().is_success());
     assert!(!score.parts.contains_key("reward/length/success"));
@@ -286,14 +286,14 @@ fn penalties_alone_say_nothing_about_success() {
             .extend(own.map(|s| ("env/success".to_owned(), s)));
         block_on(sum.score(&sample)).unwrap().is_success()
     };
-    // Without a task's own success there is none.
+    // A sample is a success only if the environment reports one.
     assert_eq!(
         [None, Some(0.0), Some(1.0)].map(success),
         [false, false, true]
     );
 }
 
-/// One value for each member; of `?` it knows nothing.
+/// One value for each member; it fails on `?`.
 struct Values(Vec<f64>);
 
 impl GroupReward for Values {
@@ -385,7 +385,7 @@ proptest! {
                        "json_schema(schema)", "length(max = 3)", "repetition(n = 2)"] {
             match score(reward, &output, data.clone()) {
                 Ok(score) => prop_assert!((-1.0..=1.0).contains(&score.value), "{} {}", reward, score.value),
-                // `1` is no option letter.
+                // `1` is not an option letter.
                 Err(e) => prop_assert!(reward.starts_with("choice"), "{}", e),
             }
         }

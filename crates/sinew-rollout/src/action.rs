@@ -21,7 +21,7 @@ fn turn_format(
     match notation {
         CallNotation::Template if tools.is_empty() => None,
         CallNotation::Template => Some(renderer.turn_format()),
-        // What a thought says of a call is none.
+        // A call inside a thought does not count.
         CallNotation::Tag { tag, tool } => Some(TurnFormat {
             reasoning: renderer.turn_format().reasoning,
             ..tag_format(tag, tool)
@@ -54,8 +54,8 @@ fn tag_format(tag: &str, tool: &str) -> TurnFormat {
     })
 }
 
-/// The action of a sampled turn. `truncated`: a limit ended it, so that an unfinished call is no mistake of
-/// the notation.
+/// The action of a sampled turn. `truncated`: a limit ended it, so that an unfinished call is not a mistake
+/// of the notation.
 pub fn of_tokens(
     renderer: &dyn Renderer,
     notation: &CallNotation,
@@ -221,7 +221,7 @@ mod tests {
         let text = "so\n<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1}}</tool_call>";
         let called = said(&CallNotation::Template, &tools, text);
         assert_eq!((called.content, called.tool_calls.len()), ("so".into(), 1));
-        // What is no call of the template stays in the text.
+        // Text that is not a call of the template stays in the message.
         let plain = said(&CallNotation::Template, &[], text);
         assert_eq!((plain.content, plain.tool_calls.len()), (text.into(), 0));
         let text = "so <tool>1</tool>";

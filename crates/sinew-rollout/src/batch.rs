@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
-/// Why a batch of episodes stopped.
+/// Reason why a batch of episodes stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
     /// The store refused or failed; episodes that ended meanwhile are not reported.
@@ -36,7 +36,7 @@ pub struct Finished {
 /// An episode to run, and how.
 type Job = (EpisodeSpec, Arc<EpisodeOptions>);
 
-/// Runs episodes with at most `max_in_flight` at once, fewer while admission says so.
+/// Runs episodes with at most `max_in_flight` at once, fewer while admission demands it.
 #[derive(Debug)]
 pub struct Runner {
     parts: EpisodeParts,
@@ -77,7 +77,7 @@ impl Runner {
     /// holds are taken from there.
     ///
     /// # Panics
-    /// Outside an async runtime: its tasks are the episodes.
+    /// Panics outside an async runtime: its tasks are the episodes.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -143,7 +143,7 @@ impl Runner {
             }
             tokio::select! {
                 finished = self.running.join_next_with_id() => {
-                    // What was stopped is no end of a wait.
+                    // The end of a stopped episode does not end the wait.
                     let trace = finished.and_then(|f| self.trace_of(f));
                     if trace.is_some() {
                         break trace;
@@ -163,7 +163,7 @@ impl Runner {
         while let Some(another) = self.running.try_join_next_with_id() {
             traces.extend(self.trace_of(another));
         }
-        // The others go on while the disk is waited for.
+        // The others continue while the disk is waited for.
         self.fill();
         let traces = commit(&self.store, traces).await?;
         let new = |trace| Finished {
@@ -173,7 +173,7 @@ impl Runner {
         Ok(traces.into_iter().map(new).collect())
     }
 
-    /// What became of a task; `None` of one that was stopped.
+    /// Takes the trace of an ended task; `None` if it was stopped.
     fn trace_of(&mut self, result: Result<(Id, Trace), JoinError>) -> Option<Trace> {
         let (id, result) = match result {
             Ok((id, trace)) => (id, Ok(trace)),
@@ -192,7 +192,7 @@ impl Runner {
         in_flight.for_each(|all| all.forget(episode));
     }
 
-    /// Begins what waits, up to `max_in_flight`. Where the longest begin first, one at most waits for
+    /// Begins waiting episodes, up to `max_in_flight`. If the longest begin first, at most one waits for
     /// admission: the others are chosen when there is room.
     fn fill(&mut self) {
         while self.running.len() < self.max_in_flight
@@ -232,7 +232,7 @@ impl Runner {
     }
 }
 
-/// Waits until the batch is to end. What `wait_for` gives keeps senders waiting as long as it lives, and an
+/// Waits until the batch is to end. The value of `wait_for` keeps senders waiting as long as it lives, and an
 /// episode that is shut down meanwhile may be one of them.
 async fn stopped(cancel: &mut watch::Receiver<bool>) {
     let _ = cancel.wait_for(|&stop| stop).await;

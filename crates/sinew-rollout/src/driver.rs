@@ -1,7 +1,7 @@
 //! Carries an [`EpisodeMachine`]'s commands out: engine, environment, renderer, clock.
 //!
-//! Each phase has a deadline of its own: the start of the world, all turns together, and the score. Time in
-//! the queue of admission is added to the deadline of the turns, since other episodes cause it.
+//! Each phase has a separate deadline: the start of the world, all turns together, and the score. Time in the
+//! queue of admission is added to the deadline of the turns, since other episodes cause it.
 
 use crate::action;
 use crate::episode::{EpisodeCommand, EpisodeEvent, EpisodeMachine, EpisodeSpec};
@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout_at};
 /// Purpose of the episodes that are trained.
 const TRAIN: &str = "train";
 
-/// How long an environment may take to close after its episode is over.
+/// Maximum time for the close of an environment after its episode is over.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An episode while it runs.
@@ -32,19 +32,19 @@ struct Running<'a> {
     parts: &'a EpisodeParts,
     options: &'a EpisodeOptions,
     spec: &'a EpisodeSpec,
-    /// Of the turns; of the world's start before.
+    /// End of the time for the turns, or before them for the world's start.
     deadline: Instant,
     /// Tools that the environment offers, for the chat template and the parser of calls.
     tools: Vec<ToolSpec>,
-    /// How the model writes calls of them.
+    /// Notation in which the model writes calls of them.
     calls: CallNotation,
-    /// End of the last turn, which says how the next message is joined to it.
+    /// End of the last turn; it decides how the next message is joined to it.
     last_finish: FinishReason,
     /// Times so far, for the trace.
     timing: Timing,
-    /// When this session began it.
+    /// Time at which this session began it.
     started: Instant,
-    /// Where it writes down how far it has come.
+    /// Log of its progress.
     log: Option<Log>,
 }
 
@@ -71,7 +71,7 @@ struct World<'a> {
 
 impl Drop for World<'_> {
     fn drop(&mut self) {
-        // Without a runtime the process ends.
+        // The environment is not closed if there is no runtime, because the process ends then.
         if let (Some(env), Ok(runtime)) = (self.env.take(), Handle::try_current()) {
             drop(runtime.spawn(close(env, self.episode.clone())));
         }
@@ -94,10 +94,10 @@ async fn close(mut env: Box<dyn Env>, episode: EpisodeId) {
     }
 }
 
-/// Runs one episode to its end. Never fails: what goes wrong is in the trace.
+/// Runs one episode to its end. Never fails: an error is in the trace.
 ///
-/// With [`EpisodeParts::in_flight`], an episode that an earlier session left goes on where it was, if a new
-/// environment answers its actions as the old one did; otherwise it starts again.
+/// An episode that an earlier session left in [`EpisodeParts::in_flight`] resumes there, if a new environment
+/// answers its actions as the old one did; otherwise it starts again.
 ///
 /// The environment is closed in any case; one that does not close in 10 seconds is left, with a line in the
 /// log.
@@ -214,8 +214,8 @@ impl<'a> Running<'a> {
     }
 
     /// Takes up an episode that an earlier session left: a new environment gets the actions of its whole
-    /// turns once more, and has to answer as the old one did. Runs it to its end then, and says whether it
-    /// did.
+    /// turns once more, and has to answer as the old one did. If it does, the episode runs to its end.
+    /// Returns whether it did.
     async fn take_up(
         &mut self,
         machine: &mut EpisodeMachine,
@@ -238,7 +238,7 @@ impl<'a> Running<'a> {
         equal
     }
 
-    /// Gives a new environment the actions of whole turns; says whether it answers as the old one did.
+    /// Gives a new environment the actions of whole turns; returns whether it answers as the old one did.
     async fn replay(&mut self, saved: &SavedEpisode, env: &mut dyn Env) -> bool {
         let replays = self.parts.envs.capabilities().deterministic || self.options.replay_always;
         let Some((prompt, turns)) = saved.turns().filter(|_| replays) else {
@@ -275,7 +275,7 @@ impl<'a> Running<'a> {
             context.extend_from_slice(turn.forced);
             context.extend_from_slice(&seen.tokens);
         }
-        // What earlier sessions took of its time stays taken.
+        // Time that the episode took in earlier sessions still counts.
         let timing = saved.trace.timing;
         let taken = Duration::try_from_secs_f64(timing.total_s).unwrap_or_default();
         self.deadline = Instant::now() + self.options.timeout.saturating_sub(taken);
@@ -330,7 +330,8 @@ impl<'a> Running<'a> {
                 EpisodeCommand::Step => {
                     let event = self.step(machine, env).await;
                     let command = machine.on_event(event);
-                    // At a limit the environment has still to score what it has seen.
+                    // The turn is recorded only if another one follows: at a limit the environment still has
+                    // to score it.
                     if matches!(command, EpisodeCommand::Generate { .. }) {
                         self.turned(machine);
                     }
@@ -403,8 +404,8 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Samples one turn, in pieces where the options say so: after each, the episode gives its place back and
-    /// asks for the next one, so that others which are expected to go on for longer come first.
+    /// Samples one turn, in pieces if the options ask for it: after each, the episode gives its place back
+    /// and asks for the next one, so that others which are expected to continue for longer come first.
     async fn generate(&mut self, machine: &mut EpisodeMachine, max_tokens: u32) -> EpisodeCommand {
         loop {
             let sampled = machine.turn_tokens().len() as u32;
@@ -591,7 +592,7 @@ impl<'a> Running<'a> {
 
     /// Asks for the score of an episode that a limit ended.
     async fn score(&mut self, env: &mut dyn Env) -> EpisodeEvent {
-        // An episode whose time is up still gets its score, within a time of its own.
+        // An episode whose time is up still gets its score, within a separate time limit.
         let deadline = Instant::now() + self.options.score_timeout;
         match self.env_call(deadline, Phase::Score, env.score()).await {
             Ok(outcome) => EpisodeEvent::Done {
@@ -650,7 +651,7 @@ mod tests {
         }
     }
 
-    /// Hangs where it is told to.
+    /// Hangs in the chosen calls.
     #[derive(Clone, Copy)]
     struct Stuck {
         at_reset: bool,

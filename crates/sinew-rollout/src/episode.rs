@@ -1,7 +1,7 @@
 //! One episode as a state machine: events in, commands out, no clock, no I/O.
 //!
-//! The driver (or a simulator) carries the commands out and feeds back what happened. Every
-//! token that the model saw ends up in exactly one node of the trace.
+//! The driver (or a simulator) carries out the commands and feeds back their results. Every token that the
+//! model saw ends up in exactly one node of the trace.
 
 use sinew_env::member_of;
 use sinew_types::{
@@ -12,7 +12,7 @@ use sinew_types::{
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// How the names of rewards begin among the versions of tools.
+/// Prefix of the names of rewards among the versions of tools.
 pub const REWARD: &str = "reward.";
 
 /// Limits of an episode. One that reaches a limit is truncated, as is one whose last answer a limit of tokens
@@ -80,15 +80,15 @@ impl EpisodeSpec {
 pub struct RunInfo {
     /// Name of the run's folder.
     pub name: String,
-    /// Without seeds and sampling, which are the episode's.
+    /// Parts and their versions, without seeds and sampling, which belong to the episode.
     pub provenance: Provenance,
     /// The environments of a mixture, which take the place of the provenance's, by name.
     pub members: BTreeMap<String, Component>,
 }
 
 impl RunInfo {
-    /// What of environment, tools and rewards has another version than when an episode ran, as far as both
-    /// are known. Names of rewards begin with `reward.`.
+    /// Returns the part (environment, tool or reward) whose version differs from the one that ran an episode,
+    /// as far as both are known. Names of rewards begin with `reward.`.
     pub fn changed_since(&self, trace: &Trace) -> Option<String> {
         let was = &trace.provenance;
         if let (Some(was), Some(now)) = (&was.environment, self.environment(&trace.task))
@@ -129,7 +129,7 @@ pub enum EpisodeEvent {
     Tokens(Vec<SampledToken>),
     /// The turn is complete.
     TurnFinished(FinishReason),
-    /// The environment answered and goes on.
+    /// The environment answered and continues.
     Observed {
         /// Tokens that close the model's turn where sampling did not.
         forced: Vec<TokenId>,
@@ -147,7 +147,7 @@ pub enum EpisodeEvent {
         process_reward: f64,
         state_hash: Option<u64>,
     },
-    /// The environment says that the task is over.
+    /// The environment reports that the task is over.
     Done {
         outcome: Outcome,
         process_reward: f64,
@@ -193,7 +193,7 @@ pub struct EpisodeMachine {
     context: Arc<Vec<TokenId>>,
     /// Node that holds the current turn's sampled tokens.
     turn_node: Option<NodeId>,
-    /// Of the policy that samples the turns.
+    /// Sampling temperature of the policy.
     temperature: f32,
     trace: Trace,
 }
@@ -263,7 +263,7 @@ impl EpisodeMachine {
         }
     }
 
-    /// What the model sampled in the current turn, so far.
+    /// Tokens that the model sampled in the current turn, so far.
     pub fn turn_tokens(&self) -> &[TokenId] {
         let node = self.turn_node.map(|id| &self.trace.nodes[id as usize]);
         node.map_or(&[], |n| &n.tokens)
@@ -356,7 +356,7 @@ impl EpisodeMachine {
     }
 
     fn push(&mut self, kind: TokenKind, tokens: Vec<TokenId>, messages: Vec<Message>) -> NodeId {
-        // A context that begins anew is a chain of its own.
+        // A context that begins anew is a separate chain.
         let parent = match (self.trace.nodes.len(), self.context.is_empty()) {
             (0, _) | (_, true) => NO_PARENT,
             (n, false) => (n - 1) as NodeId,

@@ -21,7 +21,7 @@ pub enum Phase {
     Tool,
     /// Its environment grades it.
     Score,
-    /// Between two others, or until admission lets it generate.
+    /// The episode is between two other phases, or admission does not let it generate yet.
     Wait,
 }
 
@@ -48,11 +48,10 @@ const MAX_SPANS: usize = 4096;
 pub struct PhaseSpan {
     /// Its id.
     pub episode: EpisodeId,
-    /// What it was in.
     pub phase: Phase,
     /// Seconds since 1970 at the end.
     pub ended_unix_s: f64,
-    /// How long it lasted.
+    /// Length in seconds.
     pub seconds: f64,
 }
 
@@ -154,7 +153,7 @@ pub struct LiveEpisode {
     pub phase: Phase,
     /// Seconds in that phase.
     pub phase_s: f64,
-    /// Seconds until it is cut; `None`: it has no time of its own.
+    /// Seconds until it is cut; `None`: it has no deadline.
     pub left_s: Option<f64>,
 }
 
@@ -194,13 +193,13 @@ impl Drop for FlightGuard<'_> {
 pub struct GaugesReading {
     /// Episodes that have begun and not ended.
     pub in_flight: usize,
-    /// Of these, in [`Phase::Boot`].
+    /// Those in [`Phase::Boot`].
     pub booting: usize,
-    /// In [`Phase::Generate`].
+    /// Those in [`Phase::Generate`].
     pub generating: usize,
-    /// In [`Phase::Tool`] or [`Phase::Score`].
+    /// Those in [`Phase::Tool`] or [`Phase::Score`].
     pub in_tool: usize,
-    /// Since the start of the program.
+    /// Episodes that ended since the start of the program.
     pub finished: u64,
     pub succeeded: u64,
     pub failed: u64,
@@ -361,7 +360,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// As if the episode had entered its phase so many seconds earlier.
+    /// Moves the start of the episode's phase so many seconds back.
     fn earlier(gauges: &Gauges, episode: &EpisodeId, seconds: u64) {
         let mut live = gauges.live();
         let live = live.get_mut(episode).unwrap();
@@ -394,7 +393,7 @@ mod tests {
         assert_eq!(told(9), [c.clone(), b.clone(), a]);
         assert_eq!(told(2), [c, b]);
         assert_eq!((gauges.read().generating, gauges.read().in_tool), (1, 1));
-        // Between two phases it waits.
+        // An episode between two phases waits.
         drop((tool, model));
         assert_eq!(told(2)[1].1, Phase::Wait);
         assert_eq!((gauges.read().generating, gauges.read().in_tool), (0, 0));

@@ -1,9 +1,9 @@
-//! Episodes in flight, as far as they have come: what a session that goes on takes up.
+//! Progress of episodes in flight, from which the next session resumes them.
 //!
-//! An episode writes each turn down when its answer is there, and each token when it is sampled. A session
-//! that goes on gives a new environment the actions of the whole turns once more, and compares what it
-//! answers with what it answered then. Where all is equal the episode goes on behind its last token; nothing
-//! is sampled again. Otherwise it starts again, and what it had sampled is counted as lost.
+//! An episode writes each turn down when its answer is there, and each token when it is sampled. A resumed
+//! session gives a new environment the actions of the whole turns once more, and compares its answers with
+//! the recorded ones. If all are equal, the episode continues behind its last token; nothing is sampled
+//! again. Otherwise it starts again, and its sampled tokens are counted as lost.
 //!
 //! Here is the state; files are written and read by the loop.
 
@@ -24,11 +24,11 @@ pub struct SavedEpisode {
     pub finish: Option<FinishReason>,
 }
 
-/// A whole turn: what was sampled, and what the environment answered.
+/// A whole turn: the sampled tokens, and the environment's answer.
 pub(crate) struct SavedTurn<'a> {
     pub(crate) sampled: &'a Node,
     pub(crate) forced: &'a [TokenId],
-    /// Of kind `Observation`; of kind `Prompt` where the context began anew.
+    /// Node of kind `Observation`; of kind `Prompt` if the context began anew.
     pub(crate) observation: &'a Node,
 }
 
@@ -118,11 +118,11 @@ impl SavedEpisode {
     }
 }
 
-/// What became of the episodes that earlier sessions left in flight.
+/// Counts of the episodes that earlier sessions left in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Resumed {
-    /// Episodes that went on, with the tokens that were not sampled again.
+    /// Episodes that continued, with the tokens that were not sampled again.
     pub episodes: usize,
     pub tokens: usize,
     /// Episodes that started again, with the tokens that were lost by it.
@@ -144,7 +144,7 @@ impl Resumed {
         self.tokens_lost += other.tokens_lost;
     }
 
-    /// What was added since `before`.
+    /// Returns the growth since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             episodes: self.episodes.saturating_sub(before.episodes),
@@ -155,14 +155,14 @@ impl Resumed {
     }
 }
 
-/// Where an episode writes down how far it has come.
+/// Record of an episode's progress.
 pub(crate) type Log = Arc<Mutex<SavedEpisode>>;
 
 #[derive(Debug, Default)]
 struct State {
     /// Episodes that run, and those whose end is not in the store yet.
     running: HashMap<EpisodeId, Log>,
-    /// Of earlier sessions, not begun yet.
+    /// Episodes of earlier sessions, not begun yet.
     saved: HashMap<EpisodeId, SavedEpisode>,
     resumed: Resumed,
 }
@@ -171,13 +171,13 @@ struct State {
 #[derive(Debug, Default)]
 pub struct InFlight(Mutex<State>);
 
-/// What a lock guards stays whole if a thread panics: every change is a single one.
+/// The locked value stays whole if a thread panics: every change is a single one.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl InFlight {
-    /// Gives episodes of an earlier session; they go on when they are begun.
+    /// Gives episodes of an earlier session; they continue when they are begun.
     pub fn give(&self, saved: Vec<SavedEpisode>) {
         let saved = saved.into_iter().map(|s| (s.trace.episode.clone(), s));
         lock(&self.0).saved.extend(saved);
@@ -200,7 +200,7 @@ impl InFlight {
             state.resumed.restarted += 1;
             state.resumed.tokens_lost += other.sampled_tokens();
         }
-        // Until it has gone through its turns again, it is as far as it was.
+        // The log keeps the saved progress until the episode has gone through its turns again.
         if let Some(saved) = &same {
             *lock(&log) = saved.clone();
         }
@@ -210,7 +210,7 @@ impl InFlight {
         (log, same)
     }
 
-    /// Notes whether an episode went on.
+    /// Notes whether an episode continued.
     pub(crate) fn went_on(&self, saved: &SavedEpisode, goes_on: bool) {
         let (resumed, tokens) = (&mut lock(&self.0).resumed, saved.sampled_tokens());
         match goes_on {
@@ -247,7 +247,7 @@ impl InFlight {
         all
     }
 
-    /// What became of earlier ones.
+    /// Returns the counts of episodes of earlier sessions.
     pub fn resumed(&self) -> Resumed {
         lock(&self.0).resumed
     }

@@ -251,7 +251,7 @@ impl Session {
         all.give(self.saved);
         parts.in_flight = Some(Arc::clone(&all));
         let spec = spec(self.seed);
-        // Virtual time: the clock goes on only where nothing else does.
+        // Virtual time: the clock moves only if nothing else does.
         let run = run_episode(&parts, &self.options, &spec);
         let ended = tokio::time::timeout(Duration::from_secs(1), run).await;
         (ended.ok(), engine.sampled.load(Ordering::SeqCst), all)
@@ -305,8 +305,8 @@ async fn an_episode_that_was_stopped_anywhere_ends_as_if_it_had_not_been() {
     }
 }
 
-/// What another world, a world that makes no promise or another episode answers is not taken up: the episode
-/// starts again, and what is lost is counted.
+/// A saved episode is not taken up if another world answers, or a world that makes no promise, or if it is
+/// another episode. It starts again, and its lost tokens are counted.
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_taken_up_starts_again_and_is_counted() {
     let (whole, all, _) = Session::new(3).run().await;

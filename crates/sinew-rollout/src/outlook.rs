@@ -1,10 +1,10 @@
-//! How long episodes are expected to take: learned from episodes of the same task, and of its type.
+//! Expected lengths of episodes: learned from episodes of the same task, and of its type.
 //!
 //! A step ends with its last episode, so that one which takes long should not begin last (longest processing
-//! time first; Graham 1969, "Bounds on multiprocessing timing anomalies"). What is known of a task are its
+//! time first; Graham 1969, "Bounds on multiprocessing timing anomalies"). The estimate of a task uses its
 //! episodes that ended, in this group or in earlier steps, and those that run: they take at least as long as
-//! they have. Of a task without either, one episode goes before all others, so that its siblings follow by
-//! what it shows.
+//! they have. If a task has neither, one of its episodes goes before all others, so that its siblings can be
+//! placed by its length.
 //!
 //! The order decides when an episode begins, and which request the engine prefers, never what is sampled.
 
@@ -20,15 +20,15 @@ const NEWEST: f64 = 0.3;
 /// Number of past episodes that a mean counts as, at most.
 const WEIGHT: u32 = 4;
 /// Expected length of an episode that still runs, in times of what it has taken: where lengths have a long
-/// tail, what took long goes on for long (Pareto's law with exponent 3).
+/// tail, what took long continues for long (Pareto's law with exponent 3).
 const SURVIVED: f64 = 1.5;
 /// Tasks and types that are remembered; those that came first are forgotten first.
 const REMEMBERED: usize = 1 << 16;
 /// Steps of a request's priority: tenths of a second, up to 28 hours, above the number of the turn.
 const PRIORITY: (f64, f64, i32) = (10.0, 1e6, 1 << 10);
 
-/// Which of two requests goes first where places are short, of episodes that are expected to go on for
-/// equally long, or of which nothing is expected.
+/// Order of two requests if places are short, and their episodes have the same expected rest or none is
+/// known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TurnOrder {
     /// Those with fewer turns behind them, which have more before them: for a step that ends with its last
@@ -71,11 +71,11 @@ impl Mean {
     }
 }
 
-/// What is known of the episodes of one task.
+/// Lengths of the episodes of one task.
 #[derive(Debug, Default)]
 struct Siblings {
     ended: Mean,
-    /// When those that run began.
+    /// Start times of its running episodes.
     running: HashMap<EpisodeId, f64>,
 }
 
@@ -102,10 +102,10 @@ impl PartialOrd for Rank {
     }
 }
 
-/// What the end of an episode says of others.
+/// Evidence from the end of an episode for the length of others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Took {
-    /// How long they take.
+    /// Length in seconds.
     Seconds(f64),
     /// It was stopped: they take longer than it has.
     Longer,
@@ -119,7 +119,7 @@ pub struct OutlookCore {
     tasks: HashMap<TaskId, Siblings>,
     kinds: HashMap<String, Mean>,
     all: Mean,
-    /// In which tasks and types were first seen.
+    /// Order in which tasks and types were first seen.
     order: VecDeque<TaskId>,
 }
 
@@ -179,7 +179,7 @@ impl OutlookCore {
         }
     }
 
-    /// Seconds that an episode which runs is expected to go on for.
+    /// Seconds that an episode which runs is expected to continue for.
     pub fn remaining(&self, spec: &EpisodeSpec, now_s: f64) -> f64 {
         let task = self.tasks.get(&spec.task.id);
         let began = task.and_then(|t| t.running.get(&spec.episode));
@@ -236,7 +236,7 @@ impl Outlook {
         }
     }
 
-    /// Of these episodes that wait, by their number the one that is to begin first.
+    /// Returns the number of the waiting episode that is to begin first.
     pub(crate) fn first<'a>(
         &self,
         waiting: impl Iterator<Item = (usize, &'a EpisodeSpec)>,
@@ -246,8 +246,8 @@ impl Outlook {
         first.map(|(at, _)| at)
     }
 
-    /// Priority of a request: of an episode that will go on for longer it is larger, and of two equal ones
-    /// as `order` says by the turns before it.
+    /// Priority of a request. It is larger for an episode that will continue for longer; two equal ones are
+    /// ordered by `order` and the turns before the request.
     pub(crate) fn priority(&self, spec: &EpisodeSpec, order: TurnOrder, turns: u32) -> i32 {
         let (per_second, most, step) = PRIORITY;
         let remaining = self.lock().remaining(spec, self.now_s());
@@ -341,7 +341,7 @@ mod tests {
             core.ended(&one, seconds.map_or(Took::Failed, Took::Seconds), 99.0);
         }
         let expected = core.rank(&one, 0.0).expected_s;
-        // One that was stopped sooner than is usual says nothing, one that was stopped later does.
+        // An episode that was stopped sooner than usual is no evidence, one that was stopped later is.
         core.began(&one, 0.0);
         core.ended(&one, Took::Longer, 0.5);
         assert_eq!(core.rank(&one, 0.0).expected_s, expected);

@@ -1,4 +1,4 @@
-//! What episodes are run with, and the port of what drives their turns.
+//! Parts for running episodes, and the port of the harness that drives their turns.
 
 use crate::admission::Admission;
 use crate::episode::{EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo};
@@ -44,14 +44,14 @@ pub struct EpisodeParts {
     pub gauges: Arc<Gauges>,
     /// Decides which episodes begin and generate.
     pub admission: Arc<Admission>,
-    /// Where the episodes that are expected to take longest begin first; `None`: in the order of their draws.
+    /// Estimates by which the episodes that are expected to take longest begin first; `None`: they begin in
+    /// the order of their draws.
     pub outlook: Option<Arc<Outlook>>,
-    /// Whose requests the engine prefers, of episodes that are not expected to differ.
+    /// Order of the engine's requests, for episodes that are not expected to differ.
     pub turn_order: TurnOrder,
-    /// How long episodes have waited for sandboxes of their environments.
+    /// Time that episodes have waited for sandboxes of their environments.
     pub sandbox_wait: Arc<SandboxWait>,
-    /// Where training episodes write down how far they have come; `None`: nowhere, so that each begins at its
-    /// beginning.
+    /// Progress of training episodes; `None`: it is not recorded, so that each begins at its beginning.
     pub in_flight: Option<Arc<InFlight>>,
     /// Source of request ids, shared by all users of the engine.
     pub requests: Arc<AtomicU64>,
@@ -68,7 +68,7 @@ impl std::fmt::Debug for EpisodeParts {
     }
 }
 
-/// How an episode is sampled and bounded.
+/// Sampling and limits of an episode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EpisodeOptions {
     /// Turns and tokens.
@@ -77,8 +77,8 @@ pub struct EpisodeOptions {
     pub sampling: SamplingParams,
     /// Tokens after which a turn asks for its place anew; `None`: only when it is over.
     pub chunk_tokens: Option<u32>,
-    /// Any environment gets the actions of an episode that an earlier session left once more, not only those
-    /// that say they are deterministic.
+    /// Any environment gets the actions of an episode that an earlier session left once more, not only one
+    /// that declares itself deterministic.
     pub replay_always: bool,
     /// Wall time until an episode's world is up.
     pub boot_timeout: Duration,

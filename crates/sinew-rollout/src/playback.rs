@@ -1,8 +1,8 @@
-//! An engine that says again what a stored episode sampled, so that the built-in loop runs the episode anew:
-//! with the same actions, in a world of now.
+//! An engine that replays the sampled tokens of a stored episode, so that the built-in loop runs the episode
+//! anew: with the same actions, in a new environment.
 //!
-//! Past the recording there is either nothing more to say, or another engine goes on ([`Playback::then`]):
-//! an episode that is forked in its middle.
+//! At the end of the recording the engine has nothing more to sample, or another engine continues
+//! ([`Playback::then`]): an episode that is forked in its middle.
 
 use sinew_types::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, FinishReason, GenerateRequest,
@@ -29,7 +29,7 @@ pub struct ContextChange {
     pub equal: usize,
 }
 
-/// Why an episode cannot be played back.
+/// Reason why an episode cannot be played back.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlaybackError {
     /// Several paths: which one a world went is not known.
@@ -45,7 +45,7 @@ pub enum PlaybackError {
     /// A fork behind the last turn.
     #[error("turn {turn}: the episode has {turns} turns; allowed: 1 to {}", turns + 1)]
     NoTurn {
-        /// Where it was to go on.
+        /// Turn at which the fork was to begin.
         turn: u32,
         /// Number of its turns.
         turns: usize,
@@ -59,10 +59,10 @@ struct State {
     change: Option<ContextChange>,
 }
 
-/// What goes on after the recording.
+/// Engine that continues after the recording.
 struct Live {
     engine: Arc<dyn Engine>,
-    /// Number of recorded turns that are said before it.
+    /// Number of recorded turns that are played before it.
     after: usize,
 }
 
@@ -89,7 +89,7 @@ impl Playback {
     /// [`PlaybackError::Branches`].
     pub fn new(trace: &Trace) -> Result<Self, PlaybackError> {
         let leaves = trace.leaves();
-        // A context that began anew is a chain of its own; a chain with two ends was asked twice.
+        // A context that began anew is a separate chain; a chain with two ends was asked twice.
         let roots = trace.nodes.iter().filter(|n| n.parent == NO_PARENT);
         if leaves.len() != roots.count() {
             return Err(PlaybackError::Branches {
@@ -138,8 +138,8 @@ impl Playback {
         self.turns.len()
     }
 
-    /// The first turn whose context was another than the recorded one. Where another engine goes on, the
-    /// episode ended there.
+    /// The first turn whose context differed from the recorded one. If another engine continues, the episode
+    /// ended there.
     pub fn change(&self) -> Option<ContextChange> {
         self.lock().change
     }
@@ -154,7 +154,7 @@ impl Playback {
         let mut state = self.lock();
         let at = state.asked;
         state.asked += 1;
-        // What another engine goes on from may hold more than the recording.
+        // The context from which another engine continues may hold more than the recording.
         let recorded = self.live.as_ref().map_or(usize::MAX, |l| l.after);
         let turn = self.turns.get(at).filter(|_| at < recorded);
         let Some(turn) = turn.filter(|t| t.context != prompt) else {

@@ -1,6 +1,6 @@
-//! Stored episodes, run again: the same actions in a world of now, and what came out differently.
+//! Stored episodes, run again: the same actions in a new environment, and the differences.
 //!
-//! What is compared is what the world answered: messages and their tokens, rewards of turns, hashes of
+//! The comparison covers the answers of the world: messages and their tokens, rewards of turns, hashes of
 //! states, the outcome and the end. Sampled tokens are the recorded ones by construction.
 
 use crate::admission::{Admission, AdmissionConfig};
@@ -19,11 +19,11 @@ use std::sync::Arc;
 pub struct Change {
     /// Number of the turn before it; 0: the first messages. `None`: the episode as a whole.
     pub turn: Option<u32>,
-    /// What it is: `tokens`, `messages`, `process_reward`, `state_hash`, `reward`, ...
+    /// Name of the field: `tokens`, `messages`, `process_reward`, `state_hash`, `reward`, ...
     pub field: String,
-    /// As recorded.
+    /// Recorded value.
     pub was: String,
-    /// As it is now.
+    /// Value of the new run.
     pub is: String,
 }
 
@@ -41,15 +41,15 @@ pub struct Drift {
 /// An episode that was run again.
 #[derive(Clone, Debug)]
 pub struct Replayed {
-    /// What came out now.
+    /// Trace of the new run.
     pub trace: Trace,
-    /// What differs, in the order of the episode: the first is where it began.
+    /// Differences, in the order of the episode: the first is where it began.
     pub changes: Vec<Change>,
     /// Parts of other versions.
     pub drift: Vec<Drift>,
     /// Number of nodes that were compared.
     pub compared: usize,
-    /// Why the end was not compared, if so.
+    /// Reason why the end was not compared, if so.
     pub open_end: Option<&'static str>,
 }
 
@@ -89,7 +89,7 @@ pub async fn replay(
 ) -> Result<Replayed, PlaybackError> {
     let playback = Arc::new(Playback::new(recorded)?);
     let parts = alone(parts, playback.clone());
-    // A turn is said as a whole.
+    // A turn is played as a whole.
     let options = EpisodeOptions {
         chunk_tokens: None,
         ..options.clone()
@@ -111,7 +111,7 @@ pub async fn replay(
     })
 }
 
-/// An episode that goes on from the middle of another one.
+/// An episode that resumes from the middle of another one.
 #[derive(Clone, Debug)]
 pub struct Forked {
     /// The whole episode: recorded turns, then new ones.
@@ -120,7 +120,7 @@ pub struct Forked {
     pub change: Option<Change>,
 }
 
-/// Runs an episode again up to its turn `turn`, counted from 1, and lets `engine` go on from there.
+/// Runs an episode again up to its turn `turn`, counted from 1, and lets `engine` resume from there.
 ///
 /// # Errors
 /// [`PlaybackError`].
@@ -144,9 +144,9 @@ pub async fn fork(
             break;
         }
         match was.kind {
-            // Masks of an output format are not said again.
+            // Masks of an output format are not played again.
             TokenKind::Sampled if was.tokens == is.tokens => is.format.clone_from(&was.format),
-            // A message that the fork adds follows what the world said.
+            // A message that the fork adds follows the world's messages.
             _ if is.messages.starts_with(&was.messages) => {}
             _ => change = change.or(Some(messages(was, is))),
         }
@@ -158,7 +158,7 @@ pub async fn fork(
     })
 }
 
-/// Why the end of a recording says nothing about the world, if so.
+/// Reason why the end of a recording is no evidence about the world, if so.
 fn open_end(recorded: &Trace, again: &Trace) -> Option<&'static str> {
     match &recorded.end {
         EpisodeEnd::Failed { .. } => Some("the system ended the recorded episode"),
@@ -193,7 +193,7 @@ fn messages(was: &Node, is: &Node) -> Change {
     change(Some(was.turn), "messages", said(was), said(is))
 }
 
-/// What differs between a recording and what came out now; `end`: with outcome and end.
+/// Lists the differences between a recording and a new run; `end`: with outcome and end.
 pub fn changes(recorded: &Trace, again: &Trace, end: bool) -> Vec<Change> {
     let mut changes = Vec::new();
     for (was, is) in shared(recorded, again) {
@@ -279,7 +279,7 @@ fn end_changes(recorded: &Trace, again: &Trace, changes: &mut Vec<Change>) {
     }
 }
 
-/// Parts whose version is another one. What was not recorded is not compared.
+/// Lists the parts whose version differs. Parts that were not recorded are not compared.
 pub fn drift(was: &Provenance, is: &Provenance) -> Vec<Drift> {
     let mut found = Vec::new();
     let mut part = |name: &str, was: Option<&str>, is: Option<&str>| {

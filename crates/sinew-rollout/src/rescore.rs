@@ -15,7 +15,7 @@ use std::time::Duration;
 const AT_ONCE: usize = 16;
 /// Component of the weighted sum.
 pub const TOTAL: &str = "total";
-/// Name of the record that says whether the task counts as solved: 1 or 0.
+/// Name of the record of whether the task counts as solved: 1 or 0.
 const SUCCESS: &str = "success";
 
 /// The tasks of these ids, as far as a taskset has them. Every task is made until all are found.
@@ -41,7 +41,7 @@ pub fn tasks_of(
     Ok(found)
 }
 
-/// What a reward sees of a stored episode, without the measurements that rewards made.
+/// Builds the input of a reward for a stored episode, without the measurements that rewards made.
 fn sample_of(trace: &Trace, task: Task, renderer: &dyn Renderer) -> RewardSample {
     let mut sample = reward_sample(trace, task, renderer);
     sample
@@ -84,11 +84,11 @@ pub async fn outcomes_of(
 #[derive(Clone, Debug)]
 pub struct Rescored {
     pub episode: EpisodeId,
-    /// By component; [`TOTAL`] is the weighted sum.
+    /// Recorded scores by component; [`TOTAL`] is the weighted sum.
     pub old: BTreeMap<String, f64>,
     /// Empty if there is no score now.
     pub new: BTreeMap<String, f64>,
-    /// Whether the task counts as solved now, as far as the rewards say it.
+    /// Whether the task counts as solved now, as far as the rewards decide it.
     pub success: Option<bool>,
     /// Reason why there is none.
     pub unscored: Option<String>,
@@ -162,7 +162,7 @@ pub async fn outcomes<'a>(
 }
 
 impl Rescored {
-    /// The records of a source at a time: one of each component and of the success, or that there is no sum.
+    /// The records of a source at a time: one of each component and of the success, or one of a missing sum.
     /// [`rescored`] reads them.
     pub fn records(&self, source: &str, at_us: u64) -> Vec<ScoreRecord> {
         let record = |name: &str, score| ScoreRecord {
@@ -185,8 +185,9 @@ impl Rescored {
     }
 }
 
-/// The outcome of a stored episode by the scores that one source gave it, in place of its own reward. Without
-/// a sum of that source it is unscored. Where no record says whether the task is solved, a positive sum does.
+/// The outcome of a stored episode by the scores that one source gave it, in place of its own reward. The
+/// episode is unscored without a sum of that source. If no record states whether the task is solved, a
+/// positive sum does.
 pub fn rescored(own: &Outcome, records: &[ScoreRecord], source: &str) -> Outcome {
     let newest = in_force(records);
     let total = newest.get(&(TOTAL, source)).copied();
@@ -253,10 +254,10 @@ impl Sum {
     }
 }
 
-/// What became of the scores of many episodes, which are added one by one and not kept.
+/// Changes of the scores of many episodes, which are added one by one and not kept.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
-    /// Before, now, and how many differ; by component.
+    /// Old sum, new sum, and number of differences, by component.
     components: BTreeMap<String, (Sum, Sum, usize)>,
     /// Episodes that were added.
     pub episodes: usize,

@@ -1,7 +1,7 @@
-//! What a reward sees of an episode that is over: its sample, made of the trace.
+//! Builds the input of rewards for an ended episode from its trace.
 //!
 //! While an episode runs, its environment makes the sample. Later (rewards of a group, scores made anew) it
-//! is made of what the store has: messages of the nodes, and the text of sampled turns.
+//! is made from the store: messages of the nodes, and the text of sampled turns.
 
 use crate::action::said;
 use sinew_answer::Turn;

@@ -1,8 +1,8 @@
-//! Where time is lost: what engine and trainer waited for, from counters.
+//! Lost time: counters of the waits of engine and trainer.
 //!
-//! The time of a session is cut into intervals at everything that the driver sees. Of an interval, the engine
-//! was busy for as long as its own counter says; the rest is put down to what was going on when the interval
-//! began.
+//! The time of a session is cut into intervals at everything that the driver sees. In an interval, the engine
+//! was busy for as long as its own counter reports. The rest is put down to the state at the beginning of the
+//! interval.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +27,7 @@ pub struct Waits {
     pub trainer_other_s: f64,
     /// Commits and checkpoints: the loop waited until they were on disk. Part of the others.
     pub loop_disk_s: f64,
-    /// Episodes waited until they were on disk, all of them added up: others go on meanwhile.
+    /// Episodes waited until they were on disk, all of them added up: others continue meanwhile.
     pub episodes_disk_s: f64,
     /// Episodes waited for sandboxes of their environments, until one was free and made, all added up.
     pub episodes_sandbox_s: f64,
@@ -71,7 +71,7 @@ impl Waits {
     }
 }
 
-/// What the trainer does.
+/// State of the trainer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trainer {
     /// It scores or updates.
@@ -87,11 +87,11 @@ pub enum Trainer {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Watch {
     sums: Waits,
-    /// Of the last look.
+    /// Values at the last reading.
     now_s: f64,
     busy_s: f64,
     sandbox_s: f64,
-    /// Since the last look: what the trainer does, and whether episodes run.
+    /// State since the last reading: the trainer's, and whether episodes run.
     pub trainer: Trainer,
     running: bool,
 }

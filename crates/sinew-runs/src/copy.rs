@@ -1,5 +1,5 @@
-//! The folder of a run as it was before a step, as a copy: for a session that does steps again and leaves
-//! the run alone.
+//! The folder of a run as it was before a step, as a copy: for a session that does steps again and leaves the
+//! run unchanged.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,7 +11,7 @@ const CHECKPOINTS: &str = "checkpoints";
 const STEP: &str = "step-";
 /// The file that names the newest checkpoint.
 const LATEST: &str = "LATEST";
-/// What a session writes for people, and the lock: not needed to go on.
+/// Files that a resumed run does not need: the lock, and output for people.
 const LEFT_OUT: [&str; 7] = [
     "lock",
     "report.html",

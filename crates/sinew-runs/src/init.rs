@@ -1,6 +1,7 @@
 //! `sinew init`: a project that trains at once.
 //!
-//! The files of a start are in `templates/`. A test trains each of them, so that what a newcomer gets works.
+//! The files of a start are in `templates/`. A test trains each of them, so that a newcomer gets files that
+//! work.
 
 use crate::propose::Proposal;
 use crate::sizes::Sizes;
@@ -143,7 +144,7 @@ impl Start {
     }
 }
 
-/// Why a project was not written.
+/// Reason why a project was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
     /// Files of the user are never overwritten.

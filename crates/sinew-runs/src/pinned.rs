@@ -1,8 +1,8 @@
-//! `pinned.json` in the folder of a run: what the run stands on that is not in its folder, as it was when the
-//! run began.
+//! `pinned.json` in the folder of a run: the inputs of the run that are not in its folder, as they were when
+//! the run began.
 //!
-//! Recipes name files and other runs, whose content can change while a run waits to go on. A session that
-//! resumes compares with what is kept here, so that no change comes in without a word. Changes that were
+//! Recipes name files and other runs, whose content can change before a run is resumed. A session that
+//! resumes compares them with the pinned ones, so that no change comes in without a word. Changes that were
 //! allowed are kept as well, with the step after which they came.
 
 use crate::run_dir::{Resume, RunDir, RunDirError, write_atomic};
@@ -12,7 +12,7 @@ use std::path::Path;
 
 const FILE: &str = "pinned.json";
 
-/// What a run stands on.
+/// Inputs of a run that must not change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pinned {
     /// Weights of other runs, by `model.weights`, `teacher.weights` and `reference.weights`.
@@ -21,7 +21,7 @@ pub struct Pinned {
     /// BLAKE3 of rows, functions and rubrics, and versions of environments, by name.
     #[serde(default)]
     pub inputs: BTreeMap<String, String>,
-    /// What changed since, and was allowed: a line each, the oldest first.
+    /// Allowed changes since the start, one a line, the oldest first.
     #[serde(default)]
     pub changes: Vec<String>,
 }
@@ -38,7 +38,7 @@ pub struct PinnedWeights {
 }
 
 impl Pinned {
-    /// What the run in a folder stands on; `None`: it has not begun, or lost the file.
+    /// Reads the pinned inputs of the run in a folder; `None`: it has not begun, or lost the file.
     ///
     /// # Errors
     /// If the file cannot be read.

@@ -3,7 +3,8 @@
 use std::path::Path;
 use toml::Value;
 
-/// What to type instead, where a file that the recipe names is not in the current folder, but beside it.
+/// Proposes the command to type if a file that the recipe names is not in the current folder, but in the
+/// recipe's folder.
 pub fn wrong_folder(recipe: &Path) -> Option<String> {
     let folder = recipe.parent().filter(|p| !p.as_os_str().is_empty())?;
     let text = std::fs::read_to_string(recipe).ok()?;

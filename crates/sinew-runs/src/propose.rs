@@ -1,7 +1,7 @@
 //! `sinew init --from FILE`: a recipe for rows that are there already, proposed from their columns.
 //!
-//! What is proposed is a start that people read and change: nothing is guessed that the rows do not show, and
-//! rows without an answer to compare with are refused.
+//! The proposal is a start that people read and change. It contains only facts that the rows show, and rows
+//! without an answer to compare with are refused.
 
 use serde_json::{Map, Value};
 use sinew_tasks::Row;
@@ -47,7 +47,7 @@ const LOOKED_AT: usize = 1000;
 const CLASSES: usize = 12;
 const SHORT: usize = 80;
 
-/// Why nothing can be proposed.
+/// Reason why nothing can be proposed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProposeError {
     /// The rows cannot be read.

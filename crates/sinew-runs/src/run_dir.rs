@@ -21,7 +21,7 @@ use std::fs::File;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// Why a run folder cannot be used.
+/// Reason why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirError {
     /// It cannot be made, read or written.
@@ -75,12 +75,12 @@ pub enum RunDirError {
     Metrics(String),
 }
 
-/// What the names of recipes of collections end with.
+/// End of the names of recipes of collections.
 pub const COLLECTION: &str = "-collect";
 /// The end of the names of recipes of measurements.
 pub const EVALUATION: &str = "-eval";
 
-/// How a process ended that held a run.
+/// End of a process that held a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunEnd<'a> {
     /// It came to its end; the reason why it did not do what it was to do, if so.
@@ -102,7 +102,7 @@ pub struct RunDir {
     _lock: File,
 }
 
-/// How a folder is opened again.
+/// Options for opening a folder again.
 #[derive(Clone, Debug, Default)]
 pub struct Resume {
     /// Keys that may differ from the recipe that the run was trained with; one names all below it.
@@ -121,8 +121,8 @@ impl Resume {
 }
 
 impl RunDir {
-    /// Creates the folder for `recipe`, or opens it again. With `resume`, a folder without a run is created,
-    /// too, so that a script can give the same command each time.
+    /// Creates the folder for `recipe`, or opens it again. If `resume` is set, a folder without a run is
+    /// created, too, so that a script can use the same command each time.
     ///
     /// # Errors
     /// If it cannot be written, another process holds it, or the run in it is another one.
@@ -159,7 +159,7 @@ impl RunDir {
             // A resumed run writes its own once its checkpoint agrees.
             (false, _) => run.write_recipe(recipe)?,
         }
-        // What the process before said of its end is not this one's.
+        // The file holds the end of the last process, not of this one.
         match std::fs::remove_file(path.join(END)) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io(e)),
             _ => {}
@@ -263,7 +263,7 @@ impl RunDir {
         })
     }
 
-    /// The same, for a run that goes on without what of its store cannot be read.
+    /// The same, for a resumed run whose store cannot be read in full: the rest is left out.
     pub fn accepting_loss(self, accept_loss: bool) -> Self {
         Self {
             accept_loss,
@@ -271,13 +271,13 @@ impl RunDir {
         }
     }
 
-    /// As set by [`RunDir::accepting_loss`].
+    /// Returns the setting of [`RunDir::accepting_loss`].
     pub fn accepts_loss(&self) -> bool {
         self.accept_loss
     }
 
-    /// Writes to `end.json` how the process ended, for `sinew runs`. What a process that is killed would have
-    /// to say, it writes when it begins: [`RunEnd::Killed`]. The next session removes the file first.
+    /// Writes to `end.json` how the process ended, for `sinew runs`. A killed process cannot write, so every
+    /// process writes [`RunEnd::Killed`] when it begins. The next session removes the file first.
     pub fn note_end(&self, end: RunEnd<'_>) {
         let (state, why) = match end {
             RunEnd::Ended(trouble) => ("ended", trouble),
@@ -313,7 +313,7 @@ impl RunDir {
         self.path.join("metrics.jsonl")
     }
 
-    /// The report, which is written anew as the run goes on.
+    /// The report, which is written anew as the run continues.
     pub fn report_path(&self) -> PathBuf {
         self.path.join("report.html")
     }
@@ -329,10 +329,10 @@ impl RunDir {
     }
 }
 
-/// How the last process of a run ended.
+/// File with the end of a run's last process.
 const END: &str = "end.json";
 
-/// How the process of a run stands, and why it ended so, as it said.
+/// Returns the state of a run's process, and the reason for its end that the process wrote.
 pub fn process_of(run_dir: &Path) -> (Process, Option<String>) {
     if in_use(run_dir) {
         return (Process::Running, None);
@@ -370,10 +370,10 @@ pub fn recipe(run_dir: &Path) -> Result<RunPlan, RunDirError> {
     Ok(RunPlan::load(&path)?)
 }
 
-/// How far the run in a folder is, from its recipe and its metrics. The run may be training.
+/// Returns the progress of the run in a folder, from its recipe and its metrics. The run may be training.
 ///
 /// # Errors
-/// As [`recipe`], or if the metrics cannot be read.
+/// Fails as [`recipe`] does, or if the metrics cannot be read.
 pub fn summary(run_dir: &Path) -> Result<RunSummary, RunDirError> {
     let recipe = recipe(run_dir)?;
     RunSummary::read(run_dir, recipe.name, recipe.train.steps).map_err(RunDirError::Metrics)
@@ -384,7 +384,7 @@ pub fn is_collection(run_dir: &Path, recipe: &RunPlan) -> bool {
     recipe.name.ends_with(COLLECTION) && !run_dir.join("checkpoints").exists()
 }
 
-/// Where a run folder keeps its episodes.
+/// Folder of the episodes in a run folder.
 pub fn store_path(run_dir: &Path) -> PathBuf {
     run_dir.join("store")
 }

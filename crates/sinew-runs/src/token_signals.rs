@@ -1,4 +1,5 @@
-//! What training gave each token: its advantage, and its log-probability under the weights that were trained.
+//! Training signals of each token: its advantage, and its log-probability under the weights that were
+//! trained.
 //!
 //! `tokens/step-00000012.jsonl.zst` in a run's folder has a line for each trained row of a step. A row is a
 //! path of its episode from the root to a leaf; tokens themselves are in the store. Files of the newest steps
@@ -24,9 +25,9 @@ struct RowSignals {
     path: u64,
     /// Places of the trained tokens in the path, ascending.
     at: Vec<u32>,
-    /// Of each of them.
+    /// Advantages of these tokens.
     advantages: Vec<f32>,
-    /// Of each of them, in nats; empty: not computed.
+    /// Log-probabilities of these tokens, in nats; empty: not computed.
     logprobs: Vec<f32>,
 }
 
@@ -49,7 +50,7 @@ pub struct TokenSignals {
 }
 
 impl TokenSignals {
-    /// Of the run in `run_dir`; files of `keep` steps stay.
+    /// Writes for the run in `run_dir` and keeps the files of the newest `keep` steps.
     pub fn new(run_dir: &Path, keep: usize) -> Self {
         Self {
             folder: run_dir.join(FOLDER),
@@ -96,9 +97,9 @@ impl TokenSignals {
     }
 }
 
-/// What `step` of the run in `run_dir` gave the tokens of an episode: for each node its trained tokens, in
-/// their order. `None` if nothing was recorded of them. A token that several rows trained has the first
-/// one's.
+/// Reads the signals that `step` of the run in `run_dir` recorded for an episode: for each node its trained
+/// tokens, in their order. `None` if nothing was recorded. A token that several rows trained has the signal
+/// of the first one.
 ///
 /// # Errors
 /// If the file cannot be read.
@@ -162,7 +163,7 @@ fn place(row: &RowSignals, path: &[PathToken], nodes: &mut [Vec<TokenSignal>]) {
     }
 }
 
-/// Of the trained tokens of a row; `None` if it has none.
+/// Signals of the trained tokens of a row; `None` if it has none.
 fn signals(row: &TrainRow, logprobs: Option<&[f32]>) -> Option<RowSignals> {
     let trained = (0..row.tokens.len()).filter(|&t| row.weights[t] != 0.0);
     let at: Vec<u32> = trained.map(|t| t as u32).collect();
@@ -181,7 +182,7 @@ fn path(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("step-{step:08}.jsonl.zst"))
 }
 
-/// FNV-1a with 64 bits over the bytes of the tokens: tells the few paths of one episode apart.
+/// FNV-1a with 64 bits over the bytes of the tokens: distinguishes the few paths of one episode.
 fn checksum(tokens: impl Iterator<Item = TokenId>) -> u64 {
     let bytes = tokens.flat_map(|t| t.to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -221,7 +222,7 @@ mod tests {
         }
     }
 
-    /// A prompt with two answers, the second of which goes on.
+    /// A prompt with two answers, the second of which continues.
     fn trace() -> Trace {
         Trace {
             format_version: TRACE_FORMAT_VERSION,
@@ -296,7 +297,7 @@ mod tests {
         for (node, expected) in nodes.iter().zip(expected) {
             assert_eq!(seen(node), expected);
         }
-        // Without the trainer's log-probabilities there is no ratio.
+        // A ratio needs the trainer's log-probabilities.
         logprobs.clear();
         signals.write(12, &rows, &logprobs).expect("written again");
         let nodes = token_signals(dir.path(), 12, &trace).expect("read");

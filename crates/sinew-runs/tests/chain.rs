@@ -1,4 +1,4 @@
-//! Chains with stages that only count: what runs when, and what a process that dies leaves behind.
+//! Chains with stages that only count: the order of the stages, and the state that a dying process leaves.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use serde_json::{Value, json};
@@ -195,7 +195,7 @@ fn what_ended_stays_and_what_did_not_begin_may_change() {
     assert!(refused(&slower).contains("stage b has ended, and its recipe is another one"));
     assert!(refused(&two.replace("steps = 3", "steps = 9")).contains("are 9 now, of 3"));
     assert!(refused(&two.replace("name = \"b\"", "name = \"bb\"")).contains("no such stage"));
-    // The last one goes on, as nothing was built on it.
+    // The last one continues, as nothing was built on it.
     let longer = two.replace("steps = 4", "steps = 6");
     assert_eq!(
         go(&folder, &longer, usize::MAX).unwrap()["eval"]["after"]["success"],
@@ -210,7 +210,7 @@ fn what_ended_stays_and_what_did_not_begin_may_change() {
     .unwrap();
     assert_eq!(last["eval"]["after"]["success"], 14);
     assert!(refused(&THREE.replace("steps = 4", "steps = 7")).contains("are 7 now, of 6"));
-    // Moved, it goes on; with other weights in a folder, it does not.
+    // Moved, it continues; with other weights in a folder, it does not.
     let moved = root.path().join("moved");
     fs::rename(&folder, &moved).unwrap();
     let more = format!(

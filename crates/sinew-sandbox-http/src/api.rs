@@ -152,7 +152,7 @@ pub struct TerminalBody {
 }
 
 impl TerminalBody {
-    /// What happens at the terminal.
+    /// Decodes the event at the terminal.
     pub(crate) fn input(self) -> Result<TerminalInput, ApiError> {
         match (self.typed_base64, self.size) {
             (Some(text), None) => {

@@ -73,7 +73,7 @@ impl Tokens {
     /// to 64 characters of `a-z`, `A-Z`, `0-9`, `-` and `_`.
     ///
     /// # Errors
-    /// The first invalid line, or that there is no token.
+    /// Fails with the first invalid line, or if there is no token.
     pub fn parse(text: &str) -> Result<Self, TokenError> {
         let mut tokens = Vec::new();
         for (at, line) in text.lines().enumerate() {

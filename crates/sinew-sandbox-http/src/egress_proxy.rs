@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Port of the proxy on a sandbox's loopback address.
 const PORT: u16 = 3128;
-/// Where sandboxes see the certificates to trust.
+/// Folder in sandboxes that holds the certificates to trust.
 const FOLDER_INSIDE: &str = "/opt/sinew-egress";
 /// The host's own certificates, where tunnels pass without being looked into.
 const HOST_BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
@@ -94,7 +94,7 @@ impl EgressProxy {
         bundle.push_str(proxy.authority_pem());
         let path = trust.path().join("bundle.pem");
         std::fs::write(&path, bundle).map_err(host)?;
-        // Sandboxes have users of their own, who must be able to read it.
+        // Sandboxes have separate users, who must be able to read it.
         for (path, mode) in [(trust.path(), 0o755), (path.as_path(), 0o644)] {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
             std::fs::set_permissions(path, mode).map_err(host)?;
@@ -129,7 +129,7 @@ impl EgressProxy {
         session.serve(listener).map_err(|e| e.to_string())
     }
 
-    /// In replay, an episode of which nothing was recorded gets no answer, and each request is logged.
+    /// In replay, an episode without recordings gets no answer, and each request is logged.
     fn begins_empty(&self, episode: &str) -> Result<(), String> {
         match (self.config.mode, &self.config.folder) {
             (Mode::Replay, Some(folder)) => {
@@ -191,9 +191,9 @@ impl Egress for EgressProxy {
     }
 }
 
-/// Gives every sandbox of a provider a session of the proxy. Sandboxes have a loopback interface alone;
-/// the proxy listens there. What is recorded has the name of the sandbox's owner
-/// ([`owned`](sinew_sandbox::owned)), so that the episode can be replayed; logs are numbered.
+/// Gives every sandbox of a provider a session of the proxy. Sandboxes have a loopback interface only; the
+/// proxy listens there. Recordings have the name of the sandbox's owner ([`owned`](sinew_sandbox::owned)), so
+/// that the episode can be replayed; logs are numbered.
 #[expect(missing_debug_implementations, reason = "a provider has none")]
 pub struct WithEgress {
     inner: Arc<dyn SandboxProvider>,

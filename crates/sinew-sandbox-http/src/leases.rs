@@ -60,7 +60,7 @@ async fn an_operation_of_hours_holds_its_sandbox() {
         ..CreateRequest::default()
     };
     let sandbox = service.create("ann", &short).await.unwrap();
-    // What an execution or a session of twelve hours does.
+    // An execution or a session of twelve hours holds its sandbox so.
     let held = service.lock_sandbox("ann", &sandbox.id, 12 * HOUR).unwrap();
     tokio::time::sleep(12 * HOUR).await;
     assert_eq!(service.live().0, 1);

@@ -4,7 +4,7 @@
 //! [`Service`] holds the live sandboxes and snapshots, [`router`] exposes it over HTTP, [`serve`] listens.
 //!
 //! Invariants:
-//! - Without a valid token only `/v1/health` is available. An owner sees its own sandboxes only.
+//! - Only `/v1/health` is available without a valid token. An owner sees only its own sandboxes.
 //! - Every sandbox and snapshot has a lease. It is destroyed within a second after its lease ends, so that a
 //!   vanished client leaks nothing.
 //! - An execution is killed when its client disconnects.

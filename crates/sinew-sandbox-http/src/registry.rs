@@ -69,7 +69,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Where the terminal of the program that runs is typed at.
+    /// Locks the input channel of the running program's terminal.
     pub(crate) fn terminal(&self) -> MutexGuard<'_, Option<mpsc::Sender<TerminalInput>>> {
         self.terminal.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -154,7 +154,7 @@ impl Registry {
 
 /// Registry of sandboxes and snapshots, and the operations of the API.
 pub struct Service {
-    /// What sandboxes can be made of.
+    /// Providers from which sandboxes are made.
     pub(crate) roots: Roots,
     /// Valid tokens.
     pub(crate) tokens: Tokens,

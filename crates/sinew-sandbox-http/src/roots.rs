@@ -1,4 +1,4 @@
-//! What sandboxes can be made of: a provider for each level, and one for each image that a request may name.
+//! Providers of sandboxes: one for each level, and one for each image that a request may name.
 
 use crate::api::CreateRequest;
 use crate::error::{ApiError, bad};
@@ -110,7 +110,8 @@ impl Roots {
     /// The provider of a new sandbox: that of its snapshot, or what the request names.
     ///
     /// # Errors
-    /// As [`Roots::provider`], and if the request names another level or image than the snapshot's.
+    /// Fails as [`Roots::provider`] does, and if the request names another level or image than the
+    /// snapshot's.
     pub(crate) fn chosen(
         &self,
         request: &CreateRequest,

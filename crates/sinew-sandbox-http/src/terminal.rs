@@ -1,5 +1,5 @@
-//! Executions on a terminal: output is streamed by `POST /v1/sandboxes/ID/exec`, what is typed comes by
-//! requests of its own. So a session needs nothing but plain requests, which any proxy lets through.
+//! Executions on a terminal: `POST /v1/sandboxes/ID/exec` streams the output, and separate requests carry the
+//! input. So a session needs only plain requests, which any proxy lets through.
 
 use crate::api::{self, ExecBody, TerminalBody};
 use crate::error::{ApiError, bad};

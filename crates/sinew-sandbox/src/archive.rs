@@ -3,8 +3,8 @@
 pub use sinew_jail::archive::{BLOCK, Content, Held, Writer, fill, reader};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
-/// A file on disk without a name, for what is too large to be held in memory; it goes with its last
-/// descriptor. `TMPDIR` says where.
+/// A file on disk without a name, for content that is too large for memory; it goes with its last descriptor.
+/// `TMPDIR` names the folder.
 ///
 /// # Errors
 /// If there is no room for it.

@@ -1,15 +1,14 @@
 //! Text that comes in pieces, cut between characters.
 
-/// Keeps back the bytes of a character of UTF-8 that has not come whole. What is no UTF-8 passes as
-/// it is.
+/// Holds back the bytes of an incomplete character of UTF-8. Bytes that are not UTF-8 pass unchanged.
 #[derive(Clone, Debug, Default)]
 pub struct Characters {
-    /// At most three bytes.
+    /// Bytes held back, at most three.
     held: Vec<u8>,
 }
 
 impl Characters {
-    /// Takes the next piece; all bytes so far that have not been given, but for those of a character
+    /// Takes the next piece. Returns all bytes so far that were not returned yet, except those of a character
     /// whose end is missing.
     pub fn add(&mut self, piece: &[u8]) -> Vec<u8> {
         let mut bytes = std::mem::take(&mut self.held);
@@ -26,7 +25,7 @@ impl Characters {
         bytes
     }
 
-    /// What is left when nothing more comes.
+    /// Returns the bytes held back, once nothing more comes.
     pub fn rest(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.held)
     }

@@ -1,11 +1,10 @@
 //! Isolated places in which hostile code runs.
 //!
-//! [`SandboxProvider`] makes [`Sandbox`]es of one level. [`ProcessProvider`] isolates with
-//! namespaces, a private read-only root, seccomp, landlock, dropped capabilities and cgroups;
-//! [`NullProvider`] isolates nothing and serves tests. Invariants: a sandbox is handed out
-//! clean and destroyed after use; every execution ends in exactly one [`Ending`] before its
-//! deadline plus the time of a kill; the result says which protections were really in force;
-//! nothing outlives the process that asked for it.
+//! [`SandboxProvider`] makes [`Sandbox`]es of one level. [`ProcessProvider`] isolates with namespaces, a
+//! private read-only root, seccomp, landlock, dropped capabilities and cgroups; [`NullProvider`] isolates
+//! nothing and serves tests. Invariants: a sandbox is handed out clean and destroyed after use; every
+//! execution ends in exactly one [`Ending`] before its deadline plus the time of a kill; the result lists the
+//! protections that were really in force; nothing outlives the process that asked for it.
 
 pub mod archive;
 mod characters;
@@ -33,5 +32,5 @@ pub use sinew_jail::spawner::ETC_FILES;
 pub use timed::{SandboxWait, TimedProvider};
 
 /// Python functions that programs of Sinew in sandboxes begin with: they hide a process from the code that it
-/// judges, say whether a module runs code, and end what code leaves behind.
+/// judges, find whether a module runs code, and end the processes that code leaves behind.
 pub const PYTHON_GUARD: &str = include_str!("python/guard.py");

@@ -1,4 +1,4 @@
-//! No isolation at all, for tests of what is built on top. Recipes refuse it.
+//! A level without any isolation, for tests of the layers above. Recipes refuse it.
 
 use crate::port::{
     Ending, ExecRequest, ExecResult, Program, Protection, Sandbox, SandboxError, SandboxFuture,
@@ -29,7 +29,7 @@ impl Default for NullProvider {
 }
 
 #[derive(Debug)]
-/// Has no files of its own: programs run in the folder of this process.
+/// A sandbox without a work folder: programs run in the folder of this process.
 struct NullSandbox {
     provider: NullProvider,
     output_bytes: usize,

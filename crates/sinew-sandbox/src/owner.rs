@@ -1,7 +1,7 @@
-//! Whose sandboxes they are: an episode runs as a future, and the sandboxes that it asks for have its name.
+//! Owners of sandboxes: an episode runs as a future, and the sandboxes that it asks for have its name.
 //!
-//! A provider that keeps something for an episode, such as what the network answered, asks for the name. It
-//! is known in the future itself, and not in tasks that the future spawns.
+//! A provider that keeps something for an episode, such as recorded answers of the network, asks for the
+//! name. The name is available in the future itself, and not in tasks that the future spawns.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,12 +1,12 @@
 //! Warm sandboxes, kept ready: sized by demand, bounded in number and memory, never dirty.
 //!
-//! A sandbox leaves the pool once. Its user destroys it; nothing comes back, so
-//! nothing of one user can reach the next. How many are kept follows demand: every request that
-//! finds none ready doubles the target, quiet time halves it, between a floor and what
-//! ceiling and memory budget leave. No more than a few are made at once (start storms).
+//! A sandbox leaves the pool once. Its user destroys it; nothing comes back, so nothing of one user can reach
+//! the next. The number of ready sandboxes follows demand. Every request that finds none ready doubles the
+//! target, and quiet time halves it, between a floor and the limit set by ceiling and memory budget. Only a
+//! few are made at once (start storms).
 //!
-//! Sandboxes of a pool die with its provider; what a killed server leaves on the host carries
-//! the tag of its run, and the next provider removes it.
+//! Sandboxes of a pool die with its provider; the leftovers of a killed server on the host carry the tag of
+//! its run, and the next provider removes them.
 
 use crate::port::{
     Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec, Snapshot,
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// How a pool is sized.
+/// Size rules of a pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PoolConfig {
     /// Ready sandboxes that are kept even without requests, after the first request.
@@ -29,7 +29,7 @@ pub struct PoolConfig {
     pub memory_bytes: u64,
     /// Sandboxes that are made at once.
     pub starts_at_once: usize,
-    /// After this long without a request that found none ready, the target halves.
+    /// Time without a request that found none ready, after which the target halves.
     pub quiet: Duration,
 }
 
@@ -58,12 +58,12 @@ impl PoolConfig {
     }
 }
 
-/// What a pool did so far.
+/// Counts of a pool so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
     /// Ready sandboxes now.
     pub ready: usize,
-    /// How many it wants ready.
+    /// Number of sandboxes that it wants ready.
     pub target: usize,
     /// Maximum number that were being made at one moment.
     pub most_starts: usize,
@@ -81,8 +81,8 @@ pub struct PoolStats {
 const GUESS_BYTES: u64 = 4 << 20;
 /// One of so many hits measures the memory of what it got.
 const MEASURE_EVERY: u64 = 64;
-/// How long a waiter trusts the tasks that make sandboxes before it looks after them: they end
-/// with the runtime that they were started on.
+/// Time after which a waiter checks the tasks that make sandboxes: they end with the runtime that they were
+/// started on.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 
 type Made = Result<Box<dyn Sandbox>, SandboxError>;
@@ -167,7 +167,7 @@ impl Pool {
         })))
     }
 
-    /// What it did so far.
+    /// Returns the counts so far.
     pub fn stats(&self) -> PoolStats {
         let inner = &self.0;
         let state = inner.state();
@@ -228,7 +228,7 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What ceiling and memory budget allow.
+    /// Maximum number of ready sandboxes by ceiling and memory budget.
     fn most_ready(&self) -> usize {
         let one = self.one_bytes.load(Ordering::Relaxed).max(1);
         let fit = usize::try_from(self.config.memory_bytes / one).unwrap_or(usize::MAX);
@@ -298,7 +298,7 @@ impl Inner {
         loop {
             let mut state = self.state();
             let current = state.spec.as_ref() == Some(&spec);
-            // One that waits for another specification goes on waiting.
+            // One that waits for another specification continues to wait.
             let waiter = current.then(|| state.waiters.pop_front()).flatten();
             match waiter {
                 // One that gave up waiting takes nothing.

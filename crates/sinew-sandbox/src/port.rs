@@ -1,4 +1,4 @@
-//! The `Sandbox` port: what every level of isolation offers.
+//! The `Sandbox` port: the operations of every level of isolation.
 
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
@@ -6,16 +6,16 @@ pub use sinew_jail::spec::{Limits, Network, Protection};
 use std::fs::File;
 use std::time::Duration;
 
-/// What is asked of a provider.
+/// Properties of a sandbox that a provider is asked for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SandboxSpec {
-    /// What it may use.
+    /// Limits on its resources.
     pub limits: Limits,
     /// Environment variables; nothing of the host's environment is inherited.
     pub env: Vec<(String, String)>,
     /// Refuse if any protection of the level cannot be enforced on this host.
     pub strict: bool,
-    /// What network it has.
+    /// Network that it has.
     pub network: Network,
     /// Python programs run one after the other in one interpreter: what one defines, the next
     /// one sees, and snapshots and forks hold its memory. Levels that cannot refuse.
@@ -23,7 +23,7 @@ pub struct SandboxSpec {
     pub live: bool,
 }
 
-/// What to run.
+/// Program to run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Program {
     /// Any binary that the sandbox sees, with arguments.
@@ -37,7 +37,7 @@ pub enum Program {
 /// One execution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecRequest {
-    /// What to run.
+    /// Program to run.
     pub program: Program,
     /// Bytes on standard input, which is closed after them.
     pub stdin: Vec<u8>,
@@ -45,7 +45,7 @@ pub struct ExecRequest {
     pub deadline: Duration,
 }
 
-/// What an execution may have in addition to its program.
+/// Options of an execution in addition to its program.
 #[derive(Clone, Debug, Default)]
 pub struct ExecOptions {
     /// Environment variables of this execution, after those of [`SandboxSpec::env`].
@@ -65,7 +65,7 @@ pub struct TerminalSize {
     pub columns: u16,
 }
 
-/// What happens at a terminal.
+/// Event at a terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TerminalInput {
     /// Bytes were typed.
@@ -81,7 +81,8 @@ pub struct Terminal {
     pub size: TerminalSize,
     /// Environment variables of this execution, after those of [`SandboxSpec::env`].
     pub env: Vec<(String, String)>,
-    /// What is typed. When it closes, the terminal hangs up and the program is killed.
+    /// Keys typed and changes of the size. When the channel closes, the terminal hangs up and the program is
+    /// killed.
     pub input: tokio::sync::mpsc::Receiver<TerminalInput>,
     /// Gets what the program writes, as bytes that can command a terminal. A full channel holds the
     /// program back; when it closes, the terminal hangs up.
@@ -91,7 +92,7 @@ pub struct Terminal {
 /// A piece of output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputChunk {
-    /// Where it was written.
+    /// Stream to which it was written.
     pub stream: OutputStream,
     /// The bytes.
     pub bytes: Vec<u8>,
@@ -107,16 +108,16 @@ pub enum OutputStream {
     Stderr,
 }
 
-/// How an execution ended.
+/// Way in which an execution ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Ending {
-    /// By itself.
+    /// The program exited by itself.
     Exited {
         /// Its exit code.
         code: i32,
     },
-    /// By a signal.
+    /// A signal ended it.
     Signalled {
         /// Number of the signal.
         signal: i32,
@@ -151,14 +152,14 @@ impl std::fmt::Display for Ending {
     }
 }
 
-/// What an execution used.
+/// Resources that an execution used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
     /// User and system CPU seconds.
     pub cpu_s: f64,
     /// Largest memory: of the whole sandbox where a cgroup counts it, else of its largest process.
     pub peak_memory_bytes: u64,
-    /// From the request to the end.
+    /// Seconds from the request to the end.
     pub wall_s: f64,
     /// Bytes that it wrote to standard output and standard error, as far as they were read.
     pub output_bytes: u64,
@@ -166,7 +167,7 @@ pub struct Usage {
     pub file_bytes: u64,
 }
 
-/// What a sandbox holds and did so far.
+/// Resources that a sandbox holds, and its counts so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SandboxStats {
     /// Memory of it now, files in its folders included.
@@ -192,7 +193,7 @@ pub struct Snapshot {
     pub level: &'static str,
     /// Number within its provider.
     pub id: u64,
-    /// What the level keeps for it.
+    /// State that the level keeps for it.
     pub handle: std::sync::Arc<dyn std::any::Any + Send + Sync>,
     /// The stores that it keeps alive, by their numbers within the provider, and the bytes of each.
     /// Snapshots can share them.
@@ -202,7 +203,7 @@ pub struct Snapshot {
 /// The outcome of an execution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExecResult {
-    /// How it ended.
+    /// Way in which it ended.
     pub ending: Ending,
     /// Captured standard output, at most [`Limits::output_bytes`].
     pub stdout: Vec<u8>,
@@ -210,13 +211,13 @@ pub struct ExecResult {
     pub stderr: Vec<u8>,
     /// Whether output was cut.
     pub truncated: bool,
-    /// What it used.
+    /// Resources that it used.
     pub usage: Usage,
-    /// What was really in force.
+    /// Protections that were really in force.
     pub protections: std::sync::Arc<Vec<Protection>>,
 }
 
-/// Why a sandbox could not do what was asked; never the doing of the code inside.
+/// Reason why a sandbox could not do what was asked; never the doing of the code inside.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SandboxError {
     /// The host cannot isolate.
@@ -224,7 +225,7 @@ pub enum SandboxError {
     Unavailable {
         /// Level asked for.
         level: String,
-        /// What is missing and what to do.
+        /// Missing part and how to get it.
         reason: String,
     },
     /// `strict` was asked for.
@@ -248,23 +249,23 @@ pub enum SandboxError {
     NoRoom {
         /// Level asked for.
         level: String,
-        /// What the server said.
+        /// Answer of the server.
         reason: String,
     },
     /// A request that no sandbox can take.
     #[error("{field} is {value}: {allowed}")]
     Request {
-        /// What is wrong.
+        /// Field at fault.
         field: &'static str,
         /// Its value.
         value: String,
-        /// What is allowed.
+        /// Allowed values.
         allowed: String,
     },
     /// The level has no such operation.
     #[error("this level of sandbox cannot {operation}")]
     Unsupported {
-        /// What was asked.
+        /// Operation that was requested.
         operation: &'static str,
     },
     /// The sandbox is gone.
@@ -273,20 +274,20 @@ pub enum SandboxError {
     /// A system call on the host's side failed.
     #[error("{operation}: {message}")]
     Io {
-        /// What was done.
+        /// Operation that failed.
         operation: String,
-        /// What the system said.
+        /// Message of the system.
         message: String,
     },
 }
 
-/// What a sandbox's methods return.
+/// Return type of a sandbox's methods.
 pub type SandboxFuture<'a, T> = BoxFuture<'a, Result<T, SandboxError>>;
 
 /// One isolated place. Dropping it destroys it; [`Sandbox::destroy`] waits for that.
 pub trait Sandbox: Send {
-    /// Runs a program to its end. Files in the work folder stay for the next execution,
-    /// processes do not. A level that takes no [`ExecOptions`] implements this alone.
+    /// Runs a program to its end. Files in the work folder stay for the next execution, processes do not. A
+    /// level that takes no [`ExecOptions`] implements only this method.
     fn exec(&mut self, request: ExecRequest) -> SandboxFuture<'_, ExecResult> {
         self.exec_with(request, ExecOptions::default())
     }
@@ -297,7 +298,7 @@ pub trait Sandbox: Send {
     /// Reads a regular file below the work folder, at most `max_bytes`. Links are not followed.
     fn read_file<'a>(&'a mut self, path: &'a str, max_bytes: u64) -> SandboxFuture<'a, Vec<u8>>;
 
-    /// As [`Sandbox::exec`], with an environment of its own and with output as it comes.
+    /// Same as [`Sandbox::exec`], with environment variables for this execution and with output as it comes.
     fn exec_with(
         &mut self,
         request: ExecRequest,
@@ -307,8 +308,8 @@ pub trait Sandbox: Send {
         unsupported("take an environment or stream output")
     }
 
-    /// Runs a program on a terminal of its own, which is its standard input, output and error. Nothing
-    /// is captured, so that [`Limits::output_bytes`] does not hold; `stdin` of the request is empty.
+    /// Runs a program on a separate terminal, which is its standard input, output and error. Nothing is
+    /// captured, so that [`Limits::output_bytes`] does not hold; `stdin` of the request is empty.
     fn exec_on_terminal(
         &mut self,
         request: ExecRequest,
@@ -318,7 +319,7 @@ pub trait Sandbox: Send {
         unsupported("give a program a terminal")
     }
 
-    /// Freezes the work folder. What runs later does not change the snapshot.
+    /// Freezes the work folder. Programs that run later do not change the snapshot.
     fn snapshot(&mut self) -> SandboxFuture<'_, Snapshot> {
         unsupported("take snapshots")
     }
@@ -328,7 +329,7 @@ pub trait Sandbox: Send {
         unsupported("reset")
     }
 
-    /// What it holds now.
+    /// Returns the resources that it holds now.
     fn stats(&mut self) -> SandboxFuture<'_, SandboxStats> {
         unsupported("tell what it holds")
     }
@@ -361,13 +362,13 @@ pub trait SandboxProvider: Send + Sync {
     /// A clean, unused sandbox. Waits while the limit of live ones is reached.
     fn acquire<'a>(&'a self, spec: &'a SandboxSpec) -> SandboxFuture<'a, Box<dyn Sandbox>>;
 
-    /// What this host enforces at this level, and why not where it does not.
+    /// Protections that this host enforces at this level, and the reasons for those that it does not.
     fn protections(&self) -> std::sync::Arc<Vec<Protection>>;
 
     /// Whether sandboxes can be made now, else why not.
     ///
     /// # Errors
-    /// What is broken, in words for people.
+    /// Fails with the broken part, in words for people.
     fn health(&self) -> Result<(), String> {
         Ok(())
     }
@@ -387,9 +388,9 @@ pub trait SandboxProvider: Send + Sync {
         unsupported("fork")
     }
 
-    /// A snapshot as an archive of at most `max_bytes` that depends on its content alone: the same
-    /// files give the same bytes, so that their hash names them. It stands in a file without a
-    /// name, at whose beginning reading starts.
+    /// A snapshot as an archive of at most `max_bytes` that depends only on its content: the same files give
+    /// the same bytes, so that their hash names them. It stands in a file without a name, at whose beginning
+    /// reading starts.
     fn export_file<'a>(
         &'a self,
         snapshot: &'a Snapshot,
@@ -406,7 +407,7 @@ pub trait SandboxProvider: Send + Sync {
         unsupported("import snapshots")
     }
 
-    /// As [`SandboxProvider::export_file`], in memory.
+    /// Same as [`SandboxProvider::export_file`], in memory.
     fn export<'a>(&'a self, snapshot: &'a Snapshot) -> SandboxFuture<'a, Vec<u8>> {
         Box::pin(async move {
             let file = self.export_file(snapshot, MAX_ARCHIVE_BYTES).await?;
@@ -414,7 +415,7 @@ pub trait SandboxProvider: Send + Sync {
         })
     }
 
-    /// As [`SandboxProvider::import_file`], from memory.
+    /// Same as [`SandboxProvider::import_file`], from memory.
     fn import<'a>(&'a self, archive: &'a [u8], max_bytes: u64) -> SandboxFuture<'a, Snapshot> {
         Box::pin(async move {
             let file = crate::archive::spool(archive).map_err(|e| in_file("import", &e))?;

@@ -13,8 +13,8 @@ use std::sync::OnceLock;
 /// `sinew-jail`, for the architecture that this was compiled for; linked statically.
 pub const JAIL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sinew-jail"));
 
-/// By which path this process can start [`JAIL`]: a file in memory that no process can change,
-/// whatever it finds a way to (`/proc/PID/exe`).
+/// Path by which this process can start [`JAIL`]. It names a file in memory that no process can change,
+/// however it reaches the file (`/proc/PID/exe`).
 ///
 /// # Errors
 /// If there is no such file: a host with `vm.memfd_noexec = 2` allows none to be started.

@@ -1,4 +1,4 @@
-//! How long sandboxes are waited for: until one is free, and until it is made.
+//! Measures the wait for sandboxes: until one is free, and until it is made.
 
 use crate::port::{Protection, Sandbox, SandboxFuture, SandboxProvider, SandboxSpec, Snapshot};
 use std::fs::File;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Time that callers have waited for sandboxes, all of them added up. For people: nothing decides by it.
+/// Sum of the times that callers have waited for sandboxes. It is only for people: nothing decides by it.
 #[derive(Debug, Default)]
 pub struct SandboxWait(AtomicU64);
 

@@ -43,7 +43,7 @@ const REJECTED: &str = "rejected";
 /// Name under which messages after the model's last turn are counted.
 const AFTER: &str = "messages after the last turn of the assistant";
 
-/// Where given episodes are read from.
+/// Source of the given episodes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DatasetConfig {
     /// Rows with `messages`, or `prompt` and `completion`; and `tools`.
@@ -59,12 +59,12 @@ pub enum DatasetConfig {
 pub struct StoredEpisodes {
     /// Folder of the run.
     pub path: String,
-    /// Of the episodes.
+    /// Purpose of the episodes.
     pub purpose: String,
     /// Source of scores that take the place of the rewards; `None`: the rewards that `sinew episodes` lists,
     /// with those of groups and from outside.
     pub scores: Option<String>,
-    /// How rewards from outside count in that run.
+    /// Rules of that run for rewards from outside.
     pub late: Option<LateConfig>,
 }
 
@@ -142,8 +142,8 @@ impl Dataset {
         hash.finalize().to_hex().to_string()
     }
 
-    /// The groups of a training step (from 1), each epoch in an order of its own. Episodes are
-    /// named after their draw: what is trained twice in two epochs is two episodes.
+    /// The groups of a training step (from 1), each epoch in a separate order. Episodes are named after their
+    /// draw: what is trained twice in two epochs is two episodes.
     pub fn batch(&self, seed: u64, step: u64, groups: usize) -> Vec<Vec<Trace>> {
         let first = (step - 1) * groups as u64;
         let group = |g: u64| {
@@ -282,7 +282,7 @@ impl Rows<'_> {
         Ok(vec![chosen, scored(rejected, "rejected", 0.0)])
     }
 
-    /// Messages of a column; a text alone is one message of `role`.
+    /// Messages of a column; a plain text is one message of `role`.
     fn messages(&self, value: &Value, name: &str, role: Role) -> Result<Vec<Said>, String> {
         let said = self
             .reader
@@ -333,7 +333,7 @@ impl Rows<'_> {
 /// Values of a row by the names of their columns.
 type Columns = serde_json::Map<String, Value>;
 
-/// That a row lacks a column.
+/// Message for a row that lacks a column.
 fn missing(name: &str, columns: &Columns) -> String {
     let known: Vec<&str> = columns.keys().map(String::as_str).collect();
     format!("no column `{name}`; columns: {}", known.join(", "))
@@ -379,7 +379,7 @@ fn stored(from: &StoredEpisodes, context: usize) -> Result<Vec<Vec<Trace>>, Pipe
         let page = reader.list(&filter).map_err(unreadable)?;
         for episode in &page.episodes {
             let trace = reader.get(&episode.episode).map_err(unreadable)?;
-            // What gc removed meanwhile, what failed, and what is too long is left out.
+            // Removed, failed and too long episodes are left out.
             let fits = |t: &Trace| t.nodes.iter().map(|n| n.tokens.len()).sum::<usize>() <= context;
             let failed = |t: &Trace| matches!(t.end, EpisodeEnd::Failed { .. });
             if let Some(trace) = trace.filter(|t| fits(t) && !failed(t)) {

@@ -30,15 +30,15 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-/// What plays gold runs.
+/// Parts of an environment and a model from which gold runs are made.
 pub struct GoldRuns {
     /// Its training tasks are played.
     pub taskset: Arc<dyn Taskset>,
-    /// With a gold policy.
+    /// Environments with a gold policy.
     pub envs: Arc<dyn EnvFactory>,
-    /// Of the model that imitates.
+    /// Renderer of the model that imitates.
     pub renderer: Arc<dyn Renderer>,
-    /// For the traces.
+    /// Run that the traces name.
     pub run: RunInfo,
     /// Maximum number of turns.
     pub max_turns: u32,
@@ -64,7 +64,7 @@ impl std::fmt::Debug for GoldRuns {
 /// Messages that a model sees together.
 struct Context {
     messages: Vec<Message>,
-    /// Of them, those before the first turn: worked examples of the prompt are no turns.
+    /// Number of leading messages before the first turn. Worked examples in the prompt are not turns.
     given: usize,
 }
 
@@ -131,7 +131,7 @@ impl Said {
     }
 }
 
-/// Why a gold run is not trained, if so: one of a few reasons, so that they can be counted.
+/// Reason why a gold run is not trained, if so: one of a few reasons, so that they can be counted.
 pub fn unused(trace: &Trace) -> Option<&'static str> {
     match &trace.end {
         EpisodeEnd::Failed { message, .. } => {
@@ -163,8 +163,8 @@ impl GoldRuns {
         Ok(None)
     }
 
-    /// Plays draw `draw`, which is the training task at `index`: a valid trace in any case, of which
-    /// [`unused`] says whether it can be imitated.
+    /// Plays draw `draw`, which is the training task at `index`. The trace is valid in any case; [`unused`]
+    /// decides whether it can be imitated.
     ///
     /// # Errors
     /// If the taskset has no such task.
@@ -242,7 +242,7 @@ impl GoldRuns {
         asked.await.map_err(ended)?
     }
 
-    /// Plays `actions` in a world of their own, which is closed in any case.
+    /// Plays `actions` in a separate world, which is closed in any case.
     async fn in_world(&self, spec: &EpisodeSpec, actions: Vec<Action>) -> Result<Said, EnvError> {
         let mut env = self.envs.create(&spec.task)?;
         let played = async {
@@ -301,7 +301,7 @@ impl GoldRuns {
     }
 }
 
-/// Appends the nodes of a context that began anew: a chain of its own, whose turns count on.
+/// Appends the nodes of a context that began anew: a separate chain, whose turns count on.
 fn follow(nodes: &mut Vec<Node>, context: Vec<Node>) {
     let (before, turns) = (nodes.len() as NodeId, nodes.last().map_or(0, |n| n.turn));
     nodes.extend(context.into_iter().map(|node| Node {
@@ -331,7 +331,7 @@ pub struct GoldSource {
     pub runs: Arc<GoldRuns>,
     /// Its training tasks.
     pub tasks: TaskDraws,
-    /// Where they are played.
+    /// Runtime on which the gold runs are played.
     pub runtime: Handle,
     /// Turns true when the run is asked to stop.
     pub cancel: watch::Receiver<bool>,

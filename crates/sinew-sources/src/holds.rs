@@ -23,7 +23,7 @@ pub(crate) fn now_ms() -> u64 {
     now.map_or(0, |d| d.as_millis() as u64)
 }
 
-/// What a run has leased, and for how long.
+/// Leases of a run; a thread renews them.
 #[derive(Debug)]
 pub(crate) struct Holds {
     queue: Arc<dyn Queue>,
@@ -35,7 +35,7 @@ pub(crate) struct Holds {
     _stop: SyncSender<()>,
 }
 
-/// What is left of some leases.
+/// Result of a check of leases: those still held, and the rows lost.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Kept {
     pub(crate) leases: Vec<Lease>,
@@ -49,7 +49,7 @@ fn lock(held: &Mutex<Vec<Lease>>) -> MutexGuard<'_, Vec<Lease>> {
 }
 
 impl Holds {
-    /// Nothing yet; what is held is renewed for `lease` at a time.
+    /// Starts with no leases; those added later are renewed for `lease` at a time.
     ///
     /// # Errors
     /// If the machine has no thread left.
@@ -70,7 +70,7 @@ impl Holds {
                 let Some(queue) = weak.upgrade() else { return };
                 for (id, keys) in held.iter() {
                     let ttl = lease.as_millis() as u64;
-                    // What is lost by it shows before the commit.
+                    // Rows lost here show up before the commit.
                     if let Err(error) = queue.renew(&name, LeaseId(*id), keys, ttl, now_ms()) {
                         tracing::warn!(%error, "a lease of the queue was not renewed");
                     }

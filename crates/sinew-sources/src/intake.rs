@@ -1,20 +1,20 @@
 //! Rollouts that agents outside finish, put together to groups: pure, time is an argument.
 //!
-//! A group is whole when so many of its rollouts are finished, or when its first one has waited long
-//! enough; a rollout that was opened alone is a group by itself. Unscored and failed ones take a place in
-//! their group and are dropped, with the reason. What is given out is taken: it is given out once.
+//! A group is whole once it has its full number of finished rollouts, or once its first one has waited long
+//! enough. A rollout that was opened without a group is a group by itself. Unscored and failed rollouts take
+//! a place in their group and are dropped, with the reason. A group is given out once.
 
 use sinew_orchestrator::BEHIND;
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// How reasons of rollouts begin that ended without a score.
+/// Prefix of the reasons of rollouts that ended without a score.
 pub(crate) const UNSCORED: &str = "unscored: ";
 
 /// Default of [`IntakeConfig::max_waiting`].
 pub const MAX_WAITING: usize = 65_536;
 
-/// How rollouts become groups.
+/// Rules by which rollouts become groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IntakeConfig {
     /// Rollouts of a whole group.
@@ -30,21 +30,22 @@ pub struct IntakeConfig {
     pub max_waiting: usize,
 }
 
-/// What counts of a finished rollout.
+/// Facts of a finished rollout that decide about its training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FinishedRollout {
     /// Its id in the store.
     pub episode: EpisodeId,
-    /// Equal for rollouts that are compared; its own id if it was opened alone.
+    /// Equal for rollouts that are compared; its own id if it was opened without a group.
     pub group: GroupId,
-    /// Of its oldest sampled token.
+    /// Version of its oldest sampled token.
     pub version: PolicyVersion,
-    /// Why it cannot be trained.
+    /// Reason why it cannot be trained.
     pub unfit: Option<String>,
 }
 
 impl FinishedRollout {
-    /// Of a stored trace. With `late`, one without a reward can be trained: it may come from outside.
+    /// Reads a stored trace. If `late`, a trace without a reward can be trained: its reward may come from
+    /// outside.
     pub fn of(trace: &Trace, late: bool) -> Self {
         let oldest = trace.oldest_version();
         let unfit = match &trace.end {
@@ -64,7 +65,7 @@ impl FinishedRollout {
         }
     }
 
-    /// Whether it was opened alone.
+    /// Whether it was opened without a group.
     pub fn is_alone(&self) -> bool {
         self.group.as_str() == self.episode.as_str()
     }
@@ -73,7 +74,7 @@ impl FinishedRollout {
 /// A group that is not whole yet.
 #[derive(Debug)]
 struct OpenGroup {
-    /// When its first rollout was finished.
+    /// Time at which its first rollout was finished.
     since: f64,
     /// All finished ones, fit or not.
     finished: usize,
@@ -84,7 +85,7 @@ struct OpenGroup {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct IntakeBatch {
     pub groups: Vec<Vec<EpisodeId>>,
-    /// Not to be trained, with the reason of each.
+    /// Rollouts that are not to be trained, with the reason of each.
     pub dropped: BTreeMap<EpisodeId, String>,
 }
 
@@ -97,12 +98,12 @@ pub struct Intake {
     ready: VecDeque<Vec<FinishedRollout>>,
     waiting: usize,
     dropped: BTreeMap<EpisodeId, String>,
-    /// When something came last.
+    /// Time of the last event.
     heard: f64,
 }
 
 impl Intake {
-    /// Nothing finished yet at `now`, in seconds of any clock.
+    /// Starts without rollouts at `now`, in seconds of any clock.
     pub fn new(config: IntakeConfig, now: f64) -> Self {
         Self {
             config,
@@ -171,14 +172,14 @@ impl Intake {
         self.waiting
     }
 
-    /// Whether as many rollouts as `groups` groups have were dropped, and none can be trained: a step
-    /// that says so is better than a wait without end.
+    /// Whether as many rollouts as `groups` groups have were dropped, and none can be trained: a step that
+    /// reports it is better than a wait without end.
     pub fn is_fruitless(&self, groups: usize) -> bool {
         self.ready.is_empty() && self.dropped.len() >= groups * self.config.group_size
     }
 
-    /// At most `count` groups for weights of `version`, and what was dropped so far. None has a name of
-    /// `names`, which are those of the step: two groups of one name would be read back as one.
+    /// Takes at most `count` groups for weights of `version`, and all rollouts dropped so far. A group whose
+    /// name is in `names` (the names of the step) waits: two groups of one name would be read back as one.
     pub fn take(
         &mut self,
         count: usize,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::PathBuf;
 
-/// What a step was given: leases with the names of their rows.
+/// Leases that a step took, with the names of their rows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Taken {
     pub(crate) step: u64,
@@ -19,12 +19,12 @@ pub(crate) struct Taken {
     pub(crate) lost: Vec<String>,
 }
 
-/// The file of a run that says so, one line a step.
+/// The file of a run with the leases of its steps, one line a step.
 #[derive(Debug)]
 pub(crate) struct Ledger(PathBuf);
 
 impl Ledger {
-    /// In this file, which need not exist.
+    /// Uses the file at `path`, which need not exist.
     pub(crate) fn new(path: PathBuf) -> Self {
         Self(path)
     }
@@ -34,7 +34,7 @@ impl Ledger {
         PipelineError::system(format!("{}: {error}", self.0.display()))
     }
 
-    /// What `step` was given before a restart.
+    /// Returns the leases that `step` took before a restart.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -83,7 +83,7 @@ impl Ledger {
     }
 }
 
-/// The lines of a file. One that a crash cut says nothing: what it speaks of was not stored.
+/// The lines of a file. A line that a crash cut does not count: its rows were not stored.
 fn lines(text: &str) -> impl DoubleEndedIterator<Item = Taken> {
     text.lines().filter_map(|l| serde_json::from_str(l).ok())
 }

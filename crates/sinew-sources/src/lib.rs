@@ -1,7 +1,7 @@
 //! Sources of training samples that a run does not sample by itself.
 //!
 //! Each one is a [`SampleSource`](sinew_pipeline::SampleSource): the loop asks it for the groups of a step,
-//! stores their episodes, trains on them, and says when they are committed.
+//! stores their episodes, trains on them, and reports their commit to it.
 //!
 //! | source | gives |
 //! |---|---|
@@ -13,11 +13,11 @@
 //!
 //! # Invariants
 //!
-//! - A step that is done again gets the same samples in the same order: what was leased for a step is noted
-//!   before it is used.
+//! - A step that is done again gets the same samples in the same order: leases of a step are noted before
+//!   they are used.
 //! - Rows of a queue are acked after the update that trained them was committed, never before. Entries of
 //!   a pool are acknowledged once the run has stored them.
-//! - What an algorithm cannot use is left out with its reason.
+//! - A sample that the algorithm cannot use is left out with its reason.
 //!
 //! # Files
 //!

@@ -13,10 +13,10 @@ use tokio::sync::watch;
 /// Purpose of rollouts that agents open and finish by themselves.
 pub const LIVE: &str = "live";
 
-/// Between two reports of how many rollouts are there.
+/// Interval between two reports of how many rollouts are there.
 const TELL_EVERY: Duration = Duration::from_millis(250);
 
-/// Between two looks whether the run is to stop.
+/// Interval between two checks whether the run is to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Finished rollouts as a gateway reports them; shared by its threads and the source.
@@ -25,14 +25,14 @@ pub struct LiveRollouts {
     intake: Mutex<Intake>,
     changed: Condvar,
     started: Instant,
-    /// What the store had when the session began: a gateway may report some of it once more.
+    /// Episodes in the store when the session began. A gateway may report some of them once more.
     known: BTreeSet<EpisodeId>,
     /// A rollout without a reward may get one from outside.
     late: bool,
 }
 
 impl LiveRollouts {
-    /// What the store has of earlier sessions and no update has trained or dropped. With `late`, rollouts
+    /// Loads the rollouts of earlier sessions that no update has trained or dropped. If `late`, rollouts
     /// without a reward may get one from outside ([`LiveSource::with_late`](crate::LiveSource::with_late)).
     ///
     /// # Errors
@@ -123,7 +123,7 @@ fn stored(
     }
 }
 
-/// What finishes at a gateway, as a step of training waits for it.
+/// Rollouts that finish at a gateway, with the wait of a training step for them.
 pub(crate) struct Feed {
     rollouts: Arc<LiveRollouts>,
     /// Time without anything from agents after which a run ends.

@@ -15,7 +15,7 @@ use sinew_types::{EpisodeId, GroupId};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Between two looks for scores.
+/// Interval between two checks for scores.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Maximum rollouts that a step leaves out: it ends with what it has then.
@@ -27,7 +27,7 @@ pub(crate) struct LateGroups {
     shelf: Shelf,
 }
 
-/// What a step has so far.
+/// Groups of a step so far.
 #[derive(Default)]
 struct Step {
     given: Given,
@@ -59,7 +59,7 @@ impl LateGroups {
     /// reward is waited for.
     ///
     /// # Errors
-    /// What the store refuses, or that the run is to stop.
+    /// Fails if the store does, or if the run is to stop.
     pub(crate) fn groups(
         &mut self,
         feed: &Feed,
@@ -132,14 +132,15 @@ impl LateGroups {
         Ok(())
     }
 
-    /// Whether a step goes on with what it has.
+    /// Whether a step continues with what it has.
     fn is_over(&self, feed: &Feed, wanted: usize, step: &Step) -> bool {
         let (groups, dropped) = (step.given.groups.len(), step.given.dropped.len());
         let missing = wanted.saturating_sub(groups);
-        // A step that says why nothing is trained is better than a wait without end.
+        // A step that reports why nothing is trained is better than a wait without end.
         let fruitless = groups == 0 && dropped >= self.late.config.max_waiting;
         let clash = groups > 0 && step.held >= missing;
-        // What is ready and was not given is too old or has the name of another: it is for the next step.
+        // Groups that are ready but were not given are too old or share a name with another: the next step
+        // takes them.
         let silent = feed.is_idle() && self.shelf.pending() == 0;
         missing == 0 || clash || fruitless || silent || dropped >= MAX_DROPPED
     }

@@ -1,11 +1,10 @@
-//! Agents that run already as a source: what they finish at a gateway is trained at once.
+//! Agents that run already as a source: rollouts that they finish at a gateway are trained at once.
 //!
 //! A gateway commits each finished rollout to the store of the run, with the purpose [`LIVE`], before it
-//! reports it here. What is in the store and in no commit of an update is what is still to be trained: a
-//! session that goes on begins with it, so that a crash loses no rollout and trains none twice.
+//! reports it here. Rollouts in the store that no commit of an update names are still to be trained. A
+//! resumed session begins with them, so that a crash loses no rollout and trains none twice.
 //!
-//! Where rewards come from outside, whole groups go on to a shelf, on which they wait for them
-//! (`live_late.rs`).
+//! If rewards come from outside, whole groups wait for them on a shelf (`live_late.rs`).
 
 use crate::live_feed::{Feed, LiveRollouts, note, read};
 use crate::live_late::LateGroups;
@@ -97,7 +96,7 @@ impl LiveSource {
             }
             let version = wanted.learner.version();
             let batch = self.feed.take(missing, version, &mut names);
-            // What is ready has names of this step: it is for the next one.
+            // The ready groups share names with groups of this step: the next step takes them.
             let again = batch.groups.is_empty() && batch.dropped.is_empty();
             note(&mut given, batch.dropped);
             for group in batch.groups {

@@ -60,7 +60,7 @@ impl PoolClient {
         })
     }
 
-    /// One request without retries: status and body, or why there was no answer.
+    /// One request without retries: status and body, or the reason why there was no answer.
     fn once(&self, method: &str, path: &str, body: &Value) -> Result<(u16, Value), String> {
         let kind = Method::from_bytes(method.as_bytes()).map_err(|e| e.to_string())?;
         let request = self.client.request(kind, format!("{}{path}", self.url));
@@ -87,10 +87,10 @@ impl PoolClient {
         Ok((status, value))
     }
 
-    /// What the pool answers; what never arrived is asked again.
+    /// Returns the pool's answer; a request that never arrived is sent again.
     ///
     /// # Errors
-    /// What the pool refuses, or that it does not answer.
+    /// Fails if the pool refuses the request or does not answer.
     pub fn call(&self, method: &str, path: &str, body: &Value) -> Result<Value, PipelineError> {
         let mut pause = Duration::from_millis(200);
         for attempt in 1.. {

@@ -17,10 +17,10 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Between two questions whether groups are ready.
+/// Interval between two requests for groups.
 const POLL: Duration = Duration::from_millis(500);
 
-/// Why an algorithm cannot train on a group, whatever else is in the batch; `None`: it can.
+/// Reason why an algorithm cannot train on a group, whatever else is in the batch; `None`: it can.
 pub(crate) fn unusable(algorithm: &Algorithm, group: &Vec<Trace>) -> Option<String> {
     if let Err(e) = algorithm.spent(std::slice::from_ref(group)) {
         return Some(e.to_string());
@@ -31,40 +31,40 @@ pub(crate) fn unusable(algorithm: &Algorithm, group: &Vec<Trace>) -> Option<Stri
     without.then(|| "it compares states, but no turn has a state_hash".to_owned())
 }
 
-/// What a run asks a pool for.
+/// Settings for a run that draws from a pool.
 #[derive(Clone, Debug)]
 pub struct PoolSourceConfig {
     /// Folder of the run, which notes what each step leased.
     pub run_dir: PathBuf,
     /// Kind of entries that the algorithm learns from.
     pub kind: Kind,
-    /// How long a step waits for its groups.
+    /// Maximum wait of a step for its groups.
     pub wait: Duration,
-    /// How long the pool holds them for this run.
+    /// Time for which the pool holds them for this run.
     pub lease_s: f64,
     /// Minimum trajectories of a group that the algorithm can use.
     pub min_group: usize,
 }
 
-/// Where a run draws its trajectories.
+/// Pool from which a run draws its trajectories.
 #[derive(Debug)]
 pub struct PoolSource {
     /// The server.
     client: PoolClient,
-    /// As [`PoolSourceConfig::kind`].
+    /// Same as [`PoolSourceConfig::kind`].
     kind: Kind,
     /// Name under which entries are leased.
     consumer: String,
-    /// How long a step waits for enough entries.
+    /// Maximum wait of a step for enough entries.
     wait: Duration,
     /// Seconds after which leased entries go to others.
     lease_s: f64,
-    /// What each step took, in the run's folder.
+    /// Entries that each step took; a file in the run's folder.
     ledger: Ledger,
     /// Minimum trajectories of a group that the algorithm can use.
     min_group: usize,
     cancel: watch::Receiver<bool>,
-    /// What the last answer said of groups that wait there for others.
+    /// Groups that wait at the pool for others, by its last answer.
     passed_over: Mutex<PassedOver>,
 }
 
@@ -74,7 +74,8 @@ fn own_id(id: &str) -> EpisodeId {
 }
 
 impl PoolSource {
-    /// A pool for the run in a folder, by which the pool knows it. `cancel` ends a wait.
+    /// A pool for the run in a folder. The pool identifies the run by the folder's name and a hash of its
+    /// path. `cancel` ends a wait.
     ///
     /// # Errors
     /// If there is no such folder.
@@ -99,13 +100,13 @@ impl PoolSource {
         })
     }
 
-    /// Up to `groups` groups of trajectories for a step: as many as come in time, none if the pool
-    /// stays empty. What the algorithm cannot use goes to the pool's quarantine,
-    /// with the reason. The others are the run's own once it has stored and acknowledged them.
+    /// Draws up to `groups` groups of trajectories for a step: as many as come in time, none if the pool
+    /// stays empty. Groups that the algorithm cannot use go to the pool's quarantine, with the reason. The
+    /// others belong to the run once it has stored and acknowledged them.
     fn draw(&self, wanted: &Wanted<'_>) -> Result<Vec<Trace>, PipelineError> {
         let step = wanted.step;
         if let Some(before) = self.ledger.taken(step)? {
-            // Given out, but never stored: back to the pool before anything is drawn.
+            // Entries that were given out but never stored go back to the pool before anything is drawn.
             self.give_back(&before)?;
         }
         let mut taken = Taken {
@@ -132,7 +133,8 @@ impl PoolSource {
             }
             if !ids.is_empty() {
                 taken.leases.push((lease, ids));
-                // Before the next wait: a step that is killed in it gives back what it leased.
+                // The note comes before the next wait, so that a step that is killed in it gives back its
+                // leases.
                 self.ledger.note(&taken)?;
             }
             if *self.cancel.borrow() {
@@ -269,7 +271,7 @@ impl SampleSource for PoolSource {
             let stored = wanted.store.commit_batch(&traces);
             stored.map_err(PipelineError::system)?;
         }
-        // Without any, what the ledger has of the step was given back.
+        // If there are no traces, the entries that the ledger has for the step were given back.
         let lost = match traces.is_empty() {
             true => BTreeSet::new(),
             false => self.acknowledge(wanted.step)?,
@@ -293,7 +295,7 @@ impl SampleSource for PoolSource {
         Ok(given)
     }
 
-    /// Why there is nothing more to train on, for people.
+    /// Reason why there is nothing more to train on, for people.
     fn why_dry(&self) -> String {
         let passed = self.passed_over.lock().map(|told| *told);
         let PassedOver {

@@ -1,12 +1,12 @@
 //! A queue of episodes as a source: groups are leased, stored here, trained, and acked once their update is
 //! committed.
 //!
-//! The queue lies in another file, or on another machine, than the commits of the run. So the commit
-//! decides: it names the leases with their rows, with the step and the version of the weights, and the ack
-//! follows it. What a crash between them left is acked when the run goes on: until then the rows stay leased
-//! ([`IN_DOUBT`]). A crash before the commit gives the rows back after one lease; a run that goes on in time
-//! still holds them, and one that comes too late leaves out what another trainer has taken. An episode that
-//! the store has is not trained a second time, whatever the queue says of it.
+//! The queue lies in another file, or on another machine, than the commits of the run. So the commit decides:
+//! it names the leases with their rows, with the step and the version of the weights, and the ack follows it.
+//! If a crash comes between the two, the run acks when it resumes: until then the rows stay leased
+//! ([`IN_DOUBT`]). After a crash before the commit, the queue gets the rows back once their lease ends. A run
+//! that resumes in time still holds them; one that resumes too late leaves out the rows that another trainer
+//! has taken. An episode that the store has is not trained a second time, whatever the queue reports.
 
 use crate::holds::{Holds, Lease, now_ms};
 use crate::ledger::{Ledger, Taken};
@@ -30,38 +30,37 @@ use tokio::sync::watch;
 /// Longest wait for rows before it is looked whether the run is to stop.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long rows stay leased that an update consumes, from just before its commit on. They are acked at once
-/// after it; a run that is killed between the two acks them when it goes on, and nothing else trains them
-/// until then.
+/// Lease time of rows that an update consumes, from just before its commit. They are acked at once after it.
+/// A run that is killed between the two acks them when it resumes, and nothing else trains them until then.
 const IN_DOUBT: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What a run asks a queue for.
+/// Settings for a run that draws from a queue.
 #[derive(Clone, Debug)]
 pub struct QueueSourceConfig {
     /// Folder of the run, which notes what each step leased.
     pub run_dir: PathBuf,
     /// Name under which each row is trained once.
     pub consumer: String,
-    /// How long a step waits for its groups.
+    /// Maximum wait of a step for its groups.
     pub wait: Duration,
-    /// How long the queue holds them for this run.
+    /// Time for which the queue holds them for this run.
     pub lease: Duration,
     /// Minimum episodes of a group that the algorithm can use.
     pub min_group: usize,
 }
 
-/// Where a run draws its episodes.
+/// Queue from which a run draws its episodes.
 #[derive(Debug)]
 pub struct QueueSource {
-    /// Of this process, of a folder, or of a server.
+    /// Queue in this process, in a folder, or on a server.
     queue: Arc<dyn Queue>,
-    /// How rows are leased.
+    /// Rules by which rows are leased.
     config: QueueSourceConfig,
     /// Names this session in leases.
     holder: String,
     /// Keeps what is leased until it is committed.
     holds: Holds,
-    /// What each step took, in the run's folder.
+    /// Rows that each step took; a file in the run's folder.
     ledger: Ledger,
     /// The steps in which each row went to another trainer.
     gone: BTreeMap<String, BTreeSet<u64>>,
@@ -69,7 +68,7 @@ pub struct QueueSource {
     cancel: watch::Receiver<bool>,
 }
 
-/// What a commit says of the rows that its update consumes.
+/// Rows that an update consumes, as its commit records them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Consumed {
     consumer: String,
@@ -119,7 +118,7 @@ impl QueueSource {
     fn draw(&self, wanted: &mut Wanted<'_>) -> Result<Vec<Trace>, PipelineError> {
         let step = wanted.step;
         if let Some(before) = self.ledger.taken(step)? {
-            // Given out, but never stored: back to the queue before anything is drawn.
+            // Rows that were given out but never stored go back to the queue before anything is drawn.
             self.give_back(&before)?;
         }
         let mut taken = Taken {
@@ -215,7 +214,7 @@ impl QueueSource {
         }
     }
 
-    /// Why a group cannot be trained, whatever else is in the batch.
+    /// Reason why a group cannot be trained, whatever else is in the batch.
     fn unusable(&self, wanted: &Wanted<'_>, group: &Vec<Trace>) -> Option<String> {
         let least = self.config.min_group;
         if group.len() < least {
@@ -379,7 +378,7 @@ impl SampleSource for QueueSource {
         Ok(())
     }
 
-    /// Why there is nothing more to train on, for people.
+    /// Reason why there is nothing more to train on, for people.
     fn why_dry(&self) -> String {
         let stats = self.queue.stats().map(|s| s.of(&self.config.consumer));
         let mut why = "the queue had no whole group for this run in data.wait_s".to_owned();

@@ -67,7 +67,7 @@ impl Message {
         out.into()
     }
 
-    /// The content: null for calls alone, a text, or a list of parts.
+    /// The content: null if there are only calls, a text, or a list of parts.
     fn chat_content(&self) -> Value {
         match self.content.as_text() {
             Some("") if !self.tool_calls.is_empty() => Value::Null,

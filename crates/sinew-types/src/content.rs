@@ -30,12 +30,12 @@ impl Part {
 #[serde(deny_unknown_fields)]
 pub struct Media {
     pub source: MediaSource,
-    /// As in HTTP (`image/png`), where it is known.
+    /// Media type as in HTTP (`image/png`), if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<String>,
 }
 
-/// Where the bytes of a [`Media`] are found.
+/// Location of the bytes of a [`Media`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MediaSource {
@@ -55,8 +55,8 @@ impl fmt::Display for MediaSource {
 
 /// Parts in their order.
 ///
-/// Invariants: no text part is empty, and no two text parts are adjacent, so that equal contents have
-/// equal parts. Text alone is serialized as a string, anything else as a list of parts.
+/// Invariants: no text part is empty, and no two text parts are adjacent, so that equal contents have equal
+/// parts. Content of only text is serialized as a string, anything else as a list of parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Content(Vec<Part>);
 

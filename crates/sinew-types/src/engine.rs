@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// How the next token is drawn.
+/// Parameters by which the next token is drawn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingParams {
@@ -79,7 +79,7 @@ pub struct GenerateRequest {
     /// does not copy it for each request. The engine drops its share before the last event, so that the
     /// caller can append in place.
     pub prompt: Arc<Vec<TokenId>>,
-    /// How its tokens are drawn.
+    /// Parameters by which its tokens are drawn.
     pub sampling: SamplingParams,
     /// Larger runs first when KV capacity is short.
     pub priority: i32,
@@ -100,9 +100,9 @@ pub struct SampledToken {
     /// The token.
     pub id: TokenId,
     /// Natural log-probability under the full softmax of `logits / temperature`, with the request's
-    /// [`SamplingParams::policy_temperature`], before bias and any truncation of the distribution: what a
-    /// trainer recomputes from the same weights. The same holds for `top`. Under a format, of the softmax
-    /// over the tokens that its mask allows; exactly 0 where it allows one alone.
+    /// [`SamplingParams::policy_temperature`], before bias and any truncation of the distribution. A trainer
+    /// recomputes this value from the same weights. The same holds for `top`. Under a format, the softmax
+    /// covers only the tokens that its mask allows; the value is exactly 0 if it allows only one.
     pub logprob: f32,
     /// The weights that sampled it.
     pub version: PolicyVersion,
@@ -126,7 +126,7 @@ impl NodeFormat {
     }
 }
 
-/// Why a generation ended.
+/// Reason why a generation ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum FinishReason {
@@ -164,7 +164,7 @@ pub enum EngineEvent {
 /// Receives a request's events on the engine's thread. Must not block.
 pub type EventSink = Box<dyn FnMut(EngineEvent) + Send>;
 
-/// Why an engine refused or failed a request.
+/// Reason why an engine refused or failed a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum EngineError {
     /// Too many requests wait; try again later.
@@ -232,24 +232,24 @@ pub struct EngineStatus {
 pub enum Fidelity {
     /// Ids, log-probs and versions are the model's own: yes.
     TokenExact,
-    /// For scores only: ids or log-probs are not what the model sampled.
+    /// No, for scores only: ids or log-probs are not those that the model sampled.
     Evaluation { why: String },
 }
 
-/// Generates tokens from tokens. It sees no text except stop strings and knows no episode.
+/// Generates tokens from tokens. It sees no text except stop strings, and no episodes.
 pub trait Engine: Send + Sync {
     /// Queues a request. Events arrive through `sink`; after an `Err` none will.
     fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError>;
 
-    /// Ends a request early; its last event says [`FinishReason::Aborted`]. Unknown ids are ignored.
+    /// Ends a request early; its last event has [`FinishReason::Aborted`]. Unknown ids are ignored.
     fn abort(&self, request: RequestId);
 
-    /// Stops (`true`) or goes on (`false`) between two tokens; running requests keep their state.
+    /// Stops (`true`) or continues (`false`) between two tokens; running requests keep their state.
     fn pause(&self, paused: bool);
 
-    /// Replaces the weights between two tokens. Tokens sampled later carry `version`. Running
-    /// requests go on with keys and values computed anew or kept, as the engine is configured.
-    /// On `Err` the old weights stay.
+    /// Replaces the weights between two tokens. Tokens sampled later carry `version`. Running requests
+    /// continue; their keys and values are computed anew or kept, as the engine is configured. On `Err` the
+    /// old weights stay.
     fn load_weights(
         &self,
         version: PolicyVersion,

@@ -101,7 +101,7 @@ pub enum ToolNeed {
     Required,
 }
 
-/// Why a format is refused.
+/// Reason why a format is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     #[error(
@@ -215,11 +215,11 @@ pub struct FormatLaw {
     /// The format that was asked for.
     #[serde(with = "shared")]
     pub format: Arc<Format>,
-    /// How it was enforced.
+    /// Way in which it was enforced.
     pub enforced: Enforced,
 }
 
-/// How an output format was enforced.
+/// Way in which an output format was enforced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Enforced {
@@ -232,9 +232,9 @@ pub enum Enforced {
         /// Hash of the format.
         format: String,
     },
-    /// By an outside engine. The masks are not known, so the output cannot be trained on.
+    /// An outside engine enforced it. Its masks are not known, so the output cannot be trained on.
     Outside { engine: String },
-    /// Not at all: tokens were sampled from the full softmax.
+    /// It was not enforced: tokens were sampled from the full softmax.
     Advice,
 }
 

@@ -1,4 +1,4 @@
-//! What some algorithms read of episodes and not all episodes have.
+//! Inputs that some algorithms read from episodes and that not all episodes have.
 //!
 //! An algorithm states which [`EpisodeInput`]s it reads. Environments and agents state with [`Gives`] which
 //! of them their episodes have. Comparing both before a run finds an algorithm that would learn from nothing.
@@ -41,9 +41,9 @@ impl EpisodeInput {
 pub enum Given {
     /// All of them have it.
     Yes,
-    /// The author's class, server or agent decides. A class and a server may say so when they start.
+    /// The author's class, server or agent decides. A class and a server may declare it when they start.
     Maybe,
-    /// None of them has it. The text says what its author or the recipe can do about it.
+    /// None of them has it. The text names a way out for its author or the recipe.
     No(&'static str),
 }
 
@@ -97,7 +97,7 @@ impl Gives {
         }
     }
 
-    /// What the episodes of both sources have.
+    /// Combines two sources: the inputs that the episodes of both have.
     pub fn and(self, other: Self) -> Self {
         Self {
             states: self.states.and(other.states),

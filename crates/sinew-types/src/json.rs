@@ -17,15 +17,15 @@ const MAX_NUMBER_BYTES: usize = 1 << 20;
 /// Reads JSON; an integer beyond 64 bits is the text of its digits.
 ///
 /// # Errors
-/// As [`serde_json::from_str`].
+/// Fails as [`serde_json::from_str`] does.
 pub fn from_str<T: DeserializeOwned>(text: &str) -> serde_json::Result<T> {
     from_slice(text.as_bytes())
 }
 
-/// As [`from_str`].
+/// Same as [`from_str`], for bytes.
 ///
 /// # Errors
-/// As [`serde_json::from_slice`].
+/// Fails as [`serde_json::from_slice`] does.
 pub fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
     let mut digits = 0;
     let long = bytes.iter().any(|b| {
@@ -86,11 +86,11 @@ impl<R: Read> Read for Quoted<R> {
     }
 }
 
-/// Where in JSON the next byte stands.
+/// Position of the next byte in JSON.
 #[derive(Debug, Default)]
 struct Quotes {
     in_string: bool,
-    /// After a backslash in a string.
+    /// The last byte was a backslash in a string.
     escaped: bool,
     /// The number at hand.
     number: Vec<u8>,

@@ -40,7 +40,7 @@ pub struct ToolSpec {
 pub struct Message {
     /// The speaker.
     pub role: Role,
-    /// Serialized as a string where it is text alone.
+    /// Serialized as a string if it is only text.
     pub content: Content,
     /// Text that the model wrote before its answer, without its marks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -48,10 +48,10 @@ pub struct Message {
     /// Calls of a turn of the model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
-    /// With role `tool`: the call that this message answers.
+    /// Call that this message answers (role `tool` only).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
-    /// With role `tool`: the tool.
+    /// Name of the tool (role `tool` only).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Where an episode comes from: the request for it, and the parts that produced it.
+//! Origin of an episode: the request for it, and the parts that produced it.
 
 use crate::engine::SamplingParams;
 use serde::{Deserialize, Serialize};
@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 /// The request that an episode answers.
 ///
-/// An episode belongs to no training step when it runs: which update trained it is known from that update's
-/// commit alone.
+/// An episode belongs to no training step when it runs: only the commit of an update shows that it trained
+/// the episode.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Origin {
     /// Name of the run; empty where there is none.
@@ -30,7 +30,7 @@ pub const MAX_EXTERNAL: usize = 256;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Provenance {
-    /// Seed of the task's world. With [`Trace::task`](crate::Trace::task) it names the task.
+    /// Seed of the task's world. Together with [`Trace::task`](crate::Trace::task) it identifies the task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task_seed: Option<u64>,
     /// Seed of everything that the episode draws.
@@ -79,18 +79,17 @@ pub struct Component {
     pub version: String,
 }
 
-/// How an episode's turns were sampled: [`SamplingParams`] without the fields that differ between
-/// turns.
+/// Sampling of an episode's turns: [`SamplingParams`] without the fields that differ between turns.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sampling {
-    /// As [`SamplingParams::temperature`].
+    /// Same as [`SamplingParams::temperature`].
     pub temperature: f32,
-    /// As [`SamplingParams::top_p`].
+    /// Same as [`SamplingParams::top_p`].
     pub top_p: f32,
-    /// As [`SamplingParams::top_k`].
+    /// Same as [`SamplingParams::top_k`].
     pub top_k: u32,
-    /// As [`SamplingParams::min_p`].
+    /// Same as [`SamplingParams::min_p`].
     pub min_p: f32,
     /// Maximum of sampled tokens in a turn.
     pub max_tokens: u32,

@@ -1,6 +1,6 @@
 //! Seeds: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 //!
-//! A run is repeated from its seed alone, so these numbers must not change between versions.
+//! A run is repeated from its seed only, so these numbers must not change between versions.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -1,5 +1,5 @@
-//! The input of a trainer: rows of tokens with per-token signals, and how the
-//! loss is computed from them. The trainer knows no algorithm by name.
+//! The input of a trainer: rows of tokens with per-token signals, and the computation of the loss from them.
+//! The trainer names no algorithm.
 
 use crate::engine::{TEMPERATURES, TokenLogprob};
 use crate::ids::{EpisodeId, PolicyVersion, TokenId};
@@ -8,8 +8,8 @@ use std::collections::HashMap;
 
 /// One training sample: a leaf path of a trace, with per-token signals.
 ///
-/// All vectors have the length of `tokens`. Entry `t` speaks of predicting `tokens[t]` from
-/// `tokens[..t]`; entry 0 never trains. Where `weights[t] == 0` the other signals are ignored.
+/// All vectors have the length of `tokens`. Entry `t` is about predicting `tokens[t]` from `tokens[..t]`;
+/// entry 0 never trains. If `weights[t] == 0`, the other signals are ignored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainRow {
     /// The episode of the path.
@@ -19,7 +19,7 @@ pub struct TrainRow {
     /// Share of the token in the loss, with the *global* denominator of the batch already
     /// applied: `loss = Σ weights[t] · L_t` over all rows, micro-batches and ranks.
     pub weights: Vec<f32>,
-    /// How much better than expected the token was; the surrogate reads it.
+    /// Advantage of the token over the expectation; the surrogate reads it.
     pub advantages: Vec<f32>,
     /// Per-token sampling temperature, above 0. The policy is `softmax(logits / temperature)`, for
     /// log-probs and entropies alike. Empty: 1 for all.
@@ -27,9 +27,10 @@ pub struct TrainRow {
     pub temperatures: Vec<f32>,
     /// Log-probabilities recorded by the engine that sampled the tokens.
     pub behaviour_logprobs: Vec<f32>,
-    /// Of the frozen reference model; required if the loss has a KL term.
+    /// Log-probabilities of the frozen reference model; required if the loss has a KL term.
     pub ref_logprobs: Option<Vec<f32>>,
-    /// Of the proximal policy; `None`: of the trainer's first forward pass, or of the behaviour policy.
+    /// Log-probabilities of the proximal policy; `None`: those of the trainer's first forward pass, or of the
+    /// behaviour policy.
     pub prox_logprobs: Option<Vec<f32>>,
     /// Value estimates at sampling time, if there is a critic.
     pub values: Option<Vec<f32>>,
@@ -52,17 +53,17 @@ pub struct TrainRow {
 pub struct RowMasks {
     /// Words of one bit set: `vocabulary / 32`, rounded up.
     pub words_per_mask: u32,
-    /// Bit sets one after the other: bit `v % 32` of word `v / 32` says that token `v` is allowed.
+    /// Bit sets one after the other: bit `v % 32` of word `v / 32` is 1 if token `v` is allowed.
     pub table: Vec<u32>,
-    /// For each token of the row its bit set in `table`, or [`RowMasks::ALL`].
+    /// Bit set of each token of the row: its index in `table`, or [`RowMasks::ALL`].
     pub rows: Vec<u32>,
 }
 
 impl RowMasks {
-    /// In [`RowMasks::rows`]: no mask, all tokens are allowed.
+    /// Entry of [`RowMasks::rows`] without a mask: all tokens are allowed.
     pub const ALL: u32 = u32::MAX;
 
-    /// From the bit set of each token, `words` long; `None`: all tokens are allowed.
+    /// Collects the bit set of each token, `words` long; `None`: all tokens are allowed.
     pub fn gather<'a>(words: usize, each: impl IntoIterator<Item = Option<&'a [u32]>>) -> Self {
         let (mut table, mut rows) = (Vec::new(), Vec::new());
         let mut known: HashMap<&[u32], u32> = HashMap::new();
@@ -124,7 +125,7 @@ impl RowMasks {
         }
     }
 
-    /// Checks that a teacher names allowed tokens alone where the row is trained.
+    /// Checks that a teacher names only allowed tokens where the row is trained.
     fn validate_teacher(&self, top: &[Vec<TokenLogprob>], weights: &[f32]) -> Result<(), String> {
         let trained = top.iter().enumerate().filter(|(t, _)| weights[*t] != 0.0);
         for (t, top) in trained {
@@ -139,7 +140,7 @@ impl RowMasks {
     }
 }
 
-/// Why a row is not fit to train on.
+/// Reason why a row is not fit to train on.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TrainRowError {
     #[error("row of episode {episode}: {field} has {actual} entries, expected {expected}")]
@@ -435,8 +436,8 @@ pub enum Divergence {
 
 /// A term that draws the policy's distribution towards a teacher's at every trained token.
 ///
-/// Over the teacher's `top_k` most likely tokens and, as one more outcome, all others together:
-/// the KL divergence of distributions made coarser, a lower bound of the full one.
+/// The term is a KL divergence of coarser distributions: over the teacher's `top_k` most likely tokens and,
+/// as one more outcome, all others together. It is a lower bound of the full divergence.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TeacherSpec {
     /// Number of the teacher's tokens in each place, at least 1.
@@ -463,7 +464,7 @@ pub enum Aggregation {
     TokenSum,
 }
 
-/// The loss of an algorithm: the only thing that a trainer knows of it.
+/// The loss of an algorithm: the only part of it that a trainer sees.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossSpec {
     /// The policy term.

@@ -1,7 +1,7 @@
 //! The trace: an episode's token graph.
 //!
-//! A node holds only the tokens it adds to its parent; a path from the root to a leaf is what
-//! the model saw, and a training sample. Branches share their prefix.
+//! A node holds only the tokens it adds to its parent. A path from the root to a leaf holds the tokens that
+//! the model saw, and is a training sample. Branches share their prefix.
 
 use crate::engine::{FinishReason, TEMPERATURES};
 use crate::format::NodeFormat;
@@ -32,7 +32,7 @@ pub type NodeId = u32;
 /// Parent of a root.
 pub const NO_PARENT: NodeId = NodeId::MAX;
 
-/// Where a token came from. Only `Sampled` ones enter a policy loss.
+/// Origin of a token. Only `Sampled` ones enter a policy loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenKind {
@@ -40,8 +40,8 @@ pub enum TokenKind {
     Prompt,
     /// Sampled by the engine from the policy.
     Sampled,
-    /// In the model's turn, but not sampled (a closing tag after truncation, a turn boundary, a token without
-    /// an alternative under the output format).
+    /// Part of the model's turn, but not sampled (a closing tag after truncation, a turn boundary, a token
+    /// without an alternative under the output format).
     Forced,
     /// The environment's answer, rendered.
     Observation,
@@ -95,10 +95,10 @@ pub struct Node {
     pub format: Option<Box<NodeFormat>>,
     /// The messages that the tokens render, if any. A sampled turn is the message that it was read as.
     pub messages: Vec<Message>,
-    /// Tools that a prompt shows to the model. Without them, calls of its turns are a part of their text.
+    /// Tools that a prompt shows to the model. Without tools, calls of its turns are a part of their text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolSpec>,
-    /// Why sampling ended, for sampled nodes.
+    /// Reason why sampling ended, for sampled nodes.
     pub finish: Option<FinishReason>,
     /// Reward attached to this turn.
     pub process_reward: f64,
@@ -173,7 +173,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// As it is written in a trace.
+    /// Name of the limit in a trace.
     pub fn name(self) -> &'static str {
         match self {
             Self::Turns => "turns",
@@ -185,7 +185,7 @@ impl Limit {
 }
 
 /// The limit of tokens that cut the last answer of a trace with these nodes, if one did: an answer that ends
-/// in the middle is no whole one, whatever its environment made of it.
+/// in the middle is not whole, whatever its environment made of it.
 pub fn cut(nodes: &[Node]) -> Option<Limit> {
     let last = nodes.iter().rev().find(|n| n.kind == TokenKind::Sampled)?;
     match last.finish.as_ref()? {
@@ -209,7 +209,7 @@ pub enum FailureKind {
     Cancelled,
 }
 
-/// How an episode ended.
+/// End of an episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum EpisodeEnd {
@@ -247,13 +247,13 @@ pub struct Outcome {
 pub struct Timing {
     /// Seconds since 1970 at the start.
     pub started_unix_s: f64,
-    /// From start to score.
+    /// Time from start to score.
     pub total_s: f64,
-    /// Waiting for the engine's tokens.
+    /// Time of waiting for the engine's tokens.
     pub generate_s: f64,
-    /// Inside the environment, tools included.
+    /// Time inside the environment, tools included.
     pub tool_s: f64,
-    /// From the request for admission until the episode started. Not part of `total_s`.
+    /// Time from the request for admission until the episode started. Not part of `total_s`.
     pub queue_s: f64,
 }
 
@@ -280,9 +280,9 @@ pub struct Trace {
     pub nodes: Vec<Node>,
     /// The score.
     pub outcome: Outcome,
-    /// How it ended.
+    /// Its end.
     pub end: EpisodeEnd,
-    /// Where its time went.
+    /// Its times.
     pub timing: Timing,
     /// Fields of an outside agent's requests that had no effect: paths and counts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -311,15 +311,15 @@ pub struct PathToken {
     pub node: NodeId,
     /// Turn of its node.
     pub turn: u32,
-    /// Only of sampled tokens; forced tokens within a sampled node have none.
+    /// Log-probability of a sampled token; forced tokens within a sampled node have none.
     pub logprob: Option<f32>,
-    /// Of its node.
+    /// Sampling temperature of its node.
     pub temperature: f32,
     /// The weights that sampled it; none for tokens that were not sampled.
     pub version: Option<PolicyVersion>,
 }
 
-/// Which invariant a trace breaks.
+/// Invariant that a trace breaks.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TraceError {
     #[error("trace {episode}: format version {actual}, this program reads {expected}")]
@@ -632,9 +632,9 @@ impl Trace {
         self.outcome.reward + self.nodes.iter().map(|n| n.process_reward).sum::<f64>()
     }
 
-    /// Takes the score from an episode one of whose rewards, or the total of them, is no number or beyond
-    /// [`MAX_REWARD`], with the reason; metrics of that kind are removed. What agents, environments and
-    /// servers say is bounded so before it is stored.
+    /// Removes the score of an episode if one of its rewards, or their total, is not a number or exceeds
+    /// [`MAX_REWARD`], and records the reason. Metrics of that kind are removed. So the values of agents,
+    /// environments and servers are bounded before they are stored.
     pub fn bound_rewards(&mut self) {
         let fits = is_reward;
         let turns = self.nodes.iter().map(|n| n.process_reward);

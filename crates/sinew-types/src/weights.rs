@@ -105,7 +105,7 @@ impl<'a> TensorView<'a> {
     /// Borrowed `f32` values.
     ///
     /// # Errors
-    /// As [`TensorView::new`].
+    /// Fails as [`TensorView::new`] does.
     pub fn f32(shape: &'a [usize], values: &'a [f32]) -> Result<Self, TensorSizeError> {
         Self::new(
             Dtype::F32,
@@ -176,7 +176,7 @@ pub trait TensorSource: Send + Sync {
     /// The tensor with its elements.
     fn tensor(&self, name: &str) -> Option<TensorView<'_>>;
 
-    /// Type and shape alone. A source whose elements have to be copied overrides it.
+    /// Only type and shape. A source whose elements have to be copied overrides it.
     fn info(&self, name: &str) -> Option<TensorInfo<'_>> {
         self.tensor(name).map(|view| view.info())
     }
@@ -249,7 +249,7 @@ pub struct WeightsManifestTensor {
     pub file: String,
     /// BLAKE3 of the tensor's bytes, hexadecimal; of a difference, of the bytes that it leads to.
     pub blake3: String,
-    /// Where its difference to the base lies in the file, if it is published as one.
+    /// Place of its difference to the base in the file, if it is published as one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta: Option<DeltaSpan>,
 }
@@ -264,7 +264,7 @@ pub struct DeltaSpan {
     pub bytes: u64,
 }
 
-/// Manifests without a type are of files with `f32`, or say it in the file alone.
+/// Manifests without a type are of files with `f32`, or only the file names the type.
 fn published_before() -> Dtype {
     Dtype::F32
 }

@@ -1,4 +1,4 @@
-//! A stored trace is read, what cannot be read is refused by name, and nothing is lost on the way.
+//! A stored trace is read, an unreadable one is refused by name, and nothing is lost on the way.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ fn a_stored_trace_is_read_and_written_as_it_is() {
     assert_eq!(format.masks[4], u64::MAX);
     assert_eq!(trace.ignored["presence_penalty"], 2);
     assert!(trace.outcome.unscored && trace.provenance.is_empty());
-    // By way of text, in which a number of 32 bits has as many digits as it needs.
+    // The trace goes through text, in which a number of 32 bits has as many digits as it needs.
     let written = value(&serde_json::to_string(&trace).unwrap());
     assert_eq!(written, value(STORED));
     assert_eq!(serde_json::from_value::<Trace>(written).unwrap(), trace);
@@ -172,7 +172,7 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<Trace>(&text).unwrap(), trace);
     }
 
-    /// Bytes that are no trace are refused, never misread.
+    /// Bytes that are not a trace are refused, never misread.
     #[test]
     fn garbage_is_refused(at in 0usize..2000, byte in any::<u8>()) {
         let mut bytes = STORED.as_bytes().to_vec();

@@ -1,8 +1,9 @@
-//! Which episodes of a collection run, and what became of them: events in, draws out.
+//! Decides which episodes of a collection run, and counts their ends: events in, draws out.
 //!
-//! Groups begin in the order of their draws. One that an earlier session stored whole is counted from the
-//! index and never read. Of any other, all members are asked for: the port gives those that the store has, so
-//! that a reward that was not given yet is asked for again, and what the system failed has another attempt.
+//! Groups begin in the order of their draws. A group that an earlier session stored whole is counted from the
+//! index and never read. All members of any other group are requested. The port returns those that the store
+//! has, so that a reward that is missing is requested again and a member that the system failed has another
+//! attempt.
 
 use sinew_orchestrator::{CollectProgress, Draw, EndedEpisode, Follows, Roster, Showed, TaskDraws};
 use sinew_types::{EpisodeId, GroupId};
@@ -14,19 +15,19 @@ const BLOCK: usize = 64;
 /// A collection of so many episodes.
 #[derive(Debug)]
 pub struct CollectConfig {
-    /// Of the recipe.
+    /// Seed of the recipe.
     pub seed: u64,
-    /// The last group has fewer members if this is no multiple of their number.
+    /// The last group has fewer members if this is not a multiple of their number.
     pub episodes: u64,
     /// Episodes of one task that may be compared.
     pub group_size: usize,
-    /// How often an episode is run again that the system failed.
+    /// Number of further attempts of an episode that the system failed.
     pub retries: u32,
     /// Maximum number of episodes that have begun, or wait for the score of their group.
     pub room: usize,
 }
 
-/// What the store says of an episode without reading its trace.
+/// Facts about an episode that the store returns without reading its trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Known {
     /// The system failed it.
@@ -46,14 +47,14 @@ pub struct Collector {
     drawn: VecDeque<Vec<Draw>>,
     /// Episodes that have begun or were there.
     begun: u64,
-    /// What earlier sessions stored and was not met yet.
+    /// Episodes of earlier sessions that were not met yet.
     known: HashMap<EpisodeId, Known>,
     open: HashMap<GroupId, Roster>,
     /// Groups of the attempts that run.
     owners: HashMap<EpisodeId, GroupId>,
     /// Episodes of `open`.
     members: usize,
-    /// Of all sessions; of this one: episodes that ended.
+    /// Progress counts over all sessions.
     counts: CollectProgress,
     sums: (f64, u64),
     now: u64,
@@ -123,8 +124,8 @@ impl Collector {
         group
     }
 
-    /// What an earlier session stored of a whole group, if nothing is left to do for it. One without a reward
-    /// may wait for that of its group: its trace says so.
+    /// Takes the ends of a group that an earlier session stored whole, if nothing is left to do for it. A
+    /// member without a reward may wait for that of its group, as its trace shows.
     fn stored(&mut self, group: &[Draw]) -> Option<Vec<Known>> {
         let last = |draw: &Draw| self.known.get(&draw.episode).copied();
         let ends: Option<Vec<Known>> = group
@@ -137,7 +138,7 @@ impl Collector {
         ends
     }
 
-    /// Takes the end of an episode in. What follows is to be run, or a group to be scored.
+    /// Records the end of an episode. Returns the attempt to run or the group to score next.
     pub fn ended(&mut self, ended: EndedEpisode) -> Follows {
         let Some(group) = self.owners.remove(&ended.episode) else {
             return Follows::default();
@@ -204,7 +205,7 @@ impl Collector {
         self.begun >= self.config.episodes && self.open.is_empty()
     }
 
-    /// How far it is, `elapsed_s` seconds after this session began.
+    /// Returns the progress `elapsed_s` seconds after this session began.
     pub fn progress(&self, elapsed_s: f64) -> CollectProgress {
         let mean = |sum: f64| (self.counts.scored > 0).then(|| sum / self.counts.scored as f64);
         let rate = self.now as f64 / elapsed_s.max(1e-9);

@@ -1,4 +1,4 @@
-//! What carries a collection out: ports of the training loop, in one thread.
+//! Runs a collection with the ports of the training loop, in one thread.
 
 use crate::collecting::core::{CollectConfig, Collector, Known};
 use sinew_orchestrator::{
@@ -14,28 +14,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Between two reports.
+/// Interval between two reports.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
 
-/// What a collection works with.
+/// Settings and ports of a collection.
 pub struct Collection {
-    /// How many episodes, and how.
+    /// Number of episodes and limits.
     pub config: CollectConfig,
-    /// Which tasks they are of.
+    /// Draws of the tasks.
     pub draws: TaskDraws,
     /// Runs them, and stores them.
     pub rollouts: Box<dyn Rollouts>,
     /// Scores groups, for environments with a reward of groups.
     pub groups: Box<dyn GroupScores>,
-    /// Where they are kept.
+    /// Store of the episodes.
     pub store: Arc<dyn TraceStore>,
-    /// Where ended groups go in addition: to scorers and trainers elsewhere.
+    /// Second receiver of ended groups: scorers and trainers elsewhere.
     pub feed: Option<Feed>,
     /// The session is to stop.
     pub cancel: watch::Receiver<bool>,
-    /// Where progress goes.
+    /// Bus for progress events.
     pub bus: Bus,
-    /// When the session began.
+    /// Start of the session.
     pub started: Instant,
 }
 
@@ -54,13 +54,13 @@ pub struct Collected {
     pub progress: CollectProgress,
     /// Episodes that ended in this session.
     pub now: u64,
-    /// What the store has, failed attempts included.
+    /// Contents of the store, failed attempts included.
     pub store: StoreStats,
-    /// Of this session, from its start.
+    /// Seconds since this session began.
     pub wall_s: f64,
 }
 
-/// Runs the episodes that the store lacks. If it is interrupted or killed, another session goes on.
+/// Runs the episodes that the store lacks. If it is interrupted or killed, another session continues.
 ///
 /// # Errors
 /// If episodes cannot be run or stored, or the run is to stop.
@@ -96,7 +96,7 @@ pub fn collect(collection: Collection) -> Result<Collected, PipelineError> {
     })
 }
 
-/// What earlier sessions stored, from the index alone: also what `sinew gc` removed since.
+/// Episodes of earlier sessions, read from the index only: it also lists those that `sinew gc` removed.
 fn known(store: &dyn TraceStore) -> Result<HashMap<EpisodeId, Known>, PipelineError> {
     let mut known = HashMap::new();
     let mut filter = Filter {
@@ -191,7 +191,7 @@ impl Session {
                 self.rollouts.start(std::slice::from_ref(again), None)?;
             }
             let group = trace.group.clone();
-            // An attempt that is made again is no member.
+            // An attempt that is made again does not count as a member.
             if follows.again.is_none() {
                 let members = self.traces.entry(group.clone()).or_default();
                 members.insert(trace.episode.clone(), trace);

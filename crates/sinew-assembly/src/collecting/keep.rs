@@ -1,4 +1,4 @@
-//! Which stored episodes a collection is done with: another session reads no trace of them.
+//! Finds the stored episodes that a collection is done with: another session reads no trace of them.
 
 use sinew_orchestrator::PipelineError;
 use sinew_store::{EpisodeSummary, Filter, MAX_PAGE, TraceStore};
@@ -7,8 +7,8 @@ use std::collections::{HashMap, HashSet};
 
 /// Groups whose members all ended with a score.
 ///
-/// A session counts these from the index, also where their traces were removed. Of any other group it asks
-/// for all members: a reward may not be given yet, and what the system failed has another attempt.
+/// A session counts these from the index, also if their traces were removed. It requests all members of any
+/// other group: a reward may be missing, and a member that the system failed has another attempt.
 #[derive(Clone, Debug, Default)]
 pub struct Whole(HashSet<GroupId>);
 
@@ -16,7 +16,7 @@ impl Whole {
     /// The whole groups of a store, of `size` members each.
     ///
     /// # Errors
-    /// What the store refuses.
+    /// Fails if the store does.
     pub fn groups(store: &dyn TraceStore, size: usize) -> Result<Self, PipelineError> {
         // Members that were seen; none once one of them is without a score.
         let mut seen: HashMap<GroupId, Option<usize>> = HashMap::new();

@@ -1,8 +1,8 @@
 //! Episodes for their own sake: a teacher's runs, solutions of the environment, data to train on later.
 //!
-//! [`Collector`] decides, from events alone, which episodes run; [`collect()`] carries that out with the
-//! ports of the training loop. There are no steps: a group begins as soon as there is room for it, whatever
-//! the others do.
+//! [`Collector`] decides only from events which episodes run; [`collect()`] carries that out with the ports
+//! of the training loop. There are no steps: a group begins as soon as there is room for it, whatever the
+//! others do.
 //!
 //! | file | what |
 //! |---|---|
@@ -13,10 +13,10 @@
 //!
 //! # Invariants
 //!
-//! - Which episodes there are is a function of the recipe, its seed and their number: a session that goes on
-//!   runs those that the store lacks, and no other. More of them begin with the same ones.
+//! - The set of episodes is a function of the recipe, its seed and their number. A resumed session runs those
+//!   that the store lacks, and no other. A larger number begins with the same episodes.
 //! - An episode counts once it is durable.
-//! - As many groups are held in memory as fit into the room, whatever the number of episodes.
+//! - The number of groups in memory is bounded by the room, whatever the number of episodes.
 
 mod core;
 mod driver;

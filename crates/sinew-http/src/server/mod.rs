@@ -6,7 +6,7 @@
 //! | with a key | many of all keys, a part of them of one key, for as long as requests come |
 //! | all | a share of the files that the process may open, so that connections never stop its other work |
 //!
-//! Above the first two the oldest connection gives its place up, above the third a request is refused.
+//! At the first two bounds the oldest connection gives up its place; at the third a request is refused.
 
 mod connections;
 mod pages;
@@ -93,7 +93,7 @@ impl ConnectionLimits {
 /// The valid key that a request has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// Of who runs the server: all connections with a key may be its own.
+    /// Key of the operator of the server: all connections with a key may be its own.
     Operator,
     /// One of many, with a name that no other has.
     Named(String),
@@ -104,7 +104,7 @@ type KeyOf = Arc<dyn Fn(&Parts) -> Option<Key> + Send + Sync>;
 /// Changes a request before it is routed.
 type Rewrite = Arc<dyn Fn(Request<Body>) -> Request<Body> + Send + Sync>;
 
-/// Who may connect to a server, and for how long.
+/// Rules on who may connect to a server, and for how long.
 #[derive(Clone)]
 pub struct Guard {
     limits: ConnectionLimits,
@@ -183,7 +183,7 @@ fn too_many(limit: usize) -> Response {
     response
 }
 
-/// Place of a request's connection. Work that goes on after an upgrade keeps it, so that its connection
+/// Place of a request's connection. Work that continues after an upgrade keeps it, so that its connection
 /// stays counted.
 #[derive(Clone, Debug)]
 pub struct Place(#[expect(dead_code, reason = "held, not read")] Arc<Mutex<Slot>>);
@@ -206,8 +206,8 @@ impl Open {
     }
 }
 
-/// Serves until `stop` resolves, and keeps the connections that are open then. From there on each gets the
-/// answer to the request that runs, and no other.
+/// Serves until `stop` resolves, and keeps the connections that are open then. Each of these gets the answer
+/// to its running request, and no other.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -307,7 +307,7 @@ async fn connection(
         async move {
             match admitted {
                 Ok((request, true)) => router.call(request).await,
-                // Without a key each request needs a new connection, which frees the place.
+                // A connection without a key serves one request only, which frees its place.
                 Ok((request, false)) => router.call(request).await.map(closing),
                 Err(refused) => Ok(closing(*refused)),
             }

@@ -1,15 +1,15 @@
 //! Requests that web pages make in the browser of a user.
 //!
-//! A page of any site can send requests to servers on the user's machine. It is told apart by two headers
-//! that it cannot set: `Origin` names its site, and `Host` names the address that the browser thinks it
-//! speaks to, which is the page's own where the page's name was made to lead here.
+//! A page of any site can send requests to servers on the user's machine. Two headers that it cannot set
+//! identify it. `Origin` names its site. `Host` names the address that the browser thinks it speaks to: if a
+//! page's name was made to lead here, that is the page's own.
 
 use axum::http::header::{
     CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, ORIGIN, TRANSFER_ENCODING,
 };
 use std::net::IpAddr;
 
-/// Why a request must be one of a web page from elsewhere; `None`: it is not. `loopback`: the server
+/// Reason why a request must be one of a web page from elsewhere; `None`: it is not. `loopback`: the server
 /// listens where only this machine reaches it, so that its name is `localhost` or a number.
 pub(super) fn foreign(headers: &HeaderMap, loopback: bool) -> Option<String> {
     let mut hosts = headers.get_all(HOST).iter();

@@ -184,7 +184,7 @@ pub(super) fn archive(link: &mut Link, request: &[u8]) -> Result<()> {
     folder(link, &top(WORK)?, Vec::new(), 0, &mut left)
 }
 
-/// What an archive may still hold.
+/// Room left for the entries and bytes of an archive.
 struct Left {
     entries: usize,
     bytes: u64,

@@ -1,8 +1,9 @@
-//! The group that holds what programs of a machine use, and that of interpreters that wait for
-//! them. The machine's first program mounts both.
+//! The group that accounts for the programs of a machine, and that of interpreters that wait for them. The
+//! machine's first program mounts both.
 //!
-//! Version 2 at `/agent/group`, in machines alone: the groups of a container belong to its engine.
-//! Programs share one group, which bounds memory and processes of all of them and can be killed as one.
+//! The groups are of version 2, at `/agent/group`, and exist only in machines: the groups of a container
+//! belong to its engine. Programs share one group, which bounds memory and processes of all of them and can
+//! be killed as one.
 
 use crate::cgroup::{Bounds, CgroupEvents, Group};
 use std::fs;
@@ -52,7 +53,7 @@ pub(super) fn is_empty() -> bool {
     programs().is_empty()
 }
 
-/// What was counted since the machine started; the peak is that of all programs so far.
+/// Reads the counts since the machine started; the peak is that of all programs so far.
 pub(super) fn counters() -> CgroupEvents {
     programs().events(true)
 }

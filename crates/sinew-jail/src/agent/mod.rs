@@ -1,10 +1,10 @@
 //! The agent: the first process of a container or of a virtual machine.
 //!
-//! It takes requests from the host over one connection, runs programs inside the walls that the
-//! host describes, reads and writes files below `/work`, and ends when the connection ends. It must
-//! be the first process of its PID namespace: it ends executions by killing everything else in
-//! there. As `without-mount PATH PROGRAM ARGS`, outside of any sandbox, it becomes a program that
-//! does not see what is mounted at PATH.
+//! It takes requests from the host over one connection, runs programs inside the walls that the host
+//! describes, reads and writes files below `/work`, and ends when the connection ends. It must be the first
+//! process of its PID namespace: it ends executions by killing everything else in there. The command
+//! `without-mount PATH PROGRAM ARGS`, outside of any sandbox, makes it a program that does not see the mount
+//! at PATH.
 //!
 //! Requests are answered one at a time, in the order in which they come. A frame that is too long, or
 //! that does not belong, is a defect of the host, which is trusted: the agent ends, and the kernel ends
@@ -288,7 +288,8 @@ impl Agent {
             self.mounted = true;
         }
         let common = landlock::Common::open(Path::new("/")).map_err(Error::other)?;
-        // Without reading: they belong to the user, and root has no right to pass modes here.
+        // The folders are opened without reading: they belong to the user, and root has no right to pass
+        // modes here.
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let folder = |path| nix::fcntl::open(path, flags, Mode::empty());
         let folders = (folder(files::WORK)?, folder(files::TMP)?);
@@ -333,6 +334,6 @@ impl Agent {
 fn processes() -> u64 {
     let number = |name: std::ffi::OsString| name.as_bytes().iter().all(u8::is_ascii_digit);
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    // Without the agent.
+    // The agent itself does not count.
     (entries.filter(|e| number(e.file_name())).count() as u64).saturating_sub(1)
 }

@@ -20,24 +20,24 @@ use std::io::{Error, Read, Result, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-/// What SETUP described.
+/// Walls around programs, as SETUP describes them.
 #[derive(Default)]
 pub(super) struct Walls {
     /// User and group that programs become, and whose files they make.
     pub(super) user: u32,
     /// Resource, soft and hard limit (setrlimit(2)).
     pub(super) limits: Vec<[u64; 3]>,
-    /// Of system calls.
+    /// Filter of system calls.
     pub(super) filter: Filter,
     /// Ruleset for `/work` and `/tmp`; `None` where the kernel has no landlock.
     pub(super) landlock: Option<OwnedFd>,
     /// Programs share a group that counts what they use.
     pub(super) group: bool,
-    /// None at all: for a machine whose own walls are under test.
+    /// There are no walls, for a machine whose own walls are under test.
     pub(super) open: bool,
 }
 
-/// Of `setrlimit(2)`.
+/// Number of the CPU limit in `setrlimit(2)`.
 pub(super) const CPU: u64 = libc::RLIMIT_CPU as u64;
 
 /// Adds the step to an error.
@@ -46,8 +46,8 @@ pub(super) fn at(step: u32) -> impl Fn(Error) -> Failure {
 }
 
 impl Walls {
-    /// Confines this process. It may take `ready_s` seconds of processors more than its limit says,
-    /// and wait `apart`.
+    /// Confines this process. It may take `ready_s` seconds of processors more than its limit, and wait
+    /// `apart`.
     fn confine(&self, ready_s: u64, apart: bool) -> std::result::Result<(), Failure> {
         if self.open {
             return std::env::set_current_dir("/work").map_err(at(PROGRAM));
@@ -72,10 +72,10 @@ impl Walls {
     }
 }
 
-/// What SETUP said.
+/// Content of the SETUP request.
 #[derive(Default)]
 pub(super) struct Setup {
-    /// What confines every program.
+    /// Walls around every program.
     pub(super) walls: Walls,
     /// `NAME=value` of every program; those of a request come after them.
     pub(super) env: Vec<Vec<u8>>,
@@ -94,7 +94,7 @@ pub(super) struct Child {
     pub(super) stdin: Option<OwnedFd>,
     /// Reading ends of its standard output and error.
     pub(super) output: [OwnedFd; 2],
-    /// Where an interpreter that waits gets its program.
+    /// Channel over which a waiting interpreter gets its program.
     control: Option<OwnedFd>,
     /// Time on processors before it got its program.
     pub(super) before_us: u64,
@@ -205,10 +205,10 @@ impl Setup {
         self.machine && !walls.open && walls.landlock.is_some() && group::divides()
     }
 
-    /// An interpreter that forks others; what it is asked by.
+    /// Starts an interpreter that forks others; returns its process id and the stream for requests.
     pub(super) fn reserve(&self) -> Option<(i32, UnixStream)> {
         let mut argv = python::waiting(&self.python, "guest", python::GUEST).ok()?;
-        // The filter, which its forks set: it says itself that no process may look into it.
+        // The filter that its forks set: it ensures itself that no process may look into it.
         let filter: String = self
             .walls
             .filter
@@ -245,7 +245,7 @@ pub(super) fn texts(list: &[Vec<u8>]) -> Result<Vec<CString>> {
     list.iter().map(|t| sys::text(t)).collect()
 }
 
-/// In the child: from here on nothing of the agent is left in it but what the program gets.
+/// Turns the child into the program: from here on it keeps nothing of the agent but what the program gets.
 fn become_program(
     walls: &Walls,
     (ready_s, apart): (u64, bool),
@@ -255,7 +255,7 @@ fn become_program(
 ) -> Failure {
     let _ = nix::unistd::setsid();
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
-    // Where memory runs out, programs go first.
+    // If memory runs out, programs are killed first.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     if let Err(errno) = exec::place(fds) {
         return (PROGRAM, errno);

@@ -1,4 +1,4 @@
-//! Executions: what a program gets and writes, and how it ends. One at a time.
+//! Executions: input, output and end of a program. One runs at a time.
 //!
 //! The agent waits for the program, the host and the deadline at once; neither a full pipe nor a host that
 //! takes nothing stops it. An execution is over when nothing of it is left.
@@ -50,7 +50,7 @@ fn parse(bytes: &[u8]) -> Option<Request> {
     })
 }
 
-/// One execution as it goes on: from the start of the program until nothing of it is left.
+/// One running execution: from the start of the program until nothing of it is left.
 struct Running<'a> {
     link: &'a mut Link,
     waiting: &'a mut Waiting,
@@ -70,7 +70,7 @@ struct Running<'a> {
     truncated: bool,
     /// Frames that are not sent yet.
     queued: Vec<u8>,
-    /// Why the agent ended it, of [`cut`].
+    /// Reason why the agent ended it, one of [`cut`].
     cut: u8,
     /// User and system time of everything that was reaped.
     cpu_us: u64,
@@ -88,7 +88,7 @@ pub(super) fn exec(
     bytes: &[u8],
 ) -> Result<()> {
     let began = Instant::now();
-    // What an earlier program left may have ended late.
+    // Processes of an earlier program may have ended late.
     while let Some(gone) = sys::reap(false) {
         waiting.lost(gone.pid);
     }
@@ -172,7 +172,7 @@ fn start(
     setup.start(&argv, &texts(&env).map_err(&failed)?, false)
 }
 
-/// What a machine's group counts; a container's is counted outside.
+/// Reads the counts of a machine's group; a container's is counted outside.
 fn counters(machine: bool) -> CgroupEvents {
     if machine {
         group::counters()
@@ -182,8 +182,8 @@ fn counters(machine: bool) -> CgroupEvents {
 }
 
 impl Running<'_> {
-    /// Waits until something happens and does what follows from it. Neither waits for the host nor for the
-    /// program alone: a full pipe on one side never holds up the deadline or the other side.
+    /// Waits until something happens and handles it. It never waits only for the host, or only for the
+    /// program: a full pipe on one side never holds up the deadline or the other side.
     fn step(&mut self, children: &SignalFd, until: Instant) -> Result<()> {
         let room = self.queued.len() < MAX_QUEUED;
         let read = |wanted: bool, fd: RawFd, events: i16| PollFd {
@@ -301,8 +301,8 @@ impl Running<'_> {
         }
     }
 
-    /// One piece of output; true if there may be more. Beyond the bound it is still read, so
-    /// that a full pipe does not look like a program that hangs.
+    /// Reads one piece of output; true if there may be more. Output beyond the bound is still read, so that a
+    /// full pipe does not look like a program that hangs.
     fn capture(&mut self, i: usize) -> bool {
         let mut chunk = [0; CHUNK];
         let Ok(pipe) = self.child.output[i].try_clone() else {

@@ -1,7 +1,7 @@
 //! System calls of the agent.
 //!
-//! Errors keep the errno of the call: the host reads it from the reply. Where the standard library, nix
-//! or rustix has the call it is used; what is left is `poll` with descriptors that may be missing (-1),
+//! Errors keep the errno of the call: the host reads it from the reply. Calls of the standard library, nix or
+//! rustix are used if there is one. The rest is here: `poll` with descriptors that may be missing (-1),
 //! `wait4` for the usage of a child, and two requests to the random device.
 
 use crate::mounts::{DEVICES, STREAMS};
@@ -27,7 +27,7 @@ pub(super) use libc::{POLLHUP, POLLIN, POLLOUT, pollfd as PollFd};
 #[derive(Debug)]
 pub(super) struct Gone {
     pub(super) pid: i32,
-    /// As `wait4` gives it: signal in the low seven bits, else the code above eight.
+    /// Status in the form of `wait4`: signal in the low seven bits, else the code above eight.
     pub(super) status: i32,
     pub(super) cpu_us: u64,
     /// Resident memory of the process at its largest.
@@ -44,7 +44,7 @@ pub(super) fn pipe() -> Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
 }
 
-/// Of the open file, which other descriptors of it share.
+/// Sets the mode of the open file, which other descriptors of it share.
 pub(super) fn set_nonblocking(fd: impl AsFd, on: bool) -> Result<()> {
     Ok(rustix::io::ioctl_fionbio(fd, on)?)
 }
@@ -93,7 +93,7 @@ pub(super) fn reap(block: bool) -> Option<Gone> {
     }
 }
 
-/// Lets a process that was stopped go on.
+/// Lets a process that was stopped continue.
 pub(super) fn go_on(pid: i32) {
     let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
 }
@@ -118,7 +118,7 @@ pub(super) fn ignore_broken_pipes() -> Result<()> {
     Ok(())
 }
 
-/// Whose files are opened and made from now on. Leaving user 0 gives up its rights over files.
+/// Sets the user whose files are opened and made from here on. Leaving user 0 gives up its rights over files.
 pub(super) fn act_as(user: u32) {
     setfsgid(Gid::from_raw(user));
     setfsuid(Uid::from_raw(user));
@@ -239,7 +239,7 @@ pub(super) fn make_devices() -> Result<()> {
         let path = Path::new("/dev").join(name);
         let mode = Mode::from_bits_truncate(0o666);
         mknod(&path, SFlag::S_IFCHR, mode, makedev(1, minor))?;
-        // Whatever the mask says.
+        // The mode must not depend on the mask.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
     }
     for (name, target) in STREAMS {
@@ -248,8 +248,8 @@ pub(super) fn make_devices() -> Result<()> {
     Ok(())
 }
 
-/// Becomes a program in a mount namespace of its own, in which nothing is mounted at `path`;
-/// returns why it could not.
+/// Becomes a program in a separate mount namespace, in which nothing is mounted at `path`; returns the reason
+/// if it could not.
 pub(super) fn without_mount(path: &str, program: &[OsString]) -> Error {
     const NONE: Option<&str> = None;
     let become_it = || -> Result<()> {

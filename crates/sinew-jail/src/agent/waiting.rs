@@ -2,8 +2,8 @@
 //! program: there a start takes seconds, emulated. It stands in a group apart from programs, so that
 //! they can be killed without it.
 //!
-//! It never runs a program. What the user of programs could do to it is send signals: the agent
-//! starts another where it is dead or silent.
+//! It never runs a program. The user of programs could only send it signals: the agent starts another if it
+//! is dead or silent.
 //!
 //! A container has one interpreter that waits and becomes the next program; the one after it is started
 //! as soon as the host asks for nothing. In a machine a *reserve* stays and forks; its forks wait, one
@@ -17,9 +17,9 @@ use std::io::{Error, Read, Result, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-/// How long a fork may take, emulated on a busy machine.
+/// Maximum time of a fork, emulated on a busy machine.
 const FORK_MS: i32 = 2000;
-/// What a reserve says once it has loaded its modules.
+/// Message of a reserve that has loaded its modules.
 const READY: u8 = b'R';
 
 /// An interpreter that forks others.
@@ -71,10 +71,10 @@ impl Reserve {
     }
 }
 
-/// What waits for programs.
+/// Interpreters that wait for programs.
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// For the next program.
+    /// Interpreter for the next program.
     spare: Option<Child>,
     /// Forks the next ones, in a machine.
     reserve: Option<Reserve>,
@@ -151,7 +151,8 @@ impl Waiting {
         Some(child)
     }
 
-    /// Before a program that is none for an interpreter: one that does not stand apart ends.
+    /// Makes room for a program that runs without an interpreter: a waiting interpreter in the same group
+    /// ends.
     pub(super) fn make_room(&mut self) {
         if self.reserve.is_none() && self.spare.is_some() {
             self.clear();
@@ -204,7 +205,8 @@ impl Waiting {
         }
     }
 
-    /// After [`Waiting::kill_programs`]: the next that ended, until nothing of them is left.
+    /// Returns the next ended process after [`Waiting::kill_programs`], until nothing of the programs is
+    /// left.
     pub(super) fn next_end(&self) -> Option<Gone> {
         sys::reap(self.reserve.is_none() || !group::is_empty())
     }

@@ -61,7 +61,7 @@ pub enum ReadError {
         /// Maximum.
         limit: u64,
     },
-    /// It is no tar file, or cannot be read.
+    /// It is not a tar file, or cannot be read.
     Broken(io::Error),
     /// An entry is not allowed.
     Entry {
@@ -101,7 +101,7 @@ impl From<String> for ReadError {
     }
 }
 
-/// As for a `String`.
+/// Same as for a `String`.
 impl From<&str> for ReadError {
     fn from(reason: &str) -> Self {
         reason.to_string().into()
@@ -502,7 +502,7 @@ mod tests {
             matches!(large, ReadError::Limit { limit: 9, .. }),
             "{large}"
         );
-        // An archive that ends inside of a file is no shorter file.
+        // An archive that ends inside of a file must not give a shorter file.
         let cut = all(&packed(b"x", regular, 600, b"1"), limits(999)).unwrap_err();
         assert!(matches!(cut, ReadError::Broken(_)), "{cut}");
         let link = packed(b"l", tar::EntryType::Link, 0, b"");

@@ -104,7 +104,7 @@ def wait(filter):
     os.environ.clear()
     os.environ.update((os.fsdecode(k), os.fsdecode(v)) for k, _, v in env)
     if resource is not None:
-        # What getting ready took is not the program's.
+        # The time for getting ready does not count for the program.
         until = math.ceil(time.process_time()) + cpu_s
         resource.setrlimit(resource.RLIMIT_CPU, (until, until + 1))
     run(code, main, known)

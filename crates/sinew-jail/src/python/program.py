@@ -1,6 +1,6 @@
-# A Python program from its start to its end, for interpreters that wait for one: the zygote of the
-# process level (zygote.py) and the interpreters of guests (guest.py), one of which follows this text.
-# It runs beside `__main__`, which stays empty for the program.
+# A Python program from its start to its end, for interpreters that wait for one: the zygote of the process
+# level (zygote.py) and the interpreters of guests (guest.py), one of which follows this text. It runs next to
+# `__main__`, which stays empty for the program.
 import array, bisect, collections, copy, datetime, decimal, fractions, functools, heapq, io, itertools
 import json, math, operator, random, re, statistics, string, struct, textwrap, time, traceback, typing
 import _signal, atexit, gc, os, sys
@@ -65,7 +65,7 @@ def run(code, main, known, end=end, leave=os._exit, kill=os.kill):
             status = 1
     except BaseException as e:
         status, interrupted = 1, isinstance(e, KeyboardInterrupt)
-        # Without the line of this file that called it.
+        # The line of this file that called the program is left out.
         e.__traceback__ = e.__traceback__.tb_next
         try:
             sys.excepthook(type(e), e, e.__traceback__)
@@ -73,7 +73,7 @@ def run(code, main, known, end=end, leave=os._exit, kill=os.kill):
             pass
     status = end(status, main, known)
     if interrupted:
-        # As a plain interpreter ends: by the signal.
+        # A plain interpreter ends like this: by the signal.
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         kill(os.getpid(), _signal.SIGINT)
     leave(status)

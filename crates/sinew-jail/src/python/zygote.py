@@ -8,7 +8,7 @@ MAX_PROGRAM, MAX_PLAN = 160 << 10, 1 << 16
 FORKED, FAILED, ZYGOTE = 1, 2, 3
 SYS_CLONE, SYS_SETNS, SIGCHLD = CALL_CLONE, CALL_SETNS, 17
 CLONE_NEWPID, CLONE_PARENT = 0x20000000, 0x8000
-# Behind the last descriptor of a fork.
+# This number is above the last descriptor of a fork.
 FILES = 256
 
 syscall = ctypes.PyDLL(None, use_errno=True).syscall

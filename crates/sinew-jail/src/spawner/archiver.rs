@@ -2,7 +2,7 @@
 //! waits for files, however many a sandbox has.
 //!
 //! An archiver has bounds on memory and time, a low priority and no descriptors but those of its task. It
-//! runs no code of others. What it makes counts only when it ended well; why it failed it writes to a
+//! runs no code of others. Its output counts only if it ended well; if it fails, it writes the reason to a
 //! file in memory.
 //!
 //! | task | reads | writes | counted in |
@@ -33,21 +33,21 @@ const NO_FILE: Error = Error::Files {
     got: 0,
     expected: 1,
 };
-/// How long a task may take.
+/// Maximum time of a task.
 const TIME_S: u32 = 120;
 /// Private memory of an archiver: names of the largest archive, buffers, and what it has of the spawner.
 const MEMORY_BYTES: u64 = 256 << 20;
 /// Largest text of a failure.
 const MAX_WHY: u64 = 4096;
 
-/// What is to be done.
+/// Task of an archiver.
 #[derive(Debug)]
 enum Task {
-    /// Keeps what is mounted for it.
+    /// Writes an archive; `_view` keeps the files mounted for it.
     Export { export: u64, _view: Files },
-    /// An archive into a layer, which becomes a snapshot of its own.
+    /// Reads an archive into a layer, which becomes a separate snapshot.
     Import { snapshot: u64, layer: Layer },
-    /// Of the files of a sandbox, into a layer.
+    /// Copies the files of a sandbox into a layer.
     Copy {
         id: u64,
         snapshot: u64,
@@ -70,7 +70,7 @@ pub(super) struct Archiver {
     /// The request to be answered.
     seq: u64,
     task: Task,
-    /// Where it writes why it failed.
+    /// File to which it writes the reason of a failure.
     why: File,
 }
 
@@ -98,7 +98,7 @@ impl Archiver {
     }
 }
 
-/// Of an archiver, in its own words where it has some.
+/// Error of an archiver, with its reason.
 fn failed(why: String) -> Error {
     Error::Unavailable(why)
 }
@@ -124,7 +124,7 @@ fn confine(keep: &[RawFd]) -> Result<()> {
     setrlimit(Resource::RLIMIT_DATA, MEMORY_BYTES, MEMORY_BYTES).map_err(call("setrlimit"))
 }
 
-/// What an archiver does from its fork to its end.
+/// Runs the task of an archiver from its fork to its end.
 fn work(keep: &[RawFd], mut why: &File, task: impl FnOnce() -> Result<()>) -> i32 {
     let all = std::panic::AssertUnwindSafe(|| confine(keep).and_then(|()| task()));
     match std::panic::catch_unwind(all) {
@@ -142,7 +142,7 @@ fn work(keep: &[RawFd], mut why: &File, task: impl FnOnce() -> Result<()>) -> i3
 /// Folders of control groups, and the files in them by which a process joins.
 type Members = Vec<(RawFd, String)>;
 
-/// Copies folders through an archive that is never whole anywhere. What the copy takes belongs to a
+/// Copies folders through an archive that is never whole anywhere. The memory of the copy belongs to a
 /// control group.
 fn copy(
     pairs: [(OwnedFd, OwnedFd); 2],

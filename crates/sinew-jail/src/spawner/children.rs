@@ -1,9 +1,9 @@
-//! Children of the spawner. Each is known by a pidfd and by nothing else: it is signalled through
-//! it, its end is seen on it, and it is reaped through it. So no number of a process can come to
-//! mean another one, and nothing is kept of a process that was not forked here.
+//! Children of the spawner. Each is known only by a pidfd: the spawner signals it, sees its end and reaps it
+//! through that. So no number of a process can come to mean another one, and nothing is kept of a process
+//! that was not forked here.
 //!
-//! A `Child` is shared by what watches it ([`Children`]) and by the sandbox it belongs to; it is marked
-//! when it is reaped, and from then on its number is not given out any more.
+//! A `Child` is shared by the list of watched children ([`Children`]) and by the sandbox it belongs to. It is
+//! marked when it is reaped, and from then on its number is not given out any more.
 
 use crate::error::{Error, Result, call};
 use crate::process;
@@ -15,7 +15,7 @@ use std::rc::Rc;
 /// Ends that are taken in one turn.
 const AT_ONCE: usize = 16;
 
-/// What a child of the spawner is.
+/// Role of a child of the spawner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// First process of an execution's namespaces.
@@ -30,18 +30,18 @@ pub(super) enum Role {
     Zygote,
     /// Reads or writes an archive.
     Archiver,
-    /// Of a sandbox that is gone.
+    /// Child of a sandbox that is gone.
     Stray,
 }
 
-/// How a process ended.
+/// Way in which a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Code(i32),
     Signal(i32),
 }
 
-/// What the kernel says of a process that ended.
+/// Report of the kernel about a process that ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ended {
     pub(super) fate: Fate,
@@ -189,7 +189,7 @@ impl AsRawFd for Child {
 #[derive(Debug)]
 pub(super) struct Children {
     epoll: OwnedFd,
-    /// By descriptor, which is open as long as it is here.
+    /// Children by descriptor, which is open as long as the child is listed.
     all: HashMap<RawFd, (Rc<Child>, Role)>,
 }
 

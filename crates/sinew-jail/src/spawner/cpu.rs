@@ -1,5 +1,5 @@
-//! CPU time of an execution: of all its processes together, those that ended included, as its
-//! control group counts it. What takes more than the limit is killed.
+//! CPU time of an execution: of all its processes together, those that ended included, as its control group
+//! counts it. An execution that exceeds the limit is killed.
 //!
 //! A limit of one process (RLIMIT_CPU) does not bound a sandbox: a program can start others. Nothing
 //! signals the end of a group's time, so it is read again when it can have been spent on all processors
@@ -10,21 +10,21 @@ use crate::cgroup::Group;
 use nix::poll::PollTimeout;
 use std::time::{Duration, Instant};
 
-/// Pause between two looks at what runs, at least.
+/// Minimum pause between two readings.
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
-/// And at most.
+/// Maximum pause between two readings.
 const MAX_PAUSE: Duration = Duration::from_secs(3600);
 
-/// CPU time of what runs in a sandbox.
+/// CPU time of the running execution of a sandbox.
 #[derive(Debug, Default)]
 pub(super) struct Spent {
-    /// What the group had counted before; `None` where nothing runs or nothing counts.
+    /// Count of the group before the program; `None` if nothing runs or nothing counts.
     before_us: Option<u64>,
-    /// What the main process had taken before its program came.
+    /// CPU time of the main process before its program came.
     pub(super) main_before_us: u64,
-    /// When it is looked at next.
+    /// Time of the next reading.
     look: Option<Instant>,
-    /// It took more than it may.
+    /// It exceeded its limit.
     pub(super) over: bool,
 }
 
@@ -38,12 +38,12 @@ impl Spent {
         };
     }
 
-    /// What was taken since then, as far as it is counted.
+    /// Returns the time since then, as far as it is counted.
     fn since_us(&self, group: &Group) -> Option<u64> {
         Some(group.cpu_us()?.saturating_sub(self.before_us?))
     }
 
-    /// It is over: what it took.
+    /// Ends the count of a program and returns its time in microseconds.
     pub(super) fn end(&mut self, group: &Group) -> u64 {
         let spent = self.since_us(group).unwrap_or(0);
         self.before_us = None;
@@ -51,13 +51,13 @@ impl Spent {
     }
 }
 
-/// When a program that has so much time left can have taken it at the soonest.
+/// Shortest time in which a program can take the CPU time that it has left.
 fn pause(left_us: u64, at_once: u64) -> Duration {
     Duration::from_micros(left_us / at_once.max(1)).clamp(LOOK_PAUSE, MAX_PAUSE)
 }
 
 impl Spawner {
-    /// Looks at what runs in a sandbox from now on.
+    /// Reads the CPU time of a sandbox at intervals from here on.
     pub(super) fn watch_cpu(&mut self, id: u64) {
         let processors = self.host.processors;
         let Some(live) = self.live.get_mut(&id) else {
@@ -98,7 +98,7 @@ impl Spawner {
         PollTimeout::NONE
     }
 
-    /// What was due of an execution that is over.
+    /// Forgets the next reading of an execution that is over.
     pub(super) fn forget_cpu(&mut self, id: u64) {
         if let Some(look) = self.live.get_mut(&id).and_then(|l| l.spent.look.take()) {
             self.cpu_looks.remove(&(look, id));

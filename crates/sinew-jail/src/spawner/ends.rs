@@ -1,9 +1,10 @@
-//! How executions and sandboxes end: what the kernel reports of dead children, and what is freed.
+//! Ends of executions and sandboxes: the kernel's reports of dead children, and the freeing of their
+//! resources.
 //!
-//! The end of an execution is what the kernel reports of its main process. It is answered as soon as
-//! nothing of the program can go on: either the control group holds the sandbox init alone, or the init
-//! is reaped, which the kernel allows only when every other process of its PID namespace is gone.
-//! Nothing that a program writes is looked at.
+//! The end of an execution is the end of its main process, as the kernel reports it. It is answered as soon
+//! as nothing of the program can continue: either the control group holds only the sandbox init, or the init
+//! is reaped, which the kernel allows only when every other process of its PID namespace is gone. The output
+//! of a program has no influence.
 
 use super::Spawner;
 use super::archiver::Archiver;
@@ -96,7 +97,7 @@ impl Spawner {
                 events: live.group.events(failed),
                 file_bytes: live.file_bytes(),
             });
-            // Only the init is left: nothing of the program's goes on.
+            // Only the init is left: nothing of the program continues.
             if live.init.is_some() && live.group.processes() == Some(1) {
                 self.tell_end(id);
             }
@@ -160,7 +161,7 @@ impl Spawner {
         }
     }
 
-    /// What was to run never did.
+    /// Ends an execution whose program never started.
     pub(super) fn lost(&mut self, id: u64, why: String) {
         let Some(live) = self.live.get_mut(&id) else {
             return;
@@ -213,8 +214,8 @@ impl Spawner {
         live.destroyed_by = Some(seq);
         self.stop_init(id);
         self.end_copy(id);
-        // The kernel waits for a grace period when it takes a mount apart: meanwhile the processes
-        // go. What runs is counted once more at its end.
+        // The kernel waits for a grace period when it takes a mount apart; the processes end meanwhile. The
+        // files of a running execution are counted once more at its end.
         if let Some(live) = self.live.get_mut(&id).filter(|l| l.running.is_none()) {
             (live.files, live.ruleset) = (None, None);
         }

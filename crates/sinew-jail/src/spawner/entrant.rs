@@ -1,8 +1,8 @@
-//! Programs on their way into a sandbox: what is known of them before they run.
+//! Programs on their way into a sandbox: their state before they run.
 //!
-//! A fork of the zygote gets two packets over its own socket: the plan by which it gives up its
-//! privileges, as soon as the namespaces are ready, and the program with three files, when there is one.
-//! In between it waits.
+//! A fork of the zygote gets two packets over its own socket. The first is the plan by which it gives up its
+//! privileges, sent as soon as the namespaces are ready. The second is the program with three files, when
+//! there is one. The fork waits between the two.
 
 use super::children::Child;
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ use std::rc::Rc;
 /// A program on its way into a sandbox.
 #[derive(Debug)]
 pub(super) struct Entrant {
-    /// Of the sandbox init whose namespaces it is for.
+    /// Number of the sandbox init whose namespaces it is for.
     pub(super) serial: u32,
     /// None as long as it is not forked.
     pub(super) child: Option<Rc<Child>>,
@@ -22,7 +22,7 @@ pub(super) struct Entrant {
 }
 
 #[derive(Debug)]
-/// How it comes to run, and how far it is.
+/// Way in which it comes to run, and its progress.
 pub(super) enum Way {
     /// Waits for the namespaces to be ready; then it is forked.
     Program {
@@ -38,7 +38,7 @@ pub(super) enum Way {
         entered: bool,
         program: Option<(Vec<u8>, Vec<OwnedFd>)>,
     },
-    /// Nothing more to do for it.
+    /// It has been started, and nothing more is to be done for it.
     Started,
 }
 
@@ -94,8 +94,8 @@ pub(super) fn c_strings(list: impl IntoIterator<Item = String>) -> Result<Vec<CS
         .collect()
 }
 
-/// What a fork of the zygote gets: the bytes of the environment, which it has beside that of the
-/// zygote, the environment, the code.
+/// Packet for a fork of the zygote: the bytes of the environment, which are added to that of the zygote, the
+/// environment, the code.
 pub(super) fn program_packet(code: &str, env: &[(String, String)]) -> Result<Vec<u8>> {
     let mut packet = vec![0; 4];
     for (name, value) in env {

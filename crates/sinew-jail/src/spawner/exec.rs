@@ -34,7 +34,7 @@ impl Spawner {
     /// Begins an execution; its end is the answer. `files` are standard input, output and error.
     ///
     /// # Errors
-    /// Before anything runs: a sandbox that is busy or gone, a program that cannot be one.
+    /// Fails before anything runs: if a sandbox is busy or gone, or a program cannot be one.
     pub(super) fn exec(
         &mut self,
         id: u64,

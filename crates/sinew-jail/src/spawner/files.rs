@@ -24,7 +24,7 @@ use std::rc::Rc;
 pub(crate) const MAX_INODES: u64 = 4096;
 /// Layers below a work folder; the next snapshot copies instead.
 const MAX_LAYERS: usize = 32;
-/// Where file systems are mounted if they must be.
+/// Mount point for file systems, if they must be mounted.
 pub(crate) const ATTACHED: &str = "/sb";
 
 /// A file system in memory, with what it is mounted on, if it is.
@@ -32,7 +32,7 @@ pub(crate) const ATTACHED: &str = "/sb";
 struct Store {
     mount: OwnedFd,
     path: Option<PathBuf>,
-    /// No other has it.
+    /// Number that no other store has.
     number: u64,
 }
 
@@ -53,10 +53,10 @@ impl Store {
     }
 }
 
-/// How this kernel and this user mount file systems.
+/// Ways in which this kernel and this user mount file systems.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mounting {
-    /// Nowhere: copies of such mounts can be made.
+    /// Mounts need no place, and can be copied.
     pub(crate) detached: bool,
     /// Overlays keep their marks (of folders that replace others) in attributes of users: those of
     /// the system belong to the host's root. An overlay that looks for the other kind shows what was
@@ -65,7 +65,7 @@ pub(crate) struct Mounting {
 }
 
 impl Mounting {
-    /// As it is here; `attached` asks for mounts at a place.
+    /// Probes this host; `attached` asks for mounts at a place.
     pub(crate) fn probe(attached: bool) -> Self {
         let probe = Context::new("tmpfs").and_then(|c| c.mount(MountAttrFlags::empty()));
         let copies = |mount: &OwnedFd| mounts::copy(mount, "").is_ok();
@@ -109,9 +109,9 @@ impl Drop for Store {
 pub(crate) struct Layer {
     store: Rc<Store>,
     folder: String,
-    /// Whose files it holds.
+    /// User who owns its files.
     user: Option<Rc<User>>,
-    /// What its store held when it was frozen.
+    /// Bytes in its store when it was frozen.
     bytes: u64,
 }
 
@@ -136,7 +136,7 @@ impl Layer {
         open_folder(&self.store.mount, "tmp")
     }
 
-    /// What its store holds by now.
+    /// Updates the bytes in its store.
     pub(crate) fn measure(&mut self) {
         self.bytes = self.store.usage().0;
     }
@@ -146,7 +146,7 @@ impl Layer {
     }
 }
 
-/// What is mounted as a folder of a sandbox.
+/// Source of a mount for a folder of a sandbox.
 #[derive(Debug)]
 pub(crate) enum Source<'a> {
     /// A folder of a mount, of which a copy can be made.
@@ -166,12 +166,12 @@ pub(crate) struct Files {
     merged: Option<Store>,
     user: Option<Rc<User>>,
     bytes: u64,
-    /// How this host mounts.
+    /// Ways in which this host mounts.
     mounting: Mounting,
     serial: u64,
 }
 
-/// What no snapshot holds goes with the sandbox, though the snapshot keeps the store.
+/// Removes files that no snapshot holds, even if a snapshot keeps the store.
 impl Drop for Files {
     fn drop(&mut self) {
         self.merged = None;
@@ -261,7 +261,7 @@ fn attached(number: u64, mount: OwnedFd, attach_as: Option<PathBuf>) -> Result<S
     })
 }
 
-/// A folder that belongs to a sandbox's user alone.
+/// A folder that belongs only to a sandbox's user.
 fn own_folder(store: &Store, name: &str, uid: Option<u32>) -> Result<()> {
     mkdirat(store.mount.as_fd(), name, Mode::S_IRWXU).map_err(call("mkdir"))?;
     let folder = open_folder(&store.mount, name)?;
@@ -336,7 +336,7 @@ impl Files {
         attached(self.serial, mount().map_err(on("mount", "overlay"))?, None)
     }
 
-    /// By mount(2), whose options are as long as a page: those of fsconfig(2) end after 255 bytes,
+    /// Merges by mount(2), whose options may be as long as a page: those of fsconfig(2) end after 255 bytes,
     /// which is less than the names of many layers take.
     fn merge_attached(&self, scratch: &str) -> Result<Store> {
         let path = |store: &Store, folder: &str| {
@@ -367,7 +367,7 @@ impl Files {
         Ok(mounted)
     }
 
-    /// What a sandbox has as `work` or `tmp`.
+    /// Source of the sandbox's `work` or `tmp`.
     pub(crate) fn source(&self, folder: &'static str) -> Source<'_> {
         let merged = self.merged.as_ref().filter(|_| folder == "work");
         let (store, folder) = match merged {
@@ -437,7 +437,7 @@ impl Files {
         };
         self.layers.insert(0, frozen);
         if let Err(e) = self.merge() {
-            // As it was before: the frozen folder is the top again.
+            // The old state is restored: the frozen folder is the top again.
             self.top = self.layers.remove(0).folder;
             if !self.layers.is_empty() {
                 self.merge()?;
@@ -467,7 +467,7 @@ impl Files {
     }
 }
 
-/// An empty layer in a store of its own.
+/// An empty layer in a separate store.
 pub(crate) fn blank(
     max_bytes: u64,
     user: Option<Rc<User>>,

@@ -1,9 +1,9 @@
 //! Interpreters that the zygote forks: asked for, reported, given to their sandboxes; and the zygote
 //! itself, which is started again when it dies or does not answer.
 //!
-//! The zygote answers in turn. Its forks are children of the spawner (CLONE_PARENT), so that their ends
-//! come to the spawner alone; a fork that it made and did not live to report is found in the kernel's
-//! list of children and killed.
+//! The zygote answers in turn. Its forks are children of the spawner (CLONE_PARENT), so that only the spawner
+//! gets their ends; a fork that it made and did not live to report is found in the kernel's list of children
+//! and killed.
 
 use super::Spawner;
 use super::children::{Child, Role};
@@ -41,7 +41,7 @@ impl Spawner {
         Err(Error::Unavailable(failed))
     }
 
-    /// Starts one, not ready yet; the first notice from it says that it is, or what failed.
+    /// Starts one, not ready yet; its first notice reports that it is ready, or the failure.
     fn start_zygote(&mut self) -> Result<()> {
         let python = self.host.python.as_deref();
         let python = python.ok_or(Error::NoSuch("program: the image has no python3"))?;
@@ -60,7 +60,7 @@ impl Spawner {
         };
         let left = due.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            // What it said counts, however late.
+            // A late message still counts.
             self.read_notices();
             if self.zygote.as_ref().and_then(Zygote::due) == Some(due)
                 && let Some(zygote) = &self.zygote
@@ -104,7 +104,7 @@ impl Spawner {
                 }
             }
             Notice::FAILED if id != 0 => {
-                // What was on its way into namespaces that are gone does not matter.
+                // Failures in namespaces that are gone do not matter.
                 let live = self.live.get_mut(&id).filter(|l| l.serial == serial);
                 if let Some(live) = live {
                     live.failed = Some((notice.value as u32, notice.errno));
@@ -159,7 +159,7 @@ impl Spawner {
         let live = self.live.get_mut(&id);
         let found = live.and_then(|live| {
             let wanted = live.unforked(serial).is_some() && !live.evict;
-            // Into its limits before it gets a program; if that fails, it dies.
+            // The fork must join the limits before it gets a program; if that fails, it dies.
             if !(wanted && live.group.join(number).is_ok()) {
                 child.kill();
             }
@@ -174,7 +174,7 @@ impl Spawner {
         self.children.watch(&child, role)
     }
 
-    /// What the zygote was asked for will not come.
+    /// Handles a fork that the zygote will not deliver.
     fn unforked(&mut self, id: u64, serial: u32, why: String) {
         let Some(live) = self.live.get_mut(&id) else {
             return;
@@ -190,7 +190,7 @@ impl Spawner {
 
     /// Has another one do what it was asked for; if there is none, programs start by execve.
     pub(super) fn zygote_died(&mut self) {
-        // What it said before it died.
+        // Messages from before its death still count.
         self.read_notices();
         self.zygote = None;
         self.end_strays();
@@ -237,8 +237,8 @@ impl Spawner {
         Ok(())
     }
 
-    /// Kills children that the zygote made for this process and did not live to report. Where the
-    /// kernel lists no children, they stay until this process ends.
+    /// Kills children that the zygote made for this process and did not live to report. If the kernel lists
+    /// no children, they stay until this process ends.
     fn end_strays(&mut self) {
         let numbers = self.host.children();
         let strays: Vec<i32> = numbers

@@ -1,5 +1,5 @@
-//! Facts of the host that do not change while a spawner runs: what it can enforce, and open files by
-//! which it is reached once the spawner stands in the root of programs.
+//! Facts of the host that do not change while a spawner runs: the protections that it can enforce, and open
+//! files by which it is reached once the spawner stands in the root of programs.
 
 use super::files::{ATTACHED, Mounting};
 use super::network::Networks;
@@ -28,19 +28,19 @@ const MAX_WAITING: usize = 2048;
 /// Files of this process that such a sandbox takes, with room for those that have none waiting.
 const FILES_WAITING: usize = 12;
 
-/// What holds for every sandbox of this spawner.
+/// Facts that hold for every sandbox of this spawner.
 #[derive(Debug)]
 pub(super) struct Host {
-    /// Where control groups are made.
+    /// Places for control groups.
     pub(super) hierarchy: Hierarchy,
-    /// Without and with TCP.
+    /// Filters without and with TCP.
     filters: [Filter; 2],
     init_filter: Filter,
     /// `None` where the kernel has no landlock.
     pub(super) landlock: Option<landlock::Common>,
-    /// Whether every sandbox can have a user of its own, else why not.
+    /// Whether every sandbox can have a separate user, else why not.
     pub(super) own_users: std::result::Result<(), String>,
-    /// With detached mounts this process stands in the root of programs.
+    /// Ways of mounting; if detached mounts work, this process stands in the root of programs.
     pub(super) mounting: Mounting,
     /// Whether a `/proc` is mounted in the root of programs, as user namespaces need it.
     pub(super) proc_below: bool,
@@ -58,7 +58,7 @@ pub(super) struct Host {
     pub(super) max_waiting: usize,
     /// The highest capability that the kernel has.
     last_capability: i32,
-    /// Whether a program gets a user namespace of its own, so that its processes are counted.
+    /// Whether a program gets a separate user namespace, so that its processes are counted.
     pub(super) nested_users: bool,
 }
 
@@ -99,7 +99,8 @@ impl Host {
         })
     }
 
-    /// What a process of a sandbox gives up before hostile code runs in it; `uid` is the sandbox's user.
+    /// Privileges that a process of a sandbox gives up before hostile code runs in it; `uid` is the sandbox's
+    /// user.
     pub(super) fn confinement<'a>(&'a self, of: &'a Creation, uid: Option<u32>) -> Confinement<'a> {
         let tcp = of.network == Network::Loopback;
         Confinement {
@@ -147,10 +148,10 @@ impl Host {
     }
 }
 
-/// What this process may do on the host.
+/// Rights of this process on the host.
 #[derive(Clone, Debug)]
 pub(super) struct Privilege {
-    /// Whether this is no root of the host, but of a user namespace.
+    /// Whether this is not root of the host, but of a user namespace.
     in_user_namespace: bool,
     /// Whether the users of sandboxes can be given to files and processes, else why not.
     own_users: std::result::Result<(), String>,
@@ -219,8 +220,8 @@ pub(super) fn isolate() -> Result<()> {
     nix::unistd::sethostname("sandbox").map_err(call("sethostname"))
 }
 
-/// Makes this process fit for many children, and allows it as many files as may be: each live sandbox
-/// holds a few. How many sandboxes may have an interpreter waiting.
+/// Makes this process fit for many children, and raises its limit on open files as far as possible: each live
+/// sandbox holds a few. Returns how many sandboxes may have an interpreter waiting.
 fn settle_in() -> usize {
     // An ignored signal would let the kernel reap children before anybody looked at them.
     // SAFETY: the default action, no handler.

@@ -3,11 +3,11 @@
 //! It makes the namespaces and mounts, gives up every privilege and waits. Programs enter its
 //! namespaces; when it is killed, the kernel kills all of them.
 //!
-//! It is a fork of the spawner and takes the mounts from there: copies of the sandbox's own two folders,
-//! a new `/proc`, and nothing else that can be written to. Each execution has a new one, so that no
-//! message queue or mount outlives an execution. The network namespace alone stays: nothing in it can be
-//! set from inside, and sockets end with their processes. It waits with no capability, no open file, and
-//! a filter that allows nothing but that.
+//! It is a fork of the spawner and takes the mounts from there: copies of the sandbox's own two folders, a
+//! new `/proc`, and nothing else that can be written to. Each execution has a new one, so that no message
+//! queue or mount outlives an execution. Only the network namespace stays: nothing in it can be set from
+//! inside, and sockets end with their processes. The init waits with no capability, no open file, and a
+//! filter that allows nothing but that.
 
 use super::Spawner;
 use super::children::{Child, Role};
@@ -24,7 +24,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
-/// What the init needs.
+/// Inputs of the init.
 #[derive(Debug)]
 struct Init<'a> {
     notice: Notice,

@@ -1,11 +1,10 @@
-//! How a program starts: in a child that shares the spawner's memory until it calls `execve`, so
-//! that none is copied, neither for it nor, when it is written to, for the spawner. The spawner
-//! stands still meanwhile.
+//! Starts programs in a child that shares the spawner's memory until it calls `execve`. So no memory is
+//! copied: not for the child, and not for the spawner when it writes. The spawner stands still meanwhile.
 //!
-//! The child shares nothing else: descriptors, signals, credentials and namespaces are its own. It
-//! runs nothing but what is here and allocates nothing that it keeps. From the moment that it has
-//! another user until it is the program no process may look into it (`PR_SET_DUMPABLE`), and none is
-//! there: its namespaces hold the sandbox init alone, which only waits.
+//! The child shares nothing else: descriptors, signals, credentials and namespaces are its own. It runs only
+//! this code and allocates nothing that it keeps. No process may look into it (`PR_SET_DUMPABLE`) from the
+//! moment that it has another user until it is the program. None is there, either: its namespaces hold only
+//! the sandbox init, which waits.
 
 use crate::cgroup::Group;
 use crate::error::{Error, Result};
@@ -14,7 +13,7 @@ use crate::walls::{self, Failure, Plan};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-/// Of the child; what it calls takes a few of them.
+/// Stack of the child; its calls take a few of these bytes.
 const STACK_BYTES: usize = 64 << 10;
 
 /// A program that is to start in the PID namespace that this process gives its children.
@@ -24,7 +23,7 @@ pub(super) struct Launch<'a> {
     pub(super) plan: Plan,
     /// The sandbox init.
     pub(super) init: RawFd,
-    /// Of landlock, or -1.
+    /// Ruleset of landlock, or -1.
     pub(super) ruleset: RawFd,
     /// Its standard streams.
     pub(super) files: &'a [OwnedFd],
@@ -34,7 +33,7 @@ pub(super) struct Launch<'a> {
     pub(super) env: &'a [CString],
 }
 
-/// What the child reads and says.
+/// Inputs and result of the child.
 struct Shared<'a> {
     launch: Launch<'a>,
     files: [RawFd; 3],
@@ -62,8 +61,8 @@ impl Launch<'_> {
         };
         let mut stack = Vec::<u128>::with_capacity(STACK_BYTES / 16);
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-        // SAFETY: the child runs on a stack of its own, of which the other end is given, on what
-        // outlives it here: this process goes on when the child has another memory, or none.
+        // SAFETY: the child runs on a separate stack, of which the other end is given, on what outlives it
+        // here: this process continues when the child has another memory, or none.
         let pid = unsafe {
             let open = libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0);
             let top = stack.as_mut_ptr().add(stack.capacity());
@@ -80,7 +79,7 @@ impl Launch<'_> {
     }
 }
 
-/// From here until `execve` nothing is allocated and no lock is taken: the memory is the spawner's.
+/// The child must not allocate or lock anything before `execve`: the memory is the spawner's.
 extern "C" fn child(shared: *mut libc::c_void) -> libc::c_int {
     // SAFETY: what `start` gave, which stands still.
     let shared = unsafe { &mut *shared.cast::<Shared<'_>>() };

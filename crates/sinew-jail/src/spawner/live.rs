@@ -1,4 +1,4 @@
-//! What is known of one live sandbox.
+//! State of one live sandbox.
 
 use super::children::Child;
 use super::cpu::Spent;
@@ -29,17 +29,17 @@ pub(super) struct InitState {
 /// One live sandbox.
 #[derive(Debug)]
 pub(super) struct Live {
-    /// What was asked for.
+    /// Properties that were requested.
     pub(super) creation: Creation,
     pub(super) group: Group,
     /// `None` once it is being destroyed.
     pub(super) files: Option<Files>,
-    /// No other sandbox has it as long as a process of this one may be there.
+    /// User that no other sandbox has as long as a process of this one may be there.
     pub(super) user: Option<Rc<User>>,
-    /// Of landlock, for these files.
+    /// Landlock ruleset for these files.
     pub(super) ruleset: Option<OwnedFd>,
-    /// Shared by all its executions: made with the sandbox where it has a loopback interface, which the
-    /// host's listeners are in, else that of the first execution.
+    /// Network shared by all its executions. A sandbox with a loopback interface, in which the host's
+    /// listeners are, makes it at its start, others with the first execution.
     pub(super) net_ns: Option<OwnedFd>,
     /// First process of its namespaces, which each execution has new.
     pub(super) init: Option<InitState>,
@@ -56,7 +56,7 @@ pub(super) struct Live {
     pub(super) ended: Option<End>,
     /// Its files are being copied for a snapshot: requests wait.
     pub(super) copying: bool,
-    /// At most [`MAX_DEFERRED`].
+    /// Requests that wait, at most [`MAX_DEFERRED`].
     pub(super) deferred: Vec<(Numbered, Vec<OwnedFd>)>,
     /// The interpreter that waits is to make way for a program.
     pub(super) evict: bool,
@@ -66,7 +66,7 @@ pub(super) struct Live {
     pub(super) spent: Spent,
     /// Children that were not reaped yet.
     pub(super) children: usize,
-    /// To be answered when it is gone.
+    /// Request to answer when the sandbox is gone.
     pub(super) destroyed_by: Option<u64>,
 }
 

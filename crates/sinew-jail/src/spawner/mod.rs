@@ -1,8 +1,8 @@
 //! The spawner: a process with one thread that builds sandboxes. Forking it is cheap and safe,
 //! which forking the program that uses it, with its gigabytes and threads, is not.
 //!
-//! It lives in a PID and a mount namespace of its own: when it dies, for whatever reason, the
-//! kernel kills every sandbox and frees every mount.
+//! It lives in a separate PID namespace and mount namespace: when it dies, for whatever reason, the kernel
+//! kills every sandbox and frees every mount.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -12,8 +12,8 @@
 //! | `children`, `notices`, `cpu`, `warming` | what is waited for: ends, reports, CPU time, pauses |
 //! | `files`, `stores`, `beneath`, `tree`, `archiver` | files, snapshots and archives |
 //!
-//! Invariants: no call here waits for a program, a reader or a disk; what takes long is a child
-//! (`archiver`); every request is answered once, by [`Reply::Done`] or [`Reply::Ended`].
+//! Invariants: no call here waits for a program, a reader or a disk; a long task is a child (`archiver`);
+//! every request is answered once, by [`Reply::Done`] or [`Reply::Ended`].
 
 mod archiver;
 mod beneath;
@@ -62,7 +62,7 @@ use std::time::Instant;
 /// All that a spawner has.
 struct Spawner {
     host: Host,
-    /// To the program that started it.
+    /// Socket to the program that started it.
     socket: OwnedFd,
     notices: Notices,
     /// `None` where Python programs start by `execve`.
@@ -71,7 +71,7 @@ struct Spawner {
     /// Sandboxes by the numbers that requests give them.
     live: HashMap<u64, Live>,
     children: Children,
-    /// When the CPU time of what runs is looked at.
+    /// Times at which the CPU time of executions is read.
     cpu_looks: BTreeSet<(Instant, u64)>,
     stores: Stores,
     /// Forks that read and write archives, by the descriptor of each.
@@ -137,7 +137,8 @@ fn enter(config: &Config, socket: std::os::fd::BorrowedFd<'_>) -> Result<i32> {
 }
 
 impl Spawner {
-    /// With a zygote where one is wanted; also what starts more slowly than it could, and why.
+    /// Builds the spawner, with a zygote if one is wanted. Also returns the parts that start more slowly than
+    /// they could, with the reasons.
     fn prepare(config: &Config, host: Host, socket: OwnedFd) -> Result<(Self, Vec<String>)> {
         let stores = Stores::new(host.own_users.is_ok());
         let mut spawner = Self {

@@ -70,7 +70,7 @@ fn listener(port: u16) -> std::io::Result<OwnedFd> {
 /// Sets IFF_UP on `lo` of this process's network namespace.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// Fails if the kernel refuses it.
 pub fn loopback_up() -> std::io::Result<()> {
     #[repr(C)]
     struct Request {

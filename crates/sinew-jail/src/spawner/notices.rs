@@ -23,7 +23,7 @@ impl Notices {
         Ok(Self { reader, writer })
     }
 
-    /// What children write to. A notice is shorter than `PIPE_BUF`: notices never mix.
+    /// End of the pipe to which children write. A notice is shorter than `PIPE_BUF`: notices never mix.
     pub(super) fn writer(&self) -> RawFd {
         self.writer.as_raw_fd()
     }

@@ -1,7 +1,7 @@
-//! What this host enforces, as it is reported.
+//! Report of the protections that this host enforces.
 //!
-//! A row says what is enforced and by what, or why it is not and what to do. `strict` refuses a host
-//! with a row that is not in force.
+//! A row names a protection and what enforces it, or the reason why nothing does and a way out. `strict`
+//! refuses a host with a row that is not in force.
 
 use super::host::Host;
 use crate::spec::Protection;
@@ -57,7 +57,7 @@ impl Host {
         rows
     }
 
-    /// What bounds a sandbox as a whole.
+    /// Bounds on a sandbox as a whole.
     fn limits(&self) -> Vec<Protection> {
         let memory = self.hierarchy.limits_memory();
         let pids = self.hierarchy.limits_processes();

@@ -1,7 +1,7 @@
 //! The file system that sandboxes see.
 //!
-//! Built once, before the first sandbox. Each sandbox init starts in it and mounts `/work`, `/tmp` and
-//! `/proc` of its own over the empty folders here.
+//! The root is built once, before the first sandbox. Each sandbox init starts in it and mounts its `/work`,
+//! `/tmp` and `/proc` over the empty folders here.
 
 use crate::error::{Result, on};
 use crate::mounts::{DEVICES, STREAMS};
@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Where the spawner builds the file system that becomes its own root.
+/// Folder in which the spawner builds the file system that becomes its own root.
 const BASE: &str = "/tmp";
 
 /// The read-only root that all sandboxes of a spawner start from, in the spawner's own.
@@ -22,10 +22,10 @@ pub(crate) const ROOT: &str = "/root";
 
 const NONE: Option<&str> = None;
 
-/// Builds the root: system folders read-only (the host's, or an image's), a handful of devices
-/// and files, nothing else; then makes the place it was built in the root of this process. With
-/// `proc`, a `/proc` of this process's PID namespace is mounted in it: in a user namespace, the
-/// kernel mounts another only where one is in sight.
+/// Builds the root: system folders read-only (the host's, or an image's), a handful of devices and files,
+/// nothing else. Then the folder in which it was built becomes the root of this process. With `proc`, a
+/// `/proc` of this process's PID namespace is mounted in it: in a user namespace, the kernel mounts another
+/// only if one is in sight.
 pub(crate) fn build(
     proc: bool,
     binds: &[PathBuf],
@@ -44,7 +44,7 @@ pub(crate) fn build(
         };
         on("make private", "/")(e).hint(plain)
     })?;
-    // What lies under the base itself is opened before it is covered.
+    // Folders under the base itself are opened before it is covered.
     let mut held = Vec::new();
     let same = binds.iter().map(|b| (b, b));
     for (source, target) in same.chain(shows.iter().map(|(s, t)| (s, t))) {
@@ -118,7 +118,7 @@ fn devices(root: &Path) -> Result<()> {
         let target = folder.join(device);
         let number = nix::sys::stat::makedev(1, minor);
         let rights = Mode::from_bits_truncate(0o666);
-        // Nodes of its own, where this is root of the host; else the host's.
+        // The nodes are new if this is root of the host; else they are the host's.
         let made = nix::sys::stat::mknod(&target, SFlag::S_IFCHR, rights, number);
         if made.is_ok() {
             let rights = fs::Permissions::from_mode(0o666);
@@ -136,12 +136,12 @@ fn devices(root: &Path) -> Result<()> {
     mount(NONE, &folder, NONE, fixed, NONE).map_err(on("make read-only", &folder))
 }
 
-/// On the host or a name inside, and where it stands or what it links to.
+/// A path on the host or a name inside, with its place inside or the target of the link.
 type Pairs = Vec<(PathBuf, PathBuf)>;
 
-/// What is at the top of an image: folders (on the host, inside) and links such as `/bin` (name
-/// inside, what it says). Links lead inside: the image's root is the only one there is. Folders
-/// that each sandbox or its spawner makes are left out.
+/// Lists the top entries of an image: folders (on the host, inside) and links such as `/bin` (name inside,
+/// target). Links lead inside: the image's root is the only one there is. Folders that each sandbox or its
+/// spawner makes are left out.
 fn image_parts(image: &Path) -> Result<(Pairs, Pairs)> {
     let own = ["work", "tmp", "proc", "dev", "sys"];
     let (mut folders, mut links) = (Pairs::new(), Pairs::new());
@@ -218,8 +218,7 @@ fn bind_read_only(source: &Path, target: &Path) -> Result<()> {
     mount(NONE, target, NONE, flags, NONE).map_err(on("make read-only", target))
 }
 
-/// What stands in `/etc` in place of the host's files, by name: no account, password, key or host
-/// name of the host.
+/// Files in `/etc` in place of the host's, by name: no account, password, key or host name of the host.
 pub const ETC_FILES: [(&str, &str); 4] = [
     (
         "passwd",

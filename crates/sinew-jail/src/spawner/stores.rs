@@ -1,4 +1,4 @@
-//! Snapshots, users of sandboxes, and the numbers by which file systems are told apart.
+//! Snapshots, users of sandboxes, and the numbers that distinguish file systems.
 
 use super::files::Layer;
 use super::users::{User, Users};
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// What sandboxes start from.
+/// Users and snapshots that sandboxes start from.
 #[derive(Debug)]
 pub(super) struct Stores {
     /// `None` where all sandboxes share one user.

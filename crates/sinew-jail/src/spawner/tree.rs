@@ -4,8 +4,8 @@
 //! out. So the same files give the same bytes, and a hash of them names the content. Names of one
 //! file stay names of one file.
 //!
-//! Both directions run in an archiver, a process of its own with a bound on memory: the spawner never
-//! reads a file whose size a program chose.
+//! Both directions run in an archiver, a separate process with a bound on memory: the spawner never reads a
+//! file whose size a program chose.
 
 use super::beneath::open_beneath;
 use crate::archive::reader::{self, Budget, Entry, Kind, ReadError, ReadLimits};
@@ -69,7 +69,7 @@ struct Walk<W: Write> {
     writer: Writer<W>,
     /// Entries that were written so far.
     entries: usize,
-    /// Where files with several names were met first: their folder and name.
+    /// First place of each file with several names: its folder and name.
     linked: HashMap<(u64, u64), (Rc<Path>, OsString)>,
 }
 
@@ -155,7 +155,7 @@ impl<W: Write> Walk<W> {
 /// Outcome of one entry; the reader adds its number and path to a broken rule.
 type Put = std::result::Result<(), ReadError>;
 
-/// Where the entries of an archive go.
+/// Folder into which an archive is unpacked.
 struct Target<'a> {
     root: &'a OwnedFd,
     owner: (Option<Uid>, Option<Gid>),

@@ -23,7 +23,7 @@ pub(crate) struct Users {
     free: Rc<std::cell::RefCell<Vec<u32>>>,
 }
 
-/// A user id that belongs to a sandbox, its snapshots and their forks alone.
+/// A user id that belongs only to a sandbox, its snapshots and their forks.
 #[derive(Debug)]
 pub(crate) struct User {
     pub(crate) uid: u32,

@@ -1,4 +1,4 @@
-//! Which sandboxes get new namespaces and a new interpreter, and when.
+//! Decides which sandboxes get new namespaces and a new interpreter, and when.
 
 use super::Spawner;
 use nix::poll::PollTimeout;
@@ -14,12 +14,12 @@ const PAUSE: Duration = Duration::from_millis(3);
 pub(super) struct Warming(VecDeque<(Instant, u64)>);
 
 impl Warming {
-    /// After the pause.
+    /// Adds a sandbox, due after the pause.
     pub(super) fn later(&mut self, id: u64) {
         self.0.push_back((Instant::now() + PAUSE, id));
     }
 
-    /// As soon as nothing else is to be done, after those that wait already.
+    /// Adds a sandbox, due as soon as nothing else is to be done, after those that wait already.
     pub(super) fn soon(&mut self, id: u64) {
         self.0.push_back((Instant::now(), id));
     }
@@ -54,7 +54,7 @@ impl Spawner {
         };
         let more = self.zygote.is_some() && self.more_may_wait();
         if more && self.live.get(&id).is_some_and(|live| live.wants_warm()) {
-            // Without it the next execution makes its own.
+            // If this fails, the next execution makes its own.
             let _ = self.start_init(id).and_then(|()| self.warm_up(id));
         }
         PollTimeout::ZERO

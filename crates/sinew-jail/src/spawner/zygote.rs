@@ -19,13 +19,13 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How often a zygote that died is replaced within the life of a spawner.
+/// Maximum starts of a zygote within the life of a spawner.
 pub(crate) const MAX_STARTS: u32 = 16;
 
-/// How long a zygote may take to load its modules.
+/// Maximum time of a zygote for loading its modules.
 pub(super) const START: Duration = Duration::from_secs(10);
-/// How long it may take to fork, which takes it less than a millisecond: one that is stopped or
-/// stuck is replaced after that.
+/// Maximum time of a fork, which normally takes less than a millisecond. A zygote that is stopped or stuck is
+/// replaced after that.
 const ANSWER: Duration = Duration::from_secs(3);
 
 /// A zygote as the spawner holds it.
@@ -35,12 +35,12 @@ pub(crate) struct Zygote {
     socket: OwnedFd,
     started: Instant,
     ready: Option<Instant>,
-    /// When forks were asked for that it has not answered, the oldest first.
+    /// Times of the requests for forks that it has not answered, the oldest first.
     asked: VecDeque<Instant>,
 }
 
 impl Zygote {
-    /// Starts one; it says on the notice pipe when it is ready.
+    /// Starts one; it reports on the notice pipe when it is ready.
     pub(crate) fn start(python: &str, notices: RawFd, at_root: bool) -> Result<Self> {
         let argv = python::waiting(python.as_bytes(), "zygote", &python::zygote());
         let argv = argv.map_err(|e| Error::refused("python", e.to_string()))?;
@@ -121,7 +121,7 @@ impl Zygote {
         self.asked.pop_front();
     }
 
-    /// By when it must have said something, if that is expected of it.
+    /// Time by which its next message must have come, if one is expected.
     pub(super) fn due(&self) -> Option<Instant> {
         match self.ready {
             None => Some(self.started + START),
@@ -130,7 +130,7 @@ impl Zygote {
     }
 }
 
-/// Namespaces of its own, and the root that programs see.
+/// Enters separate namespaces, and the root that programs see.
 fn confine(at_root: bool) -> nix::Result<()> {
     let flags = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWNET

@@ -59,7 +59,7 @@ fn figures_are_those_of_the_published_example() {
     );
 }
 
-/// By hand: observed 4/6, by chance (2·1 + 2·3 + 2·2) / 36 = 1/3, so kappa is 1/2.
+/// Values computed by hand: observed agreement 4/6, by chance (2·1 + 2·3 + 2·2) / 36 = 1/3, so kappa is 1/2.
 #[test]
 fn grades_of_a_scale_have_kappa_without_precision() {
     let mode = Mode::Scale { low: 1, high: 3 };
@@ -71,7 +71,7 @@ fn grades_of_a_scale_have_kappa_without_precision() {
     assert!((item.kappa.unwrap() - 0.5).abs() < 1e-12);
     assert_eq!((item.precision, item.recall), (None, None));
     assert_eq!(table.means, [(0.0, 0.5, 2), (0.5, 0.5, 2), (1.0, 0.75, 2)]);
-    // Rows without a verdict are counted with their cause, and are no grade.
+    // Rows without a verdict are counted with their cause, and do not count as a grade.
     verdicts[1] = Err(Unscored::new("down"));
     let table = Calibration::compare(&one_item(), mode, &rows(mode, &people), verdicts);
     assert_eq!((table.rows, table.unscored), (5, 1));

@@ -150,7 +150,7 @@ async fn a_spent_budget_stops_and_scores_nothing() {
     assert!(third.await.is_err());
     assert!(said.lock().unwrap()[0].contains("judge.quality: the budget is spent: max_calls = 2"));
     assert_eq!(model.calls(), 2);
-    // What is known costs nothing.
+    // A known answer costs nothing.
     assert!(judge.score(&sample("a")).await.is_ok());
     let measured = self::judge(limited, &model);
     for output in ["a", "b"] {

@@ -1,4 +1,4 @@
-//! Reward models: the thread, passes over several samples, and what cannot be scored.
+//! Reward models: the thread, passes over several samples, and samples that cannot be scored.
 
 use crate::support::sample;
 use futures::future::join_all;

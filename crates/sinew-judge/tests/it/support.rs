@@ -56,12 +56,12 @@ pub(crate) fn config(mode: Mode) -> JudgeConfig {
     }
 }
 
-/// What a judge was asked: the id of the question and its data.
+/// Id of a judge's question, and its data.
 pub(crate) fn asked(request: &ChatRequest) -> (String, Value) {
     read_question(&request.messages.last().unwrap().content.text())
 }
 
-/// As [`asked`], from the text of the last message.
+/// Same as [`asked`], from the text of the last message.
 pub(crate) fn read_question(text: &str) -> (String, Value) {
     let (_, rest) = text.split_once("BEGIN DATA ").unwrap();
     let (id, rest) = rest.split_once('\n').unwrap();
@@ -121,8 +121,8 @@ pub(crate) struct Seen {
     pub(crate) body: Value,
 }
 
-/// Answers each request on a thread of its own with a status and a body. Returns the address; the server
-/// lives as long as the process.
+/// Answers each request on a separate thread with a status and a body. Returns the address; the server lives
+/// as long as the process.
 pub(crate) fn serve(
     answer: impl Fn(usize, &Seen) -> (u16, String) + Send + Sync + 'static,
 ) -> String {

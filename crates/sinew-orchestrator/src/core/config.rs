@@ -1,15 +1,15 @@
-//! What the decisions of a run depend on, as data: fixed before the run begins.
+//! Inputs of a run's decisions, as data: fixed before the run begins.
 
 use crate::curriculum::TaskShares;
 use crate::schedule::draws_per_step;
 use sinew_algo::AdaptiveConfig;
 
-/// Which tasks a step runs.
+/// Choice of the tasks of a step.
 #[derive(Debug)]
 pub enum TaskSampling {
     /// All of them, once an epoch, in an order of the seed's.
     Uniform,
-    /// By shares: of environments, and of task types in them.
+    /// Tasks are drawn by shares: of environments, and of task types in them.
     Shares {
         /// The training tasks with their shares.
         tasks: TaskShares,
@@ -26,15 +26,15 @@ pub struct EvalConfig {
     pub tasks: usize,
     /// Sampled ones; their mean is the task's success.
     pub episodes_per_task: usize,
-    /// Also every so many steps; 0 for before and after only.
+    /// Steps between further measurements; 0: there are only those before and after.
     pub every: u64,
-    /// Of the sampled episodes.
+    /// Temperature of the sampled episodes.
     pub temperature: f32,
-    /// Also one greedy episode a task, before and after.
+    /// True if one greedy episode a task is run as well, before and after.
     pub greedy: bool,
 }
 
-/// What a run is for.
+/// Goal of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
     /// Steps of rollout and update, with held-out measurements before and after.
@@ -43,7 +43,7 @@ pub enum Goal {
     Measure,
 }
 
-/// Where training episodes come from.
+/// Source of training episodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Samples {
     /// They are run, on tasks that the core draws.
@@ -52,7 +52,7 @@ pub enum Samples {
     Given,
 }
 
-/// How generation overlaps with training.
+/// Overlap of generation with training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overlap {
     /// Optimizer updates that a sample may be behind the weights when it is trained.
@@ -67,7 +67,7 @@ pub struct Overlap {
     pub late: Option<LateGroups>,
 }
 
-/// How groups wait for rewards from outside while others run and are trained.
+/// Limits for groups that wait for rewards from outside while others run and are trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LateGroups {
     /// No group is begun while so many wait. An update that as many groups could not be taken for, because
@@ -77,12 +77,12 @@ pub struct LateGroups {
     pub max_staleness: u64,
 }
 
-/// What the decisions of a run depend on.
+/// Inputs of a run's decisions.
 #[derive(Debug)]
 pub struct CoreConfig {
     /// Training, or one measurement.
     pub goal: Goal,
-    /// Of tasks and sampling.
+    /// Seed of tasks and sampling.
     pub seed: u64,
     /// Optimizer steps of the whole run, those of earlier sessions included.
     pub steps: u64,
@@ -98,9 +98,10 @@ pub struct CoreConfig {
     pub over_sample: usize,
     /// Episodes of a group.
     pub group_size: usize,
-    /// So many of them begin first: if these teach nothing, the others are not begun. `None`: all at once.
+    /// Number of them that begin first: if these teach nothing, the others are not begun. `None`: all at
+    /// once.
     pub stop_decided: Option<usize>,
-    /// How often an episode that the system failed is run again.
+    /// Number of further attempts of an episode that the system failed.
     pub retries: u32,
     /// Rounds in which groups that teach nothing are replaced.
     pub refill: u32,
@@ -109,7 +110,7 @@ pub struct CoreConfig {
     pub late_rounds: Option<u32>,
     /// Generation and training overlap; `None`: they take turns.
     pub overlap: Option<Overlap>,
-    /// How the tasks of a step are drawn.
+    /// Sampling of the tasks of a step.
     pub tasks: TaskSampling,
     /// Sizes of the taskset's splits.
     pub train_tasks: usize,
@@ -135,12 +136,12 @@ impl CoreConfig {
     }
 }
 
-/// What a held-out measurement is for.
+/// Time of a held-out measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     /// The first weights.
     Before,
-    /// Between two steps, every [`EvalConfig::every`].
+    /// The measurement is between two steps, every [`EvalConfig::every`].
     During,
     /// The last weights.
     After,
@@ -149,7 +150,7 @@ pub enum When {
 }
 
 impl When {
-    /// As records say it.
+    /// Name in records.
     pub fn name(self) -> &'static str {
         match self {
             Self::Before => "before",

@@ -1,16 +1,16 @@
 //! Generation during training: groups that run, and groups that wait for their update.
 //!
-//! A group has a draw of its own, and a draw is a function of the run's seed: what a clock decides is which
-//! groups an update takes, and the update's commit names them. So an update is repeated to the bit from its
-//! commit, and a draw that no commit names is begun again by the session that goes on.
+//! A group has a separate draw, and a draw is a function of the run's seed. A clock decides only which groups
+//! an update takes, and the update's commit names them. So an update is repeated to the bit from its commit,
+//! and a resumed session begins again each draw that no commit names.
 //!
 //! One rule bounds how old samples are, in optimizer updates. A group is begun only while the groups that run
-//! or wait fit into the updates that may be `max_staleness` ahead; what an update would take in spite of that
-//! with older tokens, because its episodes took long, is left out with the reason. A group without a signal
-//! is replaced at once, `algorithm.refill` times the groups of a step for each update; further ones take a
-//! place in the update.
+//! or wait fit into the updates that may be `max_staleness` ahead. A group whose episodes took long may still
+//! have older tokens when its update comes; it is left out with the reason. A group without a signal is
+//! replaced at once, `algorithm.refill` times the groups of a step for each update; further ones take a place
+//! in the update.
 //!
-//! Where rewards come from outside, a group that waits for them takes no place: others are begun and trained,
+//! If rewards come from outside, a group that waits for them takes no place: others are begun and trained,
 //! see `late`.
 
 mod late;
@@ -25,7 +25,7 @@ use crate::status::{BEHIND, came_late};
 use sinew_types::{EpisodeId, GroupId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-/// What a group is worth.
+/// Value of a group for training.
 #[derive(Debug)]
 pub(super) struct Worth {
     /// Its rewards teach something.
@@ -46,11 +46,11 @@ struct Complete {
 /// Tasks of draws, in the order of the draws.
 #[derive(Debug, Default)]
 struct Drawer {
-    /// Of blocks of draws, each with the draws of one step.
+    /// Curriculum for blocks of draws, each with the draws of one step.
     curriculum: Curriculum,
     blocks: u64,
     tasks: BTreeMap<u64, usize>,
-    /// Where shares follow what the policy can do: as the last commit has it, with the draws since.
+    /// Curriculum with adaptive shares: that of the last commit, with the draws since.
     adapted: Curriculum,
 }
 
@@ -114,11 +114,11 @@ pub(super) struct Flow {
     closed: bool,
 }
 
-/// What the next update would take.
+/// Groups that the next update would take.
 #[derive(Debug, Default)]
 struct Choice {
     draws: Vec<u64>,
-    /// Of them, without a signal and replaced by others.
+    /// Number of these draws that have no signal and were replaced by others.
     replaced: usize,
     /// Places of the update that are filled.
     filled: usize,
@@ -169,7 +169,8 @@ impl Flow {
             self.next - 1
         });
         let task = self.drawer.task(config, draw);
-        // As step `draw + 1` with one group: the number of the draw is that of the step before.
+        // The group is that of step `draw + 1` with one group: the number of the draw is that of the step
+        // before.
         let groups = train_groups(config.seed, draw + 1, (0, &[task]), config.group_size, 1);
         let draws: Vec<Draw> = groups.into_iter().flatten().collect();
         let mut roster = Roster::new(config.retries);
@@ -244,7 +245,7 @@ impl Flow {
         Vec::new()
     }
 
-    /// What the next update would take: complete groups by their draws until its places are filled.
+    /// Chooses the groups of the next update: complete groups by their draws until its places are filled.
     fn choose(&self, config: &CoreConfig, in_order: bool) -> Choice {
         let mut choice = Choice::default();
         let first_open = self.open.keys().next().copied().unwrap_or(u64::MAX);
@@ -329,7 +330,7 @@ impl Flow {
     }
 
     /// Notes the draws since the last commit in an update's curriculum, which is that of the draws from now
-    /// on: a session that goes on from this commit draws the same.
+    /// on: a session that resumes from this commit draws the same.
     fn committed(&mut self, commit: &mut UpdateCommit) {
         let named = commit.trained.iter().chain(commit.dropped.keys());
         self.drawer.adapted.settle(named.filter_map(draw_of));
@@ -389,7 +390,7 @@ impl PipelineCore {
         let choice = flow.choose(&self.config, overlap.in_order);
         let enough = choice.filled >= self.config.tasks_per_step;
         if !enough && !flow.is_fruitless(&overlap) {
-            // What was left out made room.
+            // Groups that were left out made room.
             return self.admit();
         }
         let (groups, counts, mut batch) = flow.take(choice);

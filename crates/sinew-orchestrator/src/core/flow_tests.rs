@@ -16,10 +16,10 @@ struct World {
     size: usize,
     retries: u32,
     refill: u32,
-    /// In steps; a step has two updates.
+    /// Number of steps; a step has two updates.
     ahead: u64,
     in_order: bool,
-    /// Between checkpoints, and between measurements.
+    /// Steps between checkpoints, and between measurements.
     every: u64,
     eval_every: u64,
     /// Episodes wait for the scores of their groups.
@@ -149,23 +149,23 @@ impl World {
 #[derive(Clone, Debug)]
 struct Stored {
     draw: u64,
-    /// What the draw ran.
+    /// Task of the draw.
     task: usize,
     failed: bool,
     /// The weights that sampled its first token.
     version: u64,
-    /// Of the session that ran it.
+    /// Session that ran it.
     session: u64,
 }
 
-/// What lasts from session to session.
+/// State that lasts from session to session.
 #[derive(Clone, Debug, Default)]
 struct Kept {
     stored: BTreeMap<EpisodeId, Stored>,
     commits: BTreeMap<u64, UpdateCommit>,
     orders: BTreeMap<u64, Vec<Vec<EpisodeId>>>,
     checkpoint: u64,
-    /// Of the checkpoint.
+    /// Curriculum of the checkpoint.
     curriculum: Curriculum,
 }
 
@@ -193,7 +193,7 @@ impl Kept {
     }
 }
 
-/// A driver that answers in an order of its own: episodes, scores of groups and the trainer at once.
+/// A driver that answers in a separate order: episodes, scores of groups and the trainer at once.
 struct Play {
     core: PipelineCore,
     world: World,
@@ -561,7 +561,7 @@ proptest! {
 }
 
 /// A draw that a session has begun keeps its task in the next one, although updates between change the
-/// shares: the world is one in which a session that goes on begins a draw later than the session before.
+/// shares: the world is one in which a resumed session begins a draw later than the session before.
 #[test]
 fn a_draw_keeps_its_task_when_a_later_session_begins_it_after_an_update() {
     let world = World {

@@ -1,4 +1,4 @@
-//! From groups to rows: those that a step ran, those that wait for rewards, a source's, and those of a
+//! Turns groups into rows: those that a step ran, those that wait for rewards, a source's, and those of a
 //! committed update.
 
 use super::{Batch, Command, PipelineCore, Rollout, RunCounts, Stage, UpdateCommit};
@@ -37,8 +37,8 @@ impl PipelineCore {
         commands
     }
 
-    /// Makes rows of groups with their rewards. Without any more groups are run while others may wait, and
-    /// rewards are waited for otherwise.
+    /// Makes rows of groups with their rewards. If none are left, more groups are run while others may wait;
+    /// otherwise the step waits for rewards.
     pub(super) fn settled(
         &mut self,
         mut rollout: Rollout,

@@ -1,4 +1,4 @@
-//! What goes into the core and comes out of it, as data.
+//! Inputs and outputs of the core, as data.
 
 use super::config::When;
 use super::roster::{Ended, Showed};
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// Draws that earlier sessions began and no commit names, and the first draw that none began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenDraws {
-    /// In their order.
+    /// Draws in their order.
     pub open: Vec<u64>,
     /// Larger than all of them.
     pub next: u64,
@@ -21,41 +21,41 @@ pub struct OpenDraws {
     pub dropped: BTreeMap<EpisodeId, String>,
 }
 
-/// What a run that goes on begins with.
+/// State with which a resumed run begins.
 #[derive(Clone, Debug, Default)]
 pub struct CoreState {
     /// Steps that the weights have seen.
     pub step: u64,
-    /// As the checkpoint has it.
+    /// Curriculum of the checkpoint.
     pub curriculum: Curriculum,
     /// The last step after which held-out tasks were measured in between.
     pub measured_at: u64,
     /// Counts of what went wrong in the steps before.
     pub health: Health,
-    /// Later updates that were committed: they are done again from the same episodes. With the
-    /// curriculum after each.
+    /// Later updates that were committed, with the curriculum after each: they are done again from the same
+    /// episodes.
     pub committed: BTreeMap<u64, Curriculum>,
     /// The step that was begun and not committed, with the rounds of groups that it began after its first:
     /// they are begun again, so that none of their episodes is forgotten.
     pub begun: (u64, u32),
-    /// Of the weights.
+    /// Version of the weights.
     pub version: u64,
-    /// Where generation overlaps with training: what earlier sessions began.
+    /// Draws that earlier sessions began, if generation overlaps with training.
     pub draws: OpenDraws,
 }
 
-/// Why a run comes to its end.
+/// Reason why a run comes to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// Its steps are done, or its time is up.
     Done,
-    /// What its last steps showed.
+    /// Its last steps were bad.
     Bad(String),
     /// It was asked to stop.
     Interrupted,
 }
 
-/// What happened.
+/// Input of the core.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The first event of a session.
@@ -69,14 +69,14 @@ pub enum Event {
         group: GroupId,
         showed: BTreeMap<EpisodeId, Showed>,
     },
-    /// How many of the step's groups will leave the batch.
+    /// Result of a comparison of the step's groups.
     GroupsCompared {
         /// Groups without a signal, or with too many failed episodes.
         spent: usize,
     },
     /// Groups that a source gave, and episodes of it that must not be trained.
     Given {
-        /// In the source's order.
+        /// Groups in the source's order.
         groups: Vec<Vec<EpisodeId>>,
         dropped: BTreeMap<EpisodeId, String>,
         /// Task and reward of the episodes that are alone in their group.
@@ -90,7 +90,7 @@ pub enum Event {
         dropped: BTreeMap<EpisodeId, String>,
         /// Task and reward of the episodes that are alone in their group.
         alone: Vec<(String, f64)>,
-        /// Groups that go on waiting.
+        /// Groups that continue to wait.
         waiting: usize,
         /// More groups may be begun.
         room: bool,
@@ -102,58 +102,58 @@ pub enum Event {
         rows: usize,
         trained: Vec<EpisodeId>,
         dropped: BTreeMap<EpisodeId, String>,
-        /// What they add to what is usual in the run.
+        /// Their contribution to what is usual in the run.
         sightings: Vec<Sighting>,
     },
     /// An update was applied, or there was nothing to apply.
     UpdateDone(Box<StepRecord>),
     /// Every later token is drawn by the new weights, which have this version.
     WeightsLive { version: u64 },
-    /// What a complete group, or its first episodes, are worth.
+    /// Value of a complete group, or of its first episodes.
     Weighed {
         group: GroupId,
         /// The rewards teach something.
         signal: bool,
         /// The oldest version that sampled a token of it, if one did.
         oldest: Option<u64>,
-        /// Of the episodes that were held back: those, and their further attempts, that are in the store.
+        /// Those of the held-back episodes, and of their further attempts, that are in the store.
         stored: Vec<EpisodeId>,
-        /// Task and reward, if one episode alone was waited for to get its reward.
+        /// Task and reward, if only one episode was waited for to get its reward.
         alone: Option<(String, f64)>,
     },
     /// A measurement was summed up.
     EvaluationDone,
     /// The run was asked to stop. `whole`: the weights are those of a step.
     Interrupted { whole: bool },
-    /// Time went on.
+    /// Time passed.
     Tick,
 }
 
-/// One update as it is committed, but for what the driver knows.
+/// One update as it is committed, without the driver's part.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UpdateCommit {
-    /// From 1.
+    /// Number of the step, from 1.
     pub step: u64,
-    /// In the order of the rows.
+    /// Trained episodes in the order of the rows.
     pub trained: Vec<EpisodeId>,
-    /// With the reason of each.
+    /// Episodes left out, with the reason of each.
     pub dropped: BTreeMap<EpisodeId, String>,
-    /// After the update.
+    /// Curriculum after the update.
     pub curriculum: Curriculum,
     /// It takes the place of an earlier commit of the step.
     pub again: bool,
 }
 
-/// What a driver is to do.
+/// Output of the core: an action for the driver.
 #[expect(
     clippy::large_enum_variant,
     reason = "few exist at a time, each moved once"
 )]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Look for the first measurement of a run that goes on.
+    /// Look for the first measurement of a resumed run.
     Review(Vec<EvalSet>),
-    /// Run episodes and report each end. Held-out ones at a temperature of their own.
+    /// Run episodes and report each end. Held-out ones at a separate temperature.
     Start {
         /// All at once; the driver decides how many run at a time.
         draws: Vec<Draw>,
@@ -162,7 +162,7 @@ pub enum Command {
     },
     /// Stop these episodes: nothing more is heard of them.
     Abandon { episodes: Vec<EpisodeId> },
-    /// Score a group whose members have all ended, and report that. Others go on meanwhile.
+    /// Score a group whose members have all ended, and report that. Others continue meanwhile.
     ScoreGroup {
         /// Last attempts, in their order.
         members: Vec<Draw>,
@@ -200,7 +200,7 @@ pub enum Command {
         /// Left out before, with the reason, because they are too far behind or their rewards did not come.
         left_out: BTreeMap<EpisodeId, String>,
     },
-    /// Train on the rows; without any, say so at once.
+    /// Train on the rows; if there are none, report it at once.
     Train {
         step: u64,
         /// Episodes that gave no row, by reason.
@@ -241,7 +241,7 @@ pub struct RunCounts {
 /// Held-out episodes that are measured together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalSet {
-    /// Of its episodes, such as `eval-before`.
+    /// Purpose of its episodes, such as `eval-before`.
     pub purpose: String,
     /// 0 is greedy.
     pub temperature: f32,

@@ -1,12 +1,12 @@
 //! The decisions of the training loop, without clock, threads or I/O: events in, commands out.
 //!
-//! A driver carries the commands out in their order and reports what became of them. What the core
-//! decides is a function of its configuration, of the state that it began with and of the events.
+//! A driver carries out the commands in their order and reports the results. The decisions of the core are a
+//! function of its configuration, of the state that it began with and of the events.
 //!
 //! One step passes through the stages `Rollout` (or `Fetching`, `Recalling` or `Collecting`), `Scoring`,
-//! `Training` and `Publishing`; measurements stand between steps. Where generation overlaps with training,
-//! the episodes of later updates run during all stages: `flow`. What a clock decides comes in as `now`,
-//! seconds of the run over all sessions.
+//! `Training` and `Publishing`; measurements stand between steps. If generation overlaps with training, the
+//! episodes of later updates run during all stages: see `flow`. Time comes in as `now`, seconds of the run
+//! over all sessions.
 
 mod config;
 mod flow;
@@ -47,7 +47,7 @@ struct Rollout {
     rounds: u32,
     /// Reported in the step's record.
     refilled: usize,
-    /// After the draws; counts once the step is done.
+    /// Curriculum after the draws; counts once the step is done.
     curriculum: Option<Curriculum>,
     /// Episodes whose rewards did not come in time.
     late: BTreeMap<EpisodeId, String>,
@@ -66,48 +66,45 @@ struct Evaluation {
     done: Vec<Vec<EpisodeId>>,
 }
 
-/// What becomes of the episodes of a step once its rows are made.
+/// Episodes of a step once its rows are made.
 #[derive(Debug, Default)]
 struct Batch {
-    /// What will be committed.
+    /// Commit of the step.
     commit: UpdateCommit,
-    /// Left out before rows were made.
+    /// Episodes left out before rows were made.
     dropped: BTreeMap<EpisodeId, String>,
     /// The committed curriculum of an update that is done again.
     recalled: bool,
-    /// What the curriculum learns from.
+    /// Outcomes from which the curriculum learns.
     outcomes: Vec<Seen>,
     /// Task and reward of episodes without a group: baselines of later ones.
     alone: Vec<(String, f64)>,
 }
 
-/// What the core waits for.
+/// Stage of the core, by what it waits for.
 #[derive(Debug)]
 enum Stage {
-    /// For [`Event::Begin`].
+    /// Waits for [`Event::Begin`].
     New,
-    /// For the first measurement of a run that goes on.
+    /// Waits for the first measurement of a resumed run.
     Reviewing,
     Evaluating(Evaluation),
     Measuring(When),
     Rollout(Rollout),
-    /// For groups with their rewards.
+    /// Waits for groups with their rewards.
     Settling(Rollout),
-    /// For enough groups of those that run during training.
+    /// Waits for enough groups of those that run during training.
     Collecting,
-    /// For a source's groups.
+    /// Waits for a source's groups.
     Fetching,
-    /// For the episodes of a committed update.
+    /// Waits for the episodes of a committed update.
     Recalling,
-    /// For rows.
     Scoring(Batch),
-    /// For the update.
     Training(Batch),
-    /// For the last episode that the old weights sample.
+    /// Waits for the last episode that the old weights sample.
     Holding(Batch, Option<Alarm>),
-    /// For the weights to be in use.
+    /// Waits for the weights to be in use.
     Publishing(Batch, Option<Alarm>),
-    /// For nothing.
     Stopped,
 }
 
@@ -128,7 +125,7 @@ pub struct PipelineCore {
 }
 
 impl PipelineCore {
-    /// A run that begins, or goes on from `state`.
+    /// A run that begins, or resumes from `state`.
     pub fn new(config: Arc<CoreConfig>, state: CoreState) -> Self {
         Self {
             config,
@@ -151,7 +148,7 @@ impl PipelineCore {
         self.saved
     }
 
-    /// What a checkpoint of now has to keep of the task types.
+    /// Curriculum for a checkpoint taken now.
     pub fn curriculum(&self) -> &Curriculum {
         &self.state.curriculum
     }
@@ -465,7 +462,7 @@ impl PipelineCore {
         };
         let tasks = match &self.config.tasks {
             TaskSampling::Shares { tasks, adaptive } => {
-                // What this step draws counts once the step is done.
+                // The draws of this step count once the step is done.
                 let next = rollout
                     .curriculum
                     .get_or_insert_with(|| self.state.curriculum.clone());
@@ -683,7 +680,7 @@ impl PipelineCore {
 
     /// Keeps whole steps; a step between its update and its commit is done again.
     fn interrupted(&mut self, whole: bool) -> Vec<Command> {
-        // Between an update and its commit the step is not whole.
+        // A step between an update and its commit is not whole.
         let in_step = matches!(self.stage, Stage::Publishing(..) | Stage::Holding(..));
         self.stage = Stage::Stopped;
         let mut commands = match whole && !in_step && self.state.health.bad().is_none() {
@@ -713,7 +710,7 @@ impl PipelineCore {
     }
 }
 
-/// What follows from the end of an episode, as commands.
+/// Turns the consequences of an episode's end into commands.
 fn follow(follows: Follows, temperature: Option<f32>) -> Vec<Command> {
     let again = follows.again.map(|draw| Command::Start {
         draws: vec![draw],

@@ -1,19 +1,19 @@
 //! More groups than a step trains: once enough of them are complete, the rest is stopped.
 //!
-//! What is stopped takes long, so that training on the others alone would favour tasks with short episodes.
-//! The tasks of stopped groups are therefore put off, not given up: as soon as they fill a step, the next one
-//! runs them and waits for all (tail batching; Gao et al. 2025, "RollPacker"). Every group that is trained is
-//! sampled whole by the weights of its step.
+//! The stopped groups are those that take long, so that training only on the others would favour tasks with
+//! short episodes. The tasks of stopped groups are therefore put off, not given up: as soon as they fill a
+//! step, the next one runs them and waits for all (tail batching; Gao et al. 2025, "RollPacker"). Every group
+//! that is trained is sampled whole by the weights of its step.
 //!
-//! Which groups a step takes depends on the order in which they end, which the step's commit keeps: from it
-//! a step is repeated to the bit.
+//! The groups that a step takes depend on the order in which they end. The step's commit keeps that order:
+//! from it a step is repeated to the bit.
 
 use super::messages::Command;
 use super::{PipelineCore, Rollout, Stage, TaskSampling};
 use crate::curriculum::Request;
 use crate::schedule::{Draw, train_groups};
 
-/// Why an episode of a group that was not needed is left out.
+/// Reason why an episode of a group that was not needed is left out.
 pub(crate) const STOPPED: &str = "stopped: enough groups";
 
 impl PipelineCore {
@@ -54,11 +54,11 @@ impl PipelineCore {
         }]
     }
 
-    /// Leaves out what is not needed, once enough groups are complete: more are never trained. What of it
-    /// still runs is to be stopped.
+    /// Leaves out surplus groups once enough groups are complete. Returns the command that stops those of
+    /// their episodes that still run.
     pub(super) fn stop_rest(&self, rollout: &mut Rollout) -> Option<Command> {
         let (enough, roster) = (self.config.tasks_per_step, &rollout.roster);
-        // What an earlier session stored is taken in whole, so that each of its attempts is named.
+        // Episodes of an earlier session are all taken in first, so that each of their attempts is named.
         if self.config.over_sample == 0 || (roster.recovers && !roster.is_complete()) {
             return None;
         }

@@ -104,7 +104,7 @@ fn what_is_stopped_is_put_off_until_it_fills_a_step() {
     }
 }
 
-/// A group that the system failed is soon over: it must not take the place of one that says something.
+/// A group that the system failed ends soon: it must not take the place of a group with a signal.
 #[test]
 fn a_group_that_failed_as_a_whole_is_not_enough() {
     let mut core = core(CoreState::default());

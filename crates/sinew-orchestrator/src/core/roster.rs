@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// An episode that was run to its end and stored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ended {
-    /// Of the attempt that ended.
+    /// Id of the attempt that ended.
     pub episode: EpisodeId,
     /// The system failed it.
     pub failed: bool,
@@ -19,14 +19,15 @@ pub struct Ended {
     pub outcome: Option<Showed>,
     /// Its reward is not complete: its group has to be scored.
     pub waits_for_group: bool,
-    /// What has another version than when it ran: it is not trained, and run again.
+    /// Part whose version differs from that of the run of the episode: the episode is not trained, and run
+    /// again.
     pub changed: Option<String>,
 }
 
-/// What an episode with a reward showed: type of its task, success and total reward.
+/// Type of the task, success and total reward of an episode with a reward.
 pub type Showed = (String, bool, f64);
 
-/// What a trace shows; `None` without a reward.
+/// Reads these from a trace; `None` without a reward.
 pub fn showed(trace: &Trace) -> Option<Showed> {
     let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
     (!failed && trace.score().is_some()).then(|| {
@@ -50,10 +51,10 @@ impl Ended {
     }
 }
 
-/// What follows from the end of an episode.
+/// Consequences of the end of an episode.
 #[derive(Debug, Default)]
 pub struct Follows {
-    /// To be run in its place.
+    /// Attempt to run in its place.
     pub again: Option<Draw>,
     /// A group whose members have all ended and some of which wait for its score: their last attempts.
     pub group: Option<Vec<Draw>>,
@@ -63,7 +64,7 @@ pub struct Follows {
     pub more: Vec<Draw>,
 }
 
-/// What a group's first members are to decide.
+/// First members of a group, which are to decide it.
 #[derive(Debug)]
 pub struct Decide {
     /// The group.
@@ -83,13 +84,13 @@ pub(crate) struct Stopped {
     pub(crate) tasks: Vec<usize>,
 }
 
-/// Why an episode that was run again is left out.
+/// Reason why an episode that was run again is left out.
 pub(crate) const RUN_AGAIN: &str = "failed, run again";
 
-/// How reasons begin of stored episodes that other parts ran than those of now.
+/// Prefix of the reasons of stored episodes that other parts ran than those of now.
 pub(crate) const CHANGED: &str = "changed, run again: ";
 
-/// Why a stored episode is left out whose group was decided without it.
+/// Reason why a stored episode is left out whose group was decided without it.
 pub(crate) const DECIDED: &str = "not needed: the first ones of the group decide it";
 
 /// One place of a group, which several attempts may fill in turn.
@@ -101,7 +102,7 @@ struct Slot {
     last: EpisodeId,
     /// 0 for the first.
     attempt: u32,
-    /// Of the last attempt.
+    /// End of the last attempt.
     ended: Option<Ended>,
     /// It does not begin before the first ones of its group have ended.
     held: bool,
@@ -119,7 +120,7 @@ pub struct Roster {
     scoring: BTreeSet<GroupId>,
     /// Ends that wait for the score of their group: without any, no group has to be looked at.
     waits: usize,
-    /// How often an episode is run again.
+    /// Number of further attempts of an episode.
     retries: u32,
     /// The last end was found in the store: more of them, and of their further attempts, may follow.
     pub(crate) recovers: bool,
@@ -132,7 +133,7 @@ pub struct Roster {
 }
 
 impl Roster {
-    /// Without episodes; what the system fails is run again as often as `retries` says.
+    /// Starts without episodes; an episode that the system fails is run again up to `retries` times.
     pub fn new(retries: u32) -> Self {
         Self {
             retries,
@@ -201,9 +202,9 @@ impl Roster {
         self.open = open.map(|(at, s)| (s.last.clone(), at)).collect();
     }
 
-    /// Takes an end in; gives what follows. What the system failed is run again as often as `retries`
-    /// says, and once more where an earlier session stored the failure, because its cause may be gone. An
-    /// episode that is not awaited changes nothing.
+    /// Takes an end in; returns its consequences. An episode that the system failed is run again up to
+    /// `retries` times, and once more if an earlier session stored the failure, because its cause may be
+    /// gone. An episode that is not awaited changes nothing.
     pub fn ended(&mut self, ended: Ended) -> Follows {
         let Some(at) = self.open.remove(&ended.episode) else {
             return Follows::default();
@@ -222,8 +223,8 @@ impl Roster {
         }
     }
 
-    /// What follows once the first episodes of a group have ended. Without a reward of each, they decide
-    /// nothing: the system failed some, or their rewards depend on the whole group.
+    /// Returns the consequences once the first episodes of a group have ended. If one of them has no reward,
+    /// they decide nothing: the system failed it, or its reward depends on the whole group.
     fn due_decision(&mut self, group: &GroupId) -> Follows {
         let members = self.slots.iter().filter(|s| s.first.group == *group);
         let first: Vec<&Slot> = members.filter(|s| !s.held).collect();
@@ -313,7 +314,7 @@ impl Roster {
         }
     }
 
-    /// The group of the first draw: the only one where each group has a roster of its own.
+    /// The group of the first draw: the only one where each group has a separate roster.
     pub(crate) fn first_group(&self) -> Option<&GroupId> {
         self.slots.first().map(|slot| &slot.first.group)
     }
@@ -334,7 +335,7 @@ impl Roster {
         scored.map(|(group, _)| group.clone()).collect()
     }
 
-    /// Keeps these groups alone, which are complete; the episodes of all others are left out.
+    /// Keeps only these groups, which are complete; the episodes of all others are left out.
     pub(crate) fn keep(&mut self, groups: &[GroupId], reason: &str) -> Stopped {
         let mut stopped = Stopped::default();
         let (kept, others) = std::mem::take(&mut self.slots)
@@ -384,7 +385,7 @@ impl Roster {
         groups.into_values().collect()
     }
 
-    /// What episodes with a reward showed, in the order of the draws.
+    /// Outcomes of the episodes with a reward, in the order of the draws.
     pub(crate) fn outcomes(&self) -> impl Iterator<Item = Seen> {
         self.slots.iter().filter_map(|slot| {
             let (kind, success, reward) = slot.ended.as_ref()?.outcome.clone()?;

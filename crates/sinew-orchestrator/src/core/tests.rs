@@ -103,7 +103,7 @@ impl CoreConfig {
     }
 }
 
-/// What a step shows that trained one row.
+/// Record of a step that trained one row.
 pub(super) fn record_of(step: u64) -> Box<StepRecord> {
     Box::new(StepRecord {
         step,
@@ -116,7 +116,7 @@ pub(super) fn record_of(step: u64) -> Box<StepRecord> {
     })
 }
 
-/// A driver that answers in an order of its own, and a store that outlives it.
+/// A driver that answers in a separate order, and a store that outlives it.
 struct Play {
     core: PipelineCore,
     world: World,
@@ -175,7 +175,7 @@ impl Play {
         }
     }
 
-    /// The step that is not committed, and its rounds beside the first.
+    /// The step that is not committed, and its rounds in addition to the first.
     fn begun(&self) -> (u64, u32) {
         let done = self.commits.keys().last().copied().unwrap_or(0);
         let first = done * self.world.config().draws_per_step();
@@ -202,7 +202,7 @@ impl Play {
         commits.any(|c| c.trained.contains(episode) || c.dropped.contains_key(episode))
     }
 
-    /// What waits is handed out, left out or goes on waiting, whichever.
+    /// Hands out waiting groups, leaves them out or lets them wait longer, at random.
     fn settle(&mut self, step: u64, groups: Vec<Vec<EpisodeId>>, wait: bool) -> Event {
         let known: BTreeSet<EpisodeId> = self.waiting.iter().map(|(_, g)| g[0].clone()).collect();
         let new = groups.into_iter().filter(|g| !known.contains(&g[0]));
@@ -232,7 +232,7 @@ impl Play {
 
     fn on(&mut self, event: Event) -> Vec<Command> {
         self.now += 0.5;
-        // Time alone decides nothing, and neither does an end that nothing waits for.
+        // A tick changes nothing, and neither does an end that nothing waits for.
         assert!(self.core.on(Event::Tick, self.now).is_empty());
         let stray = Ended {
             episode: EpisodeId::new("stray"),
@@ -401,7 +401,7 @@ impl Play {
         assert!(all > 0, "the run waits for nothing");
         let mut at = self.draw(all as u64) as usize;
         if self.world.more > 0 {
-            // What is stored is given first.
+            // Stored episodes are given first.
             let stored = self
                 .flying
                 .iter()
@@ -450,7 +450,7 @@ impl Play {
         false
     }
 
-    /// What a run that came to its end must have done.
+    /// Checks a run that came to its end.
     fn check(&self) {
         let given = self.core.config.samples == Samples::Given;
         assert!(given || !self.grouped() || self.scored > 0);
@@ -520,7 +520,7 @@ proptest! {
 
     #[test]
     fn the_order_of_ends_decides_nothing(world in world(), salt in any::<u64>()) {
-        // Which episodes fail is the world's here, not the order's.
+        // The world decides here which episodes fail, not the order of the ends.
         let world = World { refill: 0, more: 0, given: false, late: false, ..world };
         let play = |salt: u64| {
             let mut play = Play::new(&world, None, salt);

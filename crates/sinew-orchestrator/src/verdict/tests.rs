@@ -73,7 +73,7 @@ fn a_run_whose_success_fell_to_nothing_has_collapsed() {
         v.why
     );
     assert!(v.change.unwrap().contains("train.learning_rate"));
-    // Held-out success says so by itself, also of a run that has just been resumed.
+    // Held-out success is enough for a verdict, also for a run that has just been resumed.
     let evals = [eval("before", 0, 50, 13), eval("after", 4, 50, 0)];
     let v = judged(&steps(&[16, 16]), &evals);
     assert_eq!(v.verdict, Judgement::Collapsed, "{v:?}");
@@ -178,7 +178,7 @@ fn a_run_that_did_not_learn_says_what_kept_it_and_which_key_to_change() {
     let wanted = "300 of 320 episodes are in groups of equal reward";
     assert!(v.why.contains(wanted), "{}", v.why);
     assert!(v.change.unwrap().contains("rollout.group_size"));
-    // A short run is not judged so hard, and says it all the same.
+    // A short run is not judged so hard, and still shows it.
     let v = judged(&run[..8], &[]);
     assert_eq!(v.verdict, Judgement::Healthy);
     assert!(

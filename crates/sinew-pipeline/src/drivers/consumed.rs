@@ -1,12 +1,11 @@
 //! Rows that an update consumes, tied to its commit.
 //!
-//! Rows of a queue lie in another place than the run's commits, so that no transaction spans both. The
-//! commit is the one that decides: it names what the update consumes, with its step, its episodes, the
-//! curriculum and the version of the weights. Before it the source makes sure that the rows are the run's,
-//! and stay so while the session is interrupted; after it the source gives them back as done. A crash
-//! between the two is mended when the run goes on: what the last commit names is given back again, which
-//! changes nothing where it was done before. A crash before the commit leaves the rows with the run, or
-//! gives them to another.
+//! Rows of a queue lie in another place than the run's commits, so that no transaction spans both. The commit
+//! decides: it names the rows that the update consumes, with its step, its episodes, the curriculum and the
+//! version of the weights. The source makes sure before the commit that the rows are the run's, and stay so
+//! while the session is interrupted; after the commit it gives them back as done. If a crash comes between
+//! the two, the resumed run gives back the rows of the last commit once more, which changes nothing if they
+//! were given back already. A crash before the commit leaves the rows with the run, or gives them to another.
 
 use super::sync::{Driver, Pipeline};
 use super::work::lock;

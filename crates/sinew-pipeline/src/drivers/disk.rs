@@ -1,8 +1,8 @@
-//! How long a run waits for its disk.
+//! Measures the time for which a run waits for its disk.
 
 use std::time::Instant;
 
-/// Since the last take.
+/// Times since the last take.
 #[derive(Debug, Default)]
 pub(super) struct DiskTime {
     /// The store's own clock at the last take.
@@ -13,7 +13,7 @@ pub(super) struct DiskTime {
 }
 
 impl DiskTime {
-    /// With a store that has waited so long before.
+    /// Starts with a store that has waited for `store_s` seconds before.
     pub(super) fn from(store_s: f64) -> Self {
         Self {
             store_s,

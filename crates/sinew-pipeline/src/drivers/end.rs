@@ -1,4 +1,4 @@
-//! The end of a run: what it showed as a whole, or why it could not go on.
+//! The end of a run: its result as a whole, or the reason why it could not continue.
 
 use super::sync::Driver;
 use sinew_orchestrator::PipelineError;

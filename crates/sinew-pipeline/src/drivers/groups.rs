@@ -8,7 +8,7 @@ use sinew_orchestrator::{Command, Event, showed};
 use std::collections::BTreeMap;
 
 impl Driver {
-    /// Begins to score a group. Without a port that could, its members stay as they are.
+    /// Begins to score a group. If no port can, its members stay as they are.
     pub(super) fn score_group(&mut self, members: Vec<Draw>) -> Result<Vec<Event>, PipelineError> {
         let group = members.first().map(|m| m.group.clone());
         let Some(scorer) = &mut self.p.groups else {

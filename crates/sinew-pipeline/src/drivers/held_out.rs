@@ -1,4 +1,4 @@
-//! Held-out measurements: what they show, and what earlier sessions measured.
+//! Held-out measurements: their records, and those of earlier sessions.
 
 use super::sync::Driver;
 use sinew_orchestrator::Draw;
@@ -10,7 +10,7 @@ use sinew_orchestrator::{EvalSet, When};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::sync::Arc;
 
-/// Why a measurement says little: most of its episodes failed.
+/// Reason why a measurement is weak: most of its episodes failed.
 fn failed_measurement(traces: &[Trace]) -> Option<String> {
     let stats = EpisodeStats::of(traces);
     let (failed, all) = (stats.failed, stats.episodes);
@@ -89,7 +89,7 @@ impl Driver {
         again: bool,
     ) -> Result<(), PipelineError> {
         if stats.episodes == 0 {
-            // There are no held-out tasks: nothing was measured, and nothing is said.
+            // There are no held-out tasks, so nothing was measured or reported.
             return Ok(());
         }
         let record = EvalRecord {
@@ -116,9 +116,8 @@ impl Driver {
         })
     }
 
-    /// The measurement that the run began with, from the store. Where its episodes are gone (a store in
-    /// memory, a torn one) what was written down counts: the weights of now would measure something
-    /// else.
+    /// Reads the measurement that the run began with from the store. If its episodes are gone (a store in
+    /// memory, a torn one), the written record counts: the current weights would measure something else.
     pub(super) fn review(&mut self, sets: &[EvalSet]) -> Result<(), PipelineError> {
         let (mut stored, mut all) = (Vec::new(), true);
         for set in sets {

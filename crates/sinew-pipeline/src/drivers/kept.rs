@@ -8,7 +8,7 @@ use sinew_orchestrator::draw_of;
 use sinew_types::Trace;
 
 impl Pipeline {
-    /// Lets episodes go on that were in flight when the session before ended. `live` is the version of the
+    /// Lets episodes continue that were in flight when the session before ended. `live` is the version of the
     /// restored weights.
     pub(super) fn resume_episodes(&mut self, live: u64) -> Result<(), PipelineError> {
         let (named, _) = self.store.settled()?;

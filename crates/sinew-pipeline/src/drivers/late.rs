@@ -13,14 +13,15 @@ use std::time::{Duration, Instant};
 /// Groups of a step at most, as multiples of those that it runs: its own, and as many from before.
 const GROUPS_PER_TASK: usize = 2;
 
-/// Between two looks while episodes run or the learner works.
+/// Interval between two readings while episodes run or the learner works.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Part of the time that looks may take: a look reads the scores of all groups that wait.
 const LOOKS_SHARE: u32 = 20;
 
 impl Driver {
-    /// Lets groups wait. In turns, also takes the scores that came, and gives the groups that can be trained.
+    /// Lets groups wait. If generation and training take turns, it also takes the scores that came, and gives
+    /// the groups that can be trained.
     pub(super) fn settle(
         &mut self,
         step: u64,
@@ -44,7 +45,7 @@ impl Driver {
         self.shelf.as_ref().map_or(0, Shelf::waiting)
     }
 
-    /// Where training overlaps: takes in the rewards that came, now and then, or waits a moment for some.
+    /// If training overlaps, takes in the rewards that came, now and then, or waits a moment for some.
     pub(super) fn late_groups(&mut self, wait: bool) -> Result<Vec<Command>, PipelineError> {
         let began = Instant::now();
         if self.awaited() == 0 || (!wait && self.look_due.is_some_and(|due| began < due)) {

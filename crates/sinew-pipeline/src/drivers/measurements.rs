@@ -3,20 +3,20 @@
 use sinew_orchestrator::{EpisodeStats, EvalRecord};
 use sinew_types::EpisodeId;
 
-/// What was measured so far.
+/// Measurements so far.
 #[derive(Debug, Default)]
 pub(crate) struct Measurements {
-    /// What an earlier session wrote of its first measurement.
+    /// First measurement, as an earlier session wrote it.
     pub(super) written: Option<EvalRecord>,
-    /// Since the last commit.
+    /// Measurements since the last commit.
     pub(crate) uncommitted: Vec<EvalRecord>,
-    /// Of the first weights, also where an earlier session measured them.
+    /// Measurement of the first weights, also if an earlier session made it.
     pub(crate) before: EpisodeStats,
-    /// Of the last weights.
+    /// Measurement of the last weights.
     pub(crate) after: EpisodeStats,
     /// First episodes of both.
     pub(crate) examples: Vec<EpisodeId>,
-    /// Why the last one says little.
+    /// Reason why the last one is weak.
     pub(crate) trouble: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What carries the core's commands out.
+//! Drivers that carry out the core's commands.
 
 mod consumed;
 mod disk;

@@ -1,7 +1,8 @@
-//! Generation and training at once: episodes run while the learner works in a thread of its own.
+//! Generation and training at once: episodes run while the learner works in a separate thread.
 //!
-//! The same loop as in turns, but that it waits for episodes, scores of groups and the learner together. New
-//! weights, commits and checkpoints are made here, while no update is computed; episodes go on meanwhile.
+//! The loop is the same as in turns, but it waits for episodes, scores of groups and the learner together.
+//! New weights, commits and checkpoints are made here, while no update is computed; episodes continue
+//! meanwhile.
 
 use super::late::alone;
 use super::sync::Driver;
@@ -15,8 +16,8 @@ use sinew_types::{EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-/// Between two looks at groups that are being scored or wait for rewards, while the learner works and no
-/// episode runs.
+/// Interval between two readings of groups that are being scored or wait for rewards, while the learner works
+/// and no episode runs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The oldest weights that sampled a token of these episodes.
@@ -102,7 +103,8 @@ impl Driver {
         }
     }
 
-    /// Where training overlaps, episodes of a step have run since groups were taken for the step before.
+    /// Sets the start of a step if training overlaps: its episodes have run since groups were taken for the
+    /// step before.
     pub(super) fn since_last_score(&mut self) {
         if !self.overlaps() {
             return;
@@ -184,7 +186,7 @@ impl Driver {
         is_whole(&self.p.learner, self.overlaps().then_some(self.live))
     }
 
-    /// Training episodes that ended and wait for their update; another session goes on with them.
+    /// Training episodes that ended and wait for their update; another session resumes with them.
     pub(super) fn waiting(&self) -> Result<BTreeSet<EpisodeId>, PipelineError> {
         if self.overlaps() {
             return self.p.store.open_episodes();

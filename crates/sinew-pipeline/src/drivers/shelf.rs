@@ -6,8 +6,8 @@ use sinew_orchestrator::CoreState;
 use sinew_orchestrator::PipelineError;
 use sinew_orchestrator::Shelf;
 
-/// The groups that earlier sessions left waiting, if rewards come from outside; notes in `state` what was
-/// begun. Where training overlaps they wait once their draws are begun again.
+/// Returns the groups that earlier sessions left waiting, if rewards come from outside, and notes the begun
+/// steps in `state`. If training overlaps, they wait once their draws are begun again.
 pub(super) fn restore(
     late: Option<&Late>,
     store: &RunStore,

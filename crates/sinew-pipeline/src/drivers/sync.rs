@@ -2,8 +2,8 @@
 //!
 //! Within a rollout the episodes overlap: engine and tools work at the same time. Rollout and training take
 //! turns, so that every token of a step is drawn by one version and staleness is 0, unless the recipe lets
-//! them overlap: see `overlap`. An error of a port ends the session; what was committed stays, and the next
-//! session goes on from it.
+//! them overlap: see `overlap`. An error of a port ends the session. Commits stay, and the next session
+//! resumes from them.
 
 use super::disk::DiskTime;
 use super::measurements::Measurements;
@@ -41,9 +41,8 @@ use std::time::{Duration, Instant};
 /// Time in one phase after which an episode is reported, and between two reports.
 const LONG: Duration = Duration::from_secs(30);
 
-/// What a run works with.
+/// Settings and ports of a run.
 pub struct Pipeline {
-    /// What is to be done.
     pub config: PipelineConfig,
     /// Makes rows of groups.
     pub algorithm: Arc<Algorithm>,
@@ -51,23 +50,23 @@ pub struct Pipeline {
     pub rollouts: Box<dyn Rollouts>,
     /// Scores groups; `None` where episodes have their whole reward when they end.
     pub groups: Option<Box<dyn GroupScores>>,
-    /// Where training episodes come from that are not run here.
+    /// Source of training episodes that are not run here.
     pub source: Option<Box<dyn SampleSource>>,
-    /// Where rewards come from that are not there when an episode ends.
+    /// Source of rewards that are missing when an episode ends.
     pub late: Option<Late>,
     /// Holds weights and optimizer.
     pub learner: SharedLearner,
-    /// To the engine of `rollouts`.
+    /// Transport of weights to the engine of `rollouts`.
     pub transport: Box<dyn WeightsTransport>,
     /// Episodes and commits.
     pub store: RunStore,
     /// Makes the masks of sampled tokens again.
     pub grammars: Arc<dyn Grammars>,
-    /// Where the run's events go.
+    /// Bus for the run's events.
     pub bus: Bus,
-    /// What the checkpoint held from which the run goes on.
+    /// State in the checkpoint from which the run resumes.
     pub saved: SavedState,
-    /// When the session began.
+    /// Start of the session.
     pub started: Instant,
 }
 
@@ -82,17 +81,17 @@ impl std::fmt::Debug for Pipeline {
 /// The step at work.
 #[derive(Default)]
 pub(super) struct Step {
-    /// When its first episodes began.
+    /// Start of its first episodes.
     pub(super) started: Option<Instant>,
     /// Counters at that time.
     pub(super) before: RolloutReading,
     /// The episodes of its rows.
     groups: Vec<Vec<Trace>>,
     pub(super) rows: Option<Rows>,
-    /// Since rows began to be made, and since the weights are in use.
+    /// Times since rows began to be made, and since the weights are in use.
     training: Option<Instant>,
     live: Option<Instant>,
-    /// Filled in as the step goes on.
+    /// Filled in during the step.
     pub(super) record: StepRecord,
     /// The record of the update that is done again.
     recalled: Option<StepRecord>,
@@ -117,25 +116,25 @@ pub(crate) struct Driver {
     pub(super) uncommitted: BTreeMap<u64, Made>,
     /// Groups that wait for rewards, where some come from outside.
     pub(super) shelf: Option<Shelf>,
-    /// Of the phase, or of the session where training overlaps: episodes that ended, of how many.
+    /// Number of ended episodes, and number of all, of the phase, or of the session if training overlaps.
     pub(super) progress: (usize, usize),
-    /// The learner at work, where it has a thread of its own.
+    /// The learner at work, where it has a separate thread.
     pub(super) desk: Desk,
     /// The version of the weights that are in use.
     pub(super) live: u64,
-    /// What engine and trainer wait for, and sums over all steps so far.
+    /// State of engine and trainer for their wait times, and sums over all steps so far.
     pub(super) watch: Watch,
     pub(super) disk: DiskTime,
     pub(super) totals: Totals,
     /// Sums over all steps and measurements so far.
     pub(super) course: Course,
-    /// When groups that wait for rewards are looked at next, where training overlaps.
+    /// Time of the next reading of groups that wait for rewards, if training overlaps.
     pub(super) look_due: Option<Instant>,
     /// Groups that are being scored.
     pub(super) scoring: usize,
     /// Episodes whose outcome is not the stored one.
     pub(super) rescored: HashSet<EpisodeId>,
-    /// Where training overlaps: when groups were last taken for an update, and the counters then.
+    /// Time at which groups were last taken for an update, and the counters then, if training overlaps.
     pub(super) taken: Option<(Instant, RolloutReading)>,
     reminded: Option<Instant>,
 }
@@ -143,7 +142,8 @@ pub(crate) struct Driver {
 /// Runs a pipeline to its end. If it is interrupted, weights of whole steps are kept before it returns.
 ///
 /// # Errors
-/// What failed; that the run was stopped because it goes wrong; or that it was asked to stop.
+/// Fails with the error of a port, if the run is stopped because its steps are bad, or if it was asked to
+/// stop.
 pub fn run(pipeline: Pipeline) -> Result<RunOutcome, PipelineError> {
     let mut driver = Driver::begin(pipeline)?;
     match driver.run() {
@@ -176,7 +176,7 @@ impl Driver {
         let live = lock(&p.learner).version().0;
         state.version = live;
         if let Some(overlap) = p.config.core.overlap {
-            // In order, the same weights come again.
+            // If updates are in order, the same weights come again.
             state.draws = p.store.open_draws((!overlap.in_order).then_some(live))?;
         }
         p.resume_episodes(live)?;
@@ -234,7 +234,7 @@ impl Driver {
         self.core.on(event, now)
     }
 
-    /// Does what a command says, and gives the events that follow from it.
+    /// Carries out a command, and returns the events that follow from it.
     fn carry_out(&mut self, command: Command) -> Result<Vec<Event>, PipelineError> {
         Ok(match command {
             Command::Review(sets) => {
@@ -358,7 +358,7 @@ impl Driver {
 
     /// Notes when a step began, once.
     pub(super) fn begin_step(&mut self) {
-        // Where training overlaps, episodes begin before the step that is committed ends: see `record`.
+        // If training overlaps, episodes begin before the step that is committed ends: see `record`.
         let begins = self.step.started.is_none();
         if !self.desk.is_busy() && (begins || !self.overlaps()) {
             self.look(Some(Trainer::WaitsForGroups));
@@ -486,7 +486,7 @@ impl Driver {
         self.step.record = self.rollout_record(step, &groups, counts);
         self.note_rescored(&groups);
         if !self.overlaps() {
-            // What was run again is not needed any more.
+            // Episodes that were run again are not needed any more.
             self.traces.clear();
             self.progress = (0, 0);
         }
@@ -542,7 +542,7 @@ impl Driver {
         Ok(event)
     }
 
-    /// What the episodes of a step showed, and what it took to run them.
+    /// Builds the record of a step's episodes: their results, and the resources that they took.
     fn rollout_record(&self, step: u64, groups: &[Vec<Trace>], counts: RunCounts) -> StepRecord {
         let now = self.p.rollouts.reading();
         let started = self.step.started;
@@ -594,8 +594,8 @@ impl Driver {
         Event::UpdateDone(Box::new(step.record.clone()))
     }
 
-    /// Brings the weights to the engine. The step's commit is prepared here and made once the core says so.
-    /// Gives their version.
+    /// Brings the weights to the engine and returns their version. The step's commit is prepared here and
+    /// made once the core asks for it.
     fn publish(&mut self, step: u64) -> Result<u64, PipelineError> {
         self.look(Some(Trainer::Other));
         let publishing = Instant::now();
@@ -668,7 +668,7 @@ impl Driver {
         Ok(())
     }
 
-    /// No group came in time: what was trained is kept, without any step there is no run.
+    /// No group came in time: the training so far is kept, and a run without any step fails.
     fn source_dry(&mut self, step: u64) -> Result<(), PipelineError> {
         let why = self.p.source.as_ref().map(|s| s.why_dry());
         let why = why.unwrap_or_default();
@@ -724,7 +724,7 @@ impl Driver {
     }
 }
 
-/// Reports what goes on while episodes run, and now and then those that stay in one phase.
+/// Reports the progress while episodes run, and now and then those that stay in one phase.
 fn tell(
     bus: &Bus,
     mut seen: RolloutProgress,

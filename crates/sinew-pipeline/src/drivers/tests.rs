@@ -312,7 +312,7 @@ impl Recorder for DiesAfter {
     }
 }
 
-/// What the ports saw, over all sessions of a run.
+/// Calls of the ports, over all sessions of a run.
 #[derive(Default)]
 struct Seen {
     run: Vec<EpisodeId>,
@@ -535,7 +535,7 @@ fn given_groups_are_trained_without_rollouts() {
     let ended = world.session(Faults::default()).unwrap();
     assert_eq!(ended.samples.trained, STEPS as usize * GROUP);
     assert_eq!(world.log.lock().unwrap().published, [1, 2, 3]);
-    // Held-out episodes alone were run.
+    // Only held-out episodes were run.
     let run = world.log.lock().unwrap().run.clone();
     assert!(
         run.iter().all(|e| e.to_string().starts_with("eval")),
@@ -543,7 +543,7 @@ fn given_groups_are_trained_without_rollouts() {
     );
 }
 
-/// What a fault in step 2 leaves behind, and what the next session makes of it.
+/// Checks a session with a fault in step 2, and the session that resumes after it.
 fn goes_on_after(faults: Faults, error: &str, committed: usize) -> Vec<u64> {
     let (commits, run) = unharmed();
     let world = World::new(Samples::Run);
@@ -597,7 +597,7 @@ fn a_run_that_is_killed_after_a_commit_recalls_it() {
     assert_eq!(goes_on_after(faults, "killed", 2), [1, 2, 1, 2, 3]);
 }
 
-/// A checkpoint after a recalled update counts that update: the session that goes on from it sees it no more.
+/// A checkpoint after a recalled update counts that update: the session that resumes from it sees it no more.
 #[test]
 fn a_checkpoint_counts_the_updates_that_were_recalled() {
     let world = World::new(Samples::Run);
@@ -679,7 +679,8 @@ fn groups_are_scored_once_and_a_killed_run_goes_on_with_their_scores() {
     }
 }
 
-/// Without a port for groups, episodes that wait for one stay unscored: they are not trained as 0.
+/// Episodes that wait for the score of their group stay unscored if there is no port for groups: they are not
+/// trained as 0.
 #[test]
 fn episodes_without_the_score_of_their_group_are_left_out() {
     let world = World {

@@ -1,4 +1,4 @@
-//! The learner at work in a thread of its own, while episodes go on.
+//! The learner at work in a separate thread, while episodes continue.
 //!
 //! One piece of work at a time: rows of groups, or an update on rows. The learner is locked meanwhile; the
 //! driver asks nothing of it until the work is done, but when the run is to stop: then it waits for the end
@@ -41,7 +41,7 @@ pub(super) fn is_whole(learner: &SharedLearner, live: Option<u64>) -> bool {
     own && !learner.is_poisoned() && held.is_whole()
 }
 
-/// What the learner is to do.
+/// Task of the learner.
 #[expect(clippy::large_enum_variant, reason = "one exists at a time")]
 pub(super) enum Task {
     /// Rows of the groups of a step.
@@ -57,13 +57,13 @@ pub(super) enum Task {
     },
 }
 
-/// What became of it.
+/// Result of a task.
 pub(super) enum Worked {
     Scored(Vec<Vec<Trace>>, Box<Rows>),
     Updated(Option<Box<Rows>>, Box<StepRecord>),
 }
 
-/// What the learner works with.
+/// Parts that the learner works with.
 #[derive(Clone)]
 pub(super) struct Tools {
     pub(super) learner: SharedLearner,
@@ -131,7 +131,7 @@ impl Desk {
         self.0.is_some()
     }
 
-    /// Begins a task in a thread of its own; `waker` is called at its end.
+    /// Begins a task in a separate thread; `waker` is called at its end.
     pub(super) fn begin(
         &mut self,
         tools: Tools,

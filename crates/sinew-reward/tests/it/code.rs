@@ -88,7 +88,7 @@ async fn equivalence_follows_the_package() {
     assert!(words.reason.contains("math-verify can read"), "{words}");
 }
 
-/// An expression that no computer can write down is no answer.
+/// An expression that no computer can write down is not an answer.
 #[tokio::test]
 async fn hostile_expressions_are_wrong() {
     let reward = made("math(answer)", 2.0, &examples()).unwrap();
@@ -184,7 +184,7 @@ async fn code_is_found_in_any_shape_of_an_answer() {
     }
 }
 
-/// Each of these would pass if the code could say that it passed. None may score.
+/// Each of these would pass if the code could report that it passed. None may score.
 #[tokio::test]
 async fn forged_success_does_not_score() {
     let reward = made("tests(answer)", 20.0, "").unwrap();

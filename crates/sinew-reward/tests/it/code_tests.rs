@@ -1,4 +1,4 @@
-//! `tests(COLUMN)`: fixtures and classes as frameworks run them, what they need, and forgeries against that.
+//! `tests(COLUMN)`: fixtures and classes as frameworks run them, their needs, and forgeries against that.
 
 use crate::code::{made, score};
 use serde_json::json;
@@ -99,7 +99,7 @@ async fn a_crash_costs_its_own_test_alone() {
                  def test_c(self):\n        s = Stack()\n        s.push(1)\n        \
                  self.assertEqual(s.all(), [1])\n";
     assert_eq!(share(CODE, tests).await, (2.0, 3.0));
-    // What a process made ends with it.
+    // Objects of a process end with it.
     let kept = "import unittest\nfrom solution import crash, Stack\nclass T(unittest.TestCase):\n    s = Stack()\n    \
                 def test_a(self): crash()\n    def test_b(self): self.assertEqual(self.s.all(), [])\n";
     assert_eq!(share(CODE, kept).await, (0.0, 2.0));
@@ -248,7 +248,7 @@ async fn forgeries_of_fixtures_imports_and_restarts_do_not_score() {
 async fn tests_that_pass_in_plain_python_pass_here() {
     let code = format!("```python\n{PLAIN_CODE}```");
     assert_eq!(share(&code, PLAIN_TESTS).await, (24.0, 24.0));
-    // And fail for other code.
+    // They fail for other code.
     let wrong = code
         .replace("l.sort()", "sorted(l)")
         .replace("return s.n", "return 0")
@@ -256,7 +256,7 @@ async fn tests_that_pass_in_plain_python_pass_here() {
     assert_eq!(share(&wrong, PLAIN_TESTS).await, (21.0, 24.0));
 }
 
-/// Where objects of the code are compared with values of the tests, the code does not decide.
+/// The code does not decide comparisons of its objects with values of the tests.
 #[tokio::test]
 async fn objects_that_lie_do_not_score() {
     let tests = "import unittest\nassert add(1, 2) == 3\nassert abs(add(1, 2) - 3) < 1e-6\nassert 3 in add(1, 2)\n\
@@ -299,7 +299,7 @@ async fn arguments_lead_nowhere() {
     assert_eq!(share(code, tests).await, (0.0, 1.0));
 }
 
-/// An object that cannot be carried is no failure of the code.
+/// An object that cannot be carried is not a failure of the code.
 #[tokio::test]
 async fn objects_that_cannot_be_carried_leave_the_sample_unscored() {
     let reward = made("tests(answer)", 20.0, "").unwrap();
@@ -320,7 +320,8 @@ async fn objects_that_cannot_be_carried_leave_the_sample_unscored() {
     }
 }
 
-/// Code that stops or starves its judge has failed; tests that never end by themselves say nothing of it.
+/// Code that stops or starves its judge has failed; tests that never end by themselves are no evidence about
+/// it.
 #[tokio::test]
 async fn what_the_code_does_to_its_judge_is_zero() {
     let reward = made("tests(answer)", 2.0, "").unwrap();

@@ -1,8 +1,8 @@
 //! The token bucket on an engine's KV capacity.
 //!
-//! What episodes hold is Σ tokens − shared tokens + reserve · episodes (ThunderAgent's rule, whose
-//! reserve is 100). Shared tokens are exact here: contexts are compared block by block from their
-//! first token on, as a prefix cache does.
+//! Episodes hold Σ tokens − shared tokens + reserve · episodes (ThunderAgent's rule, whose reserve is 100).
+//! Shared tokens are exact here: contexts are compared block by block from their first token on, as a prefix
+//! cache does.
 
 use sinew_types::{GOLDEN_GAMMA, SpreadMap, TokenId};
 use std::collections::hash_map::Entry;
@@ -54,7 +54,7 @@ fn mix(hash: u64, id: TokenId) -> u64 {
         .rotate_left(29)
 }
 
-/// Who holds which blocks.
+/// Blocks with the number of their holders.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
     holders: SpreadMap<u32>,
@@ -77,7 +77,7 @@ impl Bucket {
         self.holders.len() * BLOCK_TOKENS + self.tails + self.count * self.reserve
     }
 
-    /// What [`Bucket::add`] would add to [`Bucket::used`].
+    /// Returns the growth of [`Bucket::used`] by a [`Bucket::add`].
     pub(super) fn cost(&self, held: &Held) -> usize {
         let new = |hash: &&u64| !self.holders.contains_key(*hash);
         let blocks = held.blocks[held.kept..].iter().filter(new).count();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     proptest! {
-        /// As if the context before were removed and the next one added.
+        /// The cost of a next context equals that after a removal of the context before it.
         #[test]
         fn one_that_follows_another_is_counted_as_one_that_is_new(
             contexts in prop::collection::vec(prop::collection::vec(0..2u32, 0..60), 3),

@@ -1,12 +1,12 @@
-//! Which episodes start, and which generate next, as a pure state machine: no clock, no engine.
+//! Decides which episodes start, and which generate next, as a pure state machine: no clock, no engine.
 //!
-//! An episode waits as new, is starting until its world is up, and then turns between generating
-//! and acting (being in a tool). While it does, its context is held in the bucket. An episode that
-//! acts can be paused: it keeps working, but what it holds is given to others, and its next turn
-//! waits for KV capacity. Nothing is ever cancelled.
+//! An episode waits as new, is starting until its world is up, and then turns between generating and acting
+//! (being in a tool). While it does, its context is held in the bucket. An episode that acts can be paused:
+//! it keeps working, but its capacity is given to others, and its next turn waits for KV capacity. Nothing is
+//! ever cancelled.
 //!
-//! No episode starves: turns come before new episodes, so what has begun drains; new ones come in
-//! order; a turn that has waited for `force_after_s` goes on in any case; and if no episode holds
+//! No episode starves. Turns come before new episodes, so that running episodes drain, and new ones come in
+//! order. A turn that has waited for `force_after_s` is granted in any case; and if no episode holds
 //! capacity, the next one gets it however large it is.
 
 use super::bucket::{Bucket, Held};
@@ -57,7 +57,7 @@ impl AdmissionConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EpisodeKey(u64);
 
-/// Something that waits to go on: an episode to start, or a turn to generate.
+/// Something that waits to continue: an episode to start, or a turn to generate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
@@ -68,7 +68,7 @@ enum Phase {
     Starting,
     /// Turns that generate, each with what it holds. Calls of one episode may overlap.
     Generating(Vec<(Ticket, Held)>),
-    /// In a tool; its last context is kept for it.
+    /// The episode is in a tool; its last context is kept for it.
     Acting {
         held: Held,
         since_s: f64,
@@ -84,7 +84,7 @@ struct Waiting {
     since_s: f64,
 }
 
-/// What admission is doing now, and counters since its start.
+/// State of admission, and counters since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AdmissionReading {
     /// Episodes that have not begun.
@@ -109,7 +109,7 @@ pub struct AdmissionReading {
     pub started: u64,
     /// Times that an episode in a tool gave its capacity to others.
     pub pauses: u64,
-    /// Turns that had to wait, those of them that went on without it, and their seconds.
+    /// Turns that had to wait, those of them that continued without it, and their seconds.
     pub waited_turns: u64,
     pub forced_turns: u64,
     pub waited_s: f64,
@@ -126,9 +126,9 @@ pub struct AdmissionCore {
     pressure: Option<Pressure>,
     kv_tokens: usize,
     episodes: HashMap<EpisodeKey, Phase>,
-    /// In order of arrival.
+    /// New episodes in order of arrival.
     new: BTreeMap<Ticket, EpisodeKey>,
-    /// In order of arrival, and by size.
+    /// Waiting turns in order of arrival, and by size.
     turns: BTreeMap<Ticket, Waiting>,
     turns_by_size: BTreeSet<(usize, Ticket)>,
     acting_by_size: BTreeSet<(usize, EpisodeKey)>,
@@ -142,7 +142,7 @@ pub struct AdmissionCore {
 }
 
 impl AdmissionCore {
-    /// Without episodes.
+    /// Starts without episodes.
     pub fn new(config: AdmissionConfig) -> Self {
         let pressure = config.pressure;
         Self {
@@ -177,9 +177,8 @@ impl AdmissionCore {
         (key, ticket)
     }
 
-    /// An episode wants to generate after `context`. Its world is up, if it was starting. The turn
-    /// goes on when [`AdmissionCore::decide`] gives the ticket; one of an episode that is not
-    /// known does at once.
+    /// An episode wants to generate after `context`. Its world is up, if it was starting. The turn continues
+    /// when [`AdmissionCore::decide`] gives the ticket; one of an episode that is not known does at once.
     pub fn ask_turn(&mut self, key: EpisodeKey, context: &[TokenId], now_s: f64) -> Ticket {
         let ticket = Ticket(self.number());
         let mut held = Held::of(context);
@@ -270,14 +269,15 @@ impl AdmissionCore {
         }
     }
 
-    /// Who goes on now. To be asked after every change, and now and then while somebody waits.
+    /// Decides which waiters may continue. Callers ask after every change, and now and then while somebody
+    /// waits.
     pub fn decide(&mut self, now_s: f64) -> Vec<Ticket> {
         while self.is_over_full() && self.pause_smallest(|_| true) {}
         while self.next_turn(now_s) || self.next_new() {}
         std::mem::take(&mut self.granted)
     }
 
-    /// What is going on.
+    /// Reads the state and the counters.
     pub fn reading(&self) -> AdmissionReading {
         let begun = self.episodes.len() - self.new.len();
         AdmissionReading {
@@ -325,7 +325,7 @@ impl AdmissionCore {
         self.active() > self.limit() || !self.fits_kv(self.bucket.used())
     }
 
-    /// Whether a turn may go on. Where nobody holds anything, any may.
+    /// Whether a turn may continue. If nobody holds anything, any may.
     fn fits(&self, held: &Held) -> bool {
         let alone = self.generating == 0 && self.acting_by_size.is_empty();
         let fits = self.fits_kv(self.expected(0) + self.bucket.cost(held));
@@ -393,7 +393,7 @@ impl AdmissionCore {
     fn grant_turn(&mut self, ticket: Ticket, key: EpisodeKey, held: Held) {
         self.granted.push(ticket);
         match self.episodes.get_mut(&key) {
-            // Over while its turn waited.
+            // The episode ended while its turn waited.
             None => return,
             Some(Phase::Generating(turns)) => {
                 self.bucket.add(&held);
@@ -407,7 +407,7 @@ impl AdmissionCore {
         self.set(key, Phase::Generating(vec![(ticket, held)]));
     }
 
-    /// Lets the oldest turn that has waited too long go on, or the smallest that fits.
+    /// Lets the oldest turn that has waited too long continue, or the smallest that fits.
     fn next_turn(&mut self, now_s: f64) -> bool {
         let Some((&oldest, waiting)) = self.turns.first_key_value() else {
             return false;

@@ -1,7 +1,7 @@
 //! Admission: [`AdmissionCore`] decides, [`Admission`] asks it for episodes that run.
 //!
 //! The core is pure and has time as an argument, so that a simulator can drive it. Here are the clock, the
-//! engine's status, and the futures of episodes that wait. A place that is dropped lets the next one go on
+//! engine's status, and the futures of episodes that wait. A place that is dropped lets the next one continue
 //! at once; the engine's status is read every 250 ms.
 
 mod bucket;
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 /// Interval at which the engine's status is read while episodes run.
 pub(crate) const READ_EVERY: Duration = Duration::from_millis(250);
 
-/// Lets episodes begin and generate as the core says. Shared by all episodes of a run.
+/// Lets episodes begin and generate as the core decides. Shared by all episodes of a run.
 pub struct Admission {
     engine: Arc<dyn Engine>,
     origin: Instant,
@@ -54,7 +54,7 @@ pub struct Place {
     episode: EpisodeId,
     key: EpisodeKey,
     ticket: Ticket,
-    /// From the request for admission until the episode could begin.
+    /// Time from the request for admission until the episode could begin.
     pub waited: Duration,
 }
 
@@ -83,7 +83,7 @@ impl Asked {
     /// Waits for it.
     pub(crate) async fn granted(self) -> Place {
         let mut place = self.place;
-        // An error cannot be: this place alone drops the sender.
+        // An error is impossible: only this place drops the sender.
         let _ = self.granted.await;
         let waited = place.admission.now_s() - self.now_s;
         place.waited = Duration::from_secs_f64(waited.max(0.0));
@@ -127,7 +127,7 @@ impl Admission {
         })
     }
 
-    /// Counts of what waits and goes on.
+    /// Reads the state and the counters.
     pub fn reading(&self) -> AdmissionReading {
         self.lock().core.reading()
     }
@@ -196,7 +196,8 @@ impl Admission {
         Some(place)
     }
 
-    /// Looks at the engine, and lets go on who may. To be called now and then while episodes run.
+    /// Reads the engine, and grants the waiters that may continue. Callers do so now and then while episodes
+    /// run.
     pub fn look(&self) {
         let now_s = self.now_s();
         let mut state = self.lock();

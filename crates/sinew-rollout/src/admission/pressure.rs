@@ -1,24 +1,24 @@
-//! How many episodes an engine bears: additive increase, multiplicative decrease.
+//! Limits the number of episodes that an engine bears: additive increase, multiplicative decrease.
 //!
-//! The constants are prime-rl's. Differences: what is too much is paused, never cancelled, so no
-//! sampled token is lost; a queue counts only while keys and values are the reason for it (a queue
-//! in front of free KV capacity waits for computation, and fewer episodes would not shorten it).
+//! The constants are prime-rl's. There are two differences. Episodes above the limit are paused, never
+//! cancelled, so no sampled token is lost. A queue counts only while keys and values are the reason for it: a
+//! queue in front of free KV capacity waits for computation, and fewer episodes would not shorten it.
 
 use sinew_types::EngineStatus;
 
-/// When the number of episodes grows and shrinks.
+/// Rules by which the limit on episodes grows and shrinks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PressureConfig {
     /// Factor by which the limit grows once as many episodes have ended as it allows.
     pub growth: f64,
-    /// It grows only if at least this share of it is in use,
+    /// Share of the limit that must be in use for it to grow.
     pub binding: f64,
-    /// and only while less than this share of the KV capacity is.
+    /// Share of the KV capacity in use, below which the limit grows.
     pub grow_below: f64,
-    /// Above this share of it the limit is cut to what would use `target`, at most once a
-    /// settling time;
+    /// Share of the KV capacity in use, above which the limit is cut to what would use `target`, at most once
+    /// a settling time.
     pub trim_above: f64,
-    /// above this one at every reading.
+    /// Share of the KV capacity in use, above which the limit is cut at every reading.
     pub stop_above: f64,
     pub target: f64,
     /// Requests that wait for one that runs, above which an engine counts as queueing.
@@ -71,7 +71,7 @@ pub(super) struct Pressure {
     pub(super) growths: u64,
 }
 
-/// Share of the KV capacity that running requests hold, if the engine tells.
+/// Share of the KV capacity that running requests hold, if the engine reports it.
 pub(super) fn kv_use(status: &EngineStatus) -> Option<f64> {
     let total = status.kv_tokens_total;
     let used = total.saturating_sub(status.kv_tokens_free);
@@ -109,7 +109,7 @@ impl Pressure {
     pub(super) fn read(&mut self, status: &EngineStatus, active: usize, now_s: f64) {
         let c = self.config;
         let used = kv_use(status);
-        // What was just let go still shows in the capacity that the status reports.
+        // Capacity that was just freed still shows in the status.
         let active = active.max(status.running + status.waiting);
         let before = self.preemptions.replace(status.preemptions);
         let preempted = before.is_some_and(|before| status.preemptions > before);

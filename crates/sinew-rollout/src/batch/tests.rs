@@ -50,7 +50,7 @@ impl EnvFactory for Idle {
     }
 }
 
-/// Episodes sleep for as many seconds as the data of their task says.
+/// Episodes sleep for the seconds in the data of their task.
 struct Sleeps(Arc<Mutex<Vec<String>>>);
 
 impl Harness for Sleeps {
@@ -178,12 +178,12 @@ async fn the_longest_begin_first_once_they_are_known() {
         orders.push(begun.lock().unwrap().join(" "));
     }
     assert_eq!(orders[0], "0-0 0-1 0-2 1-0 1-1 1-2 2-0 2-1 2-2");
-    // The first second shows that group 0 is short; of the others, which still run, 1 was drawn before 2.
+    // The first second shows that group 0 is short. Groups 1 and 2 still run then, and 1 was drawn before 2.
     // After three seconds group 1 still runs.
     assert_eq!(orders[1], "0-0 1-0 2-0 1-1 1-2 2-1 2-2 0-1 0-2");
 }
 
-/// What is stopped neither begins nor is reported or stored, and its place is free at once.
+/// A stopped episode neither begins nor is reported or stored, and its place is free at once.
 #[tokio::test(start_paused = true)]
 async fn what_is_stopped_is_not_heard_of_again() {
     let (mut runner, begun) = runner(2, true);
@@ -203,7 +203,7 @@ async fn what_is_stopped_is_not_heard_of_again() {
     }
 }
 
-/// A batch that ends does not wait for an episode which waits to say that the batch is to end.
+/// A batch that ends does not wait for an episode that waits to report that the batch is to end.
 #[test]
 fn episodes_that_ask_for_the_end_together_do_not_block_it() {
     let runtime = tokio::runtime::Builder::new_multi_thread()

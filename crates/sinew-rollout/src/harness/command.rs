@@ -23,9 +23,9 @@ pub struct ProgramCommand {
 }
 
 impl ProgramCommand {
-    /// Finds the files that `command` names, relative to the current folder, and shows their
-    /// folders inside: an interpreter's virtual environment, a script's folder. `mounts` are
-    /// shown where they say. With an image the program is a path inside of it.
+    /// Finds the files that `command` names, relative to the current folder, and shows their folders inside:
+    /// an interpreter's virtual environment, a script's folder. `mounts` are shown at the paths that they
+    /// name. With an image the program is a path inside of it.
     ///
     /// # Errors
     /// If the command is empty, a file or folder is missing, or a path cannot be shown.

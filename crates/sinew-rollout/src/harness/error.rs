@@ -1,8 +1,8 @@
-//! Why an agent program cannot be run.
+//! Reasons why an agent program cannot be run.
 
 use sinew_sandbox::SandboxError;
 
-/// Why a program cannot be run, or did not run; never a mistake of the model.
+/// Reason why a program cannot be run, or did not run; never a mistake of the model.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// A setting that cannot work, whatever the host has.
@@ -18,7 +18,7 @@ pub enum ProgramError {
     Missing {
         /// Name of the setting.
         field: &'static str,
-        /// What is missing, and how to get it.
+        /// Missing part, and how to get it.
         reason: String,
     },
     /// The sandbox refused or failed.

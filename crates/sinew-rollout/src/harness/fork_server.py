@@ -99,7 +99,7 @@ def call(script, name):
     function = runpy.run_path(script, run_name="sinew_agent").get(name)
     if not callable(function):
         raise SystemExit(f"{os.path.basename(script)} has no function {name}")
-    # What `@rollout` made of it is the plain function inside.
+    # A function that `@rollout` wrapped is called without the wrapper.
     function = inspect.unwrap(function)
     base_url, api_key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
     task = types.SimpleNamespace(
@@ -217,7 +217,7 @@ class Server:
             pipes += [os.pipe(), os.pipe(), os.pipe()]
             pid = os.fork()
         except OSError as e:
-            # Other forks hold all processes or files: this episode fails, those that run go on.
+            # Other forks hold all processes or files: this episode fails, those that run continue.
             for end in sum(pipes, ()):
                 os.close(end)
             why = "the episode did not start, as other episodes of its sandbox hold what it needs: %s" % e
@@ -281,7 +281,7 @@ class Server:
             run = self.pids.pop(pid, None)
             if run is not None:
                 run["status"] = status
-                # What it left behind holds its pipes open.
+                # Processes that the program left behind hold its pipes open.
                 if run["alone"]:
                     kill_others()
                 try:

@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 const SCRIPT: &str = include_str!("fork_server.py");
 /// Port inside on which the fork server finds this side.
 const CONTROL_PORT: u16 = 4100;
-/// How long the imports may take.
+/// Maximum time for the imports.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Longest life of one server.
 const LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -40,7 +40,7 @@ type Waiting = Arc<Mutex<Episodes>>;
 struct Episodes {
     /// The server ended. No episode is added after that.
     dead: bool,
-    /// By number.
+    /// Running episodes by number.
     running: HashMap<u64, oneshot::Sender<Ended>>,
 }
 
@@ -167,8 +167,8 @@ impl ForkServer {
         !self.queue.is_closed() && !self.lock().dead
     }
 
-    /// Runs one episode to its end or its deadline. Dropping the future kills the episode. One that is
-    /// `alone` here may run code; all that it left behind ends with it.
+    /// Runs one episode to its end or its deadline. Dropping the future kills the episode. If `alone`, it is
+    /// the only one here and may run code; all that it left behind ends with it.
     ///
     /// # Errors
     /// If the server ends, or does not end an episode 10 seconds after its deadline.
@@ -251,8 +251,8 @@ async fn read_line(from: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -
     read.is_ok() && line.ends_with(b"\n")
 }
 
-/// Hands results to the episodes that wait for them. At the end of the connection, and after a line that is
-/// no message, all of them fail.
+/// Hands results to the episodes that wait for them. When the connection ends, or a line is not a message,
+/// all of them fail.
 async fn read_all(mut from: impl AsyncBufRead + Unpin, waiting: Waiting) {
     let mut line = Vec::new();
     while read_line(&mut from, &mut line).await {
@@ -306,7 +306,7 @@ mod tests {
     use std::process::Command;
 
     /// A program that takes all processes makes the next fork fail. That episode fails with the reason, and
-    /// the server goes on.
+    /// the server continues.
     #[test]
     fn a_fork_that_is_refused_ends_one_episode_only() {
         let dir = tempfile::tempdir().unwrap();

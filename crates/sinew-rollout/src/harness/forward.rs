@@ -51,7 +51,7 @@ async fn forward(listener: TcpListener, to: SocketAddr) {
             return;
         };
         let Ok((mut inner, _)) = listener.accept().await else {
-            // Out of files for a moment, or the program was faster.
+            // The process has no free file for a moment, or the program has closed already.
             tokio::time::sleep(PAUSE).await;
             continue;
         };

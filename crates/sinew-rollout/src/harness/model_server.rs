@@ -1,4 +1,4 @@
-//! The port of what serves the model to agents outside, and captures what they sample.
+//! Port of the server that serves the model to agents outside and captures the sampled tokens.
 
 use crate::episode::EpisodeSpec;
 use crate::parts::{EpisodeOptions, EpisodeParts};
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// Serves the run's engine to programs over HTTP, and captures every token of their calls. The port
 /// that a gateway implements.
 pub trait ModelServer: Send + Sync {
-    /// Opens a rollout of its own for an episode, with the episode's sampling and limits.
+    /// Opens a separate rollout for an episode, with the episode's sampling and limits.
     ///
     /// # Errors
     /// If it has too many rollouts, or one of this episode.
@@ -22,10 +22,10 @@ pub trait ModelServer: Send + Sync {
         spec: &EpisodeSpec,
     ) -> Result<ModelAccess, String>;
 
-    /// Takes what the agent of an open episode says of its own score.
+    /// Takes the score that the agent of an open episode reports for itself.
     ///
     /// # Errors
-    /// If the rollout is not open, a reward is no number, or a call has no output.
+    /// Fails if the rollout is not open, a reward is not a number, or a call has no output.
     fn score(&self, episode: &EpisodeId, report: &AgentReport) -> Result<(), String>;
 
     /// Ends the calls of an episode, and gives the trace of them. `end: None` leaves it to the server
@@ -47,7 +47,7 @@ pub struct ModelAccess {
     pub base_url: String,
     /// Opens this episode's rollout and nothing else.
     pub api_key: String,
-    /// Address at which the key alone says which rollout is meant; ends in `/v1`.
+    /// Address at which only the key identifies the rollout; ends in `/v1`.
     pub shared_url: String,
     /// W3C trace context that stands for the key.
     pub traceparent: String,
@@ -58,11 +58,11 @@ pub struct ModelAccess {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct AgentReport {
-    /// Of the whole episode.
+    /// Reward of the whole episode.
     pub reward: Option<f64>,
     /// The task was solved.
     pub success: Option<bool>,
-    /// Of the model's calls, in their order; `null`: none for this call.
+    /// Rewards of the model's calls, in their order; `null`: none for this call.
     pub rewards: Vec<Option<f64>>,
     /// Named measurements.
     pub metrics: BTreeMap<String, f64>,
@@ -72,13 +72,13 @@ impl AgentReport {
     /// Reads the report out of a JSON object.
     ///
     /// # Errors
-    /// What is wrong with it, in one line.
+    /// Fails with the fault of the report, in one line.
     pub fn of(value: &Value) -> Result<Self, String> {
         let report = Self::deserialize(value);
         report.map_err(|e| format!("the agent's own reward cannot be read: {e}"))
     }
 
-    /// Whether it says anything about rewards.
+    /// Whether it has any reward.
     pub fn is_scored(&self) -> bool {
         self.reward.is_some() || self.rewards.iter().any(Option::is_some)
     }

@@ -1,9 +1,9 @@
 //! The harness of agent programs: a program that calls a model server drives the turns.
 //!
-//! Each episode is a rollout of the model server and a run of the program, in a sandbox whose only
-//! reachable address is that server. Base URL, key and task arrive by environment variables; the value of a
-//! function, or the last line that a program prints, is its answer, which the environment grades. A
-//! program that is trusted with its own score says it there as JSON, or posts it with its key.
+//! Each episode is a rollout of the model server and a run of the program, in a sandbox whose only reachable
+//! address is that server. Base URL, key and task arrive by environment variables. The value of a function,
+//! or the last line that a program prints, is its answer, which the environment grades. A program that is
+//! trusted with its own score writes it there as JSON, or posts it with its key.
 //!
 //! | what happened | end of the episode |
 //! |---|---|
@@ -55,7 +55,7 @@ impl std::fmt::Debug for ProgramHarness {
     }
 }
 
-/// Why an episode has no trace of its own.
+/// Reason why an episode has no trace.
 type Refusal = (FailureKind, String);
 
 /// A refusal for a mistake of the harness, such as a task that is too long.
@@ -194,7 +194,7 @@ pub(super) async fn grade(
         Ok(Ok(outcome)) => {
             let measured = std::mem::take(&mut trace.outcome.metrics);
             trace.outcome = outcome;
-            // It saw the answer alone: its metrics of its own tool are not those of the program's tools.
+            // The environment saw only the answer: metrics of its tool are not those of the program's tools.
             let metrics = &mut trace.outcome.metrics;
             metrics.retain(|name, _| !OF_THE_TOOL.contains(&name.as_str()));
             trace.outcome.metrics.extend(measured);
@@ -223,8 +223,8 @@ fn sandbox_kind(e: &SandboxError) -> FailureKind {
     }
 }
 
-/// Why an episode counts as failed, if it does. A program that gave up because a limit of its
-/// rollout refused it was cut, not failed.
+/// Reason why an episode counts as failed, if it does. A program that gave up because a limit of its rollout
+/// refused it was cut, not failed.
 fn failure(ended: &Ended, trace: &Trace) -> Option<String> {
     let cut = matches!(trace.end, EpisodeEnd::Truncated { .. });
     let why = match ended.ending {
@@ -248,13 +248,14 @@ fn failure(ended: &Ended, trace: &Trace) -> Option<String> {
     }
 }
 
-/// The last line of a program's output that says something.
+/// The last line of a program's output that is not empty.
 fn last_line(stdout: &str) -> Option<&str> {
     stdout.lines().map(str::trim).rfind(|l| !l.is_empty())
 }
 
-/// The value of a function, else the last line that the program printed, else what the model said last.
-/// Empty if nothing was said. What a function printed is no answer: what it started can print, too.
+/// The value of a function, else the last line that the program printed, else the last message of the model.
+/// Empty if there is none. The output of a function is not an answer, because processes that it started can
+/// print, too.
 fn answer(ended: &Ended, trace: &Trace) -> String {
     match &ended.value {
         Some(serde_json::Value::String(text)) => return text.clone(),

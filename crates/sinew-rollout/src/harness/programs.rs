@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
-/// How long a program may take until it asks the model, in [`Programs::asks_model`].
+/// Maximum time until a program asks the model, in [`Programs::asks_model`].
 const ASKS_WITHIN: Duration = Duration::from_secs(120);
 /// Bytes of output that are kept of a program.
 const OUTPUT_BYTES: u64 = 1 << 20;
@@ -68,7 +68,7 @@ pub struct Programs {
     /// Sandboxes that forks share.
     shared: Sandboxes,
     fork_server: Mutex<ServerSlot>,
-    /// The program runs code: each fork has a server, and so a sandbox, of its own.
+    /// The program runs code: each fork has a separate server, and so a separate sandbox.
     alone: AtomicBool,
 }
 
@@ -182,7 +182,7 @@ impl Programs {
         let mut env = variables(base_url, api_key, task);
         if self.config.agent_scores {
             env.push(("SINEW_REWARD_URL".into(), format!("{base_url}/reward")));
-            // What is trusted with the score may see what it is scored by.
+            // A program that is trusted with the score may see the data that it is scored by.
             env.push(("SINEW_TASK_DATA".into(), task.data.to_string()));
         }
         env.extend(self.config.env.clone());
@@ -206,7 +206,7 @@ impl Programs {
         server.run(env, (self.config.cpu_s, true), limit).await
     }
 
-    /// From now on, each episode has a sandbox of its own.
+    /// Gives each later episode a separate sandbox.
     fn separate(&self, place: &str) {
         if !self.alone.swap(true, Ordering::Relaxed) {
             tracing::info!(
@@ -223,7 +223,7 @@ impl Programs {
         if let Some(server) = slot.server.as_ref().filter(|s| s.is_alive()) {
             return Ok(Arc::clone(server));
         }
-        // Each of many runs must not wait for a start of its own that fails as well.
+        // Each of many runs must not wait for a separate start that fails as well.
         if let Some((_, why)) = slot.failed.as_ref().filter(|(at, _)| *at > asked) {
             return Err(ProgramError::Failed(why.clone()));
         }

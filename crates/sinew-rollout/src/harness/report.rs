@@ -1,4 +1,4 @@
-//! From what an agent that is trusted with its own score says to the score of its episode.
+//! Turns the report of an agent that scores itself into the score of its episode.
 
 use super::model_server::{AgentReport, ModelServer};
 use serde_json::Value;

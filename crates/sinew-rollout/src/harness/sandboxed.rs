@@ -1,6 +1,6 @@
-//! One run of the program in a sandbox of its own.
+//! One run of the program in a separate sandbox.
 //!
-//! The sandbox has a loopback interface alone. A listener on it, at the port of the model server, is the one
+//! The sandbox has only a loopback interface. A listener on it, at the port of the model server, is the one
 //! thing that the program can connect to.
 
 use super::command::ProgramCommand;
@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a program ended, and its output as far as it was kept, with invalid UTF-8 replaced.
+/// End of a program, and its output as far as it was kept, with invalid UTF-8 replaced.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Ended {
     pub(super) ending: Ending,
@@ -32,7 +32,7 @@ pub(super) struct Sandboxes {
     pub(super) provider: Arc<dyn SandboxProvider>,
     pub(super) limits: Limits,
     pub(super) strict: bool,
-    /// Where the model server listens on the host; the same address leads to it from inside.
+    /// Address of the model server on the host; the same address leads to it from inside.
     pub(super) model: SocketAddr,
 }
 
@@ -56,7 +56,7 @@ impl Sandboxes {
         Ok((sandbox, forward))
     }
 
-    /// Runs the program once, in a sandbox of its own, which is destroyed afterwards.
+    /// Runs the program once, in a separate sandbox, which is destroyed afterwards.
     ///
     /// # Errors
     /// If the sandbox fails; a program that fails is an [`Ended`].

@@ -1,8 +1,8 @@
 //! The harness of services: a task is posted to a service that runs already, with the key of a rollout.
 //!
-//! The service calls its model at one address for all of its tasks, and passes the key of the request that
-//! it works on. So its calls are captured under the right rollout, whatever they say. Nothing of the
-//! service is started or ended here; what it answers is bounded in bytes and time.
+//! The service calls its model at one address for all of its tasks, and passes the key of the request that it
+//! works on. So its calls are captured under the right rollout, whatever they contain. Nothing of the service
+//! is started or ended here; its answers are bounded in bytes and time.
 
 use super::model_server::{ModelAccess, ModelServer};
 use super::program::{failed_trace, grade};
@@ -59,13 +59,13 @@ impl std::fmt::Debug for ServiceHarness {
     }
 }
 
-/// What a service said of a task.
+/// Reaction of a service to a task.
 enum Said {
     /// The body of a good answer.
     Answer(String),
-    /// Nothing in time.
+    /// It gave no answer in time.
     TimedOut,
-    /// Something else, in words.
+    /// Reason of another failure, in words.
     Failed(String),
 }
 
@@ -223,7 +223,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// What the agent answered: a field by its path, or all of it.
+    /// The agent's answer: a field by its path, or all of it.
     fn output(&self, path: Option<&str>) -> Result<String, String> {
         let Some(path) = path else {
             let text = self.json.as_ref().and_then(Value::as_str);
@@ -323,7 +323,7 @@ fn quoted(text: &str) -> String {
     text.chars().take(MAX_QUOTED).collect()
 }
 
-/// Why a service could not be asked.
+/// Reason why a service could not be asked.
 fn unreachable(error: &reqwest::Error) -> String {
     format!(
         "it could not be asked: {}\n  hint: is the service running there?",

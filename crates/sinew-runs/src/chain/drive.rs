@@ -18,22 +18,22 @@ pub struct Handed {
 /// A stage that is about to run.
 #[derive(Debug)]
 pub struct Begin<'a> {
-    /// From 0, of `of`.
+    /// Position of the stage, from 0.
     pub at: usize,
     /// Number of stages.
     pub of: usize,
-    /// Of the stage.
+    /// Name of the stage.
     pub name: &'a str,
     /// The stage whose weights it begins with, which were found to be as it ended; `None`: its own model.
     pub from: Option<&'a StageEnd>,
 }
 
-/// What trains.
+/// Trains the stages of a chain.
 pub trait Stages {
-    /// Why it failed.
+    /// Reason why it failed.
     type Error: From<ChainError>;
 
-    /// A stage is about to run, or to go on.
+    /// A stage is about to run, or to continue.
     ///
     /// # Errors
     /// If the chain is asked to stop.
@@ -42,7 +42,7 @@ pub trait Stages {
     /// Runs a stage in its folder to its end, from where it was: the last line of the run.
     ///
     /// # Errors
-    /// Why it did not come to a good end.
+    /// Reason why it did not come to a good end.
     fn run(&mut self, plan: &RunPlan, folder: &Path) -> Result<Value, Self::Error>;
 
     /// The newest weights of the run in a folder.
@@ -55,8 +55,8 @@ pub trait Stages {
 /// Runs every stage that has not ended. It may be stopped at any instant, and called again.
 ///
 /// # Errors
-/// What a stage fails with, or if the weights that a stage is to begin with are not those that were left
-/// to it.
+/// Fails if a stage does, or if the weights that a stage begins with differ from those that the stage before
+/// left.
 pub fn drive<S: Stages>(
     chain: &ChainPlan,
     dir: &mut ChainDir,

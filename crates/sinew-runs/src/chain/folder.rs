@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 const ENDED: &str = "chain.json";
 
-/// Why a chain's folder cannot be used.
+/// Reason why a chain's folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ChainError {
     /// It cannot be made, read or written.
@@ -17,7 +17,7 @@ pub enum ChainError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// It holds a chain or a run, and `--resume` was not given, or it is none of this chain.
@@ -27,7 +27,7 @@ pub enum ChainError {
         path: PathBuf,
         /// `chain` or `run`.
         what: &'static str,
-        /// What to do.
+        /// Way out, for the message.
         hint: &'static str,
     },
     /// Another process holds the lock.
@@ -41,7 +41,7 @@ pub enum ChainError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Fault of the file.
         message: String,
     },
     /// A stage that others build on would change.
@@ -54,7 +54,7 @@ pub enum ChainError {
         stage: String,
         /// `begun` or `ended`.
         state: &'static str,
-        /// What changed.
+        /// The part that changed.
         what: String,
         /// Its folder.
         folder: PathBuf,
@@ -88,10 +88,10 @@ pub enum ChainError {
     },
 }
 
-/// What a stage left to the next one.
+/// Result of a stage, for the next one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StageEnd {
-    /// Of the stage.
+    /// Name of the stage.
     pub name: String,
     /// BLAKE3 of its effective recipe, without what only bounds a run.
     pub recipe: String,
@@ -121,7 +121,7 @@ pub struct ChainDir {
 
 impl ChainDir {
     /// Creates the folder for `chain`, or opens it again with `resume`. Stages that have not begun may have
-    /// changed since; the last one that ended may have more steps, if no other has begun, and goes on then.
+    /// changed since; the last one that ended may have more steps, if no other has begun, and continues then.
     ///
     /// # Errors
     /// If it cannot be written, is in use, holds something else, or a stage that ended has changed.
@@ -309,8 +309,8 @@ fn stages_before(path: &Path) -> Vec<String> {
     names.collect()
 }
 
-/// Refuses the folder of a stage that ended: its chain says what becomes of it, and other stages begin with
-/// exactly the weights that it ended with.
+/// Refuses the folder of a stage that ended: its chain decides about it, and other stages begin with exactly
+/// the weights that it ended with.
 ///
 /// # Errors
 /// If `run_dir` is such a folder, or the file of its chain is damaged.
@@ -329,7 +329,7 @@ pub fn check_alone(run_dir: &Path) -> Result<(), ChainError> {
     }
 }
 
-/// What the end of a stage is bound to: its recipe but for steps and wall time. Folders are no part of it.
+/// Hash of the recipe without steps, wall time and folders. The end of a stage is bound to it.
 pub(crate) fn recipe_hash(stage: &StagePlan) -> String {
     stage.plan.hash().unwrap_or_default()
 }
@@ -371,7 +371,7 @@ pub fn last_stage(path: &Path) -> Result<StageEnd, ChainError> {
 /// The folder of a run, or of the last stage that ended of the chain in `path`.
 ///
 /// # Errors
-/// As of [`last_stage`].
+/// Fails as [`last_stage`] does.
 pub fn run_folder(path: &Path) -> Result<PathBuf, ChainError> {
     match holds_chain(path) {
         false => Ok(path.to_owned()),

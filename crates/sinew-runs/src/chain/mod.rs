@@ -1,7 +1,7 @@
 //! Chains of runs: the stages of a recipe one after the other, each from the weights of the last.
 //!
 //! The chain's folder has the folder of a run for each stage, so that everything that reads runs reads them.
-//! What the chain itself keeps is little:
+//! The chain itself keeps little:
 //!
 //! | file | content |
 //! |---|---|
@@ -13,13 +13,13 @@
 //!
 //! # Invariants
 //!
-//! - A stage has ended when `chain.json` says so, and not before: one file that is replaced by a rename. A
-//!   process that dies at any other instant leaves a stage that goes on, or one that has not begun.
+//! - A stage has ended once `chain.json` names it, and not before: one file that is replaced by a rename. A
+//!   process that dies at any other instant leaves a stage that can be resumed, or one that has not begun.
 //! - A stage begins with exactly the weights that the one before ended with: their BLAKE3 is in `chain.json`,
-//!   and is computed again of what the next stage loads.
+//!   and is computed again from the weights that the next stage loads.
 //! - A stage that ended does not change any more once a later one has begun.
 //!
-//! To test: [`Stages`] is the port to what trains; a few lines stand in for it.
+//! Tests implement the port [`Stages`] in a few lines instead of a trainer.
 
 mod drive;
 mod folder;

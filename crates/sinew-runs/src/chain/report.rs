@@ -1,4 +1,4 @@
-//! What a chain shows: a table at its end, and a page over all stages.
+//! Report of a chain: a table at its end, and a page over all stages.
 //!
 //! The page is one file without scripts. It links to the reports of the stages, which lie below it.
 

@@ -21,7 +21,7 @@ pub const LEASE: Duration = Duration::from_secs(300);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for an answer, in addition to that of an execution.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum bytes of an answer that is no file: two outputs in Base64, and what stands around them.
+/// Maximum bytes of an answer that is not a file: two outputs in Base64, and the text around them.
 const MAX_ANSWER: u64 = 256 << 20;
 
 /// The server, and the key for it.
@@ -29,9 +29,9 @@ const MAX_ANSWER: u64 = 256 << 20;
 pub(crate) struct Api {
     /// Its connections, which all sandboxes of a provider share.
     client: Client,
-    /// Without a slash at the end.
+    /// Address without a slash at the end.
     url: Arc<str>,
-    /// Of an owner.
+    /// Token of an owner.
     token: Arc<str>,
     /// Name of the level that is asked for.
     level: &'static str,
@@ -53,7 +53,7 @@ struct Refusal {
     error: Reason,
 }
 
-/// Why a request was refused.
+/// Reason why a request was refused.
 #[derive(Deserialize)]
 struct Reason {
     /// One word, for programs.
@@ -65,17 +65,13 @@ struct Reason {
 /// A result, with its output in Base64.
 #[derive(Deserialize)]
 struct Ran {
-    /// How it ended.
     ending: Ending,
-    /// In Base64.
     stdout: String,
-    /// In Base64.
     stderr: String,
     /// Whether output was cut.
     truncated: bool,
-    /// What it used.
     usage: Usage,
-    /// What was in force on the other host.
+    /// Protections in force on the other host.
     protections: Vec<Protection>,
 }
 
@@ -83,7 +79,7 @@ impl Ran {
     /// The result of the port.
     ///
     /// # Errors
-    /// If the output is no Base64.
+    /// Fails if the output is not Base64.
     fn into_result(self) -> Result<ExecResult, String> {
         Ok(ExecResult {
             ending: self.ending,
@@ -108,7 +104,7 @@ enum Line {
     Error { error: Reason },
 }
 
-/// What a line of a streamed execution says.
+/// Line of a streamed execution.
 pub(crate) enum Streamed {
     /// A piece of output.
     Output(OutputChunk),
@@ -207,8 +203,8 @@ impl Api {
         Ok(body)
     }
 
-    /// Where archives of snapshots go: below `/v1`, with the level and the image of the sandboxes that start
-    /// from them. Levels and images have names of letters, digits, `.`, `-` and `_`.
+    /// Path for archives of snapshots: below `/v1`, with the level and the image of the sandboxes that start
+    /// from them. Names of levels and images consist of letters, digits, `.`, `-` and `_`.
     pub(crate) fn import_path(&self) -> String {
         let image = self.image.as_ref().map(|name| format!("&image={name}"));
         format!(
@@ -288,7 +284,7 @@ impl Api {
             .timeout(request.deadline + ANSWER_TIMEOUT)
     }
 
-    /// The request that tells the server what happens at the terminal of a sandbox.
+    /// The request that reports an event at the terminal of a sandbox to the server.
     pub(crate) fn typed(&self, id: &str, input: TerminalInput) -> RequestBuilder {
         let body = match input {
             TerminalInput::Typed(bytes) => json!({ "typed_base64": STANDARD.encode(bytes) }),

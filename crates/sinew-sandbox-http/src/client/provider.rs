@@ -23,7 +23,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 /// Maximum bytes of an archive that the server takes at once (docs/sandbox-http.md).
 const MAX_UPLOAD: u64 = 64 << 20;
 
-/// Where sandboxes are made.
+/// Server and settings for remote sandboxes.
 #[derive(Clone, Debug)]
 pub struct RemoteConfig {
     /// Address of `sinew serve --sandbox-only`, such as `http://10.0.0.7:8081`.
@@ -45,13 +45,13 @@ pub struct RemoteProvider {
     api: Api,
     /// Name of the level.
     level: &'static str,
-    /// What the server reported when it was connected.
+    /// Protections that the server reported when it was connected.
     protections: Arc<Vec<Protection>>,
     /// Places of sandboxes that can be made.
     places: Arc<Semaphore>,
     /// All places.
     max_live: usize,
-    /// Why the last sandbox could not be made.
+    /// Reason why the last sandbox could not be made.
     broken: Mutex<Option<String>>,
 }
 
@@ -65,10 +65,10 @@ struct Levels {
 }
 
 impl Levels {
-    /// What the server reported of a level.
+    /// Returns the server's offer for a level.
     ///
     /// # Errors
-    /// With what it has, if it has no such level, or no such image.
+    /// Fails with the server's levels or images, if it lacks this one.
     fn offer(self, level: &str, image: Option<&str>) -> Result<LevelOffer, String> {
         if let Some(name) = image
             && !self.images.iter().any(|own| own == name)
@@ -94,7 +94,7 @@ impl Levels {
 struct LevelOffer {
     /// Its name.
     level: String,
-    /// What is in force at it.
+    /// Protections in force at this level.
     protections: Vec<Protection>,
 }
 
@@ -144,7 +144,7 @@ impl RemoteProvider {
     }
 
     /// Makes a sandbox; a server without room or away is asked again. A snapshot may have gone with the
-    /// server, so its forks are tried again for room alone.
+    /// server, so its forks are tried again only for room.
     async fn make(
         &self,
         spec: &SandboxSpec,
@@ -179,10 +179,10 @@ impl RemoteProvider {
     }
 }
 
-/// What the server offers. Blocks.
+/// Reads the levels that the server offers. Blocks.
 ///
 /// # Errors
-/// If it does not answer, refuses the token or is no sandbox server.
+/// Fails if it does not answer, refuses the token or is not a sandbox server.
 fn levels(url: &str, token: &str) -> Result<Levels, String> {
     let client = reqwest::blocking::Client::builder()
         .tls_backend_preconfigured(sinew_http::tls())

@@ -30,7 +30,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// What the server has at this path.
+    /// Handle for the object of the server at this path.
     fn new(api: &Api, path: String) -> Self {
         Self {
             api: api.clone(),
@@ -59,7 +59,7 @@ impl Drop for Held {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
-        // Outside of a runtime, and where the request is lost, the end of the lease destroys it.
+        // If there is no runtime, or the request is lost, the end of the lease destroys it.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let request = self.api.request(Method::DELETE, &self.path);
             runtime.spawn(async move { drop(request.send().await) });
@@ -67,11 +67,11 @@ impl Drop for Held {
     }
 }
 
-/// Where output goes as it comes. A closed channel is ignored.
+/// Receiver of output as it comes. A closed channel is ignored.
 enum Output {
-    /// Of a program with pipes.
+    /// Chunks of a program with pipes.
     Pieces(Sender<OutputChunk>),
-    /// Of a program with a terminal.
+    /// Output of a program with a terminal.
     Terminal(Sender<Vec<u8>>),
 }
 

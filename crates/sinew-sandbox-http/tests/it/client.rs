@@ -181,7 +181,7 @@ async fn sandboxes_of_a_named_image_have_its_variables_and_their_own_snapshots()
         assert_eq!(said(fork.as_mut(), kind).await, "other");
         assert_eq!(said(fork.as_mut(), "print(open('x').read())").await, "1");
     }
-    // What another root made is refused.
+    // Snapshots of another root are refused.
     let here = without.snapshot().await.unwrap();
     let refused = other.fork(&spec, &here).await.err().unwrap().to_string();
     assert!(refused.contains("image"), "{refused}");

@@ -256,7 +256,7 @@ async fn imported_snapshots_count_against_the_quota() {
         statuses.push(server.send(import).await.status);
     }
     assert_eq!(statuses, [201, 429, 201]);
-    // Also with concurrent requests.
+    // Concurrent requests must behave the same.
     let one = || {
         request(
             "POST",

@@ -1,4 +1,4 @@
-//! What of a terminal is refused. Sessions are tested with the client, in `sinew-remote`.
+//! Refused requests of terminals. Sessions are tested with the client, in `sinew-remote`.
 
 use crate::{ANN, BOB, server};
 use serde_json::json;

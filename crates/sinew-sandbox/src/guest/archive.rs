@@ -1,6 +1,6 @@
-//! Work folders as lists of entries, and as archives that depend on the content alone.
+//! Work folders as lists of entries, and as archives that depend only on the content.
 //!
-//! The archive is that of the process level: a tar file, sorted, without owners and times. So a
+//! The archive has the format of the process level: a tar file, sorted, without owners and times. So a
 //! snapshot of one level can be started at another.
 
 use crate::SandboxError;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Maximum number of names in a path, as in [`ReadLimits::work_folder`].
 const MAX_DEPTH: usize = 65;
 
-/// What an entry is.
+/// Kind of an entry, with its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryKind {
     /// A regular file and its content.
@@ -28,11 +28,10 @@ pub enum EntryKind {
 /// One entry of a work folder; folders come before what they hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Below the work folder, in plain parts.
+    /// Path below the work folder, in plain parts.
     pub path: PathBuf,
     /// Rights, nine bits.
     pub mode: u32,
-    /// What it is.
     pub kind: EntryKind,
 }
 
@@ -63,8 +62,8 @@ pub fn pack<W: Write>(entries: &[Entry], out: W, max_bytes: u64) -> Result<W, St
 /// The entries of an archive with at most `max_bytes` of content.
 ///
 /// # Errors
-/// If an entry is not a plain file, folder or link in a folder that is one, or if it is too large.
-/// Holes count as what they read as, further names of a file as files of their own.
+/// Fails if an entry is not a plain file, folder or link in a folder that is one, or if it is too large.
+/// Holes count as the zeros that they read as, further names of a file as separate files.
 pub fn unpack(archive: impl Read, max_bytes: u64) -> Result<Vec<Entry>, String> {
     let mut entries = Vec::<Entry>::new();
     let mut links = std::collections::HashSet::new();
@@ -109,10 +108,10 @@ pub fn unpack(archive: impl Read, max_bytes: u64) -> Result<Vec<Entry>, String> 
     Ok(entries)
 }
 
-/// As [`pack`], into a file without a name, on a thread that may wait.
+/// Same as [`pack`], into a file without a name, on a thread that may wait.
 ///
 /// # Errors
-/// As of [`pack`].
+/// Fails as [`pack`] does.
 pub async fn export(entries: Arc<Vec<Entry>>, max_bytes: u64) -> Result<File, SandboxError> {
     let work = move || {
         let file = spool(&[]).map_err(|e| e.to_string())?;
@@ -123,10 +122,10 @@ pub async fn export(entries: Arc<Vec<Entry>>, max_bytes: u64) -> Result<File, Sa
     apart("export", work).await
 }
 
-/// As [`unpack`], from where a file stands, on a thread that may wait.
+/// Same as [`unpack`], from the current position of a file, on a thread that may wait.
 ///
 /// # Errors
-/// As of [`unpack`].
+/// Fails as [`unpack`] does.
 pub async fn import(archive: File, max_bytes: u64) -> Result<Vec<Entry>, SandboxError> {
     apart("import", move || unpack(BufReader::new(archive), max_bytes)).await
 }
@@ -237,7 +236,7 @@ mod tests {
         header.set_size(0);
         header.set_mode(0o644);
         builder.append_link(&mut header, "l", "x").unwrap();
-        // As a folder name each of its half million parts would be looked up among the links.
+        // A lookup of every part of this folder name among the links would need half a million steps.
         let name = "a/".repeat(1 << 19);
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(tar::EntryType::Regular);

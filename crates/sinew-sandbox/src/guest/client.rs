@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
 
-/// How long a killed program, or a request about files, may take.
+/// Maximum time for the end of a killed program, and for a request about files.
 const GRACE: Duration = Duration::from_secs(10);
-/// How long the files of a work folder may take.
+/// Maximum time for reading or writing the files of a work folder.
 const FILES: Duration = Duration::from_secs(60);
 /// Entries of a work folder, at most.
 const MAX_ENTRIES: usize = 65_536;
@@ -26,17 +26,17 @@ const MAX_ENTRIES: usize = 65_536;
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// What an agent says first.
+/// First message of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Version of landlock in its kernel; 0 without.
     pub landlock_abi: u64,
 }
 
-/// What an agent is told before the first program.
+/// Settings that an agent gets before the first program.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// What programs may use.
+    /// Limits of programs.
     pub limits: Limits,
     /// User that programs run as and whose files they make.
     pub uid: u32,
@@ -54,12 +54,12 @@ pub struct Setup {
     pub env: Vec<(String, String)>,
 }
 
-/// How the agent saw a program end.
+/// End of a program, as the agent saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// Exit code, or signal.
     pub exit: Result<i32, i32>,
-    /// Why the agent ended it, if it did.
+    /// Reason why the agent ended it, if it did.
     pub cut: Option<Ending>,
     /// Whether output was cut.
     pub truncated: bool,
@@ -80,8 +80,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// What it means, given what was counted outside: kills for want of memory, and processes
-    /// that were refused.
+    /// Combines it with the counts from outside (kills for want of memory, refused processes) into an ending.
     pub fn ending(&self, oom_kills: u64, refusals: u64, cpu_limit_s: f64) -> Ending {
         if let Some(cut) = self.cut {
             return cut;
@@ -101,7 +100,7 @@ impl Ended {
         }
     }
 
-    /// What it used, if nothing outside counted its memory.
+    /// Resources that it used, if nothing outside counted its memory.
     pub fn usage(&self, began: Instant) -> Usage {
         Usage {
             cpu_s: self.cpu_us as f64 * 1e-6,
@@ -116,10 +115,10 @@ impl Ended {
     }
 }
 
-/// How a program ended, and what it wrote.
+/// End and output of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// How it ended.
+    /// End of the program.
     pub ended: Ended,
     /// Standard output, within the bound.
     pub stdout: Vec<u8>,
@@ -127,7 +126,7 @@ pub struct Outcome {
     pub stderr: Vec<u8>,
 }
 
-/// What an agent counts.
+/// Counts of an agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// Bytes of files.
@@ -138,7 +137,7 @@ pub struct Count {
     pub processes: u64,
 }
 
-/// What the connection is in the middle of.
+/// State of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Idle,
@@ -150,7 +149,7 @@ enum State {
     Broken,
 }
 
-/// Frames from the agent. What was read stays when a caller gives up.
+/// Frames from the agent. Bytes already read stay when a caller gives up.
 struct Frames {
     half: ReadHalf<Box<dyn Stream>>,
     had: Vec<u8>,
@@ -322,7 +321,7 @@ impl Guest {
         })
     }
 
-    /// The agent of a machine that was restored: it said its first frame, `hello`, before.
+    /// The agent of a machine that was restored: it sent its first frame, `hello`, earlier.
     pub fn restored(stream: Box<dyn Stream>, level: &'static str, hello: Hello) -> Self {
         let (half, write) = tokio::io::split(stream);
         let had = Vec::new();
@@ -335,7 +334,7 @@ impl Guest {
         }
     }
 
-    /// What the agent said first.
+    /// First message of the agent.
     pub fn hello(&self) -> Hello {
         self.hello
     }
@@ -385,7 +384,7 @@ impl Guest {
         done
     }
 
-    /// Only a failure that the agent told of leaves the connection usable.
+    /// Only a failure that the agent reported leaves the connection usable.
     fn settle<T>(&mut self, done: &Made<T>) {
         if matches!(done, Ok(_) | Err(SandboxError::Io { .. })) {
             self.state = State::Idle;
@@ -585,7 +584,7 @@ impl Guest {
     /// Puts entries below the work folder.
     ///
     /// # Errors
-    /// As [`Guest::write_file`].
+    /// Fails as [`Guest::write_file`] does.
     pub async fn restore(&mut self, entries: &[Entry]) -> Made<()> {
         let list: Vec<_> = entries
             .iter()
@@ -627,8 +626,8 @@ impl Guest {
         }
     }
 
-    /// After a machine was restored from a copy of its memory: the time (nanoseconds since
-    /// 1970), fresh random bytes, a name of its own.
+    /// Prepares a machine that was restored from a copy of its memory: sets its time (nanoseconds since
+    /// 1970), fresh random bytes, and its name.
     ///
     /// # Errors
     /// If the agent cannot set them.

@@ -1,11 +1,10 @@
 //! The agent that is the first process of a container or a virtual machine, and its client.
 //!
-//! [`AGENT`] is one static program (`sinew-jail`); it runs programs inside the walls of
-//! the process level, kills everything that they leave, and keeps files below `/work`. [`Guest`]
-//! drives it over any stream. Invariants: the guest is hostile: lengths are bounded, a frame that
-//! does not belong is refused, one that never ends is cut by a deadline, and after either the
-//! connection is not used again; how a program ended is what the agent saw of the kernel, not
-//! what the program wrote.
+//! [`AGENT`] is one static program (`sinew-jail`). It runs programs inside the walls of the process level,
+//! kills everything that they leave, and keeps files below `/work`. [`Guest`] drives it over any stream.
+//! Invariants: the guest is hostile. Lengths are bounded, a frame that does not belong is refused, one that
+//! never ends is cut by a deadline, and after either the connection is not used again. The end of a program
+//! is the one that the agent got from the kernel, not one that the program wrote.
 
 mod archive;
 mod client;

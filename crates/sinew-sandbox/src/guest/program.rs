@@ -37,7 +37,7 @@ pub fn checked(program: &Program) -> Result<(bool, Vec<String>), SandboxError> {
     Ok((python, args))
 }
 
-/// Why a program could not be put in place of the agent's child, and what to do.
+/// Reason why a program could not be put in place of the agent's child, and what to do.
 pub(crate) fn not_there(program: &Program, errno: i32, why: &str) -> SandboxError {
     const ENOENT: i32 = 2;
     const EACCES: i32 = 13;

@@ -1,8 +1,8 @@
-//! The host's end of a spawner: requests go out, a thread hands replies to those that wait.
-//! What starts the next one when it dies is in `supervisor.rs`.
+//! The host's end of a spawner: requests go out, and a thread hands replies to the waiting callers.
+//! `supervisor.rs` starts the next spawner when one dies.
 //!
 //! Every request has a number, by which its answer is found: answers come in any order. When the socket
-//! closes, all that wait get [`SandboxError::Died`], and every later request does at once.
+//! closes, all waiting callers get [`SandboxError::Died`], and every later request fails with it at once.
 
 use crate::port::{Protection, SandboxError};
 use nix::sys::socket::{AddressFamily, Shutdown, SockFlag, SockType, shutdown, socketpair};
@@ -18,15 +18,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// How long the spawner may take to get ready.
+/// Maximum time until the spawner is ready.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What a request brings back.
+/// Result of a request.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     pub(super) file: Option<OwnedFd>,
     pub(super) stats: Option<SpawnerStats>,
-    /// What a new snapshot keeps.
+    /// Stores that a new snapshot keeps.
     pub(super) held: Vec<(u64, u64)>,
 }
 
@@ -34,11 +34,11 @@ type Waiter = oneshot::Sender<Result<Answer, String>>;
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Why nothing can be asked any more.
+    /// Reason why nothing can be asked any more.
     dead: Option<String>,
-    /// Of requests that are done once, by their numbers.
+    /// Waiting requests with one reply each, by their numbers.
     answers: HashMap<u64, Waiter>,
-    /// Of executions, by their numbers.
+    /// Waiting executions, by their numbers.
     ends: HashMap<u64, oneshot::Sender<End>>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Client {
     socket: OwnedFd,
     waiting: Mutex<Waiting>,
     next: AtomicU64,
-    /// How many ran before it.
+    /// Number of spawners that ran earlier.
     epoch: u64,
     pub(super) protections: Arc<Vec<Protection>>,
     pub(super) degradations: Vec<String>,
@@ -76,8 +76,8 @@ pub(super) fn gone() -> SandboxError {
 }
 
 impl Client {
-    /// Starts a spawner and asks it what this host enforces. [`Client::read_replies`] is to be
-    /// called in a thread of its own, with the process.
+    /// Starts a spawner and asks it what this host enforces. [`Client::read_replies`] is to be called in a
+    /// separate thread, with the process.
     pub(super) fn start(
         program: &Path,
         config: &Config,

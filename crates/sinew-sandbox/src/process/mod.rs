@@ -1,4 +1,4 @@
-//! The process level: hostile code in namespaces of its own, built by a spawner (`sinew-jail`).
+//! The process level: hostile code in separate namespaces, built by a spawner (`sinew-jail`).
 //!
 //! | part | what it does |
 //! |---|---|
@@ -30,7 +30,7 @@ pub fn seccomp_filter(tcp: bool) -> Result<Vec<u8>, sinew_jail::Error> {
 /// Moves this thread into a network namespace and turns its loopback interface on.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// Fails if the kernel refuses it.
 pub fn enter_network(namespace: &std::fs::File) -> std::io::Result<()> {
     nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET)?;
     sinew_jail::spawner::loopback_up()

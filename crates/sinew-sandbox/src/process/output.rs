@@ -1,4 +1,5 @@
-//! What a program reads and writes: fed, captured up to a bound, passed on as it comes.
+//! Input and output of a program: input is written, output is captured up to a bound and passed on as it
+//! comes.
 //!
 //! Bytes beyond the limit are read and dropped, so that a program that writes too much is seen as that
 //! and not as one that hangs. A reader that is slow holds the program back until its deadline, never
@@ -16,13 +17,13 @@ use tokio::sync::{Notify, mpsc, watch};
 
 /// Bytes that one read of a program's output takes at most.
 const CHUNK: usize = 8 << 10;
-/// How long a reader may take for a piece of output when the program has ended.
+/// Maximum wait for a reader to take a piece of output after the program has ended.
 const READER_GRACE: Duration = Duration::from_secs(3);
 
-/// What a program wrote to one stream.
+/// Output of a program on one stream.
 #[derive(Default)]
 pub(super) struct Captured {
-    /// At most the limit of the execution.
+    /// Captured bytes, at most the limit of the execution.
     pub(super) kept: Vec<u8>,
     pub(super) truncated: bool,
     /// Bytes that were read, those that were dropped included.
@@ -40,7 +41,7 @@ impl Captured {
     }
 }
 
-/// What a program left in a pipe that has no writer any more.
+/// Reads the rest of a pipe that has no writer any more.
 pub(super) async fn drain(
     pipe: OwnedFd,
     max: usize,
@@ -65,7 +66,7 @@ pub(super) async fn drain(
     Ok(captured)
 }
 
-/// What the two captures of an execution share.
+/// Parts shared by the two captures of an execution.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds<'a> {
     pub(super) max: usize,
@@ -92,7 +93,7 @@ impl Delivery {
         }
     }
 
-    /// Of a program that goes on: it waits for the reader, until it ends or is to end.
+    /// Passes on bytes of a running program: it waits for the reader, until the program ends or is to end.
     async fn add(&mut self, bytes: &[u8], bounds: Bounds<'_>) {
         let Some(sender) = self.output.clone() else {
             return;
@@ -115,13 +116,13 @@ impl Delivery {
         }
     }
 
-    /// Of a program that has ended: a reader that takes nothing for a while gets no more.
+    /// Passes on bytes of a program that has ended: a reader that takes nothing for a while gets no more.
     async fn late(&mut self, bytes: &[u8]) {
         let bytes = self.characters.add(bytes);
         self.send_late(bytes).await;
     }
 
-    /// What is left of a character that never became whole.
+    /// Passes on the bytes of a character that never became whole.
     async fn rest(&mut self) {
         let bytes = self.characters.rest();
         self.send_late(bytes).await;
@@ -151,10 +152,10 @@ pub(super) async fn capture(
     let mut chunk = vec![0; CHUNK];
     let mut over = bounds.over.clone();
     let mut ended = false;
-    // After the bound the pipe is still drained: a full pipe would look like a hung program.
+    // The pipe is drained beyond the bound, too: a full pipe would look like a hung program.
     loop {
         let n = if ended {
-            // What is there already; the runtime may not have noticed it.
+            // This reads bytes that are there already; the runtime may not have noticed them.
             nix::unistd::read(&pipe, &mut chunk).unwrap_or(0)
         } else {
             tokio::select! {
@@ -171,7 +172,8 @@ pub(super) async fn capture(
         }
         let cut = captured.truncated;
         let room = captured.add(&chunk[..n], bounds.max);
-        // Before it is passed on: a slow reader does not keep a program that writes too much.
+        // The notice comes before the bytes are passed on, so that a slow reader does not keep alive a
+        // program that writes too much.
         if captured.truncated && !cut {
             bounds.overflow.notify_one();
         }

@@ -18,20 +18,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Archives that are read and written at once, each by a process of its own.
+/// Archives that are read and written at once, each by a separate process.
 const MAX_TRANSFERS: usize = 16;
 
-/// How a provider runs.
+/// Settings of a provider.
 #[derive(Clone, Debug)]
 pub struct ProcessConfig {
     /// Program that becomes the spawner, instead of [`JAIL`](crate::JAIL).
     pub spawner: Option<PathBuf>,
     /// Maximum number of live sandboxes; a request for more waits.
     pub max_live: usize,
-    /// How long [`SandboxProvider::acquire`] waits.
+    /// Maximum wait in [`SandboxProvider::acquire`].
     pub acquire_timeout: Duration,
-    /// The Python that runs [`Program::Python`](crate::Program::Python); its real path and
-    /// prefix are shown inside. With an image, the image's own is used.
+    /// The Python that runs [`Program::Python`](crate::Program::Python); its real path and prefix are shown
+    /// inside. A sandbox with an image uses the Python of the image.
     pub python: PathBuf,
     /// Folders of the host to show inside, read-only: where they are, and where they stand
     /// inside (absolute, not below `/work` or `/tmp`).
@@ -71,7 +71,7 @@ impl ProcessConfig {
         }
     }
 
-    /// What the spawner is started with, the interpreter as it is called inside.
+    /// Returns the settings for the start of the spawner, with the path of the interpreter inside.
     fn spawner_config(&self) -> Result<Config, SandboxError> {
         let mut config = Config {
             binds: Vec::new(),
@@ -114,7 +114,7 @@ impl ProcessConfig {
 pub struct ProcessProvider {
     spawner: Supervisor,
     live: Arc<Semaphore>,
-    /// For archives that are read or written.
+    /// Permits for archives that are read or written.
     turns: Semaphore,
     config: ProcessConfig,
 }

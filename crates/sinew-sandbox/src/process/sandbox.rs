@@ -1,6 +1,6 @@
 //! One sandbox of the process level, as the host sees it.
 //!
-//! One execution at a time: methods take `&mut self`. A future that is dropped kills what runs; the
+//! One execution runs at a time: methods take `&mut self`. A future that is dropped kills its execution; the
 //! sandbox is usable again when that is gone, and a request before that is refused.
 
 use super::client::{Answer, Client, gone, io_error, unavailable};
@@ -21,14 +21,14 @@ use std::time::{Duration, Instant};
 use tokio::net::unix::pipe;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, watch};
 
-/// How long a killed sandbox may take to be gone.
+/// Maximum time until a killed sandbox is gone.
 const KILL_GRACE: Duration = Duration::from_secs(10);
 /// Largest program: one argument of execve may have 128 KiB.
 const MAX_PROGRAM_BYTES: usize = 96 << 10;
 /// Memory that can be missing for one allocation of the kernel's.
 const FULL_BYTES: u64 = 1 << 20;
-/// How long a program without input may take before anybody looks at its output: most have ended
-/// by then, and what they wrote is read once.
+/// Time after the start of a program without input before its output is read. Most programs have ended by
+/// then, and their output is read once.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 /// Bytes of an environment: with the longest program it fits a packet.
 const MAX_ENV_BYTES: usize = 32 << 10;
@@ -92,8 +92,8 @@ struct Pipes {
 fn pipes(fed: bool) -> std::io::Result<Pipes> {
     let (stdout_r, stdout_w) = std::io::pipe()?;
     let (stderr_r, stderr_w) = std::io::pipe()?;
-    // What gets no input gets a file of its own all the same: of one that is shared, programs of
-    // others could see the flags.
+    // A program without input gets a separate pipe, too: the flags of a shared file would be visible to
+    // programs of others.
     let (stdin_r, w) = std::io::pipe()?;
     let stdin = match fed {
         true => Some(pipe::Sender::from_owned_fd(w.into())?),
@@ -283,7 +283,7 @@ impl ProcessSandbox {
             let _ = no_more.send(true);
             Ok((Some(cut), end))
         };
-        // A program can close its output and go on: its end is waited for, too.
+        // A program can close its output and continue: its end is waited for, too.
         let ((stdout, stderr, ()), (cut, end)) = tokio::try_join!(work, ending)?;
         let failed = |e| io_error("read output", e);
         Ok((cut, stdout.map_err(failed)?, stderr.map_err(failed)?, end))
@@ -364,7 +364,7 @@ impl ProcessSandbox {
         matches!(end.exit, Exit::SetUp(_, libc::ENOMEM)) && used >= self.spec.limits.memory_bytes
     }
 
-    /// How it ended by what the kernel reported, and why it could not begin, if it did not.
+    /// Builds the result from the kernel's report, with the reason if the program could not begin.
     fn result(
         &self,
         started: Instant,
@@ -415,9 +415,9 @@ impl ProcessSandbox {
     }
 }
 
-/// What the kernel said of the main process and counted in its groups. Nothing in it is in the
-/// program's hands: its output is not looked at, and the filter keeps it from sending the
-/// signals that mean something here.
+/// Derives the ending from the kernel's report on the main process and from the counts of its groups. The
+/// program controls none of these: its output is not read here, and the filter keeps it from sending the
+/// signals that have a meaning here.
 fn ending(end: &End, cpu_limit_s: f64) -> Ending {
     let failed = end.exit != Exit::Code(0);
     if end.events.oom_kills > 0 && failed {

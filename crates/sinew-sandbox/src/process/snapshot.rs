@@ -34,8 +34,7 @@ impl Drop for Kept {
     }
 }
 
-/// A snapshot that is about to be made under a number of its own. A caller that stops waiting drops
-/// it.
+/// A snapshot that is about to be made under a separate number. A caller that stops waiting drops it.
 pub(super) async fn kept(
     client: &Arc<Client>,
     request: impl FnOnce(u64) -> Request,

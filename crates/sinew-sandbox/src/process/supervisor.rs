@@ -1,5 +1,5 @@
-//! Keeps a spawner running: one that died is started again, at most a few times in a while, so
-//! that what kills each one does not take the host's time for ever.
+//! Keeps a spawner running: a dead one is started again, at most a few times in a while, so that a fault that
+//! kills each one does not take the host's time for ever.
 //!
 //! A thread waits for the end of each spawner. Sandboxes and snapshots of one that died are lost;
 //! callers that want a new sandbox wait for the next spawner, or get the reason why there is none.
@@ -20,7 +20,7 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Pause before the start after one that failed.
 const FAILED_PAUSE: Duration = Duration::from_secs(1);
 
-/// What there is.
+/// State of the spawner.
 #[derive(Clone, Debug)]
 enum State {
     Running(Arc<Client>),

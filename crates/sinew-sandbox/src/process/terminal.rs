@@ -1,9 +1,9 @@
 //! Terminals of programs: a pseudo terminal of the host, whose other end goes into the sandbox.
 //!
-//! The host keeps the end that shows what is written (the master). Code inside has the other one as its three
-//! standard files and as the terminal of its session. It cannot type into it: the filter knows neither
-//! TIOCSTI nor TIOCLINUX, and none of the requests that change what a terminal is (TIOCSETD, TIOCCONS). It is
-//! no terminal of the user: what that shows is copied from here.
+//! The host keeps the end that shows what is written (the master). Code inside has the other end as its three
+//! standard files and as the terminal of its session. It cannot type into it: the filter allows neither
+//! TIOCSTI nor TIOCLINUX, and none of the requests that change the kind of a terminal (TIOCSETD, TIOCCONS).
+//! It is not a terminal of the user: the bytes that the user's terminal shows are copied from here.
 
 use crate::port::{Terminal, TerminalInput, TerminalSize};
 use rustix::io::Errno;
@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 /// Bytes that one read takes at most.
 const CHUNK: usize = 8 << 10;
-/// How long a reader may take for a piece of output when the program has ended.
+/// Maximum wait for a reader to take a piece of output after the program has ended.
 const READER_GRACE: Duration = Duration::from_secs(3);
 /// Bytes that are still read when the program has ended: more than a terminal holds.
 const REST: usize = 1 << 20;
@@ -86,15 +86,15 @@ impl Master {
         Ok(())
     }
 
-    /// Carries bytes both ways until the user's side hangs up. What was read is handed on when this is
-    /// dropped, too.
+    /// Carries bytes both ways until the user's side hangs up. Bytes already read are passed on even if this
+    /// future is dropped.
     pub(super) async fn carry(&self, terminal: &mut Terminal) {
         let Terminal { input, output, .. } = terminal;
         let typed = async {
             while let Some(event) = input.recv().await {
                 match event {
                     TerminalInput::Resized(size) => self.resize(size),
-                    // Nothing reads it any more; the end of the program tells.
+                    // Nothing reads it any more; the end of the program shows it.
                     TerminalInput::Typed(bytes) => drop(self.write(&bytes).await),
                 }
             }

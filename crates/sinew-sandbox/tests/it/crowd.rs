@@ -15,7 +15,7 @@ use std::time::Duration;
 /// A pipe of one page holds 170 notices, and each sandbox makes two.
 const SANDBOXES: usize = 260;
 const PROGRAMS: usize = 120;
-/// Who waits longer waits for ever.
+/// Time after which a wait counts as endless.
 const STUCK: Duration = Duration::from_secs(30);
 
 /// A file of another process.
@@ -70,7 +70,7 @@ fn watch(spawner: i32) -> mpsc::SyncSender<()> {
 }
 
 async fn leave(sandbox: &mut Box<dyn Sandbox>) {
-    // A plain exit: the kernel tells the spawner, of all of them at once.
+    // A plain exit: the kernel reports all of them to the spawner at once.
     let code = "import os, time; time.sleep(0.5); os.write(1, b'x'); os._exit(0)";
     let request = ExecRequest {
         program: Program::Python(code.into()),

@@ -1,4 +1,4 @@
-//! How Python programs end: told exactly, with all that they wrote, and nothing goes on.
+//! Ends of Python programs: reported exactly, with their whole output, and no process survives.
 
 use crate::{OK, children, exec, groups, provider, python, small, spawner_pid, text, with};
 use sinew_sandbox::{Ending, Limits, Program, SandboxProvider, SandboxSpec};

@@ -1,5 +1,5 @@
-//! Files of sandboxes: snapshots, forks and archives hold the same, cost what they hold, and keep nobody
-//! else waiting.
+//! Files of sandboxes: snapshots, forks and archives have the same content, cost no more than it, and keep
+//! nobody else waiting.
 
 use crate::{OK, exec, provider, python, small, text, with};
 use proptest::prelude::*;
@@ -11,7 +11,8 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 
-/// As ordinary users run it, too: `sandboxes_run_for_users_who_are_not_root` does.
+/// Provider for any user: `sandboxes_run_for_users_who_are_not_root` runs these tests as an ordinary user,
+/// too.
 fn for_anybody(attached: bool) -> ProcessProvider {
     with(|config| config.attached_mounts = attached)
 }
@@ -108,8 +109,7 @@ async fn look_at_fork(provider: &dyn SandboxProvider, spec: &SandboxSpec, of: &S
     seen
 }
 
-/// What a sandbox shows after each of its turns, its fork and what was imported from its archive show,
-/// too.
+/// Checks that after each turn a sandbox, its fork and the import of its archive show the same files.
 async fn chained(provider: &dyn SandboxProvider, turns: Vec<Vec<String>>) {
     let mut spec = small();
     spec.limits.output_bytes = 64 << 10;
@@ -125,7 +125,7 @@ async fn chained(provider: &dyn SandboxProvider, turns: Vec<Vec<String>>) {
         assert_eq!(look_at_fork(provider, &spec, &back).await, seen);
         assert_eq!(provider.export(&back).await.unwrap(), archive);
         if n % 2 == 1 {
-            // The chain goes on in a fork.
+            // The chain continues in a fork.
             let fork = provider.fork(&spec, &snapshot).await.unwrap();
             std::mem::replace(&mut sandbox, fork)
                 .destroy()
@@ -209,7 +209,7 @@ async fn an_import_under_way_keeps_nobody_waiting() {
     let provider = provider();
     let (reader, mut writer) = std::io::pipe().unwrap();
     let archive = archive_of((0..3).map(|i| format!("f{i}")));
-    // It cannot go on before the rest comes.
+    // It cannot continue before the rest comes.
     writer.write_all(&archive[..700]).unwrap();
     let importing = provider.import_file(File::from(OwnedFd::from(reader)), 1 << 20);
     let others = async {

@@ -1,4 +1,4 @@
-//! The client against agents that were taken over, and the agent in a namespace of its own.
+//! The client against agents that were taken over, and the agent in a separate namespace.
 
 use sinew_sandbox::guest::{AGENT, Guest, Setup, Stream};
 use sinew_sandbox::{ExecRequest, Limits, Program, SandboxError};
@@ -25,7 +25,7 @@ fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
-/// A client whose agent says hello, and the agent's end of the connection.
+/// A client whose agent sends its first message, and the agent's end of the connection.
 async fn pair() -> (Guest, DuplexStream) {
     let (ours, mut theirs) = tokio::io::duplex(1 << 20);
     theirs
@@ -45,7 +45,7 @@ fn request(deadline_ms: u64) -> ExecRequest {
     }
 }
 
-/// What comes of an execution whose agent answers with `bytes`.
+/// Result of an execution whose agent answers with `bytes`.
 async fn answered(bytes: &[u8]) -> String {
     let (mut guest, mut theirs) = pair().await;
     theirs.write_all(bytes).await.unwrap();
@@ -160,7 +160,7 @@ fn the_agent_refuses_to_be_anything_but_the_first_process() {
     let run = |command: &mut Command| command.stdin(Stdio::null()).output().unwrap();
     let alone = run(Command::new(&path).args(["connect", "/no/such/socket"]));
     assert_eq!(alone.status.code(), Some(64));
-    // As one it ends when it cannot connect.
+    // The agent, when it is the first process, ends if it cannot connect.
     let first = run(Command::new("unshare")
         .args(["--pid", "--fork"])
         .arg(&path)

@@ -1,4 +1,4 @@
-//! The process level for real: what code inside can do, and above all what it cannot.
+//! The process level for real: the abilities of code inside, and above all its limits.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[expect(unsafe_code, reason = "it takes a descriptor of another process")]
@@ -59,7 +59,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs code in a sandbox of its own and returns how it ended and what it printed.
+/// Runs code in a separate sandbox and returns how it ended and what it printed.
 async fn once(code: &str) -> (Ending, String, String) {
     let provider = provider();
     let mut sandbox = provider.acquire(&small()).await.unwrap();

@@ -1,4 +1,4 @@
-//! What the port offers beside plain executions: streams, snapshots, loopback, pools.
+//! Operations of the port in addition to plain executions: streams, snapshots, loopback, pools.
 
 use crate::{
     OK, children, exec, no_groups_soon, provider, python, small, spawner_pid, steady, text, with,
@@ -163,7 +163,7 @@ async fn snapshots_work(provider: &dyn SandboxProvider) {
 #[tokio::test]
 async fn snapshots_fork_reset_and_travel() {
     snapshots_work(&provider()).await;
-    // As older kernels need it.
+    // Older kernels need this setting.
     snapshots_work(&with(|config| config.attached_mounts = true)).await;
 }
 
@@ -231,8 +231,8 @@ async fn a_thousand_sandboxes_leave_nothing() {
     };
     let mounts = || std::fs::read_to_string(format!("/proc/{spawner}/mounts")).unwrap();
     let spaces = || {
-        // Of this server's processes alone: other tests have sandboxes of their own. What is
-        // left without a parent falls to the spawner, which is first in its namespace.
+        // Only processes of this server count, because other tests have their sandboxes. Orphans fall to the
+        // spawner, which is first in its namespace.
         let mut found = std::collections::BTreeSet::new();
         let mut open = vec![spawner];
         while let Some(pid) = open.pop() {
@@ -280,7 +280,7 @@ async fn a_dead_zygote_is_replaced() {
         .args(["-9", &zygote])
         .status()
         .unwrap();
-    // What it is asked while it dies is lost with it, and told.
+    // Requests to the zygote while it dies are lost and reported.
     let proc = std::path::PathBuf::from(format!("/proc/{zygote}"));
     for _ in 0..1000 {
         if !proc.exists() {
@@ -442,7 +442,7 @@ fn pools_with_impossible_sizes_are_refused() {
     }
 }
 
-/// A root of its own: a shell, its loader and its library, and nothing else.
+/// A separate root: a shell, its loader and its library, and nothing else.
 #[tokio::test]
 async fn an_image_is_the_root() {
     let image = std::env::temp_dir().join(format!("sinew-image-{}", std::process::id()));
@@ -525,7 +525,7 @@ async fn overlays_are_bounded_as_plain_folders_are() {
     first.destroy().await.unwrap();
 }
 
-/// Also what `sandboxes_run_for_users_who_are_not_root` starts.
+/// The test `sandboxes_run_for_users_who_are_not_root` starts this one as another user, too.
 #[tokio::test]
 async fn a_sandbox_isolates_for_whoever_runs_it() {
     let provider = provider();
@@ -612,7 +612,7 @@ async fn a_fork_bomb_takes_its_own_processes(provider: &ProcessProvider) {
 
 #[test]
 fn sandboxes_run_for_users_who_are_not_root() {
-    // Where other users can read it.
+    // The program must lie in a folder that other users can read.
     let folder = std::env::temp_dir().join(format!("sinew-as-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::copy(std::env::current_exe().unwrap(), folder.join("test")).unwrap();

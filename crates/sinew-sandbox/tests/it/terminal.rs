@@ -129,7 +129,7 @@ async fn a_program_reads_keys_sizes_and_interrupts() {
         (result.ending, result.stdout.len()),
         (Ending::Exited { code: 9 }, 0)
     );
-    // Without a terminal the next program has none.
+    // The next program is started without a terminal and has none.
     let next = sandbox
         .exec(python("import os\nprint(os.isatty(0), os.isatty(1))"))
         .await
@@ -207,7 +207,7 @@ async fn a_session_ends_with_its_time_and_with_its_user() {
         assert!((1000..4 << 20).contains(&bytes), "{bytes}");
     });
     assert_eq!(result.await.unwrap().ending, Ending::Timeout);
-    // What is shown last comes, too, and what cannot be is refused.
+    // The last output arrives, too, and impossible requests are refused.
     let last = argv(&["/bin/sh", "-c", "seq 1 2000; echo last"], 60_000);
     let result = with_user(sandbox.as_mut(), last, async |mut user| {
         user.sees("last").await;

@@ -1,5 +1,5 @@
-//! What is watched while programs run: the spawner and the zygote, CPU time of all processes
-//! together, readers of output; and what a program does to the place of the next one.
+//! Supervision of running programs: the spawner and the zygote, CPU time of all processes together, readers
+//! of output. It also covers effects of a program on the place of the next one.
 
 use crate::{OK, children, exec, groups, provider, python, small, spawner_pid, steady, text, with};
 use sinew_sandbox::{
@@ -25,8 +25,8 @@ fn command_line(pid: u32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default()
 }
 
-/// The interpreter that the forks come from: it alone has its program as an argument and no
-/// thread of a sandbox.
+/// The interpreter that the forks come from: only it has its program as an argument and no thread of a
+/// sandbox.
 fn zygote() -> u32 {
     let all = children(inner());
     let zygote = |pid: &u32| command_line(*pid).contains("'<zygote>'") && !in_a_sandbox(*pid);
@@ -147,7 +147,7 @@ async fn a_spawner_that_cannot_be_started_again_is_reported_and_tried_again() {
 
 #[tokio::test]
 async fn a_stopped_or_killed_zygote_is_replaced_and_its_program_runs() {
-    // Without interpreters that wait, each program asks the zygote.
+    // Every program asks the zygote if no interpreters wait.
     let provider = with(|config| config.warm_python = false);
     let mut sandbox = provider.acquire(&small()).await.unwrap();
     let run = |n: u32| Program::Python(format!("print({n})"));

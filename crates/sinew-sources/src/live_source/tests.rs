@@ -16,7 +16,7 @@ use sinew_types::{
     Trace, VersionSpan,
 };
 
-/// Weights that a source asks for their version alone.
+/// Weights that a source asks only for their version.
 struct First;
 
 impl Learner for First {
@@ -99,7 +99,7 @@ fn late() -> Late {
     }
 }
 
-/// A rollout of two sampled tokens, alone in its round of a group whose name comes again.
+/// A rollout of two sampled tokens, the only one in its round of a group whose name comes again.
 fn rollout(episode: &str) -> Trace {
     let draw = Draw {
         episode: EpisodeId::new(episode),

@@ -15,7 +15,7 @@ fn memory() -> Arc<dyn Queue> {
     filled(Arc::new(MemoryQueue::in_memory(QueueLimits::default())))
 }
 
-/// With one group of two rows.
+/// Puts one group of two rows into `queue`.
 fn filled(queue: Arc<dyn Queue>) -> Arc<dyn Queue> {
     let row = |key: &str| NewRow {
         group: "g".into(),
@@ -67,7 +67,7 @@ fn leases_end(queue: &Arc<dyn Queue>) {
     queue.sweep(usize::MAX, now_ms() + LATER_MS).unwrap();
 }
 
-/// A session that is killed between the commit and the ack, and the one that goes on.
+/// A session that is killed between the commit and the ack, and the one that continues.
 fn goes_on(open: impl Fn() -> Arc<dyn Queue>) {
     let dir = tempfile::tempdir().unwrap();
     let queue = open();
@@ -112,7 +112,7 @@ fn rows_that_nothing_took_after_their_lease_are_leased_anew() {
     let (taken, gone) = source.hold(1, LEASE).unwrap();
     assert_eq!((gone, taken.leases.len()), (0, 1));
     assert_ne!(taken.leases[0].0, first.0);
-    // What was leased anew is written down, for a session that comes after this one.
+    // The new leases are written down for the next session.
     assert_eq!(source.ledger.taken(1).unwrap().unwrap(), taken);
     let consumed = source.consumes(1).unwrap().unwrap();
     source.committed(&consumed).unwrap();
@@ -134,7 +134,7 @@ fn a_step_whose_rows_went_to_another_trainer_is_not_committed() {
         "{refused}"
     );
     assert!(refused.contains("--resume"), "{refused}");
-    // The session that goes on leaves them out, and its commit consumes nothing.
+    // The resumed session leaves them out, and its commit consumes nothing.
     let mut late = source(&queue, &dir.path().join("late"), LEASE);
     let (taken, gone) = late.hold(1, LEASE).unwrap();
     assert_eq!((taken.lost, gone), (KEYS.map(String::from).to_vec(), 0));
@@ -148,7 +148,7 @@ fn a_step_whose_rows_went_to_another_trainer_is_not_committed() {
     assert_eq!(late.own_id("c", 2).as_str(), "queue-c");
 }
 
-/// A store that lost its last commit has the episodes all the same, and the queue knows who acked them.
+/// A store that lost its last commit still has the episodes, and the queue records which lease acked them.
 #[test]
 fn rows_that_this_lease_acked_are_still_the_run_s() {
     let (queue, dir) = (memory(), tempfile::tempdir().unwrap());

@@ -5,9 +5,9 @@
 //!                                           -> its time is up, or it is too old -> left out, and replaced
 //! ```
 //!
-//! A group that waits is its episodes in the store, which no commit names: its draw is begun again by a
-//! session that goes on, finds them there, and waits again. Whether rewards are there or the time is up is
-//! what the driver sees; an update takes groups that are at most `reward.late.max_staleness` behind.
+//! A group that waits consists of its episodes in the store, which no commit names. A resumed session begins
+//! its draw again, finds them there, and waits again. The driver sees whether rewards are there or the time
+//! is up; an update takes groups that are at most `reward.late.max_staleness` behind.
 
 use super::super::messages::Command;
 use super::super::{PipelineCore, Stage};
@@ -17,8 +17,8 @@ use sinew_types::{EpisodeId, GroupId};
 use std::collections::BTreeMap;
 
 impl Flow {
-    /// Whether so many groups were left out since the last update that it is made of what there is: a run
-    /// whose rewards do not come says so with each step, and ends.
+    /// True once `max_waiting` groups were left out since the last update: the update then uses the groups
+    /// that are there, so that a run without rewards shows it with each step, and ends.
     pub(super) fn is_fruitless(&self, overlap: &Overlap) -> bool {
         overlap
             .late
@@ -44,7 +44,7 @@ impl Flow {
             let Some(roster) = self.open.get_mut(&draw) else {
                 continue;
             };
-            // With its group, in one commit: a draw is settled as a whole.
+            // The episode is settled with its group, in one commit: a draw is settled as a whole.
             roster.dropped.insert(episode, reason);
             let left = roster.episodes();
             if left.iter().all(|e| roster.dropped.contains_key(e)) {
@@ -64,7 +64,7 @@ impl Flow {
 }
 
 impl PipelineCore {
-    /// What becomes of a group whose episodes have all ended and are scored.
+    /// Decides the next command for a group whose episodes have all ended and are scored.
     pub(super) fn flow_whole(&mut self, whole: (GroupId, Vec<EpisodeId>)) -> Command {
         let late = self.config.overlap.and_then(|o| o.late);
         let (Some(_), Some(flow)) = (late, &mut self.flow) else {
@@ -88,7 +88,7 @@ impl PipelineCore {
     ) -> Vec<Command> {
         let out_of_time = self.config.max_wall_s.is_some_and(|limit| now >= limit);
         if out_of_time && matches!(self.stage, Stage::Collecting) {
-            // What waits stays in the store.
+            // Groups that wait stay in the store.
             return self.end();
         }
         let Some(flow) = &mut self.flow else {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What the commits name as consumed, by step.
+/// Rows that the commits name as consumed, by step.
 fn named(world: &World) -> Vec<Value> {
     let batches = world.store.trained_batches().unwrap();
     let mut named: Vec<_> = batches
@@ -63,6 +63,6 @@ fn a_step_whose_rows_are_gone_is_not_committed() {
         ..Faults::default()
     };
     let heard = heard(faults, "another trainer", 1);
-    // The last commit is said once more, which changes nothing.
+    // The last commit is reported once more, which changes nothing.
     assert_eq!(heard, steps(&[1, 1, 2, 3]));
 }

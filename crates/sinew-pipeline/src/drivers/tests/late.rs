@@ -286,7 +286,7 @@ fn partial_hands_on_the_episodes_of_a_group_that_have_their_rewards() {
         };
         let ended = session(&world, never, person, late).unwrap();
         check(&world, &ended);
-        // Those that have their rewards reach the algorithm, which finds one alone in its group.
+        // Those that have their rewards reach the algorithm, which finds only one in its group.
         let left_out = batches(&world).into_iter().flat_map(|b| b.dropped);
         let (mut answered, mut silent) = (BTreeSet::new(), BTreeSet::new());
         for (episode, why) in left_out {
@@ -396,7 +396,7 @@ fn groups_that_wait_while_others_are_trained_survive_a_kill() {
         let run = world.log.lock().unwrap().run.clone();
         let distinct: BTreeSet<_> = run.iter().collect();
         assert_eq!(distinct.len(), run.len(), "no episode is run twice");
-        // What the first session left waiting is trained by the second.
+        // The second session trains the groups that the first one left waiting.
         let left: BTreeSet<&EpisodeId> = run[..stored].iter().collect();
         let later = commits[committed.len()..].iter().flat_map(|(_, e)| e);
         assert!(later.into_iter().any(|e| left.contains(e)), "{commits:?}");

@@ -1,4 +1,4 @@
-//! Sessions whose generation and training overlap: the learner has a thread of its own.
+//! Sessions whose generation and training overlap: the learner has a separate thread.
 
 use super::super::work::{SharedLearner, is_whole};
 use super::*;
@@ -55,7 +55,8 @@ fn steps_are_trained_while_the_next_episodes_run() {
     }
 }
 
-/// What was sampled ahead and not trained when a session ended is trained by the next one, and not run again.
+/// Episodes that were sampled ahead and not trained when a session ended are trained by the next one, and not
+/// run again.
 #[test]
 fn faults_lose_no_episode_and_train_none_twice() {
     let fault = |learner, transport, killed_after| Faults {

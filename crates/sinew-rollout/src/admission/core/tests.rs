@@ -75,7 +75,8 @@ fn a_turn_waits_for_capacity_instead_of_evicting_and_goes_on_when_there_is_some(
     assert_eq!(core.decide(1.0), []);
     let r = core.reading();
     assert_eq!((r.waiting_turns, r.paused, r.held_tokens), (1, 1, 74));
-    // In its tool it keeps its KV capacity for a while, if the engine has other work; here it has none.
+    // An episode in its tool keeps its KV capacity for a while, if the engine has other work; here it has
+    // none.
     core.turn_ended(keys[0], first, 2.0);
     assert_eq!(core.decide(2.0), [second]);
     let r = core.reading();
@@ -293,7 +294,7 @@ proptest! {
             }
             world.settle();
         }
-        // From here on only what runs by itself: each round somebody must get further.
+        // The rest runs by itself: each round somebody must get further.
         while !world.sims.is_empty() {
             world.now_s += 3.0;
             world.settle();

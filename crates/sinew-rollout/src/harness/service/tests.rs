@@ -70,7 +70,7 @@ proptest! {
         prop_assert_eq!(fill_text(&doubled, &task()), Ok(text));
     }
 
-    /// Whatever a recipe says, filling in ends with a text or a reason.
+    /// Filling in a template ends with a text or a reason, whatever the recipe contains.
     #[test]
     fn no_template_panics(text in "\\PC{0,30}") {
         let _ = fill_text(&text, &task());
