@@ -217,7 +217,7 @@ impl EpisodeStats {
 
 /// Whether a count is left out of what is written.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-pub fn is_zero(count: &usize) -> bool {
+pub(crate) fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 

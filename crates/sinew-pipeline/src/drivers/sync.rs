@@ -29,7 +29,7 @@ use sinew_orchestrator::{AdmissionRecord, EpisodeStats, StepRecord, TokenSummary
 use sinew_orchestrator::{Alarm, health};
 use sinew_orchestrator::{Bus, Phase, RolloutProgress, RunEvent};
 use sinew_orchestrator::{Command, EndedEpisode, Event, PipelineCore, RunCounts, Stop};
-use sinew_orchestrator::{Course, Verdict};
+use sinew_orchestrator::Course;
 use sinew_orchestrator::{RunOutcome, SampleCounts};
 use sinew_rollout::{LiveEpisode, Trainer, Watch};
 use sinew_types::{EpisodeId, Outcome, Trace};
