@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs what the tests need beyond a Rust toolchain; with the word `demo`, only what the demo needs. Idempotent; says what it does.
+# Installs what the tests need beyond a Rust toolchain; with the word `demo`, only what the demo needs; with `process`,
+# what the tests without containers, virtual machines and browsers need. Idempotent; says what it does.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -16,17 +17,19 @@ python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
 if [ "${1:-}" != demo ]; then
     need bwrap bubblewrap
     need git git
+    need busybox busybox-static
+    need setpriv util-linux
+    need coqc coq
+fi
+if [ "${1:-}" != demo ] && [ "${1:-}" != process ]; then
     need crun crun
     need runc runc
     need dockerd docker.io
     need podman podman
     need conmon conmon
     need docker-registry docker-registry
-    need busybox busybox-static
-    need setpriv util-linux
     need qemu-system-x86_64 qemu-system-x86
     need chromium chromium
-    need coqc coq
 fi
 if [ -n "$missing" ]; then
     if ! command -v apt-get >/dev/null 2>&1; then
@@ -127,4 +130,5 @@ fi
 python3 scripts/wasm_modules.py .cache/wasm >/dev/null
 
 # A kernel and a root file system for machines of the microvm level.
+[ "${1:-}" != process ] || exit 0
 python3 scripts/microvm_image.py .cache/microvm >/dev/null
