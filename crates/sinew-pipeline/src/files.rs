@@ -2,9 +2,7 @@
 
 use crate::metrics_file::{Damage, MetricsFile, Record};
 use crate::state::{Earlier, SavedState};
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::{Bus, Recorder, RunEvent};
-use sinew_orchestrator::{EvalRecord, StepRecord};
+use sinew_orchestrator::{Bus, EvalRecord, PipelineError, Recorder, RunEvent, StepRecord};
 use std::path::Path;
 use std::sync::Arc;
 

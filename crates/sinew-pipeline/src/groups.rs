@@ -9,9 +9,7 @@ use crate::ports::{GroupScores, ScoredGroup};
 use sinew_env::{
     EnvFactory, GroupReward, RewardSample, Score, Taskset, Unscored, waits_for_group, with_group,
 };
-use sinew_orchestrator::Draw;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::{Member, keep_scores};
+use sinew_orchestrator::{Draw, Member, PipelineError, keep_scores};
 use sinew_render::Renderer;
 use sinew_rollout::reward_sample;
 use sinew_store::TraceStore;

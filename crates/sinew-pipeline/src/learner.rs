@@ -6,9 +6,7 @@ use crate::scoring_models::ScoringModels;
 use serde_json::Value;
 use sinew_algo::{Algorithm, Column, Columns, Prepared};
 use sinew_model::{Keep, Lora, LoraConfig, Params, ValueHead, merge_lora};
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::Rows;
-use sinew_orchestrator::StepRecord;
+use sinew_orchestrator::{PipelineError, Rows, StepRecord};
 use sinew_tensor::Cpu;
 use sinew_train::checkpoint::CheckpointStore;
 use sinew_train::{

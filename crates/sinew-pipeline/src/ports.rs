@@ -16,11 +16,7 @@
 
 use serde_json::Value;
 use sinew_algo::{Algorithm, Columns, Prepared};
-use sinew_orchestrator::Draw;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::RolloutProgress;
-use sinew_orchestrator::Rows;
-use sinew_orchestrator::StepRecord;
+use sinew_orchestrator::{Draw, PipelineError, RolloutProgress, Rows, StepRecord};
 use sinew_rollout::{AdmissionReading, Resumed};
 use sinew_store::TraceStore;
 use sinew_types::{

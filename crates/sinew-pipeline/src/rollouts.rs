@@ -5,10 +5,7 @@ use crate::in_flight::InFlightFile;
 use crate::ports::{Earlier, RolloutReading, Rollouts, StoredEpisode, Waker};
 use sinew_algo::TurnStages;
 use sinew_env::Taskset;
-use sinew_orchestrator::RolloutProgress;
-use sinew_orchestrator::completed;
-use sinew_orchestrator::{BOARD, PipelineError};
-use sinew_orchestrator::{Draw, draw_of};
+use sinew_orchestrator::{BOARD, Draw, PipelineError, RolloutProgress, completed, draw_of};
 use sinew_rollout::{
     BatchError, EpisodeOptions, EpisodeParts, InFlight, REWARD, Resumed, Runner, outcomes_of,
 };

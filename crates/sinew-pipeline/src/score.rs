@@ -6,10 +6,7 @@ use crate::trust;
 use sinew_algo::trust::TrustConfig;
 use sinew_algo::{AlgoReport, Algorithm, Composition, Truncated, count_tokens};
 use sinew_grammar::Grammars;
-use sinew_orchestrator::Curriculum;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::Rows;
-use sinew_orchestrator::{EQUAL, SUSPICIOUS};
+use sinew_orchestrator::{Curriculum, EQUAL, PipelineError, Rows, SUSPICIOUS};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeSet;
 

@@ -2,12 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sinew_orchestrator::Curriculum;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::completed;
-use sinew_orchestrator::{CoreState, OpenDraws, UpdateCommit};
-use sinew_orchestrator::{EvalRecord, SampleCounts, StepRecord};
-use sinew_orchestrator::{attempt_id, draw_of};
+use sinew_orchestrator::{
+    CoreState, Curriculum, EvalRecord, OpenDraws, PipelineError, SampleCounts, StepRecord,
+    UpdateCommit, attempt_id, completed, draw_of,
+};
 use sinew_store::{Filter, TraceStore, TrainedBatch};
 use sinew_types::{EpisodeId, Outcome, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet};

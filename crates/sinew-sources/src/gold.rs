@@ -14,8 +14,7 @@
 use crate::pool_source::stored_step;
 use sinew_algo::Columns;
 use sinew_env::{Action, CallNotation, EnvError, EnvFactory, Split, Taskset};
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::TaskDraws;
+use sinew_orchestrator::{PipelineError, TaskDraws};
 use sinew_pipeline::{Given, SampleSource, Wanted};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeSpec, RunInfo, action_of_tokens};
@@ -411,8 +410,7 @@ impl SampleSource for GoldSource {
 mod tests {
     use super::*;
     use sinew_env::{Env, MixtureFactory, MixtureTasks, tiny};
-    use sinew_orchestrator::TaskSampling;
-    use sinew_orchestrator::{ByType, EnvironmentShare, TaskShares};
+    use sinew_orchestrator::{ByType, EnvironmentShare, TaskSampling, TaskShares};
     use sinew_render::TinyRenderer;
     use sinew_types::{Task, ToolCall};
 

@@ -13,8 +13,7 @@ use crate::ledger::{Ledger, Taken};
 use crate::pool_source::{stored_step, unusable};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::by_group;
+use sinew_orchestrator::{PipelineError, by_group};
 use sinew_pipeline::{Given, SampleSource, Wanted};
 use sinew_store::StoreError;
 use sinew_store::queue::{

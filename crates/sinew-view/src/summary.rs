@@ -6,8 +6,7 @@
 use crate::printer::collected_line;
 use crate::report::{comparison, time_split};
 use crate::status::duration;
-use sinew_orchestrator::RunOutcome;
-use sinew_orchestrator::{CollectProgress, EpisodeStats, StepRecord};
+use sinew_orchestrator::{CollectProgress, EpisodeStats, RunOutcome, StepRecord};
 use std::fmt::Write;
 use std::path::Path;
 

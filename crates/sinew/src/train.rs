@@ -22,9 +22,8 @@ use crate::track::Trackers;
 use serde_json::{Map, Value};
 use sinew_assembly::Failure;
 use sinew_judge::Bench;
-use sinew_orchestrator::RunOutcome;
 use sinew_orchestrator::{
-    Bus, EpisodeStats, Goal, Phase, PipelineError, Process, RunEvent, StepRecord,
+    Bus, EpisodeStats, Goal, Phase, PipelineError, Process, RunEvent, RunOutcome, StepRecord,
 };
 use sinew_recipe::RunPlan;
 use sinew_runs::{Resume, RunDir};

@@ -9,8 +9,7 @@
 
 use super::sync::{Driver, Pipeline};
 use super::work::lock;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::UpdateCommit;
+use sinew_orchestrator::{PipelineError, UpdateCommit};
 use std::time::Instant;
 
 impl Pipeline {

@@ -1,10 +1,7 @@
 //! The end of a run: its result as a whole, or the reason why it could not continue.
 
 use super::sync::Driver;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::Process;
-use sinew_orchestrator::RunOutcome;
-use sinew_orchestrator::{Phase, RunEvent};
+use sinew_orchestrator::{Phase, PipelineError, Process, RunEvent, RunOutcome};
 
 impl Driver {
     /// The results of a run that came to its end.

@@ -2,9 +2,7 @@
 
 use super::sync::Driver;
 use crate::ports::ScoredGroup;
-use sinew_orchestrator::Draw;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::{Command, Event, showed};
+use sinew_orchestrator::{Command, Draw, Event, PipelineError, showed};
 use std::collections::BTreeMap;
 
 impl Driver {

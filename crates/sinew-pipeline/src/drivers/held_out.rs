@@ -1,12 +1,9 @@
 //! Held-out measurements: their records, and those of earlier sessions.
 
 use super::sync::Driver;
-use sinew_orchestrator::Draw;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::RunEvent;
-use sinew_orchestrator::health;
-use sinew_orchestrator::{EpisodeStats, EvalRecord};
-use sinew_orchestrator::{EvalSet, When};
+use sinew_orchestrator::{
+    Draw, EpisodeStats, EvalRecord, EvalSet, PipelineError, RunEvent, When, health,
+};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::sync::Arc;
 

@@ -2,9 +2,7 @@
 
 use super::sync::{Driver, Pipeline};
 use crate::ports::Earlier;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::RunEvent;
-use sinew_orchestrator::draw_of;
+use sinew_orchestrator::{PipelineError, RunEvent, draw_of};
 use sinew_types::Trace;
 
 impl Pipeline {

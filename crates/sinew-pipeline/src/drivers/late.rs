@@ -2,10 +2,7 @@
 
 use super::sync::Driver;
 use super::work::lock;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::{Command, Event};
-use sinew_orchestrator::{Look, Shelf};
-use sinew_orchestrator::{Phase, RunEvent};
+use sinew_orchestrator::{Command, Event, Look, Phase, PipelineError, RunEvent, Shelf};
 use sinew_types::{EpisodeId, Trace};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

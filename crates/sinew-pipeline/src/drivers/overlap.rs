@@ -7,10 +7,7 @@
 use super::late::alone;
 use super::sync::Driver;
 use super::work::{Task, Tools, Worked, is_whole, none_runs};
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::Rows;
-use sinew_orchestrator::Shelf;
-use sinew_orchestrator::{Command, Event};
+use sinew_orchestrator::{Command, Event, PipelineError, Rows, Shelf};
 use sinew_rollout::{Trainer, Waits};
 use sinew_types::{EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

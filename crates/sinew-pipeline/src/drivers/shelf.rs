@@ -2,9 +2,7 @@
 
 use crate::late::Late;
 use crate::state::RunStore;
-use sinew_orchestrator::CoreState;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::Shelf;
+use sinew_orchestrator::{CoreState, PipelineError, Shelf};
 
 /// Returns the groups that earlier sessions left waiting, if rewards come from outside, and notes the begun
 /// steps in `state`. If training overlaps, they wait once their draws are begun again.

@@ -18,19 +18,12 @@ use crate::ports::{
 use crate::state::{Earlier, Made, RunStore, SavedState};
 use sinew_algo::{Algorithm, Spread};
 use sinew_grammar::Grammars;
-use sinew_orchestrator::Draw;
-use sinew_orchestrator::LONGEST;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::Rows;
-use sinew_orchestrator::SampleStatus;
-use sinew_orchestrator::Shelf;
-use sinew_orchestrator::completed;
-use sinew_orchestrator::{AdmissionRecord, EpisodeStats, StepRecord, TokenSummary, Totals, joins};
-use sinew_orchestrator::{Alarm, health};
-use sinew_orchestrator::{Bus, Phase, RolloutProgress, RunEvent};
-use sinew_orchestrator::{Command, EndedEpisode, Event, PipelineCore, RunCounts, Stop};
-use sinew_orchestrator::Course;
-use sinew_orchestrator::{RunOutcome, SampleCounts};
+use sinew_orchestrator::{
+    AdmissionRecord, Alarm, Bus, Command, Course, Draw, EndedEpisode, EpisodeStats, Event, LONGEST,
+    Phase, PipelineCore, PipelineError, RolloutProgress, Rows, RunCounts, RunEvent, RunOutcome,
+    SampleCounts, SampleStatus, Shelf, StepRecord, Stop, TokenSummary, Totals, completed, health,
+    joins,
+};
 use sinew_rollout::{LiveEpisode, Trainer, Watch};
 use sinew_types::{EpisodeId, Outcome, Trace};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};

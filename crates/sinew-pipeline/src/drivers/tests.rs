@@ -11,15 +11,11 @@ use serde_json::Value;
 use sinew_algo::{Algorithm, AlgorithmConfig, Columns, Prepared, RunFacts};
 use sinew_env::tiny::TinyTaskset;
 use sinew_env::{waits_for_group, with_group};
-use sinew_orchestrator::Draw;
-use sinew_orchestrator::PipelineError;
-use sinew_orchestrator::Rows;
-use sinew_orchestrator::RunOutcome;
-use sinew_orchestrator::StepRecord;
-use sinew_orchestrator::{Bus, Recorder, RolloutProgress, RunEvent};
-use sinew_orchestrator::{CoreConfig, Goal, SampleKind as Samples};
-use sinew_orchestrator::{EvalConfig, TaskSampling};
-use sinew_orchestrator::{Member, completed, keep_scores};
+use sinew_orchestrator::{
+    Bus, CoreConfig, Draw, EvalConfig, Goal, Member, PipelineError, Recorder, RolloutProgress,
+    Rows, RunEvent, RunOutcome, SampleKind as Samples, StepRecord, TaskSampling, completed,
+    keep_scores,
+};
 use sinew_render::TinyRenderer;
 use sinew_rollout::RunInfo;
 use sinew_store::{MemoryStore, TraceStore};

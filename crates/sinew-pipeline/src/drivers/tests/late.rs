@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::late::{Late, LateScores};
-use sinew_orchestrator::{After, LateConfig};
-use sinew_orchestrator::{LateGroups, Overlap};
+use sinew_orchestrator::{After, LateConfig, LateGroups, Overlap};
 use sinew_store::{Filter, Score, ScoreRecord, ScoreRule, ScoreTerm, TrainedBatch};
 
 /// Scores every group of an even draw at once, and those of odd draws once later ones have ended or nothing
