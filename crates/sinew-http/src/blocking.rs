@@ -4,8 +4,8 @@ use crate::client::{Answer, ClientOptions};
 use crate::error::HttpError;
 use crate::retry::{Failure, Retry};
 use crate::trust::cause;
-pub use reqwest::blocking::{RequestBuilder, Response};
 use reqwest::Method;
+pub use reqwest::blocking::{RequestBuilder, Response};
 use std::io::Read;
 use std::time::Duration;
 

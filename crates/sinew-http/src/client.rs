@@ -141,7 +141,11 @@ impl Answer {
         limit: u64,
     ) -> Result<Self, HttpError> {
         match whole || !status.is_success() {
-            true => Ok(Self { status, headers, body }),
+            true => Ok(Self {
+                status,
+                headers,
+                body,
+            }),
             false => Err(HttpError::TooLarge(limit)),
         }
     }

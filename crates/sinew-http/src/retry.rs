@@ -81,9 +81,15 @@ mod tests {
         let pauses: Vec<_> = (1..8).map(|failed| retry.pause(failed, None)).collect();
         let expected = [Some(1), Some(2), Some(4), Some(7), Some(7), None, None];
         assert_eq!(pauses, expected.map(|p| p.map(s)));
-        let endless = Retry { attempts: u32::MAX, ..retry };
+        let endless = Retry {
+            attempts: u32::MAX,
+            ..retry
+        };
         assert_eq!(endless.pause(u32::MAX - 1, None), Some(s(7)));
-        let four = Retry { factor: 4, ..endless };
+        let four = Retry {
+            factor: 4,
+            ..endless
+        };
         assert_eq!(four.pause(2, None), Some(s(4)));
     }
 
