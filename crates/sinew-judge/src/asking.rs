@@ -1,11 +1,10 @@
 //! Whether to ask again: the course of one vote, without I/O and without a clock.
 
+use sinew_http::Retry;
 use std::time::Duration;
 
-/// First pause before a question is asked again; it doubles each time.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// Maximum pause.
-const MAX_PAUSE: Duration = Duration::from_secs(8);
+/// First and longest pause after an outage; it doubles each time.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
 
 /// Result of one question.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,16 +40,17 @@ pub enum Next<V> {
 /// One vote: asked up to `1 + retries` times.
 #[derive(Clone, Debug)]
 pub struct Asking {
-    attempt: u32,
-    retries: u32,
+    asked: u32,
+    retry: Retry,
 }
 
 impl Asking {
     /// A vote that asks up to `retries` times more than once.
     pub fn new(retries: u32) -> Self {
+        let (attempts, (first, longest)) = (retries.saturating_add(1), PAUSES);
         Self {
-            attempt: 0,
-            retries,
+            asked: 0,
+            retry: Retry::doubling(attempts, first, longest),
         }
     }
 
@@ -65,31 +65,22 @@ impl Asking {
 
     /// Decides the next action after an answer.
     pub fn on<V>(&mut self, heard: Heard<V>) -> Next<V> {
-        let (why, refused, pause) = match heard {
+        let (why, refused) = match heard {
             Heard::Verdict(verdict) => return Next::Done(verdict),
             Heard::Lasting(why) => return Next::Failed(why),
-            Heard::NoVerdict(why) => (why.clone(), Some(why), Duration::ZERO),
-            Heard::Passing(why) => (why, None, self.pause()),
+            Heard::NoVerdict(why) => (why.clone(), Some(why)),
+            Heard::Passing(why) => (why, None),
         };
-        if self.attempt >= self.retries {
-            let times = self.attempt + 1;
-            return Next::Failed(match times {
-                1 => why,
-                _ => format!("{why} (asked {times} times)"),
-            });
+        self.asked += 1;
+        match (self.retry.pause(self.asked, None), self.asked) {
+            (None, 1) => Next::Failed(why),
+            (None, times) => Next::Failed(format!("{why} (asked {times} times)")),
+            (Some(pause), attempt) => Next::Ask {
+                attempt,
+                pause: refused.as_ref().map_or(pause, |_| Duration::ZERO),
+                refused,
+            },
         }
-        self.attempt += 1;
-        Next::Ask {
-            attempt: self.attempt,
-            pause,
-            refused,
-        }
-    }
-
-    /// Time to wait after an outage.
-    fn pause(&self) -> Duration {
-        let doubled = FIRST_PAUSE.saturating_mul(1 << self.attempt.min(16));
-        doubled.min(MAX_PAUSE)
     }
 }
 
@@ -121,7 +112,7 @@ mod tests {
         assert_eq!(vote.on(lasting), Next::Failed("wrong key".into()));
         for _ in 0..100 {
             let next: Next<i32> = vote.on(Heard::Passing("down".into()));
-            assert!(matches!(next, Next::Ask { pause, .. } if pause <= MAX_PAUSE));
+            assert!(matches!(next, Next::Ask { pause, .. } if pause <= PAUSES.1));
         }
     }
 }
