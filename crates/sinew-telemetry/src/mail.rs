@@ -1,12 +1,13 @@
 //! Alerts by mail: a bounded queue, a task, a few tries each, one connection for each message.
 
 use crate::config::{MailConfig, Tls};
-use crate::send::{Counts, PAUSES, Queue};
+use crate::send::{Counts, Queue, TRIES};
 use lettre::message::Mailbox;
 use lettre::message::header::ContentType;
 use lettre::transport::smtp::authentication::Credentials;
 use lettre::transport::smtp::client::{Tls as Security, TlsParameters};
 use lettre::{AsyncSmtpTransport, AsyncTransport, Message, Tokio1Executor};
+use sinew_http::{Failure, cause, retry};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -110,16 +111,15 @@ async fn send(
     mail: &Mail,
 ) -> Result<(), String> {
     let message = message((from, to), mail)?;
-    let mut sent = transport.send(message.clone()).await;
-    for pause in PAUSES {
-        // A server that says no for good is not asked again.
-        if !sent.as_ref().is_err_and(|e| !e.is_permanent()) {
-            break;
+    let once = || async {
+        match transport.send(message.clone()).await {
+            Ok(_) => Ok(()),
+            // A server that refuses for good is not asked again.
+            Err(e) if e.is_permanent() => Err(Failure::Lasting(cause(&e))),
+            Err(e) => Err(Failure::Passing(cause(&e), None)),
         }
-        tokio::time::sleep(pause).await;
-        sent = transport.send(message.clone()).await;
-    }
-    sent.map(|_| ()).map_err(|e| sinew_http::cause(&e))
+    };
+    retry(TRIES, Some, once).await.map_err(String::from)
 }
 
 /// A message of plain text.
