@@ -13,12 +13,11 @@ use super::dataset::{Selection, select};
 use super::{SIDE_FILES, marker};
 use crate::lookup::{Progress, ResolveEnv};
 use crate::safetensors::{INDEX, SINGLE, read_index};
-use reqwest::blocking::{Client, RequestBuilder, Response};
-use reqwest::header;
-use reqwest::redirect::Policy;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use sinew_http::{cause, tls};
+use sinew_http::blocking::{self, Client, RequestBuilder, Response};
+use sinew_http::header::{self, HeaderMap, HeaderValue};
+use sinew_http::{ClientOptions, HttpError, Method, Retry, cause, may_pass};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -34,9 +33,7 @@ const MAX_DATASET_BYTES: u64 = 64 << 30;
 /// Maximum redirects of one request.
 const MAX_REDIRECTS: usize = 5;
 /// Attempts in a row that bring no byte before a download is given up.
-const MAX_ATTEMPTS: u32 = 4;
-/// Pause after the first failed attempt; doubles with each one.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const TRIES: Retry = Retry::doubling(4, Duration::from_millis(200), Duration::from_millis(800));
 /// Limit of a TCP and TLS connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Wall time of a question about a file.
@@ -83,13 +80,13 @@ struct Remote {
     limit: u64,
 }
 
-/// How an attempt failed.
-enum Failure {
-    /// Another attempt can succeed: no answer, an interrupted transfer, a server that is
-    /// overloaded.
-    Passing(String),
-    /// Another attempt would fail as well: no such file, no access, a local error.
-    Final(String),
+/// A failed attempt. No answer, an interrupted transfer and an overloaded server may pass; no such file, no
+/// access and a local error last.
+type Failure = sinew_http::Failure<String>;
+
+/// The failure of an attempt that can succeed later.
+fn passing(url: &str, why: impl std::fmt::Display) -> Failure {
+    Failure::Passing(format!("{url}: {why}"), None)
 }
 
 impl<'a> Hub<'a> {
@@ -102,8 +99,8 @@ impl<'a> Hub<'a> {
             repo,
             root,
             env,
-            client: client(Policy::limited(MAX_REDIRECTS))?,
-            direct: client(Policy::none())?,
+            client: client(MAX_REDIRECTS)?,
+            direct: client(0)?,
         })
     }
 
@@ -227,20 +224,16 @@ impl<'a> Hub<'a> {
             false => ("api/models", ""),
         };
         let url = self.url(&format!("{kind}/{}/revision/{revision}{sizes}", self.repo));
-        let text = self.retry(|| {
-            let mut text = String::new();
-            let mut body = self.get(&url, None)?.take(MAX_API_BYTES + 1);
-            body.read_to_string(&mut text)
-                .map_err(|error| Failure::Passing(format!("{url}: {}", cause(&error))))?;
-            match text.len() as u64 > MAX_API_BYTES {
-                true => Err(Failure::Final(format!(
-                    "{url}: more than {MAX_API_BYTES} bytes"
-                ))),
-                false => Ok(text),
-            }
+        let text = retry(|| {
+            blocking::read(self.get(&url, None)?, MAX_API_BYTES).map_err(|error| match error {
+                HttpError::TooLarge(limit) => {
+                    Failure::Lasting(format!("{url}: more than {limit} bytes"))
+                }
+                error => passing(&url, error),
+            })
         })?;
         let listing: Revision =
-            serde_json::from_str(&text).map_err(|error| format!("{url}: {error}"))?;
+            serde_json::from_slice(&text).map_err(|error| format!("{url}: {error}"))?;
         if !super::is_commit(&listing.sha) {
             return Err(format!("{url}: `{}` is no commit", listing.sha));
         }
@@ -249,7 +242,8 @@ impl<'a> Hub<'a> {
 
     /// A GET from byte `from` on (a range), or of the whole.
     fn get(&self, url: &str, from: Option<u64>) -> Result<Response, Failure> {
-        let mut request = self.client.get(url).timeout(TRANSFER_TIMEOUT);
+        let request = self.client.request(Method::GET, url);
+        let mut request = request.timeout(TRANSFER_TIMEOUT);
         if let Some(from) = from {
             request = request.header(header::RANGE, format!("bytes={from}-"));
         }
@@ -262,8 +256,7 @@ impl<'a> Hub<'a> {
         if let Some(token) = &self.env.hub_token {
             request = request.bearer_auth(token);
         }
-        let response = request.send();
-        let response = response.map_err(|e| Failure::Passing(format!("{url}: {}", cause(&e))))?;
+        let response = request.send().map_err(|e| passing(url, cause(&e)))?;
         self.check(url, response)
     }
 
@@ -280,34 +273,18 @@ impl<'a> Hub<'a> {
             _ => "",
         };
         let text = format!("{url} answers {status}{hint}");
-        Err(match status {
-            408 | 429 | 500..=599 => Failure::Passing(text),
-            _ => Failure::Final(text),
+        Err(match may_pass(status) {
+            true => Failure::Passing(text, None),
+            false => Failure::Lasting(text),
         })
-    }
-
-    /// Runs `attempt` until it succeeds, fails for good, or has failed [`MAX_ATTEMPTS`] times in a
-    /// row.
-    fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, String> {
-        let mut pause = FIRST_PAUSE;
-        for left in (0..MAX_ATTEMPTS).rev() {
-            match attempt() {
-                Ok(value) => return Ok(value),
-                Err(Failure::Final(text)) => return Err(text),
-                Err(Failure::Passing(text)) if left == 0 => return Err(text),
-                Err(Failure::Passing(_)) => std::thread::sleep(pause),
-            }
-            pause *= 2;
-        }
-        Err("no attempt was made".to_owned())
     }
 
     /// Identity and size of a file, from the answer before any redirect to another host.
     fn remote(&self, url: &str) -> Result<Remote, Failure> {
         let mut url = url.to_owned();
         for _ in 0..MAX_REDIRECTS {
-            let request = self.direct.head(&url).timeout(HEAD_TIMEOUT);
-            let response = self.send(&url, request)?;
+            let request = self.direct.request(Method::HEAD, &url);
+            let response = self.send(&url, request.timeout(HEAD_TIMEOUT))?;
             let text = |name: &str| response.headers().get(name)?.to_str().ok();
             let linked = text("x-linked-etag");
             // A renamed repository redirects within the hub; large files elsewhere, with a linked tag.
@@ -322,7 +299,7 @@ impl<'a> Hub<'a> {
             let etag = raw.trim_start_matches("W/").trim_matches('"').to_owned();
             let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
             if etag.is_empty() || etag.len() > 128 || !etag.bytes().all(plain) {
-                return Err(Failure::Final(format!(
+                return Err(Failure::Lasting(format!(
                     "{url}: tag `{raw}` does not identify a file"
                 )));
             }
@@ -333,14 +310,14 @@ impl<'a> Hub<'a> {
             };
             let size = size.and_then(|size| size.parse().ok());
             if size.is_some_and(|size: u64| size > MAX_FILE_BYTES) {
-                return Err(Failure::Final(format!(
+                return Err(Failure::Lasting(format!(
                     "{url}: larger than {MAX_FILE_BYTES} bytes"
                 )));
             }
             let limit = MAX_FILE_BYTES;
             return Ok(Remote { etag, size, limit });
         }
-        Err(Failure::Final(format!(
+        Err(Failure::Lasting(format!(
             "{url}: more than {MAX_REDIRECTS} redirects"
         )))
     }
@@ -358,7 +335,7 @@ impl<'a> Hub<'a> {
             return too_large(bytes);
         }
         let url = self.url(&format!("{}/resolve/{sha}/{}", self.repo, escaped(name)));
-        let mut remote = self.retry(|| self.remote(&url))?;
+        let mut remote = retry(|| self.remote(&url))?;
         remote.size.map_or(Ok(0), too_large)?;
         remote.limit = limit.min(MAX_FILE_BYTES);
         let blobs = self.root.join("blobs");
@@ -402,15 +379,15 @@ impl<'a> Hub<'a> {
         let mut last = file.metadata().map_err(failed)?.len();
         // Attempts count anew after each that brought bytes.
         loop {
-            let done = self.retry(|| match self.transfer(url, name, remote, &mut file) {
-                Err(Failure::Passing(text)) => {
+            let done = retry(|| match self.transfer(url, name, remote, &mut file) {
+                Err(Failure::Passing(text, _)) => {
                     let length = file.metadata().map(|meta| meta.len()).unwrap_or(last);
                     let moved = length > last;
                     last = length;
                     if moved {
                         Ok(false)
                     } else {
-                        Err(Failure::Passing(text))
+                        Err(Failure::Passing(text, None))
                     }
                 }
                 other => other.map(|()| true),
@@ -436,7 +413,7 @@ impl<'a> Hub<'a> {
         remote: &Remote,
         file: &mut File,
     ) -> Result<(), Failure> {
-        let local = |error: io::Error| Failure::Final(format!("writing the cache: {error}"));
+        let local = |error: io::Error| Failure::Lasting(format!("writing the cache: {error}"));
         let mut at = file.seek(SeekFrom::End(0)).map_err(local)?;
         if remote.size == Some(at) {
             return Ok(());
@@ -453,17 +430,14 @@ impl<'a> Hub<'a> {
         let mut buffer = vec![0; COPY_BYTES];
         let limit = remote.size.unwrap_or(remote.limit);
         loop {
-            let n = match response.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(n) => n,
-                Err(error) => {
-                    let why = cause(&error);
-                    return Err(Failure::Passing(format!("{url}: {why}")));
-                }
-            };
+            let n = response.read(&mut buffer);
+            let n = n.map_err(|error| passing(url, cause(&error)))?;
+            if n == 0 {
+                break;
+            }
             at += n as u64;
             if at > limit {
-                return Err(Failure::Final(format!(
+                return Err(Failure::Lasting(format!(
                     "{url}: more than the {limit} bytes announced"
                 )));
             }
@@ -477,23 +451,28 @@ impl<'a> Hub<'a> {
             }
         }
         match remote.size {
-            Some(size) if at < size => {
-                Err(Failure::Passing(format!("{url}: {at} of {size} bytes")))
-            }
+            Some(size) if at < size => Err(passing(url, format!("{at} of {size} bytes"))),
             _ => Ok(()),
         }
     }
 }
 
-/// A client that trusts Mozilla's root certificates, which are built into the program.
-fn client(redirects: Policy) -> Result<Client, String> {
-    Client::builder()
-        .tls_backend_preconfigured(tls())
-        .redirect(redirects)
-        .connect_timeout(CONNECT_TIMEOUT)
-        .user_agent(concat!("sinew/", env!("CARGO_PKG_VERSION")))
-        .build()
-        .map_err(|error| cause(&error))
+/// A client that follows so many redirects.
+fn client(redirects: usize) -> Result<Client, String> {
+    let agent = HeaderValue::from_static(concat!("sinew/", env!("CARGO_PKG_VERSION")));
+    let client = Client::new(ClientOptions {
+        connect: Some(CONNECT_TIMEOUT),
+        redirects,
+        proxy: true,
+        headers: HeaderMap::from_iter([(header::USER_AGENT, agent)]),
+        ..ClientOptions::default()
+    });
+    client.map_err(|error| error.to_string())
+}
+
+/// Runs `attempt` until it succeeds, fails for good, or no try is left.
+fn retry<T>(attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, String> {
+    blocking::retry(TRIES, Some, attempt).map_err(String::from)
 }
 
 /// Compares a large file with its SHA-256. Small files have git's id as their name, and are checked
