@@ -1,7 +1,7 @@
 //! Clients as they are: they leave and ask again, they have one key for everything, and look whether a
 //! server is there.
 
-use crate::support::{World, answer, client, world, world_with};
+use crate::support::{World, answer, request, world, world_with};
 use serde_json::{Value, json};
 use sinew_gateway::Secret;
 use sinew_infer::Fault;
@@ -77,9 +77,8 @@ fn an_answer_that_nobody_got_is_given_to_the_next_who_asks() {
     });
     let rollout = world.open();
     let url = format!("{}/chat/completions", rollout.base_url);
-    let gone = client(Duration::from_millis(100))
-        .post(&url)
-        .header("authorization", &rollout.key);
+    let gone =
+        request(Duration::from_millis(100), "POST", &url).header("authorization", &rollout.key);
     assert!(gone.body(body("x").to_string()).send().is_err());
     world.until("the call ends", || world.gateway.running() == 0);
     let said = rollout.post("/chat/completions", &body("x")).ok();

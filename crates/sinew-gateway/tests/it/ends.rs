@@ -1,7 +1,7 @@
 //! How calls end that nobody answers: at the gate, at a stop; and where they are seen until then.
 
 use crate::support::{
-    Opened, World, answer, client, send, world, world_behind, world_in, world_with,
+    Opened, World, answer, request, send, world, world_behind, world_in, world_with,
 };
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
@@ -48,9 +48,8 @@ fn body() -> Value {
 
 /// A call whose client waits for a third of a second and goes.
 fn gives_up(rollout: &Opened) {
-    let impatient = client(Duration::from_millis(300));
-    let gone = impatient
-        .post(format!("{}/chat/completions", rollout.base_url))
+    let url = format!("{}/chat/completions", rollout.base_url);
+    let gone = request(Duration::from_millis(300), "POST", &url)
         .header("authorization", &rollout.key)
         .body(body().to_string())
         .send();

@@ -1,6 +1,6 @@
 //! What agents and harnesses do, over real connections.
 
-use crate::support::{answer, client, events, send, world, world_in, world_with};
+use crate::support::{answer, events, request, send, world, world_in, world_with};
 use serde_json::{Value, json};
 use sinew_gateway::{Journal, JournalOptions};
 use sinew_infer::Fault;
@@ -225,9 +225,8 @@ fn a_whole_answer_is_aborted_when_its_client_goes() {
     });
     let rollout = world.open();
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "x"}]});
-    let impatient = client(Duration::from_millis(300));
-    let gone = impatient
-        .post(format!("{}/chat/completions", rollout.base_url))
+    let url = format!("{}/chat/completions", rollout.base_url);
+    let gone = request(Duration::from_millis(300), "POST", &url)
         .header("authorization", &rollout.key)
         .body(body.to_string())
         .send();
@@ -535,8 +534,7 @@ fn stopping_keeps_what_was_captured() {
     assert_eq!(trace.leaves().len(), 2);
     assert!(matches!(trace.end, sinew_types::EpisodeEnd::Failed { .. }));
     assert!(
-        client(Duration::from_secs(30))
-            .get(&world.url)
+        request(Duration::from_secs(30), "GET", &world.url)
             .send()
             .is_err()
     );
