@@ -1,7 +1,7 @@
 //! The command line: the only place where concrete parts meet.
 //!
 //! A command is a file here. Those that run a recipe read a plan (`sinew-recipe`), make its parts
-//! (`sinew-wire`) and hand them to the loop (`sinew-pipeline`). Two more programs hide behind this one:
+//! (`sinew-assembly`) and hand them to the loop (`sinew-pipeline`). Two more programs hide behind this one:
 //! workers of `train.data_parallel`, and workers of the wasm level; both are started by a run, never by
 //! people.
 //!

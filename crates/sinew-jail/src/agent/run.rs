@@ -360,7 +360,7 @@ impl Running<'_> {
     }
 
     /// The ENDED frame: how it ended, what cut it, and what was counted, in the order of `Ended` in
-    /// sinew-guest.
+    /// sinew-sandbox.
     fn report(&self, counted: &CgroupEvents) -> Vec<u8> {
         let status = self.status.unwrap_or(0);
         let signal = status & 0x7f;

@@ -84,7 +84,7 @@ fn functions_of_every_form_are_measured() {
 }
 
 /// Crates that put all others together.
-const ASSEMBLIES: [&str; 3] = ["sinew", "sinew-wire", "sinew-bench"];
+const ASSEMBLIES: [&str; 3] = ["sinew", "sinew-assembly", "sinew-bench"];
 
 /// Whether a line declares an item that other crates can name.
 fn is_public_item(code: &str) -> bool {
