@@ -3,6 +3,7 @@
 
 use crate::collecting::Whole;
 use crate::env::{self, Tasks};
+use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
 use crate::store::disk_store;
 use sinew_orchestrator::Decided;
@@ -76,7 +77,7 @@ pub fn expire(
     expiry: &Expiry,
     (dry_run, accept_loss): (bool, bool),
 ) -> Result<Removed, Failure> {
-    let recipe = sinew_runs::recipe(run_dir)?;
+    let recipe = crate::environments::recipe_of(run_dir)?;
     let path = store_path(run_dir);
     if !path.exists() {
         return Err(Failure::input(format!(
@@ -190,7 +191,7 @@ fn oldest_step(checkpoints: &Path) -> Result<u64, Failure> {
 /// # Errors
 /// If the recipe is refused, or an environment cannot be loaded.
 pub fn versions(recipe: &Path) -> Result<BTreeMap<String, String>, Failure> {
-    let recipe = Recipe::load(recipe).map_err(Failure::input)?;
+    let recipe = Recipe::load(recipe, ENVIRONMENTS).map_err(Failure::input)?;
     let mut versions = BTreeMap::new();
     match recipe {
         Recipe::Run(plan) => add_versions(&plan, &mut versions)?,

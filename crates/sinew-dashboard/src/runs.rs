@@ -7,6 +7,7 @@ use crate::error::ViewError;
 use crate::series::{Spread, pooled};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sinew_env::Registry;
 use sinew_orchestrator::{EvalRecord, StepRecord, Verdict};
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
@@ -35,6 +36,8 @@ pub struct Ports {
     pub renderer: Arc<OpenRenderer>,
     /// Rewards from outside.
     pub late: Arc<LateOf>,
+    /// Environments that recipes can name.
+    pub environments: Registry,
 }
 
 impl std::fmt::Debug for Ports {
@@ -332,7 +335,7 @@ impl Run {
     /// # Errors
     /// If it cannot be read.
     pub(crate) fn recipe(&self) -> Result<RunPlan, ViewError> {
-        sinew_runs::recipe(&self.path).map_err(ViewError::system)
+        sinew_runs::recipe(&self.path, self.ports.environments).map_err(ViewError::system)
     }
 
     /// Equal for runs that repeat each other: one recipe, but for its name, its seed and what bounds it.
@@ -528,6 +531,7 @@ mod tests {
         let ports = Ports {
             renderer: Arc::new(|_, _| Err("none".into())),
             late: Arc::new(|_| None),
+            environments: Registry::new(&sinew_env::BUILT_IN),
         };
         let dir = tempfile::tempdir().unwrap();
         for folder in ["a/run", "b/run", "c"] {

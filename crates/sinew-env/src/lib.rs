@@ -29,7 +29,7 @@ pub use port::{
     Observation, ResetResult, StepResult, gold_run, validate,
 };
 pub use registry::{
-    ENVIRONMENTS, EnvConfig, EnvKind, IMAGE_COLUMN, KeyError, Needs, Sandboxes, TaskImage,
+    BUILT_IN, EnvConfig, EnvKind, IMAGE_COLUMN, KeyError, Needs, Registry, Sandboxes, TaskImage,
 };
 pub use reward::{
     GROUP_PENDING, GroupReward, Preference, Reward, RewardSample, Score, Unscored, waits_for_group,

@@ -1,7 +1,7 @@
 //! Registry of the environments that recipes can name.
 //!
 //! An environment is one file with its documented keys ([`EnvConfig`]), requirements and constructors.
-//! [`ENVIRONMENTS`] has one line for each. The documentation, the schema for editors and the checks of a
+//! [`BUILT_IN`] has one line for each. The documentation, the schema for editors and the checks of a
 //! recipe are generated from it.
 
 use crate::port::{EnvError, EnvFactory};
@@ -19,7 +19,29 @@ use std::sync::Arc;
 use toml::de::ValueDeserializer;
 
 /// The environments of this crate, in the order of the documentation. Crates above it have others.
-pub static ENVIRONMENTS: [EnvKind; 3] = [chat::KIND, math::KIND, tiny::KIND];
+pub const BUILT_IN: [&EnvKind; 3] = [&chat::KIND, &math::KIND, &tiny::KIND];
+
+/// The environments that a recipe can name. The assembly of a program makes it and hands it to all readers of
+/// recipes.
+#[derive(Clone, Copy, Debug)]
+pub struct Registry(&'static [&'static EnvKind]);
+
+impl Registry {
+    /// These environments, in the order of the documentation. Each has its own name.
+    pub const fn new(kinds: &'static [&'static EnvKind]) -> Self {
+        Self(kinds)
+    }
+
+    /// All environments.
+    pub fn kinds(self) -> impl Iterator<Item = &'static EnvKind> {
+        self.0.iter().copied()
+    }
+
+    /// The environment with this name.
+    pub fn find(self, name: &str) -> Option<&'static EnvKind> {
+        self.kinds().find(|kind| kind.name == name)
+    }
+}
 
 /// Requirements of an environment in addition to a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -201,7 +223,7 @@ mod tests {
 
     #[test]
     fn every_environment_has_keys_with_documentation_and_defaults() {
-        for kind in &ENVIRONMENTS {
+        for kind in BUILT_IN {
             let (config, _) = kind.read(keys("{}")).unwrap();
             config.check().unwrap();
             let tasks = config.taskset(1);

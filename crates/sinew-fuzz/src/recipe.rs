@@ -1,5 +1,6 @@
 //! Recipes.
 
+use sinew_env::{BUILT_IN, Registry};
 use sinew_recipe::RunPlan;
 use std::path::Path;
 
@@ -29,7 +30,7 @@ pub(crate) const WORDS: &[&str] = &[
 /// again.
 pub(crate) fn recipe(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    let read = |text: &str| RunPlan::parse(Path::new("fuzz.toml"), text);
+    let read = |text: &str| RunPlan::parse(Path::new("fuzz.toml"), text, Registry::new(&BUILT_IN));
     match read(&text) {
         Err(refused) => assert!(!refused.to_string().is_empty()),
         Ok(plan) => {

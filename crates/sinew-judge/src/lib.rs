@@ -26,7 +26,6 @@ mod judge;
 mod lazy;
 mod ledger;
 mod openai;
-mod plan;
 mod reward_model;
 mod rubric;
 mod server;

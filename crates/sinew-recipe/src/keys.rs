@@ -31,8 +31,12 @@ pub(crate) struct RecipeKeys {
     #[schemars(with = "ModelOrSource")]
     model: ModelSection,
     /// Which world the episodes run in. Left out: `chat`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "env::schema")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "env::passed_over"
+    )]
+    #[schemars(with = "serde_json::Value")]
     env: Option<EnvSection>,
     /// What drives the turns of an episode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,13 +91,13 @@ pub(crate) struct RecipeKeys {
 }
 
 impl RecipeKeys {
-    /// The second stage: every key with its value. `name` stands in for a missing one.
-    pub(crate) fn resolve(self, name: &str) -> RunPlan {
+    /// The second stage: every key with its value, and the environments. `name` stands in for a missing one.
+    pub(crate) fn resolve(self, name: &str, env: EnvSection) -> RunPlan {
         RunPlan {
             name: self.name.unwrap_or_else(|| name.to_owned()),
             seed: self.seed.unwrap_or_default(),
             model: self.model,
-            env: self.env.unwrap_or_default(),
+            env,
             harness: self.harness.unwrap_or_default(),
             sandbox: self.sandbox.unwrap_or_default().resolve(),
             tasks: self.tasks.unwrap_or_default().resolve(),

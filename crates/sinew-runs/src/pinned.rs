@@ -117,13 +117,14 @@ impl RunDir {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sinew_env::{BUILT_IN, Registry};
     use sinew_recipe::RunPlan;
 
     #[test]
     fn changes_are_refused_by_name_unless_they_are_allowed() {
         let dir = tempfile::tempdir().unwrap();
         let text = "name = \"t\"\nmodel = \"x\"\nenv = { type = \"tool_math\" }\n";
-        let recipe = RunPlan::parse(Path::new("r.toml"), text).unwrap();
+        let recipe = RunPlan::parse(Path::new("r.toml"), text, Registry::new(&BUILT_IN)).unwrap();
         let run = RunDir::open(dir.path(), &recipe, None).unwrap();
         let table = |all: &[(&str, &str)]| -> BTreeMap<String, String> {
             all.iter()

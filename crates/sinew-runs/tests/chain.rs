@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use serde_json::{Value, json};
+use sinew_env::{BUILT_IN, Registry};
 use sinew_recipe::{ChainPlan, RunPlan};
 use sinew_runs::chain::{
     Begin, ChainDir, ChainError, Handed, Stages, drive, last_line, last_stage, run_folder, table,
@@ -15,7 +16,7 @@ const THREE: &str = "name = \"c\"\nmodel = \"x\"\nenv = { type = \"tool_math\" }
     [[stage]]\nname = \"c\"\n[stage.train]\nsteps = 5\n";
 
 fn chain(text: &str) -> ChainPlan {
-    ChainPlan::parse(Path::new("c.toml"), text).unwrap()
+    ChainPlan::parse(Path::new("c.toml"), text, Registry::new(&BUILT_IN)).unwrap()
 }
 
 /// Stages whose weights are the number of steps trained in all, in a file. The process dies when `left` calls

@@ -31,6 +31,7 @@ mod reach;
 
 use crate::output;
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_env::{EnvFactory, Split, Taskset};
 use sinew_recipe::{DataSection, EngineType, ModelSection, Recipe, RecipeError, RunPlan};
@@ -94,7 +95,7 @@ impl Report {
 /// Runs every check and reports each. Checks that share a cause are reported once: without a model,
 /// `template` and `model` fail for one reason.
 pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
-    let recipe = Recipe::load(path).map_err(|e| refused(e, json))?;
+    let recipe = Recipe::load(path, ENVIRONMENTS).map_err(|e| refused(e, json))?;
     let mut report = Report {
         json,
         failures: Vec::new(),
@@ -614,14 +615,14 @@ mod tests {
     /// No number overflows on the way to being refused.
     #[test]
     fn the_largest_numbers_do_not_panic() {
-        let plan = RunPlan::parse(Path::new("r.toml"), TEXT).unwrap();
+        let plan = RunPlan::parse(Path::new("r.toml"), TEXT, ENVIRONMENTS).unwrap();
         let whole: toml::Value = toml::from_str(&toml::to_string(&plan).unwrap()).unwrap();
         let (mut texts, mut measured) = (Vec::new(), 0);
         altered(&whole, &whole, &[], &mut texts);
         for largest in ["18446744073709551615", "9223372036854775807", "4294967295"] {
             for text in &texts {
                 let text = text.replace("\"@\"", largest);
-                if let Ok(plan) = RunPlan::parse(Path::new("r.toml"), &text) {
+                if let Ok(plan) = RunPlan::parse(Path::new("r.toml"), &text, ENVIRONMENTS) {
                     let refused = sizes(&plan).err();
                     assert!(refused.is_none_or(|e| !e.text().is_empty()), "{text}");
                     measured += 1;

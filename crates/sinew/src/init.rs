@@ -3,6 +3,7 @@
 use crate::check::{memory, prompts};
 use crate::output::print;
 use clap::{Args, ValueEnum};
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_model::ParamLayout;
 use sinew_recipe::RunPlan;
@@ -100,7 +101,7 @@ fn measured(rows: &Path, found: &Proposal, model: Option<&str>) -> Measured {
 
 /// Sizes by the tokenizer, the template and the shape of the model of a draft.
 fn counted(draft: &str) -> Result<Measured, Failure> {
-    let plan = RunPlan::parse(Path::new("recipe.toml"), draft)?;
+    let plan = RunPlan::parse(Path::new("recipe.toml"), draft, ENVIRONMENTS)?;
     let renderer = sinew_assembly::renderer(&plan.model, &plan.env)?;
     let config = sinew_assembly::model_config(&plan)?;
     let tasks = sinew_assembly::tasks(&plan)?;

@@ -43,6 +43,7 @@ mod train;
 mod view;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_runs::{Resume, RunDir, RunEnd};
@@ -473,8 +474,8 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Tasks(args) => tasks::run(&args),
         Command::Schema { markdown } => {
             match markdown {
-                true => output::print(&sinew_recipe::markdown()),
-                false => output::print(&format!("{:#}\n", sinew_recipe::json_schema())),
+                true => output::print(&sinew_recipe::markdown(ENVIRONMENTS)),
+                false => output::print(&format!("{:#}\n", sinew_recipe::json_schema(ENVIRONMENTS))),
             }
             Ok(())
         }
@@ -554,7 +555,7 @@ impl RunArgs {
     /// # Errors
     /// If the recipe is refused.
     pub(crate) fn recipe(&self) -> Result<Recipe, Failure> {
-        let mut recipe = Recipe::load(&self.recipe)?;
+        let mut recipe = Recipe::load(&self.recipe, ENVIRONMENTS)?;
         if let Some(seed) = self.seed {
             recipe.seed(seed);
         }

@@ -60,8 +60,13 @@ pub(crate) fn router(
     let refused =
         |e: &dyn std::fmt::Display| Failure::input(format!("--pool {}: {e}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|e| refused(&e))?;
-    let read: PoolFile =
-        toml::from_str(&text).map_err(|e| refused(&sinew_recipe::explain(&text, &e)))?;
+    let read: PoolFile = toml::from_str(&text).map_err(|e| {
+        refused(&sinew_recipe::explain(
+            &text,
+            &e,
+            sinew_assembly::ENVIRONMENTS,
+        ))
+    })?;
     read.pool.check().map_err(|e| refused(&e))?;
     let folder = store.map(|s| s.join("pool"));
     let folder = folder.as_deref().map(|path| Folder { path, accept_loss });

@@ -4,6 +4,7 @@ use crate::output;
 use crate::signals::{self, StopSignals};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::{Failure, FeedPlan};
 use sinew_gateway::Secret;
 use sinew_queue::{
@@ -565,7 +566,7 @@ fn revive(args: &ReviveArgs) -> Result<(), Failure> {
 
 /// Scores until Ctrl-C, or until nothing is left. Rows that are not done go back at once.
 fn score(args: &ScoreArgs) -> Result<(), Failure> {
-    let recipe = RunPlan::load(&args.recipe).map_err(Failure::input)?;
+    let recipe = RunPlan::load(&args.recipe, ENVIRONMENTS).map_err(Failure::input)?;
     let place = match &args.queue {
         Some(queue) => sinew_assembly::queue_place(queue, &args.name, args.token_file.as_deref())?,
         None => sinew_assembly::data_queue(&recipe)?.ok_or_else(|| {

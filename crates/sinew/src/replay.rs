@@ -6,6 +6,7 @@ use crate::output::{print, print_as_it_is, print_json};
 use crate::signals;
 use clap::Args;
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::{Failure, Replayer, StepChange};
 use sinew_orchestrator::StepRecord;
 use sinew_recipe::RunPlan;
@@ -92,8 +93,8 @@ fn runtime() -> Result<Runtime, Failure> {
 fn episode_again(args: &ReplayArgs, episode: &str) -> Result<(), Failure> {
     let trace = stored_episode(&args.run_dir, episode)?;
     let recipe = match &args.recipe {
-        Some(path) => RunPlan::load(path).map_err(Failure::input)?,
-        None => sinew_runs::recipe(&args.run_dir)?,
+        Some(path) => RunPlan::load(path, ENVIRONMENTS).map_err(Failure::input)?,
+        None => sinew_assembly::recipe_of(&args.run_dir)?,
     };
     let runtime = runtime()?;
     let _entered = runtime.enter();
@@ -177,7 +178,7 @@ fn told(trace: &Trace, again: &Replayed) -> String {
 /// Does steps again in a copy of the run and prints what differs.
 fn step_again(args: &ReplayArgs, step: u64) -> Result<(), Failure> {
     let run_dir = &args.run_dir;
-    let recipe = sinew_runs::recipe(run_dir)?;
+    let recipe = sinew_assembly::recipe_of(run_dir)?;
     if sinew_runs::in_use(run_dir) {
         return Err(Failure::input(format!(
             "{}: a process holds the run, and its store cannot be copied now\n  hint: wait until it ends",
@@ -315,7 +316,7 @@ fn verdict(
 /// If the world cannot be restored, or the episode or the run has nothing to go on with.
 pub(crate) fn fork(args: &ForkArgs) -> Result<(), Failure> {
     let trace = stored_episode(&args.run_dir, &args.episode)?;
-    let recipe = sinew_runs::recipe(&args.run_dir)?;
+    let recipe = sinew_assembly::recipe_of(&args.run_dir)?;
     let runtime = runtime()?;
     let _entered = runtime.enter();
     let replayer = Replayer::open(&args.run_dir, recipe)?;

@@ -3,6 +3,7 @@
 use crate::output::{print, print_json};
 use clap::Args;
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::{Failure, OwnReward};
 use sinew_recipe::{RewardSection, RewardTable, RewardTerm, RunPlan};
 use sinew_rollout::{Changes, rescore, tasks_of};
@@ -46,9 +47,9 @@ const PAGE: usize = 64;
 /// # Errors
 /// If there is no reward, a task is not in the recipe's taskset any more, or a process holds the store.
 pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
-    let run = sinew_runs::recipe(&args.run_dir)?;
+    let run = sinew_assembly::recipe_of(&args.run_dir)?;
     let recipe = match &args.recipe {
-        Some(path) => RunPlan::load(path).map_err(Failure::input)?,
+        Some(path) => RunPlan::load(path, ENVIRONMENTS).map_err(Failure::input)?,
         None => run.clone(),
     };
     let named = args.reward.iter();

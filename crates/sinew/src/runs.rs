@@ -5,6 +5,7 @@
 use crate::output;
 use clap::Args;
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_orchestrator::Process;
 use sinew_store::StoreReader;
@@ -62,7 +63,7 @@ pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
 /// Prints one run, or one collection: how far it is, and how it goes on.
 fn one(folder: &Path, as_json: bool) {
     let shown = folder.display();
-    match sinew_runs::recipe(folder) {
+    match sinew_assembly::recipe_of(folder) {
         Ok(recipe) if sinew_runs::is_collection(folder, &recipe) => {
             return collection(folder, &recipe.name, as_json);
         }
@@ -71,7 +72,7 @@ fn one(folder: &Path, as_json: bool) {
     }
     let (process, why) = sinew_runs::process_of(folder);
     let state = process.name();
-    match (sinew_runs::summary(folder), as_json) {
+    match (sinew_runs::summary(folder, ENVIRONMENTS), as_json) {
         (Ok(run), true) => {
             let verdict = run.verdict(process, why.as_deref());
             let line = json!({

@@ -8,6 +8,7 @@ use crate::output;
 use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_assembly::read_token;
 use sinew_engines::{Followed, FormatMode, LogprobMode, WeightsFollower, follow};
@@ -416,7 +417,7 @@ fn as_run(args: &ServeArgs, folder: &Path, renderer: &dyn Renderer) -> Result<()
     let failed = |e: std::io::Error| Failure::input(format!("--store {}: {e}", folder.display()));
     let model = args.model.as_deref().unwrap_or("fake");
     let plan = match model.strip_prefix("recipe:") {
-        Some(path) => RunPlan::load(Path::new(path)),
+        Some(path) => RunPlan::load(Path::new(path), ENVIRONMENTS),
         None => {
             let path = std::path::absolute(model).map_err(failed)?;
             let source = match path.exists() {
@@ -425,7 +426,7 @@ fn as_run(args: &ServeArgs, folder: &Path, renderer: &dyn Renderer) -> Result<()
             };
             let text =
                 format!("name = \"serve\"\nmodel = {source:?}\nharness = {{ type = \"live\" }}\n");
-            RunPlan::parse(&folder.join("recipe.toml"), &text)
+            RunPlan::parse(&folder.join("recipe.toml"), &text, ENVIRONMENTS)
         }
     };
     let plan = plan.map_err(|e| Failure::input(format!("--model: {e}")))?;
@@ -494,7 +495,7 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
         .and_then(|m| m.strip_prefix("recipe:"));
     let renderer: Arc<dyn Renderer> = match recipe {
         Some(path) => {
-            let recipe = RunPlan::load(Path::new(path));
+            let recipe = RunPlan::load(Path::new(path), ENVIRONMENTS);
             let recipe = recipe.map_err(|e| Failure::input(format!("--model: {e}")))?;
             let model = with_template(recipe.model, template(args)?);
             sinew_assembly::renderer(&model, &recipe.env)?

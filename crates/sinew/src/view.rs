@@ -33,6 +33,7 @@ fn ports() -> Ports {
             renderer.map_err(|e| e.text().to_owned())
         }),
         late: Arc::new(sinew_assembly::late_config),
+        environments: sinew_assembly::ENVIRONMENTS,
     }
 }
 

@@ -18,7 +18,7 @@ use crate::peers::Peers;
 use crate::row::{Better, Printer, Row, Summary};
 use sinew_bridge::Python;
 use sinew_env::{
-    ENVIRONMENTS, EnvConfig, EnvFactory, EnvKind, Needs, Sandboxes, Split, Taskset,
+    BUILT_IN, EnvConfig, EnvFactory, EnvKind, Needs, Sandboxes, Split, Taskset,
     registry::ReadConfig,
 };
 use sinew_render::{Renderer, TinyRenderer, byte_renderer};
@@ -130,7 +130,7 @@ pub(super) fn run(
 
 /// Keys of a native environment, all at their defaults.
 fn native(name: &str) -> Result<(&'static EnvKind, ReadConfig), BenchError> {
-    let kind = ENVIRONMENTS.iter().find(|kind| kind.name == name);
+    let kind = BUILT_IN.iter().find(|kind| kind.name == name);
     let kind = kind.ok_or_else(|| BenchError::system(format!("no environment {name}")))?;
     let keys = toml::de::ValueDeserializer::parse("{}").map_err(BenchError::system)?;
     Ok((kind, kind.read(keys).map_err(BenchError::system)?))

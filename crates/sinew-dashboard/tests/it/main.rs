@@ -26,6 +26,7 @@ fn serve(folder: &Path) -> Served {
         folder,
         Ports {
             renderer: Arc::new(|_, _| Ok(Arc::new(sinew_render::byte_renderer().unwrap()))),
+            environments: sinew_env::Registry::new(&sinew_env::BUILT_IN),
             late: Arc::new(|_| None),
         },
     )

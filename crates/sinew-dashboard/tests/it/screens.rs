@@ -203,6 +203,7 @@ fn episodes_are_compared_by_their_tokens_with_and_without_the_tokenizer() {
     wordless(&run);
     let none = Ports {
         renderer: Arc::new(|_, _| Err("it was never here".into())),
+        environments: sinew_env::Registry::new(&sinew_env::BUILT_IN),
         late: Arc::new(|_| None),
     };
     for served in [serve(dir.path()), serve_with(dir.path(), none)] {

@@ -251,7 +251,9 @@ impl ChainDir {
         let folder = self.stage(&chain.stages[at].name);
         let read = |file| std::fs::read_to_string(folder.join(file)).ok();
         let text = read("began.toml").or_else(|| read("recipe.toml"));
-        let Some(saved) = text.and_then(|text| RunPlan::saved(&text).ok()) else {
+        let Some(saved) =
+            text.and_then(|text| RunPlan::saved(&text, chain.stages[at].plan.env.registry()).ok())
+        else {
             return String::new();
         };
         let changes = changes(&saved, &chain.run(at, &self.path).portable(&self.path));

@@ -3,6 +3,7 @@
 //! The estimate is an upper bound, made of the shapes alone. Sandboxes are not counted: they have limits of
 //! their own.
 
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision};
 use sinew_recipe::{EngineType, RunPlan};
@@ -157,7 +158,7 @@ mod tests {
     #[test]
     fn the_quickstart_is_estimated_as_it_was_measured() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/quickstart.toml");
-        let recipe = RunPlan::load(std::path::Path::new(root)).unwrap();
+        let recipe = RunPlan::load(std::path::Path::new(root), ENVIRONMENTS).unwrap();
         let config = ModelConfig {
             family: Family::Llama,
             vocab: 49152,

@@ -3,6 +3,7 @@
 
 use crate::{root, run_ok, sinew};
 use serde_json::{Value, json};
+use sinew_assembly::ENVIRONMENTS;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -664,7 +665,7 @@ fn recipes_of_bridges_can_be_read() {
     let recipes = fs::read_dir(root().join("recipes/bridges")).unwrap();
     for recipe in recipes {
         let path = recipe.unwrap().path();
-        let read = sinew_recipe::Recipe::load(&path);
+        let read = sinew_recipe::Recipe::load(&path, ENVIRONMENTS);
         assert!(read.is_ok(), "{}: {read:?}", path.display());
     }
 }

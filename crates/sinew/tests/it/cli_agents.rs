@@ -8,6 +8,7 @@
 use crate::root;
 use crate::serve::{get, post, serving};
 use serde_json::{Value, json};
+use sinew_assembly::ENVIRONMENTS;
 use sinew_env::Split;
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
 use sinew_recipe::{HarnessSection, RunPlan};
@@ -206,7 +207,7 @@ fn in_the_sandbox(agent: &Agent) {
         root().join("examples/cli_agents").join(agent.script),
         packages(),
     );
-    let plan = RunPlan::parse(Path::new("r.toml"), &recipe).unwrap();
+    let plan = RunPlan::parse(Path::new("r.toml"), &recipe, ENVIRONMENTS).unwrap();
     let HarnessSection::Command(section) = &plan.harness else {
         panic!("{:?}", plan.harness);
     };

@@ -2,6 +2,7 @@
 
 use super::{root, sinew};
 use serde_json::Value;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_recipe::Recipe;
 use std::fs;
 
@@ -19,7 +20,7 @@ fn recipes() -> Vec<String> {
 #[test]
 fn each_environment_has_a_recipe_and_holds_its_checks() {
     for recipe in recipes() {
-        let Recipe::Chain(chain) = Recipe::load(recipe.as_ref()).unwrap() else {
+        let Recipe::Chain(chain) = Recipe::load(recipe.as_ref(), ENVIRONMENTS).unwrap() else {
             panic!("{recipe}: no chain");
         };
         assert_eq!(chain.stages.len(), 2, "{recipe}");

@@ -2,6 +2,7 @@
 
 use crate::{root, run_ok, sinew};
 use serde_json::Value;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_recipe::{ChainPlan, Recipe};
 use std::fs;
 use std::path::PathBuf;
@@ -144,7 +145,7 @@ fn a_class_derives_from_a_world_and_unknown_worlds_are_named() {
 fn chains(folder: &str) -> Vec<(PathBuf, ChainPlan)> {
     let entries = fs::read_dir(root().join(folder)).unwrap();
     let paths = entries.map(|e| e.unwrap().path()).filter(|p| p.is_file());
-    let chain = |path: PathBuf| match Recipe::load(&path).unwrap() {
+    let chain = |path: PathBuf| match Recipe::load(&path, ENVIRONMENTS).unwrap() {
         Recipe::Chain(chain) => (path, chain),
         Recipe::Run(_) => panic!("{}: no chain", path.display()),
     };
