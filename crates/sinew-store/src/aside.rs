@@ -4,8 +4,8 @@
 use crate::error::StoreError;
 use std::path::{Path, PathBuf};
 
-/// The files that SQLite keeps for a file, and the file. In this order they are moved: a log
-/// without its file is nothing, but one next to a new file would be played into that.
+/// SQLite's side files of a database, then the database itself. They are moved in this order: a log is
+/// useless without its file, but a log next to a new file would be played into that file.
 fn files(path: &Path) -> [PathBuf; 3] {
     ["-wal", "-shm", ""].map(|suffix| with_suffix(path, suffix))
 }
@@ -46,7 +46,7 @@ pub(crate) fn name(path: &Path) -> Result<(), StoreError> {
             .map_or(Ok(()), |folder| std::fs::File::open(folder)?.sync_all())
     });
     named.map_err(|e| StoreError::io(path, e))?;
-    // Without the file they are nothing.
+    // The side files are useless without the file.
     remove(&part)
 }
 

@@ -72,11 +72,10 @@ impl Default for StoreOptions {
 /// a time.
 #[derive(Debug)]
 pub struct DiskStore {
-    /// Where the store lies.
     pub(crate) directory: PathBuf,
     /// The log: all that was committed.
     pub(crate) segments: SegmentDir,
-    /// As it was opened.
+    /// Options at opening.
     pub(crate) options: StoreOptions,
     /// Taken before `connection` wherever both are.
     pub(crate) writer: Mutex<Writer>,
@@ -86,7 +85,6 @@ pub struct DiskStore {
     waiting: Group,
     /// Nanoseconds for which callers waited until something was durable.
     waited_ns: AtomicU64,
-    /// What opening found and repaired.
     recovery: Recovery,
     /// Held as long as the store is open.
     _lock: File,
@@ -192,12 +190,12 @@ impl DiskStore {
         DiskQueue::open(&path, limits, self.options.accept_loss)
     }
 
-    /// What opening found and repaired.
+    /// Repairs and damage that opening found.
     pub fn recovery(&self) -> &Recovery {
         &self.recovery
     }
 
-    /// Where the store lies.
+    /// Folder of the store.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -656,7 +654,7 @@ mod tests {
         let file = store.segments.path_of(0);
         let old = std::fs::read(&file).unwrap();
         store.gc(policy).unwrap();
-        // As if the process had died before it removed the file.
+        // The state after a process died before it removed the file.
         std::fs::write(&file, old).unwrap();
         let mut connection = store.connection.lock().unwrap();
         let tx = connection.transaction().unwrap();

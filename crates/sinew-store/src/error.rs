@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-/// Errors of a trace store. After any of them the store is as it was before the call.
+/// Errors of a trace store. A call that fails leaves the store unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A trace breaks an invariant of [`sinew_types::Trace`].
@@ -24,7 +24,6 @@ pub enum StoreError {
         episode: EpisodeId,
         /// Name of the bounded quantity.
         field: &'static str,
-        /// As given.
         value: u64,
         /// Inclusive.
         limit: u64,
@@ -161,8 +160,8 @@ impl From<rusqlite::Error> for StoreError {
     }
 }
 
-/// Locks a part of a store. After a panic under the lock the part may be half changed, so that every later
-/// call is refused.
+/// Locks a part of a store. A panic under the lock may leave the part half changed, so every later call is
+/// refused.
 ///
 /// # Errors
 /// [`StoreError::Poisoned`].
@@ -170,7 +169,7 @@ pub(crate) fn guard<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, StoreError
     mutex.lock().map_err(|_| StoreError::Poisoned)
 }
 
-/// Why a queue refuses. After any of them it is as before.
+/// Reasons for which a queue refuses a call. A refused call leaves the queue unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum QueueError {
     #[error(

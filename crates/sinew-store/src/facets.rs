@@ -1,5 +1,5 @@
-//! What episodes are found by besides the columns of their row: environment, versions, last turn,
-//! content.
+//! Facets that episodes are found by, in addition to the columns of their row: environment, versions, last
+//! turn, content.
 //!
 //! A table of its own: the rows of episodes stay short.
 
@@ -42,8 +42,8 @@ impl Facets {
     }
 }
 
-/// What an episode says: a hash of its task and of the kinds, tokens and messages of its graph, equal for two
-/// episodes that say the same whoever sampled them, when, with which log-probabilities and for which reward.
+/// Content hash of an episode: its task and the kinds, tokens and messages of its graph. Sampler, time,
+/// log-probabilities and reward do not count.
 pub(crate) fn content(trace: &Trace) -> [u8; 16] {
     let mut hash = blake3::Hasher::new();
     let mut bytes = Vec::new();

@@ -19,7 +19,7 @@ const FRAME_BYTES: u64 = 8 << 20;
 /// Removes what was found, segment by segment.
 ///
 /// # Errors
-/// What the medium or the index refuses. Segments that were done before stay done.
+/// If the medium or the index fails. Segments that are finished by then stay finished.
 pub(crate) fn run(
     segments: &SegmentDir,
     writer: &mut Writer,

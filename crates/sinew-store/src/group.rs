@@ -16,13 +16,13 @@ use std::sync::{Arc, Mutex};
 /// Most commits that share a frame.
 const MAX_TOGETHER: usize = 256;
 
-/// What became of a commit.
+/// Result of a commit.
 type Ended = Result<Vec<Committed>, StoreError>;
 
 /// One call that commits.
 #[derive(Debug)]
 pub(crate) struct Ticket {
-    /// What it commits.
+    /// Entries to commit, with their payloads.
     pub(crate) entries: Vec<(Entry, Encoded)>,
     /// Bytes of a frame of it.
     bytes: u64,
@@ -38,7 +38,7 @@ impl Ticket {
         }
     }
 
-    /// What became of it, if it ended; once.
+    /// Takes the result, once, if the commit has ended.
     pub(crate) fn taken(&self) -> Result<Option<Ended>, StoreError> {
         Ok(guard(&self.ended)?.take())
     }

@@ -30,12 +30,12 @@ pub const IMPORT_SOURCE: &str = "import";
 /// A row that was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BadRow {
-    /// From 1.
+    /// Line number, from 1.
     pub line: usize,
     pub why: String,
 }
 
-/// What became of the rows of a file.
+/// Counts of the rows of a file, by result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ImportReport {
     /// Rows that were not empty.
@@ -52,7 +52,7 @@ pub struct ImportReport {
     pub queued: bool,
 }
 
-/// Where scores go.
+/// Destination of scores.
 #[derive(Debug)]
 pub enum ScoreTarget<'a> {
     /// A store of this process.
@@ -75,7 +75,7 @@ impl Row {
     /// Reads one line.
     ///
     /// # Errors
-    /// In words: the field, its value and what is allowed.
+    /// A message in words: the field, its value and what is allowed.
     fn read(line: &[u8]) -> Result<Self, String> {
         let fields: serde_json::Map<String, Value> =
             serde_json::from_slice(line).map_err(|e| format!("not a JSON object: {e}"))?;
@@ -219,7 +219,7 @@ impl ScoreTarget<'_> {
 /// with the same rows again: what is known changes nothing.
 ///
 /// # Errors
-/// What the store or the file refuses; rows before it are taken.
+/// If the store or the file fails; the rows up to that one are stored.
 pub fn import_scores(
     rows: &mut dyn BufRead,
     target: &ScoreTarget<'_>,
@@ -352,7 +352,7 @@ impl Inbox {
     /// Leaves scores durably, as one file.
     ///
     /// # Errors
-    /// What the file system refuses, and a full inbox.
+    /// If the file system fails, or the inbox is full.
     pub fn put(&self, records: &[ScoreRecord]) -> Result<(), StoreError> {
         if records.is_empty() {
             return Ok(());
@@ -404,7 +404,7 @@ impl Inbox {
     /// line. A file that cannot be read is kept under another name.
     ///
     /// # Errors
-    /// What the store or the file system refuses; what was taken stays taken.
+    /// If the store or the file system fails; records that were taken by then stay taken.
     pub fn take(&self, store: &dyn TraceStore) -> Result<(usize, Vec<String>), StoreError> {
         let (mut new, mut bad) = (0, Vec::new());
         for path in self.files()? {
@@ -436,7 +436,7 @@ impl Inbox {
     }
 }
 
-/// Puts records; how many are new. What is refused is a fault.
+/// Puts records and returns how many are new. A refused record is an error.
 fn put_all(
     store: &dyn TraceStore,
     records: &[ScoreRecord],

@@ -73,7 +73,7 @@ fn bad_index(path: &Path) -> impl Fn(rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase, TypeMismatch, Unknown};
     |source| match StoreError::from(source) {
         StoreError::Index(source) => match source.sqlite_error_code() {
-            // Without a code: a value has another type than its column.
+            // Errors without a code: a value has another type than its column.
             None | Some(DatabaseCorrupt | NotADatabase | TypeMismatch | Unknown) => {
                 StoreError::DamagedIndex {
                     path: path.to_owned(),
@@ -188,7 +188,7 @@ pub(crate) fn knows(connection: &Connection, episode: &str) -> Result<bool, Stor
 
 /// Values of the column `success`; 0 is a failure.
 const SUCCEEDED: i64 = 1;
-/// Of an episode without a score, which no filter by success or reward finds.
+/// `success` of an episode without a score; no filter by success or reward finds it.
 const UNSCORED: i64 = 2;
 
 fn score_code(s: &EpisodeSummary) -> i64 {
@@ -198,7 +198,7 @@ fn score_code(s: &EpisodeSummary) -> i64 {
     }
 }
 
-/// What the index says of a trace; made before anything is locked.
+/// Index entry of a trace; made before anything is locked.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) summary: EpisodeSummary,
@@ -338,7 +338,7 @@ pub(crate) fn bury_segment(connection: &Connection, segment: u32) -> Result<(), 
     Ok(())
 }
 
-/// Where a row's record lies.
+/// Location of a row's record.
 fn location(row: &Row<'_>) -> rusqlite::Result<Location> {
     Ok(Location {
         segment: row.get("segment")?,
@@ -347,7 +347,7 @@ fn location(row: &Row<'_>) -> rusqlite::Result<Location> {
     })
 }
 
-/// Where an episode lies; `None` if it is unknown or gone.
+/// Location of an episode; `None` if it is unknown or removed.
 pub(crate) fn find(connection: &Connection, episode: &str) -> Result<Option<Location>, StoreError> {
     let mut query = connection.prepare_cached(
         "SELECT segment, offset, bytes FROM episodes
@@ -544,7 +544,7 @@ pub(crate) fn lifeless(connection: &Connection) -> Result<Vec<u32>, StoreError> 
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// What of a segment is alive: episodes, batches or scores, by name and place.
+/// Live records of a segment: episodes, batches or scores, by name and place.
 pub(crate) fn living(
     connection: &Connection,
     table: Table,
@@ -569,7 +569,7 @@ pub(crate) fn living(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Where the records of a segment lie, last first.
+/// Locations of the records of a segment, last first.
 pub(crate) fn records(connection: &Connection, segment: u32) -> Result<Vec<Location>, StoreError> {
     let mut query = connection.prepare_cached(
         "SELECT segment, offset, bytes FROM episodes WHERE segment = ?1
@@ -642,7 +642,7 @@ pub(crate) fn batches_from(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Which table a record is listed in.
+/// Table in which a record is listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Table {
     /// Traces.
@@ -691,7 +691,7 @@ pub(crate) fn relocate(
 mod tests {
     use super::*;
 
-    /// What a reader without the right to write falls back to.
+    /// Reading still works for a reader that may not write.
     #[test]
     fn an_index_is_read_without_files_beside_it() {
         let directory = tempfile::tempdir().unwrap();

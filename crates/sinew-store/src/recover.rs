@@ -1,9 +1,9 @@
 //! Opening a store: the index catches up with the segments, torn tails go.
 //!
-//! A tail is torn if the newest file ends in what an unfinished write leaves, whether or not the
-//! index knows of it: a medium that lost power may have lost what it had confirmed. Everything else
-//! that cannot be read is damage. What is whole behind it is indexed; the file stays as it is. A store
-//! with damage is opened only if the caller accepts the loss; otherwise nothing is changed.
+//! A tail is torn if the newest file ends in what an unfinished write leaves, whether or not the index knows
+//! of it: a medium that lost power may have lost what it had confirmed. Everything else that cannot be read
+//! is damage. Whole frames behind it are indexed; the file stays as it is. A store with damage is opened only
+//! if the caller accepts the loss; otherwise nothing is changed.
 
 use crate::codec::{self, Mark};
 use crate::damage::{Damage, Loss, Recovery};
@@ -19,10 +19,10 @@ use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
 
-/// What opening found.
+/// Findings of recovery.
 #[derive(Debug, Default)]
 pub(crate) struct Opened {
-    /// For the caller of the store.
+    /// Report to the caller of the store.
     pub(crate) recovery: Recovery,
     /// The segment to go on in, and its length (0: it does not exist yet).
     pub(crate) end: (u32, u64),
@@ -32,8 +32,8 @@ pub(crate) struct Opened {
     pub(crate) unwritten: BTreeSet<i64>,
 }
 
-/// Brings segments and index together. With damage, only if `accept_loss`: then every record that the
-/// index knows is read, and those that cannot be are forgotten.
+/// Brings segments and index together. A damaged store is opened only if `accept_loss`. Every record of the
+/// index is read then, and unreadable ones are forgotten.
 pub(crate) fn run(
     segments: &SegmentDir,
     connection: &mut Connection,
@@ -84,7 +84,7 @@ fn remove_dead(segments: &SegmentDir, connection: &Connection) -> Result<u64, St
 
 /// How the newest file ends, compared with what the index knows of it.
 enum Tail {
-    /// What is known can be read.
+    /// The indexed records can be read.
     Known,
     /// Torn behind this byte.
     Torn(u64),
@@ -100,7 +100,7 @@ struct Pass<'a> {
     tx: &'a Transaction<'a>,
     /// Go on without what cannot be read.
     accept_loss: bool,
-    /// What was found so far.
+    /// Findings so far.
     opened: Opened,
     /// Files whose header is to be written again: their records are whole.
     bad_headers: Vec<u32>,
@@ -184,7 +184,7 @@ impl Pass<'_> {
             .segments
             .scan(number, 0, self.accept_loss, |_| Ok(()))?;
         for &(from, to) in &scan.gaps {
-            // Where nothing is known, the loss was accepted before.
+            // A gap without indexed records was accepted earlier.
             if known.iter().any(|at| (from..to).contains(&at.offset)) {
                 self.damage(number, from, to);
             }

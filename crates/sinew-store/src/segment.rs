@@ -35,7 +35,7 @@ pub(crate) const FRAME_HEADER: usize = 16;
 /// Bytes before a record's payload.
 pub(crate) const RECORD_HEADER: usize = 16;
 
-/// What a record says.
+/// Content of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordKind {
     /// An episode.
@@ -55,12 +55,12 @@ impl RecordKind {
     }
 }
 
-/// Where a record lies: from its header, whole length with header.
+/// Location of a record: the offset of its header and its whole length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     /// Number of the file.
     pub(crate) segment: u32,
-    /// Of the record's header in the file.
+    /// Offset of the record's header in the file.
     pub(crate) offset: u64,
     /// Header and payload.
     pub(crate) bytes: u32,
@@ -72,11 +72,10 @@ pub(crate) struct Record {
     /// Says how the payload is decoded.
     pub(crate) kind: RecordKind,
     pub(crate) codec: u8,
-    /// Before compression.
+    /// Payload length before compression.
     pub(crate) raw_len: u32,
-    /// As it lies on the medium.
+    /// Payload as stored, compressed or not.
     pub(crate) payload: Vec<u8>,
-    /// Where it was read.
     pub(crate) location: Location,
 }
 
@@ -240,7 +239,7 @@ pub(crate) fn corrupt(path: &Path, offset: u64, reason: impl Into<String>) -> St
     }
 }
 
-/// What the header of a file says.
+/// State of a file's header.
 pub(crate) enum Header {
     /// Magic, format and number are ours.
     Sound,
@@ -269,7 +268,7 @@ pub(crate) fn check_header(path: &Path, header: &[u8], segment: u32) -> Header {
 /// Checks and takes a record apart.
 ///
 /// # Errors
-/// In words: what of it is wrong.
+/// A message in words about the faulty part.
 pub(crate) fn parse_record(bytes: &[u8], location: Location) -> Result<Record, String> {
     if bytes.len() < RECORD_HEADER {
         return Err("record is shorter than its header".into());
@@ -294,7 +293,7 @@ pub(crate) fn parse_record(bytes: &[u8], location: Location) -> Result<Record, S
 /// The end of the newest file.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    /// Where new files are made.
+    /// Folder for new files.
     directory: SegmentDir,
     /// The file that is written to.
     segment: u32,

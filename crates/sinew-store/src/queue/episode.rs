@@ -10,7 +10,7 @@ use sinew_types::{Outcome, Trace};
 
 /// An episode as a row: `source` names its producer, in whose name its key and its group are unique.
 ///
-/// Without `scored`, the row has no reward, and waits for a scorer.
+/// A row without `scored` has no reward and waits for a scorer.
 ///
 /// # Errors
 /// If the trace cannot be encoded.
@@ -46,7 +46,7 @@ pub fn reward_field(key: &str, outcome: &Outcome) -> Result<Field, StoreError> {
     Ok(Field::new(fields::REWARD, pack(key, outcome)?))
 }
 
-/// What a scorer acks a row with.
+/// A row with its reward, as a scorer acks it.
 ///
 /// # Errors
 /// If the outcome cannot be encoded.

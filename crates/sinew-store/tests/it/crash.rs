@@ -109,7 +109,7 @@ fn killed_while_committing() {
         }
         assert_eq!(left, 0, "the victim ended by itself");
         child.kill().unwrap();
-        // What it still said before it died was acknowledged as well.
+        // Lines that it still printed before it died were acknowledged as well.
         for line in lines.map_while(Result::ok) {
             note(&line, &mut committed, &mut put, &mut steps);
         }

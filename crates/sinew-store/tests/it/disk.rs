@@ -96,7 +96,7 @@ fn a_torn_tail_is_cut_off() {
     assert_eq!(store.get(&id(1)).unwrap(), Some(trace(1, 10)));
 }
 
-/// What power took from a medium that had confirmed it: the index knows more than the file holds.
+/// A power cut loses data that the medium had confirmed: the index knows more than the file holds.
 #[test]
 fn a_tail_that_the_index_knows_is_torn_off_and_its_episodes_come_again() {
     for marked in [false, true] {
@@ -140,7 +140,7 @@ fn a_tail_that_the_index_knows_is_torn_off_and_its_episodes_come_again() {
             assert_eq!(recovery.cut_bytes, cut - kept);
             assert_eq!(store.get(&id(1)).unwrap(), Some(trace(1, 10)));
             assert_eq!(store.get(&id(2)).unwrap(), None);
-            // What was not trained is committed again; what was stays so.
+            // Untrained episodes are committed again; trained ones stay so.
             let again = store.commit_batch(&[trace(2, 10), trace(3, 10)]).unwrap();
             let second = if marked {
                 Committed::Duplicate

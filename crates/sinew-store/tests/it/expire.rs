@@ -52,7 +52,7 @@ fn of_equal_contents_the_first_that_fits_is_listed() {
                 ..Filter::default()
             };
             assert_eq!(listed(store, &unique), ["e0", "e1", "e4", "e6"], "{limit}");
-            // Among those that fit: odd ones succeed.
+            // `unique` applies among the matching ones: odd ones succeed.
             let successes = Filter {
                 success: Some(true),
                 ..unique
@@ -93,7 +93,7 @@ fn log_probs_rewards_and_versions_are_no_content_but_tokens_and_messages_are() {
         assert_eq!(unique(), 3);
         commit(&|t| t.nodes[0].kind = sinew_types::TokenKind::Observation);
         assert_eq!(unique(), 4);
-        // Without tokens the messages say what was said.
+        // Messages are compared where there are no tokens.
         commit(&|t| t.nodes[0].tokens.clear());
         commit(&|t| {
             t.nodes[0].tokens.clear();
