@@ -1,4 +1,4 @@
-//! Where rollouts go: what open ones captured into the journal, finished traces into the store.
+//! Archive of rollouts: the captured parts of open ones go into the journal, finished traces into the store.
 
 use crate::failures::store_failed;
 use crate::journal::{Journal, Receipt, Record};

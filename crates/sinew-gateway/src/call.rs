@@ -45,7 +45,7 @@ const TAIL_TOKENS: usize = 8;
 /// How a repeated request is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Retry<'a> {
-    /// Of the request: the same body to another dialect is another call.
+    /// Path of the request: the same body to another dialect is another call.
     pub(crate) path: &'a str,
     /// The client's own key of the request: with it, equal bodies are different requests.
     pub(crate) idempotency: Option<&'a str>,
@@ -72,12 +72,12 @@ impl Retry<'_> {
     }
 }
 
-/// What is remembered of a body, so that a later one that repeats it is recognized.
+/// A request body that is remembered, so that a later one that repeats it is recognized.
 #[derive(Clone, Copy, Debug)]
 struct Repeat<'a> {
-    /// As it arrived.
+    /// The body as it arrived.
     body: &'a [u8],
-    /// Where its messages are.
+    /// Positions of its messages.
     scan: &'a Scan,
     /// Key of what the request says before them.
     head: Key,
@@ -185,7 +185,7 @@ impl Caller {
         let _ = tokio::time::timeout(within, self.in_flight.acquire_many(all)).await;
     }
 
-    /// That calls are taken.
+    /// Checks that calls are accepted.
     ///
     /// # Errors
     /// 503 after [`Caller::drain`], 410 after [`Caller::end`].
@@ -273,7 +273,7 @@ impl Caller {
         let permit = self.permit()?;
         let (format, held) = self.formats(&mut request)?;
         let opening = match &held {
-            // What must come is a part of the format.
+            // A format already fixes how the turn begins.
             Some(_) => String::new(),
             None => self.opening(&request)?,
         };
@@ -351,7 +351,7 @@ impl Caller {
         }
     }
 
-    /// What to look for in the turn, and what to hold it to.
+    /// The format that the turn is parsed with, and the one that the output is held to.
     fn formats(
         &self,
         request: &mut ModelRequest,
@@ -365,7 +365,7 @@ impl Caller {
         Ok((format, held))
     }
 
-    /// What the answer needs when it is written.
+    /// Data for writing the answer.
     fn context(&self, id: String, request: ModelRequest, prompt: &[TokenId]) -> AnswerContext {
         let prompt_ids = match request.return_token_ids {
             true => prompt.to_vec(),
@@ -406,7 +406,7 @@ impl Caller {
         })
     }
 
-    /// What to look for in the turn: nothing in a text, no calls where none may be.
+    /// The format that the turn is parsed with: nothing for a text, no calls where none are allowed.
     fn turn_format(&self, request: &ModelRequest) -> Result<TurnFormat, ApiError> {
         if !matches!(request.prompt, Prompt::Messages(_)) {
             return Ok(TurnFormat::default());

@@ -20,8 +20,8 @@ pub struct GatewayConfig {
     pub session: SessionLimits,
     /// Bounds of all of them together.
     pub server: ServerLimits,
-    /// What open rollouts captured is written here before their clients see its end; `None`: a crash
-    /// loses it.
+    /// Journal that gets what open rollouts captured, before their clients see the end of a call. `None`: a
+    /// crash loses it.
     pub journal: Option<Arc<Journal>>,
     /// How the model writes tool calls and reasoning.
     pub format: TurnFormat,
@@ -52,7 +52,7 @@ impl Default for GatewayConfig {
     }
 }
 
-/// What a gateway works with.
+/// Parts that a gateway is built from.
 #[derive(Clone)]
 pub struct GatewayParts {
     /// Samples; may be shared with a training loop.
@@ -66,8 +66,8 @@ pub struct GatewayParts {
     pub requests: Arc<AtomicU64>,
     /// Capacity of an engine that is shared; `None`: every call generates at once.
     pub capacity: Option<Arc<dyn Capacity>>,
-    /// Takes the finished rollouts of clients; `None`: only those clients use them. With it, a rollout that
-    /// is finished without a call of the model is an error.
+    /// Takes the finished rollouts of clients; `None`: only those clients use them. A gateway with hooks
+    /// refuses to finish a rollout that made no call of the model.
     pub hooks: Option<Arc<dyn RolloutHooks>>,
 }
 

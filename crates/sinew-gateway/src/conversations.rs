@@ -5,8 +5,8 @@
 //! the model. Every other request begins one: it may share its instructions and examples with thousands.
 //! Text and token prompts have no turns, and each is a conversation.
 //!
-//! At most [`MAX_OPEN`] of these rollouts are open, and at most half of all. The one that was used the
-//! longest ago is finished, unscored; a client that comes back to it begins a new one.
+//! At most [`MAX_OPEN`] of these rollouts are open, and at most half of all. Above that the least recently
+//! used one is finished, unscored. A client that comes back to it begins a new one.
 
 use crate::keys::{self, Key};
 use sinew_dialect::ModelRequest;

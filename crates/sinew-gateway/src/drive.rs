@@ -5,9 +5,9 @@
 //!    channel has one place for each token that may come.
 //! 3. Follow the events. Tokens are decoded into pieces of text, reasoning and calls; with a stream
 //!    the readers get them at once.
-//! 4. At the end of a choice: capture its tokens in the session, wait for the journal, then send the
-//!    end to the client. An aborted choice is captured, too.
-//! 5. After all choices: give the result, or the first error, to the readers and count it.
+//! 4. When a choice ends, capture its tokens in the session, wait for the journal, then send the end to the
+//!    client. An aborted choice is captured, too.
+//! 5. After all choices, give the result, or the first error, to the readers and count it.
 //!
 //! An engine that does not end aborted requests within [`ABORT_GRACE`] is not waited for.
 
@@ -35,7 +35,7 @@ const EVENT_BATCH: usize = 64;
 /// Formats that are compiled at a time in the process.
 static COMPILING: Semaphore = Semaphore::const_new(1);
 
-/// What a call needs to run.
+/// Everything that a call needs to run.
 pub(crate) struct Work {
     pub(crate) engine: Arc<dyn Engine>,
     /// Set if the engine is shared with a training loop.
@@ -64,7 +64,7 @@ struct Output {
     unsent: Vec<SampledToken>,
     /// Tokens for the client.
     kept: Vec<SampledToken>,
-    /// Of the text.
+    /// Bytes of text that were sent.
     sent_bytes: usize,
     /// Set once the output is in the trace.
     done: Option<Choice>,
@@ -73,7 +73,7 @@ struct Output {
 /// A call on its way, owned by one task.
 struct Driver {
     work: Work,
-    /// Where its readers look.
+    /// State that its readers follow.
     running: Arc<RunningCall>,
     /// Id of the first request; choice `i` has `first + i`.
     first: u64,
@@ -81,7 +81,7 @@ struct Driver {
     /// Prompt tokens that the engine found in its cache; the largest of the choices.
     cached: u32,
     prompt_tokens: u32,
-    /// Of the policy that samples them.
+    /// Temperature of the policy that samples.
     temperature: f32,
     /// Why the requests were aborted.
     stopping: Option<ApiError>,
@@ -263,7 +263,7 @@ impl Driver {
         }
     }
 
-    /// Until `pending` requests have ended, or the engine does not end them in time.
+    /// Follows the events until `pending` requests have ended, or the engine does not end them in time.
     async fn follow(&mut self, events: &mut mpsc::Receiver<EngineEvent>, mut pending: usize) {
         let running = Arc::clone(&self.running);
         let mut deadline = running.deadline;
@@ -437,8 +437,8 @@ impl Driver {
     }
 }
 
-/// Takes a request's events on the engine's thread. Without a stream, they are
-/// handed on together at the end: one wake-up for each answer instead of one for each token.
+/// Takes a request's events on the engine's thread. Events of an answer that is not streamed are sent
+/// together at the end: one wake-up for each answer instead of one for each token.
 fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bool) -> EventSink {
     let mut held = Vec::new();
     Box::new(move |event| {

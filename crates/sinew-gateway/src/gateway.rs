@@ -28,7 +28,7 @@ use std::time::Duration;
 /// Maximum length of an id that a caller chooses.
 const MAX_ID_BYTES: usize = 128;
 
-/// What an agent needs: it sets base URL and key, and nothing else.
+/// Credentials of an agent: it sets base URL and key, and nothing else.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Credentials {
     pub id: EpisodeId,
@@ -48,14 +48,14 @@ pub struct RolloutView {
     pub id: EpisodeId,
     /// It is open; then the trace is a snapshot.
     pub live: bool,
-    /// Of the whole trace; `None`: it has no reward.
+    /// Reward of the whole trace; `None`: it has none.
     pub reward: Option<f64>,
-    /// As far as it is captured.
+    /// Trace so far.
     pub trace: Trace,
     pub stats: Option<SessionStats>,
     /// Share of calls whose history was not the captured one.
     pub divergence_rate: f64,
-    /// Of open rollouts alone.
+    /// Calls, of open rollouts only.
     pub calls: Vec<CallRecord>,
 }
 
@@ -115,7 +115,7 @@ impl Gateway {
         let _ = self.inner.public_url.set(url);
     }
 
-    /// What calls the model.
+    /// Calls the model.
     pub(crate) fn caller(&self) -> &Caller {
         &self.inner.caller
     }
@@ -152,7 +152,7 @@ impl Gateway {
         }
     }
 
-    /// At most `limit` of the open rollouts, longest in their phase first.
+    /// Up to `limit` open rollouts, longest in their phase first.
     pub fn live(&self, limit: usize) -> LiveRollouts {
         let ttl_s = self.config().server.rollout_ttl.as_secs_f64();
         self.inner.rollouts.live(limit, ttl_s)
@@ -172,7 +172,7 @@ impl Gateway {
         self.inner.caller.drain();
     }
 
-    /// As [`Gateway::drain`], for good: clients get status 410, and wait for no other session.
+    /// Same as [`Gateway::drain`], but final: clients get status 410 and do not wait for another session.
     pub(crate) fn end(&self) {
         self.inner.caller.end();
     }
@@ -182,8 +182,8 @@ impl Gateway {
         self.inner.caller.running()
     }
 
-    /// Ends every running call; its readers get the error that the gateway stops. What was
-    /// sampled is captured. Gives the number of calls.
+    /// Ends every running call; its readers get the error that the gateway stops. Their sampled tokens are
+    /// captured. Returns the number of calls.
     pub(crate) async fn cut(&self) -> usize {
         let mut cut = 0;
         for rollout in self.inner.rollouts.all() {
@@ -207,12 +207,12 @@ impl Gateway {
         if let Some(id) = &spec.id {
             self.is_new(id, self.inner.archive.stored_now(id)?)?;
         }
-        // What follows is later in the journal: once that is durable, so is this.
+        // Later records follow this one in the journal: once one of them is durable, this one is, too.
         self.open_with(spec).map(|(credentials, _)| credentials)
     }
 
-    /// [`Gateway::open_rollout`], and waits until the journal has it on disk: for clients that
-    /// outlive this process. After an error nothing is open.
+    /// Same as [`Gateway::open_rollout`], but waits until the journal is on disk, for clients that outlive
+    /// this process. An error leaves nothing open.
     pub(crate) async fn open_durably(
         &self,
         mut spec: RolloutSpec,
@@ -237,7 +237,7 @@ impl Gateway {
         Ok(credentials)
     }
 
-    /// That no finished rollout has this id: its trace would be taken for the new one's.
+    /// Checks that no finished rollout has this id: its trace would be taken for the new one's.
     fn is_new(&self, id: &EpisodeId, stored: Option<Trace>) -> Result<(), ApiError> {
         match stored {
             None => Ok(()),
@@ -356,7 +356,7 @@ impl Gateway {
         rollout.record(&mut session)
     }
 
-    /// Where finished rollouts are.
+    /// Archive of finished rollouts.
     pub(crate) fn archive(&self) -> &Archive {
         &self.inner.archive
     }
@@ -437,8 +437,8 @@ impl Gateway {
         Ok(trace)
     }
 
-    /// [`Gateway::finish`] as a client of the control API asks for it. Where rollouts are used, one
-    /// that called no model is stored as failed, and that is an error.
+    /// Finishes a rollout as [`Gateway::finish`] does, for a client of the control API. If hooks use
+    /// rollouts, one that called no model is stored as failed, and the call is an error.
     pub(crate) async fn finish_used(
         &self,
         id: &EpisodeId,

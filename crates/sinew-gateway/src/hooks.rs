@@ -1,4 +1,4 @@
-//! What a training run, or a data pool, has to do with the rollouts of a gateway.
+//! Connects a training run, or a data pool, to the rollouts of a gateway.
 
 use crate::secret::Secret;
 use crate::session::RolloutSpec;
@@ -6,7 +6,7 @@ use sinew_dialect::ApiError;
 use sinew_types::{EpisodeId, GroupId, Trace, mix_seed};
 use std::fmt;
 
-/// What the purpose of a rollout begins with that is kept and not trained.
+/// Prefix of the purposes whose rollouts are kept and not trained.
 const MEASURED: &str = "eval";
 
 /// Group of a rollout that is compared with earlier ones of its task.

@@ -19,7 +19,7 @@ pub(crate) type Key = [u8; 16];
 /// Index of a state of a conversation, see `session::states`; 0 is nowhere.
 pub(crate) type StateId = u32;
 
-/// As many bytes as BLAKE3 hashes side by side in vectors of 512 bits.
+/// Bytes that BLAKE3 hashes in parallel in vectors of 512 bits.
 const HASHED_AT_ONCE: usize = 16 << 10;
 
 /// BLAKE3 over parts of known length.
@@ -126,8 +126,8 @@ pub(crate) fn exact(message: &Message) -> Key {
     parts.key()
 }
 
-/// What an assistant's message says, without what clients drop or rewrite on the way:
-/// reasoning, ids of calls, white space around the text.
+/// Key of an assistant's message, without the parts that clients drop or rewrite: reasoning, ids of calls,
+/// white space around the text.
 pub(crate) fn loose(message: &Message) -> Key {
     let mut parts = Parts::new(2);
     match message.content.as_text() {
@@ -155,7 +155,7 @@ pub(crate) fn tools(tools: &[ToolSpec]) -> Key {
     parts.key()
 }
 
-/// What comes before the messages that a body repeats: tools, and messages from elsewhere.
+/// Key of everything before the messages that a body repeats: tools, and messages from elsewhere.
 pub(crate) fn head(specs: &[ToolSpec], messages: &[Message]) -> Key {
     let mut parts = Parts::new(8);
     parts.bytes(&tools(specs));

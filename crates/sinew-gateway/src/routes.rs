@@ -58,7 +58,7 @@ use std::sync::Arc;
 /// Maximum length of a body of the control API.
 const MAX_CONTROL_BYTES: usize = 256 << 10;
 
-/// What requests are answered from.
+/// State that requests are answered from.
 #[derive(Clone, Debug)]
 pub(crate) struct Service {
     pub(crate) gateway: Gateway,
@@ -282,7 +282,7 @@ impl Service {
         rollouts.authorize(id, bearer(headers), trace(headers))
     }
 
-    /// That a request has the fixed key of clients without rollouts.
+    /// Checks that a request has the fixed key of clients without rollouts.
     fn plain(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let key = self.gateway.config().api_key;
         let opened = key
@@ -299,7 +299,7 @@ impl Service {
 }
 
 async fn health(State(service): Api, headers: HeaderMap) -> Json<Value> {
-    // Without the secret: that it runs, and nothing about what it does.
+    // A caller without the secret learns only that it runs.
     let mut health = json!({"status": "ok"});
     if service.is_control(&headers) {
         health["gateway"] = json!(service.gateway.stats());
@@ -308,7 +308,7 @@ async fn health(State(service): Api, headers: HeaderMap) -> Json<Value> {
     Json(health)
 }
 
-/// That a server is here, and nothing about it.
+/// Reports only that a server is here.
 async fn alive() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }

@@ -14,10 +14,10 @@ use tokio::time::{Instant, sleep_until};
 /// Time in which an engine must end requests that were aborted.
 pub(crate) const ABORT_GRACE: Duration = Duration::from_secs(5);
 
-/// What a reader gets next.
+/// Event for a reader.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// Of a stream, at least one.
+    /// Part of a stream, at least one delta.
     Deltas(Vec<Delta>),
     /// The result; nothing comes after it.
     Done(Result<Arc<ModelResponse>, ApiError>),
@@ -30,7 +30,7 @@ struct State {
     done: Option<Result<Arc<ModelResponse>, ApiError>>,
     /// Subscriptions that are alive.
     readers: usize,
-    /// Since when there is none.
+    /// Time since which there is no reader.
     unread_since: Option<Instant>,
     /// No reader came back in time; none may come any more.
     abandoned: bool,

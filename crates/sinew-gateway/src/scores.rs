@@ -18,7 +18,7 @@ impl Archive {
     /// Takes rows of scores, JSON lines as `sinew reward import` reads them.
     ///
     /// # Errors
-    /// Without a store, or if it refuses.
+    /// If the gateway has no store, or the store refuses.
     pub(crate) async fn put_scores(&self, rows: Vec<u8>) -> Result<ImportReport, ApiError> {
         let Some(store) = self.store() else {
             let why = "this gateway keeps no store, so that nothing can be scored later";

@@ -1,4 +1,4 @@
-//! What a gateway has counted: as JSON in `GET /health`, as Prometheus' text in `GET /metrics`.
+//! Counters of a gateway: as JSON in `GET /health`, as Prometheus' text in `GET /metrics`.
 
 use crate::session::Join;
 use serde::Serialize;
@@ -43,9 +43,9 @@ pub struct GatewayStats {
     pub joins: BTreeMap<Join, u64>,
     /// Sampled tokens that were captured, those of recovered rollouts included.
     pub sampled_tokens: u64,
-    /// Of these, in open rollouts.
+    /// Sampled tokens in open rollouts.
     pub open_tokens: u64,
-    /// Of these, in finished traces, each of which was proven call by call.
+    /// Sampled tokens in finished traces, each of which was proven call by call.
     pub stored_tokens: u64,
     /// Unproven traces; their rollouts stay.
     pub unproven: u64,
@@ -123,7 +123,7 @@ impl Counters {
         });
     }
 
-    /// What was counted, with a count for every kind of join. What is open now is the caller's to say.
+    /// Counters, with an entry for every kind of join. The caller adds what is open.
     pub(crate) fn stats(&self) -> GatewayStats {
         let mut stats = GatewayStats::default();
         self.count(|counted| stats.clone_from(counted));
@@ -159,7 +159,7 @@ impl GatewayStats {
         self.calls >= ALARM_CALLS && self.divergence_rate() > ALARM_RATE
     }
 
-    /// In the text format of Prometheus, version 0.0.4.
+    /// Writes the text format of Prometheus, version 0.0.4.
     pub fn prometheus(&self, engine: &EngineStatus) -> String {
         let ignored = self.ignored_fields.values().sum();
         let mut out = Exposition::default();

@@ -1,4 +1,4 @@
-//! What a person does to rows: out of the way, and back.
+//! Manual handling of rows: taking them out of the way, and back.
 
 use crate::server::system_clock;
 use sinew_store::StoreError;

@@ -44,7 +44,7 @@ const MAX_CALLS: usize = 4;
 const MAX_WAITS: usize = 4096;
 /// Time for a body to arrive.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two looks at whether the server stops, where nothing changes.
+/// Interval of checks whether the server stops, while nothing changes.
 const LOOK: Duration = Duration::from_millis(500);
 /// Time that running calls get when the server stops.
 const GRACE: Duration = Duration::from_secs(10);
@@ -66,7 +66,7 @@ pub struct Serving {
     pub listen: SocketAddr,
     /// Every call but `GET /health` must bring it.
     pub token: String,
-    /// Of all leases.
+    /// Clock of all leases.
     pub clock: Clock,
     /// Takes back leases that ended, and forgets rows that are done beyond a number, so often; `None`: never.
     pub sweep: Option<(Duration, usize)>,
@@ -132,7 +132,7 @@ impl QueueServer {
         })
     }
 
-    /// Where it listens.
+    /// Address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -199,7 +199,7 @@ struct Api {
     calls: Arc<Semaphore>,
     waits: Arc<Semaphore>,
     replies: Arc<Replies>,
-    /// What the numbers of changes begin at.
+    /// Number at which change numbers begin.
     base: u64,
     /// Number of the queue's last change.
     changed: watch::Receiver<u64>,
@@ -300,7 +300,7 @@ async fn stats(State(api): State<Api>, headers: HeaderMap) -> Result<Response, R
     Ok(Json(stats).into_response())
 }
 
-/// What a wait is for.
+/// Parameters of a wait.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wait {
@@ -337,7 +337,7 @@ async fn wait(
     answer(api.now().await?)
 }
 
-/// `POST /queue`. What was begun is finished, whether or not the client waits for it.
+/// Handles `POST /queue`. A call that began is finished, whether or not the client waits for it.
 async fn call(State(api): State<Api>, request: Request) -> Result<Response, Refusal> {
     api.authorize(request.headers())?;
     let id = request.headers().get(CALL_ID);
@@ -405,7 +405,7 @@ async fn reply(api: &Api, body: Bytes) -> Result<Reply, Refusal> {
     made.await?.map_err(invalid)
 }
 
-/// What the queue answers.
+/// Carries out a call on the queue.
 fn answer(queue: &dyn Queue, call: Call<'static>, now_ms: u64) -> Result<Answer, StoreError> {
     Ok(match call {
         Call::Put(rows) => Answer::Put(queue.put(&rows)?),

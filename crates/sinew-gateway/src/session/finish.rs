@@ -1,4 +1,4 @@
-//! From a session to a trace: prune what led nowhere, prove every call, validate.
+//! Makes a trace of a session: prunes dead ends, proves every call, validates.
 //!
 //! A proof recomputes the hash of the ids on the path to a call's outputs, and compares it with the
 //! hash of the prompt that the engine got. Prompts whose calls all failed have no outputs; they are
@@ -41,7 +41,7 @@ impl Session {
                 started_unix_s: self.opened_s,
                 total_s,
                 generate_s,
-                // What an agent does between its calls: tools and its own work.
+                // Time of the agent between its calls: tools and its own work.
                 tool_s: total_s - generate_s,
                 queue_s: 0.0,
             },

@@ -2,8 +2,8 @@
 //! new request joins them. Pure: time comes in as seconds, tokens come in as events.
 //!
 //! Invariants:
-//! - What the engine is given is the path of the node that its output will follow, token for
-//!   token; [`Session::trace`] proves it for every call by hash.
+//! - The engine gets exactly the path of the node that its output will follow, token for token;
+//!   [`Session::trace`] proves it for every call by hash.
 //! - Sampled tokens are in exactly one node, with one log-probability and one version each;
 //!   they are never decoded and tokenized again.
 //! - Nodes are only added. A client that rewrites its history makes a branch.
@@ -51,7 +51,7 @@ struct Call {
     join: Join,
     parent: NodeId,
     prompt_tokens: u32,
-    /// Of the ids that the engine was given; compared when the rollout is finished.
+    /// Key of the ids that the engine got; compared when the rollout is finished.
     prompt_key: Key,
     /// Sampled nodes, one a choice.
     outputs: Vec<NodeId>,
@@ -67,7 +67,7 @@ impl Call {
     }
 }
 
-/// What is needed of a call until its output is there.
+/// State of a call until its output is there.
 #[derive(Clone, Debug)]
 struct Running {
     /// State that the messages of the prompt lead to.
@@ -99,7 +99,7 @@ pub struct Session {
     texts: Vec<TextAnchor>,
     /// The model's turns, by what they say.
     known_turns: KnownTurns,
-    /// In the order of their numbers.
+    /// Calls in the order of their numbers.
     calls: Vec<Call>,
     /// Calls that have not ended, by number.
     running: BTreeMap<u32, Running>,
@@ -111,19 +111,19 @@ pub struct Session {
     limit_hit: Option<Limit>,
     opened_s: f64,
     touched_s: f64,
-    /// Since when at least one call runs, and the time before that.
+    /// Start of the time in which at least one call runs; `generate_s` is the time before that.
     busy_since_s: f64,
     generate_s: f64,
     over: bool,
     /// Its trace was made: no reward is taken any more.
     sealed: bool,
-    /// Of all rewards that it was given.
+    /// Bytes of all its rewards.
     reward_bytes: u64,
     /// Path of the last prompt.
     last_path: LastPath,
     /// KnownBodies whose messages were read.
     bodies: KnownBodies,
-    /// What happened since it was last taken; `None`: there is no journal.
+    /// Entries since they were last taken; `None`: there is no journal.
     entries: Option<Vec<Entry>>,
 }
 
@@ -216,12 +216,12 @@ impl Session {
         Ok(())
     }
 
-    /// From here on, what happens is kept for [`Session::take_entries`].
+    /// Keeps further entries for [`Session::take_entries`].
     pub(crate) fn keep_entries(&mut self) {
         self.entries.get_or_insert_default();
     }
 
-    /// What happened since the last time.
+    /// Takes the entries since the last call.
     pub(crate) fn take_entries(&mut self) -> Vec<Entry> {
         self.entries
             .as_mut()
@@ -254,12 +254,11 @@ impl Session {
         &self.id
     }
 
-    /// What it is run for.
+    /// Purpose and names of the rollout.
     pub fn spec(&self) -> &RolloutSpec {
         &self.spec
     }
 
-    /// What bounds it.
     pub fn limits(&self) -> &SessionLimits {
         &self.limits
     }

@@ -1,4 +1,4 @@
-//! Where a client can be in a conversation: a trie over the messages it has sent.
+//! Positions of a client in a conversation: a trie over the messages it has sent.
 //!
 //! One state for each prefix of messages that was ever sent. A state that was rendered has a
 //! prompt node, after which turns were sampled; a state at the end of a sampled turn has that
@@ -132,8 +132,8 @@ impl States {
         walk
     }
 
-    /// The sampled turn that `message` repeats, and whether the client changed it. Of several
-    /// equal ones the last: it is the one that a retrying client has seen.
+    /// The sampled turn that `message` repeats, and whether the client changed it. The last of several equal
+    /// ones is taken: a retrying client has seen that one.
     fn turn(&self, at: StateId, message: &Message, exact: Key) -> Option<(StateId, bool)> {
         let turns = &self.get(at).turns;
         if turns.is_empty() || message.role != Role::Assistant {

@@ -1,4 +1,4 @@
-//! What goes into a session and what comes out.
+//! Input and output types of a session.
 
 use crate::keys::{Key, StateId};
 use crate::limits::SessionLimits;
@@ -29,7 +29,7 @@ pub struct SamplingDefaults {
     pub pinned: bool,
 }
 
-/// What a rollout is run for.
+/// Purpose and names of a rollout.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RolloutSpec {
@@ -37,7 +37,7 @@ pub struct RolloutSpec {
     pub id: Option<EpisodeId>,
     /// Episodes that are compared with it.
     pub group: GroupId,
-    /// What the agent works on.
+    /// Task of the agent.
     pub task: TaskId,
     pub task_kind: String,
     /// Name of the run that the rollout belongs to.
@@ -47,7 +47,7 @@ pub struct RolloutSpec {
     pub purpose: String,
     /// Name of the rollout in an outside system, by which a later score may name it.
     pub external: Option<String>,
-    /// What the caller knows of how the rollout comes about. The gateway adds what it knows.
+    /// The caller's part of the provenance. The gateway adds its own.
     pub provenance: Provenance,
     /// Seed of the calls that bring none. 0: one of the rollout's name.
     pub seed: u64,
@@ -208,7 +208,7 @@ impl Join {
 pub struct Begun {
     /// Number within the rollout, from 1.
     pub call: u32,
-    /// What the engine must be given, exactly; shared by the requests of all choices.
+    /// Exact prompt for the engine; shared by the requests of all choices.
     pub prompt: Arc<Vec<TokenId>>,
     /// Maximum output tokens.
     pub max_tokens: u32,
@@ -223,10 +223,10 @@ fn one() -> f32 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampledTurn {
     pub tokens: Vec<SampledToken>,
-    /// Of the policy that sampled them; journals from before it was kept say 1.
+    /// Temperature of the policy that sampled them; 1 if a journal does not have it.
     #[serde(default = "one")]
     pub temperature: f32,
-    /// As the engine reported it.
+    /// Reason as the engine reported it.
     pub finish: FinishReason,
     /// The turn as the client gets it.
     pub message: Message,
@@ -240,9 +240,9 @@ pub(crate) struct Planned {
     /// Prompt, observation or forced; sampled ones come as outputs.
     pub(crate) kind: TokenKind,
     pub(crate) tokens: Vec<TokenId>,
-    /// That these tokens render.
+    /// Messages that these tokens render.
     pub(crate) messages: Vec<Message>,
-    /// That a prompt shows.
+    /// Tools that a prompt shows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) tools: Vec<ToolSpec>,
 }
@@ -312,11 +312,11 @@ pub struct CallRecord {
     pub error: Option<String>,
 }
 
-/// What a rollout was worth.
+/// Reward of a rollout.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reward {
-    /// Of the whole episode; replaces an earlier one. With `turn`, of that turn.
+    /// Reward of the whole episode; replaces an earlier one. If `turn` is set, it is the reward of that turn.
     pub reward: f64,
     /// The task was solved.
     #[serde(default)]
@@ -333,7 +333,7 @@ pub struct Reward {
 pub(crate) const MAX_METRIC_NAME: usize = 128;
 
 impl Reward {
-    /// About what it takes in a journal.
+    /// Approximate bytes in a journal.
     pub(crate) fn bytes(&self) -> u64 {
         let names = self.metrics.keys().map(|name| name.len() as u64 + 24);
         64 + names.sum::<u64>()

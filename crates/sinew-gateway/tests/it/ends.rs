@@ -57,7 +57,7 @@ fn gives_up(rollout: &Opened) {
     assert!(gone.is_err());
 }
 
-/// What the list of live rollouts says of one.
+/// The entry of a rollout in the list of live ones.
 fn live(world: &World, rollout: &Opened) -> Value {
     let board = world.control("GET", "/rollouts?limit=9", &json!({})).ok();
     let rollouts = board["rollouts"].as_array().unwrap();
@@ -120,7 +120,7 @@ fn a_call_that_waits_at_the_gate_can_be_left_and_ended() {
     });
     world.until("nothing runs", || world.gateway.stats().in_flight == 0);
     assert_eq!(room.available_permits(), 1);
-    // Who was left at the gate can call again.
+    // A client that left before its call was admitted can call again.
     leaves.post("/chat/completions", &body()).ok();
 }
 
@@ -176,7 +176,7 @@ fn at_the_end_of_a_run_agents_learn_that_nothing_is_trained_any_more() {
         assert_eq!(refused.error("code"), "run_ended");
         assert_eq!(refused.retry_after, None);
     }
-    // What an agent did until then can still be finished.
+    // The agent's work until then can still be finished.
     let finish = format!("/rollouts/{}/finish", rollout.id);
     world.control("POST", &finish, &json!({})).ok();
 }

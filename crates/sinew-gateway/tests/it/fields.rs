@@ -10,7 +10,7 @@ fn yes(_: &str) -> Option<String> {
 
 const MESSAGE: &str = "messages[].";
 
-/// What clients send beyond the API: path below the dialect, body, and what is counted of it.
+/// Client fields beyond the API: path below the dialect, body, and the fields that are counted.
 fn chat_cases() -> Vec<(Value, Vec<String>)> {
     let user = json!({"role": "user", "content": "x"});
     let with = |field: &str, value: Value| {
@@ -133,7 +133,7 @@ fn fields_without_effect_are_taken_and_counted() {
         );
         let finished = world.finish(&rollout.id);
         assert_eq!(finished["ignored_fields"], seen, "{finished}");
-        // As it is stored.
+        // The stored trace has the same counts.
         assert_eq!(ignored(&world, &rollout), seen);
     }
     let health = world.control("GET", "/health", &json!({})).ok();

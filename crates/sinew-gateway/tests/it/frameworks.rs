@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const ANSWER: &str = "Answer: 391";
-/// With the separators of formats, as are all calls.
+/// Separators are those of formats, as in all calls.
 const STRUCTURED: &str = r#"{"answer": 391}"#;
 
 /// One way to run a framework.

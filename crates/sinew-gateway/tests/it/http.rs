@@ -1,4 +1,4 @@
-//! What agents and harnesses do, over real connections.
+//! Requests of agents and harnesses, over real connections.
 
 use crate::support::{answer, client, events, send, world, world_in, world_with};
 use serde_json::{Value, json};
@@ -272,7 +272,7 @@ fn choices_seeds_and_log_probabilities() {
     // Each output says at which temperature it was sampled.
     let sampled = trace.nodes.iter().filter(|n| !n.logprobs.is_empty());
     assert!(sampled.into_iter().all(|n| n.temperature == 0.5));
-    // What the engine was given is what is told.
+    // The reported ids are those that the engine got.
     let ids: Vec<u64> = trace.nodes[0].tokens.iter().map(|&t| t.into()).collect();
     assert_eq!(one["prompt_token_ids"], json!(ids));
 }
@@ -599,7 +599,8 @@ fn agents_go_on_after_a_crash() {
     .ok();
     let view = after.view(&rollout.id);
     assert_eq!(view["stats"]["joins"], json!({"start": 1, "extend": 1}));
-    // Of the call before the crash, and of one that was greedy: its log-probabilities are at 1.
+    // The temperatures are those of the call before the crash and of a greedy one, whose log-probabilities
+    // are at 1.
     let trace = trace(&view);
     let sampled = trace.nodes.iter().filter(|n| !n.logprobs.is_empty());
     let temperatures: Vec<f32> = sampled.map(|n| n.temperature).collect();

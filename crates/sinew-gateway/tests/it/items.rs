@@ -98,7 +98,8 @@ fn an_item_is_done_before_the_next_one_is_begun() {
     assert_eq!(ids.len(), expected.len(), "{ids:?}");
 }
 
-/// As clients put a streamed answer together: in order, with an empty message more, by name.
+/// Three ways in which clients put a streamed answer together: in order, with an additional empty message, by
+/// name.
 #[test]
 fn streamed_items_that_come_back_are_the_turn_that_was_sampled() {
     let in_order = |items: &[Value]| -> Vec<Value> { items.to_vec() };

@@ -6,7 +6,7 @@ use sinew_types::Trace;
 use std::path::Path;
 use std::process::Command;
 
-/// What it would say; of that only what the format allows is said.
+/// The free output of the model; the format masks it.
 fn says(prompt: &str) -> Option<String> {
     let asked = prompt.rsplit("<|im_start|>user\n").next()?;
     let words = asked.split("<|im_end|>").next()?;

@@ -36,7 +36,7 @@ pub(crate) fn grammars() -> Arc<dyn Grammars> {
     Arc::new(GuidedGrammars::new(vocabulary).unwrap())
 }
 
-/// What the engine says to a conversation whose last words are these; nothing else matches.
+/// Answer of the engine to a conversation that ends with these words; nothing else matches.
 pub(crate) type Answers = fn(&str) -> Option<String>;
 
 /// Everything up to `<hang>` is said at once, then nothing more.
@@ -108,7 +108,7 @@ pub(crate) fn world_behind(
         journal,
         ..GatewayConfig::default()
     };
-    // Who leaves does not come back, unless a test says so.
+    // Clients that leave do not come back, unless a test sets this.
     config.server.client_grace = Duration::ZERO;
     change(&mut config, &mut fake);
     let start = Instant::now();

@@ -117,7 +117,7 @@ fn what_the_store_has_and_the_queue_lacks_is_put() {
         .remove(&["gateway:e0".into(), "gateway:e2".into()])
         .unwrap();
     let mut feed = Feed::new(Arc::clone(&queue), "gateway", true).unwrap();
-    // What is older than all that is known was done and forgotten.
+    // Episodes older than every known row were done and forgotten.
     assert_eq!(feed.restore(&store, 1, GO_ON).unwrap(), 1);
     let keys: Vec<_> = queue
         .rows(None, 9)

@@ -111,7 +111,7 @@ fn several_scorers_over_a_server_score_each_row_once() {
         (names.len(), names.iter().collect::<BTreeSet<_>>().len()),
         (40, 40)
     );
-    // What it says late changes nothing.
+    // A late ack changes nothing.
     let late = sinew_store::queue::scored(&dead.rows[0].key, &Outcome::default()).unwrap();
     let settled = queue.ack("scorer", dead.lease.unwrap(), &[late]).unwrap();
     assert_eq!(settled.lost.len(), 1);
