@@ -2,9 +2,9 @@
 //! They are read as `/v1/chat/completions` reads its messages and tools, and are written by
 //! [`sinew_types::Message::to_chat`].
 //!
-//! What differs from a request is what data sets of the field have: calls without ids, calls as templates and
-//! traces write them, arguments as an object, tools without their frame, and the `weight` of a turn. Fields
-//! that are not known are counted by name, for a message to the user.
+//! Unlike requests, these may have what data sets of the field contain: calls without ids, calls as templates
+//! and traces write them, arguments as an object, tools without their frame, and the `weight` of a turn.
+//! Unknown fields are counted by name, for a message to the user.
 
 use crate::dialect::chat::{Source, message};
 use crate::dialect::fields::{Fields, Notes, wrong};
@@ -53,10 +53,10 @@ impl Conversations {
         Ok(said)
     }
 
-    /// As [`Conversations::messages`]. A text alone is one message of `role`.
+    /// Reads texts as [`Conversations::messages`] reads messages. A single text is one message of `role`.
     ///
     /// # Errors
-    /// As [`Conversations::messages`].
+    /// Same as [`Conversations::messages`].
     pub fn texts(&self, value: &Value, path: &str, role: Role) -> Result<Vec<Said>, ApiError> {
         match value {
             Value::String(text) if !is_list(text) => Ok(vec![Said {
@@ -125,15 +125,15 @@ pub fn strictly<T>(read: impl FnOnce(&Conversations) -> Result<T, ApiError>) -> 
 /// Messages of a protocol, for `deserialize_with`.
 ///
 /// # Errors
-/// As [`strictly`].
+/// Same as [`strictly`].
 pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Message>, D::Error> {
     Ok(deserialize_some(from)?.unwrap_or_default())
 }
 
-/// As [`deserialize`]; null is none.
+/// Reads like [`deserialize`]; null gives `None`.
 ///
 /// # Errors
-/// As [`strictly`].
+/// Same as [`strictly`].
 pub fn deserialize_some<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Vec<Message>>, D::Error> {

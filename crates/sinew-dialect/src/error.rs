@@ -49,7 +49,7 @@ pub struct ApiError {
     pub code: &'static str,
     /// The request field that is meant.
     pub param: Option<String>,
-    /// For a person: what is wrong, and what is allowed.
+    /// Message for a person: the fault, and what is allowed.
     pub message: String,
     /// Seconds after which the same request may succeed.
     pub retry_after_s: Option<u32>,

@@ -22,7 +22,7 @@ pub struct Attempt {
     /// The request's parameters, with the tokens that are left as `max_tokens` and with a seed of
     /// its own: a seed that is used twice would draw the same numbers again.
     pub sampling: SamplingParams,
-    /// As in the request: larger runs first. Backends translate it to their server's order.
+    /// Priority as in the request: larger runs first. Backends translate it to their server's order.
     pub priority: i32,
     /// The weights that must sample it. A server with other weights is an error, not a result.
     pub version: PolicyVersion,
@@ -40,7 +40,7 @@ pub struct AttemptEnd {
 /// A sampled token, without its version: that is the attempt's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttemptToken {
-    /// Below the vocabulary of the engine, if that is known.
+    /// Token id, below the vocabulary of the engine if that is known.
     pub id: TokenId,
     /// Natural logarithm, of the full softmax at the request's policy temperature; at most 0.
     pub logprob: f32,

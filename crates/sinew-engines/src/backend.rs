@@ -16,12 +16,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Which weights a server says it has.
+/// Weights that a server reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServedWeights {
     /// Labelled by this system: `v` and the number of the version.
     Version(PolicyVersion),
-    /// As the server was started: never labelled, or started anew.
+    /// The weights with which the server was started: never labelled, or restarted since.
     Unlabelled,
     /// Labelled by another client, or in the middle of loading. Never sampled from.
     Foreign(String),
@@ -38,7 +38,7 @@ impl ServedWeights {
         }
     }
 
-    /// That they are those of `version`.
+    /// Checks that they are those of `version`.
     ///
     /// # Errors
     /// If they are not.
@@ -77,8 +77,8 @@ pub struct Probe {
     pub waiting: usize,
     /// KV capacity in tokens, if the server reports it.
     pub kv_tokens_total: Option<usize>,
-    /// Free KV capacity in tokens. Without it the engine is limited by the number of attempts
-    /// alone.
+    /// Free KV capacity in tokens. An engine that does not report it is limited only by the number of
+    /// attempts.
     pub kv_tokens_free: Option<usize>,
     /// Maximum tokens of prompt and output together, if known.
     pub context: Option<usize>,
@@ -184,8 +184,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// server reports [`ServedWeights::Unlabelled`] and no other weights were ever loaded.
     fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>>;
 
-    /// Loads weights and verifies that the server has them. No attempt of this process runs
-    /// meanwhile. After an error the weights count as unknown.
+    /// Loads weights and verifies that the server has them. No attempt of this process runs meanwhile. An
+    /// error leaves the weights unknown.
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>>;
 
     /// Gives up the memory of weights and keys and values (`true`) or takes it back. The weights
@@ -204,8 +204,8 @@ pub(crate) struct AttemptTokens {
 
 /// Checks the tokens and the end of an attempt, and hands them on.
 ///
-/// Between a backend and the router there is no other path: nothing unchecked reaches a request.
-/// Its channel is bounded; a full one makes the attempt wait, and so the server's stream.
+/// The only path from a backend to the router: no unchecked token reaches a request. Its channel is bounded;
+/// a full one makes the attempt wait, and so the server's stream.
 #[derive(Debug)]
 pub struct AttemptSink {
     check: AttemptCheck,

@@ -122,7 +122,7 @@ impl AttemptCheck {
     /// Checks the next tokens and counts them as sampled.
     ///
     /// # Errors
-    /// With the first fault; then none of them counts.
+    /// The first fault; then none of the tokens counts.
     pub(crate) fn tokens(
         &mut self,
         ids: &[TokenId],

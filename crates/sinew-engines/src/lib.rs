@@ -1,4 +1,4 @@
-//! Outside engines behind the `Engine` port, and the router in front of several.
+//! Outside engines as implementations of the `Engine` port, and the router in front of several.
 //!
 //! A request is carried out as one or more **attempts**: calls to one server, each sampled by one
 //! version of the weights. An attempt that fails, is interrupted by new weights or meets a dying
@@ -23,8 +23,8 @@
 //!   many log-probabilities as ids, all finite, the echoed prompt the one that was sent.
 //! - Every wait has a deadline, every queue, answer and retry a bound.
 //!
-//! To test: the router is driven with histories of events and a clock of numbers; backends are
-//! tested against servers in this process that answer with recorded bytes.
+//! Tests drive the router with histories of events and a clock of numbers. Backends are tested against
+//! servers in this process that answer with recorded bytes.
 
 mod attempt;
 mod backend;

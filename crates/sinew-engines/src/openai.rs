@@ -1,9 +1,9 @@
 //! Any server with `/v1/completions`: for evaluation only.
 //!
-//! The protocol has no token ids and no versions of weights, so nothing that it samples may be
-//! trained on; [`sinew_types::Fidelity::Evaluation`] says so. Where a server adds ids of its
-//! own to the log-probabilities (llama.cpp does), they are used; elsewhere a [`TextCodec`]
-//! makes ids from the text, which need not be those that were sampled.
+//! The protocol has no token ids and no versions of weights, so nothing that it samples may be trained on;
+//! [`sinew_types::Fidelity::Evaluation`] says so. Some servers add ids to the log-probabilities (llama.cpp
+//! does), and those are used. Otherwise a [`TextCodec`] makes ids from the text, which may differ from the
+//! sampled ones.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
 use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
@@ -86,8 +86,8 @@ struct Content {
 }
 
 impl OpenaiBackend {
-    /// A client of the server of `config`, which need not be up yet. With a `codec` the server is
-    /// sent text, and its text is made into ids if it returns none; without one it is sent ids and
+    /// A client of the server of `config`, which need not be up yet. A `codec` makes it send text, and turn
+    /// the server's text into ids if the server returns none. Without a codec it sends ids, and the server
     /// must return ids.
     ///
     /// # Errors

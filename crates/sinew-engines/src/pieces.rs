@@ -49,7 +49,7 @@ impl Pieces {
             sink.echo(prompt)?;
             self.echoed = true;
         }
-        // Before its tokens go anywhere.
+        // Labels are checked before any token is handed on.
         for label in &seen.versions {
             if ServedWeights::from_label(label) != ServedWeights::Version(attempt.version) {
                 return Err(AttemptError::Version {

@@ -1,12 +1,12 @@
 //! vLLM: token ids in and out, weights from a folder, sleep.
 //!
-//! Facts are from the schemas that vLLM 0.32 publishes: `/v1/completions` takes ids as
-//! `prompt` and gives ids with `return_token_ids`; `/inference/v1/generate` is token ids only
-//! (server flag `--enable-scale-out`); weights, their label, pause and sleep are on the
-//! development endpoints (`VLLM_SERVER_DEV_MODE=1`). Log-probabilities are those of the raw
-//! logits, which fit temperatures 0 and 1; with `--logprobs-mode processed_logprobs` they are taken after
-//! temperature, bias and truncation, which fits any temperature without the other two. What would make them
-//! differ from those of the policy that samples is refused.
+//! Facts are from the schemas that vLLM 0.32 publishes: `/v1/completions` takes ids as `prompt` and returns
+//! ids with `return_token_ids`; `/inference/v1/generate` is token ids only (server flag
+//! `--enable-scale-out`); weights, their label, pause and sleep are on the development endpoints
+//! (`VLLM_SERVER_DEV_MODE=1`). Log-probabilities are those of the raw logits, which fit temperatures 0 and 1.
+//! The flag `--logprobs-mode processed_logprobs` takes them after temperature, bias and truncation, which
+//! fits any temperature without the other two. Options that would make them differ from the sampling policy's
+//! are refused.
 
 mod wire;
 
@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use sinew_types::{EngineError, Fidelity, PolicyVersion, SamplingParams};
 use std::sync::{Mutex, PoisonError};
 
-/// Which endpoint generates.
+/// Endpoint that generates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VllmApi {
     /// `/v1/completions`: always there.
@@ -303,7 +303,7 @@ impl VllmBackend {
         }
     }
 
-    /// Labels the server's weights. On a server without labels nothing happens.
+    /// Labels the server's weights. Does nothing for a server without labels.
     async fn set_label(&self, label: &str) -> Result<(), AttemptError> {
         let control_s = self.http.timeouts.control_s;
         let body = json!({ "new_version": label });

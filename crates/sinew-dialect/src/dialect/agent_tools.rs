@@ -21,7 +21,7 @@ use crate::error::ApiError;
 use serde_json::{Map, Value, json};
 use sinew_types::{ToolCall, ToolSpec};
 
-/// Between a namespace and a name, as agents name the tools of MCP servers.
+/// Separator between a namespace and a name, as agents name the tools of MCP servers.
 const BETWEEN: &str = "__";
 
 /// Begins a text that defines tools in the middle of a conversation.
@@ -50,9 +50,9 @@ pub(crate) enum ToolForm {
 /// A tool whose calls are not those of a function of its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SpecialTool {
-    /// As the model calls it.
+    /// Name that the model calls.
     pub prompt_name: String,
-    /// As the client calls it.
+    /// Name that the client calls.
     pub name: String,
     pub namespace: Option<String>,
     pub form: ToolForm,
@@ -81,7 +81,7 @@ pub(super) fn dropped(path: &str, kind: &str, notes: &Notes) -> Result<(), ApiEr
     notes.ignored(&format!("{path}.type={kind}"), refusal)
 }
 
-/// Where the functions of a request are put while its tools are read.
+/// Collects the functions of a request while its tools are read.
 impl ModelRequest {
     /// How calls of the tool of this name go over the wire; `None`: as a function of that name.
     pub(super) fn special(&self, prompt_name: &str) -> Option<&SpecialTool> {

@@ -246,13 +246,13 @@ fn logit_bias(fields: &mut Fields<'_>) -> Result<Vec<(TokenId, f32)>, ApiError> 
         .ok_or_else(refused)
 }
 
-/// Where a message stands.
+/// Source of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// In a request of an agent.
+    /// A request of an agent.
     Request,
-    /// In data: files, tasks, environments. Calls need no ids, and may be written as templates and traces
-    /// have them; a turn may have a `weight`.
+    /// Data: files, tasks, environments. Calls need no ids and may be written as templates and traces have
+    /// them; a turn may have a `weight`.
     Data,
 }
 
@@ -354,8 +354,8 @@ fn part(
     Ok(())
 }
 
-/// A call that an assistant's message repeats. In data a call may be its function alone, and have its
-/// arguments as an object; the id of one without any is made later.
+/// A call that an assistant's message repeats. A call in data may be only its function, with its arguments as
+/// an object; a missing id is made later.
 fn tool_call(
     value: Value,
     path: &str,

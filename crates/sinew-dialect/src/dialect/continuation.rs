@@ -98,7 +98,7 @@ mod tests {
         let Some(answer) = request.stored_answer(id, &said) else {
             return;
         };
-        // As it comes back from a journal.
+        // A journal would return it in this form.
         let written = serde_json::to_string(&answer).unwrap();
         answers.keep(serde_json::from_str(&written).unwrap());
     }

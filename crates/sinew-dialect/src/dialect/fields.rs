@@ -15,7 +15,7 @@ pub(super) const MAX_TOOLS: usize = 1024;
 /// Most bytes of a path of an ignored field; a longer one is cut.
 const MAX_PATH_BYTES: usize = 120;
 
-/// What is noticed while a body is read.
+/// Notes that are taken while a body is read.
 #[derive(Debug)]
 pub struct Notes {
     /// Fields without effect are refused.
@@ -44,7 +44,7 @@ impl Notes {
         }
     }
 
-    /// What the model said in an answer of the same rollout.
+    /// The model's message in an answer of the same rollout.
     pub(crate) fn answer(&self, id: &str) -> Option<Message> {
         self.answers.as_ref()?.said(id)
     }
@@ -147,7 +147,7 @@ impl<'n> Fields<'n> {
         }
     }
 
-    /// Where ignored fields are counted.
+    /// Counts of ignored fields.
     pub fn notes(&self) -> &'n Notes {
         self.notes
     }
@@ -269,7 +269,7 @@ impl<'n> Fields<'n> {
         Ok(count.map(|n| n.max(0) as u32))
     }
 
-    /// That a field must be there.
+    /// Error for a missing field.
     pub fn missing(&self, name: &str) -> ApiError {
         let path = self.path(name);
         ApiError {
@@ -301,8 +301,8 @@ impl<'n> Fields<'n> {
         })
     }
 
-    /// `temperature`, up to `max`. What is lower than any temperature that is sampled at is the
-    /// lowest one; 0 is greedy.
+    /// `temperature`, up to `max`. A value below the lowest sampled temperature becomes that temperature; 0
+    /// is greedy.
     ///
     /// # Errors
     /// If it is out of range.
@@ -345,7 +345,7 @@ impl<'n> Fields<'n> {
         }
     }
 
-    /// What `tools` lists, of which there may be so many.
+    /// Items of `tools`, up to a maximum number.
     ///
     /// # Errors
     /// If it is no array, or too long.
@@ -434,14 +434,14 @@ impl<'n> Fields<'n> {
             .try_for_each(|(name, why)| self.no_effect(name, &[], why))
     }
 
-    /// What is left are unknown fields: they are counted.
+    /// Counts the remaining fields, which are unknown.
     ///
     /// # Errors
     /// Naming the first, if the gateway is strict.
     pub fn end(self) -> Result<(), ApiError> {
         for (name, value) in &self.map {
             let path = self.path(name);
-            // In an answer that is sent back, many a field says that there is nothing.
+            // Answers that are sent back have many fields that are null.
             if self.notes.strict || !value.is_null() {
                 self.notes
                     .ignored(&path, || ApiError::unknown_field(&path))?;
@@ -453,12 +453,12 @@ impl<'n> Fields<'n> {
 
 /// A number without a fraction, as an integer.
 fn whole(number: f64) -> Option<i64> {
-    // Beyond this not every whole number is one of these.
+    // Larger floats do not represent every whole number.
     let exact = number.fract() == 0.0 && number.abs() <= 9e15;
     exact.then_some(number as i64)
 }
 
-/// That a value has the wrong type or is out of range.
+/// Error for a value of the wrong type or out of range.
 pub fn wrong(path: &str, value: &Value, expected: &str) -> ApiError {
     let shown = shown(value);
     ApiError::invalid(path, format!("{path} is {shown}, expected {expected}"))

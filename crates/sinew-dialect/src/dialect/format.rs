@@ -1,4 +1,4 @@
-//! What an output must be, as the dialects write it.
+//! Output formats, as the dialects write them.
 //!
 //! | field | dialects | meaning |
 //! |---|---|---|

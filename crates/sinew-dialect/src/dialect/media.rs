@@ -161,7 +161,7 @@ impl Blocks {
         self.texts.clear();
     }
 
-    /// What was collected since the last call, if there was a block.
+    /// Content since the last call, if there was a block.
     pub(super) fn take(&mut self) -> Option<Content> {
         self.join();
         let content = std::mem::take(&mut self.content);

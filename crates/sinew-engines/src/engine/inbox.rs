@@ -15,7 +15,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Where the answer to a control goes; its capacity of 1 lets the thread answer without waiting.
+/// Channel for the answer to a control; its capacity of 1 lets the thread answer without waiting.
 pub(super) type Reply = SyncSender<Result<(), EngineError>>;
 
 /// A command whose caller blocks until it is carried out. One runs at a time, in order of arrival.
@@ -59,7 +59,7 @@ pub(super) struct Inbox {
     pub(super) live: HashSet<RequestId>,
     pub(super) status: EngineStatus,
     pub(super) counters: Counters,
-    /// For people: state of each engine at the last publication.
+    /// State of each engine at the last publication, for people.
     pub(super) engines: Vec<EngineView>,
     pub(super) limits: ModelLimits,
 }

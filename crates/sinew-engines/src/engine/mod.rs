@@ -92,7 +92,7 @@ impl RemoteEngine {
     /// Blocks until at least one engine may serve.
     ///
     /// # Errors
-    /// After `limit`, with the reason for each engine, or at once if the thread has ended.
+    /// If none may serve after `limit`, with the reason for each engine; or at once if the thread has ended.
     pub fn wait_ready(&self, limit: Duration) -> Result<(), EngineError> {
         let ready = self.shared.wait_until(limit, |inbox| {
             inbox.stopped.is_some() || inbox.engines.iter().any(|e| e.idle_because.is_none())

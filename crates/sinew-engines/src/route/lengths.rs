@@ -58,8 +58,8 @@ impl Lengths {
         }
     }
 
-    /// What a request is expected to go on for that has sampled `tokens`, in mean requests: 1 as long as
-    /// nothing is known.
+    /// Expected remaining work of a request that has sampled `tokens`, in mean requests: 1 as long as nothing
+    /// is known.
     pub(super) fn rest(&self, prompt: &[u64], tokens: usize) -> f64 {
         let Some(mean) = self.mean() else {
             return 1.0;

@@ -32,7 +32,7 @@ impl Eq for Load {}
 #[derive(Debug)]
 pub(super) struct Loads {
     open: BTreeSet<(Load, usize)>,
-    /// Where each engine stands in `open`.
+    /// Load under which each engine stands in `open`.
     place: Vec<Option<Load>>,
     max_running: usize,
 }

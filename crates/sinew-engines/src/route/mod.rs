@@ -1,4 +1,4 @@
-//! Which engine carries out which request, and when. Pure: time and randomness are arguments.
+//! Decides which engine carries out which request, and when. Pure: time and randomness are arguments.
 //!
 //! The parts: [`Router`] decides, `state` holds what is known of engines and requests, `prefix`
 //! remembers which leading blocks engines have seen, `loads` orders them by their load, `breaker`

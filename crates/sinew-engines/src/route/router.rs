@@ -5,14 +5,14 @@
 //! end, by an error of its own, at the queue's deadline, or after too many attempts in a row without
 //! a new token.
 //!
-//! An engine takes attempts while it is healthy, awake, verified to have the version, not paused by
-//! its breaker, and has KV capacity for the prompt and the reserve. Among several, the one with the
+//! An engine takes attempts while it is healthy, awake, verified to have the version, not paused by its
+//! breaker, and has KV capacity for the prompt and the reserve. If there are several, the one with the
 //! longest known prefix wins, unless it is much more loaded than the least loaded one. The load of an engine
-//! is what its attempts are expected to go on for: see `lengths`.
+//! is the expected remaining work of its attempts: see `lengths`.
 //!
-//! With [`RouterConfig::follow`] the newest version among the engines samples. An attempt during which the
-//! weights changed is no failure: its tokens stay, as those of the version that it began with (the older
-//! one), and its request goes on from them.
+//! The newest version among the engines samples if [`RouterConfig::follow`] is set. An attempt during which
+//! the weights changed is not a failure. Its tokens stay, as those of the (older) version with which it
+//! began, and its request continues from them.
 
 use super::lengths::{LEAST, Lengths};
 use super::loads::Loads;
@@ -320,8 +320,9 @@ impl Router {
         self.waiting.insert(state.place());
     }
 
-    /// The weights of an engine changed while an attempt ran: the request goes on with the new ones. Under a
-    /// label that is no version they are being loaded: the engine takes nothing until a probe finds one.
+    /// The weights of an engine changed while an attempt ran: the request continues with the new ones. A
+    /// label that is not a version means that weights are being loaded: the engine takes nothing until a
+    /// probe finds a version.
     ///
     /// An attempt that gained nothing starts no deadline anew under such a label. Unless the label says that
     /// weights are being loaded, it counts as a failure: a server can report a version in its info and none
@@ -699,7 +700,7 @@ impl Router {
 
     /// Ends all attempts without harm to their requests.
     fn interrupt(&mut self, now: f64) {
-        // In their order: equal histories must give equal commands.
+        // The order of the attempts matters: equal histories must give equal commands.
         let attempts: BTreeMap<AttemptId, RequestId> =
             self.attempts.iter().map(|(a, r)| (*a, *r)).collect();
         for request in attempts.into_values() {

@@ -82,11 +82,11 @@ pub(super) struct EngineState {
     /// Its last problem, for people.
     pub(super) trouble: Option<String>,
     pub(super) attempts: BTreeSet<AttemptId>,
-    /// What they are expected to go on for, in requests of mean length.
+    /// Expected remaining work of the attempts, in requests of mean length.
     pub(super) load: f64,
     /// KV tokens promised to attempts since the last probe.
     pub(super) reserved: usize,
-    /// Until then it gets no attempts, because it answered that it was busy.
+    /// Time until which it gets no attempts, because it answered that it was busy.
     pub(super) busy_until: f64,
 }
 
@@ -171,7 +171,7 @@ pub(super) struct RequestState {
     pub(super) prompt_blocks: usize,
     /// Blocks of it that its engine was given when its attempt began, and what the engine had forgotten then.
     pub(super) remembered: (usize, u64),
-    /// What its attempt is expected to go on for, in requests of mean length.
+    /// Expected remaining work of its attempt, in requests of mean length.
     pub(super) rest: f64,
     /// The attempt that runs, and where.
     pub(super) attempt: Option<(AttemptId, usize)>,

@@ -13,7 +13,7 @@ struct Slot {
     closed: bool,
 }
 
-/// What trainer and thread share.
+/// State that the trainer and the thread share.
 #[derive(Default)]
 struct Shared {
     slot: Mutex<Slot>,

@@ -5,10 +5,10 @@ use sinew_types::{Engine, PolicyVersion};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Between two looks at `LATEST`, which has a few bytes.
+/// Interval of reading `LATEST`, which has a few bytes.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// What a look led to.
+/// Result of a look.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Followed {
     /// The engine samples with this version now.

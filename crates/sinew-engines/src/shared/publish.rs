@@ -31,7 +31,7 @@ pub struct SharedWeights {
     before: Option<PolicyVersion>,
 }
 
-/// What was published.
+/// A published version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
     pub version: PolicyVersion,

@@ -127,12 +127,12 @@ struct VersionSpan {
 
 #[derive(Debug, Deserialize)]
 struct Logprobs {
-    /// Of `/v1/completions`; a token is `token_id:ID`.
+    /// Tokens of `/v1/completions`; each is `token_id:ID`.
     tokens: Option<Vec<String>>,
     token_logprobs: Option<Vec<Option<f64>>>,
     #[serde(default)]
     top_logprobs: Vec<Option<HashMap<String, f64>>>,
-    /// Of `/inference/v1/generate`.
+    /// Entries of `/inference/v1/generate`.
     content: Option<Vec<Content>>,
 }
 

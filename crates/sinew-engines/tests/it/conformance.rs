@@ -65,7 +65,7 @@ fn fake_truth() -> Truth {
     Box::new(|prefix, token, temperature| MODEL.logprob_at(prefix, token, temperature))
 }
 
-/// Before any weights were loaded.
+/// The expected log-probabilities before any weights were loaded.
 fn hash_truth() -> Truth {
     Box::new(|prefix, token, temperature| {
         let logits = HashForward::logits_after(VOCAB, 0, prefix);

@@ -33,7 +33,7 @@ fn the_version_that_a_trainer_published_samples_next() {
         mock.set_label("v7");
         let engine = remote(vec![backend(&mock)], following());
         assert_eq!(versions(&engine, 1), [7; 20], "{kind:?}");
-        // Without a probe in between: the request finds the new weights by itself.
+        // No probe runs in between: the request finds the new weights by itself.
         mock.set_label("v8");
         assert_eq!(versions(&engine, 2), [8; 20], "{kind:?}");
         // A trainer may go back to a checkpoint.

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Common parts of the tests.
 
 use crate::mock::{END, Kind, Mock};
 use sinew_engines::{
@@ -138,7 +138,7 @@ pub(crate) fn patient(mock: &Mock) -> Arc<dyn Backend> {
     }
 }
 
-/// Until a look at its first engine has shown that `why`.
+/// Waits until a look at its first engine has shown that `why`.
 pub(crate) fn until_idle_because(engine: &RemoteEngine, why: &str) {
     until(why, || {
         let engines = engine.engines();
@@ -179,7 +179,7 @@ pub(crate) fn with_folder(
     engine
 }
 
-/// Until `done`, which must come to hold.
+/// Waits until `done` holds; panics after a while.
 pub(crate) fn until(what: &str, done: impl Fn() -> bool) {
     let start = std::time::Instant::now();
     while !done() {

@@ -157,7 +157,7 @@ impl Reader<'_> {
     /// A tool that a message defines: it may be called only from that message on.
     ///
     /// # Errors
-    /// As for a tool of the request.
+    /// Same as for a tool of the request.
     fn tool_of_message(
         &mut self,
         definition: Value,

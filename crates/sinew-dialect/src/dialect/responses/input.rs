@@ -56,7 +56,7 @@ fn named(id: &str, notes: &Notes) -> Option<Named> {
 struct Turns {
     /// Complete ones.
     messages: Vec<Message>,
-    /// What the model said, as far as it is known.
+    /// The model's turn, as far as it is known.
     turn: Option<Message>,
 }
 
@@ -380,8 +380,8 @@ impl Turns {
         self.turn(over).reasoning = Some(text);
     }
 
-    /// Text of the model's. After a call it goes on in the same turn, as there is no result
-    /// the call yet; an empty one says nothing more.
+    /// Text of the model. Text after a call stays in the same turn, as the call has no result yet; an empty
+    /// text adds nothing.
     fn text(&mut self, text: String) {
         let over = |m: &Message| {
             let said = !m.content.is_empty() && m.tool_calls.is_empty();

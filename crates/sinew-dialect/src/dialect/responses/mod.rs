@@ -30,9 +30,9 @@ const PREFIX: &str = "resp_";
 
 /// Ids of items begin with these.
 const THOUGHT: &str = "rs";
-/// Of messages.
+/// Id prefix of messages.
 const TEXT: &str = "msg";
-/// Of calls.
+/// Id prefix of calls.
 const CALL: &str = "fc";
 
 /// `POST /v1/responses`.
@@ -172,7 +172,7 @@ fn logprobs(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), A
             Some("message.output_text.logprobs") => wanted = true,
             // Reasoning is in its own items as they are.
             Some("reasoning.encrypted_content") => {}
-            // Of tools that do not run here.
+            // Values for tools that do not run here.
             Some(_) => notes.ignored(&path, || wrong(&path, value, expected))?,
             None => return Err(wrong(&path, value, expected)),
         }
@@ -196,7 +196,7 @@ fn choice_value(choice: &ToolChoice) -> Value {
     }
 }
 
-/// Of an item: `number` counts those of its kind. A request may name it, see [`named`].
+/// Id of an item: `number` counts those of its kind. A request may name it, see [`named`].
 fn item_id(context: &AnswerContext, kind: &str, number: usize) -> String {
     format!("{kind}_{}_{number}", context.id)
 }

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// What one event of the stream says.
+/// Content of one event of the stream.
 pub(super) struct Piece {
     /// The tokens that are new.
     pub(super) new: Vec<SampledToken>,
@@ -27,7 +27,7 @@ pub(super) struct Piece {
     pub(super) first: bool,
     pub(super) end: Option<FinishReason>,
     pub(super) cached: u32,
-    /// What is to go wrong with it.
+    /// Fault that it must show.
     pub(super) fault: Option<Fault>,
 }
 
@@ -229,7 +229,7 @@ impl Teller {
             _ => {}
         }
         let data = match self.fault {
-            // What Python's json writes for it.
+            // Python's json writes NaN in this form.
             Some(Fault::NanLogprob) => data.replace("-0.125", "NaN"),
             _ => data,
         };

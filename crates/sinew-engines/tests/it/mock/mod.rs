@@ -19,7 +19,7 @@ pub(crate) const VOCAB: usize = 256;
 pub(crate) const CONTEXT: usize = 96;
 pub(crate) const END: u32 = 7;
 
-/// What all servers sample from, unless told otherwise.
+/// Model that all servers sample from, unless a test sets another one.
 pub(crate) const MODEL: FakeModel = FakeModel {
     vocab: VOCAB,
     seed: 11,
@@ -30,7 +30,7 @@ pub(crate) const MODEL: FakeModel = FakeModel {
 pub(crate) enum Kind {
     /// Log-probabilities of raw logits.
     Vllm,
-    /// With `--logprobs-mode processed_logprobs`.
+    /// vLLM with `--logprobs-mode processed_logprobs`.
     VllmProcessed,
     /// Tells all tokens again in each piece.
     Sglang,
@@ -42,7 +42,7 @@ pub(crate) enum Kind {
     OpenaiWithIds,
 }
 
-/// What goes wrong with the next generation.
+/// Fault of the next generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Status(u16),
@@ -90,7 +90,7 @@ pub(crate) struct State {
     pub(crate) starting: AtomicBool,
     /// Key-value room in use besides its own, of 1.
     pub(crate) kv_used: Mutex<f64>,
-    /// Without the development endpoints.
+    /// The server has no development endpoints.
     pub(crate) bare: AtomicBool,
     pub(crate) started_s: f64,
     pub(crate) next_request: AtomicU64,
