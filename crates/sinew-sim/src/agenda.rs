@@ -1,4 +1,4 @@
-//! What happens when: happenings by time, and by the order in which they were put down.
+//! Event queue ordered by virtual time, then by insertion.
 //!
 //! Most of a large plan wait for tools that take long. They lie in buckets without an order, so that the heap
 //! of those that are due soon stays small enough for the processor's caches.
@@ -29,7 +29,7 @@ struct Entry<T> {
     at: Micros,
     /// Order of entry.
     number: u64,
-    /// What happens.
+    /// The event.
     what: T,
 }
 
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
     use sinew_types::SplitMix64;
 
-    /// As one sorted list of times and numbers would give them.
+    /// The order is that of one sorted list of times and numbers.
     #[test]
     fn happenings_come_by_time_and_then_by_entry() {
         let mut draws = SplitMix64::new(7);

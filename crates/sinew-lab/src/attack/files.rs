@@ -14,11 +14,11 @@
 
 use crate::attack::{Case, Expect};
 
-/// In the order of their numbers.
+/// The cases in the order of their numbers.
 ///
 /// Each case prints `DONE` if everything that it tried was refused, and `ESCAPED` with the first thing that
-/// was not. All have five seconds. Where a folder of the host has to exist, as engines of containers cannot
-/// leave some out, an empty one counts as refused.
+/// was not. The deadline of all is five seconds. An empty folder counts as refused, since engines of
+/// containers cannot leave out some folders of the host.
 ///
 /// - 21: opens the secret and folders that only the host has; then compares the names of its environment
 ///   with the five that a sandbox sets.

@@ -1,7 +1,7 @@
 //! Attacks on machines: the suite of every level, and cases 80 to 84 of the list.
 //!
-//! For the latter the guest's kernel is taken for conquered: programs are its first user, behind
-//! no walls inside, and use the agent's own channel. What must hold is the machine.
+//! The latter assume a conquered guest kernel: programs run as its first user, without walls inside, and use
+//! the agent's own channel. Only the machine has to hold.
 //!
 //! | cases | attack | what must hold |
 //! |---|---|---|
@@ -20,14 +20,14 @@ use sinew_sandbox::{
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// What a monitor may take for itself: the guest's memory, translated code, its own.
+/// Memory limit of a monitor: the guest's memory, translated code, its own.
 const MONITOR_BYTES: u64 = 512 << 20;
 /// How far a guest's clock may be off, in seconds.
 const CLOCK_S: f64 = 5.0;
 
 /// One attack on a machine.
 struct Case {
-    /// Of the list in `docs/sandbox.md`.
+    /// Number in the list of `docs/sandbox.md`.
     number: u32,
     name: &'static str,
     run: for<'a> fn(&'a MicrovmProvider) -> SandboxFuture<'a, Verdict>,
@@ -44,7 +44,7 @@ macro_rules! case {
     };
 }
 
-/// In the order of their numbers.
+/// The cases in the order of their numbers.
 ///
 /// Programs run behind no walls of the guest, but for 48 and 84: as the guest's first user, with all
 /// devices.
@@ -133,7 +133,7 @@ pub async fn run(
 /// Runs the cases that only machines have.
 ///
 /// # Errors
-/// As [`run`].
+/// Same as [`run`].
 pub async fn run_own(
     provider: &MicrovmProvider,
     filter: &str,
@@ -159,7 +159,7 @@ pub async fn run_own(
     sibling.destroy().await
 }
 
-/// After an attack that was held: no monitor is left, and the sibling answers.
+/// Checks after an attack that was held: no monitor is left, and the sibling answers.
 ///
 /// Monitors get two seconds to end. A verdict other than `Held` is passed on as it is.
 async fn aftermath(before: usize, sibling: &mut dyn Sandbox, verdict: Verdict) -> Verdict {

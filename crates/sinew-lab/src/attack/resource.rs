@@ -14,7 +14,7 @@
 
 use crate::attack::{Case, Expect};
 
-/// In the order of their numbers.
+/// The cases in the order of their numbers.
 ///
 /// Cases, with the limits of `spec`: 64 MiB of memory, 16 processes, 4 MiB of files, 32 open files, 64 KiB
 /// of output. A program that prints `ESCAPED` found more than its own bound, which leaves a margin for

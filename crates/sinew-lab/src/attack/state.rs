@@ -8,7 +8,7 @@ use crate::attack::special::{Special, held, printed, python, special};
 use crate::attack::{AttackOutcome, Verdict, escaped, spec};
 use sinew_sandbox::{Ending, SandboxError, SandboxProvider};
 
-/// In the order of their numbers.
+/// The cases in the order of their numbers.
 ///
 /// Case 20 runs first here and not among the resources, as the host imports the archive: no program is
 /// needed.
@@ -100,11 +100,11 @@ async fn archive_bombs(
     Ok(held("each was refused"))
 }
 
-/// What is written after a snapshot is not in it.
+/// Checks that data written after a snapshot are not in it.
 ///
 /// The snapshot is taken with one file, which the program changes afterwards. The fork must see the old
-/// content and no new file; the first sandbox must not see what the fork writes. That holds only if both
-/// have copies of their own, by value or by pages.
+/// content and no new file; the first sandbox must not see what the fork writes. That holds only if both have
+/// separate copies, by value or by pages.
 async fn late_writes(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let spec = spec();
     let mut sandbox = provider.acquire(&spec).await?;

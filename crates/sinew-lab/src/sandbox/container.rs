@@ -88,7 +88,7 @@ pub async fn run(
     Ok(())
 }
 
-/// From the request for a container to the end of what ran in it.
+/// Times from the request for a container to the end of its program.
 async fn fresh(
     provider: &dyn SandboxProvider,
     spec: &SandboxSpec,
@@ -106,7 +106,7 @@ async fn fresh(
     Ok(times)
 }
 
-/// In a container that stays, with a pause between programs.
+/// Times in a container that stays, with a pause between programs.
 async fn kept(
     sandbox: &mut dyn Sandbox,
     program: &Program,

@@ -1,4 +1,4 @@
-//! What else starts `true` in isolation on this host: bubblewrap, crun, Docker.
+//! Peers that start `true` in isolation on this host: bubblewrap, crun, Docker.
 //!
 //! Each peer runs the same program, `true`, in isolation of about the same kind, in the same run. The ratio
 //! is ours over the peer's median, so that less than 1 is faster; the target is 1.0. A peer that is not
@@ -218,7 +218,7 @@ pub(super) fn docker_run() -> Result<Timing, SandboxError> {
 pub(super) fn docker_exec() -> Result<Timing, SandboxError> {
     let image = Image::import()?;
     let name = format!("sinew-bench-{}", std::process::id());
-    // Under the name of `true`, busybox is `true`: waiting needs the shell's own name.
+    // Busybox under the name of `true` is `true`: waiting needs the shell's own name.
     let import = ["docker", "run", "-d", "--network=none", "--name", &name];
     let wait = [
         "-v",

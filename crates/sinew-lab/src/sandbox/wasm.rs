@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 pub const RUNS: usize = 30;
 /// Runs of each kind that are not counted.
 const WARM_UP: usize = 3;
-/// Between runs that take a waiting interpreter: the worker forks the next one.
+/// Pause between runs that take a waiting interpreter: the worker forks the next one.
 const REFILL: Duration = Duration::from_millis(20);
 
-/// Where the programs of a row run.
+/// Place in which the programs of a row run.
 #[derive(Clone, Copy)]
 enum Where<'a> {
     /// Each in a sandbox of its own.
@@ -22,7 +22,7 @@ enum Where<'a> {
     Same,
 }
 
-/// What is measured: name, program, place, whether there is a pause between runs, target.
+/// A measurement: name, program, place, whether there is a pause between runs, target.
 struct Row<'a>(&'static str, &'a Program, Where<'a>, bool, Option<f64>);
 
 /// Milliseconds of each run.

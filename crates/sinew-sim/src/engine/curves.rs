@@ -18,7 +18,6 @@ const CLOSE: f64 = 1e-6;
 /// A sequence that generates.
 #[derive(Debug)]
 struct Running {
-    /// What it was asked for.
     job: Job,
     /// Progress of the batch when it joined, less the ids that it had sampled by then.
     from: f64,
@@ -33,7 +32,6 @@ struct Running {
 /// An attempt before its first id. One that lost its room has sampled some already.
 #[derive(Debug)]
 struct Waiting {
-    /// What it was asked for.
     job: Job,
     /// Ids that were sampled.
     sampled: usize,
@@ -41,7 +39,7 @@ struct Waiting {
     told: usize,
     /// Order in which it came.
     arrival: u64,
-    /// Of its prompt, found in the cache when it first ran.
+    /// Ids of its prompt that the cache had when it first ran.
     cached: Option<usize>,
     /// Ids of prompt that are still to be computed.
     left: f64,
@@ -52,13 +50,13 @@ struct Waiting {
 pub(super) struct Curves {
     /// Times and sizes of an engine, in ids.
     speed: Speed,
-    /// Up to where it has worked, in seconds.
+    /// Time up to which it has worked, in seconds.
     at: f64,
     /// Ids that a sequence which ran all the time would have.
     progress: f64,
     /// Sequences that generate, by the spread numbers of their attempts.
     running: SpreadMap<Running>,
-    /// By the progress at which they end, as the bits of a number that is never negative.
+    /// Attempts by the progress at which they end, as the bits of a number that is never negative.
     ends: BTreeSet<(u64, AttemptId)>,
     /// Those whose prompts are computed, in order.
     prefill: VecDeque<Waiting>,
@@ -83,7 +81,6 @@ pub(super) struct Curves {
 }
 
 impl Curves {
-    /// At the beginning.
     pub(super) fn new(speed: Speed) -> Self {
         Self {
             speed,
@@ -416,7 +413,7 @@ impl Curves {
 
     /// How full it is.
     pub(super) fn reading(&self) -> Load {
-        // What the last id of a sequence takes over the bound is given back before the next one.
+        // The last id of a sequence may exceed the bound; its room is returned before the next one.
         let slack = CLOSE * (self.running.len() + 1) as f64;
         Load {
             running: self.running.len() + self.prefill.len(),

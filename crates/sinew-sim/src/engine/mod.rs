@@ -26,11 +26,11 @@ pub(crate) struct Job {
     pub(crate) prompt: Arc<Vec<TokenId>>,
     /// Ids to sample, 1 or more.
     pub(crate) length: usize,
-    /// Of everything that is drawn.
+    /// Seed of all random numbers.
     pub(crate) seed: u64,
-    /// Whose context it is, for the prefix cache.
+    /// Owner of the context, for the prefix cache.
     pub(crate) episode: u64,
-    /// Whose beginning it shares, and how many ids of it.
+    /// Group whose beginning it shares, and the number of shared ids.
     pub(crate) group: u64,
     pub(crate) shared: usize,
 }
@@ -74,7 +74,7 @@ pub(crate) struct Speed {
 }
 
 impl Speed {
-    /// From its parts.
+    /// Speed of an engine, in ids of `grain` tokens.
     pub(crate) fn of(engines: &Engines, weights: &Weights, grain: usize) -> Self {
         let g = grain as f64;
         // So many passes make an id.
@@ -82,7 +82,7 @@ impl Speed {
         Self {
             grain,
             max_running: engines.max_running,
-            // In the time of an id a pass is made for each of its tokens.
+            // One id stands for `grain` tokens, so it takes a pass for each of them.
             max_batched: engines.max_batched_tokens.max(2),
             kv: engines.kv_tokens / grain,
             pass_s: engines.pass_s * passes,
@@ -122,7 +122,7 @@ pub(crate) struct Load {
     pub(crate) passes: u64,
 }
 
-/// What computes.
+/// Model of the computation.
 #[derive(Debug)]
 enum Inside {
     Curves(Box<Curves>),
@@ -135,9 +135,9 @@ pub(crate) struct Engine {
     inside: Inside,
     /// Ids that its cache holds.
     kv: usize,
-    /// Of the weights that it has; `None` while it has none.
+    /// Version of its weights; `None` while it has none.
     pub(crate) version: Option<u64>,
-    /// Down until then.
+    /// Time until which it is down.
     pub(crate) down_until: Micros,
     /// Not reached until then.
     pub(crate) cut_until: Micros,
@@ -236,7 +236,7 @@ impl Engine {
         }
     }
 
-    /// What breaks a bound, if something does.
+    /// The bound that is broken, if there is one.
     pub(crate) fn fault(&self) -> Option<String> {
         let load = self.load_now();
         let kv = self.kv;

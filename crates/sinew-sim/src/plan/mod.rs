@@ -20,7 +20,7 @@ pub enum PlanError {
     /// The file cannot be read.
     #[error("{path}: {why}")]
     Read { path: PathBuf, why: String },
-    /// It is no plan: an unknown key, a value of another type. With the line.
+    /// The file is not a plan: an unknown key, or a value of another type. The message has the line.
     #[error("{path}: {why}")]
     Form { path: PathBuf, why: String },
     /// A value that is not allowed.
@@ -32,11 +32,11 @@ pub enum PlanError {
     },
 }
 
-/// What is simulated.
+/// A plan to simulate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Plan {
-    /// For people; the file's name if it is empty.
+    /// Name for people; the file's name if it is empty.
     pub name: String,
     /// Keys of this preset take the place of the defaults.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,14 +44,13 @@ pub struct Plan {
     /// Folder of a recorded run: turns, lengths, latencies and times of steps are its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from_run: Option<PathBuf>,
-    /// Of everything that is drawn.
+    /// Seed of all random numbers.
     pub seed: u64,
     pub run: Run,
     pub rollout: Rollout,
     pub episode: Episode,
     pub tools: Tools,
     pub scoring: Scoring,
-    /// The servers, by their number.
     pub engines: Engines,
     pub trainer: Trainer,
     pub weights: Weights,
@@ -66,12 +65,12 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// In turns.
+    /// Generation and training take turns.
     #[default]
     Sync,
-    /// At once; an update takes the groups in the order of their draws, one update behind.
+    /// Both run at once. An update takes the groups in the order of their draws, one update behind.
     OneStepOff,
-    /// At once; an update takes the groups that are complete.
+    /// Both run at once. An update takes the groups that are complete.
     Async,
 }
 
@@ -212,7 +211,7 @@ pub struct Engines {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Trainer {
-    /// For costs. Default: 4.
+    /// Number of devices, for costs. Default: 4.
     pub devices: f64,
     /// Seconds of an update beside its tokens. Default: 1.
     pub fixed_s: f64,
@@ -248,14 +247,14 @@ pub struct Store {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Prices {
-    /// Of a device for an hour.
+    /// Price of an engine's or the trainer's device for an hour.
     pub engine_device_hour: f64,
     pub trainer_device_hour: f64,
-    /// Of a place for a sandbox for an hour.
+    /// Price of a place for a sandbox for an hour.
     pub sandbox_hour: f64,
 }
 
-/// What fails.
+/// Kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
@@ -441,7 +440,7 @@ impl Plan {
         Self::parse(path, &text)
     }
 
-    /// As [`Plan::load`], of a text; `path` is for messages.
+    /// Reads a plan as [`Plan::load`] does, but from a text; `path` is for messages.
     ///
     /// # Errors
     /// If what it says is refused.
@@ -450,7 +449,7 @@ impl Plan {
             path: path.into(),
             why,
         };
-        // By itself first, so that what is wrong is shown at its line.
+        // The text is parsed separately first, so that a fault is shown at its line.
         let typed: Self = toml::from_str(text).map_err(|e| refused(e.to_string()))?;
         let mut plan = match &typed.preset {
             None => typed.clone(),

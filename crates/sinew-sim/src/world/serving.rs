@@ -1,12 +1,10 @@
-//! Turns: requests to the router, attempts on engines, and what comes back.
+//! Turns: requests to the router, attempts on engines, and their results.
 //!
-//! A turn that admission lets go on becomes a request of the router. The router starts attempts
-//! on engines; what
-//! an engine samples goes back through the router, which marks each token with the weights that it takes the
+//! A turn that admission lets continue becomes a request of the router. The router starts attempts on
+//! engines. Sampled tokens go back through the router, which marks each with the weights that it takes the
 //! engine to have. The ledger compares them with those that the engine really has.
 //!
-//! Where an engine is down, attempts on it fail as a connection would. One that comes back is
-//! given the weights
+//! Attempts on an engine that is down fail as a connection would. An engine that comes back gets the weights
 //! that sample now, and serves only after the router has looked at it.
 
 use super::episodes::Doing;
@@ -285,7 +283,7 @@ impl World {
         self.wake(engine);
     }
 
-    /// What a probe shows.
+    /// Result of a probe.
     fn seen(&self, engine: usize) -> Probe {
         let load: Load = self.engines[engine].load_now();
         let weights = match (self.engines[engine].version, self.bug) {

@@ -280,7 +280,7 @@ impl World {
         self.ack_rows(named().cloned());
     }
 
-    /// What came before is not asked for again.
+    /// Forgets the episodes that the checkpoint covers: the core does not ask for them again.
     fn checkpoint(&mut self, step: u64) {
         self.kept.checkpoint = step;
         self.kept.curriculum = self.core.curriculum().clone();
@@ -303,7 +303,7 @@ impl World {
         self.measure.step(step, now, busy_s);
     }
 
-    /// What the next session goes on from.
+    /// State from which the next session continues.
     pub(super) fn state(&self) -> CoreState {
         let checkpoint = self.kept.checkpoint;
         let later = self.kept.orders.range(checkpoint + 1..);

@@ -47,7 +47,7 @@ struct World {
     outlook: OutlookCore,
     waiting: VecDeque<EpisodeSpec>,
     draws: BTreeMap<EpisodeId, Draw>,
-    /// By their ends, in microseconds.
+    /// Running episodes by their ends, in microseconds.
     running: BTreeMap<(u64, EpisodeId), (EpisodeSpec, f64)>,
     trained: Vec<usize>,
 }
@@ -252,7 +252,7 @@ fn groups_that_take_long_run_together_and_cost_their_time_once() {
     assert!(gains[2] >= 1.4 && gains[3] >= gains[2], "{gains:?}");
 }
 
-/// Where places are short and tasks come back, the longest begin first.
+/// The longest episodes begin first, in a set-up with few places and recurring tasks.
 #[test]
 fn the_order_alone_shortens_a_step_where_places_are_short() {
     let ordered = gain(How {
