@@ -101,7 +101,7 @@ const PEERS: [(&str, &str, &str, f64); 4] = [
 
 /// One batch size with one storage of the weights.
 struct Measured {
-    /// Of the matrices.
+    /// Precision of the stored matrices.
     stored: Precision,
     name: String,
     /// Tokens a second over all sequences.
@@ -149,7 +149,7 @@ fn weights(c: &ModelConfig) -> f64 {
     (c.layers * layer + c.vocab * c.d_model) as f64
 }
 
-/// What no code can pass: the weights have to be read, and `f32` has to be multiplied.
+/// Upper bounds that no code can pass: the weights have to be read, and `f32` has to be multiplied.
 struct Floor {
     /// Tokens a second if only reading the weights took time.
     bandwidth: f64,

@@ -228,7 +228,7 @@ struct ComputeArgs {
     earlier: Option<PathBuf>,
 }
 
-/// What every part of a bench needs.
+/// Context of every part of a bench.
 #[derive(Debug)]
 struct Bench {
     dev: Cpu,

@@ -70,11 +70,11 @@ pub(crate) struct QueueArgs {
     peer_limit: u64,
 }
 
-/// What goes through in one round.
+/// Load of one round.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     rows: usize,
-    /// Of each row.
+    /// Bytes of each row.
     bytes: usize,
     /// Rows of a call.
     batch: usize,
@@ -130,7 +130,7 @@ fn http(bench: &Bench, rows: usize) -> Result<(), BenchError> {
     done
 }
 
-/// What the parts have in common.
+/// Context of the parts.
 struct Bench {
     rounds: u32,
     printer: Printer,

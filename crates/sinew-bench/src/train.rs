@@ -130,8 +130,8 @@ pub(super) fn step_seconds(
 /// `train step 4x256` on AMX tiles against compiled PyTorch in bfloat16; a row that says why not, where the
 /// kernels do not run.
 ///
-/// Target: twice the peer's rate. Without AMX, or with other kernels chosen by `SINEW_CPU`, the target is
-/// not met, and the row says why.
+/// Target: twice the peer's rate. A machine without AMX, or other kernels chosen by `SINEW_CPU`, miss the
+/// target; the row has the reason.
 fn tiles(bench: &Bench) -> Result<(), BenchError> {
     let (name, target) = ("train step 4x256, SmolLM2-135M shape, AMX bf16", 2.0);
     let peer = "PyTorch bf16 compile";

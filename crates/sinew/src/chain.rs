@@ -18,7 +18,7 @@ struct Trainer<'a> {
     args: &'a RunArgs,
     /// Trackers of every stage.
     track: Option<Trackers>,
-    /// What has to be typed again to go on.
+    /// Arguments to repeat in the command that resumes.
     typed: String,
     /// Signals so far.
     signals: watch::Receiver<u32>,
@@ -27,7 +27,7 @@ struct Trainer<'a> {
 /// Runs a chain, or goes on with it.
 ///
 /// # Errors
-/// What a stage was refused for or failed with, and Ctrl-C, with the command that goes on.
+/// If a stage is refused, fails or is interrupted, with the command that resumes.
 pub(crate) fn run(
     args: &RunArgs,
     track: &TrackArgs,
@@ -76,7 +76,7 @@ fn interrupted(dir: &Path, serve: &str) -> Failure {
     Failure::Interrupt(format!("interrupted; {}", how_to_go_on(dir, serve)))
 }
 
-/// What a chain kept, and the command that goes on.
+/// Message about the kept parts of a chain, and the command that resumes.
 pub(crate) fn how_to_go_on(dir: &Path, serve: &str) -> String {
     let dir = dir.display();
     format!(

@@ -46,7 +46,7 @@ struct Report {
     json: bool,
     /// Checks that failed, as `name: reason`.
     failures: Vec<String>,
-    /// What is missing outside; the recipe itself is right.
+    /// Missing parts outside; the recipe itself is right.
     missing: Vec<String>,
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
 /// The checks of a run, or of a stage before any has run.
 fn plan_rows(recipe: &RunPlan, report: &mut Report) {
     let (joins, shape) = (template(recipe), model(recipe));
-    // What needs the model would say again why there is none.
+    // Checks that need the model would repeat the reason why there is none.
     let same_reason = match (&joins, &shape) {
         (Err(joins), Err(shape)) => joins.text() == shape.text(),
         _ => false,
@@ -178,7 +178,7 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
     if let Some(read) = recipe.inputs_read() {
         report.row("algorithm", Ok(read));
     }
-    // What plays episodes needs the rewards, and would say again what they lack.
+    // Checks that play episodes need the rewards, and would repeat the same fault.
     if outside && !report.row("reward", rewards(recipe)) {
         return;
     }
@@ -245,7 +245,7 @@ pub(crate) fn before_sampling(_: &Path, recipe: &RunPlan) -> Result<sinew_wire::
     before_episodes(recipe)
 }
 
-/// What episodes need: a sandbox, an agent, tasks that fit.
+/// Requirements of episodes: a sandbox, an agent, tasks that fit.
 fn before_episodes(recipe: &RunPlan) -> Result<sinew_wire::Tasks, Failure> {
     if recipe.env.needs().sandbox {
         sandbox(recipe)?;
@@ -351,7 +351,7 @@ fn data(recipe: &RunPlan) -> Result<String, Failure> {
 /// The checks of an environment that runs code.
 fn sandbox_rows(recipe: &RunPlan, report: &mut Report) {
     let image = image(recipe).transpose();
-    // What needs the image would say again why there is none.
+    // Checks that need the image would repeat the reason why there is none.
     if image.is_none_or(|row| report.row("image", row)) {
         report.row("sandbox", sandbox(recipe));
     }
@@ -400,7 +400,7 @@ fn sandbox(recipe: &RunPlan) -> Result<String, Failure> {
     } else {
         format!("not enforced here: {}", missing.join(", "))
     };
-    // What runs virtual machines here, and why.
+    // The monitor of virtual machines here, and the reason.
     let machine = protections.iter().find(|p| p.name == "machine");
     let machine = machine.map_or(String::new(), |p| format!("; {}", p.how));
     Ok(format!("{level}: {in_force}{machine}"))
@@ -482,7 +482,7 @@ const PLAYING: Duration = Duration::from_secs(120);
 /// score, which others would wait for as long.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What was played within [`PLAYING`], or that something hangs.
+/// The result if it comes within [`PLAYING`]; otherwise an error that something hangs.
 async fn in_time<T>(what: &str, played: impl Future<Output = T>) -> Result<T, Failure> {
     let late = |_| {
         Failure::input(format!(

@@ -67,7 +67,7 @@ enum Protocol {
     Mcp,
 }
 
-/// What is served.
+/// Parts that the server needs.
 struct Served {
     worlds: Worlds,
     /// Tools that every episode has.

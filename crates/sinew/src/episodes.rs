@@ -180,7 +180,7 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
         ..Filter::default()
     };
     if rows.is_empty() && args.suspicious {
-        // What is hoped for, not a mistyped filter.
+        // No suspicious episode is a good result, not a mistyped filter.
         if !args.json {
             output::print("no suspicious episode\n");
         }

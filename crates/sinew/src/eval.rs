@@ -24,7 +24,7 @@ pub(crate) struct EvalArgs {
 /// `sinew eval RECIPE`. Its folder has the name of the recipe with `-eval` behind it.
 ///
 /// # Errors
-/// What the recipe is refused for, or the measurement failed with.
+/// If the recipe is refused, or the measurement fails.
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     args.run.end(measured(args))
 }
@@ -56,7 +56,7 @@ fn measured(args: &EvalArgs) -> Result<train::Finished, Failure> {
 /// The last stage of a chain as a recipe of its own, which begins with a model that was trained already.
 ///
 /// # Errors
-/// Without `--model`: a chain has no weights before its first stage ends.
+/// If there is no `--model`: a chain has no weights before its first stage ends.
 fn last(chain: &ChainPlan, model: Option<&str>) -> Result<RunPlan, Failure> {
     if model.is_none() {
         return Err(Failure::input(

@@ -407,7 +407,7 @@ fn raise_open_files() {
         current: Some(current),
         ..limit
     };
-    // Where that is refused, servers take their share of fewer.
+    // Servers get their share of fewer files if this is refused.
     let _ = setrlimit(Resource::Nofile, raised);
 }
 
@@ -564,7 +564,7 @@ impl RunArgs {
     /// Does `job` in the run's folder, as [`execute`].
     ///
     /// # Errors
-    /// With what was refused, or why the job ended badly.
+    /// If the recipe is refused, or the job ends badly, with the reason.
     pub(crate) fn run(
         &self,
         recipe: &RunPlan,
@@ -578,7 +578,7 @@ impl RunArgs {
         execute(&path, recipe, check::before_training, job, &options)
     }
 
-    /// What `--signals` names, if it was given.
+    /// Config that `--signals` names, if it was given.
     ///
     /// # Errors
     /// If the file is refused.
@@ -630,7 +630,8 @@ impl RunArgs {
         Ok((path, options))
     }
 
-    /// The end of the command. With `--json` its last line is the result, or an `error` where there is none.
+    /// The end of the command. The option `--json` makes its last line the result, or an `error` if there is
+    /// none.
     ///
     /// # Errors
     /// Why the job failed or ended badly.
@@ -649,7 +650,7 @@ impl RunArgs {
 /// the folder, for `sinew runs`.
 ///
 /// # Errors
-/// With what was refused, or why the job came to no end.
+/// If the recipe is refused, or the job does not reach its end, with the reason.
 fn execute(
     folder: &Path,
     recipe: &RunPlan,

@@ -6,7 +6,8 @@
 use sinew_view::{json_line, visible};
 use std::io::{IsTerminal, Write};
 
-/// Prints text. What models, environments and data sets wrote in it cannot control the terminal.
+/// Prints text. Control characters in it, from models, environments and data sets, cannot control the
+/// terminal.
 pub(crate) fn print(text: &str) {
     print_as_it_is(visible(text).as_bytes());
 }

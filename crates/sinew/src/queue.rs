@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Between two sweeps of a queue that is served: leases that ended are taken back.
+/// Interval of sweeps of a queue that is served: leases that ended are taken back.
 const SWEEP: Duration = Duration::from_secs(2);
 
 /// Arguments of `sinew queue`.
@@ -284,7 +284,7 @@ impl FeedArgs {
         }))
     }
 
-    /// As it was typed, for the hint how to go on; `own` in place of a queue that was not.
+    /// The options as typed, for the hint how to resume; `own` replaces a queue that was not typed.
     pub(crate) fn typed(&self, own: &str) -> String {
         let path = |p: &PathBuf| p.display().to_string();
         let options = [

@@ -119,7 +119,7 @@ fn episode_again(args: &ReplayArgs, episode: &str) -> Result<(), Failure> {
     }
 }
 
-/// Where a change is, in words.
+/// Position of a change, in words.
 fn place(change: &Change) -> String {
     match change.turn {
         None => change.field.clone(),
@@ -283,7 +283,7 @@ fn steps_told(step: u64, again: &sinew_wire::Repeated, changes: &[StepChange]) -
 }
 
 /// # Errors
-/// With the first thing that came out differently.
+/// The first difference, if there is one.
 fn verdict(step: u64, again: &sinew_wire::Repeated, changes: &[StepChange]) -> Result<(), Failure> {
     let done = again.records.last().map_or(again.from, |r| r.step);
     if done != step {

@@ -41,7 +41,7 @@ pub(crate) struct RescoreArgs {
 const PAGE: usize = 64;
 
 /// Scores every stored episode of a purpose by the reward of its environment, prints old and new means, and
-/// adds the scores to the store. What was trained does not change.
+/// adds the scores to the store. Trained episodes do not change.
 ///
 /// # Errors
 /// If there is no reward, a task is not in the recipe's taskset any more, or a process holds the store.

@@ -66,7 +66,7 @@ fn one(folder: &Path, as_json: bool) {
         Ok(recipe) if sinew_project::is_collection(folder, &recipe) => {
             return collection(folder, &recipe.name, as_json);
         }
-        // Below it is said what is wrong.
+        // The code below reports the fault.
         _ => {}
     }
     let (process, why) = sinew_project::process_of(folder);

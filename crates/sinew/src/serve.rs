@@ -1,8 +1,8 @@
 //! `sinew serve`: the gateway and an engine behind it.
 //!
 //! Agents call it with the API of OpenAI or Anthropic. A client with the control token opens rollouts for
-//! them, and takes the traces. With `--store`, open rollouts and finished traces survive the process: the
-//! same command goes on with them.
+//! them, and takes the traces. Open rollouts and finished traces survive the process if `--store` is given:
+//! the same command continues with them.
 
 use crate::output;
 use crate::signals::StopSignals;
@@ -389,7 +389,7 @@ fn queued(
     args: &ServeArgs,
     store: &dyn TraceStore,
 ) -> Result<Option<Arc<dyn RolloutHooks>>, Failure> {
-    // What has no reward when it is finished waits for a scorer.
+    // Rollouts without a reward at their end wait for a scorer.
     let Some(plan) = args.feed.plan(None, "gateway", true)? else {
         return Ok(None);
     };

@@ -1,8 +1,8 @@
 //! `sinew serve --sandbox-only`: sandboxes over HTTP, without engine and gateway.
 //!
-//! For agents whose code runs elsewhere. Each owner has a token, sees its own sandboxes only, and has quotas
-//! of its own. The level `process` is always offered; the others where the command line names what they
-//! need.
+//! It serves agents whose code runs elsewhere. Each owner has a token, sees only its own sandboxes, and has
+//! separate quotas. The level `process` is always offered; the others if the command line names their
+//! requirements.
 
 use crate::output;
 use crate::signals::StopSignals;

@@ -20,11 +20,11 @@ pub(crate) struct StopSignals {
 }
 
 impl StopSignals {
-    /// Needs a runtime around it. From here on a write beyond the limit of a file's size is an error
-    /// of that write, and does not end the process without a word.
+    /// Catches the signals; needs a runtime around it. It also makes a write beyond the file size limit an
+    /// error of that write instead of a silent end of the process.
     ///
     /// # Errors
-    /// What the system refuses.
+    /// If the system refuses a handler.
     pub(crate) fn new() -> Result<Self, Failure> {
         let wait = |kind| signal(kind).map_err(Failure::system);
         // A handler, not `SIG_IGN`: programs in sandboxes must not inherit it.
@@ -54,7 +54,7 @@ impl StopSignals {
     }
 }
 
-/// Waits until standard input ends or fails. What it holds is not looked at.
+/// Waits until standard input ends or fails. Its content is ignored.
 pub(crate) async fn end_of_input() {
     let (sender, ended) = tokio::sync::oneshot::channel();
     // A thread of its own: a read cannot be cancelled, and would hold up the end of the runtime.
@@ -69,7 +69,7 @@ pub(crate) async fn end_of_input() {
 /// if that is asked for.
 ///
 /// # Errors
-/// What the system refuses.
+/// If the system refuses a handler.
 pub(crate) fn count(runtime: &Runtime, stop_on_eof: bool) -> Result<watch::Receiver<u32>, Failure> {
     let mut signals = {
         let _inside = runtime.enter();

@@ -51,15 +51,15 @@ pub(crate) struct TrainOptions {
     pub(crate) accept_loss: bool,
     /// Tasks that a check has read already; `None`: they are read here.
     pub(crate) tasks: Option<sinew_wire::Tasks>,
-    /// Where the dashboard of the run listens, if it has one.
+    /// Address of the run's dashboard, if it has one.
     pub(crate) view: Option<std::net::SocketAddr>,
-    /// Where the run is exported to.
+    /// Destinations of the run's export.
     pub(crate) signals_to: Option<SignalsConfig>,
     /// Trackers that get the numbers of the run.
     pub(crate) track: Option<Trackers>,
-    /// Where agents outside reach the run.
+    /// Address for agents outside.
     pub(crate) serve: sinew_wire::ServeAt,
-    /// What has to be typed again to go on, each after a space.
+    /// Arguments to repeat in the command that resumes, each after a space.
     pub(crate) typed: String,
     /// Signals so far, where the command runs more than this; `None`: they are counted here.
     pub(crate) signals: Option<watch::Receiver<u32>>,
@@ -136,7 +136,7 @@ fn finished(last: serde_json::Value, ended: &Ended) -> Finished {
     Finished { last, trouble }
 }
 
-/// What the first signal leads to.
+/// Message after the first signal.
 fn stopping(command: &str) -> &'static str {
     match command {
         "collect" => {
@@ -153,7 +153,7 @@ fn stopping(command: &str) -> &'static str {
 }
 
 /// The first signal makes `sender` true and is answered at once; the second ends the process, also in the
-/// middle of a pass. What is committed stays, as after `kill -9`.
+/// middle of a pass. Committed data stay, as after `kill -9`.
 #[expect(
     clippy::disallowed_methods,
     reason = "the second signal asks for no clean end, and the main thread may be deep in a pass"
@@ -172,7 +172,7 @@ fn stop_on_signal(
         }
         let _ = sender.send(true);
         say(stopping(command));
-        // What cannot be recorded ends the run by itself.
+        // An event that cannot be recorded ends the run by itself.
         let _ = bus.emit(RunEvent::Phase(Phase::Stopping));
         if signals.wait_for(|n| *n > 1).await.is_err() {
             return;
@@ -240,7 +240,7 @@ pub(crate) fn in_session<T>(
     let printer = Printer { out, steps };
     printer.begin(&recipe.name, dir.path());
     bus.record(Box::new(printer));
-    // Before there is a view, so that the terminal keeps the link whole where it is longer than a row.
+    // The link is printed before the live view starts, so that the terminal keeps a long one whole.
     if let Some(listen) = options.view {
         crate::view::of_run(&runtime, listen, dir.path(), options.json)?;
     }

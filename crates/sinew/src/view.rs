@@ -25,7 +25,7 @@ pub(crate) struct ViewArgs {
     json: bool,
 }
 
-/// What the dashboard needs of the wiring.
+/// Ports from the dashboard to the wiring.
 fn ports() -> Ports {
     Ports {
         renderer: Arc::new(|folder: &Path, recipe: &RunPlan| {

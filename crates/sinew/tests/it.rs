@@ -389,8 +389,8 @@ fn the_quickstart_recipe_passes_every_check() {
     passes_every_check("recipes/quickstart.toml");
 }
 
-/// What `sinew check` prints of a recipe that is fine. The room on the disk is the host's: where it
-/// is short, that check says so and is the only one that fails.
+/// Output of `sinew check` for a recipe without faults. The free disk space is the host's: if it is short,
+/// that check is the only one that fails.
 fn passes_every_check(recipe: &str) -> String {
     let output = sinew().args(["check", recipe, "--json"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,4 +1,4 @@
-//! What environments cost: steps through the whole loop, and of Python workers a step, a session, a score.
+//! Costs of environments: steps through the whole loop, and a step, a session and a score of Python workers.
 //!
 //! | part | measures |
 //! |---|---|

@@ -4,9 +4,9 @@
 //! environment, its score, and a store in memory. There is no model: turns of the gold policy are given as
 //! tokens at once.
 //!
-//! What is printed for an environment: the memory that a session adds, of this process and its workers
-//! together; where it is native, its steps alone, with its own calls and nothing else; its steps through the
-//! loop at each number of episodes.
+//! The rows of an environment are: the memory that a session adds, of this process and its workers together;
+//! the environment's steps without the loop, if it is native; its steps through the loop at each number of
+//! episodes.
 //!
 //! Every episode must be solved: one that fails or goes another way is an error, so that a fast wrong loop is
 //! no figure. A step is a turn that the environment answered.
@@ -89,7 +89,7 @@ struct World {
     name: &'static str,
     envs: Arc<dyn EnvFactory>,
     renderer: Arc<dyn Renderer>,
-    /// What is played, and how.
+    /// Actions to play.
     script: Script,
     /// Most sessions at once.
     most: usize,
@@ -109,7 +109,7 @@ pub(super) fn run(
     let names = names().into_iter().filter(|n| wanted(n));
     let worlds = names.map(|name| World::open(name, &runtime));
     let worlds = worlds.collect::<Result<Vec<_>, _>>()?;
-    // Before anything has run: what a wave gave back would be taken for a session.
+    // Memory is measured before anything has run: memory that a wave freed would be counted for a session.
     for world in &worlds {
         printer.row(&runtime.block_on(world.memory())?);
     }
@@ -306,7 +306,7 @@ impl World {
         }
     }
 
-    /// What the episodes share. A wave has an engine and an admission of its own.
+    /// Shared parts of the episodes. A wave has a separate engine and admission.
     fn parts(&self, at_once: usize) -> EpisodeParts {
         let engine: Arc<dyn sinew_types::Engine> =
             Arc::new(ScriptedEngine::new(&self.script, self.renderer.as_ref()));

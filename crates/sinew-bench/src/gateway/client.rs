@@ -1,7 +1,7 @@
 //! A client of the benches: one connection a rollout, as agents have.
 //!
-//! An agent keeps its connection and repeats its whole conversation with each call, as SDKs do. After
-//! [`MAX_TURNS`] turns it begins anew, so that requests stay of one size over the measurement.
+//! An agent keeps its connection and repeats its whole conversation with each call, as SDKs do. It begins
+//! anew after [`MAX_TURNS`] turns, so that requests keep their size over the measurement.
 
 use super::process::Process;
 use crate::BenchError;
@@ -27,13 +27,12 @@ const SIDE_BY_SIDE: usize = 64;
 /// A server to send requests to.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
-    /// Of the server.
     address: SocketAddr,
     /// How agents get their addresses.
     rollouts: Rollouts,
 }
 
-/// Where the rollouts of a server are.
+/// Addresses of a server's rollouts.
 #[derive(Clone, Debug)]
 enum Rollouts {
     /// One address for all.
@@ -49,16 +48,16 @@ enum Rollouts {
 pub(super) struct Agent {
     /// One connection, one call at a time.
     sender: SendRequest<Full<Bytes>>,
-    /// Of its rollout, with the dialect.
+    /// Path of its rollout, with the dialect.
     path: String,
-    /// Of its rollout.
+    /// Key of its rollout.
     key: String,
     /// Its conversation so far.
     messages: Vec<Value>,
-    /// Where a conversation ends; `None`: it grows.
+    /// Turns after which a conversation ends; `None`: it grows.
     max_turns: Option<usize>,
     said: u64,
-    /// Of the last call.
+    /// Prompt tokens of the last call.
     pub(super) prompt_tokens: usize,
 }
 

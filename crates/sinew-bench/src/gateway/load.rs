@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::sleep;
 
-/// What agents do.
+/// Load of the agents.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     /// Agents at the same time.
     pub(super) rollouts: usize,
-    /// Between an answer and the next call.
+    /// Time between an answer and the next call.
     pub(super) think: Duration,
     /// Calls that begin within it count.
     pub(super) measured: Duration,
-    /// Of an answer.
+    /// Tokens of an answer.
     pub(super) tokens: u32,
     /// Answers as events.
     pub(super) stream: bool,
@@ -32,12 +32,12 @@ pub(super) struct Load {
     pub(super) in_flight: usize,
 }
 
-/// What was measured.
+/// Measured times.
 #[derive(Debug, Default)]
 pub(super) struct Measured {
-    /// Of requests, in seconds, sorted.
+    /// Latencies of requests, in seconds, sorted.
     pub(super) latencies: Vec<f64>,
-    /// Of the server.
+    /// CPU seconds of the server.
     pub(super) cpu_s: f64,
 }
 

@@ -1,5 +1,5 @@
-//! What the gateway costs: per request, per token, per idle rollout, per turn of a history; and
-//! what the proxies of LiteLLM and Agent Lightning cost on the same machine in the same run.
+//! Costs of the gateway: per request, per token, per idle rollout, per turn of a history. The proxies of
+//! LiteLLM and Agent Lightning are measured on the same machine in the same run.
 //!
 //! The gateway runs as a process of its own (`sinew serve --engine fake`), so that its CPU time
 //! is not this one's, and is given real requests over real connections. The peers forward to a
@@ -41,7 +41,7 @@ pub(super) const PASS: Duration = Duration::from_millis(2);
 const ROLLOUTS: [usize; 4] = [1, 64, 512, 4096];
 /// Calls that a peer gets at the same time, and how long it may take beyond the measurement.
 const PEER_IN_FLIGHT: usize = 64;
-/// Beyond the measurement, before a peer is given up.
+/// Time after the measurement until a peer is given up.
 const PEER_GRACE: Duration = Duration::from_secs(60);
 /// Seconds that a peer is measured for; what it does is more alike than what the gateway does.
 const PEER_SECONDS: f64 = 5.0;
@@ -131,7 +131,7 @@ fn load(rollouts: usize, seconds: f64) -> Load {
 /// A proxy of another project, or why there is none.
 struct Rival {
     name: &'static str,
-    /// Of its rows.
+    /// Mark of its rows.
     mark: &'static str,
     peer: Result<Peer, String>,
 }

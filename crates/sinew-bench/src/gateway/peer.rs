@@ -28,7 +28,7 @@ use tokio::task::JoinHandle;
 /// Importing them alone takes many seconds.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
-/// What the upstream answers to every call.
+/// Answer of the upstream to every call.
 const ANSWER: &str = r#"{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"fake","choices":[{"index":0,"message":{"role":"assistant","content":" yes the answer is"},"finish_reason":"stop"}],"usage":{"prompt_tokens":40,"completion_tokens":16,"total_tokens":56}}"#;
 
 /// A running proxy.
@@ -38,7 +38,7 @@ pub(super) struct Peer {
     pub(super) version: String,
     /// The peer itself.
     process: Process,
-    /// Where to send requests.
+    /// Server that gets the requests.
     target: Target,
     /// Ends with the peer.
     upstream: JoinHandle<()>,
@@ -144,7 +144,7 @@ impl Peer {
         peer.answering().await
     }
 
-    /// Where it answers.
+    /// Server that gets the requests.
     pub(super) fn target(&self) -> &Target {
         &self.target
     }

@@ -1,4 +1,4 @@
-//! What the bus and all exporters together take of a run.
+//! Costs of the bus and all exporters for a run.
 //!
 //! A run is made up: looks as the driver gives them, four a second, each with phases of episodes that went on
 //! and some that ended, and a step now and then. Everything that `--signals` knows listens, with a server on
@@ -65,7 +65,7 @@ pub(super) fn run(rounds: u32, printer: Printer) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// What a round came to.
+/// Result of a round.
 struct Round {
     /// CPU seconds of a second of a run.
     share: f64,

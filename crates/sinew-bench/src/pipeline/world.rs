@@ -59,7 +59,7 @@ impl Calls {
     }
 }
 
-/// What a call does.
+/// Action of a call.
 #[derive(Clone)]
 pub(super) enum Tool {
     /// Waits.
@@ -68,10 +68,10 @@ pub(super) enum Tool {
     Sandbox(Arc<dyn SandboxProvider>),
 }
 
-/// Which episodes were made.
+/// Episodes that were made.
 #[derive(Default)]
 struct Made {
-    /// Of each task.
+    /// Members of each task.
     members: HashMap<usize, usize>,
     /// Training tasks in the order of their first episodes.
     order: Vec<usize>,
@@ -82,7 +82,6 @@ struct Made {
 pub(super) struct World {
     /// How long calls take.
     pub(super) calls: Calls,
-    /// What a call does.
     pub(super) tool: Tool,
     /// Members that each task has had, over all clones.
     made: Arc<Mutex<Made>>,
@@ -190,7 +189,6 @@ impl EnvFactory for World {
 struct Episode {
     /// Seconds of the calls that are left.
     delays: Vec<f64>,
-    /// What a call does.
     tool: Tool,
     /// Its sandbox, from the reset on, where calls run in one.
     sandbox: Option<Box<dyn Sandbox>>,

@@ -10,7 +10,7 @@ fn bench() -> Command {
     command
 }
 
-/// What a bench prints.
+/// Rows that a bench prints.
 fn rows(args: &[&str]) -> Vec<Value> {
     let done = bench().args(args).arg("--json").output().unwrap();
     let errors = String::from_utf8_lossy(&done.stderr);
@@ -157,7 +157,7 @@ fn steps_are_measured_at_every_number_of_episodes() {
             row["name"].as_str().unwrap().contains("memory of")
         );
     }
-    // Without a Python for the peers their rows say so.
+    // Rows of peers have the reason if there is no Python for the peers.
     for (name, peer) in [
         ("tiny: steps alone, without the loop", "Gymnasium"),
         ("tiny: loop of 64 at once, whole episodes", "verifiers"),

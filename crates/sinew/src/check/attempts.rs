@@ -196,7 +196,7 @@ async fn right(envs: &dyn EnvFactory, tasks: &[Task], answers: &[String]) -> Res
 /// Near misses: nothing, and the right answer of another task.
 ///
 /// # Errors
-/// As [`trial`].
+/// Same as [`trial`].
 async fn wrong(
     envs: &dyn EnvFactory,
     tasks: &[Task],
@@ -238,10 +238,11 @@ fn not_told_apart(tried: &Tried) -> String {
     }
 }
 
-/// Without right answers: what a row has is tried as one. A reward that asks a server is tried once a task.
+/// Tries a row's columns as answers, if there are no right ones. A reward that asks a server is tried once a
+/// task.
 ///
 /// # Errors
-/// As [`trial`].
+/// Same as [`trial`].
 async fn unknown(
     envs: &dyn EnvFactory,
     tasks: &[Task],

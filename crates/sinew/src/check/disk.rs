@@ -8,8 +8,8 @@ use sinew_recipe::RunPlan;
 use sinew_wire::Failure;
 use std::path::Path;
 
-/// Weights, two moments, and as many checkpoints as are kept plus the one being written. With adapters
-/// half of the weights is counted for a checkpoint.
+/// Disk needs: weights, two moments, and as many checkpoints as are kept plus the one being written. A
+/// checkpoint of adapters counts half of the weights.
 ///
 /// # Errors
 /// If the file system of `at` has less free.

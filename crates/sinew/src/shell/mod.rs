@@ -23,10 +23,10 @@ use user::UserTerminal;
 /// Pieces that wait between the two terminals, each way. A full queue holds the sender back.
 const QUEUE: usize = 16;
 
-/// What is run where no program is named.
+/// Program that runs if none is named.
 const SHELL: &str = "/bin/sh";
 
-/// What a session did at its end.
+/// End of a session.
 enum End {
     /// The program ended.
     Ran(Result<ExecResult, Failure>),
@@ -34,8 +34,8 @@ enum End {
     Stopped,
 }
 
-/// Runs `argv`, or a shell, on a terminal in a sandbox of `section`. How it ended. What `kept` keeps is also
-/// kept after a signal and at the end of the time.
+/// Runs `argv`, or a shell, on a terminal in a sandbox of `section`. Returns its end. Files of `kept` are
+/// also kept after a signal and when the time is over.
 ///
 /// # Errors
 /// If standard input or output is no terminal, no sandbox starts, or the files cannot be kept;

@@ -22,7 +22,7 @@ const RESET: &[u8] =
 
 /// Standard input and output, in raw mode as long as this lives.
 pub(super) struct UserTerminal {
-    /// What the terminal was before.
+    /// Earlier settings of the terminal.
     before: Termios,
 }
 

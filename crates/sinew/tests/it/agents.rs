@@ -65,7 +65,7 @@ fn trains(program: &str, count: usize) -> (Value, Vec<Value>) {
     assert_eq!(last["samples"]["trained_twice"], 0, "{last}");
     assert_eq!(last["samples"]["lost"], 0, "{last}");
     for step in &steps {
-        // What the program's calls sampled has the trainer's log-probabilities, to the bit.
+        // Tokens of the program's calls have the trainer's log-probabilities, to the bit.
         assert_eq!(step["logprob_gap_max"], 0.0, "{step}");
     }
     (last, steps)
@@ -89,7 +89,7 @@ fn a_langgraph_agent_is_trained() {
     trains("examples/langgraph_chat_agent.py", 3);
 }
 
-/// What an agent finds in its sandbox, told by its exit code.
+/// Checks from inside what an agent's sandbox can reach; the exit code is the result.
 const PROBE: &str = r#"
 import os, socket, sys, urllib.request
 task = os.environ["SINEW_TASK"]

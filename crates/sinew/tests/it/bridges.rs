@@ -1,5 +1,5 @@
-//! Packages of other projects as environments, and environments for their clients. What `scripts/bridges.sh`
-//! installs on request alone is tested where it is there.
+//! Packages of other projects as environments, and environments for their clients. Packages that
+//! `scripts/bridges.sh` installs only on request are tested if they are there.
 
 use crate::{root, run_ok, sinew};
 use serde_json::{Value, json};
@@ -14,12 +14,12 @@ fn interpreter(set: &str) -> Option<PathBuf> {
     python.is_file().then_some(python)
 }
 
-/// As [`interpreter`], of a set that `scripts/setup.sh` installs.
+/// Like [`interpreter`], for a set that `scripts/setup.sh` installs.
 fn installed(set: &str) -> PathBuf {
     interpreter(set).unwrap_or_else(|| panic!("run scripts/bridges.sh {set}"))
 }
 
-/// What `sinew env check` finds in a class.
+/// Result of `sinew env check` for a class.
 fn checked(python: &Path, module: &str, options: &Value, tasks: u32) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let mut command = sinew();

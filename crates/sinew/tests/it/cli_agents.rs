@@ -64,7 +64,7 @@ fn packages() -> PathBuf {
     folder.expect(".cache/cli-agents is missing: run scripts/setup.sh")
 }
 
-/// What the model says: text that a prompt must have for it, text by which a prompt shows it, and its words.
+/// Answers of the model: text that a prompt must have for it, text by which a prompt shows it, and its words.
 fn script(agent: &Agent) -> Vec<(String, String, String)> {
     let (tool, argument) = agent.shell;
     // Small models that name a conversation are asked without tools.
@@ -109,7 +109,7 @@ fn row(agent: &Agent, place: &str, turns: usize, joins: &BTreeMap<String, u64>) 
     )
 }
 
-/// That the page shows what was measured.
+/// Checks that the page shows a measured row.
 fn is_shown(row: &str) {
     let page = std::fs::read_to_string(root().join("docs/agents.md")).unwrap();
     assert!(

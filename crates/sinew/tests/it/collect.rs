@@ -59,7 +59,7 @@ fn a_killed_collection_goes_on_without_loss_or_doubles_and_is_trained_on() {
     let first = stored(&run);
     assert!(!first.is_empty());
     killed(&teacher, &run, episodes, &["--resume"]);
-    // What is listed of it says how it goes on.
+    // Its entry in the list shows how to resume.
     let runs = run_ok(sinew().arg("runs").arg(dir.path()));
     let hint = format!("--run-dir {} --resume --episodes 602", run.display());
     assert!(runs.contains("killed") && runs.contains(&hint), "{runs}");
@@ -287,7 +287,7 @@ fn equal_episodes_are_listed_and_exported_once() {
     assert_eq!(last_line(&exported.unwrap())["episodes"], unique);
 }
 
-/// What the built-in loop sampled leaves as whole conversations, and is read again as demonstrations.
+/// Episodes of the built-in loop are exported as whole conversations, and read again as demonstrations.
 #[test]
 fn exported_episodes_are_whole_conversations() {
     let dir = tempfile::tempdir().unwrap();

@@ -5,7 +5,7 @@ use crate::root;
 use serde_json::Value;
 use std::process::Command;
 
-/// What `benches/faults.py` does to runs. The last two need rights that not every machine gives.
+/// Faults that `benches/faults.py` injects into runs. The last two need rights that not every machine gives.
 const KINDS: [&str; 10] = [
     "process", "trainer", "spawner", "sandbox", "scorer", "memory", "clock", "torn", "disk", "oom",
 ];

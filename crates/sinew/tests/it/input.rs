@@ -13,7 +13,7 @@ fn tiny(dir: &Path, typed: &str, replaced: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// What a command that refuses its input says.
+/// Message of a command that refuses its input.
 pub(crate) fn refused(command: &mut Command) -> String {
     refused_with(command, 2)
 }
@@ -125,7 +125,7 @@ fn a_run_that_is_not_there_is_started_by_resume_which_says_so() {
     let again = train();
     assert!(again.stderr.is_empty(), "{again:?}");
     assert_eq!(last_line(&again)["eval"], last_line(&first)["eval"]);
-    // What cannot run is still refused before a folder is made.
+    // A recipe that cannot run is still refused before a folder is made.
     let broken = tiny(dir.path(), "layers = 2", "layers = 0");
     let other = dir.path().join("other");
     let mut command = sinew();

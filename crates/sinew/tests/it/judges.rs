@@ -182,7 +182,7 @@ fn a_model_learns_from_comparisons() {
     let metric = |step: &Value, name: &str| step["rollout"]["metrics"][name].as_f64().unwrap();
     for step in &steps {
         assert_eq!(step["rollout"]["unscored"], 0, "{step}");
-        // What one wins another loses.
+        // Each win of one is a loss of another.
         let mean = metric(step, "reward/judge.letters");
         assert!((mean - 0.5).abs() < 1e-9, "{step}");
         assert_eq!(metric(step, "reward/judge.letters/pairs"), 4.0, "{step}");
@@ -190,7 +190,8 @@ fn a_model_learns_from_comparisons() {
     let met = |step: &Value| metric(step, "reward/regex");
     let (first, last) = (met(&steps[0]), met(&steps[29]));
     assert!(first < 0.6 && last > 0.85, "{first} {last}");
-    // At most 6 groups of 10 pairs in both orders; every tenth answer is no verdict and asked for again.
+    // The bound is 6 groups of 10 pairs in both orders; every tenth answer is not a verdict and is asked for
+    // again.
     let asked = calls.load(Ordering::SeqCst);
     assert!((500..=30 * 120 * 2).contains(&asked), "{asked} calls");
 }

@@ -40,7 +40,7 @@ fn unscored(run: &Path) -> Vec<EpisodeSummary> {
     episodes.into_iter().filter(open).collect()
 }
 
-/// What a person says of an episode.
+/// A person's verdict on an episode.
 fn verdict(e: &EpisodeSummary) -> u32 {
     e.episode.as_str().bytes().map(u32::from).sum::<u32>() % 3
 }

@@ -347,7 +347,7 @@ fn claimed(more: &str) -> Value {
     last_line(&command.arg(dir.path().join("run")).output().unwrap())["eval"].clone()
 }
 
-/// What runs in an agent's sandbox may claim what it likes: the environment scores it.
+/// The environment scores an agent, whatever the code in the agent's sandbox claims.
 #[test]
 fn a_forged_reward_is_refused_unless_the_recipe_trusts_the_program() {
     let graded = claimed("");
@@ -436,7 +436,7 @@ impl Agents {
         Self::grouped(address, token, count, score, group)
     }
 
-    /// With a name for the group of each agent's rounds.
+    /// Runs agents; `group` names the group of each agent's round.
     fn grouped(
         address: &str,
         token: &str,
@@ -636,7 +636,7 @@ fn a_rollout_without_a_call_is_an_error() {
         (status, &told["error"]["code"]),
         (403, &json!("not_trusted"))
     );
-    // What opens the rollout has the control token, and may trust its agent.
+    // The opener of the rollout has the control token, and may trust its agent.
     let (_, opened) = post("/rollouts", &run.token, &json!({"agent_scores": true}));
     let trusted = opened["api_key"].as_str().unwrap();
     assert_eq!(post("/v1/reward", trusted, &json!({"reward": 1.0})).0, 200);

@@ -186,7 +186,7 @@ fn episodes_in_flight_go_on_after_a_kill() {
     assert_eq!(resumed["restarted"], 0, "{resumed}");
     let after = traces(&run, &before);
     for ((saved, stored), after) in kept.iter().zip(stored).zip(after) {
-        // What was not needed any more was not begun again.
+        // Episodes that were not needed any more did not begin again.
         let (None, Some(after)) = (stored, after) else {
             continue;
         };

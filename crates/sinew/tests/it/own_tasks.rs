@@ -358,7 +358,7 @@ fn rewards_are_tried_with_several_answers() {
     );
 }
 
-/// What `sinew init` writes trains at once, and gains.
+/// A project of `sinew init` trains at once, and gains.
 fn starts(start: &str) {
     let dir = tempfile::tempdir().unwrap();
     let run = |args: &[&str], folder: &Path| {

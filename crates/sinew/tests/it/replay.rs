@@ -61,7 +61,7 @@ fn episodes_and_steps_come_out_again_and_forks_go_on() {
         assert_eq!(again["from"], from);
         assert_eq!(again["weights"].is_object(), kept, "{again}");
     }
-    // What was recorded is changed: the first difference is named.
+    // The recorded metrics are changed: the first difference is named.
     let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let changed = metrics.lines().map(|line| {
         let mut record: Value = serde_json::from_str(line).unwrap();
@@ -270,7 +270,7 @@ fn asks_the_network(dir: &Path, mode: &str, port: u16) -> PathBuf {
     dir.join(mode)
 }
 
-/// As [`answer`], in the folder of the recipe, whose tasks are found from there.
+/// Like [`answer`], but in the folder of the recipe, whose tasks are found from there.
 #[cfg(feature = "egress")]
 fn again(dir: &Path, run: &Path, episode: &str) -> (Value, Option<i32>, String) {
     let mut command = sinew();
@@ -302,7 +302,7 @@ fn the_network_of_an_episode_answers_as_recorded_and_is_never_used() {
         "{same}{errors}"
     );
 
-    // Without its recording, the request is the first difference, by name.
+    // The request is the first difference, by name, if its recording is missing.
     let request = format!("network request GET http://127.0.0.1:{port}/open/x");
     let recording = run.join(format!("network/episodes/{episode}.jsonl"));
     fs::remove_file(&recording).unwrap();

@@ -1,4 +1,4 @@
-//! What a run survives, and what it leaves behind: other models, adapters, a full disk, readers.
+//! Runs with other models, adapters, a full disk and readers, and the files that they leave.
 
 use crate::{last_line, root, run_ok, sinew};
 use serde_json::Value;
@@ -381,7 +381,7 @@ fn sft(dir: &Path, name: &str, more: &str) -> Command {
     let recipe = dir.join(format!("{name}.toml"));
     std::fs::write(&recipe, text).unwrap();
     let mut command = sinew();
-    // Where AMX rounds operands, the order of sums can tip a rounding: not what is compared here.
+    // AMX rounds operands, so the order of sums can tip a rounding; this is not compared here.
     command.env("SINEW_CPU", sinew_tensor::KernelSet::detect_f32().name());
     command.arg("train").arg(&recipe).arg("--json");
     command.arg("--run-dir").arg(dir.join(name));

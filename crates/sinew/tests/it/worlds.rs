@@ -28,7 +28,7 @@ const WORLDS: [&str; 18] = [
     "survival:Survival",
 ];
 
-/// What `sinew env check` found.
+/// Report of `sinew env check`.
 fn checked(command: &mut Command) -> Value {
     serde_json::from_str(&run_ok(command)).unwrap()
 }

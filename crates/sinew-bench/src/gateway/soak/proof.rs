@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Traces that were valid, as numbers.
 #[derive(Debug, Default)]
 pub(super) struct Proven {
-    /// Of all committed traces.
+    /// Sampled tokens of all committed traces.
     sampled_tokens: AtomicU64,
     /// Requests of all committed traces, shared with the load.
     requests: Arc<AtomicU64>,
