@@ -80,7 +80,7 @@ fn add(kind: &CodeBlockKind<'_>, code: &str, depth: u32, out: &mut Vec<Block>) {
     if markdown && depth > 0 && code.lines().any(opens) {
         return collect(code, depth - 1, out);
     }
-    // Where the first block was not closed, a second fence of its language stands in it.
+    // An unclosed first block contains a second fence of its language.
     let again = |line: &&str| {
         opens(line) && self::language(line.trim_start().trim_start_matches(['`', '~'])) == language
     };

@@ -76,7 +76,8 @@ pub fn code(answer: &str, tests: &str) -> Code {
     }
 }
 
-/// Names that a text uses and does not define itself. What it imports from the solution is not its own.
+/// Names that a text uses and does not define itself. Names that it imports from the solution are not its
+/// own.
 fn names(tests: &str) -> BTreeSet<&str> {
     let Some(identifier) = IDENTIFIER.get() else {
         return BTreeSet::new();

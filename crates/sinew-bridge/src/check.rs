@@ -60,12 +60,12 @@ impl CheckReport {
         }
     }
 
-    /// As [`CheckReport::any`], for a class: its snapshots, too. The speed is that of one episode.
+    /// Checks a class: all of [`CheckReport::any`], and its snapshots. The speed is that of one episode.
     pub async fn of(factory: &PythonEnvFactory, tasks: &[Task]) -> Self {
         Self::at_once(factory, tasks, 1).await
     }
 
-    /// As [`CheckReport::of`]; the speed is that of `sessions` episodes at once.
+    /// Checks like [`CheckReport::of`], but with the speed of `sessions` episodes at once.
     pub async fn at_once(factory: &PythonEnvFactory, tasks: &[Task], sessions: usize) -> Self {
         let mut checks = common(factory, tasks).await;
         if factory.info().snapshots {
@@ -248,8 +248,8 @@ async fn simple(factory: &dyn EnvFactory, tasks: &[Task], policy: Policy) -> Env
     line(policy.name(), finding, detail, values)
 }
 
-/// The gold policy, if there is one, must succeed on every task. Without one, nothing is known,
-/// which is no error: many tasks have no solution that can be written down.
+/// The gold policy, if there is one, must succeed on every task. A missing policy is not an error: many tasks
+/// have no solution that can be written down.
 async fn gold(factory: &dyn EnvFactory, tasks: &[Task]) -> EnvCheck {
     let mut turns = 0;
     for task in tasks {
@@ -452,8 +452,8 @@ fn holds(text: &str, value: &Value) -> bool {
     })
 }
 
-/// Steps a second with some episodes at once: at least 200 episodes, at most 5 seconds of them. Of a class,
-/// it includes the way to the worker and back, about 0.2 ms.
+/// Steps a second with some episodes at once: at least 200 episodes, at most 5 seconds of them. The speed of
+/// a class includes the way to the worker and back, about 0.2 ms.
 async fn speed(factory: &dyn EnvFactory, tasks: &[Task], sessions: usize) -> EnvCheck {
     let started = Instant::now();
     let each = 200usize.max(tasks.len()).div_ceil(sessions);
@@ -474,7 +474,8 @@ async fn speed(factory: &dyn EnvFactory, tasks: &[Task], sessions: usize) -> Env
         Ok(times) => times.concat(),
         Err(why) => return line("speed", Finding::Error, why, Value::Null),
     };
-    // Of one episode, starts and ends do not count; of several, all of it takes time of the others.
+    // Starts and ends of a single episode do not count; with several episodes, all of it takes time from the
+    // others.
     let all: Duration = match sessions {
         1 => times.iter().sum(),
         _ => started.elapsed(),

@@ -43,7 +43,7 @@ pub struct PythonCode {
     pub(crate) path: Vec<String>,
     /// Folders inside, and the folders of the host that they show.
     pub(crate) places: Vec<(String, String)>,
-    /// What is loaded, in the order of the caller's targets.
+    /// Classes and functions to load, in the order of the caller's targets.
     pub(crate) loads: Vec<Load>,
     /// Hash of the source files, for traces.
     pub(crate) version: String,
@@ -56,7 +56,7 @@ pub struct PythonCode {
 /// A class or function as the worker loads it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Load {
-    /// What it is used as.
+    /// Kind of target.
     pub(crate) kind: TargetKind,
     /// Path of the file inside.
     file: Option<String>,
@@ -142,7 +142,7 @@ impl PythonCode {
 
     /// Sandboxes of the process level that show the folders of the code. `max_live` bounds them: a pool of
     /// workers needs up to twice as many as it has workers, because a worker that ended is replaced before
-    /// its sandbox is gone. With fewer, a start waits for that.
+    /// its sandbox is gone. A smaller bound makes a start wait for that.
     ///
     /// # Errors
     /// If this host cannot isolate processes.
@@ -357,7 +357,7 @@ fn output_within(mut command: Command, limit: Duration) -> Result<Output, String
         .stderr(Stdio::piped())
         .spawn();
     let mut child = spawned.map_err(|e| e.to_string())?;
-    // What it writes is read meanwhile, up to a limit, so that a full pipe does not stop it.
+    // Its output is read meanwhile, up to a limit, so that a full pipe does not stop it.
     let out = child.stdout.take().map(read_in_background);
     let err = child.stderr.take().map(read_in_background);
     let give_up = Instant::now() + limit;

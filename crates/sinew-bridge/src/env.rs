@@ -53,7 +53,7 @@ impl EnvInfo {
         self.offered || !self.tools.is_empty()
     }
 
-    /// What algorithms can read of the episodes. Any turn may have a reward: the class returns it.
+    /// Data of the episodes that algorithms can read. Any turn may have a reward: the class returns it.
     fn gives(&self) -> Gives {
         let counts = counted(self.has_tools());
         Gives {

@@ -10,7 +10,7 @@ pub enum StartError {
     Target {
         /// The name as it was given.
         value: String,
-        /// What is wrong, and what is allowed.
+        /// Reason: the fault, and what is allowed.
         reason: String,
     },
     /// There is no usable Python interpreter.
@@ -36,7 +36,7 @@ pub enum StartError {
         field: &'static str,
         /// Its value.
         value: String,
-        /// What is allowed.
+        /// Allowed values.
         allowed: String,
     },
 }

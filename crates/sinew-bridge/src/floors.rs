@@ -219,7 +219,7 @@ async fn transferred(
 ) -> EnvCheck {
     let (started, mut sum) = (Instant::now(), Played::new(name.into()));
     for (i, one) in known.iter().enumerate() {
-        // Where words are replaced, the one whose first observation has most in common: types may be hidden.
+        // Replaced words come from the task whose first observation has most in common: types may be hidden.
         let blind = name == "blind";
         let others = known.iter().cycle().skip(i + 1).take(known.len() - 1);
         let common = |o: &&Known<'_>| o.words.iter().filter(|w| one.words.contains(w)).count();
@@ -312,8 +312,8 @@ impl Played {
     }
 }
 
-/// Whether a policy that knows nothing earns more than a third of gold, or succeeds in more than a third.
-/// Without a gold policy the scale of rewards is not known.
+/// Whether a policy that knows nothing earns more than a third of gold, or succeeds in more than a third. The
+/// scale of rewards is not known if there is no gold policy.
 pub(crate) fn above(mean: f64, successes: usize, (count, gold): (usize, Option<f64>)) -> bool {
     let share = successes as f64 / count.max(1) as f64;
     gold.is_some_and(|gold| gold > 0.0 && mean > FLOOR * gold) || share > FLOOR
@@ -458,7 +458,7 @@ fn odd_turns(one: &Known<'_>) -> Vec<Action> {
                 parts.collect::<Vec<_>>().join(" ")
             });
             let odd = lines.collect::<Vec<_>>().join("\n");
-            // Without a number it is the solution.
+            // A solution without a number is unchanged, and left out.
             if odd != gold.text {
                 turns.push(Action::say(odd));
             }

@@ -26,19 +26,19 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Where the interpreter of an image is looked for.
+/// Paths of the interpreter that are tried in an image.
 const PYTHONS: [&str; 3] = ["/usr/bin/python3", "/usr/local/bin/python3", "/bin/python3"];
 
 /// Images that tasks may name.
 #[derive(Clone, Debug, Default)]
 pub struct TaskImages {
-    /// By name.
+    /// Images by name.
     pub images: BTreeMap<String, TaskImage>,
     /// Path of the interpreter in each image; empty: where Debian and the images of Python have it.
     pub python: String,
 }
 
-/// What the workers of all images have in common.
+/// Common settings of the workers of all images.
 pub(crate) struct Common {
     /// The class, without an interpreter.
     pub(crate) code: PythonCode,
@@ -61,7 +61,7 @@ struct Place {
     used: u64,
 }
 
-/// What a place holds.
+/// Content of a place.
 struct Held {
     image: String,
     /// `None` where the start failed.
@@ -77,7 +77,7 @@ pub(crate) struct ImageWorkers {
     places: Mutex<Vec<Place>>,
     /// The worker of each place.
     held: Vec<tokio::sync::Mutex<Option<Held>>>,
-    /// By image, as long as a worker of it lives.
+    /// Plans by image, as long as a worker of it lives.
     plans: Mutex<BTreeMap<String, Weak<Plan>>>,
     /// A session has ended.
     freed: Notify,
@@ -223,7 +223,7 @@ impl ImageWorkers {
         Ok(started?)
     }
 
-    /// What starts workers of an image.
+    /// The plan that starts workers of an image.
     async fn plan(&self, image: &str) -> Result<Arc<Plan>, CallError> {
         if let Some(plan) = lock(&self.plans).get(image).and_then(Weak::upgrade) {
             return Ok(plan);

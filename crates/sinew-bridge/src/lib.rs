@@ -48,8 +48,8 @@ mod worlds;
 
 use sinew_env::{counts, turn};
 
-/// What clients and servers of other protocols over HTTP share with `http/`: limits, requests, keys, and the
-/// runtime of a client. `sinew-peers` is the user.
+/// Common parts of `http/` and the clients and servers of other protocols over HTTP: limits, requests, keys,
+/// and the runtime of a client. `sinew-peers` is the user.
 pub mod remote {
     pub use crate::http::{
         MAX_BODY, MAX_TEXT, NO_JSON, NO_KEY, Remote, RemoteError, ServeKey, Server, address, cut,

@@ -42,7 +42,7 @@ const PAIR: [&str; 2] = ["a", "b"];
 /// Parameters of a function, as its worker describes them.
 #[derive(Clone, Debug, Deserialize)]
 struct RewardInfo {
-    /// In order, without `**kwargs`.
+    /// Parameters in order, without `**kwargs`.
     parameters: Vec<Parameter>,
     /// It has `**kwargs`, which take all names.
     everything: bool,
@@ -128,7 +128,7 @@ impl PythonReward {
         let compares = self.compares(columns);
         let whole = self.info.group || compares;
         let known = |name: &str| {
-            // Of several samples, their outputs are fields of the members.
+            // Outputs of several samples are fields of the members.
             let own = match whole {
                 true => OF_TASK.contains(&name),
                 false => NAMES.contains(&name),

@@ -19,7 +19,7 @@ use sinew_sandbox::SandboxSpec;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Limits of the rows of one split. What is above them is an error, so that a generator without an end does
+/// Limits of the rows of one split. More rows or bytes are an error, so that a generator without an end does
 /// not fill the memory of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLimits {
@@ -126,10 +126,10 @@ impl PythonRows {
         Self::of(&PythonWorkers::start(config, code)?, source, seed, limits)
     }
 
-    /// As [`PythonRows::read`], from the first target of workers that run.
+    /// Reads like [`PythonRows::read`], from the first target of workers that run.
     ///
     /// # Errors
-    /// As [`PythonRows::read`].
+    /// Same as [`PythonRows::read`].
     pub fn of(
         workers: &PythonWorkers,
         source: &str,

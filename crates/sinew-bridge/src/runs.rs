@@ -35,7 +35,7 @@ pub(crate) struct CodeSandboxes {
 }
 
 impl CodeSandboxes {
-    /// With the interpreter of `code` and the limits of a recipe.
+    /// Sandboxes with the interpreter of `code` and the limits of a recipe.
     pub(crate) fn new(code: PythonCode, spec: SandboxSpec) -> Self {
         Self {
             code,

@@ -24,7 +24,7 @@ impl OwnRuntime {
         Ok(Self(Some(runtime)))
     }
 
-    /// Where tasks of the runtime are spawned. `None` only while it is dropped.
+    /// Handle for spawning tasks of the runtime. `None` only while it is dropped.
     pub(crate) fn handle(&self) -> Option<Handle> {
         self.0.as_ref().map(|r| r.handle().clone())
     }

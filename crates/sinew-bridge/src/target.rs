@@ -17,7 +17,7 @@ pub enum TargetKind {
     Tasks,
 }
 
-/// Where the code of a [`Target`] is.
+/// Location of a [`Target`]'s code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Module {
     /// A file of the host. Its folder is on the search path.

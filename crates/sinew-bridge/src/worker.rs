@@ -114,7 +114,7 @@ struct Raised {
 struct Waiting {
     /// Reason why the worker ended. No call is added after that.
     dead: Option<String>,
-    /// By id.
+    /// Calls by id.
     calls: HashMap<u64, oneshot::Sender<Reply>>,
 }
 
@@ -218,7 +218,7 @@ impl Worker {
             Arc::clone(&shared),
             ended,
         )));
-        // Until the worker exists, dropping this ends the process.
+        // Dropping this ends the process, until the worker exists.
         let mut guard = EndOnDrop(Some(Arc::clone(&shared)));
         let connection = tokio::select! {
             accepted = listener.accept() => accepted.map_err(io)?.0,
@@ -319,7 +319,7 @@ impl Worker {
         called.map_err(Refused::Failed)
     }
 
-    /// The value of an answer. What the call printed goes to the log.
+    /// The value of an answer. The output of the call goes to the log.
     fn value(&self, reply: Reply) -> Result<Value, CallError> {
         self.shared.spent.fetch_or(reply.code, Ordering::Relaxed);
         if !reply.printed.is_empty() {

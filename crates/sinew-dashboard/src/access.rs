@@ -41,7 +41,7 @@ impl Token {
         })
     }
 
-    /// For the link.
+    /// Token for the link.
     pub(crate) fn as_str(&self) -> &str {
         &self.token
     }

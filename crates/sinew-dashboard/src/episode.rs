@@ -31,7 +31,7 @@ struct NodeView<'a> {
     ids: &'a [TokenId],
     /// Text of each token; `None` without the tokenizer.
     pieces: Option<Vec<String>>,
-    /// Of each token; empty where it was not sampled.
+    /// Log-probability of each token; empty if they were not sampled.
     logprobs: &'a [f32],
     /// First token, number of tokens, version.
     versions: Vec<(u32, u32, u64)>,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast;
 
-/// Between two looks.
+/// Interval of looks.
 const EVERY: Duration = Duration::from_millis(500);
 /// Looks until it is dropped.
 pub(crate) async fn watch(runs: Arc<Runs>, changes: Changes) {
@@ -24,7 +24,7 @@ pub(crate) async fn watch(runs: Arc<Runs>, changes: Changes) {
     let mut ticks = tokio::time::interval(EVERY);
     loop {
         ticks.tick().await;
-        // Without a page nothing is looked at.
+        // Nothing is looked at while no page is open.
         if changes.sender.receiver_count() == 0 {
             seen.clear();
             continue;
@@ -43,7 +43,7 @@ pub(crate) async fn watch(runs: Arc<Runs>, changes: Changes) {
                 None => vec!["runs"],
             };
             if !what.is_empty() {
-                // Without a receiver it is lost, as it may.
+                // The event may be lost if no page listens.
                 let _ = changes
                     .sender
                     .send(json!({ "run": run, "what": what }).to_string());
@@ -53,7 +53,7 @@ pub(crate) async fn watch(runs: Arc<Runs>, changes: Changes) {
     }
 }
 
-/// What of a run changed.
+/// Changed parts of a run.
 fn changed(before: &Stamp, now: &Stamp) -> Vec<&'static str> {
     let parts = [
         ("steps", before.steps != now.steps),

@@ -6,8 +6,8 @@
 //!
 //! Invariants:
 //! - Nothing here writes, and a run is never held up: the store is opened for reading.
-//! - Without the token nothing is answered but a refusal.
-//! - What was not recorded is not shown, and text of models and programs is never markup.
+//! - Requests without the token get only a refusal.
+//! - Unrecorded values are not shown, and text of models and programs is never markup.
 //! - Pages, lists, listeners and the threads that read are bounded.
 //!
 //! | path | answers |

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// Of an episode whose reward has not come yet.
+/// Outcome of an episode whose reward has not come yet.
 pub const WAITS: &str = "waits for its reward";
 
 /// Rows that a query reads at least, where conditions are met here.

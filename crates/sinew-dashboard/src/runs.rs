@@ -28,7 +28,7 @@ pub type OpenRenderer = dyn Fn(&Path, &RunPlan) -> Result<Arc<dyn Renderer>, Str
 /// How rewards from outside count in a run.
 pub type LateOf = dyn Fn(&RunPlan) -> Option<sinew_pipeline::LateConfig> + Send + Sync;
 
-/// What the wiring of the program gives.
+/// Functions that the wiring of the program provides.
 #[derive(Clone)]
 pub struct Ports {
     /// Tokenizers.
@@ -46,9 +46,9 @@ impl std::fmt::Debug for Ports {
 /// Folders of runs, or folders that hold such folders.
 #[derive(Debug)]
 pub(crate) struct Runs {
-    /// As they were named.
+    /// Folders as they were named.
     roots: Vec<PathBuf>,
-    /// For every run.
+    /// Ports of every run.
     ports: Ports,
     /// Runs that were found, by name. A name stays with its folder as long as the server runs.
     open: Mutex<BTreeMap<String, Arc<Run>>>,
@@ -139,12 +139,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A run and what was read of it.
 pub(crate) struct Run {
-    /// In links.
+    /// Name in links.
     pub(crate) name: String,
     /// Its folder.
     pub(crate) path: PathBuf,
     ports: Ports,
-    /// What was read of its files.
+    /// Records that were read from its files.
     records: Mutex<Records>,
     /// Opened when it is first asked for.
     store: Mutex<Option<Arc<StoreReader>>>,
@@ -170,11 +170,11 @@ struct Records {
 /// Lines of a file and how far it was read.
 #[derive(Debug)]
 struct Lines<T> {
-    /// In the order of the file.
+    /// Rows in the order of the file.
     rows: Arc<Vec<T>>,
     /// Bytes that were read, up to the end of a line.
     offset: u64,
-    /// Of the file that was read: another one is read from its start.
+    /// Inode of the file that was read: another file is read from its start.
     inode: u64,
     /// Lines that are no records.
     unread: usize,
@@ -237,7 +237,7 @@ pub(crate) struct RunRow {
     run: String,
     /// Its folder.
     path: String,
-    /// Of the recipe.
+    /// Name of the recipe.
     title: String,
     /// `running`, `ended`, `interrupted`, `failed` or `killed`.
     state: String,
@@ -247,17 +247,17 @@ pub(crate) struct RunRow {
     verdict: Verdict,
     /// The verdict is not one to be shown in green.
     bad: bool,
-    /// As the recipe names them; empty if it cannot be read.
+    /// Model as the recipe names it; empty if the recipe cannot be read, as are the next three.
     model: String,
     algorithm: String,
     env: String,
     mode: String,
-    /// As text: numbers of a page have 53 bits.
+    /// Seed as text: numbers of a page have 53 bits.
     seed: String,
     /// The last recorded step, of how many.
     steps: u64,
     of_steps: u64,
-    /// Over all sessions.
+    /// Seconds over all sessions.
     wall_s: f64,
     /// Training episodes, and those that the system failed.
     episodes: usize,
@@ -268,7 +268,7 @@ pub(crate) struct RunRow {
     /// Mean reward and success of the last steps' training episodes.
     reward: Option<f64>,
     success: Option<Share>,
-    /// Of the last step that trained.
+    /// Entropy of the last step that trained.
     entropy: Option<f64>,
     /// Success of the training episodes, thinned to a few dozen points; `None` where none has a score.
     spark: Vec<Option<f64>>,
@@ -393,7 +393,7 @@ impl Run {
         Ok(renderer)
     }
 
-    /// As it stands now: the state, and why it ended.
+    /// Its current state, and the reason of its end.
     pub(crate) fn state(&self) -> (String, Option<String>) {
         let (process, why) = process_of(&self.path);
         (process.name().to_owned(), why)
@@ -477,7 +477,7 @@ impl Run {
 /// Length, seconds and nanoseconds of the last change of a file.
 type FileStamp = (u64, i64, i64);
 
-/// What a look at a run's folder saw.
+/// File stamps of a run's folder at a look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stamp {
     /// Records of steps, and of measurements.

@@ -1,10 +1,10 @@
 //! Reward against compute over a set of runs, with a fit and its uncertainty. Pure.
 //!
-//! The fit is a saturating curve in the logarithm of compute, the form that studies of reinforcement
-//! learning at scale use: `y = low + (high - low) / (1 + (middle / x)^slope)`. For given `middle` and `slope`
-//! it is linear in `low` and `high`, so that a grid over the first two and least squares for the others find
-//! it without a starting point. Both ends of a share lie in [0, 1], and so does every value of its curve. The
-//! uncertainty is a bootstrap: over runs where there are several, else over blocks of neighbouring points, as
+//! The fit is a saturating curve in the logarithm of compute, the form that studies of reinforcement learning
+//! at scale use: `y = low + (high - low) / (1 + (middle / x)^slope)`. It is linear in `low` and `high` if
+//! `middle` and `slope` are given. A grid over the latter two and least squares for the former thus find it
+//! without a starting point. Both ends of a share lie in [0, 1], and so does every value of its curve. The
+//! uncertainty is a bootstrap: over runs if there are several, else over blocks of neighbouring points, as
 //! the points of one run depend on each other.
 //!
 //! Runs are fitted together only where they repeat each other: one recipe with several seeds. Points of other
@@ -15,7 +15,7 @@ use sinew_pipeline::{EvalRecord, StepRecord};
 use sinew_types::SplitMix64;
 use std::collections::BTreeSet;
 
-/// What a run spent.
+/// Measure of a run's compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Compute {
@@ -30,7 +30,7 @@ pub(crate) enum Compute {
     WallSeconds,
 }
 
-/// What it gained.
+/// Measure of a run's gain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Gain {
@@ -118,11 +118,11 @@ pub(crate) struct Fit {
     reached: bool,
     /// How steep the rise is, over the logarithm of compute.
     slope: f64,
-    /// Between which 90 % of the bootstrap's asymptotes lie.
+    /// Interval that holds 90 % of the bootstrap's asymptotes.
     high_between: (f64, f64),
     /// Share of the variance that it explains.
     r2: f64,
-    /// What the bootstrap drew from.
+    /// Units that the bootstrap drew.
     over: &'static str,
     /// Compute, value, and between which 90 % of the bootstrap lie; to twice the compute that was spent.
     curve: Vec<(f64, f64, f64, f64)>,
@@ -244,7 +244,8 @@ fn best(points: &[(f64, f64)], bounds: (f64, f64)) -> Option<Curve> {
         return None;
     }
     let middles = (0..MIDDLES).map(|i| {
-        // From below the first point to beyond the last: an asymptote that was not reached is far.
+        // Middles range from below the first point to beyond the last: an asymptote that was not reached is
+        // far.
         let t = i as f64 / (MIDDLES - 1) as f64;
         (least * 0.5) * (most * 4.0 / (least * 0.5)).powf(t)
     });

@@ -19,31 +19,31 @@ pub(crate) struct Curves {
     step: Vec<u64>,
     /// Seconds of the run at each point.
     wall_s: Vec<f64>,
-    /// In the order of the page.
+    /// Charts in the order of the page.
     charts: Vec<Chart>,
 }
 
 /// Curves that share an axis.
 #[derive(Debug, Serialize)]
 pub(crate) struct Chart {
-    /// For links.
+    /// Id for links.
     id: String,
     /// The heading that it stands under.
     section: &'static str,
-    /// Above the chart.
+    /// Title above the chart.
     title: String,
-    /// Of the values; `share` begins at 0.
+    /// Unit of the values; `share` begins at 0.
     unit: &'static str,
-    /// At most a dozen.
+    /// Up to a dozen series.
     series: Vec<Series>,
 }
 
 /// A curve: a value for each step, or points of its own.
 #[derive(Debug, Serialize)]
 pub(crate) struct Series {
-    /// In the legend.
+    /// Name in the legend.
     name: String,
-    /// As many as there are steps in [`Curves`]; empty where there are points.
+    /// Values, one for each step in [`Curves`]; empty if there are points.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     values: Vec<Option<f64>>,
     /// How sure each value is, of shares of episodes.
@@ -63,7 +63,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of `share` in `n` episodes; none without episodes.
+    /// Spread of `share` in `n` episodes; none without episodes.
     pub(crate) fn of(share: f64, n: usize) -> Option<Self> {
         let Interval { low, high } = Interval::wilson(share * n as f64, n as f64)?;
         Some(Self { low, high, n })
@@ -111,7 +111,7 @@ pub(crate) fn curves(steps: &[StepRecord], evals: &[EvalRecord]) -> Curves {
 
 /// Reads columns of the records.
 struct Maker<'a> {
-    /// In order.
+    /// Steps in order.
     steps: &'a [StepRecord],
     /// Records that one point averages.
     stride: usize,
@@ -147,8 +147,8 @@ impl Maker<'_> {
         })
     }
 
-    /// Success of the scored episodes of some statistics, with its spread. Where a point stands for several
-    /// steps it is the success over all of their episodes.
+    /// Success of the scored episodes of some statistics, with its spread. A point that stands for several
+    /// steps is the success over all of their episodes.
     fn success(
         &self,
         name: &str,
@@ -262,7 +262,7 @@ impl Maker<'_> {
         ));
     }
 
-    /// What the update does to the policy, and whether engine and trainer agree.
+    /// Effect of the update on the policy, and agreement of engine and trainer.
     fn policy(&self, out: &mut Vec<Chart>) {
         let section = "Policy";
         let entropy = self.trained("entropy", StepRecord::entropy);

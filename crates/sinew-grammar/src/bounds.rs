@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn many_patterns_of_one_string_are_refused() {
         let many = json!({"type": "string", "allOf": letters(50)});
-        // Without an operator, and with any text around it.
+        // These have no operator, and any text around them.
         let words: Vec<_> = (0..50)
             .map(|i| json!({"pattern": format!("word{i}")}))
             .collect();

@@ -1,6 +1,6 @@
 //! The container level, built with the feature `container`.
 //!
-//! Without `sandbox.image`, the root of a container is made of the system folders of the host.
+//! The root of a container is made of the system folders of the host if there is no `sandbox.image`.
 
 use crate::egress::{self, EgressProxy};
 use crate::error::LevelError;

@@ -33,7 +33,7 @@ pub fn image(section: &SandboxPlan) -> Result<Option<Image>, LevelError> {
 /// The images of `sandbox.images`, by their names, each as [`image`].
 ///
 /// # Errors
-/// As [`image`], with the name of the image.
+/// Same as [`image`], with the name of the image.
 pub fn task_images(section: &SandboxPlan) -> Result<BTreeMap<String, Image>, LevelError> {
     let one = |(name, path): (&String, &String)| {
         let key = format!("sandbox.images.{name}");

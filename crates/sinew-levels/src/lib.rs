@@ -110,8 +110,8 @@ fn missing(level: Level) -> LevelError {
     missing_feature(&format!("sandbox.level = {name:?}"), name)
 }
 
-/// Runs a child process of a level, where this process was started as one; its exit code. To be called
-/// before arguments are parsed.
+/// Runs a child process of a level if this process was started as one, and returns its exit code. Must be
+/// called before arguments are parsed.
 pub fn child_main_if_requested() -> Option<i32> {
     #[cfg(feature = "wasm")]
     return sinew_wasm::worker_main_if_requested();

@@ -33,7 +33,7 @@ const LEAST_DEVIATION: f64 = 0.02;
 const GIB: f64 = (1u64 << 30) as f64;
 const HOUR_S: f64 = 3600.0;
 
-/// What an alert is about.
+/// Rule of an alert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
     /// The run does not go on.
@@ -55,7 +55,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// As it is named in messages.
+    /// Name in messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stopped => "stopped",
@@ -73,13 +73,13 @@ impl Rule {
 /// A message for a person.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alert {
-    /// What it is about.
+    /// Rule that was broken.
     pub rule: Rule,
     /// One sentence.
     pub text: String,
-    /// What was measured, and where the rule begins.
+    /// The measured value.
     pub value: f64,
-    /// As in the configuration.
+    /// Threshold of the rule, as in the configuration.
     pub threshold: f64,
     /// Alerts that were held back since the last one.
     pub held_back: u64,

@@ -13,7 +13,7 @@ pub enum SignalsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// In words.
+        /// Reason, in words.
         why: String,
     },
     /// It is no such file: syntax, an unknown key, a wrong type.
@@ -21,17 +21,17 @@ pub enum SignalsError {
     Syntax {
         /// The file.
         path: PathBuf,
-        /// With the line.
+        /// Reason, with the line.
         why: String,
     },
     /// A value that is not allowed.
     #[error("{key} = {value}: allowed: {allowed}")]
     Value {
-        /// As in the file.
+        /// Key as in the file.
         key: &'static str,
-        /// As typed.
+        /// Value as typed.
         value: String,
-        /// In words.
+        /// Allowed values, in words.
         allowed: &'static str,
     },
     /// Something outside could not be opened.
@@ -39,7 +39,7 @@ pub enum SignalsError {
     System(String),
 }
 
-/// Where a run is exported to. A table that is absent exports nothing.
+/// Destinations of a run's exports. A table that is absent exports nothing.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct SignalsConfig {
@@ -65,9 +65,9 @@ pub struct PrometheusConfig {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct OtlpConfig {
-    /// Where traces are posted, such as `http://127.0.0.1:4318/v1/traces`.
+    /// URL for traces, such as `http://127.0.0.1:4318/v1/traces`.
     pub url: Option<String>,
-    /// Where log records are posted, such as `http://127.0.0.1:4318/v1/logs`.
+    /// URL for log records, such as `http://127.0.0.1:4318/v1/logs`.
     pub logs_url: Option<String>,
     /// `service.name` of all spans and records.
     #[serde(default = "service")]
@@ -127,10 +127,10 @@ pub enum Format {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Tls {
-    /// From the first byte.
+    /// TLS from the first byte.
     #[default]
     Always,
-    /// After the server agreed to it; without that nothing is sent.
+    /// TLS after the server agreed to it; otherwise nothing is sent.
     Starttls,
     /// Not at all: on this machine only.
     Never,
@@ -159,13 +159,13 @@ pub struct MailConfig {
 const MAX_RECEIVERS: usize = 20;
 
 impl MailConfig {
-    /// Without the port.
+    /// Host without the port.
     pub(crate) fn host(&self) -> &str {
         let (host, _) = self.parts();
         host.trim_start_matches('[').trim_end_matches(']')
     }
 
-    /// As typed, or the usual one (RFC 8314, RFC 5321).
+    /// Port as typed, or the usual one (RFC 8314, RFC 5321).
     pub(crate) fn port(&self) -> u16 {
         let usual = match self.tls {
             Tls::Always => 465,
@@ -219,7 +219,7 @@ impl MailConfig {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct AlertsConfig {
-    /// Where alerts are posted.
+    /// URL for alerts.
     pub webhook: Option<String>,
     /// Form of what is posted; left out: `json`.
     pub format: Option<Format>,
@@ -288,7 +288,7 @@ impl SignalsConfig {
     /// Reads the text of a file.
     ///
     /// # Errors
-    /// As [`SignalsConfig::load`].
+    /// Same as [`SignalsConfig::load`].
     pub fn parse(path: &Path, text: &str) -> Result<Self, SignalsError> {
         let config: Self = toml::from_str(text).map_err(|e| SignalsError::Syntax {
             path: path.into(),

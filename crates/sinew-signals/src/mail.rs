@@ -103,7 +103,7 @@ async fn work(
 /// Sends a message, again where another try may help.
 ///
 /// # Errors
-/// What the last try came to.
+/// The error of the last try.
 async fn send(
     transport: &Transport,
     (from, to): (&Mailbox, &[Mailbox]),

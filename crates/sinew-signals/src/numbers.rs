@@ -1,7 +1,7 @@
 //! The numbers of a run by name, for every exporter alike. Pure.
 //!
-//! Names have parts with `/` between them: `rollout/reward`, `policy/entropy`. What was not measured is left
-//! out: it is not 0.
+//! Names have parts with `/` between them: `rollout/reward`, `policy/entropy`. Unmeasured values are left
+//! out: they are not 0.
 
 use sinew_pipeline::{EpisodeStats, EvalRecord, StepRecord};
 

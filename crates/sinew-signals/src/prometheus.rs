@@ -10,9 +10,9 @@ const MAX_SERIES: usize = 2000;
 /// The newest value of each series of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Board {
-    /// In the label `run` of every series.
+    /// Label `run` of every series.
     run: String,
-    /// By names with `/`.
+    /// Values by names with `/`.
     values: BTreeMap<String, f64>,
     counters: BTreeMap<&'static str, f64>,
     /// Values of series beyond the limit.
@@ -20,7 +20,7 @@ pub(crate) struct Board {
 }
 
 impl Board {
-    /// Without series.
+    /// A board without series.
     pub(crate) fn new(run: &str) -> Self {
         Self {
             run: run.to_owned(),
@@ -119,13 +119,13 @@ fn counted(name: &str) -> &'static str {
     }
 }
 
-/// As a name may be: letters, digits and `_`.
+/// A valid name: letters, digits and `_`.
 fn plain(name: &str) -> String {
     let fits = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     name.chars().map(fits).collect()
 }
 
-/// As the value of a label.
+/// A text as the value of a label.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\")
         .replace('"', "\\\"")

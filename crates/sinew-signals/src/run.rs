@@ -29,7 +29,7 @@ pub struct Signals {
     thread: Option<std::thread::JoinHandle<()>>,
     sending: Vec<JoinHandle<()>>,
     runtime: Handle,
-    /// Where `/metrics` is.
+    /// Address of `/metrics`.
     address: Option<std::net::SocketAddr>,
 }
 
@@ -60,14 +60,14 @@ impl Signals {
         })
     }
 
-    /// Where `/metrics` is served, if it is.
+    /// Address of `/metrics`, if it is served.
     pub fn address(&self) -> Option<std::net::SocketAddr> {
         self.address
     }
 }
 
 impl Drop for Signals {
-    /// What is in the queues is sent first, for a while.
+    /// Sends the content of the queues first, for a while.
     fn drop(&mut self) {
         let _ = self.stop.try_send(());
         if let Some(thread) = self.thread.take() {

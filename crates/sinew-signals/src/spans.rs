@@ -18,9 +18,9 @@
 //! | `turn` | `sinew.turn` | its number, from 1 |
 //!
 //! Invariants:
-//! - What is not known is left out: tokens of turns that were sampled in several pieces, for example.
+//! - Unknown values are left out: tokens of turns that were sampled in several pieces, for example.
 //! - Ids follow from run and episode, so that an episode that is sent twice is one trace.
-//! - What is kept is bounded; what does not fit is counted as lost.
+//! - Kept spans are bounded; those that do not fit are counted as lost.
 
 use crate::otlp::{self, boolean, float, int, text};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
@@ -213,7 +213,7 @@ fn name(phase: Phase) -> &'static str {
     }
 }
 
-/// As the conventions for generative models name it.
+/// Name of the conventions for generative models.
 fn operation(phase: Phase) -> Option<&'static str> {
     match phase {
         Phase::Generate => Some("chat"),
@@ -401,7 +401,7 @@ mod tests {
             phase_s: 1.0,
             left_s: None,
         }];
-        // What `b` came to is not known yet.
+        // The result of `b` is not known yet.
         assert!(collector.complete(&live, 2.0).is_empty());
         let ended = |id| EndedEpisode {
             episode: EpisodeId::new(id),

@@ -1,10 +1,9 @@
 //! The live view of a run on a terminal.
 //!
-//! The view has a thread of its own. It takes what the bus has every 200 ms and draws below the cursor, so
-//! that what was printed before stays, in all rows of the window but two. Its queue is bounded: a terminal
-//! that hangs loses events and never holds the run. It needs a terminal on standard error whose cursor can
-//! move, and the foreground. Where the terminal does not answer what the view asks it, lines are printed
-//! instead.
+//! The view has a separate thread. It takes the events of the bus every 200 ms and draws below the cursor, in
+//! all rows of the window but two, so that earlier output stays. Its queue is bounded: a terminal that hangs
+//! loses events and never holds the run. It needs a terminal on standard error whose cursor can move, and the
+//! foreground. Lines are printed instead if the terminal does not answer the view's requests.
 //!
 //! | panel | shows |
 //! |---|---|
@@ -102,7 +101,7 @@ impl LiveView {
         }
     }
 
-    /// Before the process ends without dropping the view.
+    /// Shows the cursor again, for a process that ends without dropping the view.
     pub fn leave_terminal() {
         let _ = writeln!(std::io::stderr(), "\x1b[?25h");
     }
@@ -172,7 +171,7 @@ fn draw_until(
         }
         terminal.draw(|frame| draw(frame, &status))?;
     }
-    // What is printed next belongs below the view, not over it.
+    // Later output belongs below the view, not over it.
     let area = terminal.get_frame().area();
     terminal.set_cursor_position((0, area.bottom().saturating_sub(1)))?;
     terminal.show_cursor()?;
@@ -372,7 +371,7 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     let rewards = || reward.iter().flatten().map(|p| p.1);
     let (bottom, top) = (rewards().fold(0.0, f64::min), rewards().fold(1.0, f64::max));
     let last = status.steps.max(2) as f64;
-    // In the title, where it covers no point.
+    // The legend is in the title, where it covers no point.
     let legend = Line::from(vec![
         Span::from(" training episodes: "),
         "reward".yellow(),

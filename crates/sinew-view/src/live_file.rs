@@ -1,4 +1,4 @@
-//! What a run does now, as files in its folder, so that a viewer in another process sees it.
+//! Writes the current state of a run to files in its folder, so that a viewer in another process sees it.
 //!
 //! `live.json` holds the newest [`LiveState`] and is replaced at most once a second. `timeline.jsonl` has one
 //! [`Sample`] a line, appended as time goes by, and `phases.jsonl` the phases of episodes (see
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant, SystemTime};
 pub const LIVE_FILE: &str = "live.json";
 /// Name of the file with the samples.
 pub const TIMELINE_FILE: &str = "timeline.jsonl";
-/// Between two states, and between the first samples.
+/// Time between two states, and between the first samples.
 const EVERY: Duration = Duration::from_secs(1);
 /// Samples after which the time between two of them doubles.
 const DOUBLE_AFTER: u32 = 7200;
@@ -48,13 +48,13 @@ pub struct LiveRow {
     pub left_s: Option<f64>,
 }
 
-/// What a run does now.
+/// Current state of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LiveState {
     /// When it was written, in seconds since 1970.
     pub written_unix_s: f64,
-    /// In words.
+    /// Phase, in words.
     pub phase: String,
     /// The step that is worked on, and those that the recipe asks for.
     pub step: u64,
@@ -69,7 +69,7 @@ pub struct LiveState {
     pub booting: usize,
     pub generating: usize,
     pub in_tool: usize,
-    /// Since the process began.
+    /// Episodes that ended since the process began.
     pub finished: u64,
     pub failed: u64,
     /// KV capacity in tokens: held, and all of it; 0 if the engine has no such number.

@@ -17,10 +17,10 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// What `sinew show RUN --json` prints.
+/// Summary that `sinew show RUN --json` prints.
 #[derive(Debug, Serialize)]
 pub struct RunSummary {
-    /// Of the recipe.
+    /// Name of the recipe.
     name: String,
     /// The last step that is recorded.
     steps: u64,
@@ -32,7 +32,7 @@ pub struct RunSummary {
     evals: Vec<EvalRecord>,
     /// Training episodes of all steps, without those that were run again.
     episodes: usize,
-    /// Of these, failed by the system; and run again.
+    /// Episodes of these that the system failed; the replaced attempts follow.
     failed: usize,
     /// Attempts that replaced failed ones.
     retried: usize,
@@ -97,7 +97,8 @@ pub fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, String> {
 }
 
 impl RunSummary {
-    /// Of the run in `folder`, as far as it is: its name, and the steps that it is to do.
+    /// Reads the records so far of the run in `folder`. `name` and `of_steps` are the recipe's name and
+    /// steps.
     ///
     /// # Errors
     /// If it holds a record that is none.
@@ -136,8 +137,7 @@ impl RunSummary {
         self.course.verdict(process, end)
     }
 
-    /// How far it is, what it gained, how long it took.
-    /// For a list of runs.
+    /// One line for a list of runs: its progress, gain and duration.
     pub fn line(&self) -> String {
         let percent = |e: &EvalRecord| e.stats.success_text();
         let gained = match self.evals.as_slice() {
@@ -153,8 +153,7 @@ impl RunSummary {
         format!("{name}  step {done} of {of}  {gained}  {wall}")
     }
 
-    /// For a person.
-    /// All counts, with the alarm of rewritten histories where it applies.
+    /// Text for a person: all counts, with the alarm of rewritten histories where it applies.
     pub fn text(&self) -> String {
         let mut out = String::new();
         let _ = writeln!(

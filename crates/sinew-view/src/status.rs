@@ -6,8 +6,7 @@
 use sinew_pipeline::{CollectProgress, Phase, RunEvent, StepRecord};
 use sinew_rollout::{AdmissionReading, GaugesReading, LiveEpisode};
 
-/// What a view shows.
-/// The default is a run that has shown nothing yet.
+/// State that a view shows. The default is a run that has shown nothing yet.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
     /// Name of the recipe.
@@ -16,7 +15,7 @@ pub struct Status {
     pub phase: String,
     /// The step that is worked on, from 1.
     pub step: u64,
-    /// That the recipe asks for.
+    /// Steps that the recipe asks for.
     pub steps: u64,
     /// Progress within the phase.
     pub done: usize,
@@ -26,7 +25,7 @@ pub struct Status {
     pub update: (u32, u32),
     /// The last warning of a run that is in trouble.
     pub alarm: Option<String>,
-    /// Of a collection.
+    /// Progress of a collection.
     pub collected: Option<CollectProgress>,
     /// Episodes by what they do.
     pub gauges: GaugesReading,
@@ -40,7 +39,7 @@ pub struct Status {
     pub eval_before: Option<f64>,
     /// All steps, those of earlier sessions included.
     pub history: Vec<StepRecord>,
-    /// Of all sessions, as of the last event that says it.
+    /// Seconds of all sessions, as of the last event that has them.
     pub wall_s: f64,
 }
 

@@ -273,7 +273,7 @@ struct HttpEnv {
     renewed: Option<Vec<Message>>,
     /// Messages of the last observation: one for each call, with its id.
     last: Vec<Message>,
-    /// What is sent for the score.
+    /// Request for the score.
     said: AskScore,
     counts: Counts,
 }
@@ -311,7 +311,7 @@ impl HttpEnv {
         };
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
         let id = format!("{}-{number}", shared.prefix);
-        // From here on, dropping the place ends the episode, also one whose answer was lost.
+        // Dropping the place ends the episode, also one whose answer was lost.
         let mut place = Place {
             renewal: None,
             shared: Arc::clone(&shared),
@@ -330,9 +330,8 @@ impl HttpEnv {
         self.started(opened)
     }
 
-    /// The begin of the episode, from the answer of the server and its task.
-    /// Without messages of its own, an episode begins with the task's preamble and prompt; without tools of
-    /// its own, it has those of the server.
+    /// The begin of the episode, from the answer of the server and its task. An episode without messages
+    /// begins with the task's preamble and prompt; one without tools has those of the server.
     fn started(&mut self, opened: Opened) -> Result<ResetResult, EnvError> {
         if let Some(why) = opened.tools.as_deref().and_then(wrong_tools) {
             return Err(worker(format!("POST /episodes: {why}")));
@@ -447,7 +446,7 @@ impl HttpEnv {
         }
     }
 
-    /// The score by the server. Without one, the episode is unscored with the reason.
+    /// The score by the server. A missing score leaves the episode unscored, with the reason.
     async fn outcome(&self) -> Result<Outcome, EnvError> {
         let Some(place) = &self.place else {
             return Err(EnvError::Order("score before reset or after the end"));

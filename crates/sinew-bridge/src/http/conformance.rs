@@ -19,7 +19,7 @@ const MAX_LEASE_S: f64 = 5.0;
 /// Requests of the case in which a client goes away are cut after this time.
 const CUT_AFTER: Duration = Duration::from_millis(5);
 
-/// What became of a case.
+/// Outcome of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CaseOutcome {
@@ -36,9 +36,8 @@ pub enum CaseOutcome {
 pub struct ConformanceRow {
     /// Name of the case.
     pub case: &'static str,
-    /// What became of it.
     pub outcome: CaseOutcome,
-    /// What was seen, in one line.
+    /// Observation, in one line.
     pub why: String,
 }
 
@@ -134,9 +133,9 @@ fn empty() -> Task {
 
 /// A server that is tried.
 struct Trial<'a> {
-    /// With the key of the options.
+    /// Server with the key of the options.
     remote: Remote,
-    /// What the server declares.
+    /// The server's description.
     described: Described,
     /// Task of all episodes.
     task: Task,
@@ -226,7 +225,7 @@ impl Trial<'_> {
         self.ask(Method::POST, &path, &body).await
     }
 
-    /// Without its key, a server must say nothing about itself.
+    /// Checks that the server reveals nothing about itself to a client without its key.
     async fn wrong_key(&mut self) -> Case {
         if self.options.key.is_none() {
             return skip("no key is given; name its variable with --key-env");

@@ -1,7 +1,7 @@
 //! Requests to a server of environments: a bearer key, deadlines, repeats and limits.
 //!
-//! Ids of episodes and calls make every request safe to repeat. What may pass (no connection, a cut one,
-//! 429, 500 and above) is repeated until the deadline; what the server refuses is an error at once.
+//! Ids of episodes and calls make every request safe to repeat. A failure that may pass (no connection, a cut
+//! one, 429, 500 and above) is repeated until the deadline; a refusal of the server is an error at once.
 //!
 //! | answer | error |
 //! |---|---|
@@ -60,7 +60,7 @@ pub enum RemoteError {
     Protocol {
         /// Method and address.
         what: String,
-        /// What is wrong, for people.
+        /// Fault, for people.
         why: String,
     },
 }
@@ -77,7 +77,7 @@ impl RemoteError {
 pub(crate) struct Answer {
     /// Any status, errors included.
     pub(crate) status: StatusCode,
-    /// Up to 16 MiB.
+    /// Body, up to 16 MiB.
     pub(crate) body: Vec<u8>,
     /// Wait before a repeat that the server asks for.
     retry_after: Option<Duration>,
@@ -94,8 +94,8 @@ impl Answer {
         }
     }
 
-    /// True if a repeat may succeed.
-    /// Of all other errors the cause is the request itself, so that the same request would fail again.
+    /// True if a repeat may succeed. All other errors have the request itself as their cause, so the same
+    /// request would fail again.
     fn may_pass(&self) -> bool {
         self.status == StatusCode::TOO_MANY_REQUESTS || self.status.is_server_error()
     }
@@ -105,7 +105,7 @@ impl Answer {
 #[derive(Clone)]
 pub struct Remote {
     client: Client,
-    /// Without a final slash.
+    /// Address without a final slash.
     base: String,
     /// Deadline of one request with its repeats.
     pub(crate) timeout: Duration,
@@ -169,8 +169,8 @@ impl Remote {
 
     /// A request with repeats, within `limit`. Answers with a status of 400 or more are errors.
     ///
-    /// A wait is never shorter than the last one, and at most 5 s, also with `Retry-After`. Where the next
-    /// attempt could only begin after the deadline, the last reason is returned at once.
+    /// A wait is never shorter than the last one, and at most 5 s, also with `Retry-After`. The last reason
+    /// is returned at once if the next attempt could only begin after the deadline.
     ///
     /// # Errors
     /// [`RemoteError`]. A request above the limit of a body is not sent.

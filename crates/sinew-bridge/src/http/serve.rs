@@ -41,7 +41,7 @@ pub const NO_KEY: &str = "the key is missing or wrong: send `Authorization: Bear
 /// Why a body of another type is refused.
 pub const NO_JSON: &str = "the body must be JSON: send `Content-Type: application/json`";
 
-/// What a server declares, and its key.
+/// Declaration and key of a server.
 #[derive(Clone)]
 pub struct ServeOptions {
     /// Tools of the environment.
@@ -82,7 +82,7 @@ struct Shared {
     /// The answer to `GET /sinew`.
     described: Described,
     key: ServeKey,
-    /// By id. Never more than `described.max_episodes`.
+    /// Episodes by id, at most `described.max_episodes`.
     episodes: Mutex<HashMap<String, Arc<Episode>>>,
     /// One permit for each request at once.
     requests: Arc<Semaphore>,
@@ -153,7 +153,7 @@ impl EnvServer {
     /// A server of the environments of `factory`.
     ///
     /// # Errors
-    /// What is wrong with the options.
+    /// The fault of the options.
     pub fn new(factory: Arc<dyn EnvFactory>, options: ServeOptions) -> Result<Self, String> {
         let described = Described {
             name: cut(factory.name(), MAX_ID - 32),
@@ -295,7 +295,7 @@ impl ServeKey {
         })
     }
 
-    /// Who may connect to a server with this key: so many clients with it, and no web page of another site.
+    /// Guard of the connections: so many clients with the key, and no web page of another site.
     pub fn guard(self, clients: usize) -> Guard {
         let limits = ConnectionLimits {
             with_key: clients,

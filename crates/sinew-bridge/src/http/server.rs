@@ -39,7 +39,7 @@ pub struct Server {
 
 impl std::fmt::Debug for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Without the key.
+        // The key is left out.
         f.debug_tuple("Server").field(&self.remote).finish()
     }
 }

@@ -33,7 +33,7 @@ pub struct McpEnvFactory {
 
 /// Parts that the environments of a factory share.
 struct Shared {
-    /// In the order of the recipe.
+    /// Servers in the order of the recipe.
     servers: Vec<Reached>,
     /// Tools of all servers, in their order.
     tools: Vec<ToolSpec>,
@@ -268,7 +268,7 @@ impl McpEnv {
         })
     }
 
-    /// Answers a turn. Without calls, it is the answer of the model.
+    /// Answers a turn. A turn without calls is the answer of the model.
     async fn act(&mut self, action: Action) -> Result<StepResult, EnvError> {
         let Some(sessions) = self.sessions.take() else {
             return Err(EnvError::Order("step before reset or after the end"));

@@ -1,9 +1,9 @@
 //! How an MCP server is started in a sandbox, or reached at an address.
 //!
-//! A command speaks MCP over standard input and output. Inside of the sandbox, a small program connects to
-//! the host over the loopback interface and becomes the command, with the connection as both streams: so
-//! nothing has to be copied between pipes. The sandbox shows the interpreter, its packages, and the folders
-//! of the files that the command names; it has no network.
+//! A command speaks MCP over standard input and output. A small program in the sandbox connects to the host
+//! over the loopback interface and becomes the command, with the connection as both streams. Nothing has to
+//! be copied between pipes. The sandbox shows the interpreter, its packages, and the folders of the files
+//! that the command names; it has no network.
 
 use super::keys::{McpServer, shown_folder};
 use crate::code::PythonCode;

@@ -21,7 +21,7 @@ os.wait()
 print("ran")
 "#;
 
-/// As [`DAEMON`], and always a new process.
+/// Like [`DAEMON`], but always a new process.
 const HOPS: &str = r#"
 import os
 if os.fork() == 0:
@@ -33,7 +33,7 @@ if os.fork() == 0:
 print("ran")
 "#;
 
-/// As [`DAEMON`], and hides from others of its user.
+/// Like [`DAEMON`], but hides from others of its user.
 const HIDES: &str = r#"
 import ctypes, os, time
 if os.fork() == 0:
@@ -131,7 +131,7 @@ async fn code_ends_with_its_call_and_its_worker_with_the_episode() {
         let left = ask(first.as_mut(), "left", json!({})).await.unwrap();
         assert_eq!(left, "[0, [\"left\"], false]");
     }
-    // What the class itself holds goes on.
+    // Processes of the class itself keep running.
     ask(first.as_mut(), "keep", json!({})).await.unwrap();
     for code in [DAEMON, HIDES, HOPS] {
         assert_eq!(run(first.as_mut(), code).await.unwrap(), "ran\n");

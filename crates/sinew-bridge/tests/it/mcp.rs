@@ -319,7 +319,7 @@ fn of_npm(name: &str, arguments: &[&str]) -> Mcp {
         sessions: 1,
         ..Mcp::new(vec![McpServer {
             command,
-            // Without it the server writes next to its code, which is read-only.
+            // The variable keeps the server from writing next to its code, which is read-only.
             env: [(
                 "MEMORY_FILE_PATH".to_owned(),
                 "/tmp/memory.jsonl".to_owned(),

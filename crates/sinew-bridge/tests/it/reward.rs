@@ -75,7 +75,7 @@ async fn a_reward_reads_the_end_of_the_environment() {
     function.check(&[]).unwrap();
     let (inner, _env_dir) = factory(BASKET, Sizes::default());
     let factory = Rewarded::new(Arc::new(inner), Arc::new(function));
-    // Of three items the state cannot be had: the function fails, the episode does not.
+    // The state cannot be had for three items: the function fails, the episode does not.
     for (limit, reward) in [(1, Some(1.25)), (2, Some(2.5)), (3, None)] {
         let mut env = factory.create(&task(json!({"limit": limit}))).unwrap();
         env.reset().await.unwrap();

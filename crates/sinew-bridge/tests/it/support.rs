@@ -31,7 +31,7 @@ impl Default for Sizes {
 }
 
 impl Sizes {
-    /// With a deadline of calls.
+    /// Sizes with a deadline of calls.
     pub(crate) fn within(timeout_s: f64) -> Self {
         Self {
             timeout_s,

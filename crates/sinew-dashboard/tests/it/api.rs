@@ -1,4 +1,4 @@
-//! What the server answers, and what it refuses.
+//! Answers of the server, and its refusals.
 
 use crate::{ask, data, serve};
 use serde_json::json;

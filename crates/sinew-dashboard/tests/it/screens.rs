@@ -116,7 +116,7 @@ fn every_success_has_its_interval_and_two_episodes_are_no_gain() {
     let share = &runs["runs"][0]["success"];
     let shown = format!("n {}", share["n"]);
     assert!(few.contains(&shown), "{shown} not in {few}");
-    // In charts the interval is a line through each point.
+    // Charts show the interval as a line through each point.
     show(&mut browser, "curves", "?run=few");
     let ends = browser.eval("[...document.querySelectorAll('#chart-heldout line.spread')].map((l) => l.getAttribute('y1') !== l.getAttribute('y2'))");
     assert_eq!(ends, json!(vec![true; 5]));

@@ -34,7 +34,7 @@ pub static NEMO_KIND: EnvKind = EnvKind::new::<NemoGym>(
     },
 );
 
-/// What algorithms can read of the episodes. Rows without tools have no counts.
+/// Data of the episodes that algorithms can read. Rows without tools have no counts.
 const GIVES: Gives = Gives {
     states: Given::No("NeMo Gym has no states; take a class of yours, with env.type = \"python\""),
     turn_rewards: Given::No("NeMo Gym scores whole conversations"),
@@ -212,9 +212,7 @@ struct Steps {
 
 /// One episode.
 struct Episode {
-    /// Of the factory.
     host: Arc<Host>,
-    /// Of the factory.
     keys: Arc<NemoGym>,
     /// Its data are the row, which `/seed_session` and `/verify` get whole.
     task: Task,
@@ -326,7 +324,7 @@ impl Episode {
         Ok(())
     }
 
-    /// As [`Episode::act`], of a `GymnasiumServer`.
+    /// Acts like [`Episode::act`], for a `GymnasiumServer`.
     async fn act_by_step(&mut self, action: Action) -> Result<StepResult, EnvError> {
         let mut turn = Turn::default();
         match action.call_error {

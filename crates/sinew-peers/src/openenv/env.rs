@@ -29,7 +29,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// Factory of episodes of one server.
 #[derive(Clone)]
 pub struct OpenEnvFactory {
-    /// What all episodes share. A clone of the factory is one of the same server.
+    /// State of all episodes. A clone of the factory serves the same server.
     shared: Arc<Shared>,
 }
 
@@ -146,7 +146,7 @@ struct Session {
 
 /// Answer of the server to a reset or a step.
 struct Answered {
-    /// As the server sent it; [`Form::seen`] makes the text for the model.
+    /// Observation as the server sent it; [`Form::seen`] makes the text for the model.
     observation: Value,
     /// Finite; 0 if the server sent none, 1 or 0 for a truth value.
     reward: f64,
@@ -154,7 +154,7 @@ struct Answered {
     done: bool,
 }
 
-/// What the server said in place of an observation.
+/// Answer of the server in place of an observation.
 enum Refusal {
     /// The action is wrong: the model's error.
     Action(String),
@@ -236,7 +236,6 @@ async fn begin(shared: &Shared, reset: &Value) -> Result<(Socket, Answered), Env
 
 /// One episode.
 struct OpenEnvEpisode {
-    /// Of the factory.
     shared: Arc<Shared>,
     /// Its seed and the columns that `reset_columns` names are sent with `reset`.
     task: Task,

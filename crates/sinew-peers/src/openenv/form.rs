@@ -23,7 +23,7 @@ impl Form {
     /// The form of a server with these schemas (`GET /schema`).
     ///
     /// # Errors
-    /// What is wrong with the schemas, or with a key that names a field that they do not have.
+    /// The fault of the schemas, or of a key that names a field that they do not have.
     pub(super) fn of(schemas: &Value, keys: &OpenEnv) -> Result<Self, (&'static str, String)> {
         let wrong = |why: String| ("url", why);
         let Value::Object(mut action) = schemas["action"].clone() else {

@@ -53,7 +53,7 @@ impl McpSession {
     /// The result of a method.
     ///
     /// # Errors
-    /// With the code of JSON-RPC: -32601 for an unknown method, -32602 for wrong arguments, -32603 if the
+    /// The code of JSON-RPC: -32601 for an unknown method, -32602 for wrong arguments, -32603 if the
     /// environment failed, -32002 for an unknown resource.
     async fn answer(&mut self, method: &str, params: &Value) -> Result<Value, Fault> {
         match method {

@@ -51,7 +51,7 @@ impl std::fmt::Debug for McpServing {
 
 /// State that all requests share.
 struct Shared {
-    /// What is served, and its limits.
+    /// Served environments, and their limits.
     offer: Offer,
     /// The key that clients must send.
     key: ServeKey,

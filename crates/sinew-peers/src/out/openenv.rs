@@ -29,7 +29,7 @@ const FIRST_MESSAGE: Duration = Duration::from_secs(10);
 
 /// State that all sessions share.
 struct Shared {
-    /// What is served, and its limits.
+    /// Served environments, and their limits.
     offer: Offer,
     /// The key that clients must send.
     key: ServeKey,

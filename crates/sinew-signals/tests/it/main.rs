@@ -28,7 +28,7 @@ fn python() -> PathBuf {
     python
 }
 
-/// What a Python program prints.
+/// Output of a Python program.
 fn run(program: &str, arguments: &[&Path]) -> String {
     let ran = Command::new(python())
         .arg("-c")
@@ -68,7 +68,7 @@ fn receiver(first: &'static str) -> (SocketAddr, Receiver<(String, Vec<u8>)>) {
             reader.read_exact(&mut body).unwrap();
             let answer =
                 format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-            // Before the answer: a client that has it may look at once.
+            // The request is handed over before the answer: a client that has the answer may look at once.
             if status.starts_with("200") {
                 sender.send((head, body)).unwrap();
             }
@@ -266,7 +266,7 @@ print({a.value.string_value for s in spans for a in s.attributes if a.key == 'si
         "sinew\nepisode - 4750 16 8\nstart episode 1000 16 8\nturn episode 2500 16 8\ngenerate turn 2000 16 8\n\
          tool turn 500 16 8\nturn episode 1000 16 8\ngenerate turn 1000 16 8\nscore episode 250 16 8\n{'e1'}\n"
     );
-    // What is left goes out at the end.
+    // The rest is sent at the end.
     drop(signals);
     let (_, rest) = posts.recv().unwrap();
     assert!(rest.windows(2).any(|w| w == b"e2"));
