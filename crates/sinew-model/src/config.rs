@@ -171,7 +171,7 @@ const MAX_WEIGHTS: u128 = 1 << 42;
 
 /// Typed access to the fields of a JSON object. `null` counts as absent.
 struct Fields<'a> {
-    /// What is read, for messages.
+    /// Kind of the file, for messages.
     kind: &'static str,
     map: &'a Map<String, Value>,
 }
@@ -211,7 +211,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// As `size`, of a field that must be there.
+    /// Reads like `size`, but the field must be there.
     fn need_size(&self, field: &str) -> Result<usize, ConfigError> {
         self.need(field, self.size(field)?)
     }
@@ -356,7 +356,7 @@ impl ModelConfig {
     /// the stored number type (`float32`, `bfloat16`).
     ///
     /// # Errors
-    /// For the rope divisors of a GGUF, which a `config.json` cannot express.
+    /// If the config has the rope divisors of a GGUF, which a `config.json` cannot express.
     pub fn to_json(&self, dtype: &str) -> Result<String, ConfigError> {
         let mut value = json!({
             "architectures": [self.family.class()],

@@ -1,8 +1,8 @@
 //! Decodes stored numbers to f32: plain types and the block formats of GGUF.
 //!
-//! Block formats follow the layout of ggml (`ggml-common.h`, `ggml-quants.c`): 32 values a block,
-//! or 256 for the K formats; scales are little-endian f16 in front of (K: around) the packed bits.
-//! With scale `s`, minimum `m` and packed integer `n`:
+//! Block formats follow the layout of ggml (`ggml-common.h`, `ggml-quants.c`): 32 values a block, or 256 for
+//! the K formats; scales are little-endian f16 in front of (K: around) the packed bits. The values for scale
+//! `s`, minimum `m` and packed integer `n` are:
 //!
 //! | type | value |
 //! |---|---|
@@ -34,7 +34,7 @@ pub enum StoredType {
 }
 
 impl StoredType {
-    /// From the type number of a GGUF tensor; `None` for types that are not decoded here.
+    /// Type of a GGUF tensor by its number; `None` for types that are not decoded here.
     pub(crate) fn from_ggml(number: u32) -> Option<Self> {
         Some(match number {
             0 => Self::F32,
@@ -140,7 +140,7 @@ fn q4(scale: f32, offset: f32, packed: &[u8], out: &mut [f32]) {
     }
 }
 
-/// As [`q4`] with a fifth bit of each value in a little-endian 32-bit word.
+/// Decodes like [`q4`], with a fifth bit of each value in a little-endian 32-bit word.
 fn q5(scale: f32, offset: f32, fifth: &[u8], packed: &[u8], out: &mut [f32]) {
     let bits = u32::from_le_bytes([fifth[0], fifth[1], fifth[2], fifth[3]]);
     let (low, high) = out.split_at_mut(16);

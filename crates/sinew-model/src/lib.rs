@@ -21,8 +21,8 @@
 //! directory; the network is reached by [`resolve_model`] alone, and only through the feature `hub`
 //! and the addresses in its [`ResolveEnv`].
 //!
-//! To test: small random models are compared with a plain reference implementation and with
-//! gradients by differences; files are checked against damaged and hostile variants of themselves.
+//! Tests compare small random models with a plain reference implementation and with gradients by differences.
+//! They check files against damaged and hostile variants of themselves.
 
 mod config;
 mod decoder;

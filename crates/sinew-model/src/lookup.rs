@@ -1,4 +1,4 @@
-//! Where models are looked for, and the errors when one is not found.
+//! Places in which models are looked for, and the errors if one is not found.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ pub type ProgressSink = Arc<dyn Fn(Progress<'_>) + Send + Sync>;
 pub struct ResolveEnv {
     /// Directories searched for Python packages and wheels, in order.
     pub package_dirs: Vec<PathBuf>,
-    /// Where files that are extracted from wheels go.
+    /// Folder for files that are extracted from wheels.
     pub cache_dir: PathBuf,
     /// The hub's cache (`HF_HUB_CACHE`, or `hub` under `HF_HOME`), in the layout of `huggingface_hub`.
     pub hub_cache: PathBuf,
@@ -44,7 +44,7 @@ pub struct ResolveEnv {
     pub hub_token: Option<String>,
     /// Use the cache and never the network (`HF_HUB_OFFLINE`).
     pub offline: bool,
-    /// Where progress is reported, if anywhere.
+    /// Receiver of progress, if there is one.
     pub progress: Option<ProgressSink>,
 }
 

@@ -138,8 +138,8 @@ pub(crate) fn write_tensors(
         .map_err(|e| failed(e.to_string()))
 }
 
-/// Runs `fill` on an empty directory next to `dir` and renames it to `dir` when that succeeds.
-/// After an error it is removed.
+/// Runs `fill` on an empty directory next to `dir` and renames it to `dir` when that succeeds. An error
+/// removes it.
 pub(crate) fn write_dir(
     dir: &Path,
     fill: impl FnOnce(&Path) -> Result<(), LoadError>,

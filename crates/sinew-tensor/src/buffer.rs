@@ -227,8 +227,8 @@ impl<'a, T> SharedMut<'a, T> {
 
 /// A pointer that the tasks of one parallel loop share; each task touches its own part.
 ///
-/// In place of [`SharedMut`] where parts are panels at computed offsets, or where an offset may lie behind
-/// the end as long as nothing is read there.
+/// It replaces [`SharedMut`] if parts are panels at computed offsets, or if an offset may lie behind the end
+/// as long as nothing is read there.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<T = f32>(pub(crate) *mut T);
 // SAFETY: all uses give disjoint parts to the tasks, of values that threads may share.

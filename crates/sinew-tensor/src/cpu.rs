@@ -43,7 +43,7 @@ pub enum KernelSetError {
     /// AMX needs more than a CPU that has it.
     #[error("kernel set `amx`: {why}; use `{best}` or leave the choice open")]
     Amx {
-        /// What is missing.
+        /// The missing requirement.
         why: AmxError,
         /// The best set that would run.
         best: KernelSet,

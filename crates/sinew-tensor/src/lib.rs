@@ -35,9 +35,8 @@
 //! | [`buffer`], [`matrix`], [`pool`], [`cpu`] | memory, views, threads, the handle that operators take |
 //! | [`probe`] | the limits of the machine, which speeds are compared with |
 //!
-//! To test: `tests/it/reference.rs` has plain counterparts in f64; every kernel set that runs is
-//! compared with them, gradients with differences, and kernel sets with each other to the bit where
-//! that is promised.
+//! Tests compare every kernel set that runs with the plain counterparts in f64 of `tests/it/reference.rs`,
+//! gradients with differences, and kernel sets with each other to the bit where that is promised.
 #![expect(
     unsafe_code,
     reason = "vector instructions, aligned memory and disjoint writes of tasks"

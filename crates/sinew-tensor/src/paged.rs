@@ -239,7 +239,7 @@ pub struct PagedBatch<'a> {
 #[derive(Clone, Copy, Debug)]
 struct QueryRow {
     row: usize,
-    /// Where its output goes.
+    /// Row of its output.
     out: usize,
     sequence: usize,
     /// Keys that it sees.
@@ -276,8 +276,8 @@ impl<'a> PagedBatch<'a> {
         }
     }
 
-    /// The same batch with `rows` alone as queries; output row `i` is that of query `rows[i]`. For the last
-    /// layer, which needs only keys and values of the other rows.
+    /// The same batch with only `rows` as queries; output row `i` is that of query `rows[i]`. The last layer
+    /// uses it, which needs only keys and values of the other rows.
     ///
     /// # Panics
     /// If a row does not exist.
@@ -379,7 +379,7 @@ pub fn paged_attention(
 /// the first cache level by all but the first.
 const BUNDLE_ROWS: usize = 8;
 
-/// What one task does: some query rows, with the query heads of one key head.
+/// Work of one task: some query rows, with the query heads of one key head.
 struct Bundle<'a> {
     pool: &'a KvPool,
     layer: usize,

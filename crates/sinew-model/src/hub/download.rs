@@ -112,7 +112,7 @@ impl<'a> Hub<'a> {
     /// names.
     ///
     /// # Errors
-    /// With the address and the reason. Files that are complete stay in the cache.
+    /// The address and the reason. Files that are complete stay in the cache.
     pub(super) fn snapshot(&self, revision: &str) -> Result<PathBuf, String> {
         let listing = self.listing(revision)?;
         let dir = self.root.join("snapshots").join(&listing.sha);
@@ -149,8 +149,8 @@ impl<'a> Hub<'a> {
     /// names.
     ///
     /// # Errors
-    /// As of [`Hub::snapshot`], or if there are no files of rows, too many bytes, or several configurations
-    /// and none is named.
+    /// Same as for [`Hub::snapshot`], or if there are no files of rows, too many bytes, or several
+    /// configurations and none is named.
     pub(super) fn data_files(
         &self,
         revision: &str,

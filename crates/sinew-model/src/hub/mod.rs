@@ -3,7 +3,7 @@
 //!
 //! So a model that `hf download` has fetched is found here, and the other way round.
 //!
-//! Which files of a data set are whole is noted last, in `datasets--ORG--NAME/.sinew/COMMIT/CONFIG.json`.
+//! The whole files of a data set are noted last, in `datasets--ORG--NAME/.sinew/COMMIT/CONFIG.json`.
 
 mod card;
 mod dataset;
@@ -45,7 +45,7 @@ pub struct HubRows {
     pub train: Vec<PathBuf>,
     /// Files that are held out; empty if the data set has one split.
     pub held_out: Vec<PathBuf>,
-    /// What is left out, and why, for people.
+    /// Parts that are left out, with the reason, for people.
     pub notes: Vec<String>,
 }
 

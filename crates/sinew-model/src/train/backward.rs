@@ -18,12 +18,11 @@ use std::ops::Range;
 /// Gradients of the loss with respect to a pass's outputs.
 #[derive(Debug, Default)]
 pub struct OutputGrads<'a> {
-    /// With respect to each item's log-probability, `[items]`; empty if no items were asked for.
+    /// Gradient of each item's log-probability, `[items]`; empty if no items were asked for.
     pub d_logprob: &'a [f32],
-    /// With respect to each item's entropy, `[items]`; empty if entropy is no part of the loss.
+    /// Gradient of each item's entropy, `[items]`; empty if entropy is not a part of the loss.
     pub d_entropy: &'a [f32],
-    /// With respect to the values of the last [`TrainModel::values`], `[rows]`, with the head and
-    /// its gradients.
+    /// Gradient of the values of the last [`TrainModel::values`], `[rows]`, with the head and its gradients.
     pub values: Option<(&'a ValueHead, &'a [f32], &'a mut ValueGrads)>,
 }
 
@@ -120,7 +119,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// From log-probabilities and entropies through output projection and last norm.
+    /// Goes from log-probabilities and entropies through output projection and last norm.
     fn items_backward(
         &self,
         acts: &mut Activations,
@@ -155,7 +154,7 @@ impl Pass<'_> {
         self.asked_backward(&mut acts.items, left, &mut acts.work, grads);
     }
 
-    /// From `asked.dh` through the last norm into `work.dx`.
+    /// Goes from `asked.dh` through the last norm into `work.dx`.
     fn asked_backward(&self, asked: &mut Asked, left: usize, work: &mut Work, grads: &mut Grads) {
         let d = self.config().d_model;
         let n = asked.places.len();
@@ -272,7 +271,7 @@ impl Pass<'_> {
         self.norm(x, self.values(&ranges.attn_norm), work);
         let (h, dh) = (work.h.take(rows * d), work.dh.take(rows * d));
         let d_qkv = work.d_outer.take(rows * width);
-        // Below the first layer there are only embeddings: nothing to learn with adapters.
+        // Only embeddings are below the first layer: adapters have nothing to learn there.
         let needed = layer > 0 || grads.of == GradsOf::Params;
         let lora = &mut work.lora;
         self.linear_backward(
@@ -325,7 +324,7 @@ impl Pass<'_> {
     }
 }
 
-/// Where a norm's gradient is written: to working memory, if only adapters are trained.
+/// Destination of a norm's gradient: working memory, if only adapters are trained.
 fn norm_grads<'a>(
     grads: &'a mut Grads,
     unused: &'a mut sinew_tensor::Scratch,

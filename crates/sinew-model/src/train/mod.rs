@@ -40,7 +40,7 @@ pub struct TrainModel {
 pub struct Weights<'a> {
     /// The base weights.
     pub params: &'a Params,
-    /// With adapters, `params` is frozen: gradients are those of the adapters alone.
+    /// Adapters freeze `params`: only the adapters have gradients.
     pub lora: Option<&'a Lora>,
 }
 
@@ -121,7 +121,7 @@ impl Grads {
     /// All values, padding included.
     ///
     /// # Panics
-    /// After [`Grads::restart`] with neither a backward pass nor [`Grads::settle`] since.
+    /// If neither a backward pass nor [`Grads::settle`] came after [`Grads::restart`].
     pub fn values(&self) -> &[f32] {
         self.check_settled();
         &self.values

@@ -24,7 +24,7 @@ fn read_all(bytes: Vec<u8>) -> Result<(), GgufError> {
     Ok(())
 }
 
-/// As a model would be loaded, configuration included.
+/// Loads bytes as a model, configuration included.
 fn load_bytes(bytes: &[u8]) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.gguf");

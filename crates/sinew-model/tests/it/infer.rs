@@ -158,7 +158,7 @@ fn rows_of_wide_models_do_not_depend_on_their_batch() {
     }
 }
 
-/// What is rounded is near the logits of f32, the nearer the more bits, and still has the same bits in any
+/// Rounded results are near the logits of f32, the nearer the more bits, and still have the same bits in any
 /// batch.
 #[test]
 fn rounded_models_are_near_and_do_not_depend_on_the_batch() {

@@ -18,7 +18,7 @@ pub(crate) struct Case {
     pub(crate) tokens: Vec<u32>,
     pub(crate) layout: TreeLayout,
     pub(crate) items: Vec<(u32, u32)>,
-    /// Of the items; empty: 1 for all.
+    /// Temperatures of the items; empty: 1 for all.
     pub(crate) temperatures: Vec<f32>,
     pub(crate) d_logprob: Vec<f32>,
     pub(crate) d_entropy: Vec<f32>,
@@ -245,8 +245,7 @@ fn shared_prefixes_change_neither_logprobs_nor_gradients() {
     }
 }
 
-/// What a pass that mixes temperatures adds to the gradients is the sum of what passes of one temperature
-/// each add.
+/// A pass that mixes temperatures adds to the gradients the sum of the passes of one temperature each.
 #[test]
 fn mixed_temperatures_give_the_sum_of_their_gradients() {
     let dev = device();

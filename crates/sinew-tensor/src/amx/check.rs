@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn wrong_results_are_refused_and_right_ones_are_not() {
         assert_eq!(checked(|_, _, _| ()), Ok(()));
-        // What another order of summation may change.
+        // Another order of summation may cause this change.
         let unit = |c: &mut f32| {
             if c.fract() != 0.0 {
                 *c = c.next_up();

@@ -14,8 +14,8 @@
 //!    round alike, have the same log-probabilities.
 //!
 //! # Verification
-//! At first use a small product is compared with [`model`]; if it differs, the set is refused. Tests run
-//! the same machine code on hardware, where there is some, and everywhere through an emulator
+//! The first use compares a small product with [`model`]; if it differs, the set is refused. Tests run the
+//! same machine code on hardware, if there is some, and everywhere through an emulator
 //! (`sinew-amx-emulator`).
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -63,7 +63,7 @@ pub enum AmxError {
         "linux does not grant tile registers to this process (ARCH_REQ_XCOMP_PERM: error {errno})"
     )]
     Permission {
-        /// As in `errno.h`.
+        /// Error number as in `errno.h`.
         errno: i32,
     },
     /// A test asked for it (`assume_emulated`).

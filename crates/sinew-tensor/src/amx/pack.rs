@@ -25,7 +25,7 @@ pub(super) struct Strip {
     pub(super) steps: usize,
 }
 
-/// Which way tiles lie.
+/// Orientation of tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     /// `[lane, pair]`
@@ -41,7 +41,7 @@ trait Round {
     unsafe fn halves(v: __m512) -> __m256i;
 }
 
-/// By integer arithmetic, on every CPU with AVX-512.
+/// Rounds by integer arithmetic, on every CPU with AVX-512.
 struct Integer;
 
 impl Round for Integer {
@@ -66,7 +66,7 @@ impl Round for Integer {
     }
 }
 
-/// By the instruction made for it.
+/// Rounds by the dedicated instruction.
 struct Native;
 
 impl Round for Native {
@@ -100,7 +100,7 @@ pub(super) unsafe fn pack(x: &Strip, side: Side, dst: *mut u32, tile_stride: usi
 }
 
 /// # Safety
-/// As for [`pack`].
+/// Same as for [`pack`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn pack_integer(x: &Strip, side: Side, dst: *mut u32, tile_stride: usize) {
     // SAFETY: the caller's promises.
@@ -108,7 +108,7 @@ unsafe fn pack_integer(x: &Strip, side: Side, dst: *mut u32, tile_stride: usize)
 }
 
 /// # Safety
-/// As for [`pack`], and the CPU has AVX-512 BF16.
+/// Same as for [`pack`], and the CPU has AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn pack_native(x: &Strip, side: Side, dst: *mut u32, tile_stride: usize) {
     // SAFETY: the caller's promises.

@@ -130,7 +130,7 @@ pub(super) unsafe fn two_rows(x: &Block, _tiles: &Tiles) {
 /// 16 rows.
 ///
 /// # Safety
-/// As for [`two_rows`].
+/// Same as for [`two_rows`].
 pub(super) unsafe fn one_row(x: &Block, _tiles: &Tiles) {
     // SAFETY: tiles are configured as 16 rows of 64 bytes, which the operands cover.
     unsafe {

@@ -1,4 +1,4 @@
-//! Which token attends to which: packed sequences that share prefixes, as a forest of segments.
+//! Visibility between tokens: packed sequences that share prefixes, as a forest of segments.
 
 use thiserror::Error;
 

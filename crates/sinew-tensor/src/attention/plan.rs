@@ -85,7 +85,7 @@ pub(super) struct Strip {
     pub(super) spans: Vec<Span>,
 }
 
-/// Up to [`BLOCK_KEYS`] consecutive local keys.
+/// A block of up to [`BLOCK_KEYS`] consecutive local keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KeyBlock {
     pub(super) local: usize,

@@ -101,7 +101,7 @@ impl PackedBf16 {
 fn bf16_bits(value: f32) -> u32 {
     const QUIET: u32 = 0x40;
     let bits = value.to_bits();
-    // Beyond the largest finite value the carry runs into the exponent, which gives infinity.
+    // The carry runs into the exponent beyond the largest finite value, which gives infinity.
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
     if value.is_nan() {
         (bits >> 16) | QUIET
@@ -226,7 +226,7 @@ mod tests {
                 dev.matmul_bf16(x, &packed, MatMut::new(&mut found, m, n), accumulate);
                 let wide = PackedWeights::pack(&dev, &rounded(&w), n, k);
                 dev.matmul_packed(x, &wide, MatMut::new(&mut expected, m, n), accumulate);
-                // Which NaN comes of several is the instructions' choice.
+                // The instructions choose which of several NaNs results.
                 let bits = |y: Vec<f32>| -> Vec<u32> {
                     y.into_iter().map(|v| if v.is_nan() { u32::MAX } else { v.to_bits() }).collect()
                 };

@@ -23,7 +23,7 @@ impl Side {
     /// The table for [`Highs::next`].
     ///
     /// # Safety
-    /// As for [`Vector`].
+    /// Same as for [`Vector`].
     #[inline(always)]
     pub(super) unsafe fn table<V: Vector>(&self) -> V {
         // SAFETY: the caller's promise.
@@ -55,7 +55,7 @@ impl Highs {
     /// The high bytes of `block`, which lies at `from`; blocks must be asked for in order.
     ///
     /// # Safety
-    /// As for [`Vector`]; `from` and `table` are those of the panel of `nr` columns.
+    /// Same as for [`Vector`]; `from` and `table` are those of the panel of `nr` columns.
     #[inline(always)]
     pub(super) unsafe fn next<V: Vector>(
         &mut self,

@@ -1,8 +1,8 @@
 //! Matrix products: one blocked algorithm over the register tiles of each kernel set.
 //!
-//! After Goto & van de Geijn 2008 (doi 10.1145/1356052.1356053) and Van Zee & van de Geijn 2015 (BLIS,
-//! doi 10.1145/2764454): operands are packed into panels that the tiles read in order; blocks of `a` stay in
-//! the second-level cache while panels of `b` stream past.
+//! The method is that of Goto & van de Geijn 2008 (doi 10.1145/1356052.1356053) and Van Zee & van de Geijn
+//! 2015 (BLIS, doi 10.1145/2764454): operands are packed into panels that the tiles read in order; blocks of
+//! `a` stay in the second-level cache while panels of `b` stream past.
 //!
 //! # Numerics
 //! Every element of the result is one chain of fused multiply-adds in ascending order of the

@@ -27,9 +27,9 @@ pub(super) struct Split {
     nr: usize,
     k: usize,
     /// `[panels, k / BLOCK]` blocks of `3 * nr / 2` words: low bytes of two steps, of two more, then the
-    /// indices of the first two in the low halves of bytes and of the others in the high ones. Of two steps
-    /// each 16 bytes have 8 values of the first, then 8 of the second, so that instructions that work in
-    /// parts of 16 bytes put words together.
+    /// indices of the first two in the low halves of bytes and of the others in the high ones. Each 16 bytes
+    /// of two steps have 8 values of the first, then 8 of the second, so that instructions that work in parts
+    /// of 16 bytes put words together.
     data: Buffer,
     sides: Vec<Side>,
 }
@@ -76,7 +76,7 @@ impl Split {
         self.data.as_ptr().wrapping_add(at)
     }
 
-    /// What belongs to the panels from `panel` on.
+    /// Sides of the panels from `panel` on.
     pub(super) fn sides(&self, panel: usize) -> *const Side {
         self.sides[panel..].as_ptr()
     }
@@ -85,7 +85,7 @@ impl Split {
     /// panels of [`Tile::NR`] columns at `to`, with space for whole blocks.
     ///
     /// # Safety
-    /// As for [`Vector`]; the steps exist, and `to` has space for the panels.
+    /// Same as for [`Vector`]; the steps exist, and `to` has space for the panels.
     #[inline(always)]
     pub(super) unsafe fn join<V: Tile>(
         &self,

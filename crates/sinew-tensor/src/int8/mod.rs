@@ -76,7 +76,7 @@ impl Rounded {
     }
 }
 
-/// What a kernel needs for some panels.
+/// Input of a kernel for some panels.
 #[derive(Clone, Copy)]
 struct Job {
     /// Rounded rows, see [`Rounded`].
@@ -97,8 +97,8 @@ struct Job {
 // SAFETY: the pointers are read-only operands, and `c`, of which tasks touch disjoint columns.
 unsafe impl Sync for Job {}
 
-/// Rounds one group of values; its scale and the sum of the rounded values. Where one is not finite the
-/// scale is not, which the product passes on.
+/// Rounds one group of values; its scale and the sum of the rounded values. A value that is not finite makes
+/// the scale not finite, which the product passes on.
 fn round_group(values: &[f32], mut put: impl FnMut(usize, i8)) -> (f32, i32) {
     // Magnitudes compare as their bits do, with NaN above all.
     let bits = values.iter().map(|v| v.abs().to_bits()).max();
@@ -113,7 +113,7 @@ fn round_group(values: &[f32], mut put: impl FnMut(usize, i8)) -> (f32, i32) {
     (largest / MAX, sum)
 }
 
-/// What values are multiplied with before they are rounded: 0 where the quotient would not be finite.
+/// Factor of values before they are rounded: 0 if the quotient would not be finite.
 fn inverse(largest: f32) -> f32 {
     let inverse = MAX / largest;
     if inverse.is_finite() { inverse } else { 0.0 }

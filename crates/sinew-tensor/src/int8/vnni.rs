@@ -62,7 +62,7 @@ pub(super) unsafe fn round_row(
             let by = _mm512_set1_ps(inverse(largest));
             let mut sum = _mm512_setzero_si512();
             for (i, v) in v.into_iter().enumerate() {
-                // To nearest, ties to even: the mode that the processor starts with.
+                // The processor starts in this mode: to nearest, ties to even.
                 let q = _mm512_cvtps_epi32(_mm512_mul_ps(v, by));
                 sum = _mm512_add_epi32(sum, q);
                 let to = values.as_mut_ptr().add(g * GROUP + i * LANES);
@@ -128,7 +128,7 @@ unsafe fn tile_of(job: &Job, top: usize, rows: usize, panel: usize, count: usize
 /// `ROWS` rows from `top` by `COLS` panels from `panel`.
 ///
 /// # Safety
-/// As for [`compute`].
+/// Same as for [`compute`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
 unsafe fn tile<const ROWS: usize, const COLS: usize>(job: &Job, top: usize, panel: usize) {
     let groups = job.groups;

@@ -1,7 +1,7 @@
 //! Gradients of hidden states and weights, over sections of the vocabulary.
 //!
-//! For each block of rows and each section: the logits, kept or computed again, become their gradients in
-//! place; their product with the section's weights adds to the gradient of the rows, and their product with
+//! The logits of each block of rows and each section, kept or computed again, become their gradients in
+//! place. Their product with the section's weights adds to the gradient of the rows, and their product with
 //! the rows to the gradient of the section's weights.
 
 #![expect(

@@ -17,12 +17,12 @@ pub struct Masks<'a> {
     pub words: usize,
     /// Bit sets one after the other.
     pub table: &'a [u32],
-    /// For each row its bit set in `table`, or [`Masks::ALL`].
+    /// Bit set in `table` for each row, or [`Masks::ALL`].
     pub rows: &'a [u32],
 }
 
 impl<'a> Masks<'a> {
-    /// In [`Masks::rows`]: all tokens are allowed.
+    /// Value of [`Masks::rows`] that allows all tokens.
     pub const ALL: u32 = u32::MAX;
 
     /// The bit set of a row; none: all tokens are allowed.

@@ -4,9 +4,9 @@
 //! ([`crate::gemm`]). A section's logits stay in cache; backward computes them again, except those for which
 //! the caller grants memory ([`LogprobScratch::keeping`]): a quarter of the work. A row's log-probability
 //! does not depend on the other rows, on the number of threads or on their timing, and no result on what was
-//! kept. A row can be restricted to some tokens ([`Masks`]): with all of them allowed it has the bits of one
-//! without a mask. With AMX, logits and gradients are products of rounded operands ([`crate::amx`]), as those
-//! of the engine are.
+//! kept. A row can be restricted to some tokens ([`Masks`]); a mask that allows all of them gives the same
+//! bits as no mask. The logits and gradients of AMX are products of rounded operands ([`crate::amx`]), as
+//! those of the engine are.
 
 mod backward;
 mod forward;
@@ -110,8 +110,8 @@ struct Kept {
 }
 
 impl LogprobScratch {
-    /// Forward keeps the logits of as many rows as fit in `values` values, for the backward pass that
-    /// follows with the same input. Without ([`Default`]) it keeps none.
+    /// Forward keeps the logits of as many rows as fit in `values` values, for the backward pass that follows
+    /// with the same input. [`Default`] keeps none.
     #[must_use]
     pub fn keeping(values: usize) -> Self {
         Self {
@@ -243,9 +243,9 @@ pub fn linear_logprob_forward(
 
 /// Overwrites `dx` `[n, dim]` with the gradient of `x`, and adds the gradient of `w` to `dw` `[vocab, dim]`.
 ///
-/// With `p` the distribution, `H` its entropy and `y` the target, the gradient of the divided logits is
-/// `d_logprob (onehot(y) - p) - d_entropy p (log p + H)`; 0 for barred tokens, and for all of a row whose
-/// mask leaves one.
+/// The gradient of the divided logits is `d_logprob (onehot(y) - p) - d_entropy p (log p + H)`, where `p` is
+/// the distribution, `H` its entropy and `y` the target. It is 0 for barred tokens, and for all of a row
+/// whose mask leaves one.
 ///
 /// # Panics
 /// If lengths do not match, a target is not below `vocab` or barred, or a temperature is not above 0.

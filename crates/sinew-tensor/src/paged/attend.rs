@@ -36,7 +36,7 @@ simd_fn! {
     }
 }
 
-/// Up to [`TILE_KEYS`] keys of one row.
+/// A tile of up to [`TILE_KEYS`] keys of one row.
 struct Tile {
     /// Keys of each panel, `[padded_dim, PANEL_TOKENS]`.
     keys: [*const f32; TILE_PANELS],
