@@ -150,7 +150,7 @@ impl Episode<'_> {
     /// Masks of the trained tokens of a path. `None` if all were sampled from the full softmax.
     ///
     /// # Errors
-    /// [`AlgoError::MissingMask`] if the mask of such a token is missing. Without it, training would use
+    /// [`AlgoError::MissingMask`] if the mask of such a token is missing. Training without it would use
     /// another distribution.
     pub(crate) fn masks(
         &self,

@@ -166,7 +166,8 @@ impl Containers {
         match ready.await {
             Ok(guest) => {
                 let group = Group::of(pid);
-                // Before a program can make a connection. The probe says where that has no effect.
+                // The limit comes before a program can make a connection. The probe reports where it has no
+                // effect.
                 let _ = group.limit_tcp(spec.limits.memory_bytes);
                 Ok(Started {
                     guest,

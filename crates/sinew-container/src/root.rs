@@ -82,7 +82,7 @@ fn bind(root: &mut Root, folder: &Path, source: &Path, inside: &Path) -> Made<()
         let why = "it is a link in the image, so that nothing can be mounted there";
         return Err(io(format!("mount {}", shown.display()), why));
     }
-    // Below another bind its own folder is the place.
+    // A folder of another bind is itself the place for one below it.
     let below = root.binds.iter().any(|(_, i)| inside.starts_with(i));
     if !below {
         if source.is_dir() {

@@ -120,7 +120,7 @@ impl Runtime {
         })))
     }
 
-    /// Waits until the container has ended and its groups are removed. After [`END`] it is deleted by force.
+    /// Waits until the container has ended and its groups are removed. It is deleted by force after [`END`].
     ///
     /// # Errors
     /// [`SandboxError::Died`] if it still runs after another [`END`].
@@ -136,7 +136,7 @@ impl Runtime {
                 return Err(SandboxError::Died(format!("container {name} does not end")));
             }
         }
-        // What the runtime could not remove.
+        // Groups that the runtime could not remove.
         let name = waiter.name.clone();
         let removed =
             tokio::task::spawn_blocking(move || sinew_jail::cgroup::remove_everywhere(&name)).await;
@@ -162,7 +162,7 @@ impl Runtime {
         };
         for entry in std::fs::read_dir(state).into_iter().flatten().flatten() {
             if let Some(name) = entry.file_name().to_str() {
-                // What cannot be removed is tried again by the next run.
+                // The next run tries again to remove a container that cannot be removed now.
                 let _ = theirs.delete(name).await;
             }
         }

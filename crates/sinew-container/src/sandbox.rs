@@ -176,7 +176,7 @@ impl Sandbox for ContainerSandbox {
             let count = self.guest.count().await?;
             Ok(SandboxStats {
                 memory_bytes: self.group.memory_bytes().unwrap_or(0),
-                // Without the agent.
+                // The agent does not count.
                 processes: self.group.processes().unwrap_or(0).saturating_sub(1),
                 file_bytes: count.file_bytes,
                 file_count: count.file_count,

@@ -125,8 +125,6 @@ pub(crate) enum Body {
 pub(crate) struct Waiter {
     /// The process, `crun run` or `runc run`.
     pub(crate) child: tokio::process::Child,
-    /// Of the container and of its groups.
-    ///
     /// Name of the container and of its groups.
     pub(crate) name: String,
     /// True after the runtime has ended and the groups are removed.

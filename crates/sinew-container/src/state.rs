@@ -19,7 +19,7 @@ pub(crate) fn io(operation: impl Into<String>, e: impl std::fmt::Display) -> San
     }
 }
 
-/// A folder of this process, removed on drop. After a failed removal the next run removes it.
+/// A folder of this process, removed on drop. The next run removes it if that fails.
 #[derive(Debug)]
 pub(crate) struct Folder(PathBuf);
 
@@ -40,7 +40,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What is left is found by the next run.
+        // The next run finds the remains.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

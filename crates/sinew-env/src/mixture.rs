@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Between the name of a member and the rest of a task's id or type.
+/// Separator between the name of a member and the rest of a task's id or type.
 const SEPARATOR: char = ':';
 
 /// The tasks of several environments.
@@ -37,8 +37,8 @@ impl std::fmt::Debug for MixtureTasks {
 /// Checks the names of members.
 ///
 /// # Errors
-/// For an empty name, a name with other characters than letters, digits, `.`, `_` and `-`, and a name that
-/// another member has.
+/// If a name is empty, has other characters than letters, digits, `.`, `_` and `-`, or is that of another
+/// member.
 fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), TasksetError> {
     let mut seen = std::collections::BTreeSet::new();
     for name in names {
@@ -65,7 +65,7 @@ impl MixtureTasks {
     /// Joins the tasks of members, each with its name.
     ///
     /// # Errors
-    /// For an invalid name, and for two equal ones.
+    /// If a name is invalid, or two are equal.
     pub fn new(members: Vec<(String, Arc<dyn Taskset>)>) -> Result<Self, TasksetError> {
         check_names(members.iter().map(|(name, _)| name.as_str()))?;
         Ok(Self { members })
@@ -105,7 +105,7 @@ fn in_turn(lens: &[usize], mut index: usize) -> Option<(usize, usize)> {
     let mut done = 0;
     loop {
         let open: Vec<usize> = (0..lens.len()).filter(|&i| lens[i] > done).collect();
-        // Until the shortest of them ends, all take part in every round.
+        // All members take part in every round until the shortest of them ends.
         let until = open.iter().map(|&i| lens[i]).min()?;
         let items = (until - done).saturating_mul(open.len());
         if index < items {

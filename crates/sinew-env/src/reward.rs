@@ -67,7 +67,7 @@ pub struct RewardSample {
     pub calls: Vec<ToolCall>,
     /// Measurements of the episode by name, as far as the environment made any.
     pub metrics: BTreeMap<String, f64>,
-    /// What the environment's state was at the end, where it shows one: see [`crate::Env::end_state`].
+    /// Final state of the environment, if it shows one: see [`crate::Env::end_state`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<Value>,
 }
@@ -186,7 +186,7 @@ impl Unscored {
     /// Maximum characters of a reason: it stands in every trace and counts as a key of metrics.
     pub const MAX_REASON: usize = 300;
 
-    /// Creates a missing score. Of `reason`, the first line up to [`Unscored::MAX_REASON`] is kept.
+    /// Creates a missing score. The first line of `reason`, up to [`Unscored::MAX_REASON`], is kept.
     pub fn new(reason: impl Into<String>) -> Self {
         let reason: String = reason.into();
         let line = reason.lines().next().unwrap_or_default();

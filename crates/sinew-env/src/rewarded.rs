@@ -100,7 +100,7 @@ struct RewardedEnv {
     inner: Box<dyn Env>,
     reward: Arc<dyn Reward>,
     sample: RewardSample,
-    /// What a program from outside said and did, which the turns of this environment do not have.
+    /// Messages of a program from outside, which the turns of this environment do not have.
     played: Vec<Message>,
 }
 

@@ -18,11 +18,11 @@ use std::sync::Arc;
 
 /// Environments that add a message of the user before one turn of the model.
 pub struct Said {
-    /// What makes the environments.
+    /// Factory of the inner environments.
     inner: Arc<dyn EnvFactory>,
     /// Number of the turn that sees it first, from 1.
     turn: u32,
-    /// What is said.
+    /// Text of the message.
     text: String,
 }
 
@@ -91,9 +91,9 @@ struct SaidEnv {
     inner: Box<dyn Env>,
     /// Number of the turn that comes next.
     next: u32,
-    /// As [`Said::new`] has it.
+    /// Number of the turn that sees the message first, from 1.
     turn: u32,
-    /// Of the user.
+    /// Message of the user.
     message: Message,
 }
 

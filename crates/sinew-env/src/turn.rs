@@ -3,7 +3,7 @@
 use crate::port::{Action, Observation, StepResult};
 use sinew_types::{Content, Message, Role, ToolCall};
 
-/// What came back for a turn so far.
+/// Results of a turn so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Turn {
     /// One message for each call, with its id, in order.
@@ -24,7 +24,7 @@ impl Turn {
         self.answered(call, result.map(Into::into));
     }
 
-    /// As [`Turn::called`], for a result that may have images.
+    /// Adds a result like [`Turn::called`], but one that may have images.
     pub fn answered(&mut self, call: &ToolCall, result: Result<Content, String>) {
         self.errors += u32::from(result.is_err());
         let mut message = self.message(Role::Tool, result);

@@ -9,8 +9,8 @@
 //!    (`rollouts`), the journal and the store (`archive`), and the calls of the model (`call`).
 //! 3. `call`: a body is read by its [dialect](sinew_dialect), joined to what was captured ([`session`],
 //!    pure), rendered, and begun as a running call (`running`), which `drive` follows to its end.
-//! 4. Both use hashes of messages (`keys`), recognized bodies (`known_bodies`). A finished rollout is a
-//!    [`sinew_types::Trace`].
+//! 4. Sessions and calls use hashes of messages (`keys`) and recognized bodies (`known_bodies`). A finished
+//!    rollout is a [`sinew_types::Trace`].
 //!
 //! Invariants:
 //! - The engine sees token ids only; sampled tokens are never decoded and tokenized again.
@@ -18,8 +18,8 @@
 //!   answer, repeats the request or goes away.
 //! - A journal has an output on disk before its client sees the end; a finished trace is in the store before
 //!   finishing is answered.
-//! - A rollout's key opens that rollout's model and nothing else; the control API has a token of its
-//!   own.
+//! - A rollout's key opens that rollout's model and nothing else; the control API has a separate
+//!   token.
 //! - Fields of requests without effect are counted by name, or refused. Sizes, times, queues and
 //!   counts are bounded.
 //! - A file uses only files below it: there are no circles.

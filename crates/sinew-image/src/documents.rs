@@ -191,7 +191,7 @@ pub(crate) fn check(descriptor: &Descriptor, bytes: &[u8]) -> Result<(), ImageEr
     Ok(())
 }
 
-/// What tells a manifest from an index.
+/// Fields that distinguish a manifest from an index.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Kind {

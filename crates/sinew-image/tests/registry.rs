@@ -85,7 +85,7 @@ struct Registry {
     folder: tempfile::TempDir,
     child: Child,
     host: String,
-    /// What it logs, of requests too.
+    /// Its log, also of requests.
     log: Arc<Mutex<String>>,
 }
 
@@ -341,7 +341,7 @@ fn what_a_registry_does_not_have_or_show_is_said() {
     );
 }
 
-/// What the server with faults answers: the text of a head after the status, and the body. It may cut a body.
+/// Answer of the server with faults: status, header fields, and the body. It may cut a body.
 type Answer = (u16, Vec<(&'static str, String)>, Vec<u8>);
 
 /// Answers requests, by their path and all they say, until the process ends.

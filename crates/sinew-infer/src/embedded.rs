@@ -62,7 +62,7 @@ impl EmbeddedEngine {
     /// Starts an engine for requests with formats as well: `grammars` makes their masks.
     ///
     /// # Errors
-    /// As [`EmbeddedEngine::new`].
+    /// Same as [`EmbeddedEngine::new`].
     pub fn with_formats(
         forward: impl Forward + 'static,
         config: EngineConfig,

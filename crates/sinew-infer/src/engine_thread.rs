@@ -1,6 +1,6 @@
 //! The thread around a [`Core`]: a bounded inbox, sinks, weights between two passes.
 //!
-//! In every case, each request gets its last event and each caller its answer: a panic turns into
+//! Each request gets its last event and each caller its answer in every case: a panic turns into
 //! [`EngineError::Stopped`] for all.
 
 use crate::constraint::Constraint;
@@ -132,7 +132,7 @@ impl EngineThread {
 impl Engine for EngineThread {
     fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
         params::check_request(&request, &self.limits)?;
-        // On the caller's thread: a format that takes long to compile holds no other request up.
+        // The format is compiled on the caller's thread: a slow one holds no other request up.
         let constraint = Constraint::start(self.grammars.as_deref(), &request, self.limits.vocab)?;
         let mut inbox = self.shared.lock();
         if let Some(why) = &inbox.stopped {

@@ -16,7 +16,7 @@ pub struct Stepper<F> {
 }
 
 impl<F: Forward> Stepper<F> {
-    /// Without requests; tokens carry `version`.
+    /// A stepper without requests; its tokens carry `version`.
     ///
     /// # Errors
     /// If a limit is 0.

@@ -128,7 +128,7 @@ impl Image {
     /// The root with the agent, which opens this port.
     ///
     /// # Errors
-    /// As [`Image::read`].
+    /// Same as [`Image::read`].
     pub fn root(&self, port: &str) -> Result<Vec<u8>, ImageError> {
         let mut root = self.read("root.cpio")?;
         let init = INIT.replace("PORT", port);

@@ -73,7 +73,7 @@ impl Launcher {
             group,
             told: Some(told),
         };
-        // Without the thread its children are dead; nobody is told.
+        // The thread's children are dead if the thread is gone; then no receiver is left.
         let _ = self.0.send(Job::End(Box::new(ending)));
         done
     }

@@ -360,8 +360,8 @@ fn closed_to_monitors(kvm: &Path) -> Option<String> {
     })
 }
 
-/// Boots a machine with KVM: that `/dev/kvm` can be opened says little. What came of it is
-/// remembered for this kernel and this image.
+/// Boots a machine with KVM, as opening `/dev/kvm` proves little. The result is remembered for this kernel
+/// and this image.
 fn kvm(qemu: &mut Qemu, folder: &Path) -> Result<Result<(), String>, SandboxError> {
     let device = Path::new(KVM);
     let opened = fs::File::options().read(true).write(true).open(device);

@@ -24,8 +24,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const GUEST_OVERHEAD: u64 = 128 << 20;
 /// Sizes of guests are multiples of this, so that few templates serve all.
 const SIZE_STEP: u64 = 128 << 20;
-/// Maximum memory of a guest. Above it the memory of the machine has a hole below 4 GiB, and offsets in its
-/// file are no longer addresses.
+/// Maximum memory of a guest. A larger machine has a hole in its memory below 4 GiB, so that offsets in its
+/// file are not addresses.
 const MAX_GUEST: u64 = 3 << 30;
 /// User of programs inside.
 const USER: u32 = 1000;
@@ -211,7 +211,7 @@ impl MicrovmProvider {
     }
 
     /// A machine without walls inside: programs run as its first user and reach every device. Only the
-    /// machine itself separates them from the host. For attacks on monitors.
+    /// machine itself separates them from the host. It serves attacks on monitors.
     ///
     /// # Errors
     /// Those of [`SandboxProvider::acquire`].

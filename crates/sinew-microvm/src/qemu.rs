@@ -127,7 +127,7 @@ impl Qemu {
             "socket,id=control,fd=1",
             "-mon",
             "chardev=control,mode=control",
-            // What the guest's kernel prints, the last of it: it may print without end.
+            // The buffer keeps the last output of the guest's kernel, which may print without end.
             "-chardev",
             "ringbuf,id=console,size=16K",
             "-serial",
@@ -137,7 +137,8 @@ impl Qemu {
         args.into_iter().map(String::from).collect()
     }
 
-    /// Command line of the kernel. With `reboot=t` and `panic=-1`, a guest that fails ends its monitor.
+    /// Command line of the kernel. The options `reboot=t` and `panic=-1` make a guest that fails end its
+    /// monitor.
     fn kernel_args(&self) -> String {
         let clock = match self.accel {
             Accel::Kvm => String::new(),

@@ -203,7 +203,7 @@ struct Area {
     start: u64,
     /// Address after the last one.
     end: u64,
-    /// In the file.
+    /// Offset in the file.
     offset: u64,
 }
 
@@ -276,7 +276,7 @@ mod tests {
             .expect("read");
         assert_eq!(&seen, b"far");
         assert!(extents(&loaded.file, 64 << 20).expect("extents").len() >= 2);
-        // As a monitor opens it.
+        // A monitor opens it in this way.
         let opened = File::options().read(true).write(true).open(loaded.path());
         assert!(opened.expect("open").write_all_at(b"x", 0).is_err());
         assert!(Ram::load(&path, 32 << 20).is_err());

@@ -60,7 +60,7 @@ async fn lock(folder: &Path) -> Result<Lock, SandboxError> {
 /// Reads a base and marks it as used now.
 fn load(folder: &Path) -> std::io::Result<Base> {
     let about: About = serde_json::from_slice(&std::fs::read(folder.join("about.json"))?)?;
-    // What was used last stays longest.
+    // The most recently used base stays longest.
     let _ = std::fs::File::open(folder.join("about.json"))
         .and_then(|f| f.set_modified(SystemTime::now()));
     Ok(Base {

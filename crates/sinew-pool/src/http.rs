@@ -119,7 +119,8 @@ impl Api {
         check_encoding(request.headers())?;
         let content_type = content_type(request.headers());
         let closed = |e: &dyn fmt::Display| Refusal(500, "pool_failed", e.to_string());
-        // Before the body is read, and until the answer is there, whether or not the client waits.
+        // The place is taken before the body is read, and kept until the answer is there, whether or not the
+        // client waits.
         let place = Arc::clone(&self.places).acquire_owned().await;
         let place = place.map_err(|e| closed(&e))?;
         let body = read(request, self.pool.config().max_body_bytes).await?;

@@ -18,7 +18,7 @@
 //! - Nothing is dropped silently: rows that leave unused are in quarantine, with the reason.
 //! - Rows, bytes, groups, bodies and times have limits; time is an argument.
 //!
-//! To test: a pool without a folder is in memory; time is a number, so expiry needs no waiting.
+//! Tests use a pool without a folder, which is in memory. Time is a number, so expiry needs no waiting.
 
 mod check;
 mod config;

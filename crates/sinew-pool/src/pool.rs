@@ -74,9 +74,9 @@ pub struct Loan {
 /// Groups that are ready, but do not fit the consumer's request: they wait for another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassedOver {
-    /// With fewer trajectories than `min_group`.
+    /// Groups with fewer trajectories than `min_group`.
     pub too_small: usize,
-    /// With a path above `max_path_tokens`.
+    /// Groups with a path above `max_path_tokens`.
     pub too_long: usize,
 }
 
@@ -228,8 +228,8 @@ impl Pool {
         &self.tokenizer
     }
 
-    /// Locks the index. After a panic inside a change every later call fails: the index and the
-    /// rows could differ.
+    /// Locks the index. A panic inside a change makes every later call fail: the index and the rows could
+    /// differ.
     pub(crate) fn guard(&self) -> Result<MutexGuard<'_, Index>, PoolError> {
         self.index.lock().map_err(|_| PoolError::Poisoned)
     }

@@ -1,9 +1,9 @@
 //! The quarantine: rows that are not given to trainers, with the reason, until they are released or
 //! deleted.
 //!
-//! A row holds the item as it was pushed. To release it is to push it again, with the current
-//! configuration and perhaps another kind. A full quarantine refuses wrong items, and rows that
-//! should move to it stay where they are.
+//! A row holds the item as it was pushed. Releasing a row pushes it again, with the current configuration and
+//! perhaps another kind. A full quarantine refuses wrong items, and rows that should move to it stay where
+//! they are.
 
 use crate::check::Entry;
 use crate::held::{Held, held_row};

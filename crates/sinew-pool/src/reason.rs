@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 use sinew_types::{NodeId, TEMPERATURES, TokenId};
 
-/// Why a trajectory is in quarantine. In JSON: an object with the `code` and the fields, and the
-/// text in addition as `message`.
+/// Why a trajectory is in quarantine. Its JSON is an object with the `code` and the fields, and the text in
+/// addition as `message`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "code", rename_all = "snake_case")]
 pub enum Reason {
@@ -83,7 +83,7 @@ pub enum Reason {
     LogprobValue {
         node: NodeId,
         index: u32,
-        /// As text: JSON has no word for what is not finite.
+        /// Value as text: JSON cannot represent infinite values and NaN.
         value: String,
     },
     /// A temperature out of range.
@@ -95,7 +95,7 @@ pub enum Reason {
     )]
     Temperature {
         node: NodeId,
-        /// As text: JSON has no word for what is not finite.
+        /// Value as text: JSON cannot represent infinite values and NaN.
         value: String,
     },
     /// Versions that are missing, or do not cover the tokens.

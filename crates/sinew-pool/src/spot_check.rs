@@ -25,7 +25,7 @@ const FORCE: f32 = 1e4;
 /// the engine has other weights, or does not honour the bias.
 ///
 /// # Errors
-/// With the first token that exceeds the bound.
+/// The first token that exceeds the bound.
 pub(crate) fn check(
     engine: &dyn Engine,
     spot: SpotCheck,

@@ -176,9 +176,9 @@ pub fn whole(count: usize, version: PolicyVersion) -> Vec<VersionSpan> {
     }
 }
 
-/// A conversation as a trace of one path: turns of the assistant are trained if `trained` says so of their
-/// index, all else is not. What stands before the first of them is the prompt. Its log-probabilities are 0,
-/// to be replaced by a trainer's own.
+/// A conversation as a trace of one path: turns of the assistant are trained if `trained` holds for their
+/// index, all else is not. Messages before the first of them are the prompt. Its log-probabilities are 0, to
+/// be replaced by a trainer's own.
 ///
 /// # Errors
 /// If it does not begin with a prompt and end with the assistant, if two turns of the assistant

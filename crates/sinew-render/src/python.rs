@@ -28,7 +28,7 @@ pub(crate) fn first(text: &str) -> Option<(Value, &str)> {
 
 /// The rest of a text.
 struct Reader<'t> {
-    /// From the next character on.
+    /// Text from the next character on.
     rest: &'t str,
     /// Literals around the one at hand.
     depth: usize,

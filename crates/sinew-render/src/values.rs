@@ -34,8 +34,8 @@ const ANY: Kinds = 127;
 /// Schemas inside of schemas that are followed: references may form a circle.
 const MAX_DEPTH: usize = 16;
 
-/// The value that `raw` stands for as the argument `key` of a tool with these parameters. Without a type,
-/// numbers, booleans, lists and objects are recognized.
+/// The value that `raw` stands for as the argument `key` of a tool with these parameters. Numbers, booleans,
+/// lists and objects are recognized if there is no type.
 pub(crate) fn read(parameters: &Value, key: &str, raw: &str) -> Value {
     let text = || Value::String(raw.to_owned());
     let schema = property(parameters, parameters, key, 0).unwrap_or(&Value::Null);
@@ -73,7 +73,7 @@ fn kind(value: &Value) -> Kinds {
 
 /// The integer that a number such as `5.0` is.
 fn whole(value: &Value) -> Option<Value> {
-    /// Up to here every whole number is a different `f64`.
+    /// Every whole number up to this one is a different `f64`.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let number = value.as_f64()?;
     let exact = number.fract() == 0.0 && number.abs() <= EXACT;

@@ -50,9 +50,9 @@ pub enum CommError {
 ///   and number of channels (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_MAX_NCHANNELS`). A resumed run gets its
 ///   bits only from the implementation and the number of ranks that began it.
 /// - **Deadlines.** No call of the leading rank waits for ever: a rank that ended, or gave no answer within
-///   the deadline of the implementation, is an error. Other ranks wait for work without limit, and end
-///   when rank 0 does. After an error the group is of no further use. NCCL has to be asked for this
-///   (`ncclCommGetAsyncError`, `ncclCommAbort`).
+///   the deadline of the implementation, is an error. Other ranks wait for work without limit, and end when
+///   rank 0 does. An error makes the group unusable. NCCL has to be asked for this (`ncclCommGetAsyncError`,
+///   `ncclCommAbort`).
 /// - **Memory.** Buffers here lie in host memory. A policy on a device need not pass through them: with
 ///   `(comm as &mut dyn Any).downcast_mut()` it reaches the communicator of its own crate, and sums its
 ///   device buffers in [`Policy::reduce_gradients`](crate::Policy::reduce_gradients).

@@ -113,7 +113,7 @@ fn train<P: Policy>(policy: &mut P, batch: &MicroBatch, number: u64) -> Vec<f32>
 /// the same policy, whose weights can be trained; the rows must fit one micro-batch.
 ///
 /// # Panics
-/// At the first broken rule.
+/// If a rule is broken, at the first one.
 pub fn policy<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow]) {
     let packing = pack(rows, usize::MAX).expect("rows that pack");
     let [batch] = &packing.micro_batches[..] else {
@@ -216,7 +216,7 @@ fn non_finite_updates_are_skipped<P: Policy>(make: impl Fn() -> P, batch: &Micro
 /// run on threads here.
 ///
 /// # Panics
-/// At the first broken rule.
+/// If a rule is broken, at the first one.
 pub fn comm(make: impl Fn(usize) -> Vec<Box<dyn Comm>>) {
     for ranks in 1..=4 {
         let group = make(ranks);

@@ -17,8 +17,8 @@
 //! is read; a token's share in the loss does not depend on how rows are packed or split into
 //! micro-batches; equal inputs give equal bits; nothing non-finite reaches the weights.
 //!
-//! To test: losses are compared with formulas written out and with differences; a tiny model must
-//! learn; every single file operation of a checkpoint fails once.
+//! Tests compare losses with formulas written out and with differences, let a tiny model learn, and let every
+//! single file operation of a checkpoint fail once.
 
 pub mod checkpoint;
 mod comm;

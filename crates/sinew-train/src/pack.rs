@@ -77,7 +77,7 @@ pub struct PackedRow {
 /// The input of one forward and backward pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MicroBatch {
-    /// Which row is the parent of which, and their positions.
+    /// Parents of the rows, and their positions.
     pub layout: TreeLayout,
     /// Token of each trie row, `[layout.rows()]`.
     pub tokens: Vec<TokenId>,

@@ -139,7 +139,7 @@ pub struct Trainer<P> {
     pub(crate) config: TrainerConfig,
     /// Applied updates, which is the version of the weights.
     pub(crate) updates: u64,
-    /// Where the next update stands in the learning-rate schedule.
+    /// Position of the next update in the learning-rate schedule.
     pub(crate) place: u64,
     pub(crate) skipped_updates: u64,
     clock: Clock,
@@ -166,12 +166,12 @@ struct StepState<'a> {
     rows: &'a [TrainRow],
     spec: &'a LossSpec,
     prox: Vec<Prox>,
-    /// Of each row when it is first trained; empty if they are not kept.
+    /// Log-probabilities of each row when it is first trained; empty if they are not kept.
     logprobs: Vec<Prox>,
     report: StepReport,
-    /// Over the whole step.
+    /// Sums over the whole step.
     sums: MetricSums,
-    /// Before the first update: engine and trainer at the same weights.
+    /// Sums before the first update: engine and trainer at the same weights.
     first: MetricSums,
 }
 
@@ -201,7 +201,7 @@ impl<P: Policy> Trainer<P> {
         self.progress = Some(sink);
     }
 
-    /// From now on reports have each row's log-probabilities ([`StepReport::logprobs`]).
+    /// Adds each row's log-probabilities to further reports ([`StepReport::logprobs`]).
     pub fn keep_logprobs(&mut self) {
         self.keeps_logprobs = true;
     }
@@ -231,8 +231,8 @@ impl<P: Policy> Trainer<P> {
         self.skipped_updates
     }
 
-    /// Says which step the next batch is of, from 1: the learning-rate schedule counts steps, those included
-    /// that train nothing and of which the trainer hears nothing. Without it each batch is the next step.
+    /// Sets the step of the next batch, from 1. The learning-rate schedule counts all steps, also those
+    /// without training, which the trainer does not see. If this is not called, each batch is the next step.
     pub fn begin_step(&mut self, step: u64) {
         self.place = step.saturating_sub(1) * u64::from(self.config.minibatches);
     }
@@ -245,9 +245,9 @@ impl<P: Policy> Trainer<P> {
     /// an episode weighs as in the batch, whatever part it falls into.
     ///
     /// # Errors
-    /// Before the first update: rows, settings or loss that cannot be used, or a failed model.
-    /// Between two updates of one step: [`TrainError::Cancelled`], or an error of the model or of
-    /// another process.
+    /// Rows, settings or loss that cannot be used, or a failed model, before the first update.
+    /// [`TrainError::Cancelled`], or an error of the model or of another process, between two updates of one
+    /// step.
     pub fn step(&mut self, rows: &[TrainRow], spec: &LossSpec) -> Result<StepReport, TrainError> {
         validate_spec(spec)?;
         if spec.value.is_some() && !self.policy.has_critic() {

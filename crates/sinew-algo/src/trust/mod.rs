@@ -83,9 +83,9 @@ impl fmt::Display for Flag {
 /// A flag of an episode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Suspicion {
-    /// Which sign.
+    /// Kind of the sign.
     pub flag: Flag,
-    /// What was seen, in one line.
+    /// Evidence, in one line.
     pub evidence: String,
 }
 
@@ -95,7 +95,7 @@ impl fmt::Display for Suspicion {
     }
 }
 
-/// What a run does about suspicious rewards.
+/// Handling of suspicious rewards in a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrustConfig {
     /// Episodes with one of these flags are not trained.

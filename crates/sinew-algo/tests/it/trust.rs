@@ -230,14 +230,14 @@ fn a_solution_in_a_quarter_of_the_turns_is_found() {
         .map(|(i, t)| of_turns("g", i, *t))
         .collect();
     assert!(flags(&easy[0], &easy).is_empty());
-    // Without enough siblings the family counts.
+    // The family counts if there are not enough siblings.
     let mut family: Vec<Trace> = (0..10).map(|i| of_turns(&format!("g{i}"), i, 8)).collect();
     family.push(of_turns("fast", 0, 2));
     assert_eq!(flags(&family[10], &family)[0].flag, Flag::SolvedTooFast);
     // One that lost was not fast.
     family[10].outcome.success = false;
     assert!(flags(&family[10], &family).is_empty());
-    // What a step remembers of others serves as well as the others.
+    // Remembered sightings of others serve as well as the others themselves.
     let mut sightings = Sightings::default();
     family[..10]
         .iter()

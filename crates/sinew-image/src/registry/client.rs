@@ -30,7 +30,7 @@ const MAX_REDIRECTS: usize = 5;
 const MAX_DOCUMENT: u64 = 4 << 20;
 /// Longest pause before a request is repeated.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
-/// What a manifest may be.
+/// Accepted media types of manifests.
 const MANIFESTS: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
      application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
 
@@ -135,7 +135,7 @@ impl<'a> Client<'a> {
             .tls_backend_preconfigured(tls())
             .user_agent(concat!("sinew/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(CONNECT_TIMEOUT)
-            // Of each read, too, so that a large layer may take longer.
+            // The timeout applies to each read, too, so that a large layer may take longer.
             .timeout(limits.stall)
             .redirect(reqwest::redirect::Policy::limited(MAX_REDIRECTS))
             .https_only(!reference.plain)
@@ -169,8 +169,8 @@ impl<'a> Client<'a> {
         self.retry(|| document(self.get(&format!("blobs/{digest}"), None, 0)?))
     }
 
-    /// Writes a blob to `path`, which is there afterwards only if digest and length are right. What has come
-    /// before a connection broke is not asked for again.
+    /// Writes a blob to `path`, which is there afterwards only if digest and length are right. Bytes that
+    /// came before a connection broke are not requested again.
     pub(super) fn blob(&self, digest: &str, size: u64, path: &Path) -> Result<(), ImageError> {
         let part = path.with_extension("part");
         let at = |e: std::io::Error| io_error(part.display().to_string(), e);

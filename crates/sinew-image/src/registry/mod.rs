@@ -87,7 +87,7 @@ pub fn pull(
 /// [`pull`] on a thread of its own.
 ///
 /// The lock is that of the image and not of its name: two names of one image wait for each other, and two
-/// images under one tag do not. What is looked for before the lock is looked for again under it.
+/// images under one tag do not. Files that are looked for before the lock are looked for again under it.
 fn pull_here(
     reference: &Reference,
     cache: &Path,
@@ -148,8 +148,8 @@ fn remember(cache: &Path, digest: &str, id: &str) -> Result<(), ImageError> {
 /// it for everything below. A tag is what the registry says it is.
 ///
 /// # Errors
-/// What the registry answers, a document with another digest than it was asked for by, or an index without
-/// an image for this machine.
+/// If the registry answers with an error, with a document of another digest than requested, or with an index
+/// without an image for this machine.
 fn documents(client: &Client<'_>, reference: &Reference) -> Result<Documents, ImageError> {
     let (bytes, kind) = client.manifest(&reference.target)?;
     let mut descriptor = documents::describe(&bytes, &kind)?;
@@ -198,7 +198,7 @@ fn download(
     let folder = cache.join(format!("{id}-pull.partial"));
     let image = fill(client, &folder, documents, limits)
         .and_then(|()| crate::unpack(&folder, cache, &limits.unpack));
-    // After an error of the network, what came is kept for the next attempt.
+    // Downloaded parts are kept for the next attempt after an error of the network.
     if !matches!(image, Err(ImageError::Unreachable { .. })) {
         let removed = fs::remove_dir_all(&folder);
         if image.is_ok() {
@@ -211,7 +211,8 @@ fn download(
 /// Writes the layout: what the manifest names, each blob under its digest.
 ///
 /// # Errors
-/// What the registry answers, a blob that is not what its digest says, or more bytes than the limit.
+/// If the registry answers with an error, a blob does not match its digest, or there are more bytes than the
+/// limit.
 fn fill(
     client: &Client<'_>,
     folder: &Path,

@@ -131,7 +131,7 @@ impl std::fmt::Display for Reference {
     }
 }
 
-/// A host with an optional port. Without dot or port it could be the first part of a name.
+/// A host with an optional port. A host without dot or port could be the first part of a name.
 fn is_host(host: &str) -> bool {
     let (name, port) = match host.strip_prefix('[').and_then(|h| h.split_once(']')) {
         Some((address, rest)) => {

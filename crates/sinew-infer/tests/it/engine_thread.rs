@@ -50,7 +50,7 @@ impl Forward for Gated {
         self.inner.copy_block(copy);
     }
     fn logits(&mut self, batch: &Batch) -> Result<&[f32], String> {
-        // Without tickets left and without a test to give more, the engine runs freely.
+        // The engine runs freely when no tickets are left and the test that gives them has ended.
         let _ = self.tickets.recv();
         self.inner.logits(batch)
     }

@@ -369,7 +369,7 @@ fn tools_and_results_are_rendered_without_template_support() {
     ] {
         assert!(text.contains(needle), "{needle} is not in {text}");
     }
-    // Without a system message, one is inserted before the first question.
+    // A system message is inserted before the first question if there is none.
     let ids = renderer
         .render_prompt(&mock.messages[1..2], &mock.tools)
         .unwrap();

@@ -2,8 +2,8 @@
 //! products.
 //!
 //! The formulas for scores `s`, probabilities `p`, output gradients `do` and `delta = sum(out · do)` of a row
-//! (FlashAttention-2, Dao 2023, algorithm 2) are: `dv += pᵀ do`, `dp = do vᵀ`, `ds = p (dp - delta)`, `dq +=
-//! ds k`, `dk += dsᵀ q`.
+//! (FlashAttention-2, Dao 2023, algorithm 2) are: `dv += pᵀ do`, `dp = do vᵀ`, `ds = p (dp - delta)`,
+//! `dq += ds k`, `dk += dsᵀ q`.
 //!
 //! Gradients of queries are complete when a strip is done. Gradients of keys and values collect
 //! contributions of many strips: each task sums those of its chunk into memory of its own, and

@@ -20,7 +20,7 @@
 //! named before is untouched and loadable; every file is checked against its BLAKE3 before it is
 //! used; a damaged checkpoint is passed over for the next older good one, and that is reported.
 //!
-//! To test: [`Storage`] makes each single operation fail in turn.
+//! The tests let [`Storage`] fail each single operation in turn.
 
 mod parts;
 mod storage;
@@ -97,7 +97,7 @@ impl CheckpointError {
     fn io(operation: &'static str, path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
-            // For the writer a file-size limit (EFBIG) and a quota are the same as a full disk.
+            // The writer treats a file-size limit (EFBIG) and a quota as a full disk.
             io::ErrorKind::StorageFull
             | io::ErrorKind::QuotaExceeded
             | io::ErrorKind::FileTooLarge => Self::DiskFull { path, source },
@@ -122,7 +122,7 @@ impl CheckpointError {
 pub struct Skipped {
     /// Its directory, or `LATEST`.
     pub name: String,
-    /// What is damaged, for people.
+    /// Fault, for people.
     pub reason: String,
 }
 
@@ -174,7 +174,7 @@ impl CheckpointStore {
         Self::with_storage(dir, keep, Box::new(DiskStorage))
     }
 
-    /// As [`open`](Self::open), with another way to write.
+    /// Opens like [`open`](Self::open), with another way to write.
     pub fn with_storage(
         dir: impl Into<PathBuf>,
         keep: usize,
@@ -194,9 +194,8 @@ impl CheckpointStore {
     /// Writes and commits the checkpoint of `step`; returns its directory. Blocks until everything
     /// is on the device.
     ///
-    /// On an error a reader still finds the previous checkpoint, whichever operation failed; only
-    /// if the very last one did (making the commit survive a power cut) a reader can find the new
-    /// one.
+    /// An error leaves the previous checkpoint for readers, whichever operation failed. Only if the very last
+    /// one did (making the commit survive a power cut) can a reader find the new one.
     ///
     /// # Errors
     /// [`CheckpointError::DiskFull`] and the others; a part without a plain file name of its own is
@@ -306,7 +305,7 @@ impl CheckpointStore {
     /// written again, so a repeated step cannot damage what `LATEST` names.
     fn free_name(&self, step: u64) -> Result<String, CheckpointError> {
         let mut taken = self.names()?;
-        // Without a pointer, the newest is what is loaded.
+        // The newest checkpoint is loaded if there is no pointer.
         let latest = fs::read_to_string(self.dir.join(LATEST)).unwrap_or_default();
         if let Some(committed) = taken.iter().position(|name| name == latest.trim()) {
             taken.truncate(committed + 1);

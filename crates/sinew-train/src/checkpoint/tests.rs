@@ -280,7 +280,7 @@ fn a_save_that_was_cut_short_leaves_its_name_to_the_next_one() {
         let store = CheckpointStore::with_storage(dir, 2, Box::new(failing)).unwrap();
         save(&store, 2).is_err()
     };
-    // Between the two renames there is a directory that nothing names.
+    // A directory that nothing names exists between the two renames.
     let between = |first: &usize| {
         let dir = tempfile::tempdir().unwrap();
         let good = CheckpointStore::open(dir.path(), 2).unwrap();

@@ -1,7 +1,7 @@
-//! From a loss specification and one row's signals to gradients per token.
+//! Computes gradients per token from a loss specification and one row's signals.
 //!
-//! A pure function of plain numbers: no model, no batch, no algorithm. For a row with trainable
-//! tokens `t` (those with `weights[t] != 0`) it computes
+//! A pure function of plain numbers: no model, no batch, no algorithm. The loss of a row with trainable
+//! tokens `t` (those with `weights[t] != 0`) is
 //!
 //! `loss = Σ_t weights[t] · ( c_t·L_t + kl·K_t − entropy·H_t )`
 //!

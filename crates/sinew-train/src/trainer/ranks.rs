@@ -27,7 +27,7 @@ struct Shard {
     keeps_logprobs: bool,
 }
 
-/// What a process reports of its part, in addition to the gradient.
+/// Report of a process about its part, in addition to the gradient.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct ShardReport {
     loss: f64,
@@ -35,7 +35,7 @@ struct ShardReport {
     sums: Vec<u64>,
     computed_tokens: usize,
     micro_batches: usize,
-    /// Of its rows; empty if they are not wanted.
+    /// Log-probabilities of its rows; empty if they are not wanted.
     logprobs: Vec<Prox>,
 }
 

@@ -176,8 +176,8 @@ fn at_the_sampling_weights_there_is_no_gap() {
     assert!(trainer.step(&rows, &clip()).unwrap().gap_max_abs.unwrap() > 1e-3);
 }
 
-/// With a correction and several updates, the ratio compares with the weights before the first:
-/// the first update's ratios are 1, later ones are not. Without recomputation they always were 1.
+/// The ratio compares with the weights before the first of several updates if there is a correction: the
+/// first update's ratios are 1, later ones are not. Ratios without recomputation would always be 1.
 #[test]
 fn several_updates_keep_the_first_weights_as_the_proximal_policy() {
     let mut spec = clip();

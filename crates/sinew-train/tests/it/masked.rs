@@ -106,7 +106,7 @@ fn grpo_over_allowed_tokens_is_that_of_pytorch() {
         assert!((report.loss - golden.loss).abs() < 2e-6, "{}", report.loss);
         assert_golden("masked", &found, &golden.norms, &golden.final_norm);
     }
-    // Without masks it would be another loss: the numbers above could not be right by chance.
+    // The loss without masks differs: the numbers above could not be right by chance.
     let plain: Vec<TrainRow> = rows.iter().cloned().map(unmasked).collect();
     let (report, _) = gradients(llama(), 64, &plain, &spec);
     assert!((report.loss - golden.loss).abs() > 1e-2, "{}", report.loss);
