@@ -4,8 +4,9 @@
 //! position between two levels draws both in proportion. Each step moves the position by
 //! `gain x (success - target)`, where `success` is that of the step's episodes at these levels. This is the
 //! stochastic approximation of Robbins and Monro (1951) with a constant step, known as a weighted staircase
-//! in psychophysics (Kaernbach 1991). It rests where the policy succeeds as often as the target says. Success of one half has the largest
-//! variance, and with it the largest gradient of a group-relative objective.
+//! in psychophysics (Kaernbach 1991). It rests where the policy succeeds as often as the target says.
+//! Success of one half has the largest variance, and with it the largest gradient of a group-relative
+//! objective.
 
 use crate::AdaptiveConfig;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
-//! Conversations that stand outside of requests: in data files, prompts of tasks, environments and exports.
-//! They are read as `/v1/chat/completions` reads its messages and tools, and are written by
+//! Conversations outside of requests: in data files, prompts of tasks, environments and exports. They are
+//! read as `/v1/chat/completions` reads its messages and tools, and are written by
 //! [`sinew_types::Message::to_chat`].
 //!
 //! Unlike requests, these may have what data sets of the field contain: calls without ids, calls as templates

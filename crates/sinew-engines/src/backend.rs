@@ -1,7 +1,7 @@
-//! The [`Backend`] port: what the router needs of an engine, which is attempts, probes and weights.
+//! The [`Backend`] port, which the router needs of an engine: attempts, probes and weights.
 //!
-//! A new kind of server implements [`Backend`] alone. It reports tokens through an [`AttemptSink`],
-//! which checks them; retries, failover, order and deadlines are the router's part.
+//! A new kind of server implements only [`Backend`]. It reports tokens through an [`AttemptSink`], which
+//! checks them; retries, failover, order and deadlines are the router's part.
 
 use crate::attempt::{Attempt, AttemptEnd, AttemptId, AttemptToken, ServerEnd};
 use crate::check::AttemptCheck;

@@ -1,4 +1,4 @@
-//! Errors of calls to servers, and the part that each of them blames.
+//! Errors of calls to servers, and the part at fault for each.
 
 use sinew_types::{EngineError, PolicyVersion, TokenId};
 use std::fmt;

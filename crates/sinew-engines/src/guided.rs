@@ -1,7 +1,7 @@
 //! Output formats at outside engines: their own guided decoding, or as advice.
 //!
-//! Their masks are not known here, so that tokens that they sample under a format cannot be
-//! trained; tokens that were sampled freely, with the format as advice, can be.
+//! Their masks are not known here, so tokens that they sample under a format cannot be trained. Tokens that
+//! were sampled freely, with the format as advice, can be.
 //!
 //! | format | vLLM, in `structured_outputs` | SGLang, in `sampling_params` |
 //! |---|---|---|

@@ -1,5 +1,5 @@
-//! HTTP calls to model servers. Every call has a connection of its own: closing it aborts a
-//! generation, and no stale connection is met.
+//! HTTP calls to model servers. Every call has a separate connection: closing it aborts a generation, and no
+//! stale connection is met.
 //!
 //! | answer | error | consequence |
 //! |---|---|---|

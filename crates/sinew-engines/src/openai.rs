@@ -1,9 +1,9 @@
 //! Any server with `/v1/completions`: for evaluation only.
 //!
 //! The protocol has no token ids and no versions of weights, so nothing that it samples may be trained on;
-//! [`sinew_types::Fidelity::Evaluation`] says so. Some servers add ids to the log-probabilities (llama.cpp
-//! does), and those are used. Otherwise a [`TextCodec`] makes ids from the text, which may differ from the
-//! sampled ones.
+//! its fidelity is [`sinew_types::Fidelity::Evaluation`]. Some servers add ids to the log-probabilities
+//! (llama.cpp does), and those are used. Otherwise a [`TextCodec`] makes ids from the text, which may differ
+//! from the sampled ones.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
 use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};

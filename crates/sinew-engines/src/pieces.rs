@@ -1,7 +1,7 @@
 //! The answer of a server that speaks token ids, put together piece by piece.
 //!
-//! vLLM and SGLang differ in the form of a piece (their `wire` modules read it) and not in the
-//! checks, which stand here.
+//! vLLM and SGLang differ in the form of a piece (their `wire` modules read it). The checks are the same, and
+//! are here.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
 use crate::backend::{AttemptSink, ServedWeights};

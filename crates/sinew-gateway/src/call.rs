@@ -1,9 +1,9 @@
 //! Begins a call of the model: from the body of a request to a running call.
 //!
-//! 1. Scan the body for messages that are known ([`crate::known_bodies`]); the rest alone is parsed.
+//! 1. Scan the body for messages that are known ([`crate::known_bodies`]); only the rest is parsed.
 //! 2. Find a call that this request repeats, and join it.
-//! 3. Parse, restore what the request continues by id, choose what holds the output.
-//! 4. Join the request to the captured tokens: the session gives the prompt, or refuses.
+//! 3. Parse, restore what the request continues by id, choose the format of the output.
+//! 4. Join the request to the captured tokens: the session returns the prompt, or refuses.
 //! 5. Start the task that runs the call ([`crate::drive`]); the caller has a reader of it.
 //!
 //! A session is locked only in step 4. Rendering takes its time there, so that two calls of one rollout see

@@ -1,4 +1,4 @@
-//! How a gateway behaves and what it works with.
+//! Settings of a gateway, and the parts it works with.
 
 use crate::capacity::Capacity;
 use crate::hooks::RolloutHooks;

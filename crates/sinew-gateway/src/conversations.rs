@@ -1,5 +1,5 @@
 //! Conversations of clients that have one fixed key and open no rollouts: plain SDKs, judges, harnesses of
-//! evaluations. Each conversation is a rollout of its own.
+//! evaluations. Each conversation is a separate rollout.
 //!
 //! A request continues a conversation if it repeats all messages of an earlier request, followed by a turn of
 //! the model. Every other request begins one: it may share its instructions and examples with thousands.

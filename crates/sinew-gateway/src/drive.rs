@@ -3,11 +3,11 @@
 //! 1. Wait for capacity, if it is shared; a cancelled or late call ends here without a token.
 //! 2. Submit one request for each choice. Each has a sink that never blocks the engine's thread: the
 //!    channel has one place for each token that may come.
-//! 3. Follow the events. Tokens are decoded into pieces of text, reasoning and calls; with a stream
-//!    the readers get them at once.
+//! 3. Follow the events. Tokens are decoded into pieces of text, reasoning and calls; readers of a stream get
+//!    them at once.
 //! 4. When a choice ends, capture its tokens in the session, wait for the journal, then send the end to the
 //!    client. An aborted choice is captured, too.
-//! 5. After all choices, give the result, or the first error, to the readers and count it.
+//! 5. Give the result of all choices, or the first error, to the readers and count it.
 //!
 //! An engine that does not end aborted requests within [`ABORT_GRACE`] is not waited for.
 

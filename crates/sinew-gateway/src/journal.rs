@@ -1,13 +1,13 @@
 //! The capture of open rollouts, on disk before a client sees it: a crash loses none of it.
 //!
-//! One line for each append: eight hexadecimal digits of its BLAKE3, a space, JSON. A thread
-//! writes and synchronizes many of them at once. Files are numbered; one is removed when every
-//! rollout in it is finished. Opening the journal gives what was open, and starts a new file.
+//! One line for each append: eight hexadecimal digits of its BLAKE3, a space, JSON. A thread writes and
+//! synchronizes many of them at once. Files are numbered; one is removed when every rollout in it is
+//! finished. Opening the journal returns the open rollouts, and starts a new file.
 //!
-//! Invariants: appends of a rollout are in their order and without a gap: after one that failed, all
-//! later ones of that rollout fail; what [`Receipt::wait`] confirmed is found by the next opening,
-//! also if that one is killed or finds a full disk; a torn line at the end of a file is dropped, a
-//! broken one before it is an error.
+//! Invariants: appends of a rollout are in their order and without a gap: after one that failed, all later
+//! ones of that rollout fail. An append that [`Receipt::wait`] confirmed is found by the next opening, also
+//! if that one is killed or finds a full disk. A torn line at the end of a file is dropped, a broken one
+//! before it is an error.
 
 use crate::session::{Entry, RolloutSpec};
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
 //! Hashes and sizes of messages: how they are recognized when a client sends them again.
 //!
-//! Each kind of hash has a domain byte of its own, and every part is hashed after its length, so that
-//! two different messages have different input. The order of keys in JSON objects does not matter.
+//! Each kind of hash has its own domain byte, and every part is hashed after its length, so that two
+//! different messages have different input. The order of keys in JSON objects does not matter.
 //!
 //! | hash | of | ignores |
 //! |---|---|---|

@@ -1,12 +1,12 @@
-//! Requests repeat the whole conversation. The part that was read before is recognized by its
-//! bytes and not read again, so that a turn costs what is new in it.
+//! Requests repeat the whole conversation. The known part is recognized by its bytes and not read again, so
+//! that a turn costs only its new part.
 //!
 //! A list that is cut where the model speaks next reads the same: no item before such a place
 //! is read together with one after it ([`Dialect::repeated`](sinew_dialect::Dialect::repeated)).
 //!
 //! An agent with 50 turns would have its first message parsed 50 times. Here a known beginning costs one
-//! comparison of bytes, or one pass of BLAKE3 where it is too large to be stored. An unrecognized body is
-//! read as a whole: a right answer never depends on recognition.
+//! comparison of bytes, or one pass of BLAKE3 if it is too large to be stored. An unrecognized body is read
+//! as a whole: a right answer never depends on recognition.
 
 use crate::keys::{Key, PrefixHasher, StateId};
 use serde::de::{DeserializeOwned, IgnoredAny};

@@ -7,13 +7,13 @@
 //!    events (`stream`).
 //! 2. [`Gateway`]: opens, scores, views and finishes rollouts. Its parts are the open rollouts
 //!    (`rollouts`), the journal and the store (`archive`), and the calls of the model (`call`).
-//! 3. `call`: a body is read by its [dialect](sinew_dialect), joined to what was captured ([`session`],
+//! 3. `call`: a body is read by its [dialect](sinew_dialect), joined to the captured tokens ([`session`],
 //!    pure), rendered, and begun as a running call (`running`), which `drive` follows to its end.
 //! 4. Sessions and calls use hashes of messages (`keys`) and recognized bodies (`known_bodies`). A finished
 //!    rollout is a [`sinew_types::Trace`].
 //!
 //! Invariants:
-//! - The engine sees token ids only; sampled tokens are never decoded and tokenized again.
+//! - The engine sees only token ids; sampled tokens are never decoded and tokenized again.
 //! - Every sampled token is in exactly one node of exactly one trace, whether its client reads the
 //!   answer, repeats the request or goes away.
 //! - A journal has an output on disk before its client sees the end; a finished trace is in the store before
@@ -22,7 +22,7 @@
 //!   token.
 //! - Fields of requests without effect are counted by name, or refused. Sizes, times, queues and
 //!   counts are bounded.
-//! - A file uses only files below it: there are no circles.
+//! - A file uses only files below it: there are no cycles.
 
 mod archive;
 mod body;

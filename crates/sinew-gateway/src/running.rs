@@ -1,8 +1,8 @@
 //! One model call while it runs, as its readers see it: deltas and one result.
 //!
-//! The call belongs to a task of its own (`drive`), not to the connection that asked: a retry can
-//! join it, and what was sampled is captured even if the client is gone. A call without a reader goes on for
-//! a while, since clients close a connection before they ask again; then it is aborted.
+//! The call belongs to a separate task (`drive`), not to the connection that asked: a retry can join it, and
+//! its tokens are captured even if the client is gone. A call without a reader continues for a while, since
+//! clients close a connection before they ask again; then it is aborted.
 
 use sinew_dialect::ApiError;
 use sinew_dialect::{AnswerContext, Delta, ModelResponse};

@@ -7,8 +7,8 @@
 //! | `GET /queue/wait?seen=N&ms=M` | | `{"change": N}` after a change, or when the time is over |
 //! | `POST /queue` | a call of the client, in MessagePack | its answer |
 //!
-//! Refusals of the queue are answers with status 409. Others are `{"error": {"code", "message"}}`: 400 for
-//! a body that is no call, 401 without the token, 404, 405, 408, 413, 429 with too many waits, 507 when the
+//! Refusals of the queue are answers with status 409. Others are `{"error": {"code", "message"}}`: 400 for a
+//! body that is not a call, 401 without the token, 404, 405, 408, 413, 429 for too many waits, 507 when the
 //! disk is full, 500 for all else.
 
 use crate::replies::{Replies, Reply};

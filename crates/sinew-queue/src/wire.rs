@@ -1,6 +1,6 @@
 //! Calls and answers between client and server, in MessagePack with names of fields.
 //!
-//! Values of rows travel as byte strings. A client may leave out nothing and add nothing: what is unknown is
+//! Values of rows travel as byte strings. A client may leave out nothing and add nothing: unknown fields are
 //! refused, as both sides are of one build.
 
 use serde::de::DeserializeOwned;

@@ -1,6 +1,6 @@
 //! Advises what to buy next: simulates the plan once more with one thing more of each kind.
 //!
-//! Draws do not depend on sizes, so that a difference is that of what was bought and not of other episodes.
+//! Draws do not depend on sizes, so a difference comes from the purchase and not from other episodes.
 
 use crate::measure::{Report, Variant};
 use crate::plan::{Mode, Plan};

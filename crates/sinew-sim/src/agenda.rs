@@ -1,7 +1,7 @@
 //! Event queue ordered by virtual time, then by insertion.
 //!
-//! Most of a large plan wait for tools that take long. They lie in buckets without an order, so that the heap
-//! of those that are due soon stays small enough for the processor's caches.
+//! Most events of a large plan are ends of long tool calls. They lie in buckets without an order, so that the
+//! heap of events that are due soon stays small enough for the processor's caches.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap};

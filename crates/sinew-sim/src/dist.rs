@@ -1,7 +1,6 @@
 //! Distributions of lengths and times, and the one source of randomness.
 //!
-//! A draw is a function of a seed and of what it is for, never of the order of draws: two plans
-//! that differ in
+//! A draw is a function of a seed and of its purpose, never of the order of draws: two plans that differ in
 //! one key draw the same lengths and times everywhere else, so that their difference is that of the key.
 
 use serde::de::value::MapAccessDeserializer;

@@ -1,8 +1,7 @@
 //! Measures a simulation: counters while it runs, a report at the end.
 //!
-//! Figures are of the updates after the warm-up; shares over time are sums of what was seen
-//! between two looks,
-//! a quarter of a second apart.
+//! Figures are of the updates after the warm-up; shares over time are sums of the values between two looks, a
+//! quarter of a second apart.
 
 use crate::agenda::{Micros, seconds};
 use crate::plan::Plan;

@@ -1,4 +1,4 @@
-//! Set-ups of papers: their figures, and what the simulation makes of their workloads.
+//! Set-ups of papers: their figures, and the simulated ones for their workloads.
 
 use crate::measure::Report;
 use crate::plan::{Plan, PlanError};

@@ -1,9 +1,8 @@
 //! Seeded schedules of a small system with failures, and the smallest plan that still fails.
 //!
-//! A seed decides the plan: mode, sizes, lengths, and what fails when. A seed whose run breaks
-//! an invariant is
-//! made smaller as long as the smaller plan breaks the same one; the plan that is left is replayed by
-//! `sinew sim PLAN`.
+//! A seed decides the plan: mode, sizes, lengths, failures and their times. A seed whose run breaks an
+//! invariant is made smaller as long as the smaller plan breaks the same one; `sinew sim PLAN` replays the
+//! final plan.
 
 use crate::check::{Bug, Violation};
 use crate::dist::{Dist, Form, uniform};

@@ -1,5 +1,5 @@
-//! Damaged SQLite files are put aside, so that a person can look at them. New ones have another name until
-//! they are whole, so that a file that holds nothing is never taken for one that holds no rows.
+//! Puts damaged SQLite files aside, so that a person can look at them. New ones have another name until they
+//! are whole, so that an unfinished file is never taken for one without rows.
 
 use crate::error::StoreError;
 use std::path::{Path, PathBuf};

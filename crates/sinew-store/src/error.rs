@@ -1,7 +1,7 @@
-//! Why a store could not do what it was asked.
+//! Reasons why a store could not do what it was asked.
 //!
-//! Two families matter to callers: refusals, after which the same store goes on (full, conflict, unknown
-//! episode), and damage, after which a person decides (`Corrupt`, `Damaged`, `LostQueue`).
+//! Two families matter to callers. After a refusal (full, conflict, unknown episode) the same store
+//! continues. After damage (`Corrupt`, `Damaged`, `LostQueue`) a person decides.
 
 use crate::damage::Loss;
 use crate::schema;

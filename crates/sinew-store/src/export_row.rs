@@ -1,4 +1,4 @@
-//! A row of an exported store, its columns, and where rows go.
+//! Rows of an exported store, their columns, and their destination.
 
 use crate::facets::Facets;
 use crate::store::EpisodeSummary;

@@ -1,7 +1,7 @@
 //! Facets that episodes are found by, in addition to the columns of their row: environment, versions, last
 //! turn, content.
 //!
-//! A table of its own: the rows of episodes stay short.
+//! They have a separate table, so that the rows of episodes stay short.
 
 use crate::error::StoreError;
 use crate::ledger;

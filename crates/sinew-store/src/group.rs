@@ -1,9 +1,9 @@
 //! Commits that wait for the same lock, and go to the medium together.
 //!
-//! A commit waits for the medium for longer than for anything else. Callers from many threads join their
-//! traces to the [`Group`]; the one that gets the lock of the writer takes all of them, writes one frame with
-//! one synchronization, and ends their tickets. The others find theirs ended when they get the lock. A caller
-//! that is alone commits what it brought, as before.
+//! A commit waits longest for the medium. Callers from many threads join their traces to the [`Group`]; the
+//! one that gets the lock of the writer takes all of them, writes one frame with one synchronization, and
+//! ends their tickets. The others find theirs ended when they get the lock. A single caller commits only its
+//! own traces.
 
 use crate::codec::Encoded;
 use crate::error::{StoreError, guard};

@@ -1,8 +1,8 @@
 //! Scores as JSON lines: rows of a person's file, and the inbox of a store that another process writes.
 //!
 //! A row is `{"episode": ID, "name": NAME, "value": NUMBER or null}` with `external_id` in place of `episode`
-//! where the episode has one, and optional `reason`, `at` (seconds since 1970) and `source`. A row that
-//! cannot be taken is reported with its line; the others are not affected.
+//! if the episode has one, and optional `reason`, `at` (seconds since 1970) and `source`. A row that cannot
+//! be taken is reported with its line; the others are not affected.
 
 use crate::disk::{DiskStore, StoreOptions};
 use crate::error::StoreError;

@@ -1,8 +1,8 @@
-//! The SQLite index: where each episode lies, and which batch trained it.
+//! The SQLite index: the location of each episode, and the batch that trained it.
 //!
-//! Everything in it can be made again from the segments. Each row has a checksum in its last
-//! column ([`crate::sums`]): SQLite notices a damaged page, and the checksum a damaged value. Numbers of the
-//! store are unsigned, SQLite's are signed: [`signed`] refuses what does not fit.
+//! Everything in it can be made again from the segments. Each row has a checksum in its last column
+//! ([`crate::sums`]): SQLite notices a damaged page, and the checksum a damaged value. Numbers of the store
+//! are unsigned, SQLite's are signed: [`signed`] refuses values that do not fit.
 
 use crate::codec::Mark;
 use crate::error::StoreError;

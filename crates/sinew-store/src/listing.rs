@@ -1,5 +1,5 @@
-//! Listings: the query of a filter. It has the conditions that are asked for and no others, so that SQLite
-//! finds them by an index instead of reading every row.
+//! The query of a filter. It has only the conditions that are asked for, so that SQLite finds rows by an
+//! index instead of reading every row.
 
 use crate::error::StoreError;
 use crate::index;

@@ -1,4 +1,4 @@
-//! Traces as bytes: what describes them as MessagePack, their numbers as columns, all of it compressed.
+//! Traces as bytes: their description as MessagePack, their numbers as columns, all of it compressed.
 //!
 //! | part | bytes |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | log-probabilities, in the same way, the byte with the exponent first | 4 each |
 //!
 //! Bytes of one kind lie together, so that those that are always alike cost nothing. Names of fields come out
-//! of a dictionary ([`HEADS`]), since in a short episode they are a third of what is left. The head is
+//! of a dictionary ([`HEADS`]), since they are a third of the rest in a short episode. The head is
 //! self-describing.
 //!
 //! The record of an episode of four turns, with 328 random ids of a vocabulary of 49,152 and 192 random

@@ -1,5 +1,5 @@
-//! Folders and files that only their user reads: traces hold what agents and users said, and journals what
-//! opens rollouts.
+//! Folders and files that only their user can read: traces hold texts of agents and users, and journals hold
+//! the keys of rollouts.
 
 use std::fs::{DirBuilder, OpenOptions, Permissions};
 use std::io;

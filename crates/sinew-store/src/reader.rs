@@ -1,4 +1,4 @@
-//! Looking into a store that another process may be writing.
+//! Reads a store that another process may be writing.
 
 use crate::error::StoreError;
 use crate::error::guard;

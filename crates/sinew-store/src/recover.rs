@@ -1,4 +1,4 @@
-//! Opening a store: the index catches up with the segments, torn tails go.
+//! Opens a store: the index catches up with the segments, torn tails are cut off.
 //!
 //! A tail is torn if the newest file ends in what an unfinished write leaves, whether or not the index knows
 //! of it: a medium that lost power may have lost what it had confirmed. Everything else that cannot be read

@@ -1,4 +1,4 @@
-//! Reading a segment file from end to end, over what cannot be read.
+//! Reads a segment file from end to end, over unreadable parts.
 //!
 //! A frame is recognized by its magic, its lengths and its checksums. After an unreadable frame, the scan
 //! looks for the next whole one: first at the end that its header or records state, then byte by byte.

@@ -1,8 +1,8 @@
 //! Segment files: numbered, append-only, bounded in size.
 //!
-//! A file is a 16-byte header and frames. A frame is what one commit wrote: header (magic,
-//! number of records, length and CRC-32 of the body) and records, each with a header of its
-//! own (kind, codec, lengths, CRC-32) so that it can be read alone. All numbers little-endian.
+//! A file is a 16-byte header and frames. A frame holds the data of one commit: header (magic, number of
+//! records, length and CRC-32 of the body) and records, each with its own header (kind, codec, lengths,
+//! CRC-32), so that it can be read separately. All numbers are little-endian.
 //!
 //! | part | bytes |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | record header | kind 1, codec 1, zero 2, length before compression 4, length 4, CRC-32 4 |
 //!
 //! An append is acknowledged once `fdatasync` of the file returned; a new file's name is made durable before.
-//! A failed append is cut off again; if that fails too, the writer goes on in a new file.
+//! A failed append is cut off again; if that fails too, the writer continues in a new file.
 
 use crate::codec::Encoded;
 use crate::error::StoreError;

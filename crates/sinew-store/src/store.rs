@@ -1,4 +1,4 @@
-//! The port: what every trace store does.
+//! The port that every trace store implements.
 //!
 //! [`TraceStore`] is implemented by [`crate::MemoryStore`] and [`crate::DiskStore`]; both pass one
 //! conformance suite. Everything else here is plain data that both share.

@@ -1,4 +1,4 @@
-//! Tools that are no plain functions: those that an agent runs become functions in the prompt, and their
+//! Tools that are not plain functions. Those that an agent runs become functions in the prompt, and their
 //! calls go back in the items that the agent's client knows. Those that a server runs are dropped and
 //! counted, since nothing here could run them.
 //!

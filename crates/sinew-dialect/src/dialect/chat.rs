@@ -1,7 +1,6 @@
 //! OpenAI chat completions.
 //!
-//! A request has `messages` with a `role` and a `content` of text or parts, and what bounds the
-//! output:
+//! A request has `messages` with a `role` and a `content` of text or parts, and limits of the output:
 //!
 //! ```json
 //! {"model": "policy", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}

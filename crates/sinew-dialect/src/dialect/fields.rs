@@ -1,5 +1,5 @@
-//! Reading JSON objects field by field: every field is taken by name, and what is left is counted, or
-//! refused where the gateway is strict.
+//! Reads JSON objects field by field: every field is taken by name, and the rest is counted, or refused if
+//! the gateway is strict.
 
 use crate::answers::Answers;
 use crate::error::ApiError;

@@ -1,5 +1,4 @@
-//! Images and sounds of requests become references; whether the model takes them is decided where the
-//! prompt is rendered.
+//! Images and sounds of requests become references; rendering decides whether the model takes them.
 
 use super::fields::{Fields, Notes, wrong};
 use crate::error::ApiError;

@@ -1,10 +1,10 @@
 //! The request that every dialect is lowered to, and the interface that each dialect implements.
 //!
-//! A dialect is three things: [`Dialect::parse`] turns a request body into a [`ModelRequest`]
-//! (fields without effect are counted by name), [`Dialect::response`] turns a
-//! [`ModelResponse`] into the body of an answer, and [`Dialect::stream`] gives an
-//! [`EventWriter`] that turns [`Delta`]s into server-sent events while they come. All of them
-//! are pure; the gateway does the rest. `chat.rs` and `completions.rs` are the examples.
+//! A dialect is three things: [`Dialect::parse`] turns a request body into a [`ModelRequest`] (fields without
+//! effect are counted by name), [`Dialect::response`] turns a [`ModelResponse`] into the body of an answer,
+//! and [`Dialect::stream`] returns an [`EventWriter`] that turns [`Delta`]s into server-sent events while
+//! they come. All of them are pure; the gateway does the rest. `chat.rs` and `completions.rs` are the
+//! examples.
 
 mod agent_tools;
 pub mod anthropic;

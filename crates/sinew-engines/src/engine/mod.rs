@@ -1,8 +1,8 @@
 //! The thread around a [`Router`]: an inbox, attempts as tasks, probes of servers, weights.
 //!
-//! Callers never wait for a server but in `load_weights`, `pause`, `sleep` and
-//! [`RemoteEngine::wait_ready`]; `submit` and `abort` only append to a bounded queue. The parts:
-//! `inbox` is shared with callers, `worker` is the thread.
+//! Callers wait for a server only in `load_weights`, `pause`, `sleep` and [`RemoteEngine::wait_ready`];
+//! `submit` and `abort` only append to a bounded queue. The parts: `inbox` is shared with callers, `worker`
+//! is the thread.
 
 mod inbox;
 mod worker;

@@ -1,4 +1,4 @@
-//! Carries out what the router decides.
+//! Carries out the router's decisions.
 //!
 //! One thread owns the [`Router`], the sinks of all requests and a small runtime. It loops over four
 //! inputs: requests and controls of callers (`Inbox`), tokens of running attempts (a bounded

@@ -1,8 +1,8 @@
-//! How many tokens a request is expected to sample: learned from those that began alike.
+//! Expected number of sampled tokens of a request, learned from requests that began alike.
 //!
 //! Members of a group have one prompt, and later turns of one episode begin with it. A mean is kept for the
-//! first and for the last whole block of each prompt; of a new prompt the longest part that is known counts,
-//! then the mean of all. It says where a request runs, never what is sampled.
+//! first and for the last whole block of each prompt; a new prompt uses the mean of its longest known part,
+//! then the mean of all. The estimate influences where a request runs, never what is sampled.
 
 use sinew_types::SpreadMap;
 use std::collections::VecDeque;

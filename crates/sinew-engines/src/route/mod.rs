@@ -1,8 +1,8 @@
 //! Decides which engine carries out which request, and when. Pure: time and randomness are arguments.
 //!
-//! The parts: [`Router`] decides, `state` holds what is known of engines and requests, `prefix`
-//! remembers which leading blocks engines have seen, `loads` orders them by their load, `breaker`
-//! keeps failing engines out.
+//! The parts: [`Router`] decides, `state` holds the facts about engines and requests, `prefix` remembers
+//! which leading blocks engines have seen, `loads` orders them by their load, `breaker` keeps failing engines
+//! out.
 
 mod breaker;
 mod lengths;

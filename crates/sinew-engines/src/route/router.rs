@@ -1,9 +1,8 @@
 //! The router: requests in, attempts out.
 //!
-//! A request waits (by priority, then arrival), runs as an attempt, and waits again if the attempt
-//! ends early: with a pause after a failure, at once after a load of weights. It ends by its own
-//! end, by an error of its own, at the queue's deadline, or after too many attempts in a row without
-//! a new token.
+//! A request waits (by priority, then arrival), runs as an attempt, and waits again if the attempt ends
+//! early: with a pause after a failure, at once after a load of weights. It ends normally, by its own error,
+//! at the queue's deadline, or after too many attempts in a row without a new token.
 //!
 //! An engine takes attempts while it is healthy, awake, verified to have the version, not paused by its
 //! breaker, and has KV capacity for the prompt and the reserve. If there are several, the one with the

@@ -1,4 +1,4 @@
-//! Publishing beside the training: one thread, and one place for the version that waits.
+//! Publishes weights during the training: one thread, and one place for the version that waits.
 
 use super::publish::{Published, SharedWeights};
 use crate::folder::FolderError;

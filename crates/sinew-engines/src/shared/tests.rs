@@ -1,4 +1,4 @@
-//! Publisher and follower, each alone and killed.
+//! Publisher and follower, each separately and killed.
 
 use super::*;
 use crate::folder::{FolderDtype, WeightsFolder};

@@ -1,4 +1,4 @@
-//! Servers that know text: good for scores, never for training.
+//! Servers that return only text: good for scores, never for training.
 
 use crate::mock::{END, Kind, MODEL, Mock, OneTensor, VOCAB, text_of};
 use crate::support::{config, remote, request, server, submit, try_submit};

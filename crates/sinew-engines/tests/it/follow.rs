@@ -1,4 +1,4 @@
-//! Weights that another program publishes: requests go on, whatever moves.
+//! Weights that another program publishes: requests continue during every change.
 
 use crate::mock::{Fault, Kind, Mock};
 use crate::support::{backend, config, remote, request, submit, until, vllm};

@@ -1,8 +1,8 @@
-//! The model's turns by what they say, wherever a client puts them: a history that was cut, moved
-//! or summarized has some of them in it, a new conversation has none.
+//! Finds the model's turns by their content, wherever a client puts them: a history that was cut, moved or
+//! summarized has some of them in it, a new conversation has none.
 //!
-//! A conversation that begins anew while repeating what the model said before has been rewritten by its
-//! client (compaction, a dropped message). It is captured as a fork of the graph, and counted.
+//! A conversation that starts over while repeating turns of the model has been rewritten by its client
+//! (compaction, a dropped message). It is captured as a fork of the graph, and counted.
 
 use crate::keys::{self, Key};
 use sinew_types::{Message, Role};

@@ -1,5 +1,5 @@
-//! Token ids from the root to a node, kept from one call to the next: the next prompt goes on
-//! where the last one ended, so that putting it together and hashing it costs what is new.
+//! Token ids from the root to a node, kept between calls: the next prompt continues the last one, so that
+//! building and hashing it costs only the new tokens.
 
 use crate::keys::{Key, TokenHasher};
 use sinew_types::{Node, NodeId, TokenId};

@@ -1,5 +1,5 @@
-//! One rollout's capture: which tokens were given to the engine, which it sampled, and where a
-//! new request joins them. Pure: time comes in as seconds, tokens come in as events.
+//! One rollout's capture: the tokens that the engine got and sampled, and the place where a new request joins
+//! them. Pure: time comes in as seconds, tokens come in as events.
 //!
 //! Invariants:
 //! - The engine gets exactly the path of the node that its output will follow, token for token;
@@ -8,8 +8,8 @@
 //!   they are never decoded and tokenized again.
 //! - Nodes are only added. A client that rewrites its history makes a branch.
 //!
-//! A session changes only by `Entry`s: what a call does is noted first, and a restart replays the notes. It
-//! knows no clock: times are arguments.
+//! A session changes only by `Entry`s: each change is noted first, and a restart replays the notes. It has no
+//! clock: times are arguments.
 
 mod finish;
 mod known_turns;

@@ -1,4 +1,4 @@
-//! Clients that do what clients do, against what must hold whatever they do.
+//! Typical client behaviour, checked against the invariants.
 
 use super::*;
 use proptest::prelude::*;

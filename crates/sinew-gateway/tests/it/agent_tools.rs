@@ -1,5 +1,5 @@
-//! Tools that agents declare beside functions: those that they run are functions in the prompt and come
-//! back in their own items, those of servers are dropped and counted, and histories of both are read.
+//! Tools that agents declare in addition to functions: those that they run are functions in the prompt and
+//! come back in their own items, those of servers are dropped and counted, and histories of both are read.
 
 use crate::support::{Opened, World, world, world_with};
 use serde_json::{Value, json};

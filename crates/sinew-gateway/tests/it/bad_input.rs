@@ -1,4 +1,4 @@
-//! Requests that are wrong, and how they are told so.
+//! Wrong requests, and their error messages.
 
 use crate::support::{Opened, World, answer, world, world_with};
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! Clients as they are: they leave and ask again, they have one key for everything, and look whether a
-//! server is there.
+//! Typical clients: they leave and ask again, use one key for everything, and check whether a server is
+//! there.
 
 use crate::support::{World, answer, client, world, world_with};
 use serde_json::{Value, json};

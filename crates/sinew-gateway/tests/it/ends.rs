@@ -1,4 +1,4 @@
-//! How calls end that nobody answers: at the gate, at a stop; and where they are seen until then.
+//! Ends of calls that nobody answers, waiting or at a stop, and their display until then.
 
 use crate::support::{
     Opened, World, answer, client, send, world, world_behind, world_in, world_with,

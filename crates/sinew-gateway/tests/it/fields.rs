@@ -1,5 +1,4 @@
-//! Fields of requests that change nothing: accepted, counted and reported, or refused by a strict
-//! gateway.
+//! Fields of requests without effect: accepted, counted and reported, or refused by a strict gateway.
 
 use crate::support::{Answer, Opened, World, world, world_in, world_with};
 use serde_json::{Value, json};

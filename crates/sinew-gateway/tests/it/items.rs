@@ -1,4 +1,4 @@
-//! Items of responses: their order in a stream, and what a request makes of them.
+//! Items of responses: their order in a stream, and their meaning in a request.
 
 use crate::support::{Opened, World, world};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! The queue over HTTP: the suite of every queue, and what only the way there can break.
+//! The queue over HTTP: the suite of every queue, and faults that only the network can cause.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../../../sinew-store/tests/queue/cases.rs"]

@@ -1,4 +1,4 @@
-//! Scorers that run apart: over a server, several at once, killed, with rows that nothing can score.
+//! Separate scorers: over a server, several at once, killed, with rows that nothing can score.
 
 use super::feed::trace;
 use super::{RUNTIME, client, serve};

@@ -1,4 +1,4 @@
-//! Lost answers, restarts, wrong tokens, bodies that are no calls, waits.
+//! Lost answers, restarts, wrong tokens, bodies that are not calls, waits.
 
 use super::{LIMITS, PATIENCE, RUNTIME, TOKEN, client, keys, row, serve, trainer};
 use sinew_queue::HttpQueue;

@@ -1,6 +1,6 @@
 //! Prefix cache of an engine: contexts that remain after their attempts. The least recently used go first.
 //!
-//! A context is found by whose it is, not by its tokens: two episodes share what their task gives them.
+//! A context is found by its owner, not by its tokens: two episodes share only the part of their task.
 
 use sinew_types::{SpreadMap, finalize64};
 use std::collections::VecDeque;

@@ -1,9 +1,9 @@
 //! An engine as curves: continuous batching without single passes.
 //!
 //! All sequences that generate advance together, an id each in the time that the batch needs, so that one
-//! number says how far all of them are. Prompts are computed one after the other in what a pass has left, and
-//! slow the batch down meanwhile. Something changes only where an attempt comes, ends, has its prompt, or
-//! finds no room in the cache: these times are computed, and nothing happens between them.
+//! number says how far all of them are. Prompts are computed one after the other in the remaining room of a
+//! pass, and slow the batch down meanwhile. Something changes only where an attempt comes, ends, has its
+//! prompt, or finds no room in the cache: these times are computed, and nothing happens between them.
 
 use super::cache::Cache;
 use super::{Job, Load, News, Speed, drawn};

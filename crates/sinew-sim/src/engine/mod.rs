@@ -1,4 +1,4 @@
-//! Engines of the simulation: what a server does with attempts, in virtual time.
+//! Engines of the simulation: a server's handling of attempts, in virtual time.
 //!
 //! Lengths are in ids, each of which stands for [`Speed::grain`] tokens; times are of real tokens.
 

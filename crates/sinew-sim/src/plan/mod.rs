@@ -1,6 +1,6 @@
-//! A plan: what is simulated, as a TOML file says it.
+//! A plan to simulate, in the form of a TOML file.
 //!
-//! Every key has a default, so that a plan names what it is about. `preset` lays the keys of the file over
+//! Every key has a default, so that a plan names only its subject. `preset` lays the keys of the file over
 //! those of a preset, and `from_run` takes distributions from a recorded run. Unknown keys are refused with
 //! their line.
 

@@ -8,7 +8,7 @@
 //! | `rows` | the queue with its leases | scorers, the store |
 //! | `faults` | - | what fails |
 //!
-//! A world is a function of its plan: of two with equal plans every event is equal.
+//! A world is a function of its plan: two worlds with equal plans have equal events.
 
 mod episodes;
 mod faults;

@@ -1,9 +1,7 @@
 //! The commands of the loop's core: groups, updates, weights, commits.
 //!
-//! Updates number the weights: version `n` is what update `n` made. A session that begins after a
-//! kill is given
-//! what the store of a real run would give: the checkpoint, the commits after it, and the draws
-//! that no commit
+//! Updates number the weights: update `n` made version `n`. A session that begins after a kill gets what the
+//! store of a real run would return: the checkpoint, the commits after it, and the draws that no commit
 //! names.
 
 use super::rows::{Order, Stored};

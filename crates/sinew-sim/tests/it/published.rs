@@ -1,6 +1,6 @@
-//! Set-ups of papers: what docs/simulation.md says of them holds.
+//! Set-ups of papers: the statements of docs/simulation.md about them hold.
 //!
-//! Each plan runs as it is, but for the largest, of which an eighth runs. A simulation is a function of its
+//! Each plan runs as it is, except the largest, of which an eighth runs. A simulation is a function of its
 //! plan; the tolerances leave room for changes of the cores, and a larger one is to be written down.
 
 use crate::root;

@@ -1,7 +1,6 @@
-//! The states of all rows, without their values: what is ready for whom, who holds what until when.
+//! The states of all rows, without their values: readiness for each consumer, and leases with their ends.
 //!
-//! Only [`QueueCore::apply`] changes it. Its [`Change`]s are what a backing makes durable, and what it is
-//! loaded from.
+//! Only [`QueueCore::apply`] changes it. A backing makes its [`Change`]s durable, and loads it from them.
 
 use super::words::{Consumer, ConsumerStats, QueueLimits, QueueStats, RowState, RowView};
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! Episodes as rows: what every producer puts and every consumer reads.
+//! Episodes as rows, the common form of all producers and consumers.
 //!
 //! A row has the whole trace, compressed, as its consumers may be on other machines; it goes when the row is
 //! done. The outcome is in the field `reward`: a row without it waits for a scorer.

@@ -1,4 +1,4 @@
-//! A queue in this process: the core behind a lock, a backing for what must outlive it.
+//! A queue in this process: the core behind a lock, and a backing for durable parts.
 
 use super::Queue;
 use super::core::{Change, QueueCore};

@@ -1,4 +1,4 @@
-//! The words of the queue as plain data: rows, consumers, leases, refusals.
+//! Plain data of the queue: rows, consumers, leases, refusals.
 
 pub use crate::error::QueueError;
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! Finding what says the same, what is old and what is of another environment; removing it.
+//! Finding and removing equal episodes, old ones, and those of other environments.
 
 use crate::support::{id, on_each, score, trace};
 use sinew_store::{Committed, DiskStore, Filter, StoreError, StoreOptions, TraceStore};

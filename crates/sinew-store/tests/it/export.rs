@@ -1,4 +1,4 @@
-//! Exports: what is in a file, and that other programs read it.
+//! Exports: their content, and other programs that read them.
 
 use crate::support::{id, trace};
 use serde_json::json;

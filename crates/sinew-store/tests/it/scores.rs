@@ -1,4 +1,4 @@
-//! Scores that come after an episode: what every store does with them, and what survives.
+//! Scores that come after an episode: their effect in every store, and their durability.
 
 use crate::support::{id, on_each, score, trace};
 use proptest::prelude::*;

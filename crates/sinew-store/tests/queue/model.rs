@@ -1,4 +1,4 @@
-//! Random uses of a queue compared with a small model of what may happen.
+//! Random uses of a queue compared with a small model of the allowed results.
 
 use super::{LIMITS, Subject, consumer, random_subjects};
 use proptest::prelude::*;

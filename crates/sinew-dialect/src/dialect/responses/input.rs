@@ -1,4 +1,4 @@
-//! Items of the input become messages: what a model said in one turn is one message again.
+//! Items of the input become messages: the items of one turn of the model become one message again.
 
 use super::{CALL, PREFIX, TEXT, THOUGHT};
 use crate::dialect::agent_tools::{definitions, prompt_name};

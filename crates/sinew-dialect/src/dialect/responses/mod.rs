@@ -1,9 +1,8 @@
 //! OpenAI responses.
 //!
-//! Items of the input become messages: what a model said in one turn (reasoning, text, calls)
-//! is one message again. `previous_response_id` continues an answer of the same rollout; as the
-//! API has it, `instructions` are not carried over. Reasoning is given as reasoning items with
-//! their text, and may be sent back.
+//! Items of the input become messages: the items of one turn (reasoning, text, calls) become one message
+//! again. `previous_response_id` continues an answer of the same rollout; `instructions` are not carried
+//! over, as in the API. Reasoning is returned as reasoning items with their text, and may be sent back.
 //!
 //! Source: OpenAI's API reference and the types of its Python client.
 

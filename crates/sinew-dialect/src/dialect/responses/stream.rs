@@ -1,4 +1,4 @@
-//! Answers in parts: an item is begun, written and done before the next one is begun.
+//! Streamed answers: an item is begun, written and done before the next one begins.
 //!
 //! | part of the turn | events between `response.output_item.added` and `.done` |
 //! |---|---|

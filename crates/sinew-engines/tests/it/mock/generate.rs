@@ -1,4 +1,4 @@
-//! A generation of the engine inside a mock, told piece by piece in its server's words.
+//! A generation of the engine inside a mock, streamed in its server's form.
 
 use super::serve::{Answer, Body, error};
 use super::{Fault, Kind, MODEL, State, VOCAB};

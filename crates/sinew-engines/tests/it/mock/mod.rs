@@ -1,5 +1,5 @@
-//! Servers that speak as vLLM 0.32, SGLang 0.5 and plain OpenAI servers do, made from their
-//! published schemas, around an engine without a model. They do what they are told to do wrong.
+//! Mocks of vLLM 0.32, SGLang 0.5 and plain OpenAI servers, made from their published schemas, around an
+//! engine without a model. Tests make them fail on demand.
 
 mod generate;
 mod openai;

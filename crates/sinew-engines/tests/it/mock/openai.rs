@@ -1,4 +1,4 @@
-//! A server that knows `/v1/completions` and nothing else, with or without ids.
+//! A server that supports only `/v1/completions`, with or without ids.
 
 use super::generate::{Piece, sampling_of, stream_of};
 use super::serve::{Answer, Call, error, json_answer, unknown_field};

@@ -1,7 +1,7 @@
 //! Circles of files inside a crate: files that use each other can only be read together.
 //!
 //! A file uses another one if it names it by a path from `crate::` or `super::`. A module and those below it
-//! are one thing.
+//! count as one.
 
 use super::source;
 use super::{crates, fail_if_any, name, production_files};

@@ -1,4 +1,4 @@
-//! Unsafe code says why it is sound, and no Rust hides from the compiler's lints.
+//! Unsafe code states why it is sound, and no Rust hides from the compiler's lints.
 
 use super::source::{self, Kind, Line};
 use super::{crates, fail_if_any, manifest, name, rust_files, shown};
