@@ -1,4 +1,4 @@
-//! Rewards of earlier episodes of a task: what an episode without a group is compared with.
+//! Rewards of earlier episodes of a task, for comparison with an episode without a group.
 
 use serde::{Deserialize, Serialize};
 

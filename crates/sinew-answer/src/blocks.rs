@@ -1,6 +1,6 @@
 //! Fenced and indented code of an answer, by the rules of CommonMark.
 //!
-//! Models write more than the rules allow. Tags of their own, such as `<answer>`, do not hide a fence behind
+//! Models write more than the rules allow. Their own tags, such as `<answer>`, do not hide a fence behind
 //! them. A fence may be indented by any width. A block without a language, or in Markdown, that opens another
 //! fence is Markdown itself.
 

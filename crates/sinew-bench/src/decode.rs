@@ -1,8 +1,9 @@
 //! Sampled tokens a second at several batch sizes, through the whole engine.
 //!
 //! Each batch size is measured with weights in f32, bf16 and int8. All sequences start together; the passes
-//! in the middle are timed, when every sequence generates. Target: for batch 1 the best pass reaches 85 % of
-//! what memory bandwidth allows, for others the table [`PEERS`] says how many times faster than a peer.
+//! in the middle are timed, when every sequence generates. The target of batch 1 is that the best pass
+//! reaches 85 % of the memory bandwidth; the targets of others are the ratios to a peer in the table
+//! [`PEERS`].
 
 use super::machine::{CpuTime, limits};
 use super::row::{Better, Row, Summary};

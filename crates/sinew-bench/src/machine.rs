@@ -1,7 +1,7 @@
 //! Peaks of this machine, and its load by other processes.
 //!
-//! Every row of the compute bench has what others took of the machine meanwhile (`others_cpu`). The peaks of
-//! bandwidth and arithmetic are measured in the same run: no figure of a data sheet is used.
+//! Every row of the compute bench has the share of the machine that others used meanwhile (`others_cpu`). The
+//! peaks of bandwidth and arithmetic are measured in the same run: no figure of a data sheet is used.
 
 use super::row::{Better, Printer, Row, Summary};
 use sinew_tensor::{Buffer, Cpu, KernelSet, Mat, MatMut, PackedWeights, probe};

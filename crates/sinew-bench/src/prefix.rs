@@ -1,7 +1,7 @@
 //! Savings of the prefix cache: tokens computed for many episodes of several turns.
 //!
 //! The figure is a count and not a time: rows of forward passes, with the cache and with a first token that
-//! makes each request unlike all others. Target: at most 5 % more than the least that there can be.
+//! makes each request different. The target is at most 5 % more than the minimum.
 
 use super::decode::{engine, next};
 use super::row::{Better, Row, Summary};

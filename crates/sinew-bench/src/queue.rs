@@ -7,9 +7,9 @@
 //! | `http` | the same through a server and a client, with the rows in memory |
 //!
 //! A producer and a consumer run in two threads, with a number of rows a call. The producer makes each key
-//! and copies each value in; the consumer copies each value out. Done rows are forgotten as they go, beyond
-//! a number that stays known. The peer does the same with batches of a tensor that has the row's bytes, in
-//! processes of its own, without leases, acks and durability, which it does not have.
+//! and copies each value in; the consumer copies each value out. Done rows are forgotten as they go, beyond a
+//! number that stays known. The peer does the same with batches of a tensor that has the row's bytes, in its
+//! own processes, without leases, acks and durability, which it does not have.
 
 use crate::machine::CpuTime;
 use crate::peers::Peers;

@@ -1,5 +1,5 @@
-//! Training speed from one to five hundred million weights and 128 to 8192 tokens of context,
-//! against the time that the arithmetic alone takes at the machine's peak.
+//! Training speed from one to five hundred million weights and 128 to 8192 tokens of context, against the
+//! time of only the arithmetic at the machine's peak.
 
 use super::machine::{CpuTime, Floors};
 use super::row::{Better, Row, Summary};

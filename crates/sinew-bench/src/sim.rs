@@ -1,4 +1,4 @@
-//! `sinew bench sim`: how fast the simulation is, on one core.
+//! `sinew bench sim`: speed of the simulation, on one core.
 //!
 //! | part | measures |
 //! |---|---|

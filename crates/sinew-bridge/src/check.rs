@@ -1,10 +1,10 @@
 //! `sinew env check`: runs an environment with simple policies and reports errors before a model is trained
 //! on it.
 //!
-//! Policies that know nothing of the task must fail: a reward that they get is one that a model can get
-//! without learning the task; what they earn is the floor that a gain is measured from. The gold policy must
-//! succeed: a task without a solution teaches nothing. Equal actions must lead to equal results: a group of
-//! episodes is compared on the same task, and noise of the environment looks like a difference of actions.
+//! Policies that do not use the task must fail: a model can get their reward without learning the task, and
+//! it is the floor that a gain is measured from. The gold policy must succeed: a task without a solution
+//! teaches nothing. Equal actions must lead to equal results: a group of episodes is compared on the same
+//! task, and noise of the environment looks like a difference of actions.
 
 use crate::env::PythonEnvFactory;
 use crate::findings::{Draw, line};

@@ -2,8 +2,8 @@
 //!
 //! The interpreter is asked for its search path, so that a virtual environment, editable installs and `.pth`
 //! files work inside as they do outside. Folders that sandboxes show anyway keep their paths. All others
-//! stand below `/code`, read-only, because a sandbox has folders of its own at `/work` and `/tmp`. Messages
-//! of the worker name the paths of the host.
+//! stand below `/code`, read-only, because a sandbox has its own folders at `/work` and `/tmp`. Messages of
+//! the worker name the paths of the host.
 //!
 //! Only the interpreter itself runs on the host, with a program of this crate. The user's module is loaded
 //! inside.

@@ -1,4 +1,4 @@
-//! Floors of an environment: what policies earn that do not do what it is for.
+//! Floors of an environment: rewards of policies that do not solve the task.
 //!
 //! | floor | policy |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | `no_tool` | the best of some texts, without a call |
 //! | `odd` | calls and texts with values that are huge, not finite, or of a wrong type |
 //!
-//! A floor above a third of what gold earns is a warning: much of what a training gains may be that. Silence
-//! and random calls are the policies `null` and `random` of the check itself.
+//! A floor above a third of the gold policy's reward is a warning: much of a training's gain may be that
+//! floor. Silence and random calls are the policies `null` and `random` of the check itself.
 
 use crate::findings::{Draw, EnvCheck, Finding, line};
 use serde_json::{Value, json};

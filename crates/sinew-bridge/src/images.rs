@@ -2,8 +2,8 @@
 //!
 //! A task names its image in the column [`IMAGE_COLUMN`], and its session runs in a worker whose root is that
 //! image. The number of places is that of the workers. A place holds one worker, of one image at a time; a
-//! place without sessions takes the image that is asked for, the one that was unused longest first. Sandboxes
-//! of an image are made by a provider of its own, which lives as long as a worker of that image.
+//! new image takes the place that was without sessions for longest. Each image has a separate provider of
+//! sandboxes, which lives as long as a worker of that image.
 //!
 //! The class and its package of this program are shown inside. Everything else is the image's: its
 //! interpreter, its packages, its files, read-only.

@@ -4,10 +4,10 @@
 //! with the columns of the tasks before the run starts, and each call sends the parts of a sample that the
 //! function reads.
 //!
-//! A plain function has a worker for itself during a call, and runs in its main thread: a hang or a crash
-//! harms no other sample, and packages that use `signal` work. A worker in which it ran code of the model
-//! scores nothing else. Coroutines share a worker; a call that was
-//! lost or late because of another one is repeated once, alone.
+//! A plain function has a separate worker during a call, and runs in its main thread: a hang or a crash harms
+//! no other sample, and packages that use `signal` work. A worker in which it ran code of the model scores
+//! nothing else. Coroutines share a worker; a call that was lost or late because of another one is repeated
+//! once, without others.
 
 use crate::env::Scored;
 use crate::error::{CallError, StartError};

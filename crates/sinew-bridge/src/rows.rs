@@ -1,8 +1,8 @@
-//! Rows of tasks that Python code gives: pages of a worker, within limits.
+//! Rows of tasks from Python code: pages of a worker, within limits.
 //!
-//! The way of a page: [`read_rows`] asks the worker for the rows from an offset, counts them against the
-//! [`RowLimits`], and turns each into what its caller needs. [`PythonRows`] are rows as tables of columns,
-//! for a recipe whose tasks come from a function.
+//! [`read_rows`] asks the worker for the rows from an offset, counts them against the [`RowLimits`], and
+//! turns each into the caller's form. [`PythonRows`] are rows as tables of columns, for a recipe whose tasks
+//! come from a function.
 //!
 //! Rows are read when a run starts, and the worker ends afterwards: the order and the number of tasks do not
 //! depend on code that runs during training.

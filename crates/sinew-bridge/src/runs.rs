@@ -1,5 +1,5 @@
-//! Code of a model that an environment or a reward has run: each time in a fresh sandbox, which shows
-//! nothing of the worker, the user's folder or the packages of the interpreter.
+//! Runs code of a model for an environment or a reward: each time in a fresh sandbox, which shows nothing of
+//! the worker, the user's folder or the packages of the interpreter.
 
 use crate::code::PythonCode;
 use crate::error::StartError;

@@ -1,5 +1,5 @@
-//! A runtime of its own for workers, so that they live as long as their handle and serve callers of every
-//! runtime, and of none.
+//! A separate runtime for workers, so that they live as long as their handle and serve callers on any
+//! runtime, or on none.
 
 use std::future::Future;
 use std::sync::mpsc;

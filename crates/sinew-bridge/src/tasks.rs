@@ -1,4 +1,4 @@
-//! Tasks that the class of an environment gives itself.
+//! Tasks that the class of an environment provides itself.
 
 use crate::env::EnvInfo;
 use crate::rows::{RowLimits, read_rows};

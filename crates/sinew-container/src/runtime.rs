@@ -1,8 +1,8 @@
 //! crun and runc, without a daemon: one process that waits for each container and, when its
 //! first process ends, removes its groups and its state.
 //!
-//! The bundle is plain JSON, not oci-spec's types: their defaults grant capabilities and mounts, and
-//! here a container gets only what is written.
+//! The bundle is plain JSON, not oci-spec's types: their defaults grant capabilities and mounts, and here a
+//! container gets only the written ones.
 
 use crate::root::{AGENT, HOST};
 use crate::spec::{

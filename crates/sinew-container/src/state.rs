@@ -1,4 +1,4 @@
-//! Files of a run on the host, and how the next run finds them when this one was killed.
+//! Files of a run on the host, which the next run finds if this one is killed.
 
 use sinew_jail::cgroup::is_orphan;
 use sinew_sandbox::SandboxError;

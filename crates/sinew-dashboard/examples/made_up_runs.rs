@@ -1,5 +1,5 @@
-//! Writes made-up runs into a folder and serves them: to look at the pages, and to measure when they are
-//! painted with a large store.
+//! Writes made-up runs into a folder and serves them, for looking at the pages and for measuring their times
+//! with a large store.
 //!
 //! `cargo run --release -p sinew-dashboard --example made_up_runs -- FOLDER [STEPS GROUPS] [--paint]`
 //!

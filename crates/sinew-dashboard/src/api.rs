@@ -1,5 +1,5 @@
 //! Data for the pages, below `/api`: JSON, read only. Work on files is done on threads for it, a few at a
-//! time, so that a slow disk holds no connection up.
+//! time, so that a slow disk delays no connection.
 
 use crate::episode;
 use crate::error::ViewError;

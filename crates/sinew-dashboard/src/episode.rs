@@ -1,4 +1,4 @@
-//! An episode for a page: its messages, and each token with what was recorded of it.
+//! An episode for a page: its messages, and each token with its records.
 //!
 //! Only recorded things are shown: kind, log-prob, version, temperature, process reward. Pure.
 

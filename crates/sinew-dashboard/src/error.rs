@@ -1,4 +1,4 @@
-//! Why a request has no answer.
+//! Reasons why a request has no answer.
 
 use axum::Json;
 use axum::http::StatusCode;

@@ -1,7 +1,8 @@
 //! Changes of runs as server-sent events.
 //!
-//! One task looks at the folders twice a second and says what changed; pages then ask for it. A page that is
-//! slow loses changes and gets a word to look anew: nothing is kept for it.
+//! One task looks at the folders twice a second and sends the names of changed parts; pages then ask for
+//! those. A page that is slow loses changes and gets a message to load everything again: nothing is kept for
+//! it.
 
 use crate::runs::{Runs, Stamp};
 use crate::shared::{Changes, Shared};

@@ -8,7 +8,7 @@
 //! the points of one run depend on each other.
 //!
 //! Runs are fitted together only where they repeat each other: one recipe with several seeds. Points of other
-//! worlds or settings lie on curves of their own.
+//! worlds or settings lie on separate curves.
 
 use serde::{Deserialize, Serialize};
 use sinew_pipeline::{EvalRecord, StepRecord};

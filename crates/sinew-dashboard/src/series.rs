@@ -1,7 +1,7 @@
 //! Records of steps as curves: columns of numbers, thinned where a run is long.
 //!
-//! Pure. A value that was not measured is `None`, and no point: a step that trained nothing has no gradient,
-//! not one of 0.
+//! It is pure. A value that was not measured is `None`, and not a point: a step that trained nothing has no
+//! gradient, not one of 0.
 
 use serde::Serialize;
 use sinew_pipeline::{EpisodeStats, EvalRecord, Interval, StepRecord};

@@ -2,11 +2,11 @@
 //!
 //! A task of a mixture belongs to one member, whose name begins its id and its type: `math:tasks/train/3` of
 //! type `math:easy`. [`MixtureFactory`] gives the task to that member without the name, so that members do
-//! not know of the mixture. Names have no `:`, and are unique.
+//! not depend on the mixture. Names have no `:`, and are unique.
 //!
-//! Training tasks are those of the members one after the other: how often each is drawn is decided by what
-//! draws them ([`Taskset::members`]). Held-out tasks take turns, so that the first `n` of them
-//! measure all members alike.
+//! Training tasks are those of the members one after the other; the caller decides how often each is drawn
+//! ([`Taskset::members`]). Held-out tasks take turns, so that the first `n` of them measure all members
+//! equally.
 
 use crate::port::{Action, Capabilities, Env, EnvError, EnvFactory};
 use crate::reward::{GroupReward, Reward};

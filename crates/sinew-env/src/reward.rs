@@ -1,8 +1,8 @@
 //! The `Reward` port: functions that score finished episodes.
 //!
-//! A reward sees a [`RewardSample`]: the task and everything that the model said and did, as messages.
-//! It does not see tokens, and it runs after the episode, apart from its environment. The environment's
-//! own score stays in [`RewardSample::metrics`].
+//! A reward gets a [`RewardSample`]: the task and all texts and calls of the model, as messages. It does not
+//! get tokens, and it runs after the episode, separately from its environment. The environment's own score
+//! stays in [`RewardSample::metrics`].
 //!
 //! A reward that cannot judge a sample returns [`Unscored`] with the reason. Callers never replace it with
 //! 0: the sample leaves the loss and the baseline of its group, and the reason is counted.

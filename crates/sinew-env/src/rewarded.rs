@@ -1,6 +1,6 @@
 //! Any environment, scored by a reward of the recipe in place of its own score.
 //!
-//! The environment's own score stays in the metrics, as `env/reward` and `env/success`, where it has one.
+//! The environment's own score stays in the metrics, as `env/reward` and `env/success`, if it has one.
 //! Process rewards of turns stay as they are.
 
 use crate::port::{

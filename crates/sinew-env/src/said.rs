@@ -1,8 +1,8 @@
-//! Any environment with one more message: what a person says in the middle of an episode that is forked.
+//! Any environment with one more message: a person's text in the middle of an episode that is forked.
 //!
-//! The message follows what the world says before one turn of the model: the first messages for turn 1, else
-//! the observation of the turn before. Turns are counted from 1. The world itself does not hear it: state,
-//! rewards and the end are those of the environment.
+//! The message follows the environment's messages before one turn of the model: the first messages for turn
+//! 1, else the observation of the turn before. Turns are counted from 1. The environment itself does not
+//! receive it: state, rewards and the end stay the same.
 //!
 //! A turn that never comes leaves the episode as it is.
 

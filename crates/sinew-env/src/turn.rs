@@ -1,4 +1,4 @@
-//! A turn of the model while its calls are answered one by one, as messages and as the result of a step.
+//! Collects the results of a turn's calls, as messages and as the result of a step.
 
 use crate::port::{Action, Observation, StepResult};
 use sinew_types::{Content, Message, Role, ToolCall};

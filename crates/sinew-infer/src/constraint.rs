@@ -1,4 +1,4 @@
-//! The output format of a request: which tokens can come next, and the record of them.
+//! The output format of a request: the tokens that can come next, and the record of them.
 //!
 //! One constraint belongs to one request and advances with each of its tokens; its matcher and
 //! masks come from the port [`Grammars`].

@@ -1,8 +1,8 @@
 //! An engine without a model: token ids from a hash of the prefix, scripts and faults on demand. It serves
 //! tests, simulation and first steps without a download.
 //!
-//! Its log-probabilities can be recomputed from prefix and token alone ([`FakeModel`]), so a test
-//! can check a whole training path token by token.
+//! Its log-probabilities can be recomputed from only prefix and token ([`FakeModel`]), so a test can check a
+//! whole training path token by token.
 
 use crate::constraint::Constraint;
 use crate::core::Core;

@@ -1,4 +1,4 @@
-//! The seam to the device that computes passes: a model on a CPU or a GPU, or a stand-in for tests.
+//! The interface to the device that computes passes: a model on a CPU or a GPU, or a stand-in for tests.
 //!
 //! A new device implements [`Forward`] and nothing else; scheduler, blocks, prefix cache and
 //! formats stay as they are.

@@ -1,9 +1,8 @@
 //! The CPU sampler: draws tokens from rows of logits.
 //!
-//! Order of the truncations: bias, temperature, `min_p` (against the largest probability),
-//! `top_k`, then `top_p` over what is left, renormalized. The reported log-probability is
-//! that of the policy that a trainer computes: full softmax at the request's temperature (greedy: 1),
-//! no bias, nothing truncated.
+//! Order of the truncations: bias, temperature, `min_p` (against the largest probability), `top_k`, then
+//! `top_p` over the rest, renormalized. The reported log-probability is that of the policy that a trainer
+//! computes: full softmax at the request's temperature (greedy: 1), no bias, nothing truncated.
 
 use crate::constraint::Constraint;
 use crate::draw::{Draw, Drawn};

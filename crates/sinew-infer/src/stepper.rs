@@ -1,4 +1,4 @@
-//! The embedded engine without its thread: whoever holds it says when a pass is computed.
+//! The embedded engine without its thread: its owner decides when a pass is computed.
 //!
 //! A simulator steps it under virtual time, with a [`Forward`] that computes nothing.
 

@@ -1,4 +1,4 @@
-//! Sandboxes of every level, as a recipe that names only the level gets them, and without its pool.
+//! Sandboxes of every level, with and without the pool that a recipe with only the level gets.
 
 use crate::LabError;
 use sinew_container::{ContainerConfig, ContainerProvider};

@@ -1,4 +1,4 @@
-//! Why sandboxes cannot be started.
+//! Reasons why sandboxes cannot be started.
 
 /// Why sandboxes cannot be started, by whose mistake it is.
 #[derive(Debug, thiserror::Error)]

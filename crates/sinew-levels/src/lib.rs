@@ -1,8 +1,8 @@
 //! Sandboxes of a recipe: every level, its image, its way to the network.
 //!
 //! A [`SandboxPlan`] becomes a started [`SandboxProvider`] behind one function, [`sandboxes`]. The levels
-//! beyond `process`, and the egress proxy, are each built with the feature of their name, and refused with
-//! that name where they are not: the recipe is right, the program is not the one for it.
+//! beyond `process`, and the egress proxy, are each built with the feature of their name. A program without
+//! the feature refuses the recipe with that name: the recipe is right, but needs another build.
 //!
 //! Invariants:
 //! - A host that cannot enforce a level is found at the start, and not by the first episode.

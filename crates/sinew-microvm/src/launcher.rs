@@ -1,4 +1,4 @@
-//! The thread that starts monitors and sees them off.
+//! The thread that starts monitors and reaps them.
 //!
 //! A monitor dies with the thread that started it (`PR_SET_PDEATHSIG`), so that thread lives as
 //! long as its provider: when the provider goes, or the process is killed, so do all machines.

@@ -1,4 +1,4 @@
-//! Sandboxes that are virtual machines, as the host sees them.
+//! Host side of sandboxes that are virtual machines.
 
 use crate::image::Image;
 use crate::launcher::Launcher;

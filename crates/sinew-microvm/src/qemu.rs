@@ -1,8 +1,8 @@
 //! QEMU's `microvm` machine: boot, save, restore.
 //!
-//! A machine's memory is a file: the template's is shared while it boots and sealed afterwards,
-//! clones map it privately. The state of its devices (8 kB) is saved apart from memory, so that
-//! a restore reads nothing but that, and clones share every page that they did not change.
+//! A machine's memory is a file: the template's is shared while it boots and sealed afterwards, and clones
+//! map it privately. The state of its devices (8 kB) is saved separately, so that a restore reads only that,
+//! and clones share every page that they did not change.
 
 use crate::monitor::{Base, Change, Host, Launch, Machine, Process, filled, opened};
 use crate::provider::{io, unavailable};

@@ -1,8 +1,7 @@
-//! Memory of virtual machines: sealed files in memory that clones map privately, and what a
-//! clone changed in them.
+//! Memory of virtual machines: sealed files in memory that clones map privately, and the changes of a clone.
 //!
-//! A monitor that was taken over may open such a file for writing: the seals refuse what it
-//! would write, whatever user it is.
+//! A monitor that was taken over may open such a file for writing: the seals refuse its writes, whatever user
+//! it is.
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};

@@ -1,8 +1,8 @@
 //! Bases that clones start from: made once, kept on disk, shared in memory.
 //!
-//! A booted machine gives the first base of a memory size; a clone of that which was set up for a
-//! specification, with an interpreter that waits, gives the base of that specification. Both
-//! are named by all they depend on.
+//! A booted machine becomes the first base of a memory size. A clone of it that was set up for a
+//! specification, with a waiting interpreter, becomes the base of that specification. Their names contain all
+//! that they depend on.
 
 use crate::image::key_of;
 use crate::monitor::{Base, Change, Machine, Shared, idle, restore};

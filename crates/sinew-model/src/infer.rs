@@ -1,4 +1,4 @@
-//! Generation: packed weights and one ragged forward pass for prompts and single tokens alike.
+//! Generation: packed weights and one ragged forward pass for prompts and single tokens.
 //!
 //! A batch mixes sequences of any number of new tokens: a prompt of thousands, or one token of a
 //! running output. Keys and values live in the blocks of a [`KvPool`]; the caller decides which

@@ -1,4 +1,4 @@
-//! How the matrices of a model that generates are stored.
+//! Storage formats of a generating model's matrices.
 //!
 //! Decoding reads every matrix once per pass, so at few rows its speed is that of memory: fewer
 //! bits are faster. The trainer always computes from f32 weights; anything but [`Precision::F32`]

@@ -1,7 +1,7 @@
 //! Finds the files of `model = "..."`: a directory, a GGUF, a GGUF inside a Python package, the hub.
 //!
-//! Nothing here looks at environment variables or the home directory: the caller passes what it
-//! found there in a [`ResolveEnv`].
+//! Nothing here looks at environment variables or the home directory: the caller passes their values in a
+//! [`ResolveEnv`].
 
 use crate::hub::{self, HubRows};
 use crate::lookup::{ModelFiles, ResolveEnv, ResolveError};

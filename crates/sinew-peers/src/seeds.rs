@@ -1,4 +1,4 @@
-//! Tasks that are seeds and numbers alone, of worlds that a server makes. The column `index` counts on from
+//! Tasks that are only seeds and numbers, for worlds that a server makes. The column `index` counts on from
 //! training to held-out tasks.
 
 use serde_json::json;

@@ -1,11 +1,11 @@
 //! A tree of GenAI spans as one trajectory.
 //!
-//! The sources are the GenAI semantic conventions of OpenTelemetry (1.37 and later, where messages
-//! are attributes): `gen_ai.operation.name`, `gen_ai.system_instructions`, `gen_ai.input.messages`,
-//! `gen_ai.output.messages` on a span or on its `gen_ai.client.inference.operation.details` event,
-//! and `gen_ai.evaluation.result` events for rewards. Facts without a convention are in `sinew.*`
-//! attributes; with `sinew.output.token_ids` and its companions a span has exactly the sampled
-//! tokens, without them only text is known.
+//! The sources are the GenAI semantic conventions of OpenTelemetry (1.37 and later, where messages are
+//! attributes): `gen_ai.operation.name`, `gen_ai.system_instructions`, `gen_ai.input.messages`,
+//! `gen_ai.output.messages` on a span or on its `gen_ai.client.inference.operation.details` event, and
+//! `gen_ai.evaluation.result` events for rewards. Facts without a convention are in `sinew.*` attributes; a
+//! span with `sinew.output.token_ids` and its companions has exactly the sampled tokens; others have only
+//! text.
 
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed, PushedNode, Trajectory};

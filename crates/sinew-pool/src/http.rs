@@ -1,4 +1,4 @@
-//! The pool over HTTP: an axum router. Authorization is the part of the server that merges it.
+//! The pool over HTTP: an axum router. The server that merges it does the authorization.
 //!
 //! | route | body | answer |
 //! |---|---|---|

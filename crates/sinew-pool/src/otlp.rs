@@ -1,7 +1,7 @@
-//! OpenTelemetry's traces as OTLP over HTTP carries them, protobuf or JSON, made into plain spans.
+//! OpenTelemetry's traces in OTLP over HTTP, protobuf or JSON, made into plain spans.
 //!
-//! Unknown fields are skipped, as protobuf and OTLP ask. JSON is read by hand: a request that has
-//! one wrong field would be refused as a whole by the messages' own reader.
+//! Unknown fields are skipped, as protobuf and OTLP ask. JSON is read by hand: the reader of the messages
+//! would refuse a whole request for one wrong field.
 
 use crate::hex::hex;
 use crate::reason::Reason;

@@ -13,8 +13,8 @@
 //! complete groups to one consumer for a time. A row of the quarantine keeps its reason until it is
 //! released, which checks it again, or deleted.
 //!
-//! Rows, quarantine and collected spans are three queues of one store. The index in memory holds
-//! what the choice of groups needs, and is built again from the rows when the pool is opened.
+//! Rows, quarantine and collected spans are three queues of one store. The index in memory holds the data for
+//! choosing groups, and is built again from the rows when the pool is opened.
 
 use crate::check::{Checker, Entry, tokenizer_hash};
 use crate::config::{PoolConfig, Sampling};

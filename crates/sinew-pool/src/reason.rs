@@ -1,7 +1,7 @@
 //! Reasons why a trajectory is not trained on.
 //!
-//! Programs match [`Reason::code`]; `docs/pool.md` lists the codes. The text of each reason says
-//! what to change.
+//! Programs match [`Reason::code`]; `docs/pool.md` lists the codes. The text of each reason states the
+//! necessary change.
 
 use serde::{Deserialize, Serialize};
 use sinew_types::{NodeId, TEMPERATURES, TokenId};

@@ -1,7 +1,7 @@
 //! The form of pushed items: schema version 1. `docs/pool.md` describes
 //! it.
 //!
-//! Unknown fields are refused: a misspelled field would otherwise be lost in silence.
+//! Unknown fields are refused: a misspelled field would otherwise be lost silently.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

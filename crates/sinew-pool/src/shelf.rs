@@ -1,4 +1,4 @@
-//! A queue of the pool with typed rows: what lies in its field `trace` is the row's only copy.
+//! A queue of the pool with typed rows: its field `trace` holds the row's only copy.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

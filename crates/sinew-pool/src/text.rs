@@ -1,5 +1,5 @@
-//! Renders messages to the tokens that this model would write them in. Right for imitation alone:
-//! the tokens that another program sampled cannot be seen in its text.
+//! Renders messages to the tokens that this model would write them in. The result serves only imitation: the
+//! tokens that another program sampled cannot be seen in its text.
 
 use crate::reason::Reason;
 use sinew_render::Renderer;

@@ -1,8 +1,8 @@
-//! Arguments that a model writes without quotes: what a text means by its tool's schema.
+//! Arguments that a model writes without quotes, read by the tool's schema.
 //!
 //! Schemas are read as agents write them: JSON Schema with every place where a type can stand, and the names
-//! of types in Python and other languages. A text that its type cannot be read from stays text, so that the
-//! agent's own validation answers.
+//! of types in Python and other languages. A text that does not fit its type stays text, so that the agent's
+//! own validation answers.
 //!
 //! | type | text | value |
 //! |---|---|---|

@@ -1,8 +1,8 @@
-//! When a run needs a person: a table of rules over what it reports. Pure, with time as an argument.
+//! Alerts when a run needs a person: a table of rules over its reports. Pure, with time as an argument.
 //!
-//! A rule speaks when its condition begins to hold and is silent while it goes on to hold, for at least
-//! `every_s` after its last word. All rules together speak at most `max_per_hour` times an hour; what is held
-//! back is counted.
+//! A rule fires when its condition begins to hold, and is silent while it continues to hold, for at least
+//! `every_s` after its last alert. All rules together fire at most `max_per_hour` times an hour; alerts that
+//! are held back are counted.
 //!
 //! | rule | condition |
 //! |---|---|

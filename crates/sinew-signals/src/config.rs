@@ -1,4 +1,4 @@
-//! The file of `--signals`: what is sent where. Unknown keys are refused.
+//! The file of `--signals`: data and destinations. Unknown keys are refused.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Files that others read while a run goes on.
+//! Files that others read during a run.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Events of a run as log records of OpenTelemetry. Pure: it is given the events and the time.
+//! Events of a run as log records of OpenTelemetry. Pure: events and time are arguments.
 //!
 //! A record has a text for people as its body, an event name, and the facts as attributes. Records about an
 //! episode have the ids of its trace if that trace is sent, so that a reader gets from one to the other.

@@ -1,4 +1,4 @@
-//! The numbers of a run by name, for every exporter alike. Pure.
+//! The numbers of a run by name, equal for every exporter. Pure.
 //!
 //! Names have parts with `/` between them: `rollout/reward`, `policy/entropy`. Unmeasured values are left
 //! out: they are not 0.

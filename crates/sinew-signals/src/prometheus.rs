@@ -1,4 +1,4 @@
-//! The text that Prometheus reads (exposition format 0.0.4). Pure.
+//! The text format of Prometheus (exposition format 0.0.4). Pure.
 
 use crate::numbers::{Numbers, help};
 use std::collections::BTreeMap;

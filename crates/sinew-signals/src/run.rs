@@ -1,4 +1,4 @@
-//! Starts the parts that a file of signals asks for, and ends them in order.
+//! Starts the parts that a file of signals configures, and ends them in order.
 
 use crate::alerts::Alerts;
 use crate::config::{SignalsConfig, SignalsError};

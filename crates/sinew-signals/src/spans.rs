@@ -1,9 +1,9 @@
 //! Phases of episodes as spans of OpenTelemetry: an episode, its turns, and in each turn the generation and
-//! the tools. Pure: it is given the phases and the time.
+//! the tools. Pure: phases and time are arguments.
 //!
-//! An episode is a trace. It is complete when it is not among the live ones any more and what it came to is
-//! known, which its first span has. A turn begins with a generation and ends before the next one; starts and
-//! scores stand next to the turns. Models and tokens have the names of the conventions for generative models.
+//! An episode is a trace. It is complete when it is not live any more and its result is known, which its
+//! first span has. A turn begins with a generation and ends before the next one; starts and scores stand next
+//! to the turns. Models and tokens have the names of the conventions for generative models.
 //!
 //! | span | attribute | holds |
 //! |---|---|---|

@@ -1,5 +1,5 @@
-//! The thread that turns events of a run into signals. It has the clock and the files; what goes over the
-//! network leaves through the queues of [`crate::send`].
+//! The thread that turns events of a run into signals. It has the clock and the files; data for the network
+//! leave through the queues of [`crate::send`].
 
 use crate::alerts::{Alert, Alerts};
 use crate::config::{AlertsConfig, OtlpConfig, PrometheusConfig};

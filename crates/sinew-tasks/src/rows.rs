@@ -1,4 +1,4 @@
-//! Rows of files, by the format that the file's name says.
+//! Rows of files, read in the format of the file's name.
 
 use crate::error::TasksError;
 use crate::row::{Rows, read_error, row_error};

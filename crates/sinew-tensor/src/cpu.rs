@@ -1,4 +1,4 @@
-//! The handle that every operator takes: which kernels, which threads.
+//! The handle that every operator takes: kernels and threads.
 
 use std::fmt;
 use std::str::FromStr;

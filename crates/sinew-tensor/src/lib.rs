@@ -7,8 +7,8 @@
 //! [`MatMut`]) and write to memory of the caller.
 //!
 //! # Invariants
-//! * A row of a matrix product has the same bits alone and in any batch, packed or not (see [`gemm`]):
-//!   what an engine computed token by token, a trainer computes again in one pass.
+//! * A row of a matrix product has the same bits in any batch, packed or not (see [`gemm`]): a trainer
+//!   computes in one pass the results that an engine computed token by token.
 //! * Results do not depend on the number of threads or on their timing.
 //! * Hot paths do not allocate after their first call: scratch belongs to the thread or the caller.
 //! * Shapes that do not fit are errors of the program and panic with both shapes, before any write.

@@ -1,9 +1,9 @@
 //! Keys and values in blocks, and attention over them, for generation.
 //!
-//! Physical blocks have no owner here: the caller hands out block ids, can let sequences share
-//! them, and copies a shared block before it writes to it ([`KvPool::copy_block`]).
-//! A row's result depends on its query and its visible keys alone, bit for bit: not on the rest of
-//! the batch, not on how a prompt was cut into chunks, not on threads.
+//! Physical blocks have no owner here: the caller hands out block ids, can let sequences share them, and
+//! copies a shared block before it writes to it ([`KvPool::copy_block`]). A row's result depends only on its
+//! query and its visible keys, bit for bit: not on the rest of the batch, not on how a prompt was cut into
+//! chunks, not on threads.
 
 mod attend;
 

@@ -1,5 +1,4 @@
-//! Measurements of the machine's own limits, which speeds are compared with: arithmetic and reading
-//! memory.
+//! Measurements of the machine's own limits, for comparison with speeds: arithmetic and reading memory.
 //!
 //! Nothing here reads a clock: callers time the calls.
 

@@ -10,8 +10,8 @@
 //! | [`checkpoint`] | weights, optimizer, step and trained batches, durable in one commit |
 //! | [`conformance`] | the tests of a new [`Policy`] or [`Comm`] |
 //!
-//! A trainer on another device implements [`Policy`] and [`Comm`] and nothing else; what crosses
-//! these ports is per token or per tensor.
+//! A trainer on another device implements [`Policy`] and [`Comm`] and nothing else; data that cross these
+//! ports are per token or per tensor.
 //!
 //! Invariants: no algorithm is known by name, and no text is seen; no clock, environment or network
 //! is read; a token's share in the loss does not depend on how rows are packed or split into

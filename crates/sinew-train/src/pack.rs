@@ -1,4 +1,4 @@
-//! Rows to micro-batches in which every shared prefix is computed once.
+//! Packs rows into micro-batches in which every shared prefix is computed once.
 //!
 //! Rows are sorted by their tokens, so that rows with a common prefix (a system prompt, a group's
 //! question, a common start of answers) stand together; the sorted list is cut where the least

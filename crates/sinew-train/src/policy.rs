@@ -1,4 +1,4 @@
-//! The [`Policy`] port: what the trainer needs of a model. It keeps packing, losses, optimizer and
+//! The [`Policy`] port, the trainer's interface to a model. It keeps packing, losses, optimizer and
 //! checkpoints independent of how log-probabilities are computed and where the weights are.
 
 use crate::comm::{Comm, CommError};

@@ -1,4 +1,4 @@
-//! One batch of rows to one (or several) optimizer updates.
+//! Turns one batch of rows into one or several optimizer updates.
 //!
 //! ```text
 //! rows -> pack -> micro-batch: forward -> loss and derivatives -> backward   for each

@@ -3,8 +3,8 @@
 //! Tokens are decoded node by node, so that a character that two nodes share shows as a replacement mark in
 //! both. All text of models and programs is made fit for a terminal first ([`visible`]).
 //!
-//! Prompt and observation are what the environment said, forced tokens close a turn that sampling did not
-//! close, and sampled tokens alone carry weight in a loss.
+//! Prompt and observation are the environment's texts, and forced tokens close a turn that sampling did not
+//! close. Only sampled tokens carry weight in a loss.
 
 use crate::report::{end_text, kind_name};
 use crate::visible::visible;

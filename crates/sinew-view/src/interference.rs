@@ -1,5 +1,5 @@
-//! Interference between the environments of a mixture: what happens to the held-out success of one while
-//! another is trained.
+//! Interference between the environments of a mixture: the effect of training one on the held-out success of
+//! another.
 //!
 //! Each environment has a share of the training episodes between two held-out measurements. An entry of the
 //! table is the mean change of the success of one environment, from one measurement to the next, weighted by

@@ -3,8 +3,8 @@
 //! A run's events are read from its bus: [`Printer`] and [`ReportFile`] record, [`LiveView`] looks on and may
 //! miss some. Views of an ended episode or run come from its records.
 //!
-//! Invariants: nothing here changes a run or holds it up; text that a model or a program wrote
-//! reaches a terminal without control characters, and a page without markup.
+//! Invariants: nothing here changes or delays a run; text of a model or a program reaches a terminal without
+//! control characters, and a page without markup.
 //!
 //! | output | read from | lossy |
 //! |---|---|---|

@@ -3,11 +3,11 @@
 //! `live.json` holds the newest [`LiveState`] and is replaced at most once a second. `timeline.jsonl` has one
 //! [`Sample`] a line, appended as time goes by, and `phases.jsonl` the phases of episodes (see
 //! [`phases`](crate::phases)). A thread with a bounded queue writes them: a slow disk loses events and never
-//! holds the run up. No file is needed to resume; a folder that cannot be written has no live view, and the
-//! run goes on.
+//! delays the run. No file is needed to resume; a folder that cannot be written has no live view, and the run
+//! continues.
 //!
-//! The last state, which is written when the run's process ends, has no live episode: what was under way then
-//! is given up.
+//! The last state, which is written when the run's process ends, has no live episode: episodes that were
+//! under way are given up.
 //!
 //! The timeline is bounded: each [`DOUBLE_AFTER`] lines the time between two samples doubles, from one
 //! second on, so that a week of training is about 60,000 lines.

@@ -1,7 +1,7 @@
 //! Lines for standard error that may come while a live view is drawn there: they go above it.
 //!
-//! Lines and the view share standard error: without this a warning would land in the middle of a drawing.
-//! There is one view in a process, so that where lines go is a static.
+//! Lines and the view share standard error: otherwise a warning would land in the middle of a drawing. A
+//! process has one view, so the destination of lines is a static.
 
 use crate::visible::visible;
 use std::io::Write;

@@ -1,7 +1,7 @@
 //! Phases of episodes, kept in the folder of a run: `phases.jsonl` has one [`SpanRow`] a line, in the order
 //! of their ends.
 //!
-//! The file is bounded: where it reaches [`MOST_BYTES`] it becomes `phases.1.jsonl`, in the place of an older
+//! The file is bounded: when it reaches [`MOST_BYTES`] it becomes `phases.1.jsonl`, in the place of an older
 //! one, so that the newest phases of a long run are kept.
 
 use serde::Serialize;

@@ -7,9 +7,9 @@
 //! A recorder is called on the thread of the run and misses nothing. A closed pipe on standard output ends
 //! quietly: the run does not depend on a reader.
 //!
-//! The way of an event: [`Printer`] takes it as a recorder, `*_line` functions make its text, and `line` or
-//! `json` write it, depending on [`Out`]. Warnings are shown in any case. Samples, which a model wrote, are
-//! made visible first, so that they cannot control the terminal.
+//! [`Printer`] takes an event as a recorder, `*_line` functions make its text, and `line` or `json` write it,
+//! depending on [`Out`]. Warnings are shown in any case. Samples of a model are made visible first, so that
+//! they cannot control the terminal.
 //!
 //! Shares are shown in percent with one decimal, and times in seconds or as a duration. JSON has both as
 //! plain numbers, as in the record.

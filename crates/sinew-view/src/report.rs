@@ -1,9 +1,9 @@
-//! The static HTML report of a run: what it is, what became of its episodes, plots, the end table,
-//! sample episodes before and after. Written while the run goes, and at its end.
+//! The static HTML report of a run: its settings, the results of its episodes, plots, the end table, sample
+//! episodes before and after. It is written while the run goes, and at its end.
 //!
-//! The page is one file without scripts or links to elsewhere. It appears whole: it is written beside the old
-//! one and renamed. A run that is stopped has a page of at most [`REPORT_EVERY`] before. All text of models,
-//! programs and recipes is escaped.
+//! The page is one file without scripts or outside links. It appears whole: it is written next to the old one
+//! and renamed. The page of a stopped run is at most [`REPORT_EVERY`] old. All text of models, programs and
+//! recipes is escaped.
 //!
 //! | section | from |
 //! |---|---|

@@ -1,7 +1,7 @@
-//! A run as a whole: what became of every sampled token, from the records that it has written.
+//! A run as a whole: the use of every sampled token, from the records that it has written.
 //!
-//! It reads `metrics.jsonl` and `evals.jsonl` of the run's folder, which a run that goes on appends to: a
-//! torn last line is left out. The field names are those of `sinew show RUN --json`.
+//! It reads `metrics.jsonl` and `evals.jsonl` of the run's folder, which a running process appends to: a torn
+//! last line is left out. The field names are those of `sinew show RUN --json`.
 
 use crate::status::duration;
 use serde::Serialize;

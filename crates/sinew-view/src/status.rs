@@ -1,4 +1,4 @@
-//! How a run stands, as its events say.
+//! State of a run, from its events.
 //!
 //! [`Status::apply`] is a pure function of the state and an event, so that any view can be tested without a
 //! terminal. Events may be missing: nothing here counts on having seen them all.

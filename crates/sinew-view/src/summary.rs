@@ -1,4 +1,4 @@
-//! The end of a run for a person: what changed, where the time went, what to do next.
+//! The end of a run for a person: changes, times, and next steps.
 //!
 //! Percentages of time are of the wall time of all sessions. Counts of episodes and tokens are those of the
 //! records, so that the end of a resumed run covers the whole run.

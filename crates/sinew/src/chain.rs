@@ -1,4 +1,4 @@
-//! `sinew train` of a recipe with stages: each is a run in a folder of its own, by the code of all runs.
+//! `sinew train` of a recipe with stages: each is a run in a separate folder, by the code of all runs.
 
 use crate::track::{TrackArgs, Trackers};
 use crate::train::{self, Finished, TrainOptions};

@@ -1,4 +1,4 @@
-//! `sinew check`: refuse now what would fail later. Nothing is trained and nothing is kept.
+//! `sinew check`: refuses early the recipes that would fail later. Nothing is trained and nothing is kept.
 //!
 //! | row | what is checked | made |
 //! |---|---|---|
@@ -17,8 +17,8 @@
 //! | `tasks`, `env` | counts; the solutions of some tasks, or attempts at them where a reward scores them | always |
 //! | `prompts` | tokens of prompts and solutions against the limits | with the built-in loop |
 //!
-//! A row is one check: its name, `ok` or `FAIL`, and what was found. All rows are made even after one
-//! failed, but for those that need what failed: without a model there is no memory to estimate.
+//! A row is one check: its name, `ok` or `FAIL`, and the finding. All rows are made even after one failed,
+//! except those that need its result: there is no memory to estimate if there is no model.
 //!
 //! Scripts go by its exit code: 0 the recipe runs, 1 it is refused, 3 it is right but needs something
 //! outside first (a server that answers, a program that starts), which is named.

@@ -1,4 +1,4 @@
-//! `sinew collect`: episodes of a recipe for their own sake, without training.
+//! `sinew collect`: collects episodes of a recipe, without training.
 //!
 //! The last line with `--json`:
 //!

@@ -1,4 +1,4 @@
-//! `sinew eval`: a recipe's held-out tasks, once.
+//! `sinew eval`: measures a recipe's held-out tasks once.
 //!
 //! It is the measurement of `sinew train` without the training, for a model that was trained elsewhere or by
 //! a run.

@@ -1,5 +1,5 @@
-//! `sinew replay` and `sinew fork`: episodes and steps of a run, done again, and episodes that go on from
-//! their middle.
+//! `sinew replay` and `sinew fork`: repeats episodes and steps of a run, and continues episodes from their
+//! middle.
 
 use crate::episodes::stored_episode;
 use crate::output::{print, print_as_it_is, print_json};

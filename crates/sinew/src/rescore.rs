@@ -1,4 +1,4 @@
-//! `sinew rescore`: rewards of now for the stored episodes of a run.
+//! `sinew rescore`: scores the stored episodes of a run by the present rewards.
 
 use crate::output::{print, print_json};
 use clap::Args;

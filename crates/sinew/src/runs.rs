@@ -1,6 +1,6 @@
 //! `sinew runs`: the runs and collections below a folder.
 //!
-//! A run is a folder with `recipe.toml`. Folders below it are not searched, but for the stages of chains.
+//! A run is a folder with `recipe.toml`. Folders below it are not searched, except the stages of chains.
 
 use crate::output;
 use clap::Args;

@@ -1,4 +1,4 @@
-//! `sinew sandbox`: use the sandboxes alone.
+//! `sinew sandbox`: uses sandboxes without a run.
 //!
 //! `run` makes a sandbox as a recipe would, runs one program in it and destroys it. The program's output is
 //! hostile: a terminal shows its control characters and does not carry them out.

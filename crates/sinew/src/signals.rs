@@ -1,6 +1,6 @@
 //! Signals that end a command in order: Ctrl-C, TERM, and HUP when the terminal goes.
 //!
-//! A command makes [`StopSignals`] before it says where it listens, so that no signal of a script comes too
+//! A command makes [`StopSignals`] before it prints its address, so that no signal of a script comes too
 //! early.
 
 use sinew_wire::Failure;

@@ -1,7 +1,7 @@
 //! `--track`: a process of Python that follows a run and sends its numbers to trackers of experiments.
 //!
 //! The program carries the source, `python/src/sinew/track.py`, so that an interpreter needs only the clients
-//! of the trackers. Whatever becomes of the process, the run goes on and ends as it would without it.
+//! of the trackers. The run continues and ends in the same way, whatever happens to the process.
 //!
 //! | when | a failure is |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! `sinew train` and `sinew eval`: the training loop with its readers, and what it shows at its end.
+//! `sinew train` and `sinew eval`: the training loop with its readers, and the summary at its end.
 //! `sinew collect` works in a session of the same kind.
 //!
 //! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`sinew_wire::pipeline`], its readers

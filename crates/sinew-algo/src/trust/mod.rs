@@ -1,8 +1,8 @@
 //! Suspicious rewards: signs that an episode got its reward without doing its task.
 //!
-//! [`suspicions`] is a pure function of a trace and of what is usual in its run ([`Usual`]). It reads texts,
-//! calls of tools and outcomes, never tokens, and compares an episode with its siblings and with its family
-//! (the episodes of its task type). A flag is a reason to look, no proof: each has its evidence.
+//! [`suspicions`] is a pure function of a trace and of the usual values in its run ([`Usual`]). It reads
+//! texts, calls of tools and outcomes, never tokens, and compares an episode with its siblings and with its
+//! family (the episodes of its task type). A flag is a reason to look, not a proof. Each has its evidence.
 //!
 //! | flag | sign |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | [`Flag::OneAnswer`] | one text is the right answer of most tasks of a family |
 //!
 //! Invariants: equal traces in equal company have equal flags; texts are read up to a limit; an episode that
-//! is not solved has flags of its calls alone.
+//! is not solved has only flags of its calls.
 
 mod answers;
 mod calls;

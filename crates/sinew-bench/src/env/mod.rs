@@ -8,7 +8,7 @@
 //! | `steps` | environments with the gold policy in place of a model, at 1, 64 and 1,024 episodes at once |
 //!
 //! Everything runs on the host that is measured, in sandboxes where a run would have them. A development
-//! build says little about native environments: only kernels and loops around them are optimized there.
+//! build is not representative for native environments: it optimizes only kernels and the loops around them.
 
 mod memory;
 mod script;

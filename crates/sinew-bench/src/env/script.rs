@@ -1,7 +1,7 @@
-//! An engine without a model that says what the gold policy does.
+//! An engine without a model that replays the gold policy.
 //!
-//! Each task has a seed, and the loop asks for a turn with a seed that follows from it and the turn's number:
-//! the engine finds the tokens of the turn by it, and looks at no prompt.
+//! Each task has a seed, and the loop asks for a turn with a seed that follows from it and the turn's number.
+//! The engine finds the tokens of the turn by that seed, and looks at no prompt.
 
 use crate::BenchError;
 use sinew_env::{Action, CallNotation, EnvFactory};

@@ -1,15 +1,15 @@
-//! Steps a second of environments through the whole loop of rollouts, and what a session holds.
+//! Steps a second of environments through the whole loop of rollouts, and the memory of a session.
 //!
-//! Real are the machine of episodes, admission, the chat template, calls that are read from tokens, the
-//! environment, its score, and a store in memory. There is no model: turns of the gold policy are given as
-//! tokens at once.
+//! The real parts are the machine of episodes, admission, the chat template, calls that are read from tokens,
+//! the environment, its score, and a store in memory. There is no model: turns of the gold policy are given
+//! as tokens at once.
 //!
 //! The rows of an environment are: the memory that a session adds, of this process and its workers together;
 //! the environment's steps without the loop, if it is native; its steps through the loop at each number of
 //! episodes.
 //!
-//! Every episode must be solved: one that fails or goes another way is an error, so that a fast wrong loop is
-//! no figure. A step is a turn that the environment answered.
+//! Every episode must be solved: one that fails or goes another way is an error, so that a fast wrong loop
+//! has no figure. A step is a turn that the environment answered.
 
 use super::script::{Script, ScriptedEngine};
 use crate::BenchError;

@@ -1,5 +1,5 @@
-//! The least that a turn costs any server: its body is received and read as JSON, and the ids of
-//! its prompt are handed to the engine. Both repeat the whole conversation, so this grows with it.
+//! The minimum work of a turn for any server: its body is received and read as JSON, and the ids of its
+//! prompt are handed to the engine. Both repeat the whole conversation, so this grows with it.
 //!
 //! The floor is a server that reads the body, checks that it is JSON, and does nothing else. A row of latency
 //! means little without it, as most of the latency is HTTP on this machine.

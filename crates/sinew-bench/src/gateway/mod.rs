@@ -1,9 +1,9 @@
 //! Costs of the gateway: per request, per token, per idle rollout, per turn of a history. The proxies of
 //! LiteLLM and Agent Lightning are measured on the same machine in the same run.
 //!
-//! The gateway runs as a process of its own (`sinew serve --engine fake`), so that its CPU time
-//! is not this one's, and is given real requests over real connections. The peers forward to a
-//! server in this process that answers at once.
+//! The gateway runs as a separate process (`sinew serve --engine fake`), so that its CPU time is counted
+//! separately, and gets real requests over real connections. The peers forward to a server in this process
+//! that answers at once.
 //!
 //! | part | measures | compared with |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 //! | `idle` | memory and CPU time of rollouts that do nothing | none |
 //! | `history` | cost of a turn at 8, 32 and 128 turns | the floor of reading the body |
 //!
-//! The engine is a fake one with a pass of 2 ms, so that what is measured is the gateway.
+//! The engine is a fake one with a pass of 2 ms, so that only the gateway is measured.
 
 mod client;
 mod floor;

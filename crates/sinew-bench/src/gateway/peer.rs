@@ -2,7 +2,7 @@
 //! same time.
 //!
 //! A peer is a gateway of the field in front of a server of ours that answers at once. It runs in the Python
-//! that the command line names; one that is not installed is a row that says so.
+//! that the command line names; one that is not installed is a row with that reason.
 
 use super::client::Target;
 use super::process::Process;

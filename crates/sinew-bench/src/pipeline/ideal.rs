@@ -1,4 +1,4 @@
-//! Schedules without any overhead, with all draws known: what the real ones are compared with.
+//! Schedules without any overhead, with all draws known, for comparison with the real ones.
 //!
 //! Two bounds are computed. The bound of one engine with `slots` places and passes of a given time is a list
 //! schedule. It gives the places to the episodes with the longest rest first. The bound of training counts
@@ -6,9 +6,8 @@
 //! step lasts as long as its longest episode. If both run at once, a step ends with the group that completes
 //! it, and as many groups begin.
 //!
-//! The schedules know all draws in advance, which no scheduler does. A ratio of 1 cannot be
-//! reached by them where the rest of an episode is not known; a ratio below 0.9 shows overhead
-//! or a bad order.
+//! The schedules know all draws in advance, which no scheduler does. Schedulers cannot reach a ratio of 1, as
+//! the rest of an episode is not known to them; a ratio below 0.9 shows overhead or a bad order.
 
 use super::world::Calls;
 use std::cmp::Reverse;

@@ -9,9 +9,8 @@
 //! The simplified parts: the vocabulary has eight letters, the model is tiny, and calls only wait. A run
 //! therefore shows the costs and the overlap of the loop, not the speed of a model.
 //!
-//! Limits: an episode has at most an hour, and a store in memory 4 GiB. A run that fails ends
-//! the bench with the error of its driver. Nothing is left in the folder that the caller does
-//! not own.
+//! Limits: an episode has at most an hour, and a store in memory 4 GiB. A run that fails ends the bench with
+//! the error of its driver. All files are in the folder that the caller owns.
 
 use super::ideal;
 use super::timeline::{Timeline, Trains};

@@ -1,8 +1,8 @@
 //! Costs of the bus and all exporters for a run.
 //!
-//! A run is made up: looks as the driver gives them, four a second, each with phases of episodes that went on
-//! and some that ended, and a step now and then. Everything that `--signals` knows listens, with a server on
-//! loopback that takes all. The value is CPU time of the whole process, that server included, over the time
+//! The run is made up: looks in the form of the driver's, four a second, each with phases of running and
+//! ended episodes, and a step now and then. All exporters of `--signals` listen, with a server on loopback
+//! that takes everything. The value is CPU time of the whole process, that server included, over the time
 //! that such a run takes: a share of one core.
 
 use crate::BenchError;

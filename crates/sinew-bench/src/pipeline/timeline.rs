@@ -1,8 +1,8 @@
 //! States of engine, tools and trainer over time, sampled many times a second.
 //!
-//! A thread looks at the gauges of the rollouts every 20 ms, and at what the trainer last
-//! reported. It computes nothing and writes nothing while the run works; the looks are drawn
-//! afterwards. It ends with the value that started it, also after an error.
+//! A thread looks at the gauges of the rollouts every 20 ms, and at the trainer's last report. It computes
+//! nothing and writes nothing while the run works; the looks are drawn afterwards. It ends with the value
+//! that started it, also after an error.
 
 use sinew_pipeline::{Phase, PipelineError, Recorder, RunEvent};
 use sinew_plot::{Lane, Span, timeline};

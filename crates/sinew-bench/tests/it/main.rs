@@ -1,4 +1,4 @@
-//! The benches for real, small: rows are there and well formed, and what a bench proves holds.
+//! Small runs of the benches: rows are there and well formed, and the proofs of a bench hold.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use serde_json::Value;

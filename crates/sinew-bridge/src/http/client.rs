@@ -1,9 +1,9 @@
 //! Episodes of a server as environments.
 //!
-//! An episode has an id that this side chooses, and each call one of its own, so that requests can be
-//! repeated. A task of the runtime renews the lease as long as the environment lives. Errors of the model are
-//! observations; errors of the server and of the way to it fail the episode ([`EnvError::Worker`]), and a
-//! missing score leaves it unscored.
+//! This side chooses an id for each episode and for each call, so that requests can be repeated. A task of
+//! the runtime renews the lease as long as the environment lives. Errors of the model are observations;
+//! errors of the server and of the way to it fail the episode ([`EnvError::Worker`]), and a missing score
+//! leaves it unscored.
 
 use super::keys::Http;
 use super::protocol::{

@@ -1,7 +1,7 @@
-//! Whether a server keeps the protocol: the cases of `sinew env test`.
+//! Checks whether a server keeps the protocol: the cases of `sinew env test`.
 //!
-//! Each case opens episodes of its own and ends them. A case that cannot be tried at this server (no key is
-//! set, too many places to fill) is skipped with the reason.
+//! Each case opens its own episodes and ends them. A case that cannot be tried at this server (no key is set,
+//! too many places to fill) is skipped with the reason.
 
 use super::protocol::{Called, Described, FaultKind, MAX_BODY, Open, Scored, Status};
 use super::remote::{Answer, Remote};

@@ -1,8 +1,9 @@
 //! Any environment as a server of the protocol.
 //!
 //! An episode is opened once for its id, and a call runs once for its id: repeats get the stored answer. A
-//! call goes on if its client goes away, so that a repeat finds the whole answer. Episodes without a request
-//! for the length of a lease are closed. Places, bodies, stored answers and requests at once are bounded.
+//! call continues if its client goes away, so that a repeat finds the whole answer. Episodes without a
+//! request for the length of a lease are closed. Places, bodies, stored answers and requests at once are
+//! bounded.
 
 use super::protocol::{
     AskScore, Call, Called, Described, Fault, FaultKind, MAX_BODY, MAX_ID, Open, Opened, PROTOCOL,

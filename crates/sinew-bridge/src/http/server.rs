@@ -1,4 +1,4 @@
-//! A server of environments as its clients reach it: its address, its key, and a runtime for their requests.
+//! Access to a server of environments: its address, its key, and a runtime for requests.
 
 use super::remote::Remote;
 use crate::runtime::OwnRuntime;

@@ -1,8 +1,8 @@
 //! Episodes with the tools of MCP servers.
 //!
-//! Each episode has a session of its own with every server, so that servers with state are safe. A turn
-//! without calls ends the episode; the rewards of the recipe score it. Errors of tools and calls that take
-//! too long are observations. A server that ends or breaks the protocol fails the episode.
+//! Each episode has a separate session with every server, so that servers with state are safe. A turn without
+//! calls ends the episode; the rewards of the recipe score it. Errors of tools and calls that take too long
+//! are observations. A server that ends or breaks the protocol fails the episode.
 
 use super::client::{CallFault, Session};
 use super::keys::{GIVES, Mcp};

@@ -1,4 +1,4 @@
-//! How an MCP server is started in a sandbox, or reached at an address.
+//! Starts an MCP server in a sandbox, or reaches it at an address.
 //!
 //! A command speaks MCP over standard input and output. A small program in the sandbox connects to the host
 //! over the loopback interface and becomes the command, with the connection as both streams. Nothing has to

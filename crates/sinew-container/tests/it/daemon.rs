@@ -1,4 +1,4 @@
-//! Daemons of container engines, for tests alone. The tests of `sinew-lab` use it as well.
+//! Daemons of container engines, only for tests. The tests of `sinew-lab` use it as well.
 
 use std::process::Command;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A run's folder as a run leaves it, made up: recipe, records, store, live state.
+//! The folder of a made-up run: recipe, records, store, live state.
 
 use sinew_pipeline::{EpisodeStats, EvalRecord, StepRecord};
 use sinew_render::Renderer;

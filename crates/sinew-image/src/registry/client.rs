@@ -1,7 +1,7 @@
 //! The pull half of the OCI distribution specification 1.1 over HTTP, with Docker's token authentication.
 //!
-//! Not with oci-client: its client cannot be given certificates (it panics on a machine without a store of
-//! them, also for HTTP), and it reads manifests and tokens of any length into memory.
+//! The crate oci-client is not used: its client cannot be given certificates (it panics on a machine without
+//! a store of them, also for HTTP), and it reads manifests and tokens of any length into memory.
 
 use super::PullLimits;
 use super::credentials::Login;

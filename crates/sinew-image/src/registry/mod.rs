@@ -2,8 +2,8 @@
 //!
 //! An image is pulled once a host: the process that holds the lock `ID-pull.lock` of the cache writes an OCI
 //! layout `ID-pull.partial`, unpacks it and removes it, while others wait; ID is that of the image. A layout
-//! that a killed process left is gone on with. A name with a digest whose image is in the cache makes no
-//! request at all; one with a tag asks for the manifest alone.
+//! that a killed process left is continued. A name with a digest whose image is in the cache makes no request
+//! at all; one with a tag requests only the manifest.
 
 mod client;
 mod credentials;

@@ -1,4 +1,4 @@
-//! Requests with formats: what is drawn, what is recorded, and that nothing goes on without a mask.
+//! Requests with formats: drawn and recorded tokens, and the end of a request without a mask.
 
 use crate::{channel, collect, ids, request};
 use sinew_grammar::{

@@ -1,4 +1,4 @@
-//! Attacks on files and on what `/proc` shows: cases 21 to 45 of the list.
+//! Attacks on files and on `/proc`: cases 21 to 45 of the list.
 //!
 //! | cases | attack | what holds it |
 //! |---|---|---|

@@ -1,8 +1,8 @@
 //! Observes the host: traps that an escape would spring, and remains of an attack.
 //!
-//! The suite counts what sandboxes may have left: processes below this one, control groups, mounts. It counts
-//! before and after each attack, with one unharmed sandbox beside, and asks again for a while before it calls
-//! a difference a leak: the kernel frees groups late.
+//! The suite counts possible remains of sandboxes: processes below this one, control groups, mounts. It
+//! counts before and after each attack, while one unharmed sandbox runs, and asks again for a while before it
+//! calls a difference a leak: the kernel frees groups late.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher};

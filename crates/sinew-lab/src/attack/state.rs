@@ -1,7 +1,7 @@
-//! Attacks through state that is kept: the zygote, snapshots, archives.
+//! Attacks through kept state: the zygote, snapshots, archives.
 //!
 //! Snapshots and forks are how a tree search shares work, and how one tenant's state could reach another's. A
-//! fork must see the snapshot as it was, and nothing of what the first or other forks did since.
+//! fork must see the snapshot as it was, and no later changes of the first sandbox or of other forks.
 
 use crate::attack::host::{Witness, descendants};
 use crate::attack::special::{Special, held, printed, python, special};

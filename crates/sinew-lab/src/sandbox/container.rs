@@ -1,7 +1,7 @@
-//! How long containers take, beside what others take for the same.
+//! Times of containers, compared with those of other tools for the same work.
 //!
-//! Each row of ours stands beside the same by another way in the same run: `crun run`, `docker run`, `docker
-//! exec`. A target is 1.0 for the ratio, or 2 ms for an execution in a ready container.
+//! Each row is compared with another way in the same run: `crun run`, `docker run`, `docker exec`. A target
+//! is 1.0 for the ratio, or 2 ms for an execution in a ready container.
 //!
 //! Rows are in milliseconds, named `container_ENGINE_WHAT`: `true_fresh` (a container, a program, to the
 //! program's end), `true_warm` and `python_warm` (a program in a ready container), `python_exec` (an

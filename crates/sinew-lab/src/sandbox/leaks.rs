@@ -1,4 +1,4 @@
-//! Sandboxes made, used and destroyed in a loop, and what of them is still there afterwards.
+//! Makes, uses and destroys sandboxes in a loop, and counts their remains.
 //!
 //! Everything is counted on the host, by this process, before and after: processes below it, the
 //! namespaces that they hold, control groups and files that carry its number, mounts at places of

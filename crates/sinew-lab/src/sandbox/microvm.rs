@@ -1,4 +1,4 @@
-//! How long machines take, beside a plain `python3 -c`.
+//! Times of machines, compared with a plain `python3 -c`.
 //!
 //! A restore is counted from the request to the first byte of a program's output. QEMU executes the guest's
 //! code itself if there is no KVM; figures of both are not comparable.

@@ -1,4 +1,4 @@
-//! How long sandboxes take, beside what the same program takes without one.
+//! Times of sandboxes, compared with the same program without one.
 //!
 //! Every row is measured in the same run as its peer, one after the other, so that ratios hold
 //! even on a busy machine.

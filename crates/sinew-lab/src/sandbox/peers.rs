@@ -2,7 +2,7 @@
 //!
 //! Each peer runs the same program, `true`, in isolation of about the same kind, in the same run. The ratio
 //! is ours over the peer's median, so that less than 1 is faster; the target is 1.0. A peer that is not
-//! installed, or has no daemon, is a row that says why, and its target is not met.
+//! installed, or has no daemon, is a row with the reason, and its target is not met.
 
 use super::{BenchRow, OnRow, Timing, compared, plain, repeat, row, timing};
 use sinew_sandbox::SandboxError;

@@ -1,4 +1,4 @@
-//! Sandboxes in large numbers: rates, what idle ones cost, calls in flight, what is left.
+//! Sandboxes in large numbers: rates, costs of idle ones, calls in flight, remains.
 //!
 //! | row | unit | target |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! How long programs take at the wasm level, beside a plain `python3 -c`.
+//! Times of programs at the wasm level, compared with a plain `python3 -c`.
 
 use super::{BenchRow, against_python, exec, ms, python_alone, row, timing_after};
 use sinew_sandbox::{Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec, Snapshot};

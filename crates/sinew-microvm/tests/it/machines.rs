@@ -1,4 +1,4 @@
-//! The port, at the level of machines.
+//! The sandbox port at the level of machines.
 
 use sinew_microvm::{Accel, MicrovmConfig, MicrovmProvider};
 use sinew_sandbox::{

@@ -1,7 +1,7 @@
-//! Downloads over HTTPS: resumed where they broke off, checked, put into the cache in one step.
+//! Downloads over HTTPS: resumed after an interruption, checked, put into the cache in one step.
 //!
-//! Not by hf-hub (0.5): it compares no content with its hash, and bounds neither the size of a file
-//! nor the time of a transfer.
+//! The crate hf-hub (0.5) is not used: it compares no content with its hash, and bounds neither the size of a
+//! file nor the time of a transfer.
 //!
 //! A file is written as `blobs/ETAG.incomplete` under a lock that `huggingface_hub` takes as well,
 //! compared with its SHA-256, and renamed; links in `snapshots/` are made last. So a killed

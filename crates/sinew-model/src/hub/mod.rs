@@ -1,7 +1,7 @@
 //! Models and data sets of the Hugging Face hub, in the cache layout that `huggingface_hub` uses:
 //! `models--ORG--NAME/{refs/REVISION, snapshots/COMMIT/FILE -> ../../blobs/ETAG, blobs/ETAG}`.
 //!
-//! So a model that `hf download` has fetched is found here, and the other way round.
+//! A model that `hf download` has fetched is thus found here, and the other way round.
 //!
 //! The whole files of a data set are noted last, in `datasets--ORG--NAME/.sinew/COMMIT/CONFIG.json`.
 

@@ -1,5 +1,5 @@
-//! The backward pass: from the gradients of log-probabilities, entropies and values to those of the
-//! weights or adapters.
+//! The backward pass: computes the gradients of the weights or adapters from those of log-probabilities,
+//! entropies and values.
 //!
 //! Layers run from the last to the first. The gradient of the residual stream is in one buffer
 //! (`dx`) that every layer reads and updates; sums over rows run in a fixed order, so that the same

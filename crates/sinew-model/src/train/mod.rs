@@ -1,13 +1,13 @@
 //! Training: log-probabilities of chosen tokens and their gradients, over packed sequences that
 //! share prefixes.
 //!
-//! One step is `forward` (hidden states of all rows), `logprobs` (the output projection, for the
-//! asked rows alone), `backward` (gradients added up in the layout of the weights, or of the
-//! adapters when there are some). All memory lives in [`Activations`] and [`Grads`] and is reused;
-//! weights are used as they are, so that nothing has to be prepared after an optimizer step.
+//! One step is `forward` (hidden states of all rows), `logprobs` (the output projection, only for the asked
+//! rows), `backward` (gradients added up in the layout of the weights, or of the adapters when there are
+//! some). All memory lives in [`Activations`] and [`Grads`] and is reused; weights are used as they are, so
+//! that nothing has to be prepared after an optimizer step.
 //!
-//! Rows are tokens of a tree: a row attends to its ancestors, so a prefix that several samples
-//! share is computed once. A row's result depends on its ancestors alone.
+//! Rows are tokens of a tree: a row attends to its ancestors, so a prefix that several samples share is
+//! computed once. A row's result depends only on its ancestors.
 
 mod activations;
 mod backward;

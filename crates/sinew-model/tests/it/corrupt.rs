@@ -1,4 +1,4 @@
-//! Files with wrong bytes: an error or a model, never a panic and never memory on a file's word.
+//! Files with wrong bytes: an error or a model, never a panic and never unbounded memory.
 
 use crate::support::golden_dir;
 use proptest::prelude::*;

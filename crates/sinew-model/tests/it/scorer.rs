@@ -1,4 +1,4 @@
-//! Reward models: golden scores, and folders that are none.
+//! Reward models: golden scores, and folders that are not reward models.
 //!
 //! The golden scores are those of `transformers` in double precision, for the same weights
 //! (`make_scorer.py`).

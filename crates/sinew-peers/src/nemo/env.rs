@@ -1,8 +1,9 @@
 //! Resource servers of NeMo Gym: the tools are routes, and `/verify` scores the whole conversation.
 //!
 //! A session is a cookie that `/seed_session` sets. A turn without calls ends the episode, as it ends a
-//! response in that project. A `GymnasiumServer` of that project has other routes: `/reset`, and `/step` with
-//! each turn, which answers its calls, says something to the model, rewards the turn, and ends the episode.
+//! response in that project. A `GymnasiumServer` of that project has other routes: `/reset` and `/step`. The
+//! latter takes each turn, answers its calls, may add a message to the model, rewards the turn, and ends the
+//! episode.
 
 use super::host::{Host, Place};
 use super::rows::{NemoTasks, Output, tools};

@@ -1,4 +1,4 @@
-//! A server with places: how many episodes it takes at once, and requests that are sent once.
+//! A server with places: its number of episodes at once, and requests that are sent once.
 
 use super::env::NemoGym;
 use reqwest::Method;

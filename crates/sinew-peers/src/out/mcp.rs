@@ -1,6 +1,6 @@
 //! Messages of MCP for one session: the environment's tools, its prompt, and the score.
 //!
-//! The model sees the tools alone. The program around it reads the prompt `task`, and after the last call the
+//! The model sees only the tools. The program around it reads the prompt `task`, and after the last call the
 //! resource `sinew://score`, which ends the episode. The tool `say` is a turn of text, such as the answer.
 
 use super::play::{Pick, Play, PlayError};

@@ -1,7 +1,7 @@
 //! MCP over streamable HTTP, and over standard input and output.
 //!
 //! `POST /mcp` with `initialize` opens a session for the next training task; `/mcp/SPLIT/INDEX` names one.
-//! Answers are single JSON objects: the server has nothing to say on its own, so that it offers no stream.
+//! Answers are single JSON objects: the server sends no messages by itself, so it offers no stream.
 
 use super::mcp::{McpSession, fault};
 use super::play::{Offer, Pick, Play, Worlds};

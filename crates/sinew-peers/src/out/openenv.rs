@@ -1,8 +1,8 @@
-//! Sessions over WebSocket, as OpenEnv's clients speak: one socket is one session, and holds one episode.
+//! Sessions over WebSocket, for OpenEnv's clients: one socket is one session, and holds one episode.
 //!
 //! An action is `{"tool": NAME, "arguments": {...}}` or `{"text": ...}`. OpenEnv's own actions for tools
 //! (`list_tools`, `call_tool`) are answered in their form. HTTP routes keep no session in that protocol: here
-//! they say so.
+//! they answer with that.
 
 use super::play::{Acted, Begun, Offer, Pick, Play, PlayError, whole_text};
 use super::{SHUTDOWN_GRACE, clients};

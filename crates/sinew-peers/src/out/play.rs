@@ -1,4 +1,4 @@
-//! One episode of any environment, as other protocols see it.
+//! One episode of any environment, in the form that other protocols need.
 
 use serde_json::{Map, Value, json};
 use sinew_bridge::remote::cut;

@@ -1,4 +1,4 @@
-//! Whatever is sent: no panic, and what is admitted keeps every promise.
+//! Arbitrary requests cause no panic, and admitted items keep every promise.
 
 use crate::{call, lease, pool, push_of, trajectory};
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Exports of a run as other systems get them: traces and log records by the readers of their projects.
+//! Exports of a run, read by the libraries of the projects that they are for.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod mail;

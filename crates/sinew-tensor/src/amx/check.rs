@@ -1,4 +1,4 @@
-//! Whether this machine runs the kernels, and runs them right.
+//! Checks whether this machine runs the kernels, and runs them correctly.
 
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::sync::OnceLock;

@@ -6,12 +6,11 @@
 //!
 //! # Numerics
 //! Operands are rounded to the nearest bfloat16, ties to even, and numbers too small for a normal `f32`
-//! count as
-//! 0. The contracted index is cut in steps of 32; in each, even and odd members are added up apart by fused
-//!    multiply-adds, then both sums, then the old value ([`model`] says it in plain Rust). So an element
-//!    depends neither on threads, blocking or packing, nor on the other rows and columns of the call: a row
-//!    has the same bits alone and in any batch, as with the other kernel sets: engine and trainer, which
-//!    round alike, have the same log-probabilities.
+//! count as zero. The contracted index is cut in steps of 32. Even and odd members of a step are added up
+//! separately by fused multiply-adds, then both sums, then the old value ([`model`] has it in plain Rust).
+//! So an element depends neither on threads, blocking or packing, nor on the other rows and columns of the
+//! call. A row has the same bits in any batch, as with the other kernel sets: engine and trainer, which
+//! round alike, have the same log-probabilities.
 //!
 //! # Verification
 //! The first use compares a small product with [`model`]; if it differs, the set is refused. Tests run the

@@ -1,5 +1,5 @@
 //! High bytes of the blocks of a panel of 12 bits a value ([`split`](super::split)): looked up in the panel's
-//! table, or kept whole where the table lacks one.
+//! table, or kept whole if the table lacks one.
 
 use crate::simd::Vector;
 

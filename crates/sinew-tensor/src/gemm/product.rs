@@ -1,4 +1,4 @@
-//! How a product is cut into passes, tasks and blocks.
+//! Divides a product into passes, tasks and blocks.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;

@@ -6,8 +6,8 @@
 //! index of 4 bits into the panel's table of high bytes. A block of values with a high byte that the table
 //! lacks keeps all of its high bytes next to the others, so that any weights have their exact bits.
 //!
-//! Reading weights is what a token of one request costs, so that `engine.weights = "bf16"` in 12 bits instead
-//! of 16 takes a fifth off its products; batch 1 reaches 1.8 times the speed of llama.cpp with it
+//! Reading weights takes most of the time of a token of one request, so 12 bits instead of 16 take a fifth
+//! off the products of `engine.weights = "bf16"`; batch 1 reaches 1.8 times the speed of llama.cpp with it
 //! (docs/performance.md).
 
 use std::cmp::Reverse;

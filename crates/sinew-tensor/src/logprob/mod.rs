@@ -3,8 +3,8 @@
 //! Forward and backward go through the vocabulary in sections, whose logits are products of blocks of rows
 //! ([`crate::gemm`]). A section's logits stay in cache; backward computes them again, except those for which
 //! the caller grants memory ([`LogprobScratch::keeping`]): a quarter of the work. A row's log-probability
-//! does not depend on the other rows, on the number of threads or on their timing, and no result on what was
-//! kept. A row can be restricted to some tokens ([`Masks`]); a mask that allows all of them gives the same
+//! does not depend on the other rows, on the number of threads or on their timing, and no result on the kept
+//! logits. A row can be restricted to some tokens ([`Masks`]); a mask that allows all of them gives the same
 //! bits as no mask. The logits and gradients of AMX are products of rounded operands ([`crate::amx`]), as
 //! those of the engine are.
 

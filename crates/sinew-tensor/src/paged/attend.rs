@@ -1,6 +1,6 @@
 //! The kernel: query rows against tiles of keys, with a running softmax.
 //!
-//! Each row and head goes through its keys in the same order, whatever the other rows are: that is what makes
+//! Each row and head goes through its keys in the same order, whatever the other rows are, which makes
 //! results independent of the batch. The largest score is rounded to an integer, so that rescaling is exact,
 //! and sums go key by key: results do not depend on tiles either, and have the bits of attention in training
 //! ([`crate::attention`]).

@@ -1,5 +1,5 @@
-//! Products on AMX tiles: the same machine code emulated and, where there is some, on hardware. Compared bit
-//! by bit with the model, and within stated bounds with `f32` operators and with f64.
+//! Products on AMX tiles: the same machine code emulated and, if there is some, on hardware. Results are
+//! compared bit by bit with the model, and within stated bounds with `f32` operators and with f64.
 
 #![expect(unsafe_code, reason = "one instruction by itself")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]

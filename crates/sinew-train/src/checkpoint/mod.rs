@@ -1,4 +1,4 @@
-//! Checkpoints that are whole or not there.
+//! Checkpoints that are either whole or absent.
 //!
 //! A checkpoint is a directory written under a temporary name, synced file by file, renamed, and
 //! then named by the `LATEST` file, which is replaced by a rename: that last rename is the commit.
@@ -13,8 +13,9 @@
 //!     .tmp-step-00000013/                  an interrupted save, removed by the next one
 //! ```
 //!
-//! A process can die between the two renames. The directory that it leaves is newer than what `LATEST` names:
-//! it is not committed, and the next save of its step takes its name, so that names do not depend on deaths.
+//! A process can die between the two renames. The directory that it leaves is newer than the one that
+//! `LATEST` names: it is not committed, and the next save of its step takes its name, so that names do not
+//! depend on crashes.
 //!
 //! Invariants: whatever operation fails or wherever the process dies, the directory that `LATEST`
 //! named before is untouched and loadable; every file is checked against its BLAKE3 before it is

@@ -9,9 +9,9 @@
 //! it), the KL estimate `K_t` against the reference and the entropy `H_t`, and the derivatives of
 //! that sum with respect to every `ℓ_π[t]` and `H_t`.
 //!
-//! Invariants: positions with weight 0 are never read, so whatever stands there (NaN included)
-//! cannot leak; a rejected token leaves all terms, not only the surrogate; weights keep the
-//! denominator they came with, whatever is rejected (AReaL's `N_orig`); arithmetic is f64.
+//! Invariants: positions with weight 0 are never read, so their values (NaN included) cannot leak; a rejected
+//! token leaves all terms, not only the surrogate; weights keep the denominator they came with, whatever is
+//! rejected (AReaL's `N_orig`); arithmetic is f64.
 
 mod correction;
 mod metrics;

@@ -1,4 +1,4 @@
-//! Dividing a batch among several optimizer updates.
+//! Divides a batch among several optimizer updates.
 
 use sinew_types::{EpisodeId, SplitMix64, TrainRow};
 use std::collections::HashMap;

@@ -3,8 +3,7 @@
 //! nothing has to be rescaled.
 //!
 //! One update, seen from all ranks: rank 0 sends each its part and broadcasts the weights; each computes; the
-//! reports are gathered by all; if none says that it failed, the gradients are summed, and rank 0 applies
-//! them.
+//! reports are gathered by all. If none reports a failure, the gradients are summed, and rank 0 applies them.
 
 use super::{Prox, StepReport, StepState, TrainError, Trainer, kept};
 use crate::comm::{Comm, CommError};

@@ -1,4 +1,4 @@
-//! Tokens that were drawn from some of the vocabulary alone are trained as such.
+//! Tokens that were drawn from only some of the vocabulary are trained accordingly.
 
 use crate::temperature::{assert_golden, gradients, llama, norm};
 use crate::{clip, fill_reference, full};

@@ -1,7 +1,7 @@
 //! Attempts at some tasks, scored by the recipe's reward: whether it can be earned, and whether it tells a
 //! right answer from others.
 //!
-//! Refused is a reward by which right answers (`env.gold`) are no success, or one that scores no attempt at
+//! A reward is refused if right answers (`env.gold`) are not a success by it, or if it scores no attempt at
 //! all. A reward that gives an empty answer as much as any other is reported with a warning: it may be right,
 //! and nothing else shows it before a run has learned nothing.
 

@@ -1,4 +1,4 @@
-//! Whether the checkpoints of a run have space where they are written.
+//! Checks that the disk has room for the checkpoints of a run.
 //!
 //! A full disk would end a run at its first checkpoint, after hours of work. The store of episodes is not
 //! counted: its size depends on how much the model samples.

@@ -1,8 +1,8 @@
 //! `sinew sandbox shell`: a shell with a terminal in a fresh sandbox, here or on a sandbox server.
 //!
-//! The terminal of the user is never the one of the sandbox: bytes are carried between the two, and what
-//! comes out passes a [`filter`]. While a session runs the user's terminal is raw, so that keys like Ctrl-C
-//! go to the program; it is put back at every end but `kill -9`.
+//! The terminal of the user is never the one of the sandbox: bytes are carried between the two, and the
+//! output passes a [`filter`]. While a session runs the user's terminal is raw, so that keys like Ctrl-C go
+//! to the program; it is put back at every end but `kill -9`.
 
 mod filter;
 mod user;

@@ -1,5 +1,5 @@
-//! Chains of runs: weights go from stage to stage to the bit, and a chain that is killed, wherever, ends as
-//! one that was left alone.
+//! Chains of runs: weights go from stage to stage to the bit, and a chain that is killed anywhere ends like
+//! one that was not.
 
 use crate::resume::{done, end, same, train};
 use crate::{failure, last_line, root, sinew};

@@ -1,5 +1,5 @@
-//! Runs that cannot do what they are to do: they say so, stop where they can be gone on with, and end
-//! with a code that says it.
+//! Runs that cannot reach their goal: they report it, stop where they can be resumed, and end with a separate
+//! exit code.
 
 use crate::resume::{done, end, recipe, same, train};
 use crate::{failure, root, sinew};

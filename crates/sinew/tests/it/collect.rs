@@ -1,4 +1,4 @@
-//! Episodes that are collected: counted, killed and gone on with, and trained on.
+//! Collected episodes: counted, killed and resumed, and trained on.
 
 use crate::input::refused;
 use crate::resume::recipe;

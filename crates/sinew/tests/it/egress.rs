@@ -1,4 +1,4 @@
-//! `sinew serve --sandbox-only` with a way out: from code inside to servers outside, and no further.
+//! `sinew serve --sandbox-only` with network access: from code inside to servers outside, and no further.
 
 use crate::sinew;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! One fault of each kind to a run of real processes: nothing is lost, nothing is left behind.
+//! One fault of each kind against a run of real processes: nothing is lost, nothing is left behind.
 #![cfg(feature = "full")]
 
 use crate::root;

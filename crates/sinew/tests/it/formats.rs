@@ -1,4 +1,4 @@
-//! Output formats from the recipe to the gradient: what is sampled under one is trained under it.
+//! Output formats from the recipe to the gradient: tokens sampled under one are trained under it.
 
 use crate::{last_line, sinew, small_tiny};
 use serde_json::Value;

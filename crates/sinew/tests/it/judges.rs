@@ -1,4 +1,4 @@
-//! Judges: a model that learns from one, a spent budget, and what is refused before.
+//! Judges: a model that learns from one, a spent budget, and early refusals.
 
 use crate::{failure, last_line, sinew};
 use serde_json::{Value, json};

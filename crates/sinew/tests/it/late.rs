@@ -1,5 +1,5 @@
-//! Rewards that come from outside: imported while a run is at work, after it was killed, and never; of
-//! episodes that the run samples, and of rollouts of agents that run already.
+//! Rewards that come from outside: imported during a run, after it was killed, and never. They score episodes
+//! of the run, and rollouts of agents that run already.
 
 use crate::live::{self, Run};
 use crate::resume::{recipe, train};

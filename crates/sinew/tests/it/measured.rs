@@ -1,4 +1,4 @@
-//! Recipes that are measured with servers which only say text, and runs on a terminal that does not answer.
+//! Recipes that are measured with servers that return only text, and runs on a terminal that does not answer.
 
 use crate::{failure, sinew, small_tiny};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Runs in which generation and training overlap: what they train, and what is left of them after kills.
+//! Runs in which generation and training overlap: their training, and their state after kills.
 
 use crate::resume::{done, end, killed_often, recipe, same, train};
 use serde_json::Value;

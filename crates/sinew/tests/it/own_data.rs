@@ -1,4 +1,4 @@
-//! Own rows and stored episodes as data to imitate: right answers of a column, and scores of now.
+//! Own rows and stored episodes as data to imitate: right answers of a column, and new scores.
 
 use crate::input::refused;
 use crate::{last_line, run_ok, sinew};

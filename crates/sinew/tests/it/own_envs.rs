@@ -1,4 +1,4 @@
-//! Tasks and environments of a user's own, by the commands that people type.
+//! Users' tasks and environments, by the commands that people type.
 
 use super::{last_line, root, sinew};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Tasks and rewards of a user's own: a file of rows, a reward by name, a model that learns from them.
+//! Users' tasks and rewards: a file of rows, a reward by name, a model that learns from them.
 
 use crate::{failure, last_line, root, run_ok, sinew};
 use serde_json::Value;

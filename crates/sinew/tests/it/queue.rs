@@ -1,5 +1,5 @@
 //! The queue of episodes end to end: real processes that fill it, score it and train from it, all of them
-//! killed on the way.
+//! killed during the test.
 
 use crate::{failure, last_line, root, run_ok, sinew};
 use serde_json::Value;

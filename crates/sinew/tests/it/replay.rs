@@ -1,4 +1,4 @@
-//! Episodes and steps that are done again, and episodes that go on from their middle.
+//! Repeated episodes and steps, and episodes that continue from their middle.
 
 use crate::resume::{done, recipe};
 use crate::sinew;

@@ -1,4 +1,4 @@
-//! Runs that were killed, torn or made longer end as one that was left alone: to the bit.
+//! Runs that were killed, torn or made longer end like one that was not: to the bit.
 
 use crate::{last_line, sinew};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! `sinew sim` as people use it: seeds again, and predictions of runs that were recorded.
+//! `sinew sim` as people use it: repeated seeds, and predictions of recorded runs.
 
 use crate::{last_line, root, run_ok, sinew, small_tiny};
 use serde_json::Value;

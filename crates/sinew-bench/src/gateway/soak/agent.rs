@@ -11,7 +11,7 @@
 //! - 80 to 84: from an earlier point of the conversation
 //! - 85 to 87: with a list of tools that the earlier turns did not have
 //! - 88 to 93: with white space added to the last answer
-//! - 94 to 96: with two choices, the last of which is gone on from
+//! - 94 to 96: with two choices, the last of which is continued
 //! - all others: a plain call
 //!
 //! One visit of ten is abandoned after its turns, one is left for the next gateway, and the others are

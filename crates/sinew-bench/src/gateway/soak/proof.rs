@@ -1,4 +1,5 @@
-//! A store that checks what it is given, counts it, and keeps nothing: what grows is not its.
+//! A store that checks and counts the traces that it gets, and keeps nothing, so that its memory does not
+//! grow.
 
 use sinew_store::{
     Committed, Cursor, Filter, GcPolicy, GcReport, Page, ScorePage, ScoreRecord, ScoreRefused,

@@ -1,4 +1,4 @@
-//! Distributions over allowed tokens alone, against f64 and against rows without a mask.
+//! Distributions over only the allowed tokens, against f64 and against rows without a mask.
 
 use super::*;
 
