@@ -61,7 +61,7 @@ pub fn difference(before: (f64, f64), after: (f64, f64)) -> Option<(f64, f64)> {
     Some((low, high))
 }
 
-/// How far numbers lie apart.
+/// Spread of numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Standard deviation over all of them (divided by their number).

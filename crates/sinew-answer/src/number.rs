@@ -35,7 +35,7 @@ impl Number {
     }
 }
 
-/// How a number compares with the right one.
+/// Relation of a number to the right one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     /// It is the right one.

@@ -41,7 +41,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Why a bench failed.
+/// Reasons why a bench failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// An argument or a file that the user can put right. Exit code 2.

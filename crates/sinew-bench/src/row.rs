@@ -24,7 +24,7 @@ pub(crate) struct Row {
     /// The peer's median.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peer_value: Option<f64>,
-    /// How many times better than the peer; above 1 is better.
+    /// Factor by which it is better than the peer; above 1 is better.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio: Option<f64>,
     /// Least `ratio` hoped for, or where a row is not about one the largest or the least `value`.
@@ -33,7 +33,7 @@ pub(crate) struct Row {
     /// Whether the target is met.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) met: Option<bool>,
-    /// Why there is no value, or no peer.
+    /// Reason why there is no value, or no peer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) why: Option<String>,
     /// Share of the machine's CPU time that other processes took meanwhile, 0 to 1.

@@ -25,7 +25,7 @@ const SHOWN: &str = "/code";
 const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
 /// Oldest Python that runs the worker's program.
 const OLDEST: [u32; 2] = [3, 8];
-/// How long an interpreter may take to answer.
+/// Longest time in which an interpreter must answer.
 const ASK_WITHIN: Duration = Duration::from_secs(20);
 /// Bytes that an interpreter may answer; the rest is not read.
 const MAX_ANSWER: u64 = 1 << 20;

@@ -63,7 +63,7 @@ pub enum CallError {
     /// The worker ended during the call or before it, by the doing of this or of another session.
     #[error("its Python worker ended: {reason}")]
     Lost {
-        /// Why it ended.
+        /// Reason of its end.
         reason: String,
     },
     /// No worker could take the call.

@@ -57,7 +57,7 @@ struct Place {
     image: String,
     /// Sessions that use it.
     users: usize,
-    /// When the last session ended, as a number that grows.
+    /// Order of the last session's end, as a number that grows.
     used: u64,
 }
 

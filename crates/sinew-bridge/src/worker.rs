@@ -481,7 +481,7 @@ async fn run(
     shared.end(why);
 }
 
-/// How a process ended, with the end of its standard error.
+/// End of a process, with the end of its standard error.
 pub(crate) fn ending(result: &ExecResult) -> String {
     let error = String::from_utf8_lossy(&result.stderr);
     let lines: Vec<&str> = error.lines().filter(|l| !l.trim().is_empty()).collect();

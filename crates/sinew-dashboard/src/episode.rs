@@ -156,7 +156,7 @@ fn message(message: &Message) -> Value {
     value
 }
 
-/// How an episode ended, in words.
+/// End of an episode, in words.
 pub(crate) fn end_text(end: &EpisodeEnd) -> String {
     match end {
         EpisodeEnd::Terminated => "the task ended".into(),

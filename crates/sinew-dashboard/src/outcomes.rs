@@ -23,7 +23,7 @@ pub type Row = (EpisodeSummary, bool);
 /// An episode of a listing with its flags.
 pub type Flagged = (Row, Vec<Suspicion>);
 
-/// Why there is no listing.
+/// Reasons why there is no listing.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
     /// A filter that the store refuses.
@@ -38,7 +38,7 @@ pub enum ListError {
 #[derive(Debug)]
 pub struct Outcomes<'a> {
     store: &'a StoreReader,
-    /// How rewards from outside count, if the recipe waits for some.
+    /// Config of rewards from outside, if the recipe waits for some.
     late: Option<LateConfig>,
     /// Episodes that updates left out, with the reason; read when the first is asked for.
     left_out: OnceCell<BTreeMap<EpisodeId, String>>,

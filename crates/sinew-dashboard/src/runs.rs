@@ -25,7 +25,7 @@ const RECENT: usize = 5;
 
 /// Makes the tokenizer of a run from its folder and recipe; an error is shown in place of the text of tokens.
 pub type OpenRenderer = dyn Fn(&Path, &RunPlan) -> Result<Arc<dyn Renderer>, String> + Send + Sync;
-/// How rewards from outside count in a run.
+/// Config of a run's rewards from outside.
 pub type LateOf = dyn Fn(&RunPlan) -> Option<sinew_pipeline::LateConfig> + Send + Sync;
 
 /// Functions that the wiring of the program provides.
@@ -241,7 +241,7 @@ pub(crate) struct RunRow {
     title: String,
     /// `running`, `ended`, `interrupted`, `failed` or `killed`.
     state: String,
-    /// Why it failed, if it said so.
+    /// Reason of its failure, if it recorded one.
     why: Option<String>,
     /// The one verdict on it.
     verdict: Verdict,
@@ -353,7 +353,7 @@ impl Run {
         world.map_or_else(String::new, |w| w.join("\n"))
     }
 
-    /// How rewards from outside count.
+    /// Config of rewards from outside.
     pub(crate) fn late(&self) -> Option<sinew_pipeline::LateConfig> {
         self.recipe()
             .ok()
@@ -486,7 +486,7 @@ pub(crate) struct Stamp {
     pub(crate) live: FileStamp,
     /// The index of the store, and its log.
     pub(crate) episodes: (FileStamp, FileStamp),
-    /// How the process ended.
+    /// The end of the process.
     pub(crate) ended: FileStamp,
 }
 

@@ -116,7 +116,7 @@ pub(crate) struct Fit {
     middle: f64,
     /// Half of the way lies within the points: what is beyond them does not decide where the curve ends.
     reached: bool,
-    /// How steep the rise is, over the logarithm of compute.
+    /// Steepness of the rise, over the logarithm of compute.
     slope: f64,
     /// Interval that holds 90 % of the bootstrap's asymptotes.
     high_between: (f64, f64),
@@ -231,7 +231,7 @@ impl Curve {
     }
 }
 
-/// How much of the way is done, 0 to 1.
+/// Share of the way that is done, 0 to 1.
 fn share(x: f64, middle: f64, slope: f64) -> f64 {
     1.0 / (1.0 + (middle / x).powf(slope))
 }

@@ -46,7 +46,7 @@ pub(crate) struct Series {
     /// Values, one for each step in [`Curves`]; empty if there are points.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     values: Vec<Option<f64>>,
-    /// How sure each value is, of shares of episodes.
+    /// Spread of each value, for shares of episodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     spreads: Vec<Option<Spread>>,
     /// Step and value of measurements that not every step has, and how sure they are where they are shares.

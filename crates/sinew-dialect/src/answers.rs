@@ -47,7 +47,7 @@ impl StoredAnswer {
     }
 }
 
-/// Why a conversation cannot be put together.
+/// Reasons why a conversation cannot be put together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
     #[error(

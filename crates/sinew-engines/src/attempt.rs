@@ -28,7 +28,7 @@ pub struct Attempt {
     pub version: PolicyVersion,
 }
 
-/// How an attempt ended.
+/// End of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptEnd {
     /// Never `Aborted`: a server that gives up is an error.
@@ -48,7 +48,7 @@ pub struct AttemptToken {
     pub top: Vec<TokenLogprob>,
 }
 
-/// Why a server says that it stopped.
+/// A server's reason for stopping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerEnd {
     /// A stop token; its id, if the server says it. It must be the last sampled id and one of

@@ -198,7 +198,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
 pub(crate) struct AttemptTokens {
     pub(crate) attempt: AttemptId,
     pub(crate) tokens: Vec<AttemptToken>,
-    /// Why the attempt ends, once that is known; sent before the attempt itself is over.
+    /// Reason of the attempt's end, once that is known; sent before the attempt itself is over.
     pub(crate) end: Option<FinishReason>,
 }
 

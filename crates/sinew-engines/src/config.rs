@@ -72,7 +72,7 @@ impl ServerConfig {
 /// reproducible.
 pub type Jitter = Box<dyn FnMut() -> f64 + Send>;
 
-/// How a [`crate::RemoteEngine`] runs.
+/// Settings of a [`crate::RemoteEngine`].
 pub struct RemoteConfig {
     /// Limits and rules of the router.
     pub router: RouterConfig,

@@ -79,7 +79,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// Why a call to a server failed. Tokens that it had handed on before stay valid, but for
+/// Reasons why a call to a server failed. Tokens that it had handed on earlier stay valid, except for
 /// [`AttemptError::Version`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AttemptError {

@@ -20,7 +20,7 @@ use sinew_types::{
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// How an output format of a request is handled.
+/// Handling of a request's output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FormatMode {
     /// The server enforces it by its own guided decoding; its tokens are not trained on.

@@ -42,7 +42,7 @@ use tokio::time::Instant;
 /// Tokens of a prompt's end that are looked at for an opened reasoning tag.
 const TAIL_TOKENS: usize = 8;
 
-/// How a repeated request is recognized.
+/// Marks by which a repeated request is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Retry<'a> {
     /// Path of the request: the same body to another dialect is another call.
@@ -323,7 +323,7 @@ impl Caller {
         Ok(subscription)
     }
 
-    /// How the answer of a call is read.
+    /// Options for reading the answer of a call.
     fn turn(
         &self,
         request: &ModelRequest,

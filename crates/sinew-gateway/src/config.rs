@@ -11,7 +11,7 @@ use sinew_types::Engine;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// How a gateway behaves.
+/// Settings of a gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayConfig {
     /// Name under which `GET /v1/models` lists the model.
@@ -23,7 +23,7 @@ pub struct GatewayConfig {
     /// Journal that gets what open rollouts captured, before their clients see the end of a call. `None`: a
     /// crash loses it.
     pub journal: Option<Arc<Journal>>,
-    /// How the model writes tool calls and reasoning.
+    /// Format of the model's tool calls and reasoning.
     pub format: TurnFormat,
     /// Opens the model for clients that open no rollouts: each of their conversations is one.
     pub api_key: Option<Secret>,

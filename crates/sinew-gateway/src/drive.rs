@@ -48,7 +48,7 @@ pub(crate) struct Work {
     pub(crate) requests: Vec<GenerateRequest>,
     /// The field that asks for the format of the output, if one does.
     pub(crate) format_path: Option<String>,
-    /// How text, reasoning and calls are told apart.
+    /// Options for separating text, reasoning and calls.
     pub(crate) turn: TurnOptions,
     /// Time in which a client that left may come back.
     pub(crate) client_grace: Duration,
@@ -83,7 +83,7 @@ struct Driver {
     prompt_tokens: u32,
     /// Temperature of the policy that samples.
     temperature: f32,
-    /// Why the requests were aborted.
+    /// Reason for aborting the requests.
     stopping: Option<ApiError>,
     /// The answer to store for later calls.
     kept: Option<StoredAnswer>,
@@ -461,8 +461,8 @@ fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bo
     })
 }
 
-/// Why the client sees the turn end. A turn that a limit cut is cut, also behind whole calls: more of them
-/// may have been on their way. Calls come before all other reasons.
+/// Reason of the turn's end for the client. A turn that a limit cut counts as cut, also after whole calls:
+/// more of them may have been on their way. Calls come before all other reasons.
 fn turn_end(reader: &TurnReader, reason: &FinishReason) -> TurnEnd {
     let cut = matches!(reason, FinishReason::Length | FinishReason::ContextFull);
     if cut && reader.stopped().is_none() {

@@ -105,7 +105,6 @@ impl Gateway {
         }
     }
 
-    /// How it behaves.
     pub fn config(&self) -> &GatewayConfig {
         &self.inner.config
     }
@@ -158,7 +157,7 @@ impl Gateway {
         self.inner.rollouts.live(limit, ttl_s)
     }
 
-    /// How the first call of the model was answered, once there is one: taken, or why it was refused.
+    /// Result of the first call of the model, once there is one: taken, or the reason of its refusal.
     ///
     /// # Errors
     /// The refusal, for a person.
@@ -496,7 +495,7 @@ impl Gateway {
         }
     }
 
-    /// How often rollouts are checked for their age.
+    /// Interval of checking rollouts for their age.
     pub(crate) fn sweep_every(&self) -> Duration {
         let ttl = self.inner.config.server.rollout_ttl;
         (ttl / 10).clamp(Duration::from_millis(100), Duration::from_secs(10))

@@ -34,7 +34,7 @@ const CHECK: usize = 8;
 /// End of the name of a file that is not whole yet; no opening reads it.
 const PART: &str = ".part";
 
-/// How a journal is kept.
+/// Settings of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalOptions {
     /// A file that is larger is followed by a new one.
@@ -52,7 +52,7 @@ impl Default for JournalOptions {
     }
 }
 
-/// Why a journal cannot be opened.
+/// Reasons why a journal cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// A file cannot be read or written.
@@ -280,7 +280,7 @@ fn read_all(files: &[(u64, PathBuf)]) -> Result<Vec<Recovered>, JournalError> {
     Ok(open.into_values().collect())
 }
 
-/// Why a line cannot be read.
+/// Reasons why a line cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum LineError {
     #[error("the line has no checksum")]

@@ -53,7 +53,7 @@ pub struct LiveRollout {
 /// Some of the live rollouts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LiveRollouts {
-    /// How many there are.
+    /// Number of open rollouts.
     pub total: usize,
     /// Longest in their phase first.
     pub rollouts: Vec<LiveRollout>,

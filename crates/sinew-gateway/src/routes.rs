@@ -545,7 +545,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     authorization.or_else(|| text(&HeaderName::from_static("x-api-key")))
 }
 
-/// How a client marks a repeated request; see [`Retry`].
+/// A client's mark of a repeated request; see [`Retry`].
 fn retry_of<'a>(headers: &'a HeaderMap, path: &'a str) -> Retry<'a> {
     let text = |name: &'static str| headers.get(name).and_then(|v| v.to_str().ok());
     // OpenAI's client sends a new key with every call and the same one with its retries.

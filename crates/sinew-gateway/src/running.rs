@@ -50,7 +50,7 @@ pub(crate) struct RunningCall {
     /// The error of its readers if it is cancelled; unset: that it was aborted.
     why: OnceLock<ApiError>,
     pub(crate) begun: Instant,
-    /// When the engine got it; until then it waits for capacity.
+    /// Time at which the engine got it; until then it waits for capacity.
     pub(crate) submitted: OnceLock<Instant>,
     pub(crate) deadline: Instant,
 }
@@ -172,7 +172,7 @@ impl RunningCall {
     }
 }
 
-/// A reader of a call. When the last one is dropped before the end, the generation may go on for a while.
+/// A reader of a call. If the last one is dropped before the end, the generation may continue for a while.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     call: Arc<RunningCall>,

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 /// Time to hand out the last answers once no call runs.
 const FLUSH: Duration = Duration::from_secs(5);
 
-/// Why a gateway does not listen.
+/// Reasons why a gateway does not listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     #[error("cannot listen on {address}: {source}")]

@@ -59,7 +59,7 @@ pub(crate) struct Counters {
     stats: Mutex<GatewayStats>,
     /// The warning was given.
     alarmed: AtomicBool,
-    /// How the first call was answered: taken, or why it was refused.
+    /// Result of the first call: taken, or the reason of its refusal.
     first_answer: OnceLock<Result<(), String>>,
     first_answered: Notify,
 }
@@ -77,7 +77,7 @@ impl Counters {
         });
     }
 
-    /// How a call of the model was answered; the first one is remembered.
+    /// Records the result of a call of the model; the first one is remembered.
     pub(crate) fn answered(&self, refused: Option<&ApiError>) {
         if self.first_answer.get().is_none() {
             let answer = refused.map_or(Ok(()), |error| Err(error.message.clone()));
@@ -87,7 +87,7 @@ impl Counters {
         }
     }
 
-    /// How the first call of the model was answered, once there is one: taken, or why it was refused.
+    /// Result of the first call of the model, once there is one: taken, or the reason of its refusal.
     pub(crate) async fn first_answer(&self) -> Result<(), String> {
         loop {
             let answered = self.first_answered.notified();

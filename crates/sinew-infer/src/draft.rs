@@ -148,7 +148,7 @@ impl NgramIndex {
     }
 }
 
-/// How many tokens are equal before the first that are not.
+/// Number of equal tokens before the first different ones.
 fn agreement<'a>(
     a: impl Iterator<Item = &'a TokenId>,
     b: impl Iterator<Item = &'a TokenId>,

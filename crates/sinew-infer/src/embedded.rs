@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Limits of an embedded engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// How passes are filled.
+    /// Limits for filling passes.
     pub scheduler: SchedulerConfig,
     /// Maximum number of requests that wait for their first pass; more are refused with
     /// `QueueFull`. Default: 4096.

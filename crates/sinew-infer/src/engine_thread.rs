@@ -40,7 +40,7 @@ struct Inbox {
     paused: bool,
     /// The owner has dropped the engine: the thread ends.
     dropped: bool,
-    /// Why the thread has ended.
+    /// Reason why the thread has ended.
     stopped: Option<String>,
     /// Requests that have not ended.
     live: HashSet<RequestId>,

@@ -574,7 +574,7 @@ pub struct FakeEngine {
     mode: Mode,
 }
 
-/// How passes are driven.
+/// Way in which passes are driven.
 #[derive(Debug)]
 enum Mode {
     Threaded(EngineThread),

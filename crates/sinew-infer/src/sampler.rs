@@ -14,7 +14,7 @@ use sinew_tensor::logprob::SoftmaxRow;
 use sinew_types::{EngineError, SamplingParams, TokenId, TokenLogprob};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// How tokens are drawn for one sequence, from consecutive rows of logits.
+/// Draws tokens for one sequence from consecutive rows of logits.
 #[derive(Clone, Copy, Debug)]
 pub struct Sampler<'a> {
     /// Index of the row after the known tokens, in [`Batch::logit_rows`](crate::Batch::logit_rows).

@@ -14,7 +14,7 @@ pub mod levels;
 mod output;
 pub mod sandbox;
 
-/// Why a command failed.
+/// Reasons why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// An argument or a file that the user can put right. Exit code 2.

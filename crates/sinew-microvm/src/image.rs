@@ -29,7 +29,7 @@ struct Manifest {
     sha256: BTreeMap<String, String>,
 }
 
-/// Why there is nothing to boot.
+/// Reasons why there is nothing to boot.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// None was made for this machine.

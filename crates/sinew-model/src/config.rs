@@ -61,7 +61,7 @@ impl Family {
     }
 }
 
-/// How rotary frequencies are stretched for long contexts.
+/// Scaling of rotary frequencies for long contexts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Frequencies as `rope_theta` gives them.
@@ -101,7 +101,7 @@ pub struct ModelConfig {
     /// Base of the rotary frequencies: pair `i` turns by `theta^(-2 i / head_dim)` radians per
     /// position.
     pub rope_theta: f32,
-    /// How these frequencies are changed for long contexts.
+    /// Scaling of these frequencies for long contexts.
     pub rope_scaling: RopeScaling,
     /// Added to the mean square inside each RMS norm. Default in `config.json`: 1e-6.
     pub rms_eps: f32,

@@ -16,8 +16,7 @@ use crate::source::ReadAt;
 use half::{bf16, f16};
 use std::io;
 
-/// How numbers are stored in a file. All are read as f32; the model never computes in a block
-/// format.
+/// Storage type of numbers in a file. All are read as f32; the model never computes in a block format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoredType {
     F32,

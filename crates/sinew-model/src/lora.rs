@@ -457,7 +457,7 @@ impl TensorSource for Lora {
 /// `merged = base + adapters`: weights that compute the same without adapters. Overwrites `merged`.
 ///
 /// # Errors
-/// When the three are not of one decoder.
+/// If the three are not of one decoder.
 pub fn merge_lora(
     dev: &Cpu,
     base: &Params,

@@ -12,7 +12,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 pub struct Span {
     pub from: f64,
     pub to: f64,
-    /// How busy the lane was meanwhile, 0 to 1: the height of what is drawn.
+    /// Busy share of the lane in the span, 0 to 1: the height of the drawing.
     pub share: f64,
 }
 

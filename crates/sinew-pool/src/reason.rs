@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 use sinew_types::{NodeId, TEMPERATURES, TokenId};
 
-/// Why a trajectory is in quarantine. Its JSON is an object with the `code` and the fields, and the text in
-/// addition as `message`.
+/// Reason why a trajectory is in quarantine. Its JSON is an object with the `code` and the fields, and the
+/// text in addition as `message`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "code", rename_all = "snake_case")]
 pub enum Reason {

@@ -67,7 +67,7 @@ pub struct PushedNode {
     /// Messages that the tokens stand for; compared with the decoded tokens.
     #[serde(default, deserialize_with = "conversation::deserialize_some")]
     pub messages: Option<Vec<Message>>,
-    /// Why the sampling ended.
+    /// Reason why the sampling ended.
     #[serde(default)]
     pub finish: Option<FinishReason>,
     /// Reward of the turn, finite; left out: 0.

@@ -19,7 +19,7 @@ pub struct Place {
     pub name: String,
     /// Token for a server.
     pub token: Option<String>,
-    /// How long a server that does not answer is waited for.
+    /// Longest wait for a server that does not answer.
     pub patience: Duration,
     /// Limits for a queue in a folder.
     pub limits: QueueLimits,

@@ -21,7 +21,7 @@ pub trait Score: Sync {
     fn score(&self, episodes: Vec<Trace>) -> Vec<Result<Outcome, String>>;
 }
 
-/// How rows are scored.
+/// Settings of a scorer.
 #[derive(Clone, Debug)]
 pub struct ScorerConfig {
     /// Name of the scorer, for reports.

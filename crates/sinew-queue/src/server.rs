@@ -59,7 +59,7 @@ pub fn system_clock() -> Clock {
     Arc::new(move || now().map_or(0, |d| d.as_millis() as u64))
 }
 
-/// How a queue is served.
+/// Settings of the server.
 #[derive(Clone)]
 pub struct Serving {
     /// Port 0 takes a free one.

@@ -107,12 +107,12 @@ pub struct Alerts {
     rewards: VecDeque<f64>,
     /// Rules whose condition holds.
     holding: BTreeMap<Rule, bool>,
-    /// When each rule last spoke.
+    /// Time at which each rule last fired.
     last: BTreeMap<Rule, f64>,
-    /// When any rule spoke, within the last hour.
+    /// Times at which any rule fired, within the last hour.
     sent: VecDeque<f64>,
     held_back: u64,
-    /// When the run last said something.
+    /// Time of the run's last event.
     heard_s: Option<f64>,
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// Why the file is refused.
+/// Reasons why the file is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum SignalsError {
     /// It cannot be read.

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 
 /// Events that wait.
 const QUEUE: usize = 4096;
-/// How long the end of a run waits for what is still to be sent.
+/// Time for which the end of a run waits for data that are still to be sent.
 const FLUSH: Duration = Duration::from_secs(15);
 
 /// Sends what a run says until it is dropped.

@@ -26,7 +26,7 @@ pub(crate) struct Request {
     pub(crate) body: Vec<u8>,
 }
 
-/// Why a request did not succeed.
+/// Reason why a request did not succeed.
 #[derive(Clone, Debug)]
 struct Refused {
     /// Reason, in one line.

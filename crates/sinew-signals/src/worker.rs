@@ -53,7 +53,7 @@ pub(crate) struct Worker {
     /// The run has said that it ends.
     pub(crate) heard_end: bool,
     pub(crate) began: Instant,
-    /// When files and the machine were last looked at.
+    /// Time of the last look at files and the machine.
     pub(crate) slow: Option<Instant>,
 }
 

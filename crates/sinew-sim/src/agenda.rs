@@ -25,7 +25,6 @@ pub(crate) fn seconds(at: Micros) -> f64 {
 /// One entry. Equal times keep the order of their entry, so that a run is a function of its seed.
 #[derive(Debug)]
 struct Entry<T> {
-    /// When it happens.
     at: Micros,
     /// Order of entry.
     number: u64,

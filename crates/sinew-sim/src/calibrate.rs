@@ -1,4 +1,4 @@
-//! How far predictions are from recorded runs.
+//! Errors of predictions for recorded runs.
 //!
 //! The plan of a run gets the sizes, lengths and latencies of that run. Least squares over the recorded
 //! seconds of runs give the costs of an engine pass and of an update. Each run is predicted twice: with its

@@ -79,7 +79,7 @@ pub(crate) struct Ledger {
     max_staleness: u64,
     /// Episodes that the core asked for.
     pub(crate) begun: usize,
-    /// When it asked to begin.
+    /// Episodes that asked to begin.
     asked: HashSet<EpisodeId>,
     /// Stored episodes of all sessions.
     stored: HashSet<EpisodeId>,
@@ -93,7 +93,7 @@ pub(crate) struct Ledger {
     last_sampled: (u64, Option<u64>),
     /// The first violation.
     found: Option<Violation>,
-    /// When the last update was over.
+    /// Time at which the last update was over.
     last_update: u64,
 }
 

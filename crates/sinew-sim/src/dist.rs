@@ -24,7 +24,7 @@ pub(crate) fn normal(key: u64) -> f64 {
     (-2.0 * (1.0 - a).ln()).sqrt() * (TAU * b).cos()
 }
 
-/// How a length or a time is distributed. Numbers are 0 or more.
+/// Distribution of a length or a time. Numbers are 0 or more.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Dist {
@@ -123,7 +123,7 @@ impl Dist {
         }
     }
 
-    /// Why it is none, if so.
+    /// The fault of the distribution, if there is one.
     pub(crate) fn fault(&self) -> Option<String> {
         let finite = |v: f64| v.is_finite() && v >= 0.0;
         let good = match self {

@@ -48,7 +48,7 @@ struct Point {
     looks: f64,
 }
 
-/// How full things were at a time.
+/// Occupancy at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Gauge {
     /// Virtual seconds since the start.
@@ -94,7 +94,7 @@ pub(crate) struct Measure {
     stride: u32,
     /// Looks since the last point.
     skipped: u32,
-    /// When the last look was.
+    /// Time of the last look.
     last_look: Micros,
 }
 

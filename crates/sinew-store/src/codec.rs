@@ -16,7 +16,7 @@ const COMPRESS_FROM: usize = 256;
 /// zstd's default level: about 300 MB/s on one core.
 const LEVEL: i32 = 3;
 
-/// How a record's payload is written.
+/// Encoding of a record's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Codec {
     /// MessagePack as it is.

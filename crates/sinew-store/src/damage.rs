@@ -33,7 +33,7 @@ pub struct Recovery {
     pub lost: Vec<EpisodeId>,
     /// Those of them that a batch had trained: known as such, but not to be read.
     pub lost_trained: Vec<EpisodeId>,
-    /// Why the index was begun anew, if it was.
+    /// Reason for making the index anew, if it was.
     pub index_remade: Option<String>,
 }
 

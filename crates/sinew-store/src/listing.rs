@@ -193,7 +193,7 @@ fn firsts(
 mod tests {
     use super::*;
 
-    /// How SQLite finds the rows of a filter.
+    /// SQLite's plan for finding the rows of a filter.
     fn plan(filter: &Filter) -> String {
         let connection = index::in_memory().unwrap();
         let (sql, values) = query(filter, 10);

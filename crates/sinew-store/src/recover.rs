@@ -82,7 +82,7 @@ fn remove_dead(segments: &SegmentDir, connection: &Connection) -> Result<u64, St
     Ok(dead.len() as u64)
 }
 
-/// How the newest file ends, compared with what the index knows of it.
+/// End of the newest file, compared with the index.
 enum Tail {
     /// The indexed records can be read.
     Known,

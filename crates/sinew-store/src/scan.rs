@@ -105,7 +105,7 @@ struct Segment {
     path: PathBuf,
     /// Segment number that the file's header must name.
     number: u32,
-    /// When it was opened; a writer may append meanwhile.
+    /// Length at opening; a writer may append meanwhile.
     length: u64,
 }
 

@@ -151,7 +151,7 @@ pub struct ScoreTerm {
     pub source: Option<String>,
 }
 
-/// How the outcome of an episode follows from its trace and its scores.
+/// Rule for the outcome of an episode from its trace and its scores.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScoreRule {
     /// Factor of the trace's own reward, which is then required; without it the scores take its place.

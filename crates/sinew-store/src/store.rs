@@ -255,7 +255,7 @@ impl TrainedBatch {
     }
 }
 
-/// How much a store holds.
+/// Counts and sizes of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreStats {
     /// Episodes that can be read.
@@ -357,7 +357,7 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
     /// All trained batches, in the order in which they were marked.
     fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError>;
 
-    /// How much there is.
+    /// Counts and sizes of the store.
     fn stats(&self) -> Result<StoreStats, StoreError>;
 
     /// Seconds for which callers waited until something was durable, all of them added up since the store was

@@ -24,7 +24,7 @@ pub enum KernelSet {
     Amx,
 }
 
-/// Why a kernel set cannot be used.
+/// Reasons why a kernel set cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelSetError {
     /// The name is none of ours.

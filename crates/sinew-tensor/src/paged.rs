@@ -19,7 +19,7 @@ pub const PANEL_TOKENS: usize = 16;
 /// Keys of a head, in values, from which on each head is stored by a task of its own.
 const WRITE_GRAIN: usize = 4 << 10;
 
-/// Why a pool of blocks cannot be made.
+/// Reasons why a pool of blocks cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum KvPoolError {
     /// The block size does not fit the memory layout.

@@ -6,7 +6,7 @@ use crate::optim::{Outcome, Update};
 use crate::pack::MicroBatch;
 use sinew_types::{TensorSource, TokenLogprob};
 
-/// Why a model could not compute, for people.
+/// Reason why a model could not compute, for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("model failed: {0}")]
 pub struct PolicyError(pub String);

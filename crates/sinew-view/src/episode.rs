@@ -13,8 +13,7 @@ use sinew_render::Renderer;
 use sinew_types::{NO_PARENT, Node, Provenance, TokenKind, Trace};
 use std::fmt::Write;
 
-/// How an episode is printed.
-/// Both off is the form for a pipe.
+/// Form in which an episode is printed. Both off is the form for a pipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShowOptions {
     /// Colours and marks for terminals.

@@ -341,7 +341,7 @@ fn longest_in(rows: u16) -> usize {
     LONGEST.max(usize::from(rows) / 3)
 }
 
-/// How far a collection is, which has no steps.
+/// Draws the progress of a collection, which has no steps.
 fn draw_collected(frame: &mut Frame<'_>, area: Rect, progress: &CollectProgress) {
     let text = collected_line(progress);
     let lines: Vec<Line<'_>> = text.split("; ").map(|l| Line::from(l.to_owned())).collect();

@@ -52,7 +52,7 @@ pub struct LiveRow {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LiveState {
-    /// When it was written, in seconds since 1970.
+    /// Time at which it was written, in seconds since 1970.
     pub written_unix_s: f64,
     /// Phase, in words.
     pub phase: String,
@@ -144,7 +144,7 @@ struct Writer {
     /// Phases that ended since the last state.
     spans: Vec<PhaseSpan>,
     samples: u32,
-    /// When the last sample was written.
+    /// Time at which the last sample was written.
     sampled: Option<Instant>,
     /// A failure was reported.
     silent: bool,

@@ -35,7 +35,7 @@ const PICTURES: [&str; 4] = ["image/png", "image/jpeg", "image/gif", "image/webp
 /// Bytes of an answer of a tool that is not folded.
 const SHORT: usize = 240;
 
-/// How much goes into a page; the rest is left out and named.
+/// Limits of a page; the rest is left out and named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Tokens that are shown one by one.

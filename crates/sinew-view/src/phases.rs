@@ -126,8 +126,8 @@ pub struct Flight {
     pub boot: f64,
 }
 
-/// How many episodes were in each phase over `from..to`, in so many parts of equal length. A phase shorter
-/// than a part counts with its duration.
+/// Number of episodes in each phase over `from..to`, in `parts` parts of equal length. A phase shorter than a
+/// part counts with its duration.
 pub fn flight(spans: &[SpanRow], (from, to): (f64, f64), parts: usize) -> Vec<Flight> {
     let width = (to - from) / parts.max(1) as f64;
     let begin = |i: usize| from + i as f64 * width;

@@ -125,7 +125,7 @@ impl Recorder for Printer {
     }
 }
 
-/// How far a collection is: episodes that ended, those of them without a reward, means, speed, time left.
+/// Progress of a collection: episodes that ended, those of them without a reward, means, speed, time left.
 pub(crate) fn collected_line(p: &CollectProgress) -> String {
     let mut line = format!("{} of {} episodes, {} scored", p.episodes, p.of, p.scored);
     for (count, what) in [(p.unscored, "unscored"), (p.failed, "failed")] {

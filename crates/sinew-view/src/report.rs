@@ -73,7 +73,7 @@ pub struct ReportFile {
     evals: Vec<EvalRecord>,
     /// Nothing is written before there is one.
     before: Option<Measured>,
-    /// When the page was last written.
+    /// Time at which the page was last written.
     written: Option<Instant>,
 }
 
@@ -611,7 +611,7 @@ pub(crate) fn comparison(
     rows
 }
 
-/// How an episode ended, in words.
+/// End of an episode, in words.
 pub(crate) fn end_text(end: &EpisodeEnd) -> String {
     match end {
         EpisodeEnd::Terminated => "terminated".into(),

@@ -106,8 +106,8 @@ impl Status {
         }
     }
 
-    /// How far the phase is.
-    /// Micro-batches while it trains, episodes otherwise; empty where the total is not known.
+    /// Progress of the phase: micro-batches while it trains, episodes otherwise; empty if the total is not
+    /// known.
     pub(crate) fn progress(&self) -> String {
         let (done, total) = (self.done, self.total);
         match self.update {

@@ -634,7 +634,7 @@ impl RunArgs {
     /// none.
     ///
     /// # Errors
-    /// Why the job failed or ended badly.
+    /// If the job failed or ended badly, with the reason.
     pub(crate) fn end(&self, done: Result<train::Finished, Failure>) -> Result<(), Failure> {
         let last = done
             .as_ref()
@@ -646,8 +646,8 @@ impl RunArgs {
     }
 }
 
-/// Does `job` in a run's folder, after everything that can be checked before was. How it ended is noted in
-/// the folder, for `sinew runs`.
+/// Does `job` in a run's folder, after everything that can be checked earlier was. Its end is noted in the
+/// folder, for `sinew runs`.
 ///
 /// # Errors
 /// If the recipe is refused, or the job does not reach its end, with the reason.

@@ -120,8 +120,8 @@ fn collection(folder: &Path, name: &str, as_json: bool) {
 /// Maximum number of lines about the end of a run.
 const REASON_LINES: usize = 4;
 
-/// Why a run failed, or the command that goes on with one that was stopped, below its line. The verdict says
-/// why one that ended did not do what it was to do.
+/// The reason of a failure, or the command that resumes a stopped run, below its line. The verdict names the
+/// reason if an ended run did not reach its goal.
 fn reason(process: Process, why: &str) -> String {
     let known = match process {
         Process::Failed => 0,

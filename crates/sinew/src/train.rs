@@ -36,7 +36,7 @@ use tokio::sync::watch;
 /// Exit code of a run that a second signal ends at once.
 const INTERRUPTED: i32 = 130;
 
-/// How the command was called.
+/// Options of the command.
 #[derive(Clone, Debug)]
 pub(crate) struct TrainOptions {
     /// `train`, `eval` or `collect`.
@@ -70,7 +70,7 @@ pub(crate) struct TrainOptions {
 pub(crate) struct Finished {
     /// The last line for `--json`.
     pub(crate) last: serde_json::Value,
-    /// Why it did not do what it was to do, if so.
+    /// Reason why it did not reach its goal, if so.
     pub(crate) trouble: Option<Failure>,
 }
 
@@ -217,7 +217,7 @@ fn run(
 /// does not begin, and gives what it came to otherwise.
 ///
 /// # Errors
-/// Why the work did not begin, or how it ended.
+/// If the work did not begin, or ended badly, with the reason.
 pub(crate) fn in_session<T>(
     recipe: &RunPlan,
     dir: &RunDir,

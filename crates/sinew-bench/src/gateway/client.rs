@@ -28,7 +28,6 @@ const SIDE_BY_SIDE: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     address: SocketAddr,
-    /// How agents get their addresses.
     rollouts: Rollouts,
 }
 

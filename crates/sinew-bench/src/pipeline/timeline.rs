@@ -61,9 +61,9 @@ pub(super) struct Looking {
 pub(super) struct Timeline {
     /// Looks in the order of their times.
     looks: Vec<Look>,
-    /// When the first step began.
+    /// Time at which the first step began.
     begun_s: f64,
-    /// When the last step ended.
+    /// Time at which the last step ended.
     ended_s: f64,
 }
 

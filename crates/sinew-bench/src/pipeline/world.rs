@@ -33,7 +33,7 @@ pub(super) const TASKS: usize = 100_000;
 /// Longest that one call may take in a sandbox.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long calls take: from `shortest_s` to `longest_s`, of which one in `longest_s / shortest_s` takes the
+/// Times of calls: from `shortest_s` to `longest_s`, of which one in `longest_s / shortest_s` takes the
 /// longest time (a Pareto distribution with index 1, cut).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Calls {
@@ -80,7 +80,7 @@ struct Made {
 /// Makes the environments.
 #[derive(Clone)]
 pub(super) struct World {
-    /// How long calls take.
+    /// Times of the calls.
     pub(super) calls: Calls,
     pub(super) tool: Tool,
     /// Members that each task has had, over all clones.

@@ -41,7 +41,7 @@ pub struct ConformanceRow {
     pub why: String,
 }
 
-/// How a server is tried.
+/// Settings of a trial of a server.
 #[derive(Clone, Debug)]
 pub struct ConformanceOptions {
     /// Address of the server.
@@ -57,7 +57,7 @@ pub struct ConformanceOptions {
     pub timeout: Duration,
 }
 
-/// Why a case did not pass: `Err(Ok(why))` is skipped, `Err(Err(why))` failed.
+/// Reason why a case did not pass: `Err(Ok(why))` is skipped, `Err(Err(why))` failed.
 type Case = Result<String, Result<String, String>>;
 
 /// The case failed.

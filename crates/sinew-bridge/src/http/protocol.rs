@@ -244,7 +244,7 @@ pub(crate) struct Scored {
     pub(crate) rewards: BTreeMap<String, Option<f64>>,
     /// Whether `rewards.reward` is a score.
     pub(crate) status: Status,
-    /// Why there is no score.
+    /// Reason why there is no score.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
 }

@@ -37,9 +37,9 @@ const ANSWERS: usize = 16;
 const SPARE_REQUESTS: usize = 64;
 /// Time for calls that run when the server stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
-/// Why a request without the key is refused.
+/// Reason for refusing a request without the key.
 pub const NO_KEY: &str = "the key is missing or wrong: send `Authorization: Bearer KEY`";
-/// Why a body of another type is refused.
+/// Reason for refusing a body of another type.
 pub const NO_JSON: &str = "the body must be JSON: send `Content-Type: application/json`";
 
 /// Declaration and key of a server.

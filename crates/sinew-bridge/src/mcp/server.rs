@@ -177,7 +177,7 @@ impl Drop for Task {
 }
 
 impl Process {
-    /// How the program ended, if it ends within a moment.
+    /// The program's end, if it ends within a moment.
     pub(crate) async fn ending(&mut self) -> Option<String> {
         let ended = self.ended.take()?;
         let soon = tokio::time::timeout(Duration::from_millis(500), ended).await;

@@ -27,7 +27,7 @@ const BETWEEN: &str = "__";
 /// Begins a text that defines tools in the middle of a conversation.
 const FROM_HERE: &str = "These tools can be called from here on:";
 
-/// How calls of a tool go over the wire.
+/// Wire form of a tool's calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToolForm {
     /// A function, in a namespace.
@@ -83,7 +83,7 @@ pub(super) fn dropped(path: &str, kind: &str, notes: &Notes) -> Result<(), ApiEr
 
 /// Collects the functions of a request while its tools are read.
 impl ModelRequest {
-    /// How calls of the tool of this name go over the wire; `None`: as a function of that name.
+    /// Wire form of calls of the tool of this name; `None`: as a function of that name.
     pub(super) fn special(&self, prompt_name: &str) -> Option<&SpecialTool> {
         self.special_tools
             .iter()

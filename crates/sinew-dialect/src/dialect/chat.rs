@@ -132,9 +132,9 @@ fn settings(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 
 /// Settings of vLLM and of servers like it. Their clients send its defaults along.
 fn of_servers(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    /// Why a field of the sampler cannot be honoured: trained tokens have one policy.
+    /// Reason for refusing a field of the sampler: trained tokens have one policy.
     const POLICY: &str = "it changes the policy that is sampled";
-    /// Why a field of the prompt cannot be honoured: the conversation is rendered as it is.
+    /// Reason for refusing a field of the prompt: the conversation is rendered as it is.
     const PROMPT: &str = "it changes what the model is given";
     for (name, neutral) in [
         ("presence_penalty", 0.0),

@@ -1,4 +1,4 @@
-//! How a request continues stored answers of the same rollout.
+//! Continues stored answers of the same rollout by a request.
 
 use super::ModelRequest;
 use crate::answers::{Answers, Before, ChainError, StoredAnswer};
@@ -6,7 +6,7 @@ use crate::error::ApiError;
 use crate::prompt::Prompt;
 use sinew_types::Message;
 
-/// How a request is tied to answers of the same rollout.
+/// Link of a request to answers of the same rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Continuation {
     /// Prefix of the dialect's ids of answers.

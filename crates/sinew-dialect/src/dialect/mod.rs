@@ -75,7 +75,7 @@ pub struct ModelRequest {
     pub tools: Vec<ToolSpec>,
     /// Functions that may be called and are shown in the conversation, once a search has found them.
     pub deferred_tools: Vec<ToolSpec>,
-    /// How calls of some of them go over the wire.
+    /// Tools whose calls have a special wire form.
     pub(crate) special_tools: Vec<SpecialTool>,
     /// Its messages define tools, so that a later body must be read with all of them.
     pub defines_tools: bool,
@@ -141,7 +141,7 @@ impl ModelRequest {
     }
 }
 
-/// Why an output ended, as clients see it.
+/// Reason of an output's end, as clients see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TurnEnd {
     /// The model ended its turn.

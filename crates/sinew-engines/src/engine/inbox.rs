@@ -53,7 +53,7 @@ pub(super) struct Inbox {
     pub(super) controls: VecDeque<Control>,
     /// The owner has dropped the engine: the thread ends and fails all requests.
     pub(super) dropped: bool,
-    /// Why the thread has ended.
+    /// Reason why the thread has ended.
     pub(super) stopped: Option<String>,
     /// Requests that have not ended.
     pub(super) live: HashSet<RequestId>,

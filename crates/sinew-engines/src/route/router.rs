@@ -554,7 +554,7 @@ impl Router {
         times.min_by(f64::total_cmp).unwrap_or(f64::INFINITY)
     }
 
-    /// When [`Router::tick`] has something to do, if nothing else happens; never before `now`.
+    /// Time at which [`Router::tick`] has something to do, if nothing else happens; never before `now`.
     pub fn next_tick(&self, now: f64) -> Option<f64> {
         if self.paused || self.loading || self.waiting.is_empty() {
             return None;

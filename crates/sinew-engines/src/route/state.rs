@@ -105,7 +105,7 @@ impl EngineState {
         }
     }
 
-    /// Why it must not be asked to sample with `version` now; `None` if it can serve.
+    /// Reason why it must not be asked to sample with `version` now; `None` if it can serve.
     pub(super) fn unusable(&self, version: PolicyVersion, now: f64) -> Option<String> {
         let Some(probe) = &self.probe else {
             let why = self.trouble.clone();
@@ -179,7 +179,7 @@ pub(super) struct RequestState {
     pub(super) version: PolicyVersion,
     /// Tokens that the running attempt has sampled.
     pub(super) attempt_tokens: usize,
-    /// Why the running attempt ends, said before it is over.
+    /// Reason of the running attempt's end, reported before it is over.
     pub(super) end: Option<FinishReason>,
     /// Attempts in a row that failed without a token.
     pub(super) failures: u32,

@@ -31,7 +31,7 @@ impl Shared {
 pub type Heard = Box<dyn Fn(PolicyVersion, Result<Published, FolderError>) + Send>;
 
 /// Publishes the newest of the versions that it is given. Training goes on meanwhile; a version that waits
-/// when the next one comes is left out. When it is dropped, what waits is published first.
+/// when the next one comes is left out. A version that waits when it is dropped is published first.
 pub struct Publisher {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// Most bytes of a manifest; a thousand tensors take about 200 KB.
 const MAX_MANIFEST: u64 = 64 << 20;
 
-/// Why weights that were published are not taken.
+/// Reasons why published weights are not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
     #[error("{}: {source}", path.display())]

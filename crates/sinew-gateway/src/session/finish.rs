@@ -49,8 +49,8 @@ impl Session {
         }
     }
 
-    /// The finished trace. Prompts that nothing was sampled after are left out. How calls
-    /// joined is in its metrics, as `join_extend`, `join_fork` and so on.
+    /// The finished trace. Prompts without samples after them are left out. Its metrics have the kinds of
+    /// joins, as `join_extend`, `join_fork` and so on.
     ///
     /// # Errors
     /// If an invariant does not hold; then nothing of it may be trained.

@@ -47,7 +47,7 @@ pub(crate) use types::{Entry, MAX_METRIC_NAME};
 /// A call, running or ended.
 #[derive(Clone, Debug)]
 struct Call {
-    /// How the request joined what was captured.
+    /// Kind of the request's join to the captured tokens.
     join: Join,
     parent: NodeId,
     prompt_tokens: u32,
@@ -268,7 +268,7 @@ impl Session {
         &self.stats
     }
 
-    /// When it was last called.
+    /// Time of its last call.
     pub fn touched_s(&self) -> f64 {
         self.touched_s
     }
@@ -378,7 +378,7 @@ impl Session {
         })
     }
 
-    /// How a call joins: one that asks again after a call without output joins as that did.
+    /// Kind of a call's join: a repeated request after a call without output joins in the same way.
     fn join_again(&self, plan: &plan::Plan) -> Join {
         let before = self
             .calls
@@ -765,7 +765,7 @@ impl Session {
         Ok(())
     }
 
-    /// How it ends by itself: truncated where a limit refused a call, or cut the last answer.
+    /// Its natural end: truncated if a limit refused a call, or cut the last answer.
     pub fn natural_end(&self) -> EpisodeEnd {
         match self.limit_hit.or_else(|| sinew_types::cut(&self.nodes)) {
             Some(limit) => EpisodeEnd::Truncated { limit },

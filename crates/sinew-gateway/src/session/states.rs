@@ -32,12 +32,12 @@ struct Turn {
     state: StateId,
 }
 
-/// How far a list of messages is known.
+/// Known part of a list of messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Walk {
     /// State after each known message, the root first.
     pub(crate) states: Vec<StateId>,
-    /// How many turns on the way were recognized though the client had changed them.
+    /// Number of turns on the way that were recognized though the client had changed them.
     pub(crate) loose_turns: u32,
     /// The last recognized turn was changed by the client.
     pub(crate) last_loose: bool,

@@ -13,7 +13,7 @@ use sinew_types::{
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// How calls are sampled where the client does not say, or whatever it says.
+/// Sampling of calls if the client leaves it open, or in any case.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingDefaults {
@@ -84,8 +84,8 @@ impl Default for RolloutSpec {
 }
 
 impl RolloutSpec {
-    /// Adds to the provenance what the gateway knows and the caller did not say. How calls are sampled is
-    /// known where the values are pinned.
+    /// Adds the gateway's own facts to the provenance. The sampling of calls is known if the values are
+    /// pinned.
     pub(crate) fn describe(&mut self, renderer: &dyn Renderer) {
         let (provenance, s) = (&mut self.provenance, &self.sampling);
         provenance.seed.get_or_insert(self.seed);
@@ -166,7 +166,7 @@ pub struct Ask<'a> {
     pub ignored: &'a Ignored,
 }
 
-/// How a call joined what was captured before.
+/// Kind of a call's join to the tokens captured earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Join {
@@ -247,7 +247,7 @@ pub(crate) struct Planned {
     pub(crate) tools: Vec<ToolSpec>,
 }
 
-/// How a call begins, without anything that is known already.
+/// Beginning of a call, without the parts that are known already.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Beginning {
     /// Node that everything new follows.
@@ -308,7 +308,7 @@ pub struct CallRecord {
     pub started_s: f64,
     /// `None` while it runs.
     pub ended_s: Option<f64>,
-    /// Why it gave nothing.
+    /// Error of a call without output.
     pub error: Option<String>,
 }
 
@@ -340,7 +340,7 @@ impl Reward {
     }
 }
 
-/// Why a session refused.
+/// Reasons of a session's refusals.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     #[error(transparent)]
@@ -411,7 +411,7 @@ pub struct SessionStats {
     /// Tokens in all nodes.
     pub trace_tokens: u64,
     pub message_bytes: u64,
-    /// How many calls joined in which way.
+    /// Number of calls by the kind of their join.
     pub joins: BTreeMap<Join, u32>,
     /// Calls whose output the client did not wait for.
     pub aborted: u32,
@@ -428,7 +428,7 @@ impl SessionStats {
     }
 }
 
-/// How an episode ended, in the words of the control API.
+/// End of an episode, in the terms of the control API.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FinishRequest {

@@ -269,7 +269,7 @@ impl World {
         }
     }
 
-    /// How many calls had to be cut.
+    /// Stops the gateway, and returns the number of calls that had to be cut.
     pub(crate) fn stop(&mut self) -> usize {
         let server = self.server.take();
         server.map_or(0, |server| self.runtime.block_on(server.stop()))

@@ -50,7 +50,7 @@ pub(super) struct Client<'a> {
     deadline: Instant,
 }
 
-/// Why an attempt failed.
+/// Reasons why an attempt failed.
 enum Failed {
     /// It may work later, after a pause that the registry can name.
     Now(String, Option<Duration>),

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// Memory limit of a monitor: the guest's memory, translated code, its own.
 const MONITOR_BYTES: u64 = 512 << 20;
-/// How far a guest's clock may be off, in seconds.
+/// Allowed error of a guest's clock, in seconds.
 const CLOCK_S: f64 = 5.0;
 
 /// One attack on a machine.

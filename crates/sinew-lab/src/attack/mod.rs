@@ -66,7 +66,7 @@ pub struct AttackRow {
     pub why: String,
 }
 
-/// How an attack is to end when it is held.
+/// Expected end of an attack that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expect {
     /// Exits with 0 after printing `DONE`: everything it tried was refused.
@@ -160,10 +160,10 @@ impl Case {
     }
 }
 
-/// How much longer a program may take on a busy host. A late one escaped from nothing.
+/// Factor of a program's time on a busy host. A late program is not an escape.
 const BUSY: u32 = 4;
 
-/// How much longer a program may take where QEMU executes it without KVM.
+/// Factor of a program's time if QEMU executes it without KVM.
 const EMULATED: u32 = 6;
 
 /// Prelude of every program of the suite.

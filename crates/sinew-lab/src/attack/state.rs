@@ -171,7 +171,7 @@ print(len('ab'), json.dumps([1]), math.pi > 3.14, random.random() != 0.5, '/work
     }
 }
 
-/// How many PID namespaces a process is in (`/proc/PID/status`).
+/// Number of PID namespaces that a process is in (`/proc/PID/status`).
 fn depth(status: &str) -> usize {
     let ids = status.lines().find_map(|l| l.strip_prefix("NSpid:"));
     ids.map_or(0, |ids| ids.split_whitespace().count())

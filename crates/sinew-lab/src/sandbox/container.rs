@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub const RUNS: usize = 50;
 /// Runs that are not counted.
 const WARM_UP: usize = 2;
-/// How long a container gets to make its interpreter ready.
+/// Time that a container gets to make its interpreter ready.
 const SETTLE: Duration = Duration::from_millis(40);
 
 /// A row of these runs. `target` bounds the median.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Loops before the first count: templates, interpreters that wait, folders of the run.
 const WARM_UP: usize = 3;
-/// How long the kernel may take to free what was destroyed.
+/// Time that the kernel may take to free destroyed things.
 const SETTLE: Duration = Duration::from_secs(10);
 /// Deepest that folders of a run are walked.
 const MAX_DEPTH: usize = 8;
@@ -40,9 +40,9 @@ pub struct Footprint {
 pub struct LeakReport {
     /// Level of the sandboxes.
     pub level: String,
-    /// How many were made, used and destroyed.
+    /// Number of sandboxes that were made, used and destroyed.
     pub loops: usize,
-    /// How long that took.
+    /// Seconds of the loop.
     pub wall_s: f64,
     /// Counts before the loop.
     pub before: Footprint,

@@ -47,7 +47,7 @@ pub struct BenchRow {
     /// Whether the target is met.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub met: Option<bool>,
-    /// Why a row has no value.
+    /// Reason why a row has no value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -231,7 +231,7 @@ const TRUE: &[&str] = &["/bin/true"];
 const PYTHON: &str = "print(1)";
 /// The system's own: another one on the search path may be a script.
 const PYTHON_PATH: &str = "/usr/bin/python3";
-/// How long a sandbox gets to make its interpreter ready.
+/// Time that a sandbox gets to make its interpreter ready.
 const SETTLE: Duration = Duration::from_millis(20);
 
 /// Measured providers.

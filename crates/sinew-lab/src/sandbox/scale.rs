@@ -19,7 +19,7 @@ use sinew_sandbox::{
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How large the numbers are.
+/// Numbers of the measurements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scale {
     /// Sandboxes that live at once.

@@ -82,7 +82,7 @@ pub enum GgufError {
 pub struct GgufTensor {
     /// Row-major: the last dimension is contiguous (GGUF lists them the other way round).
     pub shape: Vec<usize>,
-    /// How its values are stored.
+    /// Storage type of its values.
     pub stored: StoredType,
     /// Byte at which it starts in the file.
     pub offset: u64,

@@ -83,7 +83,7 @@ struct Remote {
     limit: u64,
 }
 
-/// How an attempt failed.
+/// Kind of an attempt's failure.
 enum Failure {
     /// Another attempt can succeed: no answer, an interrupted transfer, a server that is
     /// overloaded.

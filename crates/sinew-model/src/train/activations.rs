@@ -16,7 +16,7 @@ use sinew_types::TokenId;
 /// rows; the backward pass computes those of the others again.
 const KEPT_LOGITS: usize = 160 << 20;
 
-/// How much of a forward pass is kept for the backward pass.
+/// Part of a forward pass that is kept for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
     /// Everything: fastest; see [`Activations::bytes_per_row`].
@@ -242,7 +242,7 @@ impl Activations {
         }
     }
 
-    /// How much of a pass they keep.
+    /// Part of a pass that they keep.
     pub fn keep(&self) -> Keep {
         self.keep
     }

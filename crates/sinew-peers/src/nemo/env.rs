@@ -409,7 +409,7 @@ impl Episode {
     }
 }
 
-/// Why a session did not begin.
+/// Reason why a session did not begin.
 fn seeding(error: &RemoteError) -> String {
     match error {
         RemoteError::Refused { status: 404, .. } => {

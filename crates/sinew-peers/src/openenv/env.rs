@@ -39,7 +39,7 @@ struct Shared {
     keys: OpenEnv,
     /// Address of the server, without the route `/ws`.
     url: Url,
-    /// How turns become actions, from `GET /schema`.
+    /// Conversion of turns into actions, from `GET /schema`.
     form: Form,
     /// Name and version that the server gives itself.
     name: String,

@@ -8,7 +8,7 @@ use sinew_types::ToolSpec;
 /// Name of the tool whose arguments are an action.
 pub(super) const ACT: &str = "act";
 
-/// How turns become actions, and observations texts.
+/// Conversion of turns into actions, and of observations into texts.
 #[derive(Clone, Debug)]
 pub(super) struct Form {
     /// The tool for actions.

@@ -22,7 +22,7 @@ use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 
-/// Why there is no answer.
+/// Reasons why there is no answer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(super) enum SocketError {
     /// The server closed the socket.

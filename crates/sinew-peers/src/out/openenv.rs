@@ -24,7 +24,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-/// How long a client without a session may take to say something.
+/// Time in which a client without a session must send a message.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
 
 /// State that all sessions share.

@@ -74,7 +74,7 @@ pub(crate) struct Acted {
     pub(crate) done: bool,
 }
 
-/// Why an action has no result.
+/// Reasons why an action has no result.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum PlayError {
     /// The client's error: it may go on.

@@ -411,7 +411,7 @@ impl Curves {
         *self = fresh;
     }
 
-    /// How full it is.
+    /// Its load.
     pub(super) fn reading(&self) -> Load {
         // The last id of a sequence may exceed the bound; its room is returned before the next one.
         let slack = CLOSE * (self.running.len() + 1) as f64;

@@ -99,7 +99,7 @@ impl Speed {
     }
 }
 
-/// How full an engine is, and what it did.
+/// Load of an engine, and its work.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Load {
     /// Sequences that generate.
@@ -203,7 +203,7 @@ impl Engine {
         }
     }
 
-    /// When something happens in it, if nothing comes from outside.
+    /// Time of its next event, if nothing comes from outside.
     pub(crate) fn next(&self) -> Option<Micros> {
         match &self.inside {
             Inside::Curves(inside) => inside.next(),

@@ -176,7 +176,7 @@ impl Tokens {
         self.pass = None;
     }
 
-    /// How full it is.
+    /// Its load.
     pub(super) fn reading(&self) -> Load {
         let status = self.core.as_ref().map(Stepper::status).unwrap_or_default();
         Load {

@@ -14,7 +14,7 @@ use crate::dist::{Dist, Form, Lognormal};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// Why a plan is refused.
+/// Reasons why a plan is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The file cannot be read.
@@ -61,7 +61,7 @@ pub struct Plan {
     pub faults: Vec<Fault>,
 }
 
-/// How generation and training follow each other.
+/// Order of generation and training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
@@ -162,7 +162,7 @@ pub struct Scoring {
     pub lease_s: f64,
 }
 
-/// How engines are modelled.
+/// Model of the engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Model {

@@ -71,11 +71,11 @@ pub(super) struct Episode {
     pub(super) request: Option<u64>,
     /// Requests that it has made.
     pub(super) requests: u32,
-    /// When it asked to begin.
+    /// Time at which it asked to begin.
     asked: Micros,
-    /// When it began.
+    /// Time at which it began.
     began: Micros,
-    /// When what it is at began.
+    /// Time at which its present state began.
     phase: Micros,
     /// Seconds of its turns.
     generate_s: f64,

@@ -109,7 +109,7 @@ pub(crate) struct World {
     core: PipelineCore,
     /// Commands that are not carried out yet.
     commands: VecDeque<Command>,
-    /// Why the run ended, once it has.
+    /// Reason of the run's end, once it has ended.
     stopped: Option<Stop>,
     /// The update at work.
     updates: Updates,
@@ -125,7 +125,7 @@ pub(crate) struct World {
     attempts: HashMap<AttemptId, (usize, u64)>,
     /// The router's commands are being carried out.
     pumping: bool,
-    /// When the next tick of the router is due.
+    /// Time of the router's next tick.
     tick_at: Option<Micros>,
     /// Places of episodes, reused.
     episodes: Vec<Episode>,

@@ -18,9 +18,9 @@ use sinew_types::{EpisodeId, GroupId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// Why an episode without a signal is left out.
+/// Reason for leaving out an episode without a signal.
 const NO_SIGNAL: &str = "no difference within the group";
-/// Why a failed one is.
+/// Reason for leaving out a failed episode.
 const FAILED: &str = "failed";
 
 /// The update at work, and episodes that wait for theirs.
@@ -30,7 +30,7 @@ pub(super) struct Updates {
     pub(super) ended: HashMap<EpisodeId, Arc<Stored>>,
     /// The trainer's lease and its rows.
     pub(super) lease: Option<(LeaseId, Vec<String>)>,
-    /// When the lease was last made or renewed.
+    /// Time at which the lease was last made or renewed.
     pub(super) renewed: Micros,
     /// Weights that sample.
     pub(super) version: u64,

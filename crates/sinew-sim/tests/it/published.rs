@@ -7,7 +7,7 @@ use crate::root;
 use sinew_sim::{Claim, Plan, claims, simulate};
 use std::path::Path;
 
-/// How far a simulated gain may be from that of the documentation, as a share.
+/// Allowed difference of a simulated gain from that of the documentation, as a share.
 const DOCUMENTED: f64 = 0.05;
 
 /// The same where an eighth of the set-up runs: fewer answers have a shorter tail.

@@ -17,7 +17,7 @@ const GROUPS: usize = 16;
 const MORE: usize = 4;
 const SIZE: usize = 4;
 
-/// How a run treats its tail.
+/// Settings of a run for its tail.
 #[derive(Clone, Copy)]
 struct How {
     longest_first: bool,

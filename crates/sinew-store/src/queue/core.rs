@@ -222,7 +222,7 @@ impl QueueCore {
         }
     }
 
-    /// How many rows stand where.
+    /// Counts of rows by state.
     pub(super) fn stats(&self) -> QueueStats {
         let of = |r: &Reader| {
             let (ready, leased) = (r.ready.len(), r.leased.len());

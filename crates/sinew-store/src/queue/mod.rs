@@ -128,8 +128,8 @@ pub trait Queue: Send + Sync + Debug {
     /// [`QueueError::UnknownRow`], [`QueueError::NotReady`].
     fn remove(&self, keys: &[String]) -> Result<usize, StoreError>;
 
-    /// Takes back what leases that ended hold, and forgets the oldest rows that are done beyond `keep`, a
-    /// group at a time. How many rows were forgotten: their keys would be new again.
+    /// Takes back the rows of leases that ended, and forgets the oldest rows that are done beyond `keep`, a
+    /// group at a time. Returns the number of forgotten rows: their keys would be new again.
     ///
     /// # Errors
     /// If the queue cannot be reached or written.
@@ -154,7 +154,7 @@ pub trait Queue: Send + Sync + Debug {
     /// If the queue cannot be reached or written.
     fn rows(&self, after: Option<u64>, limit: usize) -> Result<Vec<RowView>, StoreError>;
 
-    /// How many rows stand where.
+    /// Counts of rows by state.
     ///
     /// # Errors
     /// If the queue cannot be reached or written.

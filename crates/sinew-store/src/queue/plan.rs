@@ -17,7 +17,7 @@ pub(super) struct Given {
     pub(super) rows: Vec<(u64, usize)>,
 }
 
-/// How a holder gives rows back unacked.
+/// Ways in which a holder gives rows back unacked.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Back<'a> {
     /// Unused.

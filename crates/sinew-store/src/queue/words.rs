@@ -265,7 +265,7 @@ pub struct Leased {
 pub struct Loan {
     /// Names the delivery in acks, releases and renewals; `None`: nothing was ready.
     pub lease: Option<LeaseId>,
-    /// When the rows go to another, on the clock of the queue's process.
+    /// Time at which the rows go to another holder, on the clock of the queue's process.
     pub until_ms: u64,
     /// Rows by part, then in the order in which they were chosen.
     pub rows: Vec<Leased>,
@@ -339,7 +339,7 @@ impl RowView {
     }
 }
 
-/// How many rows stand where with one consumer.
+/// Counts of rows by state for one consumer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConsumerStats {
     /// Its name.
@@ -356,7 +356,7 @@ pub struct ConsumerStats {
     pub dead: usize,
 }
 
-/// How full a queue is.
+/// Counts and sizes of a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueStats {
     /// Rows that are not done.

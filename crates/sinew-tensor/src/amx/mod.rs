@@ -37,7 +37,7 @@ pub(crate) use absent as product;
 pub use check::{assume_emulated, use_hardware};
 pub(crate) use check::{hardware, support};
 
-/// Why the kernel set `amx` cannot be used here.
+/// Reasons why the kernel set `amx` cannot be used here.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AmxError {
     /// Other processors and systems have no AMX.

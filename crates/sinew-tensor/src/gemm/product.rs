@@ -272,7 +272,7 @@ fn even_tasks(panels: usize, wanted: usize, threads: usize) -> usize {
     best.map_or(wanted, tasks)
 }
 
-/// How a pass is cut into tasks: panels of rows by panels of columns.
+/// Tasks of a pass: panels of rows by panels of columns.
 struct Grid {
     row_panels: usize,
     col_panels: usize,

@@ -101,7 +101,7 @@ impl Link {
     }
 }
 
-/// Why no message came.
+/// Reason why no message came.
 enum Lost {
     Closed,
     Failed(String),

@@ -5,7 +5,7 @@ use crate::pack::Packing;
 use serde::{Deserialize, Serialize};
 use sinew_types::PolicyVersion;
 
-/// How far a step is.
+/// Progress of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Optimizer updates that are done.

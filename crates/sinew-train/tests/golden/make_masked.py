@@ -22,7 +22,7 @@ ROWS = [
     ([5, 9, 15, 22, 30, 39, 49, 60, 72], 3, 0.4),
     ([5, 9, 15, 22, 31, 41, 52], 3, -0.8),
 ]
-# How many tokens were allowed, by turns; 0: no mask.
+# Number of allowed tokens, by turns; 0: no mask.
 COUNTS = [2, 0, 31, 33, 3, 96, 32, 50]
 TOP = [0.5, 0.3]
 

@@ -32,7 +32,7 @@ struct Tally {
     /// The lowest and the highest, of those that were scored.
     rewards: Option<(f64, f64)>,
     unscored: usize,
-    /// Why the first one without a score has none.
+    /// Reason of the first one without a score.
     reason: String,
 }
 

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How an ack begins on its way to the server: the name of the call, in MessagePack.
+/// First bytes of an ack on its way to the server: the name of the call, in MessagePack.
 const ACK: &[u8] = b"\x81\xa3Ack";
 
 /// Stands between a trainer and its queue: it passes everything on but acks, as long as it holds them.

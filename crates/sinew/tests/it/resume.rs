@@ -60,7 +60,7 @@ pub(crate) fn end(run: &Path, last: &Value) -> (Vec<(String, Vec<u8>)>, Value) {
         .collect();
     files.sort();
     let mut measured = last.clone();
-    // How far episodes had come when a session was killed is the clock's.
+    // Progress of episodes when a session was killed depends on the clock.
     for timed in ["wall_s", "waits", "resumed"] {
         measured.as_object_mut().unwrap().remove(timed);
     }
