@@ -66,7 +66,7 @@ impl<'a> Batch<'a> {
             if !group_ids.insert(id) {
                 return Err(AlgoError::SplitGroup { group: id.clone() });
             }
-            // One that bears its own name was run alone on purpose: earlier ones are its comparison.
+            // One that bears its own name was run without others on purpose: earlier ones are its comparison.
             let alone = id.as_str() == first.episode.as_str();
             if traces.len() == 1 && c.advantage.compares() && !alone {
                 return Err(AlgoError::GroupOfOne {

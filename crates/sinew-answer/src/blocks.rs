@@ -22,7 +22,7 @@ pub struct Block {
     pub fenced: bool,
 }
 
-/// The blocks of an answer in order, but for empty ones.
+/// The blocks of an answer in order, except for empty ones.
 pub fn blocks(answer: &str) -> Vec<Block> {
     let mut found = Vec::new();
     collect(answer, MAX_DEPTH, &mut found);

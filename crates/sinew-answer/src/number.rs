@@ -220,7 +220,7 @@ struct Token {
     part: bool,
     /// It counts items of a list.
     label: bool,
-    /// It is a factor of an expression that is no number.
+    /// It is a factor of an expression that is not a number.
     expression: bool,
 }
 

@@ -84,7 +84,7 @@ fn computed_rows(bench: &Bench, apart: bool) -> Result<usize, BenchError> {
         }
     }
     let status = engine.status();
-    // Each sampled token but a turn's first came from a row of its own.
+    // Each sampled token but a turn's first came from a separate row.
     let first = (EPISODES * TURNS) as u64;
     Ok((status.prefill_tokens + status.sampled_tokens - first) as usize)
 }

@@ -221,7 +221,7 @@ fn gaps(bench: &Bench, real: &Real, said: &[Said]) -> Result<Vec<f64>, BenchErro
         .collect())
 }
 
-/// An answer as a row that weights its tokens alone.
+/// An answer as a row that weights only its tokens.
 fn row(real: &Real, said: &Said) -> TrainRow {
     let prompt = &real.prompts[said.prompt];
     TrainRow {

@@ -222,8 +222,8 @@ pub(super) fn plain(bench: &Bench) -> Result<(), BenchError> {
 /// 8 tasks x 8 samples, 200 shared + 100 own tokens each: prefixes computed once against a step
 /// whose rows have nothing in common.
 ///
-/// The rows differ in their first token alone where nothing is shared, so that packing finds no
-/// prefix to share. One measured step each. Target: half the time.
+/// Rows without sharing differ only in their first token, so that packing finds no prefix to share. One
+/// measured step each. The target is half the time.
 pub(super) fn grpo(bench: &Bench) -> Result<(), BenchError> {
     /// Tokens of a prompt that a group shares.
     const SHARED: usize = 200;

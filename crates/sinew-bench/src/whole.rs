@@ -45,7 +45,7 @@ fn answer_tokens(stdout: &[u8]) -> Vec<TokenId> {
     said.chain(std::iter::repeat(5000)).take(ANSWER).collect()
 }
 
-/// Runs [`CODE`] in a sandbox of its own.
+/// Runs [`CODE`] in a separate sandbox.
 async fn call_tool(sandboxes: &dyn SandboxProvider) -> Result<Vec<TokenId>, SandboxError> {
     let mut sandbox = sandboxes.acquire(&SandboxSpec::default()).await?;
     let request = ExecRequest {

@@ -80,7 +80,7 @@ impl CheckReport {
     }
 }
 
-/// Checks of every environment, but for its speed.
+/// Checks of every environment, except for its speed.
 async fn common(factory: &dyn EnvFactory, tasks: &[Task]) -> Vec<EnvCheck> {
     let mut checks = vec![
         leaks(factory, tasks).await,
@@ -332,7 +332,7 @@ async fn determinism(factory: &dyn EnvFactory, tasks: &[Task]) -> EnvCheck {
     )
 }
 
-/// An episode that goes on from a snapshot must give what the first one gives.
+/// An episode that continues from a snapshot must give what the first one gives.
 async fn snapshots(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
     let mut compared = 0;
     for (i, task) in tasks.iter().enumerate() {

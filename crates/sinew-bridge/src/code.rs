@@ -60,7 +60,7 @@ pub(crate) struct Load {
     pub(crate) kind: TargetKind,
     /// Path of the file inside.
     file: Option<String>,
-    /// Name of the module, if it is no file.
+    /// Name of the module, if it is not a file.
     module: Option<String>,
     /// Text of the module, if it is part of this program.
     source: Option<&'static str>,
@@ -113,7 +113,7 @@ impl PythonCode {
         Ok(code)
     }
 
-    /// Code without an interpreter: the hash of the targets alone.
+    /// Code without an interpreter: only the hash of the targets.
     fn empty(targets: &[Target]) -> Self {
         let mut hash = blake3::Hasher::new();
         for target in targets {
@@ -385,7 +385,7 @@ fn output_within(mut command: Command, limit: Duration) -> Result<Output, String
     })
 }
 
-/// Reads at most [`MAX_ANSWER`] bytes in a thread of its own.
+/// Reads at most [`MAX_ANSWER`] bytes in a separate thread.
 fn read_in_background(from: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::sync_channel(1);
     std::thread::spawn(move || {
@@ -396,7 +396,7 @@ fn read_in_background(from: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8
     receiver
 }
 
-/// A path as a text for JSON. Bytes that are no UTF-8 are replaced.
+/// A path as a text for JSON. Bytes that are not UTF-8 are replaced.
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

@@ -16,7 +16,7 @@ pub enum StartError {
     /// There is no usable Python interpreter.
     #[error("python: {0}")]
     Interpreter(String),
-    /// The user's module raised an error while it was loaded, or its class is no environment.
+    /// The user's module raised an error while it was loaded, or its class is not an environment.
     #[error("{}", raised(place.as_deref(), kind, message))]
     Load {
         /// Class of the exception.

@@ -46,7 +46,7 @@ struct Script {
     /// Its description, for people.
     name: String,
     turns: Vec<Action>,
-    /// The task that it comes from, where it is no policy but the solution.
+    /// The task that it comes from, where it is not a policy but the solution.
     of: Option<usize>,
 }
 

@@ -207,7 +207,7 @@ impl ImageWorkers {
         if let Some(worker) = alive.filter(|worker| worker.is_alive()) {
             return Ok(Arc::clone(worker));
         }
-        // A change of the image is no sign of code that ends its workers, nor is the end of a spent one.
+        // A change of the image is not a sign of code that ends its workers, nor is the end of a spent one.
         if before.is_some() && alive.is_none_or(|worker| !worker.is_spent()) {
             self.starts.wait(self.common.startup_timeout).await?;
         }

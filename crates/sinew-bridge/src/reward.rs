@@ -87,7 +87,7 @@ impl PythonReward {
     /// The function that is target `target` of `workers`. `name` is for metrics.
     ///
     /// # Errors
-    /// If the target is no function.
+    /// If the target is not a function.
     pub fn new(workers: PythonWorkers, target: usize, name: &str) -> Result<Self, StartError> {
         let described = workers.describe(target).clone();
         let info = serde_json::from_value(described).map_err(|e| {
@@ -102,13 +102,13 @@ impl PythonReward {
         })
     }
 
-    /// The same with a deadline of its own for each call, in place of that of the workers.
+    /// The same with a separate deadline for each call, in place of that of the workers.
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// True if the function compares two samples: it has the parameters `a` and `b`, and these are no columns
-    /// of the tasks. It is then used as [`Preference`].
+    /// True if the function compares two samples: it has the parameters `a` and `b`, and these are not
+    /// columns of the tasks. It is then used as [`Preference`].
     pub fn compares(&self, columns: &[&str]) -> bool {
         let has = |name: &str| self.info.parameters.iter().any(|p| p.name == name);
         ["a", "b"].iter().all(|n| has(n) && !columns.contains(n))

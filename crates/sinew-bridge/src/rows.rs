@@ -109,8 +109,8 @@ impl PythonRows {
     /// names. `python` is the interpreter: a path, or a name in `PATH`. It blocks the thread.
     ///
     /// # Errors
-    /// If the code does not load or raises, a limit is passed, or a row is no object: the message names its
-    /// index, from 0.
+    /// If the code does not load or raises, a limit is passed, or a row is not an object: the message names
+    /// its index, from 0.
     pub fn read(
         source: &str,
         (python, seed): (&str, u64),
@@ -154,7 +154,7 @@ impl PythonRows {
 /// Columns of a row.
 ///
 /// # Errors
-/// If the text is no JSON, or its value no object. The message quotes at most 60 characters of it.
+/// If the text is not JSON, or its value is not an object. The message quotes at most 60 characters of it.
 fn columns(row: &str) -> Result<Map<String, Value>, String> {
     match sinew_types::json::from_str(row).map_err(|e| format!("no JSON: {e}"))? {
         Value::Object(columns) => Ok(columns),

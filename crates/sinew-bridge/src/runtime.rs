@@ -39,7 +39,7 @@ impl Drop for OwnRuntime {
     }
 }
 
-/// Runs a future on the runtime. It goes on if the caller stops waiting.
+/// Runs a future on the runtime. It continues if the caller stops waiting.
 pub fn spawn<F>(handle: &Handle, future: F) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,

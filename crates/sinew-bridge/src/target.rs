@@ -120,7 +120,7 @@ impl Target {
         &self.text
     }
 
-    /// Folder of the host that the code needs, if it is no installed package.
+    /// Folder of the host that the code needs, if it is not an installed package.
     pub(crate) fn folder(&self) -> Option<&Path> {
         match &self.module {
             Module::File(file) => file.parent(),

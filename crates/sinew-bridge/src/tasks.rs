@@ -24,7 +24,8 @@ impl PythonTasks {
     /// multiple of 20 is held out if there is no parameter `split`. It blocks the thread.
     ///
     /// # Errors
-    /// If the class has no `tasks`, it raises an error, a row is no text and no object, or a split is empty.
+    /// If the class has no `tasks`, it raises an error, a row is neither text nor an object, or a split is
+    /// empty.
     pub fn read(
         workers: &PythonWorkers,
         target: usize,

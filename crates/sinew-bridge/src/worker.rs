@@ -53,7 +53,7 @@ pub(crate) const COROUTINE: u32 = 1;
 const THREADS: u32 = ALONE / THREADED;
 /// And one that takes frames while all of these are in calls.
 const READER: u32 = 1;
-/// Added to the deadline of a call, so that coroutines are ended by the worker itself, which then goes on.
+/// Added to the deadline of a call, so that coroutines are ended by the worker itself, which then continues.
 const GRACE: Duration = Duration::from_millis(500);
 /// Bytes of one read.
 const CHUNK: usize = 64 << 10;
@@ -89,7 +89,7 @@ struct Reply {
     /// Text that the call printed.
     #[serde(default)]
     printed: String,
-    /// Code that is to run in a sandbox of its own. It answers no call.
+    /// Code that is to run in a separate sandbox. It answers no call.
     run: Option<CodeRun>,
     /// Code that an author did not write ran in the worker, or in a process of it.
     #[serde(default)]
@@ -357,7 +357,7 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// A call that was sent. Dropped before its end, it does not go on.
+/// A call that was sent. Dropped before its end, it does not continue.
 struct InFlight<'a> {
     worker: &'a Worker,
     id: u64,
@@ -393,7 +393,8 @@ impl Drop for EndOnDrop {
     }
 }
 
-/// Limits of a worker: the recipe's, but for what a process that lives long and serves many sessions needs.
+/// Limits of a worker: the recipe's, except for what a process that lives long and serves many sessions
+/// needs.
 fn sandbox_spec(plan: &Plan) -> SandboxSpec {
     let given = &plan.spec.limits;
     let mut env = plan.spec.env.clone();
@@ -527,8 +528,8 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>, runs: Runs) {
     }
 }
 
-/// Hands complete answers to the calls that wait for them. Long ones are parsed by a thread of their own: the
-/// runtime of all workers goes on.
+/// Hands complete answers to the calls that wait for them. Long ones are parsed by a separate thread: the
+/// runtime of all workers continues.
 async fn take_frames(reader: &mut FrameReader, shared: &Shared, runs: &Runs) -> Result<(), String> {
     while let Some(frame) = reader.next_frame().map_err(|e| e.to_string())? {
         let parse =

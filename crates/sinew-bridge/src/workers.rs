@@ -274,7 +274,7 @@ impl PythonWorkers {
         called.unwrap_or_else(|| Err(gone()))
     }
 
-    /// Opens a session in the worker with the fewest, and begins the episode in it, or goes on with a saved
+    /// Opens a session in the worker with the fewest, and begins the episode in it, or continues with a saved
     /// one. It waits for a free session, at most as long as a start may take.
     pub(crate) async fn open(
         &self,

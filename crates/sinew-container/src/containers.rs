@@ -46,7 +46,7 @@ pub(crate) struct Containers {
     folder: Arc<Folder>,
     /// Number of the next container.
     numbers: AtomicU64,
-    /// True if each container has a user of its own. False if the engine knows few users.
+    /// True if each container has a separate user. False if the engine knows few users.
     own_users: bool,
 }
 
@@ -76,7 +76,7 @@ static PROVIDERS: AtomicU64 = AtomicU64::new(0);
 
 impl Containers {
     /// Removes leftovers, chooses an engine, prepares the image and starts a probe container. If the probe
-    /// fails with a user of its own, it is repeated with the shared user.
+    /// fails with a separate user, it is repeated with the shared user.
     pub(crate) async fn new(config: ContainerConfig) -> Made<Self> {
         let tag = run_tag(std::process::id());
         let number = PROVIDERS.fetch_add(1, Ordering::Relaxed);

@@ -75,7 +75,7 @@ pub(crate) fn build(
 fn bind(root: &mut Root, folder: &Path, source: &Path, inside: &Path) -> Made<()> {
     let relative = inside.strip_prefix("/").unwrap_or(inside);
     let target = folder.join(relative);
-    // A link of the image leads anywhere on the host as long as this is no container's root.
+    // A link of the image leads anywhere on the host as long as this is not a container's root.
     let mut above = target.ancestors().take_while(|p| *p != folder);
     if let Some(link) = above.find(|p| p.is_symlink()) {
         let shown = Path::new("/").join(link.strip_prefix(folder).unwrap_or(link));

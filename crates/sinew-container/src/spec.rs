@@ -44,7 +44,7 @@ const UIDS_OF_PROCESS: u64 = 1 << 13;
 /// A user that no other living container of this process has.
 ///
 /// The kernel counts some resources for each user (descriptors in flight, pages of pipes, locks), so that
-/// containers with users of their own cannot exhaust them for each other.
+/// containers with separate users cannot exhaust them for each other.
 pub(crate) fn next_uid() -> u32 {
     static MADE: AtomicU64 = AtomicU64::new(0);
     let number = MADE.fetch_add(1, Ordering::Relaxed);
@@ -98,7 +98,7 @@ impl EngineKind {
 pub(crate) struct StartSpec<'a> {
     /// Unique on the host while it lives.
     pub(crate) name: String,
-    /// Folder of this container alone.
+    /// Folder of only this container.
     pub(crate) folder: &'a Path,
     /// User of its programs. The work folder and the temporary folder belong to it.
     pub(crate) uid: u32,

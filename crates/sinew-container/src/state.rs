@@ -5,7 +5,7 @@ use sinew_sandbox::SandboxError;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// True if the process of a tag still runs; names that are no tags are of none.
+/// True if the process of a tag still runs; names that are not tags are of none.
 pub(crate) fn alive(tag: &str) -> bool {
     let numbers = tag.split('-').filter(|part| part.parse::<u64>().is_ok());
     numbers.count() == 2 && !is_orphan(tag)
@@ -24,7 +24,7 @@ pub(crate) fn io(operation: impl Into<String>, e: impl std::fmt::Display) -> San
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes the folder, and those above it, readable by the owner alone.
+    /// Makes the folder, and those above it, readable by only the owner.
     pub(crate) fn new(path: PathBuf) -> Result<Self, SandboxError> {
         use std::os::unix::fs::DirBuilderExt;
         let mut builder = fs::DirBuilder::new();

@@ -219,7 +219,7 @@ pub(crate) async fn recipes(
             let changes = sinew_recipe::changes(first, plan);
             let row = |c: &sinew_recipe::Change| json!([c.key, c.old, c.new]);
             let mut rows: Vec<Value> = changes.iter().map(row).collect();
-            // Bounds are no change for a run that goes on, and one for two that are compared.
+            // Bounds are not a change for a run that continues, and one for two that are compared.
             let (a, b) = (&first.train, &plan.train);
             if a.steps != b.steps {
                 rows.push(json!([

@@ -88,7 +88,7 @@ impl<'a> Outcomes<'a> {
     }
 
     /// A page of a listing by the outcomes that count, and the cursor of its last row if more follow.
-    /// Conditions on the outcome are met here: the index has the outcomes of traces alone.
+    /// Conditions on the outcome are met here: the index has only the outcomes of traces.
     ///
     /// # Errors
     /// If the store cannot be read or refuses the filter.
@@ -195,8 +195,8 @@ impl<'a> Outcomes<'a> {
     }
 }
 
-/// Whether an episode meets the conditions of a filter on its outcome. One without a score is no success, no
-/// failure and within no range.
+/// Whether an episode meets the conditions of a filter on its outcome. One without a score is neither a
+/// success nor a failure, and is within no range.
 fn fits(e: &EpisodeSummary, filter: &Filter) -> bool {
     let success = |wanted: bool| !e.unscored && e.success == wanted;
     let failed = success(false) || e.end == EndKind::Failed;

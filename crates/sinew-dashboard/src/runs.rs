@@ -176,7 +176,7 @@ struct Lines<T> {
     offset: u64,
     /// Inode of the file that was read: another file is read from its start.
     inode: u64,
-    /// Lines that are no records.
+    /// Lines that are not records.
     unread: usize,
 }
 
@@ -192,7 +192,7 @@ impl<T> Default for Lines<T> {
 }
 
 impl<T: DeserializeOwned + Clone> Lines<T> {
-    /// Reads on. A line that is no record is left out and counted.
+    /// Reads on. A line that is not a record is left out and counted.
     fn read(&mut self, path: &Path) -> Arc<Vec<T>> {
         let Ok(mut file) = sinew_view::open_regular(path) else {
             *self = Self::default();
@@ -335,7 +335,7 @@ impl Run {
         sinew_project::recipe(&self.path).map_err(ViewError::system)
     }
 
-    /// Equal for runs that repeat each other: one recipe, but for its name, its seed and what bounds it.
+    /// Equal for runs that repeat each other: one recipe, except for its name, its seed and what bounds it.
     /// `None` if it cannot be read.
     pub(crate) fn repeats(&self) -> Option<String> {
         let mut recipe = self.recipe().ok()?;

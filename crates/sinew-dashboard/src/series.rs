@@ -38,7 +38,7 @@ pub(crate) struct Chart {
     series: Vec<Series>,
 }
 
-/// A curve: a value for each step, or points of its own.
+/// A curve: a value for each step, or separate points.
 #[derive(Debug, Serialize)]
 pub(crate) struct Series {
     /// Name in the legend.

@@ -67,7 +67,7 @@ impl Conversations {
         }
     }
 
-    /// Tools: a list, or JSON text with one. Each is a function in its frame, or the function alone.
+    /// Tools: a list, or JSON text with one. Each is a function in its frame, or only the function.
     ///
     /// # Errors
     /// Naming the field that is wrong.

@@ -413,7 +413,7 @@ async fn send(
     } = outgoing;
     let authority = HeaderValue::from_str(&target.authority()).map_err(failed)?;
     headers.insert(HOST, authority);
-    // One request for each connection: what a server might read behind its body is no further one.
+    // One request for each connection: what a server might read behind its body is not a further one.
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
     if let Some(credential) = &rule.credential {
         add_credential(&mut headers, credential)?;

@@ -19,8 +19,8 @@ pub struct Attempt {
     /// The request's prompt followed by the ids sampled so far, `[tokens]`. Sent as ids, never as
     /// text.
     pub prompt: Arc<Vec<TokenId>>,
-    /// The request's parameters, with the tokens that are left as `max_tokens` and with a seed of
-    /// its own: a seed that is used twice would draw the same numbers again.
+    /// The request's parameters, with the tokens that are left as `max_tokens` and with a separate seed: a
+    /// seed that is used twice would draw the same numbers again.
     pub sampling: SamplingParams,
     /// Priority as in the request: larger runs first. Backends translate it to their server's order.
     pub priority: i32,

@@ -162,8 +162,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// [`crate::Timeouts`].
     ///
     /// # Errors
-    /// The error's [`crate::Blame`] decides what follows. Tokens that were handed on before
-    /// stay valid, but for [`AttemptError::Version`].
+    /// The error's [`crate::Blame`] decides what follows. Tokens that were handed on before stay valid,
+    /// except for [`AttemptError::Version`].
     fn generate<'a>(
         &'a self,
         attempt: &'a Attempt,

@@ -27,7 +27,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::time::Duration;
 
-/// Maximum length of an answer that is no stream, 16 MiB: the metrics of a large server fit.
+/// Maximum length of an answer that is not a stream, 16 MiB: the metrics of a large server fit.
 const MAX_BODY_BYTES: usize = 16 << 20;
 /// Maximum length of a quoted error text, in characters.
 const MAX_QUOTED: usize = 400;

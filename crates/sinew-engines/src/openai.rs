@@ -106,8 +106,8 @@ impl OpenaiBackend {
         })
     }
 
-    /// Sends these fields along, for servers with defaults of their own: llama.cpp keeps the
-    /// 40 most likely tokens unless it is sent `top_k = 0` and `min_p = 0`.
+    /// Sends these fields along, for servers with their own defaults: llama.cpp keeps the 40 most likely
+    /// tokens unless it is sent `top_k = 0` and `min_p = 0`.
     #[must_use]
     pub fn with_extra(mut self, extra: Map<String, Value>) -> Self {
         self.extra = extra;
@@ -248,7 +248,7 @@ impl OpenaiBackend {
                 }
                 match attempt.sampling.stop_strings.first() {
                     Some(text) => sink.end(&ServerEnd::StopString(text.clone())).await,
-                    // It has an end of its own, which was not asked for.
+                    // It has its own end, which was not asked for.
                     None => Ok(FinishReason::Length),
                 }
             }
@@ -341,7 +341,7 @@ impl Backend for OpenaiBackend {
         async move {
             match self.http.get_bytes("/health").await {
                 Ok(_) => {}
-                // It is no part of the protocol; the list of models is.
+                // It is not a part of the protocol; the list of models is.
                 Err(AttemptError::Status { .. }) => {
                     self.http.get_bytes("/v1/models").await?;
                 }

@@ -239,7 +239,7 @@ impl SglangBackend {
         }
     }
 
-    /// Labels the server's weights; running requests go on.
+    /// Labels the server's weights; running requests continue.
     async fn set_label(&self, label: &str) -> Result<(), AttemptError> {
         let body = json!({ "new_version": label, "abort_all_requests": false });
         let control_s = self.http.timeouts.control_s;

@@ -51,8 +51,8 @@ pub struct VllmOptions {
 }
 
 impl VllmOptions {
-    /// vLLM raises temperatures between 0 and this one to it, with a warning in its log alone; they
-    /// are refused here.
+    /// vLLM raises temperatures between 0 and this one to it, and warns only in its log; they are refused
+    /// here.
     pub const LOWEST_TEMPERATURE: f32 = 0.01;
 }
 

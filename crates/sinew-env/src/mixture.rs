@@ -342,7 +342,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every item comes once, and no list is more than one item ahead of another that goes on.
+        /// Every item comes once, and no list is more than one item ahead of another that continues.
         #[test]
         fn held_out_tasks_take_turns(lens in prop::collection::vec(0usize..9, 0..6)) {
             let all: usize = lens.iter().sum();

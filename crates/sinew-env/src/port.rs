@@ -191,7 +191,7 @@ pub trait Env: Send {
     }
 
     /// Takes all messages of an episode that a program from outside played, between `reset` and the one
-    /// `step` with its answer. Rewards see them; an environment scores the answer alone.
+    /// `step` with its answer. Rewards see them; an environment scores only the answer.
     fn played(&mut self, messages: Vec<Message>) {
         drop(messages);
     }
@@ -271,8 +271,8 @@ pub trait EnvFactory: Send + Sync {
         None
     }
 
-    /// Reward that scores an episode of a task from its sample alone, so that a stored one can be scored
-    /// anew. `None`: only a running environment can.
+    /// Reward that scores an episode of a task from only its sample, so that a stored one can be scored anew.
+    /// `None`: only a running environment can.
     fn reward(&self, task: &Task) -> Option<Arc<dyn Reward>> {
         let _ = task;
         None

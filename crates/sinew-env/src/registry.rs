@@ -31,7 +31,7 @@ pub struct Needs {
     pub alphabet: Option<&'static str>,
     /// Rows of the recipe's `[tasks]` can be its tasks.
     pub rows: bool,
-    /// It has no tasks of its own, so that the recipe must have rows.
+    /// It has no separate tasks, so that the recipe must have rows.
     pub tasks: bool,
     /// It has no score of its own, so that the recipe must have a reward.
     pub reward: bool,

@@ -73,7 +73,7 @@ pub struct RewardSample {
 }
 
 impl RewardSample {
-    /// A turn of the model for a task, without messages, calls and measurements. Its thoughts are no part of
+    /// A turn of the model for a task, without messages, calls and measurements. Its thoughts are not part of
     /// the output.
     pub fn new(task: Task, said: impl Into<String>) -> Self {
         let mut sample = Self {
@@ -161,7 +161,7 @@ impl Score {
         }
     }
 
-    /// Outcome of an episode with this score alone.
+    /// Outcome of an episode with only this score.
     pub fn into_outcome(self) -> Outcome {
         Outcome {
             reward: self.value,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub(crate) struct Archive {
     /// Open rollouts; without one a crash loses them.
     journal: Option<Arc<Journal>>,
-    /// Finished traces; without one the caller of `finish` has them alone.
+    /// Finished traces; without a store only the caller of `finish` has them.
     store: Option<Arc<dyn TraceStore>>,
 }
 

@@ -96,8 +96,8 @@ fn may_grow(request: &ModelRequest) -> bool {
     alone && last.is_some_and(|m| m.role != Role::Assistant)
 }
 
-/// Whether a request, read without its known beginning, is the known one with more messages. If
-/// so it is left with these alone.
+/// Whether a request, read without its known beginning, is the known one with more messages. If so it is left
+/// with only these.
 fn grown(rollout: &Rollout, seen: &KnownBody, request: &mut ModelRequest) -> bool {
     if !may_grow(request) {
         return false;
@@ -380,7 +380,7 @@ impl Caller {
         }
     }
 
-    /// Refuses `n` outside the server's limit and, in a strict gateway, parts that are no text.
+    /// Refuses `n` outside the server's limit and, in a strict gateway, parts that are not text.
     fn check(&self, request: &ModelRequest) -> Result<(), ApiError> {
         if self.config.strict_fields
             && let Prompt::Messages(messages) = &request.prompt

@@ -46,7 +46,7 @@ impl Conversations {
         let mut known = self.known();
         known.open.retain(|open| open != id);
         known.open.push_back(id.clone());
-        // A client may sample several answers to one prompt, of which it goes on with one.
+        // A client may sample several answers to one prompt, of which it continues with one.
         if let Some((key, _)) = prompts.last()
             && known.by_prompt.insert(*key, id.clone()).is_none()
         {

@@ -163,7 +163,7 @@ impl Driver {
         let requests = std::mem::take(&mut self.work.requests);
         let prompt = requests.first().map_or(&[][..], |r| &r.prompt);
         let _capacity = self.acquire(prompt).await?;
-        // It is set here alone.
+        // It is set only here.
         let _ = self.running.submitted.set(Instant::now());
         // Each event has at least one token or is the last one of its request, so that the
         // engine's thread never finds the queue full.
@@ -207,8 +207,8 @@ impl Driver {
         }))
     }
 
-    /// Hands a request to the engine. A format may take seconds to compile: that happens on a thread of its
-    /// own, in turn with those of other rollouts, so that formats take one processor at most.
+    /// Hands a request to the engine. A format may take seconds to compile: that happens on a separate
+    /// thread, in turn with those of other rollouts, so that formats take one processor at most.
     async fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), ApiError> {
         if request.sampling.format.is_none() {
             let submitted = self.work.engine.submit(request, sink);
@@ -354,7 +354,7 @@ impl Driver {
         output.tokens.extend_from_slice(tokens);
         let asked = &context.request;
         if asked.return_token_ids || asked.logprobs.is_some() {
-            // Control tokens are no part of the text that log-probabilities are given for.
+            // Control tokens are not part of the text that log-probabilities are given for.
             let wanted =
                 |t: &&SampledToken| asked.return_token_ids || !context.renderer.is_special(t.id);
             output.unsent.extend(tokens.iter().filter(wanted).cloned());

@@ -165,8 +165,8 @@ impl Gateway {
         self.inner.counters.first_answer().await
     }
 
-    /// Takes no more calls and opens no more rollouts: both are refused with status 503. Running
-    /// calls go on, and rollouts can be scored and finished.
+    /// Takes no more calls and opens no more rollouts: both are refused with status 503. Running calls
+    /// continue, and rollouts can be scored and finished.
     pub fn drain(&self) {
         self.inner.caller.drain();
     }
@@ -288,8 +288,8 @@ impl Gateway {
         Ok((credentials, receipt))
     }
 
-    /// Opens the rollouts that the journal says were open when the last process ended: agents go
-    /// on with the same addresses and keys. Gives their number.
+    /// Opens the rollouts that the journal says were open when the last process ended: agents continue with
+    /// the same addresses and keys. Gives their number.
     ///
     /// # Errors
     /// If the journal does not fit together, or the store cannot be asked what is finished.
@@ -338,7 +338,7 @@ impl Gateway {
     /// Scores an open rollout.
     ///
     /// # Errors
-    /// If it is not open, or the reward is no number.
+    /// If it is not open, or the reward is not a number.
     pub fn reward(&self, id: &EpisodeId, reward: &Reward) -> Result<(), ApiError> {
         self.score(id, reward).map(|_| ())
     }

@@ -28,9 +28,9 @@ pub trait RolloutHooks: Send + Sync {
 /// The rollouts of a training run: all are sampled as the run says, and handed to it when they are
 /// finished.
 ///
-/// Rollouts of one `group` are compared; without a group those of one `task` are, and a rollout without
-/// both, or with the group `alone`, is alone: its group has its own id. A purpose that begins with `eval`
-/// stays, and is not trained.
+/// Rollouts of one `group` are compared; without a group those of one `task` are. A rollout without both, or
+/// with the group `alone`, is compared with no other: its group has its own id. A purpose that begins with
+/// `eval` stays, and is not trained.
 pub struct TrainingHooks {
     /// Sampling, limits, run, purpose, provenance and seed of every rollout.
     pub run: RolloutSpec,

@@ -63,8 +63,8 @@ impl Scan {
     }
 }
 
-/// The newest body's messages as they came. Most bodies are these and something new: comparing
-/// them costs a tenth of hashing them, and the hash goes on where it ended.
+/// The newest body's messages as they came. Most bodies are these and something new: comparing them costs a
+/// tenth of hashing them, and the hash continues where it ended.
 #[derive(Clone, Debug)]
 struct Newest {
     seen: KnownBody,

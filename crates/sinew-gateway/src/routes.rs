@@ -520,7 +520,7 @@ async fn answer(
         let response = reader.response().await?;
         return Ok(Json(dialect.response(reader.context(), &response)).into_response());
     }
-    // Failures before the first token still have a status of their own.
+    // Failures before the first token still have a separate status.
     let first = match reader.next().await {
         Event::Done(Err(error)) => return Err(error),
         event => event,

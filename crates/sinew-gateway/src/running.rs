@@ -210,7 +210,7 @@ impl Subscription {
         }
     }
 
-    /// The result alone.
+    /// Waits for the result, without deltas.
     pub(crate) async fn response(&mut self) -> Result<Arc<ModelResponse>, ApiError> {
         loop {
             if let Event::Done(done) = self.next().await {

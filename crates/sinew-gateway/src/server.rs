@@ -146,7 +146,7 @@ async fn run(
             gateway.sweep().await;
         }
     };
-    // An error says that the server was dropped.
+    // An error means that the server was dropped.
     let stop = async { drop(stopped.wait_for(|stopped| *stopped).await) };
     let serving = server::serve(listener, router, guard(service), stop);
     let open = tokio::select! {

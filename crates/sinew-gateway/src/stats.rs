@@ -18,8 +18,8 @@ const ALARM_CALLS: u64 = 100;
 /// Counters of a gateway since its start.
 ///
 /// Nothing is lost or counted twice: once no call runs, `sampled_tokens` is `open_tokens` plus
-/// `stored_tokens`, and, with an engine of its own and without `failed` calls, what the engine
-/// says that it sampled.
+/// `stored_tokens`. If the engine serves nothing else and no call is `failed`, it is also the number that the
+/// engine reports as sampled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GatewayStats {
     /// Open rollouts, and calls that run.

@@ -63,7 +63,7 @@ fn quoted_branches(pattern: &str) -> f64 {
     2.0 * (branches(pattern) + open as f64)
 }
 
-/// A text that is no JSON is left to the compiler, which names the place.
+/// A text that is not JSON is left to the compiler, which names the place.
 fn json(text: &str) -> Result<(), String> {
     match serde_json::from_str(text) {
         Ok(schema) => Strings::default().check(&schema),

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
-/// Prompt of each sequence: a shared worked example and a question of its own.
+/// Prompt of each sequence: a shared worked example and a separate question.
 const SHARED: usize = 192;
 const OWN: usize = 16;
 const SAMPLED: u32 = 64;

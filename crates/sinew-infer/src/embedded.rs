@@ -34,7 +34,7 @@ impl Default for EngineConfig {
     }
 }
 
-/// Generates with a forward pass on a thread of its own.
+/// Generates with a forward pass on a separate thread.
 ///
 /// Thread-safe. Event sinks are called on that thread; they may submit and abort, but not load
 /// weights. A slow sink delays the next pass of all requests. Dropping the engine ends the thread

@@ -207,7 +207,7 @@ impl Drop for EngineThread {
     fn drop(&mut self) {
         self.shared.lock().dropped = true;
         self.shared.wake.notify_all();
-        // A sink may hold the last handle: the thread cannot join itself, and ends alone.
+        // A sink may hold the last handle: the thread cannot join itself, and ends by itself.
         if let Some(thread) = self.thread.take()
             && thread::current().id() != self.thread_id
         {
@@ -217,7 +217,7 @@ impl Drop for EngineThread {
     }
 }
 
-/// State of the thread alone.
+/// State that only the thread uses.
 struct Worker {
     shared: Arc<Shared>,
     core: Box<dyn Core>,

@@ -37,8 +37,7 @@ pub struct FakeModel {
     pub vocab: usize,
     /// Two models with different seeds have nothing in common.
     pub seed: u64,
-    /// A token that is the only continuation of about one prefix in `.1`; `None`: outputs end at
-    /// limits alone.
+    /// A token that is the only continuation of about one prefix in `.1`; `None`: outputs end only at limits.
     pub end: Option<(TokenId, u32)>,
 }
 
@@ -540,7 +539,7 @@ impl Core for FakeCore {
         }
     }
 
-    /// A hanging request is no work: it must not keep a thread busy without end.
+    /// A hanging request is not work: it must not keep a thread busy without end.
     fn has_work(&self) -> bool {
         let hangs = |fake: &FakeSequence| match fake.fault {
             Some(Fault::HangAfter { tokens }) => {
@@ -603,8 +602,8 @@ impl fmt::Debug for Stepped {
 }
 
 impl FakeEngine {
-    /// An engine on a thread of its own. `clock` measures its busy time. Faults of kind
-    /// [`Fault::Refuse`] arrive as events here.
+    /// An engine on a separate thread. `clock` measures its busy time. Faults of kind [`Fault::Refuse`]
+    /// arrive as events here.
     ///
     /// # Errors
     /// If the vocabulary is too small or the thread does not start.

@@ -68,14 +68,14 @@ pub struct Batch {
 /// tokens.
 ///
 /// Contract:
-/// - **Independence.** A row's logits depend on its sequence's tokens alone, not on the rest of the batch,
-///   bit for bit. This makes a request's tokens independent of what else runs.
+/// - **Independence.** A row's logits depend only on its sequence's tokens, not on the rest of the batch, bit
+///   for bit. This makes a request's tokens independent of what else runs.
 /// - **Draws.** The token at a position is a function of its row of logits, the sampling parameters and the
 ///   position: the random number is that of (seed, position), Philox4x32-10 with the position as counter and
 ///   the seed as key, as in this crate's CPU sampler. Bias, temperature, `min_p`, `top_k` and `top_p` apply
 ///   in this order. Log-probabilities ignore bias and truncation. If a mask allows only one token, its
 ///   log-probability is exactly 0.
-/// - **Drafts.** A draw goes on to the next row as long as it drew the draft token, and ends at the latest
+/// - **Drafts.** A draw continues to the next row as long as it drew the draft token, and ends at the latest
 ///   after the row that follows the last draft token, or when the constraint has ended. Tokens are those of
 ///   drawing one in each pass. An implementation may stop earlier (at a constraint whose masks it cannot
 ///   prepare), but not before the first token.

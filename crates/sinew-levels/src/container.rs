@@ -28,7 +28,7 @@ fn named(e: &dyn std::fmt::Display) -> LevelError {
     LevelError::system(format!("sandbox.level = \"container\": {e}"))
 }
 
-/// The socket that `DOCKER_HOST` or `CONTAINER_HOST` names. An address of another host is no answer: the
+/// The socket that `DOCKER_HOST` or `CONTAINER_HOST` names. An address of another host is not an answer: the
 /// folders that containers see are those of this one.
 fn engine_host(engine: ContainerEngine) -> Option<PathBuf> {
     let variable = match engine {

@@ -127,7 +127,7 @@ pub fn proxy(_: EgressConfig, _: Option<PathBuf>) -> Result<EgressProxy, LevelEr
     Err(crate::error::missing_feature("sandbox.egress", "egress"))
 }
 
-/// A provider whose sandboxes reach the network through the proxy, each with a session of its own.
+/// A provider whose sandboxes reach the network through the proxy, each with a separate session.
 pub fn wrap(
     provider: Arc<dyn SandboxProvider>,
     proxy: Option<EgressProxy>,

@@ -21,8 +21,8 @@ static PULLED: Mutex<BTreeMap<(String, String), Image>> = Mutex::new(BTreeMap::n
 /// an image that Docker or Podman has.
 ///
 /// # Errors
-/// If the file is no image, is damaged, or is larger than the limits of unpacking; of a registry, what
-/// [`sinew_image::pull`] says.
+/// If the file is not an image, is damaged, or is larger than the limits of unpacking; for a registry, the
+/// errors of [`sinew_image::pull`].
 pub fn image(section: &SandboxPlan) -> Result<Option<Image>, LevelError> {
     let Some(path) = &section.image else {
         return Ok(None);

@@ -173,8 +173,8 @@ impl Drop for Host {
 }
 
 impl Host {
-    /// Walls of a monitor: the system folders read-only, two devices at most, a user of its own, and only
-    /// the listed files.
+    /// Walls of a monitor: the system folders read-only, two devices at most, a separate user, and only the
+    /// listed files.
     fn plan(&self, launch: &Launch, group: Option<&Group>) -> Plan {
         let kvm = Path::new(KVM).metadata().ok().filter(|_| launch.kvm);
         // Nobody needs to join the device's group if it is open to everybody.

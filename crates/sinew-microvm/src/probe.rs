@@ -230,7 +230,7 @@ fn remembered<T: Serialize + for<'a> Deserialize<'a>>(
     told
 }
 
-/// Runs a future on a thread of its own, because the caller may be inside of a runtime.
+/// Runs a future on a separate thread, because the caller may be inside of a runtime.
 fn aside<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -> Result<T, String> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {

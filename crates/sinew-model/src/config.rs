@@ -12,8 +12,7 @@
 use serde_json::{Map, Value, json};
 use sinew_types::TokenId;
 
-/// The decoder families this crate computes. They differ by biases, q/k norms and the default head
-/// size alone.
+/// The decoder families this crate computes. They differ only by biases, q/k norms and the default head size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// No biases, no q/k norms: Llama 2 and 3, SmolLM2 and others of the same class.

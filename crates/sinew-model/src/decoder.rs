@@ -63,7 +63,7 @@ pub enum ForwardError {
     State(&'static str),
 }
 
-/// Geometry of a decoder and the tables that depend on it alone.
+/// Geometry of a decoder and the tables that depend only on it.
 #[derive(Debug)]
 pub(crate) struct Decoder {
     pub(crate) config: ModelConfig,

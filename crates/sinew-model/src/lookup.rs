@@ -40,7 +40,7 @@ pub struct ResolveEnv {
     pub hub_cache: PathBuf,
     /// Address of the hub (`HF_ENDPOINT`). Default: [`ResolveEnv::HUB`].
     pub hub_endpoint: String,
-    /// Access token (`HF_TOKEN`); sent to the hub alone.
+    /// Access token (`HF_TOKEN`); sent to only the hub.
     pub hub_token: Option<String>,
     /// Use the cache and never the network (`HF_HUB_OFFLINE`).
     pub offline: bool,
@@ -100,7 +100,7 @@ pub enum ResolveError {
     /// The path of a GGUF that does not exist.
     #[error("model `{spec}`: {} does not exist", path.display())]
     NoPath { spec: String, path: PathBuf },
-    /// A directory that is no model.
+    /// A directory that is not a model.
     #[error("model directory {} has no config.json", .0.display())]
     NoConfig(PathBuf),
     /// No folder has the package.

@@ -420,7 +420,7 @@ impl TensorSource for Params {
 pub(crate) struct Random(SplitMix64);
 
 impl Random {
-    /// A stream of its own for each `stream` of a seed.
+    /// A separate stream for each `stream` of a seed.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut random = SplitMix64::new(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
         random.next_u64();

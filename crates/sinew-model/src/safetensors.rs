@@ -76,7 +76,7 @@ struct Index {
 }
 
 impl Safetensors {
-    /// Opens the weights of a directory as the Hugging Face hub lays it out. Reads headers alone.
+    /// Opens the weights of a directory as the Hugging Face hub lays it out. Reads only headers.
     ///
     /// # Errors
     /// If there are no weights, a shard is missing or damaged, or a tensor is not in the shard that

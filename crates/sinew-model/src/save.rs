@@ -29,8 +29,8 @@ impl SaveDtype {
     }
 }
 
-/// A tensor on its way into a file. It is read and converted when it is written, one at a time, so
-/// that saving needs memory for one tensor alone.
+/// A tensor on its way into a file. It is read and converted when it is written, one at a time, so that
+/// saving needs memory for only one tensor.
 struct Stored<'a> {
     source: &'a dyn TensorSource,
     name: &'a str,

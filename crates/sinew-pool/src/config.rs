@@ -20,7 +20,7 @@ pub struct ConfigError {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TextSpans {
-    /// Spans go into quarantine: text is no evidence of which tokens were sampled.
+    /// Spans go into quarantine: text is not evidence of which tokens were sampled.
     #[default]
     Quarantine,
     /// Rendered and tokenized here, for imitation.

@@ -282,7 +282,7 @@ fn temperature(span: &Span) -> Result<Option<f32>, Reason> {
     number.map(|t| Some(t as f32)).ok_or_else(wrong)
 }
 
-/// Adds a message of the conventions, and a message of its own for each tool response in it.
+/// Adds a message of the conventions, and a separate message for each tool response in it.
 fn read_message(value: &Value, out: &mut Vec<Message>) -> Result<(), Reason> {
     let role: Role = serde_json::from_value(value["role"].clone())
         .map_err(|_| wrong(format!("a message has role {}", value["role"])))?;

@@ -110,7 +110,7 @@ struct Received {
 type Reply = Result<Value, Refusal>;
 
 impl Api {
-    /// Reads a request and runs `work`, which can block, on a thread of its own.
+    /// Reads a request and runs `work`, which can block, on a separate thread.
     async fn answer(
         self,
         request: Request,

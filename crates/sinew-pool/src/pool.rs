@@ -59,7 +59,7 @@ pub enum Answer {
     },
 }
 
-/// A lease on groups. Its rows are this consumer's alone until they are acknowledged, released or
+/// A lease on groups. Its rows belong only to this consumer until they are acknowledged, released or
 /// rejected, or the time is over.
 #[derive(Clone, Debug, Serialize)]
 pub struct Loan {
@@ -124,7 +124,7 @@ impl std::fmt::Debug for Scorer {
 pub struct Folder<'a> {
     /// Its directory; one process opens it at a time.
     pub path: &'a Path,
-    /// Open it although stored rows cannot be read, and go on without them.
+    /// Open it although stored rows cannot be read, and continue without them.
     pub accept_loss: bool,
 }
 

@@ -105,9 +105,9 @@ impl Pool {
         Ok(out)
     }
 
-    /// Checks a row of the quarantine again, with the present configuration, and as another kind if
-    /// one is given: text that is no policy's sample can still be imitated. An admitted row leaves
-    /// the quarantine.
+    /// Checks a row of the quarantine again, with the present configuration, and as another kind if one is
+    /// given: text that is not a policy's sample can still be imitated. An admitted row leaves the
+    /// quarantine.
     ///
     /// # Errors
     /// If there is no such row.

@@ -99,7 +99,7 @@ pub struct Trajectory {
     /// Left out: `default`.
     #[serde(default)]
     pub task_kind: Option<String>,
-    /// Trajectories whose rewards are compared; left out: a group of its own.
+    /// Trajectories whose rewards are compared; left out: a separate group.
     #[serde(default)]
     pub group: Option<String>,
     /// Number of trajectories that make the group complete; left out: 1.

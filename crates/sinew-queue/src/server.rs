@@ -117,7 +117,7 @@ impl QueueServer {
         let mut ending = stopped;
         let (guard, router) = (guard(api.clone()), router(api));
         let task = tokio::spawn(async move {
-            // An error says that the server was dropped.
+            // An error means that the server was dropped.
             let stop = async { drop(ending.wait_for(|stop| *stop).await) };
             let open = server::serve(listener, router, guard, stop).await;
             if !open.close(GRACE).await {
@@ -165,7 +165,7 @@ fn watch_changes(
     let (clock, sweep) = (Arc::clone(&serving.clock), serving.sweep);
     let watch = move || {
         let (mut seen, mut swept) = (0, Instant::now());
-        // An error says that the server was dropped.
+        // An error means that the server was dropped.
         while !*stopped.borrow() && stopped.has_changed().is_ok() {
             if let Some((_, keep)) = sweep.filter(|(every, _)| swept.elapsed() >= *every) {
                 swept = Instant::now();
@@ -281,7 +281,7 @@ impl Api {
         Ok(self.base.wrapping_add(now))
     }
 
-    /// Runs what blocks on a thread of its own.
+    /// Runs what blocks on a separate thread.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&dyn Queue) -> Result<T, StoreError> + Send + 'static,
@@ -329,7 +329,7 @@ async fn wait(
     let (mut changed, mut stopped) = (api.changed.clone(), api.stopped.clone());
     let limit = Duration::from_millis(asked.ms.min(MAX_WAIT_MS));
     tokio::select! {
-        // The watcher may be behind. An error says that the server ends, which is a reason to answer.
+        // The watcher may be behind. An error means that the server ends, which is a reason to answer.
         _ = changed.wait_for(|now| *now > asked.seen) => {}
         _ = stopped.wait_for(|stop| *stop) => {}
         () = tokio::time::sleep(limit) => {}

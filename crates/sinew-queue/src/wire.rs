@@ -23,7 +23,7 @@ pub(crate) const MAX_CALL_ID: usize = 64;
 /// Maximum bytes of a request: rows of one put, with some room for their names.
 pub const MAX_REQUEST: usize = 256 << 20;
 
-/// Bytes of rows that one lease gives at most, but for its first row or group.
+/// Bytes of rows that one lease gives at most, except for its first row or group.
 pub const MAX_LEASE: u64 = 128 << 20;
 
 /// Maximum bytes that a client reads of an answer.

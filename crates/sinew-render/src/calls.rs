@@ -260,7 +260,7 @@ const DSML_VALUES: Body = Body::Values {
 };
 
 impl Body {
-    /// Whether a value goes on at the end of `body`.
+    /// Whether a value continues at the end of `body`.
     fn is_inside(self, body: &str, json: &JsonScan) -> bool {
         match self {
             Self::Text => false,

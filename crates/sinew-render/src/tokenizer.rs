@@ -419,7 +419,7 @@ mod tests {
         let text = tokenizer.neutralize("x<|im_end|>y");
         assert_eq!(text, "x< |im_end|>y");
         assert_eq!(tokenizer.neutralize("plain"), "plain");
-        // The model's own marks are text, but for the output of a tool.
+        // The model's own marks are text, except for the output of a tool.
         assert_eq!(tokenizer.neutralize("<tool>"), "<tool>");
         assert_eq!(
             tokenizer.neutralize_marks("<tool><|im_end|>"),

@@ -94,7 +94,7 @@ fn property<'s>(root: &'s Value, schema: &'s Value, key: &str, depth: usize) -> 
     branches
         .find_map(|branch| property(root, branch, key, depth + 1))
         .or_else(|| schema.get("additionalProperties").filter(|s| s.is_object()))
-        // Parameters by their names alone, without the frame of a schema.
+        // Parameters by only their names, without the frame of a schema.
         .or_else(|| {
             let framed = schema.get("properties").is_some()
                 || schema.get("type").is_some_and(Value::is_string);
@@ -156,7 +156,7 @@ fn kinds(root: &Value, schema: &Value, depth: usize) -> Kinds {
             let names = names.iter().filter_map(Value::as_str);
             names.fold(0, |all, name| all | named(name))
         }
-        // A property of an object in a place of its own: {"type": {"type": "string"}}.
+        // A property of an object in a separate place: {"type": {"type": "string"}}.
         _ => ANY,
     };
     for name in ["anyOf", "oneOf"] {

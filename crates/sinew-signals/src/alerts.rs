@@ -36,7 +36,7 @@ const HOUR_S: f64 = 3600.0;
 /// Rule of an alert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// The run does not go on.
+    /// The run makes no progress.
     Stopped,
     /// The policy collapses.
     Collapse,
@@ -46,7 +46,7 @@ pub enum Rule {
     Failures,
     /// Rows are too old.
     Staleness,
-    /// Nothing goes on.
+    /// There is no progress.
     Hang,
     /// The disk is nearly full.
     Disk,
@@ -145,7 +145,7 @@ impl Alerts {
         out
     }
 
-    /// The run ends. A good end is no alert.
+    /// The run ends. A good end is not an alert.
     pub fn on_end(&mut self, process: Process, why: Option<&str>) -> Vec<Alert> {
         let verdict = self.course.verdict(process, why);
         let first = why.and_then(|why| why.lines().next());

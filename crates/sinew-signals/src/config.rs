@@ -81,7 +81,7 @@ pub struct OtlpConfig {
 
 impl OtlpConfig {
     /// # Errors
-    /// If both addresses are missing, one is no address of HTTP, or the share is not from 0 to 1.
+    /// If both addresses are missing, one is not an address of HTTP, or the share is not from 0 to 1.
     fn check(&self) -> Result<(), SignalsError> {
         if self.url.is_none() && self.logs_url.is_none() {
             return refused("otlp", "{}", "`url` (traces), `logs_url` or both");
@@ -185,7 +185,7 @@ impl MailConfig {
     }
 
     /// # Errors
-    /// If the server is no host, mail would leave this machine without encryption, or receivers or a login
+    /// If the server is not a host, mail would leave this machine without encryption, or receivers or a login
     /// are wrong.
     fn check(&self) -> Result<(), SignalsError> {
         let (host, port) = self.parts();
@@ -353,7 +353,7 @@ impl SignalsConfig {
 }
 
 /// # Errors
-/// If it is no address of HTTP.
+/// If it is not an address of HTTP.
 fn address(key: &'static str, url: &str) -> Result<(), SignalsError> {
     match url.starts_with("http://") || url.starts_with("https://") {
         true => Ok(()),

@@ -50,7 +50,7 @@ pub(crate) fn start(
 }
 
 /// # Errors
-/// If it is no address of mail; the text names the key.
+/// If it is not an address of mail; the text names the key.
 fn mailbox(key: &str, address: &str) -> Result<Mailbox, String> {
     address
         .parse()

@@ -229,7 +229,7 @@ pub(crate) fn episode_ids(run: &str, episode: &str) -> (Vec<u8>, Vec<u8>) {
     (trace, span)
 }
 
-/// Whether an episode is in a share of all, by its id alone.
+/// Whether an episode is in a share of all, by only its id.
 pub(crate) fn chosen(episode: &str, share: f64) -> bool {
     let hash = blake3::hash(episode.as_bytes());
     let mut bytes = [0; 4];

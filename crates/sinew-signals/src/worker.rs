@@ -47,7 +47,7 @@ pub(crate) struct Worker {
     pub(crate) alerts: Option<(AlertsConfig, Alerts)>,
     pub(crate) logs: Option<(OtlpConfig, Logs)>,
     pub(crate) sender: Queue<Request>,
-    /// Alerts have a queue of their own: a collector that is down does not delay them.
+    /// Alerts have a separate queue: a collector that is down does not delay them.
     pub(crate) caller: Queue<Request>,
     pub(crate) mail: Option<Queue<Mail>>,
     /// The run has said that it ends.

@@ -12,7 +12,7 @@ const BUCKET_BITS: u32 = 18;
 /// A virtual time in microseconds since the start of the simulation.
 pub(crate) type Micros = u64;
 
-/// Seconds as virtual time; negative ones and those that are no number count as 0.
+/// Seconds as virtual time; negative ones and those that are not a number count as 0.
 pub(crate) fn micros(seconds: f64) -> Micros {
     (seconds.max(0.0) * 1e6) as Micros
 }

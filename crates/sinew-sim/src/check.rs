@@ -244,7 +244,7 @@ impl Ledger {
             .retain(|id| stored.contains(id) || trained.contains(id) || dropped.contains(id));
     }
 
-    /// A session goes on from a checkpoint.
+    /// A session continues from a checkpoint.
     pub(crate) fn goes_on(&mut self, checkpoint: u64) {
         if checkpoint > self.commits {
             let commits = self.commits;

@@ -17,7 +17,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Removes a file and those kept for it; one that is not there is no error.
+/// Removes a file and those kept for it; one that is not there is not an error.
 pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
     for file in files(path) {
         match std::fs::remove_file(&file) {

@@ -68,8 +68,7 @@ impl Default for StoreOptions {
     }
 }
 
-/// Traces in a directory of their own: `segments/*.seg`, `index.sqlite`, `lock`. One process at
-/// a time.
+/// Traces in a separate directory: `segments/*.seg`, `index.sqlite`, `lock`. One process at a time.
 #[derive(Debug)]
 pub struct DiskStore {
     pub(crate) directory: PathBuf,
@@ -180,7 +179,7 @@ impl DiskStore {
         Ok(frame)
     }
 
-    /// Opens the queue `name` in this store, or makes one, in a file of its own. Leases of before are still
+    /// Opens the queue `name` in this store, or makes one, in a separate file. Leases of before are still
     /// valid until they run out. A queue is opened once at a time.
     ///
     /// # Errors
@@ -223,7 +222,8 @@ impl DiskStore {
         entered
     }
 
-    /// Commits what waits in one frame. If that fails, each of them alone, so that each has its own error.
+    /// Commits the waiting entries in one frame. If that fails, each is committed separately, so that each
+    /// has its own error.
     fn commit_together(
         &self,
         writer: &mut Writer,

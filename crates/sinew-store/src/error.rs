@@ -43,7 +43,7 @@ pub enum StoreError {
          episodes at once"
     )]
     NoMemory { path: PathBuf },
-    /// An update was recorded under this name with other contents. Recording the same again is no error.
+    /// An update was recorded under this name with other contents. Recording the same again is not an error.
     #[error("batch {batch} was marked before with other contents (step {step})")]
     BatchConflict { batch: String, step: u64 },
     /// The invariant that an episode is trained in one update, once.
@@ -110,7 +110,7 @@ pub enum StoreError {
         "{path} is damaged: {reason}; it is made anew from the segments when the store is next opened for \
          writing (`sinew train --resume`, `sinew serve --store`, `sinew gc`)"
     )]
-    /// The index is readable and wrong. It is no loss: the segments are the truth.
+    /// The index is readable and wrong. It is not a loss: the segments are the truth.
     DamagedIndex { path: PathBuf, reason: String },
     #[error(
         "{path} is damaged: {reason}; the rows of a queue lie nowhere else; put the file back \
@@ -133,7 +133,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// An error of the file at `path`. A full medium and an exhausted quota have a variant of their own.
+    /// An error of the file at `path`. A full medium and an exhausted quota have a separate variant.
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {

@@ -169,7 +169,7 @@ fn conversation(nodes: &[&Node]) -> Option<Vec<Value>> {
     if nodes.iter().find(mute).is_some() {
         return None;
     }
-    // A prompt without tools teaches a notation of its own: the text of a turn holds its calls.
+    // A prompt without tools teaches a separate notation: the text of a turn holds its calls.
     let shows_tools = nodes.iter().any(|n| !n.tools.is_empty());
     let written = |node: &&Node| -> Vec<Value> {
         let in_text = node.kind == TokenKind::Sampled && !shows_tools;

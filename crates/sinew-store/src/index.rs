@@ -474,7 +474,7 @@ pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<()
         ],
     )?;
     sums::seal(tx, "batches", "batch = ?1", &[&mark.batch])?;
-    // An episode that gc removed before the index was lost is known from here alone.
+    // An episode that gc removed before the index was lost is known only from here.
     let mut insert = tx.prepare_cached(
         "INSERT INTO episodes (episode, grp, task, task_kind, step, purpose, reward, success,
             ended, turns, sampled_tokens, batch)
@@ -653,7 +653,7 @@ pub(crate) enum Table {
     Scores,
 }
 
-/// Moves a record, or with `None` (episodes alone) notes that it is gone.
+/// Moves a record, or with `None` (only episodes) notes that it is gone.
 pub(crate) fn relocate(
     tx: &Transaction<'_>,
     table: Table,

@@ -76,9 +76,8 @@ fn holds(connection: &Connection, record: &ScoreRecord) -> Result<bool, StoreErr
 }
 
 /// Whether a record is to be written: `false` for one that is there. `more` records of its episode are about
-/// to be.
-/// The inner error refuses this record alone: its episode is unknown, was removed, or has [`MAX_SCORES`]
-/// records. The outer one is of the index, and ends the call.
+/// to be. The inner error refuses only this record: its episode is unknown, was removed, or has
+/// [`MAX_SCORES`] records. The outer one is of the index, and ends the call.
 pub(crate) fn is_new(
     connection: &Connection,
     record: &ScoreRecord,

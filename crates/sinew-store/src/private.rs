@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Makes a folder, and those above it, for its user alone. One that is there is left as it is.
+/// Makes a folder, and those above it, only for its user. One that is there is left as it is.
 ///
 /// # Errors
 /// An error of the file system.
@@ -14,7 +14,7 @@ pub fn private_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Options with which a file is made for its user alone.
+/// Options with which a file is made only for its user.
 pub fn private_file() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.mode(0o600);

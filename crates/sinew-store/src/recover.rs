@@ -24,7 +24,7 @@ use std::path::PathBuf;
 pub(crate) struct Opened {
     /// Report to the caller of the store.
     pub(crate) recovery: Recovery,
-    /// The segment to go on in, and its length (0: it does not exist yet).
+    /// The segment to continue in, and its length (0: it does not exist yet).
     pub(crate) end: (u32, u64),
     /// Batches whose marks cannot be read: the index still has them, the segments must get them again.
     pub(crate) unmarked: Vec<TrainedBatch>,

@@ -156,7 +156,7 @@ pub struct ScoreTerm {
 pub struct ScoreRule {
     /// Factor of the trace's own reward, which is then required; without it the scores take its place.
     pub own: Option<f64>,
-    /// Components of the sum. Empty: the outcome follows from the own reward alone.
+    /// Components of the sum. Empty: the outcome follows only from the own reward.
     pub terms: Vec<ScoreTerm>,
 }
 

@@ -182,7 +182,7 @@ impl SegmentDir {
         Ok(out)
     }
 
-    /// Removes a file durably; one that is not there is no error.
+    /// Removes a file durably; one that is not there is not an error.
     pub(crate) fn remove(&self, segment: u32) -> Result<(), StoreError> {
         let path = self.path_of(segment);
         match std::fs::remove_file(&path) {
@@ -341,7 +341,7 @@ impl Writer {
         self.length
     }
 
-    /// Leaves the file as it is and goes on in a new one.
+    /// Leaves the file as it is and continues in a new one.
     pub(crate) fn abandon(&mut self) {
         self.segment += 1;
         self.file = None;

@@ -64,7 +64,7 @@ pub struct Filter {
     pub reward: Option<RangeInclusive<f64>>,
     /// Ended before this time, in seconds since 1970.
     pub ended_before: Option<f64>,
-    /// Sampled by versions below this one alone; episodes without sampled tokens do not fit.
+    /// Only episodes sampled by versions below this one; episodes without sampled tokens do not fit.
     pub below_version: Option<u64>,
     /// Only episodes of one of these environments, by name, in another version than the one given here.
     /// Episodes of unknown version do not match.

@@ -32,10 +32,10 @@ pub enum Splits {
     /// or `dev…`, or that of [`Source::Split`]. Other sources hold out 5 % of the rows, like
     /// [`Splits::Share`].
     Given,
-    /// Share of the rows, chosen by the hash of their prompts, above 0 and below 1. Refused for a source
-    /// that has a held-out split of its own.
+    /// Share of the rows, chosen by the hash of their prompts, above 0 and below 1. Refused for a source that
+    /// has a separate held-out split.
     Share(f64),
-    /// Rows of their own.
+    /// Separate rows.
     Own(Source),
 }
 
@@ -191,7 +191,7 @@ impl TableTaskset {
 
     /// BLAKE3 of all rows of both splits, in their order: 64 hexadecimal digits.
     ///
-    /// Rows that were left out are no part of it, and neither are file names and lines.
+    /// Rows that were left out are not part of it, and neither are file names and lines.
     pub fn digest(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for split in [Split::Train, Split::HeldOut] {
@@ -322,7 +322,7 @@ fn preamble(config: &TableConfig, messages: Vec<Message>) -> Vec<Message> {
     first.chain(examples).chain(messages).collect()
 }
 
-/// Rows to train on, and those of the held-out split if they have files of their own.
+/// Rows to train on, and those of the held-out split if they have separate files.
 fn sources(
     config: &mut TableConfig,
     notes: &mut Vec<String>,

@@ -85,8 +85,8 @@ fn map_huge(bytes: usize) -> NonNull<f32> {
     }
     let start = base.addr().next_multiple_of(HUGE);
     let head = start - base.addr();
-    // SAFETY: head and tail lie inside the mapping above, outside the part we keep. The advice is
-    // a hint: its failure changes speed alone.
+    // SAFETY: head and tail lie inside the mapping above, outside the part we keep. The advice is a hint: its
+    // failure changes only speed.
     unsafe {
         let kept = base.byte_add(head);
         if head > 0 {

@@ -16,7 +16,7 @@ use crate::cpu::Cpu;
 /// Keys that lie side by side in memory; block sizes are multiples of it.
 pub const PANEL_TOKENS: usize = 16;
 
-/// Keys of a head, in values, from which on each head is stored by a task of its own.
+/// Keys of a head, in values, from which on each head is stored by a separate task.
 const WRITE_GRAIN: usize = 4 << 10;
 
 /// Reasons why a pool of blocks cannot be made.
@@ -57,7 +57,7 @@ impl KvPool {
     /// A pool of zeros; memory is taken from the system as blocks are first written.
     ///
     /// # Errors
-    /// If `block_tokens` is no positive multiple of [`PANEL_TOKENS`], or the pool is too large.
+    /// If `block_tokens` is not a positive multiple of [`PANEL_TOKENS`], or the pool is too large.
     pub fn new(
         layers: usize,
         shape: AttentionShape,
@@ -191,7 +191,7 @@ impl KvPool {
         }
     }
 
-    /// Copies block `src` to block `dst` in every layer, for a sequence that goes on from a shared block.
+    /// Copies block `src` to block `dst` in every layer, for a sequence that continues from a shared block.
     ///
     /// # Panics
     /// If one of the blocks does not exist.

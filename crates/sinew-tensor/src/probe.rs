@@ -15,7 +15,7 @@ const CHUNK: usize = 256 << 10;
 /// Values between a read and the request for its cache line.
 const AHEAD: usize = 512;
 
-/// `turns` rounds of independent multiply-adds on each thread, in registers alone: those of the device's
+/// `turns` rounds of independent multiply-adds on each thread, only in registers: those of the device's
 /// matrix products, which for AMX are in tiles. Returns the number of floating-point operations, two for each
 /// multiply-add.
 #[must_use]

@@ -154,8 +154,7 @@ pub fn policy<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow]) {
     non_finite_updates_are_skipped(&make, batch);
 }
 
-/// Gradients of several passes are summed, rows alone give the scores of rows together, and zero is
-/// zero.
+/// Gradients of several passes are summed, single rows give the scores of rows together, and zero is zero.
 fn gradients_add_up<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow], batch: &MicroBatch) {
     let mut policy = make();
     policy.zero_gradients();
@@ -176,7 +175,7 @@ fn gradients_add_up<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow], batch: &
             alone.extend(backward(&mut policy, batch, 1.0));
         }
     }
-    // Rows may share items, so that the sets are compared by their ends alone.
+    // Rows may share items, so that the sets are compared by only their ends.
     let range = |scores: &[f32]| {
         let of = |f: fn(f32, f32) -> f32, start| scores.iter().copied().fold(start, f);
         (of(f32::min, f32::INFINITY), of(f32::max, f32::NEG_INFINITY))

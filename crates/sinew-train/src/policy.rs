@@ -35,8 +35,8 @@ pub struct Scores {
     pub values: Vec<f32>,
 }
 
-/// Derivatives of the loss by the last forward pass's scores, `[items]` each; empty for scores that
-/// are no part of the loss.
+/// Derivatives of the loss by the last forward pass's scores, `[items]` each; empty for scores that are not
+/// part of the loss.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScoreGrads {
     /// Derivatives by the log-probabilities.

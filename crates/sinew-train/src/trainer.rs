@@ -27,8 +27,8 @@ use std::ops::ControlFlow;
 /// always 1).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerConfig {
-    /// Maximum packed tokens in one forward and backward pass: bounds memory, and does not change
-    /// the result but for rounding.
+    /// Maximum packed tokens in one forward and backward pass: bounds memory, and does not change the result
+    /// except for rounding.
     pub micro_batch_tokens: usize,
     /// Learning rate by update; a step has [`minibatches`](Self::minibatches) of them, trained or not.
     pub schedule: Schedule,

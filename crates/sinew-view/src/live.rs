@@ -41,7 +41,7 @@ const ABOVE: u16 = 2;
 const LEAST: (u16, u16) = (8, 20);
 /// Columns of the numbers, and the fewest in which a curve says something.
 const NUMBERS_WIDTH: u16 = 42;
-/// Minimum columns of the curve; a narrower terminal shows the numbers alone.
+/// Minimum columns of the curve; a narrower terminal shows only the numbers.
 const CURVE_WIDTH: u16 = 30;
 /// Time between two drawings.
 const REFRESH: Duration = Duration::from_millis(200);
@@ -268,8 +268,8 @@ fn wrapped(line: &str, width: usize) -> Vec<String> {
 /// Maximum number of environments whose success is shown.
 const ENVIRONMENTS: usize = 4;
 
-/// Draws one frame: a title, the progress of the run, an alarm if there is one, the curve and the numbers.
-/// A narrow terminal has the numbers alone.
+/// Draws one frame: a title, the progress of the run, an alarm if there is one, the curve and the numbers. A
+/// narrow terminal has only the numbers.
 fn draw(frame: &mut Frame<'_>, status: &Status) {
     let alarm = u16::from(status.alarm.is_some());
     let [head, bar, samples, warning, body] = Layout::vertical([
@@ -397,7 +397,7 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     frame.render_widget(chart, area);
 }
 
-/// The episodes to look at when nothing goes on.
+/// The episodes to look at when nothing moves.
 fn draw_longest(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     let longest = status
         .longest

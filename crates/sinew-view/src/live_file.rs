@@ -157,7 +157,7 @@ impl Writer {
             phase: Phase::Loading.name(),
             ..Status::default()
         };
-        // A resumed run goes on with its timeline, at its pace.
+        // A resumed run continues with its timeline, at its pace.
         let text = std::fs::read(folder.join(TIMELINE_FILE)).unwrap_or_default();
         Self {
             folder,
@@ -195,7 +195,7 @@ impl Writer {
         match event {
             RunEvent::Phase(phase) => self.doing = doing(phase),
             RunEvent::Rollout(seen) => self.spans.extend(seen.spans.iter().cloned()),
-            // Rows of the steps are in files of their own.
+            // Rows of the steps are in separate files.
             RunEvent::Step(_) => self.status.history.clear(),
             _ => {}
         }

@@ -30,7 +30,7 @@ const STYLE: &str = include_str!("page.css");
 const COLOURS: [f32; 5] = [-0.105, -0.693, -1.609, -2.996, -4.605];
 /// Label of each colour in the scale, in their order.
 const SHARES: [&str; 6] = ["≥ 0.9", "≥ 0.5", "≥ 0.2", "≥ 0.05", "≥ 0.01", "below"];
-/// Kinds of pictures that are shown; an SVG is a document of its own.
+/// Kinds of pictures that are shown; an SVG is a separate document.
 const PICTURES: [&str; 4] = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 /// Bytes of an answer of a tool that is not folded.
 const SHORT: usize = 240;

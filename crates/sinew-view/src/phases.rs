@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(found.kept, Some((100.0, 109.0)));
         assert_eq!(found.spans, [("a".into(), "model".into(), 104.0, 3.0)]);
         assert_eq!(phases(folder, (0.0, 1e9)).spans.len(), 3);
-        // A resumed run begins a line of its own.
+        // A resumed run begins a separate line.
         append(folder, &[span("c", Phase::Tool, 120.0, 1.0)]).unwrap();
         assert_eq!(phases(folder, (0.0, 1e9)).spans.len(), 4);
     }

@@ -60,8 +60,8 @@ impl Printer {
         }
     }
 
-    /// An object on standard output, flushed at once, if that is asked for.
-    /// An output that cannot be written is no error: the run goes on without its reader.
+    /// An object on standard output, flushed at once, if that is asked for. An output that cannot be written
+    /// is not an error: the run continues without its reader.
     fn json(&self, value: &Value) {
         if self.out == Out::Json {
             let mut out = std::io::stdout().lock();

@@ -30,7 +30,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time between two reports of a run that goes on.
+/// Time between two reports of a run that continues.
 const REPORT_EVERY: Duration = Duration::from_secs(20);
 
 /// Facts of a report about the run itself.
@@ -59,7 +59,7 @@ struct Measured {
     episodes: Arc<Vec<Trace>>,
 }
 
-/// Writes the report of a run from its events: now and then while it goes on, and at its end.
+/// Writes the report of a run from its events: now and then while it continues, and at its end.
 pub struct ReportFile {
     /// The page.
     path: PathBuf,
@@ -173,7 +173,7 @@ struct Report<'a> {
     evals: &'a [EvalRecord],
     /// Held-out tasks under the first weights.
     before: &'a EpisodeStats,
-    /// `None` while the run goes on.
+    /// `None` while the run continues.
     after: Option<&'a EpisodeStats>,
     /// Episodes of the same tasks in the same order, for both measurements.
     episodes_before: &'a [Trace],

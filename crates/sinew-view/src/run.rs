@@ -53,11 +53,11 @@ pub struct RunSummary {
 /// Maximum bytes of a file of records.
 const MAX_RECORD_BYTES: u64 = 2 << 30;
 
-/// Opens a file of a run for reading. Folders of runs come from other people, too: what is no regular file,
-/// such as a pipe that nobody writes or a device without an end, is an error and not waited for.
+/// Opens a file of a run for reading. Folders of runs come from other people, too: what is not a regular
+/// file, such as a pipe that nobody writes or a device without an end, is an error and not waited for.
 ///
 /// # Errors
-/// If it cannot be opened, or is no regular file.
+/// If it cannot be opened, or is not a regular file.
 pub fn open_regular(path: &Path) -> std::io::Result<File> {
     let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options()
@@ -220,7 +220,7 @@ impl RunSummary {
     }
 }
 
-/// Steps that a point of a curve averages: a step has too few tasks to be read alone.
+/// Steps that a point of a curve averages: a single step has too few tasks.
 pub const WINDOW: usize = 4;
 
 /// Success of training episodes by step, as means over the scored episodes of the last steps; not a number

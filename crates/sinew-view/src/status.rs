@@ -144,8 +144,8 @@ impl Status {
     }
 }
 
-/// An episode, its phase, the time it has been in it, and the time until the episode is cut; a call within
-/// it may have a limit of its own.
+/// An episode, its phase, the time it has been in it, and the time until the episode is cut; a call within it
+/// may have a separate limit.
 pub(crate) fn told(live: &LiveEpisode) -> String {
     let limit = live
         .left_s

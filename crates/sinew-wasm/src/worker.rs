@@ -310,7 +310,7 @@ impl Worker {
         self.done(done, outcome.files.as_ref())
     }
 
-    /// Runs a turn of a sandbox's own interpreter, and keeps the interpreter if it goes on and fits into
+    /// Runs a turn of a sandbox's own interpreter, and keeps the interpreter if it continues and fits into
     /// the memory.
     fn in_place(
         &mut self,

@@ -24,7 +24,7 @@ struct Trainer<'a> {
     signals: watch::Receiver<u32>,
 }
 
-/// Runs a chain, or goes on with it.
+/// Runs a chain, or continues with it.
 ///
 /// # Errors
 /// If a stage is refused, fails or is interrupted, with the command that resumes.
@@ -71,7 +71,7 @@ pub(crate) fn run(
     })
 }
 
-/// The end of a chain by Ctrl-C or TERM, with the command that goes on.
+/// The end of a chain by Ctrl-C or TERM, with the command that continues.
 fn interrupted(dir: &Path, serve: &str) -> Failure {
     Failure::Interrupt(format!("interrupted; {}", how_to_go_on(dir, serve)))
 }

@@ -268,7 +268,7 @@ fn device() -> Result<String, Failure> {
     Ok(format!("kernels {kernels}, {threads} threads"))
 }
 
-/// The shape of the model. Its files are read, but for the weights.
+/// The shape of the model. Its files are read, except for the weights.
 fn model(recipe: &RunPlan) -> Result<String, Failure> {
     let config = sinew_wire::model_config(recipe)?;
     if let Some(lora) = &recipe.train.lora {

@@ -126,7 +126,7 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `--html`: an episode as a page. It is whole without the tokenizer, too, but for the text of tokens.
+/// `--html`: an episode as a page. It is whole without the tokenizer, too, except for the text of tokens.
 ///
 /// # Errors
 /// If the file cannot be written.

@@ -53,7 +53,7 @@ fn measured(args: &EvalArgs) -> Result<train::Finished, Failure> {
     args.run.run(&recipe, &args.track, "eval", job)
 }
 
-/// The last stage of a chain as a recipe of its own, which begins with a model that was trained already.
+/// The last stage of a chain as a separate recipe, which begins with a model that was trained already.
 ///
 /// # Errors
 /// If there is no `--model`: a chain has no weights before its first stage ends.
@@ -73,7 +73,7 @@ fn last(chain: &ChainPlan, model: Option<&str>) -> Result<RunPlan, Failure> {
 /// must have been trained with the environment's alphabet, if it has one.
 ///
 /// # Errors
-/// If the environment has an alphabet of its own and the model is not of a run.
+/// If the environment has a separate alphabet and the model is not of a run.
 fn other_model(recipe: &RunPlan, source: &str) -> Result<ModelSection, Failure> {
     let source = sinew_wire::typed_source(source);
     if recipe.env.needs().alphabet.is_some() && !source.starts_with(RUN) {

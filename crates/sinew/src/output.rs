@@ -12,8 +12,8 @@ pub(crate) fn print(text: &str) {
     print_as_it_is(visible(text).as_bytes());
 }
 
-/// Prints bytes as they are: painted text whose parts were made visible before, or what a program wrote
-/// where standard output is no terminal.
+/// Prints bytes as they are: painted text whose parts were made visible before, or what a program wrote where
+/// standard output is not a terminal.
 pub(crate) fn print_as_it_is(bytes: &[u8]) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(bytes).and_then(|()| out.flush());

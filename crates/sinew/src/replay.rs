@@ -305,10 +305,10 @@ fn verdict(step: u64, again: &sinew_wire::Repeated, changes: &[StepChange]) -> R
     }
 }
 
-/// `sinew fork`: plays an episode up to a turn, and lets the newest weights of the run go on.
+/// `sinew fork`: plays an episode up to a turn, and lets the newest weights of the run continue.
 ///
 /// # Errors
-/// If the world cannot be restored, or the episode or the run has nothing to go on with.
+/// If the world cannot be restored, or the episode or the run has nothing to continue with.
 pub(crate) fn fork(args: &ForkArgs) -> Result<(), Failure> {
     let trace = stored_episode(&args.run_dir, &args.episode)?;
     let recipe = sinew_project::recipe(&args.run_dir)?;

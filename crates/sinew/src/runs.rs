@@ -59,7 +59,7 @@ pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints one run, or one collection: how far it is, and how it goes on.
+/// Prints one run, or one collection: how far it is, and how it continues.
 fn one(folder: &Path, as_json: bool) {
     let shown = folder.display();
     match sinew_project::recipe(folder) {

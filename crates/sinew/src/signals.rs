@@ -57,7 +57,7 @@ impl StopSignals {
 /// Waits until standard input ends or fails. Its content is ignored.
 pub(crate) async fn end_of_input() {
     let (sender, ended) = tokio::sync::oneshot::channel();
-    // A thread of its own: a read cannot be cancelled, and would hold up the end of the runtime.
+    // A separate thread: a read cannot be cancelled, and would hold up the end of the runtime.
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
         let _ = sender.send(());

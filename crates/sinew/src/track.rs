@@ -108,7 +108,7 @@ impl Trackers {
             .args(["-c", SOURCE])
             .arg(run)
             .args(["--to", &self.names])
-            // The current folder is no place for modules.
+            // The current folder is not a place for modules.
             .env("PYTHONSAFEPATH", "1")
             .stdin(Stdio::null());
         command
@@ -143,7 +143,7 @@ fn pass_on(pipe: impl Read + Send + 'static) -> Receiver<()> {
         let _open = open;
         let mut pipe = BufReader::new(pipe);
         let mut line = Vec::new();
-        // The rest of a longer line is said as lines of their own.
+        // The rest of a longer line is printed as separate lines.
         while (&mut pipe)
             .take(MAX_LINE)
             .read_until(b'\n', &mut line)

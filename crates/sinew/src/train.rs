@@ -47,7 +47,7 @@ pub(crate) struct TrainOptions {
     pub(crate) json: bool,
     /// The end of standard input is a signal to stop.
     pub(crate) stop_on_eof: bool,
-    /// Stored episodes that are gone are no reason to end badly.
+    /// Stored episodes that are gone are not a reason to end badly.
     pub(crate) accept_loss: bool,
     /// Tasks that a check has read already; `None`: they are read here.
     pub(crate) tasks: Option<sinew_wire::Tasks>,
@@ -77,7 +77,7 @@ pub(crate) struct Finished {
 /// `sinew train`: held-out tasks, training, held-out tasks again.
 ///
 /// # Errors
-/// If it cannot start or go on. A run that ended, but collapsed or lost data, is no error here: see
+/// If it cannot start or continue. A run that ended, but collapsed or lost data, is not an error here: see
 /// [`Finished::trouble`].
 pub(crate) fn train(
     recipe: &RunPlan,
@@ -287,7 +287,7 @@ pub(crate) fn in_session<T>(
     ended.inspect_err(|failure| tell_end(&bus, failure))
 }
 
-/// Tells the readers of a run why it does not go on. The failure itself is what the command ends with.
+/// Tells the readers of a run why it does not continue. The failure itself is what the command ends with.
 fn tell_end(bus: &Bus, failure: &Failure) {
     let process = match failure {
         Failure::Interrupt(_) => Process::Interrupted,

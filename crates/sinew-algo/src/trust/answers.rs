@@ -57,7 +57,7 @@ impl Answer {
     }
 }
 
-/// Characters around an answer that are no part of it.
+/// Characters around an answer that are not part of it.
 const MARKS: [char; 8] = ['.', '*', '`', '"', '\'', '$', '(', ')'];
 
 /// The text after the last `answer:`, or the whole text.

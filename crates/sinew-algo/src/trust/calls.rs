@@ -156,7 +156,7 @@ fn forged(text: &str) -> Option<String> {
     for printer in PRINTERS {
         for (at, _) in text.match_indices(printer) {
             let after = clip(&text[at + printer.len()..], REACH);
-            // A document goes on over lines; other printers end with theirs.
+            // A document continues over lines; other printers end with theirs.
             let printed = match printer {
                 "cat <<" => after,
                 _ => after.lines().next().unwrap_or_default(),

@@ -132,7 +132,7 @@ pub fn suspicions(trace: &Trace, usual: &Usual, protected: &[String]) -> Vec<Sus
         .collect()
 }
 
-/// Whether an episode has won: a system that failed and a score that has not come are no success.
+/// Whether an episode has won: a system that failed and a score that has not come are not a success.
 fn solved(trace: &Trace) -> bool {
     let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
     trace.outcome.success && !trace.outcome.unscored && !failed
@@ -145,7 +145,8 @@ fn turns(trace: &Trace) -> u32 {
     u32::try_from(turns.len()).unwrap_or(u32::MAX)
 }
 
-/// The first texts of an episode: what was there before the model said anything, but for examples of turns.
+/// The first texts of an episode: what was there before the model said anything, except for examples of
+/// turns.
 fn prompt(trace: &Trace) -> String {
     let given = trace
         .nodes

@@ -7,7 +7,7 @@ use sinew_types::{GroupId, Trace};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// An episode is too fast if it needs at most a quarter of the turns of the median of others, and the median
-/// has at least this many turns: below it, one turn more or less is no difference.
+/// has at least this many turns: below it, one turn more or less is not a difference.
 const FASTER: u32 = 4;
 
 /// Solved siblings, and solved others of the family, below which turns are not compared.

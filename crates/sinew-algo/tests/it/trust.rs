@@ -175,7 +175,7 @@ fn one_answer_that_wins_most_tasks_is_found() {
         "one_answer: the answer `thought process:` wins 11 of 12 different tasks of its type"
     );
     assert!(flags(&all[0], &all).is_empty());
-    // The same prompt again is no other task.
+    // The same prompt again is not another task.
     let again: Vec<Trace> = (0..12)
         .map(|i| episode("g", &format!("e{i}"), "Same.", &[], "x"))
         .collect();
@@ -283,7 +283,7 @@ fn episodes_without_a_score_have_flags_of_their_calls_alone() {
 }
 
 proptest! {
-    /// Honest episodes: tasks with answers of their own, in turns within a factor of two.
+    /// Honest episodes: tasks with separate answers, in turns within a factor of two.
     #[test]
     fn honest_episodes_have_no_flag(
         tasks in prop::collection::vec((1usize..6, prop::collection::vec(0usize..6, 1..8)), 1..12),

@@ -137,7 +137,7 @@ impl Module {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().map_err(BenchError::system)?;
         std::fs::write(dir.path().join("bench_env.py"), MODULE).map_err(BenchError::system)?;
-        // Sandboxes have users of their own, who must be able to read it.
+        // Sandboxes have separate users, who must be able to read it.
         let readable = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(dir.path(), readable).map_err(BenchError::system)?;
         Ok(Self(dir))

@@ -88,7 +88,7 @@ impl Script {
         turns.map(Vec::len).max().unwrap_or(1)
     }
 
-    /// Plays each run once in the environment alone; gives the steps.
+    /// Plays each run once, only in the environment; returns the steps.
     pub(super) async fn play(&self, envs: &dyn EnvFactory) -> Result<usize, BenchError> {
         let mut steps = 0;
         for run in &self.0 {

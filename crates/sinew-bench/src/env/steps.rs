@@ -40,7 +40,7 @@ const MOST: usize = 1024;
 const NATIVE: [&str; 2] = ["tiny", "tool_math"];
 /// Most sessions at once of an environment with a sandbox in each.
 const SANDBOXES: usize = 64;
-/// Worlds in Python. The last one runs code in processes of its own: one session a worker.
+/// Worlds in Python. The last one runs code in separate processes: one session a worker.
 const WORLDS: [&str; 17] = [
     "bargain:Bargain",
     "bargain:ConnectThree",
@@ -205,7 +205,7 @@ impl World {
         Ok(Row::new(name, "KiB", summary))
     }
 
-    /// The environment alone, on one thread: what its steps cost without tokens, admission and store.
+    /// Only the environment, on one thread: the cost of its steps without tokens, admission and store.
     fn alone(&self, runtime: &Runtime, peers: &Peers) -> Result<Row, BenchError> {
         const ROUNDS: usize = 5;
         let cpu = CpuTime::now();

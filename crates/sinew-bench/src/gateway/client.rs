@@ -36,9 +36,9 @@ pub(super) struct Target {
 enum Rollouts {
     /// One address for all.
     One,
-    /// Opened with this token, each with an address and a key of its own.
+    /// Opened with this token, each with its own address and key.
     Opened(String),
-    /// Opened before, each at a path of its own.
+    /// Opened before, each at a separate path.
     Paths(Arc<Vec<String>>),
 }
 
@@ -79,7 +79,7 @@ pub(super) async fn connect(
 }
 
 impl Target {
-    /// Our gateway, where each agent opens a rollout of its own.
+    /// Our gateway, where each agent opens a separate rollout.
     ///
     /// # Errors
     /// If the process is another program.

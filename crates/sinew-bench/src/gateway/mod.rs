@@ -258,7 +258,7 @@ type Grown = [(Vec<f64>, f64); HISTORIES.len()];
 async fn grown() -> Result<Grown, BenchError> {
     let process = Process::serve(Duration::ZERO).await?;
     let target = Target::gateway(&process)?;
-    // The server's own warm-up is no turn's.
+    // The server's own warm-up is not a turn's.
     target.converse(GROWING, 0..HISTORIES[0], &process).await?;
     let mut conversations = target.open(GROWING).await?;
     let mut grown = Grown::default();

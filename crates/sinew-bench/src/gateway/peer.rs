@@ -86,7 +86,7 @@ impl Peer {
             .arg(address.port().to_string())
             .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
             .env("LITELLM_LOG", "ERROR")
-            // It listens on this host alone, and for some seconds.
+            // It listens on only this host, and for some seconds.
             .env(
                 "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY",
                 "true",

@@ -70,7 +70,7 @@ impl Process {
         })
     }
 
-    /// Another program, which is no gateway.
+    /// Another program, which is not a gateway.
     pub(super) fn other(command: &mut Command) -> std::io::Result<Self> {
         let child = command.kill_on_drop(true).spawn()?;
         Ok(Self {

@@ -157,7 +157,7 @@ fn folder() -> Result<tempfile::TempDir, BenchError> {
         .map_err(BenchError::system)
 }
 
-/// Runs a shape in a folder of its own.
+/// Runs a shape in a separate folder.
 fn in_folder(shape: &Shape, world: &World) -> Result<Ran, BenchError> {
     shape.run(world, folder()?.path())
 }

@@ -116,7 +116,7 @@ impl World {
     }
 }
 
-/// Tasks that differ in their calls alone; those of the held-out split wait for nothing.
+/// Tasks that differ in only their calls; those of the held-out split wait for nothing.
 pub(super) struct Tasks;
 
 impl Taskset for Tasks {

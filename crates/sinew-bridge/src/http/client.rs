@@ -355,7 +355,7 @@ impl HttpEnv {
         })
     }
 
-    /// One call with an id of its own.
+    /// One call with a separate id.
     ///
     /// A fault of the tool is a result that the model reads. A fault of the server itself, or a reward that
     /// is not finite, fails the episode.
@@ -477,7 +477,7 @@ fn taken(called: Called, turn: &mut Turn, state: &mut Option<String>) -> Result<
     }
 }
 
-/// The score of an answer. `null` and a missing `reward` are no score.
+/// The score of an answer. `null` and a missing `reward` are not a score.
 fn score(scored: Scored) -> Result<Score, Unscored> {
     let reason = |why: &str| Unscored::new(scored.reason.clone().unwrap_or_else(|| why.into()));
     if scored.status == Status::Unscored {

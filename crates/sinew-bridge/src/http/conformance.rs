@@ -310,7 +310,7 @@ impl Trial<'_> {
         }
     }
 
-    /// A call goes on without its client, and its answer is kept.
+    /// A call continues without its client, and its answer is kept.
     async fn client_goes_away(&mut self) -> Case {
         let id = self.id();
         self.open(&id).await?;
@@ -359,7 +359,7 @@ impl Trial<'_> {
         Ok("404".into())
     }
 
-    /// Bodies that are no JSON, or not those of the protocol.
+    /// Bodies that are not JSON, or not those of the protocol.
     async fn bad_body(&mut self) -> Case {
         for body in ["", "{", "[]", "{\"episode\": 7}"] {
             let sent = Some(body.as_bytes().to_vec());

@@ -145,8 +145,8 @@ impl Remote {
         })
     }
 
-    /// One attempt, whatever its status. `Err` is the reason why there is no answer.
-    /// Only the connection has a limit of its own: the caller sets the deadline.
+    /// One attempt, whatever its status. `Err` is the reason why there is no answer. Only the connection has
+    /// a separate limit: the caller sets the deadline.
     pub(crate) async fn once(
         &self,
         method: Method,
@@ -287,7 +287,7 @@ impl Remote {
     /// A request whose answer is JSON, with repeats, within the deadline of the client.
     ///
     /// # Errors
-    /// [`RemoteError`]; its `Protocol` where the answer is no JSON of this form.
+    /// [`RemoteError`]; its `Protocol` where the answer is not JSON of this form.
     pub async fn json<T: DeserializeOwned>(
         &self,
         method: Method,

@@ -345,7 +345,7 @@ async fn task(
     }
 }
 
-/// The task of a request that must not be cut: it goes on if the client goes away.
+/// The task of a request that must not be cut: it continues if the client goes away.
 async fn whole(work: impl Future<Output = Response> + Send + 'static) -> Response {
     let done = tokio::spawn(work).await;
     done.unwrap_or_else(|e| refused(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))

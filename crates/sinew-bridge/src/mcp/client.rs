@@ -140,7 +140,7 @@ impl Session {
     }
 }
 
-/// Text of a result. Parts that are no text are named by their kind.
+/// Text of a result. Parts that are not text are named by their kind.
 fn text(result: &CallToolResult) -> String {
     let mut parts = Vec::new();
     for block in &result.content {

@@ -139,7 +139,7 @@ impl Command {
         })
     }
 
-    /// Starts the command in a sandbox of its own, and connects to it.
+    /// Starts the command in a separate sandbox, and connects to it.
     pub(crate) async fn start(&self) -> Result<(TcpStream, Process), String> {
         let text = |e: sinew_sandbox::SandboxError| e.to_string();
         let mut sandbox = self.provider.acquire(&self.spec).await.map_err(text)?;
@@ -199,7 +199,7 @@ async fn run(mut sandbox: Box<dyn Sandbox>, argv: Vec<String>, ended: oneshot::S
     let _ = ended.send(why);
 }
 
-/// Path inside of a program that is no Python: those of the system keep their place.
+/// Path inside of a program that is not a Python: those of the system keep their place.
 fn program(code: &mut PythonCode, name: &str, search: &str) -> Result<String, String> {
     let found = match name.contains('/') {
         true => Some(PathBuf::from(name)),

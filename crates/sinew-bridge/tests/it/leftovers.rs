@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sinew_bridge::PythonReward;
 use sinew_env::{Env, Reward};
 
-/// Leaves a process behind that is no child of anybody, and a file. It goes on until it is killed.
+/// Leaves a process behind that is not a child of anybody, and a file. It continues until it is killed.
 const DAEMON: &str = r#"
 import os, time
 open("/tmp/left", "w").close()

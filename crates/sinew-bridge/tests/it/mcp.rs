@@ -133,7 +133,7 @@ async fn tools_of_a_server_are_those_of_the_episode() {
                 .contains("there is no tool fly; the tools are: add")
     );
     assert_eq!(said[2], ("z", "1 notes".into()));
-    // An episode has a process of its own.
+    // An episode has a separate process.
     let mut other = factory.create(&task(json!({}))).unwrap();
     other.reset().await.unwrap();
     assert_eq!(

@@ -40,7 +40,7 @@ impl Sizes {
     }
 }
 
-/// A folder that sandboxes can read: they have users of their own.
+/// A folder that sandboxes can read: they have separate users.
 pub(crate) fn folder() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();

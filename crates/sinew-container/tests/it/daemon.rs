@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-/// A daemon of this test alone; it ends with the thread that started it.
+/// A daemon of only this test; it ends with the thread that started it.
 pub(crate) struct Daemon {
     child: std::process::Child,
     folder: tempfile::TempDir,

@@ -95,7 +95,7 @@ impl ModelRequest {
         self.tools.iter().chain(&self.deferred_tools)
     }
 
-    /// Adds a tool that is no plain function of its name.
+    /// Adds a tool that is not a plain function of its name.
     pub(super) fn add_special(&mut self, tool: SpecialTool, spec: ToolSpec, deferred: bool) {
         if self.special(&tool.prompt_name).is_none() {
             self.special_tools.push(tool);
@@ -121,7 +121,7 @@ impl ModelRequest {
         self.tools.extend(deferred);
     }
 
-    /// The tools are those of these names alone.
+    /// The tools are those of only these names.
     pub(super) fn allow_only(&mut self, names: &[String]) {
         self.tools.retain(|t| names.contains(&t.name));
         self.deferred_tools.retain(|t| names.contains(&t.name));
@@ -285,7 +285,7 @@ fn of_type(kind: &str) -> Option<(ToolForm, ToolSpec)> {
     Some((form, spec(kind, description, parameters)))
 }
 
-/// One of OpenAI's tools that is no function: the agent's are added, a server's dropped and counted.
+/// One of OpenAI's tools that is not a function: the agent's are added, a server's dropped and counted.
 ///
 /// # Errors
 /// If a field is wrong, or the gateway is strict and the tool is dropped.

@@ -13,7 +13,7 @@ pub struct Continuation {
     pub prefix: &'static str,
     /// The answer that it continues (`previous_response_id`).
     pub previous: Option<String>,
-    /// The answer to the same messages without the last ones, which alone were read.
+    /// The answer to the same messages without the last ones, which were the only ones read.
     pub grown_from: Option<String>,
     /// Store the answer, so that a request can continue it.
     pub keep: bool,

@@ -114,7 +114,7 @@ impl<'n> Fields<'n> {
     /// A whole body.
     ///
     /// # Errors
-    /// If it is no JSON object.
+    /// If it is not a JSON object.
     pub fn parse(body: &[u8], notes: &'n Notes) -> Result<Self, ApiError> {
         let value: Value = json::from_slice(body).map_err(|e| {
             ApiError::bad_request("invalid_json", format!("the body is not valid JSON: {e}"))
@@ -155,7 +155,7 @@ impl<'n> Fields<'n> {
     /// The object in a field, if there is one.
     ///
     /// # Errors
-    /// If its value is no object.
+    /// If its value is not an object.
     pub fn inner(&mut self, name: &str) -> Result<Option<Self>, ApiError> {
         let value = self.take(name);
         value
@@ -263,7 +263,7 @@ impl<'n> Fields<'n> {
     /// A number of tokens, from `min` on.
     ///
     /// # Errors
-    /// If it is no whole number, or too small or too large.
+    /// If it is not a whole number, or too small or too large.
     pub fn count(&mut self, name: &str, min: i64) -> Result<Option<u32>, ApiError> {
         let count = self.integer(name, min, i64::from(u32::MAX))?;
         Ok(count.map(|n| n.max(0) as u32))
@@ -315,7 +315,7 @@ impl<'n> Fields<'n> {
     /// The arguments of a call: a text with JSON. A call without any has none, or an empty text.
     ///
     /// # Errors
-    /// If the text is no JSON.
+    /// If the text is not JSON.
     pub fn arguments(&mut self) -> Result<Value, ApiError> {
         let path = self.path("arguments");
         let text = self.required_string("arguments")?;
@@ -348,7 +348,7 @@ impl<'n> Fields<'n> {
     /// Items of `tools`, up to a maximum number.
     ///
     /// # Errors
-    /// If it is no array, or too long.
+    /// If it is not an array, or too long.
     pub fn tools(&mut self) -> Result<Vec<Value>, ApiError> {
         let tools = self.array("tools")?.unwrap_or_default();
         if tools.len() > MAX_TOOLS {

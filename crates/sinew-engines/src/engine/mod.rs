@@ -171,7 +171,7 @@ impl Engine for RemoteEngine {
             let why = "the engine is for evaluation only".to_owned();
             return Err(EngineError::Weights(why));
         }
-        // Written while generation goes on; servers stop only to load it.
+        // Written while generation continues; servers stop only to load it.
         let folder = match &self.folder {
             Some(folder) => {
                 let path = folder.publish(version, &*weights);
@@ -204,7 +204,7 @@ impl Engine for RemoteEngine {
 impl Drop for RemoteEngine {
     fn drop(&mut self) {
         self.shared.drop_engine();
-        // A sink may hold the last handle: the thread cannot join itself, and ends alone.
+        // A sink may hold the last handle: the thread cannot join itself, and ends by itself.
         if let Some(thread) = self.thread.take()
             && thread::current().id() != self.thread_id
         {

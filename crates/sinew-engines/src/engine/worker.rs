@@ -396,7 +396,7 @@ impl Worker {
         }
     }
 
-    /// Loads weights on all engines at once. Their attempts were interrupted and go on with the new
+    /// Loads weights on all engines at once. Their attempts were interrupted and continue with the new
     /// version.
     fn load(&mut self, weights: Weights, reply: Reply) {
         self.router.load_begins(self.now());

@@ -54,7 +54,7 @@ pub struct Router {
     loading: bool,
     next_attempt: u64,
     arrivals: u64,
-    /// Lower bound of the next time at which waiting alone changes anything.
+    /// Lower bound of the next time at which only waiting changes anything.
     wake: f64,
     commands: VecDeque<Command>,
     counters: Counters,
@@ -311,7 +311,7 @@ impl Router {
         let doubled = f64::from(1u32 << state.failures.saturating_sub(1).min(16));
         let pause = (self.config.backoff_s * doubled).min(self.config.backoff_max_s);
         state.not_before = now + pause * (0.75 + 0.5 * spread);
-        // A busy server is no failure: the deadline of the queue is the limit then.
+        // A busy server is not a failure: the deadline of the queue is the limit then.
         if blame != Blame::Moment || state.attempt_tokens > 0 {
             state.deadline = now + self.config.max_wait_s;
         }
@@ -446,7 +446,7 @@ impl Router {
         self.schedule(now);
     }
 
-    /// Stops (`true`) or goes on. Running attempts end; their requests keep their ids and wait.
+    /// Stops (`true`) or continues. Running attempts end; their requests keep their ids and wait.
     pub fn pause(&mut self, now: f64, paused: bool) {
         self.paused = paused;
         self.interrupt(now);
@@ -542,8 +542,8 @@ impl Router {
         }
     }
 
-    /// The next time after `now` at which waiting alone changes anything: deadlines, pauses, trials
-    /// of breakers.
+    /// The next time after `now` at which only waiting changes anything: deadlines, pauses, trials of
+    /// breakers.
     fn earliest(&self, now: f64) -> f64 {
         let waiting = self.waiting.iter();
         let waiting = waiting.filter_map(|(_, _, id)| self.requests.get(id));

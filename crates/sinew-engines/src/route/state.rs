@@ -197,7 +197,7 @@ impl RequestState {
         (Reverse(self.priority), self.arrival, self.id)
     }
 
-    /// Whether it would go on in the middle of a format: a server would begin that anew.
+    /// Whether it would continue in the middle of a format: a server would begin that anew.
     pub(super) fn cut_in_a_format(&self) -> bool {
         self.sampling.format.is_some() && !self.sampled.is_empty()
     }

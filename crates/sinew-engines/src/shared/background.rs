@@ -30,7 +30,7 @@ impl Shared {
 /// Hears of every version: published, or the reason why not.
 pub type Heard = Box<dyn Fn(PolicyVersion, Result<Published, FolderError>) + Send>;
 
-/// Publishes the newest of the versions that it is given. Training goes on meanwhile; a version that waits
+/// Publishes the newest of the versions that it is given. Training continues meanwhile; a version that waits
 /// when the next one comes is left out. A version that waits when it is dropped is published first.
 pub struct Publisher {
     shared: Arc<Shared>,

@@ -17,7 +17,7 @@ pub enum Followed {
         /// The version that it came as a difference of.
         base: Option<PolicyVersion>,
     },
-    /// The engine goes on with what it has; said once for each reason in a row.
+    /// The engine continues with what it has; said once for each reason in a row.
     Kept { why: String },
 }
 

@@ -18,8 +18,8 @@ struct Anchor {
     file: TensorFile,
 }
 
-/// Publishes versions in a folder of its own, which is best on `/dev/shm`: there a version is in the memory
-/// of the host once, for all engines.
+/// Publishes versions in a separate folder, which is best on `/dev/shm`: there a version is in the memory of
+/// the host once, for all engines.
 #[derive(Debug)]
 pub struct SharedWeights {
     folder: WeightsFolder,

@@ -246,14 +246,14 @@ fn what_would_make_told_logprobs_wrong_is_refused() {
             assert!(why.contains("logit_bias"), "{why}");
         }
         if s.name.starts_with("vLLM") {
-            // vLLM samples at 0.01 instead, and says so in its log alone.
+            // vLLM samples at 0.01 instead, and reports it only in its log.
             let why = refused(&s, |p| p.temperature = 0.005);
             assert!(why.contains("at least 0.01"), "{why}");
         }
     }
 }
 
-/// A server that reports the logits of temperature 1 is told apart by the configuration alone.
+/// A server that reports the logits of temperature 1 is recognized only by the configuration.
 #[test]
 fn an_sglang_of_original_logprobs_samples_at_zero_and_one() {
     let mock = Mock::start(Kind::Sglang);

@@ -539,7 +539,7 @@ impl Session {
         Ok(self.output(call, output, text, now_s))
     }
 
-    /// An output is kept, so that later calls may go on from it.
+    /// An output is kept, so that later calls may continue from it.
     pub(crate) fn kept(&mut self, answer: &StoredAnswer) {
         self.note(|| Entry::Kept {
             answer: answer.clone(),

@@ -284,7 +284,7 @@ pub(crate) enum Entry {
     },
     /// A call ended without all of its outputs.
     Failed { call: u32, why: String, now_s: f64 },
-    /// An output that later calls may go on from by its id.
+    /// An output that later calls may continue from by its id.
     Kept { answer: StoredAnswer },
     /// A reward was given.
     Rewarded { reward: Reward },

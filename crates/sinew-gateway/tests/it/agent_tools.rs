@@ -355,7 +355,7 @@ fn anthropics_own_tools_are_functions_of_their_names() {
         );
         assert!(!shown.contains("\"zoom\", \"find\""), "{shown}");
     }
-    // A member of a set has a name of its own.
+    // A member of a set has its own name.
     let arguments = json!({"action": "navigate", "url": "http://a"});
     let (block, _) = two_turns(&world, &tools, ("browser", &arguments), &[]);
     assert_eq!(

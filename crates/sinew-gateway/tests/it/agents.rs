@@ -88,7 +88,7 @@ fn joins(view: &Value, kind: &str) -> u64 {
     view["stats"]["joins"][kind].as_u64().unwrap_or(0)
 }
 
-/// An agent of two calls, the second of which goes on where the first ended.
+/// An agent of two calls, the second of which continues where the first ended.
 fn extends(program: &str, env: &[(&str, &str)]) {
     let view = answers(program, env, &[CALL, ANSWER]);
     let joined = (joins(&view, "start"), joins(&view, "extend"));

@@ -140,7 +140,7 @@ fn one_key_serves_clients_that_open_no_rollouts() {
         plain(&world, "GET", "/v1/models", &Value::Null).1["data"][0]["id"],
         "policy"
     );
-    // A conversation goes on in its rollout, whichever API it comes by.
+    // A conversation continues in its rollout, whichever API it comes by.
     let ask = json!({"role": "user", "content": "first"});
     let (status, said) = plain(&world, "POST", "/v1/chat/completions", &body("first"));
     assert_eq!(

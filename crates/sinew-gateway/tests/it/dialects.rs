@@ -206,7 +206,7 @@ fn each_api_refuses_in_its_own_shape() {
     assert_eq!(answer.error("type"), "authentication_error");
 }
 
-/// Nobody else's answers can be gone on from.
+/// Nobody else's answers can be continued from.
 #[test]
 fn answers_are_kept_for_their_rollout_alone() {
     let world = world(script);
@@ -330,7 +330,7 @@ fn another_head_is_another_conversation() {
     world.finish(&rollout.id);
 }
 
-/// An answer to a history that was read in parts can be gone on from, with all of it.
+/// An answer to a history that was read in parts can be continued from, with all of it.
 #[test]
 fn what_was_not_read_again_is_kept_for_later() {
     let world = world(|prompt| Some(format!("{} words", prompt.matches("<|im_start|>").count())));

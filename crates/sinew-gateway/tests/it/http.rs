@@ -108,7 +108,7 @@ fn tools_are_called_in_parallel_and_answered() {
     assert_eq!(calls.len(), 1);
 }
 
-/// A whole call that a cut follows is no whole turn: more calls may have been on their way.
+/// A whole call that a cut follows is not a whole turn: more calls may have been on their way.
 #[test]
 fn a_cut_behind_a_whole_call_is_a_cut() {
     let world = world(echo);
@@ -400,7 +400,7 @@ fn secrets_open_what_they_are_for() {
         status("POST", &format!("{rollouts}/{}/finish", one.id), &one.key),
         401
     );
-    // Anthropic's clients send the key in a header of their own.
+    // Anthropic's clients send the key in a separate header.
     let bare = one.key.trim_start_matches("Bearer ");
     let by_header = answer(
         "GET",

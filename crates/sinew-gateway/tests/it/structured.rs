@@ -198,7 +198,7 @@ fn strict_tools_follow_their_schemas() {
     assert_eq!(called.len(), 1);
     checked(&called[0]);
     assert!(calls(json!({"tools": [add(true)]}), "anything").is_empty());
-    // It must, and its own words are no call.
+    // It must call, and its own words are not a call.
     for choice in [
         json!("required"),
         json!({"type": "function", "function": {"name": "add"}}),

@@ -188,7 +188,7 @@ pub(crate) fn client(patience: Duration) -> Client {
     client.pool_max_idle_per_host(0).build().unwrap()
 }
 
-/// One request on a connection of its own.
+/// One request on a separate connection.
 pub(crate) fn send(
     method: &str,
     url: &str,

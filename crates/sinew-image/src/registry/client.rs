@@ -283,7 +283,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// A status that is no answer to the question: that of a registry in trouble is asked again.
+    /// A status that is not an answer to the question: that of a registry in trouble is asked again.
     fn other(&self, status: u16, headers: &HeaderMap) -> Failed {
         let pause = headers.get(RETRY_AFTER).and_then(|v| v.to_str().ok());
         let pause = pause.and_then(|v| v.parse().ok()).map(Duration::from_secs);
@@ -324,8 +324,8 @@ impl<'a> Client<'a> {
 
     /// A token to pull from the repository (Docker's token authentication).
     ///
-    /// The address is the registry's word, so a password goes there over HTTPS or on loopback alone. The
-    /// token is for this repository and for pulling, whatever else the challenge names.
+    /// The address is the registry's word, so a password goes there over HTTPS or on only loopback. The token
+    /// is for this repository and for pulling, whatever else the challenge names.
     fn token(
         &self,
         realm: &str,

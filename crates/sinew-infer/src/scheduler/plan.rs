@@ -363,7 +363,7 @@ impl Scheduler {
         let free = !self.blocks.is_used(block) && slots == self.blocks.filled(block);
         self.blocks.retain(block);
         if free {
-            // No sequence writes to it and all of it fits: go on in place.
+            // No sequence writes to it and all of it fits: continue in place.
             sequence.chain.push(block);
             return;
         }

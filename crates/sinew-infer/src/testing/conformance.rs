@@ -10,7 +10,7 @@ use sinew_types::{
 };
 use std::sync::{Arc, Mutex};
 
-/// A sequence with blocks of its own.
+/// A sequence with separate blocks.
 #[derive(Clone, Debug)]
 struct Stored {
     tokens: Vec<TokenId>,

@@ -111,8 +111,8 @@ fn groups() -> Vec<GenerateRequest> {
     requests.collect()
 }
 
-/// Tokens and log-probabilities, bit by bit: each pass computes a row's logits from its own
-/// sequence alone, however the batch is put together.
+/// Tokens and log-probabilities, bit by bit: each pass computes a row's logits from only its own sequence,
+/// however the batch is put together.
 #[test]
 fn tokens_and_logprobs_do_not_depend_on_batching_chunks_or_preemption() {
     let params = tiny_params(1);
@@ -204,7 +204,7 @@ fn prompts_computed_once(requests: &[GenerateRequest]) -> u64 {
     prefixes.len() as u64
 }
 
-/// Greedy tokens from the model alone, the whole sequence computed anew for each.
+/// Greedy tokens from only the model, the whole sequence computed anew for each.
 fn naive_greedy(params: &Params, prompt: &[TokenId], count: usize) -> Vec<TokenId> {
     let device = device();
     let context = params.config().max_context;

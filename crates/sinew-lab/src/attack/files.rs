@@ -29,7 +29,7 @@ use crate::attack::{Case, Expect};
 ///   `unshare`, `setns`, and file handles, which ignore the root of a process.
 /// - 32: writes to the system's folders and to the files of `/proc` and `/sys` by which a program could make
 ///   the kernel run something as the host's first user (`core_pattern`, `modprobe`, `release_agent`).
-/// - 33: a program of its own with a set-user-id bit must run as the same user.
+/// - 33: a separate program with a set-user-id bit must run as the same user.
 /// - 36: `/proc/self/exe` opened for writing is how a container overwrote its runtime (CVE-2019-5736).
 /// - 37: from descriptor 3 on nothing may lead outside. The one socket by which a Python program reports its
 ///   end may be there; it has to be empty, one-way and without a named peer.

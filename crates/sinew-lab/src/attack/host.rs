@@ -18,7 +18,7 @@ use std::time::Duration;
 pub(crate) struct Witness {
     /// Content of the file; nobody inside can know it.
     pub(crate) secret: String,
-    /// Readable by the host alone, with the secret as its content.
+    /// Readable by only the host, with the secret as its content.
     file: PathBuf,
     /// A connection to it has left the network namespace.
     port: TcpListener,
@@ -168,8 +168,8 @@ impl Residue {
     }
 }
 
-/// Whether a line of `/proc/PID/mounts` is at a place where sandboxes mount in namespaces of
-/// their own; the host itself and others mount elsewhere meanwhile.
+/// Whether a line of `/proc/PID/mounts` is at a place where sandboxes mount in separate namespaces; the host
+/// itself and others mount elsewhere meanwhile.
 pub(crate) fn of_sandboxes(line: &str) -> bool {
     let point = line.split(' ').nth(1).unwrap_or_default();
     let inside = point.strip_prefix("/root").unwrap_or(point);

@@ -46,7 +46,7 @@ macro_rules! case {
 
 /// The cases in the order of their numbers.
 ///
-/// Programs run behind no walls of the guest, but for 48 and 84: as the guest's first user, with all
+/// Programs run behind no walls of the guest, except for 48 and 84: as the guest's first user, with all
 /// devices.
 ///
 /// - 48 reads the rights of the monitor on the host: no capability, a user other than 0, a filter, no
@@ -166,7 +166,7 @@ async fn aftermath(before: usize, sibling: &mut dyn Sandbox, verdict: Verdict) -
     if verdict.0 != AttackOutcome::Held {
         return verdict;
     }
-    // Those that were dropped are seen off by a thread of their own.
+    // Those that were dropped are seen off by a separate thread.
     for _ in 0..200 {
         if monitors().len() <= before {
             break;
@@ -288,7 +288,7 @@ async fn dies(
 /// Machines that panic one after the other must not wear the provider out.
 ///
 /// The first of four turns panics the kernel; in the others a shell sends itself a segmentation fault, which
-/// must end that program alone. A reset follows each.
+/// must end only that program. A reset follows each.
 async fn panic_loop(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire_unwalled(&spec()).await?;
     for turn in 0..4 {

@@ -312,7 +312,7 @@ impl Suite<'_> {
         });
     }
 
-    /// Runs one case in a sandbox of its own, and looks at what it left.
+    /// Runs one case in a separate sandbox, and looks at what it left.
     async fn attack(&mut self, case: &Case) -> Verdict {
         if case.raw_calls && !cfg!(target_arch = "x86_64") {
             let why = "the program knows only the system calls of x86-64";
@@ -363,7 +363,7 @@ impl Suite<'_> {
         result
     }
 
-    /// Judges the result alone.
+    /// Judges only the result.
     fn judge(&self, case: &Case, result: &ExecResult) -> Verdict {
         let printed = String::from_utf8_lossy(&result.stdout);
         if let Some(line) = printed.lines().find(|l| l.starts_with("ESCAPED")) {

@@ -49,8 +49,8 @@ use crate::attack::{Case, Expect};
 ///   that the output was cut.
 /// - 14: ignores all signals that can be ignored, or stops itself. Only `SIGKILL` from outside ends it, at
 ///   the deadline.
-/// - 15: children with sessions of their own, whose parents are gone, sleep on. The program is `Done` at
-///   once; no process may be left afterwards.
+/// - 15: children with separate sessions, whose parents are gone, sleep on. The program is `Done` at once; no
+///   process may be left afterwards.
 /// - 16: kernel objects of five kinds: shared memory segments, message queues, watches, keys, polls. 20,000
 ///   of one kind are an escape.
 /// - 17: closes all its output and sleeps. The end of the output is not the end of the program.

@@ -159,7 +159,7 @@ async fn fifos(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, S
     Ok(held("only regular files are read"))
 }
 
-/// Names with newlines, control characters and bytes that are no text.
+/// Names with newlines, control characters and bytes that are not text.
 ///
 /// Files with such names must be readable by the host under exactly these names: no shell, and no list that
 /// newlines separate, is between. `b'\xff\xfe'` is written, too, and must not break the rest.
@@ -322,7 +322,7 @@ async fn left_interpreter(
 /// Sandboxes that were forked from one place must draw different random numbers.
 ///
 /// Three sandboxes print a number of `random`, the hash of a string, eight bytes of the kernel and a UUID.
-/// Each value may come once, but for the hash.
+/// Each value may come once, except for the hash.
 async fn same_random(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     /// Place of the seed of `hash`, which forks may share.
     const HASH: usize = 1;
@@ -346,7 +346,7 @@ async fn same_random(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
 
 /// Two hundred sandboxes leave no process, group or mount behind.
 ///
-/// Every tenth one runs `/bin/true`; the others are destroyed unused, which is a path of its own. The counts
+/// Every tenth one runs `/bin/true`; the others are destroyed unused, which is a separate path. The counts
 /// are made by the suite afterwards.
 async fn many_creates(
     provider: &dyn SandboxProvider,

@@ -20,13 +20,13 @@ struct Case(&'static str, &'static str, Expect, &'static str);
 /// Interpreter, name, ending, program.
 ///
 /// Programs of three interpreters: `python` (CPython), `qjs` (JavaScript) and `micropython`. Each case has
-/// its own sandbox of 64 MiB and 4 MiB of files, but for the second half of 71. Cases that must end as
+/// its own sandbox of 64 MiB and 4 MiB of files, except for the second half of 71. Cases that must end as
 /// `Timeout` have 300 ms, the others 20 s.
 ///
 /// - 01, 02, 23, 27, 46, 56: what the interface does not have cannot be called: processes, threads, links,
 ///   nodes, programs, sockets. A case is `Done` if the name is missing or the call fails.
 /// - 03, 73: linear memory may not grow beyond the limit. CPython's ending names the limit; the small
-///   interpreters turn the refused growth into an error of their own, and `Refused` is enough.
+///   interpreters turn the refused growth into a separate error, and `Refused` is enough.
 /// - 04, 07 to 11: bytes, files, sizes, depth and descriptors are counted by the interface in the worker.
 /// - 12, 14, 72, 77: loops, sleeps and waits are cut at the deadline, also a loop without any call.
 /// - 13: output beyond the limit is cut, and the result says so.

@@ -55,7 +55,7 @@ fn beside(ours: &BenchRow, peer: &str, theirs: Result<Timing, SandboxError>) -> 
 /// Measures every row, each `runs` times.
 ///
 /// # Errors
-/// If a container of ours cannot be made; a peer that cannot is a row that says why.
+/// If a container of ours cannot be made; a peer that cannot is a row with the reason.
 pub async fn run(
     provider: &ContainerProvider,
     runs: usize,

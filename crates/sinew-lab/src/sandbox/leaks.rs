@@ -52,7 +52,7 @@ pub struct LeakReport {
     pub left: Vec<String>,
 }
 
-/// Whether a name carries one of these process numbers as a part of its own.
+/// Whether a name carries one of these process numbers as a separate part.
 fn carries(name: &str, pids: &BTreeSet<String>) -> bool {
     name.starts_with("sinew") && name.split(['-', '.', '_']).any(|part| pids.contains(part))
 }

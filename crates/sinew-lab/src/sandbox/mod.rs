@@ -249,7 +249,7 @@ impl std::fmt::Debug for Subjects {
     }
 }
 
-/// Selection of measurements, each of which can run alone.
+/// Selection of measurements, each of which can run separately.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parts(Vec<String>);
 
@@ -299,7 +299,7 @@ pub type OnRow<'a> = &'a mut (dyn FnMut(BenchRow) + Send);
 /// Measures latencies beside peers, then how the level behaves in large numbers.
 ///
 /// # Errors
-/// Only if the level itself cannot run; a peer that cannot is a row that says why.
+/// Only if the level itself cannot run; a peer that cannot is a row with the reason.
 pub async fn run_all(
     subjects: &Subjects,
     scale: &Scale,

@@ -135,7 +135,7 @@ async fn leaks(provider: &Arc<dyn SandboxProvider>, before: Residue, scale: &Sca
     }
 }
 
-/// Calls that are all in flight at once, through a pool, each in a sandbox of its own.
+/// Calls that are all in flight at once, through a pool, each in a separate sandbox.
 ///
 /// Every call is a task from the start; `LANES` of them use the pool at a time, the others wait for their
 /// turn. The times are from the common start to the call's own end, so that the mean grows with their

@@ -14,9 +14,9 @@ const REFILL: Duration = Duration::from_millis(20);
 /// Place in which the programs of a row run.
 #[derive(Clone, Copy)]
 enum Where<'a> {
-    /// Each in a sandbox of its own.
+    /// Each in a separate sandbox.
     Fresh,
-    /// Each in a fork of a snapshot, a sandbox of its own.
+    /// Each in a fork of a snapshot, a separate sandbox.
     Fork(&'a Snapshot),
     /// One after the other in the same.
     Same,

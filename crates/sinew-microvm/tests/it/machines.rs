@@ -187,7 +187,7 @@ async fn snapshots_and_forks_carry_memory_and_files() {
     let spec = spec();
     let mut first = provider.acquire(&spec).await.expect("a machine");
     first.write_file("f", b"before").await.expect("write");
-    // A file of the guest's memory alone, and one that only the first user sees.
+    // A file in only the guest's memory, and one that only the first user sees.
     let snapshot = first.snapshot().await.expect("a snapshot");
     first.write_file("f", b"after").await.expect("write");
     let mut fork = provider.fork(&spec, &snapshot).await.expect("a fork");

@@ -41,7 +41,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Wall time of a question about a file.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
-/// Wall time of one attempt at a transfer; the next goes on where it ended.
+/// Wall time of one attempt at a transfer; the next continues where it ended.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(300);
 /// Size of a copied piece; progress is reported after each.
 const COPY_BYTES: usize = 1 << 18;
@@ -267,7 +267,7 @@ impl<'a> Hub<'a> {
         self.check(url, response)
     }
 
-    /// Refuses an answer that is no success, with what to do where something helps.
+    /// Refuses an answer that is not a success, with what to do where something helps.
     fn check(&self, url: &str, response: Response) -> Result<Response, Failure> {
         let status = response.status().as_u16();
         let hint = match status {
@@ -369,7 +369,7 @@ impl<'a> Hub<'a> {
         if !blob.is_file() {
             self.blob(&url, name, &remote, &blob)?;
         }
-        // Files of data sets are in folders of their own.
+        // Files of data sets are in separate folders.
         let up = "../".repeat(2 + name.matches('/').count());
         let target = Path::new(&up).join("blobs").join(&remote.etag);
         if let Some(parent) = link.parent() {
@@ -496,8 +496,8 @@ fn client(redirects: Policy) -> Result<Client, String> {
         .map_err(|error| cause(&error))
 }
 
-/// Compares a large file with its SHA-256. Small files have git's id as their name, and are checked
-/// by length alone.
+/// Compares a large file with its SHA-256. Small files have git's id as their name, and are checked only by
+/// length.
 fn verify(file: &mut File, remote: &Remote) -> Result<(), String> {
     let is_sha256 = remote.etag.len() == 64 && remote.etag.bytes().all(|b| b.is_ascii_hexdigit());
     if !is_sha256 {

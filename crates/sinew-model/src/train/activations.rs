@@ -194,7 +194,7 @@ pub struct Activations {
     pub(super) layout: Option<TreeLayout>,
     /// `None`: all rows leave the last layer.
     pub(super) leaving: Option<Leaving>,
-    /// Input of each layer and of the last norm, `[rows, d]`; one alone with [`Keep::Nothing`].
+    /// Input of each layer and of the last norm, `[rows, d]`; only one with [`Keep::Nothing`].
     pub(super) xs: Vec<Buffer>,
     /// Activations of each layer with [`Keep::All`], else of one.
     pub(super) layers: Vec<LayerActs>,

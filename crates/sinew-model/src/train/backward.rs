@@ -27,9 +27,9 @@ pub struct OutputGrads<'a> {
 }
 
 impl TrainModel {
-    /// Adds the gradients of the last forward pass to `grads`: of all weights, or of the adapters
-    /// alone when `weights` has some. `weights` must be those of the forward pass. Costs about
-    /// twice the forward pass, and three times with [`Keep::LayerInputs`].
+    /// Adds the gradients of the last forward pass to `grads`: of all weights, or only of the adapters when
+    /// `weights` has some. `weights` must be those of the forward pass. Costs about twice the forward pass,
+    /// and three times with [`Keep::LayerInputs`].
     ///
     /// # Errors
     /// If `acts` keeps nothing, a length does not fit, or `grads` are of the wrong kind; then
@@ -243,7 +243,7 @@ impl Pass<'_> {
         std::mem::swap(&mut work.dx, &mut work.dh);
     }
 
-    /// Attention half of a layer but for [`Pass::o_backward`]: reads and updates `work.dx`.
+    /// Attention half of a layer except for [`Pass::o_backward`]: reads and updates `work.dx`.
     fn attention_backward(
         &self,
         layer: usize,

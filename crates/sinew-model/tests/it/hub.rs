@@ -235,7 +235,7 @@ fn downloads_fill_the_cache_in_the_known_layout() {
     assert!(link.starts_with("../../blobs"), "{}", link.display());
     assert!(!snapshot.join("README.md").exists() && !snapshot.join("golden.safetensors").exists());
     let requests = server.log();
-    // Again: the listing alone; offline or by commit: nothing at all.
+    // Again: only the listing; offline or by commit: nothing at all.
     assert_eq!(resolve_model("hf:org/tiny", &env).unwrap(), files);
     assert_eq!(server.log(), ["GET /api/models/org/tiny/revision/main 0"]);
     env.offline = true;

@@ -248,7 +248,7 @@ fn smollm2_in_bf16_stays_near_f32() {
     assert!(2 * clear > gaps.len(), "{clear} of {}", gaps.len());
 }
 
-/// Logits of one sequence computed alone, in one pass.
+/// Logits of one sequence, computed separately in one pass.
 fn alone(params: &Params, tokens: &[u32]) -> Vec<f32> {
     Engine::new(params, 1, tokens.len().div_ceil(BLOCK)).step(&[(0, tokens)])
 }

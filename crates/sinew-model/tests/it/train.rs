@@ -274,15 +274,15 @@ fn mixed_temperatures_give_the_sum_of_their_gradients() {
     }
 }
 
-/// A pass that finishes only the asked rows says the same, to the bit; gradients too, but for one sum over
-/// rows that is grouped by their number.
+/// A pass that finishes only the asked rows gives the same result, to the bit; gradients too, except for one
+/// sum over rows that is grouped by their number.
 #[test]
 fn rows_that_nothing_is_asked_of_change_nothing() {
     let dev = device();
     for family in FAMILIES {
         let params = tiny(family).params;
         let (mut case, _) = tree_case();
-        // One answer alone, so that most rows have nothing to say.
+        // Only one answer, so that most rows are not asked.
         case.items.truncate(9);
         case.temperatures.truncate(9);
         case.d_logprob.truncate(9);

@@ -61,7 +61,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Sends a request once. It goes on if the caller stops waiting.
+    /// Sends a request once. It continues if the caller stops waiting.
     pub(super) async fn post(&self, path: &str, body: Value) -> Result<Value, RemoteError> {
         let (place, path) = (self.clone(), path.to_owned());
         let sent = spawn(&self.host.server.handle, async move {

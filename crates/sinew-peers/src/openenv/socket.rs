@@ -58,7 +58,7 @@ impl Socket {
             .map_err(late)?
     }
 
-    /// Opens TCP, TLS for `https`, and the socket, without a deadline of its own.
+    /// Opens TCP, TLS for `https`, and the socket, without a separate deadline.
     ///
     /// # Errors
     /// [`SocketError::Lost`] with the reason, also if the server refuses the key.

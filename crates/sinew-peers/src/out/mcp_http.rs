@@ -234,7 +234,7 @@ async fn on(shared: &Arc<Shared>, pick: Pick, headers: &HeaderMap, body: &Bytes)
         },
     };
     *lock(&kept.seen) = Instant::now();
-    // A call goes on if its client goes away: it may be in the middle of a change.
+    // A call continues if its client goes away: it may be in the middle of a change.
     let answered = tokio::spawn(async move {
         let answer = kept.session.lock().await.on(&message).await;
         *lock(&kept.seen) = Instant::now();

@@ -218,7 +218,7 @@ impl Session {
         let Begun { task, messages } = begun;
         let tools = functions(self.play.tools(), "parameters");
         let text = whole_text(&messages);
-        // Clients for tools keep the metadata of an observation alone.
+        // Clients for tools keep only the metadata of an observation.
         let observation = json!({
             "text": text, "error": false, "task": task, "messages": messages, "functions": tools,
             "metadata": {"task": task, "prompt": text},
@@ -226,10 +226,10 @@ impl Session {
         Ok(json!({"observation": observation, "reward": null, "done": false}))
     }
 
-    /// An action in either form. `list_tools` begins an episode if none is open, and is no turn.
+    /// An action in either form. `list_tools` begins an episode if none is open, and is not a turn.
     ///
     /// # Errors
-    /// [`PlayError::Client`] for an action of another form: the session goes on.
+    /// [`PlayError::Client`] for an action of another form: the session continues.
     async fn step(&mut self, data: &Value) -> Result<Value, PlayError> {
         if data["type"] == "list_tools" {
             if !self.play.is_open() {

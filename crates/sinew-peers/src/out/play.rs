@@ -77,7 +77,7 @@ pub(crate) struct Acted {
 /// Reasons why an action has no result.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum PlayError {
-    /// The client's error: it may go on.
+    /// The client's error: it may continue.
     #[error("{0}")]
     Client(String),
     /// The environment failed: the episode is over.

@@ -72,7 +72,7 @@ fn a_group_is_put_whole_and_once() {
         (again.known(), again.put(&group, GO_ON).unwrap()),
         (2, Fed::Known)
     );
-    // Another producer has keys of its own.
+    // Another producer has separate keys.
     let mut other = Feed::new(Arc::clone(&queue), "other", false).unwrap();
     assert_eq!(other.put(&group[..1], GO_ON).unwrap(), Fed::New(1));
     queue.join(&scorer_consumer()).unwrap();

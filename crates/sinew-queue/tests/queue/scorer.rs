@@ -130,7 +130,7 @@ fn a_row_that_cannot_be_scored_goes_on_without_a_reward_after_some_attempts() {
     let mut feed = Feed::new(Arc::clone(&queue), "run", true).unwrap();
     let group = [trace("bad", "g", 1, None), trace("good", "g", 2, None)];
     feed.put(&group, &|| false).unwrap();
-    // A row that is no episode dies, with the reason, and comes back when it is revived.
+    // A row that is not an episode dies, with the reason, and comes back when it is revived.
     queue
         .put(&[NewRow::new("junk", Field::new(fields::TRACE, "junk"))])
         .unwrap();

@@ -148,7 +148,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// One that takes `filled` times what its cache holds: 1, but for a fault of the harness.
+    /// One that takes `filled` times what its cache holds: 1, except for a fault of the harness.
     pub(crate) fn new(model: Model, mut speed: Speed, filled: usize) -> Self {
         let kv = speed.kv;
         speed.kv *= filled;

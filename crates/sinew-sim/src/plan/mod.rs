@@ -225,11 +225,11 @@ pub struct Trainer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Weights {
-    /// Seconds from the update until engines could load; they go on meanwhile. Default: 1.
+    /// Seconds from the update until engines could load; they continue meanwhile. Default: 1.
     pub transfer_s: f64,
     /// Seconds in which engines load and sample nothing. Default: 0.5.
     pub load_s: f64,
-    /// Requests go on with the keys and values of the old weights. Default: false.
+    /// Requests continue with the keys and values of the old weights. Default: false.
     pub keep_kv: bool,
     /// Weights wait until running requests have ended, and none begins meanwhile. Default: false.
     pub drain: bool,

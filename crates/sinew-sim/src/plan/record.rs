@@ -171,7 +171,7 @@ impl Recorded {
         (equal / scored.max(1.0)).clamp(0.0, 1.0)
     }
 
-    /// Puts what was seen into a plan, but for what its text says itself.
+    /// Puts what was seen into a plan, except for what its text says itself.
     pub(crate) fn fill(&self, plan: &mut Plan, text: &str) -> Result<(), PlanError> {
         let typed: toml::Table = text.parse().unwrap_or_default();
         let said = |section: &str, key: &str| {

@@ -344,7 +344,7 @@ impl World {
         self.settle();
     }
 
-    /// A turn is over: its place is given back, and the episode goes on.
+    /// A turn is over: its place is given back, and the episode continues.
     pub(super) fn turn_over(&mut self, slot: u32) {
         let (now, now_s) = (self.now, self.now_s());
         let episode = &mut self.episodes[slot as usize];

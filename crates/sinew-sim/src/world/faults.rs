@@ -122,7 +122,7 @@ impl World {
         self.after(fault.for_s, Happening::Session);
     }
 
-    /// Another session goes on from what is durable.
+    /// Another session continues from what is durable.
     pub(super) fn next_session(&mut self) {
         if !self.dead {
             return;

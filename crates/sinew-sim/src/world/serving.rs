@@ -365,7 +365,7 @@ impl World {
         self.live(version);
     }
 
-    /// Turns that waited for the weights go on.
+    /// Turns that waited for the weights continue.
     pub(super) fn release_held(&mut self) {
         for slot in std::mem::take(&mut self.held) {
             if self.episodes[slot as usize].doing == Doing::WaitsForTurn {

@@ -127,7 +127,7 @@ impl World {
         }
     }
 
-    /// Fills the places, and goes on to the next end.
+    /// Fills the places, and continues to the next end.
     fn next_end(&mut self) -> Vec<Command> {
         while self.running.len() < self.how.places && !self.waiting.is_empty() {
             let ranks = self.waiting.iter().enumerate();

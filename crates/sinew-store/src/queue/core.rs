@@ -46,7 +46,7 @@ pub(super) enum Change {
 pub(super) struct Row {
     /// Fields as put: `key`, `size`, `priority`, `tokens`, `version`.
     pub(super) key: Arc<str>,
-    /// Its own key if it is alone.
+    /// Its own key if it has no group.
     pub(super) group: Arc<str>,
     /// Number of the group: the place of its first row. A name can have several, one after the other.
     pub(super) unit: u64,

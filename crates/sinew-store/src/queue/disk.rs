@@ -399,7 +399,7 @@ fn insert_claim(
 }
 
 impl Table {
-    /// A refusal to go on with the file.
+    /// A refusal to continue with the file.
     fn damaged(&self, reason: &str) -> StoreError {
         StoreError::LostQueue {
             path: self.path.clone(),

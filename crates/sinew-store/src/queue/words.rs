@@ -118,7 +118,7 @@ pub const MAX_REASON: usize = 512;
 pub struct NewRow {
     /// Unique in the queue, chosen by the producer.
     pub key: String,
-    /// Rows of one name belong together; empty: the row is alone.
+    /// Rows of one name belong together; empty: the row has no group.
     pub group: String,
     /// Rows that make the group whole, 1 or more. The largest of its rows counts; further rows of the name
     /// begin another group.
@@ -134,7 +134,7 @@ pub struct NewRow {
 }
 
 impl NewRow {
-    /// A row that is alone, with one field.
+    /// A row without a group, with one field.
     pub fn new(key: impl Into<String>, field: Field) -> Self {
         Self {
             key: key.into(),
@@ -162,8 +162,8 @@ pub enum Put {
     Duplicate,
 }
 
-/// A reader of the queue with a cursor of its own. Any number of holders, in any number of processes, may
-/// lease under its name: each row goes to one of them.
+/// A reader of the queue with a separate cursor. Any number of holders, in any number of processes, may lease
+/// under its name: each row goes to one of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Consumer {
     /// 1 to [`MAX_NAME`] bytes.

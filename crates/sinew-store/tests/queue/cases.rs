@@ -235,7 +235,7 @@ fn quotas_push_back_and_nothing_is_half_put() {
             assert!(matches!(refusal(full), QueueError::Full { rows: 1, .. }));
         }
         assert_eq!(s.queue.put(&[row("a", 600)]).unwrap(), [Put::Duplicate]);
-        // A producer that waits goes on as soon as a consumer made room.
+        // A producer that waits continues as soon as a consumer made room.
         let queue = std::sync::Arc::clone(&s.queue);
         let waits = std::thread::spawn(move || {
             put_within(queue.as_ref(), &[row("b", 500)], Duration::from_secs(300)).unwrap()

@@ -103,7 +103,7 @@ fn cpu() -> Result<(), AmxError> {
 /// CPUID must report OSXSAVE.
 unsafe fn enabled_state() -> u64 {
     let (low, high): (u32, u32);
-    // SAFETY: by the caller's promise; reads a register alone.
+    // SAFETY: by the caller's promise; reads only a register.
     unsafe {
         std::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack));
     }

@@ -43,7 +43,7 @@ pub enum AmxError {
     /// Other processors and systems have no AMX.
     #[error("it exists on x86-64 Linux alone")]
     Platform,
-    /// The operators that are no products use AVX-512.
+    /// The operators that are not products use AVX-512.
     #[error("it needs the instructions of `avx512` too, which this CPU lacks")]
     Avx512,
     /// CPUID, leaf 7.

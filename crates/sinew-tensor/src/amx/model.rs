@@ -19,7 +19,7 @@ pub fn round(x: f32) -> f32 {
     f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
-/// 0 of the same sign for what is no normal number: tiles know no others.
+/// 0 of the same sign for what is not a normal number: tiles know no others.
 fn flush(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE {
         0.0f32.copysign(x)

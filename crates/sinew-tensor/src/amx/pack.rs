@@ -54,7 +54,7 @@ impl Round for Integer {
             let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
             let bias = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), odd);
             let rounded = _mm512_add_epi32(bits, bias);
-            // NaN stays, quiet; what is no normal number becomes 0 of its sign.
+            // NaN stays, quiet; what is not a normal number becomes 0 of its sign.
             let nan = _mm512_cmpgt_epi32_mask(size, _mm512_set1_epi32(0x7f80_0000));
             let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
             let rounded = _mm512_mask_mov_epi32(rounded, nan, quiet);
@@ -267,7 +267,7 @@ mod tests {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 match i % 5 {
                     0 => special[i / 5 % special.len()],
-                    // Any bits, but for NaN, whose payload has no meaning.
+                    // Any bits, except for NaN, whose payload has no meaning.
                     _ => match f32::from_bits(state) {
                         x if x.is_nan() => 1.5,
                         x => x,

@@ -44,7 +44,7 @@ pub(crate) enum Right<'a> {
 
 /// One product `c (+)= a · b` with `a` `[m, k]`, `b` `[k, n]`, `c` `[m, n]`.
 pub(crate) struct Product<'a> {
-    /// None: on the calling thread alone.
+    /// None: only on the calling thread.
     pub(crate) pool: Option<&'a Pool>,
     pub(crate) a: Mat<'a>,
     pub(crate) b: Right<'a>,

@@ -167,8 +167,8 @@ pub(super) unsafe fn one_row(x: &Block, _tiles: &Tiles) {
     }
 }
 
-/// `turns` rounds of four independent products of whole tiles of zeros, in registers alone. Returns the
-/// number of floating-point operations.
+/// `turns` rounds of four independent products of whole tiles of zeros, only in registers. Returns the number
+/// of floating-point operations.
 pub(super) fn spin(turns: usize, _tiles: &Tiles) -> f64 {
     const PRODUCTS: usize = 4;
     if turns == 0 {

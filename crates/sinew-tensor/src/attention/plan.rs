@@ -190,8 +190,8 @@ impl<'a> Forest<'a> {
         std::iter::successors(parent(segment), move |&i| parent(i))
     }
 
-    /// Fills strips in depth-first order; a strip continues into the next segment if that costs
-    /// less than a strip of its own.
+    /// Fills strips in depth-first order; a strip continues into the next segment if that costs less than a
+    /// separate strip.
     fn cut_strips(&self, key: &PlanKey) -> Vec<Draft> {
         let cost = |rows: usize, keys: usize| key.vectors(rows) * (keys + STRIP_COST);
         let mut strips: Vec<Draft> = Vec::new();

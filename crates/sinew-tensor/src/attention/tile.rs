@@ -343,7 +343,7 @@ mod tests {
         }
     }
 
-    /// Another top changes the exponent alone, down to where both are 0.
+    /// Another top changes only the exponent, down to where both are 0.
     #[test]
     fn powers_below_a_top_have_the_same_bits_for_every_top() {
         let mut scores: Vec<f32> = (0..4096).map(|i| -230.0 + i as f32 * 0.0613).collect();

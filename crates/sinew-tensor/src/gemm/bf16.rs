@@ -281,7 +281,7 @@ mod tests {
             y
         };
         let mut packed = PackedBf16::pack(&dev, &weights(0, n * k, 1), n, k);
-        // More blocks with high bytes of their own, then fewer.
+        // More blocks with their own high bytes, then fewer.
         for (kind, seed) in [(5, 2), (4, 3), (0, 4)] {
             let new = weights(kind, n * k, seed);
             packed.repack(&dev, &new);

@@ -64,7 +64,7 @@ impl Highs {
         table: V,
         nr: usize,
     ) -> [V; 2] {
-        // SAFETY: the caller's promise; each whole block has `4 * nr` high bytes, and the last entry is no
+        // SAFETY: the caller's promise; each whole block has `4 * nr` high bytes, and the last entry is not a
         // block.
         unsafe {
             if *self.whole == block {

@@ -19,7 +19,7 @@ use crate::simd::simd_fn;
 const DEPTH_BLOCK: usize = 768;
 /// Rows of `a` in a block (384 KiB), which stays in L2 while panels of `b` pass.
 const ROW_BLOCK: usize = 128;
-/// Rows in a task of its own at least; fewer would read `b` too often.
+/// Minimum rows of a separate task; fewer would read `b` too often.
 const ROW_GRAIN: usize = 64;
 /// Maximum number of rows for which `a` is packed once for all tasks, which then share out the columns. With
 /// more rows, tasks pack the blocks of `a` that they use, which never leave their L2.

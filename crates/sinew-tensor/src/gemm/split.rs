@@ -2,7 +2,7 @@
 //!
 //! Weights differ little in size: the exponents of trained ones have 2.6 bits of entropy (Zhang et al. 2025,
 //! arXiv 2504.11651). The high byte of a bfloat16 is its sign and all of its exponent but the last bit; of
-//! its 256 values 16 cover a panel but for about one weight in 10,000. So a value is its low byte and an
+//! its 256 values 16 cover a panel except for about one weight in 10,000. So a value is its low byte and an
 //! index of 4 bits into the panel's table of high bytes. A block of values with a high byte that the table
 //! lacks keeps all of its high bytes next to the others, so that any weights have their exact bits.
 //!
@@ -64,7 +64,7 @@ impl Split {
             SharedMut::new(&mut self.sides),
         );
         dev.pool().parallel_for(panels, &|panel| {
-            // SAFETY: each task has a panel of its own.
+            // SAFETY: each task has a separate panel.
             let side = unsafe { &mut sides.range(panel..panel + 1)[0] };
             fill(panel, data.at(panel * stride).cast(), side);
         });
@@ -185,8 +185,7 @@ pub(super) fn encode<V: Tile>(words: *mut u32, k: usize, to: *mut u8, side: &mut
 /// `words` is valid for `k` steps of `half` words.
 #[inline(always)]
 unsafe fn frequent(words: *const u32, k: usize, half: usize) -> [u8; TABLE] {
-    // Counts of their own for each half of a word: equal bytes that follow each other would wait for one
-    // place.
+    // Separate counts for each half of a word: equal bytes that follow each other would wait for one place.
     let mut counts = [[0u32; 256]; 2];
     for p in (0..k).step_by(2) {
         for i in 0..half {

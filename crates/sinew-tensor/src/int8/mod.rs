@@ -142,7 +142,7 @@ impl PackedInt8 {
         let scales = Part(self.scales.as_mut_ptr());
         dev.pool().parallel_for(n.div_ceil(LANES), &|panel| {
             let bytes = groups * GROUP_BYTES;
-            // SAFETY: both buffers have space for all panels, and this one is this task's alone.
+            // SAFETY: both buffers have space for all panels, and this one is only this task's.
             let (data, scales) = unsafe {
                 (
                     std::slice::from_raw_parts_mut(data.at(panel * bytes), bytes),
@@ -266,7 +266,7 @@ impl Cpu {
         let grain = (ROUND_GRAIN / k.max(1)).max(1);
         self.pool().parallel_ranges(m, grain, &|rows| {
             for i in rows {
-                // SAFETY: row `i` is in bounds of `x` and of the three vectors, and this task's alone.
+                // SAFETY: row `i` is in bounds of `x` and of the three vectors, and only this task's.
                 unsafe {
                     let row = std::slice::from_raw_parts(x.as_ptr().add(i * x.row_stride()), k);
                     let values = std::slice::from_raw_parts_mut(values.at(i * padded), padded);
@@ -329,7 +329,7 @@ unsafe fn compute(job: &Job, panels: std::ops::Range<usize>) {
                 }
             }
             for (lane, sum) in sums.into_iter().enumerate().take(lanes) {
-                // SAFETY: row and column are in bounds, and this task's alone.
+                // SAFETY: row and column are in bounds, and only this task's.
                 unsafe {
                     let c = job.c.add(i * job.ldc + panel * LANES + lane);
                     *c = if job.accumulate { *c + sum } else { sum };

@@ -17,8 +17,8 @@ pub(super) fn available(kernels: KernelSet) -> bool {
     matches!(kernels, KernelSet::Avx512 | KernelSet::Amx) && is_x86_feature_detected!("avx512vnni")
 }
 
-/// All 16 lanes at `p`, which needs no alignment. (The plain load has a check of its own in builds with
-/// debug assertions.)
+/// All 16 lanes at `p`, which needs no alignment. (The plain load has a separate check in builds with debug
+/// assertions.)
 #[inline(always)]
 unsafe fn load(p: *const f32) -> __m512 {
     // SAFETY: the caller's promise.

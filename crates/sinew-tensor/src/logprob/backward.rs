@@ -150,7 +150,7 @@ impl Pass<'_> {
                 let row = row(i);
                 let (scale, curve) = (self.input.scale(row), self.curve(row));
                 match self.input.mask(row) {
-                    // SAFETY: the kernels change the slice alone.
+                    // SAFETY: the kernels change only the slice.
                     None => unsafe { grade_row(self.dev, values, scale, &curve) },
                     Some(mask) => {
                         let words = section(mask, tokens);

@@ -130,7 +130,7 @@ fn scan_some(
     entropy: bool,
 ) -> Stat {
     match mask {
-        // SAFETY: the kernels read the slices alone.
+        // SAFETY: the kernels read only the slices.
         None => unsafe { scan_row(dev, products, scale, entropy) },
         Some(mask) => {
             let words = section(mask, tokens);

@@ -42,8 +42,8 @@ pub struct LinearLogprob<'a> {
     pub targets: &'a [u32],
     /// Divides each row's logits, `[n]`, above 0; empty: 1 for all, the plain model.
     pub temperatures: &'a [f32],
-    /// The allowed tokens of each row: its distribution is the softmax over them alone, and so are
-    /// its entropy and gradients, which are exactly 0 at all others. `None`: all tokens.
+    /// The allowed tokens of each row: its distribution is the softmax over only them, and so are its entropy
+    /// and gradients, which are exactly 0 at all others. `None`: all tokens.
     pub masks: Option<Masks<'a>>,
 }
 

@@ -114,7 +114,7 @@ fn prompts_agree_with_reference() {
     }
 }
 
-/// Attention of training, in sequences of their own and with shared prefixes, has the bits of attention over
+/// Attention of training, in separate sequences and with shared prefixes, has the bits of attention over
 /// stored keys: strips, blocks of keys and rescaling differ, sums do not.
 #[test]
 fn training_has_the_same_bits() {

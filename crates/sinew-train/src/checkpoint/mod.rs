@@ -148,7 +148,7 @@ impl Loaded {
     /// The tensors of a safetensors file, all in memory.
     ///
     /// # Errors
-    /// If the file is no safetensors file of F32, F16 or BF16.
+    /// If the file is not a safetensors file of F32, F16 or BF16.
     pub fn tensors(&self, file: &str) -> Result<StoredTensors, CheckpointError> {
         read_safetensors(&self.path.join(file))
     }
@@ -404,8 +404,8 @@ impl CheckpointStore {
 }
 
 impl CheckpointStore {
-    /// Makes `LATEST` name a checkpoint that was loaded and that a run goes on from, if it names another one
-    /// or none.
+    /// Makes `LATEST` name a checkpoint that was loaded and that a run continues from, if it names another
+    /// one or none.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -432,8 +432,8 @@ impl CheckpointStore {
     }
 }
 
-/// BLAKE3 over the names and checksums of a checkpoint's files, but for optimizer and state: 64 hexadecimal
-/// digits. It stands for the weights with their tokenizer; the files themselves are not read.
+/// BLAKE3 over the names and checksums of a checkpoint's files, except for optimizer and state: 64
+/// hexadecimal digits. It stands for the weights with their tokenizer; the files themselves are not read.
 ///
 /// # Errors
 /// If there is no list of checksums, or it cannot be read.

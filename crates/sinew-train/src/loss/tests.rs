@@ -495,7 +495,7 @@ proptest! {
     }
 
     /// Central differences with step 1e-3 against the derivative by hand. CISPO is left out: its
-    /// stop-gradient is no derivative of its value (autograd's vectors cover it).
+    /// stop-gradient is not a derivative of its value (autograd's vectors cover it).
     #[test]
     fn gradients_are_finite_differences(
         surrogate in surrogates(),

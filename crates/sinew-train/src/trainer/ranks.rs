@@ -83,8 +83,8 @@ impl<P: Policy> Trainer<P> {
     /// Shares the work of every update with the other ranks of `comm`. Rank 0 calls [`Trainer::step`], the
     /// others [`Trainer::serve`].
     ///
-    /// Gradients then add up over all of them, with the batch's global denominators: the update is
-    /// that of one process but for rounding.
+    /// Gradients then add up over all of them, with the batch's global denominators: the update is that of
+    /// one process except for rounding.
     pub fn with_comm(&mut self, comm: Box<dyn Comm>) {
         self.comm = comm;
     }

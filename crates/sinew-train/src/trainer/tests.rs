@@ -777,7 +777,7 @@ fn a_process_that_is_gone_is_an_error_and_nothing_is_updated() {
     assert_eq!(all.version(), PolicyVersion(0));
 }
 
-/// A process that cannot compute its part says so, and goes on with the next one.
+/// A process that cannot compute its part reports it, and continues with the next one.
 #[test]
 fn a_part_that_fails_is_reported_by_all() {
     let config = TrainerConfig::new(64, 0.05);

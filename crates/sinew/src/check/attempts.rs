@@ -18,7 +18,7 @@ use std::time::Instant;
 const COLUMNS: usize = 8;
 const LONGEST: usize = 64 << 10;
 
-/// Names of attempts that are no column.
+/// Names of attempts that are not a column.
 const EMPTY: &str = "an empty answer";
 const ONE: &str = "the answer \"1\"";
 const OTHER: &str = "the right answer of another task";
@@ -104,7 +104,7 @@ impl Tried {
 /// Scores attempts at `tasks` by the reward of the recipe.
 ///
 /// # Errors
-/// If a right answer is no success, if no attempt gets a score, or the environment fails.
+/// If a right answer is not a success, if no attempt gets a score, or the environment fails.
 pub(super) async fn attempts(
     recipe: &RunPlan,
     envs: &dyn EnvFactory,

@@ -153,7 +153,7 @@ impl Filter {
                 }
                 State::Text
             }
-            // Control characters in a sequence are carried out, and it goes on.
+            // Control characters in a sequence are carried out, and it continues.
             0x07..=0x0d => {
                 out.push(byte);
                 State::Sequence

@@ -38,7 +38,7 @@ enum End {
 /// also kept after a signal and when the time is over.
 ///
 /// # Errors
-/// If standard input or output is no terminal, no sandbox starts, or the files cannot be kept;
+/// If standard input or output is not a terminal, no sandbox starts, or the files cannot be kept;
 /// [`Failure::Interrupt`] after a signal.
 pub(crate) fn run(
     section: &SandboxPlan,

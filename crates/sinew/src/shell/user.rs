@@ -27,7 +27,7 @@ pub(super) struct UserTerminal {
 }
 
 impl UserTerminal {
-    /// Refuses standard streams that are no terminal.
+    /// Refuses standard streams that are not a terminal.
     pub(super) fn check() -> Result<(), Failure> {
         match isatty(std::io::stdin()) && isatty(std::io::stdout()) {
             true => Ok(()),
@@ -85,7 +85,7 @@ pub(super) fn kind() -> String {
     named.unwrap_or_else(|| "xterm".into())
 }
 
-/// Hands on what is typed, from a thread of its own: a read cannot be cancelled. The end of standard input
+/// Hands on what is typed, from a separate thread: a read cannot be cancelled. The end of standard input
 /// hangs up.
 pub(super) fn read_keys(typing: Sender<TerminalInput>) {
     std::thread::spawn(move || {

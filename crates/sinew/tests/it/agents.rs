@@ -259,7 +259,7 @@ fn a_program_that_does_not_start_is_something_to_get_first() {
     }
 }
 
-/// A program whose first call the gateway refuses is no program that works.
+/// A program whose first call the gateway refuses is not a program that works.
 #[test]
 fn a_program_that_asks_in_vain_fails_its_check() {
     need_agents();

@@ -104,7 +104,7 @@ fn the_shipped_chain_learns_in_every_stage() {
         page.contains("<svg") && page.contains("href=\"grpo/report.html\""),
         "{page}"
     );
-    // Held-out episodes of both stages make one curve; without the flag a chain has no steps of its own.
+    // Held-out episodes of both stages make one curve; without the flag a chain has no separate steps.
     let svg = run.join("held-out.svg");
     let plot = |more: &[&str]| {
         let mut command = sinew();

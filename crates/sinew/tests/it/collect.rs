@@ -75,7 +75,7 @@ fn a_killed_collection_goes_on_without_loss_or_doubles_and_is_trained_on() {
     let ids: BTreeSet<&String> = all.iter().map(|(id, _)| id).collect();
     assert_eq!((all.len(), ids.len()), (602, 602));
     assert_eq!(&all[..first.len()], &first[..]);
-    // The same as in one piece, but for the order.
+    // The same as in one piece, except for the order.
     let whole = dir.path().join("whole");
     last_line(&collect(&teacher, &whole, episodes, &[]).output().unwrap());
     let by_id = |all: Vec<(String, f64)>| all.into_iter().collect::<BTreeMap<_, _>>();
@@ -200,7 +200,7 @@ fn old_episodes_of_a_collection_go_and_it_goes_on_without_them() {
     let dir = tempfile::tempdir().unwrap();
     let teacher = recipe(dir.path(), 1, &[]);
     let run = dir.path().join("collected");
-    // Groups of eight: the last one is not whole, and more episodes go on with it.
+    // Groups of eight: the last one is not whole, and more episodes continue with it.
     last_line(&collect(&teacher, &run, 36, &[]).output().unwrap());
     let told = refused(sinew().arg("gc").arg(&run));
     assert!(told.contains("--older-than 7d"), "{told}");

@@ -93,7 +93,7 @@ fn programs_of_an_image_run_in_it() {
         "{errors}"
     );
     assert!(errors.contains("can't open '/out'"), "{errors}");
-    // Its words, another's, and what is no image.
+    // Its words, another's, and what is not an image.
     let told = sinew(folder.path(), &["--image", "bb", "--", "echo", "a", "b"]);
     assert_eq!(told.stdout, b"a b\n");
     let told = sinew(folder.path(), &["--image", "bb", "--code", "print(1)"]);

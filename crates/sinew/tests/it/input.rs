@@ -72,7 +72,7 @@ fn what_cannot_run_is_refused_before_a_folder_is_made() {
     assert!(!run.exists());
 }
 
-/// Right recipes that need a server, a run or a model first: named, with an exit code of their own.
+/// Right recipes that need a server, a run or a model first: named, with a separate exit code.
 #[test]
 fn what_a_recipe_needs_from_outside_is_named() {
     let dir = tempfile::tempdir().unwrap();

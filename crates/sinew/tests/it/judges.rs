@@ -523,7 +523,7 @@ fn the_reward_server_of_the_examples_keeps_the_protocol_and_scores() {
         steps.lines().all(|s| s.contains("\"unscored\":0")),
         "{steps}"
     );
-    // A wrong key scores nothing, and says why; an outage is no zero.
+    // A wrong key scores nothing, and says why; an outage is not a zero.
     let wrong = with_key(&["check", "own.toml"], "wrong");
     let text = String::from_utf8_lossy(&wrong.stdout).into_owned();
     assert!(

@@ -158,7 +158,7 @@ fn imported_after_the_batch_left(mode: &str) {
         .map(|s| s["samples"]["scored"].as_u64().unwrap())
         .sum();
     assert!(scored >= 64, "{steps:?}");
-    // The mean of what a person said, not of the environment's own score alone.
+    // The mean includes the person's scores, not only the environment's own.
     assert!(
         steps[0]["rollout"]["metrics"]["reward/thumbs"].is_number(),
         "{}",
@@ -317,7 +317,7 @@ fn by_users(dir: &Path, steps: usize, late: &str) -> PathBuf {
     )
 }
 
-/// So many requests, each a rollout of its own that ends without a reward; their ids.
+/// So many requests, each a separate rollout that ends without a reward; their ids.
 fn served(run: &Run, count: usize) -> Vec<String> {
     let one = |_| live::rollout(&run.address, &run.token, "alone", |_| None).unwrap();
     (0..count).map(one).collect()
@@ -329,7 +329,7 @@ fn thumbs(id: &str) -> f64 {
 }
 
 /// A user's verdict comes when the agent has long ended its rollout: by the gateway while the run is at work,
-/// by a file while nothing runs, and the killed run goes on with both.
+/// by a file while nothing runs, and the killed run continues with both.
 #[test]
 fn verdicts_about_a_live_agent_are_trained_when_they_come() {
     let dir = tempfile::tempdir().unwrap();

@@ -276,7 +276,7 @@ fn a_function_of_the_author_is_trained() {
     assert!(reward("after") > reward("before") + 0.2, "{last}");
 }
 
-/// The same function as a loop of its own, which works for a run over HTTP until that ends.
+/// The same function as a separate loop, which works for a run over HTTP until that ends.
 #[test]
 fn a_loop_on_another_host_is_trained() {
     let dir = tempfile::tempdir().unwrap();
@@ -367,7 +367,7 @@ fn a_forged_reward_is_refused_unless_the_recipe_trusts_the_program() {
     assert_eq!(trusted["reward"], json!(0.75), "{trusted}");
 }
 
-/// Prints before and after, and returns several lines; the reward of one task is no reward at all.
+/// Prints before and after, and returns several lines; the reward of one task is not a reward at all.
 const LINES: &str = r#"
 import atexit
 from openai import AsyncOpenAI
@@ -414,7 +414,7 @@ fn the_answer_of_a_function_is_its_value_with_all_lines() {
     assert_eq!(eval["reward"], json!(1.0), "{eval}");
 }
 
-/// A reward that no sum could take is no score, with the reason, and ends nothing.
+/// A reward that no sum could take is not a score, with the reason, and ends nothing.
 #[test]
 fn a_huge_reward_is_no_score_and_ends_no_run() {
     let output = function("huge", "agent", "");
@@ -527,7 +527,7 @@ const SMALL: [(&str, &str); 3] = [
     ("steps = 30", "steps = 12\ncheckpoint_every = 4"),
 ];
 
-/// Killed in the middle and resumed at the same address: agents go on with no restart of their own, every
+/// Killed in the middle and resumed at the same address: agents continue with no restart of their own, every
 /// rollout that was acknowledged is in the store, and none was trained twice.
 #[test]
 fn a_kill_loses_no_live_rollout_and_trains_none_twice() {

@@ -151,7 +151,7 @@ fn killed_in_flight(recipe: &Path, run: &Path) -> Vec<SavedEpisode> {
     kept
 }
 
-/// Killed after a checkpoint, a run goes on with the episodes that were in flight: what they had sampled is
+/// Killed after a checkpoint, a run continues with the episodes that were in flight: what they had sampled is
 /// not sampled again, nothing is lost, and nothing is trained twice. Groups that are decided early and tasks
 /// that follow what the policy can do are repeated from the commits as all others.
 #[test]
@@ -210,7 +210,7 @@ fn episodes_in_flight_go_on_after_a_kill() {
     same("repeated from the commits", &a, &b);
 }
 
-/// Asked to stop, a run keeps its episodes in flight, in every mode; the next session goes on with them and
+/// Asked to stop, a run keeps its episodes in flight, in every mode; the next session continues with them and
 /// ends as one that was not stopped.
 #[test]
 fn a_sync_run_that_is_asked_to_stop_goes_on_within_its_episodes() {

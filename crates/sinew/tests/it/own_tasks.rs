@@ -340,7 +340,7 @@ fn rewards_are_tried_with_several_answers() {
         "{right}"
     );
     assert!(!right.contains("warning"), "{right}");
-    // It raises for text that is no JSON, and scores what is.
+    // It raises for text that is not JSON, and scores what is.
     let parses = env("mine.py:parses", 0);
     assert!(parses.contains("the row as JSON: 1"), "{parses}");
     let never = env("mine.py:never", 0);

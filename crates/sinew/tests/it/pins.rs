@@ -35,7 +35,7 @@ fn a_run_stands_on_the_checkpoint_that_it_began_with() {
         pinned["weights"]["model.weights"]["checkpoint"],
         "step-00000004"
     );
-    // The run below goes on, and has newer weights.
+    // The run below continues, and has newer weights.
     done(&recipe(dir.path(), 6, &[]), &base, &["--resume"]);
     let last = done(&on_top(dir.path(), &base, 4), &run, &["--resume"]);
     same(

@@ -174,7 +174,7 @@ fn what_outside_systems_push_is_trained_once_whoever_is_killed() {
 }
 
 /// A run that is killed after the pool gave it groups, and before it stored them, gives them back when it
-/// goes on: they are not acknowledged, and do not wait for the end of their lease.
+/// continues: they are not acknowledged, and do not wait for the end of their lease.
 #[test]
 fn groups_of_a_run_that_was_killed_before_it_stored_them_are_given_out_again() {
     let dir = tempfile::tempdir().unwrap();

@@ -237,7 +237,7 @@ fn a_full_disk_costs_no_checkpoint_and_the_run_goes_on_when_there_is_room() {
         ],
     );
     let out = dir.path().join("out");
-    // A file system of its own that may be filled: it goes with the namespace.
+    // A separate file system that may be filled: it goes with the namespace.
     let mut command = Command::new("unshare");
     command.args([
         "--user",
@@ -513,7 +513,7 @@ fn an_evaluation_measures_once_and_runs_are_listed() {
     let resumed = ["eval", "--json", "--resume"];
     let same = last_line(&call(&resumed, &[&recipe, run_dir, &folder]));
     assert_eq!(same["eval"], first["eval"]);
-    // Training does not go on where nothing was trained.
+    // Training does not continue where nothing was trained.
     let trained = call(&["train", "--resume"], &[&recipe, run_dir, &folder]);
     let told = String::from_utf8_lossy(&trained.stderr).into_owned();
     assert_eq!(trained.status.code(), Some(2), "{told}");

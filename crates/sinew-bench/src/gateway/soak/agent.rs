@@ -123,7 +123,7 @@ impl Random {
 }
 
 impl Agents {
-    /// All turns, by so many agents at a time; who comes back first goes on with what was left.
+    /// All turns, by so many agents at a time; who comes back first continues with what was left.
     pub(super) async fn run(
         &self,
         left: Vec<Left>,
@@ -311,7 +311,7 @@ impl Agent {
         }
     }
 
-    /// The last choice of an answer; `None` if there is none to go on from.
+    /// The last choice of an answer; `None` if there is none to continue from.
     async fn plain(
         &mut self,
         more: &[(&str, Value)],

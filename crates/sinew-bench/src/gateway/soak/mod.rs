@@ -186,7 +186,7 @@ impl World {
         })
     }
 
-    /// A gateway that goes on where the last one ended.
+    /// A gateway that continues where the last one ended.
     async fn serve(&self) -> Result<Serving, BenchError> {
         let options = JournalOptions {
             file_bytes: 1 << 20,

@@ -70,7 +70,7 @@ impl TraceStore for Proven {
         refused()
     }
 
-    /// Refused: the counts have methods of their own.
+    /// Refused: the counts have separate methods.
     fn stats(&self) -> Result<StoreStats, StoreError> {
         refused()
     }

@@ -24,7 +24,7 @@ use crate::error::ApiError;
 use serde_json::{Value, json};
 use sinew_types::{Content, Message, Role, ToolCall, ToolSpec};
 
-/// Reads messages. Results of tools become messages of their own, in their place.
+/// Reads messages. Results of tools become separate messages, in their place.
 pub(super) struct Reader<'a> {
     /// Knows the tools that results and system messages name.
     pub(super) request: &'a mut ModelRequest,
@@ -338,7 +338,7 @@ fn tool_result(block: &mut Fields<'_>, request: &ModelRequest) -> Result<Message
 /// A call that the model made.
 ///
 /// # Errors
-/// If it has no id or name, or its input is no object.
+/// If it has no id or name, or its input is not an object.
 fn tool_use_block(block: &mut Fields<'_>) -> Result<ToolCall, ApiError> {
     let path = block.path("input");
     let arguments = block.take("input").unwrap_or_else(|| json!({}));
@@ -379,7 +379,7 @@ fn text_block(block: &mut Fields<'_>) -> Result<String, ApiError> {
 /// A string, or text blocks, one a line.
 ///
 /// # Errors
-/// If a block is no text.
+/// If a block is not text.
 pub(super) fn texts(content: Option<Value>, path: &str, notes: &Notes) -> Result<String, ApiError> {
     let content = blocks(content, path, notes, None)?;
     Ok(content.text().into_owned())

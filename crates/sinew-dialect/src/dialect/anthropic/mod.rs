@@ -191,7 +191,7 @@ fn settings(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), A
     fields.refuse(&[("compaction", "the conversation is never rewritten")])
 }
 
-/// Edits of the conversation: what keeps everything is no edit.
+/// Edits of the conversation: what keeps everything is not an edit.
 fn context(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     let Some(mut management) = fields.inner("context_management")? else {
         return Ok(());

@@ -66,7 +66,7 @@ impl Turns {
         self.messages.extend(self.turn.take());
     }
 
-    /// The model's turn; a new one if `over` says that the open one cannot go on.
+    /// The model's turn; a new one if `over` says that the open one cannot continue.
     fn turn(&mut self, over: impl Fn(&Message) -> bool) -> &mut Message {
         if self.turn.as_ref().is_some_and(over) {
             self.flush();
@@ -398,7 +398,7 @@ impl Turns {
     /// A message item; `phase` has no effect.
     ///
     /// # Errors
-    /// If the role is not known, or an assistant's content has a part that is no text.
+    /// If the role is not known, or an assistant's content has a part that is not text.
     fn message(&mut self, fields: &mut Fields<'_>) -> Result<(), ApiError> {
         let role = fields.required_string("role")?;
         let path = fields.path("content");

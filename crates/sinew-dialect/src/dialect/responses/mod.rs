@@ -340,7 +340,7 @@ fn skeleton(context: &AnswerContext, status: &str) -> Value {
     if let Value::Object(echo) = &request.echo {
         for (name, echoed) in echo {
             match (&mut value[name], echoed) {
-                // Those that are no functions follow the functions.
+                // Those that are not functions follow the functions.
                 (Value::Array(tools), Value::Array(special)) if name == "tools" => {
                     tools.extend(special.iter().cloned());
                 }

@@ -200,7 +200,7 @@ impl Teller {
         piece
     }
 
-    /// Whether the client is still there and the stream goes on.
+    /// Whether the client is still there and the stream continues.
     async fn tell(&self, piece: &Piece, told: usize) -> bool {
         let data = (self.write)(&self.state, piece).to_string();
         match self.fault {

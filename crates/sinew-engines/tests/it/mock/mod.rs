@@ -96,7 +96,7 @@ pub(crate) struct State {
     pub(crate) next_request: AtomicU64,
 }
 
-/// A server on a port of its own; gone when it is dropped.
+/// A server on a separate port; gone when it is dropped.
 pub(crate) struct Mock {
     pub(crate) state: Arc<State>,
     pub(crate) address: SocketAddr,

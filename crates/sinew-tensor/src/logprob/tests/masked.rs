@@ -20,7 +20,7 @@ impl MaskTable {
         }
     }
 
-    /// Gives `row` a mask of its own that allows `tokens`.
+    /// Gives `row` a separate mask that allows `tokens`.
     fn allow(&mut self, row: usize, tokens: impl IntoIterator<Item = u32>) {
         self.rows[row] = (self.table.len() / self.words) as u32;
         let start = self.table.len();
