@@ -1,6 +1,6 @@
 //! Numbers that describe a set of episodes: intervals of shares, spreads, percentiles, pass@k.
 //!
-//! Intervals treat episodes as independent. Those of one task are alike, so the true interval is wider if
+//! Intervals treat episodes as independent. Those of one task are similar, so the true interval is wider if
 //! there are few tasks and many episodes of each.
 
 use serde::{Deserialize, Serialize};

@@ -40,7 +40,7 @@ pattern!(
     r"(?i)^[*)\]）]*\s*(?:(?:is|are|was|seems|looks|can be|must be|would be)?\s*(?:also )?(?:clearly |obviously |definitely |simply |just )?(?:wrong|incorrect|false|not |n't|ruled out|eliminated|excluded|invalid|impossible|too |irrelevant|out\b|close|tempting|a distractor|a trap)|(?:isn't|isn’t|can't|can’t|cannot|doesn't|doesn’t|does not|fails|contradicts|错|錯|不|是错|是錯|ist falsch|ist nicht|n'est pas|no es|não é|неверн|не ))"
 );
 
-/// The option of an answer. A box, a tag or a phrase states it; else it stands at the start, alone on a
+/// The option of an answer. A box, a tag or a phrase states it; else it stands at the start, on a separate
 /// line, in bold, or is called right; else it is the only letter that is not called wrong.
 pub fn choice(answer: &str) -> Choice {
     let of = |letter: Option<char>| {

@@ -70,7 +70,7 @@ impl CpuTime {
 
 /// Seconds of CPU time of this process and its ended children.
 pub(crate) fn cpu_s() -> Option<f64> {
-    /// `USER_HZ`, which the kernel shows to programs of all common architectures alike (time(7)).
+    /// `USER_HZ`, which the kernel shows to programs of all common architectures (time(7)).
     const TICKS: f64 = 100.0;
     Some(CpuTime::now()?.own / TICKS)
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// `SINEW_THREADS` may be 1 to 1024.
 ///
 /// # Errors
-/// If a variable has another value; the message says what is allowed.
+/// If a variable has another value; the message has the allowed ones.
 pub(crate) fn device() -> Result<Cpu, BenchError> {
     let kernels = match std::env::var("SINEW_CPU") {
         Ok(name) => {

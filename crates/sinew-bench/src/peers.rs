@@ -16,7 +16,7 @@ const MAX_OUTPUT: u64 = 1 << 20;
 /// Settings of peers.
 #[derive(Clone, Debug)]
 pub(crate) struct Peers {
-    /// Has the peers installed; without it every peer is a row that says so.
+    /// Python that has the peers installed; every peer is a row with that reason if there is none.
     pub(crate) python: Option<PathBuf>,
     /// Folder of the peers' programs.
     pub(crate) scripts: PathBuf,

@@ -41,7 +41,7 @@ const BATCHES: (usize, usize) = (256, 16);
 const SWEEPS: (usize, usize) = (64, 16_384);
 /// Longest that a producer waits for room.
 const ROOM: Duration = Duration::from_secs(60);
-/// Token of the server, which only this process knows the address of.
+/// Token of the server, whose address only this process has.
 const TOKEN: &str = "token-of-the-bench";
 
 /// Arguments of `sinew bench queue`.

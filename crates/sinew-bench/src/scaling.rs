@@ -98,7 +98,7 @@ pub(super) fn sizes() -> Vec<String> {
 pub(super) struct Plot<'a> {
     /// An SVG file.
     pub(super) out: Option<&'a Path>,
-    /// Printed rows of another run, drawn beside.
+    /// Printed rows of another run, drawn for comparison.
     pub(super) earlier: Option<&'a Path>,
 }
 

@@ -56,7 +56,7 @@ fn token(config: &ModelConfig, n: usize) -> TokenId {
     (n * 7919 % config.vocab) as TokenId
 }
 
-/// A loss without terms beside the surrogate.
+/// A loss with only the surrogate.
 pub(super) fn spec(surrogate: Surrogate) -> LossSpec {
     LossSpec {
         surrogate,
@@ -127,8 +127,8 @@ pub(super) fn step_seconds(
     Ok((times, packed))
 }
 
-/// `train step 4x256` on AMX tiles against compiled PyTorch in bfloat16; a row that says why not, where the
-/// kernels do not run.
+/// `train step 4x256` on AMX tiles against compiled PyTorch in bfloat16; a row with the reason if the kernels
+/// do not run.
 ///
 /// Target: twice the peer's rate. A machine without AMX, or other kernels chosen by `SINEW_CPU`, miss the
 /// target; the row has the reason.

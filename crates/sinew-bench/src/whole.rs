@@ -128,7 +128,7 @@ impl Sampling<'_> {
             .map_err(BenchError::system)
     }
 
-    /// Calls the tool for episode `id`, beside everything else.
+    /// Calls the tool for episode `id`, while everything else continues.
     fn call(&self, id: usize) {
         let (sandboxes, send) = (self.sandboxes.clone(), self.send.clone());
         self.runtime.spawn(async move {

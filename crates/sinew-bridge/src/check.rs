@@ -44,8 +44,8 @@ impl CheckReport {
     }
 
     /// Runs all checks that any environment can pass on `tasks`, one episode at a time. An episode has at
-    /// most 8 turns. Checks that fail do not end the report. `place` says what is checked; the speed is that
-    /// of `sessions` episodes at once.
+    /// most 8 turns. Checks that fail do not end the report. `place` names the checked thing; the speed is
+    /// that of `sessions` episodes at once.
     pub async fn any(
         factory: &dyn EnvFactory,
         tasks: &[Task],
@@ -106,7 +106,7 @@ async fn tools(factory: &dyn EnvFactory, tasks: &[Task]) -> Vec<ToolSpec> {
     }
 }
 
-/// A policy that knows nothing of the task.
+/// A policy that does not use the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Policy {
     /// Says nothing.
@@ -199,7 +199,7 @@ async fn rest(
     Ok(Played { outcome, seen })
 }
 
-/// Success and reward of a policy that knows nothing: both must be low.
+/// Success and reward of a policy that does not use the task: both must be low.
 async fn simple(factory: &dyn EnvFactory, tasks: &[Task], policy: Policy) -> EnvCheck {
     let (mut rewards, mut successes, mut unscored) = (Vec::new(), 0, None);
     for (i, task) in tasks.iter().enumerate() {

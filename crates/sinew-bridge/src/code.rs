@@ -333,7 +333,7 @@ fn ask(python: &Path) -> Result<Interpreter, StartError> {
     if !output.status.success() {
         let error = String::from_utf8_lossy(&output.stderr);
         let last = error.lines().last().map(str::to_owned);
-        // A process that was killed said nothing.
+        // A killed process has no message.
         return Err(failed(
             last.unwrap_or_else(|| format!("it ended: {}", output.status)),
         ));

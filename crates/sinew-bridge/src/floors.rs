@@ -17,7 +17,7 @@ use sinew_env::{Action, EnvError, EnvFactory};
 use sinew_types::{Outcome, Task, ToolCall, ToolSpec};
 use std::time::{Duration, Instant};
 
-/// The share of gold's reward above which a floor says so.
+/// The share of gold's reward above which a floor is a warning.
 const FLOOR: f64 = 1.0 / 3.0;
 /// Turns of a script, at most.
 const TURNS: usize = 64;
@@ -26,7 +26,7 @@ const REPEATS: usize = 8;
 /// Scripts of one floor, at most; none begins later than [`BUDGET`] after the first.
 const SCRIPTS: usize = 24;
 const BUDGET: Duration = Duration::from_secs(4);
-/// Texts that models say when they do nothing.
+/// Texts that models write when they do nothing.
 const TEXTS: [&str; 6] = ["Done.", "yes", "0", "1", "A", "I do not know."];
 /// Texts in the place of a number or a word.
 const ODD_TEXTS: [&str; 8] = [
@@ -58,7 +58,7 @@ struct Known<'a> {
     gold: Vec<Action>,
 }
 
-/// Lines of the report, in the order of the table. None without a task that starts, which another check says.
+/// Lines of the report, in the order of the table. None if no task starts, which another check reports.
 pub(crate) async fn floors(factory: &dyn EnvFactory, tasks: &[Task]) -> Vec<EnvCheck> {
     let mut known = Vec::new();
     for task in tasks {
@@ -312,8 +312,8 @@ impl Played {
     }
 }
 
-/// Whether a policy that knows nothing earns more than a third of gold, or succeeds in more than a third. The
-/// scale of rewards is not known if there is no gold policy.
+/// Whether a policy that does not use the task earns more than a third of gold, or succeeds in more than a
+/// third. The scale of rewards is not known if there is no gold policy.
 pub(crate) fn above(mean: f64, successes: usize, (count, gold): (usize, Option<f64>)) -> bool {
     let share = successes as f64 / count.max(1) as f64;
     gold.is_some_and(|gold| gold > 0.0 && mean > FLOOR * gold) || share > FLOOR

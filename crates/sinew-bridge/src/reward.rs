@@ -208,7 +208,8 @@ impl PythonReward {
         let call = |weight| self.workers.call(request.clone(), weight, self.timeout);
         let shared = self.info.is_async && !self.info.code;
         let called = match call(if shared { COROUTINE } else { ALONE }).await {
-            // The worker may have ended by the doing of another call: once more, alone.
+            // The worker may have ended by the doing of another call: the call is repeated once, without
+            // others.
             Err(CallError::Lost { .. }) => call(ALONE).await,
             // Another coroutine may have held the worker.
             Err(CallError::Deadline { .. }) if shared => call(ALONE).await,

@@ -43,7 +43,7 @@ const ENV_SOURCE: &str = include_str!("../../../python/src/sinew/env.py");
 const PORT: u16 = 4200;
 /// Longest life of a worker.
 const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Weight of all calls that a worker takes at once. A call that must be alone has this weight.
+/// Weight of all calls that a worker takes at once. A call that must run without others has this weight.
 pub(crate) const ALONE: u32 = 64;
 /// Weight of a call of an environment: 16 at once, each in a thread.
 pub(crate) const THREADED: u32 = 4;
@@ -513,8 +513,8 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>, runs: Runs) {
     loop {
         match from.read(&mut chunk).await {
             Ok(0) | Err(_) => {
-                // The end of the process says more; a process that closes its connection and goes on has no
-                // excuse.
+                // The end of the process tells more; a process that closes its connection and keeps running
+                // has no excuse.
                 tokio::time::sleep(GRACE).await;
                 shared.end("it closed its connection");
                 return;

@@ -26,7 +26,7 @@ type Made<T> = Result<T, SandboxError>;
 
 /// Maximum time from the start of a container to the first message of its agent.
 const START: Duration = Duration::from_secs(60);
-/// Paths of Python to try in an image that only its engine knows.
+/// Paths of Python to try in an image that only its engine has.
 const PYTHONS: [&str; 3] = ["/usr/bin/python3", "/usr/local/bin/python3", "/bin/python3"];
 
 /// Containers of a provider, shared with its sandboxes.
@@ -46,7 +46,7 @@ pub(crate) struct Containers {
     folder: Arc<Folder>,
     /// Number of the next container.
     numbers: AtomicU64,
-    /// True if each container has a separate user. False if the engine knows few users.
+    /// True if each container has a separate user. False if the engine has few users.
     own_users: bool,
 }
 

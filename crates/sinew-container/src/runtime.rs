@@ -60,8 +60,8 @@ impl Runtime {
         if name == "crun"
             && let Some(unified) = hybrid()
         {
-            // crun refuses hosts where version 2 of the groups has controllers beside version 1.
-            // It does not look further where it does not see version 2.
+            // crun refuses hosts where version 2 of the groups has controllers in addition to version 1. It
+            // does not look further if it does not see version 2.
             command.extend([
                 common.agent.to_string_lossy().into_owned(),
                 "without-mount".into(),
@@ -169,7 +169,7 @@ impl Runtime {
     }
 }
 
-/// True if this process has CAP_SYS_ADMIN, or if `/proc` does not say.
+/// True if this process has CAP_SYS_ADMIN, or if `/proc` does not show it.
 fn may_mount() -> bool {
     const SYS_ADMIN: u32 = 21;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

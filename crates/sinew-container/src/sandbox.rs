@@ -68,8 +68,8 @@ impl ContainerSandbox {
         }
     }
 
-    /// Runs a program through the agent. If the agent dies, the ending says so and the sandbox cannot be used
-    /// again.
+    /// Runs a program through the agent. If the agent dies, the ending reports that and the sandbox cannot be
+    /// used again.
     async fn run(&mut self, request: ExecRequest, options: ExecOptions) -> ExecDone {
         let began = Instant::now();
         let limits = &self.spec.limits;

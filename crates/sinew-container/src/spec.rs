@@ -108,7 +108,7 @@ pub(crate) struct StartSpec<'a> {
     pub(crate) spec: &'a SandboxSpec,
 }
 
-/// A started container as its engine knows it.
+/// A started container in the form of its engine.
 #[derive(Debug)]
 pub(crate) enum Body {
     /// crun and runc: the process that waits for the container and cleans up after it.
@@ -159,7 +159,7 @@ pub(crate) struct Common {
     pub(crate) reaper: Reaper,
 }
 
-/// Error for a level that cannot be used on this host. `reason` says what is missing and what to do.
+/// Error for a level that cannot be used on this host. `reason` names the missing part and the remedy.
 pub(crate) fn unavailable(reason: String) -> SandboxError {
     SandboxError::Unavailable {
         level: "container".into(),

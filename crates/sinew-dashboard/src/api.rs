@@ -470,7 +470,7 @@ pub(crate) async fn errors(State(shared): State<Shared>, Path(run): Path<String>
     .await
 }
 
-/// The first failed episodes, with what was said of each.
+/// The first failed episodes, each with its reason.
 fn failures(run: &Run) -> Result<Vec<Value>, ViewError> {
     // A run without a store has no episodes to show.
     let Ok(store) = run.store() else {

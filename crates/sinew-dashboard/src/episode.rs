@@ -27,7 +27,7 @@ struct NodeView<'a> {
     messages: Vec<Value>,
     /// Number of its tokens.
     count: usize,
-    /// Tokens as numbers, which say whether two nodes are equal.
+    /// Tokens as numbers, by which nodes are compared.
     ids: &'a [TokenId],
     /// Text of each token; `None` without the tokenizer.
     pieces: Option<Vec<String>>,
@@ -53,7 +53,7 @@ pub(crate) fn view(trace: &Trace, waits: bool, renderer: Result<&dyn Renderer, &
         })
         .collect();
     let all: usize = trace.nodes.iter().map(|n| n.tokens.len()).sum();
-    // An episode that the system failed has no score, whatever its outcome says.
+    // An episode that the system failed has no score, whatever its outcome.
     let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
     json!({
         "episode": trace.episode,

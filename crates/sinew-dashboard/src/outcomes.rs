@@ -158,7 +158,7 @@ impl<'a> Outcomes<'a> {
         Ok((rows, last))
     }
 
-    /// Calls `look` for every trace of a filter, with the outcome that counts, until it says no.
+    /// Calls `look` for every trace of a filter, with the outcome that counts, until it returns false.
     fn each(
         &self,
         filter: &Filter,

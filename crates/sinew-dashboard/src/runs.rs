@@ -381,7 +381,7 @@ impl Run {
         Ok(store)
     }
 
-    /// The tokenizer, made once. An error says why there is none.
+    /// The tokenizer, made once. The error is the reason why there is none.
     pub(crate) fn renderer(&self) -> Result<Arc<dyn Renderer>, String> {
         let mut open = lock(&self.renderer);
         if let Some(renderer) = open.as_ref() {

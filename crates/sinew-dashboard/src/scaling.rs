@@ -57,7 +57,7 @@ impl Gain {
 const MAX_POINTS: usize = 60;
 /// Fits of a bootstrap.
 const RESAMPLES: usize = 100;
-/// Points below which a curve of four numbers says nothing.
+/// Points below which a curve of four numbers is meaningless.
 const LEAST_POINTS: usize = 6;
 /// Points of a drawn curve.
 const DRAWN: usize = 60;
@@ -412,8 +412,8 @@ mod tests {
         assert!(study.runs.is_empty() && study.together.is_empty());
     }
 
-    /// A rise whose end was not reached has no bound of its own: without those of a share, least squares
-    /// puts it far above 1.
+    /// A rise whose end was not reached has no bound: without those of a share, least squares puts it far
+    /// above 1.
     #[test]
     fn a_share_stays_within_0_and_1_in_the_fit_and_in_all_of_its_bootstrap() {
         let rise = |i: usize| {

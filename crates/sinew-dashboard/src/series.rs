@@ -216,8 +216,8 @@ impl Maker<'_> {
         self.parts(section, out);
     }
 
-    /// Reward by component, success by environment and by type of task. One curve alone says what the whole
-    /// says already, and is left out where it is a type of task.
+    /// Reward by component, success by environment and by type of task. A single curve repeats that of the
+    /// whole, and is left out for types of task.
     fn parts(&self, section: &'static str, out: &mut Vec<Chart>) {
         let parts = names(self.steps.iter().map(|r| &r.rollout.metrics));
         let is_reward = |n: &&String| n.starts_with("reward/");

@@ -36,7 +36,7 @@ pub struct StoredAnswer {
     id: String,
     /// The link to the part of the conversation that is stored elsewhere.
     before: Before,
-    /// New messages of the request, and what the model said.
+    /// New messages of the request, and the model's answer.
     added: Vec<Message>,
 }
 

@@ -22,7 +22,7 @@ pub struct Said {
     pub trained: bool,
 }
 
-/// Reads conversations, and counts what it does not know.
+/// Reads conversations, and counts unknown fields.
 #[derive(Debug)]
 pub struct Conversations {
     notes: Notes,

@@ -75,7 +75,7 @@ impl ApiError {
         }
     }
 
-    /// 400: a field that no one knows.
+    /// Status 400 for an unknown field.
     pub fn unknown_field(path: &str) -> Self {
         let message = format!("unknown field {path:?}: nothing would be done with it, remove it");
         Self {

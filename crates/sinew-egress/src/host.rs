@@ -86,7 +86,7 @@ impl Host {
         };
         let (host, port) = text.split_at(after_bracket + colon);
         let digits = &port[1..];
-        // `parse` alone would accept a sign.
+        // `parse` itself would accept a sign.
         let valid =
             !digits.is_empty() && digits.len() <= 5 && digits.bytes().all(|b| b.is_ascii_digit());
         let number = digits.parse::<u16>().ok().filter(|&p| valid && p > 0);

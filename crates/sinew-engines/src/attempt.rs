@@ -33,7 +33,7 @@ pub struct Attempt {
 pub struct AttemptEnd {
     /// Never `Aborted`: a server that gives up is an error.
     pub reason: FinishReason,
-    /// Prompt tokens found in the server's prefix cache; 0 if the server does not say.
+    /// Prompt tokens found in the server's prefix cache; 0 if the server does not report them.
     pub cached_prompt_tokens: u32,
 }
 
@@ -51,8 +51,7 @@ pub struct AttemptToken {
 /// A server's reason for stopping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerEnd {
-    /// A stop token; its id, if the server says it. It must be the last sampled id and one of
-    /// `stop_ids`.
+    /// A stop token; its id, if the server reports it. It must be the last sampled id and one of `stop_ids`.
     StopId(Option<TokenId>),
     /// A stop string; it must be one of `stop_strings`.
     StopString(String),

@@ -243,7 +243,7 @@ impl AttemptSink {
         self.check.sampled()
     }
 
-    /// Compares the prompt that the server says it used with the one that was sent.
+    /// Compares the prompt that the server reports with the one that was sent.
     ///
     /// # Errors
     /// If they differ: the server tokenized again, cut the prompt, or answers another request.
@@ -290,7 +290,7 @@ impl AttemptSink {
         self.send(held, None).await
     }
 
-    /// Sends a message to the thread, if there is anything to say.
+    /// Sends a message to the thread, if there is anything to send.
     ///
     /// # Errors
     /// If the engine was dropped; the attempt ends then.

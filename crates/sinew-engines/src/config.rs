@@ -46,7 +46,7 @@ pub struct ServerConfig {
     pub api_key: Option<String>,
     /// Name of the served model; `None` takes the first one that the server lists.
     pub model: Option<String>,
-    /// Maximum tokens of prompt and output together, where the server does not say.
+    /// Maximum tokens of prompt and output together, if the server does not report it.
     pub context: Option<usize>,
     /// Number of token ids: lets unknown ids be refused before they are sent.
     pub vocab: Option<usize>,

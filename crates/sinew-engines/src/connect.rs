@@ -88,7 +88,7 @@ pub struct ConnectOptions {
     pub vllm: VllmOptions,
     /// Options for SGLang.
     pub sglang: SglangOptions,
-    /// Text to ids and back, for servers that know text only.
+    /// Text to ids and back, for servers that support only text.
     pub codec: Option<Arc<dyn TextCodec>>,
     /// Distinguishes this process from others that use the server.
     pub session: u64,

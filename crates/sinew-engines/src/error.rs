@@ -129,8 +129,8 @@ pub enum Blame {
     Moment,
     /// The engine: another one should do it; several such errors in a row open its breaker.
     Engine,
-    /// The engine, and nothing it says is believed until its weights are verified again; opens its
-    /// breaker at once.
+    /// The engine, whose reports are not trusted until its weights are verified again; opens its breaker at
+    /// once.
     Trust,
 }
 

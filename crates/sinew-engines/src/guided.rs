@@ -163,7 +163,7 @@ pub(crate) fn sglang(format: &Format) -> Result<(&'static str, Value), EngineErr
     })
 }
 
-/// A regular expression that matches `text` alone.
+/// A regular expression that matches only `text`.
 fn escaped(text: &str) -> String {
     let special = |c: char| "\\.+*?()|[]{}^$/-".contains(c);
     let mut out = String::new();

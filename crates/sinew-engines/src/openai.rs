@@ -19,7 +19,7 @@ use sinew_types::{EngineError, Fidelity, FinishReason, PolicyVersion, SamplingPa
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Text to ids and back, for servers that know text only. Implemented by the renderer's tokenizer.
+/// Text to ids and back, for servers that support only text. Implemented by the renderer's tokenizer.
 pub trait TextCodec: Send + Sync {
     /// The text of `ids`, control tokens written out.
     fn decode(&self, ids: &[TokenId]) -> String;
@@ -223,8 +223,8 @@ impl OpenaiBackend {
         self.end(&finish, attempt, max_tokens, sink).await
     }
 
-    /// Translates the reason of the end. The protocol does not say which token or string ended an
-    /// output, nor is it a part of the text: the first stop id stands for it.
+    /// Translates the reason of the end. The protocol does not report which token or string ended an output,
+    /// nor is it a part of the text: the first stop id stands for it.
     async fn end(
         &self,
         finish: &str,

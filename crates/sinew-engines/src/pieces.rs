@@ -11,7 +11,7 @@ use sinew_types::{FinishReason, TokenId, TokenLogprob};
 /// The content of one piece that earlier pieces did not have.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Seen {
-    /// The prompt that the server says it used.
+    /// The prompt that the server reports.
     pub(crate) prompt: Option<Vec<TokenId>>,
     /// New ids, with one log-probability each and the alternatives of each.
     pub(crate) ids: Vec<TokenId>,
@@ -19,7 +19,7 @@ pub(crate) struct Seen {
     pub(crate) top: Vec<Vec<TokenLogprob>>,
     /// The reason of the end, with the last piece.
     pub(crate) end: Option<ServerEnd>,
-    /// Labels of the weights that sampled, if the server says them.
+    /// Labels of the weights that sampled, if the server reports them.
     pub(crate) versions: Vec<String>,
     /// Prompt tokens found in the server's prefix cache.
     pub(crate) cached: Option<u32>,
@@ -68,7 +68,7 @@ impl Pieces {
         Ok(())
     }
 
-    /// Whether the server said which prompt it used.
+    /// Whether the server reported its prompt.
     pub(crate) fn echoed(&self) -> bool {
         self.echoed
     }

@@ -31,8 +31,8 @@ use std::sync::{Mutex, PoisonError};
 pub enum VllmApi {
     /// `/v1/completions`: always there.
     Completions,
-    /// `/inference/v1/generate`: smaller answers, and the server itself says which weights
-    /// sampled which token.
+    /// `/inference/v1/generate`: smaller answers, and the server itself reports which weights sampled which
+    /// token.
     Generate,
 }
 
@@ -179,8 +179,8 @@ impl VllmBackend {
         self.weights().await?.verify(version)
     }
 
-    /// Runs an attempt. The version is verified before and after it: `/v1/completions` does not say
-    /// which weights sampled, so a swap by another client in between shows only then.
+    /// Runs an attempt. The version is verified before and after it: `/v1/completions` does not report which
+    /// weights sampled, so a swap by another client in between shows only then.
     async fn run(
         &self,
         attempt: &Attempt,

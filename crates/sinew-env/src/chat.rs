@@ -82,7 +82,7 @@ pub struct ChatFactory {
 }
 
 impl ChatFactory {
-    /// The right answer of a task as the model would say it.
+    /// The right answer of a task as the model would write it.
     fn answer(&self, task: &Task) -> Result<Option<String>, EnvError> {
         let Some(column) = &self.gold else {
             return Ok(None);

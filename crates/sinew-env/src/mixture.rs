@@ -176,7 +176,7 @@ impl MixtureFactory {
         Self { members }
     }
 
-    /// The member of a task, and the task as the member knows it.
+    /// The member of a task, and the task as the member names it.
     fn member(&self, task: &Task) -> Result<(&dyn EnvFactory, Task), EnvError> {
         let name = member_of(&task.id);
         let found = self.members.iter().find(|(n, _)| n == name);

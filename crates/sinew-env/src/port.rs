@@ -100,7 +100,7 @@ impl Action {
         }
     }
 
-    /// The turn taken apart, also where its thoughts stand in tags that the template does not know.
+    /// The turn taken apart, also if its thoughts stand in tags that the template does not have.
     pub fn turn(&self) -> sinew_answer::Turn {
         sinew_answer::Turn::of_parts(self.reasoning.as_deref(), &self.text)
     }

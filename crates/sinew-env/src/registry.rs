@@ -33,7 +33,7 @@ pub struct Needs {
     pub rows: bool,
     /// It has no separate tasks, so that the recipe must have rows.
     pub tasks: bool,
-    /// It has no score of its own, so that the recipe must have a reward.
+    /// It has no score, so that the recipe must have a reward.
     pub reward: bool,
 }
 

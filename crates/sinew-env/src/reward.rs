@@ -52,7 +52,7 @@ pub struct RewardSample {
     /// All messages in order: prompt, turns of the model, observations.
     pub messages: Vec<Message>,
     /// The answer: text of the model's last turn, without control tokens and thoughts. Empty if the model
-    /// said nothing, or did not finish its thought.
+    /// wrote nothing, or did not finish its thought.
     pub output: String,
     /// The thoughts of that turn. `None`: it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -209,7 +209,7 @@ pub trait Reward: Send + Sync {
     /// Name in recipes, metrics and reports.
     fn name(&self) -> &str;
 
-    /// Whether the value says nothing about success, as that of a length penalty.
+    /// Whether the value does not measure success, as that of a length penalty.
     fn is_penalty(&self) -> bool {
         false
     }

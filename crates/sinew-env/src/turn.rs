@@ -33,7 +33,7 @@ impl Turn {
         self.messages.push(message);
     }
 
-    /// Adds what is said to the model outside of calls: an answer to its text, or an error of the notation.
+    /// Adds a message to the model outside of calls: an answer to its text, or an error of the notation.
     pub fn said(&mut self, result: Result<String, String>) {
         let message = self.message(Role::User, result.map(Into::into));
         self.messages.push(message);

@@ -29,7 +29,7 @@ impl Archive {
         self.store.clone()
     }
 
-    /// Appends a record of a rollout to the journal; the receipt says when it is durable.
+    /// Appends a record of a rollout to the journal; the receipt resolves when it is durable.
     ///
     /// # Errors
     /// If the journal takes no more.

@@ -49,7 +49,7 @@ pub(crate) struct Retry<'a> {
     pub(crate) path: &'a str,
     /// The client's own key of the request: with it, equal bodies are different requests.
     pub(crate) idempotency: Option<&'a str>,
-    /// The client says that it has sent it before.
+    /// The client marks it as sent before.
     pub(crate) again: bool,
 }
 
@@ -63,7 +63,7 @@ impl Retry<'_> {
         hasher.update(&[u8::from(self.idempotency.is_some())]);
         hasher.update(&(key.len() as u64).to_le_bytes());
         hasher.update(key.as_bytes());
-        // Whatever a client's key says, another body is another request.
+        // Another body is another request, whatever the client's key.
         match scan {
             Some(scan) => hasher.update(b"scan").update(&scan.body_key(body)),
             None => hasher.update(b"body").update(body),
@@ -79,7 +79,7 @@ struct Repeat<'a> {
     body: &'a [u8],
     /// Positions of its messages.
     scan: &'a Scan,
-    /// Key of what the request says before them.
+    /// Key of the request's part before the messages.
     head: Key,
 }
 
@@ -167,7 +167,7 @@ impl Caller {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Takes no more calls, and says that it never will.
+    /// Takes no more calls, and reports that it never will.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.drain();

@@ -36,7 +36,7 @@ pub struct Credentials {
     pub base_url: String,
     /// Opens this rollout's model and nothing else.
     pub api_key: String,
-    /// Address for clients that serve many rollouts: the key alone says which. Ends in `/v1`.
+    /// Address for clients that serve many rollouts: only the key names one. Ends in `/v1`.
     pub shared_url: String,
     /// W3C trace context that stands for the key where a client cannot change its key by request.
     pub traceparent: String,
@@ -244,7 +244,7 @@ impl Gateway {
         }
     }
 
-    /// Checks the spec, makes id and key, and opens. The receipt says when that is durable.
+    /// Checks the spec, makes id and key, and opens. The receipt resolves when that is durable.
     fn open_with(&self, mut spec: RolloutSpec) -> Result<(Credentials, Option<Receipt>), ApiError> {
         self.inner.caller.is_open()?;
         self.inner.caller.describe(&mut spec);
@@ -288,8 +288,8 @@ impl Gateway {
         Ok((credentials, receipt))
     }
 
-    /// Opens the rollouts that the journal says were open when the last process ended: agents continue with
-    /// the same addresses and keys. Gives their number.
+    /// Opens the rollouts that were open in the journal when the last process ended: agents continue with the
+    /// same addresses and keys. Returns their number.
     ///
     /// # Errors
     /// If the journal does not fit together, or the store cannot be asked what is finished.
@@ -343,7 +343,7 @@ impl Gateway {
         self.score(id, reward).map(|_| ())
     }
 
-    /// Scores an open rollout; the receipt says when that is durable.
+    /// Scores an open rollout; the receipt resolves when that is durable.
     pub(crate) fn score(
         &self,
         id: &EpisodeId,
@@ -398,9 +398,9 @@ impl Gateway {
         }
     }
 
-    /// Ends a rollout: running calls are aborted, the trace is checked, committed to the store
-    /// if there is one, and given. `end: None` lets the rollout say how it ended: by a limit
-    /// it ran into, or else because its task did. Finishing twice gives the stored trace.
+    /// Ends a rollout: running calls are aborted, the trace is checked, committed to the store if there is
+    /// one, and returned. `end: None` takes the rollout's own end: by a limit it ran into, or else because
+    /// its task ended. Finishing twice returns the stored trace.
     ///
     /// # Errors
     /// If the rollout is unknown, an invariant of its capture is broken, or the store refuses;

@@ -25,7 +25,7 @@ pub trait RolloutHooks: Send + Sync {
     fn finished(&self, trace: &Trace);
 }
 
-/// The rollouts of a training run: all are sampled as the run says, and handed to it when they are
+/// The rollouts of a training run: all are sampled with the run's parameters, and handed to it when they are
 /// finished.
 ///
 /// Rollouts of one `group` are compared; without a group those of one `task` are. A rollout without both, or
@@ -56,7 +56,7 @@ fn tighter(run: Option<u32>, asked: Option<u32>) -> Option<u32> {
     }
 }
 
-/// The seed of a rollout that brings none: that of its name, so that two rollouts never sample alike.
+/// The seed of a rollout that brings none: that of its name, so that no two rollouts sample the same.
 pub(crate) fn seed_of(id: &EpisodeId, run: u64) -> u64 {
     let mut name = [0; 8];
     name.copy_from_slice(&blake3::hash(id.as_str().as_bytes()).as_bytes()[..8]);

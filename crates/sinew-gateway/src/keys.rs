@@ -43,7 +43,7 @@ impl Parts {
         self.bytes(text.unwrap_or_default().as_bytes());
     }
 
-    /// Text alone is hashed as its bytes, as it was before there were other parts.
+    /// Text without other parts is hashed as its bytes.
     fn content(&mut self, content: &Content) {
         if let Some(text) = content.as_text() {
             return self.bytes(text.as_bytes());
@@ -105,7 +105,7 @@ fn role(role: Role) -> u8 {
     }
 }
 
-/// All that a message says.
+/// Key of the whole content of a message.
 pub(crate) fn exact(message: &Message) -> Key {
     let mut parts = Parts::new(1);
     parts.bytes(&[role(message.role)]);

@@ -1,7 +1,7 @@
 //! A model server per rollout that captures every token of the agents that call it.
 //!
-//! An agent gets a base URL and a key ([`Gateway::open_rollout`]) and speaks the dialect it knows. The
-//! layers, from the outside in:
+//! An agent gets a base URL and a key ([`Gateway::open_rollout`]) and uses its own dialect. The layers, from
+//! the outside in:
 //!
 //! 1. [`Server`] and `routes`: connections, axum routes, authorization, bodies (`body`), server-sent
 //!    events (`stream`).

@@ -195,7 +195,7 @@ fn trace(headers: &HeaderMap) -> Option<[u8; 16]> {
     unhex(text.split('-').nth(1)?)
 }
 
-/// The answer to an unknown path: it does not list paths, but says where a model is served.
+/// The answer to an unknown path: it does not list paths, but names the place where a model is served.
 async fn unknown(uri: Uri) -> Refused {
     let path = uri.path();
     Refused(match path.starts_with("/v1/") {
@@ -354,7 +354,7 @@ async fn put_score(
     Ok(Json(answer).into_response())
 }
 
-/// Many of them as JSON lines; the answer says what became of each row, and is 422 if one was refused.
+/// Many of them as JSON lines; the answer has the result of each row, and is 422 if one was refused.
 async fn put_scores(State(service): Api, request: Request) -> Answer {
     let rows = service.read(request, MAX_CONTROL_BYTES).await?;
     let report = service.gateway.archive().put_scores(rows.to_vec()).await?;

@@ -103,8 +103,8 @@ impl RunningCall {
         }
     }
 
-    /// A reader for a repeated request; `None`: it is aborted already. Unless the client says that it asks
-    /// `again`, only a call whose answer nobody got is what it repeats.
+    /// A reader for a repeated request; `None`: it is aborted already. Unless the client marks it as repeated
+    /// (`again`), it repeats only a call whose answer nobody got.
     pub(crate) fn join(self: &Arc<Self>, again: bool) -> Option<Subscription> {
         let mut state = self.lock();
         let unread = state.readers == 0 && !state.delivered;

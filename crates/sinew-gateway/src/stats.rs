@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 /// Share of calls with a rewritten history that is worth an alarm, and calls that it takes.
 const ALARM_RATE: f64 = 0.05;
-/// Fewer calls say too little.
+/// Fewer calls are not significant.
 const ALARM_CALLS: u64 = 100;
 
 /// Counters of a gateway since its start.
@@ -107,7 +107,7 @@ impl Counters {
         });
     }
 
-    /// Counts fields without effect, and says of each once that it has none.
+    /// Counts fields without effect, and logs each once.
     pub(crate) fn ignored(&self, fields: &Ignored) {
         self.count(|stats| {
             for (path, count) in fields {
@@ -232,8 +232,8 @@ impl GatewayStats {
     }
 }
 
-/// Metrics in the text format of Prometheus. Not by prometheus-client: it holds counters of its own
-/// or wraps a snapshot as this one, in three crates for these lines.
+/// Metrics in the text format of Prometheus. The crate prometheus-client is not used: it holds its own
+/// counters or wraps a snapshot like this one, in three crates for these lines.
 #[derive(Default)]
 struct Exposition(String);
 

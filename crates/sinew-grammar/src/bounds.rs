@@ -116,7 +116,7 @@ impl Strings {
     }
 
     /// Collects the rules of a schema and of all below it. `name` is the property that they are nearest to,
-    /// `defined` says that they are at the top of a definition.
+    /// `defined` means that they are at the top of a definition.
     ///
     /// # Errors
     /// An object with too many `patternProperties`.

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, HashMap};
 const CONTEXT: usize = 3;
 /// Places that are remembered of a run of tokens, the last ones.
 const PLACES: usize = 4;
-/// Tokens before a place that are compared: of more, a longer agreement says little.
+/// Tokens before a place that are compared: a longer agreement adds little.
 const COMPARED: usize = 16;
 /// Maximum number of tokens remembered; the requests that came first are forgotten first.
 const REMEMBERED: usize = 1 << 18;

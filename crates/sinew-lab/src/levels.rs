@@ -61,7 +61,7 @@ impl Level {
     }
 }
 
-/// The process level without a pool; `warm_python` says whether an interpreter waits in each.
+/// The process level without a pool; `warm_python` keeps a waiting interpreter in each.
 ///
 /// # Errors
 /// If this host cannot isolate processes.

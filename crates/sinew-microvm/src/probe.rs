@@ -26,7 +26,7 @@ const LOOK_TIME: Duration = Duration::from_secs(30);
 pub(crate) struct Found {
     /// Executor of guests, and the reason.
     pub(crate) how: String,
-    /// Reason why monitors have no namespaces and no root of their own. `None`: they have.
+    /// Reason why monitors have no namespaces and no separate root. `None`: they have.
     pub(crate) no_walls: Option<String>,
     /// `/proc/PID/status` of a monitor behind its walls.
     pub(crate) status: String,

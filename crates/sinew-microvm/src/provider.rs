@@ -90,7 +90,7 @@ pub struct MicrovmProvider {
     inner: Arc<Inner>,
 }
 
-/// A machine at one moment: its changes since its base, and a base of its own while forks of it live.
+/// A machine at one moment: its changes since its base, and its own base while forks of it live.
 #[derive(Debug)]
 pub(crate) struct Saved {
     /// Base from which the machine started.
@@ -135,7 +135,7 @@ pub(crate) fn io(operation: &str, e: impl std::fmt::Display) -> SandboxError {
     }
 }
 
-/// Error for a level that cannot be used on this host. `reason` says what is missing and what to do.
+/// Error for a level that cannot be used on this host. `reason` names the missing part and the remedy.
 pub(crate) fn unavailable(reason: impl Into<String>) -> SandboxError {
     SandboxError::Unavailable {
         level: "microvm".into(),

@@ -99,7 +99,8 @@ impl Qemu {
         let mut args = vec![
             "-M",
             "microvm,x-option-roms=off,isa-serial=on,acpi=on,pit=on,pic=on,rtc=on,suppress-vmdesc=on,memory-backend=m0",
-            // The description of the machine would stand before the devices' state, which is saved alone.
+            // The description of the machine would stand before the devices' state, which is saved
+            // separately.
             "-global",
             "migration.send-configuration=off",
             "-name",

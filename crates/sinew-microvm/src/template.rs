@@ -24,7 +24,7 @@ const MAX_HELD: usize = 4;
 /// Maximum time of the interpreter to get ready.
 const READY: Duration = Duration::from_secs(10);
 
-/// `about.json` beside the memory on disk.
+/// `about.json` next to the memory on disk.
 #[derive(Debug, Serialize, Deserialize)]
 struct About {
     /// Memory of the machine in bytes.

@@ -51,7 +51,7 @@ impl StoredType {
         })
     }
 
-    /// The types [`StoredType::from_ggml`] knows, for error messages.
+    /// The types that [`StoredType::from_ggml`] supports, for error messages.
     pub(crate) const GGML_SUPPORTED: &'static str = "F32 (0), F16 (1), Q4_0 (2), Q4_1 (3), Q5_0 (6), Q5_1 (7), Q8_0 (8), Q4_K (12), Q5_K (13), \
          Q6_K (14), BF16 (30)";
 

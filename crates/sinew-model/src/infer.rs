@@ -59,8 +59,8 @@ struct Layer {
     down: Matrix,
 }
 
-/// A decoder ready to generate: its own packed copy of the weights. Immutable during passes, so
-/// several threads can use one, each with a [`KvPool`] and an [`InferScratch`] of its own.
+/// A decoder ready to generate: its own packed copy of the weights. Immutable during passes, so several
+/// threads can use one, each with its own [`KvPool`] and [`InferScratch`].
 #[derive(Debug)]
 pub struct InferModel {
     decoder: Decoder,

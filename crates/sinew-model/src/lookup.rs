@@ -79,7 +79,7 @@ impl fmt::Debug for ResolveEnv {
     }
 }
 
-/// Reasons for which a model was not found. Messages say how to get it.
+/// Reasons for which a model was not found. Messages contain the way to get it.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
     /// The text is none of the known forms.

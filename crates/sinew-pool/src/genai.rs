@@ -27,7 +27,7 @@ const DETAILS: &str = "gen_ai.client.inference.operation.details";
 #[serde(deny_unknown_fields)]
 pub(crate) struct Bundle {
     pub(crate) spans: Vec<Span>,
-    /// The kind that they are admitted as if they have only text; left out: as `text_spans` says.
+    /// The kind that they are admitted as if they have only text; left out: the kind of `text_spans`.
     #[serde(default)]
     pub(crate) kind: Option<Kind>,
 }

@@ -60,7 +60,7 @@ fn check_resource(
 /// The spans of an `ExportTraceServiceRequest` in protobuf.
 ///
 /// # Errors
-/// If the bytes are no such message.
+/// If the bytes are not such a message.
 pub fn from_protobuf(bytes: &[u8]) -> Result<Vec<Span>, Reason> {
     let export = ExportTraceServiceRequest::decode(bytes).map_err(|e| Reason::Spans {
         detail: format!("not an ExportTraceServiceRequest: {e}"),
@@ -94,7 +94,7 @@ pub fn from_protobuf(bytes: &[u8]) -> Result<Vec<Span>, Reason> {
 /// The spans of an `ExportTraceServiceRequest` in OTLP's JSON.
 ///
 /// # Errors
-/// If the bytes are no such object.
+/// If the bytes are not such an object.
 pub fn from_json(bytes: &[u8]) -> Result<Vec<Span>, Reason> {
     let value: Value = sinew_types::json::from_slice(bytes).map_err(|e| Reason::Spans {
         detail: format!("not JSON: {e}"),

@@ -40,7 +40,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Maximum bytes of traces that one lease gives out, 16 MiB; a single larger group is given alone.
+/// Maximum bytes of traces that one lease gives out, 16 MiB; a single larger group is given separately.
 const MAX_LEASE_BYTES: u64 = 16 << 20;
 
 /// The result for one item of a push.
@@ -594,8 +594,7 @@ impl Pool {
             .collect())
     }
 
-    /// Returns rows unused, and how many; rows that the lease does not hold any more are left
-    /// alone.
+    /// Returns rows unused, and how many; rows that the lease does not hold any more stay unchanged.
     pub fn release(&self, lease: u64, ids: &[String]) -> Result<usize, PoolError> {
         let (_, keys) = self.guard()?.keys(ids);
         let settled = self.rows.0.release(TRAINER, LeaseId(lease), &keys)?;

@@ -148,8 +148,8 @@ pub struct Pushed {
 }
 
 impl Pushed {
-    /// A finished rollout of the gateway beside the pool, in groups of so many. One without a reward goes
-    /// to quarantine, as others without one do.
+    /// A finished rollout of the pool's gateway, in groups of so many. One without a reward goes to
+    /// quarantine, as others without one do.
     pub fn of_rollout(trace: &Trace, group_size: u32, tokenizer: &str) -> Self {
         let nodes = trace.nodes.iter().map(PushedNode::of);
         let group = trace.group.as_str();

@@ -17,7 +17,7 @@ const MAX_BYTES: usize = 64 << 20;
 /// Status and body of an answer.
 pub(crate) type Reply = (u16, Bytes);
 
-/// The place of an answer; who asks meanwhile waits for the first.
+/// The place of an answer; a repeated request waits for the first.
 pub(crate) type Place = Arc<OnceCell<Reply>>;
 
 /// Answers by the names of their calls.

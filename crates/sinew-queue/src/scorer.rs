@@ -53,7 +53,7 @@ pub struct Scored {
     pub lost: usize,
 }
 
-/// Scores rows until there are none, or `stop` says so, which gives unfinished ones back. `report` gets the
+/// Scores rows until there are none, or `stop` is true, which gives unfinished ones back. `report` gets the
 /// counts after each lease.
 ///
 /// # Errors

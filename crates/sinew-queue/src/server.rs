@@ -155,7 +155,7 @@ impl Drop for QueueServer {
     }
 }
 
-/// A thread that tells waits of the queue's changes, so that they take no thread each, and sweeps it.
+/// A thread that wakes waits at the queue's changes, so that they take no thread each, and sweeps it.
 fn watch_changes(
     queue: Arc<dyn Queue>,
     serving: &Serving,

@@ -99,7 +99,8 @@ impl ChatRenderer {
             &config.eos_token,
             config.options.clone(),
         )?;
-        // A template that asks for a date says so, before the probes read it as one that shows nothing.
+        // A template that asks for a date raises an error here, before the probes read it as one that shows
+        // nothing.
         let asked = template.render(&[Message::new(Role::User, "x")], &[], true);
         if let Err(error @ RenderError::Template { .. }) = asked
             && error.to_string().contains(NEEDS_DATE)

@@ -444,7 +444,7 @@ impl PythonFormat {
         writer.write_all(bracket)
     }
 
-    /// Ends a list or an object. An empty one has no line of its own.
+    /// Ends a list or an object. An empty one has no separate line.
     fn close<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
         self.depth -= 1;
         if self.has_value {

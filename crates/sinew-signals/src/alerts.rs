@@ -298,7 +298,7 @@ impl Alerts {
         out
     }
 
-    /// The run said something.
+    /// Notes an event of the run.
     pub fn heard(&mut self, now_s: f64) {
         self.heard_s = Some(now_s);
     }

@@ -16,7 +16,7 @@ pub enum SignalsError {
         /// Reason, in words.
         why: String,
     },
-    /// It is no such file: syntax, an unknown key, a wrong type.
+    /// It is not such a file: syntax, an unknown key, a wrong type.
     #[error("{path}: {why}", path = path.display())]
     Syntax {
         /// The file.

@@ -40,7 +40,7 @@ impl Logs {
         }
     }
 
-    /// Takes what an event says to people.
+    /// Takes an event's text for people.
     pub(crate) fn event(&mut self, event: &RunEvent, now_unix_s: f64) {
         use SeverityNumber::{Debug, Info, Warn};
         let (severity, name, said, attributes) = match event {

@@ -112,7 +112,7 @@ async fn send(
     let message = message((from, to), mail)?;
     let mut sent = transport.send(message.clone()).await;
     for pause in PAUSES {
-        // A server that says no for good is not asked again.
+        // A server that refuses for good is not asked again.
         if !sent.as_ref().is_err_and(|e| !e.is_permanent()) {
             break;
         }

@@ -4,7 +4,7 @@ use crate::numbers::{Numbers, help};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Series that are kept at most: a run with thousands of metrics is cut, and says so.
+/// Series that are kept at most: a run with thousands of metrics is cut, which is reported.
 const MAX_SERIES: usize = 2000;
 
 /// The newest value of each series of a run.
@@ -158,7 +158,7 @@ mod tests {
         }
         let types = text.matches("# TYPE sinew_rollout_env_success ").count();
         assert_eq!(types, 1);
-        // Every family says what it is, once and before its rows.
+        // Every family has its description once, before its rows.
         let mut lines = text.lines().peekable();
         while let Some(line) = lines.next() {
             if let Some(rest) = line.strip_prefix("# HELP ") {

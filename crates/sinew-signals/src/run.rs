@@ -22,7 +22,7 @@ const QUEUE: usize = 4096;
 /// Time for which the end of a run waits for data that are still to be sent.
 const FLUSH: Duration = Duration::from_secs(15);
 
-/// Sends what a run says until it is dropped.
+/// Sends the events of a run until it is dropped.
 #[derive(Debug)]
 pub struct Signals {
     stop: SyncSender<()>,

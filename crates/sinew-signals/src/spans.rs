@@ -147,7 +147,7 @@ fn episode((run, model): (&str, &str), (phases, ended): &Complete) -> Vec<Span> 
     let mut spans = vec![root];
     let root_id = spans[0].span_id.clone();
     let (mut turn, mut number) = (None::<usize>, 0);
-    // A turn that is sampled in pieces has several phases: its tokens are not told apart then.
+    // A turn that is sampled in pieces has several phases: its tokens cannot be assigned then.
     let turns = ended.as_ref().map_or(&[][..], |e| &e.turns);
     let generated = phases.iter().filter(|p| p.phase == Phase::Generate);
     let mut turns = match generated.count() == turns.len() {

@@ -50,7 +50,7 @@ pub(crate) struct Worker {
     /// Alerts have a separate queue: a collector that is down does not delay them.
     pub(crate) caller: Queue<Request>,
     pub(crate) mail: Option<Queue<Mail>>,
-    /// The run has said that it ends.
+    /// The run has reported its end.
     pub(crate) heard_end: bool,
     pub(crate) began: Instant,
     /// Time of the last look at files and the machine.

@@ -99,7 +99,7 @@ impl<T> Agenda<T> {
         self.near.pop().map(|Reverse(entry)| (entry.at, entry.what))
     }
 
-    /// Keeps those that `stays` says.
+    /// Keeps the entries for which `stays` holds.
     pub(crate) fn retain(&mut self, stays: impl Fn(&T) -> bool) {
         self.near.retain(|Reverse(entry)| stays(&entry.what));
         self.far.retain(|_, entries| {

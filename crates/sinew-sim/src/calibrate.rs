@@ -119,7 +119,7 @@ impl Costs {
         let square: f64 = sums.iter().map(|s| s * s).sum();
         let factor = sums.iter().sum::<f64>() / square.max(1e-300);
         costs.iter_mut().for_each(|c| *c *= factor);
-        // Fewer runs than costs say nothing of their ratios.
+        // Fewer runs than costs do not determine the ratios.
         let sweeps = if rows.len() > costs.len() { SWEEPS } else { 0 };
         for n in (0..sweeps).flat_map(|_| 0..3) {
             let under: f64 = rows.iter().map(|row| row[n] * row[n]).sum();
@@ -275,7 +275,7 @@ pub fn calibrate(runs: &[Observed]) -> Result<Vec<Prediction>, Violation> {
     Ok(out)
 }
 
-/// Predicts the `n`-th run of a kind. The ratios of the costs of one run alone are those of its kind.
+/// Predicts the `n`-th run of a kind. The ratios of a single run's costs are those of its kind.
 fn predict(
     kind: &[&Observed],
     work: &[Work],
@@ -324,7 +324,7 @@ pub fn median(errors: impl IntoIterator<Item = f64>) -> Option<f64> {
     Some(0.5 * (errors[last / 2] + errors[last.div_ceil(2)]))
 }
 
-/// Sizes and modes of a run's recipe; what it does not say is as in [`Plan`].
+/// Sizes and modes of a run's recipe; other values are those of [`Plan`].
 fn plan_of(recipe: &toml::Table) -> Plan {
     let key = |section: &str, key: &str| recipe.get(section).and_then(|s| s.get(key));
     let number = |section: &str, name: &str| {

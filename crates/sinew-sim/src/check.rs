@@ -46,7 +46,7 @@ pub enum Bug {
     SkipCommit,
     /// The age of groups is hidden from the core.
     Stale,
-    /// An engine that could not load says that it did.
+    /// An engine that could not load reports that it did.
     OldWeights,
     /// An episode's place is not given back.
     LeakSlot,

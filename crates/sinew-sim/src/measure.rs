@@ -132,7 +132,7 @@ impl Measure {
         }
     }
 
-    /// A look at what is going on.
+    /// Samples the current state.
     pub(crate) fn gauge(
         &mut self,
         now: Micros,
@@ -441,7 +441,7 @@ pub struct Report {
 /// Work of all engines since the beginning, in ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Passes; none with `engines.model = "curves"`, which knows no single pass.
+    /// Passes; none with `engines.model = "curves"`, which has no single passes.
     pub passes: u64,
     /// Sampled ids.
     pub sampled: u64,

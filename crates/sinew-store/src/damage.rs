@@ -41,7 +41,7 @@ pub struct Recovery {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
     pub damaged: Vec<Damage>,
-    /// Episodes that the index knows and that lie there.
+    /// Episodes that the index lists and that lie there.
     pub episodes: Vec<EpisodeId>,
 }
 

@@ -1,9 +1,9 @@
 //! [`DiskStore`]: segment files and their index.
 //!
-//! Writes go to the newest segment first and to the index afterwards, in one transaction. A crash between
-//! the two leaves a frame that the index does not know; the next opening indexes it. A failed transaction
-//! takes the frame back. Every call holds `writer` while it appends, so that frames are in the order of
-//! commits. Commits that wait for it go to the medium together: see [`crate::group`].
+//! Writes go to the newest segment first and to the index afterwards, in one transaction. A crash between the
+//! two leaves a frame that is not in the index; the next opening indexes it. A failed transaction takes the
+//! frame back. Every call holds `writer` while it appends, so that frames are in the order of commits.
+//! Commits that wait for it go to the medium together: see [`crate::group`].
 
 use crate::codec::{self, Mark};
 use crate::damage::Recovery;
@@ -153,7 +153,7 @@ impl DiskStore {
         })
     }
 
-    /// Writes marks that were torn once more: the index still has what they say.
+    /// Writes torn marks once more: the index still has their content.
     fn mark_again(&self, batches: Vec<TrainedBatch>) -> Result<(), StoreError> {
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;
@@ -297,7 +297,7 @@ impl DiskStore {
         Ok(())
     }
 
-    /// Bytes of all segment files, as the file system says.
+    /// Bytes of all segment files, from the file system.
     fn used_bytes(&self) -> Result<u64, StoreError> {
         Ok(self.segments.list()?.iter().map(|(_, bytes)| bytes).sum())
     }

@@ -149,7 +149,7 @@ impl From<rusqlite::Error> for StoreError {
         use rusqlite::ffi;
         let path = PathBuf::from(schema::FILE_NAME);
         let cause = error.sqlite_error();
-        // "disk I/O error" is what SQLite says of these: the log's index is a file that is mapped.
+        // SQLite reports "disk I/O error" for these: the log's index is a file that is mapped.
         match cause.map(|e| (e.code, e.extended_code)) {
             Some((DiskFull, _) | (_, ffi::SQLITE_IOERR_SHMSIZE)) => Self::DiskFull { path },
             Some((OutOfMemory, _) | (_, ffi::SQLITE_IOERR_NOMEM | ffi::SQLITE_IOERR_SHMMAP)) => {
@@ -183,7 +183,7 @@ pub enum QueueError {
         bytes: u64,
         max_bytes: u64,
     },
-    /// One call alone exceeds the limits.
+    /// A single call exceeds the limits.
     #[error(
         "{rows} rows of {bytes} bytes cannot be put at once, the queue holds {max_rows} rows and \
          {max_bytes} bytes; put fewer, or raise its limits"

@@ -62,7 +62,7 @@ pub(crate) fn content(trace: &Trace) -> [u8; 16] {
         put(&node.parent.to_le_bytes());
         let ids: Vec<u8> = node.tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
         put(&ids);
-        // Tokens say what their messages do, where there are any; an outside program's may have none.
+        // Tokens have the content of their messages, if there are any; an outside program's may have none.
         if node.tokens.is_empty() {
             for message in &node.messages {
                 put(&serde_json::to_vec(message).unwrap_or_default());

@@ -159,7 +159,7 @@ impl ScoreTarget<'_> {
         })
     }
 
-    /// The record of a row; `None` if a row without a time says what is in force.
+    /// The record of a row; `None` if a row without a time repeats the score in force.
     fn record(
         &self,
         row: Row,
@@ -309,8 +309,8 @@ fn next_line(rows: &mut dyn BufRead) -> std::io::Result<Option<Line>> {
     Ok(Some(Line::TooLong))
 }
 
-/// Scores for a store that another process writes: a folder beside it, whose files that process takes. A file
-/// is there whole or not at all, and is removed once its scores are in the store.
+/// Scores for a store that another process writes: a folder next to it, whose files that process takes. A
+/// file is there whole or not at all, and is removed once its scores are in the store.
 #[derive(Clone, Debug)]
 pub struct Inbox {
     folder: PathBuf,
@@ -321,7 +321,7 @@ pub struct Inbox {
 struct Posted(ScoreRecord);
 
 impl Inbox {
-    /// Files that may wait: an importer whose run does not take them is told so.
+    /// Files that may wait: an importer whose run does not take them gets an error.
     pub const MAX_FILES: usize = 10_000;
 
     /// The inbox of the store in `directory`.
@@ -454,7 +454,7 @@ fn put_all(
 }
 
 /// Takes the scores of a file into the store in `directory`, or leaves them in its inbox while another
-/// process writes it. `live` says that one is about to, so that the store is not held here.
+/// process writes it. `live` means that one is about to, so that the store is not held here.
 ///
 /// # Errors
 /// If there is no store, and what the file or the store refuses.

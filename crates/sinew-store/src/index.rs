@@ -96,8 +96,8 @@ pub(crate) fn open_read_only(path: &Path) -> Result<Connection, StoreError> {
     connection.busy_timeout(BUSY)?;
     let (connection, empty) = match is_empty(&connection) {
         Ok(empty) => (connection, empty),
-        // Readers of a log need files beside it; where none may be made and nothing is in the log,
-        // the file is read as it lies there.
+        // Readers of a log need files next to it. If none may be made and nothing is in the log, the file is
+        // read as it lies there.
         Err(e) if cannot_write(&e) && !has_log(path) => {
             let connection = open_immutable(path).map_err(bad_index(path))?;
             let empty = is_empty(&connection).map_err(bad_index(path))?;
@@ -120,7 +120,7 @@ fn cannot_write(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ReadOnly | CannotOpen))
 }
 
-/// Whether commits wait in the log beside the index.
+/// Whether commits wait in the log of the index.
 fn has_log(path: &Path) -> bool {
     let mut log = path.as_os_str().to_owned();
     log.push("-wal");

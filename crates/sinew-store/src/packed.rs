@@ -7,12 +7,12 @@
 //! | token ids of all nodes: all first bytes, then all second ones, ... | 4 each |
 //! | log-probabilities, in the same way, the byte with the exponent first | 4 each |
 //!
-//! Bytes of one kind lie together, so that those that are always alike cost nothing. Names of fields come out
-//! of a dictionary ([`HEADS`]), since they are a third of the rest in a short episode. The head is
+//! Bytes of one kind lie together, so that constant ones cost nothing. Names of fields come out of a
+//! dictionary ([`HEADS`]), since they are a third of the rest in a short episode. The head is
 //! self-describing.
 //!
 //! The record of an episode of four turns, with 328 random ids of a vocabulary of 49,152 and 192 random
-//! log-probabilities, has 1,586 bytes; in memory these numbers alone have 2,080.
+//! log-probabilities, has 1,586 bytes; in memory only these numbers have 2,080.
 
 use crate::codec::{self, Codec, Encoded};
 use serde::{Deserialize, Serialize};

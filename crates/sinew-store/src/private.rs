@@ -21,7 +21,7 @@ pub fn private_file() -> OpenOptions {
     options
 }
 
-/// Makes a file private that another library made: SQLite gives its permissions to the logs beside it.
+/// Makes a file private that another library made: SQLite gives its permissions to its logs.
 pub(crate) fn restrict(path: &Path) -> io::Result<()> {
     std::fs::set_permissions(path, Permissions::from_mode(0o600))
 }

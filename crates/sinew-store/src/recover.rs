@@ -1,9 +1,9 @@
 //! Opens a store: the index catches up with the segments, torn tails are cut off.
 //!
-//! A tail is torn if the newest file ends in what an unfinished write leaves, whether or not the index knows
-//! of it: a medium that lost power may have lost what it had confirmed. Everything else that cannot be read
-//! is damage. Whole frames behind it are indexed; the file stays as it is. A store with damage is opened only
-//! if the caller accepts the loss; otherwise nothing is changed.
+//! A tail is torn if the newest file ends in the remains of an unfinished write, whether or not the index
+//! lists it: a medium that lost power may have lost confirmed data. Everything else that cannot be read is
+//! damage. Whole frames behind it are indexed; the file stays as it is. A store with damage is opened only if
+//! the caller accepts the loss; otherwise nothing is changed.
 
 use crate::codec::{self, Mark};
 use crate::damage::{Damage, Loss, Recovery};
@@ -109,7 +109,7 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// All files, oldest first; then those that the index knows and that are gone.
+    /// All files, oldest first; then those that are gone although the index lists them.
     fn files(&mut self) -> Result<(), StoreError> {
         let known = index::segments(self.tx)?;
         let files = self.segments.list()?;
@@ -173,7 +173,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Looks at the end of the newest file, if what the index knows of it cannot be read.
+    /// Looks at the end of the newest file, if its indexed records cannot be read.
     fn tail(&mut self, number: u32, length: u64, indexed: u64) -> Result<Tail, StoreError> {
         let known = index::records(self.tx, number)?;
         let readable = known.first().map_or(Ok(true), |&at| self.readable(at))?;
@@ -202,7 +202,7 @@ impl Pass<'_> {
     /// Whether a record can be read and matches its checksum.
     ///
     /// # Errors
-    /// Failures that say nothing about the record, such as a refused permission.
+    /// Failures that do not concern the record, such as a refused permission.
     fn readable(&self, at: Location) -> Result<bool, StoreError> {
         match self.segments.read(at) {
             Ok(_) => Ok(true),
@@ -263,8 +263,8 @@ impl Pass<'_> {
         Ok(scan.end)
     }
 
-    /// Forgets what the index knows and the segments cannot give: of damaged files, or of all of them
-    /// if the loss is accepted.
+    /// Forgets indexed records that the segments cannot return: those of damaged files, or of all of them if
+    /// the loss is accepted.
     fn give_up(&mut self) -> Result<(), StoreError> {
         let damaged: BTreeSet<PathBuf> = self.opened.recovery.damaged.iter().map(path).collect();
         let (mut lost, mut marks) = (Vec::new(), Vec::new());

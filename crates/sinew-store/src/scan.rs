@@ -81,7 +81,7 @@ impl SegmentDir {
         }
         let header = file.bytes(at, FRAME_HEADER)?;
         if u32_at(&header, 0) != FRAME_MAGIC {
-            // The header alone says nothing if it was not written.
+            // The header means nothing if it was not written.
             return Ok(header.iter().all(|b| *b == 0));
         }
         if u32_at(&header, 4) == 0 || u32_at(&header, 8) == 0 {
@@ -230,7 +230,7 @@ impl Segment {
         Ok(self.hop(from + FRAME_HEADER as u64, to)?.0)
     }
 
-    /// Goes from record to record as their headers say; whole ones, and where the last of them ends.
+    /// Goes from record to record by their headers; returns whole ones, and the end of the last of them.
     fn hop(&self, from: u64, to: u64) -> Result<(Vec<Record>, u64), StoreError> {
         let (mut whole, mut at, mut end) = (Vec::new(), from, from);
         while at + RECORD_HEADER as u64 <= to {

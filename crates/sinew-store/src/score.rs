@@ -70,7 +70,7 @@ pub enum ScoreRefused {
 
 impl ScoreRecord {
     /// The order of records of one (episode, name, source): by time; at one time a score is above none, and
-    /// otherwise the content decides, so that the order does not depend on who came first.
+    /// otherwise the content decides, so that the order does not depend on arrival.
     pub fn order(&self, other: &Self) -> Ordering {
         let by_score = || match (&self.score, &other.score) {
             (Score::Value(a), Score::Value(b)) => a.total_cmp(b),

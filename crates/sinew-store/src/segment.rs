@@ -369,8 +369,8 @@ impl Writer {
         Ok(frame.records.iter().map(locate).collect())
     }
 
-    /// Undoes the last append. If the medium refuses, the file is left alone: what stands in
-    /// it unacknowledged is found, or cut off, when the store is opened.
+    /// Undoes the last append. If the medium refuses, the file is left unchanged: unacknowledged bytes in it
+    /// are found, or cut off, when the store is opened.
     pub(crate) fn take_back(&mut self, length: u64) {
         let truncate = |file: &File| file.set_len(length).and_then(|()| file.sync_data());
         #[cfg(test)]

@@ -9,8 +9,8 @@ use std::slice;
 
 /// Alignment of every buffer in bytes: a cache line and an AVX-512 register.
 const ALIGN: usize = 64;
-/// Buffers from this size on are mapped on their own, aligned to and advised for huge pages: measured
-/// on the machines we know, these double the read bandwidth.
+/// Buffers from this size on are mapped separately, aligned to and advised for huge pages: these double the
+/// read bandwidth on the measured machines.
 const HUGE: usize = 2 << 20;
 
 /// A fixed-size `f32` array, aligned to 64 bytes (2 MiB from 2 MiB on, with huge pages where the

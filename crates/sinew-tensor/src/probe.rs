@@ -68,7 +68,7 @@ pub fn read(dev: &Cpu, values: &[f32]) -> f32 {
         .collect();
     dev.pool().parallel_for(tasks, &|task| {
         let part = &values[task * CHUNK..values.len().min((task + 1) * CHUNK)];
-        // SAFETY: the kernel reads `part` alone.
+        // SAFETY: the kernel only reads `part`.
         let sum = unsafe { sum(dev, part) };
         sums[task].store(sum.to_bits(), std::sync::atomic::Ordering::Relaxed);
     });

@@ -54,8 +54,8 @@ pub enum CommError {
 ///   rank 0 does. An error makes the group unusable. NCCL has to be asked for this (`ncclCommGetAsyncError`,
 ///   `ncclCommAbort`).
 /// - **Memory.** Buffers here lie in host memory. A policy on a device need not pass through them: with
-///   `(comm as &mut dyn Any).downcast_mut()` it reaches the communicator of its own crate, and sums its
-///   device buffers in [`Policy::reduce_gradients`](crate::Policy::reduce_gradients).
+///   `(comm as &mut dyn Any).downcast_mut()` it reaches its own crate's communicator, and sums its device
+///   buffers in [`Policy::reduce_gradients`](crate::Policy::reduce_gradients).
 ///
 /// [`crate::conformance::comm`] tests it.
 pub trait Comm: Any + Debug + Send {

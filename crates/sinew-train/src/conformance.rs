@@ -131,7 +131,7 @@ pub fn policy<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow]) {
     let sum = |scores: &[f32]| scores.iter().map(|&l| f64::from(l)).sum::<f64>();
     assert!(sum(&second) > sum(&first), "an update goes downhill");
 
-    // `other` takes what `one` has, and both go on alike.
+    // `other` takes the state of `one`, and both continue in the same way.
     let state = one.weights();
     let mut all = crate::checkpoint::StoredTensors::default();
     state.iter().for_each(|file| all.copy_from(&*file.tensors));

@@ -90,7 +90,7 @@ impl TrainerConfig {
     }
 }
 
-/// Reasons for which a step failed. Unless said otherwise nothing was updated.
+/// Reasons for which a step failed. Nothing was updated, unless the variant states otherwise.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TrainError {
     /// A refused setting.
@@ -176,8 +176,8 @@ struct StepState<'a> {
 }
 
 impl<P: Policy> Trainer<P> {
-    /// A trainer at step 0, alone. `clock` gives seconds from any fixed origin, for the report
-    /// only.
+    /// A trainer at step 0, as a single process. `clock` gives seconds from any fixed origin, only for the
+    /// report.
     ///
     /// # Errors
     /// If a setting is out of range.

@@ -159,7 +159,7 @@ fn token_lines(node: &Node, renderer: &dyn Renderer) -> String {
     out
 }
 
-/// An episode as JSON, with the text of each node beside its tokens.
+/// An episode as JSON, with the text of each node in addition to its tokens.
 pub fn json(trace: &Trace, renderer: &dyn Renderer) -> Result<String, serde_json::Error> {
     let mut value = serde_json::to_value(trace)?;
     let texts: Vec<String> = trace

@@ -39,7 +39,7 @@ use std::time::Duration;
 const ABOVE: u16 = 2;
 /// Fewest rows and columns of a window in which something can be read.
 const LEAST: (u16, u16) = (8, 20);
-/// Columns of the numbers, and the fewest in which a curve says something.
+/// Columns of the numbers, and the fewest in which a curve is useful.
 const NUMBERS_WIDTH: u16 = 42;
 /// Minimum columns of the curve; a narrower terminal shows only the numbers.
 const CURVE_WIDTH: u16 = 30;
@@ -65,7 +65,7 @@ impl LiveView {
         std::io::stderr().is_terminal() && can_move() && has_room() && in_foreground()
     }
 
-    /// Draws what the bus says from here on.
+    /// Draws the further events of the bus.
     pub fn start(status: Status, bus: &Bus) -> Self {
         let (stop, stopped) = sync_channel(1);
         let (events, lines) = (bus.watch(QUEUE), log::divert());
@@ -143,7 +143,7 @@ fn terminal() -> std::io::Result<Terminal<CrosstermBackend<std::io::Stderr>>> {
     Terminal::with_options(backend, options)
 }
 
-/// Draws until `stopped`, then leaves the cursor below the view. `over` says whether it was stopped.
+/// Draws until `stopped`, then leaves the cursor below the view. `over` is whether it was stopped.
 ///
 /// # Errors
 /// The request that the terminal refuses or leaves unanswered.
@@ -178,7 +178,7 @@ fn draw_until(
     writeln!(std::io::stderr())
 }
 
-/// Waits for the time of the next look, and says whether the view is to end.
+/// Waits for the time of the next look, and returns whether the view is to end.
 fn is_stopped(stopped: &Receiver<()>) -> bool {
     !matches!(
         stopped.recv_timeout(REFRESH),

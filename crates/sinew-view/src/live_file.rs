@@ -44,7 +44,7 @@ pub struct LiveRow {
     pub phase: String,
     /// Seconds in that phase.
     pub phase_s: f64,
-    /// Seconds until it is cut; `None`: it has no time of its own.
+    /// Seconds until it is cut; `None`: it has no time limit.
     pub left_s: Option<f64>,
 }
 
@@ -114,7 +114,7 @@ pub struct LiveFile {
 }
 
 impl LiveFile {
-    /// Writes into `folder` what the bus says from here on.
+    /// Writes the further events of the bus into `folder`.
     pub fn start(folder: &Path, steps: u64, bus: &Bus) -> Self {
         let (stop, stopped) = sync_channel(1);
         let (events, bus, folder) = (bus.watch(QUEUE), bus.clone(), folder.to_owned());

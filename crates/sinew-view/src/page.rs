@@ -103,7 +103,7 @@ fn safe(text: &str) -> String {
 }
 
 impl Page<'_> {
-    /// The policy, the looks, and what is said first: why there is no reward, or no text.
+    /// The policy, the looks, and the first notes: why there is no reward, or no text.
     fn head(&mut self, trace: &Trace) {
         let title = safe(trace.episode.as_str());
         let _ = write!(
@@ -213,7 +213,7 @@ impl Page<'_> {
         self.out += "</article>\n";
     }
 
-    /// A message: who speaks, reasoning and calls folded, and long answers of tools.
+    /// A message: its speaker, reasoning and calls folded, and long answers of tools.
     fn message(&mut self, message: &Message) {
         let role = match (message.role, &message.name) {
             (Role::Tool, Some(name)) => format!("tool {name}"),

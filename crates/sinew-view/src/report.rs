@@ -505,7 +505,7 @@ impl Report<'_> {
                     page,
                     "<div class=ep><b>{}</b> {} {}",
                     escape(trace.episode.as_str()),
-                    // An episode that the system failed has no score, whatever its outcome says.
+                    // An episode that the system failed has no score, whatever its outcome.
                     match trace.score().filter(|_| !failed) {
                         Some(reward) => format!("reward {reward:.2}"),
                         None => "without a reward".into(),

@@ -132,7 +132,7 @@ impl RunSummary {
         })
     }
 
-    /// The verdict, if its process stands like this and said so of its end.
+    /// The verdict for this state of the process and the end that it recorded.
     pub fn verdict(&self, process: Process, end: Option<&str>) -> Verdict {
         self.course.verdict(process, end)
     }

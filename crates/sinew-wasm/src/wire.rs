@@ -212,7 +212,7 @@ pub(crate) fn pack(header: &impl Serialize, blobs: &[&[u8]]) -> Result<Vec<u8>, 
 /// Parses the header of a frame and returns the blobs after it.
 ///
 /// # Errors
-/// If the frame is shorter than its header says, or the header is not JSON of this type.
+/// If the frame is shorter than its header states, or the header is not JSON of this type.
 pub(crate) fn unpack<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<(T, &[u8]), String> {
     let cut = || "a frame was cut".to_string();
     let (len, rest) = bytes.split_first_chunk::<4>().ok_or_else(cut)?;

@@ -59,7 +59,7 @@ pub(crate) fn run(
             false => e,
         });
     let reported = sinew_chain::write_report(chain, &dir);
-    // A stage that failed is what has to be said; a report that cannot be written often fails with it.
+    // The stage's failure is reported first; a report that cannot be written often fails with it.
     driven?;
     reported?;
     if !args.json {

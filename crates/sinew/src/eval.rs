@@ -33,7 +33,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
 fn measured(args: &EvalArgs) -> Result<train::Finished, Failure> {
     let mut recipe = match args.run.recipe()? {
         Recipe::Run(recipe) => *recipe,
-        // Its held-out tasks are those of the whole chain, unless a stage says otherwise.
+        // Its held-out tasks are those of the whole chain, unless a stage sets others.
         Recipe::Chain(chain) => last(&chain, args.model.as_deref())?,
     };
     if recipe.harness.live().is_some() {

@@ -516,7 +516,7 @@ fn eprint_failure(failure: &Failure) {
     if failure.text().is_empty() {
         return;
     }
-    // It may quote what servers and programs said.
+    // It may quote text of servers and programs.
     let text = sinew_view::visible(failure.text());
     let _ = writeln!(std::io::stderr(), "sinew: {text}");
 }

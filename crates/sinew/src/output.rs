@@ -1,7 +1,7 @@
 //! Standard output: text for people, JSON lines for machines.
 //!
 //! Errors of writing are ignored: the reader of a pipe may close it, as `head` does, and the command still
-//! ends with the exit code of its own work. Everything is flushed at once, for readers that wait for a line.
+//! ends with its own exit code. Everything is flushed at once, for readers that wait for a line.
 
 use sinew_view::{json_line, visible};
 use std::io::{IsTerminal, Write};

@@ -388,7 +388,7 @@ fn serve(args: &ServeArgs) -> Result<(), Failure> {
     runtime.block_on(listen(args, queue, token))
 }
 
-/// Listens, says where, and waits for a signal.
+/// Listens, prints the address, and waits for a signal.
 async fn listen(args: &ServeArgs, queue: Arc<dyn Queue>, token: String) -> Result<(), Failure> {
     // A script may send one as soon as it reads the address.
     let mut signals = StopSignals::new()?;

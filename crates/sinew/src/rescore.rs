@@ -181,7 +181,7 @@ fn write(store: &DiskStore, records: &[ScoreRecord]) -> Result<usize, Failure> {
     Ok(new)
 }
 
-/// Prints the change of each component, then the whole: with episodes whose environment alone can score them,
+/// Prints the change of each component, then the whole: with episodes that only their environment can score,
 /// and scores that were written.
 fn show(changes: &Changes, (own, new): (usize, usize), json: bool) {
     let shown = |mean: Option<f64>| mean.map_or_else(|| "-".into(), |m| format!("{m:.4}"));

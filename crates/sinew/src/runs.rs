@@ -21,7 +21,7 @@ pub(crate) struct RunsArgs {
     json: bool,
 }
 
-/// Lists what is there. A run that cannot be read is a line that says why.
+/// Lists the runs. A run that cannot be read is a line with the reason.
 ///
 /// # Errors
 /// If the folder cannot be read, or holds no run and no chain.
@@ -126,7 +126,7 @@ fn reason(process: Process, why: &str) -> String {
     let known = match process {
         Process::Failed => 0,
         Process::Running | Process::Ended => return String::new(),
-        // The first line says what the state says.
+        // The first line repeats the state.
         Process::Interrupted | Process::Killed => 1,
     };
     let lines = why.lines().skip(known).take(REASON_LINES);

@@ -449,7 +449,7 @@ fn as_run(args: &ServeArgs, folder: &Path, renderer: &dyn Renderer) -> Result<()
     Ok(())
 }
 
-/// The journal of open rollouts, beside the finished traces.
+/// The journal of open rollouts, next to the finished traces.
 fn journal(store: &Path) -> Result<Arc<Journal>, Failure> {
     Journal::open(&store.join("journal"), JournalOptions::default())
         .map(Arc::new)
@@ -562,12 +562,12 @@ struct Line {
     /// Text that the prompt must have; without it, any prompt has it.
     #[serde(default, rename = "if")]
     given: String,
-    /// Text by which the prompt shows that the line was said; without it, what it says.
+    /// Text by which the prompt shows that the line was sent; by default, its text.
     until: Option<String>,
     say: String,
 }
 
-/// Says the first line whose `if` the prompt has and whose `until` it lacks; if all were said, the last one
+/// Sends the first line whose `if` the prompt has and whose `until` it lacks; if all were sent, the last one
 /// whose `if` it has.
 fn spoken(renderer: &Arc<dyn Renderer>, file: &Path) -> Result<Script, Failure> {
     let refused = |why: String| Failure::input(format!("--fake-script {}: {why}", file.display()));
@@ -639,7 +639,7 @@ fn template(args: &ServeArgs) -> Result<TemplateOptions, Failure> {
     })
 }
 
-/// A model section with these variables in the place of its own, if there are some.
+/// A model section with these variables instead of its own, if there are some.
 fn with_template(section: ModelSection, given: TemplateOptions) -> ModelSection {
     match section {
         ModelSection::Pretrained { source, .. } if !given.is_empty() => ModelSection::Pretrained {

@@ -195,7 +195,8 @@ fn named_images(
     Ok(images)
 }
 
-/// The levels in addition to `process` that the command line asks for; containers as `section` says.
+/// The levels in addition to `process` that the command line asks for; containers with the settings of
+/// `section`.
 fn other_levels(
     args: &SandboxOnlyArgs,
     section: SandboxPlan,

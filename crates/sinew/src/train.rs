@@ -287,7 +287,7 @@ pub(crate) fn in_session<T>(
     ended.inspect_err(|failure| tell_end(&bus, failure))
 }
 
-/// Tells the readers of a run why it does not continue. The failure itself is what the command ends with.
+/// Reports to the readers of a run why it does not continue. The command ends with the failure itself.
 fn tell_end(bus: &Bus, failure: &Failure) {
     let process = match failure {
         Failure::Interrupt(_) => Process::Interrupted,
@@ -297,7 +297,7 @@ fn tell_end(bus: &Bus, failure: &Failure) {
     let _ = bus.emit(RunEvent::Ended { process, why });
 }
 
-/// Tells other systems of the run for as long as the value lives.
+/// Exports the run to other systems for as long as the value lives.
 ///
 /// # Errors
 /// If an address that the file names cannot be used.

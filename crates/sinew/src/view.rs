@@ -88,7 +88,7 @@ async fn bind(
     bound.map_err(|e| Failure::input(format!("{option} {listen}: {e}")))
 }
 
-/// Serves the dashboard of one run for as long as the runtime lives, and says where.
+/// Serves the dashboard of one run for as long as the runtime lives, and prints its address.
 ///
 /// # Errors
 /// If the address cannot be taken.

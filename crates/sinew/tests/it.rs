@@ -250,8 +250,8 @@ fn a_model_from_scratch_learns_the_tiny_world() {
     a_learning_rate_that_is_far_too_high_destroys(&run);
 }
 
-/// A run that continues from the weights of `run` and loses what they could has collapsed in all that it
-/// says.
+/// A run that continues from the weights of `run` and loses their skills reports in all its output that it
+/// collapsed.
 fn a_learning_rate_that_is_far_too_high_destroys(run: &Path) {
     let recipe = run.with_file_name("worse.toml");
     let text = small_tiny();

@@ -145,8 +145,7 @@ fn turns(trace: &Trace) -> u32 {
     u32::try_from(turns.len()).unwrap_or(u32::MAX)
 }
 
-/// The first texts of an episode: what was there before the model said anything, except for examples of
-/// turns.
+/// The first texts of an episode: those before the model's first turn, except for examples of turns.
 fn prompt(trace: &Trace) -> String {
     let given = trace
         .nodes

@@ -123,7 +123,7 @@ fn values_out_of_range_are_named() {
     }
 }
 
-/// Equal rewards have no deviation. Division by epsilon alone would give advantages of a million.
+/// Equal rewards have no deviation. Division by only epsilon would give advantages of a million.
 #[test]
 fn deviation_scales_need_a_baseline() {
     for toml in [

@@ -440,7 +440,7 @@ fn resampling_without_counted_calls_is_refused() {
     assert_eq!(kept(&counted), ["g-0", "g-1"]);
 }
 
-/// An episode that is alone is compared with earlier ones of its task: mean, and deviation with its own.
+/// The only episode of a group is compared with earlier ones of its task: mean, and deviation with its own.
 #[test]
 fn an_episode_alone_is_compared_with_earlier_rewards() {
     let mut earlier = EarlierRewards::default();

@@ -189,7 +189,7 @@ fn one_answer_that_wins_most_tasks_is_found() {
         }
     });
     assert!(halves.iter().all(|t| flags(t, &halves).is_empty()));
-    // A policy that always says yes is wrong half of the time.
+    // A policy that always answers yes is wrong half of the time.
     let mut always = family(40, |_| "yes".into());
     always
         .iter_mut()

@@ -76,7 +76,7 @@ impl Script {
         self.0.iter().map(|run| &run.task)
     }
 
-    /// The task of an episode, and the seed by which the engine knows it.
+    /// The task of an episode, and the seed by which the engine finds it.
     pub(super) fn task(&self, episode: usize) -> (Task, u64) {
         let at = episode % self.0.len();
         (self.0[at].task.clone(), at as u64)

@@ -293,7 +293,7 @@ impl World {
         Ok(steps)
     }
 
-    /// An episode; its seed says what the engine gives it.
+    /// An episode; its seed decides the engine's tokens.
     fn spec(&self, number: usize) -> EpisodeSpec {
         let (task, seed): (Task, u64) = self.script.task(number);
         EpisodeSpec {

@@ -42,7 +42,7 @@ enum Rollouts {
     Paths(Arc<Vec<String>>),
 }
 
-/// One agent: a connection and what was said on it.
+/// One agent: a connection and its conversation.
 #[derive(Debug)]
 pub(super) struct Agent {
     /// One connection, one call at a time.
@@ -112,7 +112,7 @@ impl Target {
         Ok(connect(self.address).await?.0)
     }
 
-    /// A rollout with its agent; `index` tells those of a server apart.
+    /// A rollout with its agent; `index` distinguishes those of a server.
     async fn agent(&self, index: usize) -> Result<Agent, BenchError> {
         let mut sender = self.connect().await?;
         let none = || "sk-none".to_owned();
@@ -224,7 +224,7 @@ impl Agent {
         Ok(())
     }
 
-    /// A request with all that was said.
+    /// A request with the whole conversation.
     pub(super) fn body(&self, tokens: u32, stream: bool) -> String {
         let body = json!({
             "model": "fake",

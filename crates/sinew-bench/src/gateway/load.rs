@@ -28,7 +28,7 @@ pub(super) struct Load {
     pub(super) tokens: u32,
     /// Answers as events.
     pub(super) stream: bool,
-    /// Most calls at the same time; who does not get his turn in time does not call.
+    /// Most calls at the same time; an agent without a turn in time does not call.
     pub(super) in_flight: usize,
 }
 
@@ -56,7 +56,7 @@ impl Measured {
     }
 }
 
-/// Calls a server as `load` says.
+/// Calls a server with the load `load`.
 pub(super) async fn drive(
     target: &Target,
     load: &Load,

@@ -43,7 +43,7 @@ const ROLLOUTS: [usize; 4] = [1, 64, 512, 4096];
 const PEER_IN_FLIGHT: usize = 64;
 /// Time after the measurement until a peer is given up.
 const PEER_GRACE: Duration = Duration::from_secs(60);
-/// Seconds that a peer is measured for; what it does is more alike than what the gateway does.
+/// Seconds that a peer is measured for; its times vary less than the gateway's.
 const PEER_SECONDS: f64 = 5.0;
 /// Lengths of histories, in turns.
 const HISTORIES: [u32; 3] = [8, 32, 128];

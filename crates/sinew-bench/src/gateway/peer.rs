@@ -25,7 +25,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::task::JoinHandle;
 
-/// Importing them alone takes many seconds.
+/// Their imports take many seconds.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// Answer of the upstream to every call.
@@ -186,7 +186,7 @@ async fn version(python: &Path) -> Result<String, String> {
     Ok(format!("LiteLLM proxy {}", version.trim()))
 }
 
-/// Answers every request alike, after the time that the fake engine takes.
+/// Gives every request the same answer, after the time that the fake engine takes.
 async fn answer_all(listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
         tokio::spawn(answer(stream));

@@ -124,7 +124,7 @@ fn round() -> Result<Round, BenchError> {
     })
 }
 
-/// Signals and events that the text of Prometheus says were lost.
+/// Lost signals and events in the text of Prometheus.
 fn lost(textfile: &Path) -> Result<f64, BenchError> {
     let text = std::fs::read_to_string(textfile).map_err(BenchError::system)?;
     let numbers = text.lines().filter(|l| l.contains("_lost_total{"));

@@ -194,7 +194,7 @@ struct Episode {
     sandbox: Option<Box<dyn Sandbox>>,
     /// Turns that ended.
     turn: usize,
-    /// Turns that said what is rewarded.
+    /// Turns with the rewarded text.
     good: usize,
 }
 
@@ -224,7 +224,7 @@ impl Episode {
         }
     }
 
-    /// The share of turns that said what is rewarded; all of them are a success.
+    /// The share of turns with the rewarded text; all of them are a success.
     fn outcome(&self) -> Outcome {
         let share = self.good as f64 / self.delays.len() as f64;
         Outcome {

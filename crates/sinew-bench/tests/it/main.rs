@@ -105,7 +105,7 @@ fn the_pipeline_is_measured_beside_ideal_schedules() {
         ("store: ", 4, 2),
     ] {
         let rows = of(part);
-        // A host that cannot isolate processes has one row that says so.
+        // A host that cannot isolate processes has one row with that reason.
         if part == "sandboxes" && rows[0]["why"].is_string() {
             continue;
         }
@@ -148,7 +148,8 @@ fn steps_are_measured_at_every_number_of_episodes() {
     let rows = rows(&asked.split(' ').collect::<Vec<_>>());
     let names: Vec<&str> = rows.iter().map(|r| r["name"].as_str().unwrap()).collect();
     let of = |world: &str| names.iter().filter(|n| n.starts_with(world)).count();
-    // Memory, two numbers of episodes, and of `tiny` what is compared with others: alone, and its loop.
+    // Memory, two numbers of episodes, and for `tiny` the compared rows: its steps without the loop, and its
+    // loop.
     assert_eq!((of("tiny: "), of("memory:Memory: ")), (5, 3), "{names:?}");
     for row in &rows {
         assert!(row["value"].as_f64().unwrap() >= 0.0, "{row}");

@@ -197,7 +197,7 @@ impl Place {
         }
     }
 
-    /// Ends the episode. An id that the server does not know has ended already.
+    /// Ends the episode. An unknown id of the server means that it has ended already.
     async fn end(shared: Arc<Shared>, id: String, limit: Duration) -> Result<(), RemoteError> {
         let path = format!("/episodes/{id}");
         match shared
@@ -240,9 +240,8 @@ fn flat<T>(
     })
 }
 
-/// Renews a lease three times within its length.
-/// It ends when the server does not know the episode any more, which it notes in `lost`. Any other error is
-/// left to the next renewal, of which two more fit into the lease.
+/// Renews a lease three times within its length. It ends when the server has lost the episode, which it notes
+/// in `lost`. Any other error is left to the next renewal, of which two more fit into the lease.
 async fn renew(remote: Remote, id: String, lease_s: f64, lost: Arc<AtomicBool>) {
     let path = format!("/episodes/{id}/lease");
     loop {

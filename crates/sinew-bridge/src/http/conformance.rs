@@ -212,7 +212,7 @@ impl Trial<'_> {
         }
     }
 
-    /// Ends an episode. The status is that of the server: a case says which it needs.
+    /// Ends an episode. The status is that of the server: a case decides which it needs.
     async fn close(&self, id: &str) -> Result<Answer, Result<String, String>> {
         self.ask(Method::DELETE, &format!("/episodes/{id}"), &Value::Null)
             .await
@@ -430,7 +430,7 @@ impl Trial<'_> {
         }
     }
 
-    /// A full server says so, and does not open one more.
+    /// A full server reports that, and does not open one more.
     async fn capacity(&mut self) -> Case {
         let places = self.described.max_episodes;
         if places > MAX_FILLED {

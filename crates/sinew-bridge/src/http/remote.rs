@@ -66,7 +66,7 @@ pub enum RemoteError {
 }
 
 impl RemoteError {
-    /// True for the status of an id that the server does not know.
+    /// True for the status of an unknown id.
     pub(crate) fn is_unknown(&self) -> bool {
         matches!(self, Self::Refused { status: 404, .. })
     }
@@ -123,7 +123,7 @@ impl Remote {
     /// A client of the server at `url`. It follows no redirects and uses no proxy.
     ///
     /// # Errors
-    /// If `url` is no `http://` or `https://` address, or `key` no header value.
+    /// If `url` is not an `http://` or `https://` address, or `key` not a header value.
     pub fn new(url: &str, key: Option<&str>, timeout: Duration) -> Result<Self, String> {
         let parsed = address(url)?;
         let mut headers = HeaderMap::new();

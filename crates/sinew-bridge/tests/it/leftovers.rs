@@ -67,7 +67,7 @@ except OSError:
 print("read", found)
 "#;
 
-/// Tools that run code, and say what there is.
+/// Tools that run code, and list the remains.
 const TOOLS: &str = r#"
 import ctypes, os, sys
 from sinew import Env, tool
@@ -180,7 +180,7 @@ async fn code_does_not_start_where_episodes_share_a_worker() {
         "[0, [], false]"
     );
     env.close().await.unwrap();
-    // An episode of its own worker may, and the worker is not used again.
+    // An episode with a separate worker may, and the worker is not used again.
     let sizes = Sizes {
         sessions: 1,
         ..Sizes::default()

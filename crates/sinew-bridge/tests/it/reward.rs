@@ -294,7 +294,7 @@ async fn a_call_that_is_given_up_does_not_go_on() {
                 try: await asyncio.sleep(60)\n        finally: LEFT.append(1)\n    \
                 return float(len(LEFT) if output == 'left' else 1)";
     for source in [plain, wait] {
-        // One worker: what goes on would hold it until its deadline.
+        // One worker: a call that keeps running would hold it until its deadline.
         let (function, _dir) = reward(source, Sizes::within(30.0));
         let slow = tokio::time::timeout(Duration::from_secs(1), score(&function, "slow"));
         assert!(slow.await.is_err(), "{source}");

@@ -22,8 +22,8 @@ fn edit(path: &Path, change: impl Fn(usize, &mut Value)) {
     std::fs::write(path, edited).unwrap();
 }
 
-/// Points of a curve of a chart as they are drawn: x and y in the units of the axes, whose labels say where
-/// they are. A point that begins a part of the line has `true`.
+/// Points of a curve of a chart as they are drawn: x and y in the units of the axes, from the labels of
+/// those. A point that begins a part of the line has `true`.
 fn drawn(browser: &mut Browser, chart: &str, selector: &str) -> Vec<(f64, f64, bool)> {
     let read = format!(
         "(() => {{ const svg = document.querySelector('#chart-{chart} svg');

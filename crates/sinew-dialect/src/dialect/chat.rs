@@ -255,7 +255,7 @@ pub(crate) enum Source {
     Data,
 }
 
-/// A message with its calls, reasoning and parts; and whether it may be trained, which `weight` says.
+/// A message with its calls, reasoning and parts; and whether it may be trained, by its `weight`.
 pub(crate) fn message(
     value: Value,
     path: &str,

@@ -257,9 +257,9 @@ pub trait Dialect: Send + Sync {
         Ok(request)
     }
 
-    /// The array in which a body repeats what was said, if it can be cut after a message that
-    /// is not the model's: what comes after it reads the same with and without what comes
-    /// before it, and makes the messages after [`ModelRequest::head`].
+    /// The array of a body that repeats the conversation, if it can be cut after a message that is not the
+    /// model's. The part after such a message reads the same with and without the part before it, and makes
+    /// the messages after [`ModelRequest::head`].
     fn repeated(&self) -> Option<&'static str> {
         None
     }

@@ -38,7 +38,7 @@ impl Control {
 /// Limits of the model, as the servers report them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ModelLimits {
-    /// The smallest context and vocabulary of all engines that say.
+    /// The smallest context and vocabulary of all engines that report them.
     pub(super) context: Option<usize>,
     /// Number of token ids; ids at or above it are refused before a server is asked.
     pub(super) vocab: Option<usize>,

@@ -23,8 +23,8 @@ use std::sync::mpsc::sync_channel;
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
-/// One or several outside engines as one: requests go where they can be served, and go on elsewhere
-/// when a server fails.
+/// One or several outside engines as one: requests go where they can be served, and continue elsewhere when a
+/// server fails.
 ///
 /// Thread-safe. Event sinks are called on its thread: they may submit and abort, but not load
 /// weights, pause or sleep (these answer with an error instead of waiting forever). Dropping it

@@ -1,4 +1,4 @@
-//! Expected number of sampled tokens of a request, learned from requests that began alike.
+//! Expected number of sampled tokens of a request, learned from requests with the same beginning.
 //!
 //! Members of a group have one prompt, and later turns of one episode begin with it. A mean is kept for the
 //! first and for the last whole block of each prompt; a new prompt uses the mean of its longest known part,
@@ -7,7 +7,7 @@
 use sinew_types::SpreadMap;
 use std::collections::VecDeque;
 
-/// Share of the newest request in a mean: a policy that changes says more or less than it did.
+/// Share of the newest request in a mean: the lengths of a changing policy change, too.
 const NEWEST: f64 = 0.2;
 /// Prompts that are remembered; the oldest is forgotten first.
 const REMEMBERED: usize = 1 << 16;

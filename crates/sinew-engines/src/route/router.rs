@@ -323,7 +323,7 @@ impl Router {
     /// label that is not a version means that weights are being loaded: the engine takes nothing until a
     /// probe finds a version.
     ///
-    /// An attempt that gained nothing starts no deadline anew under such a label. Unless the label says that
+    /// An attempt that gained nothing starts no deadline anew under such a label. Unless the label means that
     /// weights are being loaded, it counts as a failure: a server can report a version in its info and none
     /// with its tokens, and would be asked without end.
     fn followed(&mut self, now: f64, request: RequestId, engine: usize, error: &AttemptError) {

@@ -70,7 +70,7 @@ pub struct EngineView {
     pub idle_because: Option<String>,
 }
 
-/// An engine, as far as the router knows it.
+/// An engine from the router's view.
 #[derive(Debug)]
 pub(super) struct EngineState {
     pub(super) name: String,
@@ -130,8 +130,8 @@ impl EngineState {
         }
     }
 
-    /// Whether an attempt that needs `tokens` of KV capacity fits. An idle engine takes any: it
-    /// is for the engine to say that a request can never fit.
+    /// Whether an attempt that needs `tokens` of KV capacity fits. An idle engine takes any: only the engine
+    /// can report that a request can never fit.
     pub(super) fn has_capacity(&self, config: &RouterConfig, tokens: usize) -> bool {
         if self.attempts.len() >= config.max_running {
             return false;

@@ -21,7 +21,7 @@ const MAX_MANIFEST: u64 = 64 << 20;
 pub enum FollowError {
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
-    /// A sum, a length or a name is not what the manifest says.
+    /// A sum, a length or a name differs from the manifest.
     #[error("{}: tensor `{tensor}`: {why}; these weights are not loaded", path.display())]
     Tensor {
         path: PathBuf,
@@ -38,7 +38,7 @@ pub struct WeightsFollower {
     taken: Option<blake3::Hash>,
 }
 
-/// Weights that were published, as their checksums say they are.
+/// Published weights, verified by their checksums.
 #[derive(Debug)]
 pub struct FollowedWeights {
     manifest: WeightsManifest,

@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 use sinew_types::{SamplingParams, TokenId, TokenLogprob};
 use std::collections::HashMap;
 
-/// Parameters that both endpoints know by the same names.
+/// Parameters that have the same names at both endpoints.
 fn sampling(attempt: &Attempt, max_tokens: u32) -> Map<String, Value> {
     let s = &attempt.sampling;
     let mut map = Map::new();

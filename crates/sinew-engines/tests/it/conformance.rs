@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// Log-probability of a token after a prefix at a temperature.
 type Truth = Box<dyn Fn(&[u32], u32, f32) -> f32>;
 
-/// An engine and what it must say.
+/// An engine and its expected reports.
 struct Subject {
     name: &'static str,
     engine: Arc<dyn Engine>,
@@ -448,7 +448,7 @@ fn what_cannot_run_is_refused_by_name() {
         ];
         for (i, (edit, check)) in cases.into_iter().enumerate() {
             let error = fails(&edit);
-            // The router does not know the limits of an engine of this process; it says so.
+            // The router does not have the limits of an engine of this process, and reports that.
             let said = check(&error) || error.to_string().contains("prompt");
             assert!(said, "{}, case {i}: {error}", s.name);
         }

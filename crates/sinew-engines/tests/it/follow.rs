@@ -65,7 +65,7 @@ fn a_swap_in_the_middle_refuses_no_request() {
     }
 }
 
-/// While weights are loaded, SGLang says so in its label: a request that runs meanwhile waits for the new
+/// SGLang's label reports that weights are being loaded: a request that runs meanwhile waits for the new
 /// ones.
 #[test]
 fn a_request_in_flight_while_weights_are_loaded_is_not_refused() {

@@ -30,7 +30,7 @@ pub(crate) fn request(id: u64, prompt: &[u32], max_tokens: u32) -> GenerateReque
     }
 }
 
-/// Everything that was told about a request.
+/// All events of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) tokens: Vec<SampledToken>,
@@ -89,7 +89,7 @@ pub(crate) fn try_submit(
 ) -> Result<Pending, EngineError> {
     let (to, events) = channel();
     let sink = Box::new(move |event| {
-        // The test may have gone on.
+        // The test may have continued.
         let _ = to.send(event);
     });
     engine.submit(request, sink)?;

@@ -8,8 +8,8 @@ use crate::keys::{self, Key};
 use sinew_types::{Message, Role};
 use std::collections::HashSet;
 
-/// A turn with fewer bytes says what others may say, too: it counts only after the message
-/// that it answered.
+/// A turn with fewer bytes may have the text of another speaker: it counts only after the message that it
+/// answered.
 const SHORT_BYTES: u64 = 32;
 
 #[derive(Clone, Debug, Default)]

@@ -97,7 +97,7 @@ pub struct Session {
     states: States,
     /// Ends of text prompts and their outputs.
     texts: Vec<TextAnchor>,
-    /// The model's turns, by what they say.
+    /// The model's turns, by their content.
     known_turns: KnownTurns,
     /// Calls in the order of their numbers.
     calls: Vec<Call>,
@@ -605,7 +605,7 @@ impl Session {
         id
     }
 
-    /// The last message that the path of a node says.
+    /// The last message on the path of a node.
     fn last_message(&self, node: NodeId) -> Option<&Message> {
         let mut at = self.nodes.get(node as usize);
         while let Some(node) = at {

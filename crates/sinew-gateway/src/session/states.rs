@@ -11,14 +11,14 @@ use crate::keys::{self, Key, StateId};
 use sinew_types::{Message, NodeId, Role};
 use std::collections::HashMap;
 
-/// Nothing has been said, not even which tools there are.
+/// The state without any message or tool.
 pub(crate) const NOWHERE: StateId = 0;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     /// Node whose path ends where the model speaks after exactly these messages.
     pub(crate) prompt: Option<NodeId>,
-    /// Sampled node that said the last of these messages.
+    /// Sampled node of the last of these messages.
     pub(crate) turn: Option<NodeId>,
     /// Turns sampled here, in order.
     turns: Vec<Turn>,

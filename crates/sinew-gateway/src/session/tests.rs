@@ -19,7 +19,7 @@ fn wide() -> SessionLimits {
     }
 }
 
-/// A model that says `text`, with a log-probability that tells its outputs apart.
+/// A model that outputs `text`, with a log-probability that identifies the output.
 fn output(renderer: &ChatRenderer, text: &str, mark: f32, closed: bool) -> SampledTurn {
     let mut ids = renderer.encode_text(text).unwrap();
     let stop = renderer.stop_ids()[0];
@@ -83,7 +83,7 @@ impl Client {
         }
     }
 
-    /// Sends messages, lets the model say `texts`, and gives the join.
+    /// Sends messages, lets the model answer `texts`, and returns the join.
     fn say(&mut self, messages: &[Message], texts: &[&str]) -> Join {
         let outputs: Vec<_> = texts.iter().map(|t| (*t, true)).collect();
         self.turn(messages, &outputs).join
@@ -125,7 +125,7 @@ impl Client {
             if node.kind != TokenKind::Sampled {
                 continue;
             }
-            // The mark says which output this is: each appears once.
+            // The mark identifies the output: each appears once.
             let index = (-node.logprobs[0] * 1024.0).round() as usize - 1;
             let (prompt, ids) = &self.given[index];
             assert_eq!(&node.tokens, ids, "output {index}");
@@ -253,7 +253,7 @@ fn other_tools_are_another_conversation() {
         parameters: serde_json::json!({}),
     }];
     assert_eq!(c.say(&[user("q")], &["uno"]), Join::Start);
-    // Tools that change in the middle rewrite the prompt of all that was said.
+    // Tools that change in the middle rewrite the prompt of all earlier messages.
     c.tools[0].name = "g".into();
     let history = [user("q"), Message::new(Role::Assistant, "uno"), user("r")];
     assert_eq!(c.say(&history, &["two"]), Join::Fork);
@@ -307,7 +307,7 @@ fn windows_and_summaries_are_forks() {
         &[system.clone(), summary.clone(), a(said), user("three")],
         // Only the result of a call is left.
         &[system.clone(), summary.clone(), result, user("three")],
-        // The task is left, and what was said is summed up.
+        // The task is left, and a summary replaces the conversation.
         &[system.clone(), user("one"), summary.clone()],
         // Other instructions before the same conversation.
         &[user("one"), a(said), user("two"), a("ok"), user("three")],
@@ -680,7 +680,7 @@ enum Step {
         from: usize,
         text: String,
     },
-    /// White space around what output `from` said.
+    /// Adds white space around the text of output `from`.
     Loosen {
         from: usize,
         text: String,

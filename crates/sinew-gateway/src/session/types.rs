@@ -174,8 +174,8 @@ pub enum Join {
     Start,
     /// Everything known, new messages at the end: appended to the sampled tokens.
     Extend,
-    /// The same, but the client has changed a sampled turn in ways that do not change what it
-    /// says (white space, ids of calls, reasoning left out): the sampled tokens stay.
+    /// The same, but the client has changed a sampled turn in ways that do not change its content (white
+    /// space, ids of calls, reasoning left out): the sampled tokens stay.
     Realign,
     /// The same prompt again: one more sample.
     Resample,

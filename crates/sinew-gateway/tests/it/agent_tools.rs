@@ -4,7 +4,7 @@
 use crate::support::{Opened, World, world, world_with};
 use serde_json::{Value, json};
 
-/// Calls the tool that the first message of the user names, with its arguments; then says what came back.
+/// Calls the tool that the first message of the user names, with its arguments; then repeats the result.
 fn calls(prompt: &str) -> Option<String> {
     let last = prompt.rsplit("<|im_start|>").nth(1)?;
     let asked = prompt.split("CALL ").nth(1)?.split(" END").next()?;

@@ -195,7 +195,7 @@ fn wrong_completions_are_refused() {
     }
 }
 
-/// Posts to the control API, which has to answer with a status and to say a part.
+/// Posts to the control API, which has to answer with a status and a part of the message.
 fn refuser(world: &World) -> impl Fn(&str, Value, u16, &str) + '_ {
     |path, body, status, part| {
         let told = world.control("POST", path, &body);

@@ -103,7 +103,7 @@ fn a_call_that_waits_at_the_gate_can_be_left_and_ended() {
         assert_eq!((stats.clients_gone, stats.in_flight), (1, 1));
         assert_eq!(world.view(&leaves.id)["stats"]["running"], 0);
         assert_eq!(live(&world, &leaves)["phase"], "agent");
-        // Its rollout is finished: the same, and the caller is told.
+        // Its rollout is finished: the same, and the caller gets an error.
         let cut = scope.spawn(|| ended.post("/chat/completions", &body()));
         waits(1);
         assert_eq!(world.finish(&ended.id)["sampled_tokens"], 0);
@@ -217,7 +217,7 @@ fn a_stop_refuses_new_calls_cuts_running_ones_and_keeps_what_they_sampled() {
     let reward = format!("/rollouts/{}/reward", rollout.id);
     world.control("POST", &reward, &json!({"reward": 1.0})).ok();
     assert_eq!(world.stop(), 2);
-    // Each of them is told in its own way.
+    // Each of them gets the error of its own dialect.
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
     assert!(text.contains("\"code\":\"gateway_stopping\""), "{text}");

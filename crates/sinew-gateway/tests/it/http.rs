@@ -269,7 +269,7 @@ fn choices_seeds_and_log_probabilities() {
     assert_eq!(view["stats"]["joins"], json!({"start": 1, "resample": 2}));
     let trace = trace(&view);
     assert_eq!(trace.leaves().len(), 6);
-    // Each output says at which temperature it was sampled.
+    // Each output has the temperature at which it was sampled.
     let sampled = trace.nodes.iter().filter(|n| !n.logprobs.is_empty());
     assert!(sampled.into_iter().all(|n| n.temperature == 0.5));
     // The reported ids are those that the engine got.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 const CALL: &str = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 40}}\n</tool_call>";
 
-/// Thinks, speaks, calls twice and speaks again; then says what it was answered.
+/// Thinks, speaks, calls twice and speaks again; then repeats the answer.
 fn speaks(prompt: &str) -> Option<String> {
     let last = prompt.rsplit("<|im_start|>").nth(1)?;
     Some(match last.strip_prefix("tool\n") {

@@ -39,7 +39,7 @@ pub(crate) fn grammars() -> Arc<dyn Grammars> {
 /// Answer of the engine to a conversation that ends with these words; nothing else matches.
 pub(crate) type Answers = fn(&str) -> Option<String>;
 
-/// Everything up to `<hang>` is said at once, then nothing more.
+/// Everything up to `<hang>` is sent at once, then nothing more.
 pub(crate) struct World {
     pub(crate) gateway: Gateway,
     pub(crate) url: String,
@@ -50,7 +50,7 @@ pub(crate) struct World {
     runtime: tokio::runtime::Runtime,
 }
 
-/// A gateway whose engine answers as told; `change` edits both configurations.
+/// A gateway whose engine gives the scripted answers; `change` edits both configurations.
 pub(crate) fn world_with(
     answers: Answers,
     change: impl FnOnce(&mut GatewayConfig, &mut FakeConfig),
@@ -262,7 +262,7 @@ impl World {
         }
     }
 
-    /// Ends for good, and says so for a minute.
+    /// Ends for good, and reports it for a minute.
     pub(crate) fn end(&mut self) {
         if let Some(server) = self.server.take() {
             self.runtime.spawn(server.end(Duration::from_secs(60)));

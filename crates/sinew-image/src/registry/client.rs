@@ -151,7 +151,7 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// The manifest or index that a tag or a digest names, and the type that the registry says it has.
+    /// The manifest or index that a tag or a digest names, and its type as the registry reports it.
     pub(super) fn manifest(&self, target: &str) -> Result<(Vec<u8>, String), ImageError> {
         self.retry(|| {
             let answer = self.get(&format!("manifests/{target}"), Some(MANIFESTS), 0)?;
@@ -298,7 +298,7 @@ impl<'a> Client<'a> {
 
     /// Does what a challenge asks for: the header for all further requests.
     ///
-    /// Many registries ask for a token even of those who pull without a password.
+    /// Many registries ask for a token even for pulls without a password.
     fn authorize(&self, headers: &HeaderMap) -> Result<(), Failed> {
         let login = self
             .login
@@ -403,7 +403,7 @@ fn basic((user, password): &Login) -> String {
     format!("Basic {text}")
 }
 
-/// A blob that is not what the image says.
+/// A blob that does not match the image.
 fn wrong(digest: &str, size: u64, found: String) -> ImageError {
     ImageError::Digest {
         blob: format!("blob {digest} of the registry"),

@@ -65,8 +65,8 @@ struct Documents {
 ///
 /// # Errors
 /// [`ImageError::Reference`] for a name that is none, [`ImageError::Missing`], [`ImageError::Unauthorized`]
-/// and [`ImageError::Unreachable`] for what the registry answers, [`ImageError::Platform`] if it has none for
-/// this machine, [`ImageError::Digest`] if a document or a layer is not what its digest says, and those of
+/// and [`ImageError::Unreachable`] for errors of the registry, [`ImageError::Platform`] if it has none for
+/// this machine, [`ImageError::Digest`] if a document or a layer does not match its digest, and those of
 /// [`crate::unpack`].
 pub fn pull(
     image: &str,
@@ -122,7 +122,7 @@ fn pull_here(
     Ok(image)
 }
 
-/// File that says which image a digest of a registry names on this kind of machine.
+/// File with the image that a digest of a registry names on this kind of machine.
 fn memory(cache: &Path, digest: &str) -> Result<std::path::PathBuf, ImageError> {
     Ok(cache.join(format!("{}.pulled", documents::sha256(digest)?)))
 }
@@ -144,8 +144,8 @@ fn remember(cache: &Path, digest: &str, id: &str) -> Result<(), ImageError> {
 
 /// Finds the manifest for this machine: the one that is named, or one of the index that is.
 ///
-/// A digest in the name is that of what is named, so it holds for an index, too, and through the digests in
-/// it for everything below. A tag is what the registry says it is.
+/// A digest in the name is that of the named document, so it holds for an index, too, and through the digests
+/// in it for everything below. A tag is resolved by the registry.
 ///
 /// # Errors
 /// If the registry answers with an error, with a document of another digest than requested, or with an index

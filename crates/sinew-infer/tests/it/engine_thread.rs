@@ -229,7 +229,7 @@ fn a_panic_stops_the_engine_for_everyone_and_hangs_nobody() {
     let (a, events_a) = channel();
     let (b, events_b) = channel();
     engine.submit(request(1, &[1], 100), a).unwrap();
-    // The engine may have stopped by now; then the refusal says so.
+    // The engine may have stopped by now; then the refusal reports that.
     let second = engine.submit(request(2, &[2], 100), b);
     let (_, end) = collect(&events_a);
     let stopped = |e: &EngineError| matches!(e, EngineError::Stopped(why) if why.contains("pass 3 went wrong"));

@@ -39,7 +39,7 @@ use crate::attack::{Case, Expect};
 /// - 42: traces, reads the memory of, and changes the limits of its parent and of the first process.
 /// - 43: types into a terminal, which would run in the caller's shell.
 /// - 44: writes a forged report to each descriptor and exits with 7; 7 must be the ending.
-/// - 45: sends three signals to the first process and to all that it can reach. It goes on itself, and the
+/// - 45: sends three signals to the first process and to all that it can reach. It survives itself, and the
 ///   sibling answers afterwards.
 pub(crate) const CASES: &[Case] = &[
     Case::new(21, "reads the host's files", Expect::Done, 5000, "

@@ -36,7 +36,7 @@ use crate::attack::{Case, Expect};
 ///   namespaces.
 /// - 52: a user namespace would give all capabilities inside of it, and so the kernel's larger attack
 ///   surface.
-/// - 53: fourteen families with four kinds each, from Internet to `AF_ALG` and vsock. Unix sockets alone are
+/// - 53: fourteen families with four kinds each, from Internet to `AF_ALG` and vsock. Only Unix sockets are
 ///   allowed.
 /// - 54: a better priority, real-time scheduling, and all memory locked.
 /// - 55: only harmless nodes may be in `/dev`; others must not open in any mode.

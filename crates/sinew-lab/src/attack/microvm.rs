@@ -257,7 +257,7 @@ async fn monitor_rights(provider: &MicrovmProvider) -> Result<Verdict, SandboxEr
     }
 }
 
-/// The machine must die of it, and be told to have died.
+/// The machine must die of it, and the result must report that.
 ///
 /// `script` runs in the guest's shell with `seconds` until the deadline. Its ending has to be `SandboxDied`,
 /// a further program has to fail with `Died`, and `reset` has to give a machine that works.

@@ -32,7 +32,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttackOutcome {
-    /// It had no effect and its ending was told precisely.
+    /// It had no effect and its ending was reported precisely.
     Held,
     /// It had an effect, was misreported, or left something behind.
     Escaped,
@@ -83,7 +83,7 @@ pub(crate) enum Expect {
     OutOfMemoryOrDone,
     /// Ended by its limit of processes and threads.
     TooManyProcesses,
-    /// Its output was cut, and says so.
+    /// Its output was cut, which is reported.
     OutputLimit,
     /// Ended by a system call that no program makes by mistake.
     Denied,

@@ -35,7 +35,7 @@ use crate::attack::{Case, Expect};
 ///   own ending.
 /// - 4: the pages of memory files belong to no process; the group counts them all the same. The program
 ///   keeps 3 MiB in each, more than 100 of them are an escape.
-/// - 5: touches one byte in each 2 MiB of a 256 GiB mapping. The page tables alone pass the limit; where the
+/// - 5: touches one byte in each 2 MiB of a 256 GiB mapping. Its page tables already pass the limit; if the
 ///   mapping itself is refused, the case is `Done`.
 /// - 6: fills pipes without a reader until descriptors or memory run out. More than 48 MiB in buffers are an
 ///   escape.

@@ -30,7 +30,7 @@ fn row(name: String, times: Vec<f64>, target: Option<f64>) -> BenchRow {
     }
 }
 
-/// A row beside the same by another way, or beside the reason why that was not measured.
+/// A row compared with the same by another way, or with the reason why that was not measured.
 fn beside(ours: &BenchRow, peer: &str, theirs: Result<Timing, SandboxError>) -> BenchRow {
     let name = format!("{}_beside_{}", ours.name, peer.replace(' ', "_"));
     let (peer_value, why) = match theirs {

@@ -296,7 +296,7 @@ impl Parts {
 /// Hands out rows as soon as they are known.
 pub type OnRow<'a> = &'a mut (dyn FnMut(BenchRow) + Send);
 
-/// Measures latencies beside peers, then how the level behaves in large numbers.
+/// Measures latencies compared with peers, then the level's behaviour in large numbers.
 ///
 /// # Errors
 /// Only if the level itself cannot run; a peer that cannot is a row with the reason.
@@ -360,7 +360,7 @@ async fn python(
     Ok(())
 }
 
-/// A fresh sandbox beside Python without one.
+/// Times of a fresh sandbox, compared with Python without one.
 async fn python_fresh(
     warm: &dyn SandboxProvider,
     spec: &SandboxSpec,

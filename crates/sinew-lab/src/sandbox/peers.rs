@@ -136,8 +136,8 @@ pub(super) fn crun() -> Result<Timing, SandboxError> {
     }
     std::fs::write(folder.path().join("config.json"), BUNDLE).map_err(made)?;
     let (bundle, id) = (folder.path().display(), std::process::id());
-    // crun refuses hosts where version 2 has a controller beside version 1; mounted as version 1 in only this
-    // namespace, it goes back when the shell ends.
+    // crun refuses hosts where version 2 has a controller in addition to version 1; mounted as version 1 in
+    // only this namespace, it goes back when the shell ends.
     let before =
         format!("mkdir {bundle}/h; mount -t cgroup -o hugetlb cgroup {bundle}/h 2>/dev/null");
     let run = format!("crun --cgroup-manager=disabled run -b {bundle} sinew-bench-{id}-$i");

@@ -265,7 +265,7 @@ fn by_name(config: &Config, files: &[&str]) -> Selection {
     finish(selection)
 }
 
-/// A data set of held-out splits alone is trained on.
+/// A data set with only held-out splits is trained on.
 fn finish(mut selection: Selection) -> Selection {
     if selection.train.is_empty() {
         selection.train = std::mem::take(&mut selection.held_out);

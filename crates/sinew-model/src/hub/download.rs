@@ -158,7 +158,7 @@ impl<'a> Hub<'a> {
     ) -> Result<(String, Selection), String> {
         let listing = self.listing(revision)?;
         let dir = self.root.join("snapshots").join(&listing.sha);
-        // The folder of the marker says that this download has begun: without its marker it is not whole.
+        // The folder of the marker means that this download has begun: without its marker it is not whole.
         let marker = marker(self.root, &listing.sha, config);
         for dir in [Some(dir.as_path()), marker.parent()].into_iter().flatten() {
             fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;

@@ -138,7 +138,8 @@ fn marker(root: &Path, commit: &str, config: Option<&str>) -> PathBuf {
 
 /// The files of a configuration in the cache, `None` if they are not all there.
 ///
-/// A snapshot of another program counts only `offline`: nothing says that it is whole, and the hub knows.
+/// A snapshot of another program counts only if `offline`: nothing shows that it is whole, and the hub can be
+/// asked.
 fn cached_rows(
     root: &Path,
     commit: &str,

@@ -96,9 +96,9 @@ impl Grads {
         self.pending = false;
     }
 
-    /// [`Grads::zero`] on all threads: one alone does not reach the speed of memory. The next
-    /// backward pass writes the matrices of the layers instead of adding to them; without one, call
-    /// [`Grads::settle`] before the values are used.
+    /// [`Grads::zero`] on all threads: a single one does not reach the speed of memory. The next backward
+    /// pass writes the matrices of the layers instead of adding to them; without one, call [`Grads::settle`]
+    /// before the values are used.
     pub fn restart(&mut self, dev: &Cpu) {
         let mut kept = 0;
         let mut others = Vec::with_capacity(self.matrices.len() + 1);

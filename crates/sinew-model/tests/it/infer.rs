@@ -129,8 +129,8 @@ fn tiny_models_give_the_logits_of_transformers() {
     }
 }
 
-/// Wide enough that products are cut into blocks: prompts at once, in pieces and token by token,
-/// alone and beside others, give the same bits on every kind of kernel.
+/// Wide enough that products are cut into blocks: prompts at once, in pieces and token by token, separately
+/// and with others, give the same bits on every kind of kernel.
 #[test]
 fn rows_of_wide_models_do_not_depend_on_their_batch() {
     let mut config = tiny("llama").params.config().clone();
@@ -256,7 +256,7 @@ fn alone(params: &Params, tokens: &[u32]) -> Vec<f32> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Chunks of any size, other sequences beside them: the same bits.
+    /// Chunks of any size, together with other sequences: the same bits.
     #[test]
     fn rows_do_not_depend_on_their_batch(
         family in 0usize..3,

@@ -110,8 +110,8 @@ fn tiny_models_give_the_gradients_of_pytorch() {
     }
 }
 
-/// Log-probabilities, entropies and the gradient of every tensor, within 2e-5 of its largest
-/// value; says which was worst.
+/// Log-probabilities, entropies and the gradient of every tensor, within 2e-5 of its largest value; returns
+/// the worst one.
 fn check_golden(dev: &Cpu, family: &str, keep: Keep) -> String {
     let golden = tiny_golden(family);
     let params = tiny(family).params;
@@ -144,7 +144,7 @@ fn by_turns(n: usize) -> Vec<f32> {
     [0.7, 1.0, 1.2].into_iter().cycle().take(n).collect()
 }
 
-/// Three answers to one prompt, two of which share a start, beside an unrelated sequence.
+/// Three answers to one prompt, two of which share a start, and an unrelated sequence.
 pub(crate) fn tree_case() -> (Case, Case) {
     let prompt: Vec<u32> = (0..21).map(|i| (i * 7 + 3) % 97).collect();
     let start: Vec<u32> = (0..5).map(|i| (i * 11 + 2) % 97).collect();

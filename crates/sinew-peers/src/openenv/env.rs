@@ -43,7 +43,7 @@ struct Shared {
     form: Form,
     /// Name and version that the server gives itself.
     name: String,
-    /// Empty if `GET /metadata` does not say it; at most 64 characters.
+    /// Version from `GET /metadata`, or empty; at most 64 characters.
     version: String,
     /// One permit for each session.
     places: Arc<Semaphore>,
@@ -243,7 +243,7 @@ struct OpenEnvEpisode {
     session: Option<Session>,
     /// It was reset.
     used: bool,
-    /// The server said that it is done, or the episode was closed. No action is sent after that.
+    /// The server reported that it is done, or the episode was closed. No action is sent after that.
     ended: bool,
     /// Sum of the rewards, and the last one.
     rewards: (f64, f64),

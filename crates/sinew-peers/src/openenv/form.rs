@@ -33,7 +33,7 @@ impl Form {
             Some(Value::Object(fields)) => fields,
             _ => Map::new(),
         };
-        // Every action has it, and no model has anything to say there.
+        // Every action has it, and no model has a use for it.
         fields.remove("metadata");
         let names: Vec<String> = fields.keys().cloned().collect();
         let text_field = match (keys.text_field.as_str(), &names[..]) {

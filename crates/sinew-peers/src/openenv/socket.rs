@@ -111,7 +111,7 @@ impl Socket {
     /// # Errors
     /// [`SocketError`], all but `Late`: the caller sets the deadline.
     async fn exchange(&mut self, message: &Value) -> Result<Value, SocketError> {
-        // A server that is full says so, and closes: what it said may wait to be read though sending fails.
+        // A full server reports that, and closes: its message may wait to be read though sending fails.
         let sent = self.stream.send(Message::text(message.to_string())).await;
         loop {
             let Some(frame) = self.stream.next().await else {

@@ -94,8 +94,8 @@ impl McpSession {
             .filter(|m| m.role == sinew_types::Role::System);
         let system: Vec<_> = system.map(|m| m.content.text()).collect();
         self.system = system.join("\n\n");
-        // Prompts have no system messages: their text is said by the user, too, for clients that do not read
-        // the instructions.
+        // Prompts have no system messages: their text is also a message of the user, for clients that do not
+        // read the instructions.
         let said = begun.messages.iter().map(|m| {
             let role = match m.role {
                 sinew_types::Role::Assistant => "assistant",

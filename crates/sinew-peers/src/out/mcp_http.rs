@@ -147,7 +147,7 @@ impl McpLines {
         }
     }
 
-    /// The answer to a line; `None`: there is nothing to say.
+    /// The answer to a line; `None`: there is none.
     pub async fn answer(&mut self, line: &str) -> Option<String> {
         if line.trim().is_empty() {
             return None;

@@ -180,7 +180,7 @@ struct Session {
 }
 
 impl Session {
-    /// The answer to a message. `None`: the client says goodbye.
+    /// The answer to a message. `None`: the client closes.
     async fn answer(&mut self, text: &str) -> Option<Value> {
         let message: Value = match sinew_types::json::from_str(text) {
             Ok(message) => message,

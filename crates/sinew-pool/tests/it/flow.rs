@@ -404,7 +404,7 @@ fn with_temperature(mut trajectory: Value) -> Value {
     trajectory
 }
 
-/// It is in the trace that a trainer leases, survives a restart, and is 1 where nobody says it.
+/// It is in the trace that a trainer leases, survives a restart, and is 1 if nobody sets it.
 #[test]
 fn temperatures_come_through() {
     let folder = tempfile::tempdir().unwrap();

@@ -235,7 +235,7 @@ fn waits_end_with_a_change_and_with_the_server() {
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| short.wait(seen, PATIENCE));
         RUNTIME.block_on(server.stop());
-        // The same number, or that nothing listens any more: it does not go on waiting.
+        // The same number, or that nothing listens any more: it does not wait any longer.
         let ended = waits.join().unwrap();
         assert!(ended.is_err() || ended.unwrap() == seen);
     });

@@ -168,7 +168,7 @@ fn from_folder(
     ChatRenderer::from_dir(folder.path(), options)
 }
 
-/// A template that asks for the date of today says which key gives it one.
+/// The error of a template that asks for today's date names the key that provides one.
 #[test]
 fn templates_that_need_a_date_say_so() {
     let mut refused = Vec::new();

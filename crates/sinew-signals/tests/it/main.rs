@@ -154,7 +154,7 @@ fn start(config: &str, folder: &Path, bus: &Bus, runtime: &tokio::runtime::Runti
     Signals::start(&config, &demo(folder), bus, runtime.handle()).unwrap()
 }
 
-/// A Python program that serves, and says its port first. It ends with the value.
+/// A Python program that serves, and prints its port first. It ends with the value.
 struct Server {
     child: Child,
     port: u16,
@@ -179,7 +179,7 @@ impl Server {
 }
 
 impl Server {
-    /// Ends it, and gives what it said after its port.
+    /// Ends it, and returns its output after its port.
     fn said(mut self) -> String {
         let _ = self.child.kill();
         let mut rest = String::new();
@@ -414,7 +414,7 @@ fn prometheus_gets_the_newest_values_and_a_person_is_called_once() {
 fn a_server_that_never_answers_holds_no_event_up() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    // It takes connections and says nothing.
+    // It takes connections and sends nothing.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let bus = Bus::default();
     let config = format!(

@@ -1,9 +1,9 @@
 //! An engine as curves: continuous batching without single passes.
 //!
 //! All sequences that generate advance together, an id each in the time that the batch needs, so that one
-//! number says how far all of them are. Prompts are computed one after the other in the remaining room of a
-//! pass, and slow the batch down meanwhile. Something changes only where an attempt comes, ends, has its
-//! prompt, or finds no room in the cache: these times are computed, and nothing happens between them.
+//! number is the progress of all. Prompts are computed one after the other in the remaining room of a pass,
+//! and slow the batch down meanwhile. Something changes only where an attempt comes, ends, has its prompt, or
+//! finds no room in the cache: these times are computed, and nothing happens between them.
 
 use super::cache::Cache;
 use super::{Job, Load, News, Speed, drawn};
@@ -21,7 +21,7 @@ struct Running {
     job: Job,
     /// Progress of the batch when it joined, less the ids that it had sampled by then.
     from: f64,
-    /// Ids that were told of.
+    /// Ids that were reported.
     told: usize,
     /// Order in which it came.
     arrival: u64,
@@ -35,7 +35,7 @@ struct Waiting {
     job: Job,
     /// Ids that were sampled.
     sampled: usize,
-    /// Ids that were told of.
+    /// Ids that were reported.
     told: usize,
     /// Order in which it came.
     arrival: u64,
@@ -214,7 +214,7 @@ impl Curves {
         {
             self.generate(ready);
         }
-        // The youngest loses its room; one alone always has enough.
+        // The youngest loses its room; a single one always has enough.
         while self.kv_used() + CLOSE * self.running.len() as f64 >= self.speed.kv as f64
             && self.running.len() + self.prefill.len() > 1
             && let Some(attempt) = self.youngest()
@@ -279,7 +279,7 @@ impl Curves {
         });
     }
 
-    /// Gives what was sampled and not told.
+    /// Reports sampled ids that were not reported yet.
     pub(super) fn flush(&mut self, news: &mut Vec<News>) {
         let mut due: Vec<(AttemptId, usize)> = self
             .running

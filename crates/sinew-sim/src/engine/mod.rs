@@ -195,7 +195,7 @@ impl Engine {
         }
     }
 
-    /// Adds what running attempts have sampled and that was not told.
+    /// Reports sampled ids of running attempts that were not reported yet.
     pub(crate) fn flush(&mut self, now: Micros, news: &mut Vec<News>) {
         self.advance(now, news);
         if let Inside::Curves(inside) = &mut self.inside {

@@ -213,7 +213,7 @@ pub struct Engines {
 pub struct Trainer {
     /// Number of devices, for costs. Default: 4.
     pub devices: f64,
-    /// Seconds of an update beside its tokens. Default: 1.
+    /// Seconds of an update in addition to its tokens. Default: 1.
     pub fixed_s: f64,
     /// Tokens of rows, prompts included, that all devices train a second. Default: 50,000.
     pub tokens_per_s: f64,
@@ -431,7 +431,7 @@ impl Plan {
     /// Reads a plan from a file. A folder in `from_run` is of the working directory.
     ///
     /// # Errors
-    /// If there is no file, or what it says is refused.
+    /// If there is no file, or its content is refused.
     pub fn load(path: &Path) -> Result<Self, PlanError> {
         let text = std::fs::read_to_string(path).map_err(|e| PlanError::Read {
             path: path.into(),
@@ -443,7 +443,7 @@ impl Plan {
     /// Reads a plan as [`Plan::load`] does, but from a text; `path` is for messages.
     ///
     /// # Errors
-    /// If what it says is refused.
+    /// If its content is refused.
     pub fn parse(path: &Path, text: &str) -> Result<Self, PlanError> {
         let refused = |why: String| PlanError::Form {
             path: path.into(),

@@ -150,7 +150,7 @@ impl Recorded {
         self.call_s.push(trace.timing.tool_s / turns);
     }
 
-    /// Steps that cannot be read are left out: what the plan says counts then.
+    /// Steps that cannot be read are left out: the plan's values count then.
     fn steps(&mut self, path: &Path) {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         for step in text
@@ -171,7 +171,7 @@ impl Recorded {
         (equal / scored.max(1.0)).clamp(0.0, 1.0)
     }
 
-    /// Puts what was seen into a plan, except for what its text says itself.
+    /// Puts the recorded values into a plan, except those that its text sets itself.
     pub(crate) fn fill(&self, plan: &mut Plan, text: &str) -> Result<(), PlanError> {
         let typed: toml::Table = text.parse().unwrap_or_default();
         let said = |section: &str, key: &str| {

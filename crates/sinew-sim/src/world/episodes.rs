@@ -208,13 +208,13 @@ impl World {
         self.waiting.remove(at)
     }
 
-    /// Lets go on who may, and more begin.
+    /// Lets waiting turns continue if admission allows, and further episodes begin.
     pub(super) fn settle(&mut self) {
         self.settle_once();
         self.begin_some();
     }
 
-    /// Lets go on who may.
+    /// Lets waiting turns continue if admission allows.
     fn settle_once(&mut self) {
         let now_s = self.now_s();
         self.measure.inputs += 1;

@@ -25,7 +25,7 @@ use sinew_types::{
 /// Seconds until another try where an engine cannot take its weights yet.
 const AGAIN_S: f64 = 1.0;
 
-/// A request's number says whose it is.
+/// The episode's place, from a request's number.
 fn slot_of(request: RequestId) -> usize {
     (request.0 & 0xffff_ffff) as usize
 }
@@ -72,7 +72,7 @@ impl World {
         self.pump();
     }
 
-    /// Carries out what the router says.
+    /// Carries out the router's commands.
     pub(super) fn pump(&mut self) {
         if std::mem::replace(&mut self.pumping, true) {
             return;
@@ -95,7 +95,7 @@ impl World {
     /// An engine begins an attempt.
     fn start_attempt(&mut self, engine: usize, attempt: Attempt) {
         let id = attempt.id;
-        // The router's attempt does not say whose it is; its request is the one that waits for it.
+        // The router's attempt does not name its owner; its request is the one that waits for it.
         let Some(request) = self.router.request_of(id) else {
             return;
         };

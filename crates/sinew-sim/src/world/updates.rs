@@ -92,7 +92,7 @@ pub(super) fn config(plan: &Plan) -> CoreConfig {
 }
 
 impl World {
-    /// Does what the core says.
+    /// Carries out a command of the core.
     pub(super) fn carry_out(&mut self, command: Command) {
         match command {
             Command::Review(_) => self.tell(Event::Reviewed),

@@ -117,7 +117,7 @@ fn a_run_without_waits_takes_the_time_of_its_parts() {
     );
 }
 
-/// Both models of an engine say the same of a plan that fits both.
+/// Both models of an engine give the same result for a plan that fits both.
 #[test]
 fn curves_and_the_real_scheduler_agree() {
     let mut plan = Plan::default();

@@ -188,7 +188,7 @@ pub enum Order {
 }
 
 /// A selection of ready rows. Every condition holds together with the others; the first row, or group, is
-/// given although it alone exceeds `bytes` or `tokens`.
+/// given even if it exceeds `bytes` or `tokens`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// Maximum rows, 1 to [`MAX_CALL_ROWS`].

@@ -188,7 +188,7 @@ fn what_is_removed_stays_known_and_is_listed_where_it_is_asked_for() {
     });
 }
 
-/// Many threads wait for the same lock: each has its own answer, and what it says is on disk.
+/// Many threads wait for the same lock: each gets its own answer, and acknowledged data is on disk.
 #[test]
 fn commits_that_share_a_frame_have_their_own_answers() {
     let directory = tempfile::tempdir().unwrap();

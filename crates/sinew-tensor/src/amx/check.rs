@@ -87,7 +87,7 @@ fn cpu() -> Result<(), AmxError> {
     let xcr0 = if __cpuid(1).ecx & CPUID_OSXSAVE == 0 {
         0
     } else {
-        // SAFETY: OSXSAVE says that the instruction may be used.
+        // SAFETY: OSXSAVE means that the instruction may be used.
         unsafe { enabled_state() }
     };
     if xcr0 & XCR0_TILES == XCR0_TILES {

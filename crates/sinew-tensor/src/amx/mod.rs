@@ -5,12 +5,12 @@
 //! Stable Rust has no intrinsics for tiles, so the instructions stand in one place, `tile.rs`, as assembly.
 //!
 //! # Numerics
-//! Operands are rounded to the nearest bfloat16, ties to even, and numbers too small for a normal `f32`
-//! count as zero. The contracted index is cut in steps of 32. Even and odd members of a step are added up
-//! separately by fused multiply-adds, then both sums, then the old value ([`model`] has it in plain Rust).
-//! So an element depends neither on threads, blocking or packing, nor on the other rows and columns of the
-//! call. A row has the same bits in any batch, as with the other kernel sets: engine and trainer, which
-//! round alike, have the same log-probabilities.
+//! Operands are rounded to the nearest bfloat16, ties to even, and numbers too small for a normal `f32` count
+//! as zero. The contracted index is cut in steps of 32. Even and odd members of a step are added up
+//! separately by fused multiply-adds, then both sums, then the old value ([`model`] has it in plain Rust). So
+//! an element depends neither on threads, blocking or packing, nor on the other rows and columns of the call.
+//! A row has the same bits in any batch, as with the other kernel sets: engine and trainer, which round in
+//! the same way, have the same log-probabilities.
 //!
 //! # Verification
 //! The first use compares a small product with [`model`]; if it differs, the set is refused. Tests run the

@@ -19,7 +19,7 @@ pub fn round(x: f32) -> f32 {
     f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
-/// 0 of the same sign for what is not a normal number: tiles know no others.
+/// Flushes numbers that are not normal to 0 of the same sign, as tiles do.
 fn flush(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE {
         0.0f32.copysign(x)

@@ -216,8 +216,8 @@ impl_product!(
     "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"
 );
 
-/// The same pointer, of which the compiler does not know where it comes from: it keeps one register
-/// for each row, instead of computing rows from each other all the time.
+/// The same pointer with an origin that is hidden from the compiler: it keeps one register for each row,
+/// instead of computing rows from each other all the time.
 #[cfg_attr(
     any(target_arch = "x86_64", target_arch = "aarch64"),
     expect(

@@ -266,7 +266,7 @@ mod tests {
             let found = rounded(&[value])[0];
             assert_eq!(found.to_bits(), f32::to_bits(expected), "{value}: {found}");
         }
-        // A payload in the low bits alone would round to infinity.
+        // A payload in only the low bits would round to infinity.
         assert!(rounded(&[f32::from_bits(0x7f80_0001)])[0].is_nan());
     }
 

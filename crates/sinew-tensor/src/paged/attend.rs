@@ -294,7 +294,7 @@ unsafe fn first_lane<V: Vector>(v: V) -> f32 {
 
 /// Adds the tile's values, weighted, to `N` vectors of the sums from value `d` on; with `TOTAL` also the
 /// weights to the sums of weights, key by key as training does: together with the other sums that takes no
-/// time of its own.
+/// additional time.
 #[inline(always)]
 unsafe fn weigh<V: Vector, const G: usize, const N: usize, const TOTAL: bool>(
     tile: &Tile,

@@ -66,7 +66,7 @@ pub enum CheckpointError {
         path: PathBuf,
         source: io::Error,
     },
-    /// A file that is not what its checksum says.
+    /// A file that does not match its checksum.
     #[error("{path} is damaged: {reason}")]
     Corrupt { path: PathBuf, reason: String },
     /// There are checkpoints, but all are damaged; each is listed with its reason.
@@ -199,8 +199,7 @@ impl CheckpointStore {
     /// one did (making the commit survive a power cut) can a reader find the new one.
     ///
     /// # Errors
-    /// [`CheckpointError::DiskFull`] and the others; a part without a plain file name of its own is
-    /// refused.
+    /// [`CheckpointError::DiskFull`] and the others; a part without its own plain file name is refused.
     pub fn save(&self, step: u64, parts: &[Part<'_>]) -> Result<PathBuf, CheckpointError> {
         let name = self.free_name(step)?;
         let temporary = self.dir.join(format!("{TEMPORARY}{name}"));

@@ -341,7 +341,7 @@ fn corrections_() -> impl Strategy<Value = Correction> {
     ]
 }
 
-/// A token far from where it was sampled: `gap` is `ℓ_π − ℓ_b`, in front of and behind an update alike.
+/// A token far from where it was sampled: `gap` is `ℓ_π − ℓ_b`, before and after an update.
 fn far(advantages: Vec<f32>, gaps: &[f32]) -> GoldenRow {
     let behaviour = -12.0;
     let moved = || gaps.iter().map(|gap| behaviour + gap).collect::<Vec<f32>>();

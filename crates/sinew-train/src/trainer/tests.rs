@@ -232,7 +232,7 @@ fn minibatches_weigh_like_the_batch() {
     assert!(report.loss != 0.0);
 }
 
-/// Rows of episodes with so many rows each, of as many tokens as their place says.
+/// Rows of episodes with so many rows each, and their place as the number of tokens.
 fn episodes(counts: &[usize]) -> Vec<TrainRow> {
     let policy = Bigram::new(8);
     let mut rows = Vec::new();

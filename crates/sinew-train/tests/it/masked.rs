@@ -224,7 +224,7 @@ fn references_and_teachers_choose_among_the_same_tokens() {
     fill_reference(&mut full(), &mut filled);
     let tops = score_top(&mut full(), &rows, 256, 61).unwrap();
     for ((row, filled), tops) in rows.iter().zip(&filled).zip(&tops) {
-        // The same weights: a reference says what the sampler said.
+        // The same weights: a reference has the log-probabilities of the sampler.
         assert_eq!(filled.ref_logprobs.as_ref(), Some(&row.behaviour_logprobs));
         let masks = row.masks.as_ref().unwrap();
         for (t, top) in tops.iter().enumerate().skip(9) {

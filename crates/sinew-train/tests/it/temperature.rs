@@ -193,7 +193,7 @@ fn references_and_teachers_speak_at_the_token_s_temperature() {
     fill_reference(&mut full(), &mut filled);
     let tops = score_top(&mut full(), &rows, 256, 61).unwrap();
     for ((row, filled), tops) in rows.iter().zip(&filled).zip(&tops) {
-        // The same weights: a reference says what the sampler said.
+        // The same weights: a reference has the log-probabilities of the sampler.
         let reference = filled.ref_logprobs.as_ref().unwrap();
         for t in 10..18 {
             assert!((reference[t] - row.behaviour_logprobs[t]).abs() < 1e-5);

@@ -1,5 +1,5 @@
-//! Attempts at some tasks, scored by the recipe's reward: whether it can be earned, and whether it tells a
-//! right answer from others.
+//! Attempts at some tasks, scored by the recipe's reward: whether it can be earned, and whether it
+//! distinguishes a right answer from others.
 //!
 //! A reward is refused if right answers (`env.gold`) are not a success by it, or if it scores no attempt at
 //! all. A reward that gives an empty answer as much as any other is reported with a warning: it may be right,
@@ -87,7 +87,7 @@ impl Tried {
         self.0.iter().map(|(name, tally)| (name.as_str(), tally))
     }
 
-    /// The highest reward of attempts that say something.
+    /// The highest reward of attempts that are not empty.
     fn best(&self) -> Option<f64> {
         let said = self.all().filter(|(name, _)| *name != EMPTY);
         said.filter_map(|(_, tally)| tally.highest())

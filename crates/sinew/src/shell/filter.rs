@@ -80,7 +80,7 @@ impl Filter {
             (State::Swallow, 0x20..=0x2f) => State::Swallow,
             (State::Swallow, _) => State::Text,
             (State::Text, 0xc2) => State::Control,
-            // A byte inside of a character; alone, some terminals take it for a control character.
+            // A byte inside of a character; some terminals take a single one for a control character.
             (State::Text, 0x80..=0xbf) => {
                 if self.inside > 0 {
                     self.inside -= 1;

@@ -47,7 +47,7 @@ impl UserTerminal {
         Ok(Self { before })
     }
 
-    /// Its size; 24 by 80 where it does not say.
+    /// Its size; 24 by 80 if the terminal does not report it.
     pub(super) fn size(&self) -> TerminalSize {
         let told = tcgetwinsize(std::io::stdout())
             .ok()

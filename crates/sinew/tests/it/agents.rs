@@ -60,7 +60,7 @@ fn trains(program: &str, count: usize) -> (Value, Vec<Value>) {
         "{:?}",
         steps.last()
     );
-    // The environment's own tool was not offered: nothing is said of its use.
+    // The environment's own tool was not offered: its use is not reported.
     assert!(last["eval"]["after"]["used_tool"].is_null(), "{last}");
     assert_eq!(last["samples"]["trained_twice"], 0, "{last}");
     assert_eq!(last["samples"]["lost"], 0, "{last}");
@@ -233,7 +233,7 @@ fn recipes_with_agents_pass_every_check() {
     }
 }
 
-/// A program that is there and does not come as far as a model: what it said last is shown.
+/// A program that is there and does not come as far as a model: its last output is shown.
 #[test]
 fn a_program_that_does_not_start_is_something_to_get_first() {
     need_agents();
@@ -283,7 +283,7 @@ fn a_program_that_asks_in_vain_fails_its_check() {
     }
 }
 
-/// A server that says in its first line where it is and which token opens it.
+/// A server whose first line has its address and token.
 struct Served(std::process::Child);
 
 impl Drop for Served {

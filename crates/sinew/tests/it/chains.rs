@@ -213,7 +213,7 @@ fn killed_at_any_instant_a_chain_ends_as_if_it_had_not_been() {
     }
 }
 
-/// Trains until the line that says that stage `name` begins, and kills there.
+/// Trains until the line that announces stage `name`, and kills there.
 fn kill_where_begins(recipe: &Path, run: &Path, name: &str) {
     let mut child = train(recipe, run, &[])
         .stdout(Stdio::piped())

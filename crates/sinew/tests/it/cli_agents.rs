@@ -255,7 +255,7 @@ fn in_the_sandbox(agent: &Agent) {
     checked(agent, "process sandbox", &trace, &joins);
 }
 
-/// An engine that says the script.
+/// An engine that answers by the script.
 fn engine(agent: &Agent, renderer: &Arc<dyn Renderer>) -> Arc<FakeEngine> {
     let (lines, reads, stop) = (script(agent), Arc::clone(renderer), renderer.stop_ids()[0]);
     let says = move |request: &GenerateRequest| {

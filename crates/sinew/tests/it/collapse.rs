@@ -169,7 +169,7 @@ fn a_recipe_that_was_changed_is_refused_until_the_change_is_named() {
         !errors.contains("seed:") && errors.contains("learning_rate"),
         "{errors}"
     );
-    // The checkpoint knows what it was trained with, whatever lies beside it.
+    // The checkpoint has the settings that it was trained with, whatever lies next to it.
     std::fs::copy(&own, run.join("began.toml")).unwrap();
     assert!(refused(&[]).contains("seed: 0 became 5"));
     let allowed = [

@@ -34,7 +34,7 @@ fn stored(run: &Path) -> Vec<(String, f64)> {
     text.lines().map(row).collect()
 }
 
-/// Kills a collection as soon as it says that some episodes are stored.
+/// Kills a collection as soon as it reports that some episodes are stored.
 fn killed(recipe: &Path, run: &Path, episodes: u32, more: &[&str]) {
     let mut child = collect(recipe, run, episodes, more)
         .stdout(Stdio::piped())

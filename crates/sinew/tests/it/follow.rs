@@ -17,7 +17,7 @@ fn server(model: &Path, follow: Option<&Path>) -> Serving {
     serving(&options)
 }
 
-/// The next version that a server says it samples with, and the one that it came as a difference of.
+/// The next version that a server reports, and the one that it came as a difference of.
 fn next(server: &mut Serving) -> (u64, Option<u64>) {
     loop {
         let said = server.line();

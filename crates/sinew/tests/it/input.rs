@@ -338,7 +338,7 @@ fn a_run_that_is_looked_into_says_what_is_not_there() {
     let listed = String::from_utf8(listed.stdout).unwrap();
     assert_eq!(listed.lines().count(), 3, "{listed}");
 
-    // The newest checkpoint is damaged: the one before it is written, and that is said.
+    // The newest checkpoint is damaged: the one before it is written, which is reported.
     let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
     let weights = run
         .join("checkpoints")

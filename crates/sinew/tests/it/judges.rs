@@ -78,7 +78,7 @@ fn verdict(mut stream: TcpStream, call: usize) {
     );
 }
 
-/// A recipe beside 60 rows: a model from scratch, and a judge with further keys `more`.
+/// A recipe next to 60 rows: a model from scratch, and a judge with further keys `more`.
 fn project(dir: &Path, url: &str, more: &str) {
     let rows = (0..60).fold(String::new(), |mut rows, i| {
         let _ = writeln!(rows, r#"{{"question": "Say {i}", "answer": "{i}"}}"#);
@@ -523,7 +523,7 @@ fn the_reward_server_of_the_examples_keeps_the_protocol_and_scores() {
         steps.lines().all(|s| s.contains("\"unscored\":0")),
         "{steps}"
     );
-    // A wrong key scores nothing, and says why; an outage is not a zero.
+    // A wrong key scores nothing, with the reason; an outage is not a zero.
     let wrong = with_key(&["check", "own.toml"], "wrong");
     let text = String::from_utf8_lossy(&wrong.stdout).into_owned();
     assert!(

@@ -299,7 +299,7 @@ fn recipes_that_cannot_wait_are_refused_with_the_way_out() {
     }
 }
 
-/// A recipe of live agents whose users say later what the answers are worth.
+/// A recipe of live agents whose users rate the answers later.
 fn by_users(dir: &Path, steps: usize, late: &str) -> PathBuf {
     let reward = format!(
         "steps = {steps}\ncheckpoint_every = 2\n[reward.late]\nnames = [\"thumbs\"]\n{late}\n\
@@ -384,7 +384,7 @@ fn verdicts_about_a_live_agent_are_trained_when_they_come() {
     }
 }
 
-/// Users who say nothing: left out when the time is up, with the reason, and never a 0.
+/// Users without a verdict: their episodes are left out when the time is up, with the reason, and never a 0.
 #[test]
 fn verdicts_that_never_come_are_unscored_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();

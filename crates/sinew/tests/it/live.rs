@@ -29,7 +29,7 @@ impl Drop for Run {
 }
 
 impl Run {
-    /// Starts `sinew train` and reads its lines until it says where it serves agents.
+    /// Starts `sinew train` and reads its lines until the address for agents.
     pub(crate) fn start(recipe: &Path, dir: &Path, at: &str, more: &[&str]) -> Self {
         let mut child = sinew()
             .arg("train")
@@ -162,7 +162,7 @@ fn an_agent_that_runs_already_is_trained() {
     rises(&run_dir, &last, 0.2);
 }
 
-/// A free port of this host, so that two programs can be told of each other before they listen.
+/// A free port of this host, so that two programs can get each other's address before they listen.
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
@@ -423,7 +423,7 @@ fn a_huge_reward_is_no_score_and_ends_no_run() {
     assert!(told.contains("\"failed\":0,\"unscored\":9"), "{told}");
 }
 
-/// Agents as threads, which go on whatever becomes of the server; they note what it acknowledged.
+/// Agents as threads, which continue whatever happens to the server; they note its acknowledgements.
 struct Agents {
     stop: Arc<AtomicBool>,
     finished: Arc<Mutex<BTreeSet<String>>>,
@@ -592,7 +592,7 @@ fn rollouts_without_a_group_train_by_a_running_mean() {
     rises(&run_dir, &last, 0.1);
 }
 
-/// No score is never 0: a run whose agents give none says so and ends.
+/// No score is never 0: a run whose agents give none reports that and ends.
 #[test]
 fn rollouts_without_rewards_are_unscored_and_end_the_run() {
     let dir = tempfile::tempdir().unwrap();
@@ -628,7 +628,7 @@ fn a_rollout_without_a_call_is_an_error() {
             .unwrap()
             .contains("sinew.key")
     );
-    // The agent's own key may not score, and a key that opens nothing is told so.
+    // The agent's own key may not score, and a key that opens nothing is refused.
     let (_, opened) = post("/rollouts", &run.token, &json!({}));
     let key = opened["api_key"].as_str().unwrap();
     let (status, told) = post("/v1/reward", key, &json!({"reward": 1.0}));

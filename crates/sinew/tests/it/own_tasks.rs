@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A recipe beside 60 rows: a model from scratch, which reads and writes bytes.
+/// A recipe next to 60 rows: a model from scratch, which reads and writes bytes.
 fn project(dir: &Path, more: &str) -> PathBuf {
     let rows = (0..60).fold(String::new(), |mut rows, i| {
         let _ = writeln!(

@@ -142,7 +142,7 @@ fn needs_credentials(folder: &Path) {
     assert!(refused.contains("SINEW_REGISTRY_AUTH"), "{refused}");
 }
 
-/// `sinew check` says which image a recipe has.
+/// `sinew check` shows the image of a recipe.
 fn checked(folder: &Path, image: &str) {
     let model = crate::runs::small_folder(folder);
     let text = format!(

@@ -54,7 +54,7 @@ fn episodes_and_steps_come_out_again_and_forks_go_on() {
         assert_eq!((code, &again["equal"]), (0, &json!(true)), "{again}");
         assert!(again["compared"].as_u64().unwrap() >= 5, "{again}");
     }
-    // Step 4 has a checkpoint before it and one of its own; step 1 has neither, and the run starts again.
+    // Step 4 has a checkpoint before it and its own; step 1 has neither, and the run starts again.
     for (step, from, kept) in [(4, 2, true), (1, 0, false)] {
         let (again, code) = answer(&run, &["replay", "--step", &step.to_string()]);
         assert_eq!((code, &again["equal"]), (0, &json!(true)), "{again}");
@@ -140,7 +140,7 @@ fn a_world_that_changed_is_named_with_its_first_difference() {
     let mut command = sinew();
     command.arg("train").arg(&recipe).arg("--json");
     let output = command.arg("--run-dir").arg(&run).output().unwrap();
-    // Equal rewards teach nothing, which the end says; the episodes are what counts here.
+    // Equal rewards teach nothing, which the last line reports; only the episodes count here.
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("\"samples\""), "{text}");
     let episode = &episodes(&run, 2)[0];
@@ -178,8 +178,8 @@ fn a_world_that_changed_is_named_with_its_first_difference() {
     let output = ask(&run, &["fork", episode, "--at-turn", "3"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("the world cannot be restored"), "{text}");
-    // A step runs no episode: it comes out again, and what changed is told. Nor does it matter that the
-    // recipe was edited since.
+    // A step runs no episode: it comes out again, and changes are reported. Later edits of the recipe do not
+    // matter.
     let edited = fs::read_to_string(run.join("recipe.toml")).unwrap();
     assert!(edited.contains("group_size = 2"), "{edited}");
     fs::write(

@@ -351,7 +351,7 @@ fn a_model_folder_plays_tool_math_and_so_does_its_checkpoint() {
     };
     let (run, result) = train(&folder, "first");
     crate::view::copied(&run, &folder);
-    // Greedy success stands beside the sampled one without being asked for.
+    // Greedy success stands next to the sampled one without being asked for.
     for when in ["before", "after"] {
         assert!(
             result["eval"][when]["greedy_success"].is_number(),
@@ -538,7 +538,7 @@ fn an_evaluation_measures_once_and_runs_are_listed() {
     assert_eq!(listed[1]["run"]["evals"][0]["when"], "now");
     assert_eq!(listed[2]["run"]["steps"], 2);
     assert_eq!(listed[2]["state"], "ended");
-    // One that a signal stopped, and one that failed, say so.
+    // A stopped run and a failed one report that.
     for (end, state) in [
         (r#"{"state":"interrupted","why":"x"}"#, "interrupted"),
         (r#"{"state":"failed","why":"no room"}"#, "failed"),

@@ -15,7 +15,7 @@ fn clients() -> PathBuf {
         "scripts/setup.sh installs {}",
         python.display()
     );
-    // The file may be a link: its folder says which packages it has.
+    // The file may be a link: its folder decides which packages it has.
     std::path::absolute(python).unwrap()
 }
 

@@ -123,7 +123,8 @@ impl Random {
 }
 
 impl Agents {
-    /// All turns, by so many agents at a time; who comes back first continues with what was left.
+    /// Runs all turns, by so many agents at a time; those that come back first continue the remaining
+    /// rollouts.
     pub(super) async fn run(
         &self,
         left: Vec<Left>,
@@ -332,7 +333,7 @@ impl Agent {
         let (told, _) = whole(answer).await?;
         let told = String::from_utf8_lossy(&told);
         if !told.ends_with("data: [DONE]\n\n") {
-            // The deadline came while it was told.
+            // The deadline came while the answer was sent.
             tally.too_late += 1;
             return Ok(None);
         }

@@ -83,7 +83,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// A block of what someone but the model says.
+    /// A block of a message that is not the model's.
     fn said(
         &mut self,
         block: &mut Fields<'_>,
@@ -206,7 +206,7 @@ impl Reader<'_> {
     }
 }
 
-/// Whether nothing was said.
+/// Whether the message has no content.
 fn is_empty(message: &Message) -> bool {
     message.content.is_empty() && message.tool_calls.is_empty() && message.reasoning.is_none()
 }
@@ -284,7 +284,7 @@ fn readable(value: Value) -> Value {
     }
 }
 
-/// A block of what the model said.
+/// A block of the model's message.
 fn assistant_block(
     block: &mut Fields<'_>,
     kind: &str,

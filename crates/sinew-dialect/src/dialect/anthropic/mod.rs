@@ -131,7 +131,7 @@ impl Dialect for Messages {
     }
 }
 
-/// Fields that say what the model sees.
+/// Fields of the model's input.
 fn conversation(fields: &mut Fields<'_>) -> Result<ModelRequest, ApiError> {
     let notes = fields.notes();
     let model = fields.required_string("model")?;

@@ -66,7 +66,7 @@ impl Turns {
         self.messages.extend(self.turn.take());
     }
 
-    /// The model's turn; a new one if `over` says that the open one cannot continue.
+    /// The model's turn; a new one if `over` returns that the open one cannot continue.
     fn turn(&mut self, over: impl Fn(&Message) -> bool) -> &mut Message {
         if self.turn.as_ref().is_some_and(over) {
             self.flush();
@@ -332,7 +332,7 @@ impl Turns {
         Ok(())
     }
 
-    /// A reasoning item: its text, whatever its summary says.
+    /// A reasoning item: its text, whatever its summary.
     fn reasoning(&mut self, fields: &mut Fields<'_>) -> Result<(), ApiError> {
         let types = ["reasoning_text", "summary_text"];
         let mut text = String::new();
@@ -374,7 +374,7 @@ impl Turns {
         fields.end()
     }
 
-    /// Reasoning begins a turn: it comes before what the model says and calls.
+    /// Reasoning begins a turn: it comes before the model's text and calls.
     fn add_reasoning(&mut self, text: String) {
         let over = |m: &Message| !m.content.is_empty() || !m.tool_calls.is_empty();
         self.turn(over).reasoning = Some(text);
@@ -428,7 +428,7 @@ impl Turns {
     }
 }
 
-/// A value without fields that say nothing: clients fill in all that a type knows.
+/// A value without null fields: clients fill in all fields of a type.
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(mut map) => {

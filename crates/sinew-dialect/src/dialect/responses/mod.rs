@@ -225,7 +225,7 @@ fn text_part(text: &str, logprobs: &Value) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
 }
 
-/// An item with what the model said.
+/// An item with the model's text.
 fn message_item(id: &str, text: &str, logprobs: &Value, status: &str) -> Value {
     json!({
         "id": id,

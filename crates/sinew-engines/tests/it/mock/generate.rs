@@ -114,7 +114,7 @@ impl Teller {
             return self.gone();
         }
         let mut all: Vec<SampledToken> = Vec::new();
-        // The last token is told together with the reason of the end.
+        // The last token is sent together with the reason of the end.
         let mut pending: Vec<SampledToken> = Vec::new();
         let mut told = 0;
         loop {
@@ -152,7 +152,7 @@ impl Teller {
         self.data("[DONE]".to_owned()).await;
     }
 
-    /// The engine inside says log-probabilities at the request's temperature; raw logits know of none.
+    /// The inner engine has log-probabilities at the request's temperature; raw logits have none.
     fn reported(&self, all: &[SampledToken], mut new: Vec<SampledToken>) -> Vec<SampledToken> {
         if self.state.kind == Kind::Vllm {
             let mut prefix = self.prompt.clone();
@@ -255,7 +255,7 @@ pub(super) fn logprob(piece: &Piece, token: &SampledToken) -> Value {
     }
 }
 
-/// The id that is told beside the log-probability.
+/// The id that is sent with the log-probability.
 pub(super) fn told_id(piece: &Piece, token: &SampledToken) -> u32 {
     match piece.fault {
         Some(Fault::WrongIds) => token.id ^ 1,

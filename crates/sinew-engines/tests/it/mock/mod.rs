@@ -32,9 +32,9 @@ pub(crate) enum Kind {
     Vllm,
     /// vLLM with `--logprobs-mode processed_logprobs`.
     VllmProcessed,
-    /// Tells all tokens again in each piece.
+    /// Sends all tokens again in each piece.
     Sglang,
-    /// Tells each token once.
+    /// Sends each token once.
     SglangIncremental,
     /// Text only.
     Openai,
@@ -46,7 +46,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Status(u16),
-    /// Takes the request and says nothing.
+    /// Takes the request and sends nothing.
     Hang,
     HangAfter(usize),
     /// Closes the connection in the middle of the event after so many.
