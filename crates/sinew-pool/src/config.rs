@@ -75,7 +75,7 @@ pub struct TypeFilter {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Sampling {
-    // With braces: serde lets a variant without them have any keys.
+    // The braces are needed: serde lets a variant without them have any keys.
     /// Groups come in the order in which they became complete.
     Fifo {},
     /// Task types with more to learn from them first, the oldest group of the type first.
