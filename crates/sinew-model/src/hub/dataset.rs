@@ -356,7 +356,8 @@ mod tests {
             (found.train, found.held_out),
             (vec!["train/a.jsonl".into()], vec!["test/a.jsonl".into()])
         );
-        // One folder is not a choice, a single held-out file becomes the training split, `latest` is not a test.
+        // One folder is not a choice, a single held-out file becomes the training split, `latest` is not a
+        // test.
         let found = chosen(&["all/test.csv"], "", None).unwrap();
         assert_eq!(found.train, ["all/test.csv"]);
         let found = chosen(&["latest.csv", "contest.csv"], "", None).unwrap();

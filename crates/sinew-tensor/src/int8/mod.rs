@@ -5,8 +5,9 @@
 //! of an input row has a separate scale, `max |v| / 127`, and its values are rounded to integers (the 8-bit
 //! blocks of Dettmers et al. 2022, arXiv 2110.02861, on both operands). Products of a group are added up
 //! exactly, as integers; groups are joined in `f32`, in ascending order:
-//! `y = Σ_g fma(Σ_i xq·wq · scale_w, scale_x, ·)`. So a row has the same bits in any batch, on any number of threads and with every kernel, but
-//! it is an approximation of the `f32` product: a policy with such weights differs from the trained one.
+//! `y = Σ_g fma(Σ_i xq·wq · scale_w, scale_x, ·)`. So a row has the same bits in any batch, on any number of
+//! threads and with every kernel, but it is an approximation of the `f32` product: a policy with such weights
+//! differs from the trained one.
 
 #[cfg(target_arch = "x86_64")]
 mod vnni;
