@@ -33,7 +33,7 @@ pub(crate) struct Batch<'a> {
     pub(crate) groups: Vec<Group>,
 }
 
-/// What the only member of a group is compared with, if that is known.
+/// Earlier rewards that the only member of a group is compared with, if they are known.
 pub(crate) fn lone(episodes: &[Episode<'_>], members: &[usize]) -> Option<EarlierRewards> {
     let [only] = members else { return None };
     let earlier = episodes[*only].columns?.earlier?;
@@ -41,8 +41,8 @@ pub(crate) fn lone(episodes: &[Episode<'_>], members: &[usize]) -> Option<Earlie
 }
 
 impl<'a> Batch<'a> {
-    /// Checks the batch, and quarantines unusable episodes. Without `paths`, episodes have rewards only.
-    /// Groups are without those of `left_out`.
+    /// Checks the batch, and quarantines unusable episodes. Episodes have only rewards if there are no
+    /// `paths`. Groups lack the episodes of `left_out`.
     ///
     /// # Errors
     /// [`AlgoError`] if the caller's groups are wrong.
@@ -66,7 +66,7 @@ impl<'a> Batch<'a> {
             if !group_ids.insert(id) {
                 return Err(AlgoError::SplitGroup { group: id.clone() });
             }
-            // One that bears its own name was run alone on purpose: earlier ones are its comparison.
+            // One that bears its own name was run without others on purpose: earlier ones are its comparison.
             let alone = id.as_str() == first.episode.as_str();
             if traces.len() == 1 && c.advantage.compares() && !alone {
                 return Err(AlgoError::GroupOfOne {

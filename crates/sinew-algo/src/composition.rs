@@ -307,8 +307,8 @@ impl Needs {
         self.teacher_logprobs || self.teacher_top > 0
     }
 
-    /// What must be in the traces. Inputs that an algorithm uses only where they are, such as rewards of
-    /// turns that are added to the outcome, are not among them.
+    /// Inputs that must be in the traces. Optional inputs, such as rewards of turns that are added to the
+    /// outcome, are not among them.
     pub fn of_episodes(&self) -> impl Iterator<Item = EpisodeInput> {
         let needs = *self;
         EpisodeInput::ALL.into_iter().filter(move |i| match i {

@@ -83,7 +83,7 @@ impl Dialect {
         }
         c.aggregation = Aggregation::TokenMean;
         match (self, &mut c.loss.surrogate) {
-            // On by default.
+            // The dual clip is on by default.
             (Self::Verl, Surrogate::Clip { dual, .. }) => *dual = Some(3.0),
             // `vllm_importance_sampling_correction`, on by default: mode `sequence_mask`, at most 3.
             (Self::Trl, _) => c.loss.correction = Correction::SequenceMask { high: 3.0 },

@@ -63,8 +63,8 @@ impl EpisodeSums {
         self.n > 0.0 && self.failed == 0 && self.share() >= 1.0
     }
 
-    /// How far the mean reward of `later` is above this one: in standard deviations of an episode, and of the
-    /// difference of the means.
+    /// Distance of the mean reward of `later` above this one: in standard deviations of an episode, and of
+    /// the difference of the means.
     fn reward_gain(&self, later: &Self) -> (f64, f64) {
         let gain = later.mean() - self.mean();
         // Equal rewards have no deviation; what is not rounding is a change then.

@@ -32,7 +32,7 @@ impl ConfigError {
     }
 }
 
-/// Reason why a batch cannot be converted. These are errors of the caller. Unusable episodes are no error:
+/// Reason why a batch cannot be converted. These are errors of the caller. Unusable episodes are not errors:
 /// they are quarantined and counted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AlgoError {

@@ -1,7 +1,7 @@
 //! Numbers that describe a set of episodes: intervals of shares, spreads, percentiles, pass@k.
 //!
-//! In intervals episodes count as independent. Those of one task are alike, so that with few tasks and many
-//! episodes of each the true interval is wider.
+//! Intervals treat episodes as independent. Those of one task are similar, so the true interval is wider if
+//! there are few tasks and many episodes of each.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ impl Interval {
         let scale = 1.0 / (1.0 + z2 / n);
         let middle = scale * (share + z2 / (2.0 * n));
         let half = scale * Z * (share * (1.0 - share) / n + z2 / (4.0 * n * n)).sqrt();
-        // At 0 and 1 the bound is exact; rounding must not move it.
+        // The bound is exact at 0 and 1; rounding must not move it.
         Some(Self {
             low: if share > 0.0 {
                 (middle - half).max(0.0)
@@ -61,7 +61,7 @@ pub fn difference(before: (f64, f64), after: (f64, f64)) -> Option<(f64, f64)> {
     Some((low, high))
 }
 
-/// How far numbers lie apart.
+/// Spread of numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Standard deviation over all of them (divided by their number).
@@ -94,7 +94,7 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    /// Of these counts; none without any.
+    /// Percentiles of these counts; `None` if there are none.
     pub fn of(mut counts: Vec<usize>) -> Option<Self> {
         counts.sort_unstable();
         let at = |percent: usize| {

@@ -1,4 +1,4 @@
-//! What it costs to hold outputs to formats: the same prompts, as many tokens, with and without one.
+//! Costs of holding outputs to formats: the same prompts and as many tokens, with and without a format.
 //!
 //! Pairs of runs, one with a format and one without, over the same prompts and seeds; the row is the ratio of
 //! their times.

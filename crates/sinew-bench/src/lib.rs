@@ -1,7 +1,7 @@
-//! The program behind `sinew bench`: how fast, and how far from the machine's limits and from other systems.
+//! The program behind `sinew bench`: speed, compared with the machine's limits and with other systems.
 //!
-//! Invariants: a row compares what ran in the same run on the same machine; a peer that cannot run is a row
-//! that says why, and its target is not met.
+//! Invariants: a row compares programs of the same run on the same machine; a peer that cannot run is a row
+//! with the reason, and its target is not met.
 //!
 //! | part | measures |
 //! |---|---|
@@ -41,7 +41,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Why a bench failed.
+/// Reasons why a bench failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// An argument or a file that the user can put right. Exit code 2.
@@ -228,7 +228,7 @@ struct ComputeArgs {
     earlier: Option<PathBuf>,
 }
 
-/// What every part of a bench needs.
+/// Context of every part of a bench.
 #[derive(Debug)]
 struct Bench {
     dev: Cpu,

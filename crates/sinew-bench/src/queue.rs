@@ -7,9 +7,9 @@
 //! | `http` | the same through a server and a client, with the rows in memory |
 //!
 //! A producer and a consumer run in two threads, with a number of rows a call. The producer makes each key
-//! and copies each value in; the consumer copies each value out. Done rows are forgotten as they go, beyond
-//! a number that stays known. The peer does the same with batches of a tensor that has the row's bytes, in
-//! processes of its own, without leases, acks and durability, which it does not have.
+//! and copies each value in; the consumer copies each value out. Done rows are forgotten as they go, beyond a
+//! number that stays known. The peer does the same with batches of a tensor that has the row's bytes, in its
+//! own processes, without leases, acks and durability, which it does not have.
 
 use crate::machine::CpuTime;
 use crate::peers::Peers;
@@ -41,7 +41,7 @@ const BATCHES: (usize, usize) = (256, 16);
 const SWEEPS: (usize, usize) = (64, 16_384);
 /// Longest that a producer waits for room.
 const ROOM: Duration = Duration::from_secs(60);
-/// Token of the server, which only this process knows the address of.
+/// Token of the server, whose address only this process has.
 const TOKEN: &str = "token-of-the-bench";
 
 /// Arguments of `sinew bench queue`.
@@ -70,11 +70,11 @@ pub(crate) struct QueueArgs {
     peer_limit: u64,
 }
 
-/// What goes through in one round.
+/// Load of one round.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     rows: usize,
-    /// Of each row.
+    /// Bytes of each row.
     bytes: usize,
     /// Rows of a call.
     batch: usize,
@@ -130,7 +130,7 @@ fn http(bench: &Bench, rows: usize) -> Result<(), BenchError> {
     done
 }
 
-/// What the parts have in common.
+/// Context of the parts.
 struct Bench {
     rounds: u32,
     printer: Printer,

@@ -1,7 +1,7 @@
-//! What depends on what a model says: guessed tokens, and the gap that rounded weights make.
+//! Rows that depend on a model's output: guessed tokens, and the gap that rounded weights make.
 //!
-//! A model that speaks is needed where the content of the output matters: whether drafts are accepted, how
-//! rounded weights change log-probabilities. Without one these rows say so.
+//! A real model is needed if the content of the output matters: whether drafts are accepted, how rounded
+//! weights change log-probabilities. These rows report if there is none.
 
 use super::decode::{engine, next};
 use super::row::{Better, Row, Summary};
@@ -19,7 +19,7 @@ use std::time::Instant;
 
 /// Longest sequence.
 const CONTEXT: usize = 512;
-/// Of each answer.
+/// Tokens of each answer.
 const MAX_TOKENS: u32 = 48;
 /// Rounds over the same tasks with other seeds, as the steps of a training run.
 const ROUNDS: u64 = 3;
@@ -36,13 +36,13 @@ pub(crate) struct Real {
     pub(crate) prompts: Vec<Vec<TokenId>>,
 }
 
-/// What was sampled after one prompt.
+/// Answer to one prompt.
 struct Said {
     /// Index into the prompts.
     prompt: usize,
     /// The answer.
     tokens: Vec<TokenId>,
-    /// As the engine reported them, one a token.
+    /// Log-probabilities as the engine reported them, one a token.
     logprobs: Vec<f32>,
 }
 
@@ -221,7 +221,7 @@ fn gaps(bench: &Bench, real: &Real, said: &[Said]) -> Result<Vec<f64>, BenchErro
         .collect())
 }
 
-/// An answer as a row that weights its tokens alone.
+/// An answer as a row that weights only its tokens.
 fn row(real: &Real, said: &Said) -> TrainRow {
     let prompt = &real.prompts[said.prompt];
     TrainRow {

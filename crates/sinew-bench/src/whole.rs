@@ -39,13 +39,13 @@ fn prompt(config: &ModelConfig, task: usize) -> Vec<TokenId> {
     (0..PROMPT).map(token).collect()
 }
 
-/// What the tool printed as [`ANSWER`] tokens.
+/// Output of the tool as [`ANSWER`] tokens.
 fn answer_tokens(stdout: &[u8]) -> Vec<TokenId> {
     let said = stdout.iter().map(|&byte| 5000 + TokenId::from(byte));
     said.chain(std::iter::repeat(5000)).take(ANSWER).collect()
 }
 
-/// Runs [`CODE`] in a sandbox of its own.
+/// Runs [`CODE`] in a separate sandbox.
 async fn call_tool(sandboxes: &dyn SandboxProvider) -> Result<Vec<TokenId>, SandboxError> {
     let mut sandbox = sandboxes.acquire(&SandboxSpec::default()).await?;
     let request = ExecRequest {
@@ -61,11 +61,11 @@ async fn call_tool(sandboxes: &dyn SandboxProvider) -> Result<Vec<TokenId>, Sand
     }
 }
 
-/// What happens to an episode.
+/// Event of an episode.
 enum Event {
-    /// Of a request.
+    /// Event of a request.
     Engine(EngineEvent),
-    /// Of a tool.
+    /// Answer of a tool.
     Answer(Result<Vec<TokenId>, SandboxError>),
 }
 
@@ -74,7 +74,7 @@ enum Event {
 struct Episode {
     /// Prompt, turns and the tool's answer so far.
     tokens: Vec<TokenId>,
-    /// Of `tokens`; 0 where they were not sampled.
+    /// Log-probabilities of `tokens`; 0 where they were not sampled.
     logprobs: Vec<f32>,
     /// The tool has answered.
     answered: bool,
@@ -100,15 +100,15 @@ impl Episode {
     }
 }
 
-/// What a step samples with.
+/// Parts that a step samples with.
 struct Sampling<'a> {
     /// Samples.
     engine: &'a EmbeddedEngine,
     /// Run the tool.
     sandboxes: Arc<dyn SandboxProvider>,
-    /// On which engines and servers run.
+    /// Runtime of engines and servers.
     runtime: &'a Runtime,
-    /// For sinks and tool calls; holds all events of a step.
+    /// Sender for sinks and tool calls; holds all events of a step.
     send: SyncSender<(usize, Event)>,
     events: Receiver<(usize, Event)>,
 }
@@ -128,7 +128,7 @@ impl Sampling<'_> {
             .map_err(BenchError::system)
     }
 
-    /// Calls the tool for episode `id`, beside everything else.
+    /// Calls the tool for episode `id`, while everything else continues.
     fn call(&self, id: usize) {
         let (sandboxes, send) = (self.sandboxes.clone(), self.send.clone());
         self.runtime.spawn(async move {

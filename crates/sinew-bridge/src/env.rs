@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct EnvInfo {
     /// Tools with their JSON schemas.
     pub(crate) tools: Vec<ToolSpec>,
-    /// Episodes have tools of their own: the class has a method `offered`.
+    /// Episodes have their own tools: the class has a method `offered`.
     #[serde(default)]
     pub(crate) offered: bool,
     /// The class has a method `state`, so that turns have hashes of the state.
@@ -53,7 +53,7 @@ impl EnvInfo {
         self.offered || !self.tools.is_empty()
     }
 
-    /// What algorithms can read of the episodes. Any turn may have a reward: the class returns it.
+    /// Data of the episodes that algorithms can read. Any turn may have a reward: the class returns it.
     fn gives(&self) -> Gives {
         let counts = counted(self.has_tools());
         Gives {
@@ -101,7 +101,7 @@ impl PythonEnvFactory {
     /// Creates a factory of the class that is target `target` of `workers`. `name` is for traces.
     ///
     /// # Errors
-    /// If the target is no class of environments.
+    /// If the target is not a class of environments.
     pub fn new(workers: PythonWorkers, target: usize, name: &str) -> Result<Self, StartError> {
         let described = workers.describe(target).clone();
         let info = serde_json::from_value(described).map_err(|e| {
@@ -267,7 +267,7 @@ pub(crate) struct PythonEnv {
     /// All that the model sees from here on, if the last turn took the rest out of its context.
     renewed: Option<Vec<Message>>,
     counts: Counts,
-    /// The episode after the last turn, from which another worker can go on.
+    /// The episode after the last turn, from which another worker can continue.
     saved: Option<String>,
     /// Value of `state()` after the last turn.
     end_state: Option<Value>,
@@ -278,7 +278,7 @@ struct Opened {
     /// System message, prompt, and the text of `start`.
     #[serde(deserialize_with = "conversation::deserialize")]
     messages: Vec<Message>,
-    /// Tools of this episode alone.
+    /// Tools of only this episode.
     #[serde(default)]
     tools: Vec<ToolSpec>,
     /// Hash of `state()`.
@@ -354,7 +354,7 @@ impl Scored {
 }
 
 impl PythonEnv {
-    /// An episode of its own that goes on from the snapshot of this one. `None` without a snapshot.
+    /// A separate episode that continues from the snapshot of this one. `None` without a snapshot.
     pub(crate) async fn twin(&self) -> Result<Option<Self>, EnvError> {
         let Some(saved) = self.saved.clone() else {
             return Ok(None);
@@ -405,7 +405,7 @@ impl PythonEnv {
     }
 
     /// Calls the session. If its worker has ended by the doing of another one, an episode with a snapshot
-    /// goes on in the next worker, once: one that ends its workers itself must not end all of them.
+    /// continues in the next worker, once: one that ends its workers itself must not end all of them.
     async fn ask(&mut self, request: Value) -> Result<Value, EnvError> {
         let order = || EnvError::Order("used before reset or after the end");
         let (State::Open(session) | State::Done(session)) = &self.state else {

@@ -1,4 +1,4 @@
-//! Floors of an environment: what policies earn that do not do what it is for.
+//! Floors of an environment: rewards of policies that do not solve the task.
 //!
 //! | floor | policy |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | `no_tool` | the best of some texts, without a call |
 //! | `odd` | calls and texts with values that are huge, not finite, or of a wrong type |
 //!
-//! A floor above a third of what gold earns is a warning: much of what a training gains may be that. Silence
-//! and random calls are the policies `null` and `random` of the check itself.
+//! A floor above a third of the gold policy's reward is a warning: much of a training's gain may be that
+//! floor. Silence and random calls are the policies `null` and `random` of the check itself.
 
 use crate::findings::{Draw, EnvCheck, Finding, line};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use sinew_env::{Action, EnvError, EnvFactory};
 use sinew_types::{Outcome, Task, ToolCall, ToolSpec};
 use std::time::{Duration, Instant};
 
-/// The share of gold's reward above which a floor says so.
+/// The share of gold's reward above which a floor is a warning.
 const FLOOR: f64 = 1.0 / 3.0;
 /// Turns of a script, at most.
 const TURNS: usize = 64;
@@ -26,7 +26,7 @@ const REPEATS: usize = 8;
 /// Scripts of one floor, at most; none begins later than [`BUDGET`] after the first.
 const SCRIPTS: usize = 24;
 const BUDGET: Duration = Duration::from_secs(4);
-/// Texts that models say when they do nothing.
+/// Texts that models write when they do nothing.
 const TEXTS: [&str; 6] = ["Done.", "yes", "0", "1", "A", "I do not know."];
 /// Texts in the place of a number or a word.
 const ODD_TEXTS: [&str; 8] = [
@@ -46,7 +46,7 @@ struct Script {
     /// Its description, for people.
     name: String,
     turns: Vec<Action>,
-    /// The task that it comes from, where it is no policy but the solution.
+    /// The task that it comes from, where it is not a policy but the solution.
     of: Option<usize>,
 }
 
@@ -58,7 +58,7 @@ struct Known<'a> {
     gold: Vec<Action>,
 }
 
-/// Lines of the report, in the order of the table. None without a task that starts, which another check says.
+/// Lines of the report, in the order of the table. None if no task starts, which another check reports.
 pub(crate) async fn floors(factory: &dyn EnvFactory, tasks: &[Task]) -> Vec<EnvCheck> {
     let mut known = Vec::new();
     for task in tasks {
@@ -219,7 +219,7 @@ async fn transferred(
 ) -> EnvCheck {
     let (started, mut sum) = (Instant::now(), Played::new(name.into()));
     for (i, one) in known.iter().enumerate() {
-        // Where words are replaced, the one whose first observation has most in common: types may be hidden.
+        // Replaced words come from the task whose first observation has most in common: types may be hidden.
         let blind = name == "blind";
         let others = known.iter().cycle().skip(i + 1).take(known.len() - 1);
         let common = |o: &&Known<'_>| o.words.iter().filter(|w| one.words.contains(w)).count();
@@ -312,8 +312,8 @@ impl Played {
     }
 }
 
-/// Whether a policy that knows nothing earns more than a third of gold, or succeeds in more than a third.
-/// Without a gold policy the scale of rewards is not known.
+/// Whether a policy that does not use the task earns more than a third of gold, or succeeds in more than a
+/// third. The scale of rewards is not known if there is no gold policy.
 pub(crate) fn above(mean: f64, successes: usize, (count, gold): (usize, Option<f64>)) -> bool {
     let share = successes as f64 / count.max(1) as f64;
     gold.is_some_and(|gold| gold > 0.0 && mean > FLOOR * gold) || share > FLOOR
@@ -458,7 +458,7 @@ fn odd_turns(one: &Known<'_>) -> Vec<Action> {
                 parts.collect::<Vec<_>>().join(" ")
             });
             let odd = lines.collect::<Vec<_>>().join("\n");
-            // Without a number it is the solution.
+            // A solution without a number is unchanged, and left out.
             if odd != gold.text {
                 turns.push(Action::say(odd));
             }

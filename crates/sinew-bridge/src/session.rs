@@ -1,4 +1,4 @@
-//! What pools of workers share: sessions, and the bound of starts.
+//! Common parts of the worker pools: sessions, and the bound of starts.
 
 use crate::error::CallError;
 use crate::runtime::spawn;
@@ -22,7 +22,7 @@ pub(crate) struct Starts {
 }
 
 impl Starts {
-    /// For a pool of so many workers.
+    /// Bound for a pool of so many workers.
     pub(crate) fn new(workers: usize) -> Self {
         Self {
             times: Mutex::default(),

@@ -43,7 +43,7 @@ const ENV_SOURCE: &str = include_str!("../../../python/src/sinew/env.py");
 const PORT: u16 = 4200;
 /// Longest life of a worker.
 const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Weight of all calls that a worker takes at once. A call that must be alone has this weight.
+/// Weight of all calls that a worker takes at once. A call that must run without others has this weight.
 pub(crate) const ALONE: u32 = 64;
 /// Weight of a call of an environment: 16 at once, each in a thread.
 pub(crate) const THREADED: u32 = 4;
@@ -53,7 +53,7 @@ pub(crate) const COROUTINE: u32 = 1;
 const THREADS: u32 = ALONE / THREADED;
 /// And one that takes frames while all of these are in calls.
 const READER: u32 = 1;
-/// Added to the deadline of a call, so that coroutines are ended by the worker itself, which then goes on.
+/// Added to the deadline of a call, so that coroutines are ended by the worker itself, which then continues.
 const GRACE: Duration = Duration::from_millis(500);
 /// Bytes of one read.
 const CHUNK: usize = 64 << 10;
@@ -89,7 +89,7 @@ struct Reply {
     /// Text that the call printed.
     #[serde(default)]
     printed: String,
-    /// Code that is to run in a sandbox of its own. It answers no call.
+    /// Code that is to run in a separate sandbox. It answers no call.
     run: Option<CodeRun>,
     /// Code that an author did not write ran in the worker, or in a process of it.
     #[serde(default)]
@@ -114,7 +114,7 @@ struct Raised {
 struct Waiting {
     /// Reason why the worker ended. No call is added after that.
     dead: Option<String>,
-    /// By id.
+    /// Calls by id.
     calls: HashMap<u64, oneshot::Sender<Reply>>,
 }
 
@@ -218,7 +218,7 @@ impl Worker {
             Arc::clone(&shared),
             ended,
         )));
-        // Until the worker exists, dropping this ends the process.
+        // Dropping this ends the process, until the worker exists.
         let mut guard = EndOnDrop(Some(Arc::clone(&shared)));
         let connection = tokio::select! {
             accepted = listener.accept() => accepted.map_err(io)?.0,
@@ -319,7 +319,7 @@ impl Worker {
         called.map_err(Refused::Failed)
     }
 
-    /// The value of an answer. What the call printed goes to the log.
+    /// The value of an answer. The output of the call goes to the log.
     fn value(&self, reply: Reply) -> Result<Value, CallError> {
         self.shared.spent.fetch_or(reply.code, Ordering::Relaxed);
         if !reply.printed.is_empty() {
@@ -357,7 +357,7 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// A call that was sent. Dropped before its end, it does not go on.
+/// A call that was sent. Dropped before its end, it does not continue.
 struct InFlight<'a> {
     worker: &'a Worker,
     id: u64,
@@ -393,7 +393,8 @@ impl Drop for EndOnDrop {
     }
 }
 
-/// Limits of a worker: the recipe's, but for what a process that lives long and serves many sessions needs.
+/// Limits of a worker: the recipe's, except for what a process that lives long and serves many sessions
+/// needs.
 fn sandbox_spec(plan: &Plan) -> SandboxSpec {
     let given = &plan.spec.limits;
     let mut env = plan.spec.env.clone();
@@ -481,7 +482,7 @@ async fn run(
     shared.end(why);
 }
 
-/// How a process ended, with the end of its standard error.
+/// End of a process, with the end of its standard error.
 pub(crate) fn ending(result: &ExecResult) -> String {
     let error = String::from_utf8_lossy(&result.stderr);
     let lines: Vec<&str> = error.lines().filter(|l| !l.trim().is_empty()).collect();
@@ -512,8 +513,8 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>, runs: Runs) {
     loop {
         match from.read(&mut chunk).await {
             Ok(0) | Err(_) => {
-                // The end of the process says more; a process that closes its connection and goes on has no
-                // excuse.
+                // The end of the process tells more; a process that closes its connection and keeps running
+                // has no excuse.
                 tokio::time::sleep(GRACE).await;
                 shared.end("it closed its connection");
                 return;
@@ -527,8 +528,8 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>, runs: Runs) {
     }
 }
 
-/// Hands complete answers to the calls that wait for them. Long ones are parsed by a thread of their own: the
-/// runtime of all workers goes on.
+/// Hands complete answers to the calls that wait for them. Long ones are parsed by a separate thread: the
+/// runtime of all workers continues.
 async fn take_frames(reader: &mut FrameReader, shared: &Shared, runs: &Runs) -> Result<(), String> {
     while let Some(frame) = reader.next_frame().map_err(|e| e.to_string())? {
         let parse =

@@ -157,14 +157,14 @@ impl Api {
         let id = made["Id"].as_str().unwrap_or(&start.name).to_owned();
         let path = format!("/containers/{id}/start");
         if let Err(e) = self.ask(Method::POST, &path, Bytes::new()).await {
-            // The failure is what the caller must know.
+            // The caller needs the failure.
             let _ = self.remove(&id).await;
             return Err(e);
         }
         Ok(id)
     }
 
-    /// Removes a container by force, and waits up to 200 requests until the daemon does not know it any more.
+    /// Removes a container by force, and waits up to 200 requests until the daemon has forgotten it.
     pub(crate) async fn remove(&self, id: &str) -> Made<()> {
         let path = format!("/containers/{id}?force=1&v=1");
         let mut last = String::new();

@@ -26,7 +26,7 @@ type Made<T> = Result<T, SandboxError>;
 
 /// Maximum time from the start of a container to the first message of its agent.
 const START: Duration = Duration::from_secs(60);
-/// Paths of Python to try in an image that only its engine knows.
+/// Paths of Python to try in an image that only its engine has.
 const PYTHONS: [&str; 3] = ["/usr/bin/python3", "/usr/local/bin/python3", "/bin/python3"];
 
 /// Containers of a provider, shared with its sandboxes.
@@ -46,7 +46,7 @@ pub(crate) struct Containers {
     folder: Arc<Folder>,
     /// Number of the next container.
     numbers: AtomicU64,
-    /// True if each container has a user of its own. False if the engine knows few users.
+    /// True if each container has a separate user. False if the engine has few users.
     own_users: bool,
 }
 
@@ -76,7 +76,7 @@ static PROVIDERS: AtomicU64 = AtomicU64::new(0);
 
 impl Containers {
     /// Removes leftovers, chooses an engine, prepares the image and starts a probe container. If the probe
-    /// fails with a user of its own, it is repeated with the shared user.
+    /// fails with a separate user, it is repeated with the shared user.
     pub(crate) async fn new(config: ContainerConfig) -> Made<Self> {
         let tag = run_tag(std::process::id());
         let number = PROVIDERS.fetch_add(1, Ordering::Relaxed);
@@ -166,7 +166,8 @@ impl Containers {
         match ready.await {
             Ok(guest) => {
                 let group = Group::of(pid);
-                // Before a program can make a connection. The probe says where that has no effect.
+                // The limit comes before a program can make a connection. The probe reports where it has no
+                // effect.
                 let _ = group.limit_tcp(spec.limits.memory_bytes);
                 Ok(Started {
                     guest,

@@ -75,14 +75,14 @@ pub(crate) fn build(
 fn bind(root: &mut Root, folder: &Path, source: &Path, inside: &Path) -> Made<()> {
     let relative = inside.strip_prefix("/").unwrap_or(inside);
     let target = folder.join(relative);
-    // A link of the image leads anywhere on the host as long as this is no container's root.
+    // A link of the image leads anywhere on the host as long as this is not a container's root.
     let mut above = target.ancestors().take_while(|p| *p != folder);
     if let Some(link) = above.find(|p| p.is_symlink()) {
         let shown = Path::new("/").join(link.strip_prefix(folder).unwrap_or(link));
         let why = "it is a link in the image, so that nothing can be mounted there";
         return Err(io(format!("mount {}", shown.display()), why));
     }
-    // Below another bind its own folder is the place.
+    // A folder of another bind is itself the place for one below it.
     let below = root.binds.iter().any(|(_, i)| inside.starts_with(i));
     if !below {
         if source.is_dir() {

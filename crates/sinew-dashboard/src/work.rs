@@ -1,5 +1,4 @@
-//! What worked and what waited, and what went wrong, from the records of steps. Pure, but for the file of
-//! samples.
+//! Work, waits and faults of a run, from the records of steps. Pure, except for the file of samples.
 
 use serde_json::{Value, json};
 use sinew_orchestrator::{SampleStatus, StepRecord, Totals};
@@ -13,7 +12,7 @@ const MAX_SAMPLES: usize = 1500;
 /// Causes of failed steps that are shown, the newest.
 const MAX_CAUSES: usize = 100;
 
-/// What engine and trainer did, a step at a time, and samples of the rollouts where the run wrote some.
+/// Activity of engine and trainer, a step at a time, and samples of the rollouts if the run wrote some.
 pub(crate) fn timeline(folder: &Path, steps: &[StepRecord]) -> Value {
     let totals = Totals::of(steps);
     let recent = &steps[steps.len().saturating_sub(MAX_STEPS)..];

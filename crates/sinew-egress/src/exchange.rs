@@ -4,8 +4,8 @@
 //! 1. Count it against the quota. A full quota or an unwritable audit log refuses it.
 //! 2. Check the headers ([`crate::request`]) and the rules ([`crate::policy`]).
 //! 3. Read the complete body, at most `request_bytes`, within the bytes that the sandbox may hold.
-//! 4. In live mode, forward the request and stream the response. In the other modes, find or fetch a complete
-//!    response and store it. Quotas are asked before anything is read or hashed.
+//! 4. Live mode forwards the request and streams the response; the other modes find or fetch a complete
+//!    response and store it. Quotas are checked before anything is read or hashed.
 //! 5. Remove the secret from a response whose request had a credential.
 //! 6. Write the audit line after the last byte.
 //!
@@ -328,8 +328,8 @@ async fn as_response(
     })
 }
 
-/// Fetches the complete response of a server. In the cache's mode a response that says that it is larger
-/// than what may be held is streamed.
+/// Fetches the complete response of a server. Cache mode streams a response whose declared size exceeds the
+/// bytes that may be held.
 async fn fetch(
     connection: &Connection,
     rule: &Rule,
@@ -413,7 +413,7 @@ async fn send(
     } = outgoing;
     let authority = HeaderValue::from_str(&target.authority()).map_err(failed)?;
     headers.insert(HOST, authority);
-    // One request for each connection: what a server might read behind its body is no further one.
+    // One request for each connection: what a server might read behind its body is not a further one.
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
     if let Some(credential) = &rule.credential {
         add_credential(&mut headers, credential)?;

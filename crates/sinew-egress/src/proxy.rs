@@ -216,7 +216,7 @@ impl Session {
                     return;
                 };
                 let Ok((stream, _)) = listener.accept().await else {
-                    // Out of file descriptors, or the client has disconnected.
+                    // File descriptors are exhausted, or the client has disconnected.
                     tokio::time::sleep(Duration::from_millis(10)).await;
                     continue;
                 };

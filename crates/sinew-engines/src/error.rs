@@ -1,4 +1,4 @@
-//! Errors of calls to servers, and the part that each of them blames.
+//! Errors of calls to servers, and the part at fault for each.
 
 use sinew_types::{EngineError, PolicyVersion, TokenId};
 use std::fmt;
@@ -79,7 +79,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// Why a call to a server failed. Tokens that it had handed on before stay valid, but for
+/// Reasons why a call to a server failed. Tokens that it had handed on earlier stay valid, except for
 /// [`AttemptError::Version`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AttemptError {
@@ -129,8 +129,8 @@ pub enum Blame {
     Moment,
     /// The engine: another one should do it; several such errors in a row open its breaker.
     Engine,
-    /// The engine, and nothing it says is believed until its weights are verified again; opens its
-    /// breaker at once.
+    /// The engine, whose reports are not trusted until its weights are verified again; opens its breaker at
+    /// once.
     Trust,
 }
 

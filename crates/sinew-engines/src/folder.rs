@@ -58,8 +58,8 @@ pub enum FolderError {
     Format { path: PathBuf, why: String },
 }
 
-/// Where weights are published: one directory for each version, seen by trainer and servers
-/// under the same path.
+/// Folder in which weights are published: one directory for each version, seen by trainer and servers under
+/// the same path.
 #[derive(Clone, Debug)]
 pub struct WeightsFolder {
     root: PathBuf,
@@ -78,9 +78,9 @@ pub struct WeightsFolder {
 pub(crate) struct Stage {
     /// The folder of all versions, as an absolute path.
     root: PathBuf,
-    /// Where the version is written.
+    /// Temporary folder of the version.
     pub(crate) path: PathBuf,
-    /// What that folder will be called.
+    /// Final path of that folder.
     target: PathBuf,
 }
 
@@ -127,10 +127,9 @@ impl WeightsFolder {
         }
     }
 
-    /// With `true`, a model whose output matrix is its embedding is written with both tensors, for
-    /// servers that were started with both: vLLM 0.32 on a CPU packs the output matrix once and
-    /// keeps that copy when it loads new weights, unless it has a tensor of its own. Default:
-    /// `false`.
+    /// Whether a model whose output matrix is its embedding is written with both tensors. Servers that were
+    /// started with both need this: vLLM 0.32 on a CPU packs the output matrix once, and keeps that copy when
+    /// it loads new weights, unless the matrix is a separate tensor. Default: `false`.
     #[must_use]
     pub fn untied(mut self, untied: bool) -> Self {
         self.untied = untied;
@@ -154,7 +153,7 @@ impl WeightsFolder {
         Ok(target)
     }
 
-    /// Where versions are published.
+    /// Folder of all versions.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }

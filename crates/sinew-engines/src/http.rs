@@ -1,5 +1,5 @@
-//! HTTP calls to model servers. Every call has a connection of its own: closing it aborts a
-//! generation, and no stale connection is met.
+//! HTTP calls to model servers. Every call has a separate connection: closing it aborts a generation, and no
+//! stale connection is met.
 //!
 //! | answer | error | consequence |
 //! |---|---|---|
@@ -27,7 +27,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::time::Duration;
 
-/// Maximum length of an answer that is no stream, 16 MiB: the metrics of a large server fit.
+/// Maximum length of an answer that is not a stream, 16 MiB: the metrics of a large server fit.
 const MAX_BODY_BYTES: usize = 16 << 20;
 /// Maximum length of a quoted error text, in characters.
 const MAX_QUOTED: usize = 400;
@@ -55,7 +55,7 @@ impl Http {
     /// A client of the server at `url`. It follows no redirects and uses no proxy.
     ///
     /// # Errors
-    /// If `url` is no `http://` or `https://` address, or `api_key` no header value.
+    /// If `url` is not an `http://` or `https://` address, or `api_key` not a header value.
     pub(crate) fn new(
         url: &str,
         api_key: Option<&str>,

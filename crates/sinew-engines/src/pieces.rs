@@ -1,7 +1,7 @@
 //! The answer of a server that speaks token ids, put together piece by piece.
 //!
-//! vLLM and SGLang differ in the form of a piece (their `wire` modules read it) and not in the
-//! checks, which stand here.
+//! vLLM and SGLang differ in the form of a piece (their `wire` modules read it). The checks are the same, and
+//! are here.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
 use crate::backend::{AttemptSink, ServedWeights};
@@ -11,7 +11,7 @@ use sinew_types::{FinishReason, TokenId, TokenLogprob};
 /// The content of one piece that earlier pieces did not have.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Seen {
-    /// The prompt that the server says it used.
+    /// The prompt that the server reports.
     pub(crate) prompt: Option<Vec<TokenId>>,
     /// New ids, with one log-probability each and the alternatives of each.
     pub(crate) ids: Vec<TokenId>,
@@ -19,7 +19,7 @@ pub(crate) struct Seen {
     pub(crate) top: Vec<Vec<TokenLogprob>>,
     /// The reason of the end, with the last piece.
     pub(crate) end: Option<ServerEnd>,
-    /// Labels of the weights that sampled, if the server says them.
+    /// Labels of the weights that sampled, if the server reports them.
     pub(crate) versions: Vec<String>,
     /// Prompt tokens found in the server's prefix cache.
     pub(crate) cached: Option<u32>,
@@ -49,7 +49,7 @@ impl Pieces {
             sink.echo(prompt)?;
             self.echoed = true;
         }
-        // Before its tokens go anywhere.
+        // Labels are checked before any token is handed on.
         for label in &seen.versions {
             if ServedWeights::from_label(label) != ServedWeights::Version(attempt.version) {
                 return Err(AttemptError::Version {
@@ -68,7 +68,7 @@ impl Pieces {
         Ok(())
     }
 
-    /// Whether the server said which prompt it used.
+    /// Whether the server reported its prompt.
     pub(crate) fn echoed(&self) -> bool {
         self.echoed
     }

@@ -100,7 +100,7 @@ impl Action {
         }
     }
 
-    /// The turn taken apart, also where its thoughts stand in tags that the template does not know.
+    /// The turn taken apart, also if its thoughts stand in tags that the template does not have.
     pub fn turn(&self) -> sinew_answer::Turn {
         sinew_answer::Turn::of_parts(self.reasoning.as_deref(), &self.text)
     }
@@ -191,7 +191,7 @@ pub trait Env: Send {
     }
 
     /// Takes all messages of an episode that a program from outside played, between `reset` and the one
-    /// `step` with its answer. Rewards see them; an environment scores the answer alone.
+    /// `step` with its answer. Rewards see them; an environment scores only the answer.
     fn played(&mut self, messages: Vec<Message>) {
         drop(messages);
     }
@@ -216,8 +216,8 @@ pub struct Capabilities {
     pub concurrent: bool,
     /// Equal actions on equal tasks give equal observations, rewards and states.
     pub deterministic: bool,
-    /// What algorithms can read of the episodes, as far as it is known before one runs. With
-    /// [`Gives::states`], equal values of [`StepResult::state_hash`] mean equal states.
+    /// Data of the episodes that algorithms can read, as far as it is known before one runs. If
+    /// [`Gives::states`] is set, equal values of [`StepResult::state_hash`] mean equal states.
     pub gives: Gives,
     /// Maximum number of environments at once, 1 or more. A run starts no more episodes than that. `None`:
     /// any number.
@@ -271,8 +271,8 @@ pub trait EnvFactory: Send + Sync {
         None
     }
 
-    /// Reward that scores an episode of a task from its sample alone, so that a stored one can be scored
-    /// anew. `None`: only a running environment can.
+    /// Reward that scores an episode of a task from only its sample, so that a stored one can be scored anew.
+    /// `None`: only a running environment can.
     fn reward(&self, task: &Task) -> Option<Arc<dyn Reward>> {
         let _ = task;
         None
@@ -287,8 +287,8 @@ pub trait EnvFactory: Send + Sync {
 }
 
 /// Validates tasks without a model. The gold policy must succeed on every task, and the environments must
-/// have their declared [`Capabilities`]. Where there is no gold policy, an episode must start. Returns the
-/// total number of turns.
+/// have their declared [`Capabilities`]. If there is no gold policy, an episode must start. Returns the total
+/// number of turns.
 ///
 /// # Errors
 /// The first invalid task, with the reason.
@@ -312,7 +312,7 @@ pub async fn validate(factory: &dyn EnvFactory, tasks: &[Task]) -> Result<usize,
                 "its solution fails after {turns} turns with reward {reward}"
             )));
         }
-        // After the last turn there is no state to act on.
+        // The last turn leaves no state to act on.
         if capabilities.states() && states.iter().take(*turns).any(Option::is_none) {
             return Err(broken("a state has no hash, though it should".into()));
         }
@@ -350,7 +350,7 @@ pub async fn gold_run(factory: &dyn EnvFactory, task: &Task) -> Result<(Outcome,
 /// Hash of a state, if the environment has states.
 type State = Option<u64>;
 
-/// As [`gold_run`], and also returns the states before each turn.
+/// Plays like [`gold_run`], and also returns the states before each turn.
 async fn gold_states(
     factory: &dyn EnvFactory,
     task: &Task,

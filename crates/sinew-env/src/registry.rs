@@ -53,9 +53,9 @@ pub struct Needs {
     pub alphabet: Option<&'static str>,
     /// Rows of the recipe's `[tasks]` can be its tasks.
     pub rows: bool,
-    /// It has no tasks of its own, so that the recipe must have rows.
+    /// It has no separate tasks, so that the recipe must have rows.
     pub tasks: bool,
-    /// It has no score of its own, so that the recipe must have a reward.
+    /// It has no score, so that the recipe must have a reward.
     pub reward: bool,
 }
 
@@ -120,8 +120,8 @@ pub trait EnvConfig: fmt::Debug + Send + Sync {
     /// Creates the taskset. Equal seeds yield equal tasks.
     fn taskset(&self, seed: u64) -> Result<Arc<dyn Taskset>, TasksetError>;
 
-    /// As [`taskset`](Self::taskset), with limits for code of a user that makes the tasks. Without effect on
-    /// tasks that no such code makes.
+    /// Creates the taskset like [`taskset`](Self::taskset), with limits for code of a user that makes the
+    /// tasks. The limits have no effect on other tasks.
     fn taskset_within(
         &self,
         seed: u64,
@@ -133,8 +133,8 @@ pub trait EnvConfig: fmt::Debug + Send + Sync {
     /// Creates the factory. `sandboxes` is `Some` if and only if [`Needs::sandbox`] is set.
     fn factory(&self, sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError>;
 
-    /// What algorithms can read of the episodes. What only the code of a class or a server decides is
-    /// [`Given::Maybe`] here; its factory may know more
+    /// Data of the episodes that algorithms can read. A fact that only the code of a class or a server
+    /// decides is [`Given::Maybe`] here; its factory may know more
     /// ([`Capabilities::gives`](crate::Capabilities::gives)).
     fn gives(&self) -> Gives;
 

@@ -1,8 +1,8 @@
-//! Any environment with one more message: what a person says in the middle of an episode that is forked.
+//! Any environment with one more message: a person's text in the middle of an episode that is forked.
 //!
-//! The message follows what the world says before one turn of the model: the first messages for turn 1, else
-//! the observation of the turn before. Turns are counted from 1. The world itself does not hear it: state,
-//! rewards and the end are those of the environment.
+//! The message follows the environment's messages before one turn of the model: the first messages for turn
+//! 1, else the observation of the turn before. Turns are counted from 1. The environment itself does not
+//! receive it: state, rewards and the end stay the same.
 //!
 //! A turn that never comes leaves the episode as it is.
 
@@ -18,11 +18,11 @@ use std::sync::Arc;
 
 /// Environments that add a message of the user before one turn of the model.
 pub struct Said {
-    /// What makes the environments.
+    /// Factory of the inner environments.
     inner: Arc<dyn EnvFactory>,
     /// Number of the turn that sees it first, from 1.
     turn: u32,
-    /// What is said.
+    /// Text of the message.
     text: String,
 }
 
@@ -91,9 +91,9 @@ struct SaidEnv {
     inner: Box<dyn Env>,
     /// Number of the turn that comes next.
     next: u32,
-    /// As [`Said::new`] has it.
+    /// Number of the turn that sees the message first, from 1.
     turn: u32,
-    /// Of the user.
+    /// Message of the user.
     message: Message,
 }
 

@@ -74,7 +74,7 @@ pub trait Taskset: Send + Sync {
     /// Type of the task at `index` of a split, without the work of making the task.
     ///
     /// # Errors
-    /// As of [`Taskset::get`].
+    /// Same as of [`Taskset::get`].
     fn kind(&self, split: Split, index: usize) -> Result<String, TasksetError> {
         Ok(self.get(split, index)?.kind)
     }

@@ -10,8 +10,8 @@ use sinew_dialect::ApiError;
 use sinew_dialect::fields::{Fields, Notes};
 use std::time::Duration;
 
-/// Longer bodies are read, rendered and tokenized on a thread of their own: it takes up to a
-/// second for the largest.
+/// Longer bodies are read, rendered and tokenized on a separate thread: it takes up to a second for the
+/// largest.
 const LARGE_BYTES: usize = 128 << 10;
 
 /// The whole body of a request within its limits of size and time.

@@ -58,7 +58,7 @@ use std::sync::Arc;
 /// Maximum length of a body of the control API.
 const MAX_CONTROL_BYTES: usize = 256 << 10;
 
-/// What requests are answered from.
+/// State that requests are answered from.
 #[derive(Clone, Debug)]
 pub(crate) struct Service {
     pub(crate) gateway: Gateway,
@@ -195,7 +195,7 @@ fn trace(headers: &HeaderMap) -> Option<[u8; 16]> {
     unhex(text.split('-').nth(1)?)
 }
 
-/// The answer to an unknown path: it does not list paths, but says where a model is served.
+/// The answer to an unknown path: it does not list paths, but names the place where a model is served.
 async fn unknown(uri: Uri) -> Refused {
     let path = uri.path();
     Refused(match path.starts_with("/v1/") {
@@ -282,7 +282,7 @@ impl Service {
         rollouts.authorize(id, bearer(headers), trace(headers))
     }
 
-    /// That a request has the fixed key of clients without rollouts.
+    /// Checks that a request has the fixed key of clients without rollouts.
     fn plain(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let key = self.gateway.config().api_key;
         let opened = key
@@ -299,7 +299,7 @@ impl Service {
 }
 
 async fn health(State(service): Api, headers: HeaderMap) -> Json<Value> {
-    // Without the secret: that it runs, and nothing about what it does.
+    // A caller without the secret learns only that it runs.
     let mut health = json!({"status": "ok"});
     if service.is_control(&headers) {
         health["gateway"] = json!(service.gateway.stats());
@@ -308,7 +308,7 @@ async fn health(State(service): Api, headers: HeaderMap) -> Json<Value> {
     Json(health)
 }
 
-/// That a server is here, and nothing about it.
+/// Reports only that a server is here.
 async fn alive() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
@@ -354,7 +354,7 @@ async fn put_score(
     Ok(Json(answer).into_response())
 }
 
-/// Many of them as JSON lines; the answer says what became of each row, and is 422 if one was refused.
+/// Many of them as JSON lines; the answer has the result of each row, and is 422 if one was refused.
 async fn put_scores(State(service): Api, request: Request) -> Answer {
     let rows = service.read(request, MAX_CONTROL_BYTES).await?;
     let report = service.gateway.archive().put_scores(rows.to_vec()).await?;
@@ -520,7 +520,7 @@ async fn answer(
         let response = reader.response().await?;
         return Ok(Json(dialect.response(reader.context(), &response)).into_response());
     }
-    // Failures before the first token still have a status of their own.
+    // Failures before the first token still have a separate status.
     let first = match reader.next().await {
         Event::Done(Err(error)) => return Err(error),
         event => event,
@@ -545,7 +545,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     authorization.or_else(|| text(&HeaderName::from_static("x-api-key")))
 }
 
-/// How a client marks a repeated request; see [`Retry`].
+/// A client's mark of a repeated request; see [`Retry`].
 fn retry_of<'a>(headers: &'a HeaderMap, path: &'a str) -> Retry<'a> {
     let text = |name: &'static str| headers.get(name).and_then(|v| v.to_str().ok());
     // OpenAI's client sends a new key with every call and the same one with its retries.

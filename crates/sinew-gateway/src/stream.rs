@@ -16,7 +16,7 @@ const PING_EVERY: Duration = Duration::from_secs(15);
 struct Streaming {
     /// Dropped with the connection, which aborts the call if no other reader is left.
     reader: Subscription,
-    /// Of the dialect.
+    /// Writer of the dialect.
     writer: Box<dyn EventWriter>,
     /// An event that was taken to see whether there is a stream.
     first: Option<Event>,

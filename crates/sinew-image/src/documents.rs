@@ -1,7 +1,7 @@
 //! Index, manifest and configuration of an image.
 //!
-//! Not with oci-spec: it brings nine crates (three of procedural macros) for these 60 lines of structs,
-//! does not know `manifest.json` of `docker save`, and refuses descriptors without a media type.
+//! The crate oci-spec is not used: it brings nine crates (three of procedural macros) for these 60 lines of
+//! structs, does not support `manifest.json` of `docker save`, and refuses descriptors without a media type.
 
 use crate::source::Source;
 use crate::{ImageError, UnpackLimits};
@@ -191,7 +191,7 @@ pub(crate) fn check(descriptor: &Descriptor, bytes: &[u8]) -> Result<(), ImageEr
     Ok(())
 }
 
-/// What tells a manifest from an index.
+/// Fields that distinguish a manifest from an index.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Kind {

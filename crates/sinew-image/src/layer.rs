@@ -374,7 +374,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// As [`Self::lookup`], and creates missing folders.
+    /// Works like [`Self::lookup`], and creates missing folders.
     fn folder(
         &mut self,
         path: &Path,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Limits of an embedded engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// How passes are filled.
+    /// Limits for filling passes.
     pub scheduler: SchedulerConfig,
     /// Maximum number of requests that wait for their first pass; more are refused with
     /// `QueueFull`. Default: 4096.
@@ -34,7 +34,7 @@ impl Default for EngineConfig {
     }
 }
 
-/// Generates with a forward pass on a thread of its own.
+/// Generates with a forward pass on a separate thread.
 ///
 /// Thread-safe. Event sinks are called on that thread; they may submit and abort, but not load
 /// weights. A slow sink delays the next pass of all requests. Dropping the engine ends the thread
@@ -62,7 +62,7 @@ impl EmbeddedEngine {
     /// Starts an engine for requests with formats as well: `grammars` makes their masks.
     ///
     /// # Errors
-    /// As [`EmbeddedEngine::new`].
+    /// Same as [`EmbeddedEngine::new`].
     pub fn with_formats(
         forward: impl Forward + 'static,
         config: EngineConfig,

@@ -1,6 +1,6 @@
 //! The thread around a [`Core`]: a bounded inbox, sinks, weights between two passes.
 //!
-//! In every case, each request gets its last event and each caller its answer: a panic turns into
+//! Each request gets its last event and each caller its answer in every case: a panic turns into
 //! [`EngineError::Stopped`] for all.
 
 use crate::constraint::Constraint;
@@ -40,7 +40,7 @@ struct Inbox {
     paused: bool,
     /// The owner has dropped the engine: the thread ends.
     dropped: bool,
-    /// Why the thread has ended.
+    /// Reason why the thread has ended.
     stopped: Option<String>,
     /// Requests that have not ended.
     live: HashSet<RequestId>,
@@ -132,7 +132,7 @@ impl EngineThread {
 impl Engine for EngineThread {
     fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
         params::check_request(&request, &self.limits)?;
-        // On the caller's thread: a format that takes long to compile holds no other request up.
+        // The format is compiled on the caller's thread: a slow one holds no other request up.
         let constraint = Constraint::start(self.grammars.as_deref(), &request, self.limits.vocab)?;
         let mut inbox = self.shared.lock();
         if let Some(why) = &inbox.stopped {
@@ -207,7 +207,7 @@ impl Drop for EngineThread {
     fn drop(&mut self) {
         self.shared.lock().dropped = true;
         self.shared.wake.notify_all();
-        // A sink may hold the last handle: the thread cannot join itself, and ends alone.
+        // A sink may hold the last handle: the thread cannot join itself, and ends by itself.
         if let Some(thread) = self.thread.take()
             && thread::current().id() != self.thread_id
         {
@@ -217,7 +217,7 @@ impl Drop for EngineThread {
     }
 }
 
-/// State of the thread alone.
+/// State that only the thread uses.
 struct Worker {
     shared: Arc<Shared>,
     core: Box<dyn Core>,

@@ -26,7 +26,7 @@ const LOOK_TIME: Duration = Duration::from_secs(30);
 pub(crate) struct Found {
     /// Executor of guests, and the reason.
     pub(crate) how: String,
-    /// Reason why monitors have no namespaces and no root of their own. `None`: they have.
+    /// Reason why monitors have no namespaces and no separate root. `None`: they have.
     pub(crate) no_walls: Option<String>,
     /// `/proc/PID/status` of a monitor behind its walls.
     pub(crate) status: String,
@@ -230,7 +230,7 @@ fn remembered<T: Serialize + for<'a> Deserialize<'a>>(
     told
 }
 
-/// Runs a future on a thread of its own, because the caller may be inside of a runtime.
+/// Runs a future on a separate thread, because the caller may be inside of a runtime.
 fn aside<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -> Result<T, String> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -360,8 +360,8 @@ fn closed_to_monitors(kvm: &Path) -> Option<String> {
     })
 }
 
-/// Boots a machine with KVM: that `/dev/kvm` can be opened says little. What came of it is
-/// remembered for this kernel and this image.
+/// Boots a machine with KVM, as opening `/dev/kvm` proves little. The result is remembered for this kernel
+/// and this image.
 fn kvm(qemu: &mut Qemu, folder: &Path) -> Result<Result<(), String>, SandboxError> {
     let device = Path::new(KVM);
     let opened = fs::File::options().read(true).write(true).open(device);

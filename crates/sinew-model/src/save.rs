@@ -29,8 +29,8 @@ impl SaveDtype {
     }
 }
 
-/// A tensor on its way into a file. It is read and converted when it is written, one at a time, so
-/// that saving needs memory for one tensor alone.
+/// A tensor on its way into a file. It is read and converted when it is written, one at a time, so that
+/// saving needs memory for only one tensor.
 struct Stored<'a> {
     source: &'a dyn TensorSource,
     name: &'a str,
@@ -138,8 +138,8 @@ pub(crate) fn write_tensors(
         .map_err(|e| failed(e.to_string()))
 }
 
-/// Runs `fill` on an empty directory next to `dir` and renames it to `dir` when that succeeds.
-/// After an error it is removed.
+/// Runs `fill` on an empty directory next to `dir` and renames it to `dir` when that succeeds. An error
+/// removes it.
 pub(crate) fn write_dir(
     dir: &Path,
     fill: impl FnOnce(&Path) -> Result<(), LoadError>,

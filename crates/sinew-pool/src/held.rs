@@ -1,4 +1,4 @@
-//! A row of the quarantine: a pushed item and the reason why it is not given to trainers.
+//! A row of the quarantine: a pushed item, and the reason that keeps it from trainers.
 
 use crate::hex::hex;
 use crate::reason::Reason;

@@ -1,4 +1,4 @@
-//! The pool over HTTP: an axum router. Authorization is the part of the server that merges it.
+//! The pool over HTTP: an axum router. The server that merges it does the authorization.
 //!
 //! | route | body | answer |
 //! |---|---|---|
@@ -110,7 +110,7 @@ struct Received {
 type Reply = Result<Value, Refusal>;
 
 impl Api {
-    /// Reads a request and runs `work`, which can block, on a thread of its own.
+    /// Reads a request and runs `work`, which can block, on a separate thread.
     async fn answer(
         self,
         request: Request,
@@ -119,7 +119,8 @@ impl Api {
         check_encoding(request.headers())?;
         let content_type = content_type(request.headers());
         let closed = |e: &dyn fmt::Display| Refusal(500, "pool_failed", e.to_string());
-        // Before the body is read, and until the answer is there, whether or not the client waits.
+        // The place is taken before the body is read, and kept until the answer is there, whether or not the
+        // client waits.
         let place = Arc::clone(&self.places).acquire_owned().await;
         let place = place.map_err(|e| closed(&e))?;
         let body = read(request, self.pool.config().max_body_bytes).await?;

@@ -12,13 +12,13 @@
 //!
 //! Invariants:
 //! - An answer is durable before it is given; pushing again changes nothing.
-//! - Only tokens that come with the log-probability and the version that sampled them are trained
-//!   as a policy's; text alone is for imitation, and its kind says so.
+//! - Only tokens that come with the log-probability and the version that sampled them are trained as a
+//!   policy's; items of only text are for imitation, as their kind states.
 //! - A trajectory is given out to one consumer at a time, and never after it was acknowledged.
 //! - Nothing is dropped silently: rows that leave unused are in quarantine, with the reason.
 //! - Rows, bytes, groups, bodies and times have limits; time is an argument.
 //!
-//! To test: a pool without a folder is in memory; time is a number, so expiry needs no waiting.
+//! Tests use a pool without a folder, which is in memory. Time is a number, so expiry needs no waiting.
 
 mod check;
 mod config;

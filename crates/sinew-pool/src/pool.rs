@@ -13,8 +13,8 @@
 //! complete groups to one consumer for a time. A row of the quarantine keeps its reason until it is
 //! released, which checks it again, or deleted.
 //!
-//! Rows, quarantine and collected spans are three queues of one store. The index in memory holds
-//! what the choice of groups needs, and is built again from the rows when the pool is opened.
+//! Rows, quarantine and collected spans are three queues of one store. The index in memory holds the data for
+//! choosing groups, and is built again from the rows when the pool is opened.
 
 use crate::check::{Checker, Entry, tokenizer_hash};
 use crate::config::{PoolConfig, Sampling};
@@ -40,7 +40,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Maximum bytes of traces that one lease gives out, 16 MiB; a single larger group is given alone.
+/// Maximum bytes of traces that one lease gives out, 16 MiB; a single larger group is given separately.
 const MAX_LEASE_BYTES: u64 = 16 << 20;
 
 /// The result for one item of a push.
@@ -59,7 +59,7 @@ pub enum Answer {
     },
 }
 
-/// A lease on groups. Its rows are this consumer's alone until they are acknowledged, released or
+/// A lease on groups. Its rows belong only to this consumer until they are acknowledged, released or
 /// rejected, or the time is over.
 #[derive(Clone, Debug, Serialize)]
 pub struct Loan {
@@ -74,9 +74,9 @@ pub struct Loan {
 /// Groups that are ready, but do not fit the consumer's request: they wait for another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassedOver {
-    /// With fewer trajectories than `min_group`.
+    /// Groups with fewer trajectories than `min_group`.
     pub too_small: usize,
-    /// With a path above `max_path_tokens`.
+    /// Groups with a path above `max_path_tokens`.
     pub too_long: usize,
 }
 
@@ -124,7 +124,7 @@ impl std::fmt::Debug for Scorer {
 pub struct Folder<'a> {
     /// Its directory; one process opens it at a time.
     pub path: &'a Path,
-    /// Open it although stored rows cannot be read, and go on without them.
+    /// Open it although stored rows cannot be read, and continue without them.
     pub accept_loss: bool,
 }
 
@@ -228,8 +228,8 @@ impl Pool {
         &self.tokenizer
     }
 
-    /// Locks the index. After a panic inside a change every later call fails: the index and the
-    /// rows could differ.
+    /// Locks the index. A panic inside a change makes every later call fail: the index and the rows could
+    /// differ.
     pub(crate) fn guard(&self) -> Result<MutexGuard<'_, Index>, PoolError> {
         self.index.lock().map_err(|_| PoolError::Poisoned)
     }
@@ -594,8 +594,7 @@ impl Pool {
             .collect())
     }
 
-    /// Returns rows unused, and how many; rows that the lease does not hold any more are left
-    /// alone.
+    /// Returns rows unused, and how many; rows that the lease does not hold any more stay unchanged.
     pub fn release(&self, lease: u64, ids: &[String]) -> Result<usize, PoolError> {
         let (_, keys) = self.guard()?.keys(ids);
         let settled = self.rows.0.release(TRAINER, LeaseId(lease), &keys)?;

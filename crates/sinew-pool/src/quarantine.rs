@@ -1,9 +1,9 @@
 //! The quarantine: rows that are not given to trainers, with the reason, until they are released or
 //! deleted.
 //!
-//! A row holds the item as it was pushed. To release it is to push it again, with the current
-//! configuration and perhaps another kind. A full quarantine refuses wrong items, and rows that
-//! should move to it stay where they are.
+//! A row holds the item as it was pushed. Releasing a row pushes it again, with the current configuration and
+//! perhaps another kind. A full quarantine refuses wrong items, and rows that should move to it stay where
+//! they are.
 
 use crate::check::Entry;
 use crate::held::{Held, held_row};
@@ -105,9 +105,9 @@ impl Pool {
         Ok(out)
     }
 
-    /// Checks a row of the quarantine again, with the present configuration, and as another kind if
-    /// one is given: text that is no policy's sample can still be imitated. An admitted row leaves
-    /// the quarantine.
+    /// Checks a row of the quarantine again, with the present configuration, and as another kind if one is
+    /// given: text that is not a policy's sample can still be imitated. An admitted row leaves the
+    /// quarantine.
     ///
     /// # Errors
     /// If there is no such row.

@@ -1,4 +1,4 @@
-//! A queue of the pool with typed rows: what lies in its field `trace` is the row's only copy.
+//! A queue of the pool with typed rows: its field `trace` holds the row's only copy.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -24,7 +24,7 @@ pub(crate) fn row<T: Serialize>(key: String, value: &T) -> Result<NewRow, StoreE
     Ok(NewRow::new(key, value))
 }
 
-/// What a field `reward` holds: a number, as 8 bytes, least significant first.
+/// Field `reward`: a number, as 8 bytes, least significant first.
 pub(crate) fn reward_field(reward: f64) -> Field {
     Field::new(fields::REWARD, reward.to_le_bytes().to_vec())
 }
@@ -60,7 +60,7 @@ impl Shelf {
         }
     }
 
-    /// Where a row stands with trainers.
+    /// State of a row for trainers.
     pub(crate) fn state(&self, key: &str) -> Result<Option<RowState>, StoreError> {
         self.0.state(TRAINER, key)
     }

@@ -25,8 +25,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pauses between two attempts: the first, and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
-/// A queue behind an address. What never arrived is asked again, under the same name, until it is answered or
-/// the patience ends: an answer that was lost is not another change.
+/// A queue behind an address. A call without an answer is repeated under the same name until it is answered
+/// or the patience ends, so a lost answer does not change the queue twice.
 pub struct HttpQueue {
     client: Client,
     url: String,
@@ -46,7 +46,7 @@ impl fmt::Debug for HttpQueue {
     }
 }
 
-/// What an attempt came to.
+/// Result of one attempt.
 enum Attempt<T> {
     Answered(T),
     /// Asking again is of no use.
@@ -201,7 +201,7 @@ impl HttpQueue {
     }
 }
 
-/// What a status other than those of an answer means.
+/// Meaning of a status that is not one of an answer.
 fn unanswered<T>(status: u16, body: &[u8]) -> Attempt<T> {
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
     let said = value["error"]["message"].as_str().unwrap_or_default();

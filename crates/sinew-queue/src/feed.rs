@@ -9,10 +9,10 @@ use std::time::Duration;
 
 /// Rows of one page when the queue is listed.
 const PAGE: usize = 10_000;
-/// Between two looks at whether to stop, while a full queue is waited for.
+/// Interval of checks whether to stop, while a full queue is waited for.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What became of a group.
+/// Result of putting a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fed {
     /// So many rows are in the queue now.
@@ -35,8 +35,8 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// A producer with a name, in which its keys are unique. What it put before is listed once, so that a
-    /// producer that goes on puts only what is missing.
+    /// A producer with a name, in which its keys are unique. The rows that the queue has of it are listed
+    /// once, so that a producer that resumes puts only the missing ones.
     ///
     /// # Errors
     /// If the queue cannot be read.
@@ -84,7 +84,7 @@ impl Feed {
     /// too: its group would never be whole.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or refuses the row.
     pub fn put_one(
         &mut self,
         trace: &Trace,
@@ -99,7 +99,7 @@ impl Feed {
     /// forgotten are older than those that are known, and are not put again.
     ///
     /// # Errors
-    /// As above, and what the store refuses.
+    /// If the queue cannot be reached or refuses a row, or the store cannot be read.
     pub fn restore(
         &mut self,
         store: &dyn TraceStore,

@@ -1,4 +1,4 @@
-//! What a person does to rows: out of the way, and back.
+//! Manual handling of rows: taking them out of the way, and back.
 
 use crate::server::system_clock;
 use sinew_store::StoreError;
@@ -12,7 +12,7 @@ const MAX_DELIVERIES: usize = 10_000;
 const HOLD_MS: u64 = 60_000;
 
 /// Makes rows that are ready for a consumer dead, with the reason: they are leased and failed until they are.
-/// How many died; those that are dead already are not counted.
+/// Returns how many died; rows that are dead already are not counted.
 ///
 /// # Errors
 /// [`QueueError::NotReady`] for a row that is leased or acked, or lacks a field; earlier ones are dead then.

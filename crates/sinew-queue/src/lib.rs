@@ -1,4 +1,4 @@
-//! The queue of episodes between processes: over HTTP, with producers and scorers that run apart.
+//! The queue of episodes between processes: over HTTP, with separate producers and scorers.
 //!
 //! [`sinew_store::queue`] has the queue itself. Here it gets a server and a client that is such a queue, too,
 //! so that everything that works on one in this process works on one elsewhere.
@@ -15,12 +15,11 @@
 //!
 //! # Invariants
 //!
-//! - A call whose answer was lost and that is repeated by its client changes nothing twice, as long as the
-//!   server runs; over a restart a put is a duplicate, an ack changes nothing, a lease comes back when it
-//!   ends.
+//! - A call that a client repeats after a lost answer changes nothing twice, as long as the server runs.
+//!   After a restart a put is a duplicate, an ack changes nothing, a lease comes back when it ends.
 //! - Bodies, answers, waits, calls at a time and answers that are kept have limits.
-//! - Times of leases are those of the server's clock alone.
-//! - A row is scored once: whose lease ended cannot write over what another wrote.
+//! - Leases follow only the server's clock.
+//! - A row is scored once: a scorer whose lease ended cannot overwrite another one's score.
 
 mod client;
 mod feed;

@@ -1,7 +1,8 @@
-//! Answers that may be asked for again: a call whose answer was lost is answered from here, not done twice.
+//! Answers that may be asked for again: a call whose answer was lost is answered from here, not carried out
+//! twice.
 //!
-//! Bounded by number and bytes; what was dropped would be done again, which the queue itself makes harmless:
-//! a put is a duplicate, an ack changes nothing, rows of a lease come back when it ends.
+//! They are bounded by number and bytes. A dropped call would run again, which the queue makes harmless: a
+//! put is a duplicate, an ack changes nothing, rows of a lease come back when it ends.
 
 use bytes::Bytes;
 use std::collections::{HashMap, VecDeque};
@@ -16,7 +17,7 @@ const MAX_BYTES: usize = 64 << 20;
 /// Status and body of an answer.
 pub(crate) type Reply = (u16, Bytes);
 
-/// The place of an answer; who asks meanwhile waits for the first.
+/// The place of an answer; a repeated request waits for the first.
 pub(crate) type Place = Arc<OnceCell<Reply>>;
 
 /// Answers by the names of their calls.

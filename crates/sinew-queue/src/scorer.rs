@@ -1,6 +1,6 @@
 //! Rows without a reward get one: a consumer that can run in any number of processes.
 //!
-//! A scorer that is killed loses nothing: its rows go to another when its lease ends. What it wrote counts
+//! A scorer that is killed loses nothing: its rows go to another one when its lease ends. Its scores count
 //! once, as only the lease that holds a row can ack it.
 
 use crate::server::system_clock;
@@ -21,18 +21,17 @@ pub trait Score: Sync {
     fn score(&self, episodes: Vec<Trace>) -> Vec<Result<Outcome, String>>;
 }
 
-/// How rows are scored.
+/// Settings of a scorer.
 #[derive(Clone, Debug)]
 pub struct ScorerConfig {
-    /// Who scores, for reports.
+    /// Name of the scorer, for reports.
     pub holder: String,
     /// Rows of one lease.
     pub rows: usize,
     /// Sampled tokens of one lease.
     pub tokens: u64,
-    /// What comes first.
     pub order: Order,
-    /// Until its rows go to another; renewed while they are scored.
+    /// Time until its rows go to another scorer; the lease is renewed while they are scored.
     pub lease: Duration,
     /// Deliveries of a row, after which it is left without a reward, for the last reason; before, it is given
     /// back to be tried again.
@@ -41,7 +40,7 @@ pub struct ScorerConfig {
     pub until_empty: bool,
 }
 
-/// What a scorer did.
+/// Counts of a scorer's rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Scored {
     /// Rows that got a reward.
@@ -54,7 +53,7 @@ pub struct Scored {
     pub lost: usize,
 }
 
-/// Scores rows until there are none, or `stop` says so, which gives unfinished ones back. `report` gets the
+/// Scores rows until there are none, or `stop` is true, which gives unfinished ones back. `report` gets the
 /// counts after each lease.
 ///
 /// # Errors
@@ -108,7 +107,7 @@ pub fn score_rows(
     }
 }
 
-/// What is needed for the rows of a lease.
+/// Context for the rows of a lease.
 struct Work<'a> {
     queue: &'a dyn Queue,
     score: &'a dyn Score,

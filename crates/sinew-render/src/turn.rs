@@ -75,11 +75,11 @@ pub fn parse_turn(text: &str, format: &TurnFormat, tools: &[ToolSpec]) -> Parsed
 /// State of the parser.
 #[derive(Debug)]
 enum Mode {
-    /// Outside of reasoning and calls.
+    /// The text is outside of reasoning and calls.
     Text,
-    /// Inside of reasoning.
+    /// The text is inside of reasoning.
     Reasoning,
-    /// At the start of a marker of calls.
+    /// The text is at the start of a marker of calls.
     Region(Scan),
 }
 
@@ -324,8 +324,8 @@ impl TurnParser {
         calls.map(String::as_str).chain(think)
     }
 
-    /// Position, length and kind of the first marker in the buffer. Of two markers at one position the longer
-    /// one counts.
+    /// Position, length and kind of the first marker in the buffer. The longer of two markers at one position
+    /// counts.
     fn first_mark(&self) -> Option<(usize, usize, Found)> {
         let mut best: Option<(usize, usize, Found)> = None;
         let mut consider = |mark: &str, found: Found| {

@@ -14,9 +14,8 @@
 //! | `calibrate` | how far predictions are from recorded runs |
 //! | `published` | set-ups of papers, with their figures and ours |
 //!
-//! Invariants: a simulation is a function of its plan; no clock is read and nothing is drawn
-//! from outside. The
-//! cores are those that a run uses, and know nothing of the simulation.
+//! Invariants: a simulation is a function of its plan; no clock is read and nothing is drawn from outside.
+//! The cores are those that a run uses, and do not depend on the simulation.
 
 mod advise;
 mod agenda;

@@ -1,4 +1,4 @@
-//! Set-ups of papers: their figures, and what the simulation makes of their workloads.
+//! Set-ups of papers: their figures, and the simulated ones for their workloads.
 
 use crate::measure::Report;
 use crate::plan::{Plan, PlanError};
@@ -9,9 +9,9 @@ use std::path::Path;
 /// A published gain of one set-up over another.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Claim {
-    /// Whose paper it is.
+    /// System of the paper.
     pub system: &'static str,
-    /// What is compared, in words.
+    /// The comparison, in words.
     pub what: &'static str,
     /// Presets of the set-up and of what it is compared with.
     pub preset: &'static str,
@@ -22,7 +22,7 @@ pub struct Claim {
     pub step_s: Option<(f64, f64)>,
 }
 
-/// What the simulation makes of a claim.
+/// A claim and the simulated figures for it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Measured {
     pub claim: Claim,

@@ -98,7 +98,7 @@ pub fn text(report: &Report) -> String {
     out
 }
 
-/// What a curve shows of a moment.
+/// Name of a curve, and its value at a moment.
 type Shown = (&'static str, fn(&Gauge) -> f64);
 
 /// Curves over time.
@@ -121,7 +121,7 @@ fn curves(out: &mut String, report: &Report) {
     }
 }
 
-/// What was going on over time, as SVG.
+/// Draws generation, tools and waiting over time as SVG.
 ///
 /// # Errors
 /// If it cannot be drawn.

@@ -1,11 +1,11 @@
-//! Damaged SQLite files are put aside, so that a person can look at them. New ones have another name until
-//! they are whole, so that a file that holds nothing is never taken for one that holds no rows.
+//! Puts damaged SQLite files aside, so that a person can look at them. New ones have another name until they
+//! are whole, so that an unfinished file is never taken for one without rows.
 
 use crate::error::StoreError;
 use std::path::{Path, PathBuf};
 
-/// The files that SQLite keeps for a file, and the file. In this order they are moved: a log
-/// without its file is nothing, but one next to a new file would be played into that.
+/// SQLite's side files of a database, then the database itself. They are moved in this order: a log is
+/// useless without its file, but a log next to a new file would be played into that file.
 fn files(path: &Path) -> [PathBuf; 3] {
     ["-wal", "-shm", ""].map(|suffix| with_suffix(path, suffix))
 }
@@ -17,7 +17,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Removes a file and those kept for it; one that is not there is no error.
+/// Removes a file and those kept for it; one that is not there is not an error.
 pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
     for file in files(path) {
         match std::fs::remove_file(&file) {
@@ -46,7 +46,7 @@ pub(crate) fn name(path: &Path) -> Result<(), StoreError> {
             .map_or(Ok(()), |folder| std::fs::File::open(folder)?.sync_all())
     });
     named.map_err(|e| StoreError::io(path, e))?;
-    // Without the file they are nothing.
+    // The side files are useless without the file.
     remove(&part)
 }
 

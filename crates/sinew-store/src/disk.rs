@@ -1,9 +1,9 @@
 //! [`DiskStore`]: segment files and their index.
 //!
-//! Writes go to the newest segment first and to the index afterwards, in one transaction. A crash between
-//! the two leaves a frame that the index does not know; the next opening indexes it. A failed transaction
-//! takes the frame back. Every call holds `writer` while it appends, so that frames are in the order of
-//! commits. Commits that wait for it go to the medium together: see [`crate::group`].
+//! Writes go to the newest segment first and to the index afterwards, in one transaction. A crash between the
+//! two leaves a frame that is not in the index; the next opening indexes it. A failed transaction takes the
+//! frame back. Every call holds `writer` while it appends, so that frames are in the order of commits.
+//! Commits that wait for it go to the medium together: see [`crate::group`].
 
 use crate::codec::{self, Mark};
 use crate::damage::Recovery;
@@ -68,15 +68,13 @@ impl Default for StoreOptions {
     }
 }
 
-/// Traces in a directory of their own: `segments/*.seg`, `index.sqlite`, `lock`. One process at
-/// a time.
+/// Traces in a separate directory: `segments/*.seg`, `index.sqlite`, `lock`. One process at a time.
 #[derive(Debug)]
 pub struct DiskStore {
-    /// Where the store lies.
     pub(crate) directory: PathBuf,
     /// The log: all that was committed.
     pub(crate) segments: SegmentDir,
-    /// As it was opened.
+    /// Options at opening.
     pub(crate) options: StoreOptions,
     /// Taken before `connection` wherever both are.
     pub(crate) writer: Mutex<Writer>,
@@ -86,7 +84,6 @@ pub struct DiskStore {
     waiting: Group,
     /// Nanoseconds for which callers waited until something was durable.
     waited_ns: AtomicU64,
-    /// What opening found and repaired.
     recovery: Recovery,
     /// Held as long as the store is open.
     _lock: File,
@@ -156,7 +153,7 @@ impl DiskStore {
         })
     }
 
-    /// Writes marks that were torn once more: the index still has what they say.
+    /// Writes torn marks once more: the index still has their content.
     fn mark_again(&self, batches: Vec<TrainedBatch>) -> Result<(), StoreError> {
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;
@@ -182,7 +179,7 @@ impl DiskStore {
         Ok(frame)
     }
 
-    /// Opens the queue `name` in this store, or makes one, in a file of its own. Leases of before are still
+    /// Opens the queue `name` in this store, or makes one, in a separate file. Leases of before are still
     /// valid until they run out. A queue is opened once at a time.
     ///
     /// # Errors
@@ -192,12 +189,12 @@ impl DiskStore {
         DiskQueue::open(&path, limits, self.options.accept_loss)
     }
 
-    /// What opening found and repaired.
+    /// Repairs and damage that opening found.
     pub fn recovery(&self) -> &Recovery {
         &self.recovery
     }
 
-    /// Where the store lies.
+    /// Folder of the store.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -225,7 +222,8 @@ impl DiskStore {
         entered
     }
 
-    /// Commits what waits in one frame. If that fails, each of them alone, so that each has its own error.
+    /// Commits the waiting entries in one frame. If that fails, each is committed separately, so that each
+    /// has its own error.
     fn commit_together(
         &self,
         writer: &mut Writer,
@@ -299,7 +297,7 @@ impl DiskStore {
         Ok(())
     }
 
-    /// Bytes of all segment files, as the file system says.
+    /// Bytes of all segment files, from the file system.
     fn used_bytes(&self) -> Result<u64, StoreError> {
         Ok(self.segments.list()?.iter().map(|(_, bytes)| bytes).sum())
     }
@@ -656,7 +654,7 @@ mod tests {
         let file = store.segments.path_of(0);
         let old = std::fs::read(&file).unwrap();
         store.gc(policy).unwrap();
-        // As if the process had died before it removed the file.
+        // The state after a process died before it removed the file.
         std::fs::write(&file, old).unwrap();
         let mut connection = store.connection.lock().unwrap();
         let tx = connection.transaction().unwrap();

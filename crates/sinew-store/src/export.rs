@@ -41,9 +41,9 @@ impl RowWriter for JsonLines {
     }
 }
 
-/// Writes the episodes that fit a filter to a file, at most `limit` of them, in commit order. With `tokens`
-/// also the tokens of each. Returns what was written. A file of this name is replaced once the new one is
-/// whole.
+/// Writes the episodes that fit a filter to a file, at most `limit` of them, in commit order. `tokens` adds
+/// the tokens of each episode. Returns the counts of the written file. A file of this name is replaced once
+/// the new one is whole.
 ///
 /// # Errors
 /// If an episode cannot be read or the file cannot be written; no file is left behind then.

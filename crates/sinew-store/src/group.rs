@@ -1,9 +1,9 @@
 //! Commits that wait for the same lock, and go to the medium together.
 //!
-//! A commit waits for the medium for longer than for anything else. Callers from many threads join their
-//! traces to the [`Group`]; the one that gets the lock of the writer takes all of them, writes one frame with
-//! one synchronization, and ends their tickets. The others find theirs ended when they get the lock. A caller
-//! that is alone commits what it brought, as before.
+//! A commit waits longest for the medium. Callers from many threads join their traces to the [`Group`]; the
+//! one that gets the lock of the writer takes all of them, writes one frame with one synchronization, and
+//! ends their tickets. The others find theirs ended when they get the lock. A single caller commits only its
+//! own traces.
 
 use crate::codec::Encoded;
 use crate::error::{StoreError, guard};
@@ -16,13 +16,13 @@ use std::sync::{Arc, Mutex};
 /// Most commits that share a frame.
 const MAX_TOGETHER: usize = 256;
 
-/// What became of a commit.
+/// Result of a commit.
 type Ended = Result<Vec<Committed>, StoreError>;
 
 /// One call that commits.
 #[derive(Debug)]
 pub(crate) struct Ticket {
-    /// What it commits.
+    /// Entries to commit, with their payloads.
     pub(crate) entries: Vec<(Entry, Encoded)>,
     /// Bytes of a frame of it.
     bytes: u64,
@@ -38,7 +38,7 @@ impl Ticket {
         }
     }
 
-    /// What became of it, if it ended; once.
+    /// Takes the result, once, if the commit has ended.
     pub(crate) fn taken(&self) -> Result<Option<Ended>, StoreError> {
         Ok(guard(&self.ended)?.take())
     }

@@ -1,8 +1,8 @@
 //! Scores as JSON lines: rows of a person's file, and the inbox of a store that another process writes.
 //!
 //! A row is `{"episode": ID, "name": NAME, "value": NUMBER or null}` with `external_id` in place of `episode`
-//! where the episode has one, and optional `reason`, `at` (seconds since 1970) and `source`. A row that
-//! cannot be taken is reported with its line; the others are not affected.
+//! if the episode has one, and optional `reason`, `at` (seconds since 1970) and `source`. A row that cannot
+//! be taken is reported with its line; the others are not affected.
 
 use crate::disk::{DiskStore, StoreOptions};
 use crate::error::StoreError;
@@ -30,12 +30,12 @@ pub const IMPORT_SOURCE: &str = "import";
 /// A row that was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BadRow {
-    /// From 1.
+    /// Line number, from 1.
     pub line: usize,
     pub why: String,
 }
 
-/// What became of the rows of a file.
+/// Counts of the rows of a file, by result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ImportReport {
     /// Rows that were not empty.
@@ -52,7 +52,7 @@ pub struct ImportReport {
     pub queued: bool,
 }
 
-/// Where scores go.
+/// Destination of scores.
 #[derive(Debug)]
 pub enum ScoreTarget<'a> {
     /// A store of this process.
@@ -75,7 +75,7 @@ impl Row {
     /// Reads one line.
     ///
     /// # Errors
-    /// In words: the field, its value and what is allowed.
+    /// A message in words: the field, its value and what is allowed.
     fn read(line: &[u8]) -> Result<Self, String> {
         let fields: serde_json::Map<String, Value> =
             serde_json::from_slice(line).map_err(|e| format!("not a JSON object: {e}"))?;
@@ -159,7 +159,7 @@ impl ScoreTarget<'_> {
         })
     }
 
-    /// The record of a row; `None` if a row without a time says what is in force.
+    /// The record of a row; `None` if a row without a time repeats the score in force.
     fn record(
         &self,
         row: Row,
@@ -219,7 +219,7 @@ impl ScoreTarget<'_> {
 /// with the same rows again: what is known changes nothing.
 ///
 /// # Errors
-/// What the store or the file refuses; rows before it are taken.
+/// If the store or the file fails; the rows up to that one are stored.
 pub fn import_scores(
     rows: &mut dyn BufRead,
     target: &ScoreTarget<'_>,
@@ -309,8 +309,8 @@ fn next_line(rows: &mut dyn BufRead) -> std::io::Result<Option<Line>> {
     Ok(Some(Line::TooLong))
 }
 
-/// Scores for a store that another process writes: a folder beside it, whose files that process takes. A file
-/// is there whole or not at all, and is removed once its scores are in the store.
+/// Scores for a store that another process writes: a folder next to it, whose files that process takes. A
+/// file is there whole or not at all, and is removed once its scores are in the store.
 #[derive(Clone, Debug)]
 pub struct Inbox {
     folder: PathBuf,
@@ -321,7 +321,7 @@ pub struct Inbox {
 struct Posted(ScoreRecord);
 
 impl Inbox {
-    /// Files that may wait: an importer whose run does not take them is told so.
+    /// Files that may wait: an importer whose run does not take them gets an error.
     pub const MAX_FILES: usize = 10_000;
 
     /// The inbox of the store in `directory`.
@@ -352,7 +352,7 @@ impl Inbox {
     /// Leaves scores durably, as one file.
     ///
     /// # Errors
-    /// What the file system refuses, and a full inbox.
+    /// If the file system fails, or the inbox is full.
     pub fn put(&self, records: &[ScoreRecord]) -> Result<(), StoreError> {
         if records.is_empty() {
             return Ok(());
@@ -404,7 +404,7 @@ impl Inbox {
     /// line. A file that cannot be read is kept under another name.
     ///
     /// # Errors
-    /// What the store or the file system refuses; what was taken stays taken.
+    /// If the store or the file system fails; records that were taken by then stay taken.
     pub fn take(&self, store: &dyn TraceStore) -> Result<(usize, Vec<String>), StoreError> {
         let (mut new, mut bad) = (0, Vec::new());
         for path in self.files()? {
@@ -436,7 +436,7 @@ impl Inbox {
     }
 }
 
-/// Puts records; how many are new. What is refused is a fault.
+/// Puts records and returns how many are new. A refused record is an error.
 fn put_all(
     store: &dyn TraceStore,
     records: &[ScoreRecord],
@@ -454,7 +454,7 @@ fn put_all(
 }
 
 /// Takes the scores of a file into the store in `directory`, or leaves them in its inbox while another
-/// process writes it. `live` says that one is about to, so that the store is not held here.
+/// process writes it. `live` means that one is about to, so that the store is not held here.
 ///
 /// # Errors
 /// If there is no store, and what the file or the store refuses.

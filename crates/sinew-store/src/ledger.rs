@@ -1,12 +1,12 @@
 //! The scores' part of the index: records in the order in which they came, and external ids.
 //!
-//! The way of a record: [`is_new`] decides before anything is written, the segment takes its bytes, and
-//! [`insert`] enters it with the place of these bytes. [`of_episode`] and [`page`] read records back.
+//! [`is_new`] decides about a record before anything is written, the segment takes its bytes, and [`insert`]
+//! enters it with the place of these bytes. [`of_episode`] and [`page`] read records back.
 //!
 //! Two tables: `scores` has a row for each record, numbered by `seq` in the order of arrival, and `externals`
 //! a row for each name that an outside system gave an episode. Both are sealed by [`sums`], so that a row
-//! that was changed from outside can be found. [`of_episode`], [`page`] and [`named`] answer with nothing
-//! where the tables are missing.
+//! that was changed from outside can be found. [`of_episode`], [`page`] and [`named`] return nothing if the
+//! tables are missing.
 
 use crate::error::StoreError;
 use crate::score::{MAX_SCORES, Score, ScoreRecord, ScoreRefused};
@@ -76,9 +76,8 @@ fn holds(connection: &Connection, record: &ScoreRecord) -> Result<bool, StoreErr
 }
 
 /// Whether a record is to be written: `false` for one that is there. `more` records of its episode are about
-/// to be.
-/// The inner error refuses this record alone: its episode is unknown, was removed, or has [`MAX_SCORES`]
-/// records. The outer one is of the index, and ends the call.
+/// to be. The inner error refuses only this record: its episode is unknown, was removed, or has
+/// [`MAX_SCORES`] records. The outer one is of the index, and ends the call.
 pub(crate) fn is_new(
     connection: &Connection,
     record: &ScoreRecord,

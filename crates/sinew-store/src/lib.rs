@@ -1,4 +1,4 @@
-//! Durable traces, and the queue between what produces episodes and what consumes them.
+//! Durable traces, and the queue between producers and consumers of episodes.
 //!
 //! [`TraceStore`] keeps finished episodes, the scores that come after them, and which of them were trained.
 //! [`MemoryStore`] is the model that the others are tested against; [`DiskStore`] appends to segment files
@@ -7,14 +7,13 @@
 //! process.
 //!
 //! Invariants:
-//! - What `commit` acknowledged survives a crash at any instant; a batch is visible whole or
-//!   not at all.
+//! - An acknowledged `commit` survives a crash at any instant; a batch is visible whole or not at all.
 //! - An episode is committed once and trained in one batch, however often either is tried.
 //! - The segment files are the truth about traces, scores and marks: a damaged index is made anew from them.
-//!   Rows of queues lie in files of their own.
-//! - Nothing that can be read is cut off or forgotten; what cannot be read is given up only if the
-//!   caller accepts the loss.
-//! - What is read was checked against its checksum.
+//!   Rows of queues lie in separate files.
+//! - Nothing that can be read is cut off or forgotten; unreadable parts are given up only if the caller
+//!   accepts the loss.
+//! - Every read is checked against its checksum.
 //! - Every file, batch, page and queue has a limit; time is an argument.
 
 mod aside;

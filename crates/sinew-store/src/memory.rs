@@ -23,14 +23,14 @@ pub struct MemoryStore {
     inner: Mutex<Inner>,
 }
 
-/// What the lock guards.
+/// State under the lock.
 #[derive(Debug, Default)]
 struct Inner {
-    /// In commit order; the cursor of an entry is its index plus one.
+    /// Episodes in commit order; the cursor of an entry is its index plus one.
     episodes: Vec<Entry>,
     /// Index into `episodes`; removed ones stay known.
     by_id: HashMap<EpisodeId, usize>,
-    /// In the order of their first marks.
+    /// Batches in the order of their first marks.
     batches: Vec<TrainedBatch>,
     /// Scores by their place in the order in which they came, from 1.
     scores: BTreeMap<u64, ScoreRecord>,
@@ -38,7 +38,7 @@ struct Inner {
     scored: HashMap<EpisodeId, Vec<u64>>,
     /// The number of the newest score.
     newest_score: u64,
-    /// Of the traces and scores that are held, by [`size`] and [`SCORE_BYTES`].
+    /// Size of the held traces and scores, by [`size`] and [`SCORE_BYTES`].
     bytes: u64,
 }
 
@@ -168,7 +168,7 @@ impl TraceStore for MemoryStore {
         let limit = filter.checked_limit()?;
         let inner = guard(&self.inner)?;
         let from = filter.after.unwrap_or_default();
-        // Which one is the first does not depend on where the page begins.
+        // The choice of the first match must not depend on where the page begins.
         let whole = Filter {
             after: None,
             ..filter.clone()

@@ -1,7 +1,7 @@
 //! An index that is missing or damaged is begun anew; recovery then fills it from the segments.
 //!
-//! The new one has another name until recovery has accepted the segments: an index without episodes would
-//! else say that there are none.
+//! The new one has another name until recovery has accepted the segments: an empty index would otherwise mean
+//! that there are no episodes.
 
 use crate::aside;
 use crate::error::StoreError;

@@ -1,4 +1,4 @@
-//! What a run's machine has left.
+//! Free disk and memory of a run's machine.
 
 use crate::alerts::Look;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn memory_used() -> Option<f64> {
         // A limit beyond any machine stands for none.
         (limit > 0.0 && limit < 1e15).then(|| used / limit)
     };
-    // Of version 2, without what the kernel gives back when it is asked: pages of files.
+    // Control groups of version 2, without the pages of files, which the kernel frees on demand.
     let stat = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").unwrap_or_default();
     let files = stat
         .lines()

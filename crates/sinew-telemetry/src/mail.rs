@@ -50,7 +50,7 @@ pub(crate) fn start(
 }
 
 /// # Errors
-/// If it is no address of mail; the text names the key.
+/// If it is not an address of mail; the text names the key.
 fn mailbox(key: &str, address: &str) -> Result<Mailbox, String> {
     address
         .parse()
@@ -103,7 +103,7 @@ async fn work(
 /// Sends a message, again where another try may help.
 ///
 /// # Errors
-/// What the last try came to.
+/// The error of the last try.
 async fn send(
     transport: &Transport,
     (from, to): (&Mailbox, &[Mailbox]),
@@ -112,7 +112,7 @@ async fn send(
     let message = message((from, to), mail)?;
     let mut sent = transport.send(message.clone()).await;
     for pause in PAUSES {
-        // A server that says no for good is not asked again.
+        // A server that refuses for good is not asked again.
         if !sent.as_ref().is_err_and(|e| !e.is_permanent()) {
             break;
         }

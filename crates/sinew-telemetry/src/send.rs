@@ -1,4 +1,4 @@
-//! What leaves over the network: bounded queues, a task each, a few tries for every request.
+//! Sends data over the network: bounded queues, a task each, a few tries for every request.
 
 use reqwest::Client;
 use std::collections::BTreeMap;
@@ -26,16 +26,16 @@ pub(crate) struct Request {
     pub(crate) body: Vec<u8>,
 }
 
-/// Why a request did not succeed.
+/// Reason why a request did not succeed.
 #[derive(Clone, Debug)]
 struct Refused {
-    /// In one line.
+    /// Reason, in one line.
     why: String,
-    /// What the server answered, if it did.
+    /// Status of the server's answer, if there was one.
     status: Option<u16>,
 }
 
-/// What became of requests.
+/// Counts of requests by result.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) sent: AtomicU64,
@@ -57,7 +57,7 @@ impl Counts {
     }
 }
 
-/// A bounded queue to a task. What does not fit is lost and counted.
+/// A bounded queue to a task. Items that do not fit are lost and counted.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     queue: mpsc::Sender<T>,
@@ -65,7 +65,7 @@ pub(crate) struct Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// With room for so many.
+    /// A queue with room for so many.
     pub(crate) fn new(room: usize) -> (Self, mpsc::Receiver<T>, Arc<Counts>) {
         let (queue, receiver) = mpsc::channel(room);
         let counts = Arc::<Counts>::default();
@@ -80,7 +80,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// What became of those before.
+    /// Counts of earlier items.
     pub(crate) fn counts(&self) -> Arc<Counts> {
         Arc::clone(&self.counts)
     }
@@ -127,7 +127,7 @@ fn host(url: &str) -> &str {
 /// Sends a request, again where another try may help.
 ///
 /// # Errors
-/// What the last try came to.
+/// The error of the last try.
 async fn tries(client: &Client, request: &Request) -> Result<(), Refused> {
     let mut result = once(client, request).await;
     for pause in PAUSES {

@@ -1,9 +1,9 @@
 //! Phases of episodes as spans of OpenTelemetry: an episode, its turns, and in each turn the generation and
-//! the tools. Pure: it is given the phases and the time.
+//! the tools. Pure: phases and time are arguments.
 //!
-//! An episode is a trace. It is complete when it is not among the live ones any more and what it came to is
-//! known, which its first span has. A turn begins with a generation and ends before the next one; starts and
-//! scores stand next to the turns. Models and tokens have the names of the conventions for generative models.
+//! An episode is a trace. It is complete when it is not live any more and its result is known, which its
+//! first span has. A turn begins with a generation and ends before the next one; starts and scores stand next
+//! to the turns. Models and tokens have the names of the conventions for generative models.
 //!
 //! | span | attribute | holds |
 //! |---|---|---|
@@ -18,9 +18,9 @@
 //! | `turn` | `sinew.turn` | its number, from 1 |
 //!
 //! Invariants:
-//! - What is not known is left out: tokens of turns that were sampled in several pieces, for example.
+//! - Unknown values are left out: tokens of turns that were sampled in several pieces, for example.
 //! - Ids follow from run and episode, so that an episode that is sent twice is one trace.
-//! - What is kept is bounded; what does not fit is counted as lost.
+//! - Kept spans are bounded; those that do not fit are counted as lost.
 
 use crate::otlp::{self, boolean, float, int, text};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
@@ -147,7 +147,7 @@ fn episode((run, model): (&str, &str), (phases, ended): &Complete) -> Vec<Span> 
     let mut spans = vec![root];
     let root_id = spans[0].span_id.clone();
     let (mut turn, mut number) = (None::<usize>, 0);
-    // A turn that is sampled in pieces has several phases: its tokens are not told apart then.
+    // A turn that is sampled in pieces has several phases: its tokens cannot be assigned then.
     let turns = ended.as_ref().map_or(&[][..], |e| &e.turns);
     let generated = phases.iter().filter(|p| p.phase == Phase::Generate);
     let mut turns = match generated.count() == turns.len() {
@@ -213,7 +213,7 @@ fn name(phase: Phase) -> &'static str {
     }
 }
 
-/// As the conventions for generative models name it.
+/// Name of the conventions for generative models.
 fn operation(phase: Phase) -> Option<&'static str> {
     match phase {
         Phase::Generate => Some("chat"),
@@ -229,7 +229,7 @@ pub(crate) fn episode_ids(run: &str, episode: &str) -> (Vec<u8>, Vec<u8>) {
     (trace, span)
 }
 
-/// Whether an episode is in a share of all, by its id alone.
+/// Whether an episode is in a share of all, by only its id.
 pub(crate) fn chosen(episode: &str, share: f64) -> bool {
     let hash = blake3::hash(episode.as_bytes());
     let mut bytes = [0; 4];
@@ -401,7 +401,7 @@ mod tests {
             phase_s: 1.0,
             left_s: None,
         }];
-        // What `b` came to is not known yet.
+        // The result of `b` is not known yet.
         assert!(collector.complete(&live, 2.0).is_empty());
         let ended = |id| EndedEpisode {
             episode: EpisodeId::new(id),

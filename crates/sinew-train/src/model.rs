@@ -1,4 +1,4 @@
-//! The decoders of `sinew-model` as a [`Policy`]: all weights, adapters alone, or frozen.
+//! The decoders of `sinew-model` as a [`Policy`]: all weights, only adapters, or frozen.
 //!
 //! Everything is in host memory. Weights are shared with the embedded engine through an `Arc` while
 //! it loads them, and copied only if an update comes before it has finished.

@@ -1,4 +1,4 @@
-//! Rows to micro-batches in which every shared prefix is computed once.
+//! Packs rows into micro-batches in which every shared prefix is computed once.
 //!
 //! Rows are sorted by their tokens, so that rows with a common prefix (a system prompt, a group's
 //! question, a common start of answers) stand together; the sorted list is cut where the least
@@ -77,7 +77,7 @@ pub struct PackedRow {
 /// The input of one forward and backward pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MicroBatch {
-    /// Which row is the parent of which, and their positions.
+    /// Parents of the rows, and their positions.
     pub layout: TreeLayout,
     /// Token of each trie row, `[layout.rows()]`.
     pub tokens: Vec<TokenId>,

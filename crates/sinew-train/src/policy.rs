@@ -1,4 +1,4 @@
-//! The [`Policy`] port: what the trainer needs of a model. It keeps packing, losses, optimizer and
+//! The [`Policy`] port, the trainer's interface to a model. It keeps packing, losses, optimizer and
 //! checkpoints independent of how log-probabilities are computed and where the weights are.
 
 use crate::comm::{Comm, CommError};
@@ -6,7 +6,7 @@ use crate::optim::{Outcome, Update};
 use crate::pack::MicroBatch;
 use sinew_types::{TensorSource, TokenLogprob};
 
-/// Why a model could not compute, for people.
+/// Reason why a model could not compute, for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("model failed: {0}")]
 pub struct PolicyError(pub String);
@@ -35,15 +35,15 @@ pub struct Scores {
     pub values: Vec<f32>,
 }
 
-/// Derivatives of the loss by the last forward pass's scores, `[items]` each; empty for scores that
-/// are no part of the loss.
+/// Derivatives of the loss by the last forward pass's scores, `[items]` each; empty for scores that are not
+/// part of the loss.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScoreGrads {
-    /// By the log-probabilities.
+    /// Derivatives by the log-probabilities.
     pub logprobs: Vec<f32>,
-    /// By the entropies.
+    /// Derivatives by the entropies.
     pub entropies: Vec<f32>,
-    /// By the values.
+    /// Derivatives by the values.
     pub values: Vec<f32>,
 }
 
@@ -57,7 +57,7 @@ pub struct TensorFile<'a> {
 }
 
 /// A model being trained (or a frozen one that only scores): weights, gradients and optimizer state, wherever
-/// they lie. What crosses this port is per token or per tensor: no logits, no gradients, and weights only
+/// they lie. Data that cross this port are per token or per tensor: no logits, no gradients, and weights only
 /// for checkpoints, one tensor after the other.
 ///
 /// Contract:
@@ -66,8 +66,8 @@ pub struct TensorFile<'a> {
 ///   that promises token-exactness gives the bits of the engine that it is paired with.
 /// - Gradients add up over `backward` calls until [`Policy::zero_gradients`].
 /// - [`Policy::apply`] changes nothing when it skips or fails.
-/// - After [`Policy::restore`] of what [`Policy::weights`] and [`Policy::optimizer`] gave, everything goes on
-///   to the bit.
+/// - [`Policy::restore`] of the results of [`Policy::weights`] and [`Policy::optimizer`] continues to the
+///   bit.
 ///
 /// [`crate::conformance::policy`] tests it.
 pub trait Policy {

@@ -51,7 +51,7 @@ impl<P: Policy> Trainer<P> {
     /// `extra` files (tokenizer, effective configuration) are stored with the weights.
     ///
     /// # Errors
-    /// As [`CheckpointStore::save`]; the previous checkpoint is intact.
+    /// Same as [`CheckpointStore::save`]; the previous checkpoint is intact.
     pub fn save(
         &mut self,
         store: &CheckpointStore,

@@ -120,7 +120,7 @@ impl Bigram {
     }
 }
 
-/// Of log-probabilities, of which some are minus infinity.
+/// Entropy of log-probabilities, of which some are minus infinity.
 fn entropy(p: &[f64]) -> f64 {
     let allowed = p.iter().filter(|l| l.is_finite());
     -allowed.map(|l| l.exp() * l).sum::<f64>()

@@ -1,10 +1,10 @@
-//! What people see of runs: the terminal view, lines and JSON lines, the HTML report, episodes.
+//! Views of runs for people: the terminal view, lines and JSON lines, the HTML report, episodes.
 //!
-//! A run's events are read from its bus: [`Printer`] and [`ReportFile`] record, [`LiveView`] looks
-//! on and may miss some. What is shown of an episode or a run that ended comes from its records.
+//! A run's events are read from its bus: [`Printer`] and [`ReportFile`] record, [`LiveView`] looks on and may
+//! miss some. Views of an ended episode or run come from its records.
 //!
-//! Invariants: nothing here changes a run or holds it up; text that a model or a program wrote
-//! reaches a terminal without control characters, and a page without markup.
+//! Invariants: nothing here changes or delays a run; text of a model or a program reaches a terminal without
+//! control characters, and a page without markup.
 //!
 //! | output | read from | lossy |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! Tokens as pieces of text that make up the whole. Pure.
+//! Tokens as pieces of text that together give the whole text. Pure.
 
 use sinew_render::Renderer;
 use sinew_types::TokenId;

@@ -1,4 +1,4 @@
-//! In-memory file system of a program. Pure.
+//! Memory file system of a program. Pure.
 
 use crate::wire::Tree;
 use std::cell::{Cell, Ref, RefCell};

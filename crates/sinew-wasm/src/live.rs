@@ -163,7 +163,7 @@ impl Live {
     /// An interpreter whose memory already holds the generator of `entry`.
     ///
     /// # Errors
-    /// If the module exports no memory or table, or the step is no function of one address that returns an
+    /// If the module exports no memory or table, or the step is not a function of one address that returns an
     /// address.
     fn new(mut store: Store<Host>, instance: Instance, entry: Entry) -> Result<Self, String> {
         let memory = memory(&mut store, &instance)?;

@@ -1,4 +1,4 @@
-//! How a program ends: its limits while it runs, and its result.
+//! The end of a program: its limits while it runs, and its result.
 //!
 //! Every program of a worker runs in a store of [`store`], and every result goes through [`finish`], whether
 //! the instance is new or continues.

@@ -519,7 +519,7 @@ impl WasmSandbox {
         }
     }
 
-    /// State for a snapshot. Only a live sandbox that has run a program has memory of its own to copy.
+    /// State for a snapshot. Only a live sandbox that has run a program has its own memory to copy.
     async fn freeze(&self) -> Result<Base, SandboxError> {
         let memory = match (self.mind.from, self.mind.home) {
             (From::Last, Some(home)) if self.spec.live => {

@@ -728,7 +728,7 @@ pub(crate) fn now(id: i32) -> Result<u64, Errno> {
 
 /// Waits for clocks, at most until the deadline. Descriptors are always ready.
 ///
-/// At most 64 subscriptions. Output is sent before the wait, so that a reader sees it meanwhile.
+/// A call has at most 64 subscriptions. Output is sent before the wait, so that a reader sees it meanwhile.
 pub(crate) fn poll(
     memory: &mut [u8],
     host: &mut Host,

@@ -14,15 +14,15 @@ pub(crate) type Tree = BTreeMap<String, Option<Arc<[u8]>>>;
 /// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// To the worker: run a program.
+    /// Runs a program; sent to the worker.
     Job,
-    /// To the worker: keep a copy of the memory of a sandbox's Python.
+    /// Keeps a copy of the memory of a sandbox's Python; sent to the worker.
     Freeze,
-    /// To the worker: release sandboxes and snapshots. Has no response.
+    /// Releases sandboxes and snapshots; sent to the worker. Has no response.
     Forget,
-    /// From the worker: bytes of standard output.
+    /// Bytes of standard output; sent by the worker.
     Stdout,
-    /// From the worker: bytes of standard error.
+    /// Bytes of standard error; sent by the worker.
     Stderr,
     /// Result of an execution.
     Done,
@@ -212,7 +212,7 @@ pub(crate) fn pack(header: &impl Serialize, blobs: &[&[u8]]) -> Result<Vec<u8>, 
 /// Parses the header of a frame and returns the blobs after it.
 ///
 /// # Errors
-/// If the frame is shorter than its header says, or the header is no JSON of this type.
+/// If the frame is shorter than its header states, or the header is not JSON of this type.
 pub(crate) fn unpack<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<(T, &[u8]), String> {
     let cut = || "a frame was cut".to_string();
     let (len, rest) = bytes.split_first_chunk::<4>().ok_or_else(cut)?;
@@ -290,7 +290,7 @@ pub(crate) fn head(kind: Kind, len: usize) -> [u8; 5] {
 /// Parses the header of a frame.
 ///
 /// # Errors
-/// For an unknown kind, or more than [`MAX_FRAME`] bytes, before anything is allocated.
+/// If the kind is unknown, or there are more than [`MAX_FRAME`] bytes, before anything is allocated.
 pub(crate) fn read_head(head: [u8; 5]) -> Result<(Kind, usize), String> {
     let [a, b, c, d, kind] = head;
     let len = u32::from_le_bytes([a, b, c, d]) as usize;

@@ -1,11 +1,11 @@
 //! Worker: a process in its own sandbox that runs programs in sequence.
 //!
 //! It has one thread for programs and one for their clock. It reads a frame, runs its job and answers, so
-//! that the host never has two programs in a worker. Between jobs it prepares interpreters, if nothing was
+//! that the host never has two programs in a worker. It prepares interpreters between jobs, if nothing was
 //! asked for 2 ms.
 //!
 //! Its memory is split: 512 MiB for modules, the running program and interpreters that are ready, and the
-//! rest for interpreters of live sandboxes and snapshots. What does not fit is refused before it runs,
+//! rest for interpreters of live sandboxes and snapshots. A job that does not fit is refused before it runs,
 //! because the kernel would kill the worker with all of them.
 
 use crate::engine::{Interpreters, PYTHON, python_env};
@@ -146,7 +146,7 @@ fn serve(
     }
 }
 
-/// True if the worker is idle. Between jobs in close succession no interpreter is started in advance, because
+/// True if the worker is idle. No interpreter is started in advance between jobs in close succession, because
 /// the warm-up takes longer than it saves.
 fn quiet(stream: &TcpStream) -> Result<bool, String> {
     let time = rustix::time::Timespec {
@@ -310,7 +310,7 @@ impl Worker {
         self.done(done, outcome.files.as_ref())
     }
 
-    /// Runs a turn of a sandbox's own interpreter, and keeps the interpreter if it goes on and fits into
+    /// Runs a turn of a sandbox's own interpreter, and keeps the interpreter if it continues and fits into
     /// the memory.
     fn in_place(
         &mut self,

@@ -3,7 +3,7 @@
 //! A job goes to the worker with the sandbox's interpreter, else to the least busy one, and waits for its
 //! turn there. A worker that does not answer 2 s after the deadline is killed, and so is one whose job was
 //! dropped: the program could not be stopped otherwise. The next job starts another one. Interpreters of live
-//! sandboxes are lost with their worker, and their sandboxes say so.
+//! sandboxes are lost with their worker, and their sandboxes report that.
 
 use crate::config::{FOLDER_INSIDE, PROGRAM_INSIDE, WasmConfig, io_error};
 use crate::manifest::Manifest;

@@ -575,7 +575,7 @@ async fn reset_restores_the_start_of_a_live_fork() {
     );
     place.reset().await.unwrap();
     assert_eq!(says(&mut place, "print('x' in globals())").await, "False");
-    // Without `live`, a fork has only the files.
+    // A fork without `live` has only the files.
     let mut plain = provider
         .fork(&SandboxSpec::default(), &snapshot)
         .await
@@ -645,7 +645,7 @@ async fn end_of_a_live_interpreter_affects_only_its_memory() {
     assert!(sibling.stats().await.unwrap().memory_bytes > 1 << 20);
 }
 
-/// After a limit, a trap or `os._exit`, the next interpreter is new but has the files.
+/// The next interpreter after a limit, a trap or `os._exit` is new but has the files.
 #[tokio::test]
 async fn killed_live_interpreters_leave_their_files() {
     let provider = provider();

@@ -1,4 +1,4 @@
-//! `sinew train` of a recipe with stages: each is a run in a folder of its own, by the code of all runs.
+//! `sinew train` of a recipe with stages: each is a run in a separate folder, by the code of all runs.
 
 use crate::track::{TrackArgs, Trackers};
 use crate::train::{self, Finished, TrainOptions};
@@ -18,16 +18,16 @@ struct Trainer<'a> {
     args: &'a RunArgs,
     /// Trackers of every stage.
     track: Option<Trackers>,
-    /// What has to be typed again to go on.
+    /// Arguments to repeat in the command that resumes.
     typed: String,
     /// Signals so far.
     signals: watch::Receiver<u32>,
 }
 
-/// Runs a chain, or goes on with it.
+/// Runs a chain, or continues with it.
 ///
 /// # Errors
-/// What a stage was refused for or failed with, and Ctrl-C, with the command that goes on.
+/// If a stage is refused, fails or is interrupted, with the command that resumes.
 pub(crate) fn run(
     args: &RunArgs,
     track: &TrackArgs,
@@ -59,7 +59,7 @@ pub(crate) fn run(
             false => e,
         });
     let reported = sinew_runs::chain::write_report(chain, &dir);
-    // A stage that failed is what has to be said; a report that cannot be written often fails with it.
+    // The stage's failure is reported first; a report that cannot be written often fails with it.
     driven?;
     reported?;
     if !args.json {
@@ -71,12 +71,12 @@ pub(crate) fn run(
     })
 }
 
-/// The end of a chain by Ctrl-C or TERM, with the command that goes on.
+/// The end of a chain by Ctrl-C or TERM, with the command that continues.
 fn interrupted(dir: &Path, serve: &str) -> Failure {
     Failure::Interrupt(format!("interrupted; {}", how_to_go_on(dir, serve)))
 }
 
-/// What a chain kept, and the command that goes on.
+/// Message about the kept parts of a chain, and the command that resumes.
 pub(crate) fn how_to_go_on(dir: &Path, serve: &str) -> String {
     let dir = dir.display();
     format!(

@@ -1,4 +1,4 @@
-//! `sinew check`: refuse now what would fail later. Nothing is trained and nothing is kept.
+//! `sinew check`: refuses early the recipes that would fail later. Nothing is trained and nothing is kept.
 //!
 //! | row | what is checked | made |
 //! |---|---|---|
@@ -17,8 +17,8 @@
 //! | `tasks`, `env` | counts; the solutions of some tasks, or attempts at them where a reward scores them | always |
 //! | `prompts` | tokens of prompts and solutions against the limits | with the built-in loop |
 //!
-//! A row is one check: its name, `ok` or `FAIL`, and what was found. All rows are made even after one
-//! failed, but for those that need what failed: without a model there is no memory to estimate.
+//! A row is one check: its name, `ok` or `FAIL`, and the finding. All rows are made even after one failed,
+//! except those that need its result: there is no memory to estimate if there is no model.
 //!
 //! Scripts go by its exit code: 0 the recipe runs, 1 it is refused, 3 it is right but needs something
 //! outside first (a server that answers, a program that starts), which is named.
@@ -47,7 +47,7 @@ struct Report {
     json: bool,
     /// Checks that failed, as `name: reason`.
     failures: Vec<String>,
-    /// What is missing outside; the recipe itself is right.
+    /// Missing parts outside; the recipe itself is right.
     missing: Vec<String>,
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
 /// The checks of a run, or of a stage before any has run.
 fn plan_rows(recipe: &RunPlan, report: &mut Report) {
     let (joins, shape) = (template(recipe), model(recipe));
-    // What needs the model would say again why there is none.
+    // Checks that need the model would repeat the reason why there is none.
     let same_reason = match (&joins, &shape) {
         (Err(joins), Err(shape)) => joins.text() == shape.text(),
         _ => false,
@@ -179,7 +179,7 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
     if let Some(read) = recipe.inputs_read() {
         report.row("algorithm", Ok(read));
     }
-    // What plays episodes needs the rewards, and would say again what they lack.
+    // Checks that play episodes need the rewards, and would repeat the same fault.
     if outside && !report.row("reward", rewards(recipe)) {
         return;
     }
@@ -249,7 +249,7 @@ pub(crate) fn before_sampling(
     before_episodes(recipe)
 }
 
-/// What episodes need: a sandbox, an agent, tasks that fit.
+/// Requirements of episodes: a sandbox, an agent, tasks that fit.
 fn before_episodes(recipe: &RunPlan) -> Result<sinew_assembly::Tasks, Failure> {
     if recipe.env.needs().sandbox {
         sandbox(recipe)?;
@@ -272,7 +272,7 @@ fn device() -> Result<String, Failure> {
     Ok(format!("kernels {kernels}, {threads} threads"))
 }
 
-/// The shape of the model. Its files are read, but for the weights.
+/// The shape of the model. Its files are read, except for the weights.
 fn model(recipe: &RunPlan) -> Result<String, Failure> {
     let config = sinew_assembly::model_config(recipe)?;
     if let Some(lora) = &recipe.train.lora {
@@ -355,13 +355,13 @@ fn data(recipe: &RunPlan) -> Result<String, Failure> {
 /// The checks of an environment that runs code.
 fn sandbox_rows(recipe: &RunPlan, report: &mut Report) {
     let image = image(recipe).transpose();
-    // What needs the image would say again why there is none.
+    // Checks that need the image would repeat the reason why there is none.
     if image.is_none_or(|row| report.row("image", row)) {
         report.row("sandbox", sandbox(recipe));
     }
 }
 
-/// Pulls `sandbox.image`, where it is one of a registry, and says which image that is.
+/// Pulls `sandbox.image`, if it is one of a registry, and returns the image's name.
 fn image(recipe: &RunPlan) -> Result<Option<String>, Failure> {
     let name = recipe.sandbox.image.as_deref().unwrap_or_default();
     if recipe.sandbox.server.is_some() || !sinew_image::is_registry(name) {
@@ -408,7 +408,7 @@ fn sandbox(recipe: &RunPlan) -> Result<String, Failure> {
     } else {
         format!("not enforced here: {}", missing.join(", "))
     };
-    // What runs virtual machines here, and why.
+    // The monitor of virtual machines here, and the reason.
     let machine = protections.iter().find(|p| p.name == "machine");
     let machine = machine.map_or(String::new(), |p| format!("; {}", p.how));
     Ok(format!("{level}: {in_force}{machine}"))
@@ -490,7 +490,7 @@ const PLAYING: Duration = Duration::from_secs(120);
 /// score, which others would wait for as long.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What was played within [`PLAYING`], or that something hangs.
+/// The result if it comes within [`PLAYING`]; otherwise an error that something hangs.
 async fn in_time<T>(what: &str, played: impl Future<Output = T>) -> Result<T, Failure> {
     let late = |_| {
         Failure::input(format!(

@@ -1,4 +1,4 @@
-//! `sinew collect`: episodes of a recipe for their own sake, without training.
+//! `sinew collect`: collects episodes of a recipe, without training.
 //!
 //! The last line with `--json`:
 //!
@@ -40,7 +40,7 @@ pub(crate) struct CollectArgs {
 /// `sinew collect RECIPE`. Its folder has the name of the recipe with `-collect` behind it.
 ///
 /// # Errors
-/// What the recipe is refused for, or the collection failed with.
+/// If the recipe is refused, or the collection fails.
 pub(crate) fn run(args: &CollectArgs) -> Result<(), Failure> {
     args.run.end(gathered(args))
 }

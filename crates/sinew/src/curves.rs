@@ -1,7 +1,7 @@
 //! `sinew plot`: the learning curves of several runs in one picture.
 //!
 //! A curve is the success of training episodes, averaged over a window of steps, from a run's
-//! `metrics.jsonl`; or what held-out episodes showed, from `evals.jsonl`, over all stages of a chain. Runs
+//! `metrics.jsonl`; or the results of held-out episodes, from `evals.jsonl`, over all stages of a chain. Runs
 //! that still train can be drawn.
 
 use crate::output;

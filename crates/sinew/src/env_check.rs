@@ -1,4 +1,4 @@
-//! `sinew env`: a Python environment, tried before it is trained on or served over HTTP; servers, tried.
+//! `sinew env`: tests a Python environment before it is trained on or served over HTTP, and tests servers.
 
 use crate::env_args::{key, options, seconds};
 use crate::env_serve;

@@ -68,7 +68,7 @@ enum Protocol {
     Mcp,
 }
 
-/// What is served.
+/// Parts that the server needs.
 struct Served {
     worlds: Worlds,
     /// Tools that every episode has.
@@ -205,7 +205,7 @@ fn served(args: &ServeArgs) -> Result<Served, Failure> {
         return of_plan(plan);
     }
     if !target.contains(':') {
-        // An environment with letters of its own takes no other model than one from scratch.
+        // An environment with its own letters takes no other model than one from scratch.
         let letters = BUILT_IN.iter().find(|k| k.name == target);
         let model = match letters.and_then(|k| k.needs.alphabet) {
             Some(_) => {
@@ -241,7 +241,7 @@ fn of_plan(plan: &RunPlan) -> Result<Served, Failure> {
             envs,
             tasks: taskset,
         },
-        // Each episode says which it has.
+        // Each episode lists its tools.
         tools: Vec::new(),
         example,
     })

@@ -127,7 +127,7 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `--html`: an episode as a page. It is whole without the tokenizer, too, but for the text of tokens.
+/// `--html`: an episode as a page. It is whole without the tokenizer, too, except for the text of tokens.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -181,7 +181,7 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
         ..Filter::default()
     };
     if rows.is_empty() && args.suspicious {
-        // What is hoped for, not a mistyped filter.
+        // No suspicious episode is a good result, not a mistyped filter.
         if !args.json {
             output::print("no suspicious episode\n");
         }

@@ -39,7 +39,7 @@ enum Start {
     Service,
 }
 
-/// Writes a project, and says what comes next.
+/// Writes a project, and prints the next steps.
 ///
 /// # Errors
 /// If a file exists already or cannot be written, or the rows of `--from` suggest no recipe.

@@ -108,7 +108,7 @@ fn calibrate(args: &CalibrateArgs) -> Result<(), Failure> {
 /// Tries every reward server of the recipe with its first tasks.
 ///
 /// # Errors
-/// If the recipe has no server; exit code 1 without a text if a check failed, which its row says.
+/// If the recipe has no server; exit code 1 without a text if a check failed, which its row shows.
 fn servers(args: &ServerArgs) -> Result<(), Failure> {
     let recipe = RunPlan::load(&args.recipe, ENVIRONMENTS).map_err(Failure::input)?;
     let servers = recipe

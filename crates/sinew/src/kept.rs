@@ -1,7 +1,7 @@
-//! `--from` and `--save`: files that a sandbox of the command line starts with, and what it leaves.
+//! `--from` and `--save`: the files that a sandbox of the command line starts with, and those that it leaves.
 //!
 //! A folder of the host that sandboxes write to would have no quota, and would change under those that read
-//! it. A snapshot is what the work folder holds at the end, within its limits, and replaces the last one
+//! it. A snapshot is the content of the work folder at the end, within its limits, and replaces the last one
 //! whole.
 
 use clap::Args;

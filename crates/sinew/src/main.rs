@@ -408,7 +408,7 @@ fn raise_open_files() {
         current: Some(current),
         ..limit
     };
-    // Where that is refused, servers take their share of fewer.
+    // Servers get their share of fewer files if this is refused.
     let _ = setrlimit(Resource::Nofile, raised);
 }
 
@@ -517,7 +517,7 @@ fn eprint_failure(failure: &Failure) {
     if failure.text().is_empty() {
         return;
     }
-    // It may quote what servers and programs said.
+    // It may quote text of servers and programs.
     let text = sinew_view::visible(failure.text());
     let _ = writeln!(std::io::stderr(), "sinew: {text}");
 }
@@ -565,7 +565,7 @@ impl RunArgs {
     /// Does `job` in the run's folder, as [`execute`].
     ///
     /// # Errors
-    /// With what was refused, or why the job ended badly.
+    /// If the recipe is refused, or the job ends badly, with the reason.
     pub(crate) fn run(
         &self,
         recipe: &RunPlan,
@@ -579,7 +579,7 @@ impl RunArgs {
         execute(&path, recipe, check::before_training, job, &options)
     }
 
-    /// What `--signals` names, if it was given.
+    /// Config that `--signals` names, if it was given.
     ///
     /// # Errors
     /// If the file is refused.
@@ -631,10 +631,11 @@ impl RunArgs {
         Ok((path, options))
     }
 
-    /// The end of the command. With `--json` its last line is the result, or an `error` where there is none.
+    /// The end of the command. The option `--json` makes its last line the result, or an `error` if there is
+    /// none.
     ///
     /// # Errors
-    /// Why the job failed or ended badly.
+    /// If the job failed or ended badly, with the reason.
     pub(crate) fn end(&self, done: Result<train::Finished, Failure>) -> Result<(), Failure> {
         let last = done
             .as_ref()
@@ -646,11 +647,11 @@ impl RunArgs {
     }
 }
 
-/// Does `job` in a run's folder, after everything that can be checked before was. How it ended is noted in
-/// the folder, for `sinew runs`.
+/// Does `job` in a run's folder, after everything that can be checked earlier was. Its end is noted in the
+/// folder, for `sinew runs`.
 ///
 /// # Errors
-/// With what was refused, or why the job came to no end.
+/// If the recipe is refused, or the job does not reach its end, with the reason.
 fn execute(
     folder: &Path,
     recipe: &RunPlan,

@@ -48,7 +48,7 @@ pub(crate) fn router(
 /// the engine that is asked for log-probs.
 ///
 /// # Errors
-/// If the file is no pool, or the folder is in use or holds something else.
+/// If the file is not a pool, or the folder is in use or holds something else.
 #[cfg(feature = "pool")]
 pub(crate) fn router(
     file: &Path,

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Between two sweeps of a queue that is served: leases that ended are taken back.
+/// Interval of sweeps of a queue that is served: leases that ended are taken back.
 const SWEEP: Duration = Duration::from_secs(2);
 
 /// Arguments of `sinew queue`.
@@ -286,7 +286,7 @@ impl FeedArgs {
         }))
     }
 
-    /// As it was typed, for the hint how to go on; `own` in place of a queue that was not.
+    /// The options as typed, for the hint how to resume; `own` replaces a queue that was not typed.
     pub(crate) fn typed(&self, own: &str) -> String {
         let path = |p: &PathBuf| p.display().to_string();
         let options = [
@@ -390,7 +390,7 @@ fn serve(args: &ServeArgs) -> Result<(), Failure> {
     runtime.block_on(listen(args, queue, token))
 }
 
-/// Listens, says where, and waits for a signal.
+/// Listens, prints the address, and waits for a signal.
 async fn listen(args: &ServeArgs, queue: Arc<dyn Queue>, token: String) -> Result<(), Failure> {
     // A script may send one as soon as it reads the address.
     let mut signals = StopSignals::new()?;

@@ -1,5 +1,5 @@
-//! `sinew replay` and `sinew fork`: episodes and steps of a run, done again, and episodes that go on from
-//! their middle.
+//! `sinew replay` and `sinew fork`: repeats episodes and steps of a run, and continues episodes from their
+//! middle.
 
 use crate::episodes::stored_episode;
 use crate::output::{print, print_as_it_is, print_json};
@@ -120,7 +120,7 @@ fn episode_again(args: &ReplayArgs, episode: &str) -> Result<(), Failure> {
     }
 }
 
-/// Where a change is, in words.
+/// Position of a change, in words.
 fn place(change: &Change) -> String {
     match change.turn {
         None => change.field.clone(),
@@ -284,7 +284,7 @@ fn steps_told(step: u64, again: &sinew_assembly::Repeated, changes: &[StepChange
 }
 
 /// # Errors
-/// With the first thing that came out differently.
+/// The first difference, if there is one.
 fn verdict(
     step: u64,
     again: &sinew_assembly::Repeated,
@@ -310,10 +310,10 @@ fn verdict(
     }
 }
 
-/// `sinew fork`: plays an episode up to a turn, and lets the newest weights of the run go on.
+/// `sinew fork`: plays an episode up to a turn, and lets the newest weights of the run continue.
 ///
 /// # Errors
-/// If the world cannot be restored, or the episode or the run has nothing to go on with.
+/// If the world cannot be restored, or the episode or the run has nothing to continue with.
 pub(crate) fn fork(args: &ForkArgs) -> Result<(), Failure> {
     let trace = stored_episode(&args.run_dir, &args.episode)?;
     let recipe = sinew_assembly::recipe_of(&args.run_dir)?;

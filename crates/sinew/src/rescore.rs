@@ -1,4 +1,4 @@
-//! `sinew rescore`: rewards of now for the stored episodes of a run.
+//! `sinew rescore`: scores the stored episodes of a run by the present rewards.
 
 use crate::output::{print, print_json};
 use clap::Args;
@@ -42,7 +42,7 @@ pub(crate) struct RescoreArgs {
 const PAGE: usize = 64;
 
 /// Scores every stored episode of a purpose by the reward of its environment, prints old and new means, and
-/// adds the scores to the store. What was trained does not change.
+/// adds the scores to the store. Trained episodes do not change.
 ///
 /// # Errors
 /// If there is no reward, a task is not in the recipe's taskset any more, or a process holds the store.
@@ -183,7 +183,7 @@ fn write(store: &DiskStore, records: &[ScoreRecord]) -> Result<usize, Failure> {
     Ok(new)
 }
 
-/// Prints the change of each component, then the whole: with episodes whose environment alone can score them,
+/// Prints the change of each component, then the whole: with episodes that only their environment can score,
 /// and scores that were written.
 fn show(changes: &Changes, (own, new): (usize, usize), json: bool) {
     let shown = |mean: Option<f64>| mean.map_or_else(|| "-".into(), |m| format!("{m:.4}"));

@@ -1,7 +1,7 @@
-//! `sinew sandbox`: use the sandboxes alone.
+//! `sinew sandbox`: uses sandboxes without a run.
 //!
-//! `run` makes a sandbox as a recipe would, runs one program in it and destroys it. What the program wrote
-//! is hostile: on a terminal, control characters are shown and not carried out.
+//! `run` makes a sandbox as a recipe would, runs one program in it and destroys it. The program's output is
+//! hostile: a terminal shows its control characters and does not carry them out.
 
 use crate::kept::Kept;
 use crate::lab::{self, LabArgs};
@@ -299,7 +299,7 @@ fn probe(level: &str, as_json: bool) -> Result<(), Failure> {
 /// error.
 ///
 /// # Errors
-/// With the program's own status if it did not end with 0.
+/// The program's status if it is not 0.
 fn exec(
     section: &SandboxPlan,
     program: Program,

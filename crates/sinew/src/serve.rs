@@ -1,8 +1,8 @@
 //! `sinew serve`: the gateway and an engine behind it.
 //!
 //! Agents call it with the API of OpenAI or Anthropic. A client with the control token opens rollouts for
-//! them, and takes the traces. With `--store`, open rollouts and finished traces survive the process: the
-//! same command goes on with them.
+//! them, and takes the traces. Open rollouts and finished traces survive the process if `--store` is given:
+//! the same command continues with them.
 
 use crate::output;
 use crate::signals::StopSignals;
@@ -390,7 +390,7 @@ fn queued(
     args: &ServeArgs,
     store: &dyn TraceStore,
 ) -> Result<Option<Arc<dyn RolloutHooks>>, Failure> {
-    // What has no reward when it is finished waits for a scorer.
+    // Rollouts without a reward at their end wait for a scorer.
     let Some(plan) = args.feed.plan(None, "gateway", true)? else {
         return Ok(None);
     };
@@ -450,7 +450,7 @@ fn as_run(args: &ServeArgs, folder: &Path, renderer: &dyn Renderer) -> Result<()
     Ok(())
 }
 
-/// The journal of open rollouts, beside the finished traces.
+/// The journal of open rollouts, next to the finished traces.
 fn journal(store: &Path) -> Result<Arc<Journal>, Failure> {
     Journal::open(&store.join("journal"), JournalOptions::default())
         .map(Arc::new)
@@ -563,12 +563,12 @@ struct Line {
     /// Text that the prompt must have; without it, any prompt has it.
     #[serde(default, rename = "if")]
     given: String,
-    /// Text by which the prompt shows that the line was said; without it, what it says.
+    /// Text by which the prompt shows that the line was sent; by default, its text.
     until: Option<String>,
     say: String,
 }
 
-/// Says the first line whose `if` the prompt has and whose `until` it lacks; if all were said, the last one
+/// Sends the first line whose `if` the prompt has and whose `until` it lacks; if all were sent, the last one
 /// whose `if` it has.
 fn spoken(renderer: &Arc<dyn Renderer>, file: &Path) -> Result<Script, Failure> {
     let refused = |why: String| Failure::input(format!("--fake-script {}: {why}", file.display()));
@@ -640,7 +640,7 @@ fn template(args: &ServeArgs) -> Result<TemplateOptions, Failure> {
     })
 }
 
-/// A model section with these variables in the place of its own, if there are some.
+/// A model section with these variables instead of its own, if there are some.
 fn with_template(section: ModelSection, given: TemplateOptions) -> ModelSection {
     match section {
         ModelSection::Pretrained { source, .. } if !given.is_empty() => ModelSection::Pretrained {

@@ -1,5 +1,5 @@
-//! `sinew sim`: a plan in virtual time, seeded searches for broken invariants, set-ups of papers, and how far
-//! predictions are from recorded runs.
+//! `sinew sim`: a plan in virtual time, seeded searches for broken invariants, set-ups of papers, and errors
+//! of predictions for recorded runs.
 
 use crate::output;
 use clap::Args;

@@ -1,8 +1,8 @@
 //! `sinew tasks`: tasks as the model will see them.
 //!
 //! The prompt is made as in a run: the environment starts an episode of the task, and its first messages are
-//! rendered with the model's chat template. The model's weights are not loaded. Sandboxes start only where
-//! the environment needs them.
+//! rendered with the model's chat template. The model's weights are not loaded. Sandboxes start only if the
+//! environment needs them.
 
 use crate::check::prompts::ask;
 use crate::output::{print, print_json};

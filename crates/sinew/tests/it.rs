@@ -250,7 +250,8 @@ fn a_model_from_scratch_learns_the_tiny_world() {
     a_learning_rate_that_is_far_too_high_destroys(&run);
 }
 
-/// A run that goes on from the weights of `run` and loses what they could has collapsed in all that it says.
+/// A run that continues from the weights of `run` and loses their skills reports in all its output that it
+/// collapsed.
 fn a_learning_rate_that_is_far_too_high_destroys(run: &Path) {
     let recipe = run.with_file_name("worse.toml");
     let text = small_tiny();
@@ -389,8 +390,8 @@ fn the_quickstart_recipe_passes_every_check() {
     passes_every_check("recipes/quickstart.toml");
 }
 
-/// What `sinew check` prints of a recipe that is fine. The room on the disk is the host's: where it
-/// is short, that check says so and is the only one that fails.
+/// Output of `sinew check` for a recipe without faults. The free disk space is the host's: if it is short,
+/// that check is the only one that fails.
 fn passes_every_check(recipe: &str) -> String {
     let output = sinew().args(["check", recipe, "--json"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

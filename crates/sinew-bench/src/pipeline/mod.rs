@@ -143,11 +143,9 @@ pub(crate) fn run(args: &PipelineArgs) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// What the parts have in common.
+/// Context of the parts.
 struct Bench<'a> {
-    /// What to measure.
     args: &'a PipelineArgs,
-    /// Where rows go.
     printer: Printer,
 }
 
@@ -159,7 +157,7 @@ fn folder() -> Result<tempfile::TempDir, BenchError> {
         .map_err(BenchError::system)
 }
 
-/// Runs a shape in a folder of its own.
+/// Runs a shape in a separate folder.
 fn in_folder(shape: &Shape, world: &World) -> Result<Ran, BenchError> {
     shape.run(world, folder()?.path())
 }
@@ -332,7 +330,7 @@ impl Bench<'_> {
         self.plot(&sync, &ahead)
     }
 
-    /// What runs of several modes trained, and how well.
+    /// Prints the trained episodes and rewards of runs in several modes.
     fn showed(&self, name: &dyn Fn(&str) -> String, modes: &[(&str, &[Ran])]) {
         for (mode, runs) in modes {
             let row = |what: &str, unit: &str, of: &dyn Fn(&Ran) -> f64| {

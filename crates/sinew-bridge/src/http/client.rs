@@ -1,9 +1,9 @@
 //! Episodes of a server as environments.
 //!
-//! An episode has an id that this side chooses, and each call one of its own, so that requests can be
-//! repeated. A task of the runtime renews the lease as long as the environment lives. Errors of the model are
-//! observations; errors of the server and of the way to it fail the episode ([`EnvError::Worker`]), and a
-//! missing score leaves it unscored.
+//! This side chooses an id for each episode and for each call, so that requests can be repeated. A task of
+//! the runtime renews the lease as long as the environment lives. Errors of the model are observations;
+//! errors of the server and of the way to it fail the episode ([`EnvError::Worker`]), and a missing score
+//! leaves it unscored.
 
 use super::keys::Http;
 use super::protocol::{
@@ -197,7 +197,7 @@ impl Place {
         }
     }
 
-    /// Ends the episode. An id that the server does not know has ended already.
+    /// Ends the episode. An unknown id of the server means that it has ended already.
     async fn end(shared: Arc<Shared>, id: String, limit: Duration) -> Result<(), RemoteError> {
         let path = format!("/episodes/{id}");
         match shared
@@ -240,9 +240,8 @@ fn flat<T>(
     })
 }
 
-/// Renews a lease three times within its length.
-/// It ends when the server does not know the episode any more, which it notes in `lost`. Any other error is
-/// left to the next renewal, of which two more fit into the lease.
+/// Renews a lease three times within its length. It ends when the server has lost the episode, which it notes
+/// in `lost`. Any other error is left to the next renewal, of which two more fit into the lease.
 async fn renew(remote: Remote, id: String, lease_s: f64, lost: Arc<AtomicBool>) {
     let path = format!("/episodes/{id}/lease");
     loop {
@@ -273,7 +272,7 @@ struct HttpEnv {
     renewed: Option<Vec<Message>>,
     /// Messages of the last observation: one for each call, with its id.
     last: Vec<Message>,
-    /// What is sent for the score.
+    /// Request for the score.
     said: AskScore,
     counts: Counts,
 }
@@ -311,7 +310,7 @@ impl HttpEnv {
         };
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
         let id = format!("{}-{number}", shared.prefix);
-        // From here on, dropping the place ends the episode, also one whose answer was lost.
+        // Dropping the place ends the episode, also one whose answer was lost.
         let mut place = Place {
             renewal: None,
             shared: Arc::clone(&shared),
@@ -330,9 +329,8 @@ impl HttpEnv {
         self.started(opened)
     }
 
-    /// The begin of the episode, from the answer of the server and its task.
-    /// Without messages of its own, an episode begins with the task's preamble and prompt; without tools of
-    /// its own, it has those of the server.
+    /// The begin of the episode, from the answer of the server and its task. An episode without messages
+    /// begins with the task's preamble and prompt; one without tools has those of the server.
     fn started(&mut self, opened: Opened) -> Result<ResetResult, EnvError> {
         if let Some(why) = opened.tools.as_deref().and_then(wrong_tools) {
             return Err(worker(format!("POST /episodes: {why}")));
@@ -356,7 +354,7 @@ impl HttpEnv {
         })
     }
 
-    /// One call with an id of its own.
+    /// One call with a separate id.
     ///
     /// A fault of the tool is a result that the model reads. A fault of the server itself, or a reward that
     /// is not finite, fails the episode.
@@ -447,7 +445,7 @@ impl HttpEnv {
         }
     }
 
-    /// The score by the server. Without one, the episode is unscored with the reason.
+    /// The score by the server. A missing score leaves the episode unscored, with the reason.
     async fn outcome(&self) -> Result<Outcome, EnvError> {
         let Some(place) = &self.place else {
             return Err(EnvError::Order("score before reset or after the end"));
@@ -478,7 +476,7 @@ fn taken(called: Called, turn: &mut Turn, state: &mut Option<String>) -> Result<
     }
 }
 
-/// The score of an answer. `null` and a missing `reward` are no score.
+/// The score of an answer. `null` and a missing `reward` are not a score.
 fn score(scored: Scored) -> Result<Score, Unscored> {
     let reason = |why: &str| Unscored::new(scored.reason.clone().unwrap_or_else(|| why.into()));
     if scored.status == Status::Unscored {

@@ -1,7 +1,7 @@
-//! Whether a server keeps the protocol: the cases of `sinew env test`.
+//! Checks whether a server keeps the protocol: the cases of `sinew env test`.
 //!
-//! Each case opens episodes of its own and ends them. A case that cannot be tried at this server (no key is
-//! set, too many places to fill) is skipped with the reason.
+//! Each case opens its own episodes and ends them. A case that cannot be tried at this server (no key is set,
+//! too many places to fill) is skipped with the reason.
 
 use super::protocol::{Called, Described, FaultKind, MAX_BODY, Open, Scored, Status};
 use super::remote::{Answer, Remote};
@@ -19,7 +19,7 @@ const MAX_LEASE_S: f64 = 5.0;
 /// Requests of the case in which a client goes away are cut after this time.
 const CUT_AFTER: Duration = Duration::from_millis(5);
 
-/// What became of a case.
+/// Outcome of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CaseOutcome {
@@ -36,13 +36,12 @@ pub enum CaseOutcome {
 pub struct ConformanceRow {
     /// Name of the case.
     pub case: &'static str,
-    /// What became of it.
     pub outcome: CaseOutcome,
-    /// What was seen, in one line.
+    /// Observation, in one line.
     pub why: String,
 }
 
-/// How a server is tried.
+/// Settings of a trial of a server.
 #[derive(Clone, Debug)]
 pub struct ConformanceOptions {
     /// Address of the server.
@@ -58,7 +57,7 @@ pub struct ConformanceOptions {
     pub timeout: Duration,
 }
 
-/// Why a case did not pass: `Err(Ok(why))` is skipped, `Err(Err(why))` failed.
+/// Reason why a case did not pass: `Err(Ok(why))` is skipped, `Err(Err(why))` failed.
 type Case = Result<String, Result<String, String>>;
 
 /// The case failed.
@@ -134,9 +133,9 @@ fn empty() -> Task {
 
 /// A server that is tried.
 struct Trial<'a> {
-    /// With the key of the options.
+    /// Server with the key of the options.
     remote: Remote,
-    /// What the server declares.
+    /// The server's description.
     described: Described,
     /// Task of all episodes.
     task: Task,
@@ -213,7 +212,7 @@ impl Trial<'_> {
         }
     }
 
-    /// Ends an episode. The status is that of the server: a case says which it needs.
+    /// Ends an episode. The status is that of the server: a case decides which it needs.
     async fn close(&self, id: &str) -> Result<Answer, Result<String, String>> {
         self.ask(Method::DELETE, &format!("/episodes/{id}"), &Value::Null)
             .await
@@ -226,7 +225,7 @@ impl Trial<'_> {
         self.ask(Method::POST, &path, &body).await
     }
 
-    /// Without its key, a server must say nothing about itself.
+    /// Checks that the server reveals nothing about itself to a client without its key.
     async fn wrong_key(&mut self) -> Case {
         if self.options.key.is_none() {
             return skip("no key is given; name its variable with --key-env");
@@ -311,7 +310,7 @@ impl Trial<'_> {
         }
     }
 
-    /// A call goes on without its client, and its answer is kept.
+    /// A call continues without its client, and its answer is kept.
     async fn client_goes_away(&mut self) -> Case {
         let id = self.id();
         self.open(&id).await?;
@@ -360,7 +359,7 @@ impl Trial<'_> {
         Ok("404".into())
     }
 
-    /// Bodies that are no JSON, or not those of the protocol.
+    /// Bodies that are not JSON, or not those of the protocol.
     async fn bad_body(&mut self) -> Case {
         for body in ["", "{", "[]", "{\"episode\": 7}"] {
             let sent = Some(body.as_bytes().to_vec());
@@ -431,7 +430,7 @@ impl Trial<'_> {
         }
     }
 
-    /// A full server says so, and does not open one more.
+    /// A full server reports that, and does not open one more.
     async fn capacity(&mut self) -> Case {
         let places = self.described.max_episodes;
         if places > MAX_FILLED {

@@ -73,7 +73,7 @@ impl From<&ToolSpec> for Tool {
 }
 
 impl Described {
-    /// What is wrong with a declaration, if anything is.
+    /// The fault of a declaration, if there is one.
     pub(crate) fn wrong(&self) -> Option<String> {
         let known = self.protocol == PROTOCOL;
         let lease = self.lease_s.is_finite() && (1.0..=86_400.0).contains(&self.lease_s);
@@ -95,7 +95,7 @@ impl Described {
     }
 }
 
-/// What is wrong with a list of tools, if anything is.
+/// The fault of a list of tools, if there is one.
 pub(crate) fn wrong_tools(tools: &[Tool]) -> Option<String> {
     if tools.len() > MAX_TOOLS {
         return Some(format!(
@@ -195,7 +195,7 @@ pub(crate) struct Called {
     pub(crate) renewed: Option<Vec<Message>>,
 }
 
-/// Whose error it is.
+/// Cause of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FaultKind {
@@ -244,7 +244,7 @@ pub(crate) struct Scored {
     pub(crate) rewards: BTreeMap<String, Option<f64>>,
     /// Whether `rewards.reward` is a score.
     pub(crate) status: Status,
-    /// Why there is no score.
+    /// Reason why there is no score.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
 }

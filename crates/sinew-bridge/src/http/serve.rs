@@ -1,8 +1,9 @@
 //! Any environment as a server of the protocol.
 //!
 //! An episode is opened once for its id, and a call runs once for its id: repeats get the stored answer. A
-//! call goes on if its client goes away, so that a repeat finds the whole answer. Episodes without a request
-//! for the length of a lease are closed. Places, bodies, stored answers and requests at once are bounded.
+//! call continues if its client goes away, so that a repeat finds the whole answer. Episodes without a
+//! request for the length of a lease are closed. Places, bodies, stored answers and requests at once are
+//! bounded.
 
 use super::protocol::{
     AskScore, Call, Called, Described, Fault, FaultKind, MAX_BODY, MAX_ID, Open, Opened, PROTOCOL,
@@ -36,12 +37,12 @@ const ANSWERS: usize = 16;
 const SPARE_REQUESTS: usize = 64;
 /// Time for calls that run when the server stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
-/// Why a request without the key is refused.
+/// Reason for refusing a request without the key.
 pub const NO_KEY: &str = "the key is missing or wrong: send `Authorization: Bearer KEY`";
-/// Why a body of another type is refused.
+/// Reason for refusing a body of another type.
 pub const NO_JSON: &str = "the body must be JSON: send `Content-Type: application/json`";
 
-/// What a server declares, and its key.
+/// Declaration and key of a server.
 #[derive(Clone)]
 pub struct ServeOptions {
     /// Tools of the environment.
@@ -82,7 +83,7 @@ struct Shared {
     /// The answer to `GET /sinew`.
     described: Described,
     key: ServeKey,
-    /// By id. Never more than `described.max_episodes`.
+    /// Episodes by id, at most `described.max_episodes`.
     episodes: Mutex<HashMap<String, Arc<Episode>>>,
     /// One permit for each request at once.
     requests: Arc<Semaphore>,
@@ -153,7 +154,7 @@ impl EnvServer {
     /// A server of the environments of `factory`.
     ///
     /// # Errors
-    /// What is wrong with the options.
+    /// The fault of the options.
     pub fn new(factory: Arc<dyn EnvFactory>, options: ServeOptions) -> Result<Self, String> {
         let described = Described {
             name: cut(factory.name(), MAX_ID - 32),
@@ -295,7 +296,7 @@ impl ServeKey {
         })
     }
 
-    /// Who may connect to a server with this key: so many clients with it, and no web page of another site.
+    /// Guard of the connections: so many clients with the key, and no web page of another site.
     pub fn guard(self, clients: usize) -> Guard {
         let limits = ConnectionLimits {
             with_key: clients,
@@ -344,7 +345,7 @@ async fn task(
     }
 }
 
-/// The task of a request that must not be cut: it goes on if the client goes away.
+/// The task of a request that must not be cut: it continues if the client goes away.
 async fn whole(work: impl Future<Output = Response> + Send + 'static) -> Response {
     let done = tokio::spawn(work).await;
     done.unwrap_or_else(|e| refused(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))

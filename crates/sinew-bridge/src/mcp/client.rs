@@ -26,7 +26,7 @@ pub(crate) struct Session {
     shown: String,
 }
 
-/// Why a call has no result.
+/// Reasons why a call has no result.
 pub(crate) enum CallFault {
     /// The model's error, or one of the tool: an observation.
     Tool(String),
@@ -44,7 +44,7 @@ impl Session {
                 let (stream, mut process) = command.start().await.map_err(failed)?;
                 match serve_client((), stream.into_split()).await {
                     Ok(service) => (service, Some(process)),
-                    // How the process ended says more than the end of its connection.
+                    // The end of the process tells more than the end of its connection.
                     Err(e) => {
                         let why = process.ending().await;
                         return Err(failed(why.unwrap_or_else(|| e.to_string())));
@@ -140,7 +140,7 @@ impl Session {
     }
 }
 
-/// Text of a result. Parts that are no text are named by their kind.
+/// Text of a result. Parts that are not text are named by their kind.
 fn text(result: &CallToolResult) -> String {
     let mut parts = Vec::new();
     for block in &result.content {

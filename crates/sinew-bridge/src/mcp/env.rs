@@ -1,8 +1,8 @@
 //! Episodes with the tools of MCP servers.
 //!
-//! Each episode has a session of its own with every server, so that servers with state are safe. A turn
-//! without calls ends the episode; the rewards of the recipe score it. Errors of tools and calls that take
-//! too long are observations. A server that ends or breaks the protocol fails the episode.
+//! Each episode has a separate session with every server, so that servers with state are safe. A turn without
+//! calls ends the episode; the rewards of the recipe score it. Errors of tools and calls that take too long
+//! are observations. A server that ends or breaks the protocol fails the episode.
 
 use super::client::{CallFault, Session};
 use super::keys::{GIVES, Mcp};
@@ -33,7 +33,7 @@ pub struct McpEnvFactory {
 
 /// Parts that the environments of a factory share.
 struct Shared {
-    /// In the order of the recipe.
+    /// Servers in the order of the recipe.
     servers: Vec<Reached>,
     /// Tools of all servers, in their order.
     tools: Vec<ToolSpec>,
@@ -268,7 +268,7 @@ impl McpEnv {
         })
     }
 
-    /// Answers a turn. Without calls, it is the answer of the model.
+    /// Answers a turn. A turn without calls is the answer of the model.
     async fn act(&mut self, action: Action) -> Result<StepResult, EnvError> {
         let Some(sessions) = self.sessions.take() else {
             return Err(EnvError::Order("step before reset or after the end"));

@@ -7,7 +7,7 @@ use sinew_types::{Given, Gives};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What algorithms can read of an episode: the protocol has neither states nor rewards.
+/// Data of an episode that algorithms can read: the protocol has neither states nor rewards.
 pub(super) const GIVES: Gives = Gives {
     states: Given::No(OF_A_CLASS),
     turn_rewards: Given::No(OF_A_CLASS),
@@ -89,7 +89,7 @@ impl Mcp {
 }
 
 impl McpServer {
-    /// What is wrong with the entry, if anything is.
+    /// The fault of the entry, if there is one.
     pub(crate) fn wrong(&self) -> Option<String> {
         let variable = |c: char| c.is_ascii_alphanumeric() || c == '_';
         match (self.command.first(), self.url.as_str()) {

@@ -1,4 +1,4 @@
-//! The dashboard as its users meet it: over HTTP, and in a real browser.
+//! The dashboard over HTTP, and in a real browser.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod api;

@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 /// Most bytes of a manifest; a thousand tensors take about 200 KB.
 const MAX_MANIFEST: u64 = 64 << 20;
 
-/// Why weights that were published are not taken.
+/// Reasons why published weights are not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
-    /// A sum, a length or a name is not what the manifest says.
+    /// A sum, a length or a name differs from the manifest.
     #[error("{}: tensor `{tensor}`: {why}; these weights are not loaded", path.display())]
     Tensor {
         path: PathBuf,
@@ -38,7 +38,7 @@ pub struct WeightsFollower {
     taken: Option<blake3::Hash>,
 }
 
-/// Weights that were published, as their checksums say they are.
+/// Published weights, verified by their checksums.
 #[derive(Debug)]
 pub struct FollowedWeights {
     manifest: WeightsManifest,

@@ -5,10 +5,10 @@ use sinew_types::{Engine, PolicyVersion};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Between two looks at `LATEST`, which has a few bytes.
+/// Interval of reading `LATEST`, which has a few bytes.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// What a look led to.
+/// Result of a look.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Followed {
     /// The engine samples with this version now.
@@ -17,7 +17,7 @@ pub enum Followed {
         /// The version that it came as a difference of.
         base: Option<PolicyVersion>,
     },
-    /// The engine goes on with what it has; said once for each reason in a row.
+    /// The engine continues with its weights; reported once for each reason in a row.
     Kept { why: String },
 }
 
@@ -35,7 +35,7 @@ fn look(follower: &mut WeightsFollower, engine: &dyn Engine) -> Option<Followed>
 }
 
 /// Loads each version that is published into `engine`, between two tokens, once it is verified. Runs until it
-/// is dropped, or `heard` says no.
+/// is dropped, or `heard` returns false.
 pub async fn follow(
     engine: Arc<dyn Engine>,
     follower: WeightsFollower,

@@ -16,7 +16,7 @@
 //! Invariants:
 //! - `LATEST` names a version that is complete: its manifest was written after its tensors.
 //! - A follower gives tensors out once the checksum of each is right, and gives out those bytes.
-//! - The publisher waits for no follower: what one reads is open, and can be read after its name is gone.
+//! - The publisher waits for no follower: a follower's open file can be read after its name is gone.
 
 mod background;
 mod delta;

@@ -18,8 +18,8 @@ struct Anchor {
     file: TensorFile,
 }
 
-/// Publishes versions in a folder of its own, which is best on `/dev/shm`: there a version is in the memory
-/// of the host once, for all engines.
+/// Publishes versions in a separate folder, which is best on `/dev/shm`: there a version is in the memory of
+/// the host once, for all engines.
 #[derive(Debug)]
 pub struct SharedWeights {
     folder: WeightsFolder,
@@ -31,7 +31,7 @@ pub struct SharedWeights {
     before: Option<PolicyVersion>,
 }
 
-/// What was published.
+/// A published version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
     pub version: PolicyVersion,

@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 use sinew_types::{SamplingParams, TokenId, TokenLogprob};
 use std::collections::HashMap;
 
-/// Parameters that both endpoints know by the same names.
+/// Parameters that have the same names at both endpoints.
 fn sampling(attempt: &Attempt, max_tokens: u32) -> Map<String, Value> {
     let s = &attempt.sampling;
     let mut map = Map::new();
@@ -127,12 +127,12 @@ struct VersionSpan {
 
 #[derive(Debug, Deserialize)]
 struct Logprobs {
-    /// Of `/v1/completions`; a token is `token_id:ID`.
+    /// Tokens of `/v1/completions`; each is `token_id:ID`.
     tokens: Option<Vec<String>>,
     token_logprobs: Option<Vec<Option<f64>>>,
     #[serde(default)]
     top_logprobs: Vec<Option<HashMap<String, f64>>>,
-    /// Of `/inference/v1/generate`.
+    /// Entries of `/inference/v1/generate`.
     content: Option<Vec<Content>>,
 }
 

@@ -82,7 +82,7 @@ impl Llama {
                 }
             }
         };
-        // What it logs must not fill the pipe.
+        // Its log must not fill the pipe.
         let mut log = child.stderr.take().unwrap();
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         std::thread::spawn(move || lines.for_each(drop));

@@ -1,14 +1,14 @@
-//! Where a request joins the graph, and what has to be rendered for it.
+//! Plans how a request joins the graph, and which part must be rendered for it.
 //!
-//! For messages: walk the trie of known messages, take the last state that has tokens, and
+//! A request of messages walks the trie of known messages to the last state that has tokens. Then:
 //!
 //! - all messages known, the model speaks next: sample again at the same node;
 //! - known up to a sampled turn, new messages after it: append their tokens to the turn;
 //! - an assistant message that the model did not sample: append it as forced tokens;
 //! - nothing known, or a render that does not only append: render the whole prompt as a new root.
 //!
-//! For text, the anchors are the ends of earlier prompts and outputs; for ids, the longest path that
-//! the ids begin with.
+//! The anchors of a text are the ends of earlier prompts and outputs; the anchor of ids is the longest path
+//! that they begin with.
 
 use super::last_path::LastPath;
 use super::states::{NOWHERE, Walk};
@@ -19,7 +19,7 @@ use sinew_dialect::Prompt;
 use sinew_render::{Renderer, exceeds, render_after, text_exceeds};
 use sinew_types::{FinishReason, Message, NodeId, Role, TokenId, TokenKind, ToolSpec};
 
-/// What joining a request takes. Nothing has changed yet.
+/// Plan to join a request. It has changed nothing yet.
 #[derive(Debug)]
 pub(super) struct Plan {
     /// Node that everything new follows.
@@ -39,7 +39,7 @@ struct Joined {
 }
 
 impl Plan {
-    /// For a prompt that is one step from nowhere.
+    /// Plan of a prompt that is one step from nowhere.
     fn raw(base: Option<NodeId>, nodes: Vec<Planned>, join: Join, key: Key) -> Self {
         Self {
             base,
@@ -61,7 +61,7 @@ enum Position {
 }
 
 impl Session {
-    /// What a request adds. Changes nothing but `last_path`.
+    /// Plans the addition of a request. Changes nothing but `last_path`.
     pub(super) fn plan(
         &self,
         renderer: &dyn Renderer,
@@ -173,10 +173,9 @@ impl Session {
             .next()
     }
 
-    /// Whether a conversation that has no tokens in common with an earlier one is that one,
-    /// rewritten: the model was asked on the way to it and something else follows, or the
-    /// model's turns are in it. What only begins as an earlier one did, with the same
-    /// instructions and examples, is a conversation of its own.
+    /// Whether a conversation that shares no tokens with an earlier one is a rewritten version of it: the
+    /// model was asked on the way to it and something else follows, or the model's turns are in it. A
+    /// conversation that only shares the beginning, such as instructions and examples, is a separate one.
     fn rewritten(&self, walk: &Walk, messages: &[Message]) -> bool {
         let asked = |id: &StateId| {
             let state = self.states.get(*id);

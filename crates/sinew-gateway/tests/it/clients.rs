@@ -1,5 +1,5 @@
-//! Clients as they are: they leave and ask again, they have one key for everything, and look whether a
-//! server is there.
+//! Typical clients: they leave and ask again, use one key for everything, and check whether a server is
+//! there.
 
 use crate::support::{World, answer, client, world, world_with};
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ fn who_leaves_and_asks_again_gets_the_call_that_runs() {
     let first = ask();
     world.until("the call is sampled", || world.engine.status().running == 1);
     leave(first);
-    // No header says that it is a repetition: the body, and that nobody waits for it any more, do.
+    // No header marks it as a repetition: the body, and that nobody waits for it any more, do.
     let second = ask();
     world.until("the call is joined", || stats().coalesced == 1);
     leave(second);
@@ -140,7 +140,7 @@ fn one_key_serves_clients_that_open_no_rollouts() {
         plain(&world, "GET", "/v1/models", &Value::Null).1["data"][0]["id"],
         "policy"
     );
-    // A conversation goes on in its rollout, whichever API it comes by.
+    // A conversation continues in its rollout, whichever API it comes by.
     let ask = json!({"role": "user", "content": "first"});
     let (status, said) = plain(&world, "POST", "/v1/chat/completions", &body("first"));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! How calls end that nobody answers: at the gate, at a stop; and where they are seen until then.
+//! Ends of calls that nobody answers, waiting or at a stop, and their display until then.
 
 use crate::support::{
     Opened, World, answer, client, send, world, world_behind, world_in, world_with,
@@ -57,7 +57,7 @@ fn gives_up(rollout: &Opened) {
     assert!(gone.is_err());
 }
 
-/// What the list of live rollouts says of one.
+/// The entry of a rollout in the list of live ones.
 fn live(world: &World, rollout: &Opened) -> Value {
     let board = world.control("GET", "/rollouts?limit=9", &json!({})).ok();
     let rollouts = board["rollouts"].as_array().unwrap();
@@ -103,7 +103,7 @@ fn a_call_that_waits_at_the_gate_can_be_left_and_ended() {
         assert_eq!((stats.clients_gone, stats.in_flight), (1, 1));
         assert_eq!(world.view(&leaves.id)["stats"]["running"], 0);
         assert_eq!(live(&world, &leaves)["phase"], "agent");
-        // Its rollout is finished: the same, and the caller is told.
+        // Its rollout is finished: the same, and the caller gets an error.
         let cut = scope.spawn(|| ended.post("/chat/completions", &body()));
         waits(1);
         assert_eq!(world.finish(&ended.id)["sampled_tokens"], 0);
@@ -120,7 +120,7 @@ fn a_call_that_waits_at_the_gate_can_be_left_and_ended() {
     });
     world.until("nothing runs", || world.gateway.stats().in_flight == 0);
     assert_eq!(room.available_permits(), 1);
-    // Who was left at the gate can call again.
+    // A client that left before its call was admitted can call again.
     leaves.post("/chat/completions", &body()).ok();
 }
 
@@ -176,7 +176,7 @@ fn at_the_end_of_a_run_agents_learn_that_nothing_is_trained_any_more() {
         assert_eq!(refused.error("code"), "run_ended");
         assert_eq!(refused.retry_after, None);
     }
-    // What an agent did until then can still be finished.
+    // The agent's work until then can still be finished.
     let finish = format!("/rollouts/{}/finish", rollout.id);
     world.control("POST", &finish, &json!({})).ok();
 }
@@ -217,7 +217,7 @@ fn a_stop_refuses_new_calls_cuts_running_ones_and_keeps_what_they_sampled() {
     let reward = format!("/rollouts/{}/reward", rollout.id);
     world.control("POST", &reward, &json!({"reward": 1.0})).ok();
     assert_eq!(world.stop(), 2);
-    // Each of them is told in its own way.
+    // Each of them gets the error of its own dialect.
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
     assert!(text.contains("\"code\":\"gateway_stopping\""), "{text}");

@@ -36,10 +36,10 @@ pub(crate) fn grammars() -> Arc<dyn Grammars> {
     Arc::new(GuidedGrammars::new(vocabulary).unwrap())
 }
 
-/// What the engine says to a conversation whose last words are these; nothing else matches.
+/// Answer of the engine to a conversation that ends with these words; nothing else matches.
 pub(crate) type Answers = fn(&str) -> Option<String>;
 
-/// Everything up to `<hang>` is said at once, then nothing more.
+/// Everything up to `<hang>` is sent at once, then nothing more.
 pub(crate) struct World {
     pub(crate) gateway: Gateway,
     pub(crate) url: String,
@@ -50,7 +50,7 @@ pub(crate) struct World {
     runtime: tokio::runtime::Runtime,
 }
 
-/// A gateway whose engine answers as told; `change` edits both configurations.
+/// A gateway whose engine gives the scripted answers; `change` edits both configurations.
 pub(crate) fn world_with(
     answers: Answers,
     change: impl FnOnce(&mut GatewayConfig, &mut FakeConfig),
@@ -108,7 +108,7 @@ pub(crate) fn world_behind(
         journal,
         ..GatewayConfig::default()
     };
-    // Who leaves does not come back, unless a test says so.
+    // Clients that leave do not come back, unless a test sets this.
     config.server.client_grace = Duration::ZERO;
     change(&mut config, &mut fake);
     let start = Instant::now();
@@ -188,7 +188,7 @@ pub(crate) fn client(patience: Duration) -> Client {
     client.pool_max_idle_per_host(0).build().unwrap()
 }
 
-/// One request on a connection of its own.
+/// One request on a separate connection.
 pub(crate) fn send(
     method: &str,
     url: &str,
@@ -262,14 +262,14 @@ impl World {
         }
     }
 
-    /// Ends for good, and says so for a minute.
+    /// Ends for good, and reports it for a minute.
     pub(crate) fn end(&mut self) {
         if let Some(server) = self.server.take() {
             self.runtime.spawn(server.end(Duration::from_secs(60)));
         }
     }
 
-    /// How many calls had to be cut.
+    /// Stops the gateway, and returns the number of calls that had to be cut.
     pub(crate) fn stop(&mut self) -> usize {
         let server = self.server.take();
         server.map_or(0, |server| self.runtime.block_on(server.stop()))

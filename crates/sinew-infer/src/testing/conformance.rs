@@ -10,7 +10,7 @@ use sinew_types::{
 };
 use std::sync::{Arc, Mutex};
 
-/// A sequence with blocks of its own.
+/// A sequence with separate blocks.
 #[derive(Clone, Debug)]
 struct Stored {
     tokens: Vec<TokenId>,
@@ -128,7 +128,7 @@ fn prompt(vocab: usize, len: usize, seed: usize) -> Vec<TokenId> {
 /// a context of four blocks and 16 tokens, for a vocabulary of at least 8 tokens.
 ///
 /// # Panics
-/// At the first broken rule.
+/// If a rule is broken, at the first one.
 pub fn conformance<F: Forward>(make: impl Fn() -> F) {
     draws_do_not_depend_on_the_batch(Bench::new(make()));
     draws_are_of_the_logits(Bench::new(make()));

@@ -1,8 +1,8 @@
-//! Attacks on the report that a Python program gives of its own end, where it gives one.
+//! Attacks on the report that a Python program may give of its own end.
 //!
 //! A Python program of the process level may report its own end over a socket, so that the next one can start
-//! earlier. The report is the attacker's word: it may end the program's turn and nothing else. A program that
-//! goes on after its report, or a child of it, must be gone before the next program runs.
+//! earlier. An attacker can write the report: it may end the program's turn and nothing else. A program that
+//! continues after its report, or a child of it, must be gone before the next program runs.
 
 use crate::attack::host::Witness;
 use crate::attack::special::{Special, held, printed, python, special};

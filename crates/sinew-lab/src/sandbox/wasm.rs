@@ -1,4 +1,4 @@
-//! How long programs take at the wasm level, beside a plain `python3 -c`.
+//! Times of programs at the wasm level, compared with a plain `python3 -c`.
 
 use super::{BenchRow, against_python, exec, ms, python_alone, row, timing_after};
 use sinew_sandbox::{Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec, Snapshot};
@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 pub const RUNS: usize = 30;
 /// Runs of each kind that are not counted.
 const WARM_UP: usize = 3;
-/// Between runs that take a waiting interpreter: the worker forks the next one.
+/// Pause between runs that take a waiting interpreter: the worker forks the next one.
 const REFILL: Duration = Duration::from_millis(20);
 
-/// Where the programs of a row run.
+/// Place in which the programs of a row run.
 #[derive(Clone, Copy)]
 enum Where<'a> {
-    /// Each in a sandbox of its own.
+    /// Each in a separate sandbox.
     Fresh,
-    /// Each in a fork of a snapshot, a sandbox of its own.
+    /// Each in a fork of a snapshot, a separate sandbox.
     Fork(&'a Snapshot),
     /// One after the other in the same.
     Same,
 }
 
-/// What is measured: name, program, place, whether there is a pause between runs, target.
+/// A measurement: name, program, place, whether there is a pause between runs, target.
 struct Row<'a>(&'static str, &'a Program, Where<'a>, bool, Option<f64>);
 
 /// Milliseconds of each run.

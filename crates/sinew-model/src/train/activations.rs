@@ -16,7 +16,7 @@ use sinew_types::TokenId;
 /// rows; the backward pass computes those of the others again.
 const KEPT_LOGITS: usize = 160 << 20;
 
-/// How much of a forward pass is kept for the backward pass.
+/// Part of a forward pass that is kept for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
     /// Everything: fastest; see [`Activations::bytes_per_row`].
@@ -111,13 +111,13 @@ pub(super) struct LoraWork {
     pub(super) scaled: Vec<f32>,
 }
 
-/// Rows that leave the last layer, if not all do: those whose outputs are asked for. Of the others
-/// the last layer computes keys and values alone, which later rows read.
+/// Rows that leave the last layer, if not all do: those whose outputs are asked for. The last layer computes
+/// only keys and values of the others, which later rows read.
 #[derive(Debug)]
 pub(super) struct Leaving {
     /// Ascending, without duplicates.
     pub(super) rows: Vec<u32>,
-    /// For each row of the pass its place among them, or [`NOWHERE`].
+    /// Place of each row of the pass among them, or [`NOWHERE`].
     pub(super) place: Vec<u32>,
 }
 
@@ -194,9 +194,9 @@ pub struct Activations {
     pub(super) layout: Option<TreeLayout>,
     /// `None`: all rows leave the last layer.
     pub(super) leaving: Option<Leaving>,
-    /// Input of each layer and of the last norm, `[rows, d]`; one alone with [`Keep::Nothing`].
+    /// Input of each layer and of the last norm, `[rows, d]`; only one with [`Keep::Nothing`].
     pub(super) xs: Vec<Buffer>,
-    /// For each layer with [`Keep::All`], else one.
+    /// Activations of each layer with [`Keep::All`], else of one.
     pub(super) layers: Vec<LayerActs>,
     pub(super) work: Work,
     pub(super) items: Asked,
@@ -242,7 +242,7 @@ impl Activations {
         }
     }
 
-    /// How much of a pass they keep.
+    /// Part of a pass that they keep.
     pub fn keep(&self) -> Keep {
         self.keep
     }

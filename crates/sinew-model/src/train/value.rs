@@ -23,7 +23,7 @@ pub struct ValueGrads {
 }
 
 impl ValueHead {
-    /// For hidden states of width `d_model`: `w` normal with deviation `1 / (d + 1)`, so that the
+    /// A head for hidden states of width `d_model`: `w` normal with deviation `1 / (d + 1)`, so that the
     /// first values are small; `b` zero.
     pub fn random(d_model: usize, seed: u64) -> Self {
         let mut values = Buffer::zeros(d_model + 1);

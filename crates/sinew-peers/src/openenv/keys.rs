@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_types::{Given, Gives};
 
-/// What algorithms can read of the episodes.
+/// Data of the episodes that algorithms can read.
 pub(super) const GIVES: Gives = Gives {
     states: Given::No(
         "OpenEnv has no text of a whole state; take a class of yours, with env.type = \"python\"",

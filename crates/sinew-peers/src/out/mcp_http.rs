@@ -1,7 +1,7 @@
 //! MCP over streamable HTTP, and over standard input and output.
 //!
 //! `POST /mcp` with `initialize` opens a session for the next training task; `/mcp/SPLIT/INDEX` names one.
-//! Answers are single JSON objects: the server has nothing to say on its own, so that it offers no stream.
+//! Answers are single JSON objects: the server sends no messages by itself, so it offers no stream.
 
 use super::mcp::{McpSession, fault};
 use super::play::{Offer, Pick, Play, Worlds};
@@ -51,7 +51,7 @@ impl std::fmt::Debug for McpServing {
 
 /// State that all requests share.
 struct Shared {
-    /// What is served, and its limits.
+    /// Served environments, and their limits.
     offer: Offer,
     /// The key that clients must send.
     key: ServeKey,
@@ -147,7 +147,7 @@ impl McpLines {
         }
     }
 
-    /// The answer to a line; `None`: there is nothing to say.
+    /// The answer to a line; `None`: there is none.
     pub async fn answer(&mut self, line: &str) -> Option<String> {
         if line.trim().is_empty() {
             return None;
@@ -234,7 +234,7 @@ async fn on(shared: &Arc<Shared>, pick: Pick, headers: &HeaderMap, body: &Bytes)
         },
     };
     *lock(&kept.seen) = Instant::now();
-    // A call goes on if its client goes away: it may be in the middle of a change.
+    // A call continues if its client goes away: it may be in the middle of a change.
     let answered = tokio::spawn(async move {
         let answer = kept.session.lock().await.on(&message).await;
         *lock(&kept.seen) = Instant::now();

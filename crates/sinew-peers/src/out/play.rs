@@ -1,4 +1,4 @@
-//! One episode of any environment, as other protocols see it.
+//! One episode of any environment, in the form that other protocols need.
 
 use serde_json::{Map, Value, json};
 use sinew_bridge::remote::cut;
@@ -28,7 +28,7 @@ impl std::fmt::Debug for Worlds {
     }
 }
 
-/// What a server offers, and to whom.
+/// Offer of a server: its environments, limits and key.
 #[derive(Clone, Debug)]
 pub struct Offer {
     /// Environments and tasks.
@@ -61,7 +61,7 @@ pub(crate) struct Begun {
     pub(crate) messages: Vec<Message>,
 }
 
-/// What came back for an action.
+/// Result of an action.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Acted {
     /// Observation. Empty at the end.
@@ -74,10 +74,10 @@ pub(crate) struct Acted {
     pub(crate) done: bool,
 }
 
-/// Why an action has no result.
+/// Reasons why an action has no result.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum PlayError {
-    /// The client's error: it may go on.
+    /// The client's error: it may continue.
     #[error("{0}")]
     Client(String),
     /// The environment failed: the episode is over.
@@ -93,7 +93,7 @@ impl From<EnvError> for PlayError {
 
 /// Episodes of one session, one after another.
 pub(crate) struct Play {
-    /// Where episodes and tasks come from.
+    /// Source of episodes and tasks.
     worlds: Worlds,
     /// Number of the next training task of all sessions.
     next: Arc<AtomicU64>,
@@ -220,7 +220,7 @@ impl Play {
         Ok(self.taken(step))
     }
 
-    /// What the client sees of a turn. At the end, the outcome is kept for [`Play::scored`].
+    /// The client's view of a turn. The outcome at the end is kept for [`Play::scored`].
     fn taken(&mut self, step: StepResult) -> Acted {
         self.earned += step.process_reward;
         let mut acted = Acted {

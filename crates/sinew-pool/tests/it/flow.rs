@@ -332,7 +332,7 @@ fn a_restart_keeps_rows_leases_and_known_ids() {
     assert_eq!(ack(&first, &["a"]), json!([]));
     drop(first);
     let second = open(Some(dir.path()), PoolConfig::default());
-    // Told twice is told once; what is leased is nobody else's.
+    // A repeated ack counts once; leased items go to nobody else.
     assert_eq!(ack(&second, &["a"]), json!([]));
     assert_eq!(leased_ids(&lease(&second, 13.0, json!({}))), ["c"]);
     assert_eq!(
@@ -370,7 +370,7 @@ fn rows_that_nobody_acknowledges_do_not_come_back_for_ever() {
     assert_eq!(page["rows"][0]["reason"]["code"], "undeliverable");
 }
 
-/// What the engine says to a prompt: two tokens.
+/// Two tokens that the engine samples after a prompt.
 fn sample(engine: &dyn Engine, temperature: f32) -> Vec<SampledToken> {
     let (sender, events) = mpsc::sync_channel(64);
     let request = GenerateRequest {
@@ -404,7 +404,7 @@ fn with_temperature(mut trajectory: Value) -> Value {
     trajectory
 }
 
-/// It is in the trace that a trainer leases, survives a restart, and is 1 where nobody says it.
+/// It is in the trace that a trainer leases, survives a restart, and is 1 if nobody sets it.
 #[test]
 fn temperatures_come_through() {
     let folder = tempfile::tempdir().unwrap();
@@ -470,7 +470,7 @@ fn log_probabilities_are_compared_with_the_engines() {
             of("true", 0.0, version, &plain),
             of("false", 0.3, version, &plain),
             of("older", 0.3, version + 1, &plain),
-            // At another temperature it is only right with it.
+            // The entry is right only with the other temperature.
             with_temperature(of("warm", 0.0, version, &warm)),
             of("untold", 0.0, version, &warm),
         ],

@@ -72,7 +72,7 @@ fn a_group_is_put_whole_and_once() {
         (again.known(), again.put(&group, GO_ON).unwrap()),
         (2, Fed::Known)
     );
-    // Another producer has keys of its own.
+    // Another producer has separate keys.
     let mut other = Feed::new(Arc::clone(&queue), "other", false).unwrap();
     assert_eq!(other.put(&group[..1], GO_ON).unwrap(), Fed::New(1));
     queue.join(&scorer_consumer()).unwrap();
@@ -117,7 +117,7 @@ fn what_the_store_has_and_the_queue_lacks_is_put() {
         .remove(&["gateway:e0".into(), "gateway:e2".into()])
         .unwrap();
     let mut feed = Feed::new(Arc::clone(&queue), "gateway", true).unwrap();
-    // What is older than all that is known was done and forgotten.
+    // Episodes older than every known row were done and forgotten.
     assert_eq!(feed.restore(&store, 1, GO_ON).unwrap(), 1);
     let keys: Vec<_> = queue
         .rows(None, 9)

@@ -1,4 +1,4 @@
-//! The queue over HTTP: the suite of every queue, and what only the way there can break.
+//! The queue over HTTP: the suite of every queue, and faults that only the network can cause.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../../../sinew-store/tests/queue/cases.rs"]
@@ -35,7 +35,7 @@ const TOKEN: &str = "token-of-the-tests";
 /// Long enough for any machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Serves a file at an address; time is what the number says.
+/// Serves a file at an address; the number is the time.
 fn serve(path: &Path, limits: QueueLimits, port: u16, now: &Arc<AtomicU64>) -> QueueServer {
     let queue = Arc::new(DiskQueue::open(path, limits, false).unwrap());
     let now = Arc::clone(now);

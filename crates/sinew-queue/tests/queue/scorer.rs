@@ -1,4 +1,4 @@
-//! Scorers that run apart: over a server, several at once, killed, with rows that nothing can score.
+//! Separate scorers: over a server, several at once, killed, with rows that nothing can score.
 
 use super::feed::trace;
 use super::{RUNTIME, client, serve};
@@ -111,7 +111,7 @@ fn several_scorers_over_a_server_score_each_row_once() {
         (names.len(), names.iter().collect::<BTreeSet<_>>().len()),
         (40, 40)
     );
-    // What it says late changes nothing.
+    // A late ack changes nothing.
     let late = sinew_store::queue::scored(&dead.rows[0].key, &Outcome::default()).unwrap();
     let settled = queue.ack("scorer", dead.lease.unwrap(), &[late]).unwrap();
     assert_eq!(settled.lost.len(), 1);
@@ -130,7 +130,7 @@ fn a_row_that_cannot_be_scored_goes_on_without_a_reward_after_some_attempts() {
     let mut feed = Feed::new(Arc::clone(&queue), "run", true).unwrap();
     let group = [trace("bad", "g", 1, None), trace("good", "g", 2, None)];
     feed.put(&group, &|| false).unwrap();
-    // A row that is no episode dies, with the reason, and comes back when it is revived.
+    // A row that is not an episode dies, with the reason, and comes back when it is revived.
     queue
         .put(&[NewRow::new("junk", Field::new(fields::TRACE, "junk"))])
         .unwrap();

@@ -1,4 +1,4 @@
-//! Lost answers, restarts, wrong tokens, bodies that are no calls, waits.
+//! Lost answers, restarts, wrong tokens, bodies that are not calls, waits.
 
 use super::{LIMITS, PATIENCE, RUNTIME, TOKEN, client, keys, row, serve, trainer};
 use sinew_queue::HttpQueue;
@@ -235,7 +235,7 @@ fn waits_end_with_a_change_and_with_the_server() {
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| short.wait(seen, PATIENCE));
         RUNTIME.block_on(server.stop());
-        // The same number, or that nothing listens any more: it does not go on waiting.
+        // The same number, or that nothing listens any more: it does not wait any longer.
         let ended = waits.join().unwrap();
         assert!(ended.is_err() || ended.unwrap() == seen);
     });

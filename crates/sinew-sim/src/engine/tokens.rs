@@ -75,20 +75,19 @@ impl TensorSource for Nothing {
 pub(super) struct Tokens {
     /// Times and sizes of an engine, in ids.
     speed: Speed,
-    /// Of the weights.
+    /// Version of the weights.
     version: u64,
     /// The real core of the loop.
     core: Option<Stepper<Counts>>,
     /// Rows of the last pass.
     rows: Arc<AtomicU64>,
-    /// What the pass at work will say, and when it ends.
+    /// End and events of the pass at work.
     pass: Option<(Micros, Vec<EngineEvent>)>,
     /// Passes so far.
     passes: u64,
 }
 
 impl Tokens {
-    /// At the beginning.
     pub(super) fn new(speed: Speed) -> Self {
         let rows = Arc::new(AtomicU64::new(0));
         Self {
@@ -177,7 +176,7 @@ impl Tokens {
         self.pass = None;
     }
 
-    /// How full it is.
+    /// Its load.
     pub(super) fn reading(&self) -> Load {
         let status = self.core.as_ref().map(Stepper::status).unwrap_or_default();
         Load {

@@ -1,8 +1,8 @@
 //! Episodes: admission, sandboxes, turns and tools.
 //!
 //! An episode waits for its place, boots, and then turns between generating and a tool until its machine ends
-//! it. What it draws follows from its seed and from what the draw is for. A place is given back before the
-//! trace is written, as in the runner.
+//! it. Its random numbers follow from its seed and their purpose. A place is given back before the trace is
+//! written, as in the runner.
 
 use super::{At, Happening, World};
 use crate::agenda::{Micros, seconds};
@@ -17,7 +17,7 @@ use sinew_types::{
     FailureKind, Outcome, SamplingParams, Task, TaskId, Timing, TokenId, Trace, mix_hash, mix_seed,
 };
 
-/// What an episode is at.
+/// State of an episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doing {
     /// Its place is free.
@@ -28,13 +28,13 @@ pub(super) enum Doing {
     WaitsForTurn,
     Generates,
     Acts,
-    /// Over; becomes durable.
+    /// The episode is over and becomes durable.
     Stores,
     /// Durable; waits for its score.
     Scores,
 }
 
-/// What random numbers are for.
+/// Purpose of a random number.
 #[derive(Clone, Copy)]
 enum For {
     Turns,
@@ -51,9 +51,8 @@ enum For {
 /// An episode of the simulation.
 #[derive(Debug)]
 pub(super) struct Episode {
-    /// What the core asked for.
+    /// Draw of the core.
     pub(super) draw: Draw,
-    /// What it is at.
     pub(super) doing: Doing,
     /// Number of its stay in this place.
     pub(super) round: u32,
@@ -72,11 +71,11 @@ pub(super) struct Episode {
     pub(super) request: Option<u64>,
     /// Requests that it has made.
     pub(super) requests: u32,
-    /// When it asked to begin.
+    /// Time at which it asked to begin.
     asked: Micros,
-    /// When it began.
+    /// Time at which it began.
     began: Micros,
-    /// When what it is at began.
+    /// Time at which its present state began.
     phase: Micros,
     /// Seconds of its turns.
     generate_s: f64,
@@ -89,7 +88,7 @@ pub(super) struct Episode {
 }
 
 impl Episode {
-    /// From the end of its wait to its own end.
+    /// Whether it has a sandbox: from the end of its wait to its own end.
     pub(super) fn has_sandbox(&self) -> bool {
         matches!(
             self.doing,
@@ -107,14 +106,14 @@ impl Episode {
         mix_hash(mix_seed(self.draw.seed, what as u64), n)
     }
 
-    /// Whose context it is, for an engine's cache; and whose prompt.
+    /// Keys of an engine's cache: of its context, and of its prompt.
     pub(super) fn cache_keys(&self, seed: u64, slot: u32) -> (u64, u64) {
         let own = u64::from(slot) << 32 | u64::from(self.round) | 1 << 62;
         (own, self.common(seed) | 1 << 63)
     }
 }
 
-/// As the real loop knows an episode.
+/// The spec that the real loop would have for the episode.
 fn spec(draw: &Draw) -> EpisodeSpec {
     EpisodeSpec {
         episode: draw.episode.clone(),
@@ -192,7 +191,7 @@ impl World {
             return self.waiting.pop_front();
         }
         let now_s = self.now_s();
-        // Of a task and now alone; members of a group follow each other.
+        // The rank depends only on the task and the time; members of a group follow each other.
         let mut last: Option<(usize, Rank)> = None;
         let mut rank = |slot: u32| {
             let draw = &self.episodes[slot as usize].draw;
@@ -209,13 +208,13 @@ impl World {
         self.waiting.remove(at)
     }
 
-    /// Lets go on who may, and more begin.
+    /// Lets waiting turns continue if admission allows, and further episodes begin.
     pub(super) fn settle(&mut self) {
         self.settle_once();
         self.begin_some();
     }
 
-    /// Lets go on who may.
+    /// Lets waiting turns continue if admission allows.
     fn settle_once(&mut self) {
         let now_s = self.now_s();
         self.measure.inputs += 1;
@@ -345,7 +344,7 @@ impl World {
         self.settle();
     }
 
-    /// A turn is over: its place is given back, and the episode goes on.
+    /// A turn is over: its place is given back, and the episode continues.
     pub(super) fn turn_over(&mut self, slot: u32) {
         let (now, now_s) = (self.now, self.now_s());
         let episode = &mut self.episodes[slot as usize];
@@ -516,7 +515,7 @@ impl World {
         self.settle();
     }
 
-    /// What the environment says at the end: groups have a signal, but for a share of them.
+    /// Outcome from the environment: groups have a signal, except for a share of them.
     fn outcome(&self, slot: u32) -> Outcome {
         let episode = &self.episodes[slot as usize];
         let group = mix_hash(
@@ -545,7 +544,7 @@ impl World {
 }
 
 impl Episode {
-    /// From its parts.
+    /// A new episode in a place.
     fn of(draw: Draw, round: u32) -> Self {
         Self {
             draw,

@@ -26,7 +26,7 @@ const KNOWN: usize = 4096;
 /// A stored episode, as far as the loop needs it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Stored {
-    /// What the core asked for.
+    /// Draw of the core.
     pub(super) draw: u64,
     /// Those that it is compared with.
     pub(super) group: GroupId,
@@ -46,7 +46,7 @@ pub(super) struct Stored {
     pub(super) kind: String,
 }
 
-/// What outlives the process of the run.
+/// Data that outlive the process of the run.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     /// Episodes that no update of a checkpoint names.
@@ -58,18 +58,18 @@ pub(super) struct Kept {
     /// Number of the last one.
     pub(super) next: u64,
     pub(super) checkpoint: u64,
-    /// As the checkpoint has it.
+    /// Curriculum of the checkpoint.
     pub(super) curriculum: sinew_orchestrator::Curriculum,
     /// Rows that are to leave the queue, and could not yet.
     pub(super) leaving: Vec<String>,
 }
 
-/// What a committed update was made of.
+/// Content of a committed update.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Order {
     /// The groups of the update.
     pub(super) groups: Vec<Vec<EpisodeId>>,
-    /// After the update.
+    /// Curriculum after the update.
     pub(super) curriculum: sinew_orchestrator::Curriculum,
     /// Episodes that the commit names.
     pub(super) named: Vec<EpisodeId>,
@@ -94,7 +94,6 @@ pub(super) struct Scorers {
 }
 
 impl Scorers {
-    /// At the beginning.
     pub(super) fn new(all: usize) -> Self {
         Self {
             idle: all,
@@ -119,7 +118,7 @@ fn key_of(episode: &EpisodeId) -> String {
     episode.as_str().to_owned()
 }
 
-/// What is kept of it.
+/// The stored part of a trace.
 fn stored(trace: &Trace) -> Stored {
     let versions = || {
         trace
@@ -437,7 +436,7 @@ impl World {
         }
     }
 
-    /// What is wrong with the queue, if something is.
+    /// The queue's fault, if there is one.
     pub(super) fn check_rows(&mut self) -> Option<Violation> {
         let stats = self.queue.stats();
         let score = self.expect(stats)?.of(SCORE);

@@ -1,9 +1,7 @@
 //! The commands of the loop's core: groups, updates, weights, commits.
 //!
-//! Updates number the weights: version `n` is what update `n` made. A session that begins after a
-//! kill is given
-//! what the store of a real run would give: the checkpoint, the commits after it, and the draws
-//! that no commit
+//! Updates number the weights: update `n` made version `n`. A session that begins after a kill gets what the
+//! store of a real run would return: the checkpoint, the commits after it, and the draws that no commit
 //! names.
 
 use super::rows::{Order, Stored};
@@ -20,9 +18,9 @@ use sinew_types::{EpisodeId, GroupId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// Why an episode without a signal is left out.
+/// Reason for leaving out an episode without a signal.
 const NO_SIGNAL: &str = "no difference within the group";
-/// Why a failed one is.
+/// Reason for leaving out a failed episode.
 const FAILED: &str = "failed";
 
 /// The update at work, and episodes that wait for theirs.
@@ -32,7 +30,7 @@ pub(super) struct Updates {
     pub(super) ended: HashMap<EpisodeId, Arc<Stored>>,
     /// The trainer's lease and its rows.
     pub(super) lease: Option<(LeaseId, Vec<String>)>,
-    /// When the lease was last made or renewed.
+    /// Time at which the lease was last made or renewed.
     pub(super) renewed: Micros,
     /// Weights that sample.
     pub(super) version: u64,
@@ -94,7 +92,7 @@ pub(super) fn config(plan: &Plan) -> CoreConfig {
 }
 
 impl World {
-    /// Does what the core says.
+    /// Carries out a command of the core.
     pub(super) fn carry_out(&mut self, command: Command) {
         match command {
             Command::Review(_) => self.tell(Event::Reviewed),
@@ -280,7 +278,7 @@ impl World {
         self.ack_rows(named().cloned());
     }
 
-    /// What came before is not asked for again.
+    /// Forgets the episodes that the checkpoint covers: the core does not ask for them again.
     fn checkpoint(&mut self, step: u64) {
         self.kept.checkpoint = step;
         self.kept.curriculum = self.core.curriculum().clone();
@@ -303,7 +301,7 @@ impl World {
         self.measure.step(step, now, busy_s);
     }
 
-    /// What the next session goes on from.
+    /// State from which the next session continues.
     pub(super) fn state(&self) -> CoreState {
         let checkpoint = self.kept.checkpoint;
         let later = self.kept.orders.range(checkpoint + 1..);

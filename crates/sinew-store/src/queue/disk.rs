@@ -75,7 +75,7 @@ impl DiskQueue {
     /// Opens the queue `name` of the store in a folder, or makes both; the store itself may be in use.
     ///
     /// # Errors
-    /// As [`DiskQueue::open`], and if the name is none: it names a file.
+    /// Same as [`DiskQueue::open`], and if the name is not valid: it names a file.
     pub fn in_store(
         folder: &Path,
         name: &str,
@@ -165,12 +165,12 @@ fn open_at(path: &Path, core: &mut QueueCore) -> Result<Table, StoreError> {
     Ok(table)
 }
 
-/// What an error of SQLite says of the file.
+/// Turns an error of SQLite into an error about the file.
 fn bad_file(path: &Path, source: rusqlite::Error) -> StoreError {
     let path = path.to_owned();
     match source.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Locked { path },
-        // Without a code: a value has another type than its column.
+        // Errors without a code: a value has another type than its column.
         None
         | Some(
             ErrorCode::DatabaseCorrupt
@@ -399,7 +399,7 @@ fn insert_claim(
 }
 
 impl Table {
-    /// A refusal to go on with the file.
+    /// A refusal to continue with the file.
     fn damaged(&self, reason: &str) -> StoreError {
         StoreError::LostQueue {
             path: self.path.clone(),

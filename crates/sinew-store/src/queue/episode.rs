@@ -1,4 +1,4 @@
-//! Episodes as rows: what every producer puts and every consumer reads.
+//! Episodes as rows, the common form of all producers and consumers.
 //!
 //! A row has the whole trace, compressed, as its consumers may be on other machines; it goes when the row is
 //! done. The outcome is in the field `reward`: a row without it waits for a scorer.
@@ -10,7 +10,7 @@ use sinew_types::{Outcome, Trace};
 
 /// An episode as a row: `source` names its producer, in whose name its key and its group are unique.
 ///
-/// Without `scored`, the row has no reward, and waits for a scorer.
+/// A row without `scored` has no reward and waits for a scorer.
 ///
 /// # Errors
 /// If the trace cannot be encoded.
@@ -46,7 +46,7 @@ pub fn reward_field(key: &str, outcome: &Outcome) -> Result<Field, StoreError> {
     Ok(Field::new(fields::REWARD, pack(key, outcome)?))
 }
 
-/// What a scorer acks a row with.
+/// A row with its reward, as a scorer acks it.
 ///
 /// # Errors
 /// If the outcome cannot be encoded.

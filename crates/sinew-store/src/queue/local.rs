@@ -1,4 +1,4 @@
-//! A queue in this process: the core behind a lock, a backing for what must outlive it.
+//! A queue in this process: the core behind a lock, and a backing for durable parts.
 
 use super::Queue;
 use super::core::{Change, QueueCore};
@@ -14,7 +14,7 @@ use std::fmt::Debug;
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-/// Where values lie, and what makes changes durable.
+/// Storage of values that also makes changes durable.
 pub(super) trait Backing: Send + Debug {
     /// Makes changes of the state `core` durable, all or none.
     fn write(&mut self, core: &QueueCore, changes: &[Change]) -> Result<(), StoreError>;
@@ -27,7 +27,7 @@ pub(super) trait Backing: Send + Debug {
 #[derive(Debug)]
 pub struct Local<B> {
     state: Mutex<State<B>>,
-    /// Told of every change.
+    /// Notified of every change.
     changed: Condvar,
 }
 
@@ -64,7 +64,7 @@ fn change<B: Backing, T>(
     Ok(value)
 }
 
-/// As [`change`], with the number of changes.
+/// Same as [`change`], with the number of changes.
 fn count<B: Backing>(
     queue: &Local<B>,
     plan: impl FnOnce(&QueueCore) -> Result<Vec<Change>, QueueError>,

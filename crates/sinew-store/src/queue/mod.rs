@@ -44,9 +44,9 @@ use std::time::{Duration, Instant};
 /// A queue. Calls block on locks, disk or network and can be made from any thread, but not from async
 /// tasks.
 ///
-/// `now_ms` is the caller's clock; a queue in another process uses the clock of that process in its place,
-/// as leases of several machines cannot follow several clocks. What a call changed is durable, as far as
-/// the queue is, when it returns.
+/// `now_ms` is the caller's clock. A queue in another process uses the clock of that process instead, as
+/// leases of several machines cannot follow several clocks. A durable queue has written a call's changes when
+/// the call returns.
 pub trait Queue: Send + Sync + Debug {
     /// Adds rows, all or none; an answer for each. Putting a row again changes nothing.
     ///
@@ -67,7 +67,7 @@ pub trait Queue: Send + Sync + Debug {
     /// If it is known with other fields, or another consumer writes one of its fields.
     fn join(&self, consumer: &Consumer) -> Result<(), StoreError>;
 
-    /// Gives ready rows to a holder for a time. What ended before is taken back first.
+    /// Gives ready rows to a holder for a time, after it has taken back the rows of ended leases.
     ///
     /// # Errors
     /// [`QueueError::NotReady`] for rows that were named; a sample is empty instead.
@@ -94,7 +94,7 @@ pub trait Queue: Send + Sync + Debug {
     /// Gives rows back that the holder could not work on, with the reason. The delivery counts.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn fail(
         &self,
         consumer: &str,
@@ -106,7 +106,7 @@ pub trait Queue: Send + Sync + Debug {
     /// Extends a lease to `now_ms + ttl_ms`.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn renew(
         &self,
         consumer: &str,
@@ -119,7 +119,7 @@ pub trait Queue: Send + Sync + Debug {
     /// Makes dead rows of a consumer ready again, as if never delivered; how many.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn revive(&self, consumer: &str, keys: &[String]) -> Result<usize, StoreError>;
 
     /// Forgets rows that no consumer holds and that are not done, all or none: their keys would be new again.
@@ -128,43 +128,43 @@ pub trait Queue: Send + Sync + Debug {
     /// [`QueueError::UnknownRow`], [`QueueError::NotReady`].
     fn remove(&self, keys: &[String]) -> Result<usize, StoreError>;
 
-    /// Takes back what leases that ended hold, and forgets the oldest rows that are done beyond `keep`, a
-    /// group at a time. How many rows were forgotten: their keys would be new again.
+    /// Takes back the rows of leases that ended, and forgets the oldest rows that are done beyond `keep`, a
+    /// group at a time. Returns the number of forgotten rows: their keys would be new again.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn sweep(&self, keep: usize, now_ms: u64) -> Result<usize, StoreError>;
 
     /// The value of a field; `None` if the row is not known, is done, or has no such field.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn read(&self, key: &str, field: &str) -> Result<Option<bytes::Bytes>, StoreError>;
 
-    /// Where a row stands with a consumer; `None` if the key is not known. A row that is done is acked, or
-    /// waits for ever.
+    /// A row's state for one consumer; `None` if the key is not known. A row that is done counts as acked, or
+    /// as waiting for ever.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn state(&self, consumer: &str, key: &str) -> Result<Option<RowState>, StoreError>;
 
     /// Rows in the order of their puts, from the one after `after`, up to `limit`.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn rows(&self, after: Option<u64>, limit: usize) -> Result<Vec<RowView>, StoreError>;
 
-    /// How many rows stand where.
+    /// Counts of rows by state.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn stats(&self) -> Result<QueueStats, StoreError>;
 
     /// Waits until the queue changes after `seen`, an earlier answer of this call (0: answer at once), or
     /// until the time is over; the number of its last change.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn wait(&self, seen: u64, at_most: Duration) -> Result<u64, StoreError>;
 }
 

@@ -1,4 +1,4 @@
-//! What each operation of a queue changes, without changing it.
+//! Plans the changes of each queue operation without making them.
 
 use super::core::{Change, Claim, Hold, QueueCore, Row};
 use super::sample;
@@ -17,12 +17,12 @@ pub(super) struct Given {
     pub(super) rows: Vec<(u64, usize)>,
 }
 
-/// How a holder gives rows back unacked.
+/// Ways in which a holder gives rows back unacked.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Back<'a> {
     /// Unused.
     Released,
-    /// With a reason.
+    /// The rows failed, with a reason.
     Failed(&'a str),
     /// Not at all: until another time.
     Renewed(u64),
@@ -491,7 +491,7 @@ impl QueueCore {
         Ok((changes, settled))
     }
 
-    /// Where a row stands after its delivery of this number came to nothing.
+    /// State of a row after its delivery of this number failed.
     fn after(&self, attempts: u32, why: impl FnOnce() -> Arc<str>) -> Hold {
         match attempts >= self.limits.max_attempts {
             true => Hold::Dead { reason: why() },

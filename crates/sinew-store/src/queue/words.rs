@@ -1,4 +1,4 @@
-//! The words of the queue as plain data: rows, consumers, leases, refusals.
+//! Plain data of the queue: rows, consumers, leases, refusals.
 
 pub use crate::error::QueueError;
 use bytes::Bytes;
@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Names of the fields that parts of the system agree on. Others may be used, too.
 pub mod fields {
-    /// What the row stands for: the name of an episode in a store, or the episode where it is stored
-    /// nowhere else.
+    /// Field of the episode: its name in a store, or the episode itself if no store has it.
     pub const TRACE: &str = "trace";
     /// Score of the episode.
     pub const REWARD: &str = "reward";
@@ -21,11 +20,10 @@ pub struct LeaseId(pub u64);
 /// Bounds of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// Rows that are not done.
-    /// Default 65,536. Above it puts are refused, which holds the producer back.
+    /// Rows that are not done. Default 65,536. Further puts are refused, which holds the producer back.
     pub max_rows: usize,
-    /// Their fields.
-    /// Default 1 GiB. What consumers write counts, but is never refused: it would keep rows from leaving.
+    /// Their fields. Default 1 GiB. Fields that consumers write count, but are never refused: a refusal would
+    /// keep rows from leaving.
     pub max_bytes: u64,
     /// Leases of one row by one consumer before it is dead for that consumer.
     /// Default 8. A row that no holder survives does not stop the others.
@@ -120,7 +118,7 @@ pub const MAX_REASON: usize = 512;
 pub struct NewRow {
     /// Unique in the queue, chosen by the producer.
     pub key: String,
-    /// Rows of one name belong together; empty: the row is alone.
+    /// Rows of one name belong together; empty: the row has no group.
     pub group: String,
     /// Rows that make the group whole, 1 or more. The largest of its rows counts; further rows of the name
     /// begin another group.
@@ -131,12 +129,12 @@ pub struct NewRow {
     pub tokens: u64,
     /// Version of the oldest weights that sampled it, for freshness.
     pub version: u64,
-    /// What is known of it.
+    /// Fields that are known at the put.
     pub fields: Vec<Field>,
 }
 
 impl NewRow {
-    /// A row that is alone, with one field.
+    /// A row without a group, with one field.
     pub fn new(key: impl Into<String>, field: Field) -> Self {
         Self {
             key: key.into(),
@@ -155,7 +153,7 @@ impl NewRow {
     }
 }
 
-/// What became of a row that was put.
+/// Result of putting a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Put {
     /// It was added.
@@ -164,8 +162,8 @@ pub enum Put {
     Duplicate,
 }
 
-/// A reader of the queue with a cursor of its own. Any number of holders, in any number of processes, may
-/// lease under its name: each row goes to one of them.
+/// A reader of the queue with a separate cursor. Any number of holders, in any number of processes, may lease
+/// under its name: each row goes to one of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Consumer {
     /// 1 to [`MAX_NAME`] bytes.
@@ -179,18 +177,18 @@ pub struct Consumer {
     pub last: bool,
 }
 
-/// Which ready rows come first; a higher priority does before all else.
+/// Order of ready rows with equal priority; a higher priority always comes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
-    /// By the time of the put.
+    /// Oldest put first.
     #[default]
     Oldest,
-    /// By version, the newest first.
+    /// Newest version first.
     Freshest,
 }
 
 /// A selection of ready rows. Every condition holds together with the others; the first row, or group, is
-/// given although it alone exceeds `bytes` or `tokens`.
+/// given even if it exceeds `bytes` or `tokens`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// Maximum rows, 1 to [`MAX_CALL_ROWS`].
@@ -201,7 +199,7 @@ pub struct Sample {
     pub tokens: u64,
     /// Only whole groups, all of whose rows are ready.
     pub whole_groups: bool,
-    /// What comes first.
+    /// Order of the rows.
     pub order: Order,
     /// Only rows of this version or a later one; with `whole_groups` all rows of a group.
     pub from_version: u64,
@@ -224,7 +222,7 @@ impl Sample {
     }
 }
 
-/// Which rows are asked for.
+/// Selection of rows in a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Take {
     /// Rows that the queue chooses.
@@ -238,53 +236,52 @@ pub enum Take {
 pub struct Ask {
     /// A consumer that joined.
     pub consumer: String,
-    /// Who will work on the rows, for reports.
+    /// Name of the worker, for reports.
     pub holder: String,
     /// Milliseconds until the rows go to another holder, 1 or more.
     pub ttl_ms: u64,
-    /// Which rows.
     pub take: Take,
 }
 
 /// A row as it was given to a holder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leased {
-    /// As put, as is the group.
+    /// `key` and `group` as put.
     pub key: String,
     pub group: String,
     /// 1 for the first delivery to this consumer.
     pub attempt: u32,
-    /// As put, as is the version.
+    /// `tokens` and `version` as put.
     pub tokens: u64,
     pub version: u64,
-    /// Which of [`Sample::parts`] it is in.
+    /// Index of the part, below [`Sample::parts`].
     pub part: usize,
     /// Those that the consumer needs, in the order in which it named them.
     pub fields: Vec<Field>,
 }
 
-/// What was given in one call.
+/// Rows of one `lease` call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loan {
     /// Names the delivery in acks, releases and renewals; `None`: nothing was ready.
     pub lease: Option<LeaseId>,
-    /// When the rows go to another, on the clock of the queue's process.
+    /// Time at which the rows go to another holder, on the clock of the queue's process.
     pub until_ms: u64,
-    /// By part, then in the order in which they were chosen.
+    /// Rows by part, then in the order in which they were chosen.
     pub rows: Vec<Leased>,
 }
 
 /// A row that a holder is done with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
-    /// As leased.
+    /// Key of the leased row.
     pub key: String,
-    /// What the consumer writes: all of those fields, and no others.
+    /// Fields that the consumer writes: all of them, and no others.
     pub fields: Vec<Field>,
 }
 
 impl Done {
-    /// Of a consumer that writes nothing.
+    /// A row for a consumer that writes nothing.
     pub fn of(key: impl Into<String>) -> Self {
         Self {
             key: key.into(),
@@ -293,7 +290,7 @@ impl Done {
     }
 }
 
-/// What became of rows that a holder gave back in any way.
+/// Result of giving rows back in any way.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settled {
     /// Rows that changed; one that had been given back in this way before did not.
@@ -302,7 +299,7 @@ pub struct Settled {
     pub lost: Vec<String>,
 }
 
-/// Where a row stands with a consumer.
+/// State of a row for one consumer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RowState {
     /// It lacks a field that the consumer needs, or has all that the consumer writes.
@@ -323,26 +320,26 @@ pub enum RowState {
 pub struct RowView {
     /// Its place in the order of puts, for the next page.
     pub seq: u64,
-    /// As put, as is the group.
+    /// `key` and `group` as put.
     pub key: String,
     pub group: String,
     /// Names of the fields that it has.
     pub fields: Vec<String>,
     /// Every consumer that has to do with it is done; the fields are gone and the key stays known.
     pub done: bool,
-    /// By consumer, in the order in which they joined.
+    /// States by consumer, in the order in which the consumers joined.
     pub states: Vec<(String, RowState)>,
 }
 
 impl RowView {
-    /// Where it stands with a consumer.
+    /// The row's state for one consumer.
     pub fn state(&self, consumer: &str) -> Option<&RowState> {
         let mut states = self.states.iter();
         states.find(|(name, _)| name == consumer).map(|(_, s)| s)
     }
 }
 
-/// How many rows stand where with one consumer.
+/// Counts of rows by state for one consumer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConsumerStats {
     /// Its name.
@@ -359,7 +356,7 @@ pub struct ConsumerStats {
     pub dead: usize,
 }
 
-/// How full a queue is.
+/// Counts and sizes of a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueStats {
     /// Rows that are not done.
@@ -368,12 +365,12 @@ pub struct QueueStats {
     pub done: usize,
     /// Fields of rows that are not done.
     pub bytes: u64,
-    /// In the order in which they joined.
+    /// Consumers in the order in which they joined.
     pub consumers: Vec<ConsumerStats>,
 }
 
 impl QueueStats {
-    /// Of one consumer; all zeros if it has not joined.
+    /// Counts of one consumer; all zeros if it has not joined.
     pub fn of(&self, consumer: &str) -> ConsumerStats {
         let found = self.consumers.iter().find(|c| c.name == consumer);
         found.cloned().unwrap_or_default()

@@ -1,4 +1,4 @@
-//! What every store does.
+//! Checks the behaviour that all stores share.
 
 use crate::support::{id, on_each, trace};
 use sinew_store::{Committed, EndKind, Filter, GcPolicy, MAX_PAGE, StoreError, TrainedBatch};

@@ -27,8 +27,8 @@ fn trainer() -> Consumer {
     }
 }
 
-/// The victim: commits without end and says what was acknowledged. Does nothing unless it is
-/// started by the test below.
+/// The victim: commits without end and prints the acknowledged ids. Does nothing unless it is started by the
+/// test below.
 #[test]
 fn victim() {
     let Some(directory) = std::env::var_os(DIRECTORY) else {
@@ -60,7 +60,7 @@ fn victim() {
             take: Take::Sample(Sample::rows(3)),
         };
         let loan = queue.lease(&ask, n).unwrap();
-        // A row that comes again after its update was committed is acknowledged alone.
+        // A row that comes again after its update was committed is only acknowledged.
         let batches = store.trained_batches().unwrap();
         let trained = |n: &u64| batches.iter().any(|b| b.episodes.contains(&id(*n)));
         let number = |r: &Leased| u64::from_le_bytes(r.fields[0].value[..].try_into().unwrap());
@@ -109,7 +109,7 @@ fn killed_while_committing() {
         }
         assert_eq!(left, 0, "the victim ended by itself");
         child.kill().unwrap();
-        // What it still said before it died was acknowledged as well.
+        // Lines that it still printed before it died were acknowledged as well.
         for line in lines.map_while(Result::ok) {
             note(&line, &mut committed, &mut put, &mut steps);
         }

@@ -100,7 +100,7 @@ fn a_bad_frame_hides_nothing_behind_it_when_the_index_is_rebuilt() {
         assert_eq!(store.recovery().damaged.len(), 1);
         let others: Vec<&Written> = frames.iter().filter(|f| f.1 != *from).collect();
         assert_readable(&store, &others);
-        // Of the frame itself, each record that is whole.
+        // The whole records of the damaged frame stay readable, too.
         let own = [1, 2].map(|n| store.get(&id(n)).unwrap().is_some());
         assert!(own.iter().any(|there| *there), "{byte}: {own:?}");
         let missing = own.iter().position(|there| !there);
@@ -132,7 +132,7 @@ fn a_flipped_bit_in_the_last_commit_is_no_torn_write() {
         if !indexed {
             remove_index(directory.path());
         }
-        // With the index, the last record decides: it is whole here.
+        // The index makes the last record decide: it is whole here.
         flip(path, to - 1, 0);
         let refused = open(directory.path());
         assert!(matches!(refused, Err(StoreError::Damaged(_))), "{indexed}");
@@ -235,7 +235,7 @@ proptest! {
         }
         let store = accepting(directory.path());
         assert_readable(&store, &whole);
-        // What is gone can be committed again, and all of it is there then.
+        // Lost records can be committed again, and all of them are there then.
         for n in 0..sizes.iter().sum() {
             if store.get(&id(n)).unwrap().is_none() {
                 let again = store.commit(&trace(n, 20 * n as usize)).unwrap();
@@ -271,7 +271,7 @@ fn a_file_with_a_bad_header_that_is_cut_too_is_gone_on_with() {
     }
 }
 
-/// What an index says, without the order of its rows.
+/// Content of an index, without the order of its rows.
 fn view(store: &DiskStore) -> (Vec<EpisodeSummary>, Vec<TrainedBatch>) {
     let mut episodes = store.list(&Filter::default()).unwrap().episodes;
     for e in &mut episodes {

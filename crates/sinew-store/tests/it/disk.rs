@@ -96,7 +96,7 @@ fn a_torn_tail_is_cut_off() {
     assert_eq!(store.get(&id(1)).unwrap(), Some(trace(1, 10)));
 }
 
-/// What power took from a medium that had confirmed it: the index knows more than the file holds.
+/// A power cut loses data that the medium had confirmed: the index lists more than the file holds.
 #[test]
 fn a_tail_that_the_index_knows_is_torn_off_and_its_episodes_come_again() {
     for marked in [false, true] {
@@ -122,7 +122,7 @@ fn a_tail_that_the_index_knows_is_torn_off_and_its_episodes_come_again() {
         let old = fs::read(directory.path().join("index.sqlite")).unwrap();
         for cut in [kept, kept + 3, kept + 40, full - 1] {
             if marked && cut == full - 1 {
-                // The mark alone is torn.
+                // Only the mark is torn.
                 continue;
             }
             remove_index(directory.path());
@@ -140,7 +140,7 @@ fn a_tail_that_the_index_knows_is_torn_off_and_its_episodes_come_again() {
             assert_eq!(recovery.cut_bytes, cut - kept);
             assert_eq!(store.get(&id(1)).unwrap(), Some(trace(1, 10)));
             assert_eq!(store.get(&id(2)).unwrap(), None);
-            // What was not trained is committed again; what was stays so.
+            // Untrained episodes are committed again; trained ones stay so.
             let again = store.commit_batch(&[trace(2, 10), trace(3, 10)]).unwrap();
             let second = if marked {
                 Committed::Duplicate
@@ -153,7 +153,7 @@ fn a_tail_that_the_index_knows_is_torn_off_and_its_episodes_come_again() {
                 1 + usize::from(marked)
             );
             drop(store);
-            // Segments and index say the same, also where the index is made anew.
+            // Segments and index have the same content, also if the index is made anew.
             assert_eq!(reopen().recovery(), &sinew_store::Recovery::default());
             remove_index(directory.path());
             let store = reopen();
@@ -515,7 +515,7 @@ proptest! {
     }
 }
 
-/// An index that recovery has not filled would say that there are no episodes.
+/// An index that recovery has not filled would mean that there are no episodes.
 #[test]
 fn a_refused_store_is_left_without_an_index() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Finding what says the same, what is old and what is of another environment; removing it.
+//! Finding and removing equal episodes, old ones, and those of other environments.
 
 use crate::support::{id, on_each, score, trace};
 use sinew_store::{Committed, DiskStore, Filter, StoreError, StoreOptions, TraceStore};
@@ -52,7 +52,7 @@ fn of_equal_contents_the_first_that_fits_is_listed() {
                 ..Filter::default()
             };
             assert_eq!(listed(store, &unique), ["e0", "e1", "e4", "e6"], "{limit}");
-            // Among those that fit: odd ones succeed.
+            // `unique` applies among the matching ones: odd ones succeed.
             let successes = Filter {
                 success: Some(true),
                 ..unique
@@ -93,7 +93,7 @@ fn log_probs_rewards_and_versions_are_no_content_but_tokens_and_messages_are() {
         assert_eq!(unique(), 3);
         commit(&|t| t.nodes[0].kind = sinew_types::TokenKind::Observation);
         assert_eq!(unique(), 4);
-        // Without tokens the messages say what was said.
+        // Messages are compared where there are no tokens.
         commit(&|t| t.nodes[0].tokens.clear());
         commit(&|t| {
             t.nodes[0].tokens.clear();
@@ -188,7 +188,7 @@ fn what_is_removed_stays_known_and_is_listed_where_it_is_asked_for() {
     });
 }
 
-/// Many threads wait for the same lock: each has its own answer, and what it says is on disk.
+/// Many threads wait for the same lock: each gets its own answer, and acknowledged data is on disk.
 #[test]
 fn commits_that_share_a_frame_have_their_own_answers() {
     let directory = tempfile::tempdir().unwrap();

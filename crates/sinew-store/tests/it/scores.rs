@@ -1,4 +1,4 @@
-//! Scores that come after an episode: what every store does with them, and what survives.
+//! Scores that come after an episode: their effect in every store, and their durability.
 
 use crate::support::{id, on_each, score, trace};
 use proptest::prelude::*;
@@ -332,7 +332,7 @@ fn any_score() -> impl Strategy<Value = ScoreRecord> {
 }
 
 proptest! {
-    /// The state follows from the set of records: their order and repetitions say nothing.
+    /// The state follows from the set of records: their order and repetitions do not matter.
     #[test]
     fn the_order_in_which_scores_come_says_nothing(
         (records, mixed) in prop::collection::vec(any_score(), 0..12).prop_flat_map(|records| {

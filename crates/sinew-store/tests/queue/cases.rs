@@ -1,4 +1,4 @@
-//! What every queue does.
+//! Checks the behaviour that all queues share.
 
 use super::{LIMITS, NO_LEASE, consumer, keys, on_each, refusal, row, trainer};
 use sinew_store::queue::{
@@ -37,7 +37,7 @@ fn rows_go_to_one_holder_and_leave_when_acked() {
         let stats = s.queue.stats().unwrap();
         assert_eq!((stats.rows, stats.done, stats.bytes), (1, 1, 3));
         assert_eq!(stats.of("trainer").leased, 1);
-        // What restarted still knows the lease.
+        // A restarted queue still knows the lease.
         assert_eq!(s.ack("trainer", &second), 1);
         assert_eq!(s.queue.stats().unwrap().rows, 0);
     });
@@ -235,7 +235,7 @@ fn quotas_push_back_and_nothing_is_half_put() {
             assert!(matches!(refusal(full), QueueError::Full { rows: 1, .. }));
         }
         assert_eq!(s.queue.put(&[row("a", 600)]).unwrap(), [Put::Duplicate]);
-        // A producer that waits goes on as soon as a consumer made room.
+        // A producer that waits continues as soon as a consumer made room.
         let queue = std::sync::Arc::clone(&s.queue);
         let waits = std::thread::spawn(move || {
             put_within(queue.as_ref(), &[row("b", 500)], Duration::from_secs(300)).unwrap()

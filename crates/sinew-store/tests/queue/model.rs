@@ -1,4 +1,4 @@
-//! Random uses of a queue compared with a small model of what may happen.
+//! Random uses of a queue compared with a small model of the allowed results.
 
 use super::{LIMITS, Subject, consumer, random_subjects};
 use proptest::prelude::*;
@@ -38,14 +38,14 @@ fn event() -> impl Strategy<Value = Event> {
 
 const NAMES: [&str; 2] = ["scorer", "trainer"];
 
-/// What a holder has: lease, key, end.
+/// Leases of a holder: lease, key, end.
 type Held = Vec<(LeaseId, String, u64)>;
 
 /// A queue and what is known of it.
 struct World {
     subject: Subject,
     now: u64,
-    /// By consumer and holder.
+    /// Leases by consumer and holder.
     held: BTreeMap<(usize, usize), Held>,
     put: BTreeSet<String>,
     acked: [BTreeSet<String>; 2],
@@ -158,7 +158,7 @@ impl World {
         self.check()
     }
 
-    /// What always holds.
+    /// Checks the invariants.
     fn check(&self) -> Result<(), TestCaseError> {
         let stats = self.subject.queue.stats().unwrap();
         prop_assert!(stats.rows <= LIMITS.max_rows);
@@ -224,7 +224,7 @@ const ROOMY: QueueLimits = QueueLimits {
     ..LIMITS
 };
 
-/// As many random uses of each queue as it says.
+/// Runs `cases` random sequences of uses on each queue.
 #[test]
 fn no_row_is_lost_held_twice_or_acked_twice() {
     for (cases, subject) in random_subjects() {

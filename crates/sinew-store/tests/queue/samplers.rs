@@ -1,4 +1,4 @@
-//! Which ready rows a holder is given.
+//! Checks the choice of ready rows for a holder.
 
 use super::{keys, on_each, row, trainer};
 use sinew_store::queue::{NewRow, Order, QueueLimits, Sample, Take};
@@ -85,7 +85,7 @@ fn groups_are_given_whole_or_not_at_all() {
         };
         let loan = take(fresh);
         assert_eq!(keys(&loan), ["a1", "a2"], "half of b is too old");
-        // Of a group that was given out before, what is left is still whole.
+        // The rest of a group that was given out earlier still counts as whole.
         let lease = loan.lease.unwrap();
         s.queue
             .ack("trainer", lease, &[sinew_store::queue::Done::of("a1")])

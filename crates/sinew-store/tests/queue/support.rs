@@ -1,4 +1,4 @@
-//! What the suite needs of a queue under test; queues of other crates bring their own `on_each`.
+//! Support of the suite for a queue under test; queues of other crates bring their own `on_each`.
 
 use sinew_store::StoreError;
 use sinew_store::queue::{

@@ -39,7 +39,7 @@ fn step(queue: &DiskQueue, n: usize) {
     }
 }
 
-/// What is left of a copy whose log is cut at a byte is the state after one of the calls.
+/// A copy whose log is cut at any byte holds the state after one of the calls.
 #[test]
 fn a_log_that_is_cut_anywhere_ends_after_some_call() {
     let directory = tempfile::tempdir().unwrap();

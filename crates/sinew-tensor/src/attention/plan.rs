@@ -1,10 +1,8 @@
-//! The plan of a layout: how its rows are cut into strips and tasks, and which keys each strip
-//! reads.
+//! The plan of a layout: the strips and tasks of its rows, and the keys that each strip reads.
 //!
-//! A *strip* is a few rows (with the query heads that share a key head: the lanes of the kernels).
-//! A *chunk* is a run of strips that one task handles; it numbers the rows whose keys it needs
-//! locally, so that they are copied next to each other once. Strips can span segments: keys that
-//! only some of the rows see carry a mask.
+//! A *strip* is a few rows (with the query heads that share a key head: the lanes of the kernels). A *chunk*
+//! is a run of strips that one task handles; it numbers the rows whose keys it needs, so that they are copied
+//! next to each other once. Strips can span segments: keys that only some of the rows see carry a mask.
 //!
 //! The plan depends on the layout, the group size and the vector width, never on threads. It costs
 //! time linear in the number of segments times their depth, and is kept for all layers.
@@ -85,7 +83,7 @@ pub(super) struct Strip {
     pub(super) spans: Vec<Span>,
 }
 
-/// Up to [`BLOCK_KEYS`] consecutive local keys.
+/// A block of up to [`BLOCK_KEYS`] consecutive local keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KeyBlock {
     pub(super) local: usize,
@@ -192,8 +190,8 @@ impl<'a> Forest<'a> {
         std::iter::successors(parent(segment), move |&i| parent(i))
     }
 
-    /// Fills strips in depth-first order; a strip continues into the next segment if that costs
-    /// less than a strip of its own.
+    /// Fills strips in depth-first order; a strip continues into the next segment if that costs less than a
+    /// separate strip.
     fn cut_strips(&self, key: &PlanKey) -> Vec<Draft> {
         let cost = |rows: usize, keys: usize| key.vectors(rows) * (keys + STRIP_COST);
         let mut strips: Vec<Draft> = Vec::new();

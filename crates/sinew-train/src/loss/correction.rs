@@ -1,9 +1,8 @@
 //! Corrections for the gap between the policy that sampled and the policy whose ratio the loss
 //! uses.
 //!
-//! Engine and trainer can differ in kernels or precision, and asynchronous samples are of older
-//! weights. With `w = exp(ℓ_prox − ℓ_b)` for each trained token, a correction multiplies the
-//! token's surrogate by a constant:
+//! Engine and trainer can differ in kernels or precision, and asynchronous samples are of older weights. A
+//! correction multiplies the surrogate of each trained token by a constant, where `w = exp(ℓ_prox − ℓ_b)`:
 //!
 //! | [`Correction`] | factor |
 //! |---|---|

@@ -1,7 +1,7 @@
-//! Attempts at some tasks, scored by the recipe's reward: whether it can be earned, and whether it tells a
-//! right answer from others.
+//! Attempts at some tasks, scored by the recipe's reward: whether it can be earned, and whether it
+//! distinguishes a right answer from others.
 //!
-//! Refused is a reward by which right answers (`env.gold`) are no success, or one that scores no attempt at
+//! A reward is refused if right answers (`env.gold`) are not a success by it, or if it scores no attempt at
 //! all. A reward that gives an empty answer as much as any other is reported with a warning: it may be right,
 //! and nothing else shows it before a run has learned nothing.
 
@@ -18,7 +18,7 @@ use std::time::Instant;
 const COLUMNS: usize = 8;
 const LONGEST: usize = 64 << 10;
 
-/// Names of attempts that are no column.
+/// Names of attempts that are not a column.
 const EMPTY: &str = "an empty answer";
 const ONE: &str = "the answer \"1\"";
 const OTHER: &str = "the right answer of another task";
@@ -32,7 +32,7 @@ struct Tally {
     /// The lowest and the highest, of those that were scored.
     rewards: Option<(f64, f64)>,
     unscored: usize,
-    /// Why the first one without a score has none.
+    /// Reason of the first one without a score.
     reason: String,
 }
 
@@ -87,7 +87,7 @@ impl Tried {
         self.0.iter().map(|(name, tally)| (name.as_str(), tally))
     }
 
-    /// The highest reward of attempts that say something.
+    /// The highest reward of attempts that are not empty.
     fn best(&self) -> Option<f64> {
         let said = self.all().filter(|(name, _)| *name != EMPTY);
         said.filter_map(|(_, tally)| tally.highest())
@@ -104,7 +104,7 @@ impl Tried {
 /// Scores attempts at `tasks` by the reward of the recipe.
 ///
 /// # Errors
-/// If a right answer is no success, if no attempt gets a score, or the environment fails.
+/// If a right answer is not a success, if no attempt gets a score, or the environment fails.
 pub(super) async fn attempts(
     recipe: &RunPlan,
     envs: &dyn EnvFactory,
@@ -196,7 +196,7 @@ async fn right(envs: &dyn EnvFactory, tasks: &[Task], answers: &[String]) -> Res
 /// Near misses: nothing, and the right answer of another task.
 ///
 /// # Errors
-/// As [`trial`].
+/// Same as [`trial`].
 async fn wrong(
     envs: &dyn EnvFactory,
     tasks: &[Task],
@@ -238,10 +238,11 @@ fn not_told_apart(tried: &Tried) -> String {
     }
 }
 
-/// Without right answers: what a row has is tried as one. A reward that asks a server is tried once a task.
+/// Tries a row's columns as answers, if there are no right ones. A reward that asks a server is tried once a
+/// task.
 ///
 /// # Errors
-/// As [`trial`].
+/// Same as [`trial`].
 async fn unknown(
     envs: &dyn EnvFactory,
     tasks: &[Task],

@@ -1,4 +1,4 @@
-//! Whether the checkpoints of a run have space where they are written.
+//! Checks that the disk has room for the checkpoints of a run.
 //!
 //! A full disk would end a run at its first checkpoint, after hours of work. The store of episodes is not
 //! counted: its size depends on how much the model samples.
@@ -8,8 +8,8 @@ use sinew_model::{ModelConfig, ParamLayout};
 use sinew_recipe::RunPlan;
 use std::path::Path;
 
-/// Weights, two moments, and as many checkpoints as are kept plus the one being written. With adapters
-/// half of the weights is counted for a checkpoint.
+/// Disk needs: weights, two moments, and as many checkpoints as are kept plus the one being written. A
+/// checkpoint of adapters counts half of the weights.
 ///
 /// # Errors
 /// If the file system of `at` has less free.

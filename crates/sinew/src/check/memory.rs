@@ -1,7 +1,7 @@
-//! Memory that a run will hold, before any of it is taken.
+//! Memory that a run will hold, estimated before any of it is taken.
 //!
-//! The estimate is an upper bound, made of the shapes alone. Sandboxes are not counted: they have limits of
-//! their own.
+//! The estimate is an upper bound, made only of the shapes. Sandboxes are not counted: they have their own
+//! limits.
 
 use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;

@@ -1,5 +1,5 @@
-//! Whether what a run needs from outside takes connections: servers that generate, a pool of
-//! trajectories. Nothing is sent: a server that is still loading its model counts as there.
+//! Checks that outside servers of a run take connections: servers that generate, a pool of trajectories.
+//! Nothing is sent: a server that is still loading its model counts as there.
 
 use sinew_assembly::Failure;
 use sinew_recipe::{DataSection, EngineType, RunPlan};

@@ -99,7 +99,7 @@ fn qwen() -> Arc<dyn Renderer> {
     Arc::new(ChatRenderer::new(Tokenizer::from_gguf(&vocab).unwrap(), config).unwrap())
 }
 
-/// A model that says the calls, then that it is done; with the tokens of the first turn.
+/// A model that makes the calls, then reports that it is done; with the tokens of the first turn.
 fn engine(renderer: &dyn Renderer) -> (Arc<dyn Engine>, Vec<TokenId>) {
     let format = renderer.turn_format().calls.unwrap();
     let parsed: Vec<ParsedCall> = calls().into_iter().map(|(call, _)| call).collect();

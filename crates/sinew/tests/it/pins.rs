@@ -1,4 +1,4 @@
-//! What a run stands on stays what it was: weights of another run, rows and functions, over every resume.
+//! The inputs of a run stay the same over every resume: weights of another run, rows and functions.
 
 use crate::resume::{done, end, recipe, same, train};
 use crate::{failure, sinew};
@@ -35,7 +35,7 @@ fn a_run_stands_on_the_checkpoint_that_it_began_with() {
         pinned["weights"]["model.weights"]["checkpoint"],
         "step-00000004"
     );
-    // The run below goes on, and has newer weights.
+    // The run below continues, and has newer weights.
     done(&recipe(dir.path(), 6, &[]), &base, &["--resume"]);
     let last = done(&on_top(dir.path(), &base, 4), &run, &["--resume"]);
     same(
@@ -43,7 +43,7 @@ fn a_run_stands_on_the_checkpoint_that_it_began_with() {
         &end(&run, &last),
         &end(&whole, &expected),
     );
-    // What a run exports stands on the same weights.
+    // An export of the run stands on the same weights.
     for name in [&run, &whole] {
         let out = name.with_extension("model");
         let status = sinew().arg("export").arg(name).arg(&out).output().unwrap();

@@ -29,7 +29,7 @@ const WORLDS: [&str; 18] = [
     "survival:Survival",
 ];
 
-/// What `sinew env check` found.
+/// Report of `sinew env check`.
 fn checked(command: &mut Command) -> Value {
     serde_json::from_str(&run_ok(command)).unwrap()
 }
@@ -63,7 +63,7 @@ fn gold_wins_each_world_and_policies_that_know_nothing_do_not() {
     }
 }
 
-/// A class that one script wins, whose first observation says all, and which a word ends.
+/// A class that one script wins, whose first observation tells all, and which a word ends.
 const LOW: &str = "
 from sinew import Env, tool
 

@@ -1,4 +1,5 @@
-//! A store that checks what it is given, counts it, and keeps nothing: what grows is not its.
+//! A store that checks and counts the traces that it gets, and keeps nothing, so that its memory does not
+//! grow.
 
 use sinew_store::{
     Committed, Cursor, Filter, GcPolicy, GcReport, Page, ScorePage, ScoreRecord, ScoreRefused,
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Traces that were valid, as numbers.
 #[derive(Debug, Default)]
 pub(super) struct Proven {
-    /// Of all committed traces.
+    /// Sampled tokens of all committed traces.
     sampled_tokens: AtomicU64,
     /// Requests of all committed traces, shared with the load.
     requests: Arc<AtomicU64>,
@@ -69,7 +70,7 @@ impl TraceStore for Proven {
         refused()
     }
 
-    /// Refused: the counts have methods of their own.
+    /// Refused: the counts have separate methods.
     fn stats(&self) -> Result<StoreStats, StoreError> {
         refused()
     }

@@ -14,7 +14,7 @@ const MAX_BLOB_BYTES: u64 = 200 * 1024;
 /// Functions that are still longer: they may only become shorter.
 const LONG: &[(&str, usize)] = &[("crates/sinew-image/tests/it.rs", 72)];
 
-/// Whether the table knows something of this length in a file.
+/// Whether the table lists something of this length in a file.
 fn is_known(file: &str, len: usize, limit: usize) -> bool {
     let larger = LONG.iter().filter(|(_, max)| *max > limit);
     let mut here = larger.filter(|(known, max)| *known == file && *max < 2 * limit);
