@@ -194,7 +194,9 @@ fn groups_of_a_run_that_was_killed_before_it_stored_them_are_given_out_again() {
     let counts = || json_of(&pool(&served, dir.path(), &["status"]))["trajectories"].clone();
     let mut child = train(&[]).stdout(Stdio::null()).spawn().unwrap();
     let begun = Instant::now();
-    while !run.join("pool.jsonl").exists() && begun.elapsed() < Duration::from_secs(120) {
+    // The file is there a moment before its line.
+    let noted = || std::fs::metadata(run.join("pool.jsonl")).is_ok_and(|file| file.len() > 0);
+    while !noted() && begun.elapsed() < Duration::from_secs(120) {
         let ended = child.try_wait().unwrap();
         assert!(ended.is_none(), "it ended before it was killed");
         std::thread::sleep(Duration::from_millis(20));
