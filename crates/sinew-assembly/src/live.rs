@@ -35,7 +35,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-/// Where the gateway of a run listens.
+/// Address of a run's gateway.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ServeAt {
     /// Address at which agents outside reach the run's model, as in 127.0.0.1:8080; needed with
@@ -46,7 +46,7 @@ pub struct ServeAt {
     /// made
     #[arg(long, requires = "serve")]
     control_token_file: Option<PathBuf>,
-    /// Where agents reach --serve, if not at its address
+    /// Address at which agents reach --serve, if it is another one
     #[arg(long, requires = "serve")]
     public_url: Option<String>,
 }

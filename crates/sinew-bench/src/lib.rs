@@ -190,7 +190,7 @@ The part large holds up to some gigabytes of memory. Measure an optimized build:
     Soak(gateway::soak::SoakArgs),
 }
 
-/// What `sinew bench compute` is told.
+/// Arguments of `sinew bench compute`.
 #[derive(Debug, Args)]
 struct ComputeArgs {
     /// One JSON object a row

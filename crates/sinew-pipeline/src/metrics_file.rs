@@ -28,7 +28,7 @@ impl Record for EvalRecord {
     }
 }
 
-/// What was found in a file of records.
+/// Damage found in a file of records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Damage {
     /// Whole lines that could not be read.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 choice! {
-    /// How code is kept apart from the host.
+    /// Isolation of code from the host.
     Level {
         /// A process with namespaces, seccomp and limits.
         Process = "process",
@@ -23,7 +23,7 @@ choice! {
 }
 
 choice! {
-    /// What starts containers.
+    /// The engine that starts containers.
     ContainerEngine {
         /// The first that works: crun, runc, Docker, Podman.
         Auto = "auto",
@@ -35,9 +35,9 @@ choice! {
 }
 
 section! {
-    /// Where the agent's code runs.
+    /// The place where the agent's code runs.
     SandboxKeys => SandboxPlan, "sandbox" {
-        /// How code is kept apart from the host.
+        /// Isolation of code from the host.
         level: Level = Level::Process;
         /// Refuse to run if a protection cannot be enforced on this host.
         strict: bool = false;
@@ -76,7 +76,7 @@ section! {
         volumes: BTreeMap<String, PathBuf> = BTreeMap::new();
         /// Folder of compiled interpreters, for `wasm`.
         wasm_modules: String = ".cache/wasm".into();
-        /// What starts containers, for `container`.
+        /// The engine that starts containers, for `container`.
         container_engine: ContainerEngine = ContainerEngine::Auto;
         /// Socket of the API of Docker or Podman if it is not at the usual place, for `container`.
         container_socket: String;

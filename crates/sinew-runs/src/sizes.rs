@@ -44,7 +44,7 @@ pub struct Sizes {
     pub learning_rate: f64,
     /// `train.lora.rank`; `None`: all weights are trained.
     pub lora_rank: Option<usize>,
-    /// Why, a line each.
+    /// Reasons, a line each.
     pub because: Vec<String>,
 }
 

@@ -14,7 +14,7 @@ pub const MAX_FORMAT_ITEMS: usize = 256;
 pub struct Format {
     /// The language of the output.
     pub grammar: Grammar,
-    /// How JSON inside the format is laid out.
+    /// Layout of JSON inside the format.
     #[serde(default)]
     pub whitespace: Whitespace,
 }

@@ -327,7 +327,7 @@ pub enum RejectionLevel {
     Sequence,
 }
 
-/// How the gap between the sampling and the training policy is corrected: a factor on
+/// Correction of the gap between the sampling and the training policy: a factor on
 /// `L_t` from `w = exp(ℓ_prox − ℓ_behaviour)`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "type")]
@@ -448,7 +448,7 @@ pub struct TeacherSpec {
     pub coefficient: f32,
 }
 
-/// How token losses are added up; an algorithm turns this into [`TrainRow::weights`].
+/// Sum over token losses; an algorithm turns this into [`TrainRow::weights`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Aggregation {

@@ -57,7 +57,7 @@ pub(crate) struct ServeArgs {
     seed: u64,
 }
 
-/// How clients speak.
+/// Protocol of the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Protocol {
     /// Sinew's own, over HTTP

@@ -16,7 +16,7 @@ pub(crate) struct ExportArgs {
     run_dir: PathBuf,
     /// Folder to write: config.json, model.safetensors, tokenizer
     out: PathBuf,
-    /// How the weights are stored
+    /// Format of the weights
     #[arg(long, value_enum, default_value_t = Stored::F32)]
     dtype: Stored,
 }

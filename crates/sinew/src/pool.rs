@@ -107,7 +107,7 @@ impl<C: Fn() -> f64 + Send + Sync> RolloutHooks for OwnRollouts<C> {
 /// Arguments of `sinew pool`: the server is named after the sub-command, too.
 #[derive(Debug, Args)]
 pub(crate) struct PoolArgs {
-    /// Where `sinew serve --pool` listens
+    /// Address of `sinew serve --pool`
     #[arg(long, global = true, default_value = "http://127.0.0.1:8080")]
     url: String,
     /// File with its control token

@@ -103,7 +103,7 @@ struct ServeArgs {
     json: bool,
 }
 
-/// Which queue.
+/// The queue.
 #[derive(Debug, Args)]
 struct PlaceArgs {
     /// Address of `sinew queue serve`, or the folder of its store while nothing else uses it
@@ -128,7 +128,7 @@ impl PlaceArgs {
     }
 }
 
-/// Where a row stands with a consumer.
+/// State of a row with a consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum State {
     Waiting,
@@ -148,7 +148,7 @@ struct RowsArgs {
     /// Only rows that are dead for a consumer
     #[arg(long, conflicts_with = "state")]
     dead: bool,
-    /// Which consumer's state is meant
+    /// The consumer whose state is meant
     #[arg(long)]
     consumer: Option<String>,
     /// Maximum number of rows
@@ -166,7 +166,7 @@ struct FailArgs {
     /// Keys, as `sinew queue rows` lists them
     #[arg(required = true)]
     keys: Vec<String>,
-    /// For which consumer
+    /// The consumer
     #[arg(long)]
     consumer: String,
     /// Shown by `sinew queue rows`
@@ -181,7 +181,7 @@ struct ReviveArgs {
     /// Keys, as `sinew queue rows` lists them
     #[arg(required_unless_present = "all")]
     keys: Vec<String>,
-    /// For which consumer
+    /// The consumer
     #[arg(long)]
     consumer: String,
     /// All of its dead rows

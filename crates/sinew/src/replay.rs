@@ -37,7 +37,7 @@ pub(crate) struct ReplayArgs {
     /// Recipe whose world the episode is run in, in place of the run's
     #[arg(long, value_name = "FILE", conflicts_with = "step")]
     recipe: Option<PathBuf>,
-    /// With --step: go on though this is not what the run was trained with: a key of the recipe, `data.rows`
+    /// Something that may differ from the run with --step: a key of the recipe, `data.rows`
     /// or `model.weights`; may be repeated. What only episodes need (environment, tasks, rewards) may differ
     /// in any case, as no episode is run
     #[arg(long, value_name = "NAME", requires = "step")]

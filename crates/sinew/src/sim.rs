@@ -32,7 +32,7 @@ pub(crate) struct SimArgs {
     /// Hold every invariant at every event
     #[arg(long, requires = "plan")]
     check: bool,
-    /// With --check or --seed alone: a line for every event
+    /// Prints a line for every event, with --check or --seed only
     #[arg(long)]
     events: bool,
     /// Leave out what to buy next, which takes a simulation for each thing
@@ -49,7 +49,7 @@ pub(crate) struct SimArgs {
     /// Names of the presets
     #[arg(long, conflicts_with_all = ["plan", "published"])]
     presets: bool,
-    /// How far predictions are from these recorded runs: folders of `sinew train --run-dir` with the embedded
+    /// Compares predictions with these recorded runs: folders of `sinew train --run-dir` with the embedded
     /// engine
     #[arg(long, value_name = "RUN", num_args = 1..)]
     #[arg(conflicts_with_all = ["plan", "published", "search", "presets"])]

@@ -44,7 +44,7 @@ const OVERLAP: (usize, usize, usize, usize) = (8, 4, 3, 2);
 /// Steps that samples may be behind in mode async.
 const STALENESS: usize = 2;
 
-/// What `sinew bench pipeline` is told.
+/// Arguments of `sinew bench pipeline`.
 #[derive(Debug, Args)]
 pub(crate) struct PipelineArgs {
     /// One JSON object a row

@@ -70,7 +70,7 @@ pub struct OpenEnv {
     pub wait_s: f64,
 }
 
-/// Which rewards of an episode are its score.
+/// The rewards of an episode that are its score.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardOf {
