@@ -3,7 +3,6 @@
 //! The estimate is an upper bound, made only of the shapes. Sandboxes are not counted: they have their own
 //! limits.
 
-use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision};
 use sinew_recipe::{EngineType, RunPlan};
@@ -158,7 +157,7 @@ mod tests {
     #[test]
     fn the_quickstart_is_estimated_as_it_was_measured() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/quickstart.toml");
-        let recipe = RunPlan::load(std::path::Path::new(root), ENVIRONMENTS).unwrap();
+        let recipe = RunPlan::load(std::path::Path::new(root), sinew_assembly::ENVIRONMENTS).unwrap();
         let config = ModelConfig {
             family: Family::Llama,
             vocab: 49152,
