@@ -26,6 +26,8 @@
 //! Tests drive the router with histories of events and a clock of numbers. Backends are tested against
 //! servers in this process that answer with recorded bytes.
 
+#![warn(missing_docs)]
+
 mod attempt;
 mod backend;
 mod check;

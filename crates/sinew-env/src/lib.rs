@@ -9,6 +9,8 @@
 //! - The train and held-out splits of a taskset share no problem.
 //! - An error of the model is an observation. An error of the system is an [`EnvError`].
 
+#![warn(missing_docs)]
+
 pub mod chat;
 pub mod counts;
 pub mod math;

@@ -7,6 +7,8 @@
 //! data that can be serialized; a [`Trace`] that passes [`Trace::validate`] has exactly one
 //! log-probability and one policy version for each sampled token and none for any other.
 
+#![warn(missing_docs)]
+
 mod chat;
 mod clock;
 mod content;
