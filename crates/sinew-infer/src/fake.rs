@@ -6,7 +6,7 @@
 
 use crate::constraint::Constraint;
 use crate::core::Core;
-use crate::engine_thread::{EngineThread, deliver, last_of, request_of};
+use crate::engine_thread::{EmbeddedEngine, deliver, last_of, request_of};
 use crate::params::{self, RequestLimits};
 use crate::sampler;
 use crate::scheduler::duplicate;
@@ -576,7 +576,7 @@ pub struct FakeEngine {
 /// Way in which passes are driven.
 #[derive(Debug)]
 enum Mode {
-    Threaded(EngineThread),
+    Threaded(EmbeddedEngine),
     Stepped(Box<Mutex<Stepped>>),
 }
 
@@ -610,7 +610,7 @@ impl FakeEngine {
     pub fn threaded(config: FakeConfig, clock: Clock) -> Result<Self, EngineError> {
         let (max_waiting, grammars) = (config.max_waiting, config.grammars.clone());
         let core = FakeCore::new(config, true)?;
-        let thread = EngineThread::start(core, grammars, max_waiting, clock)?;
+        let thread = EmbeddedEngine::start(core, grammars, max_waiting, clock)?;
         Ok(Self {
             mode: Mode::Threaded(thread),
         })

@@ -100,6 +100,8 @@ mod simulation;
 mod tail;
 #[path = "it/template.rs"]
 mod template;
+#[path = "it/snapshots.rs"]
+mod snapshots;
 #[path = "it/track.rs"]
 mod track;
 #[path = "it/trust.rs"]
