@@ -13,12 +13,16 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 pub enum Followed {
     /// The engine samples with this version now.
     Loaded {
+        /// Version of the loaded weights.
         version: PolicyVersion,
         /// The version that it came as a difference of.
         base: Option<PolicyVersion>,
     },
     /// The engine continues with its weights; reported once for each reason in a row.
-    Kept { why: String },
+    Kept {
+        /// Error of the folder or the engine.
+        why: String,
+    },
 }
 
 /// One look: what it led to, if anything.

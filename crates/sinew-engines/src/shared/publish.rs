@@ -34,6 +34,7 @@ pub struct SharedWeights {
 /// A published version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
+    /// Version of the weights.
     pub version: PolicyVersion,
     /// The version that it is a difference of.
     pub base: Option<PolicyVersion>,
