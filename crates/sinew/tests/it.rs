@@ -96,12 +96,12 @@ mod serve;
 mod shell;
 #[path = "it/simulation.rs"]
 mod simulation;
+#[path = "it/snapshots.rs"]
+mod snapshots;
 #[path = "it/tail.rs"]
 mod tail;
 #[path = "it/template.rs"]
 mod template;
-#[path = "it/snapshots.rs"]
-mod snapshots;
 #[path = "it/track.rs"]
 mod track;
 #[path = "it/trust.rs"]

@@ -157,7 +157,8 @@ mod tests {
     #[test]
     fn the_quickstart_is_estimated_as_it_was_measured() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/quickstart.toml");
-        let recipe = RunPlan::load(std::path::Path::new(root), sinew_assembly::ENVIRONMENTS).unwrap();
+        let recipe =
+            RunPlan::load(std::path::Path::new(root), sinew_assembly::ENVIRONMENTS).unwrap();
         let config = ModelConfig {
             family: Family::Llama,
             vocab: 49152,
