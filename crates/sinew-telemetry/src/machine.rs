@@ -100,7 +100,8 @@ fn of_groups() -> Option<(u64, u64)> {
     found.into_iter().min()
 }
 
-/// Limit and use of one control group. Pages of files, which the kernel frees when it is asked, are not counted.
+/// Limit and use of one control group. Pages of files, which the kernel frees when it is asked, are not
+/// counted.
 fn limit(folder: &Path, [limit, used]: [&str; 2], files: &str) -> Option<(u64, u64)> {
     let read = |name: &str| std::fs::read_to_string(folder.join(format!("memory.{name}"))).ok();
     let number = |name: &str| read(name)?.trim().parse::<u64>().ok();

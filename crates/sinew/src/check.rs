@@ -382,7 +382,11 @@ fn image(recipe: &RunPlan) -> Result<Option<String>, Failure> {
 fn sandbox(recipe: &RunPlan) -> Result<String, Failure> {
     let section = sinew_assembly::levels::egress::unrecorded(&recipe.sandbox);
     let probed = crate::sandbox::probed(&section)?;
-    Ok(format!("{}: {}", recipe.sandbox.level, probed.in_force()))
+    let (level, in_force) = (&recipe.sandbox.level, probed.in_force());
+    // What runs virtual machines here, and why.
+    let machine = probed.how("machine");
+    let machine = machine.map_or(String::new(), |how| format!("; {how}"));
+    Ok(format!("{level}: {in_force}{machine}"))
 }
 
 /// Numbers of tasks, which `eval.tasks` and `rollout.tasks_per_step` must not exceed.

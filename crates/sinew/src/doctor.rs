@@ -8,11 +8,12 @@
 //! | `python` | a worker with the user's interpreter, Chromium under Playwright, clients of trackers |
 //! | `models` | the model package of `recipes/quickstart.toml`, the hub and its cache |
 //!
-//! A row is `ok`, `warn` or `FAIL`. Every row was tried. A row that is not `ok` has a hint with the command or
-//! the key. All probes run at the same time, and one that does not answer within [`PATIENCE`] is a row, too.
+//! A row is `ok`, `warn` or `FAIL`. Every row was tried. A row that is not `ok` has a hint with the command
+//! or the key. All probes run at the same time, and one that does not answer within [`PATIENCE`] is a row,
+//! too.
 //!
-//! A first run is a project of `sinew init`: a model from scratch, tasks, and a reward in Python. The exit code
-//! is 0 if nothing that it needs is missing, else 3.
+//! A first run is a project of `sinew init`: a model from scratch, tasks, and a reward in Python. The exit
+//! code is 0 if nothing that it needs is missing, else 3.
 
 mod host;
 mod levels;
@@ -30,7 +31,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// Time that all probes together have.
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Width of the columns before the text of a row.
 const INDENT: usize = 21;
 /// Minimum width of a text: a narrower window wraps lines by itself.
@@ -105,7 +106,8 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
         for row in rows.unwrap_or_else(|_| vec![silent(probe)]) {
             counts[row.mark as usize] += 1;
             if row.mark == Mark::Fail {
-                missing.push(format!("{}: {}", row.name, row.detail));
+                let detail = row.detail.lines().next().unwrap_or_default();
+                missing.push(format!("{}: {detail}", row.name));
             }
             match args.json {
                 true => output::print_json(&row.json(group)),
@@ -118,12 +120,17 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
         let end = json!({ "first_run": fail == 0, "ok": ok, "warn": warn, "fail": fail });
         output::print_json(&end);
     } else if fail == 0 {
-        output::print(&format!("A first run works here: {FIRST}\n"));
+        let warned = match warn {
+            0 => "",
+            _ => "What the warnings name is for other runs.\n",
+        };
+        output::print(&format!("A first run works here: {FIRST}\n{warned}"));
     }
-    match missing.first() {
-        None => Ok(()),
-        Some(first) => Err(Failure::outside(format!(
-            "a first run needs {fail} of these first; the first: {first}"
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::outside(format!(
+            "missing for a first run: {}",
+            missing.join("; ")
         ))),
     }
 }
@@ -142,7 +149,10 @@ fn silent(probe: &Probe) -> Row {
         false => Mark::Warn,
     };
     let detail = format!("no answer within {} s", PATIENCE.as_secs());
-    let hint = "run `sinew doctor` again when the machine is less busy; SINEW_LOG=debug shows where it hangs";
+    let hint = match probe.group {
+        "sandboxes" => format!("`sinew sandbox probe --level {}` waits longer", probe.name),
+        _ => "run `sinew doctor` again when the machine is less busy".to_owned(),
+    };
     Row::new(mark, probe.name, detail, hint)
 }
 

@@ -292,16 +292,20 @@ impl Probed {
         missing.map(|p| format!("{} ({})", p.name, p.how)).collect()
     }
 
-    /// Protections in words, and what runs virtual machines here.
+    /// Protections in words.
     pub(crate) fn in_force(&self) -> String {
-        let missing = self.missing();
-        let in_force = match missing.is_empty() {
-            true => format!("all {} protections are in force", self.protections.len()),
-            false => format!("not enforced here: {}", missing.join(", ")),
-        };
-        let machine = self.protections.iter().find(|p| p.name == "machine");
-        let machine = machine.map_or(String::new(), |p| format!("; {}", p.how));
-        format!("{in_force}{machine}")
+        match self.missing() {
+            missing if missing.is_empty() => {
+                format!("all {} protections are in force", self.protections.len())
+            }
+            missing => format!("not enforced here: {}", missing.join(", ")),
+        }
+    }
+
+    /// The reason of a protection; nothing at levels that do not have it.
+    pub(crate) fn how(&self, name: &str) -> Option<&str> {
+        let found = self.protections.iter().find(|p| p.name == name);
+        found.map(|p| p.how.as_str())
     }
 }
 

@@ -251,8 +251,8 @@ fn not_told_apart(tried: &Tried) -> String {
     }
 }
 
-/// Without right answers: what a row has is tried as one, and what the environment's gold policy does. A reward
-/// that asks a server is tried once a task.
+/// Without right answers: what a row has is tried as one, and what the environment's gold policy does. A
+/// reward that asks a server is tried once a task.
 ///
 /// # Errors
 /// As [`trial`].
@@ -292,7 +292,8 @@ async fn unknown(
     Ok(tried)
 }
 
-/// The score of the gold policy by the recipe's reward; `None` without one, and where a group is scored together.
+/// The score of the gold policy by the recipe's reward; `None` without one, and where a group is scored
+/// together.
 ///
 /// # Errors
 /// If the environment fails.

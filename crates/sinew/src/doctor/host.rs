@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Memory and disk with which a project of `sinew init` trains.
-const LEAST_MEMORY: u64 = 512 << 20;
+const LEAST_MEMORY: u64 = 256 << 20;
 const LEAST_DISK: u64 = 256 << 20;
 /// Memory and disk that `recipes/quickstart.toml` takes at its peak.
 const QUICKSTART_MEMORY: u64 = 6_800_000_000;
@@ -67,7 +67,7 @@ pub(super) fn features(name: &str) -> Vec<Row> {
 /// Kernels and threads, and why the fastest kernels of this CPU cannot be used.
 pub(super) fn kernels(name: &str) -> Vec<Row> {
     let found = match device() {
-        Ok(found) => found,
+        Ok(found) => found.trim_start_matches("kernels ").to_owned(),
         Err(e) => {
             let hint = "unset SINEW_CPU and SINEW_THREADS: the best of this machine is taken";
             return vec![Row::failed(Mark::Fail, name, e.text(), hint)];

