@@ -102,7 +102,8 @@ pub(super) fn trackers(name: &str) -> Vec<Row> {
         )];
     }
     let first = absent.unwrap_or_default();
-    let (_, hint) = first.split_once("hint: ").unwrap_or(("", first.as_str()));
+    let hint = first.split_once("hint: ").map(|(_, hint)| hint);
+    let hint = hint.unwrap_or("python3 -m pip install wandb, or another of them; docs/track.md");
     let detail = format!("no client for --track: {}", TRACKERS.join(", "));
     vec![Row::new(Mark::Warn, name, detail, hint)]
 }
