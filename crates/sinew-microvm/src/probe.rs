@@ -26,6 +26,8 @@ const LOOK_TIME: Duration = Duration::from_secs(30);
 pub(crate) struct Found {
     /// Executor of guests, and the reason.
     pub(crate) how: String,
+    /// Reason why machines are emulated though that was not asked for.
+    pub(crate) no_kvm: Option<String>,
     /// Reason why monitors have no namespaces and no separate root. `None`: they have.
     pub(crate) no_walls: Option<String>,
     /// `/proc/PID/status` of a monitor behind its walls.
@@ -45,6 +47,7 @@ impl Found {
         let network = |p: &Path| fs::read_link(p.join("ns/net")).ok();
         Self {
             how: String::new(),
+            no_kvm: None,
             no_walls: None,
             status: fs::read_to_string(proc.join("status")).unwrap_or_default(),
             own_network: network(&proc) != network(Path::new("/proc/self")),
@@ -207,6 +210,7 @@ pub(crate) fn qemu(
             }
             Err(why) => {
                 qemu.accel = Accel::Tcg;
+                found.no_kvm = Some(why.clone());
                 format!("QEMU, which emulates; KVM: {why}")
             }
         },

@@ -41,4 +41,5 @@ pub use config::{
     Tls,
 };
 pub use facts::Run;
+pub use machine::{Memory, disk_free};
 pub use run::Signals;

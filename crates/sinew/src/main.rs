@@ -12,6 +12,7 @@ mod chain;
 mod check;
 mod collect;
 mod curves;
+mod doctor;
 mod env_args;
 mod env_check;
 mod env_serve;
@@ -81,6 +82,11 @@ enum Command {
         after_help = "Example: sinew collect recipes/tiny.toml --episodes 1000 --run-dir runs/teacher"
     )]
     Collect(collect::CollectArgs),
+    /// Say what this host can do, what is missing, and what to do about it
+    #[command(
+        after_help = "Example: sinew doctor\nExit codes: 0 a first run works here; 3 something that it needs is missing, and is named"
+    )]
+    Doctor(doctor::DoctorArgs),
     /// Refuse now what would fail later: recipe, model, template, sandbox, disk
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
     Check(CheckArgs),
@@ -469,6 +475,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Train(args) => run_train(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Collect(args) => collect::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Check(args) => check::check(&args.recipe, args.json),
         Command::Init(args) => init::run(&args),
         Command::Tasks(args) => tasks::run(&args),

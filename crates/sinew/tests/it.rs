@@ -25,6 +25,8 @@ mod curricula;
 #[cfg(feature = "full")]
 #[path = "it/docs.rs"]
 mod docs;
+#[path = "it/doctor.rs"]
+mod doctor;
 #[cfg(feature = "egress")]
 #[path = "it/egress.rs"]
 mod egress;

@@ -111,7 +111,8 @@ pub(crate) fn memory(recipe: &RunPlan) -> Result<String, Failure> {
     }
     let kernels = sinew_assembly::device()?.kernels();
     let need = estimate(recipe, &config, &beside, kernels);
-    let installed = total_memory()?;
+    let looked = sinew_telemetry::Memory::look();
+    let installed = looked.map_err(Failure::system)?.installed;
     let mib = |bytes: u128| bytes.div_ceil(1 << 20);
     if need.total() > u128::from(installed) {
         return Err(Failure::input(format!(
@@ -135,17 +136,6 @@ pub(crate) fn memory(recipe: &RunPlan) -> Result<String, Failure> {
         mib(need.keys),
         mib(need.engine)
     ))
-}
-
-/// Memory of this machine, in bytes (`MemTotal`).
-fn total_memory() -> Result<u64, Failure> {
-    let text = std::fs::read_to_string("/proc/meminfo")
-        .map_err(|e| Failure::system(format!("/proc/meminfo: {e}")))?;
-    text.lines()
-        .find_map(|l| l.strip_prefix("MemTotal:"))
-        .and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<u64>().ok())
-        .map(|kib| kib << 10)
-        .ok_or_else(|| Failure::system("/proc/meminfo has no MemTotal"))
 }
 
 #[cfg(test)]

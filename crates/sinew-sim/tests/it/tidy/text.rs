@@ -62,9 +62,7 @@ fn lines_fit_the_screen() {
 }
 
 /// Words that no comment opens with: the subject of the sentence would be left out.
-const OPENINGS: [&str; 8] = [
-    "What", "Of", "Who", "Whose", "Why", "Which", "Where", "How",
-];
+const OPENINGS: [&str; 8] = ["What", "Of", "Who", "Whose", "Why", "Which", "Where", "How"];
 
 #[test]
 fn comments_open_with_their_subject() {
