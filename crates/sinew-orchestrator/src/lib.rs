@@ -4,8 +4,8 @@
 //! does so in virtual time. Everything that people and tools see of a run goes over one [`Bus`] of typed
 //! [`RunEvent`]s, and its [`StepRecord`]s are the lines of `metrics.jsonl`.
 //!
-//! Invariants: the core reads no clock, no network and no model; what is drawn is a function of the run's seed
-//! and the curriculum's state; no episode is lost and none is trained twice.
+//! Invariants: the core reads no clock, no network and no model; what is drawn is a function of the run's
+//! seed and the curriculum's state; no episode is lost and none is trained twice.
 
 mod core;
 mod curriculum;

@@ -57,7 +57,8 @@ pub(crate) struct RecipeKeys {
     judge: Option<JudgesKeys>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rollout: Option<RolloutKeys>,
-    /// The algorithm that turns episodes into training signal: its name, and what differs from it. Left out: `grpo`.
+    /// The algorithm that turns episodes into training signal: its name, and what differs from it. Left
+    /// out: `grpo`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     algorithm: Option<AlgorithmConfig>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

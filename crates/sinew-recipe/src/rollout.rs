@@ -96,8 +96,9 @@ section! {
         episode_timeout_s: f64 = 120.0;
         /// Seconds that an episode's score may take.
         score_timeout_s: f64 = 30.0;
-        /// Episodes in flight at the end of a session that the next one continues: a new environment gets their
-        /// actions once more, and must answer as the old one did. Not those of programs and live agents.
+        /// Episodes in flight at the end of a session that the next one continues: a new environment gets
+        /// their actions once more, and must answer as the old one did. Not those of programs and live
+        /// agents.
         resume: ResumeEpisodes = ResumeEpisodes::Deterministic;
         /// Fate of stored episodes that wait for training when their environment, a tool or a reward
         /// has another version now.

@@ -1,8 +1,8 @@
 //! `sinew train` and `sinew eval`: the training loop with its readers, and the summary at its end.
 //! `sinew collect` works in a session of the same kind.
 //!
-//! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`sinew_assembly::pipeline`], its readers
-//! (live view or lines, report), and the signals that stop it.
+//! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`sinew_assembly::pipeline`], its
+//! readers (live view or lines, report), and the signals that stop it.
 //!
 //! The last line of `sinew train --json`:
 //!

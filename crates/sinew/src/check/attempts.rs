@@ -251,8 +251,8 @@ fn not_told_apart(tried: &Tried) -> String {
     }
 }
 
-/// Tries a row's columns as answers, and the environment's gold policy, if there are no right answers. A reward
-/// that asks a server is tried once a task.
+/// Tries a row's columns as answers, and the environment's gold policy, if there are no right answers. A
+/// reward that asks a server is tried once a task.
 ///
 /// # Errors
 /// Same as [`trial`].
