@@ -416,7 +416,6 @@ fn sandbox_spec(plan: &Plan) -> SandboxSpec {
         env,
         strict: plan.spec.strict,
         network: Network::Loopback,
-        live: false,
     }
 }
 

@@ -55,8 +55,8 @@ fn process(l: &mut Linker<Host>) -> wasmtime::Result<()> {
     calls! { l
         args_sizes_get |m, h, count: u32, bytes: u32| sizes(m, count, bytes, &h.args);
         args_get |m, h, pointers: u32, buffer: u32| texts(m, pointers, buffer, &h.args);
-        environ_sizes_get |m, h, count: u32, bytes: u32| sizes(m, count, bytes, &variables(h));
-        environ_get |m, h, pointers: u32, buffer: u32| texts(m, pointers, buffer, &variables(h));
+        environ_sizes_get |m, h, count: u32, bytes: u32| sizes(m, count, bytes, &h.env);
+        environ_get |m, h, pointers: u32, buffer: u32| texts(m, pointers, buffer, &h.env);
         clock_res_get |m, _, id: i32, at: u32| now(id).and_then(|_| put(m, at, &1000u64.to_le_bytes()));
         clock_time_get |m, _, id: i32, _: i64, at: u32| put(m, at, &now(id)?.to_le_bytes());
         random_get |m, _, at: u32, len: u32| random(slice_mut(m, at, len as usize)?);

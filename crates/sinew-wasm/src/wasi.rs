@@ -11,7 +11,7 @@
 use crate::fs::{Content, Errno, Fs, Node, resolve};
 pub(crate) use crate::memory::{add, iovecs, put, slice, slice_mut, u32_at, u64_at};
 use rustix::time::{ClockId, clock_gettime};
-use sinew_sandbox::{Ending, OutputStream};
+use sinew_sandbox::{Ending, Limits, OutputStream};
 use std::time::{Duration, Instant};
 
 /// Preopened folders. Both are the work folder.
@@ -33,8 +33,6 @@ pub(crate) type Answer = Result<(), Errno>;
 
 /// Receiver of output.
 pub(crate) type Sink = Box<dyn FnMut(OutputStream, &[u8])>;
-/// Receiver of output that can move to another thread.
-pub(crate) type SendSink = Box<dyn FnMut(OutputStream, &[u8]) + Send>;
 
 /// Files, input and limits of an execution.
 pub(crate) struct Setting {
@@ -45,24 +43,18 @@ pub(crate) struct Setting {
     /// Limits of the execution.
     pub(crate) bounds: Bounds,
     /// Receiver of output.
-    pub(crate) sink: SendSink,
+    pub(crate) sink: Sink,
 }
 
 /// Limits of an execution.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Bounds {
     /// Deadline.
     pub(crate) until: Instant,
     /// CPU time of the thread at which the execution ends.
     pub(crate) cpu: Duration,
-    /// Maximum linear memory in bytes.
-    pub(crate) memory_bytes: usize,
-    /// Maximum output bytes per stream.
-    pub(crate) output_bytes: usize,
-    /// Maximum bytes of all files.
-    pub(crate) work_bytes: u64,
-    /// Maximum open descriptors.
-    pub(crate) open_files: usize,
+    /// Limits of memory, files, descriptors and output.
+    pub(crate) limits: Limits,
     /// Send output immediately.
     pub(crate) stream: bool,
 }
@@ -108,6 +100,7 @@ impl wasmtime::ResourceLimiter for Ceiling {
 }
 
 /// An open descriptor. Numbers are assigned from 0, the lowest free one first, as POSIX requires.
+#[derive(Clone, Debug)]
 pub(crate) enum Fd {
     /// Standard input of the execution, a pipe that ends.
     Stdin,
@@ -138,21 +131,6 @@ pub(crate) struct How {
     pub(crate) write: bool,
 }
 
-/// A descriptor in a snapshot, independent of an instance.
-#[derive(Clone, Debug)]
-pub(crate) enum SavedFd {
-    /// Standard stream, 0 to 2.
-    Standard(u8),
-    /// Folder by path.
-    Folder(String),
-    /// Program of the turn.
-    Job,
-    /// Exit code of the turn.
-    Status,
-    /// A file by its path.
-    File { path: String, how: How },
-}
-
 /// State of the host that a program can access.
 pub(crate) struct Host {
     /// Limits for memory and tables.
@@ -173,8 +151,8 @@ pub(crate) struct Host {
     pub(crate) status: Option<i32>,
     /// Arguments of the program.
     pub(crate) args: Vec<String>,
-    /// Environment variables.
-    env: Vec<(String, String)>,
+    /// Environment variables as `NAME=VALUE`.
+    pub(crate) env: Vec<String>,
     /// Standard input.
     stdin: Vec<u8>,
     /// Number of read bytes of standard input.
@@ -184,7 +162,7 @@ pub(crate) struct Host {
     /// Buffered bytes of standard output and standard error.
     pending: [Vec<u8>; 2],
     /// Receiver of output.
-    sink: Option<Sink>,
+    sink: Sink,
     /// Descriptors by number.
     pub(crate) fds: Vec<Option<Fd>>,
     /// CPU time of the thread at the start of the program.
@@ -208,10 +186,10 @@ impl Host {
         let standard = [Some(Fd::Stdin), Some(Fd::Stdout), Some(Fd::Stderr)];
         Self {
             ceiling: Ceiling {
-                memory_bytes: setting.bounds.memory_bytes,
+                memory_bytes: setting.bounds.limits.memory_bytes as usize,
                 ..Ceiling::default()
             },
-            fs: Fs::new(&setting.files, setting.bounds.work_bytes),
+            fs: Fs::new(&setting.files, setting.bounds.limits.work_bytes),
             bounds: setting.bounds,
             truncated: false,
             stop: None,
@@ -219,12 +197,12 @@ impl Host {
             boots: false,
             status: None,
             args,
-            env,
+            env: env.iter().map(|(n, v)| format!("{n}={v}")).collect(),
             stdin: setting.stdin,
             stdin_at: 0,
             written: [0; 2],
             pending: [Vec::new(), Vec::new()],
-            sink: Some(setting.sink),
+            sink: setting.sink,
             fds: standard
                 .into_iter()
                 .chain(PREOPENS.iter().map(folder))
@@ -233,68 +211,28 @@ impl Host {
         }
     }
 
-    /// Starts a turn. Files and descriptors are kept.
-    pub(crate) fn begin(&mut self, setting: Setting, job: Vec<u8>) {
-        let cpu_from = thread_cpu();
-        self.ceiling = Ceiling {
-            memory_bytes: setting.bounds.memory_bytes,
-            peak: self.ceiling.peak,
-            refused: false,
-        };
-        self.fs.begin(setting.bounds.work_bytes);
-        self.bounds = Bounds {
-            cpu: cpu_from + setting.bounds.cpu,
-            ..setting.bounds
-        };
-        (self.stdin, self.stdin_at) = (setting.stdin, 0);
-        (self.written, self.truncated) = ([0; 2], false);
-        self.pending = [Vec::new(), Vec::new()];
-        self.sink = Some(setting.sink);
-        (self.job, self.status) = (job, None);
-        self.cpu_from = cpu_from;
-        for fd in self.fds.iter_mut().flatten() {
+    /// Starts a turn with the files of `setting`. Descriptors are kept.
+    pub(crate) fn begin(&mut self, mut setting: Setting, job: Vec<u8>) {
+        setting.bounds.cpu += thread_cpu();
+        let mut fds = std::mem::take(&mut self.fds);
+        for fd in fds.iter_mut().flatten() {
             if let Fd::Job { at } = fd {
                 *at = 0;
             }
         }
+        let peak = self.ceiling.peak;
+        *self = Self {
+            fds,
+            job,
+            ..Self::new(Vec::new(), Vec::new(), setting)
+        };
+        self.ceiling.peak = peak;
     }
 
-    /// Copies the descriptors for a fork. Removed files are closed in it.
-    pub(crate) fn save(&self) -> Vec<Option<SavedFd>> {
-        let save = |fd: &Fd| match fd {
-            Fd::Stdin => Some(SavedFd::Standard(0)),
-            Fd::Stdout => Some(SavedFd::Standard(1)),
-            Fd::Stderr => Some(SavedFd::Standard(2)),
-            Fd::Folder { path } => Some(SavedFd::Folder(path.clone())),
-            Fd::File { content, how, .. } => Some(SavedFd::File {
-                path: self.fs.name_of(content)?,
-                how: *how,
-            }),
-            Fd::Job { .. } => Some(SavedFd::Job),
-            Fd::Status => Some(SavedFd::Status),
-        };
-        self.fds.iter().map(|fd| save(fd.as_ref()?)).collect()
-    }
-
-    /// Restores copied descriptors for the files of this instance.
-    pub(crate) fn restore(&mut self, saved: &[Option<SavedFd>]) {
-        let restore = |fd: &SavedFd| match fd {
-            SavedFd::Standard(0) => Some(Fd::Stdin),
-            SavedFd::Standard(1) => Some(Fd::Stdout),
-            SavedFd::Standard(_) => Some(Fd::Stderr),
-            SavedFd::Folder(path) => Some(Fd::Folder { path: path.clone() }),
-            SavedFd::Job => Some(Fd::Job { at: 0 }),
-            SavedFd::Status => Some(Fd::Status),
-            SavedFd::File { path, how } => match self.fs.find(path) {
-                Ok((id, Node::File(content))) => Some(Fd::File {
-                    content,
-                    id,
-                    how: *how,
-                }),
-                _ => None,
-            },
-        };
-        self.fds = saved.iter().map(|fd| restore(fd.as_ref()?)).collect();
+    /// Copies the descriptors for a fork. Files are closed in it.
+    pub(crate) fn saved_fds(&self) -> Vec<Option<Fd>> {
+        let kept = |fd: &Fd| !matches!(fd, Fd::File { .. });
+        self.fds.iter().map(|fd| fd.clone().filter(kept)).collect()
     }
 
     /// True after the deadline or CPU limit.
@@ -309,15 +247,15 @@ impl Host {
             .enumerate()
         {
             let bytes = std::mem::take(&mut self.pending[at]);
-            if let Some(sink) = self.sink.as_mut().filter(|_| !bytes.is_empty()) {
-                sink(stream, &bytes);
+            if !bytes.is_empty() {
+                (self.sink)(stream, &bytes);
             }
         }
     }
 
     /// Keeps output up to the limit, and ends the program at the first byte beyond it.
     fn output(&mut self, at: usize, bytes: &[u8]) {
-        let free = self.bounds.output_bytes - self.written[at];
+        let free = self.bounds.limits.output_bytes as usize - self.written[at];
         let kept = &bytes[..bytes.len().min(free)];
         self.written[at] += kept.len();
         self.pending[at].extend_from_slice(kept);
@@ -353,7 +291,7 @@ impl Host {
             .iter()
             .position(Option::is_none)
             .unwrap_or(self.fds.len());
-        if at >= self.bounds.open_files {
+        if at as u64 >= self.bounds.limits.open_files {
             return Err(Errno::Mfile);
         }
         if at == self.fds.len() {
@@ -394,11 +332,6 @@ pub(crate) fn sizes(memory: &mut [u8], count: u32, bytes: u32, list: &[String]) 
     put(memory, count, &(list.len() as u32).to_le_bytes())?;
     let total: usize = list.iter().map(|t| t.len() + 1).sum();
     put(memory, bytes, &(total as u32).to_le_bytes())
-}
-
-/// Environment variables as `NAME=VALUE`.
-pub(crate) fn variables(host: &Host) -> Vec<String> {
-    host.env.iter().map(|(n, v)| format!("{n}={v}")).collect()
 }
 
 /// Writes the result of `stat`.
