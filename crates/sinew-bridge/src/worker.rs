@@ -417,7 +417,6 @@ fn sandbox_spec(plan: &Plan) -> SandboxSpec {
         env,
         strict: plan.spec.strict,
         network: Network::Loopback,
-        live: false,
     }
 }
 

@@ -74,14 +74,8 @@ impl ContainerProvider {
     /// Starts a container with the files of `base`.
     ///
     /// # Errors
-    /// [`SandboxError::Unsupported`] for a live interpreter, [`SandboxError::NotEnforced`] if `spec` is
-    /// strict and a protection is missing.
+    /// [`SandboxError::NotEnforced`] if `spec` is strict and a protection is missing.
     async fn make(&self, spec: &SandboxSpec, base: Arc<Vec<Entry>>) -> Made<Box<dyn Sandbox>> {
-        if spec.live {
-            return Err(SandboxError::Unsupported {
-                operation: "keep one interpreter for all programs",
-            });
-        }
         if spec.strict {
             let missing = self.inner.protections.iter().filter(|p| !p.enforced);
             let missing: Vec<_> = missing.map(|p| format!("{} ({})", p.name, p.how)).collect();

@@ -85,9 +85,6 @@ section! {
         cpus: f64;
         /// Folder of kernels and roots, for `microvm`.
         microvm_images: String = ".cache/microvm".into();
-        /// For `wasm`: Python programs of a sandbox run one after the other in one interpreter, and
-        /// snapshots and forks hold its memory.
-        live: bool = false;
         /// Folder for a log of each sandbox's requests to the network.
         egress_audit: String;
         /// Rules of the egress proxy; left out: no network.
@@ -276,9 +273,6 @@ fn levels(plan: &RunPlan, rules: &mut Rules) {
         let reason = format!("has an effect at level {levels} only; remove it");
         rules.unused(key, reason, has_effect);
     }
-    let reason =
-        "needs sandbox.level = \"wasm\": elsewhere every program has an interpreter of its own";
-    rules.unused("sandbox.live", reason.into(), wasm);
 }
 
 fn egress(plan: &RunPlan, rules: &mut Rules) {

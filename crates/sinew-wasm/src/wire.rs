@@ -1,7 +1,7 @@
 //! Protocol between host and worker: frames of length, kind and bytes on a stream.
 
 use serde::{Deserialize, Serialize};
-use sinew_sandbox::Ending;
+use sinew_sandbox::{Ending, Limits};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -16,11 +16,7 @@ pub(crate) type Tree = BTreeMap<String, Option<Arc<[u8]>>>;
 pub(crate) enum Kind {
     /// Runs a program; sent to the worker.
     Job,
-    /// Keeps a copy of the memory of a sandbox's Python; sent to the worker.
-    Freeze,
-    /// Releases sandboxes and snapshots; sent to the worker. Has no response.
-    Forget,
-    /// Bytes of standard output; sent by the worker.
+    /// From the worker: bytes of standard output.
     Stdout,
     /// Bytes of standard error; sent by the worker.
     Stderr,
@@ -35,8 +31,6 @@ impl Kind {
     pub(crate) fn of(byte: u8) -> Option<Self> {
         [
             Self::Job,
-            Self::Freeze,
-            Self::Forget,
             Self::Stdout,
             Self::Stderr,
             Self::Done,
@@ -58,66 +52,16 @@ pub(crate) struct Job {
     pub(crate) env: Vec<(String, String)>,
     /// Python code for an interpreter that is already running.
     pub(crate) code: Option<String>,
-    /// Sandbox whose own interpreter runs the code and continues.
-    pub(crate) place: Option<Place>,
-    /// True if the files equal those after the last execution. They are not sent then.
-    pub(crate) same_files: bool,
     /// Wall time in milliseconds.
     pub(crate) deadline_ms: u64,
-    /// CPU time in milliseconds.
-    pub(crate) cpu_ms: u64,
-    /// Maximum linear memory in bytes.
-    pub(crate) memory_bytes: u64,
-    /// Maximum output bytes per stream.
-    pub(crate) output_bytes: u64,
-    /// Maximum bytes of all files.
-    pub(crate) work_bytes: u64,
-    /// Maximum open descriptors.
-    pub(crate) open_files: u64,
+    /// Limits of the sandbox.
+    pub(crate) limits: Limits,
     /// Send output immediately.
     pub(crate) stream: bool,
     /// Bytes of standard input.
     pub(crate) stdin_len: usize,
     /// Paths and lengths of the files.
     pub(crate) paths: Paths,
-}
-
-/// Sandbox with its own interpreter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Place {
-    /// Number of the sandbox.
-    pub(crate) number: u64,
-    /// Origin of its interpreter.
-    pub(crate) from: From,
-}
-
-/// Origin of a sandbox's interpreter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum From {
-    /// A new interpreter.
-    Start,
-    /// The memory of a snapshot.
-    Snapshot(u64),
-    /// The interpreter of the last execution.
-    Last,
-}
-
-/// Request to copy the memory of a sandbox's interpreter as a snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Freeze {
-    /// Number of the sandbox.
-    pub(crate) place: u64,
-    /// Number of the new snapshot.
-    pub(crate) snapshot: u64,
-}
-
-/// Numbers of released sandboxes and snapshots.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Forget {
-    /// Released sandboxes.
-    pub(crate) places: Vec<u64>,
-    /// Released snapshots.
-    pub(crate) snapshots: Vec<u64>,
 }
 
 /// Environment variables of every program.
@@ -164,10 +108,6 @@ pub(crate) struct Done {
     pub(crate) peak_memory_bytes: u64,
     /// Failure of the worker itself, not of the program.
     pub(crate) failure: Option<String>,
-    /// True if the memory for another interpreter or snapshot is exhausted. No program has run.
-    pub(crate) memory_full: bool,
-    /// True if the sandbox's own interpreter can run another program.
-    pub(crate) alive: bool,
     /// True if files follow.
     pub(crate) changed: bool,
     /// Paths and lengths of the files.
@@ -183,8 +123,6 @@ impl Done {
             cpu_s: 0.0,
             peak_memory_bytes: 0,
             failure: None,
-            memory_full: false,
-            alive: false,
             changed: false,
             paths: Vec::new(),
         }

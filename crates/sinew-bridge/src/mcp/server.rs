@@ -120,7 +120,6 @@ impl Command {
         ]);
         spec.env.extend(server.env.clone());
         spec.network = Network::Loopback;
-        spec.live = false;
         spec.limits = Limits {
             // Calls have deadlines.
             cpu_s: 1e8,

@@ -234,9 +234,6 @@ impl Api {
                 "open_files": limits.open_files,
             },
         });
-        if spec.live {
-            body["live"] = json!(true);
-        }
         if let Some(image) = &self.image {
             body["image"] = json!(image);
         }

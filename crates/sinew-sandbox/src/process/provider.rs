@@ -143,11 +143,6 @@ impl ProcessProvider {
         spec: &SandboxSpec,
         base: Option<&Snapshot>,
     ) -> Result<Box<dyn Sandbox>, SandboxError> {
-        if spec.live {
-            return Err(SandboxError::Unsupported {
-                operation: "keep an interpreter from one program to the next",
-            });
-        }
         if spec.strict {
             refuse_missing(&self.spawner.last().protections, spec.network)?;
         }
