@@ -38,14 +38,14 @@ fn refusals_of_recipes() {
         "env = { type = \"tool_math\", leveles = [1] }\n",
         "env = \"tool_math\"\n",
         "[train]\nlr = 1e-5\n",
-        "[train]\nsteps = 0\n",
+        "env = { type = \"tool_math\" }\n[train]\nsteps = 0\n",
         "[rollout]\ngroup_size = \"8\"\n",
         "[rollout]\ntemperatur = 1.0\n",
         "algorithm = \"grpo2\"\n",
-        "reward = \"exakt(answer)\"\n",
+        "env = { type = \"tool_math\" }\nreward = \"exakt(answer)\"\n",
         "tasks = \"missing.jsonl\"\nreward = \"exact(answer)\"\n",
         "[[stage]]\nname = \"a b\"\n",
-        "[engine]\ntype = \"vllm\"\n",
+        "env = { type = \"tool_math\" }\n[engine]\ntype = \"vllm\"\n",
     ];
     let dir = tempfile::tempdir().unwrap();
     let mut text = String::new();
