@@ -27,7 +27,7 @@ use row::{Mark, Row};
 use serde_json::json;
 use sinew_assembly::Failure;
 use std::io::IsTerminal;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 /// Time that all probes together have.
@@ -137,7 +137,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
 
 /// Tries something in a thread of its own, which is left behind if it hangs.
 fn start(probe: &'static Probe) -> Receiver<Vec<Row>> {
-    let (answer, answered) = channel();
+    let (answer, answered) = sync_channel(1);
     std::thread::spawn(move || answer.send((probe.tried)(probe.name)));
     answered
 }

@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use sinew_bridge::{PythonCode, PythonWorkers, StartError, WorkersConfig};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 /// The interpreter of recipes that name none.
@@ -120,7 +120,7 @@ fn output(command: &mut Command) -> Result<String, String> {
         .spawn()
         .map_err(|e| format!("{program}: {e}"))?;
     let group = Pid::from_child(&child);
-    let (ended, end) = channel();
+    let (ended, end) = sync_channel(1);
     std::thread::spawn(move || ended.send(child.wait_with_output()));
     let Output {
         status,
