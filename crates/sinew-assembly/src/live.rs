@@ -138,7 +138,7 @@ const NOTICE: Duration = Duration::from_secs(1);
 pub(crate) struct LiveServer {
     /// Taken out when this value is dropped.
     server: Option<Server>,
-    /// Waits for the calls that still run.
+    /// Runtime on which calls that still run are awaited.
     runtime: Handle,
     /// Whether the run was interrupted, so that agents should wait for its next session. Left out where
     /// no agent opens rollouts.

@@ -45,7 +45,7 @@ const PORT: u16 = 4200;
 const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Weight of all calls that a worker takes at once. A call that must run without others has this weight.
 pub(crate) const ALONE: u32 = 64;
-/// Weight of a call of an environment: 16 at once, each in a thread.
+/// Weight of an environment call, which holds a thread: 16 of them fit into the budget at once.
 pub(crate) const THREADED: u32 = 4;
 /// Weight of a call of a coroutine: 64 at once.
 pub(crate) const COROUTINE: u32 = 1;

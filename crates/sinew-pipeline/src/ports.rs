@@ -47,8 +47,8 @@ pub trait Learner: Send {
         known: Columns,
     ) -> Result<Columns, PipelineError>;
 
-    /// Gives the trained tokens of data the log-probabilities of the weights as they are; `known` has
-    /// the masks.
+    /// Computes the log-probabilities of the trained tokens of `data` under the current weights and stores
+    /// them there; `known` has the masks of output formats.
     ///
     /// # Errors
     /// Fails if the model or the algorithm does.

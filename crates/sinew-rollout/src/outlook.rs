@@ -82,7 +82,7 @@ struct Siblings {
 /// Place of an episode that waits: those that are to begin first are the smallest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rank {
-    /// Something is known of its task.
+    /// Whether an episode of this task has ended or runs.
     known: bool,
     expected_s: f64,
 }
@@ -145,7 +145,7 @@ impl OutlookCore {
         let began = task.running.remove(&spec.episode);
         let seconds = match (took, began) {
             (Took::Seconds(seconds), _) => seconds,
-            // It would have taken longer: of use only where less was expected.
+            // The episode was cut off, so its time is a lower bound: it counts only above the estimate.
             (Took::Longer, Some(began)) if now_s - began > task.ended.value => now_s - began,
             (Took::Longer | Took::Failed, _) => return,
         };

@@ -31,7 +31,7 @@ pub(crate) struct LateGroups {
 #[derive(Default)]
 struct Step {
     given: Given,
-    /// Names of its groups: two of one name would be read back as one.
+    /// Names of its groups, each once: the store would return two groups of one name as one.
     names: BTreeSet<GroupId>,
     /// Groups of it that are further behind the policy than allowed.
     old: usize,

@@ -84,7 +84,7 @@ pub trait Policy {
     /// If there was no such pass; then the gradients are unchanged.
     fn backward(&mut self, batch: &MicroBatch, grads: &ScoreGrads) -> Result<(), PolicyError>;
 
-    /// The `k` most likely tokens in the place of each item's target, best first.
+    /// The `k` most likely tokens at the position of each item's target, best first.
     fn top(
         &mut self,
         _batch: &MicroBatch,

@@ -257,7 +257,7 @@ pub struct WeightsManifestTensor {
     pub delta: Option<DeltaSpan>,
 }
 
-/// A stretch of a file with a tensor's difference to that of the base.
+/// Byte range of a file with the difference of a tensor to the base weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeltaSpan {

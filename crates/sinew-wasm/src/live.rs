@@ -71,7 +71,8 @@ pub(crate) struct Frozen {
 struct Entry {
     /// Address of the generator in linear memory.
     generator: u32,
-    /// Index of its step in the table of functions: `(i32) -> i32`, 0 after an exception.
+    /// Index of the interpreter's step function in the function table. It has the type `(i32) -> i32` and
+    /// returns 0 after an exception.
     step: u32,
 }
 

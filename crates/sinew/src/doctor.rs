@@ -122,7 +122,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     } else if fail == 0 {
         let warned = match warn {
             0 => "",
-            _ => "What the warnings name is for other runs.\n",
+            _ => "Warnings concern other kinds of runs.\n",
         };
         output::print(&format!("A first run works here: {FIRST}\n{warned}"));
     }

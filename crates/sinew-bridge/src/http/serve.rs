@@ -1,4 +1,4 @@
-//! Any environment as a server of the protocol.
+//! Serves any environment over HTTP by the environment protocol.
 //!
 //! An episode is opened once for its id, and a call runs once for its id: repeats get the stored answer. A
 //! call continues if its client goes away, so that a repeat finds the whole answer. Episodes without a

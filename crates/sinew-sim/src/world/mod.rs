@@ -410,7 +410,7 @@ impl World {
         }
         let mut open: Vec<EpisodeId> = self.by_id.keys().cloned().collect();
         open.extend(self.updates.ended.keys().cloned());
-        // A session that went on would take the draws that no commit names.
+        // The next session would run draws again that no commit names: their stored episodes are open, too.
         let named = self
             .kept
             .stored

@@ -125,7 +125,7 @@ pub struct NewRow {
     pub group_size: u32,
     /// Higher ones are given out first.
     pub priority: i32,
-    /// Tokens of the row, for budgets and balance.
+    /// Number of tokens of the row, for budgets and for batches of equal size.
     pub tokens: u64,
     /// Version of the oldest weights that sampled it, for freshness.
     pub version: u64,
