@@ -1,6 +1,6 @@
 //! The training loop as a library: draw tasks, run episodes, make rows, train, publish, keep.
 //!
-//! Everything that people and tools see of a run goes over one [`Bus`] of typed [`RunEvent`]s. A
+//! Everything that people and tools see of a run goes over one `Bus` of typed `RunEvent`s. A
 //! [`PipelineConfig`] has the settings of the run; recipes, command line and concrete engines are the
 //! binary's.
 //!

@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const INDENT: usize = 21;
 /// Minimum width of a text: a narrower window wraps lines by itself.
 const NARROW: usize = 30;
-/// What a first run is.
+/// Recipe of a first run.
 const FIRST: &str = "sinew init my-tasks && cd my-tasks && sinew train recipe.toml";
 
 /// Arguments of `sinew doctor`.

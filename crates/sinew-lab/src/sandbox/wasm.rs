@@ -11,7 +11,7 @@ const WARM_UP: usize = 3;
 /// Pause between runs that take a waiting interpreter: the worker forks the next one.
 const REFILL: Duration = Duration::from_millis(20);
 
-/// What is measured: name, program, whether there is a pause between runs, target.
+/// A measurement: name, program, whether there is a pause between runs, target.
 struct Row<'a>(&'static str, &'a Program, bool, Option<f64>);
 
 /// Milliseconds of each run, in a sandbox of its own.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const PYTHON: &str = "python3";
 /// Time that one program of Python has.
 const WITHIN: Duration = Duration::from_secs(30);
-/// What environments with web pages share.
+/// Python source that environments with web pages share.
 const CHROMIUM: &str = include_str!("../../../../python/src/sinew/bridges/chromium.py");
 /// Starts Chromium as those environments do. The last line of an error is its reason.
 const BROWSER: &str = r#"

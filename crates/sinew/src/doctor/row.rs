@@ -28,7 +28,7 @@ impl Mark {
 pub(super) struct Row {
     pub(super) mark: Mark,
     pub(super) name: String,
-    /// What was found.
+    /// Finding of the probe.
     pub(super) detail: String,
     /// The command or the key that helps; nothing where all is well.
     pub(super) hint: Option<String>,
