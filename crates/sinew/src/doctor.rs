@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const INDENT: usize = 21;
 /// Minimum width of a text: a narrower window wraps lines by itself.
 const NARROW: usize = 30;
-/// Recipe of a first run.
+/// Commands of a first run.
 const FIRST: &str = "sinew init my-tasks && cd my-tasks && sinew train recipe.toml";
 
 /// Arguments of `sinew doctor`.
@@ -135,7 +135,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     }
 }
 
-/// Tries something in a thread of its own, which is left behind if it hangs.
+/// Runs a probe in its own thread. A probe that hangs leaves the thread behind.
 fn start(probe: &'static Probe) -> Receiver<Vec<Row>> {
     let (answer, answered) = sync_channel(1);
     std::thread::spawn(move || answer.send((probe.tried)(probe.name)));

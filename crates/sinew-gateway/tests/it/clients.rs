@@ -54,7 +54,7 @@ fn who_leaves_and_asks_again_gets_the_call_that_runs() {
     let first = ask();
     world.until("the call is sampled", || world.engine.status().running == 1);
     leave(first);
-    // No header marks it as a repetition: the body, and that nobody waits for it any more, do.
+    // No header marks the call as a repeat. The equal body does, as the first client has left.
     let second = ask();
     world.until("the call is joined", || stats().coalesced == 1);
     leave(second);

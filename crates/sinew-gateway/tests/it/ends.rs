@@ -217,7 +217,7 @@ fn a_stop_refuses_new_calls_cuts_running_ones_and_keeps_what_they_sampled() {
     let reward = format!("/rollouts/{}/reward", rollout.id);
     world.control("POST", &reward, &json!({"reward": 1.0})).ok();
     assert_eq!(world.stop(), 2);
-    // Each of them gets the error of its own dialect.
+    // Each client gets the error in the form of its dialect.
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
     assert!(text.contains("\"code\":\"gateway_stopping\""), "{text}");
