@@ -1,8 +1,6 @@
 //! Ends of calls that nobody answers, waiting or at a stop, and their display until then.
 
-use crate::support::{
-    Opened, World, answer, client, send, world, world_behind, world_in, world_with,
-};
+use crate::support::{Opened, World, answer, send, world, world_behind, world_in, world_with};
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use sinew_gateway::{Capacity, CapacityPermit};
@@ -46,17 +44,6 @@ fn body() -> Value {
     json!({"model": "m", "messages": [{"role": "user", "content": "x"}]})
 }
 
-/// A call whose client waits for a third of a second and goes.
-fn gives_up(rollout: &Opened) {
-    let impatient = client(Duration::from_millis(300));
-    let gone = impatient
-        .post(format!("{}/chat/completions", rollout.base_url))
-        .header("authorization", &rollout.key)
-        .body(body().to_string())
-        .send();
-    assert!(gone.is_err());
-}
-
 /// The entry of a rollout in the list of live ones.
 fn live(world: &World, rollout: &Opened) -> Value {
     let board = world.control("GET", "/rollouts?limit=9", &json!({})).ok();
@@ -88,7 +75,7 @@ fn a_call_that_waits_at_the_gate_can_be_left_and_ended() {
         world.until("it runs", || world.engine.status().running == 1);
         assert_eq!(live(&world, &hangs)["phase"], "generate");
         // Its client goes: it leaves the queue, and nothing was sampled.
-        scope.spawn(|| gives_up(&leaves));
+        let client = leaves.ask(&body());
         waits(1);
         let told = live(&world, &leaves);
         assert_eq!(told["phase"], "wait", "{told}");
@@ -97,6 +84,7 @@ fn a_call_that_waits_at_the_gate_can_be_left_and_ended() {
             (&json!(1), &json!(0))
         );
         assert!(told["deadline_s"].as_f64().unwrap() > 500.0, "{told}");
+        drop(client);
         waits(0);
         world.until("it has failed", || world.gateway.stats().failed == 1);
         let stats = world.gateway.stats();
