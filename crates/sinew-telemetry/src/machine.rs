@@ -1,11 +1,11 @@
 //! Free disk and memory of a run's machine.
 
-use crate::alerts::Look;
+use crate::alerts::MachineReading;
 use std::path::Path;
 
 /// A look at the disk of a folder and at the memory.
-pub(crate) fn look(folder: &Path) -> Look {
-    Look {
+pub(crate) fn look(folder: &Path) -> MachineReading {
+    MachineReading {
         disk_free: rustix::fs::statvfs(folder)
             .ok()
             .map(|s| s.f_bavail.saturating_mul(s.f_frsize)),

@@ -13,7 +13,7 @@ use crate::live::{Frozen, Live};
 use crate::outcome::{Outcome, failed};
 use crate::wasi::{Bounds, Setting};
 use crate::wire::{
-    Done, Forget, Freeze, From, Job, Kind, Place, Tree, head, pack_done, program, read_head,
+    Forget, Freeze, From, Job, JobResult, Kind, Place, Tree, head, pack_done, program, read_head,
     unpack, unpack_job,
 };
 use rustix::event::{PollFd, PollFlags, poll};
@@ -187,7 +187,7 @@ impl Worker {
     }
 
     /// Sends the result of a job.
-    fn done(&self, done: Done, files: Option<&Tree>) -> Result<(), String> {
+    fn done(&self, done: JobResult, files: Option<&Tree>) -> Result<(), String> {
         self.answer(Kind::Done, &pack_done(done, files)?)
     }
 
@@ -290,22 +290,22 @@ impl Worker {
 
     /// Answers that no program has run, because memory for it would be missing.
     fn memory_full(&self) -> Result<(), String> {
-        let done = Done {
+        let done = JobResult {
             memory_full: true,
-            ..Done::new(Ending::SandboxDied)
+            ..JobResult::new(Ending::SandboxDied)
         };
         self.done(done, None)
     }
 
     /// Answers with the result of a program.
     fn end(&self, outcome: Outcome, alive: bool) -> Result<(), String> {
-        let done = Done {
+        let done = JobResult {
             truncated: outcome.truncated,
             cpu_s: outcome.cpu_s,
             peak_memory_bytes: outcome.peak_memory_bytes,
             failure: outcome.failure,
             alive,
-            ..Done::new(outcome.ending)
+            ..JobResult::new(outcome.ending)
         };
         self.done(done, outcome.files.as_ref())
     }
@@ -361,7 +361,7 @@ impl Worker {
 
     /// Copies an interpreter as a snapshot. Its sandbox continues.
     fn freeze(&mut self, freeze: Freeze) -> Result<(), String> {
-        let mut done = Done::new(Ending::Exited { code: 0 });
+        let mut done = JobResult::new(Ending::Exited { code: 0 });
         done.memory_full = match self.places.get(&freeze.place) {
             None => false,
             Some(live) => self.check_memory(live.bytes()).is_err(),

@@ -7,7 +7,7 @@
 
 use crate::config::{FOLDER_INSIDE, PROGRAM_INSIDE, WasmConfig, io_error};
 use crate::manifest::Manifest;
-use crate::wire::{Done, Forget, Freeze, Kind, Tree, head, pack, read_head, unpack_done};
+use crate::wire::{Forget, Freeze, JobResult, Kind, Tree, head, pack, read_head, unpack_done};
 use crate::worker::FLAG;
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Limits, Network, OutputChunk, OutputStream, Program,
@@ -179,7 +179,7 @@ impl Workers {
         job: &[u8],
         deadline: Duration,
         output: &mut Output,
-    ) -> Result<(Done, Option<Tree>, Home), SandboxError> {
+    ) -> Result<(JobResult, Option<Tree>, Home), SandboxError> {
         let least = || {
             let slots = self.slots.iter().enumerate();
             slots
@@ -211,8 +211,8 @@ impl Workers {
         let work = worker.run(&forget, (Kind::Job, job), output);
         match tokio::time::timeout(deadline + GRACE, work).await {
             // The worker does not respond: it is killed with its program.
-            Err(_) => Ok((Done::new(Ending::Timeout), None, home)),
-            Ok(Err(_)) => Ok((Done::new(Ending::SandboxDied), None, home)),
+            Err(_) => Ok((JobResult::new(Ending::Timeout), None, home)),
+            Ok(Err(_)) => Ok((JobResult::new(Ending::SandboxDied), None, home)),
             Ok(Ok((done, files))) => {
                 *place = Some((life, worker));
                 Ok((done, files, home))
@@ -407,7 +407,7 @@ impl Worker {
         forget: &Forget,
         (kind, bytes): (Kind, &[u8]),
         output: &mut Output,
-    ) -> Result<(Done, Option<Tree>), String> {
+    ) -> Result<(JobResult, Option<Tree>), String> {
         let mut request = Vec::new();
         if *forget != Forget::default() {
             request = frame(Kind::Forget, &pack(forget, &[])?);
