@@ -21,7 +21,7 @@ use sinew_gateway::{
     TrainingHooks,
 };
 use sinew_orchestrator::RunEvent;
-use sinew_pipeline::{Late, RunStore, SampleSource};
+use sinew_pipeline::{LateRewards, RunStore, SampleSource};
 use sinew_recipe::{HarnessSection, RunPlan};
 use sinew_rollout::{EpisodeOptions, EpisodeParts};
 use sinew_runs::RunDir;
@@ -183,7 +183,7 @@ pub(crate) fn source(
     session: &Session<'_>,
     (parts, options): (&EpisodeParts, &EpisodeOptions),
     store: &RunStore,
-    late: &mut Option<Late>,
+    late: &mut Option<LateRewards>,
 ) -> Result<Option<Box<dyn SampleSource>>, Failure> {
     let Some(section) = recipe.harness.live() else {
         return Ok(None);

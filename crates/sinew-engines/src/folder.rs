@@ -100,13 +100,13 @@ const EMBEDDING: &str = "model.embed_tokens.weight";
 const OUTPUT: &str = "lm_head.weight";
 
 /// A tensor of a safetensors file: shape, type, bytes.
-struct Stored<'a> {
+struct FileTensor<'a> {
     shape: &'a [usize],
     bytes: Cow<'a, [u8]>,
     dtype: Dtype,
 }
 
-impl View for &Stored<'_> {
+impl View for &FileTensor<'_> {
     fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -250,7 +250,7 @@ impl WeightsFolder {
                 blake3: blake3::hash(&bytes).to_hex().to_string(),
                 delta: None,
             });
-            stored.push(Stored {
+            stored.push(FileTensor {
                 shape,
                 bytes,
                 dtype,

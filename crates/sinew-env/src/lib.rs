@@ -20,10 +20,10 @@ pub mod registry;
 mod reward;
 mod rewarded;
 mod rng;
-mod said;
 mod taskset;
 pub mod tiny;
 pub mod turn;
+mod user_message;
 
 pub use mixture::{MixtureFactory, MixtureTasks, member_of};
 pub use port::{
@@ -39,5 +39,5 @@ pub use reward::{
 };
 pub use rewarded::{Rewarded, trial};
 pub use rng::{Rng, hash64};
-pub use said::Said;
 pub use taskset::{NoTasks, Split, Taskset, TasksetError};
+pub use user_message::UserMessageEnvs;

@@ -3,7 +3,8 @@
 use crate::reward::{GroupReward, Reward};
 use futures::future::BoxFuture;
 use sinew_types::{
-    Component, Content, FailureKind, Given, Gives, Message, Outcome, Role, Task, ToolCall, ToolSpec,
+    Component, Content, FailureKind, Gives, InputPresence, Message, Outcome, Role, Task, ToolCall,
+    ToolSpec,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -240,7 +241,7 @@ pub struct Capabilities {
 impl Capabilities {
     /// True if every turn that does not end an episode has a hash of its state.
     pub fn states(&self) -> bool {
-        self.gives.states == Given::Yes
+        self.gives.states == InputPresence::Yes
     }
 }
 

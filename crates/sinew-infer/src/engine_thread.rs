@@ -28,13 +28,13 @@ struct Load {
 }
 
 /// A request, the constraint of its format, and where its events go.
-type Submitted = (GenerateRequest, Option<Constraint>, EventSink);
+type EngineRequest = (GenerateRequest, Option<Constraint>, EventSink);
 
 /// State that callers and the thread share. Bounded: `submitted` by the limit on waiting requests,
 /// `aborted` by `live`, `loads` by the callers that block on them.
 #[derive(Default)]
 struct Inbox {
-    submitted: VecDeque<Submitted>,
+    submitted: VecDeque<EngineRequest>,
     aborted: BTreeSet<RequestId>,
     loads: VecDeque<Load>,
     paused: bool,

@@ -1,11 +1,11 @@
 //! Disk and memory of this machine, of which a run takes its share.
 
-use crate::alerts::Look;
+use crate::alerts::MachineReading;
 use std::path::Path;
 
 /// A look at the disk of a folder and at the memory.
-pub(crate) fn look(folder: &Path) -> Look {
-    Look {
+pub(crate) fn look(folder: &Path) -> MachineReading {
+    MachineReading {
         disk_free: disk_free(folder).ok(),
         memory_used: Memory::look().ok().map(|memory| memory.used()),
     }

@@ -36,7 +36,7 @@ pub use format::{
     NodeFormat, ToolGrammar, ToolNeed, ToolTag, Whitespace,
 };
 pub use ids::{EpisodeId, GroupId, PolicyVersion, RequestId, TaskId, TokenId};
-pub use inputs::{EpisodeInput, Given, Gives};
+pub use inputs::{EpisodeInput, Gives, InputPresence};
 pub use message::{Message, Role, ToolCall, ToolSpec};
 pub use origin::{Component, MAX_EXTERNAL, Origin, Provenance, Sampling};
 pub use seed::{GOLDEN_GAMMA, SplitMix64, Spread, SpreadMap, finalize64, mix_hash, mix_seed};

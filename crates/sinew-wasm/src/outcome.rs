@@ -4,18 +4,18 @@
 //! the instance is new or continues.
 
 use crate::wasi::{Host, Stop, thread_cpu};
-use crate::wire::{Done, Tree};
+use crate::wire::{JobResult, Tree};
 use sinew_sandbox::Ending;
 use wasmtime::{InstancePre, Store, Trap, UpdateDeadline};
 
 /// Result of an execution, and its files if they have changed.
-pub(crate) type Outcome = (Done, Option<Tree>);
+pub(crate) type Outcome = (JobResult, Option<Tree>);
 
 /// Result of a failure of the worker itself.
 pub(crate) fn failed(failure: String) -> Outcome {
-    let done = Done::new(Ending::SandboxDied);
+    let done = JobResult::new(Ending::SandboxDied);
     (
-        Done {
+        JobResult {
             failure: Some(failure),
             ..done
         },
@@ -45,12 +45,12 @@ pub(crate) fn finish(host: &mut Host, ending: Ending, failure: Option<String>) -
         ending,
         Ending::Exited { code: 0 } | Ending::Timeout | Ending::OutputLimit
     );
-    let done = Done {
+    let done = JobResult {
         truncated: host.truncated,
         cpu_s: cpu.as_secs_f64(),
         peak_memory_bytes: host.ceiling.peak as u64,
         failure,
-        ..Done::new(match failed && host.ceiling.refused {
+        ..JobResult::new(match failed && host.ceiling.refused {
             true => Ending::OutOfMemory,
             false => ending,
         })

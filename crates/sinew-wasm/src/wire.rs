@@ -97,7 +97,7 @@ pub(crate) type Paths = Vec<(String, Option<usize>)>;
 
 /// Header of a result, followed by the files if any changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Done {
+pub(crate) struct JobResult {
     /// End of the program.
     pub(crate) ending: Ending,
     /// True if output was cut at the limit.
@@ -114,7 +114,7 @@ pub(crate) struct Done {
     pub(crate) paths: Paths,
 }
 
-impl Done {
+impl JobResult {
     /// Creates a result without files, usage and failures.
     pub(crate) fn new(ending: Ending) -> Self {
         Self {
@@ -204,7 +204,7 @@ pub(crate) fn unpack_job(bytes: &[u8]) -> Result<(Job, Vec<u8>, Tree), String> {
 }
 
 /// Serializes a result, with files only if they have changed.
-pub(crate) fn pack_done(mut done: Done, files: Option<&Tree>) -> Result<Vec<u8>, String> {
+pub(crate) fn pack_done(mut done: JobResult, files: Option<&Tree>) -> Result<Vec<u8>, String> {
     done.changed = files.is_some();
     done.paths = files.map(paths).unwrap_or_default();
     let all: Vec<&[u8]> = files.into_iter().flat_map(blobs).collect();
@@ -212,8 +212,8 @@ pub(crate) fn pack_done(mut done: Done, files: Option<&Tree>) -> Result<Vec<u8>,
 }
 
 /// Parses a result. The files are `None` if they have not changed.
-pub(crate) fn unpack_done(bytes: &[u8]) -> Result<(Done, Option<Tree>), String> {
-    let (mut done, blobs): (Done, _) = unpack(bytes)?;
+pub(crate) fn unpack_done(bytes: &[u8]) -> Result<(JobResult, Option<Tree>), String> {
+    let (mut done, blobs): (JobResult, _) = unpack(bytes)?;
     let files = tree(std::mem::take(&mut done.paths), blobs)?;
     let files = done.changed.then_some(files);
     Ok((done, files))
@@ -257,7 +257,7 @@ mod tests {
             let (job, stdin_again, tree_again) = unpack_job(&bytes).unwrap();
             prop_assert_eq!((job.module.as_str(), &stdin_again, &tree_again), ("python", &stdin, &tree));
             prop_assert!(unpack_job(&bytes[..cut.index(bytes.len())]).is_err());
-            let done = pack_done(Done::new(Ending::Timeout), Some(&tree)).unwrap();
+            let done = pack_done(JobResult::new(Ending::Timeout), Some(&tree)).unwrap();
             prop_assert_eq!(unpack_done(&done).unwrap().1, Some(tree));
         }
     }

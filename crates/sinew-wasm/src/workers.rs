@@ -6,7 +6,7 @@
 
 use crate::config::{FOLDER_INSIDE, PROGRAM_INSIDE, WasmConfig, io_error};
 use crate::manifest::Manifest;
-use crate::wire::{Done, Kind, Tree, head, read_head, unpack_done};
+use crate::wire::{JobResult, Kind, Tree, head, read_head, unpack_done};
 use crate::worker::FLAG;
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Limits, Network, OutputChunk, OutputStream, Program,
@@ -123,7 +123,7 @@ impl Workers {
         job: &[u8],
         deadline: Duration,
         output: &mut Output,
-    ) -> Result<(Done, Option<Tree>), SandboxError> {
+    ) -> Result<(JobResult, Option<Tree>), SandboxError> {
         let least = |s: &&Slot| s.busy.load(Ordering::SeqCst);
         let Some(slot) = self.slots.iter().min_by_key(least) else {
             return Err(SandboxError::Died("there are no workers".into()));
@@ -137,8 +137,8 @@ impl Workers {
         };
         match tokio::time::timeout(deadline + GRACE, worker.run(job, output)).await {
             // The worker does not respond: it is killed with its program.
-            Err(_) => Ok((Done::new(Ending::Timeout), None)),
-            Ok(Err(_)) => Ok((Done::new(Ending::SandboxDied), None)),
+            Err(_) => Ok((JobResult::new(Ending::Timeout), None)),
+            Ok(Err(_)) => Ok((JobResult::new(Ending::SandboxDied), None)),
             Ok(Ok(done)) => {
                 *place = Some(worker);
                 Ok(done)
@@ -272,7 +272,7 @@ impl Worker {
         &mut self,
         job: &[u8],
         output: &mut Output,
-    ) -> Result<(Done, Option<Tree>), String> {
+    ) -> Result<(JobResult, Option<Tree>), String> {
         for bytes in [head(Kind::Job, job.len()).as_slice(), job] {
             let written = self.stream.write_all(bytes).await;
             written.map_err(|e| e.to_string())?;

@@ -22,7 +22,6 @@ mod export;
 mod gc;
 mod init;
 mod judge;
-mod kept;
 mod lab;
 mod output;
 mod panics;
@@ -38,6 +37,7 @@ mod serve_sandbox;
 mod shell;
 mod signals;
 mod sim;
+mod snapshot_args;
 mod tasks;
 mod track;
 mod train;
@@ -578,8 +578,8 @@ impl RunArgs {
         recipe: &RunPlan,
         track: &track::TrackArgs,
         command: &'static str,
-        job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::Finished, Failure>,
-    ) -> Result<train::Finished, Failure> {
+        job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::CommandEnd, Failure>,
+    ) -> Result<train::CommandEnd, Failure> {
         let (path, mut options) = self.options(recipe, command)?;
         options.track = track.trackers()?;
         options.typed += &track.typed();
@@ -643,7 +643,7 @@ impl RunArgs {
     ///
     /// # Errors
     /// If the job failed or ended badly, with the reason.
-    pub(crate) fn end(&self, done: Result<train::Finished, Failure>) -> Result<(), Failure> {
+    pub(crate) fn end(&self, done: Result<train::CommandEnd, Failure>) -> Result<(), Failure> {
         let last = done
             .as_ref()
             .map_or_else(Failure::json, |ended| ended.last.clone());
@@ -663,9 +663,9 @@ fn execute(
     folder: &Path,
     recipe: &RunPlan,
     checks: Checks,
-    job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::Finished, Failure>,
+    job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::CommandEnd, Failure>,
     options: &train::TrainOptions,
-) -> Result<train::Finished, Failure> {
+) -> Result<train::CommandEnd, Failure> {
     let mut options = options.clone();
     if options.resume.is_none() {
         options.tasks = Some(checks(folder, recipe)?);

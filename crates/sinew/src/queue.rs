@@ -8,8 +8,8 @@ use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::{Failure, FeedPlan};
 use sinew_gateway::Secret;
 use sinew_queue::{
-    MAX_PAGE, Place, QUEUE_NAME, QueueServer, Scored, ScorerConfig, Serving, bury, listed,
-    score_rows, system_clock,
+    MAX_PAGE, Place, QUEUE_NAME, QueueServer, QueueServerConfig, ScoredCounts, ScorerConfig, bury,
+    listed, score_rows, system_clock,
 };
 use sinew_recipe::{DataSection, RunPlan};
 use sinew_store::queue::{
@@ -395,7 +395,7 @@ async fn listen(args: &ServeArgs, queue: Arc<dyn Queue>, token: String) -> Resul
     // A script may send one as soon as it reads the address.
     let mut signals = StopSignals::new()?;
     let shown = args.token_file.is_none().then(|| token.clone());
-    let serving = Serving {
+    let serving = QueueServerConfig {
         listen: args.listen,
         token,
         clock: system_clock(),
@@ -596,7 +596,7 @@ fn score(args: &ScoreArgs) -> Result<(), Failure> {
         attempts: args.attempts,
         until_empty: args.until_empty,
     };
-    let mut report = |so_far: Scored| {
+    let mut report = |so_far: ScoredCounts| {
         if args.json {
             output::print_json(&json!({ "scoring": so_far }));
         }

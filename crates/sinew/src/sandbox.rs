@@ -3,10 +3,10 @@
 //! `run` makes a sandbox as a recipe would, runs one program in it and destroys it. The program's output is
 //! hostile: a terminal shows its control characters and does not carry them out.
 
-use crate::kept::Kept;
 use crate::lab::{self, LabArgs};
 use crate::output;
 use crate::shell;
+use crate::snapshot_args::SnapshotArgs;
 use clap::Subcommand;
 use serde_json::json;
 use sinew_assembly::Failure;
@@ -60,7 +60,7 @@ pub(crate) enum SandboxCommand {
         #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
         level: String,
         #[command(flatten)]
-        kept: Kept,
+        kept: SnapshotArgs,
         /// One JSON object
         #[arg(long)]
         json: bool,
@@ -105,7 +105,7 @@ pub(crate) enum SandboxCommand {
         #[arg(long, default_value = "process", value_parser = ["process"])]
         level: String,
         #[command(flatten)]
-        kept: Kept,
+        kept: SnapshotArgs,
     },
     /// Attack a sandbox from inside and report what held (runs sinew-lab)
     #[command(
@@ -235,7 +235,12 @@ fn check_limits(timeout: f64, memory_mb: u64) -> Result<(), Failure> {
 }
 
 /// A session on a terminal; its exit code is the program's.
-fn shell(section: &SandboxPlan, argv: &[String], timeout: f64, kept: &Kept) -> Result<(), Failure> {
+fn shell(
+    section: &SandboxPlan,
+    argv: &[String],
+    timeout: f64,
+    kept: &SnapshotArgs,
+) -> Result<(), Failure> {
     let result = shell::run(section, argv, Duration::from_secs_f64(timeout), kept)?;
     shell::tell(&result);
     match status(result.ending) {
@@ -375,7 +380,7 @@ fn exec(
     section: &SandboxPlan,
     program: Program,
     deadline: Duration,
-    kept: &Kept,
+    kept: &SnapshotArgs,
     as_json: bool,
 ) -> Result<(), Failure> {
     kept.check()?;

@@ -11,7 +11,7 @@ use serde_json::json;
 use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_assembly::read_token;
-use sinew_engines::{Followed, FormatMode, LogprobMode, WeightsFollower, follow};
+use sinew_engines::{FollowEvent, FormatMode, LogprobMode, WeightsFollower, follow};
 use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, RolloutHooks, Router, Secret,
     Server, ServerLimits, SessionLimits,
@@ -166,19 +166,19 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 }
 
 /// Says which weights the engine samples with from now on, or why it keeps those that it has.
-fn followed_line(followed: &Followed, json: bool) {
+fn followed_line(followed: &FollowEvent, json: bool) {
     match followed {
-        Followed::Loaded { version, base } if json => {
+        FollowEvent::Loaded { version, base } if json => {
             let base = base.map(|base| base.0);
             output::print_json(&json!({"weights": {"version": version.0, "base": base}}));
         }
-        Followed::Loaded { version, .. } => {
+        FollowEvent::Loaded { version, .. } => {
             output::print(&format!("weights: version {}\n", version.0));
         }
-        Followed::Kept { why } if json => {
+        FollowEvent::Kept { why } if json => {
             output::print_json(&json!({"weights": {"kept": why}}));
         }
-        Followed::Kept { why } => output::print(&format!("weights: as before: {why}\n")),
+        FollowEvent::Kept { why } => output::print(&format!("weights: as before: {why}\n")),
     }
 }
 
@@ -311,10 +311,10 @@ fn model_name(model: &str) -> String {
 }
 
 /// The gateway, the routes of `--pool` and the engine.
-type Served = (Gateway, Option<Router>, Arc<dyn Engine>);
+type ServedParts = (Gateway, Option<Router>, Arc<dyn Engine>);
 
 /// Engine, store and gateway of the command line, and the routes of `--pool`.
-fn gateway(args: &ServeArgs) -> Result<Served, Failure> {
+fn gateway(args: &ServeArgs) -> Result<ServedParts, Failure> {
     let calls: Option<ToolCallFormat> = match &args.tool_format {
         None => None,
         Some(name) => Some(

@@ -7,7 +7,7 @@ use serde_json::json;
 use sinew_assembly::Failure;
 use sinew_runs::write_atomic;
 use sinew_sim::{
-    Observed, PRESETS, Plan, PlanError, Prediction, Violation, advise, calibrate, claims, find,
+    ObservedRun, PRESETS, Plan, PlanError, Prediction, Violation, advise, calibrate, claims, find,
     median, random_plan, replay, simulate, svg, text,
 };
 use std::path::{Path, PathBuf};
@@ -189,8 +189,8 @@ fn search(first: u64, count: u64, json: bool) -> Result<(), Failure> {
 
 /// The table of recorded runs, and the middle error.
 fn calibration(runs: &[PathBuf], json: bool) -> Result<(), Failure> {
-    let observed = runs.iter().map(|run| Observed::read(run));
-    let observed: Vec<Observed> = observed
+    let observed = runs.iter().map(|run| ObservedRun::read(run));
+    let observed: Vec<ObservedRun> = observed
         .collect::<Result<_, _>>()
         .map_err(|e: PlanError| wrong(&e))?;
     let predictions = calibrate(&observed).map_err(|e| broken(&e))?;

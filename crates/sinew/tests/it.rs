@@ -66,8 +66,8 @@ mod own_data;
 mod own_envs;
 #[path = "it/own_tasks.rs"]
 mod own_tasks;
-#[path = "it/pins.rs"]
-mod pins;
+#[path = "it/pinned_inputs.rs"]
+mod pinned_inputs;
 #[cfg(feature = "pool")]
 #[path = "it/pool.rs"]
 mod pool;

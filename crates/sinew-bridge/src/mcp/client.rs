@@ -1,6 +1,6 @@
 //! One session with an MCP server, by `rmcp`. Lines, pages of tools, results and waits are bounded.
 
-use super::server::{Process, Reached};
+use super::server::{McpTarget, Process};
 use crate::http::{client as http_client, cut};
 use rmcp::model::{CallToolRequestParams, CallToolResult, ContentBlock, PaginatedRequestParams};
 use rmcp::service::{RunningService, ServiceError};
@@ -36,11 +36,11 @@ pub(crate) enum CallFault {
 
 impl Session {
     /// Starts or reaches a server, and greets it.
-    pub(crate) async fn open(server: &Reached) -> Result<Self, String> {
+    pub(crate) async fn open(server: &McpTarget) -> Result<Self, String> {
         let shown = server.shown().to_owned();
         let failed = |e: String| format!("the MCP server {shown:?} did not start: {e}");
         let (started, process) = match server {
-            Reached::Command(command) => {
+            McpTarget::Command(command) => {
                 let (stream, mut process) = command.start().await.map_err(failed)?;
                 match serve_client((), stream.into_split()).await {
                     Ok(service) => (service, Some(process)),
@@ -51,7 +51,7 @@ impl Session {
                     }
                 }
             }
-            Reached::Url { url, key } => {
+            McpTarget::Url { url, key } => {
                 let client = http_client().map_err(failed)?;
                 let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str());
                 // A session that the server forgot must not begin again without its state.

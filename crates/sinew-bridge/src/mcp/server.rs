@@ -37,7 +37,7 @@ const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
 
 /// A server that sessions can be opened with.
 #[derive(Clone)]
-pub(crate) enum Reached {
+pub(crate) enum McpTarget {
     /// A command in sandboxes.
     Command(Command),
     /// An address, with its key.
@@ -55,7 +55,7 @@ pub(crate) struct Command {
     shown: String,
 }
 
-impl Reached {
+impl McpTarget {
     /// Finds the program and the folders that it needs. `sessions` bounds the sandboxes at once.
     pub(crate) fn find(
         server: &McpServer,

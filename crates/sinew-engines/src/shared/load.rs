@@ -10,7 +10,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Result of a look.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Followed {
+pub enum FollowEvent {
     /// The engine samples with this version now.
     Loaded {
         /// Version of the loaded weights.
@@ -26,15 +26,15 @@ pub enum Followed {
 }
 
 /// One look: what it led to, if anything.
-fn look(follower: &mut WeightsFollower, engine: &dyn Engine) -> Option<Followed> {
+fn look(follower: &mut WeightsFollower, engine: &dyn Engine) -> Option<FollowEvent> {
     let found = match follower.look() {
         Ok(found) => found?,
-        Err(e) => return Some(Followed::Kept { why: e.to_string() }),
+        Err(e) => return Some(FollowEvent::Kept { why: e.to_string() }),
     };
     let (version, base) = (found.version(), found.base());
     Some(match engine.load_weights(version, Arc::new(found)) {
-        Ok(()) => Followed::Loaded { version, base },
-        Err(e) => Followed::Kept { why: e.to_string() },
+        Ok(()) => FollowEvent::Loaded { version, base },
+        Err(e) => FollowEvent::Kept { why: e.to_string() },
     })
 }
 
@@ -43,7 +43,7 @@ fn look(follower: &mut WeightsFollower, engine: &dyn Engine) -> Option<Followed>
 pub async fn follow(
     engine: Arc<dyn Engine>,
     follower: WeightsFollower,
-    mut heard: impl FnMut(Followed) -> bool,
+    mut heard: impl FnMut(FollowEvent) -> bool,
 ) {
     let mut follower = Some(follower);
     let mut last = None;

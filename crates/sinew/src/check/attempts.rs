@@ -75,9 +75,9 @@ impl Tally {
 
 /// All attempts so far, by name.
 #[derive(Debug, Default)]
-struct Tried(BTreeMap<String, Tally>);
+struct AttemptTallies(BTreeMap<String, Tally>);
 
-impl Tried {
+impl AttemptTallies {
     /// Takes in one attempt of the kind `name`.
     fn add(&mut self, name: &str, outcome: &Outcome) {
         self.0.entry(name.to_owned()).or_default().add(outcome);
@@ -122,7 +122,7 @@ pub(super) async fn attempts(
         right(envs, tasks, &answers).await?;
         let tried = match outside {
             // Each attempt is a request to somebody's server.
-            true => Tried::default(),
+            true => AttemptTallies::default(),
             false => wrong(envs, tasks, &answers).await?,
         };
         let text = format!("{name}: the right answers of {} tasks succeed", tasks.len());
@@ -214,8 +214,8 @@ async fn wrong(
     envs: &dyn EnvFactory,
     tasks: &[Task],
     answers: &[String],
-) -> Result<Tried, Failure> {
-    let (mut tried, begun) = (Tried::default(), Instant::now());
+) -> Result<AttemptTallies, Failure> {
+    let (mut tried, begun) = (AttemptTallies::default(), Instant::now());
     for (task, own) in tasks.iter().zip(answers) {
         let empty = trial(envs, task, "").await?;
         tried.add(EMPTY, &empty);
@@ -231,7 +231,7 @@ async fn wrong(
 }
 
 /// Rewards of wrong answers, and a warning about those that always succeed.
-fn not_told_apart(tried: &Tried) -> String {
+fn not_told_apart(tried: &AttemptTallies) -> String {
     let wrong = tried.text();
     let rewards = if wrong.is_empty() {
         wrong
@@ -261,8 +261,8 @@ async fn unknown(
     tasks: &[Task],
     outside: bool,
     columns: bool,
-) -> Result<Tried, Failure> {
-    let (mut tried, begun) = (Tried::default(), Instant::now());
+) -> Result<AttemptTallies, Failure> {
+    let (mut tried, begun) = (AttemptTallies::default(), Instant::now());
     for task in tasks {
         let solved = gold(envs, task).await?;
         let named: &[(&str, &str)] = match (outside, &solved) {

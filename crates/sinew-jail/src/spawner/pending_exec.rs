@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 /// A program on its way into a sandbox.
 #[derive(Debug)]
-pub(super) struct Entrant {
+pub(super) struct PendingExec {
     /// Number of the sandbox init whose namespaces it is for.
     pub(super) serial: u32,
     /// None as long as it is not forked.
@@ -42,7 +42,7 @@ pub(super) enum Way {
     Started,
 }
 
-impl Entrant {
+impl PendingExec {
     /// Whether it is a fork of the zygote that has no plan yet.
     pub(super) fn lacks_plan(&self) -> bool {
         self.child.is_some() && matches!(self.way, Way::Python { entered: false, .. })

@@ -1,6 +1,6 @@
 //! Episodes that are run together, each with its attempts.
 
-use crate::curriculum::Seen;
+use crate::curriculum::CurriculumSample;
 use crate::schedule::Draw;
 use sinew_env::waits_for_group;
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, Trace};
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// An episode that was run to its end and stored.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ended {
+pub struct EpisodeResult {
     /// Id of the attempt that ended.
     pub episode: EpisodeId,
     /// The system failed it.
@@ -16,7 +16,7 @@ pub struct Ended {
     /// An earlier session stored it: it was not run now.
     pub stored: bool,
     /// Type of its task, success and total reward, where there is a reward.
-    pub outcome: Option<Showed>,
+    pub outcome: Option<TaskOutcome>,
     /// Its reward is not complete: its group has to be scored.
     pub waits_for_group: bool,
     /// Part whose version differs from that of the run of the episode: the episode is not trained, and run
@@ -25,10 +25,10 @@ pub struct Ended {
 }
 
 /// Type of the task, success and total reward of an episode with a reward.
-pub type Showed = (String, bool, f64);
+pub type TaskOutcome = (String, bool, f64);
 
 /// Reads these from a trace; `None` without a reward.
-pub fn showed(trace: &Trace) -> Option<Showed> {
+pub fn task_outcome(trace: &Trace) -> Option<TaskOutcome> {
     let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
     (!failed && trace.score().is_some()).then(|| {
         let kind = trace.task_kind.clone();
@@ -36,7 +36,7 @@ pub fn showed(trace: &Trace) -> Option<Showed> {
     })
 }
 
-impl Ended {
+impl EpisodeResult {
     /// The end of a trace; `stored` by an earlier session.
     pub fn of(trace: &Trace, stored: bool) -> Self {
         let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
@@ -46,27 +46,27 @@ impl Ended {
             stored,
             waits_for_group: !failed && waits_for_group(&trace.outcome),
             changed: None,
-            outcome: showed(trace),
+            outcome: task_outcome(trace),
         }
     }
 }
 
 /// Consequences of the end of an episode.
 #[derive(Debug, Default)]
-pub struct Follows {
+pub struct SlotActions {
     /// Attempt to run in its place.
     pub again: Option<Draw>,
     /// A group whose members have all ended and some of which wait for its score: their last attempts.
     pub group: Option<Vec<Draw>>,
     /// A group whose first members have ended, and whose others wait for what these teach.
-    pub decide: Option<Decide>,
+    pub decide: Option<GroupProbe>,
     /// Others that begin, since the first ones cannot decide their group.
     pub more: Vec<Draw>,
 }
 
 /// First members of a group, which are to decide it.
 #[derive(Debug)]
-pub struct Decide {
+pub struct GroupProbe {
     /// The group.
     pub group: GroupId,
     /// The last attempts of the first.
@@ -77,7 +77,7 @@ pub struct Decide {
 
 /// Groups that were not kept.
 #[derive(Debug, Default)]
-pub(crate) struct Stopped {
+pub(crate) struct DroppedGroups {
     /// Their episodes that have not ended.
     pub(crate) open: Vec<EpisodeId>,
     /// The task of each.
@@ -103,7 +103,7 @@ struct Slot {
     /// 0 for the first.
     attempt: u32,
     /// End of the last attempt.
-    ended: Option<Ended>,
+    ended: Option<EpisodeResult>,
     /// It does not begin before the first ones of its group have ended.
     held: bool,
     /// An earlier session stored an attempt.
@@ -112,7 +112,7 @@ struct Slot {
 
 /// Episodes by their place, in the order of their draws.
 #[derive(Clone, Debug, Default)]
-pub struct Roster {
+pub struct EpisodeSlots {
     slots: Vec<Slot>,
     /// Episodes that have not ended, with their slots.
     open: HashMap<EpisodeId, usize>,
@@ -132,7 +132,7 @@ pub struct Roster {
     pub(crate) not_begun: usize,
 }
 
-impl Roster {
+impl EpisodeSlots {
     /// Starts without episodes; an episode that the system fails is run again up to `retries` times.
     pub fn new(retries: u32) -> Self {
         Self {
@@ -205,56 +205,56 @@ impl Roster {
     /// Takes an end in; returns its consequences. An episode that the system failed is run again up to
     /// `retries` times, and once more if an earlier session stored the failure, because its cause may be
     /// gone. An episode that is not awaited changes nothing.
-    pub fn ended(&mut self, ended: Ended) -> Follows {
+    pub fn ended(&mut self, ended: EpisodeResult) -> SlotActions {
         let Some(at) = self.open.remove(&ended.episode) else {
-            return Follows::default();
+            return SlotActions::default();
         };
         let group = self.slots[at].first.group.clone();
         match self.taken(at, ended) {
-            Some(again) => Follows {
+            Some(again) => SlotActions {
                 again: Some(again),
-                ..Follows::default()
+                ..SlotActions::default()
             },
             None if self.holds(&group) => self.due_decision(&group),
-            None => Follows {
+            None => SlotActions {
                 group: self.due_score(&group),
-                ..Follows::default()
+                ..SlotActions::default()
             },
         }
     }
 
     /// Returns the consequences once the first episodes of a group have ended. If one of them has no reward,
     /// they decide nothing: the system failed it, or its reward depends on the whole group.
-    fn due_decision(&mut self, group: &GroupId) -> Follows {
+    fn due_decision(&mut self, group: &GroupId) -> SlotActions {
         let members = self.slots.iter().filter(|s| s.first.group == *group);
         let first: Vec<&Slot> = members.filter(|s| !s.held).collect();
         if first.iter().any(|s| s.ended.is_none()) {
-            return Follows::default();
+            return SlotActions::default();
         }
-        let scored = |e: &Ended| e.outcome.is_some() && !e.failed && !e.waits_for_group;
+        let scored = |e: &EpisodeResult| e.outcome.is_some() && !e.failed && !e.waits_for_group;
         if first.iter().all(|s| s.ended.as_ref().is_some_and(scored)) {
             let episodes = first.iter().map(|s| s.last.clone()).collect();
             let known = first.iter().any(|s| s.stored);
             let members = self.slots.iter().filter(|s| s.first.group == *group);
             let held = members.filter(|s| s.held && known);
-            let decide = Decide {
+            let decide = GroupProbe {
                 group: group.clone(),
                 episodes,
                 held: held.map(|s| s.last.clone()).collect(),
             };
-            return Follows {
+            return SlotActions {
                 decide: Some(decide),
-                ..Follows::default()
+                ..SlotActions::default()
             };
         }
-        Follows {
+        SlotActions {
             more: self.release(group),
-            ..Follows::default()
+            ..SlotActions::default()
         }
     }
 
     /// Fills a slot, or gives its next attempt.
-    fn taken(&mut self, at: usize, ended: Ended) -> Option<Draw> {
+    fn taken(&mut self, at: usize, ended: EpisodeResult) -> Option<Draw> {
         self.recovers = ended.stored;
         let slot = &mut self.slots[at];
         slot.stored |= ended.stored;
@@ -300,7 +300,7 @@ impl Roster {
     }
 
     /// Takes the score of a group in. A group that is not awaited changes nothing.
-    pub fn scored(&mut self, group: &GroupId, mut showed: BTreeMap<EpisodeId, Showed>) {
+    pub fn scored(&mut self, group: &GroupId, mut outcomes: BTreeMap<EpisodeId, TaskOutcome>) {
         if !self.scoring.remove(group) {
             return;
         }
@@ -308,13 +308,13 @@ impl Roster {
             let Some(ended) = &mut slot.ended else {
                 continue;
             };
-            ended.outcome = showed.remove(&ended.episode);
+            ended.outcome = outcomes.remove(&ended.episode);
             self.waits -= usize::from(ended.waits_for_group);
             ended.waits_for_group = false;
         }
     }
 
-    /// The group of the first draw: the only one where each group has a separate roster.
+    /// The group of the first draw: the only one where each group has a separate slots.
     pub(crate) fn first_group(&self) -> Option<&GroupId> {
         self.slots.first().map(|slot| &slot.first.group)
     }
@@ -336,8 +336,8 @@ impl Roster {
     }
 
     /// Keeps only these groups, which are complete; the episodes of all others are left out.
-    pub(crate) fn keep(&mut self, groups: &[GroupId], reason: &str) -> Stopped {
-        let mut stopped = Stopped::default();
+    pub(crate) fn keep(&mut self, groups: &[GroupId], reason: &str) -> DroppedGroups {
+        let mut stopped = DroppedGroups::default();
         let (kept, others) = std::mem::take(&mut self.slots)
             .into_iter()
             .partition(|slot| groups.contains(&slot.first.group));
@@ -366,7 +366,7 @@ impl Roster {
     }
 
     /// The ends of those that have ended, of the last attempts.
-    pub fn ends(&self) -> impl Iterator<Item = &Ended> {
+    pub fn ends(&self) -> impl Iterator<Item = &EpisodeResult> {
         self.slots.iter().filter_map(|s| s.ended.as_ref())
     }
 
@@ -386,10 +386,10 @@ impl Roster {
     }
 
     /// Outcomes of the episodes with a reward, in the order of the draws.
-    pub(crate) fn outcomes(&self) -> impl Iterator<Item = Seen> {
+    pub(crate) fn outcomes(&self) -> impl Iterator<Item = CurriculumSample> {
         self.slots.iter().filter_map(|slot| {
             let (kind, success, reward) = slot.ended.as_ref()?.outcome.clone()?;
-            Some(Seen {
+            Some(CurriculumSample {
                 task: slot.first.task,
                 kind,
                 success,

@@ -10,9 +10,9 @@ use std::collections::{HashMap, HashSet};
 /// A session counts these from the index, also if their traces were removed. It requests all members of any
 /// other group: a reward may be missing, and a member that the system failed has another attempt.
 #[derive(Clone, Debug, Default)]
-pub struct Whole(HashSet<GroupId>);
+pub struct ScoredGroups(HashSet<GroupId>);
 
-impl Whole {
+impl ScoredGroups {
     /// The whole groups of a store, of `size` members each.
     ///
     /// # Errors

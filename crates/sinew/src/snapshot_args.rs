@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Snapshots that a sandbox starts from and leaves.
 #[derive(Clone, Debug, Default, Args)]
-pub(crate) struct Kept {
+pub(crate) struct SnapshotArgs {
     /// Start with the files of this snapshot, of any level: an OCI layout (folder or tar file)
     #[arg(long, value_name = "PATH")]
     from: Option<PathBuf>,
@@ -28,7 +28,7 @@ pub(crate) struct Kept {
     save: Option<PathBuf>,
 }
 
-impl Kept {
+impl SnapshotArgs {
     /// Refuses a path of `--save` that cannot be written, before anything runs.
     ///
     /// # Errors

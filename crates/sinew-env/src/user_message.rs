@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Environments that add a message of the user before one turn of the model.
-pub struct Said {
+pub struct UserMessageEnvs {
     /// Factory of the inner environments.
     inner: Arc<dyn EnvFactory>,
     /// Number of the turn that sees it first, from 1.
@@ -26,16 +26,16 @@ pub struct Said {
     text: String,
 }
 
-impl std::fmt::Debug for Said {
+impl std::fmt::Debug for UserMessageEnvs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Said")
+        f.debug_struct("UserMessageEnvs")
             .field("inner", &self.inner.name())
             .field("turn", &self.turn)
             .finish_non_exhaustive()
     }
 }
 
-impl Said {
+impl UserMessageEnvs {
     /// Says `text` before turn `turn`, counted from 1.
     pub fn new(inner: Arc<dyn EnvFactory>, turn: u32, text: impl Into<String>) -> Self {
         Self {
@@ -46,7 +46,7 @@ impl Said {
     }
 }
 
-impl EnvFactory for Said {
+impl EnvFactory for UserMessageEnvs {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -64,7 +64,7 @@ impl EnvFactory for Said {
     }
 
     fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError> {
-        Ok(Box::new(SaidEnv {
+        Ok(Box::new(UserMessageEnv {
             inner: self.inner.create(task)?,
             next: 1,
             turn: self.turn,
@@ -86,7 +86,7 @@ impl EnvFactory for Said {
 }
 
 /// The environment of one episode, with the message.
-struct SaidEnv {
+struct UserMessageEnv {
     /// The world.
     inner: Box<dyn Env>,
     /// Number of the turn that comes next.
@@ -97,7 +97,7 @@ struct SaidEnv {
     message: Message,
 }
 
-impl Env for SaidEnv {
+impl Env for UserMessageEnv {
     fn reset(&mut self) -> EnvFuture<'_, ResetResult> {
         let said = (self.turn == 1).then(|| self.message.clone());
         let reset = self.inner.reset();

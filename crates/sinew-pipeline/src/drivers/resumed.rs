@@ -1,7 +1,7 @@
 //! Episodes that earlier sessions left: those in flight, and those that a changed reward scores anew.
 
 use super::sync::{Driver, Pipeline};
-use crate::ports::Earlier;
+use crate::ports::ResumeCondition;
 use sinew_orchestrator::{PipelineError, RunEvent, draw_of};
 use sinew_types::Trace;
 
@@ -10,7 +10,7 @@ impl Pipeline {
     /// restored weights.
     pub(super) fn resume_episodes(&mut self, live: u64) -> Result<(), PipelineError> {
         let (named, _) = self.store.settled()?;
-        let earlier = Earlier {
+        let earlier = ResumeCondition {
             known: self.store.known_version(live)?,
             settled: &named.iter().filter_map(draw_of).collect(),
         };
@@ -26,7 +26,7 @@ impl Driver {
     /// step: the store has the scores of before, and later ones may come. An update is done again from the
     /// outcomes that it was made of.
     pub(super) fn note_rescored(&mut self, groups: &[Vec<Trace>]) {
-        let outside = self.overlaps() && self.shelf.is_some();
+        let outside = self.overlaps() && self.waiting_groups.is_some();
         for trace in groups.iter().flatten() {
             let rescored = self.rescored.remove(&trace.episode);
             self.step.record.rescored += usize::from(rescored);

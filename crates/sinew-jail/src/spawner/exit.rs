@@ -8,9 +8,9 @@
 
 use super::Spawner;
 use super::archiver::Archiver;
-use super::children::{Child, Ended, Fate, Role};
-use super::entrant::Entrant;
+use super::children::{Child, ChildEnd, Fate, Role};
 use super::live::Live;
+use super::pending_exec::PendingExec;
 use crate::cgroup::CgroupEvents;
 use crate::error::Error;
 use crate::protocol::{End, Exit, Reply};
@@ -30,7 +30,7 @@ impl Spawner {
         }
     }
 
-    fn reaped(&mut self, child: &Rc<Child>, role: Role, end: Ended) {
+    fn reaped(&mut self, child: &Rc<Child>, role: Role, end: ChildEnd) {
         match role {
             Role::Stray => {}
             Role::Zygote => self.zygote_died(),
@@ -51,7 +51,7 @@ impl Spawner {
             live.warm = None;
             live.evict = false;
         }
-        let waits = |e: &Entrant| e.child.is_none() && e.serial == serial;
+        let waits = |e: &PendingExec| e.child.is_none() && e.serial == serial;
         if live.running.as_ref().is_some_and(waits) {
             self.read_notices();
             self.lost(id, "its namespaces died".into());
@@ -61,13 +61,13 @@ impl Spawner {
     }
 
     /// A main process or an interpreter that waited. The init is killed, and with it what the program left.
-    fn program_died(&mut self, id: u64, child: &Rc<Child>, ended: Ended) {
+    fn program_died(&mut self, id: u64, child: &Rc<Child>, ended: ChildEnd) {
         self.read_notices();
         let Some(live) = self.live.get_mut(&id) else {
             return;
         };
         live.children -= 1;
-        let is = |e: &Option<Entrant>| {
+        let is = |e: &Option<PendingExec>| {
             let own = e.as_ref().and_then(|e| e.child.as_ref());
             own.is_some_and(|own| Rc::ptr_eq(own, child))
         };

@@ -11,12 +11,12 @@
 
 use super::super::messages::Command;
 use super::super::{PipelineCore, Stage};
-use super::{Flow, Overlap, weigh};
+use super::{AsyncGroups, Overlap, weigh};
 use crate::schedule::draw_of;
 use sinew_types::{EpisodeId, GroupId};
 use std::collections::BTreeMap;
 
-impl Flow {
+impl AsyncGroups {
     /// True once `max_waiting` groups were left out since the last update: the update then uses the groups
     /// that are there, so that a run without rewards shows it with each step, and ends.
     pub(super) fn is_fruitless(&self, overlap: &Overlap) -> bool {
@@ -30,8 +30,8 @@ impl Flow {
         let known = |episodes: Vec<EpisodeId>| {
             let draw = draw_of(episodes.first()?)?;
             let waited = self.waiting.remove(&draw);
-            let roster = self.open.get(&draw).filter(|_| waited)?;
-            Some((roster.first_group()?.clone(), episodes))
+            let slots = self.open.get(&draw).filter(|_| waited)?;
+            Some((slots.first_group()?.clone(), episodes))
         };
         groups.into_iter().filter_map(known).collect()
     }
@@ -41,13 +41,13 @@ impl Flow {
         for (episode, reason) in episodes {
             let draw = draw_of(&episode).filter(|draw| self.waiting.contains(draw));
             let Some(draw) = draw else { continue };
-            let Some(roster) = self.open.get_mut(&draw) else {
+            let Some(slots) = self.open.get_mut(&draw) else {
                 continue;
             };
             // The episode is settled with its group, in one commit: a draw is settled as a whole.
-            roster.dropped.insert(episode, reason);
-            let left = roster.episodes();
-            if left.iter().all(|e| roster.dropped.contains_key(e)) {
+            slots.dropped.insert(episode, reason);
+            let left = slots.episodes();
+            if left.iter().all(|e| slots.dropped.contains_key(e)) {
                 self.give_up(draw);
             }
         }
@@ -55,9 +55,9 @@ impl Flow {
 
     fn give_up(&mut self, draw: u64) {
         self.waiting.remove(&draw);
-        if let Some(roster) = self.open.remove(&draw) {
-            roster.first_group().map(|group| self.groups.remove(group));
-            self.dropped.extend(roster.dropped);
+        if let Some(slots) = self.open.remove(&draw) {
+            slots.first_group().map(|group| self.groups.remove(group));
+            self.dropped.extend(slots.dropped);
             self.given_up += 1;
         }
     }
@@ -65,14 +65,14 @@ impl Flow {
 
 impl PipelineCore {
     /// Decides the next command for a group whose episodes have all ended and are scored.
-    pub(super) fn flow_whole(&mut self, whole: (GroupId, Vec<EpisodeId>)) -> Command {
+    pub(super) fn async_whole(&mut self, whole: (GroupId, Vec<EpisodeId>)) -> Command {
         let late = self.config.overlap.and_then(|o| o.late);
-        let (Some(_), Some(flow)) = (late, &mut self.flow) else {
+        let (Some(_), Some(ahead)) = (late, &mut self.ahead) else {
             return weigh(whole);
         };
         let (group, episodes) = whole;
-        flow.waiting.extend(flow.groups.get(&group));
-        Command::Settle {
+        ahead.waiting.extend(ahead.groups.get(&group));
+        Command::CollectLateRewards {
             step: self.state.step + 1,
             groups: vec![episodes],
             wait: false,
@@ -80,7 +80,7 @@ impl PipelineCore {
     }
 
     /// Takes in which groups have their rewards, and which episodes will not get them.
-    pub(in crate::core) fn flow_settled(
+    pub(in crate::core) fn async_settled(
         &mut self,
         groups: Vec<Vec<EpisodeId>>,
         dropped: BTreeMap<EpisodeId, String>,
@@ -91,11 +91,11 @@ impl PipelineCore {
             // Groups that wait stay in the store.
             return self.end();
         }
-        let Some(flow) = &mut self.flow else {
+        let Some(ahead) = &mut self.ahead else {
             return Vec::new();
         };
-        flow.unanswered(dropped);
-        let answered = flow.answered(groups);
+        ahead.unanswered(dropped);
+        let answered = ahead.answered(groups);
         let mut commands: Vec<Command> = answered.into_iter().map(weigh).collect();
         commands.extend(self.admit());
         commands.extend(self.take_groups());

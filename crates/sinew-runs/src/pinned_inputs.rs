@@ -14,7 +14,7 @@ const FILE: &str = "pinned.json";
 
 /// Inputs of a run that must not change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pinned {
+pub struct PinnedInputs {
     /// Weights of other runs, by `model.weights`, `teacher.weights` and `reference.weights`.
     #[serde(default)]
     pub weights: BTreeMap<String, PinnedWeights>,
@@ -37,7 +37,7 @@ pub struct PinnedWeights {
     pub weights: String,
 }
 
-impl Pinned {
+impl PinnedInputs {
     /// Reads the pinned inputs of the run in a folder; `None`: it has not begun, or lost the file.
     ///
     /// # Errors
@@ -166,16 +166,16 @@ mod tests {
         );
         let all = allow(&["tasks", "reward", "judge.a.rubric"]);
         assert_eq!(run.check_inputs(&old, &new, &all).unwrap().len(), 3);
-        let pinned = Pinned {
+        let pinned = PinnedInputs {
             inputs: new,
-            ..Pinned::default()
+            ..PinnedInputs::default()
         };
-        assert_eq!(Pinned::read(dir.path()).unwrap(), None);
+        assert_eq!(PinnedInputs::read(dir.path()).unwrap(), None);
         pinned.write(dir.path()).unwrap();
-        assert_eq!(Pinned::read(dir.path()).unwrap(), Some(pinned));
+        assert_eq!(PinnedInputs::read(dir.path()).unwrap(), Some(pinned));
         std::fs::write(dir.path().join(FILE), "{").unwrap();
         assert!(matches!(
-            Pinned::read(dir.path()),
+            PinnedInputs::read(dir.path()),
             Err(RunDirError::Damaged { .. })
         ));
     }

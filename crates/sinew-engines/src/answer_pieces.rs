@@ -10,7 +10,7 @@ use sinew_types::{FinishReason, TokenId, TokenLogprob};
 
 /// The content of one piece that earlier pieces did not have.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Seen {
+pub(crate) struct AnswerPiece {
     /// The prompt that the server reports.
     pub(crate) prompt: Option<Vec<TokenId>>,
     /// New ids, with one log-probability each and the alternatives of each.
@@ -27,13 +27,13 @@ pub(crate) struct Seen {
 
 /// The pieces of an attempt so far.
 #[derive(Debug, Default)]
-pub(crate) struct Pieces {
+pub(crate) struct AnswerPieces {
     reason: Option<FinishReason>,
     cached_prompt_tokens: u32,
     echoed: bool,
 }
 
-impl Pieces {
+impl AnswerPieces {
     /// Checks a piece and hands its tokens on.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl Pieces {
     /// cannot be right.
     pub(crate) async fn take(
         &mut self,
-        seen: Seen,
+        seen: AnswerPiece,
         attempt: &Attempt,
         sink: &mut AttemptSink,
     ) -> Result<(), AttemptError> {

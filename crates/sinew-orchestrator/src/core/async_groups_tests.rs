@@ -147,7 +147,7 @@ impl World {
 
 /// An episode as the store has it.
 #[derive(Clone, Debug)]
-struct Stored {
+struct StoredEpisode {
     draw: u64,
     /// Task of the draw.
     task: usize,
@@ -160,8 +160,8 @@ struct Stored {
 
 /// State that lasts from session to session.
 #[derive(Clone, Debug, Default)]
-struct Kept {
-    stored: BTreeMap<EpisodeId, Stored>,
+struct LastingState {
+    stored: BTreeMap<EpisodeId, StoredEpisode>,
     commits: BTreeMap<u64, UpdateCommit>,
     orders: BTreeMap<u64, Vec<Vec<EpisodeId>>>,
     checkpoint: u64,
@@ -169,7 +169,7 @@ struct Kept {
     curriculum: Curriculum,
 }
 
-impl Kept {
+impl LastingState {
     fn named(&self) -> BTreeSet<&EpisodeId> {
         let named = self.commits.values();
         named
@@ -198,7 +198,7 @@ struct Play {
     core: PipelineCore,
     world: World,
     random: u64,
-    kept: Kept,
+    kept: LastingState,
     commands: VecDeque<Command>,
     /// Episodes at work, with the weights of their first token.
     flying: Vec<(Draw, u64)>,
@@ -215,7 +215,7 @@ struct Play {
 }
 
 impl Play {
-    fn new(world: &World, kept: Kept, salt: u64) -> Self {
+    fn new(world: &World, kept: LastingState, salt: u64) -> Self {
         let later = kept.commits.range(kept.checkpoint + 1..);
         let state = CoreState {
             step: kept.checkpoint,
@@ -278,14 +278,14 @@ impl Play {
             }
             Command::ScoreGroup { members } => Event::GroupScored {
                 group: members[0].group.clone(),
-                showed: BTreeMap::new(),
+                outcomes: BTreeMap::new(),
             },
-            Command::Weigh {
+            Command::InspectGroup {
                 group,
                 episodes,
                 held,
             } => self.weigh(group, &episodes, held),
-            Command::Settle { groups, wait, .. } => {
+            Command::CollectLateRewards { groups, wait, .. } => {
                 assert!(!wait && self.world.late.is_some());
                 self.waiting.extend(groups);
                 let most = self.world.late.unwrap_or(0);
@@ -293,8 +293,10 @@ impl Play {
                 assert!(self.waiting.len() <= most + begun, "too many wait");
                 return Some(Vec::new());
             }
-            Command::Review(_) => Event::Reviewed,
-            Command::Recall { step } => Event::Recalled(self.kept.orders.get(&step).cloned()),
+            Command::FindFirstEval(_) => Event::FirstEvalFound,
+            Command::LoadCommitted { step } => {
+                Event::CommittedLoaded(self.kept.orders.get(&step).cloned())
+            }
             Command::Score { step, groups, .. } => self.rows(step, groups),
             Command::Train { step, .. } => Event::UpdateDone(record_of(step)),
             Command::Publish { step } => {
@@ -320,7 +322,7 @@ impl Play {
             }
             Command::Record { .. } => return Some(Vec::new()),
             Command::Stop(stop) => {
-                assert_eq!(stop, Stop::Done);
+                assert_eq!(stop, StopReason::Done);
                 return None;
             }
             other => panic!("{other:?}"),
@@ -345,12 +347,12 @@ impl Play {
                 _ => self.waiting.push(group),
             }
         }
-        let event = Event::Settled {
+        let event = Event::LateRewardsCollected {
             groups,
             dropped,
             alone: Vec::new(),
             waiting: self.waiting.len(),
-            room: true,
+            may_begin: true,
         };
         self.core.on(event, 0.0)
     }
@@ -388,7 +390,7 @@ impl Play {
             all.contains(&Some(episodes.len())),
             "all, or the first ones"
         );
-        Event::Weighed {
+        Event::GroupInspected {
             signal: self.signal(&group, episodes),
             oldest: self.oldest(episodes),
             group,
@@ -431,7 +433,7 @@ impl Play {
         let known = self.kept.stored.get(&draw.episode).cloned();
         let failed = mix_seed(draw.seed, self.world.seed).is_multiple_of(4);
         let stored = known.is_some();
-        let episode = known.unwrap_or(Stored {
+        let episode = known.unwrap_or(StoredEpisode {
             draw: draw.draw,
             task: draw.task,
             failed,
@@ -445,7 +447,7 @@ impl Play {
         );
         let failed = episode.failed;
         self.kept.stored.insert(draw.episode.clone(), episode);
-        let ended = Ended {
+        let ended = EpisodeResult {
             episode: draw.episode,
             failed,
             stored,
@@ -505,7 +507,7 @@ proptest! {
         world in world(),
         salt in any::<u64>(),
     ) {
-        let mut play = Play::new(&world, Kept::default(), salt);
+        let mut play = Play::new(&world, LastingState::default(), salt);
         prop_assert!(play.play(ENOUGH), "it ends");
         play.check();
         // Nothing is begun that no update can take.
@@ -522,7 +524,7 @@ proptest! {
         world in world(),
         kills in prop::collection::vec(1..200usize, 1..5),
     ) {
-        let (mut kept, mut done) = (Kept::default(), false);
+        let (mut kept, mut done) = (LastingState::default(), false);
         for (n, kill) in kills.into_iter().enumerate() {
             let mut play = Play::new(&world, kept, n as u64);
             done = play.play(kill);
@@ -543,7 +545,7 @@ proptest! {
     fn one_step_off_trains_the_same_in_any_order(world in world(), salt in any::<u64>()) {
         let world = World { in_order: true, refill: 0, ahead: 1, late: None, ..world };
         let play = |salt| {
-            let mut play = Play::new(&world, Kept::default(), salt);
+            let mut play = Play::new(&world, LastingState::default(), salt);
             assert!(play.play(ENOUGH));
             let versions: Vec<u64> = play.kept.stored.values().map(|s| s.version).collect();
             let behind = |(step, groups): (&u64, &Vec<Vec<EpisodeId>>)| {
@@ -583,7 +585,7 @@ fn a_draw_keeps_its_task_when_a_later_session_begins_it_after_an_update() {
     };
     for first in 1..80 {
         for second in (1..80).step_by(3) {
-            let mut kept = Kept::default();
+            let mut kept = LastingState::default();
             for (n, kill) in [first, second, ENOUGH].into_iter().enumerate() {
                 let mut play = Play::new(&world, kept, n as u64);
                 if play.play(kill) {

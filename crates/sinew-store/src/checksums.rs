@@ -18,9 +18,9 @@ const TABLES: [&str; 6] = [
 
 /// A checksum in the making.
 #[derive(Default)]
-struct Sum(crc32fast::Hasher);
+struct RowChecksum(crc32fast::Hasher);
 
-impl Sum {
+impl RowChecksum {
     /// Adds the value of the next column.
     fn add(&mut self, value: ValueRef<'_>) {
         let number;
@@ -51,7 +51,7 @@ impl Sum {
 
 /// The checksum of every column but the last, which holds it.
 fn sum_of(row: &Row<'_>, columns: usize) -> rusqlite::Result<i64> {
-    let mut sum = Sum::default();
+    let mut sum = RowChecksum::default();
     for column in 0..columns.saturating_sub(1) {
         sum.add(row.get_ref(column)?);
     }
@@ -74,7 +74,7 @@ pub(crate) fn insert(
     sql: &'static str,
     values: &[ValueRef<'_>],
 ) -> Result<bool, StoreError> {
-    let mut sum = Sum::default();
+    let mut sum = RowChecksum::default();
     values.iter().for_each(|value| sum.add(*value));
     let sum = ValueRef::Integer(sum.end());
     let all = values.iter().chain([&sum]);

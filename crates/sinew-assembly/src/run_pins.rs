@@ -19,7 +19,7 @@ use sinew_env::EnvFactory;
 use sinew_orchestrator::RunEvent;
 use sinew_recipe::{ModelSection, RUN, RubricSource, RunPlan};
 use sinew_rollout::REWARD;
-use sinew_runs::{Pinned, PinnedWeights};
+use sinew_runs::{PinnedInputs, PinnedWeights};
 use sinew_train::checkpoint::weights_hash;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -48,7 +48,7 @@ fn sources(plan: &mut RunPlan) -> Vec<(&'static str, &mut String)> {
 /// The plan of the run in `folder` with the checkpoints that it began with, as far as it kept them.
 pub(crate) fn of_folder(folder: &Path, recipe: &RunPlan) -> Result<RunPlan, Failure> {
     let mut plan = recipe.clone();
-    let pinned = Pinned::read(folder)?.unwrap_or_default();
+    let pinned = PinnedInputs::read(folder)?.unwrap_or_default();
     for (name, source) in sources(&mut plan) {
         let run = typed_source(source);
         if let (true, Some(kept)) = (run.starts_with(RUN), pinned.weights.get(name)) {
@@ -59,28 +59,28 @@ pub(crate) fn of_folder(folder: &Path, recipe: &RunPlan) -> Result<RunPlan, Fail
 }
 
 /// Pinned inputs of a session.
-pub(crate) struct Pins {
+pub(crate) struct RunPins {
     /// The recipe, with a checkpoint for each source that is a run.
     pub(crate) plan: RunPlan,
-    old: Option<Pinned>,
-    new: Pinned,
+    old: Option<PinnedInputs>,
+    new: PinnedInputs,
     changes: Vec<String>,
 }
 
-impl Pins {
+impl RunPins {
     /// Finds the weights that the run began with, or the newest ones for a run that begins.
     ///
     /// # Errors
     /// If the checkpoint is gone or has other weights, and that was not allowed.
     pub(crate) fn weights(recipe: &RunPlan, session: &Session<'_>) -> Result<Self, Failure> {
         let old = match session.resume {
-            Some(_) => Pinned::read(session.dir.path())?,
+            Some(_) => PinnedInputs::read(session.dir.path())?,
             None => None,
         };
         let mut pins = Self {
             plan: recipe.clone(),
             old,
-            new: Pinned::default(),
+            new: PinnedInputs::default(),
             changes: Vec::new(),
         };
         let mut named = session.dir.portable(recipe);

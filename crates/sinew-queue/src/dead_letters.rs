@@ -2,7 +2,7 @@
 
 use crate::server::system_clock;
 use sinew_store::StoreError;
-use sinew_store::queue::{Ask, Queue, QueueError, RowState, RowView, Take};
+use sinew_store::queue::{Queue, QueueError, RowRequest, RowSelection, RowState, RowView};
 
 /// Rows of one page when the queue is listed.
 const PAGE: usize = 10_000;
@@ -33,11 +33,11 @@ pub fn bury(
                 Some(_) => return Err(QueueError::NotReady { key: key.clone() }.into()),
                 None => return Err(QueueError::UnknownRow { key: key.clone() }.into()),
             }
-            let ask = Ask {
+            let ask = RowRequest {
                 consumer: consumer.into(),
                 holder: "a person".into(),
                 ttl_ms: HOLD_MS,
-                take: Take::Keys(vec![key.clone()]),
+                take: RowSelection::Keys(vec![key.clone()]),
             };
             if let Some(lease) = queue.lease(&ask, clock())?.lease {
                 let failed = queue.fail(consumer, lease, std::slice::from_ref(key), reason)?;

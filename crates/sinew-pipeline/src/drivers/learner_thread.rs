@@ -40,7 +40,7 @@ pub(super) fn is_whole(learner: &SharedLearner, live: Option<u64>) -> bool {
 
 /// Task of the learner.
 #[expect(clippy::large_enum_variant, reason = "one exists at a time")]
-pub(super) enum Task {
+pub(super) enum LearnerTask {
     /// Rows of the groups of a step.
     Score {
         groups: Vec<Vec<Trace>>,
@@ -55,26 +55,26 @@ pub(super) enum Task {
 }
 
 /// Result of a task.
-pub(super) enum Worked {
+pub(super) enum LearnerResult {
     Scored(Vec<Vec<Trace>>, Box<Rows>),
     Updated(Option<Box<Rows>>, Box<StepRecord>),
 }
 
 /// Parts that the learner works with.
 #[derive(Clone)]
-pub(super) struct Tools {
+pub(super) struct LearnerParts {
     pub(super) learner: SharedLearner,
     pub(super) algorithm: Arc<Algorithm>,
     pub(super) grammars: Arc<dyn Grammars>,
     pub(super) trust: Arc<TrustConfig>,
 }
 
-impl Tools {
+impl LearnerParts {
     /// Does a task in this thread.
-    pub(super) fn work(&self, task: Task) -> Result<Worked, PipelineError> {
+    pub(super) fn work(&self, task: LearnerTask) -> Result<LearnerResult, PipelineError> {
         let mut learner = lock(&self.learner);
         match task {
-            Task::Score {
+            LearnerTask::Score {
                 mut groups,
                 curriculum,
             } => {
@@ -86,9 +86,9 @@ impl Tools {
                     self.grammars.as_ref(),
                     &self.trust,
                 )?;
-                Ok(Worked::Scored(groups, Box::new(rows)))
+                Ok(LearnerResult::Scored(groups, Box::new(rows)))
             }
-            Task::Update {
+            LearnerTask::Update {
                 mut rows,
                 spec,
                 mut record,
@@ -96,22 +96,22 @@ impl Tools {
                 if let Some(rows) = rows.as_mut().filter(|r| !r.rows.is_empty()) {
                     learner.update(rows, &spec, &mut record)?;
                 }
-                Ok(Worked::Updated(rows, record))
+                Ok(LearnerResult::Updated(rows, record))
             }
         }
     }
 }
 
-type Sent = Result<Worked, PipelineError>;
+type LearnerReply = Result<LearnerResult, PipelineError>;
 
 /// Wakes the driver when it goes away: after the result was sent, or after a panic. The channel is closed
 /// before, so that the driver sees either.
-struct Wakes {
-    sender: Option<SyncSender<Sent>>,
+struct DriverWake {
+    sender: Option<SyncSender<LearnerReply>>,
     waker: Waker,
 }
 
-impl Drop for Wakes {
+impl Drop for DriverWake {
     fn drop(&mut self) {
         drop(self.sender.take());
         (self.waker)();
@@ -120,9 +120,9 @@ impl Drop for Wakes {
 
 /// The learner's thread, if it works.
 #[derive(Default)]
-pub(super) struct Desk(Option<Receiver<Sent>>);
+pub(super) struct LearnerThread(Option<Receiver<LearnerReply>>);
 
-impl Desk {
+impl LearnerThread {
     /// Whether a task is being worked on.
     pub(super) fn is_busy(&self) -> bool {
         self.0.is_some()
@@ -131,15 +131,15 @@ impl Desk {
     /// Begins a task in a separate thread; `waker` is called at its end.
     pub(super) fn begin(
         &mut self,
-        tools: Tools,
-        task: Task,
+        tools: LearnerParts,
+        task: LearnerTask,
         waker: Waker,
     ) -> Result<(), PipelineError> {
         let (sender, receiver) = sync_channel(1);
         let started = thread::Builder::new()
             .name("sinew-learner".to_owned())
             .spawn(move || {
-                let wakes = Wakes {
+                let wakes = DriverWake {
                     sender: Some(sender),
                     waker,
                 };
@@ -153,7 +153,10 @@ impl Desk {
     }
 
     /// The result of the task, if it is done within `wait`; `None` waits as long as it takes.
-    pub(super) fn done(&mut self, wait: Option<Duration>) -> Result<Option<Worked>, PipelineError> {
+    pub(super) fn done(
+        &mut self,
+        wait: Option<Duration>,
+    ) -> Result<Option<LearnerResult>, PipelineError> {
         let Some(receiver) = &self.0 else {
             return Ok(None);
         };
@@ -184,7 +187,7 @@ mod tests {
         let (sender, receiver) = sync_channel(1);
         let (seen, closed) = sync_channel(1);
         let receiver = Mutex::new(receiver);
-        let wakes = Wakes {
+        let wakes = DriverWake {
             sender: Some(sender),
             waker: Arc::new(move || {
                 let tried = receiver.lock().unwrap().try_recv();

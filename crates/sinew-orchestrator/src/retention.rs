@@ -17,7 +17,7 @@ const TRAIN: &str = "train";
 
 /// Episodes and draws that the commits up to an update decided.
 #[derive(Clone, Debug, Default)]
-pub struct Decided {
+pub struct CommittedEpisodes {
     through: u64,
     /// Trained or left out.
     named: HashSet<EpisodeId>,
@@ -25,7 +25,7 @@ pub struct Decided {
     draws: HashSet<u64>,
 }
 
-impl Decided {
+impl CommittedEpisodes {
     /// Reads the decisions of the updates up to `through`, the last one of the oldest kept checkpoint.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ mod tests {
         let second = TrainedBatch::new("s2", 2, &[id("d00000001-e0")]);
         store.commit_update(&second, false).unwrap();
         let done = |through| -> Vec<String> {
-            let decided = Decided::through(&store, through).unwrap();
+            let decided = CommittedEpisodes::through(&store, through).unwrap();
             let page = store.list(&Filter::default()).unwrap().episodes;
             let done = page.iter().filter(|e| decided.is_done_with(e));
             done.map(|e| e.episode.0.clone()).collect()

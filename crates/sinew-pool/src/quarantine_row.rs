@@ -3,7 +3,7 @@
 use crate::hex::hex;
 use crate::reason::Reason;
 use crate::schema::Pushed;
-use crate::shelf;
+use crate::typed_queue;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use sinew_store::StoreError;
@@ -11,7 +11,7 @@ use sinew_store::queue::NewRow;
 
 /// A row of the quarantine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Held {
+pub struct QuarantineRow {
     /// The item, as it was pushed.
     pub item: Pushed,
     /// The reason, with its fields.
@@ -28,11 +28,11 @@ pub(crate) fn held_row(
 ) -> Result<(String, NewRow), StoreError> {
     let text = serde_json::to_vec(&item).unwrap_or_default();
     let id = format!("q-{}", hex(&Sha256::digest(&text)[..12]));
-    let held = Held {
+    let held = QuarantineRow {
         item,
         reason: reason.clone(),
         at_unix_s: now_s,
     };
-    let row = shelf::row(id.clone(), &held)?;
+    let row = typed_queue::row(id.clone(), &held)?;
     Ok((id, row))
 }

@@ -16,7 +16,7 @@ const PAGE: usize = 10_000;
 
 /// A queue whose rows hold values of the pool.
 #[derive(Clone, Debug)]
-pub(crate) struct Shelf(pub(crate) Arc<dyn Queue>);
+pub(crate) struct TypedQueue(pub(crate) Arc<dyn Queue>);
 
 /// A row that holds a value.
 pub(crate) fn row<T: Serialize>(key: String, value: &T) -> Result<NewRow, StoreError> {
@@ -29,7 +29,7 @@ pub(crate) fn reward_field(reward: f64) -> Field {
     Field::new(fields::REWARD, reward.to_le_bytes().to_vec())
 }
 
-impl Shelf {
+impl TypedQueue {
     /// The queue from which trainers draw.
     pub(crate) fn for_trainers(self) -> Result<Self, StoreError> {
         self.0.join(&Consumer {

@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sinew_store::StoreError;
-use sinew_store::queue::{Ask, Done, LeaseId, Queue, QueueError, RowState, Take};
+use sinew_store::queue::{
+    AckedRow, LeaseId, Queue, QueueError, RowRequest, RowSelection, RowState,
+};
 
 /// A lease with the keys of its rows.
 pub(crate) type Lease = (u64, Vec<String>);
@@ -25,7 +27,7 @@ pub(crate) fn now_ms() -> u64 {
 
 /// Leases of a run; a thread renews them.
 #[derive(Debug)]
-pub(crate) struct Holds {
+pub(crate) struct LeaseRenewal {
     queue: Arc<dyn Queue>,
     consumer: String,
     holder: String,
@@ -37,7 +39,7 @@ pub(crate) struct Holds {
 
 /// Result of a check of leases: those still held, and the rows lost.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Kept {
+pub(crate) struct LeaseCheck {
     pub(crate) leases: Vec<Lease>,
     /// Rows that went to another trainer, or out of the queue.
     pub(crate) lost: Vec<String>,
@@ -48,7 +50,7 @@ fn lock(held: &Mutex<Vec<Lease>>) -> MutexGuard<'_, Vec<Lease>> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Holds {
+impl LeaseRenewal {
     /// Starts with no leases; those added later are renewed for `lease` at a time.
     ///
     /// # Errors
@@ -104,9 +106,9 @@ impl Holds {
     ///
     /// # Errors
     /// If the queue cannot be reached.
-    pub(crate) fn keep(&self, leases: &[Lease], ttl: Duration) -> Result<Kept, StoreError> {
+    pub(crate) fn keep(&self, leases: &[Lease], ttl: Duration) -> Result<LeaseCheck, StoreError> {
         let ttl_ms = ttl.as_millis() as u64;
-        let mut kept = Kept::default();
+        let mut kept = LeaseCheck::default();
         for (id, keys) in leases {
             let (lease, mut own, mut open) = (LeaseId(*id), keys.clone(), Vec::new());
             let renewed = self
@@ -134,7 +136,9 @@ impl Holds {
     /// Whether a row that was acked was acked by this lease: an earlier session committed it, and its store
     /// has lost the commit.
     fn is_own(&self, lease: LeaseId, key: &str) -> Result<bool, StoreError> {
-        let again = self.queue.ack(&self.consumer, lease, &[Done::of(key)])?;
+        let again = self
+            .queue
+            .ack(&self.consumer, lease, &[AckedRow::of(key)])?;
         Ok(again.lost.is_empty())
     }
 
@@ -143,11 +147,11 @@ impl Holds {
         if keys.is_empty() {
             return Ok(None);
         }
-        let ask = Ask {
+        let ask = RowRequest {
             consumer: self.consumer.clone(),
             holder: self.holder.clone(),
             ttl_ms,
-            take: Take::Keys(keys.to_vec()),
+            take: RowSelection::Keys(keys.to_vec()),
         };
         match self.queue.lease(&ask, now_ms()) {
             Ok(loan) => Ok(loan.lease),

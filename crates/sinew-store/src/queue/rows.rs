@@ -155,7 +155,7 @@ impl NewRow {
 
 /// Result of putting a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Put {
+pub enum PutOutcome {
     /// It was added.
     New,
     /// The key is known, in whatever state; the row was not changed.
@@ -224,7 +224,7 @@ impl Sample {
 
 /// Selection of rows in a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Take {
+pub enum RowSelection {
     /// Rows that the queue chooses.
     Sample(Sample),
     /// These rows: all of them or none.
@@ -233,19 +233,19 @@ pub enum Take {
 
 /// A request for rows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ask {
+pub struct RowRequest {
     /// A consumer that joined.
     pub consumer: String,
     /// Name of the worker, for reports.
     pub holder: String,
     /// Milliseconds until the rows go to another holder, 1 or more.
     pub ttl_ms: u64,
-    pub take: Take,
+    pub take: RowSelection,
 }
 
 /// A row as it was given to a holder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Leased {
+pub struct LeasedRow {
     /// `key` and `group` as put.
     pub key: String,
     pub group: String,
@@ -262,25 +262,25 @@ pub struct Leased {
 
 /// Rows of one `lease` call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Loan {
+pub struct LeaseBatch {
     /// Names the delivery in acks, releases and renewals; `None`: nothing was ready.
     pub lease: Option<LeaseId>,
     /// Time at which the rows go to another holder, on the clock of the queue's process.
     pub until_ms: u64,
     /// Rows by part, then in the order in which they were chosen.
-    pub rows: Vec<Leased>,
+    pub rows: Vec<LeasedRow>,
 }
 
 /// A row that a holder is done with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Done {
+pub struct AckedRow {
     /// Key of the leased row.
     pub key: String,
     /// Fields that the consumer writes: all of them, and no others.
     pub fields: Vec<Field>,
 }
 
-impl Done {
+impl AckedRow {
     /// A row for a consumer that writes nothing.
     pub fn of(key: impl Into<String>) -> Self {
         Self {
@@ -292,7 +292,7 @@ impl Done {
 
 /// Result of giving rows back in any way.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settled {
+pub struct ReturnOutcome {
     /// Rows that changed; one that had been given back in this way before did not.
     pub changed: usize,
     /// Keys that the lease does not hold any more: the row went to another holder, or out of the queue.

@@ -37,7 +37,7 @@ pub(crate) struct Real {
 }
 
 /// Answer to one prompt.
-struct Said {
+struct PromptAnswer {
     /// Index into the prompts.
     prompt: usize,
     /// The answer.
@@ -85,13 +85,13 @@ impl Real {
         tasks: usize,
         group: usize,
         seed: u64,
-    ) -> Result<Vec<Said>, BenchError> {
+    ) -> Result<Vec<PromptAnswer>, BenchError> {
         let count = tasks * group;
         let (send, events) = sync_channel(count * (MAX_TOKENS as usize + 2));
         let mut said = Vec::with_capacity(count);
         for id in 0..count {
             let prompt = id / group;
-            said.push(Said {
+            said.push(PromptAnswer {
                 prompt,
                 tokens: Vec::new(),
                 logprobs: Vec::new(),
@@ -205,7 +205,7 @@ pub(super) fn rounding(bench: &Bench, real: &Real) -> Result<(), BenchError> {
 }
 
 /// Trainer's log-probability minus the engine's, for each sampled token.
-fn gaps(bench: &Bench, real: &Real, said: &[Said]) -> Result<Vec<f64>, BenchError> {
+fn gaps(bench: &Bench, real: &Real, said: &[PromptAnswer]) -> Result<Vec<f64>, BenchError> {
     let rows: Vec<TrainRow> = said.iter().map(|s| row(real, s)).collect();
     let policy = ModelPolicy::frozen(real.params.clone(), CONTEXT, bench.dev.clone());
     let mut policy = policy.map_err(BenchError::system)?;
@@ -222,7 +222,7 @@ fn gaps(bench: &Bench, real: &Real, said: &[Said]) -> Result<Vec<f64>, BenchErro
 }
 
 /// An answer as a row that weights only its tokens.
-fn row(real: &Real, said: &Said) -> TrainRow {
+fn row(real: &Real, said: &PromptAnswer) -> TrainRow {
     let prompt = &real.prompts[said.prompt];
     TrainRow {
         behaviour_logprobs: [&vec![0.0; prompt.len()][..], &said.logprobs].concat(),

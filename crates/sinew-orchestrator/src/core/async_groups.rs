@@ -17,9 +17,9 @@ mod late;
 
 use super::config::{CoreConfig, Overlap, TaskSampling};
 use super::messages::{Command, OpenDraws, RunCounts, UpdateCommit};
-use super::roster::{Ended, Follows, Roster, Showed};
+use super::slots::{EpisodeResult, EpisodeSlots, SlotActions, TaskOutcome};
 use super::{Batch, PipelineCore, Stage};
-use crate::curriculum::{Curriculum, Request};
+use crate::curriculum::{Curriculum, DrawRequest};
 use crate::schedule::{Draw, draw_of, train_groups, uniform_tasks};
 use crate::status::{BEHIND, came_late};
 use sinew_types::{EpisodeId, GroupId};
@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// Value of a group for training.
 #[derive(Debug)]
-pub(super) struct Worth {
+pub(super) struct GroupValue {
     /// Its rewards teach something.
     pub(super) signal: bool,
     /// The oldest weights that sampled a token of it; without sampled tokens there are none.
@@ -38,9 +38,9 @@ pub(super) struct Worth {
 
 /// A group whose members have all ended and are scored.
 #[derive(Debug)]
-struct Complete {
-    roster: Roster,
-    worth: Worth,
+struct ScoredSlots {
+    slots: EpisodeSlots,
+    value: GroupValue,
 }
 
 /// Tasks of draws, in the order of the draws.
@@ -75,7 +75,7 @@ impl Drawer {
         }
         let count = config.tasks_per_step.max(1);
         while self.blocks * count as u64 <= draw {
-            let request = Request {
+            let request = DrawRequest {
                 seed: config.seed,
                 draw_seed: config.seed,
                 step: self.blocks + 1,
@@ -93,14 +93,14 @@ impl Drawer {
 
 /// Training groups between their first episode and their update.
 #[derive(Debug, Default)]
-pub(super) struct Flow {
+pub(super) struct AsyncGroups {
     drawer: Drawer,
     /// Draws to begin before new ones.
     again: VecDeque<u64>,
     next: u64,
     /// Groups by draw: those that run or are being scored or weighed, and those that wait for their update.
-    open: BTreeMap<u64, Roster>,
-    complete: BTreeMap<u64, Complete>,
+    open: BTreeMap<u64, EpisodeSlots>,
+    complete: BTreeMap<u64, ScoredSlots>,
     /// Draws of open groups whose episodes have ended and wait for rewards.
     waiting: BTreeSet<u64>,
     /// Groups left out since the last update.
@@ -116,7 +116,7 @@ pub(super) struct Flow {
 
 /// Groups that the next update would take.
 #[derive(Debug, Default)]
-struct Choice {
+struct UpdateChoice {
     draws: Vec<u64>,
     /// Number of these draws that have no signal and were replaced by others.
     replaced: usize,
@@ -124,7 +124,7 @@ struct Choice {
     filled: usize,
 }
 
-impl Flow {
+impl AsyncGroups {
     /// Groups of a session that begins with the curriculum of the last commit. Draws that an earlier session
     /// has begun take their tasks now: later, estimates of another commit would choose them.
     pub(super) fn new(draws: OpenDraws, curriculum: &Curriculum, config: &CoreConfig) -> Self {
@@ -173,9 +173,9 @@ impl Flow {
         // before.
         let groups = train_groups(config.seed, draw + 1, (0, &[task]), config.group_size, 1);
         let draws: Vec<Draw> = groups.into_iter().flatten().collect();
-        let mut roster = Roster::new(config.retries);
-        let started = roster.add_first(&draws, config.stop_decided);
-        self.open.insert(draw, roster);
+        let mut slots = EpisodeSlots::new(config.retries);
+        let started = slots.add_first(&draws, config.stop_decided);
+        self.open.insert(draw, slots);
         if let Some(one) = draws.first() {
             self.groups.insert(one.group.clone(), draw);
         }
@@ -191,14 +191,14 @@ impl Flow {
 
     /// Takes the end of an episode in; gives what follows, and the episodes of a group that is complete by
     /// it.
-    fn ended(&mut self, ended: Ended) -> (Follows, Option<(GroupId, Vec<EpisodeId>)>) {
+    fn ended(&mut self, ended: EpisodeResult) -> (SlotActions, Option<(GroupId, Vec<EpisodeId>)>) {
         let Some(draw) = self.episodes.remove(&ended.episode) else {
-            return (Follows::default(), None);
+            return (SlotActions::default(), None);
         };
-        let Some(roster) = self.open.get_mut(&draw) else {
-            return (Follows::default(), None);
+        let Some(slots) = self.open.get_mut(&draw) else {
+            return (SlotActions::default(), None);
         };
-        let follows = roster.ended(ended);
+        let follows = slots.ended(ended);
         self.begun(draw, follows.again.as_slice());
         self.begun(draw, &follows.more);
         (follows, self.whole(draw))
@@ -208,46 +208,46 @@ impl Flow {
     fn scored(
         &mut self,
         group: &GroupId,
-        showed: BTreeMap<EpisodeId, Showed>,
+        outcomes: BTreeMap<EpisodeId, TaskOutcome>,
     ) -> Option<(GroupId, Vec<EpisodeId>)> {
         let draw = *self.groups.get(group)?;
-        let roster = self.open.get_mut(&draw)?;
-        if roster.is_complete() {
+        let slots = self.open.get_mut(&draw)?;
+        if slots.is_complete() {
             return None;
         }
-        roster.scored(group, showed);
+        slots.scored(group, outcomes);
         self.whole(draw)
     }
 
     fn whole(&self, draw: u64) -> Option<(GroupId, Vec<EpisodeId>)> {
-        let roster = self.open.get(&draw).filter(|r| r.is_complete())?;
-        Some((roster.first_group()?.clone(), roster.episodes()))
+        let slots = self.open.get(&draw).filter(|r| r.is_complete())?;
+        Some((slots.first_group()?.clone(), slots.episodes()))
     }
 
     /// Notes what a group is worth: all of it, or its first episodes, after which it is complete, or those
     /// that are given begin.
-    fn weighed(&mut self, group: &GroupId, worth: Worth, stored: Vec<EpisodeId>) -> Vec<Draw> {
+    fn weighed(&mut self, group: &GroupId, value: GroupValue, stored: Vec<EpisodeId>) -> Vec<Draw> {
         let Some(draw) = self.groups.get(group).copied() else {
             return Vec::new();
         };
-        let Some(mut roster) = self.open.remove(&draw) else {
+        let Some(mut slots) = self.open.remove(&draw) else {
             return Vec::new();
         };
-        if roster.holds(group) && worth.signal {
-            let more = roster.release(group);
-            self.open.insert(draw, roster);
+        if slots.holds(group) && value.signal {
+            let more = slots.release(group);
+            self.open.insert(draw, slots);
             self.begun(draw, &more);
             return more;
         }
-        roster.cut(group, stored);
+        slots.cut(group, stored);
         self.groups.remove(group);
-        self.complete.insert(draw, Complete { roster, worth });
+        self.complete.insert(draw, ScoredSlots { slots, value });
         Vec::new()
     }
 
     /// Chooses the groups of the next update: complete groups by their draws until its places are filled.
-    fn choose(&self, config: &CoreConfig, in_order: bool) -> Choice {
-        let mut choice = Choice::default();
+    fn choose(&self, config: &CoreConfig, in_order: bool) -> UpdateChoice {
+        let mut choice = UpdateChoice::default();
         let first_open = self.open.keys().next().copied().unwrap_or(u64::MAX);
         let first_open = self
             .again
@@ -259,7 +259,7 @@ impl Flow {
                 break;
             }
             choice.draws.push(*draw);
-            match group.worth.signal || choice.replaced >= spare {
+            match group.value.signal || choice.replaced >= spare {
                 true => choice.filled += 1,
                 false => choice.replaced += 1,
             }
@@ -269,7 +269,7 @@ impl Flow {
 
     /// Groups that take a place in an update to come.
     fn places(&self, config: &CoreConfig) -> usize {
-        let spent = self.complete.values().filter(|g| !g.worth.signal);
+        let spent = self.complete.values().filter(|g| !g.value.signal);
         let spare = config.refill as usize * config.tasks_per_step;
         let runs = self.open.len() - self.waiting.len();
         runs + self.complete.len() - spent.count().min(spare)
@@ -277,14 +277,14 @@ impl Flow {
 
     /// Leaves groups out that are too old for weights of `version`.
     fn drop_old(&mut self, version: u64, overlap: &Overlap) {
-        let behind = |g: &Complete| {
-            let oldest = g.worth.oldest;
+        let behind = |g: &ScoredSlots| {
+            let oldest = g.value.oldest;
             oldest.map_or(0, |oldest| version.saturating_sub(oldest))
         };
         let most = overlap
             .late
             .map_or(overlap.max_staleness, |l| l.max_staleness);
-        let old = |g: &Complete| behind(g) > most;
+        let old = |g: &ScoredSlots| behind(g) > most;
         let draws: Vec<u64> = self
             .complete
             .iter()
@@ -298,15 +298,15 @@ impl Flow {
                     "{BEHIND}{behind} updates behind, allowed: {most} (train.max_staleness)"
                 ),
             };
-            let episodes = group.roster.episodes().into_iter();
+            let episodes = group.slots.episodes().into_iter();
             self.dropped.extend(episodes.map(|e| (e, reason.clone())));
-            self.dropped.extend(group.roster.dropped);
+            self.dropped.extend(group.slots.dropped);
             self.given_up += 1;
         }
     }
 
     /// Takes the chosen groups out: their episodes in the order of the draws, with those that are left out.
-    fn take(&mut self, choice: Choice) -> (Vec<Vec<EpisodeId>>, RunCounts, Batch) {
+    fn take(&mut self, choice: UpdateChoice) -> (Vec<Vec<EpisodeId>>, RunCounts, Batch) {
         let mut counts = RunCounts {
             refilled: choice.replaced,
             ..RunCounts::default()
@@ -318,13 +318,13 @@ impl Flow {
         };
         let mut groups = Vec::with_capacity(choice.draws.len());
         for group in choice.draws.iter().filter_map(|d| self.complete.remove(d)) {
-            counts.retried += group.roster.retried;
-            counts.recovered += group.roster.recovered;
-            counts.not_begun += group.roster.not_begun;
-            batch.outcomes.extend(group.roster.outcomes());
-            batch.alone.extend(group.worth.alone);
-            groups.push(group.roster.episodes());
-            batch.dropped.extend(group.roster.dropped);
+            counts.retried += group.slots.retried;
+            counts.recovered += group.slots.recovered;
+            counts.not_begun += group.slots.not_begun;
+            batch.outcomes.extend(group.slots.outcomes());
+            batch.alone.extend(group.value.alone);
+            groups.push(group.slots.episodes());
+            batch.dropped.extend(group.slots.dropped);
         }
         (groups, counts, batch)
     }
@@ -342,9 +342,13 @@ impl Flow {
 impl PipelineCore {
     /// Waits for the groups of the next update, with as many at work as may be.
     pub(super) fn collect(&mut self) -> Vec<Command> {
-        if self.flow.is_none() {
+        if self.ahead.is_none() {
             let draws = std::mem::take(&mut self.state.draws);
-            self.flow = Some(Flow::new(draws, &self.state.curriculum, &self.config));
+            self.ahead = Some(AsyncGroups::new(
+                draws,
+                &self.state.curriculum,
+                &self.config,
+            ));
         }
         self.stage = Stage::Collecting;
         let mut commands = self.admit();
@@ -354,7 +358,7 @@ impl PipelineCore {
 
     /// Begins groups as long as there is room for them.
     pub(super) fn admit(&mut self) -> Vec<Command> {
-        let (Some(overlap), Some(flow)) = (self.config.overlap, &mut self.flow) else {
+        let (Some(overlap), Some(ahead)) = (self.config.overlap, &mut self.ahead) else {
             return Vec::new();
         };
         let done = self.state.step;
@@ -362,14 +366,14 @@ impl PipelineCore {
             Stage::Collecting | Stage::Evaluating(_) | Stage::Measuring(_) => done,
             _ => done + 1,
         };
-        let ahead = overlap.max_staleness / overlap.updates_per_step.max(1);
-        let updates = (done + ahead + 1 - taken).min(self.config.steps.saturating_sub(taken));
+        let steps_ahead = overlap.max_staleness / overlap.updates_per_step.max(1);
+        let updates = (done + steps_ahead + 1 - taken).min(self.config.steps.saturating_sub(taken));
         let room = (updates as usize).saturating_mul(self.config.tasks_per_step);
         // Each group that runs may be one that waits.
         let may_wait = overlap.late.map_or(usize::MAX, |l| l.max_waiting);
         let mut draws = Vec::new();
-        while !flow.closed && flow.places(&self.config) < room && flow.open.len() < may_wait {
-            draws.extend(flow.begin(&self.config));
+        while !ahead.closed && ahead.places(&self.config) < room && ahead.open.len() < may_wait {
+            draws.extend(ahead.begin(&self.config));
         }
         let start = (!draws.is_empty()).then_some(Command::Start {
             draws,
@@ -380,20 +384,20 @@ impl PipelineCore {
 
     /// Makes rows of the groups of the next update, if it waits for them and they are there.
     fn take_groups(&mut self) -> Vec<Command> {
-        let (Some(overlap), Some(flow)) = (self.config.overlap, &mut self.flow) else {
+        let (Some(overlap), Some(ahead)) = (self.config.overlap, &mut self.ahead) else {
             return Vec::new();
         };
         if !matches!(self.stage, Stage::Collecting) {
             return Vec::new();
         }
-        flow.drop_old(self.state.version, &overlap);
-        let choice = flow.choose(&self.config, overlap.in_order);
+        ahead.drop_old(self.state.version, &overlap);
+        let choice = ahead.choose(&self.config, overlap.in_order);
         let enough = choice.filled >= self.config.tasks_per_step;
-        if !enough && !flow.is_fruitless(&overlap) {
+        if !enough && !ahead.is_fruitless(&overlap) {
             // Groups that were left out made room.
             return self.admit();
         }
-        let (groups, counts, mut batch) = flow.take(choice);
+        let (groups, counts, mut batch) = ahead.take(choice);
         batch.commit.curriculum = self.state.curriculum.clone();
         let mut commands = self.score(batch, groups, counts);
         commands.extend(self.admit());
@@ -401,24 +405,24 @@ impl PipelineCore {
     }
 
     /// Takes the end of a training episode in, whatever the update is at.
-    pub(super) fn flow_ended(&mut self, ended: Ended) -> Vec<Command> {
-        let Some(flow) = &mut self.flow else {
+    pub(super) fn async_ended(&mut self, ended: EpisodeResult) -> Vec<Command> {
+        let Some(ahead) = &mut self.ahead else {
             return Vec::new();
         };
-        let (follows, whole) = flow.ended(ended);
+        let (follows, whole) = ahead.ended(ended);
         let mut commands = super::follow(follows, None);
-        commands.extend(whole.map(|whole| self.flow_whole(whole)));
+        commands.extend(whole.map(|whole| self.async_whole(whole)));
         commands
     }
 
     /// Takes the score of a training group in.
-    pub(super) fn flow_scored(
+    pub(super) fn async_scored(
         &mut self,
         group: &GroupId,
-        showed: BTreeMap<EpisodeId, Showed>,
+        outcomes: BTreeMap<EpisodeId, TaskOutcome>,
     ) -> Vec<Command> {
-        let whole = self.flow.as_mut().and_then(|f| f.scored(group, showed));
-        let command = whole.map(|whole| self.flow_whole(whole));
+        let whole = self.ahead.as_mut().and_then(|f| f.scored(group, outcomes));
+        let command = whole.map(|whole| self.async_whole(whole));
         command.into_iter().collect()
     }
 
@@ -426,13 +430,13 @@ impl PipelineCore {
     pub(super) fn weighed(
         &mut self,
         group: &GroupId,
-        worth: Worth,
+        value: GroupValue,
         stored: Vec<EpisodeId>,
     ) -> Vec<Command> {
-        let Some(flow) = &mut self.flow else {
+        let Some(ahead) = &mut self.ahead else {
             return Vec::new();
         };
-        let more = flow.weighed(group, worth, stored);
+        let more = ahead.weighed(group, value, stored);
         let mut commands = super::start_more(more);
         commands.extend(self.admit());
         commands.extend(self.take_groups());
@@ -444,9 +448,9 @@ impl PipelineCore {
     pub(super) fn commits(&mut self) -> Vec<Command> {
         let adaptive = self.adaptive().is_some();
         let mut commits = std::mem::take(&mut self.held_back);
-        if let (true, Some(flow)) = (adaptive, &mut self.flow) {
+        if let (true, Some(ahead)) = (adaptive, &mut self.ahead) {
             for commit in &mut commits {
-                flow.committed(commit);
+                ahead.committed(commit);
                 self.state.curriculum = commit.curriculum.clone();
             }
         }
@@ -456,7 +460,7 @@ impl PipelineCore {
     /// Whether new weights wait for episodes that run.
     pub(super) fn holds(&self) -> bool {
         let in_order = self.config.overlap.is_some_and(|o| o.in_order);
-        in_order && self.flow.as_ref().is_some_and(|f| !f.is_quiet())
+        in_order && self.ahead.as_ref().is_some_and(|f| !f.is_quiet())
     }
 
     /// Publishes weights that waited for the last episode.
@@ -480,7 +484,7 @@ impl PipelineCore {
 }
 
 fn weigh((group, episodes): (GroupId, Vec<EpisodeId>)) -> Command {
-    Command::Weigh {
+    Command::InspectGroup {
         group,
         episodes,
         held: Vec::new(),

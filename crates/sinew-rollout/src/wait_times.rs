@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// wall time, and so do the last three.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Waits {
+pub struct WaitTimes {
     /// The engine computed.
     pub engine_busy_s: f64,
     /// It waited, and all episodes that ran were in their tools and environments.
@@ -33,7 +33,7 @@ pub struct Waits {
     pub episodes_sandbox_s: f64,
 }
 
-impl Waits {
+impl WaitTimes {
     /// The seconds by name, in their order, in words.
     pub fn rows(&self) -> [(&'static str, f64); 7] {
         [
@@ -73,7 +73,7 @@ impl Waits {
 
 /// State of the trainer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Trainer {
+pub enum TrainerActivity {
     /// It scores or updates.
     Works,
     /// No group is there that it could train.
@@ -85,18 +85,18 @@ pub enum Trainer {
 
 /// Sums waits up. Pure: it is given the times.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Watch {
-    sums: Waits,
+pub struct WaitClock {
+    sums: WaitTimes,
     /// Values at the last reading.
     now_s: f64,
     busy_s: f64,
     sandbox_s: f64,
     /// State since the last reading: the trainer's, and whether episodes run.
-    pub trainer: Trainer,
+    pub trainer: TrainerActivity,
     running: bool,
 }
 
-impl Watch {
+impl WaitClock {
     /// Ends an interval at `now_s` seconds, with `busy_s` of the engine's counter and `sandbox_s` of the
     /// waits for sandboxes; from now on episodes run or not.
     pub fn look(&mut self, now_s: f64, (busy_s, sandbox_s): (f64, f64), running: bool) {
@@ -105,14 +105,14 @@ impl Watch {
         self.sums.engine_busy_s += busy;
         let waited = match (self.running, self.trainer) {
             (true, _) => &mut self.sums.engine_tools_s,
-            (false, Trainer::Works) => &mut self.sums.engine_trainer_s,
+            (false, TrainerActivity::Works) => &mut self.sums.engine_trainer_s,
             (false, _) => &mut self.sums.engine_empty_s,
         };
         *waited += passed - busy;
         *match self.trainer {
-            Trainer::Works => &mut self.sums.trainer_busy_s,
-            Trainer::WaitsForGroups => &mut self.sums.trainer_groups_s,
-            Trainer::Other => &mut self.sums.trainer_other_s,
+            TrainerActivity::Works => &mut self.sums.trainer_busy_s,
+            TrainerActivity::WaitsForGroups => &mut self.sums.trainer_groups_s,
+            TrainerActivity::Other => &mut self.sums.trainer_other_s,
         } += passed;
         self.sums.episodes_sandbox_s += (sandbox_s - self.sandbox_s).max(0.0);
         (self.now_s, self.busy_s, self.sandbox_s) = (now_s, busy_s, sandbox_s);
@@ -120,7 +120,7 @@ impl Watch {
     }
 
     /// The sums since the last call.
-    pub fn take(&mut self) -> Waits {
+    pub fn take(&mut self) -> WaitTimes {
         std::mem::take(&mut self.sums)
     }
 }
@@ -131,17 +131,17 @@ mod tests {
 
     #[test]
     fn each_second_is_put_down_to_one_cause_of_engine_and_trainer() {
-        let mut watch = Watch::default();
+        let mut watch = WaitClock::default();
         watch.look(1.0, (0.0, 0.0), true); // loading
-        watch.trainer = Trainer::WaitsForGroups;
+        watch.trainer = TrainerActivity::WaitsForGroups;
         watch.look(5.0, (1.5, 6.0), false); // a rollout
-        watch.trainer = Trainer::Works;
+        watch.trainer = TrainerActivity::Works;
         watch.look(7.0, (1.5, 6.0), true); // an update
         watch.look(10.0, (3.5, 6.5), false); // an update, while episodes run
-        watch.trainer = Trainer::Other;
+        watch.trainer = TrainerActivity::Other;
         watch.look(11.0, (3.5, 6.5), false); // a checkpoint
         let seen = watch.take();
-        let expected = Waits {
+        let expected = WaitTimes {
             engine_busy_s: 3.5,
             engine_tools_s: 3.5,
             engine_trainer_s: 2.0,
@@ -150,11 +150,11 @@ mod tests {
             trainer_groups_s: 4.0,
             trainer_other_s: 2.0,
             episodes_sandbox_s: 6.5,
-            ..Waits::default()
+            ..WaitTimes::default()
         };
         assert_eq!(seen, expected);
         let all: f64 = seen.rows().iter().map(|(_, s)| s).sum();
         assert_eq!(all, 2.0 * 11.0);
-        assert_eq!(watch.take(), Waits::default());
+        assert_eq!(watch.take(), WaitTimes::default());
     }
 }

@@ -3,7 +3,7 @@
 //! They are those that a run that samples draws with the same recipe, as long as that has learned nothing.
 
 use crate::core::TaskSampling;
-use crate::curriculum::{Curriculum, Request};
+use crate::curriculum::{Curriculum, DrawRequest};
 use crate::schedule::{Draw, train_groups, uniform_tasks};
 
 /// Draws training tasks, a step at a time.
@@ -38,7 +38,7 @@ impl TaskDraws {
         }
         let mut drawn = Vec::new();
         for step in self.drawn.0 + 1..=step {
-            let request = Request {
+            let request = DrawRequest {
                 seed,
                 draw_seed: seed,
                 step,
