@@ -6,16 +6,16 @@
 //! is the variance of the rewards, shrunk towards that of the prior. A share of all draws is uniform, so that
 //! every kind is drawn even with a wrong estimate.
 //!
-//! With the signal `progress`, the weight of a kind is its absolute learning progress: how much its success
-//! rate changed between the last two windows of trials, up or down (Oudeyer, Kaplan and Hafner 2007; as a
-//! curriculum of tasks: Matiisen et al. 2017, arXiv 1707.00183, with windows as here). A kind without two
-//! full windows has the largest weight, so that it is measured first. The other signals choose within an
-//! order of kinds ([`Dial`](crate::Dial)) or among tasks ([`Pool`](crate::Pool)).
+//! The signal `progress` weighs a kind by its absolute learning progress: how much its success rate changed
+//! between the last two windows of trials, up or down (Oudeyer, Kaplan and Hafner 2007; as a curriculum of
+//! tasks: Matiisen et al. 2017, arXiv 1707.00183, with windows as here). A kind without two full windows has
+//! the largest weight, so that it is measured first. The other signals choose within an order of kinds
+//! ([`Dial`](crate::Dial)) or among tasks ([`Pool`](crate::Pool)).
 //!
-//! The success rate of a kind says nothing of where its variance is: half of its tasks always solved and half
+//! The success rate of a kind does not show where its variance is: half of its tasks always solved and half
 //! never have the same rate as tasks that are solved half of the time, and teach nothing to an objective that
-//! compares the episodes of a task. With the signal `mixed`, the trials are groups, and one is a success if
-//! its rewards differ; the weight is the posterior mean, the expected share of groups that teach (those that
+//! compares the episodes of a task. The trials of the signal `mixed` are groups, and one is a success if its
+//! rewards differ. The weight is the posterior mean, the expected share of groups that teach (those that
 //! dynamic sampling keeps: Yu et al. 2025, arXiv 2503.14476, section 3.2).
 //!
 //! Pure: equal outcomes and seeds give equal draws.
@@ -66,11 +66,13 @@ pub struct AdaptiveConfig {
     pub target: f64,
     /// Levels by which `aim` moves if all episodes of a step succeed and none should, above 0.
     pub gain: f64,
-    /// Shares of draws of hard and of easy tasks with `pools`; the rest is for the others.
+    /// Share of draws of hard tasks with `pools`, 0 to 1.
     pub hard_share: f64,
+    /// Share of draws of easy tasks with `pools`, 0 to 1; with `hard_share` at most 1.
     pub easy_share: f64,
-    /// Success rates up to which a task is hard, and from which on it is easy.
+    /// Success rate up to which a task is hard, 0 to 1.
     pub hard_at: f64,
+    /// Success rate from which on a task is easy, above `hard_at` and at most 1.
     pub easy_at: f64,
     /// Shares move between environments, too.
     pub across: bool,

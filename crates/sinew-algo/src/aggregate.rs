@@ -1,4 +1,4 @@
-//! Weights and rows, the last step.
+//! Computes weights and rows, the last step.
 
 use crate::batch::Batch;
 use crate::composition::Composition;

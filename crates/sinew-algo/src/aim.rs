@@ -1,10 +1,10 @@
 //! A dial of difficulty that aims at a success rate, by default one half.
 //!
-//! The types of an environment are its levels, from the easiest. The dial is a position among them; between
-//! two levels, both are drawn in proportion. After each step the position moves by
-//! `gain x (success - target)`, with the success of the step's episodes at these levels: the stochastic
+//! The types of an environment are its levels, from the easiest. The dial is a position among them; a
+//! position between two levels draws both in proportion. Each step moves the position by `gain x (success -
+//! target)`, where `success` is that of the step's episodes at these levels. This is the stochastic
 //! approximation of Robbins and Monro (1951) with a constant step, known as a weighted staircase in
-//! psychophysics (Kaernbach 1991). It rests where the policy succeeds as often as the target says. Success of
+//! psychophysics (Kaernbach 1991). It rests where the policy succeeds as often as the target asks. Success of
 //! one half has the largest variance, and with it the largest gradient of a group-relative objective.
 
 use crate::AdaptiveConfig;

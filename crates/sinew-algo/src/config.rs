@@ -245,7 +245,7 @@ impl AlgorithmConfig {
         }
     }
 
-    /// Sets `target` to the configured value. Without a target, a configured value is an error.
+    /// Sets `target` to the configured value. A configured value without a target is an error.
     fn place<T>(
         &self,
         field: &'static str,

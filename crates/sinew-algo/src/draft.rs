@@ -146,7 +146,7 @@ impl Draft {
         Ok(())
     }
 
-    /// As [`Draft::fill`], for the teacher's most likely tokens.
+    /// Fills like [`Draft::fill`], for the teacher's most likely tokens.
     ///
     /// # Errors
     /// [`AlgoError::Scores`] if a length is wrong.

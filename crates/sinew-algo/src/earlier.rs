@@ -1,4 +1,4 @@
-//! Rewards of earlier episodes of a task: what an episode without a group is compared with.
+//! Rewards of earlier episodes of a task, for comparison with an episode without a group.
 
 use serde::{Deserialize, Serialize};
 
@@ -57,7 +57,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Within the window the moments are those of all values.
+        /// The moments are those of all values while these fit the window.
         #[test]
         fn moments_are_those_of_the_values(
             values in prop::collection::vec(-5.0f64..5.0, 1..60),

@@ -28,8 +28,8 @@ pub struct EpisodeColumns {
     /// Recomputed masks of nodes that were sampled under a format. Entry `i` belongs to token `i` of the
     /// node.
     pub masks: BTreeMap<NodeId, RowMasks>,
-    /// Rewards of earlier episodes of its task, for an episode that is alone in its group. Group
-    /// estimators take their mean as baseline, and their deviation with its own reward as scale.
+    /// Rewards of earlier episodes of its task, for the only episode of a group. Group estimators take their
+    /// mean as baseline, and their deviation with its own reward as scale.
     pub earlier: Option<EarlierRewards>,
 }
 
@@ -150,7 +150,7 @@ impl Episode<'_> {
     /// Masks of the trained tokens of a path. `None` if all were sampled from the full softmax.
     ///
     /// # Errors
-    /// [`AlgoError::MissingMask`] if the mask of such a token is missing. Without it, training would use
+    /// [`AlgoError::MissingMask`] if the mask of such a token is missing. Training without it would use
     /// another distribution.
     pub(crate) fn masks(
         &self,

@@ -50,7 +50,7 @@ pub(crate) fn equal_groups(c: &Composition, batch: &mut Batch<'_>, report: &mut 
 }
 
 /// StarPO-S (Wang et al. 2025, arXiv 2504.20073): keeps the share of groups with the largest reward
-/// deviation, at least one. Of equal groups the earlier one stays.
+/// deviation, at least one. The earlier one of equal groups stays.
 pub(crate) fn top_std(c: &Composition, batch: &mut Batch<'_>, report: &mut AlgoReport) {
     let Some(share) = c.filters.keep_top_std else {
         return;

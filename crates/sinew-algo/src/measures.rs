@@ -1,7 +1,7 @@
 //! Numbers that describe a set of episodes: intervals of shares, spreads, percentiles, pass@k.
 //!
-//! In intervals episodes count as independent. Those of one task are alike, so that with few tasks and many
-//! episodes of each the true interval is wider.
+//! Intervals treat episodes as independent. Those of one task are similar, so the true interval is wider if
+//! there are few tasks and many episodes of each.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -12,7 +12,9 @@ const Z: f64 = 1.959_963_984_540_054;
 /// A share with its interval, in order: the bounds are in [0, 1].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
+    /// Lower bound of the 95 % interval.
     pub low: f64,
+    /// Upper bound of the 95 % interval.
     pub high: f64,
 }
 
@@ -27,7 +29,7 @@ impl Interval {
         let scale = 1.0 / (1.0 + z2 / n);
         let middle = scale * (share + z2 / (2.0 * n));
         let half = scale * Z * (share * (1.0 - share) / n + z2 / (4.0 * n * n)).sqrt();
-        // At 0 and 1 the bound is exact; rounding must not move it.
+        // The bound is exact at 0 and 1; rounding must not move it.
         Some(Self {
             low: if share > 0.0 {
                 (middle - half).max(0.0)
@@ -61,12 +63,14 @@ pub fn difference(before: (f64, f64), after: (f64, f64)) -> Option<(f64, f64)> {
     Some((low, high))
 }
 
-/// How far numbers lie apart.
+/// Spread of numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Standard deviation over all of them (divided by their number).
     pub std: f64,
+    /// Smallest number.
     pub min: f64,
+    /// Largest number.
     pub max: f64,
 }
 
@@ -87,14 +91,18 @@ impl Spread {
 /// Counts at these shares of all, each one that occurred (nearest rank).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Percentiles {
+    /// Median.
     pub p50: usize,
+    /// At least 90 % of the counts are at most this one.
     pub p90: usize,
+    /// At least 99 % of the counts are at most this one.
     pub p99: usize,
+    /// Largest count.
     pub max: usize,
 }
 
 impl Percentiles {
-    /// Of these counts; none without any.
+    /// Percentiles of these counts; `None` if there are none.
     pub fn of(mut counts: Vec<usize>) -> Option<Self> {
         counts.sort_unstable();
         let at = |percent: usize| {

@@ -78,8 +78,8 @@ impl Algorithm {
     }
 
     /// Groups that will leave the batch, so that others can replace them: too many episodes failed, or the
-    /// rewards are equal and the algorithm drops such groups. Needs no scores. With a KL term in the reward,
-    /// rewards are assumed to differ.
+    /// rewards are equal and the algorithm drops such groups. Needs no scores. Rewards are assumed to differ
+    /// if the reward has a KL term.
     ///
     /// # Errors
     /// [`AlgoError`] if the groups are wrong.
@@ -112,8 +112,8 @@ impl Algorithm {
         self.prepare_without(groups, &BTreeSet::new())
     }
 
-    /// As [`Algorithm::prepare`], without some of the episodes: their groups are smaller, in baseline, repair
-    /// and loss.
+    /// Works like [`Algorithm::prepare`], without some of the episodes: their groups are smaller, in
+    /// baseline, repair and loss.
     ///
     /// # Errors
     /// [`AlgoError`] if the groups are wrong.

@@ -2,7 +2,7 @@
 //! The report counts each step.
 //!
 //! An episode has failed if its end is [`EpisodeEnd::Failed`](sinew_types::EpisodeEnd) or it was quarantined.
-//! Errors of the model are no failures. [`Truncated`](crate::Truncated) handles truncated episodes.
+//! Errors of the model are not failures. [`Truncated`](crate::Truncated) handles truncated episodes.
 
 use crate::batch::Batch;
 use crate::composition::{Advantage, Composition};

@@ -1,8 +1,8 @@
 //! ScalingInter: the turns of an episode grow in stages, so that a policy learns short ways first.
 //!
-//! In training step `t` (from 0), the maximum number of turns is `rounds[min(floor(t / N), last)]`, with `N`
-//! steps in a stage (AgentGym-RL, Xi et al. 2025, arXiv 2509.08755, and its scripts for ScalingInter-RL:
-//! 10, 20, 30 turns with 100 steps each in `SciWorld`).
+//! The maximum number of turns in training step `t` (from 0) is `rounds[min(floor(t / N), last)]`, with `N`
+//! steps in a stage (AgentGym-RL, Xi et al. 2025, arXiv 2509.08755, and its scripts for ScalingInter-RL: 10,
+//! 20, 30 turns with 100 steps each in `SciWorld`).
 
 /// Stages of turns.
 #[derive(Clone, Debug, PartialEq, Eq)]

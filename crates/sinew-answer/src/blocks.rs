@@ -1,6 +1,6 @@
 //! Fenced and indented code of an answer, by the rules of CommonMark.
 //!
-//! Models write more than the rules allow. Tags of their own, such as `<answer>`, do not hide a fence behind
+//! Models write more than the rules allow. Their own tags, such as `<answer>`, do not hide a fence behind
 //! them. A fence may be indented by any width. A block without a language, or in Markdown, that opens another
 //! fence is Markdown itself.
 
@@ -14,7 +14,8 @@ const MAX_DEPTH: u32 = 3;
 /// A block of code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// First word behind the fence in small letters, without version and decoration; empty if there is none.
+    /// Language of the opening fence: its first word in lower case, without a version or punctuation; empty
+    /// if there is none.
     pub language: String,
     /// The code, without the indentation that all of it shares.
     pub text: String,
@@ -22,7 +23,7 @@ pub struct Block {
     pub fenced: bool,
 }
 
-/// The blocks of an answer in order, but for empty ones.
+/// The blocks of an answer in order, except for empty ones.
 pub fn blocks(answer: &str) -> Vec<Block> {
     let mut found = Vec::new();
     collect(answer, MAX_DEPTH, &mut found);
@@ -80,7 +81,7 @@ fn add(kind: &CodeBlockKind<'_>, code: &str, depth: u32, out: &mut Vec<Block>) {
     if markdown && depth > 0 && code.lines().any(opens) {
         return collect(code, depth - 1, out);
     }
-    // Where the first block was not closed, a second fence of its language stands in it.
+    // An unclosed first block contains a second fence of its language.
     let again = |line: &&str| {
         opens(line) && self::language(line.trim_start().trim_start_matches(['`', '~'])) == language
     };

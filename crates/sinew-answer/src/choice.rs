@@ -40,7 +40,7 @@ pattern!(
     r"(?i)^[*)\]）]*\s*(?:(?:is|are|was|seems|looks|can be|must be|would be)?\s*(?:also )?(?:clearly |obviously |definitely |simply |just )?(?:wrong|incorrect|false|not |n't|ruled out|eliminated|excluded|invalid|impossible|too |irrelevant|out\b|close|tempting|a distractor|a trap)|(?:isn't|isn’t|can't|can’t|cannot|doesn't|doesn’t|does not|fails|contradicts|错|錯|不|是错|是錯|ist falsch|ist nicht|n'est pas|no es|não é|неверн|не ))"
 );
 
-/// The option of an answer. A box, a tag or a phrase states it; else it stands at the start, alone on a
+/// The option of an answer. A box, a tag or a phrase states it; else it stands at the start, on a separate
 /// line, in bold, or is called right; else it is the only letter that is not called wrong.
 pub fn choice(answer: &str) -> Choice {
     let of = |letter: Option<char>| {
@@ -165,7 +165,7 @@ pub fn option(letter: &str) -> Option<char> {
     (letters.next().is_none() && upper.next().is_none()).then_some(one)
 }
 
-/// Whether the neighbours of a letter are no letters of its kind, no digits and no apostrophes.
+/// Whether the neighbours of a letter are neither letters of its kind, nor digits or apostrophes.
 fn is_free(text: &str, at: std::ops::Range<usize>) -> bool {
     let stops = |c: char| joins(c) || c.is_numeric() || "'_\\-+".contains(c);
     let before = text[..at.start].chars().next_back();
@@ -173,8 +173,8 @@ fn is_free(text: &str, at: std::ops::Range<usize>) -> bool {
     !before.is_some_and(stops) && !after.is_some_and(stops)
 }
 
-/// Options of a plain text in order, without those that are called wrong: capitals that stand alone. "A"
-/// and "I" before a word are an article and a pronoun.
+/// Options of a plain text in order, without those that are called wrong: single capitals. "A" and "I" before
+/// a word are an article and a pronoun.
 fn letters(text: &str) -> Vec<char> {
     let boxed = text
         .trim()
@@ -196,7 +196,7 @@ fn letters(text: &str) -> Vec<char> {
         .collect()
 }
 
-/// Whether "A", "I", "O", "E" or "Y" is a word here: a small letter follows behind a blank, but for a verb
+/// Whether "A", "I", "O", "E" or "Y" is a word here: a small letter follows behind a blank, except for a verb
 /// of being.
 fn is_word(text: &str, letter: char, end: usize) -> bool {
     let rest = &text[end..];

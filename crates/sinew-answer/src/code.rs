@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 pub struct Code {
     /// The code.
     pub text: String,
-    /// Number of the last block that was taken, from 1; 0 if the code is no block.
+    /// Number of the last block that was taken, from 1; 0 if the code is not a block.
     pub block: usize,
     /// Blocks that were joined.
     pub joined: usize,
@@ -76,7 +76,8 @@ pub fn code(answer: &str, tests: &str) -> Code {
     }
 }
 
-/// Names that a text uses and does not define itself. What it imports from the solution is not its own.
+/// Names that a text uses and does not define itself. Names that it imports from the solution are not its
+/// own.
 fn names(tests: &str) -> BTreeSet<&str> {
     let Some(identifier) = IDENTIFIER.get() else {
         return BTreeSet::new();
@@ -90,7 +91,7 @@ fn names(tests: &str) -> BTreeSet<&str> {
     used.filter(|name| !own.contains(name)).collect()
 }
 
-/// Names that a block defines at its top level, but for those without a body.
+/// Names that a block defines at its top level, except for those without a body.
 fn defined(text: &str) -> BTreeSet<&str> {
     let stubs: BTreeSet<&str> = STUB
         .all(text)

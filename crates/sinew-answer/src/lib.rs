@@ -15,9 +15,9 @@
 //! Invariants:
 //! - Everything is a function of the text: no clock, no randomness, no state.
 //! - An unfinished thought has no answer.
-//! - Digits, signs and letters of all scripts count as what Unicode says they are.
-//! - A text with two readings is never decided in silence: both readings are returned.
-//! - The time is linear in the text, but for limits that are constants here.
+//! - Digits, signs and letters of all scripts count by their meaning in Unicode.
+//! - A text with two readings is never decided silently: both readings are returned.
+//! - The time is linear in the text, except for limits that are constants here.
 
 mod blocks;
 mod choice;

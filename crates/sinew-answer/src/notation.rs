@@ -4,7 +4,7 @@ use crate::pattern;
 
 /// A blank that may stand between groups of digits.
 pub(crate) const GROUP: char = '\u{a0}';
-/// Stands for an expression that is no number, such as a root.
+/// Stands for an expression that is not a number, such as a root.
 pub(crate) const EXPRESSION: char = '\u{fffc}';
 
 /// Zeros of the scripts that write numbers with ten digits in a row.
@@ -68,7 +68,7 @@ pub(crate) fn plain(text: &str) -> String {
             raised = false;
         }
         if let Some(power) = power {
-            // Also the end of a unit, such as m², which is no power of a number.
+            // Also the end of a unit, such as m², which is not a power of a number.
             out.push_str(if raised { "" } else { "^{" });
             raised = true;
             out.push(char::from_digit(power as u32, 10).unwrap_or('-'));
@@ -149,7 +149,7 @@ fn tex(text: &str) -> String {
     fractions(&text)
 }
 
-/// `\frac{a}{b}` as `a/b`, and as [`EXPRESSION`] where these are no whole numbers; roots are expressions.
+/// `\frac{a}{b}` as `a/b`, and as [`EXPRESSION`] where these are not whole numbers; roots are expressions.
 fn fractions(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -294,7 +294,7 @@ pub fn improper(text: &str) -> String {
             None => found[0].to_owned(),
         }
     });
-    // Blanks between groups of digits are no part of a number for packages.
+    // Blanks between groups of digits are not part of a number for packages.
     match replaced.contains(GROUP) {
         true => GROUPS.get().map_or_else(
             || replaced.to_string(),

@@ -18,7 +18,7 @@ const MAX_DIGITS: usize = 400;
 /// A number as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Number {
-    /// As it stands.
+    /// The number as it stands.
     pub value: BigRational,
     /// Readings that are as right, such as 0.5 for 50 %.
     pub also: Vec<BigRational>,
@@ -35,7 +35,7 @@ impl Number {
     }
 }
 
-/// How a number compares with the right one.
+/// Relation of a number to the right one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     /// It is the right one.
@@ -46,7 +46,7 @@ pub enum Comparison {
     Unclear,
 }
 
-/// Compares with an expected number. Without a tolerance, whole numbers are compared exactly, and others
+/// Compares with an expected number. If there is no tolerance, whole numbers are compared exactly, and others
 /// within a relative 1e-6. A tolerance is relative to the expected number, and absolute for those below 1.
 pub fn compare(given: &Number, expected: &Number, tolerance: Option<f64>) -> Comparison {
     let near = |given: &BigRational, expected: &BigRational| {
@@ -147,7 +147,8 @@ pattern!(
 /// Characters behind a phrase beyond which it begins an explanation.
 const EXPLANATION: usize = 120;
 
-/// The number that follows a phrase such as "the answer is". Where an explanation follows, its last number.
+/// The number that follows a phrase such as "the answer is". If an explanation follows, it is the last number
+/// of that.
 fn in_phrase(text: &str) -> Option<Number> {
     let text = text.trim_start_matches(|c: char| c.is_whitespace() || "*_:`".contains(c));
     if text.chars().nth(EXPLANATION).is_some() && !AT_ONCE.is_match(text) {
@@ -219,7 +220,7 @@ struct Token {
     part: bool,
     /// It counts items of a list.
     label: bool,
-    /// It is a factor of an expression that is no number.
+    /// It is a factor of an expression that is not a number.
     expression: bool,
 }
 

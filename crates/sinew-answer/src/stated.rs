@@ -3,7 +3,7 @@
 use crate::notation::braces;
 use crate::pattern;
 
-/// How a result is marked.
+/// Mark of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
     /// `<answer>...</answer>`.

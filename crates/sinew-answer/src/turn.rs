@@ -1,9 +1,8 @@
 //! Reasoning and answer of a turn.
 //!
-//! Models write their thoughts in tags of their own. A thought stands at the start of a turn or at the
-//! start of a line, outside of fenced code. Where the prompt ends with the opening tag, the turn has the
-//! closing one only. gpt-oss names channels instead: `analysis` and `commentary` are thoughts, `final` is
-//! the answer.
+//! Each model writes its thoughts in its own tags. A thought stands at the start of a turn or at the start of
+//! a line, outside of fenced code. If the prompt ends with the opening tag, the turn has only the closing
+//! one. gpt-oss names channels instead: `analysis` and `commentary` are thoughts, `final` is the answer.
 
 /// Opening and closing mark of thoughts, and the name of the tag that they are.
 const MARKS: [(&str, &str, &str); 11] = [

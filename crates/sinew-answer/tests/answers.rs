@@ -1,7 +1,7 @@
-//! Written answers in the styles of real models, each with what must be read from it.
+//! Written answers in the styles of real models, each with the expected readings.
 //!
-//! `answers.jsonl` has one answer a line: `style`, `said`, `opened` where the prompt ended with the opening
-//! mark of thoughts, and the parts: `reasoning` and `answer`, `number` with `also` and `maybe`, `choice` with
+//! `answers.jsonl` has one answer a line: `style`, `said`, `opened` if the prompt ended with the opening mark
+//! of thoughts, and the parts: `reasoning` and `answer`, `number` with `also` and `maybe`, `choice` with
 //! `open`, `json`, or `code` for the names of `tests`.
 
 use proptest::prelude::*;

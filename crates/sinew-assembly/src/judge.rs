@@ -6,11 +6,12 @@
 use crate::device::device;
 use crate::engine::{embedded, grammars};
 use crate::failure::Failure;
+use crate::judge_settings::{chat_config, judge_config, reward_server_config};
 use crate::model::{chat_renderer, loaded_params, renderer, resolve_env, unresolved};
 use sinew_env::{Split, Taskset};
 use sinew_judge::{
-    Bench, ChatModel, EngineChat, Judge, JudgeConfig, LazyChat, OpenAiChat, OpenAiConfig,
-    RewardModel, RewardServer, ServerConfig,
+    Bench, ChatModel, EngineChat, Judge, LazyChat, OpenAiChat, RewardModel, RewardServer,
+    ServerConfig,
 };
 use sinew_model::{ModelFiles, Params, check_model, load_model, resolve_model};
 use sinew_recipe::{EnginePlan, JudgePlan, RewardServerPlan, RolloutPlan, RunPlan};
@@ -59,7 +60,7 @@ pub fn judge(
     }
     bench.judge(name, || {
         let model = model(recipe, plan, &full)?;
-        let config = JudgeConfig::of(&full, plan).map_err(Failure::input)?;
+        let config = judge_config(&full, plan).map_err(Failure::input)?;
         let ledger = bench.ledger(name).map_err(Failure::system)?;
         if ledger.torn() > 0 {
             tracing::error!(
@@ -110,7 +111,7 @@ fn model(recipe: &RunPlan, plan: &JudgePlan, full: &str) -> Result<Arc<dyn ChatM
         return Ok(Arc::new(LazyChat::new(known, Arc::new(load))));
     };
     let key = key(plan.key_env.as_deref(), full)?;
-    let chat = OpenAiChat::new(OpenAiConfig::of(plan, url, key));
+    let chat = OpenAiChat::new(chat_config(plan, url, key));
     Ok(Arc::new(
         chat.map_err(|e| Failure::input(format!("{full}.url: {e}")))?,
     ))
@@ -138,7 +139,7 @@ fn key(variable: Option<&str>, full: &str) -> Result<Option<String>, Failure> {
 /// If its key is missing.
 pub fn server_config(plan: &RewardServerPlan<'_>) -> Result<ServerConfig, Failure> {
     let key = key(plan.key_env, &format!("reward.{:?}", plan.url))?;
-    Ok(ServerConfig::of(plan, key))
+    Ok(reward_server_config(plan, key))
 }
 
 /// A reward server as a reward.

@@ -3,9 +3,10 @@
 //! If `train.data_parallel` is set, this program starts itself as workers. A worker reads the recipe from its
 //! parent and makes the same model; it has no engine, no environment and no run folder.
 
+use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
 use crate::model::{loaded_params, renderer};
-use crate::pins::Pins;
+use crate::run_pins::RunPins;
 use crate::{Session, clock, plan, scoring};
 use sinew_algo::Algorithm;
 use sinew_model::Params;
@@ -28,7 +29,7 @@ type Parts<'a> = (&'a Cpu, Params, &'a Algorithm, Vec<(String, Vec<u8>)>);
 /// resumed run, if its recipe differs in more than was allowed.
 pub(crate) fn begin(
     recipe: &RunPlan,
-    pins: Pins,
+    pins: RunPins,
     (device, params, algorithm, files): Parts<'_>,
     session: &Session<'_>,
 ) -> Result<(EmbeddedLearner, SavedState), Failure> {
@@ -39,7 +40,7 @@ pub(crate) fn begin(
     let saved = match session.resume {
         Some(resume) => {
             let saved = restore(&mut learner, recipe, dir, resume)?;
-            let old = RunPlan::saved(&saved.recipe).ok();
+            let old = RunPlan::saved(&saved.recipe, ENVIRONMENTS).ok();
             let told = old.and_then(|o| plan::rescheduled(&o.train, &recipe.train, saved.step));
             if let Some(text) = told {
                 session.bus.emit(RunEvent::Warning(text))?;
@@ -72,7 +73,7 @@ fn restore(
         if old.is_empty() {
             return Ok(());
         }
-        let old = RunPlan::saved(old).map_err(|e| unreadable(&e))?;
+        let old = RunPlan::saved(old, ENVIRONMENTS).map_err(|e| unreadable(&e))?;
         let changes = dir.check_changes(&old, recipe, resume);
         changes.map_err(|e| PipelineError::Input(e.to_string()))
     })?;
@@ -119,7 +120,7 @@ fn record_tokens(learner: &mut EmbeddedLearner, recipe: &RunPlan, dir: &RunDir) 
 pub fn train_worker() -> Result<(), Failure> {
     Ok(sinew_pipeline::work(|run, device| {
         let load = || -> Result<_, Failure> {
-            let recipe = RunPlan::parse(Path::new("recipe of the run"), run);
+            let recipe = RunPlan::parse(Path::new("recipe of the run"), run, ENVIRONMENTS);
             let recipe = recipe.map_err(Failure::input)?;
             let renderer = renderer(&recipe.model, &recipe.env)?;
             let params = loaded_params(&recipe, renderer.as_ref())?;

@@ -8,8 +8,8 @@ use sinew_algo::{Algorithm, Signal, TurnStages};
 use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
 use sinew_orchestrator::{
-    After, ByType, CoreConfig, EnvironmentShare, EvalConfig, Goal, LateConfig, LateGroups, Overlap,
-    SampleKind, TaskDraws, TaskSampling, TaskShares,
+    ByType, CoreConfig, EnvironmentShare, EvalConfig, Goal, LateConfig, LateGroups, Overlap,
+    SampleKind, StaleGroups, TaskDraws, TaskSampling, TaskShares,
 };
 use sinew_pipeline::{
     ChangedParts, IN_FLIGHT, LearnerConfig, PipelineConfig, PolicyConfig, TurnSchedule,
@@ -179,7 +179,7 @@ pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Datas
             path: path.clone(),
             purpose: purpose.clone(),
             scores: scores.clone(),
-            late: match sinew_runs::recipe(Path::new(path)) {
+            late: match crate::environments::recipe_of(Path::new(path)) {
                 Ok(run) => late_config(&run),
                 Err(RunDirError::NoRun { .. }) => None,
                 Err(e) => return Err(e.into()),
@@ -382,8 +382,8 @@ pub fn late_config(recipe: &RunPlan) -> Option<LateConfig> {
         wait_s: late.wait_s,
         max_staleness: late.max_staleness,
         after: match late.after {
-            LateAfter::Drop => After::Drop,
-            LateAfter::Offline => After::Offline,
+            LateAfter::Drop => StaleGroups::Drop,
+            LateAfter::Offline => StaleGroups::Offline,
         },
         partial: late.partial,
         max_waiting: late.max_waiting,
@@ -428,7 +428,7 @@ mod tests {
     fn train(steps: u64, minibatches: usize, schedule: LrSchedule) -> TrainPlan {
         let text = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"x\" }\nenv = { type = \"tool_math\" }\n\
                     algorithm = { type = \"grpo\" }\n";
-        let plan = RunPlan::parse(Path::new("r.toml"), text).unwrap();
+        let plan = RunPlan::parse(Path::new("r.toml"), text, crate::ENVIRONMENTS).unwrap();
         TrainPlan {
             steps,
             minibatches,

@@ -1,5 +1,5 @@
-//! Models that runs made: `run:DIR` is the newest weights of the run, or of the last stage of the chain, in a
-//! folder. Tokenizer and template are those that the run trained with.
+//! Models that runs made. `run:DIR` names the newest weights of the run in DIR, or of the last stage if DIR
+//! holds a chain. Tokenizer and template are those of the training.
 //!
 //! A run may have begun with the model of another run, and so on: adapters need the weights below them.
 
@@ -77,7 +77,7 @@ pub fn origin(section: &ModelSection) -> Result<ModelSection, Failure> {
             _ => return Ok(section),
         };
         let folder = run_folder(parts(source.trim_start_matches(RUN)).0)?;
-        section = sinew_runs::recipe(&folder)?.model;
+        section = crate::environments::recipe_of(&folder)?.model;
     }
     Err(Failure::input(format!(
         "model: more than {MAX_DEPTH} runs that each began with another: does one begin with itself?"
@@ -96,7 +96,7 @@ impl RunModel {
     /// If the folder holds no run, or a model that the run goes back to is not there.
     pub fn open(folder: &Path) -> Result<Self, Failure> {
         let folder = run_folder(folder)?;
-        let recipe = sinew_runs::recipe(&folder)?;
+        let recipe = crate::environments::recipe_of(&folder)?;
         origin(&recipe.model)?;
         Ok(Self {
             folder,

@@ -1,8 +1,9 @@
 //! Sampled tokens a second at several batch sizes, through the whole engine.
 //!
 //! Each batch size is measured with weights in f32, bf16 and int8. All sequences start together; the passes
-//! in the middle are timed, when every sequence generates. Target: for batch 1 the best pass reaches 85 % of
-//! what memory bandwidth allows, for others the table [`PEERS`] says how many times faster than a peer.
+//! in the middle are timed, when every sequence generates. The target of batch 1 is that the best pass
+//! reaches 85 % of the memory bandwidth; the targets of others are the ratios to a peer in the table
+//! [`PEERS`].
 
 use super::machine::{CpuTime, limits};
 use super::row::{Better, Row, Summary};
@@ -101,7 +102,7 @@ const PEERS: [(&str, &str, &str, f64); 4] = [
 
 /// One batch size with one storage of the weights.
 struct Measured {
-    /// Of the matrices.
+    /// Precision of the stored matrices.
     stored: Precision,
     name: String,
     /// Tokens a second over all sequences.
@@ -149,7 +150,7 @@ fn weights(c: &ModelConfig) -> f64 {
     (c.layers * layer + c.vocab * c.d_model) as f64
 }
 
-/// What no code can pass: the weights have to be read, and `f32` has to be multiplied.
+/// Upper bounds that no code can pass: the weights have to be read, and `f32` has to be multiplied.
 struct Floor {
     /// Tokens a second if only reading the weights took time.
     bandwidth: f64,

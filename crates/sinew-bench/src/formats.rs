@@ -1,10 +1,10 @@
-//! What it costs to hold outputs to formats: the same prompts, as many tokens, with and without one.
+//! Costs of holding outputs to formats: the same prompts and as many tokens, with and without a format.
 //!
 //! Pairs of runs, one with a format and one without, over the same prompts and seeds; the row is the ratio of
 //! their times.
 
 use super::decode::next;
-use super::real::Real;
+use super::model_output::Real;
 use super::row::{Better, Row, Summary};
 use super::{Bench, machine::CpuTime};
 use crate::BenchError;

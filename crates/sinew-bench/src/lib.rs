@@ -1,13 +1,13 @@
-//! The program behind `sinew bench`: how fast, and how far from the machine's limits and from other systems.
+//! The program behind `sinew bench`: speed, compared with the machine's limits and with other systems.
 //!
-//! Invariants: a row compares what ran in the same run on the same machine; a peer that cannot run is a row
-//! that says why, and its target is not met.
+//! Invariants: a row compares programs of the same run on the same machine; a peer that cannot run is a row
+//! with the reason, and its target is not met.
 //!
 //! | part | measures |
 //! |---|---|
 //! | `floors` | the machine's peak of arithmetic and of memory |
 //! | `train`, `grpo` | optimizer steps, plain and on groups with shared prompts |
-//! | `whole` | a step of sampling, tool, sampling, training, new weights |
+//! | `grpo_step` | a step of sampling, tool, sampling, training, new weights |
 //! | `decode`, `prefix` | generation by batch size, and what the prefix cache saves |
 //! | `speculation`, `rounding`, `formats` | with a model that speaks |
 //! | `scaling` | training by model size and context |
@@ -16,21 +16,21 @@ mod decode;
 mod env;
 mod formats;
 mod gateway;
+mod grpo_step;
 mod machine;
 mod model;
+mod model_output;
 mod output;
 mod peers;
 mod pipeline;
 mod prefix;
 mod programs;
 mod queue;
-mod real;
 mod row;
 mod scaling;
 mod shapes;
 mod sim;
 mod train;
-mod whole;
 
 use clap::{Args, Parser, Subcommand};
 use peers::Peers;
@@ -41,7 +41,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Why a bench failed.
+/// Reasons why a bench failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// An argument or a file that the user can put right. Exit code 2.
@@ -190,7 +190,7 @@ The part large holds up to some gigabytes of memory. Measure an optimized build:
     Soak(gateway::soak::SoakArgs),
 }
 
-/// What `sinew bench compute` is told.
+/// Arguments of `sinew bench compute`.
 #[derive(Debug, Args)]
 struct ComputeArgs {
     /// One JSON object a row
@@ -228,7 +228,7 @@ struct ComputeArgs {
     earlier: Option<PathBuf>,
 }
 
-/// What every part of a bench needs.
+/// Context of every part of a bench.
 #[derive(Debug)]
 struct Bench {
     dev: Cpu,
@@ -277,7 +277,7 @@ fn compute(args: &ComputeArgs) -> Result<(), BenchError> {
         train::grpo(&bench)?;
     }
     if wanted("whole") {
-        whole::run(&bench)?;
+        grpo_step::run(&bench)?;
     }
     let floors = ["floors", "scaling"]
         .iter()
@@ -313,10 +313,10 @@ fn speaking(
         match model::load(&args.model) {
             Ok(real) => {
                 if wanted("speculation") {
-                    real::speculation(bench, &real)?;
+                    model_output::speculation(bench, &real)?;
                 }
                 if wanted("rounding") {
-                    real::rounding(bench, &real)?;
+                    model_output::rounding(bench, &real)?;
                 }
                 if wanted("formats") {
                     formats::formats(bench, &real)?;

@@ -1,7 +1,7 @@
-//! What this machine can do at most, and how busy it is with other things.
+//! Peaks of this machine, and its load by other processes.
 //!
-//! Every row of the compute bench has what others took of the machine meanwhile (`others_cpu`). The peaks of
-//! bandwidth and arithmetic are measured in the same run: no figure of a data sheet is used.
+//! Every row of the compute bench has the share of the machine that others used meanwhile (`others_cpu`). The
+//! peaks of bandwidth and arithmetic are measured in the same run: no figure of a data sheet is used.
 
 use super::row::{Better, Printer, Row, Summary};
 use sinew_tensor::{Buffer, Cpu, KernelSet, Mat, MatMut, PackedWeights, probe};
@@ -16,17 +16,17 @@ pub(crate) struct Floors {
 
 /// Bytes of the buffer that is read: far above any cache.
 const READ_BYTES: usize = 512 << 20;
-/// Of which the best counts: a peak is not a median.
+/// Rounds of a peak, of which the best counts: a peak is not a median.
 const ROUNDS: usize = 9;
 
 /// CPU time of this process and of the whole machine, in clock ticks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CpuTime {
-    /// Of this process and its ended children.
+    /// CPU time of this process and its ended children.
     own: f64,
-    /// Of the whole machine.
+    /// Busy time of the whole machine.
     busy: f64,
-    /// With idle time.
+    /// Busy and idle time of the whole machine.
     all: f64,
 }
 
@@ -70,7 +70,7 @@ impl CpuTime {
 
 /// Seconds of CPU time of this process and its ended children.
 pub(crate) fn cpu_s() -> Option<f64> {
-    /// `USER_HZ`, which the kernel shows to programs of all common architectures alike (time(7)).
+    /// `USER_HZ`, which the kernel shows to programs of all common architectures (time(7)).
     const TICKS: f64 = 100.0;
     Some(CpuTime::now()?.own / TICKS)
 }

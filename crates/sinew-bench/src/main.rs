@@ -1,7 +1,7 @@
 //! The program behind `sinew bench`.
 //!
-//! It parses the arguments, logs to standard error at the level that `SINEW_LOG` names (default: errors
-//! alone), and prints rows to standard output.
+//! It parses the arguments, logs to standard error at the level that `SINEW_LOG` names (default: only
+//! errors), and prints rows to standard output.
 
 use clap::Parser;
 use std::process::ExitCode;

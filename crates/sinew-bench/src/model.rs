@@ -1,7 +1,7 @@
 //! The model and the device that the benches compute with.
 
 use crate::BenchError;
-use crate::real::Real;
+use crate::model_output::Real;
 use sinew_env::math::{MathTaskConfig, Mixed, PromptConfig};
 use sinew_env::{Split, Taskset};
 use sinew_model::{ModelFiles, ResolveEnv, load_gguf_metadata, load_model, resolve_model};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// `SINEW_THREADS` may be 1 to 1024.
 ///
 /// # Errors
-/// If a variable has another value; the message says what is allowed.
+/// If a variable has another value; the message has the allowed ones.
 pub(crate) fn device() -> Result<Cpu, BenchError> {
     let kernels = match std::env::var("SINEW_CPU") {
         Ok(name) => {
@@ -36,7 +36,7 @@ pub(crate) fn device() -> Result<Cpu, BenchError> {
     Ok(Cpu::new(kernels, threads))
 }
 
-/// Where models are looked for: as `sinew` does it, but for the packages of other Python environments.
+/// Places of models: those of `sinew`, except the packages of other Python environments.
 ///
 /// Variables: `SINEW_PACKAGE_DIRS`, `SINEW_CACHE`, `XDG_CACHE_HOME`, `HF_HOME`, `HF_HUB_CACHE`,
 /// `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`. The folder `.cache/wheels` is looked for here and above the
@@ -64,7 +64,7 @@ fn places() -> ResolveEnv {
 
 /// The tokenizer and template of a model.
 ///
-/// From the files of a folder, or from the metadata of a GGUF file.
+/// Renderer from the files of a folder, or from the metadata of a GGUF file.
 fn renderer(files: &ModelFiles) -> Result<ChatRenderer, String> {
     let path = match files {
         ModelFiles::Dir(dir) => {
@@ -97,7 +97,7 @@ fn renderer(files: &ModelFiles) -> Result<ChatRenderer, String> {
 /// The model `source`, as a recipe's `model` names it, with prompts of the `tool_math` environment.
 ///
 /// # Errors
-/// In words, as a row prints them: a bench without its model goes on with the other parts.
+/// A message in words, as a row prints it: a bench without its model continues with the other parts.
 pub(crate) fn load(source: &str) -> Result<Real, String> {
     let files = resolve_model(source, &places()).map_err(|e| e.to_string())?;
     let params = load_model(&files).map_err(|e| e.to_string())?.params;

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 /// Most bytes read from a peer.
 const MAX_OUTPUT: u64 = 1 << 20;
 
-/// Where peers come from.
+/// Settings of peers.
 #[derive(Clone, Debug)]
 pub(crate) struct Peers {
-    /// Has the peers installed; without it every peer is a row that says so.
+    /// Python that has the peers installed; every peer is a row with that reason if there is none.
     pub(crate) python: Option<PathBuf>,
     /// Folder of the peers' programs.
     pub(crate) scripts: PathBuf,
@@ -26,18 +26,18 @@ pub(crate) struct Peers {
     pub(crate) threads: usize,
 }
 
-/// What a peer measured.
+/// Result of a peer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PeerResult {
     /// Name and version of the system.
     pub(crate) version: String,
-    /// What the peer took.
+    /// The peer's values.
     pub(crate) summary: Summary,
     /// Largest resident memory.
     pub(crate) peak_bytes: Option<f64>,
 }
 
-/// As the script prints it.
+/// Line that the script prints.
 #[derive(Deserialize)]
 struct Line {
     /// Version of the peer's package.
@@ -90,7 +90,7 @@ impl Peers {
 /// Output up to [`MAX_OUTPUT`].
 fn read_all(from: impl Read) -> String {
     let mut bytes = Vec::new();
-    // What was read before an error is all there is to judge.
+    // The part that was read before an error is judged.
     let _ = from.take(MAX_OUTPUT).read_to_end(&mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()
 }

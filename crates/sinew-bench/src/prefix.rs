@@ -1,7 +1,7 @@
-//! What the prefix cache saves: tokens computed for many episodes of several turns.
+//! Savings of the prefix cache: tokens computed for many episodes of several turns.
 //!
 //! The figure is a count and not a time: rows of forward passes, with the cache and with a first token that
-//! makes each request unlike all others. Target: at most 5 % more than the least that there can be.
+//! makes each request different. The target is at most 5 % more than the minimum.
 
 use super::decode::{engine, next};
 use super::row::{Better, Row, Summary};
@@ -12,11 +12,11 @@ use sinew_model::{InferModel, Params};
 use sinew_types::{Engine, EngineEvent, TokenId};
 use std::sync::mpsc::sync_channel;
 
-/// At once.
+/// Episodes at once.
 const EPISODES: usize = 64;
 /// Episodes of one task.
 const GROUP: usize = 8;
-/// Of each episode.
+/// Turns of each episode.
 const TURNS: usize = 5;
 /// Tokens that all episodes share.
 const SYSTEM: usize = 150;
@@ -38,8 +38,8 @@ fn first_prompt(episode: usize) -> Vec<TokenId> {
     (0..SYSTEM).map(token).chain(question).collect()
 }
 
-/// Rows of all forward passes. With `apart`, the first token of each request is its own, so that
-/// nothing is ever found in the cache.
+/// Rows of all forward passes. `apart` gives each request a different first token, so that nothing is ever
+/// found in the cache.
 fn computed_rows(bench: &Bench, apart: bool) -> Result<usize, BenchError> {
     let config = shapes::tiny();
     let params = Params::random(&config, 1);
@@ -84,7 +84,7 @@ fn computed_rows(bench: &Bench, apart: bool) -> Result<usize, BenchError> {
         }
     }
     let status = engine.status();
-    // Each sampled token but a turn's first came from a row of its own.
+    // Each sampled token but a turn's first came from a separate row.
     let first = (EPISODES * TURNS) as u64;
     Ok((status.prefill_tokens + status.sampled_tokens - first) as usize)
 }

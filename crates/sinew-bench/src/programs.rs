@@ -1,4 +1,4 @@
-//! What a bench works with and does not measure: the program `sinew`, sandboxes.
+//! Unmeasured helpers of a bench: the program `sinew`, sandboxes.
 
 use crate::BenchError;
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};

@@ -7,9 +7,9 @@
 //! | `http` | the same through a server and a client, with the rows in memory |
 //!
 //! A producer and a consumer run in two threads, with a number of rows a call. The producer makes each key
-//! and copies each value in; the consumer copies each value out. Done rows are forgotten as they go, beyond
-//! a number that stays known. The peer does the same with batches of a tensor that has the row's bytes, in
-//! processes of its own, without leases, acks and durability, which it does not have.
+//! and copies each value in; the consumer copies each value out. Done rows are forgotten as they go, beyond a
+//! number that stays known. The peer does the same with batches of a tensor that has the row's bytes, in its
+//! own processes, without leases, acks and durability, which it does not have.
 
 use crate::machine::CpuTime;
 use crate::peers::Peers;
@@ -17,10 +17,10 @@ use crate::row::{Better, Printer, Row, Summary};
 use crate::{BenchError, clock};
 use bytes::Bytes;
 use clap::Args;
-use sinew_queue::{HttpQueue, QueueServer, Serving, system_clock};
+use sinew_queue::{HttpQueue, QueueServer, QueueServerConfig, system_clock};
 use sinew_store::queue::{
-    Ask, Consumer, DiskQueue, Done, Field, MemoryQueue, NewRow, Queue, QueueLimits, Sample, Take,
-    fields, put_within,
+    AckedRow, Consumer, DiskQueue, Field, MemoryQueue, NewRow, Queue, QueueLimits, RowRequest,
+    RowSelection, Sample, fields, put_within,
 };
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ const BATCHES: (usize, usize) = (256, 16);
 const SWEEPS: (usize, usize) = (64, 16_384);
 /// Longest that a producer waits for room.
 const ROOM: Duration = Duration::from_secs(60);
-/// Token of the server, which only this process knows the address of.
+/// Token of the server, whose address only this process has.
 const TOKEN: &str = "token-of-the-bench";
 
 /// Arguments of `sinew bench queue`.
@@ -70,11 +70,11 @@ pub(crate) struct QueueArgs {
     peer_limit: u64,
 }
 
-/// What goes through in one round.
+/// Load of one round.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     rows: usize,
-    /// Of each row.
+    /// Bytes of each row.
     bytes: usize,
     /// Rows of a call.
     batch: usize,
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &QueueArgs) -> Result<(), BenchError> {
 /// Rows through a server of this process, whose queue is in memory.
 fn http(bench: &Bench, rows: usize) -> Result<(), BenchError> {
     let runtime = tokio::runtime::Runtime::new().map_err(BenchError::system)?;
-    let serving = Serving {
+    let serving = QueueServerConfig {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         token: TOKEN.into(),
         clock: system_clock(),
@@ -130,7 +130,7 @@ fn http(bench: &Bench, rows: usize) -> Result<(), BenchError> {
     done
 }
 
-/// What the parts have in common.
+/// Context of the parts.
 struct Bench {
     rounds: u32,
     printer: Printer,
@@ -265,11 +265,11 @@ fn produce(
 
 /// Takes as many rows as a round has, and acks them.
 fn consume(queue: &dyn Queue, load: Load) -> Result<(), sinew_store::StoreError> {
-    let ask = Ask {
+    let ask = RowRequest {
         consumer: consumer().name,
         holder: "bench".into(),
         ttl_ms: 600_000,
-        take: Take::Sample(Sample::rows(load.batch)),
+        take: RowSelection::Sample(Sample::rows(load.batch)),
     };
     let (mut taken, mut calls, mut copy) = (0, 0, Vec::new());
     while taken < load.rows {
@@ -283,7 +283,11 @@ fn consume(queue: &dyn Queue, load: Load) -> Result<(), sinew_store::StoreError>
             copy.clear();
             copy.extend_from_slice(&field.value);
         }
-        let done: Vec<Done> = loan.rows.into_iter().map(|row| Done::of(row.key)).collect();
+        let done: Vec<AckedRow> = loan
+            .rows
+            .into_iter()
+            .map(|row| AckedRow::of(row.key))
+            .collect();
         queue.ack(&ask.consumer, lease, &done)?;
         taken += done.len();
         calls += 1;

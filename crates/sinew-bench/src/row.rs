@@ -1,8 +1,8 @@
 //! One line of a bench.
 //!
-//! With `--json` one object a line: `name`, `value`, `unit`, `spread`, `peer`, `peer_value`, `ratio`,
-//! `target`, `met`, `why`, `others_cpu`. A peer that could not run leaves `met: false` and `why`; a row
-//! without a target has neither `target` nor `met`.
+//! The option `--json` prints one object a line: `name`, `value`, `unit`, `spread`, `peer`, `peer_value`,
+//! `ratio`, `target`, `met`, `why`, `others_cpu`. A peer that could not run leaves `met: false` and `why`; a
+//! row without a target has neither `target` nor `met`.
 
 use crate::output;
 use serde::Serialize;
@@ -10,11 +10,11 @@ use serde::Serialize;
 /// A measurement, its peer's in the same run, and what was hoped for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Row {
-    /// What was measured, with its size.
+    /// Name of the measurement, with its size.
     pub(crate) name: String,
     /// Median over the measured steps.
     pub(crate) value: Option<f64>,
-    /// Of `value`, `spread` and `peer_value`.
+    /// Unit of `value`, `spread` and `peer_value`.
     pub(crate) unit: String,
     /// 90th minus 10th percentile of the measured steps.
     pub(crate) spread: f64,
@@ -24,7 +24,7 @@ pub(crate) struct Row {
     /// The peer's median.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peer_value: Option<f64>,
-    /// How many times better than the peer; above 1 is better.
+    /// Factor by which it is better than the peer; above 1 is better.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio: Option<f64>,
     /// Least `ratio` hoped for, or where a row is not about one the largest or the least `value`.
@@ -33,7 +33,7 @@ pub(crate) struct Row {
     /// Whether the target is met.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) met: Option<bool>,
-    /// Why there is no value, or no peer.
+    /// Reason why there is no value, or no peer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) why: Option<String>,
     /// Share of the machine's CPU time that other processes took meanwhile, 0 to 1.
@@ -41,7 +41,7 @@ pub(crate) struct Row {
     pub(crate) others_cpu: Option<f64>,
 }
 
-/// Which direction is better.
+/// Better direction of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Better {
     /// Rates.

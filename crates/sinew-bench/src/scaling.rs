@@ -1,5 +1,5 @@
-//! Training speed from one to five hundred million weights and 128 to 8192 tokens of context,
-//! against the time that the arithmetic alone takes at the machine's peak.
+//! Training speed from one to five hundred million weights and 128 to 8192 tokens of context, against the
+//! time of only the arithmetic at the machine's peak.
 
 use super::machine::{CpuTime, Floors};
 use super::row::{Better, Row, Summary};
@@ -94,18 +94,18 @@ pub(super) fn sizes() -> Vec<String> {
     scale.iter().map(|(name, _)| (*name).to_owned()).collect()
 }
 
-/// Where the plot goes, and what it shows beside this run's cells.
+/// Path of the plot, and the rows that it shows in addition to this run's cells.
 pub(super) struct Plot<'a> {
     /// An SVG file.
     pub(super) out: Option<&'a Path>,
-    /// Printed rows of another run, drawn beside.
+    /// Printed rows of another run, drawn for comparison.
     pub(super) earlier: Option<&'a Path>,
 }
 
 /// The part of a printed row that the plot needs.
 #[derive(Deserialize)]
 struct Share {
-    /// Of the row.
+    /// Name of the row.
     name: String,
     /// Share of the peak.
     ratio: Option<f64>,
@@ -138,7 +138,7 @@ pub(super) fn run(
         }
         for length in CONTEXTS {
             let row = cell(bench, floors, name, &config, length)?;
-            // Behind those of earlier runs, which it takes the place of.
+            // The row follows those of earlier runs and replaces the earlier one of its name.
             shares.extend(row.map(|row| Share {
                 name: row.name,
                 ratio: row.ratio,

@@ -1,4 +1,4 @@
-//! `sinew bench sim`: how fast the simulation is, on one core.
+//! `sinew bench sim`: speed of the simulation, on one core.
 //!
 //! | part | measures |
 //! |---|---|
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// The plan of a preset, with some keys of its own.
+/// The plan of a preset, with some other keys.
 fn plan(preset: &str, keys: &str) -> Result<Plan, BenchError> {
     let text = format!("name = \"{preset}\"\npreset = \"{preset}\"\n{keys}");
     Plan::parse(Path::new(preset), &text).map_err(BenchError::system)

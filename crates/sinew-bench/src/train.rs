@@ -56,7 +56,7 @@ fn token(config: &ModelConfig, n: usize) -> TokenId {
     (n * 7919 % config.vocab) as TokenId
 }
 
-/// A loss without terms beside the surrogate.
+/// A loss with only the surrogate.
 pub(super) fn spec(surrogate: Surrogate) -> LossSpec {
     LossSpec {
         surrogate,
@@ -127,11 +127,11 @@ pub(super) fn step_seconds(
     Ok((times, packed))
 }
 
-/// `train step 4x256` on AMX tiles against compiled PyTorch in bfloat16; a row that says why not, where the
-/// kernels do not run.
+/// `train step 4x256` on AMX tiles against compiled PyTorch in bfloat16; a row with the reason if the kernels
+/// do not run.
 ///
-/// Target: twice the peer's rate. Without AMX, or with other kernels chosen by `SINEW_CPU`, the target is
-/// not met, and the row says why.
+/// Target: twice the peer's rate. A machine without AMX, or other kernels chosen by `SINEW_CPU`, miss the
+/// target; the row has the reason.
 fn tiles(bench: &Bench) -> Result<(), BenchError> {
     let (name, target) = ("train step 4x256, SmolLM2-135M shape, AMX bf16", 2.0);
     let peer = "PyTorch bf16 compile";
@@ -222,8 +222,8 @@ pub(super) fn plain(bench: &Bench) -> Result<(), BenchError> {
 /// 8 tasks x 8 samples, 200 shared + 100 own tokens each: prefixes computed once against a step
 /// whose rows have nothing in common.
 ///
-/// The rows differ in their first token alone where nothing is shared, so that packing finds no
-/// prefix to share. One measured step each. Target: half the time.
+/// Rows without sharing differ only in their first token, so that packing finds no prefix to share. One
+/// measured step each. The target is half the time.
 pub(super) fn grpo(bench: &Bench) -> Result<(), BenchError> {
     /// Tokens of a prompt that a group shares.
     const SHARED: usize = 200;

@@ -1,10 +1,10 @@
 //! `sinew env check`: runs an environment with simple policies and reports errors before a model is trained
 //! on it.
 //!
-//! Policies that know nothing of the task must fail: a reward that they get is one that a model can get
-//! without learning the task; what they earn is the floor that a gain is measured from. The gold policy must
-//! succeed: a task without a solution teaches nothing. Equal actions must lead to equal results: a group of
-//! episodes is compared on the same task, and noise of the environment looks like a difference of actions.
+//! Policies that do not use the task must fail: a model can get their reward without learning the task, and
+//! it is the floor that a gain is measured from. The gold policy must succeed: a task without a solution
+//! teaches nothing. Equal actions must lead to equal results: a group of episodes is compared on the same
+//! task, and noise of the environment looks like a difference of actions.
 
 use crate::env::PythonEnvFactory;
 use crate::findings::{Draw, line};
@@ -44,8 +44,8 @@ impl CheckReport {
     }
 
     /// Runs all checks that any environment can pass on `tasks`, one episode at a time. An episode has at
-    /// most 8 turns. Checks that fail do not end the report. `place` says what is checked; the speed is that
-    /// of `sessions` episodes at once.
+    /// most 8 turns. Checks that fail do not end the report. `place` names the checked thing; the speed is
+    /// that of `sessions` episodes at once.
     pub async fn any(
         factory: &dyn EnvFactory,
         tasks: &[Task],
@@ -60,12 +60,12 @@ impl CheckReport {
         }
     }
 
-    /// As [`CheckReport::any`], for a class: its snapshots, too. The speed is that of one episode.
+    /// Checks a class: all of [`CheckReport::any`], and its snapshots. The speed is that of one episode.
     pub async fn of(factory: &PythonEnvFactory, tasks: &[Task]) -> Self {
         Self::at_once(factory, tasks, 1).await
     }
 
-    /// As [`CheckReport::of`]; the speed is that of `sessions` episodes at once.
+    /// Checks like [`CheckReport::of`], but with the speed of `sessions` episodes at once.
     pub async fn at_once(factory: &PythonEnvFactory, tasks: &[Task], sessions: usize) -> Self {
         let mut checks = common(factory, tasks).await;
         if factory.info().snapshots {
@@ -80,7 +80,7 @@ impl CheckReport {
     }
 }
 
-/// Checks of every environment, but for its speed.
+/// Checks of every environment, except for its speed.
 async fn common(factory: &dyn EnvFactory, tasks: &[Task]) -> Vec<EnvCheck> {
     let mut checks = vec![
         leaks(factory, tasks).await,
@@ -106,7 +106,7 @@ async fn tools(factory: &dyn EnvFactory, tasks: &[Task]) -> Vec<ToolSpec> {
     }
 }
 
-/// A policy that knows nothing of the task.
+/// A policy that does not use the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Policy {
     /// Says nothing.
@@ -147,7 +147,7 @@ impl Policy {
 
 /// Record of an episode, for comparisons.
 #[derive(Clone, Debug, PartialEq)]
-struct Played {
+struct PolicyRun {
     /// Score at the end.
     outcome: Outcome,
     /// Observations and rewards of turns, in order.
@@ -160,7 +160,7 @@ async fn play(
     task: &Task,
     (policy, seed): (Policy, u64),
     times: &mut Vec<Duration>,
-) -> Result<Played, EnvError> {
+) -> Result<PolicyRun, EnvError> {
     let mut env = factory.create(task)?;
     let played = turns(env.as_mut(), (policy, seed), times).await;
     env.close().await?;
@@ -172,7 +172,7 @@ async fn turns(
     env: &mut dyn Env,
     (policy, seed): (Policy, u64),
     times: &mut Vec<Duration>,
-) -> Result<Played, EnvError> {
+) -> Result<PolicyRun, EnvError> {
     let tools = env.reset().await?.tools;
     rest(env, &tools, (policy, seed), times).await
 }
@@ -183,7 +183,7 @@ async fn rest(
     tools: &[ToolSpec],
     (policy, seed): (Policy, u64),
     times: &mut Vec<Duration>,
-) -> Result<Played, EnvError> {
+) -> Result<PolicyRun, EnvError> {
     let (mut draw, mut seen) = (Draw(seed), Vec::new());
     for _ in 0..TURNS {
         let started = Instant::now();
@@ -192,14 +192,14 @@ async fn rest(
         let content = step.observation.map(|o| o.content).unwrap_or_default();
         seen.push((content, step.process_reward));
         if let Some(outcome) = step.outcome {
-            return Ok(Played { outcome, seen });
+            return Ok(PolicyRun { outcome, seen });
         }
     }
     let outcome = env.score().await?;
-    Ok(Played { outcome, seen })
+    Ok(PolicyRun { outcome, seen })
 }
 
-/// Success and reward of a policy that knows nothing: both must be low.
+/// Success and reward of a policy that does not use the task: both must be low.
 async fn simple(factory: &dyn EnvFactory, tasks: &[Task], policy: Policy) -> EnvCheck {
     let (mut rewards, mut successes, mut unscored) = (Vec::new(), 0, None);
     for (i, task) in tasks.iter().enumerate() {
@@ -248,8 +248,8 @@ async fn simple(factory: &dyn EnvFactory, tasks: &[Task], policy: Policy) -> Env
     line(policy.name(), finding, detail, values)
 }
 
-/// The gold policy, if there is one, must succeed on every task. Without one, nothing is known,
-/// which is no error: many tasks have no solution that can be written down.
+/// The gold policy, if there is one, must succeed on every task. A missing policy is not an error: many tasks
+/// have no solution that can be written down.
 async fn gold(factory: &dyn EnvFactory, tasks: &[Task]) -> EnvCheck {
     let mut turns = 0;
     for task in tasks {
@@ -332,7 +332,7 @@ async fn determinism(factory: &dyn EnvFactory, tasks: &[Task]) -> EnvCheck {
     )
 }
 
-/// An episode that goes on from a snapshot must give what the first one gives.
+/// An episode that continues from a snapshot must give what the first one gives.
 async fn snapshots(factory: &PythonEnvFactory, tasks: &[Task]) -> EnvCheck {
     let mut compared = 0;
     for (i, task) in tasks.iter().enumerate() {
@@ -370,7 +370,7 @@ async fn resumed(
     factory: &PythonEnvFactory,
     task: &Task,
     seed: u64,
-) -> Result<Option<(Played, Played)>, EnvError> {
+) -> Result<Option<(PolicyRun, PolicyRun)>, EnvError> {
     let (mut first, mut draw) = (factory.env(task), Draw(seed));
     let tools = first.reset().await?.tools;
     let step = first.step(Policy::Random.action(&tools, &mut draw)).await?;
@@ -452,8 +452,8 @@ fn holds(text: &str, value: &Value) -> bool {
     })
 }
 
-/// Steps a second with some episodes at once: at least 200 episodes, at most 5 seconds of them. Of a class,
-/// it includes the way to the worker and back, about 0.2 ms.
+/// Steps a second with some episodes at once: at least 200 episodes, at most 5 seconds of them. The speed of
+/// a class includes the way to the worker and back, about 0.2 ms.
 async fn speed(factory: &dyn EnvFactory, tasks: &[Task], sessions: usize) -> EnvCheck {
     let started = Instant::now();
     let each = 200usize.max(tasks.len()).div_ceil(sessions);
@@ -474,7 +474,8 @@ async fn speed(factory: &dyn EnvFactory, tasks: &[Task], sessions: usize) -> Env
         Ok(times) => times.concat(),
         Err(why) => return line("speed", Finding::Error, why, Value::Null),
     };
-    // Of one episode, starts and ends do not count; of several, all of it takes time of the others.
+    // Starts and ends of a single episode do not count; with several episodes, all of it takes time from the
+    // others.
     let all: Duration = match sessions {
         1 => times.iter().sum(),
         _ => started.elapsed(),

@@ -2,8 +2,8 @@
 //!
 //! The interpreter is asked for its search path, so that a virtual environment, editable installs and `.pth`
 //! files work inside as they do outside. Folders that sandboxes show anyway keep their paths. All others
-//! stand below `/code`, read-only, because a sandbox has folders of its own at `/work` and `/tmp`. Messages
-//! of the worker name the paths of the host.
+//! stand below `/code`, read-only, because a sandbox has its own folders at `/work` and `/tmp`. Messages of
+//! the worker name the paths of the host.
 //!
 //! Only the interpreter itself runs on the host, with a program of this crate. The user's module is loaded
 //! inside.
@@ -25,7 +25,7 @@ const SHOWN: &str = "/code";
 const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
 /// Oldest Python that runs the worker's program.
 const OLDEST: [u32; 2] = [3, 8];
-/// How long an interpreter may take to answer.
+/// Longest time in which an interpreter must answer.
 const ASK_WITHIN: Duration = Duration::from_secs(20);
 /// Bytes that an interpreter may answer; the rest is not read.
 const MAX_ANSWER: u64 = 1 << 20;
@@ -43,7 +43,7 @@ pub struct PythonCode {
     pub(crate) path: Vec<String>,
     /// Folders inside, and the folders of the host that they show.
     pub(crate) places: Vec<(String, String)>,
-    /// What is loaded, in the order of the caller's targets.
+    /// Classes and functions to load, in the order of the caller's targets.
     pub(crate) loads: Vec<Load>,
     /// Hash of the source files, for traces.
     pub(crate) version: String,
@@ -56,11 +56,11 @@ pub struct PythonCode {
 /// A class or function as the worker loads it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Load {
-    /// What it is used as.
+    /// Kind of target.
     pub(crate) kind: TargetKind,
     /// Path of the file inside.
     file: Option<String>,
-    /// Name of the module, if it is no file.
+    /// Name of the module, if it is not a file.
     module: Option<String>,
     /// Text of the module, if it is part of this program.
     source: Option<&'static str>,
@@ -113,7 +113,7 @@ impl PythonCode {
         Ok(code)
     }
 
-    /// Code without an interpreter: the hash of the targets alone.
+    /// Code without an interpreter: only the hash of the targets.
     fn empty(targets: &[Target]) -> Self {
         let mut hash = blake3::Hasher::new();
         for target in targets {
@@ -142,7 +142,7 @@ impl PythonCode {
 
     /// Sandboxes of the process level that show the folders of the code. `max_live` bounds them: a pool of
     /// workers needs up to twice as many as it has workers, because a worker that ended is replaced before
-    /// its sandbox is gone. With fewer, a start waits for that.
+    /// its sandbox is gone. A smaller bound makes a start wait for that.
     ///
     /// # Errors
     /// If this host cannot isolate processes.
@@ -333,7 +333,7 @@ fn ask(python: &Path) -> Result<Interpreter, StartError> {
     if !output.status.success() {
         let error = String::from_utf8_lossy(&output.stderr);
         let last = error.lines().last().map(str::to_owned);
-        // A process that was killed said nothing.
+        // A killed process has no message.
         return Err(failed(
             last.unwrap_or_else(|| format!("it ended: {}", output.status)),
         ));
@@ -357,7 +357,7 @@ fn output_within(mut command: Command, limit: Duration) -> Result<Output, String
         .stderr(Stdio::piped())
         .spawn();
     let mut child = spawned.map_err(|e| e.to_string())?;
-    // What it writes is read meanwhile, up to a limit, so that a full pipe does not stop it.
+    // Its output is read meanwhile, up to a limit, so that a full pipe does not stop it.
     let out = child.stdout.take().map(read_in_background);
     let err = child.stderr.take().map(read_in_background);
     let give_up = Instant::now() + limit;
@@ -385,7 +385,7 @@ fn output_within(mut command: Command, limit: Duration) -> Result<Output, String
     })
 }
 
-/// Reads at most [`MAX_ANSWER`] bytes in a thread of its own.
+/// Reads at most [`MAX_ANSWER`] bytes in a separate thread.
 fn read_in_background(from: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::sync_channel(1);
     std::thread::spawn(move || {
@@ -396,7 +396,7 @@ fn read_in_background(from: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8
     receiver
 }
 
-/// A path as a text for JSON. Bytes that are no UTF-8 are replaced.
+/// A path as a text for JSON. Bytes that are not UTF-8 are replaced.
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

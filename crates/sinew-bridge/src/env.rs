@@ -21,7 +21,7 @@ use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, Score, StepResult, Unscored,
 };
-use sinew_types::{Given, Gives, Message, Outcome, Task, ToolCall, ToolSpec, is_reward};
+use sinew_types::{Gives, InputPresence, Message, Outcome, Task, ToolCall, ToolSpec, is_reward};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct EnvInfo {
     /// Tools with their JSON schemas.
     pub(crate) tools: Vec<ToolSpec>,
-    /// Episodes have tools of their own: the class has a method `offered`.
+    /// Episodes have their own tools: the class has a method `offered`.
     #[serde(default)]
     pub(crate) offered: bool,
     /// The class has a method `state`, so that turns have hashes of the state.
@@ -53,17 +53,17 @@ impl EnvInfo {
         self.offered || !self.tools.is_empty()
     }
 
-    /// What algorithms can read of the episodes. Any turn may have a reward: the class returns it.
+    /// Data of the episodes that algorithms can read. Any turn may have a reward: the class returns it.
     fn gives(&self) -> Gives {
         let counts = counted(self.has_tools());
         Gives {
             states: match self.state {
-                true => Given::Yes,
-                false => Given::No(
+                true => InputPresence::Yes,
+                false => InputPresence::No(
                     "add the method `state(self)` to your class, whose value is equal exactly in equal states",
                 ),
             },
-            turn_rewards: Given::Maybe,
+            turn_rewards: InputPresence::Maybe,
             tool_counts: counts,
             format_penalty: counts,
         }
@@ -101,7 +101,7 @@ impl PythonEnvFactory {
     /// Creates a factory of the class that is target `target` of `workers`. `name` is for traces.
     ///
     /// # Errors
-    /// If the target is no class of environments.
+    /// If the target is not a class of environments.
     pub fn new(workers: PythonWorkers, target: usize, name: &str) -> Result<Self, StartError> {
         let described = workers.describe(target).clone();
         let info = serde_json::from_value(described).map_err(|e| {
@@ -267,18 +267,18 @@ pub(crate) struct PythonEnv {
     /// All that the model sees from here on, if the last turn took the rest out of its context.
     renewed: Option<Vec<Message>>,
     counts: Counts,
-    /// The episode after the last turn, from which another worker can go on.
+    /// The episode after the last turn, from which another worker can continue.
     saved: Option<String>,
     /// Value of `state()` after the last turn.
     end_state: Option<Value>,
 }
 
 #[derive(Deserialize)]
-struct Opened {
+struct OpenedEpisode {
     /// System message, prompt, and the text of `start`.
     #[serde(deserialize_with = "conversation::deserialize")]
     messages: Vec<Message>,
-    /// Tools of this episode alone.
+    /// Tools of only this episode.
     #[serde(default)]
     tools: Vec<ToolSpec>,
     /// Hash of `state()`.
@@ -289,7 +289,7 @@ struct Opened {
 
 /// Answer of a worker to a turn.
 #[derive(Deserialize)]
-struct Stepped {
+struct TurnReply {
     /// Results of calls in order, then an error of the notation. One message of `step` in a turn without
     /// calls.
     results: Vec<ResultMessage>,
@@ -323,7 +323,7 @@ const MAX_PART_BYTES: usize = 100;
 /// A score of a worker.
 #[derive(Deserialize)]
 #[serde(untagged)]
-pub(crate) enum Scored {
+pub(crate) enum WorkerScore {
     /// No score, with the reason.
     Unscored { unscored: String },
     /// A score with its parts. Whether they are finite is checked again on this side.
@@ -334,7 +334,7 @@ pub(crate) enum Scored {
     },
 }
 
-impl Scored {
+impl WorkerScore {
     /// The score, checked on this side.
     pub(crate) fn into_result(self) -> Result<Score, Unscored> {
         match self {
@@ -354,7 +354,7 @@ impl Scored {
 }
 
 impl PythonEnv {
-    /// An episode of its own that goes on from the snapshot of this one. `None` without a snapshot.
+    /// A separate episode that continues from the snapshot of this one. `None` without a snapshot.
     pub(crate) async fn twin(&self) -> Result<Option<Self>, EnvError> {
         let Some(saved) = self.saved.clone() else {
             return Ok(None);
@@ -394,7 +394,7 @@ impl PythonEnv {
             .await;
         let (session, answer) = opened.map_err(CallError::into_env)?;
         self.state = State::Open(session);
-        let opened: Opened = parsed(answer)?;
+        let opened: OpenedEpisode = parsed(answer)?;
         self.saved = opened.snapshot;
         Ok(ResetResult {
             messages: [self.preamble.clone(), opened.messages].concat(),
@@ -405,7 +405,7 @@ impl PythonEnv {
     }
 
     /// Calls the session. If its worker has ended by the doing of another one, an episode with a snapshot
-    /// goes on in the next worker, once: one that ends its workers itself must not end all of them.
+    /// continues in the next worker, once: one that ends its workers itself must not end all of them.
     async fn ask(&mut self, request: Value) -> Result<Value, EnvError> {
         let order = || EnvError::Order("used before reset or after the end");
         let (State::Open(session) | State::Done(session)) = &self.state else {
@@ -438,7 +438,7 @@ impl PythonEnv {
             "call_error": action.call_error.as_ref().map(ToString::to_string),
         });
         let request = json!({"op": "step", "turn": turn});
-        let mut stepped: Stepped = parsed(self.ask(request).await?)?;
+        let mut stepped: TurnReply = parsed(self.ask(request).await?)?;
         self.saved = stepped.snapshot.take();
         let renewed = stepped.renewed.take();
         self.renewed = renewed.map(|messages| [self.preamble.clone(), messages].concat());
@@ -486,7 +486,7 @@ impl PythonEnv {
     }
 
     /// Adds a turn to the counts.
-    fn count(&mut self, action: &Action, stepped: &Stepped) {
+    fn count(&mut self, action: &Action, stepped: &TurnReply) {
         let failed = |r: &&ResultMessage| r.error && r.message.tool_call_id.is_some();
         let errors = stepped.results.iter().filter(failed).count() as u32;
         self.counts.turn(action, errors);
@@ -496,7 +496,7 @@ impl PythonEnv {
     fn outcome(&mut self, mut score: Value) -> Result<Outcome, EnvError> {
         let state = score.get_mut("state").map(Value::take);
         self.end_state = state.filter(|state| !state.is_null());
-        let scored: Scored = parsed(score)?;
+        let scored: WorkerScore = parsed(score)?;
         let mut outcome = match scored.into_result() {
             Ok(score) => score.into_outcome(),
             Err(unscored) => unscored.into_outcome(),

@@ -10,13 +10,13 @@ pub enum StartError {
     Target {
         /// The name as it was given.
         value: String,
-        /// What is wrong, and what is allowed.
+        /// Reason: the fault, and what is allowed.
         reason: String,
     },
     /// There is no usable Python interpreter.
     #[error("python: {0}")]
     Interpreter(String),
-    /// The user's module raised an error while it was loaded, or its class is no environment.
+    /// The user's module raised an error while it was loaded, or its class is not an environment.
     #[error("{}", raised(place.as_deref(), kind, message))]
     Load {
         /// Class of the exception.
@@ -36,7 +36,7 @@ pub enum StartError {
         field: &'static str,
         /// Its value.
         value: String,
-        /// What is allowed.
+        /// Allowed values.
         allowed: String,
     },
 }
@@ -63,7 +63,7 @@ pub enum CallError {
     /// The worker ended during the call or before it, by the doing of this or of another session.
     #[error("its Python worker ended: {reason}")]
     Lost {
-        /// Why it ended.
+        /// Reason of its end.
         reason: String,
     },
     /// No worker could take the call.

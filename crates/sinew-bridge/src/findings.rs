@@ -8,7 +8,7 @@ use sinew_types::mix_seed;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finding {
-    /// As it should be.
+    /// The check passed.
     Ok,
     /// Training would work, but probably not as intended.
     Warning,
@@ -88,7 +88,7 @@ impl Draw {
         }
     }
 
-    /// Up to two items, or those that the schema counts.
+    /// An array with up to two items, or as many as the schema requires.
     fn array(&mut self, schema: &Value, depth: usize) -> Value {
         if let Some(items) = schema["prefixItems"].as_array() {
             return items.iter().map(|s| self.value(s, depth + 1)).collect();

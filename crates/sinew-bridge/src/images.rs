@@ -2,8 +2,8 @@
 //!
 //! A task names its image in the column [`IMAGE_COLUMN`], and its session runs in a worker whose root is that
 //! image. The number of places is that of the workers. A place holds one worker, of one image at a time; a
-//! place without sessions takes the image that is asked for, the one that was unused longest first. Sandboxes
-//! of an image are made by a provider of its own, which lives as long as a worker of that image.
+//! new image takes the place that was without sessions for longest. Each image has a separate provider of
+//! sandboxes, which lives as long as a worker of that image.
 //!
 //! The class and its package of this program are shown inside. Everything else is the image's: its
 //! interpreter, its packages, its files, read-only.
@@ -12,7 +12,7 @@ use crate::code::PythonCode;
 use crate::error::{CallError, StartError};
 use crate::plan::Plan;
 use crate::runs::CodeSandboxes;
-use crate::session::{Session, Starts};
+use crate::session::{Session, StartTimes};
 use crate::worker::Worker;
 use serde_json::Value;
 use sinew_env::{IMAGE_COLUMN, TaskImage};
@@ -26,19 +26,19 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Where the interpreter of an image is looked for.
+/// Paths of the interpreter that are tried in an image.
 const PYTHONS: [&str; 3] = ["/usr/bin/python3", "/usr/local/bin/python3", "/bin/python3"];
 
 /// Images that tasks may name.
 #[derive(Clone, Debug, Default)]
 pub struct TaskImages {
-    /// By name.
+    /// Images by name.
     pub images: BTreeMap<String, TaskImage>,
     /// Path of the interpreter in each image; empty: where Debian and the images of Python have it.
     pub python: String,
 }
 
-/// What the workers of all images have in common.
+/// Common settings of the workers of all images.
 pub(crate) struct Common {
     /// The class, without an interpreter.
     pub(crate) code: PythonCode,
@@ -57,12 +57,12 @@ struct Place {
     image: String,
     /// Sessions that use it.
     users: usize,
-    /// When the last session ended, as a number that grows.
+    /// Order of the last session's end, as a number that grows.
     used: u64,
 }
 
-/// What a place holds.
-struct Held {
+/// Content of a place.
+struct PlaceContent {
     image: String,
     /// `None` where the start failed.
     worker: Option<Arc<Worker>>,
@@ -76,14 +76,14 @@ pub(crate) struct ImageWorkers {
     common: Common,
     places: Mutex<Vec<Place>>,
     /// The worker of each place.
-    held: Vec<tokio::sync::Mutex<Option<Held>>>,
-    /// By image, as long as a worker of it lives.
+    held: Vec<tokio::sync::Mutex<Option<PlaceContent>>>,
+    /// Plans by image, as long as a worker of it lives.
     plans: Mutex<BTreeMap<String, Weak<Plan>>>,
     /// A session has ended.
     freed: Notify,
     next_session: AtomicU64,
     clock: AtomicU64,
-    starts: Starts,
+    starts: StartTimes,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -122,7 +122,7 @@ impl ImageWorkers {
             freed: Notify::new(),
             next_session: AtomicU64::new(1),
             clock: AtomicU64::new(1),
-            starts: Starts::new(workers),
+            starts: StartTimes::new(workers),
             common,
         })
     }
@@ -207,7 +207,7 @@ impl ImageWorkers {
         if let Some(worker) = alive.filter(|worker| worker.is_alive()) {
             return Ok(Arc::clone(worker));
         }
-        // A change of the image is no sign of code that ends its workers, nor is the end of a spent one.
+        // A change of the image is not a sign of code that ends its workers, nor is the end of a spent one.
         if before.is_some() && alive.is_none_or(|worker| !worker.is_spent()) {
             self.starts.wait(self.common.startup_timeout).await?;
         }
@@ -215,7 +215,7 @@ impl ImageWorkers {
         *held = None;
         let plan = self.plan(image).await?;
         let started = Worker::start(&plan).await.map(Arc::new);
-        *held = Some(Held {
+        *held = Some(PlaceContent {
             image: image.to_owned(),
             worker: started.as_ref().ok().cloned(),
             _plan: plan,
@@ -223,7 +223,7 @@ impl ImageWorkers {
         Ok(started?)
     }
 
-    /// What starts workers of an image.
+    /// The plan that starts workers of an image.
     async fn plan(&self, image: &str) -> Result<Arc<Plan>, CallError> {
         if let Some(plan) = lock(&self.plans).get(image).and_then(Weak::upgrade) {
             return Ok(plan);

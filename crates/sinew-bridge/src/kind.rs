@@ -123,8 +123,8 @@ impl Python {
         }
     }
 
-    /// Starts workers at the process level. `sandboxes` give the limits; the workers have a provider of their
-    /// own, which shows them the module and the interpreter's packages.
+    /// Starts workers at the process level. `sandboxes` give the limits; the workers have a separate
+    /// provider, which shows them the module and the interpreter's packages.
     ///
     /// # Errors
     /// If the class does not load, or `sandboxes` are of another level.

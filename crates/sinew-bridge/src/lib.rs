@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The user's code is not trusted. A worker sees the folder of the module, the packages of the interpreter
-//! and nothing else of the host; it has no network but its connection to the host, which it cannot open
-//! twice. The host chooses the ids of sessions and calls, so a worker answers for its own sessions only.
+//! and nothing else of the host; it has no network except its connection to the host, which it cannot open
+//! twice. The host chooses the ids of sessions and calls, so a worker answers only for its own sessions.
 //!
 //! Sessions of one worker share an interpreter: they are isolated from the host, not from each other. A call
 //! that crashes, hangs or takes all processes ends its worker, and the other sessions of that worker fail
@@ -48,8 +48,8 @@ mod worlds;
 
 use sinew_env::{counts, turn};
 
-/// What clients and servers of other protocols over HTTP share with `http/`: limits, requests, keys, and the
-/// runtime of a client. `sinew-peers` is the user.
+/// Common parts of `http/` and the clients and servers of other protocols over HTTP: limits, requests, keys,
+/// and the runtime of a client. `sinew-peers` is the user.
 pub mod remote {
     pub use crate::http::{
         MAX_BODY, MAX_TEXT, NO_JSON, NO_KEY, Remote, RemoteError, ServeKey, Server, address, cut,

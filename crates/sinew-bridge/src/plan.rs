@@ -7,7 +7,7 @@ use sinew_sandbox::{SandboxProvider, SandboxSpec};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How workers are started and called.
+/// Plan for starting and calling workers.
 pub(crate) struct Plan {
     /// Makes a sandbox for each worker.
     pub(crate) provider: Arc<dyn SandboxProvider>,

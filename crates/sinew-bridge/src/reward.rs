@@ -4,12 +4,12 @@
 //! with the columns of the tasks before the run starts, and each call sends the parts of a sample that the
 //! function reads.
 //!
-//! A plain function has a worker for itself during a call, and runs in its main thread: a hang or a crash
-//! harms no other sample, and packages that use `signal` work. A worker in which it ran code of the model
-//! scores nothing else. Coroutines share a worker; a call that was
-//! lost or late because of another one is repeated once, alone.
+//! A plain function has a separate worker during a call, and runs in its main thread: a hang or a crash harms
+//! no other sample, and packages that use `signal` work. A worker in which it ran code of the model scores
+//! nothing else. Coroutines share a worker; a call that was lost or late because of another one is repeated
+//! once, without others.
 
-use crate::env::Scored;
+use crate::env::WorkerScore;
 use crate::error::{CallError, StartError};
 use crate::worker::{ALONE, COROUTINE};
 use crate::workers::PythonWorkers;
@@ -42,7 +42,7 @@ const PAIR: [&str; 2] = ["a", "b"];
 /// Parameters of a function, as its worker describes them.
 #[derive(Clone, Debug, Deserialize)]
 struct RewardInfo {
-    /// In order, without `**kwargs`.
+    /// Parameters in order, without `**kwargs`.
     parameters: Vec<Parameter>,
     /// It has `**kwargs`, which take all names.
     everything: bool,
@@ -87,7 +87,7 @@ impl PythonReward {
     /// The function that is target `target` of `workers`. `name` is for metrics.
     ///
     /// # Errors
-    /// If the target is no function.
+    /// If the target is not a function.
     pub fn new(workers: PythonWorkers, target: usize, name: &str) -> Result<Self, StartError> {
         let described = workers.describe(target).clone();
         let info = serde_json::from_value(described).map_err(|e| {
@@ -102,13 +102,13 @@ impl PythonReward {
         })
     }
 
-    /// The same with a deadline of its own for each call, in place of that of the workers.
+    /// The same with a separate deadline for each call, in place of that of the workers.
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// True if the function compares two samples: it has the parameters `a` and `b`, and these are no columns
-    /// of the tasks. It is then used as [`Preference`].
+    /// True if the function compares two samples: it has the parameters `a` and `b`, and these are not
+    /// columns of the tasks. It is then used as [`Preference`].
     pub fn compares(&self, columns: &[&str]) -> bool {
         let has = |name: &str| self.info.parameters.iter().any(|p| p.name == name);
         ["a", "b"].iter().all(|n| has(n) && !columns.contains(n))
@@ -128,7 +128,7 @@ impl PythonReward {
         let compares = self.compares(columns);
         let whole = self.info.group || compares;
         let known = |name: &str| {
-            // Of several samples, their outputs are fields of the members.
+            // Outputs of several samples are fields of the members.
             let own = match whole {
                 true => OF_TASK.contains(&name),
                 false => NAMES.contains(&name),
@@ -208,7 +208,8 @@ impl PythonReward {
         let call = |weight| self.workers.call(request.clone(), weight, self.timeout);
         let shared = self.info.is_async && !self.info.code;
         let called = match call(if shared { COROUTINE } else { ALONE }).await {
-            // The worker may have ended by the doing of another call: once more, alone.
+            // The worker may have ended by the doing of another call: the call is repeated once, without
+            // others.
             Err(CallError::Lost { .. }) => call(ALONE).await,
             // Another coroutine may have held the worker.
             Err(CallError::Deadline { .. }) if shared => call(ALONE).await,
@@ -218,7 +219,7 @@ impl PythonReward {
         // User code can reach its worker: the answer may be any JSON value, and indexing one can panic.
         let mut value = called?;
         let scores = value.get_mut("scores").map(Value::take);
-        let scores: Vec<Scored> = serde_json::from_value(scores.unwrap_or_default())
+        let scores: Vec<WorkerScore> = serde_json::from_value(scores.unwrap_or_default())
             .map_err(|e| CallError::Protocol(format!("the answer is not as expected: {e}")))?;
         if scores.len() != count {
             let got = scores.len();
@@ -226,7 +227,7 @@ impl PythonReward {
                 "{got} scores for {count} samples"
             )));
         }
-        Ok(scores.into_iter().map(Scored::into_result).collect())
+        Ok(scores.into_iter().map(WorkerScore::into_result).collect())
     }
 
     /// The score of a sample. The outer error is that of a call which was cut: it took too long, or ended its

@@ -1,8 +1,8 @@
-//! Rows of tasks that Python code gives: pages of a worker, within limits.
+//! Rows of tasks from Python code: pages of a worker, within limits.
 //!
-//! The way of a page: [`read_rows`] asks the worker for the rows from an offset, counts them against the
-//! [`RowLimits`], and turns each into what its caller needs. [`PythonRows`] are rows as tables of columns,
-//! for a recipe whose tasks come from a function.
+//! [`read_rows`] asks the worker for the rows from an offset, counts them against the [`RowLimits`], and
+//! turns each into the caller's form. [`PythonRows`] are rows as tables of columns, for a recipe whose tasks
+//! come from a function.
 //!
 //! Rows are read when a run starts, and the worker ends afterwards: the order and the number of tasks do not
 //! depend on code that runs during training.
@@ -19,7 +19,7 @@ use sinew_sandbox::SandboxSpec;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Limits of the rows of one split. What is above them is an error, so that a generator without an end does
+/// Limits of the rows of one split. More rows or bytes are an error, so that a generator without an end does
 /// not fill the memory of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLimits {
@@ -109,8 +109,8 @@ impl PythonRows {
     /// names. `python` is the interpreter: a path, or a name in `PATH`. It blocks the thread.
     ///
     /// # Errors
-    /// If the code does not load or raises, a limit is passed, or a row is no object: the message names its
-    /// index, from 0.
+    /// If the code does not load or raises, a limit is passed, or a row is not an object: the message names
+    /// its index, from 0.
     pub fn read(
         source: &str,
         (python, seed): (&str, u64),
@@ -126,10 +126,10 @@ impl PythonRows {
         Self::of(&PythonWorkers::start(config, code)?, source, seed, limits)
     }
 
-    /// As [`PythonRows::read`], from the first target of workers that run.
+    /// Reads like [`PythonRows::read`], from the first target of workers that run.
     ///
     /// # Errors
-    /// As [`PythonRows::read`].
+    /// Same as [`PythonRows::read`].
     pub fn of(
         workers: &PythonWorkers,
         source: &str,
@@ -154,7 +154,7 @@ impl PythonRows {
 /// Columns of a row.
 ///
 /// # Errors
-/// If the text is no JSON, or its value no object. The message quotes at most 60 characters of it.
+/// If the text is not JSON, or its value is not an object. The message quotes at most 60 characters of it.
 fn columns(row: &str) -> Result<Map<String, Value>, String> {
     match sinew_types::json::from_str(row).map_err(|e| format!("no JSON: {e}"))? {
         Value::Object(columns) => Ok(columns),

@@ -1,5 +1,5 @@
-//! Code of a model that an environment or a reward has run: each time in a fresh sandbox, which shows
-//! nothing of the worker, the user's folder or the packages of the interpreter.
+//! Runs code of a model for an environment or a reward: each time in a fresh sandbox, which shows nothing of
+//! the worker, the user's folder or the packages of the interpreter.
 
 use crate::code::PythonCode;
 use crate::error::StartError;
@@ -35,7 +35,7 @@ pub(crate) struct CodeSandboxes {
 }
 
 impl CodeSandboxes {
-    /// With the interpreter of `code` and the limits of a recipe.
+    /// Sandboxes with the interpreter of `code` and the limits of a recipe.
     pub(crate) fn new(code: PythonCode, spec: SandboxSpec) -> Self {
         Self {
             code,

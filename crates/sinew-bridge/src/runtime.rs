@@ -1,5 +1,5 @@
-//! A runtime of its own for workers, so that they live as long as their handle and serve callers of every
-//! runtime, and of none.
+//! A separate runtime for workers, so that they live as long as their handle and serve callers on any
+//! runtime, or on none.
 
 use std::future::Future;
 use std::sync::mpsc;
@@ -24,7 +24,7 @@ impl OwnRuntime {
         Ok(Self(Some(runtime)))
     }
 
-    /// Where tasks of the runtime are spawned. `None` only while it is dropped.
+    /// Handle for spawning tasks of the runtime. `None` only while it is dropped.
     pub(crate) fn handle(&self) -> Option<Handle> {
         self.0.as_ref().map(|r| r.handle().clone())
     }
@@ -39,7 +39,7 @@ impl Drop for OwnRuntime {
     }
 }
 
-/// Runs a future on the runtime. It goes on if the caller stops waiting.
+/// Runs a future on the runtime. It continues if the caller stops waiting.
 pub fn spawn<F>(handle: &Handle, future: F) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,

@@ -17,7 +17,7 @@ pub enum TargetKind {
     Tasks,
 }
 
-/// Where the code of a [`Target`] is.
+/// Location of a [`Target`]'s code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Module {
     /// A file of the host. Its folder is on the search path.
@@ -120,7 +120,7 @@ impl Target {
         &self.text
     }
 
-    /// Folder of the host that the code needs, if it is no installed package.
+    /// Folder of the host that the code needs, if it is not an installed package.
     pub(crate) fn folder(&self) -> Option<&Path> {
         match &self.module {
             Module::File(file) => file.parent(),

@@ -1,4 +1,4 @@
-//! Tasks that the class of an environment gives itself.
+//! Tasks that the class of an environment provides itself.
 
 use crate::env::EnvInfo;
 use crate::rows::{RowLimits, read_rows};
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use sinew_env::{Split, Taskset, TasksetError};
 use sinew_types::{Task, TaskId, mix_seed};
 
-/// Of so many rows, one is held out, where `tasks` has no parameter `split`.
+/// One of so many rows is held out if `tasks` has no parameter `split`.
 const HELD_OUT_EVERY: u64 = 20;
 
 /// Rows of `tasks(split, seed)`, read once. A row is a text (the prompt) or an object; its fields are the
@@ -20,11 +20,12 @@ pub struct PythonTasks {
 }
 
 impl PythonTasks {
-    /// Reads all rows. `seed` goes to the class and into the seeds of the tasks. Without a parameter `split`,
-    /// every row whose hash is a multiple of 20 is held out. It blocks the thread.
+    /// Reads all rows. `seed` goes to the class and into the seeds of the tasks. Every row whose hash is a
+    /// multiple of 20 is held out if there is no parameter `split`. It blocks the thread.
     ///
     /// # Errors
-    /// If the class has no `tasks`, it raises an error, a row is no text and no object, or a split is empty.
+    /// If the class has no `tasks`, it raises an error, a row is neither text nor an object, or a split is
+    /// empty.
     pub fn read(
         workers: &PythonWorkers,
         target: usize,

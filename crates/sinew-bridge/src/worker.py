@@ -163,7 +163,7 @@ def reason(error, thing):
     return "%s: %s" % (shown_place(thing), text)
 
 
-# What the user's code prints.
+# Captures the output of the user's code.
 
 PRINTED = contextvars.ContextVar("printed", default=None)
 
@@ -956,7 +956,7 @@ class Server:
 
     def answer_later(self, target, request, printed):
         number = request["id"]
-        # What it starts must find it here.
+        # The started task must find the entry here.
         self.pending[number] = None, target
         future = asyncio.run_coroutine_threadsafe(target.score_async(request), loop())
         self.pending[number] = future, target
@@ -982,7 +982,7 @@ class Server:
         files = [[str(name), str(text)] for name, text in (files or {}).items()]
         run = {"number": number, "code": str(code), "files": files, "stdin": str(stdin), "timeout_s": float(timeout_s)}
         self.send({"id": 0, "run": run})
-        # Where there is one thread for calls, the next frame is the answer.
+        # A single thread for calls gets the answer as the next frame.
         if self.max_threads == 1 and threading.current_thread() is threading.main_thread():
             while not done.is_set():
                 self.answer(self.receive(), [""])
@@ -1082,7 +1082,7 @@ def _missing(name):
         raise AttributeError(name)
     if name in ("worlds", "bridges"):
         return importlib.import_module("sinew." + name)
-    # Of an AttributeError, `from sinew import ...` would not show the text.
+    # `from sinew import ...` would not show the text of an AttributeError.
     raise ImportError(
         "sinew.%s is not available in a worker; it has: Env, tool, Step, Done, ToolError, Unscored, run_code, Ran" % name
     )

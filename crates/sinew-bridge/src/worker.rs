@@ -43,9 +43,9 @@ const ENV_SOURCE: &str = include_str!("../../../python/src/sinew/env.py");
 const PORT: u16 = 4200;
 /// Longest life of a worker.
 const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Weight of all calls that a worker takes at once. A call that must be alone has this weight.
+/// Weight of all calls that a worker takes at once. A call that must run without others has this weight.
 pub(crate) const ALONE: u32 = 64;
-/// Weight of a call of an environment: 16 at once, each in a thread.
+/// Weight of an environment call, which holds a thread: 16 of them fit into the budget at once.
 pub(crate) const THREADED: u32 = 4;
 /// Weight of a call of a coroutine: 64 at once.
 pub(crate) const COROUTINE: u32 = 1;
@@ -53,7 +53,7 @@ pub(crate) const COROUTINE: u32 = 1;
 const THREADS: u32 = ALONE / THREADED;
 /// And one that takes frames while all of these are in calls.
 const READER: u32 = 1;
-/// Added to the deadline of a call, so that coroutines are ended by the worker itself, which then goes on.
+/// Added to the deadline of a call, so that coroutines are ended by the worker itself, which then continues.
 const GRACE: Duration = Duration::from_millis(500);
 /// Bytes of one read.
 const CHUNK: usize = 64 << 10;
@@ -62,14 +62,14 @@ const MAX_TEXT: usize = 4096;
 
 /// A call without a value.
 #[derive(Debug)]
-pub(crate) enum Refused {
+pub(crate) enum RefusedCall {
     /// The worker ended before the call was sent. Another worker can take it.
     Unsent(CallError),
     /// The call was sent, or no worker could take it.
     Failed(CallError),
 }
 
-impl Refused {
+impl RefusedCall {
     /// The error, for calls that only this worker can take.
     pub(crate) fn into_error(self) -> CallError {
         match self {
@@ -85,11 +85,11 @@ struct Reply {
     id: u64,
     /// Value of the call, if it has no error.
     ok: Option<Value>,
-    error: Option<Raised>,
+    error: Option<PythonError>,
     /// Text that the call printed.
     #[serde(default)]
     printed: String,
-    /// Code that is to run in a sandbox of its own. It answers no call.
+    /// Code that is to run in a separate sandbox. It answers no call.
     run: Option<CodeRun>,
     /// Code that an author did not write ran in the worker, or in a process of it.
     #[serde(default)]
@@ -97,7 +97,7 @@ struct Reply {
 }
 
 #[derive(Deserialize)]
-struct Raised {
+struct PythonError {
     /// Class of the exception.
     #[serde(rename = "type")]
     kind: String,
@@ -111,17 +111,17 @@ struct Raised {
 
 /// Calls that wait for their answers.
 #[derive(Default)]
-struct Waiting {
+struct WaitingCalls {
     /// Reason why the worker ended. No call is added after that.
     dead: Option<String>,
-    /// By id.
+    /// Calls by id.
     calls: HashMap<u64, oneshot::Sender<Reply>>,
 }
 
 /// State of a worker that its tasks share.
 #[derive(Default)]
 struct Shared {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingCalls>,
     /// Tasks that end with the worker. One owns the sandbox.
     tasks: Mutex<Vec<AbortHandle>>,
     /// Code ran in it: nothing else may.
@@ -218,7 +218,7 @@ impl Worker {
             Arc::clone(&shared),
             ended,
         )));
-        // Until the worker exists, dropping this ends the process.
+        // Dropping this ends the process, until the worker exists.
         let mut guard = EndOnDrop(Some(Arc::clone(&shared)));
         let connection = tokio::select! {
             accepted = listener.accept() => accepted.map_err(io)?.0,
@@ -279,18 +279,18 @@ impl Worker {
         mut request: Value,
         weight: u32,
         timeout: Duration,
-    ) -> Result<Value, Refused> {
+    ) -> Result<Value, RefusedCall> {
         let Ok(_room) = self.room.acquire_many(weight).await else {
-            return Err(Refused::Unsent(self.shared.lost()));
+            return Err(RefusedCall::Unsent(self.shared.lost()));
         };
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         request["id"] = id.into();
-        let frame = frame_of(&request).map_err(Refused::Failed)?;
+        let frame = frame_of(&request).map_err(RefusedCall::Failed)?;
         let (sender, answer) = oneshot::channel();
         {
             let mut waiting = lock(&self.shared.waiting);
             if let Some(reason) = waiting.dead.clone() {
-                return Err(Refused::Unsent(CallError::Lost { reason }));
+                return Err(RefusedCall::Unsent(CallError::Lost { reason }));
             }
             waiting.calls.insert(id, sender);
         }
@@ -316,10 +316,10 @@ impl Worker {
                 Err(CallError::Deadline { seconds })
             }
         };
-        called.map_err(Refused::Failed)
+        called.map_err(RefusedCall::Failed)
     }
 
-    /// The value of an answer. What the call printed goes to the log.
+    /// The value of an answer. The output of the call goes to the log.
     fn value(&self, reply: Reply) -> Result<Value, CallError> {
         self.shared.spent.fetch_or(reply.code, Ordering::Relaxed);
         if !reply.printed.is_empty() {
@@ -357,7 +357,7 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// A call that was sent. Dropped before its end, it does not go on.
+/// A call that was sent. Dropped before its end, it does not continue.
 struct InFlight<'a> {
     worker: &'a Worker,
     id: u64,
@@ -393,7 +393,8 @@ impl Drop for EndOnDrop {
     }
 }
 
-/// Limits of a worker: the recipe's, but for what a process that lives long and serves many sessions needs.
+/// Limits of a worker: the recipe's, except for what a process that lives long and serves many sessions
+/// needs.
 fn sandbox_spec(plan: &Plan) -> SandboxSpec {
     let given = &plan.spec.limits;
     let mut env = plan.spec.env.clone();
@@ -416,7 +417,6 @@ fn sandbox_spec(plan: &Plan) -> SandboxSpec {
         env,
         strict: plan.spec.strict,
         network: Network::Loopback,
-        live: false,
     }
 }
 
@@ -481,7 +481,7 @@ async fn run(
     shared.end(why);
 }
 
-/// How a process ended, with the end of its standard error.
+/// End of a process, with the end of its standard error.
 pub(crate) fn ending(result: &ExecResult) -> String {
     let error = String::from_utf8_lossy(&result.stderr);
     let lines: Vec<&str> = error.lines().filter(|l| !l.trim().is_empty()).collect();
@@ -512,8 +512,8 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>, runs: Runs) {
     loop {
         match from.read(&mut chunk).await {
             Ok(0) | Err(_) => {
-                // The end of the process says more; a process that closes its connection and goes on has no
-                // excuse.
+                // The end of the process tells more; a process that closes its connection and keeps running
+                // has no excuse.
                 tokio::time::sleep(GRACE).await;
                 shared.end("it closed its connection");
                 return;
@@ -527,8 +527,8 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>, runs: Runs) {
     }
 }
 
-/// Hands complete answers to the calls that wait for them. Long ones are parsed by a thread of their own: the
-/// runtime of all workers goes on.
+/// Hands complete answers to the calls that wait for them. Long ones are parsed by a separate thread: the
+/// runtime of all workers continues.
 async fn take_frames(reader: &mut FrameReader, shared: &Shared, runs: &Runs) -> Result<(), String> {
     while let Some(frame) = reader.next_frame().map_err(|e| e.to_string())? {
         let parse =

@@ -5,9 +5,8 @@
 //! go to the slot with the fewest users. The number of starts within a minute is bounded: code that ends each
 //! worker at once would otherwise take the time of the host for imports.
 //!
-//! A worker in which code of a model ran serves no other session and no other call: what the code left there
-//! ends with it, and the next worker starts at once. Where the class runs code, each session has a worker
-//! for itself.
+//! A worker in which code of a model ran serves no other session and no other call: remains of the code end
+//! with it, and the next worker starts at once. Each session has a separate worker if the class runs code.
 //!
 //! All work runs on a runtime of the pool. A caller that stops waiting for a call of a session leaves it
 //! running until the answer or the deadline, so that workers stay in step with this side. Any other call ends
@@ -22,8 +21,8 @@ use crate::images::{Common, ImageWorkers, TaskImages};
 use crate::plan::Plan;
 use crate::runs::CodeSandboxes;
 use crate::runtime::{OwnRuntime, block_on, spawn};
-use crate::session::{Session, Starts, gone};
-use crate::worker::{Refused, Worker};
+use crate::session::{Session, StartTimes, gone};
+use crate::worker::{RefusedCall, Worker};
 use serde_json::{Value, json};
 use sinew_sandbox::{SandboxProvider, SandboxSpec};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -129,7 +128,7 @@ pub(crate) struct Inner {
     plan: Plan,
     /// One for each worker.
     slots: Vec<Slot>,
-    /// At once; 1 where code of the model runs. Set when the first worker has described its code.
+    /// Sessions at once; 1 if code of the model runs. Set when the first worker has described its code.
     sessions_per_worker: AtomicUsize,
     /// One permit for each session that may be open.
     sessions: Arc<Semaphore>,
@@ -137,7 +136,7 @@ pub(crate) struct Inner {
     /// it.
     next_session: AtomicU64,
     /// Bounds the starts.
-    starts: Starts,
+    starts: StartTimes,
     /// Number of all starts.
     started: AtomicU64,
     /// Runtime of the pool.
@@ -149,7 +148,7 @@ pub(crate) struct Inner {
 #[derive(Clone)]
 pub struct PythonWorkers {
     inner: Arc<Inner>,
-    /// Of the runtime below.
+    /// Handle of the pool's runtime.
     handle: Handle,
     /// Descriptions of the targets by the first worker, in the order of the targets.
     targets: Arc<Vec<Value>>,
@@ -195,7 +194,7 @@ impl PythonWorkers {
             sessions_per_worker: AtomicUsize::new(config.sessions_per_worker),
             sessions: Arc::new(Semaphore::new(config.workers * config.sessions_per_worker)),
             next_session: AtomicU64::new(1),
-            starts: Starts::new(config.workers),
+            starts: StartTimes::new(config.workers),
             started: AtomicU64::new(0),
             handle: handle.clone(),
         });
@@ -223,7 +222,7 @@ impl PythonWorkers {
         self.inner.started.load(Ordering::Relaxed)
     }
 
-    /// Maximum number of sessions at once. Where tasks name images, each may need a worker of its own.
+    /// Maximum number of sessions at once. Each may need a separate worker if tasks name images.
     pub fn max_sessions(&self) -> usize {
         match &self.images {
             Some(_) => self.inner.slots.len(),
@@ -264,7 +263,7 @@ impl PythonWorkers {
         called
     }
 
-    /// As [`PythonWorkers::call`], and blocks the thread.
+    /// Same as [`PythonWorkers::call`], but blocks the thread.
     pub(crate) fn call_blocking(&self, request: Value, weight: u32) -> Result<Value, CallError> {
         let inner = Arc::clone(&self.inner);
         let called = block_on(&self.handle, async move {
@@ -275,7 +274,7 @@ impl PythonWorkers {
         called.unwrap_or_else(|| Err(gone()))
     }
 
-    /// Opens a session in the worker with the fewest, and begins the episode in it, or goes on with a saved
+    /// Opens a session in the worker with the fewest, and begins the episode in it, or continues with a saved
     /// one. It waits for a free session, at most as long as a start may take.
     pub(crate) async fn open(
         &self,
@@ -323,7 +322,7 @@ fn in_images(
     Ok(Some(Arc::new(made)))
 }
 
-/// Where the class of environments runs code of the model, as `file:line: what`.
+/// The place where the class of environments runs code of the model, as `file:line: what`.
 fn code_of(targets: &[Value]) -> Option<&str> {
     targets.iter().find_map(|target| target["code"].as_str())
 }
@@ -333,7 +332,7 @@ impl Inner {
         self.sessions_per_worker.load(Ordering::Relaxed)
     }
 
-    /// From now on, each session has a worker for itself.
+    /// Gives each further session a separate worker.
     fn separate(&self, place: &str) {
         let before = self.sessions_per_worker.swap(1, Ordering::Relaxed);
         self.sessions
@@ -425,8 +424,8 @@ impl Inner {
             };
             self.renew(slot, &worker);
             match called {
-                Err(Refused::Unsent(_)) if left > 0 => left -= 1,
-                other => return other.map_err(Refused::into_error),
+                Err(RefusedCall::Unsent(_)) if left > 0 => left -= 1,
+                other => return other.map_err(RefusedCall::into_error),
             }
         }
     }

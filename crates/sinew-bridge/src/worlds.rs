@@ -84,7 +84,7 @@ pub(crate) fn sources() -> BTreeMap<&'static str, &'static str> {
     MODULES.into_iter().collect()
 }
 
-/// Why a module of the packages does not exist; `None`: it does, or it belongs to another package.
+/// Reason why a module of the packages does not exist; `None`: it does, or it belongs to another package.
 pub(crate) fn missing(module: &str) -> Option<String> {
     let package = PACKAGES
         .into_iter()

@@ -10,8 +10,8 @@ use std::str::FromStr;
 /// Choice of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// The first that works, in this order: crun, runc, Docker, Podman. With a socket: Docker's API at that
-    /// socket.
+    /// The first that works, in this order: crun, runc, Docker, Podman. If a socket is given, Docker's API at
+    /// that socket.
     #[default]
     Auto,
     /// This one, or an error.
@@ -72,7 +72,7 @@ impl Engine {
         ];
         let wanted = match choice {
             Choice::Only(kind) => vec![kind],
-            // Who names a socket wants what listens there.
+            // A named socket means the engine that listens there.
             Choice::Auto if socket.is_some() => vec![EngineKind::Docker],
             Choice::Auto => all.to_vec(),
         };

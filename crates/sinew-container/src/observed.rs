@@ -27,7 +27,7 @@ pub(crate) struct Observed {
     pub(crate) processors: Option<f64>,
     /// Kinds of namespaces that are not the host's.
     pub(crate) namespaces: Vec<&'static str>,
-    /// True if each container has a user of its own.
+    /// True if each container has a separate user.
     pub(crate) own_users: bool,
 }
 

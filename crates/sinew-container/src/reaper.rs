@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const LAST: Duration = Duration::from_secs(3);
 /// Time between two looks at what is left of the last containers.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Maximum waiting removals. What comes beyond is left for the next run.
+/// Maximum waiting removals. Further ones are left for the next run.
 const MAX_WAITING: usize = 1024;
 
 /// A removal.

@@ -1,8 +1,8 @@
 //! crun and runc, without a daemon: one process that waits for each container and, when its
 //! first process ends, removes its groups and its state.
 //!
-//! The bundle is plain JSON, not oci-spec's types: their defaults grant capabilities and mounts, and
-//! here a container gets only what is written.
+//! The bundle is plain JSON, not oci-spec's types: their defaults grant capabilities and mounts, and here a
+//! container gets only the written ones.
 
 use crate::root::{AGENT, HOST};
 use crate::spec::{
@@ -60,8 +60,8 @@ impl Runtime {
         if name == "crun"
             && let Some(unified) = hybrid()
         {
-            // crun refuses hosts where version 2 of the groups has controllers beside version 1.
-            // It does not look further where it does not see version 2.
+            // crun refuses hosts where version 2 of the groups has controllers in addition to version 1. It
+            // does not look further if it does not see version 2.
             command.extend([
                 common.agent.to_string_lossy().into_owned(),
                 "without-mount".into(),
@@ -120,7 +120,7 @@ impl Runtime {
         })))
     }
 
-    /// Waits until the container has ended and its groups are removed. After [`END`] it is deleted by force.
+    /// Waits until the container has ended and its groups are removed. It is deleted by force after [`END`].
     ///
     /// # Errors
     /// [`SandboxError::Died`] if it still runs after another [`END`].
@@ -136,7 +136,7 @@ impl Runtime {
                 return Err(SandboxError::Died(format!("container {name} does not end")));
             }
         }
-        // What the runtime could not remove.
+        // Groups that the runtime could not remove.
         let name = waiter.name.clone();
         let removed =
             tokio::task::spawn_blocking(move || sinew_jail::cgroup::remove_everywhere(&name)).await;
@@ -162,14 +162,14 @@ impl Runtime {
         };
         for entry in std::fs::read_dir(state).into_iter().flatten().flatten() {
             if let Some(name) = entry.file_name().to_str() {
-                // What cannot be removed is tried again by the next run.
+                // The next run tries again to remove a container that cannot be removed now.
                 let _ = theirs.delete(name).await;
             }
         }
     }
 }
 
-/// True if this process has CAP_SYS_ADMIN, or if `/proc` does not say.
+/// True if this process has CAP_SYS_ADMIN, or if `/proc` does not show it.
 fn may_mount() -> bool {
     const SYS_ADMIN: u32 = 21;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,6 +1,6 @@
 //! One container as a sandbox.
 
-use crate::containers::{Containers, Started};
+use crate::containers::{Containers, RunningContainer};
 use crate::net::listen_in;
 use crate::snapshot::keep;
 use crate::spec::Body;
@@ -49,7 +49,7 @@ impl ContainerSandbox {
     pub(crate) fn new(
         inner: Arc<Containers>,
         spec: SandboxSpec,
-        started: Started,
+        started: RunningContainer,
         base: Arc<Vec<Entry>>,
         permit: OwnedSemaphorePermit,
     ) -> Self {
@@ -68,8 +68,8 @@ impl ContainerSandbox {
         }
     }
 
-    /// Runs a program through the agent. If the agent dies, the ending says so and the sandbox cannot be used
-    /// again.
+    /// Runs a program through the agent. If the agent dies, the ending reports that and the sandbox cannot be
+    /// used again.
     async fn run(&mut self, request: ExecRequest, options: ExecOptions) -> ExecDone {
         let began = Instant::now();
         let limits = &self.spec.limits;
@@ -176,7 +176,7 @@ impl Sandbox for ContainerSandbox {
             let count = self.guest.count().await?;
             Ok(SandboxStats {
                 memory_bytes: self.group.memory_bytes().unwrap_or(0),
-                // Without the agent.
+                // The agent does not count.
                 processes: self.group.processes().unwrap_or(0).saturating_sub(1),
                 file_bytes: count.file_bytes,
                 file_count: count.file_count,

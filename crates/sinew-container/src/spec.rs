@@ -44,7 +44,7 @@ const UIDS_OF_PROCESS: u64 = 1 << 13;
 /// A user that no other living container of this process has.
 ///
 /// The kernel counts some resources for each user (descriptors in flight, pages of pipes, locks), so that
-/// containers with users of their own cannot exhaust them for each other.
+/// containers with separate users cannot exhaust them for each other.
 pub(crate) fn next_uid() -> u32 {
     static MADE: AtomicU64 = AtomicU64::new(0);
     let number = MADE.fetch_add(1, Ordering::Relaxed);
@@ -98,7 +98,7 @@ impl EngineKind {
 pub(crate) struct StartSpec<'a> {
     /// Unique on the host while it lives.
     pub(crate) name: String,
-    /// Folder of this container alone.
+    /// Folder of only this container.
     pub(crate) folder: &'a Path,
     /// User of its programs. The work folder and the temporary folder belong to it.
     pub(crate) uid: u32,
@@ -108,7 +108,7 @@ pub(crate) struct StartSpec<'a> {
     pub(crate) spec: &'a SandboxSpec,
 }
 
-/// A started container as its engine knows it.
+/// A started container in the form of its engine.
 #[derive(Debug)]
 pub(crate) enum Body {
     /// crun and runc: the process that waits for the container and cleans up after it.
@@ -125,8 +125,6 @@ pub(crate) enum Body {
 pub(crate) struct Waiter {
     /// The process, `crun run` or `runc run`.
     pub(crate) child: tokio::process::Child,
-    /// Of the container and of its groups.
-    ///
     /// Name of the container and of its groups.
     pub(crate) name: String,
     /// True after the runtime has ended and the groups are removed.
@@ -161,7 +159,7 @@ pub(crate) struct Common {
     pub(crate) reaper: Reaper,
 }
 
-/// Error for a level that cannot be used on this host. `reason` says what is missing and what to do.
+/// Error for a level that cannot be used on this host. `reason` names the missing part and the remedy.
 pub(crate) fn unavailable(reason: String) -> SandboxError {
     SandboxError::Unavailable {
         level: "container".into(),

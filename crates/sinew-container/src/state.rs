@@ -1,11 +1,11 @@
-//! Files of a run on the host, and how the next run finds them when this one was killed.
+//! Files of a run on the host, which the next run finds if this one is killed.
 
 use sinew_jail::cgroup::is_orphan;
 use sinew_sandbox::SandboxError;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// True if the process of a tag still runs; names that are no tags are of none.
+/// True if the process of a tag still runs; names that are not tags are of none.
 pub(crate) fn alive(tag: &str) -> bool {
     let numbers = tag.split('-').filter(|part| part.parse::<u64>().is_ok());
     numbers.count() == 2 && !is_orphan(tag)
@@ -19,12 +19,12 @@ pub(crate) fn io(operation: impl Into<String>, e: impl std::fmt::Display) -> San
     }
 }
 
-/// A folder of this process, removed on drop. After a failed removal the next run removes it.
+/// A folder of this process, removed on drop. The next run removes it if that fails.
 #[derive(Debug)]
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes the folder, and those above it, readable by the owner alone.
+    /// Makes the folder, and those above it, readable by only the owner.
     pub(crate) fn new(path: PathBuf) -> Result<Self, SandboxError> {
         use std::os::unix::fs::DirBuilderExt;
         let mut builder = fs::DirBuilder::new();
@@ -40,7 +40,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What is left is found by the next run.
+        // The next run finds the remains.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -74,7 +74,7 @@ fn groups_of(pid: u32) -> usize {
     within.filter(named).count()
 }
 
-/// In the process that is killed: a container with a program that goes on.
+/// Runs in the process that is killed: holds a container with a program that keeps running.
 async fn hold(state: &Path) {
     let provider = start(config(EngineKind::Crun, state));
     let mut sandbox = provider.acquire(&small()).await.unwrap();
@@ -155,7 +155,7 @@ async fn programs_run_with_input_and_environment() {
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
 }
 
-/// Against the interpreter as it ends by itself.
+/// Compares with an interpreter that ends by itself.
 #[tokio::test]
 async fn a_waiting_interpreter_ends_programs_as_a_new_one_does() {
     let dir = tempfile::tempdir().unwrap();
@@ -597,7 +597,7 @@ async fn podman_runs_containers_behind_the_same_port() {
         .filter(|p| !p.enforced)
         .map(|p| p.name.clone())
         .collect();
-    // On hosts with version 1 of the groups it leaves their namespace out, and that is told.
+    // Hosts with version 1 of the groups have no namespace for them, which is reported.
     assert!(weak.iter().all(|name| name == "namespaces"), "{weak:?}");
     let mut sandbox = provider.acquire(&small()).await.unwrap();
     assert_eq!(printed(&mut sandbox, "print(6 * 7)").await, "42\n");

@@ -1,11 +1,11 @@
-//! Writes made-up runs into a folder and serves them: to look at the pages, and to measure when they are
-//! painted with a large store.
+//! Writes made-up runs into a folder and serves them, for looking at the pages and for measuring their times
+//! with a large store.
 //!
 //! `cargo run --release -p sinew-dashboard --example made_up_runs -- FOLDER [STEPS GROUPS] [--paint]`
 //!
-//! Groups have 4 episodes. With `--paint` Chromium opens the pages instead, and each gives a JSON line:
-//! seconds from the request to the first paint of the first page, and from the choice of a page until it is
-//! drawn.
+//! Groups have 4 episodes. The option `--paint` opens the pages in Chromium instead, and prints a JSON line
+//! for each: seconds from the request to the first paint of the first page, and from the choice of a page
+//! until it is drawn.
 
 #[path = "../tests/it/chromium.rs"]
 #[expect(clippy::unwrap_used, dead_code, reason = "shared with the tests")]
@@ -42,6 +42,7 @@ fn main() -> std::io::Result<()> {
             Err(e) => Err(e.to_string()),
         }),
         late: Arc::new(|_| None),
+        environments: sinew_env::Registry::new(&sinew_env::BUILT_IN),
     };
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {

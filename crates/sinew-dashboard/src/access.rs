@@ -1,10 +1,10 @@
 //! Access: a random token, in the URL of the first request or in `Authorization: Bearer`; browsers then have
 //! a cookie.
 //!
-//! The token keeps other users of the machine and pages of other sites out. Browsers send a cookie to every
-//! port of a host, so that other servers of the machine see it: it is another random text than the token, it
-//! opens nothing in an address or as a bearer, and only together with the port in its name. The name keeps
-//! several dashboards of one machine from taking each other's place.
+//! Browsers send a cookie to every port of a host, so other servers of the machine see it. The cookie is
+//! therefore another random text than the token. It opens nothing in an address or as a bearer, and works
+//! only together with the port in its name. The name also keeps several dashboards of one machine apart. The
+//! token keeps out other users of the machine and pages of other sites.
 
 use axum::http::{HeaderMap, Uri, header};
 
@@ -41,7 +41,7 @@ impl Token {
         })
     }
 
-    /// For the link.
+    /// Token for the link.
     pub(crate) fn as_str(&self) -> &str {
         &self.token
     }

@@ -1,6 +1,7 @@
-//! What the pages ask for, below `/api`: JSON, read only. Work on files is done on threads for it, a few at a
-//! time, so that a slow disk holds no connection up.
+//! Data for the pages, below `/api`: JSON, read only. Work on files is done on threads for it, a few at a
+//! time, so that a slow disk delays no connection.
 
+use crate::activity;
 use crate::episode;
 use crate::error::ViewError;
 use crate::outcomes::{ListError, Outcomes, Row, range};
@@ -8,7 +9,6 @@ use crate::runs::{Run, RunRow};
 use crate::scaling;
 use crate::series;
 use crate::shared::Shared;
-use crate::work;
 use axum::Json;
 use axum::extract::{Path, Query, State};
 use serde::Deserialize;
@@ -97,7 +97,7 @@ pub(crate) async fn timeline(State(shared): State<Shared>, Path(run): Path<Strin
     let runs = Arc::clone(&shared.runs);
     answer(&shared, move || {
         let run = runs.get(&run)?;
-        Ok(work::timeline(&run.path, &run.steps()))
+        Ok(activity::timeline(&run.path, &run.steps()))
     })
     .await
 }
@@ -179,7 +179,7 @@ pub(crate) async fn phases(
     let runs = Arc::clone(&shared.runs);
     answer(&shared, move || {
         let run = runs.get(&run)?;
-        work::phases(&run.path, (window.from, window.to)).map_err(ViewError::request)
+        activity::phases(&run.path, (window.from, window.to)).map_err(ViewError::request)
     })
     .await
 }
@@ -219,7 +219,7 @@ pub(crate) async fn recipes(
             let changes = sinew_recipe::changes(first, plan);
             let row = |c: &sinew_recipe::Change| json!([c.key, c.old, c.new]);
             let mut rows: Vec<Value> = changes.iter().map(row).collect();
-            // Bounds are no change for a run that goes on, and one for two that are compared.
+            // Bounds are not a change for a run that continues, and one for two that are compared.
             let (a, b) = (&first.train, &plan.train);
             if a.steps != b.steps {
                 rows.push(json!([
@@ -345,8 +345,8 @@ fn of_step(run: &Run, step: u64) -> Result<BTreeSet<EpisodeId>, ViewError> {
     Ok(batches.into_iter().flat_map(ids).collect())
 }
 
-/// A page of the episodes of a filter that hold a text, each with the place where it stands. As every trace
-/// is read, a page looks at so many and says how many: `next` goes on behind the last of them.
+/// A page of the episodes of a filter that hold a text, each with the place where it stands. Every trace must
+/// be read, so a page looks at a limited number and reports it: `next` continues behind the last one.
 fn searched(run: &Run, filter: &Filter, text: &str) -> Result<Value, ViewError> {
     let store = run.store()?;
     let renderer = run.renderer().ok();
@@ -439,7 +439,8 @@ pub(crate) async fn one_episode(
     .await
 }
 
-/// What training gave the episode's tokens, for each node; `None` if it was not trained, or nothing was kept.
+/// Training signals of the episode's tokens, for each node; `None` if it was not trained, or nothing was
+/// kept.
 fn signals(
     run: &Run,
     trace: &Trace,
@@ -458,7 +459,7 @@ pub(crate) async fn errors(State(shared): State<Shared>, Path(run): Path<String>
     let runs = Arc::clone(&shared.runs);
     answer(&shared, move || {
         let run = runs.get(&run)?;
-        let mut errors = work::errors(&run.steps());
+        let mut errors = activity::errors(&run.steps());
         let (state, why) = run.state();
         errors["state"] = json!(state);
         errors["why"] = json!(why);
@@ -469,7 +470,7 @@ pub(crate) async fn errors(State(shared): State<Shared>, Path(run): Path<String>
     .await
 }
 
-/// The first failed episodes, with what was said of each.
+/// The first failed episodes, each with its reason.
 fn failures(run: &Run) -> Result<Vec<Value>, ViewError> {
     // A run without a store has no episodes to show.
     let Ok(store) = run.store() else {
@@ -493,17 +494,17 @@ fn failures(run: &Run) -> Result<Vec<Value>, ViewError> {
     Ok(failures)
 }
 
-/// What the page of scaling asks for.
+/// Query of the scaling page.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ScalingQuery {
     /// Names of runs, separated by commas; left out: all.
     #[serde(default)]
     runs: String,
-    /// What was spent.
+    /// Measure of compute.
     #[serde(default)]
     x: scaling::Compute,
-    /// What was gained.
+    /// Measure of gain.
     #[serde(default)]
     y: scaling::Gain,
 }

@@ -1,4 +1,4 @@
-//! An episode for a page: its messages, and each token with what was recorded of it.
+//! An episode for a page: its messages, and each token with its records.
 //!
 //! Only recorded things are shown: kind, log-prob, version, temperature, process reward. Pure.
 
@@ -27,11 +27,11 @@ struct NodeView<'a> {
     messages: Vec<Value>,
     /// Number of its tokens.
     count: usize,
-    /// Tokens as numbers, which say whether two nodes are equal.
+    /// Tokens as numbers, by which nodes are compared.
     ids: &'a [TokenId],
     /// Text of each token; `None` without the tokenizer.
     pieces: Option<Vec<String>>,
-    /// Of each token; empty where it was not sampled.
+    /// Log-probability of each token; empty if they were not sampled.
     logprobs: &'a [f32],
     /// First token, number of tokens, version.
     versions: Vec<(u32, u32, u64)>,
@@ -53,7 +53,7 @@ pub(crate) fn view(trace: &Trace, waits: bool, renderer: Result<&dyn Renderer, &
         })
         .collect();
     let all: usize = trace.nodes.iter().map(|n| n.tokens.len()).sum();
-    // An episode that the system failed has no score, whatever its outcome says.
+    // An episode that the system failed has no score, whatever its outcome.
     let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
     json!({
         "episode": trace.episode,
@@ -156,7 +156,7 @@ fn message(message: &Message) -> Value {
     value
 }
 
-/// How an episode ended, in words.
+/// End of an episode, in words.
 pub(crate) fn end_text(end: &EpisodeEnd) -> String {
     match end {
         EpisodeEnd::Terminated => "the task ended".into(),

@@ -1,14 +1,14 @@
-//! Why a request has no answer.
+//! Reasons why a request has no answer.
 
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-/// Why a request has no answer; a text for people, and a status.
+/// Reason why a request has no answer; a text for people, and a status.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ViewError {
-    /// What was asked for is not there.
+    /// The requested thing is not there.
     #[error("{0}")]
     Missing(String),
     /// The request is wrong.
@@ -20,7 +20,7 @@ pub(crate) enum ViewError {
 }
 
 impl ViewError {
-    /// What was asked for is not there.
+    /// The requested thing is not there.
     pub(crate) fn missing(text: impl std::fmt::Display) -> Self {
         Self::Missing(text.to_string())
     }

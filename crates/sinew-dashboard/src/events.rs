@@ -1,7 +1,8 @@
 //! Changes of runs as server-sent events.
 //!
-//! One task looks at the folders twice a second and says what changed; pages then ask for it. A page that is
-//! slow loses changes and gets a word to look anew: nothing is kept for it.
+//! One task looks at the folders twice a second and sends the names of changed parts; pages then ask for
+//! those. A page that is slow loses changes and gets a message to load everything again: nothing is kept for
+//! it.
 
 use crate::runs::{Runs, Stamp};
 use crate::shared::{Changes, Shared};
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast;
 
-/// Between two looks.
+/// Interval of looks.
 const EVERY: Duration = Duration::from_millis(500);
 /// Looks until it is dropped.
 pub(crate) async fn watch(runs: Arc<Runs>, changes: Changes) {
@@ -24,7 +25,7 @@ pub(crate) async fn watch(runs: Arc<Runs>, changes: Changes) {
     let mut ticks = tokio::time::interval(EVERY);
     loop {
         ticks.tick().await;
-        // Without a page nothing is looked at.
+        // Nothing is looked at while no page is open.
         if changes.sender.receiver_count() == 0 {
             seen.clear();
             continue;
@@ -43,7 +44,7 @@ pub(crate) async fn watch(runs: Arc<Runs>, changes: Changes) {
                 None => vec!["runs"],
             };
             if !what.is_empty() {
-                // Without a receiver it is lost, as it may.
+                // The event may be lost if no page listens.
                 let _ = changes
                     .sender
                     .send(json!({ "run": run, "what": what }).to_string());
@@ -53,7 +54,7 @@ pub(crate) async fn watch(runs: Arc<Runs>, changes: Changes) {
     }
 }
 
-/// What of a run changed.
+/// Changed parts of a run.
 fn changed(before: &Stamp, now: &Stamp) -> Vec<&'static str> {
     let parts = [
         ("steps", before.steps != now.steps),

@@ -1,13 +1,13 @@
 //! The dashboard of runs: a small HTTP server with its pages, over the folders of runs.
 //!
-//! It reads what runs write anyway: records of steps, held-out measurements, the store of episodes, and the
-//! live state. So it shows runs of this process, of others and of last week alike, and needs no service. The
-//! pages are files in the binary, without a build step and without a request to elsewhere.
+//! It reads the files that runs write anyway: records of steps, held-out measurements, the store of episodes,
+//! and the live state. So it shows runs of this process, of others and of last week in the same way, and
+//! needs no service. The pages are files in the binary, without a build step and without outside requests.
 //!
 //! Invariants:
 //! - Nothing here writes, and a run is never held up: the store is opened for reading.
-//! - Without the token nothing is answered but a refusal.
-//! - What was not recorded is not shown, and text of models and programs is never markup.
+//! - Requests without the token get only a refusal.
+//! - Unrecorded values are not shown, and text of models and programs is never markup.
 //! - Pages, lists, listeners and the threads that read are bounded.
 //!
 //! | path | answers |
@@ -28,6 +28,7 @@
 //! | `/api/events` | server-sent events: `change` with `run` and `what`, `resync` |
 
 mod access;
+mod activity;
 mod api;
 mod assets;
 mod episode;
@@ -39,7 +40,6 @@ mod scaling;
 mod series;
 mod server;
 mod shared;
-mod work;
 
 pub use outcomes::{Flagged, ListError, Outcomes, Row, WAITS, range};
 pub use runs::{LateOf, OpenRenderer, Ports};

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// Of an episode whose reward has not come yet.
+/// Outcome of an episode whose reward has not come yet.
 pub const WAITS: &str = "waits for its reward";
 
 /// Rows that a query reads at least, where conditions are met here.
@@ -23,7 +23,7 @@ pub type Row = (EpisodeSummary, bool);
 /// An episode of a listing with its flags.
 pub type Flagged = (Row, Vec<Suspicion>);
 
-/// Why there is no listing.
+/// Reasons why there is no listing.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
     /// A filter that the store refuses.
@@ -38,7 +38,7 @@ pub enum ListError {
 #[derive(Debug)]
 pub struct Outcomes<'a> {
     store: &'a StoreReader,
-    /// How rewards from outside count, if the recipe waits for some.
+    /// Config of rewards from outside, if the recipe waits for some.
     late: Option<LateConfig>,
     /// Episodes that updates left out, with the reason; read when the first is asked for.
     left_out: OnceCell<BTreeMap<EpisodeId, String>>,
@@ -88,7 +88,7 @@ impl<'a> Outcomes<'a> {
     }
 
     /// A page of a listing by the outcomes that count, and the cursor of its last row if more follow.
-    /// Conditions on the outcome are met here: the index has the outcomes of traces alone.
+    /// Conditions on the outcome are met here: the index has only the outcomes of traces.
     ///
     /// # Errors
     /// If the store cannot be read or refuses the filter.
@@ -158,7 +158,7 @@ impl<'a> Outcomes<'a> {
         Ok((rows, last))
     }
 
-    /// Calls `look` for every trace of a filter, with the outcome that counts, until it says no.
+    /// Calls `look` for every trace of a filter, with the outcome that counts, until it returns false.
     fn each(
         &self,
         filter: &Filter,
@@ -195,8 +195,8 @@ impl<'a> Outcomes<'a> {
     }
 }
 
-/// Whether an episode meets the conditions of a filter on its outcome. One without a score is no success, no
-/// failure and within no range.
+/// Whether an episode meets the conditions of a filter on its outcome. One without a score is neither a
+/// success nor a failure, and is within no range.
 fn fits(e: &EpisodeSummary, filter: &Filter) -> bool {
     let success = |wanted: bool| !e.unscored && e.success == wanted;
     let failed = success(false) || e.end == EndKind::Failed;

@@ -1,12 +1,13 @@
-//! The runs that a dashboard shows: which folders, and what was read of them.
+//! The runs that a dashboard shows: their folders, and the records that were read.
 //!
-//! Files of records are read on from where the last reading ended, as a run appends whole lines. A resumed
-//! run may write a file anew: then it is read from its start.
+//! Files of records are read on from the end of the last reading, as a run appends whole lines. A resumed run
+//! may write a file anew: then it is read from its start.
 
 use crate::error::ViewError;
 use crate::series::{Spread, pooled};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sinew_env::Registry;
 use sinew_orchestrator::{EvalRecord, StepRecord, Verdict};
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
@@ -25,16 +26,18 @@ const RECENT: usize = 5;
 
 /// Makes the tokenizer of a run from its folder and recipe; an error is shown in place of the text of tokens.
 pub type OpenRenderer = dyn Fn(&Path, &RunPlan) -> Result<Arc<dyn Renderer>, String> + Send + Sync;
-/// How rewards from outside count in a run.
+/// Config of a run's rewards from outside.
 pub type LateOf = dyn Fn(&RunPlan) -> Option<sinew_orchestrator::LateConfig> + Send + Sync;
 
-/// What the wiring of the program gives.
+/// Functions that the wiring of the program provides.
 #[derive(Clone)]
 pub struct Ports {
     /// Tokenizers.
     pub renderer: Arc<OpenRenderer>,
     /// Rewards from outside.
     pub late: Arc<LateOf>,
+    /// Environments that recipes can name.
+    pub environments: Registry,
 }
 
 impl std::fmt::Debug for Ports {
@@ -46,9 +49,9 @@ impl std::fmt::Debug for Ports {
 /// Folders of runs, or folders that hold such folders.
 #[derive(Debug)]
 pub(crate) struct Runs {
-    /// As they were named.
+    /// Folders as they were named.
     roots: Vec<PathBuf>,
-    /// For every run.
+    /// Ports of every run.
     ports: Ports,
     /// Runs that were found, by name. A name stays with its folder as long as the server runs.
     open: Mutex<BTreeMap<String, Arc<Run>>>,
@@ -139,12 +142,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A run and what was read of it.
 pub(crate) struct Run {
-    /// In links.
+    /// Name in links.
     pub(crate) name: String,
     /// Its folder.
     pub(crate) path: PathBuf,
     ports: Ports,
-    /// What was read of its files.
+    /// Records that were read from its files.
     records: Mutex<Records>,
     /// Opened when it is first asked for.
     store: Mutex<Option<Arc<StoreReader>>>,
@@ -170,13 +173,13 @@ struct Records {
 /// Lines of a file and how far it was read.
 #[derive(Debug)]
 struct Lines<T> {
-    /// In the order of the file.
+    /// Rows in the order of the file.
     rows: Arc<Vec<T>>,
     /// Bytes that were read, up to the end of a line.
     offset: u64,
-    /// Of the file that was read: another one is read from its start.
+    /// Inode of the file that was read: another file is read from its start.
     inode: u64,
-    /// Lines that are no records.
+    /// Lines that are not records.
     unread: usize,
 }
 
@@ -192,7 +195,7 @@ impl<T> Default for Lines<T> {
 }
 
 impl<T: DeserializeOwned + Clone> Lines<T> {
-    /// Reads on. A line that is no record is left out and counted.
+    /// Reads on. A line that is not a record is left out and counted.
     fn read(&mut self, path: &Path) -> Arc<Vec<T>> {
         let Ok(mut file) = sinew_view::open_regular(path) else {
             *self = Self::default();
@@ -237,27 +240,27 @@ pub(crate) struct RunRow {
     run: String,
     /// Its folder.
     path: String,
-    /// Of the recipe.
+    /// Name of the recipe.
     title: String,
     /// `running`, `ended`, `interrupted`, `failed` or `killed`.
     state: String,
-    /// Why it failed, if it said so.
+    /// Reason of its failure, if it recorded one.
     why: Option<String>,
     /// The one verdict on it.
     verdict: Verdict,
     /// The verdict is not one to be shown in green.
     bad: bool,
-    /// As the recipe names them; empty if it cannot be read.
+    /// Model as the recipe names it; empty if the recipe cannot be read, as are the next three.
     model: String,
     algorithm: String,
     env: String,
     mode: String,
-    /// As text: numbers of a page have 53 bits.
+    /// Seed as text: numbers of a page have 53 bits.
     seed: String,
     /// The last recorded step, of how many.
     steps: u64,
     of_steps: u64,
-    /// Over all sessions.
+    /// Seconds over all sessions.
     wall_s: f64,
     /// Training episodes, and those that the system failed.
     episodes: usize,
@@ -268,7 +271,7 @@ pub(crate) struct RunRow {
     /// Mean reward and success of the last steps' training episodes.
     reward: Option<f64>,
     success: Option<Share>,
-    /// Of the last step that trained.
+    /// Entropy of the last step that trained.
     entropy: Option<f64>,
     /// Success of the training episodes, thinned to a few dozen points; `None` where none has a score.
     spark: Vec<Option<f64>>,
@@ -332,10 +335,10 @@ impl Run {
     /// # Errors
     /// If it cannot be read.
     pub(crate) fn recipe(&self) -> Result<RunPlan, ViewError> {
-        sinew_runs::recipe(&self.path).map_err(ViewError::system)
+        sinew_runs::recipe(&self.path, self.ports.environments).map_err(ViewError::system)
     }
 
-    /// Equal for runs that repeat each other: one recipe, but for its name, its seed and what bounds it.
+    /// Equal for runs that repeat each other: one recipe, except for its name, its seed and what bounds it.
     /// `None` if it cannot be read.
     pub(crate) fn repeats(&self) -> Option<String> {
         let mut recipe = self.recipe().ok()?;
@@ -353,7 +356,7 @@ impl Run {
         world.map_or_else(String::new, |w| w.join("\n"))
     }
 
-    /// How rewards from outside count.
+    /// Config of rewards from outside.
     pub(crate) fn late(&self) -> Option<sinew_orchestrator::LateConfig> {
         self.recipe()
             .ok()
@@ -381,7 +384,7 @@ impl Run {
         Ok(store)
     }
 
-    /// The tokenizer, made once. An error says why there is none.
+    /// The tokenizer, made once. The error is the reason why there is none.
     pub(crate) fn renderer(&self) -> Result<Arc<dyn Renderer>, String> {
         let mut open = lock(&self.renderer);
         if let Some(renderer) = open.as_ref() {
@@ -393,7 +396,7 @@ impl Run {
         Ok(renderer)
     }
 
-    /// As it stands now: the state, and why it ended.
+    /// Its current state, and the reason of its end.
     pub(crate) fn state(&self) -> (String, Option<String>) {
         let (process, why) = process_of(&self.path);
         (process.name().to_owned(), why)
@@ -477,7 +480,7 @@ impl Run {
 /// Length, seconds and nanoseconds of the last change of a file.
 type FileStamp = (u64, i64, i64);
 
-/// What a look at a run's folder saw.
+/// File stamps of a run's folder at a look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stamp {
     /// Records of steps, and of measurements.
@@ -486,7 +489,7 @@ pub(crate) struct Stamp {
     pub(crate) live: FileStamp,
     /// The index of the store, and its log.
     pub(crate) episodes: (FileStamp, FileStamp),
-    /// How the process ended.
+    /// The end of the process.
     pub(crate) ended: FileStamp,
 }
 
@@ -528,6 +531,7 @@ mod tests {
         let ports = Ports {
             renderer: Arc::new(|_, _| Err("none".into())),
             late: Arc::new(|_| None),
+            environments: Registry::new(&sinew_env::BUILT_IN),
         };
         let dir = tempfile::tempdir().unwrap();
         for folder in ["a/run", "b/run", "c"] {

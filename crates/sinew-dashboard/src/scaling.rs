@@ -1,21 +1,21 @@
 //! Reward against compute over a set of runs, with a fit and its uncertainty. Pure.
 //!
-//! The fit is a saturating curve in the logarithm of compute, the form that studies of reinforcement
-//! learning at scale use: `y = low + (high - low) / (1 + (middle / x)^slope)`. For given `middle` and `slope`
-//! it is linear in `low` and `high`, so that a grid over the first two and least squares for the others find
-//! it without a starting point. Both ends of a share lie in [0, 1], and so does every value of its curve. The
-//! uncertainty is a bootstrap: over runs where there are several, else over blocks of neighbouring points, as
+//! The fit is a saturating curve in the logarithm of compute, the form that studies of reinforcement learning
+//! at scale use: `y = low + (high - low) / (1 + (middle / x)^slope)`. It is linear in `low` and `high` if
+//! `middle` and `slope` are given. A grid over the latter two and least squares for the former thus find it
+//! without a starting point. Both ends of a share lie in [0, 1], and so does every value of its curve. The
+//! uncertainty is a bootstrap: over runs if there are several, else over blocks of neighbouring points, as
 //! the points of one run depend on each other.
 //!
 //! Runs are fitted together only where they repeat each other: one recipe with several seeds. Points of other
-//! worlds or settings lie on curves of their own.
+//! worlds or settings lie on separate curves.
 
 use serde::{Deserialize, Serialize};
 use sinew_orchestrator::{EvalRecord, StepRecord};
 use sinew_types::SplitMix64;
 use std::collections::BTreeSet;
 
-/// What a run spent.
+/// Measure of a run's compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Compute {
@@ -30,7 +30,7 @@ pub(crate) enum Compute {
     WallSeconds,
 }
 
-/// What it gained.
+/// Measure of a run's gain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Gain {
@@ -57,7 +57,7 @@ impl Gain {
 const MAX_POINTS: usize = 60;
 /// Fits of a bootstrap.
 const RESAMPLES: usize = 100;
-/// Points below which a curve of four numbers says nothing.
+/// Points below which a curve of four numbers is meaningless.
 const LEAST_POINTS: usize = 6;
 /// Points of a drawn curve.
 const DRAWN: usize = 60;
@@ -86,14 +86,14 @@ pub(crate) struct Study<'a> {
     /// Each with its own fit.
     runs: Vec<RunFit<'a>>,
     /// Their order is that of their first runs.
-    together: Vec<Together<'a>>,
+    together: Vec<RepeatedRuns<'a>>,
     /// Number of worlds: gains of different ones are not of the same tasks.
     worlds: usize,
 }
 
 /// Runs that repeat each other, and the fit over all of their points.
 #[derive(Debug, Serialize)]
-struct Together<'a> {
+struct RepeatedRuns<'a> {
     runs: Vec<&'a str>,
     fit: Fit,
 }
@@ -116,13 +116,13 @@ pub(crate) struct Fit {
     middle: f64,
     /// Half of the way lies within the points: what is beyond them does not decide where the curve ends.
     reached: bool,
-    /// How steep the rise is, over the logarithm of compute.
+    /// Steepness of the rise, over the logarithm of compute.
     slope: f64,
-    /// Between which 90 % of the bootstrap's asymptotes lie.
+    /// Interval that holds 90 % of the bootstrap's asymptotes.
     high_between: (f64, f64),
     /// Share of the variance that it explains.
     r2: f64,
-    /// What the bootstrap drew from.
+    /// Units that the bootstrap drew.
     over: &'static str,
     /// Compute, value, and between which 90 % of the bootstrap lie; to twice the compute that was spent.
     curve: Vec<(f64, f64, f64, f64)>,
@@ -199,7 +199,7 @@ pub(crate) fn study(inputs: &[Input], gain: Gain) -> Study<'_> {
     }
     let together = sets.iter().filter(|set| set.len() > 1).filter_map(|set| {
         let points: Vec<&Vec<(f64, f64)>> = set.iter().map(|i| &i.points).collect();
-        Some(Together {
+        Some(RepeatedRuns {
             runs: set.iter().map(|i| i.run.as_str()).collect(),
             fit: fit(&points, bounds)?,
         })
@@ -231,7 +231,7 @@ impl Curve {
     }
 }
 
-/// How much of the way is done, 0 to 1.
+/// Share of the way that is done, 0 to 1.
 fn share(x: f64, middle: f64, slope: f64) -> f64 {
     1.0 / (1.0 + (middle / x).powf(slope))
 }
@@ -244,7 +244,8 @@ fn best(points: &[(f64, f64)], bounds: (f64, f64)) -> Option<Curve> {
         return None;
     }
     let middles = (0..MIDDLES).map(|i| {
-        // From below the first point to beyond the last: an asymptote that was not reached is far.
+        // Middles range from below the first point to beyond the last: an asymptote that was not reached is
+        // far.
         let t = i as f64 / (MIDDLES - 1) as f64;
         (least * 0.5) * (most * 4.0 / (least * 0.5)).powf(t)
     });
@@ -411,8 +412,8 @@ mod tests {
         assert!(study.runs.is_empty() && study.together.is_empty());
     }
 
-    /// A rise whose end was not reached has no bound of its own: without those of a share, least squares
-    /// puts it far above 1.
+    /// A rise whose end was not reached has no bound: without those of a share, least squares puts it far
+    /// above 1.
     #[test]
     fn a_share_stays_within_0_and_1_in_the_fit_and_in_all_of_its_bootstrap() {
         let rise = |i: usize| {

@@ -1,7 +1,7 @@
 //! Records of steps as curves: columns of numbers, thinned where a run is long.
 //!
-//! Pure. A value that was not measured is `None`, and no point: a step that trained nothing has no gradient,
-//! not one of 0.
+//! It is pure. A value that was not measured is `None`, and not a point: a step that trained nothing has no
+//! gradient, not one of 0.
 
 use serde::Serialize;
 use sinew_orchestrator::{EpisodeStats, EvalRecord, Interval, StepRecord};
@@ -19,34 +19,34 @@ pub(crate) struct Curves {
     step: Vec<u64>,
     /// Seconds of the run at each point.
     wall_s: Vec<f64>,
-    /// In the order of the page.
+    /// Charts in the order of the page.
     charts: Vec<Chart>,
 }
 
 /// Curves that share an axis.
 #[derive(Debug, Serialize)]
 pub(crate) struct Chart {
-    /// For links.
+    /// Id for links.
     id: String,
     /// The heading that it stands under.
     section: &'static str,
-    /// Above the chart.
+    /// Title above the chart.
     title: String,
-    /// Of the values; `share` begins at 0.
+    /// Unit of the values; `share` begins at 0.
     unit: &'static str,
-    /// At most a dozen.
+    /// Up to a dozen series.
     series: Vec<Series>,
 }
 
-/// A curve: a value for each step, or points of its own.
+/// A curve: a value for each step, or separate points.
 #[derive(Debug, Serialize)]
 pub(crate) struct Series {
-    /// In the legend.
+    /// Name in the legend.
     name: String,
-    /// As many as there are steps in [`Curves`]; empty where there are points.
+    /// Values, one for each step in [`Curves`]; empty if there are points.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     values: Vec<Option<f64>>,
-    /// How sure each value is, of shares of episodes.
+    /// Spread of each value, for shares of episodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     spreads: Vec<Option<Spread>>,
     /// Step and value of measurements that not every step has, and how sure they are where they are shares.
@@ -63,7 +63,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of `share` in `n` episodes; none without episodes.
+    /// Spread of `share` in `n` episodes; none without episodes.
     pub(crate) fn of(share: f64, n: usize) -> Option<Self> {
         let Interval { low, high } = Interval::wilson(share * n as f64, n as f64)?;
         Some(Self { low, high, n })
@@ -111,7 +111,7 @@ pub(crate) fn curves(steps: &[StepRecord], evals: &[EvalRecord]) -> Curves {
 
 /// Reads columns of the records.
 struct Maker<'a> {
-    /// In order.
+    /// Steps in order.
     steps: &'a [StepRecord],
     /// Records that one point averages.
     stride: usize,
@@ -147,8 +147,8 @@ impl Maker<'_> {
         })
     }
 
-    /// Success of the scored episodes of some statistics, with its spread. Where a point stands for several
-    /// steps it is the success over all of their episodes.
+    /// Success of the scored episodes of some statistics, with its spread. A point that stands for several
+    /// steps is the success over all of their episodes.
     fn success(
         &self,
         name: &str,
@@ -216,8 +216,8 @@ impl Maker<'_> {
         self.parts(section, out);
     }
 
-    /// Reward by component, success by environment and by type of task. One curve alone says what the whole
-    /// says already, and is left out where it is a type of task.
+    /// Reward by component, success by environment and by type of task. A single curve repeats that of the
+    /// whole, and is left out for types of task.
     fn parts(&self, section: &'static str, out: &mut Vec<Chart>) {
         let parts = names(self.steps.iter().map(|r| &r.rollout.metrics));
         let is_reward = |n: &&String| n.starts_with("reward/");
@@ -262,7 +262,7 @@ impl Maker<'_> {
         ));
     }
 
-    /// What the update does to the policy, and whether engine and trainer agree.
+    /// Effect of the update on the policy, and agreement of engine and trainer.
     fn policy(&self, out: &mut Vec<Chart>) {
         let section = "Policy";
         let entropy = self.trained("entropy", StepRecord::entropy);
@@ -440,10 +440,10 @@ fn chart(
 }
 
 /// A share of a measurement, and how sure it is.
-type Measured = (f64, Option<Spread>);
+type MeasuredShare = (f64, Option<Spread>);
 
 /// Success of a measurement; none if none of its episodes has a score.
-fn success_of(s: &EpisodeStats) -> Option<Measured> {
+fn success_of(s: &EpisodeStats) -> Option<MeasuredShare> {
     is_scored(s).then(|| (s.success, Spread::of(s.success, s.scored())))
 }
 
@@ -451,7 +451,7 @@ fn success_of(s: &EpisodeStats) -> Option<Measured> {
 fn points(
     name: &str,
     evals: &[EvalRecord],
-    value: impl Fn(&EpisodeStats) -> Option<Measured>,
+    value: impl Fn(&EpisodeStats) -> Option<MeasuredShare>,
 ) -> Option<Series> {
     let point = |e: &EvalRecord| {
         let (value, spread) = value(&e.stats).filter(|v| v.0.is_finite())?;

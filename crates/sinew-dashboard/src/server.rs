@@ -64,7 +64,7 @@ impl Dashboard {
         })
     }
 
-    /// Where it listens.
+    /// Address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -152,8 +152,8 @@ async fn guard(State(shared): State<Shared>, request: Request, next: Next) -> Re
     response
 }
 
-/// The path and the query of an address without the token. With two slashes in front a browser would take
-/// the path for another host.
+/// The path and the query of an address without the token. A browser would take a path with two slashes in
+/// front for another host.
 fn same_site(uri: &Uri) -> String {
     let path = uri.path().trim_start_matches(['/', '\\']);
     let pairs = uri.query().unwrap_or_default().split('&');

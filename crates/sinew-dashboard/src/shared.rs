@@ -1,4 +1,4 @@
-//! What the handlers of requests share.
+//! State that the handlers of requests share.
 
 use crate::access::Token;
 use crate::runs::Runs;
@@ -28,10 +28,10 @@ impl Default for Changes {
     }
 }
 
-/// What handlers share.
+/// State that handlers share.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
-    /// What is shown.
+    /// Runs that are shown.
     pub(crate) runs: Arc<Runs>,
     /// Places for work on files.
     pub(crate) places: Arc<Semaphore>,
@@ -39,6 +39,6 @@ pub(crate) struct Shared {
     pub(crate) changes: Changes,
     /// Opens it.
     pub(crate) token: Token,
-    /// In the name of the cookie.
+    /// Port, for the name of the cookie.
     pub(crate) port: u16,
 }

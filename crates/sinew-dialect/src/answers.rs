@@ -17,7 +17,7 @@ const MAX_MESSAGES: usize = 65_536;
 /// Maximum bytes of messages that a rollout stores.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// What came before an answer's own messages.
+/// Conversation before an answer's own messages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Before {
@@ -25,18 +25,18 @@ pub enum Before {
     Nothing,
     /// An answer and all before it.
     Answer(String),
-    /// What that answer was given, without what the model said.
+    /// The input of that answer, without its output.
     Question(String),
 }
 
 /// An answer that a later request may continue.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StoredAnswer {
-    /// As the client has it, with the dialect's prefix.
+    /// Id as the client has it, with the dialect's prefix.
     id: String,
     /// The link to the part of the conversation that is stored elsewhere.
     before: Before,
-    /// New messages of the request, and what the model said.
+    /// New messages of the request, and the model's answer.
     added: Vec<Message>,
 }
 
@@ -47,7 +47,7 @@ impl StoredAnswer {
     }
 }
 
-/// Why a conversation cannot be put together.
+/// Reasons why a conversation cannot be put together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
     #[error(
@@ -62,21 +62,21 @@ pub enum ChainError {
 }
 
 #[derive(Debug, Default)]
-struct Stored {
-    /// At most [`MAX_ANSWERS`].
+struct AnswerRecord {
+    /// Answers by id, at most [`MAX_ANSWERS`].
     by_id: HashMap<String, StoredAnswer>,
-    /// Of all stored messages, by [`message_bytes`].
+    /// Bytes of all stored messages, by [`message_bytes`].
     bytes: u64,
 }
 
 /// The answers of one rollout, by id.
 #[derive(Debug, Default)]
 pub struct Answers {
-    stored: Mutex<Stored>,
+    stored: Mutex<AnswerRecord>,
 }
 
 impl Answers {
-    fn stored(&self) -> MutexGuard<'_, Stored> {
+    fn stored(&self) -> MutexGuard<'_, AnswerRecord> {
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -85,7 +85,7 @@ impl Answers {
         self.stored().by_id.contains_key(id)
     }
 
-    /// What the model said in an answer.
+    /// The model's message in an answer.
     pub fn said(&self, id: &str) -> Option<Message> {
         self.stored().by_id.get(id)?.added.last().cloned()
     }

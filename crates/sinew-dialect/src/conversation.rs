@@ -1,10 +1,10 @@
-//! Conversations that stand outside of requests: in data files, prompts of tasks, environments and exports.
-//! They are read as `/v1/chat/completions` reads its messages and tools, and are written by
+//! Conversations outside of requests: in data files, prompts of tasks, environments and exports. They are
+//! read as `/v1/chat/completions` reads its messages and tools, and are written by
 //! [`sinew_types::Message::to_chat`].
 //!
-//! What differs from a request is what data sets of the field have: calls without ids, calls as templates and
-//! traces write them, arguments as an object, tools without their frame, and the `weight` of a turn. Fields
-//! that are not known are counted by name, for a message to the user.
+//! Unlike requests, these may have what data sets of the field contain: calls without ids, calls as templates
+//! and traces write them, arguments as an object, tools without their frame, and the `weight` of a turn.
+//! Unknown fields are counted by name, for a message to the user.
 
 use crate::dialect::chat::{Source, message};
 use crate::dialect::fields::{Fields, Notes, wrong};
@@ -22,7 +22,7 @@ pub struct Said {
     pub trained: bool,
 }
 
-/// Reads conversations, and counts what it does not know.
+/// Reads conversations, and counts unknown fields.
 #[derive(Debug)]
 pub struct Conversations {
     notes: Notes,
@@ -53,10 +53,10 @@ impl Conversations {
         Ok(said)
     }
 
-    /// As [`Conversations::messages`]. A text alone is one message of `role`.
+    /// Reads texts as [`Conversations::messages`] reads messages. A single text is one message of `role`.
     ///
     /// # Errors
-    /// As [`Conversations::messages`].
+    /// Same as [`Conversations::messages`].
     pub fn texts(&self, value: &Value, path: &str, role: Role) -> Result<Vec<Said>, ApiError> {
         match value {
             Value::String(text) if !is_list(text) => Ok(vec![Said {
@@ -67,7 +67,7 @@ impl Conversations {
         }
     }
 
-    /// Tools: a list, or JSON text with one. Each is a function in its frame, or the function alone.
+    /// Tools: a list, or JSON text with one. Each is a function in its frame, or only the function.
     ///
     /// # Errors
     /// Naming the field that is wrong.
@@ -125,15 +125,15 @@ pub fn strictly<T>(read: impl FnOnce(&Conversations) -> Result<T, ApiError>) -> 
 /// Messages of a protocol, for `deserialize_with`.
 ///
 /// # Errors
-/// As [`strictly`].
+/// Same as [`strictly`].
 pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Message>, D::Error> {
     Ok(deserialize_some(from)?.unwrap_or_default())
 }
 
-/// As [`deserialize`]; null is none.
+/// Reads like [`deserialize`]; null gives `None`.
 ///
 /// # Errors
-/// As [`strictly`].
+/// Same as [`strictly`].
 pub fn deserialize_some<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Vec<Message>>, D::Error> {

@@ -49,7 +49,7 @@ pub struct ApiError {
     pub code: &'static str,
     /// The request field that is meant.
     pub param: Option<String>,
-    /// For a person: what is wrong, and what is allowed.
+    /// Message for a person: the fault, and what is allowed.
     pub message: String,
     /// Seconds after which the same request may succeed.
     pub retry_after_s: Option<u32>,
@@ -75,7 +75,7 @@ impl ApiError {
         }
     }
 
-    /// 400: a field that no one knows.
+    /// Status 400 for an unknown field.
     pub fn unknown_field(path: &str) -> Self {
         let message = format!("unknown field {path:?}: nothing would be done with it, remove it");
         Self {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 /// Maximum number of paths that are counted apart, in a request and in a rollout.
 pub(crate) const MAX_IGNORED: usize = 64;
 
-/// What further paths are counted under.
+/// Name under which further paths are counted.
 pub(crate) const MORE_IGNORED: &str = "(other fields)";
 
 /// Counts of fields without effect, by path. Bounded: further paths share one count.

@@ -26,14 +26,13 @@
 //! assert!(Chat.parse(body, &Notes::new(true)).is_err());
 //! ```
 //!
-//! Conversations that stand elsewhere, in data files, environments and exports, are read by the same code
-//! ([`conversation`]).
+//! The same code reads conversations elsewhere: in data files, environments and exports ([`conversation`]).
 //!
 //! Invariants:
 //! - The crate is pure: no connection, no clock, no model.
 //! - A field that would change the sampling is honoured or refused. Fields without effect are counted by
 //!   name, or refused.
-//! - Sizes and counts of what a client sends are bounded.
+//! - Sizes and counts of client data are bounded.
 
 mod answers;
 pub mod conversation;

@@ -1,8 +1,8 @@
-//! What a request asks the model to continue, and what a message costs a rollout.
+//! Prompts of requests, and the cost of a message for a rollout.
 
 use sinew_types::{Message, TokenId};
 
-/// What the model is to continue.
+/// Input that the model continues.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
     /// A conversation, to be rendered with the model's template.

@@ -47,7 +47,7 @@ pub struct AuditLine {
     pub wall_s: f64,
 }
 
-/// Audit log of a session. Without a file, lines are discarded.
+/// Audit log of a session. Lines are discarded if there is no file.
 #[derive(Debug)]
 pub(crate) struct Audit {
     /// Open log. `None` discards all lines.
@@ -91,7 +91,7 @@ fn cut(text: &mut String) {
 }
 
 impl Audit {
-    /// Creates the file. At most `lines` lines are written.
+    /// Creates the file. It takes at most `lines` lines.
     pub(crate) fn create(path: Option<&Path>, lines: u64) -> std::io::Result<Self> {
         let open = |path: &Path| {
             if let Some(parent) = path.parent() {
@@ -211,7 +211,7 @@ mod tests {
             ..AuditLine::default()
         };
         let line = || of(1500);
-        // At last a short line does not fit either.
+        // Even a short line does not fit at the end.
         let kept = many(of, 1500) + many(of, 0);
         assert!(audit.check().is_err());
         std::fs::remove_file(&ballast).unwrap();

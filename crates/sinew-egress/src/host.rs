@@ -78,7 +78,7 @@ impl Host {
     /// Parses `host` or `host:port`.
     ///
     /// # Errors
-    /// As [`Host::parse`], and [`HostError::Port`] for an invalid port.
+    /// Parses like [`Host::parse`]; the error is [`HostError::Port`] for an invalid port.
     pub fn parse_with_port(text: &str) -> Result<(Self, Option<u16>), HostError> {
         let after_bracket = text.rfind(']').map_or(0, |at| at + 1);
         let Some(colon) = text[after_bracket..].find(':') else {
@@ -86,7 +86,7 @@ impl Host {
         };
         let (host, port) = text.split_at(after_bracket + colon);
         let digits = &port[1..];
-        // `parse` alone would accept a sign.
+        // `parse` itself would accept a sign.
         let valid =
             !digits.is_empty() && digits.len() <= 5 && digits.bytes().all(|b| b.is_ascii_digit());
         let number = digits.parse::<u16>().ok().filter(|&p| valid && p > 0);
@@ -118,7 +118,7 @@ impl HostPattern {
     /// Parses `example.com`, `*.example.com`, `192.0.2.1` or `[2001:db8::1]`.
     ///
     /// # Errors
-    /// As [`Host::parse`]. A wildcard is allowed only in front of a name with at least two labels.
+    /// Same as [`Host::parse`]. A wildcard is allowed only in front of a name with at least two labels.
     pub fn parse(text: &str) -> Result<Self, HostError> {
         let Some(rest) = text.strip_prefix("*.") else {
             return Ok(Self::One(Host::parse(text)?));

@@ -69,8 +69,8 @@ pub use policy::{
     Credential, Denial, PathPattern, Policy, Reason, RequestInfo, Rule, Scheme, TunnelMode,
 };
 #[cfg(feature = "proxy")]
-pub use proxy::{Proxy, ProxyError, ProxyOptions, Served, Session, environment};
-pub use quota::{Quota, Used};
+pub use proxy::{Proxy, ProxyError, ProxyOptions, Session, SessionListener, environment};
+pub use quota::{Quota, SessionUsage};
 #[cfg(feature = "proxy")]
 pub use record::begin_empty;
 #[cfg(feature = "proxy")]

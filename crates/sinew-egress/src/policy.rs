@@ -83,9 +83,9 @@ impl Denial {
 /// Scheme of a URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// Without TLS.
+    /// Plain HTTP, without TLS.
     Http,
-    /// With TLS.
+    /// HTTP over TLS.
     Https,
 }
 

@@ -293,7 +293,7 @@ fn plain_name(name: &str) -> bool {
 /// Makes an empty recording of an episode that has none: a replay of it answers nothing.
 ///
 /// # Errors
-/// If the name is no plain file name, or the folder cannot be written.
+/// If the name is not a plain file name, or the folder cannot be written.
 pub fn begin_empty(folder: &Path, episode: &str) -> io::Result<()> {
     let path = recording(folder, episode)?;
     fs::create_dir_all(folder.join("episodes"))?;
@@ -403,7 +403,7 @@ impl Recordings {
             Mode::Live | Mode::Record => None,
         };
         let found = entry.map(|entry: Entry| {
-            // A name that is no hash could lead to another folder.
+            // A name that is not a hash could lead to another folder.
             if entry.body.len() != 64 || !entry.body.bytes().all(|b| b.is_ascii_hexdigit()) {
                 let text = format!("{:?} is no name of a body", entry.body);
                 return Err(io::Error::new(io::ErrorKind::InvalidData, text));

@@ -1,9 +1,9 @@
 //! `CONNECT` tunnels: bytes are forwarded, or TLS is terminated here.
 //!
-//! With interception, the proxy presents a certificate of its own authority for the host of the tunnel, and
-//! each request inside is checked like a plain one. Without interception, the proxy reads only the client
-//! hello: its server name must be the host of the tunnel, and encrypted server names are refused. Then it
-//! forwards bytes until both sides have ended, the quota is exhausted, or `request_s` is over.
+//! An intercepting proxy presents a certificate, signed by its own authority, for the host of the tunnel, and
+//! each request inside is checked like a plain one. Otherwise the proxy reads only the client hello: its
+//! server name must be the host of the tunnel, and encrypted server names are refused. Then it forwards bytes
+//! until both sides have ended, the quota is exhausted, or `request_s` is over.
 
 use crate::body::{Body, Problem, failed, full, refusal};
 use crate::client_hello::{Hello, MAX_HELLO_BYTES, client_hello};

@@ -1,7 +1,7 @@
-//! Tries an outside engine: `cargo run -p sinew-engines --example try_engine -- KIND URL [IDS]`,
-//! where KIND is `vllm`, `vllm-generate`, `sglang` or `openai` (one that tells ids, such as
-//! llama.cpp). With `--weights DIR --base MODEL_DIR` it also publishes the tensors of
-//! `MODEL_DIR/model.safetensors`, a little changed, and has the engine load them.
+//! Tries an outside engine: `cargo run -p sinew-engines --example try_engine -- KIND URL [IDS]`, where KIND
+//! is `vllm`, `vllm-generate`, `sglang` or `openai` (one that returns ids, such as llama.cpp). The options
+//! `--weights DIR --base MODEL_DIR` also publish the tensors of `MODEL_DIR/model.safetensors`, a little
+//! changed, and have the engine load them.
 
 use sinew_engines::{
     Backend, FolderDtype, OpenaiBackend, RemoteConfig, RemoteEngine, ServerConfig, SglangBackend,

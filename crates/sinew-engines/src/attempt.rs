@@ -19,28 +19,28 @@ pub struct Attempt {
     /// The request's prompt followed by the ids sampled so far, `[tokens]`. Sent as ids, never as
     /// text.
     pub prompt: Arc<Vec<TokenId>>,
-    /// The request's parameters, with the tokens that are left as `max_tokens` and with a seed of
-    /// its own: a seed that is used twice would draw the same numbers again.
+    /// The request's parameters, with the tokens that are left as `max_tokens` and with a separate seed: a
+    /// seed that is used twice would draw the same numbers again.
     pub sampling: SamplingParams,
-    /// As in the request: larger runs first. Backends translate it to their server's order.
+    /// Priority as in the request: larger runs first. Backends translate it to their server's order.
     pub priority: i32,
     /// The weights that must sample it. A server with other weights is an error, not a result.
     pub version: PolicyVersion,
 }
 
-/// How an attempt ended.
+/// End of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptEnd {
     /// Never `Aborted`: a server that gives up is an error.
     pub reason: FinishReason,
-    /// Prompt tokens found in the server's prefix cache; 0 if the server does not say.
+    /// Prompt tokens found in the server's prefix cache; 0 if the server does not report them.
     pub cached_prompt_tokens: u32,
 }
 
 /// A sampled token, without its version: that is the attempt's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttemptToken {
-    /// Below the vocabulary of the engine, if that is known.
+    /// Token id, below the vocabulary of the engine if that is known.
     pub id: TokenId,
     /// Natural logarithm, of the full softmax at the request's policy temperature; at most 0.
     pub logprob: f32,
@@ -48,11 +48,10 @@ pub struct AttemptToken {
     pub top: Vec<TokenLogprob>,
 }
 
-/// Why a server says that it stopped.
+/// A server's reason for stopping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerEnd {
-    /// A stop token; its id, if the server says it. It must be the last sampled id and one of
-    /// `stop_ids`.
+    /// A stop token; its id, if the server reports it. It must be the last sampled id and one of `stop_ids`.
     StopId(Option<TokenId>),
     /// A stop string; it must be one of `stop_strings`.
     StopString(String),

@@ -1,7 +1,7 @@
-//! The [`Backend`] port: what the router needs of an engine, which is attempts, probes and weights.
+//! The [`Backend`] port, which the router needs of an engine: attempts, probes and weights.
 //!
-//! A new kind of server implements [`Backend`] alone. It reports tokens through an [`AttemptSink`],
-//! which checks them; retries, failover, order and deadlines are the router's part.
+//! A new kind of server implements only [`Backend`]. It reports tokens through an [`AttemptSink`], which
+//! checks them; retries, failover, order and deadlines are the router's part.
 
 use crate::attempt::{Attempt, AttemptEnd, AttemptId, AttemptToken, ServerEnd};
 use crate::check::AttemptCheck;
@@ -16,12 +16,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Which weights a server says it has.
+/// Weights that a server reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServedWeights {
     /// Labelled by this system: `v` and the number of the version.
     Version(PolicyVersion),
-    /// As the server was started: never labelled, or started anew.
+    /// The weights with which the server was started: never labelled, or restarted since.
     Unlabelled,
     /// Labelled by another client, or in the middle of loading. Never sampled from.
     Foreign(String),
@@ -38,7 +38,7 @@ impl ServedWeights {
         }
     }
 
-    /// That they are those of `version`.
+    /// Checks that they are those of `version`.
     ///
     /// # Errors
     /// If they are not.
@@ -77,8 +77,8 @@ pub struct Probe {
     pub waiting: usize,
     /// KV capacity in tokens, if the server reports it.
     pub kv_tokens_total: Option<usize>,
-    /// Free KV capacity in tokens. Without it the engine is limited by the number of attempts
-    /// alone.
+    /// Free KV capacity in tokens. An engine that does not report it is limited only by the number of
+    /// attempts.
     pub kv_tokens_free: Option<usize>,
     /// Maximum tokens of prompt and output together, if known.
     pub context: Option<usize>,
@@ -162,8 +162,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// [`crate::Timeouts`].
     ///
     /// # Errors
-    /// The error's [`crate::Blame`] decides what follows. Tokens that were handed on before
-    /// stay valid, but for [`AttemptError::Version`].
+    /// The error's [`crate::Blame`] decides what follows. Tokens that were handed on before stay valid,
+    /// except for [`AttemptError::Version`].
     fn generate<'a>(
         &'a self,
         attempt: &'a Attempt,
@@ -184,8 +184,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// server reports [`ServedWeights::Unlabelled`] and no other weights were ever loaded.
     fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>>;
 
-    /// Loads weights and verifies that the server has them. No attempt of this process runs
-    /// meanwhile. After an error the weights count as unknown.
+    /// Loads weights and verifies that the server has them. No attempt of this process runs meanwhile. An
+    /// error leaves the weights unknown.
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>>;
 
     /// Gives up the memory of weights and keys and values (`true`) or takes it back. The weights
@@ -198,14 +198,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
 pub(crate) struct AttemptTokens {
     pub(crate) attempt: AttemptId,
     pub(crate) tokens: Vec<AttemptToken>,
-    /// Why the attempt ends, once that is known; sent before the attempt itself is over.
+    /// Reason of the attempt's end, once that is known; sent before the attempt itself is over.
     pub(crate) end: Option<FinishReason>,
 }
 
 /// Checks the tokens and the end of an attempt, and hands them on.
 ///
-/// Between a backend and the router there is no other path: nothing unchecked reaches a request.
-/// Its channel is bounded; a full one makes the attempt wait, and so the server's stream.
+/// The only path from a backend to the router: no unchecked token reaches a request. Its channel is bounded;
+/// a full one makes the attempt wait, and so the server's stream.
 #[derive(Debug)]
 pub struct AttemptSink {
     check: AttemptCheck,
@@ -243,7 +243,7 @@ impl AttemptSink {
         self.check.sampled()
     }
 
-    /// Compares the prompt that the server says it used with the one that was sent.
+    /// Compares the prompt that the server reports with the one that was sent.
     ///
     /// # Errors
     /// If they differ: the server tokenized again, cut the prompt, or answers another request.
@@ -290,7 +290,7 @@ impl AttemptSink {
         self.send(held, None).await
     }
 
-    /// Sends a message to the thread, if there is anything to say.
+    /// Sends a message to the thread, if there is anything to send.
     ///
     /// # Errors
     /// If the engine was dropped; the attempt ends then.

@@ -40,8 +40,8 @@ pub(crate) fn max_new_tokens(
     }
 }
 
-/// The distribution that a server's log-probabilities are taken from. It is fixed when a server is
-/// started, and no answer says it, so the recipe has to.
+/// The distribution that a server's log-probabilities are taken from. It is fixed when a server is started,
+/// and no answer contains it, so the recipe must.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogprobMode {
     /// The model's logits as they are: the policy's own only at temperature 0 and 1.
@@ -122,7 +122,7 @@ impl AttemptCheck {
     /// Checks the next tokens and counts them as sampled.
     ///
     /// # Errors
-    /// With the first fault; then none of them counts.
+    /// The first fault; then none of the tokens counts.
     pub(crate) fn tokens(
         &mut self,
         ids: &[TokenId],

@@ -10,17 +10,17 @@ use std::fmt;
 /// Seconds after which a wait is given up. All are positive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timeouts {
-    /// For a TCP and TLS connection. Default: 5.
+    /// Time for a TCP and TLS connection. Default: 5.
     pub connect_s: f64,
-    /// From the request to its first token; covers the server's queue and the prompt. Default: 120.
+    /// Time from the request to its first token; covers the server's queue and the prompt. Default: 120.
     pub first_token_s: f64,
-    /// Between two pieces of a stream. Default: 60.
+    /// Time between two pieces of a stream. Default: 60.
     pub between_tokens_s: f64,
-    /// For one attempt; the tokens until then are kept, and another attempt goes on. Default: 1800.
+    /// Time for one attempt; its tokens are kept, and another attempt continues. Default: 1800.
     pub whole_s: f64,
-    /// For health checks and other small questions. Default: 10.
+    /// Time for health checks and other small requests. Default: 10.
     pub control_s: f64,
-    /// For loading weights, and for falling asleep or waking up. Default: 600.
+    /// Time for loading weights, and for falling asleep or waking up. Default: 600.
     pub load_s: f64,
 }
 
@@ -37,7 +37,7 @@ impl Default for Timeouts {
     }
 }
 
-/// Where a server is and what it cannot say about itself.
+/// Address of a server, and the facts that it does not report itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
     /// `http://` or `https://`, host, optional port and path; a final `/v1` is left out.
@@ -46,7 +46,7 @@ pub struct ServerConfig {
     pub api_key: Option<String>,
     /// Name of the served model; `None` takes the first one that the server lists.
     pub model: Option<String>,
-    /// Maximum tokens of prompt and output together, where the server does not say.
+    /// Maximum tokens of prompt and output together, if the server does not report it.
     pub context: Option<usize>,
     /// Number of token ids: lets unknown ids be refused before they are sent.
     pub vocab: Option<usize>,
@@ -72,7 +72,7 @@ impl ServerConfig {
 /// reproducible.
 pub type Jitter = Box<dyn FnMut() -> f64 + Send>;
 
-/// How a [`crate::RemoteEngine`] runs.
+/// Settings of a [`crate::RemoteEngine`].
 pub struct RemoteConfig {
     /// Limits and rules of the router.
     pub router: RouterConfig,
@@ -119,12 +119,20 @@ impl fmt::Debug for RemoteConfig {
 pub enum ConfigError {
     /// An address that no client can use.
     #[error("engine url `{url}`: {why}")]
-    Url { url: String, why: String },
+    Url {
+        /// Address as it was given.
+        url: String,
+        /// Reason in words.
+        why: String,
+    },
     /// A value outside its range.
     #[error("engine {name} = {value}: {allowed}")]
     Value {
+        /// Name of the setting.
         name: &'static str,
+        /// Value as it is printed.
         value: String,
+        /// Allowed values in words.
         allowed: String,
     },
     /// The thread or its runtime could not be started.

@@ -1,7 +1,7 @@
 //! Chooses the client for an address.
 //!
-//! With a kind in the address (`vllm+http://…`) nothing is asked and the server need not be up.
-//! Without one the server is asked once, at `/v1/models`, whose `owned_by` names the program.
+//! An address with a kind (`vllm+http://…`) needs no request, so the server need not be up. A server without
+//! a kind is asked once, at `/v1/models`, whose `owned_by` names the program.
 
 use crate::backend::Backend;
 use crate::check::LogprobMode;
@@ -84,11 +84,11 @@ pub fn split_url(text: &str) -> Result<(Option<EngineKind>, &str), ConfigError> 
 pub struct ConnectOptions {
     /// `None` asks the server what it is.
     pub kind: Option<EngineKind>,
-    /// For vLLM.
+    /// Options for vLLM.
     pub vllm: VllmOptions,
-    /// For SGLang.
+    /// Options for SGLang.
     pub sglang: SglangOptions,
-    /// Text to ids and back, for servers that know text only.
+    /// Text to ids and back, for servers that support only text.
     pub codec: Option<Arc<dyn TextCodec>>,
     /// Distinguishes this process from others that use the server.
     pub session: u64,
@@ -120,20 +120,27 @@ impl ConnectOptions {
 /// Reasons for which there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
+    /// The address or an option is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The kind of the server was not given and could not be found.
     #[error("{url} does not say what it is: {error}; name it, as in `vllm+{url}`")]
-    Unknown { url: String, error: AttemptError },
+    Unknown {
+        /// Address without a kind.
+        url: String,
+        /// Failure of the call that asks for the kind.
+        error: AttemptError,
+    },
 }
 
-/// Builds the client for a server. With a kind the server need not be up; without one this blocks
+/// Builds the client for a server. The server need not be up if its kind is given. Otherwise this blocks
 /// until the server answers, at most `control_s`.
 ///
 /// # Errors
 /// If the address cannot be one, or the server does not answer what it is.
 ///
 /// # Panics
-/// Without a kind, if called on a thread that runs an async runtime.
+/// If no kind is given and the caller's thread runs an async runtime.
 pub fn connect(
     server: ServerConfig,
     options: &ConnectOptions,

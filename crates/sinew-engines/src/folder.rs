@@ -42,10 +42,14 @@ pub enum FolderDtype {
 /// Reasons for which weights were not published. Nothing was put in place then.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
+    /// The file system refused an operation.
     #[error("{what} {path}: {error}")]
     Io {
+        /// The operation as a verb, such as `create`.
         what: &'static str,
+        /// File or folder of the operation.
         path: PathBuf,
+        /// Error of the operating system.
         error: std::io::Error,
     },
     /// The source names a tensor that it does not have.
@@ -54,12 +58,18 @@ pub enum FolderError {
     /// The source names no tensor.
     #[error("no tensor in the set")]
     Empty,
+    /// The manifest or the tensors could not be written as a file.
     #[error("write {path}: {why}")]
-    Format { path: PathBuf, why: String },
+    Format {
+        /// File that was written.
+        path: PathBuf,
+        /// Reason in words.
+        why: String,
+    },
 }
 
-/// Where weights are published: one directory for each version, seen by trainer and servers
-/// under the same path.
+/// Folder in which weights are published: one directory for each version, seen by trainer and servers under
+/// the same path.
 #[derive(Clone, Debug)]
 pub struct WeightsFolder {
     root: PathBuf,
@@ -78,9 +88,9 @@ pub struct WeightsFolder {
 pub(crate) struct Stage {
     /// The folder of all versions, as an absolute path.
     root: PathBuf,
-    /// Where the version is written.
+    /// Temporary folder of the version.
     pub(crate) path: PathBuf,
-    /// What that folder will be called.
+    /// Final path of that folder.
     target: PathBuf,
 }
 
@@ -90,13 +100,13 @@ const EMBEDDING: &str = "model.embed_tokens.weight";
 const OUTPUT: &str = "lm_head.weight";
 
 /// A tensor of a safetensors file: shape, type, bytes.
-struct Stored<'a> {
+struct FileTensor<'a> {
     shape: &'a [usize],
     bytes: Cow<'a, [u8]>,
     dtype: Dtype,
 }
 
-impl View for &Stored<'_> {
+impl View for &FileTensor<'_> {
     fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -127,10 +137,9 @@ impl WeightsFolder {
         }
     }
 
-    /// With `true`, a model whose output matrix is its embedding is written with both tensors, for
-    /// servers that were started with both: vLLM 0.32 on a CPU packs the output matrix once and
-    /// keeps that copy when it loads new weights, unless it has a tensor of its own. Default:
-    /// `false`.
+    /// Whether a model whose output matrix is its embedding is written with both tensors. Servers that were
+    /// started with both need this: vLLM 0.32 on a CPU packs the output matrix once, and keeps that copy when
+    /// it loads new weights, unless the matrix is a separate tensor. Default: `false`.
     #[must_use]
     pub fn untied(mut self, untied: bool) -> Self {
         self.untied = untied;
@@ -154,7 +163,7 @@ impl WeightsFolder {
         Ok(target)
     }
 
-    /// Where versions are published.
+    /// Folder of all versions.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
@@ -241,7 +250,7 @@ impl WeightsFolder {
                 blake3: blake3::hash(&bytes).to_hex().to_string(),
                 delta: None,
             });
-            stored.push(Stored {
+            stored.push(FileTensor {
                 shape,
                 bytes,
                 dtype,

@@ -1,7 +1,7 @@
 //! Output formats at outside engines: their own guided decoding, or as advice.
 //!
-//! Their masks are not known here, so that tokens that they sample under a format cannot be
-//! trained; tokens that were sampled freely, with the format as advice, can be.
+//! Their masks are not known here, so tokens that they sample under a format cannot be trained. Tokens that
+//! were sampled freely, with the format as advice, can be.
 //!
 //! | format | vLLM, in `structured_outputs` | SGLang, in `sampling_params` |
 //! |---|---|---|
@@ -20,7 +20,7 @@ use sinew_types::{
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// How an output format of a request is handled.
+/// Handling of a request's output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FormatMode {
     /// The server enforces it by its own guided decoding; its tokens are not trained on.
@@ -163,7 +163,7 @@ pub(crate) fn sglang(format: &Format) -> Result<(&'static str, Value), EngineErr
     })
 }
 
-/// A regular expression that matches `text` alone.
+/// A regular expression that matches only `text`.
 fn escaped(text: &str) -> String {
     let special = |c: char| "\\.+*?()|[]{}^$/-".contains(c);
     let mut out = String::new();

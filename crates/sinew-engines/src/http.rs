@@ -1,5 +1,5 @@
-//! HTTP calls to model servers. Every call has a connection of its own: closing it aborts a
-//! generation, and no stale connection is met.
+//! HTTP calls to model servers. Every call has a separate connection: closing it aborts a generation, and no
+//! stale connection is met.
 //!
 //! | answer | error | consequence |
 //! |---|---|---|
@@ -54,7 +54,7 @@ impl Http {
     /// A client of the server at `url`. It follows no redirects and uses no proxy.
     ///
     /// # Errors
-    /// If `url` is no `http://` or `https://` address, or `api_key` no header value.
+    /// If `url` is not an `http://` or `https://` address, or `api_key` not a header value.
     pub(crate) fn new(
         url: &str,
         api_key: Option<&str>,

@@ -1,9 +1,9 @@
-//! Outside engines behind the `Engine` port, and the router in front of several.
+//! Outside engines as implementations of the `Engine` port, and the router in front of several.
 //!
-//! A request is carried out as one or more **attempts**: calls to one server, each sampled by one
-//! version of the weights. An attempt that fails, is interrupted by new weights or meets a dying
-//! server is followed by another one, on any engine that can serve, which starts from the ids so
-//! far: nothing is tokenized again and no token that arrived is lost.
+//! A request is carried out as one or more **attempts**: calls to one server, each sampled by one version of
+//! the weights. Another attempt follows one that fails, is interrupted by new weights or meets a dying
+//! server. It runs on any engine that can serve and starts from the ids so far: nothing is tokenized again
+//! and no token that arrived is lost.
 //!
 //! | part | purpose |
 //! |---|---|
@@ -19,13 +19,16 @@
 //! - Every submitted request gets exactly one last event.
 //! - No attempt starts on an engine that is not healthy or whose weights are not verified to be of
 //!   the requested version; a token is handed on with the version its attempt was given.
-//! - Ids, log-probabilities and the reason of the end are checked before they are handed on: as
-//!   many log-probabilities as ids, all finite, the echoed prompt the one that was sent.
+//! - Ids, log-probabilities and the reason of the end are checked before they are handed on: as many
+//!   log-probabilities as ids, all finite, the echoed prompt equal to the sent one.
 //! - Every wait has a deadline, every queue, answer and retry a bound.
 //!
-//! To test: the router is driven with histories of events and a clock of numbers; backends are
-//! tested against servers in this process that answer with recorded bytes.
+//! Tests drive the router with histories of events and a clock of numbers. Backends are tested against
+//! servers in this process that answer with recorded bytes.
 
+#![warn(missing_docs)]
+
+mod answer_pieces;
 mod attempt;
 mod backend;
 mod check;
@@ -39,7 +42,6 @@ mod http;
 mod local;
 mod metrics;
 mod openai;
-mod pieces;
 pub mod route;
 mod sglang;
 mod shared;
@@ -59,8 +61,8 @@ pub use local::LocalBackend;
 pub use openai::{OpenaiBackend, TextCodec};
 pub use sglang::{SglangBackend, SglangOptions};
 pub use shared::{
-    FollowError, Followed, FollowedWeights, Heard, Published, Publisher, SharedWeights,
-    WeightsFollower, follow,
+    FollowError, FollowEvent, FollowedWeights, PublishObserver, PublishedVersion, Publisher,
+    SharedWeights, WeightsFollower, follow,
 };
 pub use sse::SseParser;
 pub use vllm::{VllmApi, VllmBackend, VllmOptions};

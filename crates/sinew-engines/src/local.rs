@@ -1,8 +1,7 @@
 //! Another engine of this process behind the router, such as the embedded one.
 //!
-//! It needs no network and reports its version with every token. Weights are loaded from tensors; a
-//! second load from a folder alone is not supported, so an engine that failed a load stays unused
-//! until the next one.
+//! It needs no network and reports its version with every token. Weights are loaded from tensors; a second
+//! load only from a folder is not supported, so an engine that failed a load stays unused until the next one.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
 use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};

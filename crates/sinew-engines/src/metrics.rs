@@ -11,7 +11,7 @@ pub(crate) struct Sample {
     pub(crate) value: f64,
 }
 
-/// Every sample of an answer; lines that are no sample are skipped: a server may add any.
+/// Every sample of an answer; lines that are not a sample are skipped: a server may add any.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     samples: Vec<Sample>,

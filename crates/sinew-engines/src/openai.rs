@@ -1,9 +1,9 @@
 //! Any server with `/v1/completions`: for evaluation only.
 //!
-//! The protocol has no token ids and no versions of weights, so nothing that it samples may be
-//! trained on; [`sinew_types::Fidelity::Evaluation`] says so. Where a server adds ids of its
-//! own to the log-probabilities (llama.cpp does), they are used; elsewhere a [`TextCodec`]
-//! makes ids from the text, which need not be those that were sampled.
+//! The protocol has no token ids and no versions of weights, so nothing that it samples may be trained on;
+//! its fidelity is [`sinew_types::Fidelity::Evaluation`]. Some servers add ids to the log-probabilities
+//! (llama.cpp does), and those are used. Otherwise a [`TextCodec`] makes ids from the text, which may differ
+//! from the sampled ones.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
 use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
@@ -19,7 +19,7 @@ use sinew_types::{EngineError, Fidelity, FinishReason, PolicyVersion, SamplingPa
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Text to ids and back, for servers that know text only. Implemented by the renderer's tokenizer.
+/// Text to ids and back, for servers that support only text. Implemented by the renderer's tokenizer.
 pub trait TextCodec: Send + Sync {
     /// The text of `ids`, control tokens written out.
     fn decode(&self, ids: &[TokenId]) -> String;
@@ -86,8 +86,8 @@ struct Content {
 }
 
 impl OpenaiBackend {
-    /// A client of the server of `config`, which need not be up yet. With a `codec` the server is
-    /// sent text, and its text is made into ids if it returns none; without one it is sent ids and
+    /// A client of the server of `config`, which need not be up yet. A `codec` makes it send text, and turn
+    /// the server's text into ids if the server returns none. Without a codec it sends ids, and the server
     /// must return ids.
     ///
     /// # Errors
@@ -106,8 +106,8 @@ impl OpenaiBackend {
         })
     }
 
-    /// Sends these fields along, for servers with defaults of their own: llama.cpp keeps the
-    /// 40 most likely tokens unless it is sent `top_k = 0` and `min_p = 0`.
+    /// Sends these fields along, for servers with their own defaults: llama.cpp keeps the 40 most likely
+    /// tokens unless it is sent `top_k = 0` and `min_p = 0`.
     #[must_use]
     pub fn with_extra(mut self, extra: Map<String, Value>) -> Self {
         self.extra = extra;
@@ -223,8 +223,8 @@ impl OpenaiBackend {
         self.end(&finish, attempt, max_tokens, sink).await
     }
 
-    /// Translates the reason of the end. The protocol does not say which token or string ended an
-    /// output, nor is it a part of the text: the first stop id stands for it.
+    /// Translates the reason of the end. The protocol does not report which token or string ended an output,
+    /// nor is it a part of the text: the first stop id stands for it.
     async fn end(
         &self,
         finish: &str,
@@ -248,7 +248,7 @@ impl OpenaiBackend {
                 }
                 match attempt.sampling.stop_strings.first() {
                     Some(text) => sink.end(&ServerEnd::StopString(text.clone())).await,
-                    // It has an end of its own, which was not asked for.
+                    // It has its own end, which was not asked for.
                     None => Ok(FinishReason::Length),
                 }
             }
@@ -341,7 +341,7 @@ impl Backend for OpenaiBackend {
         async move {
             match self.http.get_bytes("/health").await {
                 Ok(_) => {}
-                // It is no part of the protocol; the list of models is.
+                // It is not a part of the protocol; the list of models is.
                 Err(AttemptError::Status { .. }) => {
                     self.http.get_bytes("/v1/models").await?;
                 }

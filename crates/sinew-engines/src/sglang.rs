@@ -1,13 +1,14 @@
 //! SGLang: `/generate` with ids, weights from a folder, abort.
 //!
-//! Facts are from the schemas of SGLang 0.5.23. Every piece of an answer says which weights
-//! sampled it, so a wrong version is found before its tokens are handed on. Its
-//! log-probabilities are taken after the temperature and the logit bias, and before truncation, unless the
-//! server runs with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`: then they are the model's own. What would make them
-//! differ from those of the policy that samples is refused.
+//! Facts are from the schemas of SGLang 0.5.23. Every piece of an answer names the weights that sampled it,
+//! so a wrong version is found before its tokens are handed on. Its log-probabilities are taken after the
+//! temperature and the logit bias, and before truncation, unless the server runs with
+//! `SGLANG_RETURN_ORIGINAL_LOGPROB=1`: then they are the model's own. Options that would make them differ
+//! from the sampling policy's are refused.
 
 mod wire;
 
+use crate::answer_pieces::AnswerPieces;
 use crate::attempt::{Attempt, AttemptEnd, AttemptId};
 use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
 use crate::check::{LogprobMode, raw_fits, refused};
@@ -16,7 +17,6 @@ use crate::error::{AttemptError, Stage};
 use crate::guided;
 use crate::http::{self, Http, within};
 use crate::metrics::Metrics;
-use crate::pieces::Pieces;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
@@ -129,7 +129,7 @@ impl SglangBackend {
         Ok(limits)
     }
 
-    /// The label of the server's weights. Until version 0.5 the path was `/get_model_info`.
+    /// The label of the server's weights. Versions below 0.5 have the path `/get_model_info` instead.
     async fn weights(&self) -> Result<ServedWeights, AttemptError> {
         let info: ModelInfo = match self.http.get("/model_info").await {
             Err(AttemptError::Status { status: 404, .. }) => {
@@ -167,7 +167,7 @@ impl SglangBackend {
         sink: &mut AttemptSink,
     ) -> Result<AttemptEnd, AttemptError> {
         let mut events = self.http.stream("/generate", body).await?;
-        let mut pieces = Pieces::default();
+        let mut pieces = AnswerPieces::default();
         while let Some(data) = events.next().await? {
             let Some(chunk) = http::event::<wire::Chunk>(&data)? else {
                 break;
@@ -239,7 +239,7 @@ impl SglangBackend {
         }
     }
 
-    /// Labels the server's weights; running requests go on.
+    /// Labels the server's weights; running requests continue.
     async fn set_label(&self, label: &str) -> Result<(), AttemptError> {
         let body = json!({ "new_version": label, "abort_all_requests": false });
         let control_s = self.http.timeouts.control_s;

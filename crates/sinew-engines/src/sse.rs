@@ -1,5 +1,5 @@
-//! Server-sent events, put together from the pieces that arrive. Pure. Not by eventsource-stream,
-//! which bounds no event.
+//! Server-sent events, put together from the pieces that arrive. Pure. The crate eventsource-stream is not
+//! used, as it bounds no event.
 //! <https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream>
 
 /// Maximum length of an event; a cumulative answer of a long context fits.

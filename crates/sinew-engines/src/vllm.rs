@@ -1,15 +1,16 @@
 //! vLLM: token ids in and out, weights from a folder, sleep.
 //!
-//! Facts are from the schemas that vLLM 0.32 publishes: `/v1/completions` takes ids as
-//! `prompt` and gives ids with `return_token_ids`; `/inference/v1/generate` is token ids only
-//! (server flag `--enable-scale-out`); weights, their label, pause and sleep are on the
-//! development endpoints (`VLLM_SERVER_DEV_MODE=1`). Log-probabilities are those of the raw
-//! logits, which fit temperatures 0 and 1; with `--logprobs-mode processed_logprobs` they are taken after
-//! temperature, bias and truncation, which fits any temperature without the other two. What would make them
-//! differ from those of the policy that samples is refused.
+//! Facts are from the schemas that vLLM 0.32 publishes: `/v1/completions` takes ids as `prompt` and returns
+//! ids with `return_token_ids`; `/inference/v1/generate` is token ids only (server flag
+//! `--enable-scale-out`); weights, their label, pause and sleep are on the development endpoints
+//! (`VLLM_SERVER_DEV_MODE=1`). Log-probabilities are those of the raw logits, which fit temperatures 0 and 1.
+//! The flag `--logprobs-mode processed_logprobs` takes them after temperature, bias and truncation, which
+//! fits any temperature without the other two. Options that would make them differ from the sampling policy's
+//! are refused.
 
 mod wire;
 
+use crate::answer_pieces::AnswerPieces;
 use crate::attempt::{Attempt, AttemptEnd};
 use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
 use crate::check::{LogprobMode, raw_fits, refused};
@@ -18,7 +19,6 @@ use crate::error::{AttemptError, Stage};
 use crate::guided;
 use crate::http::{self, Http, within};
 use crate::metrics::Metrics;
-use crate::pieces::Pieces;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
@@ -26,13 +26,13 @@ use serde_json::{Value, json};
 use sinew_types::{EngineError, Fidelity, PolicyVersion, SamplingParams};
 use std::sync::{Mutex, PoisonError};
 
-/// Which endpoint generates.
+/// Endpoint that generates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VllmApi {
     /// `/v1/completions`: always there.
     Completions,
-    /// `/inference/v1/generate`: smaller answers, and the server itself says which weights
-    /// sampled which token.
+    /// `/inference/v1/generate`: smaller answers, and the server itself reports which weights sampled which
+    /// token.
     Generate,
 }
 
@@ -51,8 +51,8 @@ pub struct VllmOptions {
 }
 
 impl VllmOptions {
-    /// vLLM raises temperatures between 0 and this one to it, with a warning in its log alone; they
-    /// are refused here.
+    /// vLLM raises temperatures between 0 and this one to it, and warns only in its log; they are refused
+    /// here.
     pub const LOWEST_TEMPERATURE: f32 = 0.01;
 }
 
@@ -179,8 +179,8 @@ impl VllmBackend {
         self.weights().await?.verify(version)
     }
 
-    /// Runs an attempt. The version is verified before and after it: `/v1/completions` does not say
-    /// which weights sampled, so a swap by another client in between shows only then.
+    /// Runs an attempt. The version is verified before and after it: `/v1/completions` does not report which
+    /// weights sampled, so a swap by another client in between shows only then.
     async fn run(
         &self,
         attempt: &Attempt,
@@ -223,7 +223,7 @@ impl VllmBackend {
         sink: &mut AttemptSink,
     ) -> Result<AttemptEnd, AttemptError> {
         let mut events = self.http.stream(path, body).await?;
-        let mut pieces = Pieces::default();
+        let mut pieces = AnswerPieces::default();
         while let Some(data) = events.next().await? {
             let Some(chunk) = http::event::<wire::Chunk>(&data)? else {
                 break;
@@ -303,7 +303,7 @@ impl VllmBackend {
         }
     }
 
-    /// Labels the server's weights. On a server without labels nothing happens.
+    /// Labels the server's weights. Does nothing for a server without labels.
     async fn set_label(&self, label: &str) -> Result<(), AttemptError> {
         let control_s = self.http.timeouts.control_s;
         let body = json!({ "new_version": label });

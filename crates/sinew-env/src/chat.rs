@@ -1,8 +1,8 @@
 //! Environment `chat`: a prompt, one answer of the model, and the rewards of the recipe.
 //!
-//! It brings no tasks and no score of its own: rows come from `[tasks]`, and a [`Rewarded`](crate::Rewarded)
-//! factory around it scores the answer. Alone, every episode is unscored. The gold policy says a
-//! column of the row.
+//! It has no tasks and no score: rows come from `[tasks]`, and a [`Rewarded`](crate::Rewarded) factory around
+//! it scores the answer. Otherwise every episode is unscored. The gold policy answers with a column of the
+//! row.
 
 use crate::port::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
@@ -14,7 +14,7 @@ use futures::FutureExt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sinew_types::{Given, Gives, Message, Outcome, Role, Task};
+use sinew_types::{Gives, InputPresence, Message, Outcome, Role, Task};
 use std::sync::Arc;
 
 /// The environment of the registry.
@@ -70,7 +70,7 @@ impl EnvConfig for Chat {
     }
 
     fn gives(&self) -> Gives {
-        Gives::all(Given::No(ONE_ANSWER))
+        Gives::all(InputPresence::No(ONE_ANSWER))
     }
 }
 
@@ -82,7 +82,7 @@ pub struct ChatFactory {
 }
 
 impl ChatFactory {
-    /// The right answer of a task as the model would say it.
+    /// The right answer of a task as the model would write it.
     fn answer(&self, task: &Task) -> Result<Option<String>, EnvError> {
         let Some(column) = &self.gold else {
             return Ok(None);

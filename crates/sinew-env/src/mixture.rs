@@ -2,11 +2,11 @@
 //!
 //! A task of a mixture belongs to one member, whose name begins its id and its type: `math:tasks/train/3` of
 //! type `math:easy`. [`MixtureFactory`] gives the task to that member without the name, so that members do
-//! not know of the mixture. Names have no `:`, and are unique.
+//! not depend on the mixture. Names have no `:`, and are unique.
 //!
-//! Training tasks are those of the members one after the other: how often each is drawn is decided by what
-//! draws them ([`Taskset::members`]). Held-out tasks take turns, so that the first `n` of them
-//! measure all members alike.
+//! Training tasks are those of the members one after the other; the caller decides how often each is drawn
+//! ([`Taskset::members`]). Held-out tasks take turns, so that the first `n` of them measure all members
+//! equally.
 
 use crate::port::{Action, Capabilities, Env, EnvError, EnvFactory};
 use crate::reward::{GroupReward, Reward};
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Between the name of a member and the rest of a task's id or type.
+/// Separator between the name of a member and the rest of a task's id or type.
 const SEPARATOR: char = ':';
 
 /// The tasks of several environments.
@@ -37,8 +37,8 @@ impl std::fmt::Debug for MixtureTasks {
 /// Checks the names of members.
 ///
 /// # Errors
-/// For an empty name, a name with other characters than letters, digits, `.`, `_` and `-`, and a name that
-/// another member has.
+/// If a name is empty, has other characters than letters, digits, `.`, `_` and `-`, or is that of another
+/// member.
 fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), TasksetError> {
     let mut seen = std::collections::BTreeSet::new();
     for name in names {
@@ -65,7 +65,7 @@ impl MixtureTasks {
     /// Joins the tasks of members, each with its name.
     ///
     /// # Errors
-    /// For an invalid name, and for two equal ones.
+    /// If a name is invalid, or two are equal.
     pub fn new(members: Vec<(String, Arc<dyn Taskset>)>) -> Result<Self, TasksetError> {
         check_names(members.iter().map(|(name, _)| name.as_str()))?;
         Ok(Self { members })
@@ -105,7 +105,7 @@ fn in_turn(lens: &[usize], mut index: usize) -> Option<(usize, usize)> {
     let mut done = 0;
     loop {
         let open: Vec<usize> = (0..lens.len()).filter(|&i| lens[i] > done).collect();
-        // Until the shortest of them ends, all take part in every round.
+        // All members take part in every round until the shortest of them ends.
         let until = open.iter().map(|&i| lens[i]).min()?;
         let items = (until - done).saturating_mul(open.len());
         if index < items {
@@ -176,7 +176,7 @@ impl MixtureFactory {
         Self { members }
     }
 
-    /// The member of a task, and the task as the member knows it.
+    /// The member of a task, and the task as the member names it.
     fn member(&self, task: &Task) -> Result<(&dyn EnvFactory, Task), EnvError> {
         let name = member_of(&task.id);
         let found = self.members.iter().find(|(n, _)| n == name);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every item comes once, and no list is more than one item ahead of another that goes on.
+        /// Every item comes once, and no list is more than one item ahead of another that continues.
         #[test]
         fn held_out_tasks_take_turns(lens in prop::collection::vec(0usize..9, 0..6)) {
             let all: usize = lens.iter().sum();

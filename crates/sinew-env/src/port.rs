@@ -3,7 +3,8 @@
 use crate::reward::{GroupReward, Reward};
 use futures::future::BoxFuture;
 use sinew_types::{
-    Component, Content, FailureKind, Given, Gives, Message, Outcome, Role, Task, ToolCall, ToolSpec,
+    Component, Content, FailureKind, Gives, InputPresence, Message, Outcome, Role, Task, ToolCall,
+    ToolSpec,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,12 +20,20 @@ pub enum EnvError {
     Worker(String),
     /// The task is invalid or belongs to another environment.
     #[error("task {task}: {message}")]
-    Task { task: String, message: String },
+    Task {
+        /// Id of the task.
+        task: String,
+        /// Reason in words.
+        message: String,
+    },
     /// A key of the recipe's `[env]` section is invalid.
     #[error("env.{field} = {value}: {allowed}")]
     Config {
+        /// Name of the key, without `env.`.
         field: &'static str,
+        /// Value as it is printed.
         value: String,
+        /// Allowed values in words.
         allowed: String,
     },
     /// The methods were called in the wrong order.
@@ -69,7 +78,12 @@ pub enum CallNotation {
     Template,
     /// Notation of the environment's own prompt, for models without tool training: text between `<tag>` and
     /// `</tag>` calls `tool` with the argument `code`.
-    Tag { tag: String, tool: String },
+    Tag {
+        /// Name between `<` and `>`, without them.
+        tag: String,
+        /// Name of the tool that is called.
+        tool: String,
+    },
 }
 
 /// A turn of the model.
@@ -100,7 +114,7 @@ impl Action {
         }
     }
 
-    /// The turn taken apart, also where its thoughts stand in tags that the template does not know.
+    /// The turn taken apart, also if its thoughts stand in tags that the template does not have.
     pub fn turn(&self) -> sinew_answer::Turn {
         sinew_answer::Turn::of_parts(self.reasoning.as_deref(), &self.text)
     }
@@ -191,7 +205,7 @@ pub trait Env: Send {
     }
 
     /// Takes all messages of an episode that a program from outside played, between `reset` and the one
-    /// `step` with its answer. Rewards see them; an environment scores the answer alone.
+    /// `step` with its answer. Rewards see them; an environment scores only the answer.
     fn played(&mut self, messages: Vec<Message>) {
         drop(messages);
     }
@@ -216,8 +230,8 @@ pub struct Capabilities {
     pub concurrent: bool,
     /// Equal actions on equal tasks give equal observations, rewards and states.
     pub deterministic: bool,
-    /// What algorithms can read of the episodes, as far as it is known before one runs. With
-    /// [`Gives::states`], equal values of [`StepResult::state_hash`] mean equal states.
+    /// Data of the episodes that algorithms can read, as far as it is known before one runs. If
+    /// [`Gives::states`] is set, equal values of [`StepResult::state_hash`] mean equal states.
     pub gives: Gives,
     /// Maximum number of environments at once, 1 or more. A run starts no more episodes than that. `None`:
     /// any number.
@@ -227,7 +241,7 @@ pub struct Capabilities {
 impl Capabilities {
     /// True if every turn that does not end an episode has a hash of its state.
     pub fn states(&self) -> bool {
-        self.gives.states == Given::Yes
+        self.gives.states == InputPresence::Yes
     }
 }
 
@@ -271,8 +285,8 @@ pub trait EnvFactory: Send + Sync {
         None
     }
 
-    /// Reward that scores an episode of a task from its sample alone, so that a stored one can be scored
-    /// anew. `None`: only a running environment can.
+    /// Reward that scores an episode of a task from only its sample, so that a stored one can be scored anew.
+    /// `None`: only a running environment can.
     fn reward(&self, task: &Task) -> Option<Arc<dyn Reward>> {
         let _ = task;
         None
@@ -287,8 +301,8 @@ pub trait EnvFactory: Send + Sync {
 }
 
 /// Validates tasks without a model. The gold policy must succeed on every task, and the environments must
-/// have their declared [`Capabilities`]. Where there is no gold policy, an episode must start. Returns the
-/// total number of turns.
+/// have their declared [`Capabilities`]. If there is no gold policy, an episode must start. Returns the total
+/// number of turns.
 ///
 /// # Errors
 /// The first invalid task, with the reason.
@@ -312,7 +326,7 @@ pub async fn validate(factory: &dyn EnvFactory, tasks: &[Task]) -> Result<usize,
                 "its solution fails after {turns} turns with reward {reward}"
             )));
         }
-        // After the last turn there is no state to act on.
+        // The last turn leaves no state to act on.
         if capabilities.states() && states.iter().take(*turns).any(Option::is_none) {
             return Err(broken("a state has no hash, though it should".into()));
         }
@@ -350,7 +364,7 @@ pub async fn gold_run(factory: &dyn EnvFactory, task: &Task) -> Result<(Outcome,
 /// Hash of a state, if the environment has states.
 type State = Option<u64>;
 
-/// As [`gold_run`], and also returns the states before each turn.
+/// Plays like [`gold_run`], and also returns the states before each turn.
 async fn gold_states(
     factory: &dyn EnvFactory,
     task: &Task,

@@ -1,7 +1,7 @@
 //! Registry of the environments that recipes can name.
 //!
 //! An environment is one file with its documented keys ([`EnvConfig`]), requirements and constructors.
-//! [`ENVIRONMENTS`] has one line for each. The documentation, the schema for editors and the checks of a
+//! [`BUILT_IN`] has one line for each. The documentation, the schema for editors and the checks of a
 //! recipe are generated from it.
 
 use crate::port::{EnvError, EnvFactory};
@@ -11,7 +11,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_sandbox::{SandboxProvider, SandboxSpec};
-use sinew_types::{Given, Gives};
+use sinew_types::{Gives, InputPresence};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -19,7 +19,29 @@ use std::sync::Arc;
 use toml::de::ValueDeserializer;
 
 /// The environments of this crate, in the order of the documentation. Crates above it have others.
-pub static ENVIRONMENTS: [EnvKind; 3] = [chat::KIND, math::KIND, tiny::KIND];
+pub const BUILT_IN: [&EnvKind; 3] = [&chat::KIND, &math::KIND, &tiny::KIND];
+
+/// The environments that a recipe can name. The assembly of a program makes it and hands it to all readers of
+/// recipes.
+#[derive(Clone, Copy, Debug)]
+pub struct Registry(&'static [&'static EnvKind]);
+
+impl Registry {
+    /// These environments, in the order of the documentation. Each has its own name.
+    pub const fn new(kinds: &'static [&'static EnvKind]) -> Self {
+        Self(kinds)
+    }
+
+    /// All environments.
+    pub fn kinds(self) -> impl Iterator<Item = &'static EnvKind> {
+        self.0.iter().copied()
+    }
+
+    /// The environment with this name.
+    pub fn find(self, name: &str) -> Option<&'static EnvKind> {
+        self.kinds().find(|kind| kind.name == name)
+    }
+}
 
 /// Requirements of an environment in addition to a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,17 +53,17 @@ pub struct Needs {
     pub alphabet: Option<&'static str>,
     /// Rows of the recipe's `[tasks]` can be its tasks.
     pub rows: bool,
-    /// It has no tasks of its own, so that the recipe must have rows.
+    /// It has no separate tasks, so that the recipe must have rows.
     pub tasks: bool,
-    /// It has no score of its own, so that the recipe must have a reward.
+    /// It has no score, so that the recipe must have a reward.
     pub reward: bool,
 }
 
 /// Whether turns have rewards, by the key `process_reward`.
-pub(crate) fn turn_rewards(process_reward: f64) -> Given {
+pub(crate) fn turn_rewards(process_reward: f64) -> InputPresence {
     match process_reward > 0.0 {
-        true => Given::Yes,
-        false => Given::No("env.process_reward = 0; set it above 0"),
+        true => InputPresence::Yes,
+        false => InputPresence::No("env.process_reward = 0; set it above 0"),
     }
 }
 
@@ -98,8 +120,8 @@ pub trait EnvConfig: fmt::Debug + Send + Sync {
     /// Creates the taskset. Equal seeds yield equal tasks.
     fn taskset(&self, seed: u64) -> Result<Arc<dyn Taskset>, TasksetError>;
 
-    /// As [`taskset`](Self::taskset), with limits for code of a user that makes the tasks. Without effect on
-    /// tasks that no such code makes.
+    /// Creates the taskset like [`taskset`](Self::taskset), with limits for code of a user that makes the
+    /// tasks. The limits have no effect on other tasks.
     fn taskset_within(
         &self,
         seed: u64,
@@ -111,8 +133,8 @@ pub trait EnvConfig: fmt::Debug + Send + Sync {
     /// Creates the factory. `sandboxes` is `Some` if and only if [`Needs::sandbox`] is set.
     fn factory(&self, sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError>;
 
-    /// What algorithms can read of the episodes. What only the code of a class or a server decides is
-    /// [`Given::Maybe`] here; its factory may know more
+    /// Data of the episodes that algorithms can read. A fact that only the code of a class or a server
+    /// decides is [`InputPresence::Maybe`] here; its factory may know more
     /// ([`Capabilities::gives`](crate::Capabilities::gives)).
     fn gives(&self) -> Gives;
 
@@ -201,7 +223,7 @@ mod tests {
 
     #[test]
     fn every_environment_has_keys_with_documentation_and_defaults() {
-        for kind in &ENVIRONMENTS {
+        for kind in BUILT_IN {
             let (config, _) = kind.read(keys("{}")).unwrap();
             config.check().unwrap();
             let tasks = config.taskset(1);

@@ -1,8 +1,8 @@
 //! The `Reward` port: functions that score finished episodes.
 //!
-//! A reward sees a [`RewardSample`]: the task and everything that the model said and did, as messages.
-//! It does not see tokens, and it runs after the episode, apart from its environment. The environment's
-//! own score stays in [`RewardSample::metrics`].
+//! A reward gets a [`RewardSample`]: the task and all texts and calls of the model, as messages. It does not
+//! get tokens, and it runs after the episode, separately from its environment. The environment's own score
+//! stays in [`RewardSample::metrics`].
 //!
 //! A reward that cannot judge a sample returns [`Unscored`] with the reason. Callers never replace it with
 //! 0: the sample leaves the loss and the baseline of its group, and the reason is counted.
@@ -52,7 +52,7 @@ pub struct RewardSample {
     /// All messages in order: prompt, turns of the model, observations.
     pub messages: Vec<Message>,
     /// The answer: text of the model's last turn, without control tokens and thoughts. Empty if the model
-    /// said nothing, or did not finish its thought.
+    /// wrote nothing, or did not finish its thought.
     pub output: String,
     /// The thoughts of that turn. `None`: it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -67,13 +67,13 @@ pub struct RewardSample {
     pub calls: Vec<ToolCall>,
     /// Measurements of the episode by name, as far as the environment made any.
     pub metrics: BTreeMap<String, f64>,
-    /// What the environment's state was at the end, where it shows one: see [`crate::Env::end_state`].
+    /// Final state of the environment, if it shows one: see [`crate::Env::end_state`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<Value>,
 }
 
 impl RewardSample {
-    /// A turn of the model for a task, without messages, calls and measurements. Its thoughts are no part of
+    /// A turn of the model for a task, without messages, calls and measurements. Its thoughts are not part of
     /// the output.
     pub fn new(task: Task, said: impl Into<String>) -> Self {
         let mut sample = Self {
@@ -161,7 +161,7 @@ impl Score {
         }
     }
 
-    /// Outcome of an episode with this score alone.
+    /// Outcome of an episode with only this score.
     pub fn into_outcome(self) -> Outcome {
         Outcome {
             reward: self.value,
@@ -186,7 +186,7 @@ impl Unscored {
     /// Maximum characters of a reason: it stands in every trace and counts as a key of metrics.
     pub const MAX_REASON: usize = 300;
 
-    /// Creates a missing score. Of `reason`, the first line up to [`Unscored::MAX_REASON`] is kept.
+    /// Creates a missing score. The first line of `reason`, up to [`Unscored::MAX_REASON`], is kept.
     pub fn new(reason: impl Into<String>) -> Self {
         let reason: String = reason.into();
         let line = reason.lines().next().unwrap_or_default();
@@ -209,7 +209,7 @@ pub trait Reward: Send + Sync {
     /// Name in recipes, metrics and reports.
     fn name(&self) -> &str;
 
-    /// Whether the value says nothing about success, as that of a length penalty.
+    /// Whether the value does not measure success, as that of a length penalty.
     fn is_penalty(&self) -> bool {
         false
     }

@@ -1,6 +1,6 @@
-//! Any environment, scored by a reward of the recipe in place of its own score.
+//! Any environment, scored by a reward of the recipe instead of its own score.
 //!
-//! The environment's own score stays in the metrics, as `env/reward` and `env/success`, where it has one.
+//! The environment's own score stays in the metrics, as `env/reward` and `env/success`, if it has one.
 //! Process rewards of turns stay as they are.
 
 use crate::port::{
@@ -95,12 +95,12 @@ impl EnvFactory for Rewarded {
     }
 }
 
-/// One episode, with what was said so far.
+/// One episode, with its messages so far.
 struct RewardedEnv {
     inner: Box<dyn Env>,
     reward: Arc<dyn Reward>,
     sample: RewardSample,
-    /// What a program from outside said and did, which the turns of this environment do not have.
+    /// Messages of a program from outside, which the turns of this environment do not have.
     played: Vec<Message>,
 }
 
@@ -184,7 +184,7 @@ impl Env for RewardedEnv {
     }
 }
 
-/// Plays one turn that says `said`, and scores it. A reward of a group gets two members that said it.
+/// Plays one turn with the text `said`, and scores it. A reward of a group gets two members with that text.
 ///
 /// # Errors
 /// If the environment fails.

@@ -1,9 +1,9 @@
 //! A deterministic environment for a model that is trained from scratch in seconds.
 //!
-//! A walker `A` is in a corridor. The goal is an arrow that points from the walker to it (`..A.>...`). In
-//! each turn the first `l` or `r` of the model's text moves the walker one cell, and the new picture is the
+//! A walker `A` is in a corridor. The goal is an arrow that points from the walker to it (`..A.>...`). The
+//! first `l` or `r` of the model's text moves the walker one cell in each turn, and the new picture is the
 //! observation. Other text does not move it. The task ends when the walker reaches the goal, which is one or
-//! two cells away. Within four turns a uniformly random policy solves about a third of the episodes.
+//! two cells away. A uniformly random policy solves about a third of the episodes within four turns.
 
 use crate::port::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
@@ -14,7 +14,7 @@ use crate::rng::hash64;
 use crate::taskset::{Split, Taskset, TasksetError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sinew_types::{Given, Gives, Message, Outcome, Role, Task, TaskId};
+use sinew_types::{Gives, InputPresence, Message, Outcome, Role, Task, TaskId};
 use std::sync::Arc;
 
 /// Characters of pictures and moves. A character tokenizer needs no others.
@@ -126,13 +126,13 @@ pub const KIND: EnvKind = EnvKind::new::<Tiny>(
     },
 );
 
-/// What algorithms can read of a walk: a move counts as a call, and one against the wall as its error.
+/// Data of a walk that algorithms can read: a move counts as a call, and one against the wall as its error.
 fn gives(process_reward: f64) -> Gives {
     Gives {
-        states: Given::Yes,
+        states: InputPresence::Yes,
         turn_rewards: turn_rewards(process_reward),
-        tool_counts: Given::Yes,
-        format_penalty: Given::Yes,
+        tool_counts: InputPresence::Yes,
+        format_penalty: InputPresence::Yes,
     }
 }
 

@@ -1,9 +1,9 @@
-//! A turn of the model while its calls are answered one by one, as messages and as the result of a step.
+//! Collects the results of a turn's calls, as messages and as the result of a step.
 
 use crate::port::{Action, Observation, StepResult};
 use sinew_types::{Content, Message, Role, ToolCall};
 
-/// What came back for a turn so far.
+/// Results of a turn so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Turn {
     /// One message for each call, with its id, in order.
@@ -24,7 +24,7 @@ impl Turn {
         self.answered(call, result.map(Into::into));
     }
 
-    /// As [`Turn::called`], for a result that may have images.
+    /// Adds a result like [`Turn::called`], but one that may have images.
     pub fn answered(&mut self, call: &ToolCall, result: Result<Content, String>) {
         self.errors += u32::from(result.is_err());
         let mut message = self.message(Role::Tool, result);
@@ -33,7 +33,7 @@ impl Turn {
         self.messages.push(message);
     }
 
-    /// Adds what is said to the model outside of calls: an answer to its text, or an error of the notation.
+    /// Adds a message to the model outside of calls: an answer to its text, or an error of the notation.
     pub fn said(&mut self, result: Result<String, String>) {
         let message = self.message(Role::User, result.map(Into::into));
         self.messages.push(message);

@@ -1,5 +1,6 @@
 //! Recipes.
 
+use sinew_env::{BUILT_IN, Registry};
 use sinew_recipe::RunPlan;
 use std::path::Path;
 
@@ -13,7 +14,6 @@ pub(crate) const WORDS: &[&str] = &[
     "env = { type = \"tool_math\" }\n",
     "level = \"wasm\"\n",
     "level = \"container\"\n",
-    "live = true\n",
     "lr = 1e999\n",
     "steps = -1\n",
     "steps = 9223372036854775807\n",
@@ -29,7 +29,7 @@ pub(crate) const WORDS: &[&str] = &[
 /// again.
 pub(crate) fn recipe(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    let read = |text: &str| RunPlan::parse(Path::new("fuzz.toml"), text);
+    let read = |text: &str| RunPlan::parse(Path::new("fuzz.toml"), text, Registry::new(&BUILT_IN));
     match read(&text) {
         Err(refused) => assert!(!refused.to_string().is_empty()),
         Ok(plan) => {

@@ -1,9 +1,9 @@
-//! Where rollouts go: what open ones captured into the journal, finished traces into the store.
+//! Archive of rollouts: the captured parts of open ones go into the journal, finished traces into the store.
 
 use crate::failures::store_failed;
 use crate::journal::{Journal, Receipt, Record};
 use sinew_dialect::ApiError;
-use sinew_store::{Committed, TraceStore};
+use sinew_store::{CommitOutcome, TraceStore};
 use sinew_types::{EpisodeId, Trace};
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub(crate) struct Archive {
     /// Open rollouts; without one a crash loses them.
     journal: Option<Arc<Journal>>,
-    /// Finished traces; without one the caller of `finish` has them alone.
+    /// Finished traces; without a store only the caller of `finish` has them.
     store: Option<Arc<dyn TraceStore>>,
 }
 
@@ -29,7 +29,7 @@ impl Archive {
         self.store.clone()
     }
 
-    /// Appends a record of a rollout to the journal; the receipt says when it is durable.
+    /// Appends a record of a rollout to the journal; the receipt resolves when it is durable.
     ///
     /// # Errors
     /// If the journal takes no more.
@@ -75,12 +75,14 @@ impl Archive {
         };
         blocking("store_failed", move || {
             match store.commit(&trace).map_err(store_failed)? {
-                Committed::New => Ok(trace),
+                CommitOutcome::New => Ok(trace),
                 // Finishing was tried before, and came as far as this.
-                Committed::Duplicate => match store.get(&trace.episode).map_err(store_failed)? {
-                    Some(stored) if stored.nodes == trace.nodes => Ok(stored),
-                    _ => Err(taken(&trace.episode)),
-                },
+                CommitOutcome::Duplicate => {
+                    match store.get(&trace.episode).map_err(store_failed)? {
+                        Some(stored) if stored.nodes == trace.nodes => Ok(stored),
+                        _ => Err(taken(&trace.episode)),
+                    }
+                }
             }
         })
         .await

@@ -1,9 +1,9 @@
 //! Begins a call of the model: from the body of a request to a running call.
 //!
-//! 1. Scan the body for messages that are known ([`crate::known_bodies`]); the rest alone is parsed.
+//! 1. Scan the body for messages that are known ([`crate::known_bodies`]); only the rest is parsed.
 //! 2. Find a call that this request repeats, and join it.
-//! 3. Parse, restore what the request continues by id, choose what holds the output.
-//! 4. Join the request to the captured tokens: the session gives the prompt, or refuses.
+//! 3. Parse, restore what the request continues by id, choose the format of the output.
+//! 4. Join the request to the captured tokens: the session returns the prompt, or refuses.
 //! 5. Start the task that runs the call ([`crate::drive`]); the caller has a reader of it.
 //!
 //! A session is locked only in step 4. Rendering takes its time there, so that two calls of one rollout see
@@ -19,7 +19,7 @@ use crate::output_format;
 use crate::prompts::{Prompts, note_media};
 use crate::rollout::{Rollout, unix_s};
 use crate::running::{RunningCall, Subscription};
-use crate::session::{Ask, Begun, RolloutSpec, Session};
+use crate::session::{CallRequest, CallStart, RolloutSpec, Session};
 use crate::stats::Counters;
 use sinew_dialect::anthropic::parse_count;
 use sinew_dialect::fields::Notes;
@@ -42,14 +42,14 @@ use tokio::time::Instant;
 /// Tokens of a prompt's end that are looked at for an opened reasoning tag.
 const TAIL_TOKENS: usize = 8;
 
-/// How a repeated request is recognized.
+/// Marks by which a repeated request is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Retry<'a> {
-    /// Of the request: the same body to another dialect is another call.
+    /// Path of the request: the same body to another dialect is another call.
     pub(crate) path: &'a str,
     /// The client's own key of the request: with it, equal bodies are different requests.
     pub(crate) idempotency: Option<&'a str>,
-    /// The client says that it has sent it before.
+    /// The client marks it as sent before.
     pub(crate) again: bool,
 }
 
@@ -63,7 +63,7 @@ impl Retry<'_> {
         hasher.update(&[u8::from(self.idempotency.is_some())]);
         hasher.update(&(key.len() as u64).to_le_bytes());
         hasher.update(key.as_bytes());
-        // Whatever a client's key says, another body is another request.
+        // Another body is another request, whatever the client's key.
         match scan {
             Some(scan) => hasher.update(b"scan").update(&scan.body_key(body)),
             None => hasher.update(b"body").update(body),
@@ -72,14 +72,14 @@ impl Retry<'_> {
     }
 }
 
-/// What is remembered of a body, so that a later one that repeats it is recognized.
+/// A request body that is remembered, so that a later one that repeats it is recognized.
 #[derive(Clone, Copy, Debug)]
 struct Repeat<'a> {
-    /// As it arrived.
+    /// The body as it arrived.
     body: &'a [u8],
-    /// Where its messages are.
+    /// Positions of its messages.
     scan: &'a Scan,
-    /// Key of what the request says before them.
+    /// Key of the request's part before the messages.
     head: Key,
 }
 
@@ -96,8 +96,8 @@ fn may_grow(request: &ModelRequest) -> bool {
     alone && last.is_some_and(|m| m.role != Role::Assistant)
 }
 
-/// Whether a request, read without its known beginning, is the known one with more messages. If
-/// so it is left with these alone.
+/// Whether a request, read without its known beginning, is the known one with more messages. If so it is left
+/// with only these.
 fn grown(rollout: &Rollout, seen: &KnownBody, request: &mut ModelRequest) -> bool {
     if !may_grow(request) {
         return false;
@@ -167,7 +167,7 @@ impl Caller {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Takes no more calls, and says that it never will.
+    /// Takes no more calls, and reports that it never will.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.drain();
@@ -185,7 +185,7 @@ impl Caller {
         let _ = tokio::time::timeout(within, self.in_flight.acquire_many(all)).await;
     }
 
-    /// That calls are taken.
+    /// Checks that calls are accepted.
     ///
     /// # Errors
     /// 503 after [`Caller::drain`], 410 after [`Caller::end`].
@@ -273,11 +273,11 @@ impl Caller {
         let permit = self.permit()?;
         let (format, held) = self.formats(&mut request)?;
         let opening = match &held {
-            // What must come is a part of the format.
+            // A format already fixes how the turn begins.
             Some(_) => String::new(),
             None => self.opening(&request)?,
         };
-        let ask = Ask {
+        let ask = CallRequest {
             prompt: &request.prompt,
             known,
             tools: &request.tools,
@@ -323,11 +323,11 @@ impl Caller {
         Ok(subscription)
     }
 
-    /// How the answer of a call is read.
+    /// Options for reading the answer of a call.
     fn turn(
         &self,
         request: &ModelRequest,
-        (begun, id): (&Begun, &str),
+        (begun, id): (&CallStart, &str),
         mut format: TurnFormat,
         opening: String,
     ) -> TurnOptions {
@@ -344,14 +344,14 @@ impl Caller {
     }
 
     /// Counts how a call joined its trace.
-    fn count(&self, begun: &Begun, call: &str) {
+    fn count(&self, begun: &CallStart, call: &str) {
         self.counters.joined(begun.join);
         if begun.join.diverges() {
             tracing::debug!(join = ?begun.join, call, "a client's history is not the captured one");
         }
     }
 
-    /// What to look for in the turn, and what to hold it to.
+    /// The format that the turn is parsed with, and the one that the output is held to.
     fn formats(
         &self,
         request: &mut ModelRequest,
@@ -365,7 +365,7 @@ impl Caller {
         Ok((format, held))
     }
 
-    /// What the answer needs when it is written.
+    /// Data for writing the answer.
     fn context(&self, id: String, request: ModelRequest, prompt: &[TokenId]) -> AnswerContext {
         let prompt_ids = match request.return_token_ids {
             true => prompt.to_vec(),
@@ -380,7 +380,7 @@ impl Caller {
         }
     }
 
-    /// Refuses `n` outside the server's limit and, in a strict gateway, parts that are no text.
+    /// Refuses `n` outside the server's limit and, in a strict gateway, parts that are not text.
     fn check(&self, request: &ModelRequest) -> Result<(), ApiError> {
         if self.config.strict_fields
             && let Prompt::Messages(messages) = &request.prompt
@@ -406,7 +406,7 @@ impl Caller {
         })
     }
 
-    /// What to look for in the turn: nothing in a text, no calls where none may be.
+    /// The format that the turn is parsed with: nothing for a text, no calls where none are allowed.
     fn turn_format(&self, request: &ModelRequest) -> Result<TurnFormat, ApiError> {
         if !matches!(request.prompt, Prompt::Messages(_)) {
             return Ok(TurnFormat::default());
@@ -475,7 +475,7 @@ impl Caller {
         &self,
         session: &Session,
         request: &ModelRequest,
-        begun: &Begun,
+        begun: &CallStart,
         format: Option<&ToolCallFormat>,
     ) -> SamplingParams {
         let rollout = &session.spec().sampling;
@@ -515,7 +515,7 @@ impl Caller {
         &self,
         session: &Session,
         request: &ModelRequest,
-        begun: &Begun,
+        begun: &CallStart,
         sampling: &SamplingParams,
     ) -> Vec<GenerateRequest> {
         let count = u64::from(request.n);

@@ -1,4 +1,4 @@
-//! How a gateway behaves and what it works with.
+//! Settings of a gateway, and the parts it works with.
 
 use crate::capacity::Capacity;
 use crate::hooks::RolloutHooks;
@@ -11,7 +11,7 @@ use sinew_types::Engine;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// How a gateway behaves.
+/// Settings of a gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayConfig {
     /// Name under which `GET /v1/models` lists the model.
@@ -20,10 +20,10 @@ pub struct GatewayConfig {
     pub session: SessionLimits,
     /// Bounds of all of them together.
     pub server: ServerLimits,
-    /// What open rollouts captured is written here before their clients see its end; `None`: a crash
-    /// loses it.
+    /// Journal that gets what open rollouts captured, before their clients see the end of a call. `None`: a
+    /// crash loses it.
     pub journal: Option<Arc<Journal>>,
-    /// How the model writes tool calls and reasoning.
+    /// Format of the model's tool calls and reasoning.
     pub format: TurnFormat,
     /// Opens the model for clients that open no rollouts: each of their conversations is one.
     pub api_key: Option<Secret>,
@@ -52,7 +52,7 @@ impl Default for GatewayConfig {
     }
 }
 
-/// What a gateway works with.
+/// Parts that a gateway is built from.
 #[derive(Clone)]
 pub struct GatewayParts {
     /// Samples; may be shared with a training loop.
@@ -66,8 +66,8 @@ pub struct GatewayParts {
     pub requests: Arc<AtomicU64>,
     /// Capacity of an engine that is shared; `None`: every call generates at once.
     pub capacity: Option<Arc<dyn Capacity>>,
-    /// Takes the finished rollouts of clients; `None`: only those clients use them. With it, a rollout that
-    /// is finished without a call of the model is an error.
+    /// Takes the finished rollouts of clients; `None`: only those clients use them. A gateway with hooks
+    /// refuses to finish a rollout that made no call of the model.
     pub hooks: Option<Arc<dyn RolloutHooks>>,
 }
 

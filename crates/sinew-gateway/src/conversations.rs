@@ -1,12 +1,12 @@
 //! Conversations of clients that have one fixed key and open no rollouts: plain SDKs, judges, harnesses of
-//! evaluations. Each conversation is a rollout of its own.
+//! evaluations. Each conversation is a separate rollout.
 //!
 //! A request continues a conversation if it repeats all messages of an earlier request, followed by a turn of
 //! the model. Every other request begins one: it may share its instructions and examples with thousands.
 //! Text and token prompts have no turns, and each is a conversation.
 //!
-//! At most [`MAX_OPEN`] of these rollouts are open, and at most half of all. The one that was used the
-//! longest ago is finished, unscored; a client that comes back to it begins a new one.
+//! At most [`MAX_OPEN`] of these rollouts are open, and at most half of all. Above that the least recently
+//! used one is finished, unscored. A client that comes back to it begins a new one.
 
 use crate::keys::{self, Key};
 use sinew_dialect::ModelRequest;
@@ -23,11 +23,11 @@ const PROMPTS_EACH: usize = 16;
 /// The open ones.
 #[derive(Debug, Default)]
 pub(crate) struct Conversations {
-    known: Mutex<Known>,
+    known: Mutex<ConversationIndex>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct ConversationIndex {
     /// The key is made of the messages of each request.
     by_prompt: HashMap<Key, EpisodeId>,
     /// The same in the order of their coming.
@@ -37,7 +37,7 @@ struct Known {
 }
 
 impl Conversations {
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, ConversationIndex> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -46,7 +46,7 @@ impl Conversations {
         let mut known = self.known();
         known.open.retain(|open| open != id);
         known.open.push_back(id.clone());
-        // A client may sample several answers to one prompt, of which it goes on with one.
+        // A client may sample several answers to one prompt, of which it continues with one.
         if let Some((key, _)) = prompts.last()
             && known.by_prompt.insert(*key, id.clone()).is_none()
         {

@@ -3,11 +3,11 @@
 //! 1. Wait for capacity, if it is shared; a cancelled or late call ends here without a token.
 //! 2. Submit one request for each choice. Each has a sink that never blocks the engine's thread: the
 //!    channel has one place for each token that may come.
-//! 3. Follow the events. Tokens are decoded into pieces of text, reasoning and calls; with a stream
-//!    the readers get them at once.
-//! 4. At the end of a choice: capture its tokens in the session, wait for the journal, then send the
-//!    end to the client. An aborted choice is captured, too.
-//! 5. After all choices: give the result, or the first error, to the readers and count it.
+//! 3. Follow the events. Tokens are decoded into pieces of text, reasoning and calls; readers of a stream get
+//!    them at once.
+//! 4. When a choice ends, capture its tokens in the session, wait for the journal, then send the end to the
+//!    client. An aborted choice is captured, too.
+//! 5. Give the result of all choices, or the first error, to the readers and count it.
 //!
 //! An engine that does not end aborted requests within [`ABORT_GRACE`] is not waited for.
 
@@ -35,7 +35,7 @@ const EVENT_BATCH: usize = 64;
 /// Formats that are compiled at a time in the process.
 static COMPILING: Semaphore = Semaphore::const_new(1);
 
-/// What a call needs to run.
+/// Everything that a call needs to run.
 pub(crate) struct Work {
     pub(crate) engine: Arc<dyn Engine>,
     /// Set if the engine is shared with a training loop.
@@ -48,7 +48,7 @@ pub(crate) struct Work {
     pub(crate) requests: Vec<GenerateRequest>,
     /// The field that asks for the format of the output, if one does.
     pub(crate) format_path: Option<String>,
-    /// How text, reasoning and calls are told apart.
+    /// Options for separating text, reasoning and calls.
     pub(crate) turn: TurnOptions,
     /// Time in which a client that left may come back.
     pub(crate) client_grace: Duration,
@@ -64,7 +64,7 @@ struct Output {
     unsent: Vec<SampledToken>,
     /// Tokens for the client.
     kept: Vec<SampledToken>,
-    /// Of the text.
+    /// Bytes of text that were sent.
     sent_bytes: usize,
     /// Set once the output is in the trace.
     done: Option<Choice>,
@@ -73,7 +73,7 @@ struct Output {
 /// A call on its way, owned by one task.
 struct Driver {
     work: Work,
-    /// Where its readers look.
+    /// State that its readers follow.
     running: Arc<RunningCall>,
     /// Id of the first request; choice `i` has `first + i`.
     first: u64,
@@ -81,9 +81,9 @@ struct Driver {
     /// Prompt tokens that the engine found in its cache; the largest of the choices.
     cached: u32,
     prompt_tokens: u32,
-    /// Of the policy that samples them.
+    /// Temperature of the policy that samples.
     temperature: f32,
-    /// Why the requests were aborted.
+    /// Reason for aborting the requests.
     stopping: Option<ApiError>,
     /// The answer to store for later calls.
     kept: Option<StoredAnswer>,
@@ -163,7 +163,7 @@ impl Driver {
         let requests = std::mem::take(&mut self.work.requests);
         let prompt = requests.first().map_or(&[][..], |r| &r.prompt);
         let _capacity = self.acquire(prompt).await?;
-        // It is set here alone.
+        // It is set only here.
         let _ = self.running.submitted.set(Instant::now());
         // Each event has at least one token or is the last one of its request, so that the
         // engine's thread never finds the queue full.
@@ -207,8 +207,8 @@ impl Driver {
         }))
     }
 
-    /// Hands a request to the engine. A format may take seconds to compile: that happens on a thread of its
-    /// own, in turn with those of other rollouts, so that formats take one processor at most.
+    /// Hands a request to the engine. A format may take seconds to compile: that happens on a separate
+    /// thread, in turn with those of other rollouts, so that formats take one processor at most.
     async fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), ApiError> {
         if request.sampling.format.is_none() {
             let submitted = self.work.engine.submit(request, sink);
@@ -263,7 +263,7 @@ impl Driver {
         }
     }
 
-    /// Until `pending` requests have ended, or the engine does not end them in time.
+    /// Follows the events until `pending` requests have ended, or the engine does not end them in time.
     async fn follow(&mut self, events: &mut mpsc::Receiver<EngineEvent>, mut pending: usize) {
         let running = Arc::clone(&self.running);
         let mut deadline = running.deadline;
@@ -354,7 +354,7 @@ impl Driver {
         output.tokens.extend_from_slice(tokens);
         let asked = &context.request;
         if asked.return_token_ids || asked.logprobs.is_some() {
-            // Control tokens are no part of the text that log-probabilities are given for.
+            // Control tokens are not part of the text that log-probabilities are given for.
             let wanted =
                 |t: &&SampledToken| asked.return_token_ids || !context.renderer.is_special(t.id);
             output.unsent.extend(tokens.iter().filter(wanted).cloned());
@@ -437,8 +437,8 @@ impl Driver {
     }
 }
 
-/// Takes a request's events on the engine's thread. Without a stream, they are
-/// handed on together at the end: one wake-up for each answer instead of one for each token.
+/// Takes a request's events on the engine's thread. Events of an answer that is not streamed are sent
+/// together at the end: one wake-up for each answer instead of one for each token.
 fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bool) -> EventSink {
     let mut held = Vec::new();
     Box::new(move |event| {
@@ -461,8 +461,8 @@ fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bo
     })
 }
 
-/// Why the client sees the turn end. A turn that a limit cut is cut, also behind whole calls: more of them
-/// may have been on their way. Calls come before all other reasons.
+/// Reason of the turn's end for the client. A turn that a limit cut counts as cut, also after whole calls:
+/// more of them may have been on their way. Calls come before all other reasons.
 fn turn_end(reader: &TurnReader, reason: &FinishReason) -> TurnEnd {
     let cut = matches!(reason, FinishReason::Length | FinishReason::ContextFull);
     if cut && reader.stopped().is_none() {

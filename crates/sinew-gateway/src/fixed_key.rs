@@ -1,4 +1,4 @@
-//! Calls of clients that have one fixed key: each conversation of theirs is a rollout of its own.
+//! Calls of clients that have one fixed key: each of their conversations is a separate rollout.
 
 use crate::conversations::{MAX_OPEN, prompt_keys};
 use crate::gateway::Gateway;

@@ -28,7 +28,7 @@ use std::time::Duration;
 /// Maximum length of an id that a caller chooses.
 const MAX_ID_BYTES: usize = 128;
 
-/// What an agent needs: it sets base URL and key, and nothing else.
+/// Credentials of an agent: it sets base URL and key, and nothing else.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Credentials {
     pub id: EpisodeId,
@@ -36,7 +36,7 @@ pub struct Credentials {
     pub base_url: String,
     /// Opens this rollout's model and nothing else.
     pub api_key: String,
-    /// Address for clients that serve many rollouts: the key alone says which. Ends in `/v1`.
+    /// Address for clients that serve many rollouts: only the key names one. Ends in `/v1`.
     pub shared_url: String,
     /// W3C trace context that stands for the key where a client cannot change its key by request.
     pub traceparent: String,
@@ -48,14 +48,14 @@ pub struct RolloutView {
     pub id: EpisodeId,
     /// It is open; then the trace is a snapshot.
     pub live: bool,
-    /// Of the whole trace; `None`: it has no reward.
+    /// Reward of the whole trace; `None`: it has none.
     pub reward: Option<f64>,
-    /// As far as it is captured.
+    /// Trace so far.
     pub trace: Trace,
     pub stats: Option<SessionStats>,
     /// Share of calls whose history was not the captured one.
     pub divergence_rate: f64,
-    /// Of open rollouts alone.
+    /// Calls, of open rollouts only.
     pub calls: Vec<CallRecord>,
 }
 
@@ -105,7 +105,6 @@ impl Gateway {
         }
     }
 
-    /// How it behaves.
     pub fn config(&self) -> &GatewayConfig {
         &self.inner.config
     }
@@ -115,7 +114,7 @@ impl Gateway {
         let _ = self.inner.public_url.set(url);
     }
 
-    /// What calls the model.
+    /// Calls the model.
     pub(crate) fn caller(&self) -> &Caller {
         &self.inner.caller
     }
@@ -152,13 +151,13 @@ impl Gateway {
         }
     }
 
-    /// At most `limit` of the open rollouts, longest in their phase first.
+    /// Up to `limit` open rollouts, longest in their phase first.
     pub fn live(&self, limit: usize) -> LiveRollouts {
         let ttl_s = self.config().server.rollout_ttl.as_secs_f64();
         self.inner.rollouts.live(limit, ttl_s)
     }
 
-    /// How the first call of the model was answered, once there is one: taken, or why it was refused.
+    /// Result of the first call of the model, once there is one: taken, or the reason of its refusal.
     ///
     /// # Errors
     /// The refusal, for a person.
@@ -166,13 +165,13 @@ impl Gateway {
         self.inner.counters.first_answer().await
     }
 
-    /// Takes no more calls and opens no more rollouts: both are refused with status 503. Running
-    /// calls go on, and rollouts can be scored and finished.
+    /// Takes no more calls and opens no more rollouts: both are refused with status 503. Running calls
+    /// continue, and rollouts can be scored and finished.
     pub fn drain(&self) {
         self.inner.caller.drain();
     }
 
-    /// As [`Gateway::drain`], for good: clients get status 410, and wait for no other session.
+    /// Same as [`Gateway::drain`], but final: clients get status 410 and do not wait for another session.
     pub(crate) fn end(&self) {
         self.inner.caller.end();
     }
@@ -182,8 +181,8 @@ impl Gateway {
         self.inner.caller.running()
     }
 
-    /// Ends every running call; its readers get the error that the gateway stops. What was
-    /// sampled is captured. Gives the number of calls.
+    /// Ends every running call; its readers get the error that the gateway stops. Their sampled tokens are
+    /// captured. Returns the number of calls.
     pub(crate) async fn cut(&self) -> usize {
         let mut cut = 0;
         for rollout in self.inner.rollouts.all() {
@@ -207,12 +206,12 @@ impl Gateway {
         if let Some(id) = &spec.id {
             self.is_new(id, self.inner.archive.stored_now(id)?)?;
         }
-        // What follows is later in the journal: once that is durable, so is this.
+        // Later records follow this one in the journal: once one of them is durable, this one is, too.
         self.open_with(spec).map(|(credentials, _)| credentials)
     }
 
-    /// [`Gateway::open_rollout`], and waits until the journal has it on disk: for clients that
-    /// outlive this process. After an error nothing is open.
+    /// Same as [`Gateway::open_rollout`], but waits until the journal is on disk, for clients that outlive
+    /// this process. An error leaves nothing open.
     pub(crate) async fn open_durably(
         &self,
         mut spec: RolloutSpec,
@@ -237,7 +236,7 @@ impl Gateway {
         Ok(credentials)
     }
 
-    /// That no finished rollout has this id: its trace would be taken for the new one's.
+    /// Checks that no finished rollout has this id: its trace would be taken for the new one's.
     fn is_new(&self, id: &EpisodeId, stored: Option<Trace>) -> Result<(), ApiError> {
         match stored {
             None => Ok(()),
@@ -245,7 +244,7 @@ impl Gateway {
         }
     }
 
-    /// Checks the spec, makes id and key, and opens. The receipt says when that is durable.
+    /// Checks the spec, makes id and key, and opens. The receipt resolves when that is durable.
     fn open_with(&self, mut spec: RolloutSpec) -> Result<(Credentials, Option<Receipt>), ApiError> {
         self.inner.caller.is_open()?;
         self.inner.caller.describe(&mut spec);
@@ -289,8 +288,8 @@ impl Gateway {
         Ok((credentials, receipt))
     }
 
-    /// Opens the rollouts that the journal says were open when the last process ended: agents go
-    /// on with the same addresses and keys. Gives their number.
+    /// Opens the rollouts that were open in the journal when the last process ended: agents continue with the
+    /// same addresses and keys. Returns their number.
     ///
     /// # Errors
     /// If the journal does not fit together, or the store cannot be asked what is finished.
@@ -339,12 +338,12 @@ impl Gateway {
     /// Scores an open rollout.
     ///
     /// # Errors
-    /// If it is not open, or the reward is no number.
+    /// If it is not open, or the reward is not a number.
     pub fn reward(&self, id: &EpisodeId, reward: &Reward) -> Result<(), ApiError> {
         self.score(id, reward).map(|_| ())
     }
 
-    /// Scores an open rollout; the receipt says when that is durable.
+    /// Scores an open rollout; the receipt resolves when that is durable.
     pub(crate) fn score(
         &self,
         id: &EpisodeId,
@@ -356,7 +355,7 @@ impl Gateway {
         rollout.record(&mut session)
     }
 
-    /// Where finished rollouts are.
+    /// Archive of finished rollouts.
     pub(crate) fn archive(&self) -> &Archive {
         &self.inner.archive
     }
@@ -399,9 +398,9 @@ impl Gateway {
         }
     }
 
-    /// Ends a rollout: running calls are aborted, the trace is checked, committed to the store
-    /// if there is one, and given. `end: None` lets the rollout say how it ended: by a limit
-    /// it ran into, or else because its task did. Finishing twice gives the stored trace.
+    /// Ends a rollout: running calls are aborted, the trace is checked, committed to the store if there is
+    /// one, and returned. `end: None` takes the rollout's own end: by a limit it ran into, or else because
+    /// its task ended. Finishing twice returns the stored trace.
     ///
     /// # Errors
     /// If the rollout is unknown, an invariant of its capture is broken, or the store refuses;
@@ -437,8 +436,8 @@ impl Gateway {
         Ok(trace)
     }
 
-    /// [`Gateway::finish`] as a client of the control API asks for it. Where rollouts are used, one
-    /// that called no model is stored as failed, and that is an error.
+    /// Finishes a rollout as [`Gateway::finish`] does, for a client of the control API. If hooks use
+    /// rollouts, one that called no model is stored as failed, and the call is an error.
     pub(crate) async fn finish_used(
         &self,
         id: &EpisodeId,
@@ -496,7 +495,7 @@ impl Gateway {
         }
     }
 
-    /// How often rollouts are checked for their age.
+    /// Interval of checking rollouts for their age.
     pub(crate) fn sweep_every(&self) -> Duration {
         let ttl = self.inner.config.server.rollout_ttl;
         (ttl / 10).clamp(Duration::from_millis(100), Duration::from_secs(10))

@@ -1,4 +1,4 @@
-//! What a training run, or a data pool, has to do with the rollouts of a gateway.
+//! Connects a training run, or a data pool, to the rollouts of a gateway.
 
 use crate::secret::Secret;
 use crate::session::RolloutSpec;
@@ -6,7 +6,7 @@ use sinew_dialect::ApiError;
 use sinew_types::{EpisodeId, GroupId, Trace, mix_seed};
 use std::fmt;
 
-/// What the purpose of a rollout begins with that is kept and not trained.
+/// Prefix of the purposes whose rollouts are kept and not trained.
 const MEASURED: &str = "eval";
 
 /// Group of a rollout that is compared with earlier ones of its task.
@@ -25,12 +25,12 @@ pub trait RolloutHooks: Send + Sync {
     fn finished(&self, trace: &Trace);
 }
 
-/// The rollouts of a training run: all are sampled as the run says, and handed to it when they are
+/// The rollouts of a training run: all are sampled with the run's parameters, and handed to it when they are
 /// finished.
 ///
-/// Rollouts of one `group` are compared; without a group those of one `task` are, and a rollout without
-/// both, or with the group `alone`, is alone: its group has its own id. A purpose that begins with `eval`
-/// stays, and is not trained.
+/// Rollouts of one `group` are compared; without a group those of one `task` are. A rollout without both, or
+/// with the group `alone`, is compared with no other: its group has its own id. A purpose that begins with
+/// `eval` stays, and is not trained.
 pub struct TrainingHooks {
     /// Sampling, limits, run, purpose, provenance and seed of every rollout.
     pub run: RolloutSpec,
@@ -56,7 +56,7 @@ fn tighter(run: Option<u32>, asked: Option<u32>) -> Option<u32> {
     }
 }
 
-/// The seed of a rollout that brings none: that of its name, so that two rollouts never sample alike.
+/// The seed of a rollout that brings none: that of its name, so that no two rollouts sample the same.
 pub(crate) fn seed_of(id: &EpisodeId, run: u64) -> u64 {
     let mut name = [0; 8];
     name.copy_from_slice(&blake3::hash(id.as_str().as_bytes()).as_bytes()[..8]);

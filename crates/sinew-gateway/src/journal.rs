@@ -1,13 +1,13 @@
 //! The capture of open rollouts, on disk before a client sees it: a crash loses none of it.
 //!
-//! One line for each append: eight hexadecimal digits of its BLAKE3, a space, JSON. A thread
-//! writes and synchronizes many of them at once. Files are numbered; one is removed when every
-//! rollout in it is finished. Opening the journal gives what was open, and starts a new file.
+//! One line for each append: eight hexadecimal digits of its BLAKE3, a space, JSON. A thread writes and
+//! synchronizes many of them at once. Files are numbered; one is removed when every rollout in it is
+//! finished. Opening the journal returns the open rollouts, and starts a new file.
 //!
-//! Invariants: appends of a rollout are in their order and without a gap: after one that failed, all
-//! later ones of that rollout fail; what [`Receipt::wait`] confirmed is found by the next opening,
-//! also if that one is killed or finds a full disk; a torn line at the end of a file is dropped, a
-//! broken one before it is an error.
+//! Invariants: appends of a rollout are in their order and without a gap: after one that failed, all later
+//! ones of that rollout fail. An append that [`Receipt::wait`] confirmed is found by the next opening, also
+//! if that one is killed or finds a full disk. A torn line at the end of a file is dropped, a broken one
+//! before it is an error.
 
 use crate::session::{Entry, RolloutSpec};
 use serde::{Deserialize, Serialize};
@@ -34,7 +34,7 @@ const CHECK: usize = 8;
 /// End of the name of a file that is not whole yet; no opening reads it.
 const PART: &str = ".part";
 
-/// How a journal is kept.
+/// Settings of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalOptions {
     /// A file that is larger is followed by a new one.
@@ -52,7 +52,7 @@ impl Default for JournalOptions {
     }
 }
 
-/// Why a journal cannot be opened.
+/// Reasons why a journal cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// A file cannot be read or written.
@@ -71,7 +71,7 @@ pub enum JournalError {
     },
 }
 
-/// What is written of a rollout.
+/// Record about a rollout.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub(crate) enum Record {
@@ -80,11 +80,11 @@ pub(crate) enum Record {
         spec: Box<RolloutSpec>,
         /// BLAKE3 of its key, hexadecimal.
         key: String,
-        /// Of `traceparent`, hexadecimal.
+        /// Trace id of `traceparent`, hexadecimal.
         trace_id: String,
         opened_s: f64,
     },
-    /// What happened to its session since the last record.
+    /// Changes of its session since the last record.
     Entries { entries: Vec<Entry> },
     /// Its trace is in the store.
     Finished,
@@ -99,7 +99,7 @@ struct Line {
 
 /// A rollout that was open when the last process ended.
 #[derive(Debug)]
-pub(crate) struct Recovered {
+pub(crate) struct RecoveredRollout {
     pub(crate) id: EpisodeId,
     pub(crate) spec: RolloutSpec,
     pub(crate) key: String,
@@ -109,7 +109,7 @@ pub(crate) struct Recovered {
 }
 
 /// A line on its way to the thread.
-struct Append {
+struct PendingLine {
     rollout: EpisodeId,
     line: Vec<u8>,
     /// It is the rollout's last.
@@ -123,7 +123,7 @@ struct Append {
 pub(crate) struct Receipt(oneshot::Receiver<Result<(), String>>);
 
 impl Receipt {
-    /// Until it is durable.
+    /// Waits until the append is durable.
     pub(crate) async fn wait(self) -> Result<(), ApiError> {
         let told = self
             .0
@@ -137,9 +137,9 @@ impl Receipt {
 #[derive(Debug)]
 pub struct Journal {
     /// `None` while it closes.
-    queue: Option<SyncSender<Append>>,
+    queue: Option<SyncSender<PendingLine>>,
     thread: Option<JoinHandle<()>>,
-    recovered: std::sync::Mutex<Vec<Recovered>>,
+    recovered: std::sync::Mutex<Vec<RecoveredRollout>>,
 }
 
 impl Journal {
@@ -169,8 +169,8 @@ impl Journal {
         })
     }
 
-    /// What was open; given once.
-    pub(crate) fn take_recovered(&self) -> Vec<Recovered> {
+    /// Rollouts that were open when the journal was last written; returned once.
+    pub(crate) fn take_recovered(&self) -> Vec<RecoveredRollout> {
         let recovered = self.recovered.lock();
         std::mem::take(&mut *recovered.unwrap_or_else(std::sync::PoisonError::into_inner))
     }
@@ -181,7 +181,7 @@ impl Journal {
         let finished = record == Record::Finished;
         let line = line(rollout, record).map_err(|e| refused(&e.to_string()))?;
         let (done, receipt) = oneshot::channel();
-        let append = Append {
+        let append = PendingLine {
             rollout: rollout.clone(),
             line,
             finished,
@@ -247,8 +247,8 @@ fn numbered(directory: &Path) -> std::io::Result<Vec<(u64, PathBuf)>> {
 }
 
 /// The rollouts that are open after all files. Only the last line of a file may be torn.
-fn read_all(files: &[(u64, PathBuf)]) -> Result<Vec<Recovered>, JournalError> {
-    let mut open: BTreeMap<String, Recovered> = BTreeMap::new();
+fn read_all(files: &[(u64, PathBuf)]) -> Result<Vec<RecoveredRollout>, JournalError> {
+    let mut open: BTreeMap<String, RecoveredRollout> = BTreeMap::new();
     for (_, path) in files {
         let bytes = std::fs::read(path).map_err(|source| JournalError::Io {
             path: path.clone(),
@@ -262,7 +262,7 @@ fn read_all(files: &[(u64, PathBuf)]) -> Result<Vec<Recovered>, JournalError> {
             rest = tail;
             match parse(text) {
                 Ok(line) => take(&mut open, line),
-                // What was being written when the process ended.
+                // The last line was being written when the process ended.
                 Err(reason) if tail.is_empty() => {
                     tracing::error!(file = %path.display(), line = number, %reason, "the last line is left out");
                     break;
@@ -280,7 +280,7 @@ fn read_all(files: &[(u64, PathBuf)]) -> Result<Vec<Recovered>, JournalError> {
     Ok(open.into_values().collect())
 }
 
-/// Why a line cannot be read.
+/// Reasons why a line cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum LineError {
     #[error("the line has no checksum")]
@@ -302,7 +302,7 @@ fn parse(text: &[u8]) -> Result<Line, LineError> {
 }
 
 /// Applies a line to what is open.
-fn take(open: &mut BTreeMap<String, Recovered>, line: Line) {
+fn take(open: &mut BTreeMap<String, RecoveredRollout>, line: Line) {
     let id = line.rollout.as_str().to_owned();
     match line.record {
         Record::Opened {
@@ -311,7 +311,7 @@ fn take(open: &mut BTreeMap<String, Recovered>, line: Line) {
             trace_id,
             opened_s,
         } => {
-            let recovered = Recovered {
+            let recovered = RecoveredRollout {
                 id: line.rollout,
                 spec: *spec,
                 key,
@@ -374,7 +374,7 @@ impl Writer {
         number: u64,
         options: JournalOptions,
         old: Vec<(u64, PathBuf)>,
-        recovered: &[Recovered],
+        recovered: &[RecoveredRollout],
     ) -> Result<Self, JournalError> {
         let path = directory.join(file_name(number));
         let part = directory.join(file_name(number) + PART);
@@ -382,7 +382,7 @@ impl Writer {
             path: path.clone(),
             source,
         };
-        // Of an opening that was killed here.
+        // A part file is left of an opening that was killed here.
         match std::fs::remove_file(&part) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(e)),
             _ => {}
@@ -400,11 +400,11 @@ impl Writer {
             File::open(directory)?.sync_all()
         });
         if let Err(e) = written {
-            // What it says is more than that of a failed removal; the old files are all there.
+            // This error tells more than one of a failed removal; the old files are all there.
             let _ = std::fs::remove_file(&part);
             return Err(failed(e));
         }
-        // From here on the new file alone holds everything.
+        // The new file now holds everything.
         for (_, path) in old {
             std::fs::remove_file(&path).map_err(|source| JournalError::Io { path, source })?;
         }
@@ -412,7 +412,7 @@ impl Writer {
     }
 
     /// Writes all that was recovered as two records a rollout.
-    fn rewrite(&mut self, recovered: &[Recovered]) -> std::io::Result<()> {
+    fn rewrite(&mut self, recovered: &[RecoveredRollout]) -> std::io::Result<()> {
         for rollout in recovered {
             let opened = Record::Opened {
                 spec: Box::new(rollout.spec.clone()),
@@ -457,7 +457,7 @@ impl Writer {
     }
 
     /// Writes an append, unless the rollout has a gap already.
-    fn append(&mut self, append: &Append) -> Result<(), String> {
+    fn append(&mut self, append: &PendingLine) -> Result<(), String> {
         if self.gaps.contains(&append.rollout) && !append.finished {
             return Err(
                 "an earlier part of this rollout could not be written: open another".into(),
@@ -467,8 +467,8 @@ impl Writer {
             .map_err(|e| e.to_string())
     }
 
-    /// Until the journal is closed: takes what waits, writes it, synchronizes once, answers.
-    fn run(mut self, appends: &Receiver<Append>) {
+    /// Takes waiting appends, writes them, synchronizes once and answers, until the journal is closed.
+    fn run(mut self, appends: &Receiver<PendingLine>) {
         while let Ok(first) = appends.recv() {
             let mut batch = vec![first];
             while batch.len() < BATCH
@@ -485,7 +485,7 @@ impl Writer {
                 told.push(written);
             }
             if let Err(e) = self.file.sync_data() {
-                // Which of these lines the disk has is unknown, so nothing may follow them.
+                // Unknown lines of these are on disk, so nothing may follow them.
                 for (append, told) in batch.iter().zip(&mut told) {
                     self.gaps.insert(append.rollout.clone());
                     *told = Err(e.to_string());
@@ -701,7 +701,7 @@ mod tests {
             let refused = (0..40).find_map(|_| wait(&journal, "a", large(5000)).err());
             assert!(refused.unwrap().message.contains("No space left"));
             std::fs::remove_file(&ballast).unwrap();
-            // What follows the lost part of `a` would not fit to what is on disk.
+            // Entries after the lost part of `a` would not fit the ones on disk.
             let refused = wait(&journal, "a", entries(1.0)).unwrap_err();
             assert!(refused.message.contains("earlier part"), "{refused}");
             wait(&journal, "b", entries(1.0)).unwrap();

@@ -1,7 +1,7 @@
 //! Hashes and sizes of messages: how they are recognized when a client sends them again.
 //!
-//! Each kind of hash has a domain byte of its own, and every part is hashed after its length, so that
-//! two different messages have different input. The order of keys in JSON objects does not matter.
+//! Each kind of hash has its own domain byte, and every part is hashed after its length, so that two
+//! different messages have different input. The order of keys in JSON objects does not matter.
 //!
 //! | hash | of | ignores |
 //! |---|---|---|
@@ -19,7 +19,7 @@ pub(crate) type Key = [u8; 16];
 /// Index of a state of a conversation, see `session::states`; 0 is nowhere.
 pub(crate) type StateId = u32;
 
-/// As many bytes as BLAKE3 hashes side by side in vectors of 512 bits.
+/// Bytes that BLAKE3 hashes in parallel in vectors of 512 bits.
 const HASHED_AT_ONCE: usize = 16 << 10;
 
 /// BLAKE3 over parts of known length.
@@ -43,7 +43,7 @@ impl Parts {
         self.bytes(text.unwrap_or_default().as_bytes());
     }
 
-    /// Text alone is hashed as its bytes, as it was before there were other parts.
+    /// Text without other parts is hashed as its bytes.
     fn content(&mut self, content: &Content) {
         if let Some(text) = content.as_text() {
             return self.bytes(text.as_bytes());
@@ -105,7 +105,7 @@ fn role(role: Role) -> u8 {
     }
 }
 
-/// All that a message says.
+/// Key of the whole content of a message.
 pub(crate) fn exact(message: &Message) -> Key {
     let mut parts = Parts::new(1);
     parts.bytes(&[role(message.role)]);
@@ -126,8 +126,8 @@ pub(crate) fn exact(message: &Message) -> Key {
     parts.key()
 }
 
-/// What an assistant's message says, without what clients drop or rewrite on the way:
-/// reasoning, ids of calls, white space around the text.
+/// Key of an assistant's message, without the parts that clients drop or rewrite: reasoning, ids of calls,
+/// white space around the text.
 pub(crate) fn loose(message: &Message) -> Key {
     let mut parts = Parts::new(2);
     match message.content.as_text() {
@@ -155,7 +155,7 @@ pub(crate) fn tools(tools: &[ToolSpec]) -> Key {
     parts.key()
 }
 
-/// What comes before the messages that a body repeats: tools, and messages from elsewhere.
+/// Key of everything before the messages that a body repeats: tools, and messages from elsewhere.
 pub(crate) fn head(specs: &[ToolSpec], messages: &[Message]) -> Key {
     let mut parts = Parts::new(8);
     parts.bytes(&tools(specs));

@@ -1,12 +1,12 @@
-//! Requests repeat the whole conversation. The part that was read before is recognized by its
-//! bytes and not read again, so that a turn costs what is new in it.
+//! Requests repeat the whole conversation. The known part is recognized by its bytes and not read again, so
+//! that a turn costs only its new part.
 //!
 //! A list that is cut where the model speaks next reads the same: no item before such a place
 //! is read together with one after it ([`Dialect::repeated`](sinew_dialect::Dialect::repeated)).
 //!
 //! An agent with 50 turns would have its first message parsed 50 times. Here a known beginning costs one
-//! comparison of bytes, or one pass of BLAKE3 where it is too large to be stored. What is not recognized is
-//! read as a whole: recognition is never needed for a right answer.
+//! comparison of bytes, or one pass of BLAKE3 if it is too large to be stored. An unrecognized body is read
+//! as a whole: a right answer never depends on recognition.
 
 use crate::keys::{Key, PrefixHasher, StateId};
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -25,23 +25,23 @@ pub(crate) struct KnownBody {
     pub(crate) bytes: usize,
     /// BLAKE3 of these bytes.
     pub(crate) key: Key,
-    /// Of what the request says before them ([`crate::keys::head`]).
+    /// Key of the request's part before the messages ([`crate::keys::head`]).
     pub(crate) head: Key,
-    /// Where they lead to.
+    /// State after the messages.
     pub(crate) state: StateId,
-    /// That they asked for.
+    /// Number of the call that they asked for.
     pub(crate) call: u32,
 }
 
-/// What a look at the bytes of a body shows.
+/// Result of scanning the bytes of a body.
 #[derive(Clone, Debug)]
 pub(crate) struct Scan {
-    /// Where the messages begin.
+    /// Offset of the first message.
     pub(crate) start: usize,
     /// Length and key of all messages.
     pub(crate) bytes: usize,
     pub(crate) key: Key,
-    /// At their end.
+    /// Hasher at the end of the messages.
     hasher: PrefixHasher,
     /// The longest known beginning, and the body without it.
     pub(crate) cut: Option<(KnownBody, Vec<u8>)>,
@@ -63,10 +63,10 @@ impl Scan {
     }
 }
 
-/// The newest body's messages as they came. Most bodies are these and something new: comparing
-/// them costs a tenth of hashing them, and the hash goes on where it ended.
+/// The newest body's messages as they came. Most bodies are these and something new: comparing them costs a
+/// tenth of hashing them, and the hash continues where it ended.
 #[derive(Clone, Debug)]
-struct Newest {
+struct NewestBody {
     seen: KnownBody,
     messages: Vec<u8>,
     hasher: PrefixHasher,
@@ -75,7 +75,7 @@ struct Newest {
 /// KnownBodies of a rollout whose messages were read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KnownBodies {
-    newest: Option<Newest>,
+    newest: Option<NewestBody>,
     /// The newest of them last.
     older: VecDeque<KnownBody>,
 }
@@ -98,7 +98,7 @@ impl KnownBodies {
         };
         let messages = &body[scan.start..scan.start + scan.bytes];
         let before = self.newest.take();
-        if let Some(Newest { seen, .. }) = &before {
+        if let Some(NewestBody { seen, .. }) = &before {
             self.older.push_back(*seen);
         }
         self.older.retain(|older| older.key != seen.key);
@@ -114,7 +114,7 @@ impl KnownBodies {
                 }
                 _ => messages.to_vec(),
             };
-            self.newest = Some(Newest {
+            self.newest = Some(NewestBody {
                 seen,
                 messages,
                 hasher: scan.hasher.clone(),
@@ -206,7 +206,7 @@ fn find_array(body: &[u8], field: &str) -> Option<usize> {
     }
 }
 
-/// Where the last item of an array ends, reading from the beginning of one.
+/// End of the last item of an array, reading from the beginning of an item.
 fn last_item(array: &[u8], from: usize) -> Option<usize> {
     let mut at = from;
     loop {

@@ -1,28 +1,28 @@
 //! A model server per rollout that captures every token of the agents that call it.
 //!
-//! An agent gets a base URL and a key ([`Gateway::open_rollout`]) and speaks the dialect it knows.
-//! From the outside in:
+//! An agent gets a base URL and a key ([`Gateway::open_rollout`]) and uses its own dialect. The layers, from
+//! the outside in:
 //!
 //! 1. [`Server`] and `routes`: connections, axum routes, authorization, bodies (`body`), server-sent
 //!    events (`stream`).
 //! 2. [`Gateway`]: opens, scores, views and finishes rollouts. Its parts are the open rollouts
 //!    (`rollouts`), the journal and the store (`archive`), and the calls of the model (`call`).
-//! 3. `call`: a body is read by its [dialect](sinew_dialect), joined to what was captured ([`session`],
+//! 3. `call`: a body is read by its [dialect](sinew_dialect), joined to the captured tokens ([`session`],
 //!    pure), rendered, and begun as a running call (`running`), which `drive` follows to its end.
-//! 4. Below both: hashes of messages (`keys`), recognized bodies (`known_bodies`). A
-//!    finished rollout is a [`sinew_types::Trace`].
+//! 4. Sessions and calls use hashes of messages (`keys`) and recognized bodies (`known_bodies`). A finished
+//!    rollout is a [`sinew_types::Trace`].
 //!
 //! Invariants:
-//! - The engine sees token ids only; sampled tokens are never decoded and tokenized again.
+//! - The engine sees only token ids; sampled tokens are never decoded and tokenized again.
 //! - Every sampled token is in exactly one node of exactly one trace, whether its client reads the
 //!   answer, repeats the request or goes away.
-//! - With a journal, an output is on disk before its client sees the end; a finished trace is in the
-//!   store before finishing is answered.
-//! - A rollout's key opens that rollout's model and nothing else; the control API has a token of its
-//!   own.
+//! - A journal has an output on disk before its client sees the end; a finished trace is in the store before
+//!   finishing is answered.
+//! - A rollout's key opens that rollout's model and nothing else; the control API has a separate
+//!   token.
 //! - Fields of requests without effect are counted by name, or refused. Sizes, times, queues and
 //!   counts are bounded.
-//! - A file uses only files below it: there are no circles.
+//! - A file uses only files below it: there are no cycles.
 
 mod archive;
 mod body;
@@ -65,6 +65,6 @@ pub use live::{LiveRollout, LiveRollouts, RolloutPhase};
 pub use secret::Secret;
 pub use server::{ServeError, Server};
 pub use session::{FinishRequest, Join, Reward, RolloutSpec, SamplingDefaults, SessionStats};
-/// Of the calls of a gateway, as its clients get them.
+/// Error of a gateway's calls, as its clients get it.
 pub use sinew_dialect::ApiError;
 pub use stats::GatewayStats;

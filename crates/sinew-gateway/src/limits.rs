@@ -1,8 +1,9 @@
-//! What bounds a gateway. Nothing in it grows without one of these.
+//! Limits of a gateway. Nothing in it grows without one of these.
 //!
 //! Defaults suit training runs of thousands of rollouts on one host. An opener narrows the limits of a
-//! rollout and cannot widen them. What exceeds a limit of a rollout is a 400 with a code of its own, and the
-//! episode counts as truncated; what exceeds a limit of the server is a 429 or 503 that clients repeat.
+//! rollout and cannot widen them. A request above a limit of its rollout gets a 400 with a separate code, and
+//! the episode counts as truncated. A request above a limit of the server gets a 429 or 503, after which
+//! clients try again.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What open rollouts are doing, longest in their phase first: where to look when nothing moves.
+//! Phases of open rollouts, longest in their phase first: the first thing to look at when nothing moves.
 
 use crate::rollout::{Rollout, unix_s};
 use crate::running::RunningCall;
@@ -13,7 +13,7 @@ const PAGE: usize = 100;
 /// Largest `limit` of a request.
 const MAX_PAGE: usize = 1000;
 
-/// What a rollout is doing.
+/// Phase of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RolloutPhase {
@@ -36,7 +36,7 @@ pub struct LiveRollout {
     pub run: String,
     pub draw: u64,
     pub purpose: String,
-    /// Of its calls the one that is furthest.
+    /// Phase of its most advanced call.
     pub phase: RolloutPhase,
     /// Seconds in this phase: of the call that has been in it for the longest.
     pub phase_s: f64,
@@ -53,7 +53,7 @@ pub struct LiveRollout {
 /// Some of the live rollouts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LiveRollouts {
-    /// How many there are.
+    /// Number of open rollouts.
     pub total: usize,
     /// Longest in their phase first.
     pub rollouts: Vec<LiveRollout>,
@@ -81,7 +81,7 @@ pub(crate) fn limit(query: Option<&str>) -> Result<usize, ApiError> {
 }
 
 impl Rollout {
-    /// What it is doing; it ends after `ttl_s` seconds without a call.
+    /// Its state; it ends after `ttl_s` seconds without a call.
     pub(crate) fn live(&self, ttl_s: f64) -> LiveRollout {
         let now = Instant::now();
         let calls = self.running();

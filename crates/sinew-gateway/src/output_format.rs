@@ -1,5 +1,5 @@
-//! What an output is held to: the format that a request asks for, and its strict tools, in the way the
-//! model writes calls.
+//! Constraints of an output: the format that a request asks for, and its strict tools, in the way the model
+//! writes calls.
 //!
 //! | the request has | the engine draws from masks | held to |
 //! |---|---|---|
@@ -18,9 +18,9 @@ use sinew_render::{ToolCallFormat, call_marks, forced_opening};
 use sinew_types::{Format, Grammar, ToolGrammar, ToolNeed, ToolTag};
 use std::sync::Arc;
 
-/// What to hold the output of a request to. `calls` is how the model writes calls; `None`: it may make
-/// none. `holds`: the engine draws from masks. Clients say `strict` of tools by default, so that without
-/// masks it has no effect; a format that is asked for goes to the engine all the same, which may refuse it.
+/// Constraint for the output of a request. `calls` is how the model writes calls; `None`: it may make none.
+/// `holds`: the engine draws from masks. Clients set `strict` for tools by default, so it has no effect
+/// without masks. A requested format goes to the engine in any case, which may refuse it.
 ///
 /// # Errors
 /// If a format and tools cannot be had together.
@@ -103,7 +103,7 @@ fn unheld(
     Ok(None)
 }
 
-/// That tools are strict has no effect; answers that repeat the tools say so.
+/// Counts `strict` as a field without effect; answers that repeat the tools show this.
 fn not_strict(request: &mut ModelRequest) {
     request.strict_tools.clear();
     count_ignored(&mut request.ignored, "tools[].strict", 1);

@@ -1,5 +1,5 @@
-//! Messages as the model's template takes them: images become a note, and instructions in the middle of a
-//! conversation become the user's where the template knows none there.
+//! Messages in the form that the model's template accepts: images become a note, and instructions in the
+//! middle of a conversation become the user's if the template has none there.
 
 use sinew_dialect::{Ignored, count_ignored};
 use sinew_render::Renderer;

@@ -28,7 +28,7 @@ pub(crate) struct Rollout {
     key: Secret,
     /// Stands for the key in `traceparent`. It is random, as what is stored must not open anything.
     trace_id: [u8; 16],
-    /// What was captured. Locked for microseconds, but for rendering.
+    /// Captured calls. The lock is held for microseconds, except while rendering.
     session: Mutex<Session>,
     journal: Option<Arc<Journal>>,
     calls: Mutex<Calls>,
@@ -42,14 +42,14 @@ pub(crate) struct Rollout {
 /// The calls that a retry may join.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
-    /// With the keys of their requests, if they have one.
+    /// Running calls with the keys of their requests, if they have one.
     pub(crate) running: Vec<(Option<[u8; 32]>, Arc<RunningCall>)>,
     /// The newest last, at most [`REPLAYS`].
     pub(crate) ended: VecDeque<([u8; 32], Arc<RunningCall>)>,
 }
 
 impl Rollout {
-    /// A rollout that `key` and `trace_id` open. With a journal, what happens in it is recorded.
+    /// A rollout that `key` and `trace_id` open. The journal, if there is one, records its events.
     pub(crate) fn new(
         (key, trace_id): (Secret, [u8; 16]),
         mut session: Session,

@@ -1,8 +1,8 @@
 //! One model call while it runs, as its readers see it: deltas and one result.
 //!
-//! The call belongs to a task of its own (`drive`), not to the connection that asked: a retry can
-//! join it, and what was sampled is captured even if the client is gone. A call without a reader goes on for
-//! a while, since clients close a connection before they ask again; then it is aborted.
+//! The call belongs to a separate task (`drive`), not to the connection that asked: a retry can join it, and
+//! its tokens are captured even if the client is gone. A call without a reader continues for a while, since
+//! clients close a connection before they ask again; then it is aborted.
 
 use sinew_dialect::ApiError;
 use sinew_dialect::{AnswerContext, Delta, ModelResponse};
@@ -14,10 +14,10 @@ use tokio::time::{Instant, sleep_until};
 /// Time in which an engine must end requests that were aborted.
 pub(crate) const ABORT_GRACE: Duration = Duration::from_secs(5);
 
-/// What a reader gets next.
+/// Event for a reader.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// Of a stream, at least one.
+    /// Part of a stream, at least one delta.
     Deltas(Vec<Delta>),
     /// The result; nothing comes after it.
     Done(Result<Arc<ModelResponse>, ApiError>),
@@ -30,7 +30,7 @@ struct State {
     done: Option<Result<Arc<ModelResponse>, ApiError>>,
     /// Subscriptions that are alive.
     readers: usize,
-    /// Since when there is none.
+    /// Time since which there is no reader.
     unread_since: Option<Instant>,
     /// No reader came back in time; none may come any more.
     abandoned: bool,
@@ -50,7 +50,7 @@ pub(crate) struct RunningCall {
     /// The error of its readers if it is cancelled; unset: that it was aborted.
     why: OnceLock<ApiError>,
     pub(crate) begun: Instant,
-    /// When the engine got it; until then it waits for capacity.
+    /// Time at which the engine got it; until then it waits for capacity.
     pub(crate) submitted: OnceLock<Instant>,
     pub(crate) deadline: Instant,
 }
@@ -103,8 +103,8 @@ impl RunningCall {
         }
     }
 
-    /// A reader for a repeated request; `None`: it is aborted already. Unless the client says that it asks
-    /// `again`, only a call whose answer nobody got is what it repeats.
+    /// A reader for a repeated request; `None`: it is aborted already. Unless the client marks it as repeated
+    /// (`again`), it repeats only a call whose answer nobody got.
     pub(crate) fn join(self: &Arc<Self>, again: bool) -> Option<Subscription> {
         let mut state = self.lock();
         let unread = state.readers == 0 && !state.delivered;
@@ -172,7 +172,7 @@ impl RunningCall {
     }
 }
 
-/// A reader of a call. When the last one is dropped before the end, the generation may go on for a while.
+/// A reader of a call. If the last one is dropped before the end, the generation may continue for a while.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     call: Arc<RunningCall>,
@@ -210,7 +210,7 @@ impl Subscription {
         }
     }
 
-    /// The result alone.
+    /// Waits for the result, without deltas.
     pub(crate) async fn response(&mut self) -> Result<Arc<ModelResponse>, ApiError> {
         loop {
             if let Event::Done(done) = self.next().await {

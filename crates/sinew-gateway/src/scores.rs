@@ -1,7 +1,7 @@
 //! Scores of finished rollouts that come later: one, or many as JSON lines.
 //!
 //! They go into the store's ledger, where the newest of a name and source is in force. A rollout that is
-//! still open has no place there: its reward is given to it, or comes after it was finished.
+//! still open is not in the ledger: it takes its reward directly, or after it was finished.
 
 use crate::archive::{Archive, blocking};
 use crate::failures::store_failed;
@@ -18,7 +18,7 @@ impl Archive {
     /// Takes rows of scores, JSON lines as `sinew reward import` reads them.
     ///
     /// # Errors
-    /// Without a store, or if it refuses.
+    /// If the gateway has no store, or the store refuses.
     pub(crate) async fn put_scores(&self, rows: Vec<u8>) -> Result<ImportReport, ApiError> {
         let Some(store) = self.store() else {
             let why = "this gateway keeps no store, so that nothing can be scored later";

@@ -14,7 +14,7 @@ impl Secret {
         Self(blake3::hash(text.as_bytes()))
     }
 
-    /// What is remembered of it, as hexadecimal digits.
+    /// Its hash, as hexadecimal digits.
     pub(crate) fn hash_hex(&self) -> String {
         self.0.to_hex().to_string()
     }
@@ -49,7 +49,7 @@ impl Secret {
     /// A random trace id.
     ///
     /// # Errors
-    /// As [`Secret::random_hex`].
+    /// Same as [`Secret::random_hex`].
     pub(crate) fn random_id() -> Result<[u8; 16], ApiError> {
         let mut id = [0; 16];
         fill(&mut id)?;

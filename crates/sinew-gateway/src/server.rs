@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 /// Time to hand out the last answers once no call runs.
 const FLUSH: Duration = Duration::from_secs(5);
 
-/// Why a gateway does not listen.
+/// Reasons why a gateway does not listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     #[error("cannot listen on {address}: {source}")]
@@ -53,8 +53,7 @@ impl Server {
         Self::start_with(gateway, address, control_token, public_url, None).await
     }
 
-    /// As [`Server::start`], with more routes behind the control token. They bound their own
-    /// bodies.
+    /// Same as [`Server::start`], with more routes behind the control token. They bound their own bodies.
     ///
     /// # Errors
     /// If the address cannot be bound.
@@ -85,7 +84,7 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// Address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -97,15 +96,16 @@ impl Server {
         self.stop_within(std::future::pending()).await
     }
 
-    /// As [`Server::stop`], at the end of a run. For `notice` it still answers: new rollouts and calls get
-    /// status 410, so that agents end and do not wait for another session. Then running calls are cut.
+    /// Stops like [`Server::stop`], at the end of a run. It still answers during `notice`: new rollouts and
+    /// calls get status 410, so that agents end and do not wait for another session. Then running calls are
+    /// cut.
     pub async fn end(self, notice: Duration) -> usize {
         self.gateway.end();
         tokio::time::sleep(notice).await;
         self.stop_within(std::future::ready(())).await
     }
 
-    /// As [`Server::stop`]; once `enough` is there, running calls get no more time.
+    /// Stops like [`Server::stop`], but gives running calls no more time once `enough` resolves.
     pub async fn stop_within(mut self, enough: impl Future<Output = ()>) -> usize {
         self.gateway.drain();
         let grace = self.gateway.config().server.shutdown_grace;
@@ -146,7 +146,7 @@ async fn run(
             gateway.sweep().await;
         }
     };
-    // An error says that the server was dropped.
+    // An error means that the server was dropped.
     let stop = async { drop(stopped.wait_for(|stopped| *stopped).await) };
     let serving = server::serve(listener, router, guard(service), stop);
     let open = tokio::select! {

@@ -1,4 +1,4 @@
-//! What a gateway has counted: as JSON in `GET /health`, as Prometheus' text in `GET /metrics`.
+//! Counters of a gateway: as JSON in `GET /health`, as Prometheus' text in `GET /metrics`.
 
 use crate::session::Join;
 use serde::Serialize;
@@ -12,14 +12,14 @@ use tokio::sync::Notify;
 
 /// Share of calls with a rewritten history that is worth an alarm, and calls that it takes.
 const ALARM_RATE: f64 = 0.05;
-/// Fewer calls say too little.
+/// Fewer calls are not significant.
 const ALARM_CALLS: u64 = 100;
 
 /// Counters of a gateway since its start.
 ///
 /// Nothing is lost or counted twice: once no call runs, `sampled_tokens` is `open_tokens` plus
-/// `stored_tokens`, and, with an engine of its own and without `failed` calls, what the engine
-/// says that it sampled.
+/// `stored_tokens`. If the engine serves nothing else and no call is `failed`, it is also the number that the
+/// engine reports as sampled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GatewayStats {
     /// Open rollouts, and calls that run.
@@ -43,9 +43,9 @@ pub struct GatewayStats {
     pub joins: BTreeMap<Join, u64>,
     /// Sampled tokens that were captured, those of recovered rollouts included.
     pub sampled_tokens: u64,
-    /// Of these, in open rollouts.
+    /// Sampled tokens in open rollouts.
     pub open_tokens: u64,
-    /// Of these, in finished traces, each of which was proven call by call.
+    /// Sampled tokens in finished traces, each of which was proven call by call.
     pub stored_tokens: u64,
     /// Unproven traces; their rollouts stay.
     pub unproven: u64,
@@ -59,7 +59,7 @@ pub(crate) struct Counters {
     stats: Mutex<GatewayStats>,
     /// The warning was given.
     alarmed: AtomicBool,
-    /// How the first call was answered: taken, or why it was refused.
+    /// Result of the first call: taken, or the reason of its refusal.
     first_answer: OnceLock<Result<(), String>>,
     first_answered: Notify,
 }
@@ -77,7 +77,7 @@ impl Counters {
         });
     }
 
-    /// How a call of the model was answered; the first one is remembered.
+    /// Records the result of a call of the model; the first one is remembered.
     pub(crate) fn answered(&self, refused: Option<&ApiError>) {
         if self.first_answer.get().is_none() {
             let answer = refused.map_or(Ok(()), |error| Err(error.message.clone()));
@@ -87,7 +87,7 @@ impl Counters {
         }
     }
 
-    /// How the first call of the model was answered, once there is one: taken, or why it was refused.
+    /// Result of the first call of the model, once there is one: taken, or the reason of its refusal.
     pub(crate) async fn first_answer(&self) -> Result<(), String> {
         loop {
             let answered = self.first_answered.notified();
@@ -107,7 +107,7 @@ impl Counters {
         });
     }
 
-    /// Counts fields without effect, and says of each once that it has none.
+    /// Counts fields without effect, and logs each once.
     pub(crate) fn ignored(&self, fields: &Ignored) {
         self.count(|stats| {
             for (path, count) in fields {
@@ -123,7 +123,7 @@ impl Counters {
         });
     }
 
-    /// What was counted, with a count for every kind of join. What is open now is the caller's to say.
+    /// Counters, with an entry for every kind of join. The caller adds what is open.
     pub(crate) fn stats(&self) -> GatewayStats {
         let mut stats = GatewayStats::default();
         self.count(|counted| stats.clone_from(counted));
@@ -159,7 +159,7 @@ impl GatewayStats {
         self.calls >= ALARM_CALLS && self.divergence_rate() > ALARM_RATE
     }
 
-    /// In the text format of Prometheus, version 0.0.4.
+    /// Writes the text format of Prometheus, version 0.0.4.
     pub fn prometheus(&self, engine: &EngineStatus) -> String {
         let ignored = self.ignored_fields.values().sum();
         let mut out = Exposition::default();
@@ -232,8 +232,8 @@ impl GatewayStats {
     }
 }
 
-/// Metrics in the text format of Prometheus. Not by prometheus-client: it holds counters of its own
-/// or wraps a snapshot as this one, in three crates for these lines.
+/// Metrics in the text format of Prometheus. The crate prometheus-client is not used: it holds its own
+/// counters or wraps a snapshot like this one, in three crates for these lines.
 #[derive(Default)]
 struct Exposition(String);
 

@@ -13,10 +13,10 @@ use std::time::Duration;
 const PING_EVERY: Duration = Duration::from_secs(15);
 
 /// An answer in parts: what is written, and what comes next.
-struct Streaming {
+struct AnswerStream {
     /// Dropped with the connection, which aborts the call if no other reader is left.
     reader: Subscription,
-    /// Of the dialect.
+    /// Writer of the dialect.
     writer: Box<dyn EventWriter>,
     /// An event that was taken to see whether there is a stream.
     first: Option<Event>,
@@ -24,7 +24,7 @@ struct Streaming {
     over: bool,
 }
 
-impl Streaming {
+impl AnswerStream {
     async fn next(&mut self) -> String {
         let mut out = String::new();
         if !std::mem::replace(&mut self.begun, true) {
@@ -61,7 +61,7 @@ pub(crate) fn response(
     writer: Box<dyn EventWriter>,
     first: Event,
 ) -> Response {
-    let state = Streaming {
+    let state = AnswerStream {
         reader,
         writer,
         first: Some(first),

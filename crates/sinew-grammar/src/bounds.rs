@@ -63,7 +63,7 @@ fn quoted_branches(pattern: &str) -> f64 {
     2.0 * (branches(pattern) + open as f64)
 }
 
-/// A text that is no JSON is left to the compiler, which names the place.
+/// A text that is not JSON is left to the compiler, which names the place.
 fn json(text: &str) -> Result<(), String> {
     match serde_json::from_str(text) {
         Ok(schema) => Strings::default().check(&schema),
@@ -116,7 +116,7 @@ impl Strings {
     }
 
     /// Collects the rules of a schema and of all below it. `name` is the property that they are nearest to,
-    /// `defined` says that they are at the top of a definition.
+    /// `defined` means that they are at the top of a definition.
     ///
     /// # Errors
     /// An object with too many `patternProperties`.
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn many_patterns_of_one_string_are_refused() {
         let many = json!({"type": "string", "allOf": letters(50)});
-        // Without an operator, and with any text around it.
+        // These have no operator, and any text around them.
         let words: Vec<_> = (0..50)
             .map(|i| json!({"pattern": format!("word{i}")}))
             .collect();

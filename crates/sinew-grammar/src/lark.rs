@@ -103,8 +103,8 @@ fn quoted(text: &str) -> String {
     Value::String(text.to_owned()).to_string()
 }
 
-/// Lark rules for tool calls. With [`ToolNeed::Auto`]: free text up to the trigger, then a call. With
-/// [`ToolNeed::Required`]: calls only.
+/// Lark rules for tool calls. [`ToolNeed::Auto`] gives free text up to the trigger, then a call;
+/// [`ToolNeed::Required`] gives only calls.
 fn tool_rules(
     tools: &ToolGrammar,
     space: Whitespace,
@@ -211,7 +211,7 @@ impl Pieces {
             let found = specials
                 .iter()
                 .filter_map(|(s, id)| rest.find(s.as_str()).map(|at| (at, s.len(), *id)))
-                // The first match. At equal positions the longest one wins.
+                // The first match wins; at equal positions, the longest one.
                 .min_by_key(|&(at, len, _)| (at, std::cmp::Reverse(len)));
             let Some((at, len, id)) = found else {
                 pieces.push(Piece::Text(rest.to_owned()));

@@ -9,7 +9,7 @@
 //! Invariants:
 //! - Masks depend on the format, the environment (vocabulary, end token, settings) and the tokens so far,
 //!   not on time, other requests or caches.
-//! - No mask is empty. Where no text may follow, the mask allows the end token only.
+//! - No mask is empty. If no text may follow, the mask allows only the end token.
 //! - A case that a matcher cannot decide is an error, never a mask that allows every token.
 //! - Formats whose compilation has no bound are refused before it.
 //! - This crate reads no clock, file or network.

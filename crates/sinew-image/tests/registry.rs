@@ -83,7 +83,7 @@ struct Registry {
     folder: tempfile::TempDir,
     child: Child,
     host: String,
-    /// What it logs, of requests too.
+    /// Its log, also of requests.
     log: Arc<Mutex<String>>,
 }
 
@@ -178,7 +178,7 @@ impl Registry {
 
     /// Number of requests for a path so far.
     fn asked(&self, path: &str) -> usize {
-        // The log says each request once, as `http.request.uri=...` of a response.
+        // The log has each request once, as `http.request.uri=...` of a response.
         let log = self.log.lock().unwrap();
         let lines = log
             .lines()
@@ -342,10 +342,10 @@ fn what_a_registry_does_not_have_or_show_is_said() {
     );
 }
 
-/// What the server with faults answers: the text of a head after the status, and the body. It may cut a body.
+/// Answer of the server with faults: status, header fields, and the body. It may cut a body.
 type Answer = (u16, Vec<(&'static str, String)>, Vec<u8>);
 
-/// Answers requests, by their path and all they say, until the process ends.
+/// Answers requests, by their path and all their text, until the process ends.
 fn faulty(answer: impl Fn(&str, &str) -> Answer + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let host = listener.local_addr().unwrap().to_string();

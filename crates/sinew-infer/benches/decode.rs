@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --profile dev -p sinew-infer --bench decode [-- THREADS [bf16|int8] [BATCH...]]`, with the
 //! wheel in `.cache/wheels` of the repository; `SINEW_CPU` chooses the kernels. CPU time counts all threads:
-//! on a machine that others use it says more than wall time.
+//! on a machine that others use it is more reliable than wall time.
 #![expect(clippy::print_stdout, reason = "a bench prints its results")]
 
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig};
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
-/// Prompt of each sequence: a shared worked example and a question of its own.
+/// Prompt of each sequence: a shared worked example and a separate question.
 const SHARED: usize = 192;
 const OWN: usize = 16;
 const SAMPLED: u32 = 64;

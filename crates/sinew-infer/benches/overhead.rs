@@ -1,4 +1,4 @@
-//! What a pass costs beside the model: scheduling and sampling, over logits that cost nothing.
+//! Overhead of a pass in addition to the model: scheduling and sampling, over logits that cost nothing.
 //!
 //! `cargo bench --profile dev -p sinew-infer --bench overhead`
 #![expect(clippy::print_stdout, reason = "a bench prints its results")]

@@ -1,4 +1,4 @@
-//! Blocks of key-value memory, and the tree in which their contents are found again.
+//! Blocks of key-value memory, and the tree in which their contents are looked up.
 //!
 //! Every block in use is a node: its tokens continue those of its parent, so the path from the root
 //! spells a prefix. Nodes of finished sequences stay as a cache until their memory is needed.

@@ -1,4 +1,4 @@
-//! The output format of a request: which tokens can come next, and the record of them.
+//! The output format of a request: the tokens that can come next, and the record of them.
 //!
 //! One constraint belongs to one request and advances with each of its tokens; its matcher and
 //! masks come from the port [`Grammars`].
@@ -62,7 +62,7 @@ impl Constraint {
     /// The tokens that can come next.
     ///
     /// # Errors
-    /// If no mask can be made: the request fails, and never goes on without one.
+    /// If no mask can be made: the request fails, and never continues without one.
     pub fn mask(&mut self) -> Result<Arc<Mask>, EngineError> {
         self.matcher.mask().map_err(|e| failed(&e))
     }
@@ -87,8 +87,7 @@ impl Constraint {
         })
     }
 
-    /// The next token if the mask allows one alone: it needs no logits, and its log-probability is
-    /// 0.
+    /// The next token if the mask allows only one: it needs no logits, and its log-probability is 0.
     pub fn without_choice(&mut self, params: &SamplingParams) -> Result<Option<Draw>, EngineError> {
         let mask = self.mask()?;
         match mask.only() {

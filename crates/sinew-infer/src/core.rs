@@ -18,7 +18,7 @@ use sinew_types::{
 };
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The engine that an [`EngineThread`](crate::engine_thread::EngineThread) drives.
+/// The engine that an [`EmbeddedEngine`](crate::engine_thread::EmbeddedEngine) drives.
 pub(crate) trait Core: Send {
     /// The limits that requests are checked against.
     fn limits(&self) -> RequestLimits;
@@ -35,8 +35,8 @@ pub(crate) trait Core: Send {
         version: PolicyVersion,
         weights: &dyn TensorSource,
     ) -> Result<(), EngineError>;
-    /// Computes one pass: at most one more token for each request, and accepted draft tokens. A
-    /// failed pass fails the requests in it; the engine goes on.
+    /// Computes one pass: at most one more token for each request, and accepted draft tokens. A failed pass
+    /// fails the requests in it; the engine continues.
     fn step(&mut self, events: &mut Vec<EngineEvent>);
     /// Whether a pass would compute anything.
     fn has_work(&self) -> bool;
@@ -144,7 +144,7 @@ fn in_parallel<T: Send, R: Send + Sync>(
         .collect()
 }
 
-/// Adds the tokens that a format leaves no choice about: they need no pass of their own.
+/// Adds the tokens that a format leaves no choice about: they need no separate pass.
 fn follow(
     drawn: Drawn,
     sequence: &Sequence,

@@ -2,8 +2,9 @@
 //! tokens is the text that followed the same few tokens before, in its own text or in that of
 //! another request. Samples of one task, and outputs of one format, repeat each other.
 //!
-//! Of several places the one whose tokens before agree furthest is taken; of equal ones that of a
-//! sibling, whose text begins as the sequence's own does for longest (grouped speculation).
+//! If several places match, the one whose preceding tokens agree furthest is taken. Equal places are decided
+//! by siblings: the one whose text shares the longest beginning with the sequence's own (grouped
+//! speculation).
 //!
 //! A draft token costs a row of a pass and decides nothing: only tokens that the sampler draws
 //! itself are accepted. It pays off where few requests run, as in evaluation, in `sinew serve` and
@@ -17,7 +18,7 @@ use std::collections::{BTreeMap, HashMap};
 const CONTEXT: usize = 3;
 /// Places that are remembered of a run of tokens, the last ones.
 const PLACES: usize = 4;
-/// Tokens before a place that are compared: of more, a longer agreement says little.
+/// Tokens before a place that are compared: a longer agreement adds little.
 const COMPARED: usize = 16;
 /// Maximum number of tokens remembered; the requests that came first are forgotten first.
 const REMEMBERED: usize = 1 << 18;
@@ -69,7 +70,7 @@ impl AcceptanceRate {
 /// No place: a position that no run ends before.
 const NOWHERE: (u64, u32) = (0, 0);
 
-/// Where each short run of tokens occurred last.
+/// Index of the last places of each short run of tokens.
 #[derive(Debug, Default)]
 pub(crate) struct NgramIndex {
     /// Tokens of recent requests, by arrival.
@@ -97,7 +98,7 @@ impl NgramIndex {
         for next in first..tokens.len() {
             if let Some(gram) = gram_before(tokens, next) {
                 let places = self.index.entry(gram).or_insert([NOWHERE; PLACES]);
-                // Of one text the last place is enough, so that siblings are not crowded out.
+                // The last place in a text is enough, so that siblings are not crowded out.
                 let own = places.iter().position(|(text, _)| *text == arrival);
                 places[..=own.unwrap_or(PLACES - 1)].rotate_right(1);
                 places[0] = (arrival, next as u32);
@@ -106,7 +107,7 @@ impl NgramIndex {
         self.forget();
     }
 
-    /// Up to `count` tokens that followed the end of `tokens` before; empty if it never occurred.
+    /// Draft of up to `count` tokens that followed the end of `tokens` before; empty if it never occurred.
     pub(crate) fn draft(&self, tokens: &[TokenId], count: usize) -> &[TokenId] {
         let Some(places) = gram_before(tokens, tokens.len()).and_then(|gram| self.index.get(&gram))
         else {
@@ -147,7 +148,7 @@ impl NgramIndex {
     }
 }
 
-/// How many tokens are equal before the first that are not.
+/// Number of equal tokens before the first different ones.
 fn agreement<'a>(
     a: impl Iterator<Item = &'a TokenId>,
     b: impl Iterator<Item = &'a TokenId>,
@@ -180,7 +181,7 @@ mod tests {
         assert_eq!(drafts.draft(&[1, 2], 2), [0; 0]);
     }
 
-    /// Of places that agree as far, a sibling's comes first, whatever others said later.
+    /// A sibling's place comes first among places that agree as far, whatever others sampled later.
     #[test]
     fn a_sibling_is_believed_before_others() {
         let mut drafts = NgramIndex::default();
@@ -189,7 +190,7 @@ mod tests {
         assert_eq!(drafts.draft(&[7, 8, 9, 40, 1, 2, 3], 1), [60]);
         assert_eq!(drafts.draft(&[5, 5, 5, 40, 1, 2, 3], 1), [61]);
         assert_eq!(drafts.draft(&[6, 1, 2, 3], 1), [61]);
-        // What agrees for longer says more.
+        // A longer agreement counts more.
         assert_eq!(drafts.draft(&[5, 5, 5, 50, 1, 2, 3], 1), [60]);
     }
 

@@ -20,7 +20,7 @@ pub struct Draw {
 
 /// The tokens of one sampler, at least one: all but the last are draft tokens that were accepted.
 ///
-/// An error concerns this sampler's request alone, such as a format for which no mask can be made.
+/// An error concerns only this sampler's request, such as a format for which no mask can be made.
 pub type Drawn = Result<Vec<Draw>, EngineError>;
 
 /// The tokens drawn for one sequence.

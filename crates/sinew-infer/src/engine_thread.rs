@@ -1,6 +1,6 @@
 //! The thread around a [`Core`]: a bounded inbox, sinks, weights between two passes.
 //!
-//! In every case, each request gets its last event and each caller its answer: a panic turns into
+//! Each request gets its last event and each caller its answer in every case: a panic turns into
 //! [`EngineError::Stopped`] for all.
 
 use crate::constraint::Constraint;
@@ -28,19 +28,19 @@ struct Load {
 }
 
 /// A request, the constraint of its format, and where its events go.
-type Submitted = (GenerateRequest, Option<Constraint>, EventSink);
+type EngineRequest = (GenerateRequest, Option<Constraint>, EventSink);
 
 /// State that callers and the thread share. Bounded: `submitted` by the limit on waiting requests,
 /// `aborted` by `live`, `loads` by the callers that block on them.
 #[derive(Default)]
 struct Inbox {
-    submitted: VecDeque<Submitted>,
+    submitted: VecDeque<EngineRequest>,
     aborted: BTreeSet<RequestId>,
     loads: VecDeque<Load>,
     paused: bool,
     /// The owner has dropped the engine: the thread ends.
     dropped: bool,
-    /// Why the thread has ended.
+    /// Reason why the thread has ended.
     stopped: Option<String>,
     /// Requests that have not ended.
     live: HashSet<RequestId>,
@@ -68,8 +68,12 @@ impl Shared {
     }
 }
 
-/// A core on its own thread, behind the `Engine` port.
-pub(crate) struct EngineThread {
+/// Generates with a forward pass on a separate thread.
+///
+/// Thread-safe. Event sinks are called on that thread; they may submit and abort, but not load
+/// weights. A slow sink delays the next pass of all requests. Dropping the engine ends the thread
+/// after the current pass; requests that have not ended then fail with [`EngineError::Stopped`].
+pub struct EmbeddedEngine {
     shared: Arc<Shared>,
     /// Limits that requests are checked against on the caller's thread.
     limits: RequestLimits,
@@ -81,16 +85,16 @@ pub(crate) struct EngineThread {
     thread_id: ThreadId,
 }
 
-impl fmt::Debug for EngineThread {
+impl fmt::Debug for EmbeddedEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EngineThread")
+        f.debug_struct("EmbeddedEngine")
             .field("limits", &self.limits)
             .field("max_waiting", &self.max_waiting)
             .finish_non_exhaustive()
     }
 }
 
-impl EngineThread {
+impl EmbeddedEngine {
     /// Starts the thread.
     pub(crate) fn start(
         core: impl Core + 'static,
@@ -129,10 +133,10 @@ impl EngineThread {
     }
 }
 
-impl Engine for EngineThread {
+impl Engine for EmbeddedEngine {
     fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
         params::check_request(&request, &self.limits)?;
-        // On the caller's thread: a format that takes long to compile holds no other request up.
+        // The format is compiled on the caller's thread: a slow one holds no other request up.
         let constraint = Constraint::start(self.grammars.as_deref(), &request, self.limits.vocab)?;
         let mut inbox = self.shared.lock();
         if let Some(why) = &inbox.stopped {
@@ -203,11 +207,11 @@ impl Engine for EngineThread {
     }
 }
 
-impl Drop for EngineThread {
+impl Drop for EmbeddedEngine {
     fn drop(&mut self) {
         self.shared.lock().dropped = true;
         self.shared.wake.notify_all();
-        // A sink may hold the last handle: the thread cannot join itself, and ends alone.
+        // A sink may hold the last handle: the thread cannot join itself, and ends by itself.
         if let Some(thread) = self.thread.take()
             && thread::current().id() != self.thread_id
         {
@@ -217,7 +221,7 @@ impl Drop for EngineThread {
     }
 }
 
-/// State of the thread alone.
+/// State that only the thread uses.
 struct Worker {
     shared: Arc<Shared>,
     core: Box<dyn Core>,

@@ -1,12 +1,12 @@
-//! An engine without a model: token ids from a hash of the prefix, scripts and faults on demand.
-//! For tests, simulation and first steps without a download.
+//! An engine without a model: token ids from a hash of the prefix, scripts and faults on demand. It serves
+//! tests, simulation and first steps without a download.
 //!
-//! Its log-probabilities can be recomputed from prefix and token alone ([`FakeModel`]), so a test
-//! can check a whole training path token by token.
+//! Its log-probabilities can be recomputed from only prefix and token ([`FakeModel`]), so a test can check a
+//! whole training path token by token.
 
 use crate::constraint::Constraint;
 use crate::core::Core;
-use crate::engine_thread::{EngineThread, deliver, last_of, request_of};
+use crate::engine_thread::{EmbeddedEngine, deliver, last_of, request_of};
 use crate::params::{self, RequestLimits};
 use crate::sampler;
 use crate::scheduler::duplicate;
@@ -37,8 +37,7 @@ pub struct FakeModel {
     pub vocab: usize,
     /// Two models with different seeds have nothing in common.
     pub seed: u64,
-    /// A token that is the only continuation of about one prefix in `.1`; `None`: outputs end at
-    /// limits alone.
+    /// A token that is the only continuation of about one prefix in `.1`; `None`: outputs end only at limits.
     pub end: Option<(TokenId, u32)>,
 }
 
@@ -127,7 +126,7 @@ impl FakeModel {
         ((state % self.vocab as u64) as usize + rank).rem_euclid(self.vocab) as TokenId
     }
 
-    /// As [`FakeModel::logprob_at`], from the state of the prefix.
+    /// Log-probability as of [`FakeModel::logprob_at`], from the state of the prefix.
     fn logprob_in(&self, state: u64, token: TokenId, temperature: f32) -> f32 {
         if let Some(end) = self.ends_at(state)
             && end == token
@@ -155,8 +154,8 @@ impl FakeModel {
         around.take(PROBABILITIES.len()).collect()
     }
 
-    /// As [`FakeModel::logprob_at`] of a token that `mask` allows, among those that it does, from the state
-    /// of the prefix.
+    /// Log-probability as of [`FakeModel::logprob_at`] for a token that `mask` allows, among all allowed
+    /// ones, from the state of the prefix.
     fn logprob_of(&self, state: u64, token: TokenId, temperature: f32, mask: &Mask) -> f32 {
         let end = self.ends_at(state).filter(|&end| mask.allows(end));
         if mask.only() == Some(token) || end == Some(token) {
@@ -259,7 +258,7 @@ pub enum Fault {
     Refuse(EngineError),
     /// It fails after so many tokens.
     FailAfter { tokens: u32, error: EngineError },
-    /// After so many tokens nothing more comes, until the request is aborted.
+    /// It hangs after so many tokens, until the request is aborted.
     HangAfter { tokens: u32 },
     /// The engine panics after so many tokens, and stops for all requests.
     PanicAfter { tokens: u32 },
@@ -540,7 +539,7 @@ impl Core for FakeCore {
         }
     }
 
-    /// A hanging request is no work: it must not keep a thread busy without end.
+    /// A hanging request is not work: it must not keep a thread busy without end.
     fn has_work(&self) -> bool {
         let hangs = |fake: &FakeSequence| match fake.fault {
             Some(Fault::HangAfter { tokens }) => {
@@ -574,15 +573,15 @@ pub struct FakeEngine {
     mode: Mode,
 }
 
-/// How passes are driven.
+/// Way in which passes are driven.
 #[derive(Debug)]
 enum Mode {
-    Threaded(EngineThread),
-    Stepped(Box<Mutex<Stepped>>),
+    Threaded(EmbeddedEngine),
+    Stepped(Box<Mutex<SteppedEngine>>),
 }
 
 /// An engine that the caller steps.
-struct Stepped {
+struct SteppedEngine {
     core: FakeCore,
     sinks: HashMap<RequestId, EventSink>,
     /// Whether [`FakeEngine::step`] does nothing.
@@ -593,7 +592,7 @@ struct Stepped {
     handing_out: bool,
 }
 
-impl fmt::Debug for Stepped {
+impl fmt::Debug for SteppedEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stepped")
             .field("live", &self.sinks.len())
@@ -603,15 +602,15 @@ impl fmt::Debug for Stepped {
 }
 
 impl FakeEngine {
-    /// An engine on a thread of its own. `clock` measures its busy time. Faults of kind
-    /// [`Fault::Refuse`] arrive as events here.
+    /// An engine on a separate thread. `clock` measures its busy time. Faults of kind [`Fault::Refuse`]
+    /// arrive as events here.
     ///
     /// # Errors
     /// If the vocabulary is too small or the thread does not start.
     pub fn threaded(config: FakeConfig, clock: Clock) -> Result<Self, EngineError> {
         let (max_waiting, grammars) = (config.max_waiting, config.grammars.clone());
         let core = FakeCore::new(config, true)?;
-        let thread = EngineThread::start(core, grammars, max_waiting, clock)?;
+        let thread = EmbeddedEngine::start(core, grammars, max_waiting, clock)?;
         Ok(Self {
             mode: Mode::Threaded(thread),
         })
@@ -622,7 +621,7 @@ impl FakeEngine {
     /// # Errors
     /// If the vocabulary is too small.
     pub fn stepped(config: FakeConfig) -> Result<Self, EngineError> {
-        let stepped = Stepped {
+        let stepped = SteppedEngine {
             core: FakeCore::new(config, false)?,
             sinks: HashMap::new(),
             paused: false,
@@ -644,7 +643,7 @@ impl FakeEngine {
         if guard.paused {
             return false;
         }
-        let Stepped { core, events, .. } = &mut *guard;
+        let SteppedEngine { core, events, .. } = &mut *guard;
         let mut new = Vec::new();
         core.step(&mut new);
         events.extend(new);
@@ -655,12 +654,12 @@ impl FakeEngine {
 }
 
 /// Locks a stepped engine; it stays usable after a panic of a sink.
-fn lock(stepped: &Mutex<Stepped>) -> MutexGuard<'_, Stepped> {
+fn lock(stepped: &Mutex<SteppedEngine>) -> MutexGuard<'_, SteppedEngine> {
     stepped.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls sinks without holding the lock, so that they may submit and abort.
-fn hand_out(stepped: &Mutex<Stepped>) {
+fn hand_out(stepped: &Mutex<SteppedEngine>) {
     let mut guard = lock(stepped);
     if std::mem::replace(&mut guard.handing_out, true) {
         return;
@@ -677,7 +676,7 @@ fn hand_out(stepped: &Mutex<Stepped>) {
         if !last && intact {
             guard.sinks.insert(id, sink);
         } else if !last {
-            // As in the threaded mode: a broken sink ends its own request.
+            // A broken sink ends its own request, as in the threaded mode.
             guard.core.abort(id, &mut Vec::new());
         }
     }

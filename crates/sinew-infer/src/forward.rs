@@ -1,4 +1,4 @@
-//! The seam to the device that computes passes: a model on a CPU or a GPU, or a stand-in for tests.
+//! The interface to the device that computes passes: a model on a CPU or a GPU, or a stand-in for tests.
 //!
 //! A new device implements [`Forward`] and nothing else; scheduler, blocks, prefix cache and
 //! formats stay as they are.
@@ -68,21 +68,21 @@ pub struct Batch {
 /// tokens.
 ///
 /// Contract:
-/// - **Independence.** A row's logits depend on its sequence's tokens alone, not on the rest of the batch,
-///   bit for bit. This makes a request's tokens independent of what else runs.
+/// - **Independence.** A row's logits depend only on its sequence's tokens, not on the rest of the batch, bit
+///   for bit. This makes a request's tokens independent of what else runs.
 /// - **Draws.** The token at a position is a function of its row of logits, the sampling parameters and the
 ///   position: the random number is that of (seed, position), Philox4x32-10 with the position as counter and
 ///   the seed as key, as in this crate's CPU sampler. Bias, temperature, `min_p`, `top_k` and `top_p` apply
-///   in this order. Log-probabilities ignore bias and truncation. Where a mask allows one token alone, its
+///   in this order. Log-probabilities ignore bias and truncation. If a mask allows only one token, its
 ///   log-probability is exactly 0.
-/// - **Drafts.** A draw goes on to the next row as long as it drew the draft token, and ends at the latest
+/// - **Drafts.** A draw continues to the next row as long as it drew the draft token, and ends at the latest
 ///   after the row that follows the last draft token, or when the constraint has ended. Tokens are those of
 ///   drawing one in each pass. An implementation may stop earlier (at a constraint whose masks it cannot
 ///   prepare), but not before the first token.
 /// - **Order.** Copies and passes take effect in the order of the calls.
 ///
-/// What crosses the seam is per token: a device that overrides [`Forward::step`] never ships logits. It may
-/// block until the draws are there. [`crate::testing::conformance`] tests the contract.
+/// Data that cross this interface are per token: a device that overrides [`Forward::step`] never ships
+/// logits. It may block until the draws are there. [`crate::testing::conformance`] tests the contract.
 pub trait Forward: Send {
     /// Sizes, the same at every call.
     fn limits(&self) -> ForwardLimits;
@@ -93,8 +93,7 @@ pub trait Forward: Send {
     /// Stores keys and values of all rows, and draws tokens: the result of each sampler, in order.
     ///
     /// # Errors
-    /// With the reason; all requests in the batch fail with it. An error of one sampler concerns
-    /// its request alone.
+    /// The reason; all requests in the batch fail with it. An error of one sampler concerns only its request.
     fn step(&mut self, batch: &Batch, samplers: &[Sampler<'_>]) -> Result<Vec<Drawn>, String> {
         let (vocab, cpu) = (self.limits().vocab, self.cpu());
         let logits = self.logits(batch)?;
@@ -105,7 +104,7 @@ pub trait Forward: Send {
     /// in host memory. Called by the default [`Forward::step`], and to compare implementations.
     ///
     /// # Errors
-    /// As [`Forward::step`].
+    /// Same as [`Forward::step`].
     fn logits(&mut self, batch: &Batch) -> Result<&[f32], String>;
 
     /// Replaces the weights. Checks names and shapes first; element types can be any.

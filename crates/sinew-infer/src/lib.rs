@@ -13,18 +13,18 @@
 //! | [`FakeEngine`] | answers without a model, for tests and simulation |
 //!
 //! Invariants:
-//! - The tokens of a request depend on its prompt, its sampling parameters and the weights alone:
-//!   not on what else runs, on batching, on preemption or on cache hits.
+//! - The tokens of a request depend only on its prompt, its sampling parameters and the weights: not on other
+//!   requests, on batching, on preemption or on cache hits.
 //! - Every submitted request gets exactly one last event, even if the thread panics.
 //! - Each token carries the version of the weights that sampled it, and its log-probability under
 //!   the full softmax at the temperature that it was sampled at (greedy: 1).
-//! - Under a format the log-probability is of the softmax over the tokens that its mask allows; a
-//!   request whose mask cannot be made fails, and never goes on without one.
+//! - The log-probability under a format is of the softmax over the tokens that its mask allows. A request
+//!   whose mask cannot be made fails, and never continues without one.
 //! - Keys and values of replaced weights are never found by new requests.
-//! - Everything but `engine_thread` is pure: no clock, no thread, no randomness of its own.
+//! - Everything but `engine_thread` is pure: no clock, no thread, no own randomness.
 //!
-//! To test: [`testing`] has a forward pass without a model that notices every wrong block, and the
-//! contract of [`Forward`] as a function.
+//! The module [`testing`] has a forward pass without a model that notices every wrong block, and the contract
+//! of [`Forward`] as a function.
 
 mod blocks;
 mod constraint;
@@ -48,7 +48,8 @@ pub mod testing;
 
 pub use constraint::Constraint;
 pub use draw::{Draw, Drawn};
-pub use embedded::{EmbeddedEngine, EngineConfig};
+pub use embedded::EngineConfig;
+pub use engine_thread::EmbeddedEngine;
 pub use fake::{FakeConfig, FakeEngine, FakeModel, Fault, Script};
 pub use forward::{Batch, BatchSequence, BlockCopy, BlockId, Forward, ForwardLimits};
 pub use model::ModelForward;

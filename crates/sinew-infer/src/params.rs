@@ -27,7 +27,7 @@ pub(crate) struct RequestLimits {
 /// Checks that the engine can run `request` to its end.
 ///
 /// # Errors
-/// With the name of the parameter, its value and the allowed range.
+/// The name of the parameter, its value and the allowed range.
 pub(crate) fn check_request(
     request: &GenerateRequest,
     limits: &RequestLimits,

@@ -1,5 +1,5 @@
-//! Counter-based random numbers: a draw is a function of (seed, position) alone, so no request's
-//! stream depends on what else runs, on batching or on preemption.
+//! Counter-based random numbers: a draw is a function of only (seed, position), so no request's stream
+//! depends on other requests, on batching or on preemption.
 //!
 //! A device of another kind computes the same numbers: Philox4x32-10 with the position as counter
 //! and the seed as key, both as two 32-bit words, low word first.

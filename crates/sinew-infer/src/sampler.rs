@@ -1,9 +1,8 @@
 //! The CPU sampler: draws tokens from rows of logits.
 //!
-//! Order of the truncations: bias, temperature, `min_p` (against the largest probability),
-//! `top_k`, then `top_p` over what is left, renormalized. The reported log-probability is
-//! that of the policy that a trainer computes: full softmax at the request's temperature (greedy: 1),
-//! no bias, nothing truncated.
+//! Order of the truncations: bias, temperature, `min_p` (against the largest probability), `top_k`, then
+//! `top_p` over the rest, renormalized. The reported log-probability is that of the policy that a trainer
+//! computes: full softmax at the request's temperature (greedy: 1), no bias, nothing truncated.
 
 use crate::constraint::Constraint;
 use crate::draw::{Draw, Drawn};
@@ -15,7 +14,7 @@ use sinew_tensor::logprob::SoftmaxRow;
 use sinew_types::{EngineError, SamplingParams, TokenId, TokenLogprob};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// How tokens are drawn for one sequence, from consecutive rows of logits.
+/// Draws tokens for one sequence from consecutive rows of logits.
 #[derive(Clone, Copy, Debug)]
 pub struct Sampler<'a> {
     /// Index of the row after the known tokens, in [`Batch::logit_rows`](crate::Batch::logit_rows).
@@ -32,9 +31,8 @@ pub struct Sampler<'a> {
     pub constraint: Option<&'a Mutex<Constraint>>,
 }
 
-/// The result of each sampler, from `[rows, vocab]` logits, in parallel on the threads of `cpu`: a
-/// draw depends on its own sequence alone. With a `cpu`, log-probabilities have the bits of
-/// training.
+/// The result of each sampler, from `[rows, vocab]` logits, in parallel on the threads of `cpu`: a draw
+/// depends only on its own sequence. A `cpu` gives log-probabilities the bits of training.
 pub(crate) fn sample(
     logits: &[f32],
     vocab: usize,
@@ -149,8 +147,8 @@ pub(crate) fn draw(
     })
 }
 
-/// As [`draw`], of the tokens that `mask` allows as if there were no others; and the logarithm of the
-/// probability that all of them have together in the full softmax at the same temperature.
+/// Draws like [`draw`], but from the tokens that `mask` allows, as if there were no others. Also returns the
+/// logarithm of the probability that all of them have together in the full softmax at the same temperature.
 pub(crate) fn draw_masked(
     logits: &[f32],
     params: &SamplingParams,
@@ -360,7 +358,7 @@ fn likely(
     mass_of: impl Fn(&[Candidate]) -> f64,
 ) -> Vec<Candidate> {
     let mut depth = 4.0;
-    // Below e^-64 of the largest probability nothing is worth a cut.
+    // Probabilities below e^-64 of the largest one are not worth a cut.
     while depth <= 64.0 {
         let kept = softmax::at_least(logits, maxima, maxima.max - depth * temperature);
         if mass_of(&kept) >= limit {
@@ -479,7 +477,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against the definition, by sorting everything in f64.
+        /// The test sorts everything in f64, as in the definition.
         #[test]
         fn kept_set_matches_the_definition(
             logits in prop::collection::vec(-8f32..8.0, 1..700),

@@ -76,7 +76,7 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
-    /// Whether its format says that the output is over.
+    /// Whether the output is over by its format.
     pub(crate) fn ended(&self) -> bool {
         let constraint = self.constraint.as_ref();
         constraint.is_some_and(|h| h.lock().unwrap_or_else(PoisonError::into_inner).ended())

@@ -77,8 +77,8 @@ pub(crate) fn largest(row: &[f32], maxima: &Maxima, count: usize, cut: f32) -> V
     }
     let mut bound = cut;
     if count <= maxima.chunks.len() {
-        // As many chunks have a maximum of at least the count-th largest maximum, so
-        // the count largest logits are not below it.
+        // At least `count` chunks have a maximum of at least the count-th largest maximum, so the count
+        // largest logits are not below it.
         let mut tops = maxima.chunks.clone();
         let (_, nth, _) = tops.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a));
         bound = bound.max(*nth);

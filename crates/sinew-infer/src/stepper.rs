@@ -1,4 +1,4 @@
-//! The embedded engine without its thread: whoever holds it says when a pass is computed.
+//! The embedded engine without its thread: its owner decides when a pass is computed.
 //!
 //! A simulator steps it under virtual time, with a [`Forward`] that computes nothing.
 
@@ -16,7 +16,7 @@ pub struct Stepper<F> {
 }
 
 impl<F: Forward> Stepper<F> {
-    /// Without requests; tokens carry `version`.
+    /// A stepper without requests; its tokens carry `version`.
     ///
     /// # Errors
     /// If a limit is 0.

@@ -1,5 +1,4 @@
-//! Stop strings, matched on bytes across token borders. The only place where the crate knows that
-//! tokens stand for bytes.
+//! Stop strings, matched on bytes across token borders. Only this part of the crate uses the bytes of tokens.
 
 use sinew_types::TokenId;
 use std::sync::Arc;

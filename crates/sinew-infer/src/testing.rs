@@ -16,7 +16,7 @@ struct Slot {
     token: TokenId,
     /// Number of the weights that computed it.
     weights: u64,
-    /// Of the slot before it, this token and these weights.
+    /// Hash of the slot before it, this token and these weights.
     hash: u64,
 }
 

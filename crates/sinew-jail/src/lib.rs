@@ -8,7 +8,7 @@
 //! before hostile code runs in it are listed in one place ([`walls`]); a result uses the kernel's counts,
 //! never the output of a program.
 //!
-//! Three crates use it as a library: `sinew-sandbox` (protocol and archives), `sinew-guest` (frames and
+//! Two crates use it as a library: `sinew-sandbox` (protocol, archives, frames,
 //! walls) and `sinew-microvm` (the plan of a jail, control groups). The parts that they share with the
 //! program are compiled once for each.
 

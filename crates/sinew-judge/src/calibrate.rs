@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 
 /// An answer with the grades that people gave it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Labelled {
+pub struct LabelledAnswer {
     /// The answer.
     pub sample: RewardSample,
     /// One grade for each item: 0 or 1, or a number of the scale.
@@ -29,7 +29,7 @@ pub struct Labelled {
 ///
 /// # Errors
 /// The first row that is none, with its line; any of [`Mode::Compare`], which grades no single answer.
-pub fn read_labels(text: &str, mode: Mode, rubric: &Rubric) -> Result<Vec<Labelled>, String> {
+pub fn read_labels(text: &str, mode: Mode, rubric: &Rubric) -> Result<Vec<LabelledAnswer>, String> {
     if mode == Mode::Compare {
         let why = "labels grade single answers, and mode = \"compare\" compares two; calibrate its rubric with \
                    mode = \"each\"";
@@ -51,7 +51,7 @@ fn labelled(
     at: usize,
     mode: Mode,
     items: usize,
-) -> Result<Labelled, String> {
+) -> Result<LabelledAnswer, String> {
     let mut take = |key: &str| row.remove(key).ok_or(format!("there is no {key:?}"));
     let label = take("label")?;
     let output = match take("output")? {
@@ -97,7 +97,7 @@ fn labelled(
         messages,
         ..RewardSample::new(task, output)
     };
-    Ok(Labelled { sample, grades })
+    Ok(LabelledAnswer { sample, grades })
 }
 
 /// A grade as a category.
@@ -142,7 +142,7 @@ pub struct Calibration {
 
 impl Calibration {
     /// Runs `judge` on all rows, up to its own number of calls at once.
-    pub async fn of(judge: &Judge, rows: &[Labelled]) -> Self {
+    pub async fn of(judge: &Judge, rows: &[LabelledAnswer]) -> Self {
         let asked = rows.iter().map(|row| judge.items(&row.sample));
         let at_once = judge.config().concurrency.max(1);
         let verdicts: Vec<_> = futures::stream::iter(asked)
@@ -156,7 +156,7 @@ impl Calibration {
     pub fn compare(
         rubric: &Rubric,
         mode: Mode,
-        rows: &[Labelled],
+        rows: &[LabelledAnswer],
         verdicts: Vec<Result<Vec<f64>, Unscored>>,
     ) -> Self {
         let (low, high) = match mode {

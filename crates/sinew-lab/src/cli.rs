@@ -29,7 +29,7 @@ enum Command {
     },
 }
 
-/// Which level, and in which form.
+/// The level, and its form.
 #[derive(Debug, Args)]
 struct AtLevel {
     /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
@@ -71,7 +71,7 @@ enum SandboxCommand {
     /// Make, use and destroy sandboxes in a loop, and report what of them is left on the host
     #[command(after_help = "Example: sinew sandbox leaks --level crun --loops 100")]
     Leaks {
-        /// How many
+        /// Number of sandboxes
         #[arg(long, default_value_t = 1000)]
         loops: usize,
         #[command(flatten)]
@@ -132,7 +132,7 @@ fn attack_all(level: Level, filter: &str, at: &AtLevel) -> Result<(), LabError> 
             let provider = levels::microvm()?;
             runtime.block_on(attack::microvm::run(&provider, filter, &mut on_row))
         }
-        // Without a pool: the cases count processes and folders, and a pool grows with demand.
+        // These run without a pool: the cases count processes and folders, and a pool grows with demand.
         _ => {
             let provider = levels::unpooled(level)?;
             match level {
@@ -200,7 +200,7 @@ fn count_leaks(level: Level, loops: usize, as_json: bool) -> Result<(), LabError
         runtime()?.block_on(counted).map_err(LabError::system)
     };
     let mut report = run(levels::unpooled(level)?, loops)?;
-    // As `sandbox run` uses it: some are idle, or are being made, when it ends.
+    // A pooled run, as in `sandbox run`: some sandboxes are idle, or are being made, when it ends.
     run(levels::pooled(level)?, 1)?;
     report.left.extend(leaks::after_end(before));
     if as_json {

@@ -1,4 +1,4 @@
-//! Sandboxes of every level, as a recipe that names only the level gets them, and without its pool.
+//! Sandboxes of every level, with and without the pool that a recipe with only the level gets.
 
 use crate::LabError;
 use sinew_container::{ContainerConfig, ContainerProvider};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 const MAX_LIVE: usize = 6000;
 /// Folders of interpreters and images, as the recipes name them by default.
 const WASM_MODULES: &str = ".cache/wasm";
-/// Where `make` puts kernel and root of machines.
+/// Folder in which `make` puts kernel and root of machines.
 const MICROVM_IMAGES: &str = ".cache/microvm";
 /// Sandboxes that are kept ready where one takes much memory.
 const READY: usize = 4;
@@ -30,7 +30,7 @@ pub enum Level {
     Microvm,
 }
 
-/// What `--level` accepts.
+/// Values of `--level`.
 const LEVELS: [(&str, Level); 8] = [
     ("process", Level::Process),
     ("wasm", Level::Wasm),
@@ -43,7 +43,7 @@ const LEVELS: [(&str, Level); 8] = [
 ];
 
 impl Level {
-    /// What `--level` accepts.
+    /// Names that `--level` accepts.
     pub fn names() -> [&'static str; 8] {
         LEVELS.map(|(name, _)| name)
     }
@@ -61,7 +61,7 @@ impl Level {
     }
 }
 
-/// The process level without a pool; `warm_python` says whether an interpreter waits in each.
+/// The process level without a pool; `warm_python` keeps a waiting interpreter in each.
 ///
 /// # Errors
 /// If this host cannot isolate processes.

@@ -1,12 +1,12 @@
-//! Attacks on sandboxes and their measures: what tries to break the product, outside of the product.
+//! Attacks on sandboxes and their measures, outside of the product.
 //!
-//! [`attack`] runs hostile programs inside sandboxes of every level and judges them from the
-//! host. [`sandbox`] measures sandboxes, and counts what many of them leave behind. The program
-//! `sinew-lab` is what `sinew sandbox attack|bench|leaks` run.
+//! [`attack`] runs hostile programs inside sandboxes of every level and judges them from the host.
+//! [`sandbox`] measures sandboxes, and counts the remains of many. The commands
+//! `sinew sandbox attack|bench|leaks` run the program `sinew-lab`.
 //!
 //! Invariants: an attack is `held` only if its effect did not happen, its ending is the precise one, a
-//! sibling is unharmed and nothing is left; a row compares what ran in the same run on the same
-//! machine; a peer that cannot run is a row that says why, and its target is not met.
+//! sibling is unharmed and nothing is left; a row compares programs of the same run on the same machine; a
+//! peer that cannot run is a row with the reason, and its target is not met.
 
 pub mod attack;
 pub mod cli;
@@ -14,7 +14,7 @@ pub mod levels;
 mod output;
 pub mod sandbox;
 
-/// Why a command failed.
+/// Reasons why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// An argument or a file that the user can put right. Exit code 2.

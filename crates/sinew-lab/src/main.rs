@@ -2,7 +2,7 @@
 //!
 //! The same program is the worker of the wasm level: started with that request, it serves programs and never
 //! reads a command line. Otherwise it parses the arguments, logs to standard error at the level that
-//! `SINEW_LOG` names (default: errors alone), and prints rows to standard output.
+//! `SINEW_LOG` names (default: only errors), and prints rows to standard output.
 
 use clap::Parser;
 use std::process::ExitCode;

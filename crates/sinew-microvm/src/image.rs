@@ -21,7 +21,7 @@ pub struct Image {
     hashes: BTreeMap<String, String>,
 }
 
-/// `manifest.json` beside the files.
+/// `manifest.json` next to the files.
 #[derive(Debug, Deserialize)]
 struct Manifest {
     kernel: String,
@@ -29,7 +29,7 @@ struct Manifest {
     sha256: BTreeMap<String, String>,
 }
 
-/// Why there is nothing to boot.
+/// Reasons why there is nothing to boot.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// None was made for this machine.
@@ -40,7 +40,7 @@ pub enum ImageError {
         /// Error of the system.
         problem: String,
     },
-    /// A file is not what the manifest says.
+    /// A file does not match the manifest.
     #[error(
         "{path} is not what manifest.json says: remove its folder and run scripts/microvm_image.py again"
     )]
@@ -111,7 +111,7 @@ impl Image {
     /// One of its files.
     ///
     /// # Errors
-    /// [`ImageError`] if it is missing or not what the manifest says.
+    /// [`ImageError`] if it is missing or does not match the manifest.
     pub fn read(&self, name: &str) -> Result<Vec<u8>, ImageError> {
         let path = self.folder.join(name);
         let bytes = std::fs::read(&path).map_err(|e| ImageError::Missing {
@@ -128,7 +128,7 @@ impl Image {
     /// The root with the agent, which opens this port.
     ///
     /// # Errors
-    /// As [`Image::read`].
+    /// Same as [`Image::read`].
     pub fn root(&self, port: &str) -> Result<Vec<u8>, ImageError> {
         let mut root = self.read("root.cpio")?;
         let init = INIT.replace("PORT", port);

@@ -1,4 +1,4 @@
-//! The thread that starts monitors and sees them off.
+//! The thread that starts monitors and reaps them.
 //!
 //! A monitor dies with the thread that started it (`PR_SET_PDEATHSIG`), so that thread lives as
 //! long as its provider: when the provider goes, or the process is killed, so do all machines.
@@ -73,7 +73,7 @@ impl Launcher {
             group,
             told: Some(told),
         };
-        // Without the thread its children are dead; nobody is told.
+        // The thread's children are dead if the thread is gone; then no receiver is left.
         let _ = self.0.send(Job::End(Box::new(ending)));
         done
     }

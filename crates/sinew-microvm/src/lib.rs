@@ -1,4 +1,4 @@
-//! The microvm level: a sandbox is a virtual machine with a kernel of its own.
+//! The microvm level: a sandbox is a virtual machine with its own kernel.
 //!
 //! Machines are restored from a template, which is booted once. Clones map its memory privately and share the
 //! pages that they do not change. A snapshot holds the changes of a clone, and a fork is a restore, so that
@@ -13,7 +13,7 @@
 //!
 //! Invariants:
 //! - A guest reaches the devices of its monitor and nothing else: no network, no disk, no file of the host.
-//! - The monitor runs behind walls of its own and ends with this process.
+//! - The monitor runs behind its own walls and ends with this process.
 //! - Templates are sealed.
 //! - No two clones share random numbers, clock or name.
 //! - The monitor ends within a limit, whatever its guest does.

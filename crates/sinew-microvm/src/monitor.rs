@@ -167,17 +167,17 @@ pub(crate) struct Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // What is left in it belongs to machines that die with this provider.
+        // Files that are left in it belong to machines that die with this provider.
         let _ = std::fs::remove_dir_all(&self.run);
     }
 }
 
 impl Host {
-    /// Walls of a monitor: the system folders read-only, two devices at most, a user of its own, and only
-    /// the listed files.
+    /// Walls of a monitor: the system folders read-only, two devices at most, a separate user, and only the
+    /// listed files.
     fn plan(&self, launch: &Launch, group: Option<&Group>) -> Plan {
         let kvm = Path::new(KVM).metadata().ok().filter(|_| launch.kvm);
-        // Where the device is open to everybody, nobody need join its group.
+        // Nobody needs to join the device's group if it is open to everybody.
         let gid = kvm.filter(|m| m.mode() & 0o006 != 0o006).map(|m| m.gid());
         let user = Uid::effective().is_root().then(own_user);
         let shown = ["/usr", "/lib", "/lib64"].map(PathBuf::from);

@@ -1,4 +1,4 @@
-//! Sandboxes that are virtual machines, as the host sees them.
+//! Host side of sandboxes that are virtual machines.
 
 use crate::image::Image;
 use crate::launcher::Launcher;
@@ -24,8 +24,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const GUEST_OVERHEAD: u64 = 128 << 20;
 /// Sizes of guests are multiples of this, so that few templates serve all.
 const SIZE_STEP: u64 = 128 << 20;
-/// Maximum memory of a guest. Above it the memory of the machine has a hole below 4 GiB, and offsets in its
-/// file are no longer addresses.
+/// Maximum memory of a guest. A larger machine has a hole in its memory below 4 GiB, so that offsets in its
+/// file are not addresses.
 const MAX_GUEST: u64 = 3 << 30;
 /// User of programs inside.
 const USER: u32 = 1000;
@@ -73,6 +73,8 @@ pub(crate) struct Inner {
     pub(crate) qemu: Qemu,
     /// Protections, reported with every result.
     pub(crate) protections: Arc<Vec<Protection>>,
+    /// Reason why machines are emulated, if they are and that was not asked for.
+    no_kvm: Option<String>,
     /// Bases from which machines start.
     templates: Templates,
     /// Settings of the provider.
@@ -90,7 +92,7 @@ pub struct MicrovmProvider {
     inner: Arc<Inner>,
 }
 
-/// A machine at one moment: its changes since its base, and a base of its own while forks of it live.
+/// A machine at one moment: its changes since its base, and its own base while forks of it live.
 #[derive(Debug)]
 pub(crate) struct Saved {
     /// Base from which the machine started.
@@ -135,7 +137,7 @@ pub(crate) fn io(operation: &str, e: impl std::fmt::Display) -> SandboxError {
     }
 }
 
-/// Error for a level that cannot be used on this host. `reason` says what is missing and what to do.
+/// Error for a level that cannot be used on this host. `reason` names the missing part and the remedy.
 pub(crate) fn unavailable(reason: impl Into<String>) -> SandboxError {
     SandboxError::Unavailable {
         level: "microvm".into(),
@@ -192,6 +194,7 @@ impl MicrovmProvider {
             inner: Arc::new(Inner {
                 qemu,
                 protections,
+                no_kvm: found.no_kvm,
                 templates,
                 live: Arc::new(Semaphore::new(config.max_live)),
                 config,
@@ -211,7 +214,7 @@ impl MicrovmProvider {
     }
 
     /// A machine without walls inside: programs run as its first user and reach every device. Only the
-    /// machine itself separates them from the host. For attacks on monitors.
+    /// machine itself separates them from the host. It serves attacks on monitors.
     ///
     /// # Errors
     /// Those of [`SandboxProvider::acquire`].
@@ -371,6 +374,12 @@ impl SandboxProvider for MicrovmProvider {
 
     fn protections(&self) -> Arc<Vec<Protection>> {
         Arc::clone(&self.inner.protections)
+    }
+
+    fn degradations(&self) -> Vec<String> {
+        let why = self.inner.no_kvm.iter();
+        why.map(|why| format!("machines are emulated, without KVM: {why}"))
+            .collect()
     }
 
     fn fork<'a>(

@@ -1,8 +1,8 @@
 //! QEMU's `microvm` machine: boot, save, restore.
 //!
-//! A machine's memory is a file: the template's is shared while it boots and sealed afterwards,
-//! clones map it privately. The state of its devices (8 kB) is saved apart from memory, so that
-//! a restore reads nothing but that, and clones share every page that they did not change.
+//! A machine's memory is a file: the template's is shared while it boots and sealed afterwards, and clones
+//! map it privately. The state of its devices (8 kB) is saved separately, so that a restore reads only that,
+//! and clones share every page that they did not change.
 
 use crate::monitor::{Base, Change, Host, Launch, Machine, Process, filled, opened};
 use crate::provider::{io, unavailable};
@@ -99,7 +99,8 @@ impl Qemu {
         let mut args = vec![
             "-M",
             "microvm,x-option-roms=off,isa-serial=on,acpi=on,pit=on,pic=on,rtc=on,suppress-vmdesc=on,memory-backend=m0",
-            // The description of the machine would stand before the devices' state, which is saved alone.
+            // The description of the machine would stand before the devices' state, which is saved
+            // separately.
             "-global",
             "migration.send-configuration=off",
             "-name",
@@ -127,7 +128,7 @@ impl Qemu {
             "socket,id=control,fd=1",
             "-mon",
             "chardev=control,mode=control",
-            // What the guest's kernel prints, the last of it: it may print without end.
+            // The buffer keeps the last output of the guest's kernel, which may print without end.
             "-chardev",
             "ringbuf,id=console,size=16K",
             "-serial",
@@ -137,7 +138,8 @@ impl Qemu {
         args.into_iter().map(String::from).collect()
     }
 
-    /// Command line of the kernel. With `reboot=t` and `panic=-1`, a guest that fails ends its monitor.
+    /// Command line of the kernel. The options `reboot=t` and `panic=-1` make a guest that fails end its
+    /// monitor.
     fn kernel_args(&self) -> String {
         let clock = match self.accel {
             Accel::Kvm => String::new(),

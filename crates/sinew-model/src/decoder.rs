@@ -63,7 +63,7 @@ pub enum ForwardError {
     State(&'static str),
 }
 
-/// Geometry of a decoder and the tables that depend on it alone.
+/// Geometry of a decoder and the tables that depend only on it.
 #[derive(Debug)]
 pub(crate) struct Decoder {
     pub(crate) config: ModelConfig,
@@ -154,7 +154,7 @@ pub(crate) fn checked_values<'a>(source: &'a dyn TensorSource, name: &str) -> Co
     view.map(TensorView::into_f32).unwrap_or_default()
 }
 
-/// Copies on all threads: one alone does not reach the speed of memory.
+/// Copies on all threads: a single one does not reach the speed of memory.
 pub(crate) fn copy(dev: &Cpu, from: &[f32], to: &mut [f32]) {
     const GRAIN: usize = 1 << 16;
     let parts: Vec<_> = to

@@ -1,8 +1,8 @@
 //! Decodes stored numbers to f32: plain types and the block formats of GGUF.
 //!
-//! Block formats follow the layout of ggml (`ggml-common.h`, `ggml-quants.c`): 32 values a block,
-//! or 256 for the K formats; scales are little-endian f16 in front of (K: around) the packed bits.
-//! With scale `s`, minimum `m` and packed integer `n`:
+//! Block formats follow the layout of ggml (`ggml-common.h`, `ggml-quants.c`): 32 values a block, or 256 for
+//! the K formats; scales are little-endian f16 in front of (K: around) the packed bits. The values for scale
+//! `s`, minimum `m` and packed integer `n` are:
 //!
 //! | type | value |
 //! |---|---|
@@ -16,8 +16,7 @@ use crate::source::ReadAt;
 use half::{bf16, f16};
 use std::io;
 
-/// How numbers are stored in a file. All are read as f32; the model never computes in a block
-/// format.
+/// Storage type of numbers in a file. All are read as f32; the model never computes in a block format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoredType {
     F32,
@@ -34,7 +33,7 @@ pub enum StoredType {
 }
 
 impl StoredType {
-    /// From the type number of a GGUF tensor; `None` for types that are not decoded here.
+    /// Type of a GGUF tensor by its number; `None` for types that are not decoded here.
     pub(crate) fn from_ggml(number: u32) -> Option<Self> {
         Some(match number {
             0 => Self::F32,
@@ -52,7 +51,7 @@ impl StoredType {
         })
     }
 
-    /// The types [`StoredType::from_ggml`] knows, for error messages.
+    /// The types that [`StoredType::from_ggml`] supports, for error messages.
     pub(crate) const GGML_SUPPORTED: &'static str = "F32 (0), F16 (1), Q4_0 (2), Q4_1 (3), Q5_0 (6), Q5_1 (7), Q8_0 (8), Q4_K (12), Q5_K (13), \
          Q6_K (14), BF16 (30)";
 
@@ -140,7 +139,7 @@ fn q4(scale: f32, offset: f32, packed: &[u8], out: &mut [f32]) {
     }
 }
 
-/// As [`q4`] with a fifth bit of each value in a little-endian 32-bit word.
+/// Decodes like [`q4`], with a fifth bit of each value in a little-endian 32-bit word.
 fn q5(scale: f32, offset: f32, fifth: &[u8], packed: &[u8], out: &mut [f32]) {
     let bits = u32::from_le_bytes([fifth[0], fifth[1], fifth[2], fifth[3]]);
     let (low, high) = out.split_at_mut(16);

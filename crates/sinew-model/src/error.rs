@@ -48,7 +48,7 @@ pub enum LoadError {
 /// Reasons for which adapters are not usable.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LoraError {
-    /// A name that is no projection.
+    /// A name that is not a projection.
     #[error(
         "LoRA target `{0}` is unknown: use q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
     )]

@@ -1,12 +1,12 @@
-//! Generation: packed weights and one ragged forward pass for prompts and single tokens alike.
+//! Generation: packed weights and one ragged forward pass for prompts and single tokens.
 //!
 //! A batch mixes sequences of any number of new tokens: a prompt of thousands, or one token of a
 //! running output. Keys and values live in the blocks of a [`KvPool`]; the caller decides which
 //! sequence has which blocks.
 //!
-//! Invariant: the bits of a row depend on its own sequence alone, not on the batch, its order, or
-//! how a prompt was cut into passes. With [`Precision::F32`] they are those of the training pass as
-//! well, so the log-probabilities of a sampled token are the same in engine and trainer.
+//! Invariant: the bits of a row depend only on its own sequence, not on the batch, its order, or how a prompt
+//! was cut into passes. [`Precision::F32`] also gives the bits of the training pass, so the log-probabilities
+//! of a sampled token are the same in engine and trainer.
 
 use crate::config::{ConfigError, ModelConfig};
 use crate::decoder::{Decoder, ForwardError, check_index, check_len, checked_values, copy};
@@ -59,8 +59,8 @@ struct Layer {
     down: Matrix,
 }
 
-/// A decoder ready to generate: its own packed copy of the weights. Immutable during passes, so
-/// several threads can use one, each with a [`KvPool`] and an [`InferScratch`] of its own.
+/// A decoder ready to generate: its own packed copy of the weights. Immutable during passes, so several
+/// threads can use one, each with its own [`KvPool`] and [`InferScratch`].
 #[derive(Debug)]
 pub struct InferModel {
     decoder: Decoder,
@@ -232,7 +232,7 @@ impl InferModel {
         Ok(model)
     }
 
-    /// Replaces all weights, in place. On `Err` nothing changed.
+    /// Replaces all weights, in place. `Err` leaves them unchanged.
     pub fn repack(&mut self, dev: &Cpu, source: &dyn TensorSource) -> Result<(), TensorMismatch> {
         self.layout.check(source)?;
         let mut loader = Loader {
@@ -322,7 +322,7 @@ impl InferModel {
                 pass.attend(layer, index, kv, x);
                 pass.feed_forward(layer, x);
             } else {
-                // Behind its keys and values, the last layer matters where logits are asked.
+                // After its keys and values, the last layer matters only for rows whose logits are asked.
                 pass.only(&s.rows, x, last);
                 pass.attend(layer, index, kv, last);
                 pass.feed_forward(layer, last);

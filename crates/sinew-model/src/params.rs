@@ -117,7 +117,7 @@ impl TensorTable {
     /// Compares a set of named tensors with this table.
     ///
     /// # Errors
-    /// With all that is missing, left over or mis-shaped, not only the first.
+    /// All tensors that are missing, left over or mis-shaped, not only the first.
     pub fn compare<'a>(
         &self,
         found: impl Iterator<Item = (&'a str, &'a [usize])>,
@@ -201,7 +201,7 @@ pub(crate) struct LayerRanges {
     pub(crate) down: Range<usize>,
 }
 
-/// Where every tensor of a decoder lies. Two configurations of equal shape have equal layouts.
+/// Layout of a decoder's tensors. Two configurations of equal shape have equal layouts.
 #[derive(Clone, Debug)]
 pub struct ParamLayout {
     config: ModelConfig,
@@ -378,7 +378,7 @@ impl Params {
         self.layout.config()
     }
 
-    /// Where the tensors lie.
+    /// Layout of the tensors.
     pub fn layout(&self) -> &Arc<ParamLayout> {
         &self.layout
     }
@@ -420,7 +420,7 @@ impl TensorSource for Params {
 pub(crate) struct Random(SplitMix64);
 
 impl Random {
-    /// A stream of its own for each `stream` of a seed.
+    /// A separate stream for each `stream` of a seed.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut random = SplitMix64::new(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
         random.next_u64();

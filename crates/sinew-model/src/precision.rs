@@ -1,4 +1,4 @@
-//! How the matrices of a model that generates are stored.
+//! Storage formats of a generating model's matrices.
 //!
 //! Decoding reads every matrix once per pass, so at few rows its speed is that of memory: fewer
 //! bits are faster. The trainer always computes from f32 weights; anything but [`Precision::F32`]
@@ -13,7 +13,7 @@ const TILE_ROWS: usize = 16;
 /// Storage of the matrices of an [`InferModel`](crate::InferModel).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// As trained: the engine's log-probabilities are the trainer's.
+    /// `f32`, as in training: the engine's log-probabilities are the trainer's.
     #[default]
     F32,
     /// Weights rounded to bfloat16 and kept in 12 bits, inputs and sums in `f32`: three eighths of the bytes
@@ -30,10 +30,10 @@ impl Precision {
     /// All variants, the most exact first.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Int8];
 
-    /// The best storage for passes of up to `rows` rows if this one was asked for. AMX tiles
-    /// multiply with weights of bfloat16 in any case: 1.7 times as fast as [`Precision::Bf16`] at
-    /// 32 rows, and with the trainer's bits. At few rows, where reading takes the time, its 12 bits
-    /// are faster (1.3 times at one row).
+    /// The best storage for passes of up to `rows` rows if this one was asked for. AMX tiles multiply with
+    /// weights of bfloat16 in any case: 1.7 times as fast as [`Precision::Bf16`] at 32 rows, and with the
+    /// trainer's bits. Its 12 bits are faster at few rows, where reading takes the time (1.3 times at one
+    /// row).
     #[must_use]
     pub fn suited(self, kernels: KernelSet, rows: usize) -> Self {
         match self {

@@ -1,7 +1,7 @@
-//! From `model = "..."` to files: a directory, a GGUF, a GGUF inside a Python package, the hub.
+//! Finds the files of `model = "..."`: a directory, a GGUF, a GGUF inside a Python package, the hub.
 //!
-//! Nothing here looks at environment variables or the home directory: the caller passes what it
-//! found there in a [`ResolveEnv`].
+//! Nothing here looks at environment variables or the home directory: the caller passes their values in a
+//! [`ResolveEnv`].
 
 use crate::hub::{self, HubRows};
 use crate::lookup::{ModelFiles, ResolveEnv, ResolveError};
@@ -71,7 +71,7 @@ pub fn resolve_model(spec: &str, env: &ResolveEnv) -> Result<ModelFiles, Resolve
     })
 }
 
-/// Where the rows of a data set are.
+/// Location of a data set's rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dataset {
     /// A file or folder, not looked at.
@@ -84,8 +84,8 @@ pub enum Dataset {
 /// cache or the hub. Blocks until they are there.
 ///
 /// # Errors
-/// As of [`resolve_model`] for a name of the hub, or if the data set has several configurations and none is
-/// named. Paths are not looked at.
+/// Same as for [`resolve_model`] with a name of the hub, or if the data set has several configurations and
+/// none is named. Paths are not looked at.
 pub fn resolve_dataset(spec: &str, env: &ResolveEnv) -> Result<Dataset, ResolveError> {
     let Some(named) = spec.strip_prefix("hf:") else {
         return Ok(Dataset::Path(PathBuf::from(spec)));

@@ -36,7 +36,7 @@ pub enum SafetensorsError {
     /// An index that is not the format's, or that names a wrong shard.
     #[error("{}: index is corrupt: {reason}", path.display())]
     Index { path: PathBuf, reason: String },
-    /// The file is shorter or longer than its header says.
+    /// The file is shorter or longer than its header states.
     #[error("{}: holds {actual} bytes, its header describes {expected}: the file is truncated or damaged", path.display())]
     Length {
         path: PathBuf,
@@ -76,7 +76,7 @@ struct Index {
 }
 
 impl Safetensors {
-    /// Opens the weights of a directory as the Hugging Face hub lays it out. Reads headers alone.
+    /// Opens the weights of a directory as the Hugging Face hub lays it out. Reads only headers.
     ///
     /// # Errors
     /// If there are no weights, a shard is missing or damaged, or a tensor is not in the shard that

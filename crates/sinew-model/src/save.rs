@@ -29,16 +29,16 @@ impl SaveDtype {
     }
 }
 
-/// A tensor on its way into a file. It is read and converted when it is written, one at a time, so
-/// that saving needs memory for one tensor alone.
-struct Stored<'a> {
+/// A tensor on its way into a file. It is read and converted when it is written, one at a time, so that
+/// saving needs memory for only one tensor.
+struct FileTensor<'a> {
     source: &'a dyn TensorSource,
     name: &'a str,
     info: TensorInfo<'a>,
     dtype: SaveDtype,
 }
 
-impl View for Stored<'_> {
+impl View for FileTensor<'_> {
     fn dtype(&self) -> Dtype {
         match self.dtype {
             SaveDtype::F32 => Dtype::F32,
@@ -119,7 +119,7 @@ pub(crate) fn write_tensors(
     let tensors: Vec<_> = names
         .iter()
         .filter_map(|name| {
-            let stored = Stored {
+            let stored = FileTensor {
                 source,
                 name,
                 info: source.info(name)?,
@@ -138,8 +138,8 @@ pub(crate) fn write_tensors(
         .map_err(|e| failed(e.to_string()))
 }
 
-/// Runs `fill` on an empty directory next to `dir` and renames it to `dir` when that succeeds.
-/// After an error it is removed.
+/// Runs `fill` on an empty directory next to `dir` and renames it to `dir` when that succeeds. An error
+/// removes it.
 pub(crate) fn write_dir(
     dir: &Path,
     fill: impl FnOnce(&Path) -> Result<(), LoadError>,

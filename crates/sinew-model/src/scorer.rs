@@ -83,7 +83,7 @@ fn open(files: &ModelFiles) -> Result<(&Path, Safetensors, ModelConfig), LoadErr
 /// Reads the configuration of a reward model and compares the headers of its weights with it.
 ///
 /// # Errors
-/// As of [`Scorer::load`], but for values.
+/// Same as of [`Scorer::load`], except for values.
 pub fn check_scorer(files: &ModelFiles) -> Result<ModelConfig, LoadError> {
     open(files).map(|(_, _, config)| config)
 }

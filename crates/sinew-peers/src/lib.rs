@@ -16,7 +16,7 @@
 //!
 //! Invariants:
 //! - Every request and every wait has a deadline. Bodies, texts and sessions are bounded.
-//! - A request that has no id in its protocol is sent once. Without an answer, its episode fails.
+//! - A request that has no id in its protocol is sent once. Its episode fails if there is no answer.
 //! - A missing score is unscored, never 0.
 //! - A session holds one episode at a time, and its place is free again after its end.
 

@@ -1,4 +1,4 @@
-//! Tasks that are seeds and numbers alone, of worlds that a server makes. The column `index` counts on from
+//! Tasks that are only seeds and numbers, for worlds that a server makes. The column `index` counts on from
 //! training to held-out tasks.
 
 use serde_json::json;
@@ -10,7 +10,7 @@ use sinew_types::{Task, TaskId, mix_seed};
 pub(crate) struct SeedTasks {
     /// Name of the tasks and begin of their ids.
     name: &'static str,
-    /// Text of every task, before what the world says. May be empty.
+    /// Text of every task, before the world's messages. May be empty.
     prompt: String,
     /// Number of training tasks.
     train: usize,

@@ -1,6 +1,6 @@
 //! Checks a pushed item, token by token, and makes it a trace that can be trained; pure.
 //!
-//! In this order, and the first failure is the reason:
+//! The checks run in this order, and the first failure is the reason:
 //!
 //! 1. The item is of the schema; its model, and for nodes its tokenizer, are the pool's.
 //! 2. Nodes form a tree; each id is in the vocabulary; sizes are within the limits.
@@ -87,7 +87,7 @@ impl Checker<'_> {
     /// The admitted trajectory.
     ///
     /// # Errors
-    /// With the first reason against it.
+    /// The first reason against it.
     pub(crate) fn check(&self, pushed: &Pushed) -> Result<Entry, Reason> {
         let refused = |detail: String| Reason::Schema { detail };
         let (trajectory, rendered) = self.read(pushed)?;
@@ -499,8 +499,8 @@ fn content_hash(trajectory: &Trajectory, pushed: &Pushed) -> String {
     hex(&hasher.finalize()[..16])
 }
 
-/// Gives the entry its id: the pushed one, or one made from the hash. Without a group it is a group
-/// of its own.
+/// Gives the entry its id: the pushed one, or one made from the hash. An entry without a group is a separate
+/// group.
 fn identified(mut entry: Entry, id: Option<&str>) -> Entry {
     let id = id.map_or_else(|| format!("c-{}", entry.hash), str::to_owned);
     if entry.trace.group.as_str().is_empty() {

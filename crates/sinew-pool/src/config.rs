@@ -20,7 +20,7 @@ pub struct ConfigError {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TextSpans {
-    /// Into quarantine: text is no evidence of which tokens were sampled.
+    /// Spans go into quarantine: text is not evidence of which tokens were sampled.
     #[default]
     Quarantine,
     /// Rendered and tokenized here, for imitation.
@@ -75,9 +75,8 @@ pub struct TypeFilter {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Sampling {
-    /// As they became whole.
-    // With braces: serde lets a variant without them have any keys.
-    /// In the order in which they became complete.
+    // The braces are needed: serde lets a variant without them have any keys.
+    /// Groups come in the order in which they became complete.
     Fifo {},
     /// Task types with more to learn from them first, the oldest group of the type first.
     Adaptive(AdaptiveConfig),
@@ -261,7 +260,7 @@ impl TypeFilter {
 /// ended: of rows that wait, none of these is known.
 ///
 /// # Errors
-/// For another signal, and for a key that the signals of a pool do not read.
+/// If the signal is another one, or a key is one that the signals of a pool do not read.
 fn curriculum(config: &AdaptiveConfig) -> Result<(), ConfigError> {
     let follows = matches!(config.signal, Signal::Success | Signal::Reward);
     let own = AdaptiveConfig {

@@ -1,11 +1,11 @@
 //! A tree of GenAI spans as one trajectory.
 //!
-//! The sources are the GenAI semantic conventions of OpenTelemetry (1.37 and later, where messages
-//! are attributes): `gen_ai.operation.name`, `gen_ai.system_instructions`, `gen_ai.input.messages`,
-//! `gen_ai.output.messages` on a span or on its `gen_ai.client.inference.operation.details` event,
-//! and `gen_ai.evaluation.result` events for rewards. Facts without a convention are in `sinew.*`
-//! attributes; with `sinew.output.token_ids` and its companions a span has exactly the sampled
-//! tokens, without them only text is known.
+//! The sources are the GenAI semantic conventions of OpenTelemetry (1.37 and later, where messages are
+//! attributes): `gen_ai.operation.name`, `gen_ai.system_instructions`, `gen_ai.input.messages`,
+//! `gen_ai.output.messages` on a span or on its `gen_ai.client.inference.operation.details` event, and
+//! `gen_ai.evaluation.result` events for rewards. Facts without a convention are in `sinew.*` attributes; a
+//! span with `sinew.output.token_ids` and its companions has exactly the sampled tokens; others have only
+//! text.
 
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed, PushedNode, Trajectory};
@@ -27,7 +27,7 @@ const DETAILS: &str = "gen_ai.client.inference.operation.details";
 #[serde(deny_unknown_fields)]
 pub(crate) struct Bundle {
     pub(crate) spans: Vec<Span>,
-    /// The kind that they are admitted as if they have only text; left out: as `text_spans` says.
+    /// The kind that they are admitted as if they have only text; left out: the kind of `text_spans`.
     #[serde(default)]
     pub(crate) kind: Option<Kind>,
 }
@@ -282,7 +282,7 @@ fn temperature(span: &Span) -> Result<Option<f32>, Reason> {
     number.map(|t| Some(t as f32)).ok_or_else(wrong)
 }
 
-/// Adds a message of the conventions, and a message of its own for each tool response in it.
+/// Adds a message of the conventions, and a separate message for each tool response in it.
 fn read_message(value: &Value, out: &mut Vec<Message>) -> Result<(), Reason> {
     let role: Role = serde_json::from_value(value["role"].clone())
         .map_err(|_| wrong(format!("a message has role {}", value["role"])))?;

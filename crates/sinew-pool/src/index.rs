@@ -1,8 +1,8 @@
-//! The rows by group, without their contents: which groups wait, and which are complete.
+//! The rows by group, without their contents: waiting and complete groups.
 //!
-//! A key of a row is its content hash and its id, so that equal pushes are found without a read. For
-//! each group the index holds the kind, the task type, the number of rows, their sizes, rewards and
-//! versions, and the time of the oldest row.
+//! A key of a row is its content hash and its id, so that equal pushes are found without a read. The index
+//! holds for each group the kind, the task type, the number of rows, their sizes, rewards and versions, and
+//! the time of the oldest row.
 
 use crate::check::{Entry, longest_path};
 use crate::schema::Kind;

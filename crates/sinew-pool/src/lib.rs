@@ -12,18 +12,17 @@
 //!
 //! Invariants:
 //! - An answer is durable before it is given; pushing again changes nothing.
-//! - Only tokens that come with the log-probability and the version that sampled them are trained
-//!   as a policy's; text alone is for imitation, and its kind says so.
+//! - Only tokens that come with the log-probability and the version that sampled them are trained as a
+//!   policy's; items of only text are for imitation, as their kind states.
 //! - A trajectory is given out to one consumer at a time, and never after it was acknowledged.
 //! - Nothing is dropped silently: rows that leave unused are in quarantine, with the reason.
 //! - Rows, bytes, groups, bodies and times have limits; time is an argument.
 //!
-//! To test: a pool without a folder is in memory; time is a number, so expiry needs no waiting.
+//! Tests use a pool without a folder, which is in memory. Time is a number, so expiry needs no waiting.
 
 mod check;
 mod config;
 mod genai;
-mod held;
 mod hex;
 #[cfg(feature = "server")]
 pub mod http;
@@ -32,17 +31,18 @@ mod index;
 pub mod otlp;
 mod pool;
 mod quarantine;
+mod quarantine_row;
 mod reason;
 pub mod schema;
-mod shelf;
 mod span;
 mod spot_check;
 mod text;
+mod typed_queue;
 
 pub use check::{Entry, tokenizer_hash};
 pub use config::{ConfigError, PoolConfig, Sampling, SpotCheck, TextSpans, TypeFilter};
-pub use held::Held;
 pub use pool::{Answer, Folder, LeaseRequest, Loan, PassedOver, Pool, PoolError, Scorer};
+pub use quarantine_row::QuarantineRow;
 pub use reason::Reason;
 pub use span::{Event, Span};
 pub use text::conversation;

@@ -1,7 +1,7 @@
-//! OpenTelemetry's traces as OTLP over HTTP carries them, protobuf or JSON, made into plain spans.
+//! OpenTelemetry's traces in OTLP over HTTP, protobuf or JSON, made into plain spans.
 //!
-//! Unknown fields are skipped, as protobuf and OTLP ask. JSON is read by hand: a request that has
-//! one wrong field would be refused as a whole by the messages' own reader.
+//! Unknown fields are skipped, as protobuf and OTLP ask. JSON is read by hand: the reader of the messages
+//! would refuse a whole request for one wrong field.
 
 use crate::hex::hex;
 use crate::reason::Reason;
@@ -60,7 +60,7 @@ fn check_resource(
 /// The spans of an `ExportTraceServiceRequest` in protobuf.
 ///
 /// # Errors
-/// If the bytes are no such message.
+/// If the bytes are not such a message.
 pub fn from_protobuf(bytes: &[u8]) -> Result<Vec<Span>, Reason> {
     let export = ExportTraceServiceRequest::decode(bytes).map_err(|e| Reason::Spans {
         detail: format!("not an ExportTraceServiceRequest: {e}"),
@@ -94,7 +94,7 @@ pub fn from_protobuf(bytes: &[u8]) -> Result<Vec<Span>, Reason> {
 /// The spans of an `ExportTraceServiceRequest` in OTLP's JSON.
 ///
 /// # Errors
-/// If the bytes are no such object.
+/// If the bytes are not such an object.
 pub fn from_json(bytes: &[u8]) -> Result<Vec<Span>, Reason> {
     let value: Value = sinew_types::json::from_slice(bytes).map_err(|e| Reason::Spans {
         detail: format!("not JSON: {e}"),

@@ -13,25 +13,25 @@
 //! complete groups to one consumer for a time. A row of the quarantine keeps its reason until it is
 //! released, which checks it again, or deleted.
 //!
-//! Rows, quarantine and collected spans are three queues of one store. The index in memory holds
-//! what the choice of groups needs, and is built again from the rows when the pool is opened.
+//! Rows, quarantine and collected spans are three queues of one store. The index in memory holds the data for
+//! choosing groups, and is built again from the rows when the pool is opened.
 
 use crate::check::{Checker, Entry, tokenizer_hash};
 use crate::config::{PoolConfig, Sampling};
 use crate::genai;
-use crate::held::{Held, held_row};
 use crate::index::{self, Group, Index, Row};
+use crate::quarantine_row::{QuarantineRow, held_row};
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed};
-use crate::shelf::{self, Shelf, TRAINER, is_full, reward_field};
 use crate::span::Span;
 use crate::spot_check;
+use crate::typed_queue::{self, TRAINER, TypedQueue, is_full, reward_field};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sinew_render::Renderer;
 use sinew_store::queue::{
-    Ask, Done, LeaseId, MemoryQueue, NewRow, Queue, QueueError, QueueLimits, RowState, Take, field,
-    fields, unpack,
+    AckedRow, LeaseId, MemoryQueue, NewRow, Queue, QueueError, QueueLimits, RowRequest,
+    RowSelection, RowState, field, fields, unpack,
 };
 use sinew_store::{DiskStore, StoreError, StoreOptions};
 use sinew_types::Engine;
@@ -40,7 +40,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Maximum bytes of traces that one lease gives out, 16 MiB; a single larger group is given alone.
+/// Maximum bytes of traces that one lease gives out, 16 MiB; a single larger group is given separately.
 const MAX_LEASE_BYTES: u64 = 16 << 20;
 
 /// The result for one item of a push.
@@ -59,7 +59,7 @@ pub enum Answer {
     },
 }
 
-/// A lease on groups. Its rows are this consumer's alone until they are acknowledged, released or
+/// A lease on groups. Its rows belong only to this consumer until they are acknowledged, released or
 /// rejected, or the time is over.
 #[derive(Clone, Debug, Serialize)]
 pub struct Loan {
@@ -74,9 +74,9 @@ pub struct Loan {
 /// Groups that are ready, but do not fit the consumer's request: they wait for another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassedOver {
-    /// With fewer trajectories than `min_group`.
+    /// Groups with fewer trajectories than `min_group`.
     pub too_small: usize,
-    /// With a path above `max_path_tokens`.
+    /// Groups with a path above `max_path_tokens`.
     pub too_long: usize,
 }
 
@@ -124,7 +124,7 @@ impl std::fmt::Debug for Scorer {
 pub struct Folder<'a> {
     /// Its directory; one process opens it at a time.
     pub path: &'a Path,
-    /// Open it although stored rows cannot be read, and go on without them.
+    /// Open it although stored rows cannot be read, and continue without them.
     pub accept_loss: bool,
 }
 
@@ -135,9 +135,9 @@ pub struct Pool {
     renderer: Arc<dyn Renderer>,
     pub(crate) tokenizer: String,
     scorer: Option<Scorer>,
-    pub(crate) rows: Shelf,
-    pub(crate) quarantine: Shelf,
-    spans: Shelf,
+    pub(crate) rows: TypedQueue,
+    pub(crate) quarantine: TypedQueue,
+    spans: TypedQueue,
     index: Mutex<Index>,
     /// Keeps the folder's lock; none in memory.
     _store: Option<DiskStore>,
@@ -196,12 +196,12 @@ impl Pool {
             max_bytes: config.max_bytes,
             max_attempts: config.max_attempts,
         };
-        let queue = |name: &str, rows| -> Result<Shelf, StoreError> {
+        let queue = |name: &str, rows| -> Result<TypedQueue, StoreError> {
             let queue: Arc<dyn Queue> = match &store {
                 Some(store) => Arc::new(store.queue(name, limits(rows))?),
                 None => Arc::new(MemoryQueue::in_memory(limits(rows))),
             };
-            Ok(Shelf(queue))
+            Ok(TypedQueue(queue))
         };
         let pool = Self {
             tokenizer: tokenizer_hash(renderer.as_ref()),
@@ -228,8 +228,8 @@ impl Pool {
         &self.tokenizer
     }
 
-    /// Locks the index. After a panic inside a change every later call fails: the index and the
-    /// rows could differ.
+    /// Locks the index. A panic inside a change makes every later call fail: the index and the rows could
+    /// differ.
     pub(crate) fn guard(&self) -> Result<MutexGuard<'_, Index>, PoolError> {
         self.index.lock().map_err(|_| PoolError::Poisoned)
     }
@@ -366,7 +366,7 @@ impl Pool {
                 roots.insert(span.trace_id.clone());
             }
             let key = format!("{}/{}", span.trace_id, span.span_id);
-            rows.push(shelf::row(key, &(now_s, span))?);
+            rows.push(typed_queue::row(key, &(now_s, span))?);
         }
         self.spans.0.put(&rows)?;
         let mut answers = Vec::new();
@@ -478,11 +478,11 @@ impl Pool {
         }
         let (ttl, now) = (millis(asked.ttl_s), millis(now_s));
         let mut groups: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
-        let ask = Ask {
+        let ask = RowRequest {
             consumer: TRAINER.into(),
             holder: asked.consumer.clone(),
             ttl_ms: ttl,
-            take: Take::Keys(keys),
+            take: RowSelection::Keys(keys),
         };
         let given = self.rows.0.lease(&ask, now)?;
         loan.lease = given.lease.map(|l| l.0);
@@ -579,7 +579,7 @@ impl Pool {
     pub fn ack(&self, lease: u64, ids: &[String]) -> Result<Vec<String>, PoolError> {
         let mut index = self.guard()?;
         let (mut lost, keys) = index.keys(ids);
-        let done: Vec<Done> = keys.iter().map(Done::of).collect();
+        let done: Vec<AckedRow> = keys.iter().map(AckedRow::of).collect();
         let settled = self.rows.0.ack(TRAINER, LeaseId(lease), &done)?;
         let ids_of = settled.lost.iter();
         lost.extend(ids_of.map(|key| index::parts(key).1.to_owned()));
@@ -594,8 +594,7 @@ impl Pool {
             .collect())
     }
 
-    /// Returns rows unused, and how many; rows that the lease does not hold any more are left
-    /// alone.
+    /// Returns rows unused, and how many; rows that the lease does not hold any more stay unchanged.
     pub fn release(&self, lease: u64, ids: &[String]) -> Result<usize, PoolError> {
         let (_, keys) = self.guard()?.keys(ids);
         let settled = self.rows.0.release(TRAINER, LeaseId(lease), &keys)?;
@@ -657,7 +656,7 @@ impl Pool {
     pub fn status(&self) -> Result<Value, PoolError> {
         let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
         for row in self.quarantine.rows()? {
-            if let Some(held) = self.quarantine.read::<Held>(&row.key)? {
+            if let Some(held) = self.quarantine.read::<QuarantineRow>(&row.key)? {
                 *reasons.entry(held.reason.code()).or_default() += 1;
             }
         }
@@ -719,7 +718,7 @@ fn check_lease(asked: &LeaseRequest) -> Result<(), PoolError> {
 
 /// A row of the queue, with its group and its reward.
 fn queue_row(key: String, entry: &Entry) -> Result<NewRow, StoreError> {
-    let mut row = shelf::row(key, entry)?;
+    let mut row = typed_queue::row(key, entry)?;
     row.fields.push(reward_field(entry.trace.outcome.reward));
     row.group = format!("{:?}/{}", entry.kind, entry.trace.group);
     row.group_size = entry.group_size;

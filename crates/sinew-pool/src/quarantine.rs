@@ -1,20 +1,20 @@
 //! The quarantine: rows that are not given to trainers, with the reason, until they are released or
 //! deleted.
 //!
-//! A row holds the item as it was pushed. To release it is to push it again, with the current
-//! configuration and perhaps another kind. A full quarantine refuses wrong items, and rows that
-//! should move to it stay where they are.
+//! A row holds the item as it was pushed. Releasing a row pushes it again, with the current configuration and
+//! perhaps another kind. A full quarantine refuses wrong items, and rows that should move to it stay where
+//! they are.
 
 use crate::check::Entry;
-use crate::held::{Held, held_row};
 use crate::index;
 use crate::pool::{Answer, Pool, PoolError};
+use crate::quarantine_row::{QuarantineRow, held_row};
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed};
-use crate::shelf::{TRAINER, is_full};
+use crate::typed_queue::{TRAINER, is_full};
 use serde_json::{Value, json};
 use sinew_store::StoreError;
-use sinew_store::queue::{LeaseId, Put};
+use sinew_store::queue::{LeaseId, PutOutcome};
 
 /// Maximum length of a trainer's reason, in characters; a longer one is cut.
 const MAX_DETAIL_CHARS: usize = 1000;
@@ -66,7 +66,7 @@ impl Pool {
                 tracing::warn!(%reason, "quarantine is full: release or delete some of its rows");
                 break;
             }
-            let new = put?.contains(&Put::New);
+            let new = put?.contains(&PutOutcome::New);
             let keys = [key];
             if self.rows.0.release(TRAINER, LeaseId(lease), &keys)?.changed == 0 {
                 if new {
@@ -87,7 +87,7 @@ impl Pool {
         &self,
         after: Option<&str>,
         limit: usize,
-    ) -> Result<Vec<(String, Held)>, PoolError> {
+    ) -> Result<Vec<(String, QuarantineRow)>, PoolError> {
         let rows = self.quarantine.rows()?;
         let from = match after {
             None => 0,
@@ -105,9 +105,9 @@ impl Pool {
         Ok(out)
     }
 
-    /// Checks a row of the quarantine again, with the present configuration, and as another kind if
-    /// one is given: text that is no policy's sample can still be imitated. An admitted row leaves
-    /// the quarantine.
+    /// Checks a row of the quarantine again, with the present configuration, and as another kind if one is
+    /// given: text that is not a policy's sample can still be imitated. An admitted row leaves the
+    /// quarantine.
     ///
     /// # Errors
     /// If there is no such row.
@@ -118,7 +118,7 @@ impl Pool {
         now_s: f64,
     ) -> Result<Answer, PoolError> {
         let unknown = || PoolError::Unknown { id: id.to_owned() };
-        let held: Held = self.quarantine.read(id)?.ok_or_else(unknown)?;
+        let held: QuarantineRow = self.quarantine.read(id)?.ok_or_else(unknown)?;
         let mut item = held.item.clone();
         if let Some(kind) = kind {
             let mut value: Value = serde_json::from_str(&item.raw).unwrap_or_default();

@@ -1,12 +1,12 @@
 //! Reasons why a trajectory is not trained on.
 //!
-//! Programs match [`Reason::code`]; `docs/pool.md` lists the codes. The text of each reason says
-//! what to change.
+//! Programs match [`Reason::code`]; `docs/pool.md` lists the codes. The text of each reason states the
+//! necessary change.
 
 use serde::{Deserialize, Serialize};
 use sinew_types::{NodeId, TEMPERATURES, TokenId};
 
-/// Why a trajectory is in quarantine. In JSON: an object with the `code` and the fields, and the
+/// Reason why a trajectory is in quarantine. Its JSON is an object with the `code` and the fields, and the
 /// text in addition as `message`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "code", rename_all = "snake_case")]
@@ -83,7 +83,7 @@ pub enum Reason {
     LogprobValue {
         node: NodeId,
         index: u32,
-        /// As text: JSON has no word for what is not finite.
+        /// Value as text: JSON cannot represent infinite values and NaN.
         value: String,
     },
     /// A temperature out of range.
@@ -95,7 +95,7 @@ pub enum Reason {
     )]
     Temperature {
         node: NodeId,
-        /// As text: JSON has no word for what is not finite.
+        /// Value as text: JSON cannot represent infinite values and NaN.
         value: String,
     },
     /// Versions that are missing, or do not cover the tokens.

@@ -1,7 +1,7 @@
 //! The form of pushed items: schema version 1. `docs/pool.md` describes
 //! it.
 //!
-//! Unknown fields are refused: a misspelled field would otherwise be lost in silence.
+//! Unknown fields are refused: a misspelled field would otherwise be lost silently.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -67,7 +67,7 @@ pub struct PushedNode {
     /// Messages that the tokens stand for; compared with the decoded tokens.
     #[serde(default, deserialize_with = "conversation::deserialize_some")]
     pub messages: Option<Vec<Message>>,
-    /// Why the sampling ended.
+    /// Reason why the sampling ended.
     #[serde(default)]
     pub finish: Option<FinishReason>,
     /// Reward of the turn, finite; left out: 0.
@@ -99,7 +99,7 @@ pub struct Trajectory {
     /// Left out: `default`.
     #[serde(default)]
     pub task_kind: Option<String>,
-    /// Trajectories whose rewards are compared; left out: a group of its own.
+    /// Trajectories whose rewards are compared; left out: a separate group.
     #[serde(default)]
     pub group: Option<String>,
     /// Number of trajectories that make the group complete; left out: 1.
@@ -148,8 +148,8 @@ pub struct Pushed {
 }
 
 impl Pushed {
-    /// A finished rollout of the gateway beside the pool, in groups of so many. One without a reward goes
-    /// to quarantine, as others without one do.
+    /// A finished rollout of the pool's gateway, in groups of so many. One without a reward goes to
+    /// quarantine, as others without one do.
     pub fn of_rollout(trace: &Trace, group_size: u32, tokenizer: &str) -> Self {
         let nodes = trace.nodes.iter().map(PushedNode::of);
         let group = trace.group.as_str();

@@ -1,5 +1,5 @@
-//! Spans of OpenTelemetry, as far as the pool reads them. Kept as JSON until the root of their
-//! trace arrives.
+//! Spans of OpenTelemetry, as far as the pool reads them. They are kept as JSON until the root of their trace
+//! arrives.
 
 use crate::reason::Reason;
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
 //! Compares some pushed log-probabilities with the engine's own.
 //!
-//! A sender that reports log-probabilities of another temperature or of other weights is noticed by
-//! a few tokens.
+//! A few tokens suffice to notice a sender whose log-probabilities are of another temperature or of other
+//! weights.
 
 use crate::check::Entry;
 use crate::config::SpotCheck;
@@ -25,7 +25,7 @@ const FORCE: f32 = 1e4;
 /// the engine has other weights, or does not honour the bias.
 ///
 /// # Errors
-/// With the first token that exceeds the bound.
+/// The first token that exceeds the bound.
 pub(crate) fn check(
     engine: &dyn Engine,
     spot: SpotCheck,

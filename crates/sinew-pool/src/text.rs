@@ -1,5 +1,5 @@
-//! Renders messages to the tokens that this model would write them in. Right for imitation alone:
-//! the tokens that another program sampled cannot be seen in its text.
+//! Renders messages to the tokens that this model would write them in. The result serves only imitation: the
+//! tokens that another program sampled cannot be seen in its text.
 
 use crate::reason::Reason;
 use sinew_render::Renderer;
@@ -163,9 +163,9 @@ impl Tree<'_> {
     }
 }
 
-/// A conversation as a trace of one path: turns of the assistant are trained if `trained` says so of their
-/// index, all else is not. What stands before the first of them is the prompt. Its log-probabilities are 0,
-/// to be replaced by a trainer's own.
+/// A conversation as a trace of one path: turns of the assistant are trained if `trained` holds for their
+/// index, all else is not. Messages before the first of them are the prompt. Its log-probabilities are 0, to
+/// be replaced by a trainer's own.
 ///
 /// # Errors
 /// If it does not begin with a prompt and end with the assistant, if two turns of the assistant

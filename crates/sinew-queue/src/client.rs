@@ -10,7 +10,8 @@ use sinew_http::header::CONTENT_TYPE;
 use sinew_http::{ClientOptions, Failure, HttpError, Method, Retry, may_pass};
 use sinew_store::StoreError;
 use sinew_store::queue::{
-    Ask, Consumer, Done, LeaseId, Loan, NewRow, Put, Queue, QueueStats, RowState, RowView, Settled,
+    AckedRow, Consumer, LeaseBatch, LeaseId, NewRow, PutOutcome, Queue, QueueStats, ReturnOutcome,
+    RowRequest, RowState, RowView,
 };
 use std::borrow::Cow;
 use std::fmt;
@@ -24,8 +25,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pauses between two attempts. Only the patience ends them.
 const PAUSES: Retry = Retry::doubling(u32::MAX, Duration::from_millis(50), Duration::from_secs(2));
 
-/// A queue behind an address. What never arrived is asked again, under the same name, until it is answered or
-/// the patience ends: an answer that was lost is not another change.
+/// A queue behind an address. A call without an answer is repeated under the same name until it is answered
+/// or the patience ends, so a lost answer does not change the queue twice.
 pub struct HttpQueue {
     client: Client,
     url: String,
@@ -153,7 +154,7 @@ impl HttpQueue {
         }
     }
 
-    fn settle(&self, call: &Call<'_>) -> Result<Settled, StoreError> {
+    fn settle(&self, call: &Call<'_>) -> Result<ReturnOutcome, StoreError> {
         match self.call(call)? {
             Answer::Settled(settled) => Ok(settled),
             other => self.mixed_up(&other),
@@ -190,14 +191,14 @@ fn unanswered(status: u16, body: &[u8]) -> Failure<String> {
 }
 
 impl Queue for HttpQueue {
-    fn put(&self, rows: &[NewRow]) -> Result<Vec<Put>, StoreError> {
+    fn put(&self, rows: &[NewRow]) -> Result<Vec<PutOutcome>, StoreError> {
         match self.call(&Call::Put(rows.into()))? {
             Answer::Put(put) => Ok(put),
             other => self.mixed_up(&other),
         }
     }
 
-    fn fill(&self, rows: &[Done]) -> Result<usize, StoreError> {
+    fn fill(&self, rows: &[AckedRow]) -> Result<usize, StoreError> {
         self.count(&Call::Fill(rows.into()))
     }
 
@@ -208,14 +209,19 @@ impl Queue for HttpQueue {
         }
     }
 
-    fn lease(&self, ask: &Ask, _: u64) -> Result<Loan, StoreError> {
+    fn lease(&self, ask: &RowRequest, _: u64) -> Result<LeaseBatch, StoreError> {
         match self.call(&Call::Lease(Cow::Borrowed(ask)))? {
             Answer::Loan(loan) => Ok(loan),
             other => self.mixed_up(&other),
         }
     }
 
-    fn ack(&self, consumer: &str, lease: LeaseId, rows: &[Done]) -> Result<Settled, StoreError> {
+    fn ack(
+        &self,
+        consumer: &str,
+        lease: LeaseId,
+        rows: &[AckedRow],
+    ) -> Result<ReturnOutcome, StoreError> {
         self.settle(&Call::Ack(consumer.into(), lease, rows.into()))
     }
 
@@ -224,7 +230,7 @@ impl Queue for HttpQueue {
         consumer: &str,
         lease: LeaseId,
         keys: &[String],
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<ReturnOutcome, StoreError> {
         self.settle(&Call::Release(consumer.into(), lease, keys.into()))
     }
 
@@ -234,7 +240,7 @@ impl Queue for HttpQueue {
         lease: LeaseId,
         keys: &[String],
         reason: &str,
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<ReturnOutcome, StoreError> {
         let (consumer, reason) = (consumer.into(), reason.into());
         self.settle(&Call::Fail(consumer, lease, keys.into(), reason))
     }
@@ -246,7 +252,7 @@ impl Queue for HttpQueue {
         keys: &[String],
         ttl_ms: u64,
         _: u64,
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<ReturnOutcome, StoreError> {
         self.settle(&Call::Renew(consumer.into(), lease, keys.into(), ttl_ms))
     }
 

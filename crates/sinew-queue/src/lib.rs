@@ -1,4 +1,4 @@
-//! The queue of episodes between processes: over HTTP, with producers and scorers that run apart.
+//! The queue of episodes between processes: over HTTP, with separate producers and scorers.
 //!
 //! [`sinew_store::queue`] has the queue itself. Here it gets a server and a client that is such a queue, too,
 //! so that everything that works on one in this process works on one elsewhere.
@@ -10,21 +10,20 @@
 //! | `wire`, `replies` | calls as bytes; answers that may be asked for twice |
 //! | `place` | [`open`]: a queue by its address or its folder |
 //! | `feed` | [`Feed`]: ended episodes as rows, a group at a time |
-//! | `hand` | what a person does to rows: [`bury`], [`listed`] |
+//! | `dead_letters` | rows that a person gives up on: [`bury`], [`listed`] |
 //! | `scorer` | [`score_rows`]: rows without a reward get one |
 //!
 //! # Invariants
 //!
-//! - A call whose answer was lost and that is repeated by its client changes nothing twice, as long as the
-//!   server runs; over a restart a put is a duplicate, an ack changes nothing, a lease comes back when it
-//!   ends.
+//! - A call that a client repeats after a lost answer changes nothing twice, as long as the server runs.
+//!   After a restart a put is a duplicate, an ack changes nothing, a lease comes back when it ends.
 //! - Bodies, answers, waits, calls at a time and answers that are kept have limits.
-//! - Times of leases are those of the server's clock alone.
-//! - A row is scored once: whose lease ended cannot write over what another wrote.
+//! - Leases follow only the server's clock.
+//! - A row is scored once: a scorer whose lease ended cannot overwrite another one's score.
 
 mod client;
+mod dead_letters;
 mod feed;
-mod hand;
 mod place;
 mod replies;
 mod scorer;
@@ -32,9 +31,9 @@ mod server;
 mod wire;
 
 pub use client::HttpQueue;
-pub use feed::{Fed, Feed};
-pub use hand::{bury, listed};
+pub use dead_letters::{bury, listed};
+pub use feed::{Feed, FeedOutcome};
 pub use place::{Place, QUEUE_NAME, open};
-pub use scorer::{Score, Scored, ScorerConfig, score_rows};
-pub use server::{Clock, QueueServer, Serving, system_clock};
+pub use scorer::{Score, ScoredCounts, ScorerConfig, score_rows};
+pub use server::{Clock, QueueServer, QueueServerConfig, system_clock};
 pub use wire::{MAX_LEASE, MAX_PAGE, MAX_REQUEST};

@@ -10,18 +10,18 @@ use std::time::Duration;
 /// Name of the queue in a store, where no other is given.
 pub const QUEUE_NAME: &str = "episodes";
 
-/// Where a queue is, and how to reach it.
+/// Address of a queue, and how to reach it.
 #[derive(Clone)]
 pub struct Place {
     /// An address that begins with `http://` or `https://`, or the folder of a store.
     pub queue: String,
-    /// Which of the queues in a folder; a server has one.
+    /// Name of the queue in its folder; a server has only one.
     pub name: String,
-    /// Of a server.
+    /// Token for a server.
     pub token: Option<String>,
-    /// How long a server that does not answer is waited for.
+    /// Longest wait for a server that does not answer.
     pub patience: Duration,
-    /// Of a queue in a folder.
+    /// Limits for a queue in a folder.
     pub limits: QueueLimits,
 }
 

@@ -1,7 +1,8 @@
-//! Answers that may be asked for again: a call whose answer was lost is answered from here, not done twice.
+//! Answers that may be asked for again: a call whose answer was lost is answered from here, not carried out
+//! twice.
 //!
-//! Bounded by number and bytes; what was dropped would be done again, which the queue itself makes harmless:
-//! a put is a duplicate, an ack changes nothing, rows of a lease come back when it ends.
+//! They are bounded by number and bytes. A dropped call would run again, which the queue makes harmless: a
+//! put is a duplicate, an ack changes nothing, rows of a lease come back when it ends.
 
 use bytes::Bytes;
 use std::collections::{HashMap, VecDeque};
@@ -16,16 +17,16 @@ const MAX_BYTES: usize = 64 << 20;
 /// Status and body of an answer.
 pub(crate) type Reply = (u16, Bytes);
 
-/// The place of an answer; who asks meanwhile waits for the first.
-pub(crate) type Place = Arc<OnceCell<Reply>>;
+/// The place of an answer; a repeated request waits for the first.
+pub(crate) type ReplySlot = Arc<OnceCell<Reply>>;
 
 /// Answers by the names of their calls.
 #[derive(Debug, Default)]
-pub(crate) struct Replies(Mutex<Kept>);
+pub(crate) struct Replies(Mutex<KeptReplies>);
 
 #[derive(Debug, Default)]
-struct Kept {
-    by_id: HashMap<String, Place>,
+struct KeptReplies {
+    by_id: HashMap<String, ReplySlot>,
     /// The oldest first.
     order: VecDeque<String>,
     bytes: usize,
@@ -33,12 +34,12 @@ struct Kept {
 
 impl Replies {
     /// The place of a call's answer.
-    pub(crate) fn place(&self, id: &str) -> Place {
+    pub(crate) fn place(&self, id: &str) -> ReplySlot {
         let mut kept = self.0.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(place) = kept.by_id.get(id) {
             return Arc::clone(place);
         }
-        let place = Place::default();
+        let place = ReplySlot::default();
         kept.by_id.insert(id.to_owned(), Arc::clone(&place));
         kept.order.push_back(id.to_owned());
         kept.trim();
@@ -56,7 +57,7 @@ impl Replies {
     }
 }
 
-impl Kept {
+impl KeptReplies {
     /// Drops the oldest.
     fn trim(&mut self) {
         while self.order.len() > MAX_REPLIES || self.bytes > MAX_BYTES {

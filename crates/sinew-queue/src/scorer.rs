@@ -1,12 +1,13 @@
 //! Rows without a reward get one: a consumer that can run in any number of processes.
 //!
-//! A scorer that is killed loses nothing: its rows go to another when its lease ends. What it wrote counts
+//! A scorer that is killed loses nothing: its rows go to another one when its lease ends. Its scores count
 //! once, as only the lease that holds a row can ack it.
 
 use crate::server::system_clock;
 use sinew_store::StoreError;
 use sinew_store::queue::{
-    Ask, Done, LeaseId, Leased, Order, Queue, Sample, Take, episode, scored, scorer_consumer,
+    AckedRow, LeaseId, LeasedRow, Order, Queue, RowRequest, RowSelection, Sample, episode, scored,
+    scorer_consumer,
 };
 use sinew_types::{Outcome, Trace};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -21,18 +22,17 @@ pub trait Score: Sync {
     fn score(&self, episodes: Vec<Trace>) -> Vec<Result<Outcome, String>>;
 }
 
-/// How rows are scored.
+/// Settings of a scorer.
 #[derive(Clone, Debug)]
 pub struct ScorerConfig {
-    /// Who scores, for reports.
+    /// Name of the scorer, for reports.
     pub holder: String,
     /// Rows of one lease.
     pub rows: usize,
     /// Sampled tokens of one lease.
     pub tokens: u64,
-    /// What comes first.
     pub order: Order,
-    /// Until its rows go to another; renewed while they are scored.
+    /// Time until its rows go to another scorer; the lease is renewed while they are scored.
     pub lease: Duration,
     /// Deliveries of a row, after which it is left without a reward, for the last reason; before, it is given
     /// back to be tried again.
@@ -41,9 +41,9 @@ pub struct ScorerConfig {
     pub until_empty: bool,
 }
 
-/// What a scorer did.
+/// Counts of a scorer's rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Scored {
+pub struct ScoredCounts {
     /// Rows that got a reward.
     pub scored: usize,
     /// Rows that were left without one for good.
@@ -54,7 +54,7 @@ pub struct Scored {
     pub lost: usize,
 }
 
-/// Scores rows until there are none, or `stop` says so, which gives unfinished ones back. `report` gets the
+/// Scores rows until there are none, or `stop` is true, which gives unfinished ones back. `report` gets the
 /// counts after each lease.
 ///
 /// # Errors
@@ -64,17 +64,17 @@ pub fn score_rows(
     score: &dyn Score,
     config: &ScorerConfig,
     stop: &dyn Fn() -> bool,
-    report: &mut dyn FnMut(Scored),
-) -> Result<Scored, StoreError> {
+    report: &mut dyn FnMut(ScoredCounts),
+) -> Result<ScoredCounts, StoreError> {
     let consumer = scorer_consumer();
     queue.join(&consumer)?;
     let clock = system_clock();
     let ttl_ms = (config.lease.as_millis() as u64).max(1);
-    let ask = Ask {
+    let ask = RowRequest {
         consumer: consumer.name.clone(),
         holder: config.holder.clone(),
         ttl_ms,
-        take: Take::Sample(Sample {
+        take: RowSelection::Sample(Sample {
             tokens: config.tokens,
             order: config.order,
             ..Sample::rows(config.rows)
@@ -88,7 +88,7 @@ pub fn score_rows(
         clock: clock.as_ref(),
         ttl_ms,
     };
-    let mut done = Scored::default();
+    let mut done = ScoredCounts::default();
     loop {
         let seen = queue.wait(0, Duration::ZERO)?;
         if stop() {
@@ -108,7 +108,7 @@ pub fn score_rows(
     }
 }
 
-/// What is needed for the rows of a lease.
+/// Context for the rows of a lease.
 struct Work<'a> {
     queue: &'a dyn Queue,
     score: &'a dyn Score,
@@ -123,8 +123,8 @@ impl Work<'_> {
     fn rows(
         &self,
         lease: LeaseId,
-        rows: Vec<Leased>,
-        done: &mut Scored,
+        rows: Vec<LeasedRow>,
+        done: &mut ScoredCounts,
         stop: &dyn Fn() -> bool,
     ) -> Result<(), StoreError> {
         let (mut traces, mut whole, mut failed) = (Vec::new(), Vec::new(), Vec::new());
@@ -142,7 +142,7 @@ impl Work<'_> {
             self.queue.release(self.consumer, lease, &keys)?;
             return Ok(());
         };
-        let (mut acks, mut unscored): (Vec<Done>, usize) = (Vec::new(), 0);
+        let (mut acks, mut unscored): (Vec<AckedRow>, usize) = (Vec::new(), 0);
         for ((key, attempt), outcome) in whole.into_iter().zip(outcomes) {
             match outcome {
                 Ok(outcome) => acks.push(scored(&key, &outcome)?),

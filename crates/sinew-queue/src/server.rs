@@ -7,8 +7,8 @@
 //! | `GET /queue/wait?seen=N&ms=M` | | `{"change": N}` after a change, or when the time is over |
 //! | `POST /queue` | a call of the client, in MessagePack | its answer |
 //!
-//! Refusals of the queue are answers with status 409. Others are `{"error": {"code", "message"}}`: 400 for
-//! a body that is no call, 401 without the token, 404, 405, 408, 413, 429 with too many waits, 507 when the
+//! Refusals of the queue are answers with status 409. Others are `{"error": {"code", "message"}}`: 400 for a
+//! body that is not a call, 401 without the token, 404, 405, 408, 413, 429 for too many waits, 507 when the
 //! disk is full, 500 for all else.
 
 use crate::replies::{Replies, Reply};
@@ -28,7 +28,7 @@ use serde::Deserialize;
 use serde_json::json;
 use sinew_http::server::{self, ConnectionLimits, Guard, Key};
 use sinew_store::StoreError;
-use sinew_store::queue::{Ask, Queue, Sample, Take};
+use sinew_store::queue::{Queue, RowRequest, RowSelection, Sample};
 use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
@@ -44,7 +44,7 @@ const MAX_CALLS: usize = 4;
 const MAX_WAITS: usize = 4096;
 /// Time for a body to arrive.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two looks at whether the server stops, where nothing changes.
+/// Interval of checks whether the server stops, while nothing changes.
 const LOOK: Duration = Duration::from_millis(500);
 /// Time that running calls get when the server stops.
 const GRACE: Duration = Duration::from_secs(10);
@@ -59,22 +59,22 @@ pub fn system_clock() -> Clock {
     Arc::new(move || now().map_or(0, |d| d.as_millis() as u64))
 }
 
-/// How a queue is served.
+/// Settings of the server.
 #[derive(Clone)]
-pub struct Serving {
+pub struct QueueServerConfig {
     /// Port 0 takes a free one.
     pub listen: SocketAddr,
     /// Every call but `GET /health` must bring it.
     pub token: String,
-    /// Of all leases.
+    /// Clock of all leases.
     pub clock: Clock,
     /// Takes back leases that ended, and forgets rows that are done beyond a number, so often; `None`: never.
     pub sweep: Option<(Duration, usize)>,
 }
 
-impl fmt::Debug for Serving {
+impl fmt::Debug for QueueServerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Serving")
+        f.debug_struct("QueueServerConfig")
             .field("listen", &self.listen)
             .field("sweep", &self.sweep)
             .finish_non_exhaustive()
@@ -95,7 +95,7 @@ impl QueueServer {
     ///
     /// # Errors
     /// If the address cannot be taken.
-    pub async fn start(queue: Arc<dyn Queue>, serving: Serving) -> std::io::Result<Self> {
+    pub async fn start(queue: Arc<dyn Queue>, serving: QueueServerConfig) -> std::io::Result<Self> {
         let listener = TcpListener::bind(serving.listen).await?;
         let address = listener.local_addr()?;
         let (stop, stopped) = watch::channel(false);
@@ -117,7 +117,7 @@ impl QueueServer {
         let mut ending = stopped;
         let (guard, router) = (guard(api.clone()), router(api));
         let task = tokio::spawn(async move {
-            // An error says that the server was dropped.
+            // An error means that the server was dropped.
             let stop = async { drop(ending.wait_for(|stop| *stop).await) };
             let open = server::serve(listener, router, guard, stop).await;
             if !open.close(GRACE).await {
@@ -132,7 +132,7 @@ impl QueueServer {
         })
     }
 
-    /// Where it listens.
+    /// Address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -155,17 +155,17 @@ impl Drop for QueueServer {
     }
 }
 
-/// A thread that tells waits of the queue's changes, so that they take no thread each, and sweeps it.
+/// A thread that wakes waits at the queue's changes, so that they take no thread each, and sweeps it.
 fn watch_changes(
     queue: Arc<dyn Queue>,
-    serving: &Serving,
+    serving: &QueueServerConfig,
     (base, changes): (u64, watch::Sender<u64>),
     stopped: watch::Receiver<bool>,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
     let (clock, sweep) = (Arc::clone(&serving.clock), serving.sweep);
     let watch = move || {
         let (mut seen, mut swept) = (0, Instant::now());
-        // An error says that the server was dropped.
+        // An error means that the server was dropped.
         while !*stopped.borrow() && stopped.has_changed().is_ok() {
             if let Some((_, keep)) = sweep.filter(|(every, _)| swept.elapsed() >= *every) {
                 swept = Instant::now();
@@ -199,7 +199,7 @@ struct Api {
     calls: Arc<Semaphore>,
     waits: Arc<Semaphore>,
     replies: Arc<Replies>,
-    /// What the numbers of changes begin at.
+    /// Number at which change numbers begin.
     base: u64,
     /// Number of the queue's last change.
     changed: watch::Receiver<u64>,
@@ -281,7 +281,7 @@ impl Api {
         Ok(self.base.wrapping_add(now))
     }
 
-    /// Runs what blocks on a thread of its own.
+    /// Runs what blocks on a separate thread.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&dyn Queue) -> Result<T, StoreError> + Send + 'static,
@@ -300,7 +300,7 @@ async fn stats(State(api): State<Api>, headers: HeaderMap) -> Result<Response, R
     Ok(Json(stats).into_response())
 }
 
-/// What a wait is for.
+/// Parameters of a wait.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wait {
@@ -329,7 +329,7 @@ async fn wait(
     let (mut changed, mut stopped) = (api.changed.clone(), api.stopped.clone());
     let limit = Duration::from_millis(asked.ms.min(MAX_WAIT_MS));
     tokio::select! {
-        // The watcher may be behind. An error says that the server ends, which is a reason to answer.
+        // The watcher may be behind. An error means that the server ends, which is a reason to answer.
         _ = changed.wait_for(|now| *now > asked.seen) => {}
         _ = stopped.wait_for(|stop| *stop) => {}
         () = tokio::time::sleep(limit) => {}
@@ -337,7 +337,7 @@ async fn wait(
     answer(api.now().await?)
 }
 
-/// `POST /queue`. What was begun is finished, whether or not the client waits for it.
+/// Handles `POST /queue`. A call that began is finished, whether or not the client waits for it.
 async fn call(State(api): State<Api>, request: Request) -> Result<Response, Refusal> {
     api.authorize(request.headers())?;
     let id = request.headers().get(CALL_ID);
@@ -405,7 +405,7 @@ async fn reply(api: &Api, body: Bytes) -> Result<Reply, Refusal> {
     made.await?.map_err(invalid)
 }
 
-/// What the queue answers.
+/// Carries out a call on the queue.
 fn answer(queue: &dyn Queue, call: Call<'static>, now_ms: u64) -> Result<Answer, StoreError> {
     Ok(match call {
         Call::Put(rows) => Answer::Put(queue.put(&rows)?),
@@ -439,13 +439,13 @@ fn answer(queue: &dyn Queue, call: Call<'static>, now_ms: u64) -> Result<Answer,
 }
 
 /// A lease whose rows fit an answer.
-fn bounded(ask: Ask) -> Ask {
+fn bounded(ask: RowRequest) -> RowRequest {
     let take = match ask.take {
-        Take::Sample(sample) => Take::Sample(Sample {
+        RowSelection::Sample(sample) => RowSelection::Sample(Sample {
             bytes: sample.bytes.min(MAX_LEASE),
             ..sample
         }),
         keys => keys,
     };
-    Ask { take, ..ask }
+    RowRequest { take, ..ask }
 }

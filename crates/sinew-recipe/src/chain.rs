@@ -24,6 +24,7 @@ use crate::typed::typed;
 use crate::{DataSection, ModelSection, RecipeError, RunPlan, messages};
 use serde::{Serialize, Serializer};
 use sinew_algo::{AlgorithmConfig, AlgorithmKind};
+use sinew_env::Registry;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
@@ -71,14 +72,14 @@ impl Recipe {
     ///
     /// # Errors
     /// The first problem, with its line, what is allowed and the nearest valid spelling.
-    pub fn load(path: &Path) -> Result<Self, RecipeError> {
+    pub fn load(path: &Path, registry: Registry) -> Result<Self, RecipeError> {
         let text = std::fs::read_to_string(path).map_err(|source| RecipeError::Read {
             path: path.into(),
             source,
         })?;
         match is_chain(&text) {
-            true => ChainPlan::parse(path, &text).map(Self::Chain),
-            false => RunPlan::load(path).map(|plan| Self::Run(Box::new(plan))),
+            true => ChainPlan::parse(path, &text, registry).map(Self::Chain),
+            false => RunPlan::load(path, registry).map(|plan| Self::Run(Box::new(plan))),
         }
     }
 
@@ -86,10 +87,10 @@ impl Recipe {
     ///
     /// # Errors
     /// Fails as [`Recipe::load`] does, but not for the file.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
+    pub fn parse(path: &Path, text: &str, registry: Registry) -> Result<Self, RecipeError> {
         match is_chain(text) {
-            true => ChainPlan::parse(path, text).map(Self::Chain),
-            false => RunPlan::parse(path, text).map(|plan| Self::Run(Box::new(plan))),
+            true => ChainPlan::parse(path, text, registry).map(Self::Chain),
+            false => RunPlan::parse(path, text, registry).map(|plan| Self::Run(Box::new(plan))),
         }
     }
 
@@ -111,7 +112,7 @@ impl Recipe {
 }
 
 /// The stages of a recipe's text, and everything above them.
-struct Typed<'a> {
+struct StageTexts<'a> {
     defaults: DeTable<'a>,
     stages: Vec<(String, DeTable<'a>)>,
 }
@@ -121,9 +122,13 @@ impl ChainPlan {
     ///
     /// # Errors
     /// Fails as [`Recipe::load`] does, but not for the file.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
-        let source = Source { path, text };
-        let Typed { defaults, stages } = typed_stages(&source)?;
+    pub fn parse(path: &Path, text: &str, registry: Registry) -> Result<Self, RecipeError> {
+        let source = Source {
+            path,
+            text,
+            registry,
+        };
+        let StageTexts { defaults, stages } = typed_stages(&source)?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let name = match defaults.get("name").map(toml::Spanned::get_ref) {
             Some(DeValue::String(name)) => name.to_string(),
@@ -406,7 +411,7 @@ fn is_chain(text: &str) -> bool {
 }
 
 /// Takes a text apart into defaults and stages.
-fn typed_stages<'a>(source: &Source<'a>) -> Result<Typed<'a>, RecipeError> {
+fn typed_stages<'a>(source: &Source<'a>) -> Result<StageTexts<'a>, RecipeError> {
     let mut defaults = source.table()?.into_inner();
     let refuse = |span: Range<usize>, why: &str| {
         let place = messages::place(source.text, &span);
@@ -457,7 +462,7 @@ fn typed_stages<'a>(source: &Source<'a>) -> Result<Typed<'a>, RecipeError> {
         }
         stages.push((name.to_string(), own));
     }
-    Ok(Typed { defaults, stages })
+    Ok(StageTexts { defaults, stages })
 }
 
 /// Lays the keys of a stage over the defaults.

@@ -1,5 +1,6 @@
 //! Recipes with stages: the overlay of defaults, and the refusals with their places.
 
+use crate::ALL;
 use crate::*;
 use sinew_algo::AlgorithmKind;
 use std::path::Path;
@@ -8,7 +9,7 @@ const BASE: &str = "name = \"c\"\nmodel = \"x\"\nenv = { type = \"tool_math\" }\
     [rollout]\ngroup_size = 4\n[train]\nlearning_rate = 1e-4\n";
 
 fn chain(text: &str) -> Result<ChainPlan, String> {
-    match Recipe::parse(Path::new("c.toml"), text) {
+    match Recipe::parse(Path::new("c.toml"), text, ALL) {
         Ok(Recipe::Chain(chain)) => Ok(chain),
         Ok(Recipe::Run(_)) => panic!("no chain: {text}"),
         Err(e) => Err(e.to_string()),
@@ -173,14 +174,14 @@ fn stages_are_named_in_chains_alone() {
     let text = format!(
         "{BASE}[data]\ntype = \"episodes\"\npath = \"stage:sft\"\n[algorithm]\ntype = \"sft\"\n"
     );
-    let e = RunPlan::parse(Path::new("r.toml"), &text)
+    let e = RunPlan::parse(Path::new("r.toml"), &text, ALL)
         .unwrap_err()
         .to_string();
     assert!(
         e.contains("data.path") && e.contains("[[stage]] of a chain"),
         "{e}"
     );
-    let e = RunPlan::parse(Path::new("r.toml"), &format!("{BASE}{SFT}"))
+    let e = RunPlan::parse(Path::new("r.toml"), &format!("{BASE}{SFT}"), ALL)
         .unwrap_err()
         .to_string();
     assert!(e.contains("line 8") && e.contains("sinew train"), "{e}");
@@ -239,5 +240,5 @@ fn what_is_saved_of_a_stage_names_stages_and_no_folders() {
     let path = new.join("best/recipe.toml");
     std::fs::write(&path, toml::to_string(&saved).unwrap()).unwrap();
     std::fs::write(new.join("best/began.toml"), "").unwrap();
-    assert_eq!(crate::RunPlan::load(&path).unwrap(), moved);
+    assert_eq!(crate::RunPlan::load(&path, ALL).unwrap(), moved);
 }

@@ -5,10 +5,9 @@ use crate::reward::RewardSection;
 use crate::rule::Rules;
 use crate::{RunPlan, TasksPlan};
 use schemars::{Schema, SchemaGenerator, json_schema};
-use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::json;
-use sinew_env::{ENVIRONMENTS, EnvConfig, EnvKind, Needs};
+use sinew_env::{EnvConfig, EnvKind, Needs, Registry};
 use std::ops::Range;
 use std::sync::Arc;
 use toml::Spanned;
@@ -94,10 +93,17 @@ impl EnvMember {
 }
 
 /// The environment of the episodes, or the environments of a mixture.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct EnvSection {
     members: Vec<EnvMember>,
     mixture: bool,
+    registry: Registry,
+}
+
+impl PartialEq for EnvSection {
+    fn eq(&self, other: &Self) -> bool {
+        self.mixture == other.mixture && self.members == other.members
+    }
 }
 
 impl EnvSection {
@@ -162,31 +168,68 @@ impl RunPlan {
     }
 }
 
-/// All environments that a recipe can name: those of `sinew-env`, then those of crates above it.
-fn kinds() -> impl Iterator<Item = &'static EnvKind> {
-    use sinew_bridge::{HTTP_KIND, KIND, MCP_KIND};
-    use sinew_peers::{NEMO_KIND, OPENENV_KIND};
-    let own = [&KIND, &HTTP_KIND, &MCP_KIND];
-    let others = [&OPENENV_KIND, &NEMO_KIND];
-    ENVIRONMENTS.iter().chain(own).chain(others)
-}
+/// A fault with its place in the text.
+type Fault = (Range<usize>, String);
 
-/// `chat`, which needs nothing but tasks and rewards.
-impl Default for EnvSection {
-    fn default() -> Self {
+impl EnvSection {
+    /// `chat`, which needs nothing but tasks and rewards.
+    pub(crate) fn chat(registry: Registry) -> Self {
         let (kind, config) = (&sinew_env::chat::KIND, sinew_env::chat::config());
         let chat = EnvMember::alone(kind, config, toml::Table::new());
         Self {
             members: vec![chat],
             mixture: false,
+            registry,
         }
+    }
+
+    /// Reads `[env]` or `[[env]]` of a recipe's keys; `None` where it is left out.
+    ///
+    /// # Errors
+    /// The first fault, with its place.
+    pub(crate) fn read(root: &DeTable<'_>, registry: Registry) -> Result<Option<Self>, Fault> {
+        let Some(env) = root.get("env").cloned() else {
+            return Ok(None);
+        };
+        let span = env.span();
+        let (members, mixture) = match env.into_inner() {
+            DeValue::Table(keys) => {
+                let table = Spanned::new(span, keys);
+                (vec![read(table, false, registry)?], false)
+            }
+            DeValue::Array(tables) => {
+                let one = |table: Spanned<DeValue<'_>>| {
+                    let span = table.span();
+                    match table.into_inner() {
+                        DeValue::Table(keys) => read(Spanned::new(span, keys), true, registry),
+                        _ => Err((span, "an environment is a table: [[env]]".into())),
+                    }
+                };
+                let members: Result<Vec<_>, _> = tables.into_iter().map(one).collect();
+                (members?, true)
+            }
+            _ => {
+                let form = "expected a table, such as env = { type = \"tool_math\" }";
+                return Err((span, format!("env: {form}")));
+            }
+        };
+        Ok(Some(Self {
+            members,
+            mixture,
+            registry,
+        }))
+    }
+
+    /// The environments that the recipe could name.
+    pub fn registry(&self) -> Registry {
+        self.registry
     }
 }
 
 /// The environment of a name, or what is wrong with the name.
-fn named(name: &str) -> Result<&'static EnvKind, String> {
-    kinds().find(|kind| kind.name == name).ok_or_else(|| {
-        let names: Vec<String> = kinds().map(|k| format!("`{}`", k.name)).collect();
+fn named(name: &str, registry: Registry) -> Result<&'static EnvKind, String> {
+    registry.find(name).ok_or_else(|| {
+        let names: Vec<String> = registry.kinds().map(|k| format!("`{}`", k.name)).collect();
         format!(
             "unknown variant `{name}`, expected one of {}",
             names.join(", ")
@@ -194,33 +237,19 @@ fn named(name: &str) -> Result<&'static EnvKind, String> {
     })
 }
 
-/// Finds the fault of `[env]` or `[[env]]` in a recipe's keys, with its place. A table with `type` is
-/// buffered when the whole recipe is read, and places are lost there.
-pub(crate) fn problem(root: &DeTable<'_>) -> Option<(Range<usize>, String)> {
-    let env = root.get("env")?.clone();
-    let span = env.span();
-    match env.into_inner() {
-        DeValue::Table(keys) => read(Spanned::new(span, keys), false).err(),
-        DeValue::Array(tables) => tables.into_iter().find_map(|table| {
-            let span = table.span();
-            match table.into_inner() {
-                DeValue::Table(keys) => read(Spanned::new(span, keys), true).err(),
-                _ => Some((span, "an environment is a table: [[env]]".into())),
-            }
-        }),
-        _ => None,
-    }
-}
-
 /// The environment of a table, or what is wrong with it and where.
-fn read(table: Spanned<DeTable<'_>>, mixture: bool) -> Result<EnvMember, (Range<usize>, String)> {
+fn read(
+    table: Spanned<DeTable<'_>>,
+    mixture: bool,
+    registry: Registry,
+) -> Result<EnvMember, Fault> {
     let span = table.span();
     let mut keys = table.into_inner();
     let kind = keys.remove("type");
     let kind = kind.ok_or_else(|| (span.clone(), "missing field `type`".to_owned()))?;
     let name = kind.get_ref().as_str();
     let name = name.ok_or_else(|| (kind.span(), "env.type is not a name".to_owned()))?;
-    let named = named(name).map_err(|message| (kind.span(), message))?;
+    let named = named(name, registry).map_err(|message| (kind.span(), message))?;
     let mut of_mixture = DeTable::new();
     for key in MemberKeys::NAMES.into_iter().filter(|_| mixture) {
         // Environments with their own tasks may have a key of that name.
@@ -245,23 +274,11 @@ fn read(table: Spanned<DeTable<'_>>, mixture: bool) -> Result<EnvMember, (Range<
     })
 }
 
-impl<'de> Deserialize<'de> for EnvSection {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = toml::Value::deserialize(deserializer)?;
-        let mixture = value.is_array();
-        let tables = match value {
-            toml::Value::Array(tables) => tables,
-            one => vec![one],
-        };
-        let one = |table: toml::Value| {
-            let table = table.as_table().map(ToString::to_string);
-            let text = table.ok_or_else(|| D::Error::custom("an environment is a table"))?;
-            let table = DeTable::parse(&text).map_err(|e| D::Error::custom(e.message()))?;
-            read(table, mixture).map_err(|(_, message)| D::Error::custom(message))
-        };
-        let members: Result<Vec<EnvMember>, _> = tables.into_iter().map(one).collect();
-        members.map(|members| Self { members, mixture })
-    }
+/// Passes over `env` among the other keys: [`EnvSection::read`] reads it, with its places.
+pub(crate) fn passed_over<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<EnvSection>, D::Error> {
+    serde::de::IgnoredAny::deserialize(deserializer).map(|_| None)
 }
 
 impl Serialize for EnvSection {
@@ -277,9 +294,9 @@ impl Serialize for EnvSection {
 }
 
 /// One of the registered environments, for editors.
-pub(crate) fn schema(generator: &mut SchemaGenerator) -> Schema {
+pub(crate) fn schema(generator: &mut SchemaGenerator, registry: Registry) -> Schema {
     let mut schemas = Vec::new();
-    for kind in kinds() {
+    for kind in registry.kinds() {
         let mut schema = kind.schema(generator);
         schema.insert("description".into(), kind.summary.into());
         schema.insert("required".into(), json!(["type"]));
@@ -292,7 +309,7 @@ pub(crate) fn schema(generator: &mut SchemaGenerator) -> Schema {
         }
         schemas.push(schema);
     }
-    let names: Vec<&str> = kinds().map(|kind| kind.name).collect();
+    let names: Vec<&str> = registry.kinds().map(|kind| kind.name).collect();
     schemas.push(mixture::schema(generator, &names));
     json_schema!({ "oneOf": schemas })
 }

@@ -26,15 +26,19 @@ pub(crate) struct RecipeKeys {
     /// Seed of tasks, sampling and initialization; `--seed` overrides it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
-    /// Which model is trained.
+    /// The model that is trained.
     #[serde(deserialize_with = "model_or_source")]
     #[schemars(with = "ModelOrSource")]
     model: ModelSection,
-    /// Which world the episodes run in. Left out: `chat`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "env::schema")]
+    /// The world that the episodes run in. Left out: `chat`.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "env::passed_over"
+    )]
+    #[schemars(with = "serde_json::Value")]
     env: Option<EnvSection>,
-    /// What drives the turns of an episode.
+    /// The program that drives the turns of an episode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     harness: Option<HarnessSection>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -53,12 +57,13 @@ pub(crate) struct RecipeKeys {
     judge: Option<JudgesKeys>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rollout: Option<RolloutKeys>,
-    /// How episodes become training signal: an algorithm by name, and what differs from it. Left out: `grpo`.
+    /// The algorithm that turns episodes into training signal: its name, and what differs from it. Left
+    /// out: `grpo`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     algorithm: Option<AlgorithmConfig>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     critic: Option<CriticKeys>,
-    /// What a KL term or DPO compares with; left out: the first weights.
+    /// The model that a KL term or DPO compares with; left out: the first weights.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -87,13 +92,13 @@ pub(crate) struct RecipeKeys {
 }
 
 impl RecipeKeys {
-    /// The second stage: every key with its value. `name` stands in for a missing one.
-    pub(crate) fn resolve(self, name: &str) -> RunPlan {
+    /// The second stage: every key with its value, and the environments. `name` stands in for a missing one.
+    pub(crate) fn resolve(self, name: &str, env: EnvSection) -> RunPlan {
         RunPlan {
             name: self.name.unwrap_or_else(|| name.to_owned()),
             seed: self.seed.unwrap_or_default(),
             model: self.model,
-            env: self.env.unwrap_or_default(),
+            env,
             harness: self.harness.unwrap_or_default(),
             sandbox: self.sandbox.unwrap_or_default().resolve(),
             tasks: self.tasks.unwrap_or_default().resolve(),

@@ -8,6 +8,7 @@
 //! is one line there. The JSON Schema, `docs/recipe-keys.md` and the messages follow from it.
 //!
 //! ```
+//! use sinew_env::{BUILT_IN, Registry};
 //! use sinew_recipe::RunPlan;
 //! let text = r#"
 //!     name = "demo"
@@ -15,9 +16,11 @@
 //!     env = { type = "tool_math" }
 //!     algorithm = { type = "grpo" }
 //! "#;
-//! let plan = RunPlan::parse("demo.toml".as_ref(), text).unwrap();
+//! let environments = Registry::new(&BUILT_IN);
+//! let plan = RunPlan::parse("demo.toml".as_ref(), text, environments).unwrap();
 //! assert_eq!((plan.rollout.group_size, plan.train.steps), (8, 30));
-//! let refused = RunPlan::parse("demo.toml".as_ref(), &text.replace("model", "modl"));
+//! let wrong = text.replace("model", "modl");
+//! let refused = RunPlan::parse("demo.toml".as_ref(), &wrong, environments);
 //! assert!(refused.unwrap_err().to_string().contains("line 3"));
 //! ```
 //!
@@ -26,6 +29,7 @@
 //! - Every choice of a plan is an enum and every number of it is allowed: readers of a plan compare no
 //!   strings and check no ranges.
 //! - The effective recipe of a plan is a recipe, and gives the same plan.
+//! - The environments that a recipe can name are an argument of its reader ([`sinew_env::Registry`]).
 //! - The crate is data only. It starts nothing, reads no environment variable, and opens no file but the
 //!   recipe itself; its caller makes the checks that need a model, a server or a sandbox.
 
@@ -163,5 +167,19 @@ mod chain_tests;
 mod inputs_tests;
 #[cfg(test)]
 mod schema_tests;
+/// All environments, for tests.
+#[cfg(test)]
+pub(crate) const ALL: sinew_env::Registry = sinew_env::Registry::new(&KINDS);
+#[cfg(test)]
+static KINDS: [&sinew_env::EnvKind; 8] = [
+    &sinew_env::chat::KIND,
+    &sinew_env::math::KIND,
+    &sinew_env::tiny::KIND,
+    &sinew_bridge::KIND,
+    &sinew_bridge::HTTP_KIND,
+    &sinew_bridge::MCP_KIND,
+    &sinew_peers::OPENENV_KIND,
+    &sinew_peers::NEMO_KIND,
+];
 #[cfg(test)]
 mod tests;

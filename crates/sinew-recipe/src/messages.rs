@@ -5,6 +5,7 @@
 //! probably meant. It is made from the text, because a table that was read has no lines any more.
 
 use crate::schema;
+use sinew_env::Registry;
 use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
@@ -79,20 +80,25 @@ const SYNONYMS: [(&str, &str, &str); 65] = [
 ];
 
 /// A parse error: where, what, and what was probably meant.
-pub fn explain(text: &str, error: &toml::de::Error) -> String {
-    explained(text, error.span(), error.message())
+pub fn explain(text: &str, error: &toml::de::Error, registry: Registry) -> String {
+    explained(text, error.span(), error.message(), registry)
 }
 
 /// Same as [`explain`], from a message of serde and its place.
-pub(crate) fn explained(text: &str, span: Option<Range<usize>>, message: &str) -> String {
+pub(crate) fn explained(
+    text: &str,
+    span: Option<Range<usize>>,
+    message: &str,
+    registry: Registry,
+) -> String {
     let unknown = unknown_key(message);
     let better = span.as_ref().and_then(|span| {
-        let of_choice = || choice(text, span, message);
+        let of_choice = || choice(text, span, message, registry);
         unreadable(text, span)
             .or_else(of_choice)
-            .or_else(|| scalar(text, span, message))
+            .or_else(|| scalar(text, span, message, registry))
     });
-    let message = better.unwrap_or_else(|| with_suggestion(&in_words(message)));
+    let message = better.unwrap_or_else(|| with_suggestion(&in_words(message), registry));
     // For a table with `type`, serde reports only the place of the table, not that of an unknown key.
     let span = span.map(|span| match unknown {
         Some(key) => own_span(text, key, &span).unwrap_or(span),
@@ -229,14 +235,14 @@ fn unreadable(text: &str, span: &Range<usize>) -> Option<String> {
 }
 
 /// A plain value where a table is expected, with the table that holds it.
-fn scalar(text: &str, span: &Range<usize>, message: &str) -> Option<String> {
+fn scalar(text: &str, span: &Range<usize>, message: &str, registry: Registry) -> Option<String> {
     if !message.starts_with("invalid type") || !message.contains("expected struct") {
         return None;
     }
     let typed = text.get(span.clone())?;
     let number = typed.parse::<f64>().is_ok();
     let key = path_at(DeTable::parse(text).ok()?.get_ref(), span.start)?;
-    let keys = schema::keys(&schema::run_schema());
+    let keys = schema::keys(&schema::run_schema(registry));
     let inner = keys.iter().find_map(|k| {
         let name = k.path.strip_prefix(&key)?.strip_prefix('.')?;
         let kind = k.schema["type"].as_str().unwrap_or_default();
@@ -322,7 +328,7 @@ fn without_names(message: &str, kind: &str, words: &str) -> String {
 }
 
 /// Adds what was probably meant to an "unknown field/variant" message.
-fn with_suggestion(message: &str) -> String {
+fn with_suggestion(message: &str, registry: Registry) -> String {
     let message = message.trim_end();
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     let unknown = ["unknown field", "unknown variant", "unknown key"];
@@ -332,13 +338,13 @@ fn with_suggestion(message: &str) -> String {
     else {
         return message.into();
     };
-    match meant(typed, allowed) {
+    match meant(typed, allowed, registry) {
         Some(hint) => format!("{message}\n  hint: {hint}"),
         None => message.into(),
     }
 }
 
-fn meant(typed: &str, allowed: &[&str]) -> Option<String> {
+fn meant(typed: &str, allowed: &[&str], registry: Registry) -> Option<String> {
     let synonyms = || SYNONYMS.iter().filter(|s| s.0 == typed);
     if let Some((_, _, key)) = synonyms().find(|s| allowed.contains(&s.2)) {
         return Some(format!("did you mean `{key}`?"));
@@ -346,7 +352,7 @@ fn meant(typed: &str, allowed: &[&str]) -> Option<String> {
     if let Some((_, table, key)) = synonyms().find(|s| !s.1.is_empty()) {
         return Some(format!("that is `{key}` in [{table}]"));
     }
-    if let Some(table) = table_with(typed) {
+    if let Some(table) = table_with(typed, registry) {
         return Some(format!("`{typed}` belongs to [{table}]"));
     }
     let distance = |a: &&&str| strsim::damerau_levenshtein(typed, a);
@@ -361,8 +367,8 @@ fn meant(typed: &str, allowed: &[&str]) -> Option<String> {
 }
 
 /// The table that has a key of this name.
-fn table_with(key: &str) -> Option<String> {
-    let keys = schema::keys(&schema::run_schema()).into_iter();
+fn table_with(key: &str, registry: Registry) -> Option<String> {
+    let keys = schema::keys(&schema::run_schema(registry)).into_iter();
     let tables = keys.filter_map(|k| {
         let (table, name) = k.path.rsplit_once('.')?;
         let plain = k.only_with.is_none() && !table.contains("[]");
@@ -391,14 +397,14 @@ fn note(key: &str, typed: &str) -> String {
 }
 
 /// A name that a key does not take, with the key and the names that it takes.
-fn choice(text: &str, span: &Range<usize>, message: &str) -> Option<String> {
+fn choice(text: &str, span: &Range<usize>, message: &str, registry: Registry) -> Option<String> {
     let rest = message.strip_prefix("unknown variant `")?;
     let quoted: Vec<&str> = rest.split('`').step_by(2).collect();
     let (typed, names) = quoted.split_first()?;
     let root = DeTable::parse(text).ok()?;
     let key = key_at(root.get_ref(), span)?;
     let names: Vec<&str> = names.iter().copied().filter(|n| !n.is_empty()).collect();
-    let hint = meant(typed, &names).map(|hint| format!("\n  hint: {hint}"));
+    let hint = meant(typed, &names, registry).map(|hint| format!("\n  hint: {hint}"));
     Some(format!(
         "{key} = {typed:?}: allowed: {}{}{}",
         names.join(", "),

@@ -8,9 +8,10 @@ use crate::messages::{self, explain};
 use crate::references::references;
 use crate::rule::Rule;
 use crate::typed::typed;
-use crate::{ModelSection, RecipeError, RunPlan, env, rules};
+use crate::{EnvSection, ModelSection, RecipeError, RunPlan, rules};
 use serde::{Deserialize, Serialize, Serializer};
 use sinew_algo::ConfigError;
+use sinew_env::Registry;
 use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
@@ -20,6 +21,8 @@ pub(crate) struct Source<'a> {
     /// Path for messages; it is not opened.
     pub(crate) path: &'a Path,
     pub(crate) text: &'a str,
+    /// Environments that the recipe can name.
+    pub(crate) registry: Registry,
 }
 
 /// A plan that breaks a rule.
@@ -39,34 +42,48 @@ impl RunPlan {
     ///
     /// # Errors
     /// The first problem, with its line, what is allowed and the nearest valid spelling.
-    pub fn load(path: &Path) -> Result<Self, RecipeError> {
+    pub fn load(path: &Path, registry: Registry) -> Result<Self, RecipeError> {
         let text = std::fs::read_to_string(path).map_err(|source| RecipeError::Read {
             path: path.into(),
             source,
         })?;
         let saved = path.with_file_name("began.toml").exists();
-        Self::read(path, &text, saved)
+        let source = Source {
+            path,
+            text: &text,
+            registry,
+        };
+        Self::read(&source, saved)
     }
 
     /// Parses and checks a recipe's text; `path` is for messages and is not opened.
     ///
     /// # Errors
     /// Fails as [`RunPlan::load`] does, but not for the file.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, RecipeError> {
-        Self::read(path, text, false)
+    pub fn parse(path: &Path, text: &str, registry: Registry) -> Result<Self, RecipeError> {
+        let source = Source {
+            path,
+            text,
+            registry,
+        };
+        Self::read(&source, false)
     }
 
     /// Reads what a run saved, without checking it again.
     ///
     /// # Errors
     /// Fails if the text is not a recipe.
-    pub fn saved(text: &str) -> Result<Self, toml::de::Error> {
-        let keys: RecipeKeys = toml::from_str(text)?;
-        Ok(keys.resolve(""))
+    pub fn saved(text: &str, registry: Registry) -> Result<Self, RecipeError> {
+        let source = Source {
+            path: Path::new("recipe.toml"),
+            text,
+            registry,
+        };
+        source.plan(source.table()?.into_inner(), "")
     }
 
-    fn read(path: &Path, text: &str, saved: bool) -> Result<Self, RecipeError> {
-        let source = Source { path, text };
+    fn read(source: &Source<'_>, saved: bool) -> Result<Self, RecipeError> {
+        let (path, text) = (source.path, source.text);
         let root = source.table()?;
         if let Some((key, _)) = root.get_ref().get_key_value("stage") {
             let place = messages::place(text, &key.span());
@@ -118,7 +135,8 @@ impl RunPlan {
 impl<'a> Source<'a> {
     /// The keys as typed, with their places.
     pub(crate) fn table(&self) -> Result<Spanned<DeTable<'a>>, RecipeError> {
-        DeTable::parse(self.text).map_err(|e| self.parse_error(explain(self.text, &e)))
+        DeTable::parse(self.text)
+            .map_err(|e| self.parse_error(explain(self.text, &e, self.registry)))
     }
 
     pub(crate) fn parse_error(&self, message: String) -> RecipeError {
@@ -156,13 +174,15 @@ impl<'a> Source<'a> {
 
     /// The plan of the keys in `root`, which is not checked yet; `name` stands in for a missing one.
     pub(crate) fn plan(&self, root: DeTable<'a>, name: &str) -> Result<RunPlan, RecipeError> {
-        if let Some((span, message)) = env::problem(&root) {
-            return Err(self.parse_error(messages::explained(self.text, Some(span), &message)));
-        }
+        let env = EnvSection::read(&root, self.registry).map_err(|(span, message)| {
+            let at = Some(span);
+            self.parse_error(messages::explained(self.text, at, &message, self.registry))
+        })?;
         let whole = Spanned::new(0..self.text.len(), root);
         let keys = RecipeKeys::deserialize(Deserializer::from(whole));
-        let keys = keys.map_err(|e| self.parse_error(explain(self.text, &e)))?;
-        Ok(keys.resolve(name))
+        let keys = keys.map_err(|e| self.parse_error(explain(self.text, &e, self.registry)))?;
+        let env = env.unwrap_or_else(|| EnvSection::chat(self.registry));
+        Ok(keys.resolve(name, env))
     }
 
     /// Checks a plan by all rules; `root` has the keys that it was made of.

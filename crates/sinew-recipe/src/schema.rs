@@ -14,22 +14,23 @@ use crate::{
 use schemars::generate::SchemaSettings;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use sinew_env::Registry;
 use std::fmt::Write as _;
 
 /// JSON Schema (draft 7, which taplo and Even Better TOML read) of a recipe, with stages or without.
-pub fn json_schema() -> Value {
-    let mut schema = run_schema();
+pub fn json_schema(registry: Registry) -> Value {
+    let mut schema = run_schema(registry);
     schema["properties"]["stage"] = stages(&schema);
     schema
 }
 
 /// The schema of a run, which is that of a stage but for its name.
-pub(crate) fn run_schema() -> Value {
+pub(crate) fn run_schema(registry: Registry) -> Value {
     let settings = SchemaSettings::draft07().with(|s| s.inline_subschemas = true);
-    let schema = settings
-        .into_generator()
-        .into_root_schema_for::<RecipeKeys>();
-    let mut schema = schema.to_value();
+    let mut generator = settings.into_generator();
+    let env = crate::env::schema(&mut generator, registry).to_value();
+    let mut schema = generator.into_root_schema_for::<RecipeKeys>().to_value();
+    schema["properties"]["env"]["oneOf"] = env["oneOf"].clone();
     clean(&mut schema);
     let defaults = [
         ("sandbox", table(SandboxPlan::default().keys())),
@@ -275,8 +276,8 @@ fn allowed(schema: &Value) -> String {
 }
 
 /// `docs/recipe-keys.md`: one table of keys for each table of a recipe.
-pub fn markdown() -> String {
-    let mut schema = run_schema();
+pub fn markdown(registry: Registry) -> String {
+    let mut schema = run_schema(registry);
     schema["properties"]["stage"] = json!({ "type": "array", "description": STAGES });
     let mut page = String::from(
         "# Keys of a recipe\n\nMade by `sinew schema --markdown` from the program itself; \

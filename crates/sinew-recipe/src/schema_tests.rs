@@ -1,5 +1,6 @@
 //! The schema against the recipes that ship, the documentation, and random recipes.
 
+use crate::ALL;
 use crate::schema::{Key, json_schema, keys, markdown, run_schema};
 use crate::*;
 use proptest::prelude::*;
@@ -97,11 +98,11 @@ fn object(schema: &Value, value: &Value) -> Result<(), String> {
 
 #[test]
 fn every_recipe_that_ships_fits_the_schema() {
-    let schema = json_schema();
+    let schema = json_schema(ALL);
     for (path, text) in shipped() {
         let value: Value = toml::from_str(&text).unwrap();
         valid(&schema, &value).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        let effective = toml::to_string(&Recipe::parse(&path, &text).unwrap()).unwrap();
+        let effective = toml::to_string(&Recipe::parse(&path, &text, ALL).unwrap()).unwrap();
         let value: Value = toml::from_str(&effective).unwrap();
         valid(&schema, &value).unwrap_or_else(|e| panic!("{} as run: {e}", path.display()));
     }
@@ -123,7 +124,7 @@ fn every_recipe_that_ships_fits_the_schema() {
 
 #[test]
 fn every_key_has_a_description() {
-    for key in keys(&run_schema()) {
+    for key in keys(&run_schema(ALL)) {
         // Terms of formulas, which the pages of the algorithms explain.
         let formula = key.path.starts_with("algorithm.") && key.path.matches('.').count() > 1;
         let described = key.schema["description"]
@@ -138,11 +139,11 @@ fn every_key_has_a_description() {
 fn the_page_of_the_keys_is_current() {
     let path = root().join("docs/recipe-keys.md");
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(&path, markdown()).unwrap();
+        std::fs::write(&path, markdown(ALL)).unwrap();
     }
     let page = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
-        page == markdown(),
+        page == markdown(ALL),
         "docs/recipe-keys.md is not current: sinew schema --markdown > docs/recipe-keys.md"
     );
 }
@@ -151,7 +152,7 @@ fn the_page_of_the_keys_is_current() {
 #[test]
 fn every_key_of_the_schema_is_known() {
     const MINIMAL: &str = "name = \"t\"\nmodel = \"x\"\nenv = { type = \"tool_math\" }\n";
-    let all = keys(&json_schema());
+    let all = keys(&json_schema(ALL));
     let plain = |key: &&Key| key.only_with.is_none() && !key.path.contains("[]");
     let mut known = 0;
     for key in all.iter().filter(plain) {
@@ -172,7 +173,7 @@ fn every_key_of_the_schema_is_known() {
             continue;
         }
         let text = format!("{MINIMAL}{own}[{table}]\n{kind}{name} = \"\\u0000\"\n");
-        let e = RunPlan::parse(Path::new("r.toml"), &text).err();
+        let e = RunPlan::parse(Path::new("r.toml"), &text, ALL).err();
         let unknown = e.is_some_and(|e| e.to_string().contains("unknown field"));
         assert!(!unknown, "{text}");
         known += 1;
@@ -184,9 +185,9 @@ fn every_key_of_the_schema_is_known() {
 #[test]
 fn effective_recipes_are_recipes_of_the_same_run() {
     for (path, text) in shipped() {
-        let plan = Recipe::parse(&path, &text).unwrap();
+        let plan = Recipe::parse(&path, &text, ALL).unwrap();
         let effective = toml::to_string(&plan).unwrap();
-        let again = Recipe::parse(&path, &effective).unwrap();
+        let again = Recipe::parse(&path, &effective, ALL).unwrap();
         assert_eq!(again, plan, "{}", path.display());
         assert_eq!(toml::to_string(&again).unwrap(), effective);
     }
@@ -222,7 +223,7 @@ proptest! {
     ) {
         use std::sync::LazyLock;
         static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
-            let all = keys(&json_schema()).into_iter();
+            let all = keys(&json_schema(ALL)).into_iter();
             all.filter(|k| !k.path.contains("[]") && k.path.contains('.')).collect()
         });
         static BASES: LazyLock<Vec<(PathBuf, String)>> = LazyLock::new(shipped);
@@ -237,9 +238,9 @@ proptest! {
         for (at, (_, value)) in changes.iter().enumerate() {
             text = text.replace(&format!("\"@{at}\""), value.get::<&str>(&VALUES));
         }
-        if let Ok(plan) = Recipe::parse(path, &text) {
+        if let Ok(plan) = Recipe::parse(path, &text, ALL) {
             let effective = toml::to_string(&plan).unwrap();
-            let again = Recipe::parse(path, &effective);
+            let again = Recipe::parse(path, &effective, ALL);
             prop_assert_eq!(again.map_err(|e| e.to_string()), Ok(plan));
         }
     }

@@ -1,5 +1,6 @@
 //! Tests of the keys that are refused, and of the messages.
 
+use crate::ALL;
 use crate::*;
 use std::path::Path;
 
@@ -11,7 +12,8 @@ algorithm = { type = "grpo" }
 "#;
 
 fn parse(extra: &str) -> Result<RunPlan, String> {
-    RunPlan::parse(Path::new("r.toml"), &format!("{MINIMAL}{extra}")).map_err(|e| e.to_string())
+    RunPlan::parse(Path::new("r.toml"), &format!("{MINIMAL}{extra}"), ALL)
+        .map_err(|e| e.to_string())
 }
 
 #[test]
@@ -19,7 +21,7 @@ fn a_minimal_recipe_gets_vetted_defaults() {
     let recipe = parse("").unwrap();
     assert_eq!(recipe.sandbox.level, Level::Process);
     let again = toml::to_string(&recipe).unwrap();
-    let back = RunPlan::parse(Path::new("r.toml"), &again).unwrap();
+    let back = RunPlan::parse(Path::new("r.toml"), &again, ALL).unwrap();
     assert_eq!(recipe, back);
 }
 
@@ -64,7 +66,7 @@ fn unknown_keys_point_at_their_own_line() {
             "coef = 0.1",
         ),
     ] {
-        let e = RunPlan::parse(Path::new("r.toml"), &text)
+        let e = RunPlan::parse(Path::new("r.toml"), &text, ALL)
             .unwrap_err()
             .to_string();
         assert!(e.contains(line) && e.contains(shown), "{text}\n{e}");
@@ -109,7 +111,7 @@ fn keys_of_other_systems_are_translated() {
     }
     let kl = "algorithm = { type = \"grpo\", kl = { coef = 0.1 } }";
     let text = MINIMAL.replace("algorithm = { type = \"grpo\" }", kl);
-    let e = RunPlan::parse(Path::new("r.toml"), &text)
+    let e = RunPlan::parse(Path::new("r.toml"), &text, ALL)
         .unwrap_err()
         .to_string();
     assert!(e.contains("did you mean `coefficient`?"), "{e}");
@@ -199,7 +201,7 @@ rank = 4
 [sandbox.egress]
 mode = "live"
 "#;
-    toml::to_string(&RunPlan::saved(&format!("{MINIMAL}{extra}")).unwrap()).unwrap()
+    toml::to_string(&RunPlan::saved(&format!("{MINIMAL}{extra}"), ALL).unwrap()).unwrap()
 }
 
 #[test]
@@ -211,7 +213,8 @@ fn messages_have_no_names_of_rust() {
     ];
     let mut refused = 0;
     for (what, text) in altered(&full(), &wrong) {
-        let Err(e @ RecipeError::Parse { .. }) = RunPlan::parse(Path::new("r.toml"), &text) else {
+        let Err(e @ RecipeError::Parse { .. }) = RunPlan::parse(Path::new("r.toml"), &text, ALL)
+        else {
             continue;
         };
         refused += 1;
@@ -235,11 +238,11 @@ fn the_largest_numbers_do_not_panic() {
     let largest = ["18446744073709551615", "9223372036854775807", "4294967295"];
     let scratch = "name = \"t\"\nenv = { type = \"tiny\" }\nmodel = { type = \"scratch\", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }\n\
                    [algorithm]\ntype = \"grpo_roc\"\nresample = { keep = 4, minimum = 2 }\n[train]\nminibatches = 2\n[rollout.cross_policy]\nevery = 3\n[train.lora]\nrank = 4\n";
-    let scratch = toml::to_string(&RunPlan::saved(scratch).unwrap()).unwrap();
-    RunPlan::parse(Path::new("r.toml"), &scratch).unwrap();
+    let scratch = toml::to_string(&RunPlan::saved(scratch, ALL).unwrap()).unwrap();
+    RunPlan::parse(Path::new("r.toml"), &scratch, ALL).unwrap();
     for text in [full(), scratch] {
         for (what, text) in altered(&text, &largest) {
-            let refused = RunPlan::parse(Path::new("r.toml"), &text).err();
+            let refused = RunPlan::parse(Path::new("r.toml"), &text, ALL).err();
             let named = refused.is_none_or(|e| e.to_string().contains("r.toml"));
             assert!(named, "{what}");
         }
@@ -250,7 +253,8 @@ fn the_largest_numbers_do_not_panic() {
 fn algorithms_without_their_inputs_are_refused() {
     let with = |algorithm: &str, extra: &str| {
         let text = MINIMAL.replace("algorithm = { type = \"grpo\" }", algorithm);
-        RunPlan::parse(Path::new("r.toml"), &format!("{text}{extra}")).map_err(|e| e.to_string())
+        RunPlan::parse(Path::new("r.toml"), &format!("{text}{extra}"), ALL)
+            .map_err(|e| e.to_string())
     };
     let command = "[harness]\ntype = \"command\"\ncommand = [\"x\"]\n";
     for (algorithm, extra, needle) in [
@@ -292,7 +296,8 @@ fn algorithms_without_their_inputs_are_refused() {
 fn every_loss_that_bounds_the_ratio_serves_a_pool_and_rounded_weights() {
     let with = |algorithm: &str, extra: &str| {
         let text = MINIMAL.replace("algorithm = { type = \"grpo\" }", algorithm);
-        RunPlan::parse(Path::new("r.toml"), &format!("{text}{extra}")).map_err(|e| e.to_string())
+        RunPlan::parse(Path::new("r.toml"), &format!("{text}{extra}"), ALL)
+            .map_err(|e| e.to_string())
     };
     let pool = "[data]\ntype = \"pool\"\nurl = \"http://h\"\ntoken_file = \"t\"\n";
     let sequence =
@@ -500,11 +505,11 @@ fn impossible_engines_name_key_value_and_what_is_allowed() {
 fn a_name_stays_within_the_folder_of_runs() {
     for name in ["", "../x", "/tmp/x", "a/b", ".", "-x", "a\\u0000"] {
         let text = MINIMAL.replace("\"t\"", &format!("\"{name}\""));
-        let e = RunPlan::parse(Path::new("r.toml"), &text).unwrap_err();
+        let e = RunPlan::parse(Path::new("r.toml"), &text, ALL).unwrap_err();
         assert!(e.to_string().contains("name = "), "{name}: {e}");
     }
     let text = MINIMAL.replace("\"t\"", "\"Übung 2.1_b-c\"");
-    RunPlan::parse(Path::new("r.toml"), &text).unwrap();
+    RunPlan::parse(Path::new("r.toml"), &text, ALL).unwrap();
 }
 
 #[test]
@@ -515,7 +520,7 @@ env = { type = "tiny" }
 algorithm = { type = "grpo" }
 model = { type = "scratch", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }
 "#;
-    let parse = |extra: &str| RunPlan::parse(Path::new("r.toml"), &format!("{tiny}{extra}"));
+    let parse = |extra: &str| RunPlan::parse(Path::new("r.toml"), &format!("{tiny}{extra}"), ALL);
     parse("").unwrap();
     for key in ["memory_mb = 64", "level = \"process\""] {
         let e = parse(&format!("[sandbox]\n{key}\n"))
@@ -528,7 +533,7 @@ model = { type = "scratch", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d
 
 #[test]
 fn a_missing_file_is_named_with_a_hint() {
-    let e = RunPlan::load(Path::new("/nonexistent/x.toml"))
+    let e = RunPlan::load(Path::new("/nonexistent/x.toml"), ALL)
         .unwrap_err()
         .to_string();
     assert!(
@@ -565,7 +570,7 @@ fn a_refusal_names_its_key_and_place_for_programs() {
     ];
     for (text, key, at) in cases {
         let text = format!("{MINIMAL}{text}");
-        let e = RunPlan::parse(Path::new("r.toml"), &text).unwrap_err();
+        let e = RunPlan::parse(Path::new("r.toml"), &text, ALL).unwrap_err();
         let found = e.key();
         assert!(
             key.is_none_or(|key| found.as_deref().is_some_and(|f| f.starts_with(key))),
@@ -595,9 +600,9 @@ reward = "exact(answer)"
 
 #[test]
 fn a_mixture_is_its_own_effective_recipe() {
-    let plan = RunPlan::parse(Path::new("m.toml"), MIXTURE).unwrap();
+    let plan = RunPlan::parse(Path::new("m.toml"), MIXTURE, ALL).unwrap();
     let effective = toml::to_string(&plan).unwrap();
-    let again = RunPlan::parse(Path::new("m.toml"), &effective).unwrap();
+    let again = RunPlan::parse(Path::new("m.toml"), &effective, ALL).unwrap();
     assert_eq!(plan, again, "{effective}");
     let worlds = plan.worlds();
     assert_eq!((worlds.len(), plan.env.name()), (2, "mixture"));
@@ -613,9 +618,9 @@ fn a_mixture_is_its_own_effective_recipe() {
 
 #[test]
 fn a_change_of_an_environment_is_named_by_its_place() {
-    let old = RunPlan::parse(Path::new("m.toml"), MIXTURE).unwrap();
+    let old = RunPlan::parse(Path::new("m.toml"), MIXTURE, ALL).unwrap();
     let new = MIXTURE.replace("weight = 2", "weight = 3");
-    let new = RunPlan::parse(Path::new("m.toml"), &new).unwrap();
+    let new = RunPlan::parse(Path::new("m.toml"), &new, ALL).unwrap();
     let [change] = &changes(&old, &new)[..] else {
         panic!("one key differs");
     };
@@ -657,7 +662,7 @@ fn mistakes_in_a_mixture_are_shown_at_their_line() {
     ] {
         let text = MIXTURE.replacen(from, to, 1);
         assert_ne!(text, MIXTURE, "{from}");
-        let e = RunPlan::parse(Path::new("m.toml"), &text).unwrap_err();
+        let e = RunPlan::parse(Path::new("m.toml"), &text, ALL).unwrap_err();
         let e = e.to_string();
         assert!(e.contains(part), "{to}: {e}");
         if part != "unknown field" {
@@ -665,7 +670,7 @@ fn mistakes_in_a_mixture_are_shown_at_their_line() {
         }
     }
     let none = "model = \"x\"\nenv = []\n";
-    let e = RunPlan::parse(Path::new("m.toml"), none).unwrap_err();
+    let e = RunPlan::parse(Path::new("m.toml"), none, ALL).unwrap_err();
     assert!(e.to_string().contains("one environment as [env]"), "{e}");
 }
 
@@ -674,7 +679,7 @@ fn overlapped(train: &str, more: &str) -> Result<RunPlan, String> {
     let correction = "correction = { type = \"truncate\", low = 0.0, high = 2.0 }";
     let text = MINIMAL.replace("\"grpo\" }", &format!("\"grpo\", {correction} }}"));
     let text = format!("{text}[train]\n{train}\n{more}");
-    RunPlan::parse(Path::new("r.toml"), &text).map_err(|e| e.to_string())
+    RunPlan::parse(Path::new("r.toml"), &text, ALL).map_err(|e| e.to_string())
 }
 
 #[test]
@@ -689,7 +694,10 @@ fn a_mode_says_how_old_samples_may_be() {
         assert_eq!(plan.max_staleness(), old, "{train}");
         assert_eq!(plan.run_facts().max_staleness, old, "{train}");
         let again = toml::to_string(&plan).unwrap();
-        assert_eq!(RunPlan::parse(Path::new("r.toml"), &again).unwrap(), plan);
+        assert_eq!(
+            RunPlan::parse(Path::new("r.toml"), &again, ALL).unwrap(),
+            plan
+        );
     }
     // If rewards come late, the correction is for those.
     let late = "[reward.late]\nnames = [\"thumbs\"]\nmax_staleness = 30";
@@ -776,7 +784,7 @@ fn a_mode_is_refused_where_it_cannot_hold() {
         "\"decoupled_ppo\", equal_groups = \"drop\", refill = 2 }",
     );
     let text = format!("{text}[train]\nmode = \"one_step_off\"\n");
-    let e = RunPlan::parse(Path::new("r.toml"), &text)
+    let e = RunPlan::parse(Path::new("r.toml"), &text, ALL)
         .unwrap_err()
         .to_string();
     assert!(e.contains("algorithm.refill = 0"), "{e}");

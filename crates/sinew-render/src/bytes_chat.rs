@@ -1,6 +1,6 @@
 //! A chat renderer without a model: each byte is a token, conversations are ChatML.
 //!
-//! With a fake engine it lets agents talk to the gateway before anything was downloaded.
+//! It lets agents talk to the gateway before anything was downloaded, if the engine is a fake one.
 
 use crate::chat::{ChatConfig, ChatRenderer};
 use crate::error::RenderError;

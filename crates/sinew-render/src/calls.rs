@@ -151,7 +151,7 @@ impl JsonScan {
     }
 }
 
-/// Parses the call at the start of `text`. With `last` no text follows, and the result is not
+/// Parses the call at the start of `text`. `last` means that no text follows, and the result is not
 /// [`Region::More`].
 pub(crate) fn read(
     format: &ToolCallFormat,
@@ -236,9 +236,10 @@ enum Span {
 enum Body {
     /// Nowhere.
     Text,
-    /// In strings of JSON.
+    /// A marker in a string of JSON is part of the value.
     Json,
-    /// After an opening of a value, unless the text before the marker ends as one of `ends`.
+    /// A marker after an opening of a value is part of it, unless the text before the marker ends as one of
+    /// `ends`.
     Values {
         open: &'static str,
         ends: &'static [&'static str],
@@ -259,7 +260,7 @@ const DSML_VALUES: Body = Body::Values {
 };
 
 impl Body {
-    /// Whether a value goes on at the end of `body`.
+    /// Whether a value continues at the end of `body`.
     fn is_inside(self, body: &str, json: &JsonScan) -> bool {
         match self {
             Self::Text => false,

@@ -12,7 +12,7 @@
 //! | ` </s>[INST]...` (text before the stop) | `</s>` | from after `</s>` on |
 //!
 //! The form of messages with calls (no content or an empty one, arguments as an object or as text, short ids)
-//! is found by trial. For a template without tools or calls, they are written in the system message and in
+//! is found by trial. If a template has no tools or calls, they are written in the system message and in
 //! contents, in the call format of the model.
 //!
 //! Sources: the chat templates of the models; reference/agent-layer.md section 1.2.
@@ -71,8 +71,8 @@ pub struct Shows {
     pub whitespace: bool,
 }
 
-/// Conversation format of a model. From files it is filled by [`ChatRenderer::from_dir`] and
-/// [`ChatRenderer::from_gguf`].
+/// Conversation format of a model. [`ChatRenderer::from_dir`] and [`ChatRenderer::from_gguf`] fill it from
+/// files.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChatConfig {
     /// Jinja source of the chat template.
@@ -99,7 +99,8 @@ impl ChatRenderer {
             &config.eos_token,
             config.options.clone(),
         )?;
-        // A template that asks for a date says so, before the probes read it as one that shows nothing.
+        // A template that asks for a date raises an error here, before the probes read it as one that shows
+        // nothing.
         let asked = template.render(&[Message::new(Role::User, "x")], &[], true);
         if let Err(error @ RenderError::Template { .. }) = asked
             && error.to_string().contains(NEEDS_DATE)
@@ -225,7 +226,7 @@ impl ChatRenderer {
     /// Renders a whole conversation, without the opening of a further turn: what a reward model reads.
     ///
     /// # Errors
-    /// As [`Renderer::render_prompt`].
+    /// Same as [`Renderer::render_prompt`].
     pub fn render_whole(&self, messages: &[Message]) -> Result<Vec<TokenId>, RenderError> {
         self.tokenizer.encode(&self.text(messages, &[], false)?)
     }
@@ -296,8 +297,8 @@ impl ChatRenderer {
         }
     }
 
-    /// Neutralizes control tokens, and writes calls in the content if the template does not print them. In
-    /// the output of a tool, marks such as `<think>` are neutralized, too: they would end it, or be the
+    /// Neutralizes control tokens, and writes calls in the content if the template does not print them. Marks
+    /// such as `<think>` in the output of a tool are neutralized, too: they would end it, or count as the
     /// model's own.
     fn prepared(&self, message: &Message) -> Message {
         let mut message = message.clone();
@@ -411,7 +412,7 @@ impl ChatRenderer {
         }))
     }
 
-    /// As [`Self::join`], for one dummy turn.
+    /// Joins like [`Self::join`], for one dummy turn.
     fn join_after(
         &self,
         turn: &Message,

@@ -1,9 +1,8 @@
 //! Chat-template conformance check: incremental ids must equal a full render of the same messages.
 //!
-//! Assistant turns are rendered by the template in place of sampled ones. At every turn boundary, prompt,
-//! turn and
-//! [`Renderer::extend`] together must give the ids of a full render. Calls in a turn must parse to
-//! themselves.
+//! Assistant turns are rendered by the template in place of sampled ones. Prompt, turn and
+//! [`Renderer::extend`] together must give the ids of a full render at every turn boundary. Calls in a turn
+//! must parse to themselves.
 //!
 //! Some templates change earlier messages: they drop reasoning, or move the tool descriptions to the last
 //! question. The context keeps the tokens that the model read and sampled, so that incremental ids
@@ -430,8 +429,8 @@ fn explain(
     if let Some(rewrite) = explain_text(renderer, join) {
         return Some(vec![rewrite]);
     }
-    // Earlier text has changed. Without the part that may move, the same conversation must match exactly or
-    // be explained itself.
+    // Earlier text has changed. The same conversation without the part that may move must match exactly or be
+    // explained itself.
     let next = trajectory.messages[join.at + 1..]
         .iter()
         .position(|m| m.role == Role::Assistant)

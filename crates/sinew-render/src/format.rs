@@ -1,7 +1,7 @@
 //! Notation of a model's turns: how it writes tool calls and reasoning.
 //!
-//! Found in the chat template ([`TurnFormat::of_template`]); a recipe can replace the format of
-//! calls for a model that was trained on another one.
+//! The notation is found in the chat template ([`TurnFormat::of_template`]); a recipe can replace the format
+//! of calls for a model that was trained on another one.
 
 use crate::calls::marks;
 use crate::tool_call::ToolCallFormat;

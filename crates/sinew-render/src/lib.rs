@@ -1,7 +1,7 @@
 //! Conversion between messages and tokens: tokenizers, chat templates, turn boundaries, tool calls.
 //!
-//! A [`Renderer`] converts messages to the token ids that an engine reads. After a sampled turn it
-//! appends ids. Sampled ids are never decoded and tokenized again.
+//! A [`Renderer`] converts messages to the token ids that an engine reads. It appends ids after a sampled
+//! turn. Sampled ids are never decoded and tokenized again.
 //!
 //! | part | purpose |
 //! |---|---|
@@ -18,8 +18,8 @@
 //! - All returned ids are in the vocabulary.
 //! - This crate reads no clock, environment variable or network.
 //!
-//! To test: the templates of published models are in `tests/templates`, each with conversations
-//! that must pass the conformance check; parsers are fed the same text in every split.
+//! The templates of published models are in `tests/templates`, each with conversations that must pass the
+//! conformance check. The tests feed parsers the same text in every split.
 
 mod bytes_chat;
 mod calls;

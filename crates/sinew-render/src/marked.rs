@@ -8,7 +8,7 @@
 //! </function>
 //! ```
 //!
-//! Values have no quotes. What a value means follows from the tool's schema ([`crate::values`]), and a mark
+//! Values have no quotes. The type of a value follows from the tool's schema ([`crate::values`]), and a mark
 //! inside of a value is a part of it ([`value_of`]).
 
 use crate::tool_call::{ParsedCall, ToolCallError};
@@ -113,8 +113,8 @@ fn between<'t>(
         })
 }
 
-/// As [`between`], for a value that may contain its end: it goes on to the end behind which the arguments
-/// are over, or the next one begins.
+/// Reads like [`between`], for a value that may contain its end. It extends to the end after which the
+/// arguments are over, or the next one begins.
 fn value_of<'t>(
     text: &'t str,
     (open, close): (&'static str, &'static str),
@@ -127,7 +127,7 @@ fn value_of<'t>(
     value_to(body, (open, close), next)
 }
 
-/// As [`value_of`], after the opening.
+/// Reads like [`value_of`], after the opening.
 fn value_to<'t>(
     body: &'t str,
     (open, close): (&'static str, &'static str),

@@ -1,8 +1,8 @@
 //! Literals of Python as JSON: models that were trained on Python write `True`, `None` and `'text'`.
 //!
-//! Read is what `ast.literal_eval` reads, but for bytes, complex numbers, and texts with a prefix or in
-//! several pieces. Constants of JSON are read, too, so that a text may mix both notations. The depth is
-//! bounded: the text is a model's.
+//! The texts are those that `ast.literal_eval` reads, except bytes, complex numbers, and texts with a prefix
+//! or in several pieces. Constants of JSON are read, too, so that a text may mix both notations. The depth is
+//! bounded, as the text comes from a model.
 
 use serde_json::{Map, Value};
 
@@ -28,7 +28,7 @@ pub(crate) fn first(text: &str) -> Option<(Value, &str)> {
 
 /// The rest of a text.
 struct Reader<'t> {
-    /// From the next character on.
+    /// Text from the next character on.
     rest: &'t str,
     /// Literals around the one at hand.
     depth: usize,

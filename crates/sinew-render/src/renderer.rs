@@ -1,8 +1,8 @@
 //! The [`Renderer`] port: messages to the tokens that a model reads, and sampled tokens to
 //! messages.
 //!
-//! An episode calls [`Renderer::render_prompt`] once. After each sampled turn it calls
-//! [`Renderer::extend`] with the environment's answer and appends the result: the context only ever
+//! An episode calls [`Renderer::render_prompt`] once. Each sampled turn is followed by a call of
+//! [`Renderer::extend`] with the environment's answer, and the result is appended: the context only ever
 //! grows.
 
 use crate::error::RenderError;
@@ -52,11 +52,11 @@ pub trait Renderer: Send + Sync {
         tools: &[ToolSpec],
     ) -> Result<Vec<TokenId>, RenderError>;
 
-    /// Renders the last message as the model would sample it after the others, with the stop token
-    /// if the template writes one. For imitation: these tokens are trained, but were not sampled.
+    /// Renders the last message as the model would sample it after the others, with the stop token if the
+    /// template writes one. It serves imitation: these tokens are trained, but were not sampled.
     ///
     /// # Errors
-    /// As [`Renderer::render_prompt`].
+    /// Same as [`Renderer::render_prompt`].
     fn render_turn(
         &self,
         messages: &[Message],
@@ -108,8 +108,8 @@ pub trait Renderer: Send + Sync {
     /// Number of ids. All smaller ids are valid for [`Renderer::token_bytes`].
     fn vocab_size(&self) -> usize;
 
-    /// Bytes of a token. For a special token, its name. `None` outside of the vocabulary. A character may
-    /// span several tokens.
+    /// Bytes of a token. The bytes of a special token are its name. `None` outside of the vocabulary. A
+    /// character may span several tokens.
     fn token_bytes(&self, id: TokenId) -> Option<Vec<u8>>;
 
     /// Maximum bytes of a token, 256 by default: vocabularies contain runs of 128 spaces.
@@ -131,7 +131,7 @@ pub trait Renderer: Send + Sync {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// As [`Renderer::decode`], with the names of the control tokens that `keep` wants.
+    /// Decodes like [`Renderer::decode`], with the names of the control tokens that `keep` wants.
     fn decode_keeping(&self, tokens: &[TokenId], keep: fn(&str) -> bool) -> String {
         let mut bytes = Vec::new();
         for &id in tokens {

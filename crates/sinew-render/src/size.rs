@@ -46,7 +46,7 @@ pub fn exceeds(
     )
 }
 
-/// As [`exceeds`], for a text without a template.
+/// Works like [`exceeds`], for a text without a template.
 ///
 /// # Errors
 /// If the text cannot be tokenized.

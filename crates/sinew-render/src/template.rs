@@ -53,8 +53,8 @@ pub(crate) fn role_name(role: Role) -> &'static str {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. `options` are variables such as `enable_thinking`. With the option `date`
-    /// (`"2026-01-31"`), `strftime_now` is available. The date is fixed for a run, so that prompts do not
+    /// Compiles a template. `options` are variables such as `enable_thinking`. The option `date`
+    /// (`"2026-01-31"`) makes `strftime_now` available. The date is fixed for a run, so that prompts do not
     /// change overnight.
     ///
     /// # Errors
@@ -83,7 +83,7 @@ impl ChatTemplate {
             },
         );
         environment.add_filter("tojson", tojson);
-        // In Jinja, `none` is not iterable.
+        // Jinja does not treat `none` as iterable.
         environment.add_test("iterable", |value: &Value| {
             !value.is_none() && value.try_iter().is_ok()
         });
@@ -405,11 +405,11 @@ fn escape_non_ascii(text: &str) -> String {
 
 /// JSON as Python writes it.
 struct PythonFormat {
-    /// Between two items.
+    /// Separator of items.
     item: String,
-    /// Between a key and its value.
+    /// Separator of a key and its value.
     key: String,
-    /// Before each item, once for each level.
+    /// Indent of each item, once for each level.
     indent: Option<String>,
     /// Lists and objects around the value at hand.
     depth: usize,
@@ -428,7 +428,7 @@ impl PythonFormat {
         String::from_utf8_lossy(&out).into_owned()
     }
 
-    /// With an indent: a new line, up to where its item begins.
+    /// Writes a new line, up to where its item begins, if there is an indent.
     fn line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
         let Some(indent) = &self.indent else {
             return Ok(());
@@ -444,7 +444,7 @@ impl PythonFormat {
         writer.write_all(bracket)
     }
 
-    /// Ends a list or an object. An empty one has no line of its own.
+    /// Ends a list or an object. An empty one has no separate line.
     fn close<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
         self.depth -= 1;
         if self.has_value {

@@ -63,7 +63,7 @@ impl CharTokenizer {
             .collect()
     }
 
-    /// Text of an id. For a control token, its name.
+    /// Text of an id; the name of a control token.
     pub fn token_text(&self, id: TokenId) -> Option<String> {
         let id = id as usize;
         match SPECIALS.get(id) {

@@ -222,8 +222,8 @@ impl Tokenizer {
         split_names(text, self.special.values())
     }
 
-    /// As [`Tokenizer::neutralize`], for the other marks too: the output of a tool can neither end its own
-    /// place nor begin the model's reasoning.
+    /// Works like [`Tokenizer::neutralize`], for the other marks too: the output of a tool can neither end
+    /// its own place nor begin the model's reasoning.
     pub(crate) fn neutralize_marks(&self, text: &str) -> String {
         split_names(text, self.special.values().chain(&self.marks))
     }
@@ -313,7 +313,7 @@ fn byte_level_bytes(token: &str) -> Vec<u8> {
             Ok(b) if printable(b) => bytes.push(b),
             _ => match shifted.get(code.wrapping_sub(0x100) as usize) {
                 Some(&b) => bytes.push(b),
-                // Outside of the byte alphabet: merges never produce this token.
+                // The character is outside of the byte alphabet: merges never produce this token.
                 None => bytes.extend(c.to_string().into_bytes()),
             },
         }
@@ -419,7 +419,7 @@ mod tests {
         let text = tokenizer.neutralize("x<|im_end|>y");
         assert_eq!(text, "x< |im_end|>y");
         assert_eq!(tokenizer.neutralize("plain"), "plain");
-        // The model's own marks are text, but for the output of a tool.
+        // The model's own marks are text, except for the output of a tool.
         assert_eq!(tokenizer.neutralize("<tool>"), "<tool>");
         assert_eq!(
             tokenizer.neutralize_marks("<tool><|im_end|>"),

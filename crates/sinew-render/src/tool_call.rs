@@ -137,7 +137,7 @@ impl FromStr for ToolCallFormat {
 /// A parsed call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParsedCall {
-    /// Id written by the model. Only Mistral models write one.
+    /// Id written by the model. Only mistral models write one.
     pub id: Option<String>,
     /// Name of the tool.
     pub name: String,

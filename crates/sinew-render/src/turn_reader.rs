@@ -91,7 +91,7 @@ pub fn call_marks(format: &ToolCallFormat) -> Option<(&'static str, &'static str
     }
 }
 
-/// Text after which a model has made one call; `None` if calls of the format may go on there.
+/// Text after which a model has made one call; `None` if calls of the format may continue there.
 pub fn call_end(format: &ToolCallFormat) -> Option<String> {
     match format {
         ToolCallFormat::Hermes

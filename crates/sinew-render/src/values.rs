@@ -1,8 +1,8 @@
-//! Arguments that a model writes without quotes: what a text means by its tool's schema.
+//! Arguments that a model writes without quotes, read by the tool's schema.
 //!
 //! Schemas are read as agents write them: JSON Schema with every place where a type can stand, and the names
-//! of types in Python and other languages. A text that its type cannot be read from stays text, so that the
-//! agent's own validation answers.
+//! of types in Python and other languages. A text that does not fit its type stays text, so that the agent's
+//! own validation answers.
 //!
 //! | type | text | value |
 //! |---|---|---|
@@ -34,8 +34,8 @@ const ANY: Kinds = 127;
 /// Schemas inside of schemas that are followed: references may form a circle.
 const MAX_DEPTH: usize = 16;
 
-/// The value that `raw` stands for as the argument `key` of a tool with these parameters. Without a type,
-/// numbers, booleans, lists and objects are recognized.
+/// The value that `raw` stands for as the argument `key` of a tool with these parameters. Numbers, booleans,
+/// lists and objects are recognized if there is no type.
 pub(crate) fn read(parameters: &Value, key: &str, raw: &str) -> Value {
     let text = || Value::String(raw.to_owned());
     let schema = property(parameters, parameters, key, 0).unwrap_or(&Value::Null);
@@ -73,7 +73,7 @@ fn kind(value: &Value) -> Kinds {
 
 /// The integer that a number such as `5.0` is.
 fn whole(value: &Value) -> Option<Value> {
-    /// Up to here every whole number is a different `f64`.
+    /// Every whole number up to this one is a different `f64`.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let number = value.as_f64()?;
     let exact = number.fract() == 0.0 && number.abs() <= EXACT;
@@ -94,7 +94,7 @@ fn property<'s>(root: &'s Value, schema: &'s Value, key: &str, depth: usize) -> 
     branches
         .find_map(|branch| property(root, branch, key, depth + 1))
         .or_else(|| schema.get("additionalProperties").filter(|s| s.is_object()))
-        // Parameters by their names alone, without the frame of a schema.
+        // Parameters by only their names, without the frame of a schema.
         .or_else(|| {
             let framed = schema.get("properties").is_some()
                 || schema.get("type").is_some_and(Value::is_string);
@@ -156,7 +156,7 @@ fn kinds(root: &Value, schema: &Value, depth: usize) -> Kinds {
             let names = names.iter().filter_map(Value::as_str);
             names.fold(0, |all, name| all | named(name))
         }
-        // A property of an object in a place of its own: {"type": {"type": "string"}}.
+        // A property of an object in a separate place: {"type": {"type": "string"}}.
         _ => ANY,
     };
     for name in ["anyOf", "oneOf"] {

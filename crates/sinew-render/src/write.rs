@@ -51,7 +51,7 @@ pub fn write_calls(calls: &[ParsedCall], format: &ToolCallFormat) -> String {
     }
 }
 
-/// As [`write_calls`] for calls of messages. Arguments other than objects are omitted.
+/// Writes like [`write_calls`], for calls of messages. Arguments other than objects are omitted.
 pub(crate) fn write_tool_calls(calls: &[ToolCall], format: &ToolCallFormat) -> String {
     let parsed: Vec<_> = calls
         .iter()

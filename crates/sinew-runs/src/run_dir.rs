@@ -14,6 +14,7 @@
 //! | `report.html` | the report |
 //! | `end.json` | how the last process ended |
 
+use sinew_env::Registry;
 use sinew_orchestrator::Process;
 use sinew_recipe::{CHAIN_FILE, Change, RecipeError, RunPlan, changes};
 use sinew_view::RunSummary;
@@ -177,11 +178,11 @@ impl RunDir {
             path: self.path.clone(),
             source,
         };
-        let recipe = &self.portable(recipe);
+        let (registry, recipe) = (recipe.env.registry(), &self.portable(recipe));
         let text = toml::to_string(recipe).map_err(|e| io(std::io::Error::other(e)))?;
         for path in [self.recipe_path(), self.began_path()] {
             let same = std::fs::read_to_string(&path)
-                .is_ok_and(|old| RunPlan::saved(&old).is_ok_and(|old| old == *recipe));
+                .is_ok_and(|old| RunPlan::saved(&old, registry).is_ok_and(|old| old == *recipe));
             if !same {
                 write_atomic(&path, text.as_bytes()).map_err(io)?;
             }
@@ -217,7 +218,8 @@ impl RunDir {
             ),
         };
         let text = std::fs::read_to_string(&path).map_err(|e| damaged(e.to_string()))?;
-        let old = RunPlan::saved(&text).map_err(|e| damaged(e.to_string()))?;
+        let old =
+            RunPlan::saved(&text, recipe.env.registry()).map_err(|e| damaged(e.to_string()))?;
         self.check_changes(&old, recipe, resume)
     }
 
@@ -360,22 +362,22 @@ pub fn in_use(run_dir: &Path) -> bool {
 ///
 /// # Errors
 /// If the folder holds no run, or its recipe cannot be read.
-pub fn recipe(run_dir: &Path) -> Result<RunPlan, RunDirError> {
+pub fn recipe(run_dir: &Path, registry: Registry) -> Result<RunPlan, RunDirError> {
     let path = run_dir.join("recipe.toml");
     if !path.is_file() {
         return Err(RunDirError::NoRun {
             path: run_dir.into(),
         });
     }
-    Ok(RunPlan::load(&path)?)
+    Ok(RunPlan::load(&path, registry)?)
 }
 
 /// Returns the progress of the run in a folder, from its recipe and its metrics. The run may be training.
 ///
 /// # Errors
 /// Fails as [`recipe`] does, or if the metrics cannot be read.
-pub fn summary(run_dir: &Path) -> Result<RunSummary, RunDirError> {
-    let recipe = recipe(run_dir)?;
+pub fn summary(run_dir: &Path, registry: Registry) -> Result<RunSummary, RunDirError> {
+    let recipe = recipe(run_dir, registry)?;
     RunSummary::read(run_dir, recipe.name, recipe.train.steps).map_err(RunDirError::Metrics)
 }
 
@@ -404,12 +406,15 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sinew_env::BUILT_IN;
+
+    const BUILT: Registry = Registry::new(&BUILT_IN);
 
     fn recipe(extra: &str) -> RunPlan {
         let text = format!(
             "name = \"t\"\nmodel = {{ type = \"pretrained\", source = \"x\" }}\nenv = {{ type = \"tool_math\" }}\nalgorithm = {{ type = \"grpo\", dual_clip = 3.0 }}\nengine = {{ weights = \"int8\" }}\n{extra}"
         );
-        RunPlan::parse(Path::new("r.toml"), &text).unwrap()
+        RunPlan::parse(Path::new("r.toml"), &text, BUILT).unwrap()
     }
 
     fn open(dir: &Path, extra: &str, resume: bool) -> Result<RunDir, RunDirError> {
@@ -436,7 +441,7 @@ mod tests {
         let resumed = open(&path, longer, true).unwrap();
         resumed.write_recipe(&recipe(longer)).unwrap();
         drop(resumed);
-        assert_eq!(super::recipe(&path).unwrap().train.steps, 99);
+        assert_eq!(super::recipe(&path, BUILT).unwrap().train.steps, 99);
         let e = open(&path, "[rollout]\ngroup_size = 2\n", true)
             .unwrap_err()
             .to_string();

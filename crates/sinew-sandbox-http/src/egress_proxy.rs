@@ -19,7 +19,7 @@
 
 use crate::registry::Egress;
 use sinew_egress::{
-    EgressConfig, Mode, Policy, Proxy, ProxyOptions, Served, SystemResolver, begin_empty,
+    EgressConfig, Mode, Policy, Proxy, ProxyOptions, SessionListener, SystemResolver, begin_empty,
     environment,
 };
 use sinew_sandbox::{
@@ -119,7 +119,12 @@ impl EgressProxy {
     }
 
     /// A session of the proxy for one sandbox of an episode: its own log, quotas and connections.
-    fn open(&self, episode: &str, log: &str, listener: TcpListener) -> Result<Served, String> {
+    fn open(
+        &self,
+        episode: &str,
+        log: &str,
+        listener: TcpListener,
+    ) -> Result<SessionListener, String> {
         let log = self.audit.as_ref().map(|dir| unused(dir, log));
         let log = log.transpose()?;
         let session = self
@@ -291,7 +296,7 @@ impl SandboxProvider for WithEgress {
 /// A sandbox whose session of the proxy ends with it.
 struct Guarded {
     inner: Box<dyn Sandbox>,
-    served: Served,
+    served: SessionListener,
 }
 
 impl Sandbox for Guarded {

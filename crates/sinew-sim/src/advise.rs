@@ -1,6 +1,6 @@
-//! What to buy next: the plan once more with one thing more of each kind.
+//! Advises what to buy next: simulates the plan once more with one thing more of each kind.
 //!
-//! Draws do not depend on sizes, so that a difference is that of what was bought and not of other episodes.
+//! Draws do not depend on sizes, so a difference comes from the purchase and not from other episodes.
 
 use crate::measure::{Report, Variant};
 use crate::plan::{Mode, Plan};
@@ -9,7 +9,7 @@ use crate::{Violation, simulate};
 /// Something that can be bought.
 type Change = fn(&mut Plan);
 
-/// What is tried, with its name.
+/// Named changes to try.
 fn changes(plan: &Plan) -> Vec<(String, Change)> {
     let engines: Change = |p| p.engines.count += 1;
     let sandboxes: Change = |p| {
@@ -41,11 +41,11 @@ fn changes(plan: &Plan) -> Vec<(String, Change)> {
     changes
 }
 
-/// Simulates the plan with one thing more of each kind; the largest gain first. What a device more of a
-/// trainer gives is its share: nothing is lost by being more.
+/// Simulates the plan with one thing more of each kind; the largest gain first. A further device of the
+/// trainer adds its full share: the simulation has no loss for more devices.
 ///
 /// # Errors
-/// As of [`simulate`].
+/// Same as of [`simulate`].
 pub fn advise(plan: &Plan, report: &mut Report) -> Result<(), Violation> {
     let before = report.throughput.updates_per_h;
     let mut variants = Vec::new();

@@ -1,7 +1,7 @@
-//! What happens when: happenings by time, and by the order in which they were put down.
+//! Event queue ordered by virtual time, then by insertion.
 //!
-//! Most of a large plan wait for tools that take long. They lie in buckets without an order, so that the heap
-//! of those that are due soon stays small enough for the processor's caches.
+//! Most events of a large plan are ends of long tool calls. They lie in buckets without an order, so that the
+//! heap of events that are due soon stays small enough for the processor's caches.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap};
@@ -12,7 +12,7 @@ const BUCKET_BITS: u32 = 18;
 /// A virtual time in microseconds since the start of the simulation.
 pub(crate) type Micros = u64;
 
-/// Seconds as virtual time; negative ones and those that are no number count as 0.
+/// Seconds as virtual time; negative ones and those that are not a number count as 0.
 pub(crate) fn micros(seconds: f64) -> Micros {
     (seconds.max(0.0) * 1e6) as Micros
 }
@@ -25,11 +25,10 @@ pub(crate) fn seconds(at: Micros) -> f64 {
 /// One entry. Equal times keep the order of their entry, so that a run is a function of its seed.
 #[derive(Debug)]
 struct Entry<T> {
-    /// When it happens.
     at: Micros,
     /// Order of entry.
     number: u64,
-    /// What happens.
+    /// The event.
     what: T,
 }
 
@@ -100,7 +99,7 @@ impl<T> Agenda<T> {
         self.near.pop().map(|Reverse(entry)| (entry.at, entry.what))
     }
 
-    /// Keeps those that `stays` says.
+    /// Keeps the entries for which `stays` holds.
     pub(crate) fn retain(&mut self, stays: impl Fn(&T) -> bool) {
         self.near.retain(|Reverse(entry)| stays(&entry.what));
         self.far.retain(|_, entries| {
@@ -115,7 +114,7 @@ mod tests {
     use super::*;
     use sinew_types::SplitMix64;
 
-    /// As one sorted list of times and numbers would give them.
+    /// The order is that of one sorted list of times and numbers.
     #[test]
     fn happenings_come_by_time_and_then_by_entry() {
         let mut draws = SplitMix64::new(7);

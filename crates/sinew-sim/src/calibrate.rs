@@ -1,14 +1,14 @@
-//! How far predictions are from recorded runs.
+//! Errors of predictions for recorded runs.
 //!
-//! Sizes, lengths and latencies of a run are its own: they are what a plan is given. What a pass of the
-//! engine and an update cost is found by least squares, over the seconds that runs recorded. Each run is
-//! predicted twice: by its own costs, and by those of the other runs of its kind alone, as a plan for a run
-//! that was not made yet would be. The ratios between the costs of a single run are those of its kind.
+//! The plan of a run gets the sizes, lengths and latencies of that run. Least squares over the recorded
+//! seconds of runs give the costs of an engine pass and of an update. Each run is predicted twice: with its
+//! own costs, and with those of the other runs of its kind only, like a plan for a run that was not made yet.
+//! The ratios between the costs of a single run are those of its kind.
 //!
 //! Runs are of one kind if generation and training share the machine in the same way: in turns, or at once.
 
 use crate::measure::Report;
-use crate::plan::record::{Recorded, Step, line};
+use crate::plan::record::{RecordedRun, Step, line};
 use crate::plan::{Mode, Model, Plan, PlanError};
 use crate::{Violation, simulate};
 use serde::Serialize;
@@ -30,7 +30,7 @@ const GUESS: Costs = Costs {
     prompt_s: 0.000_05,
 };
 
-/// What an engine's work costs.
+/// Costs of an engine's work.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Costs {
     /// Seconds of a pass, whatever is in it.
@@ -41,7 +41,7 @@ pub struct Costs {
     pub prompt_s: f64,
 }
 
-/// What training costs.
+/// Costs of training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Updates {
     /// Seconds of an update, whatever is in it.
@@ -56,13 +56,13 @@ pub struct Updates {
 
 /// A recorded run.
 #[derive(Clone, Debug)]
-pub struct Observed {
+pub struct ObservedRun {
     /// Its folder's name.
     pub name: String,
     /// Sizes, lengths and latencies are its own.
     plan: Plan,
-    /// What it recorded.
-    recorded: Recorded,
+    /// Recorded lengths and times.
+    recorded: RecordedRun,
     /// Mean seconds from one update to the next.
     pub step_s: f64,
     /// Seconds that the engine computed, for each update.
@@ -81,10 +81,10 @@ pub struct Prediction {
     pub in_flight: usize,
     /// Mean seconds from one update to the next.
     pub measured_s: f64,
-    /// By the run's own costs, and how far off that is, as a share.
+    /// Prediction with the run's own costs; its relative error follows.
     pub own_s: f64,
     pub own_error: f64,
-    /// By the costs of the other runs of its kind, where there are enough.
+    /// Prediction with the costs of the other runs of its kind, if there are enough.
     pub others_s: Option<f64>,
     pub others_error: Option<f64>,
     /// Its own costs.
@@ -92,13 +92,13 @@ pub struct Prediction {
     pub updates: Updates,
 }
 
-/// What an engine did, for each update.
+/// Work of an engine, for each update.
 #[derive(Clone, Copy, Debug)]
 struct Work {
     passes: f64,
     rows: f64,
     prompts: f64,
-    /// What this took in the run.
+    /// Seconds that this work took in the run.
     busy_s: f64,
 }
 
@@ -119,7 +119,7 @@ impl Costs {
         let square: f64 = sums.iter().map(|s| s * s).sum();
         let factor = sums.iter().sum::<f64>() / square.max(1e-300);
         costs.iter_mut().for_each(|c| *c *= factor);
-        // Fewer runs than costs say nothing of their ratios.
+        // Fewer runs than costs do not determine the ratios.
         let sweeps = if rows.len() > costs.len() { SWEEPS } else { 0 };
         for n in (0..sweeps).flat_map(|_| 0..3) {
             let under: f64 = rows.iter().map(|row| row[n] * row[n]).sum();
@@ -140,13 +140,13 @@ impl Costs {
     }
 }
 
-impl Observed {
+impl ObservedRun {
     /// Reads the folder of a run with the embedded engine: its recipe, its store and its metrics.
     ///
     /// # Errors
     /// If one of them is missing, or there are fewer than 3 steps.
     pub fn read(run: &Path) -> Result<Self, PlanError> {
-        let recorded = Recorded::read(run)?;
+        let recorded = RecordedRun::read(run)?;
         let name = run.file_name().unwrap_or(run.as_os_str());
         let name = name.to_string_lossy().into_owned();
         let path = run.join("recipe.toml");
@@ -204,7 +204,7 @@ impl Observed {
         simulate(&plan, false)
     }
 
-    /// What the engine did by the simulation, with what it took in the run.
+    /// Work of the engine in the simulation, with the seconds that it took in the run.
     fn work(&self, report: &Report) -> Work {
         let each = |n: f64| n / report.updates.max(1) as f64;
         Work {
@@ -216,8 +216,8 @@ impl Observed {
     }
 }
 
-/// What updates cost over runs.
-fn updates(runs: &[&Observed]) -> Updates {
+/// Costs of updates over runs.
+fn updates(runs: &[&ObservedRun]) -> Updates {
     let steps = || runs.iter().flat_map(|r| &r.recorded.steps);
     let count = steps().count().max(1) as f64;
     let tokens: Vec<f64> = runs
@@ -228,7 +228,7 @@ fn updates(runs: &[&Observed]) -> Updates {
     let (fixed_s, token_s) = line(&tokens, &seconds);
     let others = runs.iter().flat_map(|r| {
         let pairs = r.recorded.steps.windows(2);
-        // At once, the parts of a step overlap, and no sum of them says what is left.
+        // The parts of a step overlap in asynchronous modes, so no sum of them leaves the rest.
         pairs.filter(|_| !r.overlaps()).map(|pair| {
             let s = &pair[1];
             let known = s.rollout_s + s.train_s + s.publish_s + s.checkpoint_s;
@@ -244,9 +244,9 @@ fn updates(runs: &[&Observed]) -> Updates {
     }
 }
 
-/// What engines did in runs of one kind, and costs that fit all of them: passes follow from costs, and costs
+/// Work of engines in runs of one kind, and costs that fit all of them: passes follow from costs, and costs
 /// from passes.
-fn work(runs: &[&Observed]) -> Result<(Vec<Work>, Costs), Violation> {
+fn work(runs: &[&ObservedRun]) -> Result<(Vec<Work>, Costs), Violation> {
     let updates = updates(runs);
     let (mut work, mut costs) = (Vec::new(), GUESS);
     for _ in 0..ROUNDS {
@@ -263,10 +263,10 @@ fn work(runs: &[&Observed]) -> Result<(Vec<Work>, Costs), Violation> {
 ///
 /// # Errors
 /// If a simulation does not end.
-pub fn calibrate(runs: &[Observed]) -> Result<Vec<Prediction>, Violation> {
+pub fn calibrate(runs: &[ObservedRun]) -> Result<Vec<Prediction>, Violation> {
     let mut out = Vec::with_capacity(runs.len());
     for overlaps in [false, true] {
-        let kind: Vec<&Observed> = runs.iter().filter(|r| r.overlaps() == overlaps).collect();
+        let kind: Vec<&ObservedRun> = runs.iter().filter(|r| r.overlaps() == overlaps).collect();
         let (work, costs) = work(&kind)?;
         for n in 0..kind.len() {
             out.push(predict(&kind, &work, n, costs)?);
@@ -275,9 +275,9 @@ pub fn calibrate(runs: &[Observed]) -> Result<Vec<Prediction>, Violation> {
     Ok(out)
 }
 
-/// Predicts the `n`-th run of a kind. The ratios of the costs of one run alone are those of its kind.
+/// Predicts the `n`-th run of a kind. The ratios of a single run's costs are those of its kind.
 fn predict(
-    kind: &[&Observed],
+    kind: &[&ObservedRun],
     work: &[Work],
     n: usize,
     ratios: Costs,
@@ -293,7 +293,7 @@ fn predict(
     let others_s = match others.len() >= OTHERS {
         true => {
             let work: Vec<Work> = others.iter().map(|m| work[*m]).collect();
-            let others: Vec<&Observed> = others.iter().map(|m| kind[*m]).collect();
+            let others: Vec<&ObservedRun> = others.iter().map(|m| kind[*m]).collect();
             Some(step_s((Costs::fit(&work, ratios), updates(&others)))?)
         }
         false => None,
@@ -324,7 +324,7 @@ pub fn median(errors: impl IntoIterator<Item = f64>) -> Option<f64> {
     Some(0.5 * (errors[last / 2] + errors[last.div_ceil(2)]))
 }
 
-/// Sizes and modes of a run's recipe; what it does not say is as in [`Plan`].
+/// Sizes and modes of a run's recipe; other values are those of [`Plan`].
 fn plan_of(recipe: &toml::Table) -> Plan {
     let key = |section: &str, key: &str| recipe.get(section).and_then(|s| s.get(key));
     let number = |section: &str, name: &str| {

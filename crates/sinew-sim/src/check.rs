@@ -15,12 +15,11 @@ pub struct Violation {
     /// Its name: `lost`, `twice`, `staleness`, `order`, `kv`, `slots`, `leases`, `versions`, `ends`,
     /// `progress`.
     pub invariant: &'static str,
-    /// What was found.
+    /// Description of the fault.
     pub found: String,
 }
 
 impl Violation {
-    /// At the beginning.
     pub(crate) fn new(invariant: &'static str, found: impl Into<String>) -> Self {
         Self {
             invariant,
@@ -47,7 +46,7 @@ pub enum Bug {
     SkipCommit,
     /// The age of groups is hidden from the core.
     Stale,
-    /// An engine that could not load says that it did.
+    /// An engine that could not load reports that it did.
     OldWeights,
     /// An episode's place is not given back.
     LeakSlot,
@@ -71,7 +70,7 @@ impl Bug {
     ];
 }
 
-/// What became of every episode.
+/// State of every episode.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     /// Whether invariants are held.
@@ -80,9 +79,9 @@ pub(crate) struct Ledger {
     max_staleness: u64,
     /// Episodes that the core asked for.
     pub(crate) begun: usize,
-    /// When it asked to begin.
+    /// Episodes that asked to begin.
     asked: HashSet<EpisodeId>,
-    /// Of all sessions.
+    /// Stored episodes of all sessions.
     stored: HashSet<EpisodeId>,
     /// Episodes that are trained.
     trained: HashSet<EpisodeId>,
@@ -92,14 +91,13 @@ pub(crate) struct Ledger {
     commits: u64,
     /// The request that sampled last, and the weights.
     last_sampled: (u64, Option<u64>),
-    /// Ids of prompts that the cache had.
+    /// The first violation.
     found: Option<Violation>,
-    /// When the last update was over.
+    /// Time at which the last update was over.
     last_update: u64,
 }
 
 impl Ledger {
-    /// At the beginning.
     pub(crate) fn new(checks: bool, max_staleness: u64) -> Self {
         Self {
             checks,
@@ -123,7 +121,7 @@ impl Ledger {
         }
     }
 
-    /// What was noted.
+    /// Takes the first violation.
     pub(crate) fn take(&mut self) -> Option<Violation> {
         self.found.take()
     }
@@ -152,7 +150,7 @@ impl Ledger {
         }
     }
 
-    /// What is kept of it.
+    /// Notes a stored episode.
     pub(crate) fn stored(&mut self, id: &EpisodeId) {
         if self.checks && !self.stored.insert(id.clone()) {
             self.note("twice", format!("{id} is stored twice"));
@@ -246,7 +244,7 @@ impl Ledger {
             .retain(|id| stored.contains(id) || trained.contains(id) || dropped.contains(id));
     }
 
-    /// A session goes on from a checkpoint.
+    /// A session continues from a checkpoint.
     pub(crate) fn goes_on(&mut self, checkpoint: u64) {
         if checkpoint > self.commits {
             let commits = self.commits;
@@ -266,7 +264,8 @@ impl Ledger {
         self.checks && now > self.last_update + STUCK
     }
 
-    /// What is missing at the end, where `open` are begun and wait for no update that comes.
+    /// Checks at the end that no episode is missing. The episodes of `open` have begun and wait for an update
+    /// that does not come.
     pub(crate) fn end(&mut self, open: &[EpisodeId]) -> Option<Violation> {
         let open: HashSet<&EpisodeId> = open.iter().collect();
         let named = |id: &EpisodeId| self.trained.contains(id) || self.dropped.contains(id);

@@ -1,7 +1,6 @@
 //! Distributions of lengths and times, and the one source of randomness.
 //!
-//! A draw is a function of a seed and of what it is for, never of the order of draws: two plans
-//! that differ in
+//! A draw is a function of a seed and of its purpose, never of the order of draws: two plans that differ in
 //! one key draw the same lengths and times everywhere else, so that their difference is that of the key.
 
 use serde::de::value::MapAccessDeserializer;
@@ -25,13 +24,13 @@ pub(crate) fn normal(key: u64) -> f64 {
     (-2.0 * (1.0 - a).ln()).sqrt() * (TAU * b).cos()
 }
 
-/// How a length or a time is distributed. Numbers are 0 or more.
+/// Distribution of a length or a time. Numbers are 0 or more.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Dist {
     /// Always the same.
     Fixed(f64),
-    /// As a form says.
+    /// A distribution of this form.
     Of(Form),
 }
 
@@ -39,11 +38,11 @@ pub enum Dist {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
-    /// Between two numbers, all equally likely.
+    /// Uniform between two numbers.
     Uniform([f64; 2]),
-    /// By its mean.
+    /// Exponential, with this mean.
     Exponential(f64),
-    /// By its median and its 95th percentile.
+    /// Lognormal, with its median and its 95th percentile.
     Lognormal(Lognormal),
     /// Pareto's law with index 1 from the least number on, cut at the most.
     Pareto(Pareto),
@@ -57,7 +56,7 @@ pub enum Form {
 pub struct Lognormal {
     /// Half of all are below.
     pub median: f64,
-    /// Above 0, and no less than the median.
+    /// The 95th percentile: above 0, and at least the median.
     pub p95: f64,
     /// Larger numbers are cut to this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -81,8 +80,8 @@ impl From<f64> for Dist {
 }
 
 impl Dist {
-    /// The number of `key`. Of equal parts `shared` and `1 - shared` of the variance of a logarithm, those of
-    /// `common` and of `key` decide: episodes of one task resemble each other.
+    /// The number of `key`. `common` decides the share `shared` of the variance of its logarithm, and `key`
+    /// the rest: episodes of one task resemble each other.
     pub(crate) fn draw_shared(&self, key: u64, common: u64, shared: f64) -> f64 {
         let own = normal(key);
         let z = match shared > 0.0 {
@@ -124,7 +123,7 @@ impl Dist {
         }
     }
 
-    /// Why it is none, if so.
+    /// The fault of the distribution, if there is one.
     pub(crate) fn fault(&self) -> Option<String> {
         let finite = |v: f64| v.is_finite() && v >= 0.0;
         let good = match self {
@@ -271,7 +270,7 @@ struct OneForm {
     lognormal: Option<Lognormal>,
     /// The smallest and the largest.
     pareto: Option<Pareto>,
-    /// What was seen.
+    /// Values that were seen.
     values: Option<Vec<f64>>,
 }
 

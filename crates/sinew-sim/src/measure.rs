@@ -1,8 +1,7 @@
-//! What a simulation showed: counters while it runs, a report at the end.
+//! Measures a simulation: counters while it runs, a report at the end.
 //!
-//! Figures are of the updates after the warm-up; shares over time are sums of what was seen
-//! between two looks,
-//! a quarter of a second apart.
+//! Figures are of the updates after the warm-up; shares over time are sums of the values between two looks, a
+//! quarter of a second apart.
 
 use crate::agenda::{Micros, seconds};
 use crate::plan::Plan;
@@ -24,7 +23,7 @@ pub(crate) fn tokens_of(trace: &Trace) -> usize {
 /// Counters at the end of an update.
 #[derive(Clone, Copy, Debug, Default)]
 struct Point {
-    /// Up to where it has worked, in seconds.
+    /// Virtual time of the point.
     at: Micros,
     /// Seconds that engines computed.
     busy_s: f64,
@@ -49,7 +48,7 @@ struct Point {
     looks: f64,
 }
 
-/// How full things were at a time.
+/// Occupancy at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Gauge {
     /// Virtual seconds since the start.
@@ -95,12 +94,11 @@ pub(crate) struct Measure {
     stride: u32,
     /// Looks since the last point.
     skipped: u32,
-    /// When the last look was.
+    /// Time of the last look.
     last_look: Micros,
 }
 
 impl Measure {
-    /// At the beginning.
     pub(crate) fn new(plan: &Plan) -> Self {
         Self {
             warm_up: plan.run.warm_up,
@@ -134,7 +132,7 @@ impl Measure {
         }
     }
 
-    /// A look at what is going on.
+    /// Samples the current state.
     pub(crate) fn gauge(
         &mut self,
         now: Micros,
@@ -190,7 +188,7 @@ impl Measure {
         self.now.at = self.now.at.max(now);
     }
 
-    /// The figures of a plan. Where there are too few updates, those of the whole time.
+    /// The figures of a plan. They cover the whole time if there are too few updates.
     pub(crate) fn report(&self, plan: &Plan, busy_s: f64) -> Report {
         let last = Point {
             busy_s,
@@ -287,7 +285,7 @@ fn utilization(plan: &Plan, (from, to): (Point, Point), window_s: f64) -> Utiliz
     }
 }
 
-/// What a window costs.
+/// Costs of a window.
 fn cost(plan: &Plan, throughput: &Throughput) -> Cost {
     let p = &plan.prices;
     let engines = plan.engines.count as f64 * plan.engines.devices * p.engine_device_hour;
@@ -308,15 +306,15 @@ fn cost(plan: &Plan, throughput: &Throughput) -> Cost {
 /// Shares of the time, 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Utilization {
-    /// In which engines compute, over all of them.
+    /// Time in which engines compute, over all of them.
     pub engines: f64,
     /// Sequences of a pass, of those that it may have.
     pub batch: f64,
-    /// Of the places for episodes, those whose tool is at work.
+    /// Places for episodes whose tool is at work.
     pub tools: f64,
-    /// Of the places, those with an episode.
+    /// Places that hold an episode.
     pub sandboxes: f64,
-    /// In which the trainer computes.
+    /// Time in which the trainer computes.
     pub trainer: f64,
 }
 
@@ -337,18 +335,18 @@ pub struct Throughput {
     pub updates_per_h: f64,
 }
 
-/// In the currency of the prices.
+/// Costs in the currency of the prices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Cost {
-    /// Of everything that is rented.
+    /// Rent of all machines for an hour.
     pub per_hour: f64,
-    /// Of one optimizer update.
+    /// Cost of one optimizer update.
     pub per_update: f64,
-    /// Over the tokens with weight in the loss.
+    /// Cost of a million tokens with weight in the loss.
     pub per_million_trained_tokens: f64,
 }
 
-/// Of a set of times, in seconds.
+/// Percentiles of a set of times, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Percentiles {
     /// Half of them are below.
@@ -362,7 +360,7 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    /// From its parts.
+    /// Percentiles of these values.
     fn of(mut values: Vec<f64>) -> Self {
         if values.is_empty() {
             return Self::default();
@@ -381,35 +379,35 @@ impl Percentiles {
 /// The slow ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Tail {
-    /// From its start to its end.
+    /// Time of an episode from its start to its end.
     pub episode_s: Percentiles,
-    /// From one update to the next.
+    /// Time from one update to the next.
     pub step_s: Percentiles,
 }
 
 /// The same plan with one thing more, compared with the plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Variant {
-    /// What is more.
+    /// The addition.
     pub what: String,
     /// Optimizer updates an hour.
     pub updates_per_h: f64,
     /// Times as many updates an hour.
     pub gain: f64,
-    /// Of one optimizer update.
+    /// Cost of one optimizer update.
     pub cost_per_update: f64,
 }
 
-/// What a plan comes to.
+/// Result of simulating a plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     pub name: String,
-    /// Of everything that is drawn.
+    /// Seed of all random numbers.
     pub seed: u64,
     pub virtual_s: f64,
     /// Seconds that the figures are of, without the warm-up.
     pub window_s: f64,
-    /// The update at work.
+    /// Committed updates.
     pub updates: u64,
     /// Sessions of the run: more than one after a kill.
     pub sessions: u32,
@@ -428,22 +426,22 @@ pub struct Report {
     pub trained: u64,
     /// Episodes that are left out.
     pub dropped: u64,
-    /// What to buy next, the largest gain first.
+    /// Proposed additions, the largest gain first.
     pub next: Vec<Variant>,
     #[serde(skip)]
     pub gauges: Vec<Gauge>,
     /// Seconds of each update.
     #[serde(skip)]
     pub steps_s: Vec<f64>,
-    /// What engines did.
+    /// Work of all engines.
     #[serde(skip)]
     pub work: Work,
 }
 
-/// What all engines did, from the beginning on, in ids.
+/// Work of all engines since the beginning, in ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Passes; none with `engines.model = "curves"`, which knows no single pass.
+    /// Passes; none with `engines.model = "curves"`, which has no single passes.
     pub passes: u64,
     /// Sampled ids.
     pub sampled: u64,

@@ -1,4 +1,4 @@
-//! Set-ups of papers: their figures, and what the simulation makes of their workloads.
+//! Set-ups of papers: their figures, and the simulated ones for their workloads.
 
 use crate::measure::Report;
 use crate::plan::{Plan, PlanError};
@@ -9,9 +9,9 @@ use std::path::Path;
 /// A published gain of one set-up over another.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Claim {
-    /// Whose paper it is.
+    /// System of the paper.
     pub system: &'static str,
-    /// What is compared, in words.
+    /// The comparison, in words.
     pub what: &'static str,
     /// Presets of the set-up and of what it is compared with.
     pub preset: &'static str,
@@ -22,9 +22,9 @@ pub struct Claim {
     pub step_s: Option<(f64, f64)>,
 }
 
-/// What the simulation makes of a claim.
+/// A claim and the simulated figures for it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Measured {
+pub struct SimulatedClaim {
     pub claim: Claim,
     /// Trained episodes a second, compared.
     pub gain: f64,
@@ -84,13 +84,13 @@ impl Claim {
     ///
     /// # Errors
     /// An invariant that does not hold. Presets are plans: a test reads them.
-    pub fn measure(self) -> Result<Measured, Violation> {
+    pub fn measure(self) -> Result<SimulatedClaim, Violation> {
         let run = |name: &str| -> Result<Report, Violation> {
             let plan = plan_of(name).map_err(|e| Violation::new("progress", e.to_string()))?;
             simulate(&plan, false)
         };
         let (ours, theirs) = (run(self.preset)?, run(self.baseline)?);
-        Ok(Measured {
+        Ok(SimulatedClaim {
             claim: self,
             gain: ours.throughput.trained_per_s / theirs.throughput.trained_per_s,
             step_s: ours.tail.step_s.mean,

@@ -98,12 +98,12 @@ pub fn text(report: &Report) -> String {
     out
 }
 
-/// What a curve shows of a moment.
-type Shown = (&'static str, fn(&Gauge) -> f64);
+/// Name of a curve, and its value at a moment.
+type CurveValue = (&'static str, fn(&Gauge) -> f64);
 
 /// Curves over time.
 fn curves(out: &mut String, report: &Report) {
-    let rows: [Shown; 3] = [
+    let rows: [CurveValue; 3] = [
         ("generating", |g| g.generating as f64),
         ("in tools", |g| g.acting as f64),
         ("waiting", |g| g.waiting as f64),
@@ -121,7 +121,7 @@ fn curves(out: &mut String, report: &Report) {
     }
 }
 
-/// What was going on over time, as SVG.
+/// Draws generation, tools and waiting over time as SVG.
 ///
 /// # Errors
 /// If it cannot be drawn.

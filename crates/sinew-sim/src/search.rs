@@ -1,9 +1,8 @@
 //! Seeded schedules of a small system with failures, and the smallest plan that still fails.
 //!
-//! A seed decides the plan: mode, sizes, lengths, and what fails when. A seed whose run breaks
-//! an invariant is
-//! made smaller as long as the smaller plan breaks the same one; the plan that is left is replayed by
-//! `sinew sim PLAN`.
+//! A seed decides the plan: mode, sizes, lengths, failures and their times. A seed whose run breaks an
+//! invariant is made smaller as long as the smaller plan breaks the same one; `sinew sim PLAN` replays the
+//! final plan.
 
 use crate::check::{Bug, Violation};
 use crate::dist::{Dist, Form, uniform};
@@ -22,9 +21,8 @@ const FAULT_SPAN_S: f64 = 25.0;
 /// A seed that breaks an invariant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
-    /// Of everything that is drawn.
+    /// Seed of the plan.
     pub seed: u64,
-    /// What does not hold.
     pub violation: Violation,
     /// The plan of the seed, made smaller.
     pub plan: Plan,
@@ -32,7 +30,7 @@ pub struct Failure {
 
 /// Numbers of a seed.
 struct Dice {
-    /// Of everything that is drawn.
+    /// Seed of all numbers.
     seed: u64,
     /// Numbers drawn so far.
     n: u64,
@@ -131,7 +129,7 @@ fn parts(dice: &mut Dice, plan: &mut Plan) {
     plan.weights.drain = dice.share() < 0.2;
 }
 
-/// What fails, and when.
+/// Draws failures and their times.
 fn faults(dice: &mut Dice) -> Vec<Fault> {
     const KINDS: [FaultKind; 9] = [
         FaultKind::EngineCrash,

@@ -16,7 +16,7 @@ const COMPRESS_FROM: usize = 256;
 /// zstd's default level: about 300 MB/s on one core.
 const LEVEL: i32 = 3;
 
-/// How a record's payload is written.
+/// Encoding of a record's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Codec {
     /// MessagePack as it is.
@@ -34,11 +34,11 @@ pub(crate) struct Encoded {
     pub(crate) codec: Codec,
     /// Length before compression.
     pub(crate) raw_len: u32,
-    /// After compression.
+    /// The payload, compressed if `codec` compresses.
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What a batch mark says on the medium.
+/// A batch mark in its stored form.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Mark {
     /// Name of the update; unique in a store.
@@ -70,7 +70,7 @@ impl Mark {
 /// Encodes a value. Compression is kept only where it makes the payload smaller.
 ///
 /// # Errors
-/// In words: the value cannot be encoded, or is larger than 4 GiB.
+/// A message in words: the value cannot be encoded, or is larger than 4 GiB.
 pub(crate) fn encode<T: Serialize>(value: &T, compress: bool) -> Result<Encoded, String> {
     let raw = rmp_serde::to_vec_named(value).map_err(|e| e.to_string())?;
     let raw_len = u32::try_from(raw.len()).map_err(|_| "larger than 4 GiB".to_owned())?;

@@ -70,7 +70,7 @@ impl RowWriter for Parquet {
     }
 }
 
-/// Rows as columns. The schema depends on `tokens` alone.
+/// Rows as columns. The schema depends only on `tokens`.
 fn batch(rows: &[ExportRow], tokens: bool) -> Result<RecordBatch, ArrowError> {
     let text = |of: fn(&ExportRow) -> &str| -> ArrayRef {
         Arc::new(StringArray::from_iter_values(rows.iter().map(of)))

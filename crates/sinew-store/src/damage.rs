@@ -1,4 +1,4 @@
-//! What opening a store found: repairs, and what of it cannot be read. Plain data.
+//! Findings of opening a store: repairs, and the parts that cannot be read. Plain data.
 
 use sinew_types::EpisodeId;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ pub struct Damage {
     pub to: u64,
 }
 
-/// What opening a store found and repaired.
+/// Repairs that were made while a store was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// Records that were in a segment and not in the index.
@@ -27,22 +27,21 @@ pub struct Recovery {
     pub torn_trained: Vec<EpisodeId>,
     /// Files that gc had given up.
     pub removed_segments: u64,
-    /// What could not be read of segment files that had been written whole.
-    /// In the order of the files.
+    /// Unreadable ranges of segment files that had been written whole, in the order of the files.
     pub damaged: Vec<Damage>,
     /// Episodes that the index knew and that cannot be read: unknown now, as those of a torn tail.
     pub lost: Vec<EpisodeId>,
     /// Those of them that a batch had trained: known as such, but not to be read.
     pub lost_trained: Vec<EpisodeId>,
-    /// Why the index was begun anew, if it was.
+    /// Reason for making the index anew, if it was.
     pub index_remade: Option<String>,
 }
 
-/// What of a store cannot be read.
+/// The unreadable part of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
     pub damaged: Vec<Damage>,
-    /// Episodes that the index knows and that lie there.
+    /// Episodes that the index lists and that lie there.
     pub episodes: Vec<EpisodeId>,
 }
 

@@ -1,15 +1,15 @@
 //! [`DiskStore`]: segment files and their index.
 //!
-//! Writes go to the newest segment first and to the index afterwards, in one transaction. A crash between
-//! the two leaves a frame that the index does not know; the next opening indexes it. A failed transaction
-//! takes the frame back. Every call holds `writer` while it appends, so that frames are in the order of
-//! commits. Commits that wait for it go to the medium together: see [`crate::group`].
+//! Writes go to the newest segment first and to the index afterwards, in one transaction. A crash between the
+//! two leaves a frame that is not in the index; the next opening indexes it. A failed transaction takes the
+//! frame back. Every call holds `writer` while it appends, so that frames are in the order of commits.
+//! Commits that wait for it go to the medium together: see [`crate::group`].
 
 use crate::codec::{self, Mark};
 use crate::damage::Recovery;
 use crate::error::{StoreError, guard};
 use crate::gc;
-use crate::group::{self, Group, Ticket};
+use crate::group::{self, Group, PendingCommit};
 use crate::index::{self, Entry, Table};
 use crate::ledger;
 use crate::listing;
@@ -21,10 +21,10 @@ use crate::recover;
 use crate::remake;
 use crate::score::{ScoreBatch, ScoreRecord, ScoreRefused};
 use crate::segment::{Frame, Location, RecordKind, SegmentDir, Writer};
-use crate::signed::signed;
+use crate::sqlite_int::signed;
 use crate::store::{
-    self, Committed, Cursor, Filter, GcPolicy, GcReport, Page, ScorePage, StoreStats, TraceStore,
-    TrainedBatch,
+    self, CommitOutcome, Cursor, Filter, GcPolicy, GcReport, Page, ScorePage, StoreStats,
+    TraceStore, TrainedBatch,
 };
 use rusqlite::Connection;
 use sinew_types::{EpisodeId, Trace};
@@ -68,15 +68,13 @@ impl Default for StoreOptions {
     }
 }
 
-/// Traces in a directory of their own: `segments/*.seg`, `index.sqlite`, `lock`. One process at
-/// a time.
+/// Traces in a separate directory: `segments/*.seg`, `index.sqlite`, `lock`. One process at a time.
 #[derive(Debug)]
 pub struct DiskStore {
-    /// Where the store lies.
     pub(crate) directory: PathBuf,
     /// The log: all that was committed.
     pub(crate) segments: SegmentDir,
-    /// As it was opened.
+    /// Options at opening.
     pub(crate) options: StoreOptions,
     /// Taken before `connection` wherever both are.
     pub(crate) writer: Mutex<Writer>,
@@ -86,7 +84,6 @@ pub struct DiskStore {
     waiting: Group,
     /// Nanoseconds for which callers waited until something was durable.
     waited_ns: AtomicU64,
-    /// What opening found and repaired.
     recovery: Recovery,
     /// Held as long as the store is open.
     _lock: File,
@@ -156,7 +153,7 @@ impl DiskStore {
         })
     }
 
-    /// Writes marks that were torn once more: the index still has what they say.
+    /// Writes torn marks once more: the index still has their content.
     fn mark_again(&self, batches: Vec<TrainedBatch>) -> Result<(), StoreError> {
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;
@@ -182,7 +179,7 @@ impl DiskStore {
         Ok(frame)
     }
 
-    /// Opens the queue `name` in this store, or makes one, in a file of its own. Leases of before are still
+    /// Opens the queue `name` in this store, or makes one, in a separate file. Leases of before are still
     /// valid until they run out. A queue is opened once at a time.
     ///
     /// # Errors
@@ -192,12 +189,12 @@ impl DiskStore {
         DiskQueue::open(&path, limits, self.options.accept_loss)
     }
 
-    /// What opening found and repaired.
+    /// Repairs and damage that opening found.
     pub fn recovery(&self) -> &Recovery {
         &self.recovery
     }
 
-    /// Where the store lies.
+    /// Folder of the store.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -225,12 +222,13 @@ impl DiskStore {
         entered
     }
 
-    /// Commits what waits in one frame. If that fails, each of them alone, so that each has its own error.
+    /// Commits the waiting entries in one frame. If that fails, each is committed separately, so that each
+    /// has its own error.
     fn commit_together(
         &self,
         writer: &mut Writer,
         connection: &mut Connection,
-        together: &[Arc<Ticket>],
+        together: &[Arc<PendingCommit>],
     ) {
         let all = self.commit_entries(writer, connection, together);
         match (all, together) {
@@ -254,8 +252,8 @@ impl DiskStore {
         &self,
         writer: &mut Writer,
         connection: &mut Connection,
-        together: &[Arc<Ticket>],
-    ) -> Result<Vec<Vec<Committed>>, StoreError> {
+        together: &[Arc<PendingCommit>],
+    ) -> Result<Vec<Vec<CommitOutcome>>, StoreError> {
         let mut frame = Frame::default();
         let mut new = Vec::new();
         let mut ids = HashSet::new();
@@ -265,12 +263,12 @@ impl DiskStore {
             for (entry, encoded) in &ticket.entries {
                 let id = entry.summary.episode.as_str();
                 if !ids.insert(id) || index::knows(connection, id)? {
-                    committed.push(Committed::Duplicate);
+                    committed.push(CommitOutcome::Duplicate);
                     continue;
                 }
                 frame.push(RecordKind::Trace, encoded);
                 new.push(entry);
-                committed.push(Committed::New);
+                committed.push(CommitOutcome::New);
             }
             out.push(committed);
         }
@@ -299,7 +297,7 @@ impl DiskStore {
         Ok(())
     }
 
-    /// Bytes of all segment files, as the file system says.
+    /// Bytes of all segment files, from the file system.
     fn used_bytes(&self) -> Result<u64, StoreError> {
         Ok(self.segments.list()?.iter().map(|(_, bytes)| bytes).sum())
     }
@@ -339,7 +337,7 @@ impl DiskStore {
     fn commit_ticket(
         &self,
         entries: Vec<(Entry, codec::Encoded)>,
-    ) -> Result<Vec<Committed>, StoreError> {
+    ) -> Result<Vec<CommitOutcome>, StoreError> {
         let ticket = self.waiting.join(entries)?;
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;
@@ -354,7 +352,7 @@ impl DiskStore {
     }
 
     /// Marks the episodes of an update.
-    fn mark_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError> {
+    fn mark_update(&self, update: &TrainedBatch, again: bool) -> Result<CommitOutcome, StoreError> {
         signed("step", update.step)?;
         store::check_batch(&update.batch, &update.episodes)?;
         let mut writer = guard(&self.writer)?;
@@ -386,14 +384,14 @@ impl DiskStore {
         self.append(&mut writer, &mut connection, &frame, |tx, at| {
             index::mark(tx, &mark, at[0])
         })?;
-        Ok(Committed::New)
+        Ok(CommitOutcome::New)
     }
 
     /// Adds scores to the ledger.
     fn add_scores(
         &self,
         records: &[ScoreRecord],
-    ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError> {
+    ) -> Result<Vec<Result<CommitOutcome, ScoreRefused>>, StoreError> {
         store::check_scores(records)?;
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;
@@ -412,9 +410,9 @@ impl DiskStore {
                     frame.push(RecordKind::Score, &self.encode_score(&record)?);
                     batch.add(&record);
                     new.push(record);
-                    Ok(Committed::New)
+                    Ok(CommitOutcome::New)
                 }
-                Ok((_, false)) => Ok(Committed::Duplicate),
+                Ok((_, false)) => Ok(CommitOutcome::Duplicate),
                 Err(refused) => Err(refused),
             });
         }
@@ -445,7 +443,7 @@ fn lock(directory: &Path) -> Result<File, StoreError> {
 }
 
 impl TraceStore for DiskStore {
-    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError> {
+    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<CommitOutcome>, StoreError> {
         // Encoding is the larger part of the work; it is done before anything is locked.
         let mut entries = Vec::with_capacity(traces.len());
         for trace in traces {
@@ -472,7 +470,11 @@ impl TraceStore for DiskStore {
         listing::list(&*guard(&self.connection)?, filter)
     }
 
-    fn commit_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError> {
+    fn commit_update(
+        &self,
+        update: &TrainedBatch,
+        again: bool,
+    ) -> Result<CommitOutcome, StoreError> {
         self.timed(|| self.mark_update(update, again))
     }
 
@@ -493,7 +495,7 @@ impl TraceStore for DiskStore {
     fn put_scores(
         &self,
         records: &[ScoreRecord],
-    ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError> {
+    ) -> Result<Vec<Result<CommitOutcome, ScoreRefused>>, StoreError> {
         self.timed(|| self.add_scores(records))
     }
 
@@ -638,7 +640,7 @@ mod tests {
         assert!(matches!(refused, Err(StoreError::Index(_))));
         refuse(false);
         assert_eq!(store.stats().unwrap().bytes, bytes);
-        assert_eq!(store.commit(&trace("b")).unwrap(), Committed::New);
+        assert_eq!(store.commit(&trace("b")).unwrap(), CommitOutcome::New);
         drop(store);
         assert_eq!(open().recovery(), &Recovery::default());
     }
@@ -656,7 +658,7 @@ mod tests {
         let file = store.segments.path_of(0);
         let old = std::fs::read(&file).unwrap();
         store.gc(policy).unwrap();
-        // As if the process had died before it removed the file.
+        // The state after a process died before it removed the file.
         std::fs::write(&file, old).unwrap();
         let mut connection = store.connection.lock().unwrap();
         let tx = connection.transaction().unwrap();
@@ -668,6 +670,6 @@ mod tests {
         let store = open();
         assert_eq!(store.recovery().removed_segments, 1);
         assert_eq!(episodes(&store), 0);
-        assert_eq!(store.commit(&trace("a")).unwrap(), Committed::Duplicate);
+        assert_eq!(store.commit(&trace("a")).unwrap(), CommitOutcome::Duplicate);
     }
 }

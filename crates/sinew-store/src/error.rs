@@ -1,7 +1,7 @@
-//! Why a store could not do what it was asked.
+//! Reasons why a store could not do what it was asked.
 //!
-//! Two families matter to callers: refusals, after which the same store goes on (full, conflict, unknown
-//! episode), and damage, after which a person decides (`Corrupt`, `Damaged`, `LostQueue`).
+//! Two families matter to callers. After a refusal (full, conflict, unknown episode) the same store
+//! continues. After damage (`Corrupt`, `Damaged`, `LostQueue`) a person decides.
 
 use crate::damage::Loss;
 use crate::schema;
@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-/// Errors of a trace store. After any of them the store is as it was before the call.
+/// Errors of a trace store. A call that fails leaves the store unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A trace breaks an invariant of [`sinew_types::Trace`].
@@ -24,7 +24,6 @@ pub enum StoreError {
         episode: EpisodeId,
         /// Name of the bounded quantity.
         field: &'static str,
-        /// As given.
         value: u64,
         /// Inclusive.
         limit: u64,
@@ -44,7 +43,7 @@ pub enum StoreError {
          episodes at once"
     )]
     NoMemory { path: PathBuf },
-    /// An update was recorded under this name with other contents. Recording the same again is no error.
+    /// An update was recorded under this name with other contents. Recording the same again is not an error.
     #[error("batch {batch} was marked before with other contents (step {step})")]
     BatchConflict { batch: String, step: u64 },
     /// The invariant that an episode is trained in one update, once.
@@ -111,7 +110,7 @@ pub enum StoreError {
         "{path} is damaged: {reason}; it is made anew from the segments when the store is next opened for \
          writing (`sinew train --resume`, `sinew serve --store`, `sinew gc`)"
     )]
-    /// The index is readable and wrong. It is no loss: the segments are the truth.
+    /// The index is readable and wrong. It is not a loss: the segments are the truth.
     DamagedIndex { path: PathBuf, reason: String },
     #[error(
         "{path} is damaged: {reason}; the rows of a queue lie nowhere else; put the file back \
@@ -134,7 +133,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// An error of the file at `path`. A full medium and an exhausted quota have a variant of their own.
+    /// An error of the file at `path`. A full medium and an exhausted quota have a separate variant.
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
@@ -150,7 +149,7 @@ impl From<rusqlite::Error> for StoreError {
         use rusqlite::ffi;
         let path = PathBuf::from(schema::FILE_NAME);
         let cause = error.sqlite_error();
-        // "disk I/O error" is what SQLite says of these: the log's index is a file that is mapped.
+        // SQLite reports "disk I/O error" for these: the log's index is a file that is mapped.
         match cause.map(|e| (e.code, e.extended_code)) {
             Some((DiskFull, _) | (_, ffi::SQLITE_IOERR_SHMSIZE)) => Self::DiskFull { path },
             Some((OutOfMemory, _) | (_, ffi::SQLITE_IOERR_NOMEM | ffi::SQLITE_IOERR_SHMMAP)) => {
@@ -161,8 +160,8 @@ impl From<rusqlite::Error> for StoreError {
     }
 }
 
-/// Locks a part of a store. After a panic under the lock the part may be half changed, so that every later
-/// call is refused.
+/// Locks a part of a store. A panic under the lock may leave the part half changed, so every later call is
+/// refused.
 ///
 /// # Errors
 /// [`StoreError::Poisoned`].
@@ -170,7 +169,7 @@ pub(crate) fn guard<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, StoreError
     mutex.lock().map_err(|_| StoreError::Poisoned)
 }
 
-/// Why a queue refuses. After any of them it is as before.
+/// Reasons for which a queue refuses a call. A refused call leaves the queue unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum QueueError {
     #[error(
@@ -184,7 +183,7 @@ pub enum QueueError {
         bytes: u64,
         max_bytes: u64,
     },
-    /// One call alone exceeds the limits.
+    /// A single call exceeds the limits.
     #[error(
         "{rows} rows of {bytes} bytes cannot be put at once, the queue holds {max_rows} rows and \
          {max_bytes} bytes; put fewer, or raise its limits"

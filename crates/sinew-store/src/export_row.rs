@@ -1,4 +1,4 @@
-//! A row of an exported store, its columns, and where rows go.
+//! Rows of an exported store, their columns, and their destination.
 
 use crate::facets::Facets;
 use crate::store::EpisodeSummary;
@@ -38,8 +38,8 @@ impl ExportFormat {
     }
 }
 
-/// Row of an episode. What has no value is null: the reward of an unscored episode, versions where nothing
-/// was sampled.
+/// Row of an episode. A missing value is null: the reward of an unscored episode, or the versions where
+/// nothing was sampled.
 #[derive(Debug, Serialize)]
 pub(crate) struct ExportRow {
     /// Unique in the store.
@@ -53,13 +53,13 @@ pub(crate) struct ExportRow {
     pub(crate) kind: String,
     /// Name and version of the environment, as the trace has it.
     pub(crate) environment: String,
-    /// What it was run for, such as `train` or `eval-before`.
+    /// Purpose of the episode, such as `train` or `eval-before`.
     pub(crate) purpose: String,
     /// Its number among the draws of the run.
     pub(crate) draw: u64,
     /// Outcome and process rewards.
     pub(crate) reward: Option<f64>,
-    /// As the reward has it.
+    /// Success as the reward states it.
     pub(crate) success: Option<bool>,
     /// Named parts of the reward, and measurements.
     pub(crate) metrics: BTreeMap<String, f64>,
@@ -142,7 +142,7 @@ impl ExportRow {
         }
     }
 
-    /// About its bytes in memory.
+    /// Approximate bytes in memory.
     pub(crate) fn bytes(&self) -> usize {
         let values = self.messages.iter().flatten().chain(&self.tools);
         let tokens = self.tokens.as_ref().map_or(0, |t| t.tokens.len() * 32);
@@ -150,7 +150,7 @@ impl ExportRow {
     }
 }
 
-/// About the bytes of a value in memory.
+/// Approximate bytes of a value in memory.
 fn value_bytes(value: &Value) -> usize {
     let inner: usize = match value {
         Value::String(text) => text.len(),
@@ -169,7 +169,7 @@ fn conversation(nodes: &[&Node]) -> Option<Vec<Value>> {
     if nodes.iter().find(mute).is_some() {
         return None;
     }
-    // A prompt without tools teaches a notation of its own: the text of a turn holds its calls.
+    // A prompt without tools teaches a separate notation: the text of a turn holds its calls.
     let shows_tools = nodes.iter().any(|n| !n.tools.is_empty());
     let written = |node: &&Node| -> Vec<Value> {
         let in_text = node.kind == TokenKind::Sampled && !shows_tools;
@@ -198,7 +198,7 @@ fn columns(trace: &Trace, leaf: sinew_types::NodeId) -> TokenColumns {
     columns
 }
 
-/// Where rows go.
+/// Destination of exported rows.
 pub(crate) trait RowWriter {
     /// Writes a page, of bounded size.
     fn write(&mut self, rows: &[ExportRow]) -> io::Result<()>;

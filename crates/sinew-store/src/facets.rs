@@ -1,12 +1,12 @@
-//! What episodes are found by besides the columns of their row: environment, versions, last turn,
-//! content.
+//! Facets that episodes are found by, in addition to the columns of their row: environment, versions, last
+//! turn, content.
 //!
-//! A table of its own: the rows of episodes stay short.
+//! They have a separate table, so that the rows of episodes stay short.
 
+use crate::checksums;
 use crate::error::StoreError;
 use crate::ledger;
-use crate::signed::signed;
-use crate::sums;
+use crate::sqlite_int::signed;
 use rusqlite::Transaction;
 use rusqlite::types::ValueRef;
 use sinew_types::{TokenKind, Trace};
@@ -42,8 +42,8 @@ impl Facets {
     }
 }
 
-/// What an episode says: a hash of its task and of the kinds, tokens and messages of its graph, equal for two
-/// episodes that say the same whoever sampled them, when, with which log-probabilities and for which reward.
+/// Content hash of an episode: its task and the kinds, tokens and messages of its graph. Sampler, time,
+/// log-probabilities and reward do not count.
 pub(crate) fn content(trace: &Trace) -> [u8; 16] {
     let mut hash = blake3::Hasher::new();
     let mut bytes = Vec::new();
@@ -62,7 +62,7 @@ pub(crate) fn content(trace: &Trace) -> [u8; 16] {
         put(&node.parent.to_le_bytes());
         let ids: Vec<u8> = node.tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
         put(&ids);
-        // Tokens say what their messages do, where there are any; an outside program's may have none.
+        // Tokens have the content of their messages, if there are any; an outside program's may have none.
         if node.tokens.is_empty() {
             for message in &node.messages {
                 put(&serde_json::to_vec(message).unwrap_or_default());
@@ -93,7 +93,7 @@ pub(crate) fn insert(tx: &Transaction<'_>, seq: i64, facets: &Facets) -> Result<
         ValueRef::Integer(facets.last_turn.into()),
         ValueRef::Blob(&facets.content),
     ];
-    sums::insert(
+    checksums::insert(
         tx,
         "INSERT OR IGNORE INTO facets
             (seq, env, env_version, first_version, last_version, last_turn, content, sum)

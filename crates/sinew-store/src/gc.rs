@@ -1,8 +1,8 @@
-//! Removing traces: what lives in a segment is copied on, the file goes.
+//! Removes traces: living records of a segment are copied, then the file is removed.
 //!
-//! Order, so that a crash at any point loses nothing and revives nothing: copies are on the
-//! medium, then one transaction moves the index to them and marks the old file dead, then the
-//! file goes (at the next opening, if the crash was before that).
+//! The order makes a crash at any point lose and revive nothing: copies are on the medium, then one
+//! transaction moves the index to them and marks the old file dead, then the file goes (at the next opening,
+//! if the crash came earlier).
 
 use crate::error::StoreError;
 use crate::facets;
@@ -19,7 +19,7 @@ const FRAME_BYTES: u64 = 8 << 20;
 /// Removes what was found, segment by segment.
 ///
 /// # Errors
-/// What the medium or the index refuses. Segments that were done before stay done.
+/// If the medium or the index fails. Segments that are finished by then stay finished.
 pub(crate) fn run(
     segments: &SegmentDir,
     writer: &mut Writer,
@@ -56,7 +56,7 @@ fn collect(
     let mut gone = Vec::new();
     let mut moved: Vec<(Table, String, Location)> = Vec::new();
     let mut copied = 0;
-    let mut pending = Pending::default();
+    let mut pending = PendingCopies::default();
     for table in [Table::Batches, Table::Episodes, Table::Scores] {
         for (name, at) in index::living(connection, table, segment)? {
             if table == Table::Episodes && doomed.contains(&name) {
@@ -92,14 +92,14 @@ fn collect(
 
 /// Copies that are not written yet.
 #[derive(Default)]
-struct Pending {
+struct PendingCopies {
     /// Records that are copied, at most about [`FRAME_BYTES`].
     frame: Frame,
     /// Their rows of the index, in the same order.
     names: Vec<(Table, String)>,
 }
 
-impl Pending {
+impl PendingCopies {
     /// Reads a record, which checks it, and adds it as it is: it is not decoded.
     fn copy(&mut self, segments: &SegmentDir, at: Location) -> Result<(), StoreError> {
         let record = segments.read(at)?;

@@ -1,45 +1,45 @@
 //! Commits that wait for the same lock, and go to the medium together.
 //!
-//! A commit waits for the medium for longer than for anything else. Callers from many threads join their
-//! traces to the [`Group`]; the one that gets the lock of the writer takes all of them, writes one frame with
-//! one synchronization, and ends their tickets. The others find theirs ended when they get the lock. A caller
-//! that is alone commits what it brought, as before.
+//! A commit waits longest for the medium. Callers from many threads join their traces to the [`Group`]; the
+//! one that gets the lock of the writer takes all of them, writes one frame with one synchronization, and
+//! ends their tickets. The others find theirs ended when they get the lock. A single caller commits only its
+//! own traces.
 
 use crate::codec::Encoded;
 use crate::error::{StoreError, guard};
 use crate::index::Entry;
 use crate::segment::{FRAME_HEADER, RECORD_HEADER};
-use crate::store::Committed;
+use crate::store::CommitOutcome;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 /// Most commits that share a frame.
 const MAX_TOGETHER: usize = 256;
 
-/// What became of a commit.
-type Ended = Result<Vec<Committed>, StoreError>;
+/// Result of a commit.
+type CommitResult = Result<Vec<CommitOutcome>, StoreError>;
 
 /// One call that commits.
 #[derive(Debug)]
-pub(crate) struct Ticket {
-    /// What it commits.
+pub(crate) struct PendingCommit {
+    /// Entries to commit, with their payloads.
     pub(crate) entries: Vec<(Entry, Encoded)>,
     /// Bytes of a frame of it.
     bytes: u64,
-    ended: Mutex<Option<Ended>>,
+    ended: Mutex<Option<CommitResult>>,
 }
 
-impl Ticket {
+impl PendingCommit {
     /// Says what became of it.
-    pub(crate) fn end(&self, ended: Ended) {
+    pub(crate) fn end(&self, ended: CommitResult) {
         // A lock that a panic poisoned: the caller finds it so, and fails.
         if let Ok(mut slot) = self.ended.lock() {
             *slot = Some(ended);
         }
     }
 
-    /// What became of it, if it ended; once.
-    pub(crate) fn taken(&self) -> Result<Option<Ended>, StoreError> {
+    /// Takes the result, once, if the commit has ended.
+    pub(crate) fn taken(&self) -> Result<Option<CommitResult>, StoreError> {
         Ok(guard(&self.ended)?.take())
     }
 }
@@ -47,14 +47,17 @@ impl Ticket {
 /// Calls that wait, in the order in which they came: one for each thread at most.
 #[derive(Debug, Default)]
 pub(crate) struct Group {
-    waiting: Mutex<VecDeque<Arc<Ticket>>>,
+    waiting: Mutex<VecDeque<Arc<PendingCommit>>>,
 }
 
 impl Group {
     /// Joins the calls that wait.
-    pub(crate) fn join(&self, entries: Vec<(Entry, Encoded)>) -> Result<Arc<Ticket>, StoreError> {
+    pub(crate) fn join(
+        &self,
+        entries: Vec<(Entry, Encoded)>,
+    ) -> Result<Arc<PendingCommit>, StoreError> {
         let bytes = frame_bytes(&entries);
-        let ticket = Arc::new(Ticket {
+        let ticket = Arc::new(PendingCommit {
             entries,
             bytes,
             ended: Mutex::default(),
@@ -64,10 +67,10 @@ impl Group {
     }
 
     /// The calls whose turn it is, together within `limit` bytes; at least one, if any waits.
-    pub(crate) fn next(&self, limit: u64) -> Result<Vec<Arc<Ticket>>, StoreError> {
+    pub(crate) fn next(&self, limit: u64) -> Result<Vec<Arc<PendingCommit>>, StoreError> {
         let mut waiting = guard(&self.waiting)?;
         let mut bytes = 0;
-        let fits = |ticket: &&Arc<Ticket>| {
+        let fits = |ticket: &&Arc<PendingCommit>| {
             bytes += ticket.bytes;
             bytes <= limit
         };

@@ -1,14 +1,14 @@
 //! Scores as JSON lines: rows of a person's file, and the inbox of a store that another process writes.
 //!
 //! A row is `{"episode": ID, "name": NAME, "value": NUMBER or null}` with `external_id` in place of `episode`
-//! where the episode has one, and optional `reason`, `at` (seconds since 1970) and `source`. A row that
-//! cannot be taken is reported with its line; the others are not affected.
+//! if the episode has one, and optional `reason`, `at` (seconds since 1970) and `source`. A row that cannot
+//! be taken is reported with its line; the others are not affected.
 
 use crate::disk::{DiskStore, StoreOptions};
 use crate::error::StoreError;
 use crate::reader::StoreReader;
 use crate::score::{Score, ScoreRecord, in_force};
-use crate::store::{Committed, TraceStore};
+use crate::store::{CommitOutcome, TraceStore};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sinew_types::EpisodeId;
@@ -30,12 +30,12 @@ pub const IMPORT_SOURCE: &str = "import";
 /// A row that was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BadRow {
-    /// From 1.
+    /// Line number, from 1.
     pub line: usize,
     pub why: String,
 }
 
-/// What became of the rows of a file.
+/// Counts of the rows of a file, by result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ImportReport {
     /// Rows that were not empty.
@@ -52,7 +52,7 @@ pub struct ImportReport {
     pub queued: bool,
 }
 
-/// Where scores go.
+/// Destination of scores.
 #[derive(Debug)]
 pub enum ScoreTarget<'a> {
     /// A store of this process.
@@ -75,7 +75,7 @@ impl Row {
     /// Reads one line.
     ///
     /// # Errors
-    /// In words: the field, its value and what is allowed.
+    /// A message in words: the field, its value and what is allowed.
     fn read(line: &[u8]) -> Result<Self, String> {
         let fields: serde_json::Map<String, Value> =
             serde_json::from_slice(line).map_err(|e| format!("not a JSON object: {e}"))?;
@@ -159,7 +159,7 @@ impl ScoreTarget<'_> {
         })
     }
 
-    /// The record of a row; `None` if a row without a time says what is in force.
+    /// The record of a row; `None` if a row without a time repeats the score in force.
     fn record(
         &self,
         row: Row,
@@ -191,7 +191,10 @@ impl ScoreTarget<'_> {
     }
 
     /// Takes records; what became of each.
-    fn put(&self, records: &[ScoreRecord]) -> Result<Vec<Result<Committed, String>>, StoreError> {
+    fn put(
+        &self,
+        records: &[ScoreRecord],
+    ) -> Result<Vec<Result<CommitOutcome, String>>, StoreError> {
         let (reader, inbox) = match self {
             Self::Store(store) => {
                 let put = store.put_scores(records)?.into_iter();
@@ -204,9 +207,9 @@ impl ScoreTarget<'_> {
             out.push(match reader.admits(record)? {
                 Ok(true) => {
                     new.push(record.clone());
-                    Ok(Committed::New)
+                    Ok(CommitOutcome::New)
                 }
-                Ok(false) => Ok(Committed::Duplicate),
+                Ok(false) => Ok(CommitOutcome::Duplicate),
                 Err(refused) => Err(refused.to_string()),
             });
         }
@@ -219,7 +222,7 @@ impl ScoreTarget<'_> {
 /// with the same rows again: what is known changes nothing.
 ///
 /// # Errors
-/// What the store or the file refuses; rows before it are taken.
+/// If the store or the file fails; the rows up to that one are stored.
 pub fn import_scores(
     rows: &mut dyn BufRead,
     target: &ScoreTarget<'_>,
@@ -273,8 +276,8 @@ impl ImportReport {
         let (lines, records): (Vec<usize>, Vec<ScoreRecord>) = chunk.into_iter().unzip();
         for (line, put) in lines.into_iter().zip(target.put(&records)?) {
             match put {
-                Ok(Committed::New) => self.new += 1,
-                Ok(Committed::Duplicate) => self.known += 1,
+                Ok(CommitOutcome::New) => self.new += 1,
+                Ok(CommitOutcome::Duplicate) => self.known += 1,
                 Err(why) => self.refuse(line, why),
             }
         }
@@ -309,8 +312,8 @@ fn next_line(rows: &mut dyn BufRead) -> std::io::Result<Option<Line>> {
     Ok(Some(Line::TooLong))
 }
 
-/// Scores for a store that another process writes: a folder beside it, whose files that process takes. A file
-/// is there whole or not at all, and is removed once its scores are in the store.
+/// Scores for a store that another process writes: a folder next to it, whose files that process takes. A
+/// file is there whole or not at all, and is removed once its scores are in the store.
 #[derive(Clone, Debug)]
 pub struct Inbox {
     folder: PathBuf,
@@ -318,10 +321,10 @@ pub struct Inbox {
 
 /// A line of a file of the inbox.
 #[derive(Serialize, Deserialize)]
-struct Posted(ScoreRecord);
+struct InboxLine(ScoreRecord);
 
 impl Inbox {
-    /// Files that may wait: an importer whose run does not take them is told so.
+    /// Files that may wait: an importer whose run does not take them gets an error.
     pub const MAX_FILES: usize = 10_000;
 
     /// The inbox of the store in `directory`.
@@ -352,7 +355,7 @@ impl Inbox {
     /// Leaves scores durably, as one file.
     ///
     /// # Errors
-    /// What the file system refuses, and a full inbox.
+    /// If the file system fails, or the inbox is full.
     pub fn put(&self, records: &[ScoreRecord]) -> Result<(), StoreError> {
         if records.is_empty() {
             return Ok(());
@@ -369,7 +372,7 @@ impl Inbox {
         }
         let mut text = Vec::new();
         for record in records {
-            serde_json::to_writer(&mut text, &Posted(record.clone()))
+            serde_json::to_writer(&mut text, &InboxLine(record.clone()))
                 .map_err(|e| error(e.into()))?;
             text.push(b'\n');
         }
@@ -404,7 +407,7 @@ impl Inbox {
     /// line. A file that cannot be read is kept under another name.
     ///
     /// # Errors
-    /// What the store or the file system refuses; what was taken stays taken.
+    /// If the store or the file system fails; records that were taken by then stay taken.
     pub fn take(&self, store: &dyn TraceStore) -> Result<(usize, Vec<String>), StoreError> {
         let (mut new, mut bad) = (0, Vec::new());
         for path in self.files()? {
@@ -414,11 +417,11 @@ impl Inbox {
             while let Some(line) = next_line(&mut rows).map_err(error)? {
                 number += 1;
                 let posted = match &line {
-                    Line::Whole(bytes) => serde_json::from_slice::<Posted>(bytes).ok(),
+                    Line::Whole(bytes) => serde_json::from_slice::<InboxLine>(bytes).ok(),
                     Line::TooLong => None,
                 };
                 match posted {
-                    Some(Posted(record)) => records.push(record),
+                    Some(InboxLine(record)) => records.push(record),
                     None => faults.push(format!("{} line {number}", path.display())),
                 }
                 if records.len() >= CHUNK {
@@ -436,7 +439,7 @@ impl Inbox {
     }
 }
 
-/// Puts records; how many are new. What is refused is a fault.
+/// Puts records and returns how many are new. A refused record is an error.
 fn put_all(
     store: &dyn TraceStore,
     records: &[ScoreRecord],
@@ -445,8 +448,8 @@ fn put_all(
     let mut new = 0;
     for put in store.put_scores(records)? {
         match put {
-            Ok(Committed::New) => new += 1,
-            Ok(Committed::Duplicate) => {}
+            Ok(CommitOutcome::New) => new += 1,
+            Ok(CommitOutcome::Duplicate) => {}
             Err(refused) => faults.push(refused.to_string()),
         }
     }
@@ -454,7 +457,7 @@ fn put_all(
 }
 
 /// Takes the scores of a file into the store in `directory`, or leaves them in its inbox while another
-/// process writes it. `live` says that one is about to, so that the store is not held here.
+/// process writes it. `live` means that one is about to, so that the store is not held here.
 ///
 /// # Errors
 /// If there is no store, and what the file or the store refuses.

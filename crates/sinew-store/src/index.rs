@@ -1,9 +1,10 @@
-//! The SQLite index: where each episode lies, and which batch trained it.
+//! The SQLite index: the location of each episode, and the batch that trained it.
 //!
-//! Everything in it can be made again from the segments. Each row has a checksum in its last
-//! column ([`crate::sums`]): SQLite notices a damaged page, and the checksum a damaged value. Numbers of the
-//! store are unsigned, SQLite's are signed: [`signed`] refuses what does not fit.
+//! Everything in it can be made again from the segments. Each row has a checksum in its last column
+//! ([`crate::sums`]): SQLite notices a damaged page, and the checksum a damaged value. Numbers of the store
+//! are unsigned, SQLite's are signed: [`signed`] refuses values that do not fit.
 
+use crate::checksums::{self, real};
 use crate::codec::Mark;
 use crate::error::StoreError;
 use crate::facets::{self, Facets};
@@ -11,9 +12,8 @@ use crate::ledger;
 use crate::private::restrict;
 use crate::schema::{FORMAT, SCHEMA};
 use crate::segment::Location;
-use crate::signed::signed;
+use crate::sqlite_int::signed;
 use crate::store::{Cursor, EndKind, EpisodeSummary, GcPolicy, StoreStats, TrainedBatch};
-use crate::sums::{self, real};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, params};
 use serde::Deserialize;
@@ -49,7 +49,7 @@ pub(crate) fn open(path: &Path) -> Result<Connection, StoreError> {
 
 /// Refuses an index of another format, and one that is damaged.
 fn check(connection: &Connection, path: &Path) -> Result<(), StoreError> {
-    let checked = check_format(connection, path).and_then(|()| sums::check(connection, path));
+    let checked = check_format(connection, path).and_then(|()| checksums::check(connection, path));
     checked.map_err(|e| blame(e, path))
 }
 
@@ -73,7 +73,7 @@ fn bad_index(path: &Path) -> impl Fn(rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase, TypeMismatch, Unknown};
     |source| match StoreError::from(source) {
         StoreError::Index(source) => match source.sqlite_error_code() {
-            // Without a code: a value has another type than its column.
+            // Errors without a code: a value has another type than its column.
             None | Some(DatabaseCorrupt | NotADatabase | TypeMismatch | Unknown) => {
                 StoreError::DamagedIndex {
                     path: path.to_owned(),
@@ -96,8 +96,8 @@ pub(crate) fn open_read_only(path: &Path) -> Result<Connection, StoreError> {
     connection.busy_timeout(BUSY)?;
     let (connection, empty) = match is_empty(&connection) {
         Ok(empty) => (connection, empty),
-        // Readers of a log need files beside it; where none may be made and nothing is in the log,
-        // the file is read as it lies there.
+        // Readers of a log need files next to it. If none may be made and nothing is in the log, the file is
+        // read as it lies there.
         Err(e) if cannot_write(&e) && !has_log(path) => {
             let connection = open_immutable(path).map_err(bad_index(path))?;
             let empty = is_empty(&connection).map_err(bad_index(path))?;
@@ -120,7 +120,7 @@ fn cannot_write(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ReadOnly | CannotOpen))
 }
 
-/// Whether commits wait in the log beside the index.
+/// Whether commits wait in the log of the index.
 fn has_log(path: &Path) -> bool {
     let mut log = path.as_os_str().to_owned();
     log.push("-wal");
@@ -188,7 +188,7 @@ pub(crate) fn knows(connection: &Connection, episode: &str) -> Result<bool, Stor
 
 /// Values of the column `success`; 0 is a failure.
 const SUCCEEDED: i64 = 1;
-/// Of an episode without a score, which no filter by success or reward finds.
+/// `success` of an episode without a score; no filter by success or reward finds it.
 const UNSCORED: i64 = 2;
 
 fn score_code(s: &EpisodeSummary) -> i64 {
@@ -198,7 +198,7 @@ fn score_code(s: &EpisodeSummary) -> i64 {
     }
 }
 
-/// What the index says of a trace; made before anything is locked.
+/// Index entry of a trace; made before anything is locked.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) summary: EpisodeSummary,
@@ -254,7 +254,7 @@ pub(crate) fn insert(tx: &Transaction<'_>, entry: &Entry, at: Location) -> Resul
         int(at.bytes.into()),
         ValueRef::Null,
     ];
-    let new = sums::insert(
+    let new = checksums::insert(
         tx,
         "INSERT INTO episodes (seq, episode, grp, task, task_kind, step, purpose, reward, success,
             ended, turns, sampled_tokens, started_unix_s, total_s, segment, offset, bytes, batch, sum)
@@ -301,7 +301,7 @@ fn complete(tx: &Transaction<'_>, s: &EpisodeSummary, at: Location) -> Result<i6
         signed("offset", at.offset)?,
         at.bytes,
     ])?;
-    sums::seal(tx, "episodes", "episode = ?1", &[&episode])?;
+    checksums::seal(tx, "episodes", "episode = ?1", &[&episode])?;
     let mut find = tx.prepare_cached("SELECT seq FROM episodes WHERE episode = ?1")?;
     Ok(find.query_row([episode], |r| r.get(0))?)
 }
@@ -313,7 +313,7 @@ pub(crate) fn set_indexed(tx: &Transaction<'_>, segment: u32, end: u64) -> Resul
          ON CONFLICT (number) DO UPDATE SET indexed = excluded.indexed",
     )?;
     statement.execute(params![segment, signed("indexed", end)?])?;
-    sums::seal(tx, "segments", "number = ?1", &[&segment])
+    checksums::seal(tx, "segments", "number = ?1", &[&segment])
 }
 
 /// Number, indexed bytes and whether gc gave it up, ascending.
@@ -329,7 +329,7 @@ pub(crate) fn segments(connection: &Connection) -> Result<Vec<(u32, u64, bool)>,
 /// Marks a file whose records were moved. It is removed now, or at the next opening after a crash.
 pub(crate) fn kill_segment(tx: &Transaction<'_>, segment: u32) -> Result<(), StoreError> {
     tx.execute("UPDATE segments SET dead = 1 WHERE number = ?1", [segment])?;
-    sums::seal(tx, "segments", "number = ?1", &[&segment])
+    checksums::seal(tx, "segments", "number = ?1", &[&segment])
 }
 
 /// Forgets a file that is gone.
@@ -338,7 +338,7 @@ pub(crate) fn bury_segment(connection: &Connection, segment: u32) -> Result<(), 
     Ok(())
 }
 
-/// Where a row's record lies.
+/// Location of a row's record.
 fn location(row: &Row<'_>) -> rusqlite::Result<Location> {
     Ok(Location {
         segment: row.get("segment")?,
@@ -347,7 +347,7 @@ fn location(row: &Row<'_>) -> rusqlite::Result<Location> {
     })
 }
 
-/// Where an episode lies; `None` if it is unknown or gone.
+/// Location of an episode; `None` if it is unknown or removed.
 pub(crate) fn find(connection: &Connection, episode: &str) -> Result<Option<Location>, StoreError> {
     let mut query = connection.prepare_cached(
         "SELECT segment, offset, bytes FROM episodes
@@ -406,7 +406,7 @@ pub(crate) fn batch(connection: &Connection, id: &str) -> Result<Option<TrainedB
 
 /// The value of the column `episodes`, as JSON.
 #[derive(Deserialize)]
-struct Trained {
+struct MarkedEpisodes {
     episodes: Vec<EpisodeId>,
     dropped: BTreeMap<EpisodeId, String>,
     detail: serde_json::Value,
@@ -415,7 +415,7 @@ struct Trained {
 /// The update of a row.
 fn trained_batch(row: &Row<'_>) -> rusqlite::Result<TrainedBatch> {
     let json: String = row.get("episodes")?;
-    let trained: Trained = serde_json::from_str(&json).map_err(|e| {
+    let trained: MarkedEpisodes = serde_json::from_str(&json).map_err(|e| {
         rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(e))
     })?;
     Ok(TrainedBatch {
@@ -457,7 +457,7 @@ pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<()
             "UPDATE episodes SET batch = NULL WHERE episode = ?1 AND batch = ?2",
             params![episode.as_str(), mark.batch],
         )?;
-        sums::seal(tx, "episodes", "episode = ?1", &[&episode.as_str()])?;
+        checksums::seal(tx, "episodes", "episode = ?1", &[&episode.as_str()])?;
     }
     tx.execute(
         "INSERT INTO batches (batch, step, episodes, segment, offset, bytes)
@@ -473,8 +473,8 @@ pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<()
             at.bytes
         ],
     )?;
-    sums::seal(tx, "batches", "batch = ?1", &[&mark.batch])?;
-    // An episode that gc removed before the index was lost is known from here alone.
+    checksums::seal(tx, "batches", "batch = ?1", &[&mark.batch])?;
+    // An episode that gc removed before the index was lost is known only from here.
     let mut insert = tx.prepare_cached(
         "INSERT INTO episodes (episode, grp, task, task_kind, step, purpose, reward, success,
             ended, turns, sampled_tokens, batch)
@@ -483,7 +483,7 @@ pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<()
     )?;
     for episode in &mark.episodes {
         insert.execute(params![episode, mark.batch, signed("step", mark.step)?])?;
-        sums::seal(tx, "episodes", "episode = ?1", &[episode])?;
+        checksums::seal(tx, "episodes", "episode = ?1", &[episode])?;
     }
     Ok(())
 }
@@ -544,7 +544,7 @@ pub(crate) fn lifeless(connection: &Connection) -> Result<Vec<u32>, StoreError> 
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// What of a segment is alive: episodes, batches or scores, by name and place.
+/// Live records of a segment: episodes, batches or scores, by name and place.
 pub(crate) fn living(
     connection: &Connection,
     table: Table,
@@ -569,7 +569,7 @@ pub(crate) fn living(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Where the records of a segment lie, last first.
+/// Locations of the records of a segment, last first.
 pub(crate) fn records(connection: &Connection, segment: u32) -> Result<Vec<Location>, StoreError> {
     let mut query = connection.prepare_cached(
         "SELECT segment, offset, bytes FROM episodes WHERE segment = ?1
@@ -642,7 +642,7 @@ pub(crate) fn batches_from(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Which table a record is listed in.
+/// Table in which a record is listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Table {
     /// Traces.
@@ -653,7 +653,7 @@ pub(crate) enum Table {
     Scores,
 }
 
-/// Moves a record, or with `None` (episodes alone) notes that it is gone.
+/// Moves a record, or with `None` (only episodes) notes that it is gone.
 pub(crate) fn relocate(
     tx: &Transaction<'_>,
     table: Table,
@@ -681,9 +681,9 @@ pub(crate) fn relocate(
         to.map(|l| l.bytes)
     ])?;
     match table {
-        Table::Episodes => sums::seal(tx, "episodes", "episode = ?1", &[&name]),
-        Table::Batches => sums::seal(tx, "batches", "batch = ?1", &[&name]),
-        Table::Scores => sums::seal(tx, "scores", "seq = CAST(?1 AS INTEGER)", &[&name]),
+        Table::Episodes => checksums::seal(tx, "episodes", "episode = ?1", &[&name]),
+        Table::Batches => checksums::seal(tx, "batches", "batch = ?1", &[&name]),
+        Table::Scores => checksums::seal(tx, "scores", "seq = CAST(?1 AS INTEGER)", &[&name]),
     }
 }
 
@@ -691,7 +691,7 @@ pub(crate) fn relocate(
 mod tests {
     use super::*;
 
-    /// What a reader without the right to write falls back to.
+    /// Reading still works for a reader that may not write.
     #[test]
     fn an_index_is_read_without_files_beside_it() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,19 +1,19 @@
 //! The scores' part of the index: records in the order in which they came, and external ids.
 //!
-//! The way of a record: [`is_new`] decides before anything is written, the segment takes its bytes, and
-//! [`insert`] enters it with the place of these bytes. [`of_episode`] and [`page`] read records back.
+//! [`is_new`] decides about a record before anything is written, the segment takes its bytes, and [`insert`]
+//! enters it with the place of these bytes. [`of_episode`] and [`page`] read records back.
 //!
 //! Two tables: `scores` has a row for each record, numbered by `seq` in the order of arrival, and `externals`
 //! a row for each name that an outside system gave an episode. Both are sealed by [`sums`], so that a row
-//! that was changed from outside can be found. [`of_episode`], [`page`] and [`named`] answer with nothing
-//! where the tables are missing.
+//! that was changed from outside can be found. [`of_episode`], [`page`] and [`named`] return nothing if the
+//! tables are missing.
 
+use crate::checksums;
 use crate::error::StoreError;
 use crate::score::{MAX_SCORES, Score, ScoreRecord, ScoreRefused};
 use crate::segment::Location;
-use crate::signed::signed;
+use crate::sqlite_int::signed;
 use crate::store::{Cursor, MAX_PAGE, ScorePage};
-use crate::sums;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use sinew_types::EpisodeId;
 
@@ -45,7 +45,7 @@ pub(crate) fn insert(
         signed("offset", at.offset)?,
         at.bytes,
     ])?;
-    sums::seal(tx, "scores", "seq = ?1", &[&seq])?;
+    checksums::seal(tx, "scores", "seq = ?1", &[&seq])?;
     Ok(true)
 }
 
@@ -76,9 +76,8 @@ fn holds(connection: &Connection, record: &ScoreRecord) -> Result<bool, StoreErr
 }
 
 /// Whether a record is to be written: `false` for one that is there. `more` records of its episode are about
-/// to be.
-/// The inner error refuses this record alone: its episode is unknown, was removed, or has [`MAX_SCORES`]
-/// records. The outer one is of the index, and ends the call.
+/// to be. The inner error refuses only this record: its episode is unknown, was removed, or has
+/// [`MAX_SCORES`] records. The outer one is of the index, and ends the call.
 pub(crate) fn is_new(
     connection: &Connection,
     record: &ScoreRecord,
@@ -167,7 +166,7 @@ pub(crate) fn name_externally(
     )?;
     statement.execute([external, episode])?;
     let names: [&dyn rusqlite::ToSql; 2] = [&external, &episode];
-    sums::seal(tx, "externals", "external = ?1 AND episode = ?2", &names)
+    checksums::seal(tx, "externals", "external = ?1 AND episode = ?2", &names)
 }
 
 /// Episodes with this name that can be read, in the order of their commits, at most `limit`.

@@ -1,4 +1,4 @@
-//! Durable traces, and the queue between what produces episodes and what consumes them.
+//! Durable traces, and the queue between producers and consumers of episodes.
 //!
 //! [`TraceStore`] keeps finished episodes, the scores that come after them, and which of them were trained.
 //! [`MemoryStore`] is the model that the others are tested against; [`DiskStore`] appends to segment files
@@ -7,17 +7,16 @@
 //! process.
 //!
 //! Invariants:
-//! - What `commit` acknowledged survives a crash at any instant; a batch is visible whole or
-//!   not at all.
+//! - An acknowledged `commit` survives a crash at any instant; a batch is visible whole or not at all.
 //! - An episode is committed once and trained in one batch, however often either is tried.
 //! - The segment files are the truth about traces, scores and marks: a damaged index is made anew from them.
-//!   Rows of queues lie in files of their own.
-//! - Nothing that can be read is cut off or forgotten; what cannot be read is given up only if the
-//!   caller accepts the loss.
-//! - What is read was checked against its checksum.
+//!   Rows of queues lie in separate files.
+//! - Nothing that can be read is cut off or forgotten; unreadable parts are given up only if the caller
+//!   accepts the loss.
+//! - Every read is checked against its checksum.
 //! - Every file, batch, page and queue has a limit; time is an argument.
 
-mod aside;
+mod checksums;
 mod codec;
 #[cfg(feature = "columns")]
 mod columns;
@@ -36,6 +35,7 @@ mod listing;
 mod memory;
 mod packed;
 mod private;
+mod quarantine;
 pub mod queue;
 mod reader;
 mod recover;
@@ -44,14 +44,13 @@ mod scan;
 mod schema;
 mod score;
 mod segment;
-mod signed;
+mod sqlite_int;
 mod store;
-mod sums;
 
 pub use damage::{Damage, Loss, Recovery};
 pub use disk::{DiskStore, StoreOptions};
 pub use error::StoreError;
-pub use export::{Exported, export};
+pub use export::{ExportedRows, export};
 pub use export_row::ExportFormat;
 pub use import::{
     BadRow, IMPORT_SOURCE, ImportReport, Inbox, ScoreTarget, import_file, import_scores,
@@ -64,6 +63,6 @@ pub use score::{
     ScoreRefused, ScoreRule, ScoreTerm, in_force,
 };
 pub use store::{
-    Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE, Page,
+    CommitOutcome, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE, Page,
     ScorePage, StoreStats, TraceStore, TrainedBatch,
 };

@@ -1,5 +1,5 @@
-//! Listings: the query of a filter. It has the conditions that are asked for and no others, so that SQLite
-//! finds them by an index instead of reading every row.
+//! The query of a filter. It has only the conditions that are asked for, so that SQLite finds rows by an
+//! index instead of reading every row.
 
 use crate::error::StoreError;
 use crate::index;
@@ -193,7 +193,7 @@ fn firsts(
 mod tests {
     use super::*;
 
-    /// How SQLite finds the rows of a filter.
+    /// SQLite's plan for finding the rows of a filter.
     fn plan(filter: &Filter) -> String {
         let connection = index::in_memory().unwrap();
         let (sql, values) = query(filter, 10);

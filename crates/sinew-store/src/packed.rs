@@ -1,4 +1,4 @@
-//! Traces as bytes: what describes them as MessagePack, their numbers as columns, all of it compressed.
+//! Traces as bytes: their description as MessagePack, their numbers as columns, all of it compressed.
 //!
 //! | part | bytes |
 //! |---|---|
@@ -7,12 +7,12 @@
 //! | token ids of all nodes: all first bytes, then all second ones, ... | 4 each |
 //! | log-probabilities, in the same way, the byte with the exponent first | 4 each |
 //!
-//! Bytes of one kind lie together, so that those that are always alike cost nothing. Names of fields come out
-//! of a dictionary ([`HEADS`]), since in a short episode they are a third of what is left. The head is
+//! Bytes of one kind lie together, so that constant ones cost nothing. Names of fields come out of a
+//! dictionary ([`HEADS`]), since they are a third of the rest in a short episode. The head is
 //! self-describing.
 //!
 //! The record of an episode of four turns, with 328 random ids of a vocabulary of 49,152 and 192 random
-//! log-probabilities, has 1,586 bytes; in memory these numbers alone have 2,080.
+//! log-probabilities, has 1,586 bytes; in memory only these numbers have 2,080.
 
 use crate::codec::{self, Codec, Encoded};
 use serde::{Deserialize, Serialize};
@@ -25,8 +25,8 @@ use zstd::dict::{DecoderDictionary, EncoderDictionary};
 /// zstd's fastest usual level: to a compressor the numbers of a trace are random, and its text is short.
 const LEVEL: i32 = 1;
 
-/// What heads have in common, as MessagePack writes it; what is most common stands last. It is part of the
-/// format: another one needs another codec.
+/// Bytes that heads have in common, as MessagePack writes them; the most common ones stand last. They are
+/// part of the format: other bytes need another codec.
 const HEADS: &[u8] = b"\xa5trace\x8b\xaeformat_version\x03\xa7episode\xaed00000000-e0-r1\xa5group\xa9d00000000\
 \xa4task\xactask/train/0\xa9task_kind\xa4code\xa6origin\x83\xa3run\xa3run\xa4draw\x00\xa7purpose\
 \xabeval-before\xaaeval-after\xa8external\xa5train\xaaprovenance\x88\xa9task_seed\xcf\xa4seed\xcf\
@@ -57,7 +57,7 @@ static DECODER: LazyLock<DecoderDictionary<'static>> =
     LazyLock::new(|| DecoderDictionary::copy(HEADS));
 
 thread_local! {
-    /// To make a compressor takes longer than to compress an episode.
+    /// Making a compressor takes longer than compressing an episode.
     static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
@@ -131,7 +131,7 @@ fn take_column(bytes: &mut &[u8], count: usize) -> Option<Vec<u32>> {
 /// Encodes a trace, in columns where that makes it smaller than it is.
 ///
 /// # Errors
-/// As [`codec::encode`].
+/// Same as [`codec::encode`].
 pub(crate) fn encode(trace: &Trace, compress: bool) -> Result<Encoded, String> {
     if compress {
         let packed = encode_columns(trace)?;
@@ -145,7 +145,7 @@ pub(crate) fn encode(trace: &Trace, compress: bool) -> Result<Encoded, String> {
 /// Decodes a trace of any codec.
 ///
 /// # Errors
-/// As [`codec::decode`].
+/// Same as [`codec::decode`].
 pub(crate) fn decode(codec: u8, raw_len: u32, bytes: &[u8]) -> Result<Trace, String> {
     match codec {
         c if c == Codec::Columns as u8 => decode_columns(raw_len, bytes),
@@ -234,7 +234,7 @@ fn decode_columns(raw_len: u32, bytes: &[u8]) -> Result<Trace, String> {
 mod tests {
     use super::*;
 
-    /// What is on disk was written with these bytes.
+    /// Files on disk were written with these bytes.
     #[test]
     fn the_dictionary_is_part_of_the_format() {
         assert_eq!((HEADS.len(), crc32fast::hash(HEADS)), (1374, 0x9fc7d6b3));

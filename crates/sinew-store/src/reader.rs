@@ -1,4 +1,4 @@
-//! Looking into a store that another process may be writing.
+//! Reads a store that another process may be writing.
 
 use crate::error::StoreError;
 use crate::error::guard;
@@ -24,7 +24,7 @@ use std::sync::Mutex;
 pub struct StoreReader {
     /// Never written to.
     segments: SegmentDir,
-    /// Opened read-only. On a read-only medium without a write-ahead log SQLite reads the file alone.
+    /// Opened read-only. On a read-only medium without a write-ahead log SQLite reads only the file.
     connection: Mutex<Connection>,
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn read_trace(
     connection: &Mutex<Connection>,
     episode: &EpisodeId,
 ) -> Result<Option<Trace>, StoreError> {
-    // Between the look-up and the read, gc may move a record once.
+    // The record may move once between the look-up and the read: gc copies it.
     for last in [false, true] {
         let found = index::find(&*guard(connection)?, episode.as_str())?;
         let Some(at) = found else { return Ok(None) };

@@ -1,9 +1,9 @@
-//! Opening a store: the index catches up with the segments, torn tails go.
+//! Opens a store: the index catches up with the segments, torn tails are cut off.
 //!
-//! A tail is torn if the newest file ends in what an unfinished write leaves, whether or not the
-//! index knows of it: a medium that lost power may have lost what it had confirmed. Everything else
-//! that cannot be read is damage. What is whole behind it is indexed; the file stays as it is. A store
-//! with damage is opened only if the caller accepts the loss; otherwise nothing is changed.
+//! A tail is torn if the newest file ends in the remains of an unfinished write, whether or not the index
+//! lists it: a medium that lost power may have lost confirmed data. Everything else that cannot be read is
+//! damage. Whole frames behind it are indexed; the file stays as it is. A store with damage is opened only if
+//! the caller accepts the loss; otherwise nothing is changed.
 
 use crate::codec::{self, Mark};
 use crate::damage::{Damage, Loss, Recovery};
@@ -19,12 +19,12 @@ use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
 
-/// What opening found.
+/// Findings of recovery.
 #[derive(Debug, Default)]
-pub(crate) struct Opened {
-    /// For the caller of the store.
+pub(crate) struct RecoveryResult {
+    /// Report to the caller of the store.
     pub(crate) recovery: Recovery,
-    /// The segment to go on in, and its length (0: it does not exist yet).
+    /// The segment to continue in, and its length (0: it does not exist yet).
     pub(crate) end: (u32, u64),
     /// Batches whose marks cannot be read: the index still has them, the segments must get them again.
     pub(crate) unmarked: Vec<TrainedBatch>,
@@ -32,27 +32,27 @@ pub(crate) struct Opened {
     pub(crate) unwritten: BTreeSet<i64>,
 }
 
-/// Brings segments and index together. With damage, only if `accept_loss`: then every record that the
-/// index knows is read, and those that cannot be are forgotten.
+/// Brings segments and index together. A damaged store is opened only if `accept_loss`. Every record of the
+/// index is read then, and unreadable ones are forgotten.
 pub(crate) fn run(
     segments: &SegmentDir,
     connection: &mut Connection,
     accept_loss: bool,
-) -> Result<Opened, StoreError> {
+) -> Result<RecoveryResult, StoreError> {
     let removed_segments = remove_dead(segments, connection)?;
     let tx = connection.transaction()?;
-    let mut pass = Pass {
+    let mut pass = RecoveryPass {
         segments,
         tx: &tx,
         accept_loss,
-        opened: Opened::default(),
+        opened: RecoveryResult::default(),
         bad_headers: Vec::new(),
         cut: None,
     };
     pass.opened.recovery.removed_segments = removed_segments;
     pass.files()?;
     pass.give_up()?;
-    let Pass {
+    let RecoveryPass {
         opened,
         bad_headers,
         cut,
@@ -82,9 +82,9 @@ fn remove_dead(segments: &SegmentDir, connection: &Connection) -> Result<u64, St
     Ok(dead.len() as u64)
 }
 
-/// How the newest file ends, compared with what the index knows of it.
+/// End of the newest file, compared with the index.
 enum Tail {
-    /// What is known can be read.
+    /// The indexed records can be read.
     Known,
     /// Torn behind this byte.
     Torn(u64),
@@ -93,23 +93,23 @@ enum Tail {
 }
 
 /// One look at all files. Changes nothing but the transaction.
-struct Pass<'a> {
+struct RecoveryPass<'a> {
     /// The files as they are found.
     segments: &'a SegmentDir,
     /// All changes of the index, committed at the end or not at all.
     tx: &'a Transaction<'a>,
     /// Go on without what cannot be read.
     accept_loss: bool,
-    /// What was found so far.
-    opened: Opened,
+    /// Findings so far.
+    opened: RecoveryResult,
     /// Files whose header is to be written again: their records are whole.
     bad_headers: Vec<u32>,
     /// The newest file and where it is to end.
     cut: Option<(u32, u64)>,
 }
 
-impl Pass<'_> {
-    /// All files, oldest first; then those that the index knows and that are gone.
+impl RecoveryPass<'_> {
+    /// All files, oldest first; then those that are gone although the index lists them.
     fn files(&mut self) -> Result<(), StoreError> {
         let known = index::segments(self.tx)?;
         let files = self.segments.list()?;
@@ -173,7 +173,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Looks at the end of the newest file, if what the index knows of it cannot be read.
+    /// Looks at the end of the newest file, if its indexed records cannot be read.
     fn tail(&mut self, number: u32, length: u64, indexed: u64) -> Result<Tail, StoreError> {
         let known = index::records(self.tx, number)?;
         let readable = known.first().map_or(Ok(true), |&at| self.readable(at))?;
@@ -184,7 +184,7 @@ impl Pass<'_> {
             .segments
             .scan(number, 0, self.accept_loss, |_| Ok(()))?;
         for &(from, to) in &scan.gaps {
-            // Where nothing is known, the loss was accepted before.
+            // A gap without indexed records was accepted earlier.
             if known.iter().any(|at| (from..to).contains(&at.offset)) {
                 self.damage(number, from, to);
             }
@@ -202,7 +202,7 @@ impl Pass<'_> {
     /// Whether a record can be read and matches its checksum.
     ///
     /// # Errors
-    /// Failures that say nothing about the record, such as a refused permission.
+    /// Failures that do not concern the record, such as a refused permission.
     fn readable(&self, at: Location) -> Result<bool, StoreError> {
         match self.segments.read(at) {
             Ok(_) => Ok(true),
@@ -263,8 +263,8 @@ impl Pass<'_> {
         Ok(scan.end)
     }
 
-    /// Forgets what the index knows and the segments cannot give: of damaged files, or of all of them
-    /// if the loss is accepted.
+    /// Forgets indexed records that the segments cannot return: those of damaged files, or of all of them if
+    /// the loss is accepted.
     fn give_up(&mut self) -> Result<(), StoreError> {
         let damaged: BTreeSet<PathBuf> = self.opened.recovery.damaged.iter().map(path).collect();
         let (mut lost, mut marks) = (Vec::new(), Vec::new());

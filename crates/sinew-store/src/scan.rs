@@ -1,8 +1,7 @@
-//! Reading a segment file from end to end, over what cannot be read.
+//! Reads a segment file from end to end, over unreadable parts.
 //!
-//! A frame is recognized by its magic, its lengths and its checksums. Behind one that cannot be
-//! read the next whole one is looked for: first where its header or its records say that it ends,
-//! then byte by byte.
+//! A frame is recognized by its magic, its lengths and its checksums. After an unreadable frame, the scan
+//! looks for the next whole one: first at the end that its header or records state, then byte by byte.
 
 use crate::error::StoreError;
 use crate::segment::{
@@ -14,19 +13,19 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-/// What is searched at a time.
+/// Bytes per read of the search.
 const WINDOW: usize = 1 << 20;
 
 /// A medium writes whole sectors: what a torn write left out is at least one of them.
 const SECTOR: u64 = 512;
 
-/// What a segment file was found to hold.
+/// Content of a segment file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Scan {
-    /// Where the last whole frame ends.
+    /// End of the last whole frame.
     pub(crate) end: u64,
-    /// Stretches before `end` in which no frame is whole: from, to. The header of the file is one if
-    /// it cannot be read.
+    /// Byte ranges (start, end) before `end` without an intact frame. An unreadable header of the file is
+    /// one of them.
     pub(crate) gaps: Vec<(u64, u64)>,
 }
 
@@ -82,7 +81,7 @@ impl SegmentDir {
         }
         let header = file.bytes(at, FRAME_HEADER)?;
         if u32_at(&header, 0) != FRAME_MAGIC {
-            // The header alone says nothing if it was not written.
+            // The header means nothing if it was not written.
             return Ok(header.iter().all(|b| *b == 0));
         }
         if u32_at(&header, 4) == 0 || u32_at(&header, 8) == 0 {
@@ -102,11 +101,11 @@ impl SegmentDir {
 struct Segment {
     /// Open for reading.
     file: File,
-    /// For messages.
+    /// Path, for messages.
     path: PathBuf,
-    /// That its header must name.
+    /// Segment number that the file's header must name.
     number: u32,
-    /// When it was opened; a writer may append meanwhile.
+    /// Length at opening; a writer may append meanwhile.
     length: u64,
 }
 
@@ -139,7 +138,8 @@ impl Segment {
         Ok(bytes)
     }
 
-    /// Whether the header is sound. With `any_format` one of another format is not sound, and no error.
+    /// Whether the header is sound. `any_format` makes a header of another format unsound instead of an
+    /// error.
     fn is_sound(&self, any_format: bool) -> Result<bool, StoreError> {
         let header = self.bytes(0, FILE_HEADER as usize)?;
         match check_header(&self.path, &header, self.number) {
@@ -192,7 +192,7 @@ impl Segment {
         parse_record(bytes.get(..end)?, location).ok()
     }
 
-    /// Where the next whole frame begins behind the damaged one at `at`.
+    /// Offset of the next whole frame behind the damaged one at `at`.
     fn next_frame(&self, at: u64) -> Result<Option<u64>, StoreError> {
         if at + FRAME_HEADER as u64 > self.length {
             return Ok(None);
@@ -230,7 +230,7 @@ impl Segment {
         Ok(self.hop(from + FRAME_HEADER as u64, to)?.0)
     }
 
-    /// Goes from record to record as their headers say; whole ones, and where the last of them ends.
+    /// Goes from record to record by their headers; returns whole ones, and the end of the last of them.
     fn hop(&self, from: u64, to: u64) -> Result<(Vec<Record>, u64), StoreError> {
         let (mut whole, mut at, mut end) = (Vec::new(), from, from);
         while at + RECORD_HEADER as u64 <= to {

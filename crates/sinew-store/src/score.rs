@@ -1,9 +1,9 @@
 //! Scores that come after an episode: records, the order among them, and the outcome that follows.
 //!
-//! A record says what a source said of one component of one episode's reward at one time. Records are only
-//! added. Of the records of one (episode, name, source) the newest by its time is in force; records of
-//! one time are ordered by their content. So the state follows from the set of records, in whatever order
-//! they came, and a record that comes again changes nothing.
+//! A record holds one source's score for one component of one episode's reward at one time. Records are only
+//! added. The newest record by its time is in force for each (episode, name, source); records of one time are
+//! ordered by their content. The state thus follows from the set of records in any order, and a repeated
+//! record changes nothing.
 
 use serde::{Deserialize, Serialize};
 use sinew_types::{EpisodeId, MAX_REWARD, Outcome, Trace, is_reward};
@@ -19,7 +19,7 @@ pub const MAX_SCORE_NAME: usize = 128;
 /// Bytes of a reason.
 pub const MAX_SCORE_REASON: usize = 1_024;
 
-/// What a source says.
+/// Score of one component, from one source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Score {
@@ -70,7 +70,7 @@ pub enum ScoreRefused {
 
 impl ScoreRecord {
     /// The order of records of one (episode, name, source): by time; at one time a score is above none, and
-    /// otherwise the content decides, so that the order does not depend on who came first.
+    /// otherwise the content decides, so that the order does not depend on arrival.
     pub fn order(&self, other: &Self) -> Ordering {
         let by_score = || match (&self.score, &other.score) {
             (Score::Value(a), Score::Value(b)) => a.total_cmp(b),
@@ -151,19 +151,19 @@ pub struct ScoreTerm {
     pub source: Option<String>,
 }
 
-/// How the outcome of an episode follows from its trace and its scores.
+/// Rule for the outcome of an episode from its trace and its scores.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScoreRule {
     /// Factor of the trace's own reward, which is then required; without it the scores take its place.
     pub own: Option<f64>,
-    /// Components of the sum. Empty: the outcome follows from the own reward alone.
+    /// Components of the sum. Empty: the outcome follows only from the own reward.
     pub terms: Vec<ScoreTerm>,
 }
 
 impl ScoreRule {
     /// The outcome of an episode: the weighted sum of its own reward and the scores in force. A component
-    /// with a weight that is missing leaves the whole unscored, with its name and reason; it is never 0.
-    /// Each score is also the metric `reward/NAME`. Without an own reward a positive sum is a success.
+    /// with a weight that is missing leaves the whole unscored, with its name and reason; it is never 0. Each
+    /// score is also the metric `reward/NAME`. A positive sum is a success if the episode has no own reward.
     pub fn outcome(&self, trace: &Trace, records: &[ScoreRecord]) -> Outcome {
         let mut outcome = trace.outcome.clone();
         let mut missing = None;

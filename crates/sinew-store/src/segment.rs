@@ -1,8 +1,8 @@
 //! Segment files: numbered, append-only, bounded in size.
 //!
-//! A file is a 16-byte header and frames. A frame is what one commit wrote: header (magic,
-//! number of records, length and CRC-32 of the body) and records, each with a header of its
-//! own (kind, codec, lengths, CRC-32) so that it can be read alone. All numbers little-endian.
+//! A file is a 16-byte header and frames. A frame holds the data of one commit: header (magic, number of
+//! records, length and CRC-32 of the body) and records, each with its own header (kind, codec, lengths,
+//! CRC-32), so that it can be read separately. All numbers are little-endian.
 //!
 //! | part | bytes |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | record header | kind 1, codec 1, zero 2, length before compression 4, length 4, CRC-32 4 |
 //!
 //! An append is acknowledged once `fdatasync` of the file returned; a new file's name is made durable before.
-//! A failed append is cut off again; if that fails too, the writer goes on in a new file.
+//! A failed append is cut off again; if that fails too, the writer continues in a new file.
 
 use crate::codec::Encoded;
 use crate::error::StoreError;
@@ -35,7 +35,7 @@ pub(crate) const FRAME_HEADER: usize = 16;
 /// Bytes before a record's payload.
 pub(crate) const RECORD_HEADER: usize = 16;
 
-/// What a record says.
+/// Content of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordKind {
     /// An episode.
@@ -55,12 +55,12 @@ impl RecordKind {
     }
 }
 
-/// Where a record lies: from its header, whole length with header.
+/// Location of a record: the offset of its header and its whole length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     /// Number of the file.
     pub(crate) segment: u32,
-    /// Of the record's header in the file.
+    /// Offset of the record's header in the file.
     pub(crate) offset: u64,
     /// Header and payload.
     pub(crate) bytes: u32,
@@ -72,11 +72,10 @@ pub(crate) struct Record {
     /// Says how the payload is decoded.
     pub(crate) kind: RecordKind,
     pub(crate) codec: u8,
-    /// Before compression.
+    /// Payload length before compression.
     pub(crate) raw_len: u32,
-    /// As it lies on the medium.
+    /// Payload as stored, compressed or not.
     pub(crate) payload: Vec<u8>,
-    /// Where it was read.
     pub(crate) location: Location,
 }
 
@@ -183,7 +182,7 @@ impl SegmentDir {
         Ok(out)
     }
 
-    /// Removes a file durably; one that is not there is no error.
+    /// Removes a file durably; one that is not there is not an error.
     pub(crate) fn remove(&self, segment: u32) -> Result<(), StoreError> {
         let path = self.path_of(segment);
         match std::fs::remove_file(&path) {
@@ -240,7 +239,7 @@ pub(crate) fn corrupt(path: &Path, offset: u64, reason: impl Into<String>) -> St
     }
 }
 
-/// What the header of a file says.
+/// State of a file's header.
 pub(crate) enum Header {
     /// Magic, format and number are ours.
     Sound,
@@ -269,7 +268,7 @@ pub(crate) fn check_header(path: &Path, header: &[u8], segment: u32) -> Header {
 /// Checks and takes a record apart.
 ///
 /// # Errors
-/// In words: what of it is wrong.
+/// A message in words about the faulty part.
 pub(crate) fn parse_record(bytes: &[u8], location: Location) -> Result<Record, String> {
     if bytes.len() < RECORD_HEADER {
         return Err("record is shorter than its header".into());
@@ -294,7 +293,7 @@ pub(crate) fn parse_record(bytes: &[u8], location: Location) -> Result<Record, S
 /// The end of the newest file.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    /// Where new files are made.
+    /// Folder for new files.
     directory: SegmentDir,
     /// The file that is written to.
     segment: u32,
@@ -342,7 +341,7 @@ impl Writer {
         self.length
     }
 
-    /// Leaves the file as it is and goes on in a new one.
+    /// Leaves the file as it is and continues in a new one.
     pub(crate) fn abandon(&mut self) {
         self.segment += 1;
         self.file = None;
@@ -370,8 +369,8 @@ impl Writer {
         Ok(frame.records.iter().map(locate).collect())
     }
 
-    /// Undoes the last append. If the medium refuses, the file is left alone: what stands in
-    /// it unacknowledged is found, or cut off, when the store is opened.
+    /// Undoes the last append. If the medium refuses, the file is left unchanged: unacknowledged bytes in it
+    /// are found, or cut off, when the store is opened.
     pub(crate) fn take_back(&mut self, length: u64) {
         let truncate = |file: &File| file.set_len(length).and_then(|()| file.sync_data());
         #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The port: what every trace store does.
+//! The port that every trace store implements.
 //!
 //! [`TraceStore`] is implemented by [`crate::MemoryStore`] and [`crate::DiskStore`]; both pass one
 //! conformance suite. Everything else here is plain data that both share.
@@ -17,7 +17,7 @@ pub const MAX_PAGE: usize = 10_000;
 /// Whether a commit changed anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Committed {
+pub enum CommitOutcome {
     /// It was stored by this call.
     New,
     /// The id was committed before; what was stored first stays.
@@ -29,7 +29,7 @@ pub enum Committed {
 #[serde(transparent)]
 pub struct Cursor(pub u64);
 
-/// Which episodes to list, in commit order. `None` matches everything.
+/// Filter of episodes, which are listed in commit order. `None` matches everything.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Filter {
     /// [`EpisodeSummary::draw`] within this range; the other ranges are inclusive, too.
@@ -40,17 +40,17 @@ pub struct Filter {
     pub among: Option<BTreeSet<EpisodeId>>,
     /// Exactly this purpose, such as `train`.
     pub purpose: Option<String>,
-    /// By the outcome's `success`.
+    /// Only episodes with this `success` of their outcome.
     pub success: Option<bool>,
     /// Episodes of this group.
     pub group: Option<GroupId>,
-    /// In a trained batch or not.
+    /// Only episodes that are, or are not, in a trained batch.
     pub trained: Option<bool>,
     /// Exactly this task type.
     pub task_kind: Option<String>,
-    /// Of this environment, as [`sinew_types::Trace::environment`] names it.
+    /// Only episodes of this environment, as [`sinew_types::Trace::environment`] names it.
     pub env: Option<String>,
-    /// With a score, but no success; or failed by the system.
+    /// Only episodes with a score but without success, and those that the system failed.
     pub failed: bool,
     /// Some token was sampled by one of these policy versions, or by versions around them.
     pub versions: Option<RangeInclusive<u64>>,
@@ -58,18 +58,18 @@ pub struct Filter {
     pub turns: Option<RangeInclusive<u32>>,
     /// Number of the turn that was its last, from 1: where it failed, if it did.
     pub at_turn: Option<u32>,
-    /// By how the episode ended.
+    /// Only episodes that ended this way.
     pub end: Option<EndKind>,
     /// Least and most total reward, of episodes with a score.
     pub reward: Option<RangeInclusive<f64>>,
     /// Ended before this time, in seconds since 1970.
     pub ended_before: Option<f64>,
-    /// Sampled by versions below this one alone; episodes without sampled tokens do not fit.
+    /// Only episodes sampled by versions below this one; episodes without sampled tokens do not fit.
     pub below_version: Option<u64>,
-    /// Of one of these environments, by name, in another version than the one given here. Episodes whose
-    /// version is not known do not fit.
+    /// Only episodes of one of these environments, by name, in another version than the one given here.
+    /// Episodes of unknown version do not match.
     pub env_changed: Option<BTreeMap<String, String>>,
-    /// Of those that fit and say the same (task, tokens and messages), the first one alone.
+    /// Only the first of matching episodes with equal task, tokens and messages.
     pub unique: bool,
     /// Also what gc removed: it has a listing, and no trace.
     pub removed: bool,
@@ -139,7 +139,7 @@ pub struct EpisodeSummary {
 }
 
 impl EpisodeSummary {
-    /// What a listing shows of a trace that is about to be committed.
+    /// The summary of a trace that is about to be committed.
     pub(crate) fn of(trace: &Trace) -> Self {
         let sampled = trace.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
         Self {
@@ -194,7 +194,7 @@ impl EndKind {
         }
     }
 
-    /// As the index has it. -1 is an episode of which only a mark is known.
+    /// The number in the index. -1 is an episode of which only a mark is known.
     pub(crate) fn code(self) -> i64 {
         match self {
             Self::Terminated => 0,
@@ -214,7 +214,7 @@ impl EndKind {
 /// One page of a listing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Page {
-    /// At most [`Filter::limit`].
+    /// Page of at most [`Filter::limit`] episodes.
     pub episodes: Vec<EpisodeSummary>,
     /// Give this as [`Filter::after`] for the next page; `None`: there is none.
     pub next: Option<Cursor>,
@@ -235,7 +235,7 @@ pub struct TrainedBatch {
     pub batch: String,
     /// Number of the update, from 1.
     pub step: u64,
-    /// In their order.
+    /// Episodes in the order of the batch.
     pub episodes: Vec<EpisodeId>,
     /// Left out, with the reason.
     pub dropped: BTreeMap<EpisodeId, String>,
@@ -255,12 +255,12 @@ impl TrainedBatch {
     }
 }
 
-/// How much a store holds.
+/// Counts and sizes of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreStats {
     /// Episodes that can be read.
     pub episodes: u64,
-    /// Of those that can be read; so with `failed` and `sampled_tokens`.
+    /// Successes among the readable episodes; `failed` and `sampled_tokens` count those, too.
     pub successes: u64,
     pub failed: u64,
     /// Episodes that some update trained, whether or not they can still be read.
@@ -270,11 +270,11 @@ pub struct StoreStats {
     /// Episodes that gc removed; their ids stay known.
     pub collected: u64,
     pub sampled_tokens: u64,
-    /// On the medium, without the index.
+    /// Bytes on the medium, without the index.
     pub bytes: u64,
 }
 
-/// What gc may remove.
+/// Episodes that gc may remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcPolicy {
     /// Episodes that an earlier optimizer update trained go.
@@ -283,7 +283,7 @@ pub struct GcPolicy {
     pub keep_untrained: bool,
 }
 
-/// What gc removed.
+/// Counts of removed things.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcReport {
     /// Traces that were removed.
@@ -317,13 +317,13 @@ pub(crate) fn check_scores(records: &[ScoreRecord]) -> Result<(), StoreError> {
     })
 }
 
-/// What a second commit of a batch comes to.
+/// Result of a second commit of a batch.
 pub(crate) fn same_batch(
     known: &TrainedBatch,
     given: &TrainedBatch,
-) -> Result<Committed, StoreError> {
+) -> Result<CommitOutcome, StoreError> {
     if known.step == given.step && known.episodes == given.episodes {
-        return Ok(Committed::Duplicate);
+        return Ok(CommitOutcome::Duplicate);
     }
     Err(StoreError::BatchConflict {
         batch: known.batch.clone(),
@@ -335,12 +335,15 @@ pub(crate) fn same_batch(
 pub trait TraceStore: Send + Sync + fmt::Debug {
     /// Stores all of `traces` or, on an error, none. Durable before it returns, with one
     /// synchronization for the whole batch. Idempotent by episode id.
-    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError>;
+    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<CommitOutcome>, StoreError>;
 
     /// Stores one trace; see [`TraceStore::commit_batch`].
-    fn commit(&self, trace: &Trace) -> Result<Committed, StoreError> {
+    fn commit(&self, trace: &Trace) -> Result<CommitOutcome, StoreError> {
         let committed = self.commit_batch(std::slice::from_ref(trace))?;
-        Ok(committed.first().copied().unwrap_or(Committed::Duplicate))
+        Ok(committed
+            .first()
+            .copied()
+            .unwrap_or(CommitOutcome::Duplicate))
     }
 
     /// The trace of an episode; `None` if it never was or gc removed it.
@@ -349,15 +352,19 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
     /// Episodes in commit order.
     fn list(&self, filter: &Filter) -> Result<Page, StoreError>;
 
-    /// Records an update in one transaction. Durable before it returns, idempotent by the batch's name;
-    /// refused if an episode that it trained is unknown or was trained in another batch. With `again` it
-    /// takes the place of what was recorded under the name.
-    fn commit_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError>;
+    /// Records an update in one transaction. The record is durable before the call returns. The call is
+    /// idempotent by the batch's name. It is refused if an episode that it trained is unknown or was trained
+    /// in another batch. `again` replaces the earlier record of that name.
+    fn commit_update(
+        &self,
+        update: &TrainedBatch,
+        again: bool,
+    ) -> Result<CommitOutcome, StoreError>;
 
     /// All trained batches, in the order in which they were marked.
     fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError>;
 
-    /// How much there is.
+    /// Counts and sizes of the store.
     fn stats(&self) -> Result<StoreStats, StoreError>;
 
     /// Seconds for which callers waited until something was durable, all of them added up since the store was
@@ -366,25 +373,25 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
         0.0
     }
 
-    /// Stores scores of episodes that can be read. Durable before it returns, with one synchronization for
-    /// all of them. Each is taken or refused alone; a record that is there, to the last field, is a
-    /// duplicate. At most [`crate::MAX_SCORE_BATCH`] at a time.
+    /// Stores scores of episodes that can be read. They are durable before the call returns, with one
+    /// synchronization for all of them. Each is accepted or refused separately; a record that is already
+    /// stored, to the last field, is a duplicate. The limit is [`crate::MAX_SCORE_BATCH`] per call.
     fn put_scores(
         &self,
         records: &[ScoreRecord],
-    ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError>;
+    ) -> Result<Vec<Result<CommitOutcome, ScoreRefused>>, StoreError>;
 
     /// All scores of an episode, in the order in which they came; see [`crate::in_force`].
     fn scores(&self, episode: &EpisodeId) -> Result<Vec<ScoreRecord>, StoreError>;
 
-    /// At most `limit` (up to [`MAX_PAGE`]) scores that came after `after`.
+    /// Up to `limit` (at most [`MAX_PAGE`]) scores that came after `after`.
     fn scores_after(&self, after: Cursor, limit: usize) -> Result<ScorePage, StoreError>;
 
     /// Episodes whose [`sinew_types::Origin::external`] is this, in commit order, at most `limit`.
     fn named(&self, external: &str, limit: usize) -> Result<Vec<EpisodeId>, StoreError>;
 
-    /// Removes traces with their scores. Their ids stay known, so that none is committed or trained again. Of
-    /// episodes that are unknown or were removed nothing happens.
+    /// Removes traces with their scores. Their ids stay known, so that none is committed or trained again.
+    /// Unknown and removed episodes are skipped.
     fn remove(&self, episodes: &[EpisodeId]) -> Result<GcReport, StoreError>;
 
     /// Removes what a policy names, as [`TraceStore::remove`] does.

@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Columns of a task with a folder of its own.
+/// Columns of a task with a separate folder.
 const TASK_FILE: &str = "task.toml";
 
 /// Text of such a task, as the column `prompt`.

@@ -1,12 +1,11 @@
-//! Tasks of a user's own: rows of JSON lines, CSV, Parquet, a folder or code, as a
-//! [`Taskset`](sinew_env::Taskset).
+//! Users' tasks: rows of JSON lines, CSV, Parquet, a folder or code, as a [`Taskset`](sinew_env::Taskset).
 //!
 //! A row is a table of named columns. A Jinja template turns it into the prompt, a filter selects rows, and
-//! the held-out split is a part chosen by the hash of the prompt, or rows of their own.
+//! the held-out split is a part chosen by the hash of the prompt, or separate rows.
 //!
-//! The way of a row: [`read_rows`] (files, with the line of each row) → filter → template → split →
-//! [`TableTaskset`]. All rows are read and rendered when a run starts, so that a bad row is an error with its
-//! file and line before anything is trained.
+//! A row goes through these steps: [`read_rows`] (files, with the line of each row) → filter → template →
+//! split → [`TableTaskset`]. All rows are read and rendered when a run starts, so that a bad row is an error
+//! with its file and line before anything is trained.
 //!
 //! Invariants:
 //! - Equal files and settings give equal tasks with equal ids, in the order of the rows.

@@ -39,7 +39,7 @@ fn announced(meta: &ParquetMetaData) -> (usize, u64) {
     (rows, bytes.fold(0, u64::saturating_add))
 }
 
-/// About the bytes that a value takes as text.
+/// Approximate bytes of a value as text.
 fn bytes_of(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),

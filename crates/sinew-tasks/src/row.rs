@@ -39,10 +39,10 @@ impl Default for Limits {
 /// Rows that are read one after the other, within limits.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
-    /// In the order of their files.
+    /// Rows in the order of their files.
     pub(crate) rows: Vec<Row>,
     pub(crate) limits: Limits,
-    /// Of the rows so far.
+    /// Bytes of the rows so far.
     bytes: u64,
 }
 
@@ -106,8 +106,8 @@ impl Rows {
 pub struct Row {
     /// File that holds the row, or what made it.
     pub path: Arc<Path>,
-    /// Line in the file, from 1. A row of a CSV file can span lines: this is its first one. Of rows that were
-    /// made, the index from 0.
+    /// Line in the file, from 1. A row of a CSV file can span lines: this is its first one. Rows that were
+    /// made have an index from 0.
     pub line: usize,
     /// No line of a file: code made the row.
     pub made: bool,

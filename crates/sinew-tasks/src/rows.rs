@@ -1,4 +1,4 @@
-//! Rows of files, by the format that the file's name says.
+//! Rows of files, read in the format of the file's name.
 
 use crate::error::TasksError;
 use crate::row::{Rows, read_error, row_error};
@@ -23,7 +23,7 @@ enum Format {
     Parquet,
 }
 
-/// The format of a file, `None` if the ending is no known one.
+/// The format of a file, `None` if the ending is not a known one.
 fn format(path: &Path) -> Option<Format> {
     let ending = path.extension()?.to_str()?.to_ascii_lowercase();
     Some(match ending.as_str() {

@@ -28,24 +28,25 @@ const SHARE: f64 = 0.05;
 /// Source of the held-out split.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Splits {
-    /// The source's own one: of a folder whose files are named `train…` and `test…`, `eval…`, `valid…` or
-    /// `dev…`, or of [`Source::Split`]. Of other sources 5 % of the rows, as of [`Splits::Share`].
+    /// The source's own split: that of a folder whose files are named `train…` and `test…`, `eval…`, `valid…`
+    /// or `dev…`, or that of [`Source::Split`]. Other sources hold out 5 % of the rows, like
+    /// [`Splits::Share`].
     Given,
-    /// Share of the rows, chosen by the hash of their prompts, above 0 and below 1. Refused for a source
-    /// that has a held-out split of its own.
+    /// Share of the rows, chosen by the hash of their prompts, above 0 and below 1. Refused for a source that
+    /// has a separate held-out split.
     Share(f64),
-    /// Rows of their own.
+    /// Separate rows.
     Own(Source),
 }
 
-/// Where rows come from.
+/// Source of rows.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// A file or folder.
     Files(PathBuf),
     /// Files by split, such as those of a data set of the hub.
     Split {
-        /// For messages.
+        /// Name for messages.
         name: String,
         /// Files to train on.
         train: Vec<PathBuf>,
@@ -54,7 +55,7 @@ pub enum Source {
     },
     /// Rows that were made already.
     Made {
-        /// What made them, such as `gen.py:rows`: messages name it, with the index of a row from 0.
+        /// Maker of the rows, such as `gen.py:rows`: messages name it, with the index of a row from 0.
         by: String,
         /// The columns of each row, in order.
         rows: Vec<Map<String, Value>>,
@@ -106,9 +107,9 @@ impl Source {
 pub struct TableConfig {
     /// Name in task ids.
     pub name: String,
-    /// Where the rows come from.
     pub source: Source,
-    /// Source of the held-out split. Without a file it is never empty, if there are two different prompts.
+    /// Source of the held-out split. A split made of the rows is never empty if there are two different
+    /// prompts.
     pub held_out: Splits,
     /// Jinja template over the columns. `None`: the column `prompt`.
     pub prompt: Option<String>,
@@ -190,7 +191,7 @@ impl TableTaskset {
 
     /// BLAKE3 of all rows of both splits, in their order: 64 hexadecimal digits.
     ///
-    /// Rows that were left out are no part of it, and neither are file names and lines.
+    /// Rows that were left out are not part of it, and neither are file names and lines.
     pub fn digest(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for split in [Split::Train, Split::HeldOut] {
@@ -321,7 +322,7 @@ fn preamble(config: &TableConfig, messages: Vec<Message>) -> Vec<Message> {
     first.chain(examples).chain(messages).collect()
 }
 
-/// Rows to train on, and those of the held-out split if they have files of their own.
+/// Rows to train on, and those of the held-out split if they have separate files.
 fn sources(
     config: &mut TableConfig,
     notes: &mut Vec<String>,
@@ -421,7 +422,7 @@ fn kept(
 }
 
 /// Takes the held-out part from the rows: those whose hash is below the share, so that the rows that are held
-/// out stay the same when others are added. Of few rows it takes the one with the lowest hash.
+/// out stay the same when others are added. It takes the one with the lowest hash if there are few rows.
 fn split(rows: &mut Vec<(Row, [u8; 32])>, share: f64) -> Vec<(Row, [u8; 32])> {
     let number = |hash: &[u8; 32]| {
         let [a, b, c, d, ..] = *hash;

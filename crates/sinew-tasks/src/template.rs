@@ -106,7 +106,7 @@ impl PromptTemplate {
     }
 
     /// The messages of a row's prompt: one of the user, or those of a column `prompt` that is a list of
-    /// messages. With the fields of that list which are not known, and their counts.
+    /// messages. Also returns the unknown fields of that list, with their counts.
     ///
     /// # Errors
     /// [`TasksError::Row`] if a column is missing, the prompt is empty, or its last message is not text of

@@ -436,7 +436,8 @@ fn splits_of_a_source_are_kept_and_a_share_beside_them_is_refused() {
             (4, notes)
         );
     }
-    // As the held-out split of other rows it gives its held-out ones; without splits, 5 % are held out.
+    // A source with splits gives its held-out rows as the held-out split of other rows. A source without
+    // splits holds out 5 %.
     let mut settings = config(&file(&dir, "own.jsonl", &lines(3)));
     settings.held_out = Splits::Own(split);
     let table = TableTaskset::open(settings).unwrap();

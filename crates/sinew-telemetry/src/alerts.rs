@@ -1,8 +1,8 @@
-//! When a run needs a person: a table of rules over what it reports. Pure, with time as an argument.
+//! Alerts when a run needs a person: a table of rules over its reports. Pure, with time as an argument.
 //!
-//! A rule speaks when its condition begins to hold and is silent while it goes on to hold, for at least
-//! `every_s` after its last word. All rules together speak at most `max_per_hour` times an hour; what is held
-//! back is counted.
+//! A rule fires when its condition begins to hold, and is silent while it continues to hold, for at least
+//! `every_s` after its last alert. All rules together fire at most `max_per_hour` times an hour; alerts that
+//! are held back are counted.
 //!
 //! | rule | condition |
 //! |---|---|
@@ -16,7 +16,7 @@
 //! | `memory` | little free memory |
 
 use crate::config::AlertsConfig;
-use sinew_orchestrator::{Course, EvalRecord, Judgement, Process, StepRecord};
+use sinew_orchestrator::{EvalRecord, Judgement, Process, StepRecord, VerdictInput};
 use sinew_rollout::LiveEpisode;
 use sinew_types::EpisodeId;
 use std::collections::{BTreeMap, VecDeque};
@@ -33,10 +33,10 @@ const LEAST_DEVIATION: f64 = 0.02;
 const GIB: f64 = (1u64 << 30) as f64;
 const HOUR_S: f64 = 3600.0;
 
-/// What an alert is about.
+/// Rule of an alert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// The run does not go on.
+    /// The run makes no progress.
     Stopped,
     /// The policy collapses.
     Collapse,
@@ -46,7 +46,7 @@ pub enum Rule {
     Failures,
     /// Rows are too old.
     Staleness,
-    /// Nothing goes on.
+    /// There is no progress.
     Hang,
     /// The disk is nearly full.
     Disk,
@@ -55,7 +55,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// As it is named in messages.
+    /// Name in messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stopped => "stopped",
@@ -73,13 +73,13 @@ impl Rule {
 /// A message for a person.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alert {
-    /// What it is about.
+    /// Rule that was broken.
     pub rule: Rule,
     /// One sentence.
     pub text: String,
-    /// What was measured, and where the rule begins.
+    /// The measured value.
     pub value: f64,
-    /// As in the configuration.
+    /// Threshold of the rule, as in the configuration.
     pub threshold: f64,
     /// Alerts that were held back since the last one.
     pub held_back: u64,
@@ -89,7 +89,7 @@ pub struct Alert {
 
 /// A look at the machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Look {
+pub struct MachineReading {
     /// Bytes that the disk of the run's folder has left; `None`: not known.
     pub disk_free: Option<u64>,
     /// Share of memory in use; `None`: not known.
@@ -103,16 +103,16 @@ pub struct Alerts {
     /// Entropy, share of equal groups, and success of the last steps.
     signs: VecDeque<(Option<f64>, f64, f64)>,
     /// The numbers that the verdict follows from.
-    course: Course,
+    course: VerdictInput,
     rewards: VecDeque<f64>,
     /// Rules whose condition holds.
     holding: BTreeMap<Rule, bool>,
-    /// When each rule last spoke.
+    /// Time at which each rule last fired.
     last: BTreeMap<Rule, f64>,
-    /// When any rule spoke, within the last hour.
+    /// Times at which any rule fired, within the last hour.
     sent: VecDeque<f64>,
     held_back: u64,
-    /// When the run last said something.
+    /// Time of the run's last event.
     heard_s: Option<f64>,
 }
 
@@ -122,7 +122,7 @@ impl Alerts {
         Self {
             config,
             signs: VecDeque::new(),
-            course: Course::default(),
+            course: VerdictInput::default(),
             rewards: VecDeque::new(),
             holding: BTreeMap::new(),
             last: BTreeMap::new(),
@@ -134,7 +134,7 @@ impl Alerts {
 
     /// The steps of earlier sessions of a resumed run.
     pub fn resumed(&mut self, steps: &[StepRecord], evals: &[EvalRecord]) {
-        self.course = Course::of(steps, evals);
+        self.course = VerdictInput::of(steps, evals);
     }
 
     /// Held-out tasks were measured.
@@ -145,7 +145,7 @@ impl Alerts {
         out
     }
 
-    /// The run ends. A good end is no alert.
+    /// The run ends. A good end is not an alert.
     pub fn on_end(&mut self, process: Process, why: Option<&str>) -> Vec<Alert> {
         let verdict = self.course.verdict(process, why);
         let first = why.and_then(|why| why.lines().next());
@@ -298,13 +298,13 @@ impl Alerts {
         out
     }
 
-    /// The run said something.
+    /// Notes an event of the run.
     pub fn heard(&mut self, now_s: f64) {
         self.heard_s = Some(now_s);
     }
 
     /// A look at the machine, and at the silence of the run.
-    pub fn on_look(&mut self, look: Look, now_s: f64) -> Vec<Alert> {
+    pub fn on_look(&mut self, look: MachineReading, now_s: f64) -> Vec<Alert> {
         let mut out = Vec::new();
         if let Some(free) = look.disk_free {
             let (free, limit) = (free as f64 / GIB, self.config.disk_free_below_gb);
@@ -511,12 +511,12 @@ mod tests {
             [Rule::Hang]
         );
         assert!(alerts.on_rollout(&[live(tool, 602.0)], 2.0).is_empty());
-        let look = Look {
+        let look = MachineReading {
             disk_free: Some(1 << 30),
             memory_used: Some(0.99),
         };
         assert_eq!(rules(alerts.on_look(look, 3.0)), [Rule::Disk, Rule::Memory]);
-        let well = Look {
+        let well = MachineReading {
             disk_free: None,
             memory_used: None,
         };

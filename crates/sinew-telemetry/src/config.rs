@@ -1,11 +1,11 @@
-//! The file of `--signals`: what is sent where. Unknown keys are refused.
+//! The file of `--signals`: data and destinations. Unknown keys are refused.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// Why the file is refused.
+/// Reasons why the file is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum SignalsError {
     /// It cannot be read.
@@ -13,25 +13,25 @@ pub enum SignalsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// In words.
+        /// Reason, in words.
         why: String,
     },
-    /// It is no such file: syntax, an unknown key, a wrong type.
+    /// It is not such a file: syntax, an unknown key, a wrong type.
     #[error("{path}: {why}", path = path.display())]
     Syntax {
         /// The file.
         path: PathBuf,
-        /// With the line.
+        /// Reason, with the line.
         why: String,
     },
     /// A value that is not allowed.
     #[error("{key} = {value}: allowed: {allowed}")]
     Value {
-        /// As in the file.
+        /// Key as in the file.
         key: &'static str,
-        /// As typed.
+        /// Value as typed.
         value: String,
-        /// In words.
+        /// Allowed values, in words.
         allowed: &'static str,
     },
     /// Something outside could not be opened.
@@ -39,7 +39,7 @@ pub enum SignalsError {
     System(String),
 }
 
-/// Where a run is exported to. A table that is absent exports nothing.
+/// Destinations of a run's exports. A table that is absent exports nothing.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct SignalsConfig {
@@ -65,9 +65,9 @@ pub struct PrometheusConfig {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct OtlpConfig {
-    /// Where traces are posted, such as `http://127.0.0.1:4318/v1/traces`.
+    /// URL for traces, such as `http://127.0.0.1:4318/v1/traces`.
     pub url: Option<String>,
-    /// Where log records are posted, such as `http://127.0.0.1:4318/v1/logs`.
+    /// URL for log records, such as `http://127.0.0.1:4318/v1/logs`.
     pub logs_url: Option<String>,
     /// `service.name` of all spans and records.
     #[serde(default = "service")]
@@ -81,7 +81,7 @@ pub struct OtlpConfig {
 
 impl OtlpConfig {
     /// # Errors
-    /// If both addresses are missing, one is no address of HTTP, or the share is not from 0 to 1.
+    /// If both addresses are missing, one is not an address of HTTP, or the share is not from 0 to 1.
     fn check(&self) -> Result<(), SignalsError> {
         if self.url.is_none() && self.logs_url.is_none() {
             return refused("otlp", "{}", "`url` (traces), `logs_url` or both");
@@ -127,10 +127,10 @@ pub enum Format {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Tls {
-    /// From the first byte.
+    /// TLS from the first byte.
     #[default]
     Always,
-    /// After the server agreed to it; without that nothing is sent.
+    /// TLS after the server agreed to it; otherwise nothing is sent.
     Starttls,
     /// Not at all: on this machine only.
     Never,
@@ -159,13 +159,13 @@ pub struct MailConfig {
 const MAX_RECEIVERS: usize = 20;
 
 impl MailConfig {
-    /// Without the port.
+    /// Host without the port.
     pub(crate) fn host(&self) -> &str {
         let (host, _) = self.parts();
         host.trim_start_matches('[').trim_end_matches(']')
     }
 
-    /// As typed, or the usual one (RFC 8314, RFC 5321).
+    /// Port as typed, or the usual one (RFC 8314, RFC 5321).
     pub(crate) fn port(&self) -> u16 {
         let usual = match self.tls {
             Tls::Always => 465,
@@ -185,7 +185,7 @@ impl MailConfig {
     }
 
     /// # Errors
-    /// If the server is no host, mail would leave this machine without encryption, or receivers or a login
+    /// If the server is not a host, mail would leave this machine without encryption, or receivers or a login
     /// are wrong.
     fn check(&self) -> Result<(), SignalsError> {
         let (host, port) = self.parts();
@@ -219,7 +219,7 @@ impl MailConfig {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct AlertsConfig {
-    /// Where alerts are posted.
+    /// URL for alerts.
     pub webhook: Option<String>,
     /// Form of what is posted; left out: `json`.
     pub format: Option<Format>,
@@ -288,7 +288,7 @@ impl SignalsConfig {
     /// Reads the text of a file.
     ///
     /// # Errors
-    /// As [`SignalsConfig::load`].
+    /// Same as [`SignalsConfig::load`].
     pub fn parse(path: &Path, text: &str) -> Result<Self, SignalsError> {
         let config: Self = toml::from_str(text).map_err(|e| SignalsError::Syntax {
             path: path.into(),
@@ -353,7 +353,7 @@ impl SignalsConfig {
 }
 
 /// # Errors
-/// If it is no address of HTTP.
+/// If it is not an address of HTTP.
 fn address(key: &'static str, url: &str) -> Result<(), SignalsError> {
     match url.starts_with("http://") || url.starts_with("https://") {
         true => Ok(()),

@@ -4,14 +4,14 @@
 //! their own clients.
 //!
 //! [`Signals::start`] watches the bus of a run through a bounded queue. A thread turns events into numbers,
-//! spans and alerts; what goes over the network leaves through a second bounded queue.
+//! spans and alerts; data for the network leave through a second bounded queue.
 //!
 //! Invariants:
-//! - The run is never delayed and never fails by what is here: what does not fit into a queue is lost and
-//!   counted, what cannot be sent is retried a few times, then lost and counted.
+//! - The run is never delayed and never fails because of this crate. Data that do not fit into a queue are
+//!   lost and counted. Data that cannot be sent are retried a few times, then lost and counted.
 //! - Rules of alerts, the text of Prometheus, spans and records are made by pure parts, with time as an
 //!   argument; the clock is in one module.
-//! - An alert is sent once, not again while its condition lasts, and at most so often an hour.
+//! - An alert is sent once, not again while its condition lasts, and at most a set number of times an hour.
 //!
 //! | key | goes to |
 //! |---|---|
@@ -21,7 +21,6 @@
 
 mod alerts;
 mod config;
-mod facts;
 mod files;
 mod logs;
 mod machine;
@@ -31,14 +30,16 @@ mod numbers;
 mod otlp;
 mod prometheus;
 mod run;
+mod run_info;
 mod send;
 mod spans;
 mod worker;
 
-pub use alerts::{Alert, Alerts, Look, Rule};
+pub use alerts::{Alert, Alerts, MachineReading, Rule};
 pub use config::{
     AlertsConfig, Format, MailConfig, OtlpConfig, PrometheusConfig, SignalsConfig, SignalsError,
     Tls,
 };
-pub use facts::Run;
+pub use machine::{Memory, disk_free};
 pub use run::Signals;
+pub use run_info::Run;

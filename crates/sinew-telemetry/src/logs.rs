@@ -1,7 +1,7 @@
-//! Events of a run as log records of OpenTelemetry. Pure: it is given the events and the time.
+//! Events of a run as log records of OpenTelemetry. Pure: events and time are arguments.
 //!
-//! A record has a text for people as its body, an event name, and the facts as attributes. What speaks of an
-//! episode has the ids of its trace where that trace is sent, so that a reader goes from one to the other.
+//! A record has a text for people as its body, an event name, and the facts as attributes. Records about an
+//! episode have the ids of its trace if that trace is sent, so that a reader gets from one to the other.
 
 use crate::alerts::Alert;
 use crate::otlp::{self, float, int, text};
@@ -30,7 +30,7 @@ pub(crate) struct Logs {
 }
 
 impl Logs {
-    /// Without records.
+    /// A log without records.
     pub(crate) fn new(run: &str, traced: f64) -> Self {
         Self {
             run: run.to_owned(),
@@ -40,7 +40,7 @@ impl Logs {
         }
     }
 
-    /// Takes what an event says to people.
+    /// Takes an event's text for people.
     pub(crate) fn event(&mut self, event: &RunEvent, now_unix_s: f64) {
         use SeverityNumber::{Debug, Info, Warn};
         let (severity, name, said, attributes) = match event {
@@ -222,7 +222,7 @@ fn measured(r: &EvalRecord) -> (String, Vec<KeyValue>) {
     (said, attributes)
 }
 
-/// As the data model of OpenTelemetry shortens it.
+/// Short name of the data model of OpenTelemetry.
 fn word(severity: SeverityNumber) -> &'static str {
     match severity {
         SeverityNumber::Debug => "DEBUG",

@@ -51,7 +51,7 @@ pub(crate) fn start(
 }
 
 /// # Errors
-/// If it is no address of mail; the text names the key.
+/// If it is not an address of mail; the text names the key.
 fn mailbox(key: &str, address: &str) -> Result<Mailbox, String> {
     address
         .parse()
@@ -104,7 +104,7 @@ async fn work(
 /// Sends a message, again where another try may help.
 ///
 /// # Errors
-/// What the last try came to.
+/// The error of the last try.
 async fn send(
     transport: &Transport,
     (from, to): (&Mailbox, &[Mailbox]),

@@ -46,7 +46,7 @@ fn title(run: &str, alert: &Alert) -> String {
     format!("sinew {run}: {}", alert.rule.name())
 }
 
-/// What was not said before it.
+/// Number of alerts that were held back before it.
 fn more(alert: &Alert) -> String {
     match alert.held_back {
         0 => String::new(),

@@ -1,7 +1,7 @@
-//! The numbers of a run by name, for every exporter alike. Pure.
+//! The numbers of a run by name, equal for every exporter. Pure.
 //!
-//! Names have parts with `/` between them: `rollout/reward`, `policy/entropy`. What was not measured is left
-//! out: it is not 0.
+//! Names have parts with `/` between them: `rollout/reward`, `policy/entropy`. Unmeasured values are left
+//! out: they are not 0.
 
 use sinew_orchestrator::{EpisodeStats, EvalRecord, StepRecord};
 
@@ -21,12 +21,11 @@ const LOSS: [(&str, &str); 9] = [
 /// Names and values, finite ones only.
 pub(crate) type Numbers = Vec<(String, f64)>;
 
-/// Names and what they are, for people who see a number without this program's pages; of those that a
-/// set of episodes has, without the name of the set. All are short: they stand in every answer to
-/// Prometheus.
+/// Names and their meaning, for people who see a number without this program's pages. Numbers of a set of
+/// episodes are listed without the name of the set. All are short: they stand in every answer to Prometheus.
 ///
 /// A number that is not here is one that an environment or a reward names, or that only some algorithms
-/// measure: [`help`] says its name then, and invents nothing.
+/// measure: [`help`] returns its name then, and invents nothing.
 const WORDS: [(&str, &str); 52] = [
     ("success", "share of the scored episodes that succeeded"),
     ("greedy_success", "success at temperature 0"),

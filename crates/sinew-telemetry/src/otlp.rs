@@ -1,4 +1,4 @@
-//! What traces and logs of OpenTelemetry share: who speaks, and attributes. Pure.
+//! Common parts of traces and logs of OpenTelemetry: the resource, and attributes. Pure.
 
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value};
 use opentelemetry_proto::tonic::resource::v1::Resource;

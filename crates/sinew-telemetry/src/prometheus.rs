@@ -1,18 +1,18 @@
-//! The text that Prometheus reads (exposition format 0.0.4). Pure.
+//! The text format of Prometheus (exposition format 0.0.4). Pure.
 
 use crate::numbers::{Numbers, help};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Series that are kept at most: a run with thousands of metrics is cut, and says so.
+/// Series that are kept at most: a run with thousands of metrics is cut, which is reported.
 const MAX_SERIES: usize = 2000;
 
 /// The newest value of each series of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Board {
-    /// In the label `run` of every series.
+    /// Label `run` of every series.
     run: String,
-    /// By names with `/`.
+    /// Values by names with `/`.
     values: BTreeMap<String, f64>,
     counters: BTreeMap<&'static str, f64>,
     /// Values of series beyond the limit.
@@ -20,7 +20,7 @@ pub(crate) struct Board {
 }
 
 impl Board {
-    /// Without series.
+    /// A board without series.
     pub(crate) fn new(run: &str) -> Self {
         Self {
             run: run.to_owned(),
@@ -119,13 +119,13 @@ fn counted(name: &str) -> &'static str {
     }
 }
 
-/// As a name may be: letters, digits and `_`.
+/// A valid name: letters, digits and `_`.
 fn plain(name: &str) -> String {
     let fits = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     name.chars().map(fits).collect()
 }
 
-/// As the value of a label.
+/// A text as the value of a label.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\")
         .replace('"', "\\\"")
@@ -158,7 +158,7 @@ mod tests {
         }
         let types = text.matches("# TYPE sinew_rollout_env_success ").count();
         assert_eq!(types, 1);
-        // Every family says what it is, once and before its rows.
+        // Every family has its description once, before its rows.
         let mut lines = text.lines().peekable();
         while let Some(line) = lines.next() {
             if let Some(rest) = line.strip_prefix("# HELP ") {

@@ -1,11 +1,11 @@
-//! Starts the parts that a file of signals asks for, and ends them in order.
+//! Starts the parts that a file of signals configures, and ends them in order.
 
 use crate::alerts::Alerts;
 use crate::config::{SignalsConfig, SignalsError};
-use crate::facts::Run;
 use crate::logs::Logs;
 use crate::mail;
 use crate::prometheus::Board;
+use crate::run_info::Run;
 use crate::send;
 use crate::spans::Collector;
 use crate::worker::{Worker, lock};
@@ -19,17 +19,17 @@ use tokio::task::JoinHandle;
 
 /// Events that wait.
 const QUEUE: usize = 4096;
-/// How long the end of a run waits for what is still to be sent.
+/// Time for which the end of a run waits for data that are still to be sent.
 const FLUSH: Duration = Duration::from_secs(15);
 
-/// Sends what a run says until it is dropped.
+/// Sends the events of a run until it is dropped.
 #[derive(Debug)]
 pub struct Signals {
     stop: SyncSender<()>,
     thread: Option<std::thread::JoinHandle<()>>,
     sending: Vec<JoinHandle<()>>,
     runtime: Handle,
-    /// Where `/metrics` is.
+    /// Address of `/metrics`.
     address: Option<std::net::SocketAddr>,
 }
 
@@ -60,14 +60,14 @@ impl Signals {
         })
     }
 
-    /// Where `/metrics` is served, if it is.
+    /// Address of `/metrics`, if it is served.
     pub fn address(&self) -> Option<std::net::SocketAddr> {
         self.address
     }
 }
 
 impl Drop for Signals {
-    /// What is in the queues is sent first, for a while.
+    /// Sends the content of the queues first, for a while.
     fn drop(&mut self) {
         let _ = self.stop.try_send(());
         if let Some(thread) = self.thread.take() {

@@ -1,4 +1,4 @@
-//! What leaves over the network: bounded queues, a task each, a few tries for every request.
+//! Sends data over the network: bounded queues, a task each, a few tries for every request.
 
 use sinew_http::{Client, ClientOptions, Failure, HttpError, Method, Retry, retry};
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ pub(crate) struct Request {
     pub(crate) body: Vec<u8>,
 }
 
-/// What became of requests.
+/// Counts of requests by result.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) sent: AtomicU64,
@@ -53,7 +53,7 @@ impl Counts {
     }
 }
 
-/// A bounded queue to a task. What does not fit is lost and counted.
+/// A bounded queue to a task. Items that do not fit are lost and counted.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     queue: mpsc::Sender<T>,
@@ -61,7 +61,7 @@ pub(crate) struct Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// With room for so many.
+    /// A queue with room for so many.
     pub(crate) fn new(room: usize) -> (Self, mpsc::Receiver<T>, Arc<Counts>) {
         let (queue, receiver) = mpsc::channel(room);
         let counts = Arc::<Counts>::default();
@@ -76,7 +76,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// What became of those before.
+    /// Counts of earlier items.
     pub(crate) fn counts(&self) -> Arc<Counts> {
         Arc::clone(&self.counts)
     }

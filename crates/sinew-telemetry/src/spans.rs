@@ -1,9 +1,9 @@
 //! Phases of episodes as spans of OpenTelemetry: an episode, its turns, and in each turn the generation and
-//! the tools. Pure: it is given the phases and the time.
+//! the tools. Pure: phases and time are arguments.
 //!
-//! An episode is a trace. It is complete when it is not among the live ones any more and what it came to is
-//! known, which its first span has. A turn begins with a generation and ends before the next one; starts and
-//! scores stand next to the turns. Models and tokens have the names of the conventions for generative models.
+//! An episode is a trace. It is complete when it is not live any more and its result is known, which its
+//! first span has. A turn begins with a generation and ends before the next one; starts and scores stand next
+//! to the turns. Models and tokens have the names of the conventions for generative models.
 //!
 //! | span | attribute | holds |
 //! |---|---|---|
@@ -18,9 +18,9 @@
 //! | `turn` | `sinew.turn` | its number, from 1 |
 //!
 //! Invariants:
-//! - What is not known is left out: tokens of turns that were sampled in several pieces, for example.
+//! - Unknown values are left out: tokens of turns that were sampled in several pieces, for example.
 //! - Ids follow from run and episode, so that an episode that is sent twice is one trace.
-//! - What is kept is bounded; what does not fit is counted as lost.
+//! - Kept spans are bounded; those that do not fit are counted as lost.
 
 use crate::otlp::{self, boolean, float, int, text};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
@@ -39,7 +39,7 @@ const SAMPLED: &str = "gen_ai.usage.output_tokens";
 const QUIET_S: f64 = 120.0;
 
 /// An episode that is complete: its phases, and what it came to; `None`: that was lost, or it was given up.
-pub(crate) type Complete = (Vec<PhaseSpan>, Option<EndedEpisode>);
+pub(crate) type CompleteEpisode = (Vec<PhaseSpan>, Option<EndedEpisode>);
 
 /// Collects phases until their episodes are complete.
 #[derive(Debug, Default)]
@@ -81,7 +81,11 @@ impl Collector {
 
     /// Episodes that are complete: not among the live ones, and either it is known what they came to, or
     /// they were quiet for long.
-    pub(crate) fn complete(&mut self, live: &[LiveEpisode], now_unix_s: f64) -> Vec<Complete> {
+    pub(crate) fn complete(
+        &mut self,
+        live: &[LiveEpisode],
+        now_unix_s: f64,
+    ) -> Vec<CompleteEpisode> {
         let live: BTreeSet<&str> = live.iter().map(|l| l.episode.as_str()).collect();
         let done = |id: &String, phases: &Vec<PhaseSpan>| {
             let last = phases.last().map_or(0.0, |p| p.ended_unix_s);
@@ -98,13 +102,13 @@ impl Collector {
     }
 
     /// Takes one out, with what it came to if that is known.
-    fn take(&mut self, id: &str) -> Option<Complete> {
+    fn take(&mut self, id: &str) -> Option<CompleteEpisode> {
         let phases = self.open.remove(id)?;
         Some((phases, self.ended.remove(id)))
     }
 
     /// All that is left, at the end of a run.
-    pub(crate) fn rest(&mut self) -> Vec<Complete> {
+    pub(crate) fn rest(&mut self) -> Vec<CompleteEpisode> {
         let ids: Vec<String> = self.open.keys().cloned().collect();
         ids.iter().filter_map(|id| self.take(id)).collect()
     }
@@ -114,7 +118,7 @@ impl Collector {
 pub(crate) fn request(
     service: &str,
     (run, model): (&str, &str),
-    episodes: &[Complete],
+    episodes: &[CompleteEpisode],
 ) -> ExportTraceServiceRequest {
     ExportTraceServiceRequest {
         resource_spans: vec![ResourceSpans {
@@ -133,7 +137,7 @@ pub(crate) fn request(
 }
 
 /// The spans of an episode, its own first.
-fn episode((run, model): (&str, &str), (phases, ended): &Complete) -> Vec<Span> {
+fn episode((run, model): (&str, &str), (phases, ended): &CompleteEpisode) -> Vec<Span> {
     let Some(first) = phases.first() else {
         return Vec::new();
     };
@@ -147,7 +151,7 @@ fn episode((run, model): (&str, &str), (phases, ended): &Complete) -> Vec<Span> 
     let mut spans = vec![root];
     let root_id = spans[0].span_id.clone();
     let (mut turn, mut number) = (None::<usize>, 0);
-    // A turn that is sampled in pieces has several phases: its tokens are not told apart then.
+    // A turn that is sampled in pieces has several phases: its tokens cannot be assigned then.
     let turns = ended.as_ref().map_or(&[][..], |e| &e.turns);
     let generated = phases.iter().filter(|p| p.phase == Phase::Generate);
     let mut turns = match generated.count() == turns.len() {
@@ -213,7 +217,7 @@ fn name(phase: Phase) -> &'static str {
     }
 }
 
-/// As the conventions for generative models name it.
+/// Name of the conventions for generative models.
 fn operation(phase: Phase) -> Option<&'static str> {
     match phase {
         Phase::Generate => Some("chat"),
@@ -229,7 +233,7 @@ pub(crate) fn episode_ids(run: &str, episode: &str) -> (Vec<u8>, Vec<u8>) {
     (trace, span)
 }
 
-/// Whether an episode is in a share of all, by its id alone.
+/// Whether an episode is in a share of all, by only its id.
 pub(crate) fn chosen(episode: &str, share: f64) -> bool {
     let hash = blake3::hash(episode.as_bytes());
     let mut bytes = [0; 4];
@@ -401,7 +405,7 @@ mod tests {
             phase_s: 1.0,
             left_s: None,
         }];
-        // What `b` came to is not known yet.
+        // The result of `b` is not known yet.
         assert!(collector.complete(&live, 2.0).is_empty());
         let ended = |id| EndedEpisode {
             episode: EpisodeId::new(id),

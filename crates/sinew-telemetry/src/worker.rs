@@ -1,9 +1,8 @@
-//! The thread that turns events of a run into signals. It has the clock and the files; what goes over the
-//! network leaves through the queues of [`crate::send`].
+//! The thread that turns events of a run into signals. It has the clock and the files; data for the network
+//! leave through the queues of [`crate::send`].
 
 use crate::alerts::{Alert, Alerts};
 use crate::config::{AlertsConfig, OtlpConfig, PrometheusConfig};
-use crate::facts::Run;
 use crate::files;
 use crate::logs::Logs;
 use crate::machine;
@@ -11,8 +10,9 @@ use crate::mail::Mail;
 use crate::message;
 use crate::numbers;
 use crate::prometheus::Board;
+use crate::run_info::Run;
 use crate::send::{Counts, Queue, Request};
-use crate::spans::{self, Collector, Complete, chosen};
+use crate::spans::{self, Collector, CompleteEpisode, chosen};
 use prost::Message;
 use sinew_orchestrator::{Bus, Process, RolloutProgress, RunEvent};
 use std::collections::BTreeMap;
@@ -20,9 +20,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Between two looks at the queue.
+/// Interval of looks at the queue.
 const EVERY: Duration = Duration::from_millis(500);
-/// Between two writings of the text file, and two looks at disk and memory.
+/// Interval of writing the text file, and of looks at disk and memory.
 const SLOW: Duration = Duration::from_secs(15);
 /// Episodes in one request.
 const EPISODES: usize = 64;
@@ -47,13 +47,13 @@ pub(crate) struct Worker {
     pub(crate) alerts: Option<(AlertsConfig, Alerts)>,
     pub(crate) logs: Option<(OtlpConfig, Logs)>,
     pub(crate) sender: Queue<Request>,
-    /// Alerts have a queue of their own: a collector that is down does not delay them.
+    /// Alerts have a separate queue: a collector that is down does not delay them.
     pub(crate) caller: Queue<Request>,
     pub(crate) mail: Option<Queue<Mail>>,
-    /// The run has said that it ends.
+    /// The run has reported its end.
     pub(crate) heard_end: bool,
     pub(crate) began: Instant,
-    /// When files and the machine were last looked at.
+    /// Time of the last look at files and the machine.
     pub(crate) slow: Option<Instant>,
 }
 
@@ -92,7 +92,7 @@ impl Worker {
         }
     }
 
-    /// What was sent and lost so far, and what the work here took.
+    /// Counts of sent and lost items so far, and the time that the work here took.
     fn count(&self, bus: &Bus) {
         let mut counts = [("signals_sent", 0), ("signals_lost", 0)];
         let queues = [Some(self.sender.counts()), Some(self.caller.counts())];
@@ -184,7 +184,7 @@ impl Worker {
         self.say(said.unwrap_or_default());
     }
 
-    /// What runs now, and phases that ended.
+    /// Running episodes, and phases that ended.
     fn rollout(&mut self, seen: &RolloutProgress) {
         let g = &seen.gauges;
         let numbers = [
@@ -265,7 +265,12 @@ fn otlp_post(config: &OtlpConfig, url: &str, body: Vec<u8>) -> Request {
 }
 
 /// Sends the traces of episodes, those of the configured share.
-fn export(config: &OtlpConfig, run: &Run, sender: &Queue<Request>, mut episodes: Vec<Complete>) {
+fn export(
+    config: &OtlpConfig,
+    run: &Run,
+    sender: &Queue<Request>,
+    mut episodes: Vec<CompleteEpisode>,
+) {
     let Some(url) = &config.url else {
         return;
     };

@@ -121,8 +121,8 @@ fn attention(dev: &Cpu, name: &str, layout: &TreeLayout) {
     });
 }
 
-/// Decoding steps and a prompt chunk of one layer: each sequence has `shared` tokens in common blocks
-/// and `own` tokens in blocks of its own, the last `rows` of which are queries.
+/// Decoding steps and a prompt chunk of one layer: each sequence has `shared` tokens in common blocks and
+/// `own` tokens in separate blocks, the last `rows` of which are queries.
 fn paged(dev: &Cpu, name: &str, count: usize, shared: usize, own: usize, rows: usize) {
     const BLOCK: usize = 16;
     let shape = AttentionShape::new(9, 3, 64).expect("nine heads in three groups");

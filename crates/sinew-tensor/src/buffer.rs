@@ -9,8 +9,8 @@ use std::slice;
 
 /// Alignment of every buffer in bytes: a cache line and an AVX-512 register.
 const ALIGN: usize = 64;
-/// Buffers from this size on are mapped on their own, aligned to and advised for huge pages: measured
-/// on the machines we know, these double the read bandwidth.
+/// Buffers from this size on are mapped separately, aligned to and advised for huge pages: these double the
+/// read bandwidth on the measured machines.
 const HUGE: usize = 2 << 20;
 
 /// A fixed-size `f32` array, aligned to 64 bytes (2 MiB from 2 MiB on, with huge pages where the
@@ -85,8 +85,8 @@ fn map_huge(bytes: usize) -> NonNull<f32> {
     }
     let start = base.addr().next_multiple_of(HUGE);
     let head = start - base.addr();
-    // SAFETY: head and tail lie inside the mapping above, outside the part we keep. The advice is
-    // a hint: its failure changes speed alone.
+    // SAFETY: head and tail lie inside the mapping above, outside the part we keep. The advice is a hint: its
+    // failure changes only speed.
     unsafe {
         let kept = base.byte_add(head);
         if head > 0 {
@@ -227,8 +227,8 @@ impl<'a, T> SharedMut<'a, T> {
 
 /// A pointer that the tasks of one parallel loop share; each task touches its own part.
 ///
-/// In place of [`SharedMut`] where parts are panels at computed offsets, or where an offset may lie behind
-/// the end as long as nothing is read there.
+/// It replaces [`SharedMut`] if parts are panels at computed offsets, or if an offset may lie behind the end
+/// as long as nothing is read there.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<T = f32>(pub(crate) *mut T);
 // SAFETY: all uses give disjoint parts to the tasks, of values that threads may share.

@@ -1,4 +1,4 @@
-//! The handle that every operator takes: which kernels, which threads.
+//! The handle that every operator takes: kernels and threads.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,7 +24,7 @@ pub enum KernelSet {
     Amx,
 }
 
-/// Why a kernel set cannot be used.
+/// Reasons why a kernel set cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelSetError {
     /// The name is none of ours.
@@ -43,7 +43,7 @@ pub enum KernelSetError {
     /// AMX needs more than a CPU that has it.
     #[error("kernel set `amx`: {why}; use `{best}` or leave the choice open")]
     Amx {
-        /// What is missing.
+        /// The missing requirement.
         why: AmxError,
         /// The best set that would run.
         best: KernelSet,

@@ -7,8 +7,8 @@
 //! [`MatMut`]) and write to memory of the caller.
 //!
 //! # Invariants
-//! * A row of a matrix product has the same bits alone and in any batch, packed or not (see [`gemm`]):
-//!   what an engine computed token by token, a trainer computes again in one pass.
+//! * A row of a matrix product has the same bits in any batch, packed or not (see [`gemm`]): a trainer
+//!   computes in one pass the results that an engine computed token by token.
 //! * Results do not depend on the number of threads or on their timing.
 //! * Hot paths do not allocate after their first call: scratch belongs to the thread or the caller.
 //! * Shapes that do not fit are errors of the program and panic with both shapes, before any write.
@@ -35,9 +35,8 @@
 //! | [`buffer`], [`matrix`], [`pool`], [`cpu`] | memory, views, threads, the handle that operators take |
 //! | [`probe`] | the limits of the machine, which speeds are compared with |
 //!
-//! To test: `tests/it/reference.rs` has plain counterparts in f64; every kernel set that runs is
-//! compared with them, gradients with differences, and kernel sets with each other to the bit where
-//! that is promised.
+//! Tests compare every kernel set that runs with the plain counterparts in f64 of `tests/it/reference.rs`,
+//! gradients with differences, and kernel sets with each other to the bit where that is promised.
 #![expect(
     unsafe_code,
     reason = "vector instructions, aligned memory and disjoint writes of tasks"

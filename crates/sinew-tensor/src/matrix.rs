@@ -1,4 +1,4 @@
-//! Strided views of matrices: what the matrix products read and write.
+//! Strided views of matrices, which the matrix products read and write.
 
 use std::marker::PhantomData;
 

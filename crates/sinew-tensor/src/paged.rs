@@ -1,9 +1,9 @@
 //! Keys and values in blocks, and attention over them, for generation.
 //!
-//! Physical blocks have no owner here: the caller hands out block ids, can let sequences share
-//! them, and copies a shared block before it writes to it ([`KvPool::copy_block`]).
-//! A row's result depends on its query and its visible keys alone, bit for bit: not on the rest of
-//! the batch, not on how a prompt was cut into chunks, not on threads.
+//! Physical blocks have no owner here: the caller hands out block ids, can let sequences share them, and
+//! copies a shared block before it writes to it ([`KvPool::copy_block`]). A row's result depends only on its
+//! query and its visible keys, bit for bit: not on the rest of the batch, not on how a prompt was cut into
+//! chunks, not on threads.
 
 mod attend;
 
@@ -16,10 +16,10 @@ use crate::cpu::Cpu;
 /// Keys that lie side by side in memory; block sizes are multiples of it.
 pub const PANEL_TOKENS: usize = 16;
 
-/// Keys of a head, in values, from which on each head is stored by a task of its own.
+/// Keys of a head, in values, from which on each head is stored by a separate task.
 const WRITE_GRAIN: usize = 4 << 10;
 
-/// Why a pool of blocks cannot be made.
+/// Reasons why a pool of blocks cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum KvPoolError {
     /// The block size does not fit the memory layout.
@@ -57,7 +57,7 @@ impl KvPool {
     /// A pool of zeros; memory is taken from the system as blocks are first written.
     ///
     /// # Errors
-    /// If `block_tokens` is no positive multiple of [`PANEL_TOKENS`], or the pool is too large.
+    /// If `block_tokens` is not a positive multiple of [`PANEL_TOKENS`], or the pool is too large.
     pub fn new(
         layers: usize,
         shape: AttentionShape,
@@ -191,7 +191,7 @@ impl KvPool {
         }
     }
 
-    /// Copies block `src` to block `dst` in every layer, for a sequence that goes on from a shared block.
+    /// Copies block `src` to block `dst` in every layer, for a sequence that continues from a shared block.
     ///
     /// # Panics
     /// If one of the blocks does not exist.
@@ -239,7 +239,7 @@ pub struct PagedBatch<'a> {
 #[derive(Clone, Copy, Debug)]
 struct QueryRow {
     row: usize,
-    /// Where its output goes.
+    /// Row of its output.
     out: usize,
     sequence: usize,
     /// Keys that it sees.
@@ -276,8 +276,8 @@ impl<'a> PagedBatch<'a> {
         }
     }
 
-    /// The same batch with `rows` alone as queries; output row `i` is that of query `rows[i]`. For the last
-    /// layer, which needs only keys and values of the other rows.
+    /// The same batch with only `rows` as queries; output row `i` is that of query `rows[i]`. The last layer
+    /// uses it, which needs only keys and values of the other rows.
     ///
     /// # Panics
     /// If a row does not exist.
@@ -379,7 +379,7 @@ pub fn paged_attention(
 /// the first cache level by all but the first.
 const BUNDLE_ROWS: usize = 8;
 
-/// What one task does: some query rows, with the query heads of one key head.
+/// Work of one task: some query rows, with the query heads of one key head.
 struct Bundle<'a> {
     pool: &'a KvPool,
     layer: usize,

@@ -69,8 +69,8 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller of each loop counted in; `0` counts as 1.
-    /// Where the system refuses a thread, the pool is smaller.
+    /// A pool of `threads` threads, the caller of each loop counted in; `0` counts as 1. The pool is smaller
+    /// if the system refuses a thread.
     #[must_use]
     pub fn new(threads: usize) -> Self {
         let shared = Arc::new(Shared {

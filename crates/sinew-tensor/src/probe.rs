@@ -1,5 +1,4 @@
-//! Measurements of the machine's own limits, which speeds are compared with: arithmetic and reading
-//! memory.
+//! Measurements of the machine's own limits, for comparison with speeds: arithmetic and reading memory.
 //!
 //! Nothing here reads a clock: callers time the calls.
 
@@ -16,7 +15,7 @@ const CHUNK: usize = 256 << 10;
 /// Values between a read and the request for its cache line.
 const AHEAD: usize = 512;
 
-/// `turns` rounds of independent multiply-adds on each thread, in registers alone: those of the device's
+/// `turns` rounds of independent multiply-adds on each thread, only in registers: those of the device's
 /// matrix products, which for AMX are in tiles. Returns the number of floating-point operations, two for each
 /// multiply-add.
 #[must_use]
@@ -69,7 +68,7 @@ pub fn read(dev: &Cpu, values: &[f32]) -> f32 {
         .collect();
     dev.pool().parallel_for(tasks, &|task| {
         let part = &values[task * CHUNK..values.len().min((task + 1) * CHUNK)];
-        // SAFETY: the kernel reads `part` alone.
+        // SAFETY: the kernel only reads `part`.
         let sum = unsafe { sum(dev, part) };
         sums[task].store(sum.to_bits(), std::sync::atomic::Ordering::Relaxed);
     });

@@ -33,9 +33,9 @@ pub(crate) trait Vector: Copy {
     unsafe fn sub(self, b: Self) -> Self;
     unsafe fn mul(self, b: Self) -> Self;
     unsafe fn div(self, b: Self) -> Self;
-    /// Per lane the larger one; `self` where `b` is NaN is not promised, NaN in `self` is kept.
+    /// The larger value per lane. NaN in `self` is kept; the result for NaN in `b` is not promised.
     unsafe fn max(self, b: Self) -> Self;
-    /// Per lane the smaller one; NaN in `self` is kept.
+    /// The smaller value per lane; NaN in `self` is kept.
     unsafe fn min(self, b: Self) -> Self;
     unsafe fn sqrt(self) -> Self;
     /// Lane `i` of `self` where bit `i` of `bits` is set, else that of `other`.
@@ -114,8 +114,8 @@ pub(crate) trait Vector: Copy {
     unsafe fn high_bytes(block: *const u8, table: Self) -> [Self; 2];
     /// Puts the low bytes of a block and its high bytes together: the words of four steps.
     unsafe fn join(block: *const u8, high: [Self; 2]) -> [Self; 4];
-    /// The values in the low (`j` 0) or high halves (1) of words, as `f32`. Where a step has but one vector
-    /// of values ([`Lanes8`] and NEON) both, one after the other.
+    /// The values in the low (`j` 0) or high halves (1) of words, as `f32`. Both halves, one after the other,
+    /// if a step has only one vector of values ([`Lanes8`] and NEON).
     unsafe fn half(self, j: usize) -> Self;
     /// Writes the transpose of `rows <= LANES` rows of `LANES` values: value `p` of row `r` goes to
     /// `dst[p * ldd + r]`. Writes exactly `rows` values in each of the `LANES` destination rows.

@@ -44,18 +44,18 @@ pub enum CommError {
 /// - **Order.** All ranks call the same collective operations ([`Comm::broadcast`], [`Comm::all_reduce`],
 ///   [`Comm::all_gather`]) in the same order with buffers of the same lengths. Messages between two ranks
 ///   arrive in the order in which they were sent.
-/// - **Determinism.** The sum of [`Comm::all_reduce`] is a function of the inputs and of the number of ranks
-///   alone, and every rank gets the same bits. Processes on one host add in the order of ranks, `((r0 + r1) +
+/// - **Determinism.** The sum of [`Comm::all_reduce`] is a function only of the inputs and of the number of
+///   ranks, and every rank gets the same bits. Processes on one host add in the order of ranks, `((r0 + r1) +
 ///   r2) + ...`. Another order is right too if it is always the same: with NCCL a fixed algorithm, protocol
-///   and number of channels (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_MAX_NCHANNELS`). A resumed run gets its
-///   bits only from the implementation and the number of ranks that began it.
+///   and number of channels (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_MAX_NCHANNELS`). A resumed run gets its bits
+///   only from the implementation and the number of ranks that began it.
 /// - **Deadlines.** No call of the leading rank waits for ever: a rank that ended, or gave no answer within
-///   the deadline of the implementation, is an error. Other ranks wait for work without limit, and end
-///   when rank 0 does. After an error the group is of no further use. NCCL has to be asked for this
-///   (`ncclCommGetAsyncError`, `ncclCommAbort`).
+///   the deadline of the implementation, is an error. Other ranks wait for work without limit, and end when
+///   rank 0 does. An error makes the group unusable. NCCL has to be asked for this (`ncclCommGetAsyncError`,
+///   `ncclCommAbort`).
 /// - **Memory.** Buffers here lie in host memory. A policy on a device need not pass through them: with
-///   `(comm as &mut dyn Any).downcast_mut()` it reaches the communicator of its own crate, and sums its
-///   device buffers in [`Policy::reduce_gradients`](crate::Policy::reduce_gradients).
+///   `(comm as &mut dyn Any).downcast_mut()` it reaches its own crate's communicator, and sums its device
+///   buffers in [`Policy::reduce_gradients`](crate::Policy::reduce_gradients).
 ///
 /// [`crate::conformance::comm`] tests it.
 pub trait Comm: Any + Debug + Send {
@@ -85,7 +85,7 @@ pub trait Comm: Any + Debug + Send {
     fn all_gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError>;
 }
 
-/// One process alone: nothing to exchange.
+/// Only one process: nothing to exchange.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SingleProcess;
 

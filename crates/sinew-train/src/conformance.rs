@@ -5,11 +5,11 @@
 use crate::comm::{Comm, CommError};
 use crate::optim::{AdamWConfig, Outcome, Update};
 use crate::pack::{MicroBatch, pack};
-use crate::policy::{Policy, ScoreGrads, Want};
+use crate::policy::{OutputChoice, Policy, ScoreGrads};
 use sinew_types::{TensorSource, TrainRow};
 use std::collections::BTreeMap;
 
-const BACKWARD: Want = Want {
+const BACKWARD: OutputChoice = OutputChoice {
     entropies: true,
     values: false,
     backward: true,
@@ -113,7 +113,7 @@ fn train<P: Policy>(policy: &mut P, batch: &MicroBatch, number: u64) -> Vec<f32>
 /// the same policy, whose weights can be trained; the rows must fit one micro-batch.
 ///
 /// # Panics
-/// At the first broken rule.
+/// If a rule is broken, at the first one.
 pub fn policy<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow]) {
     let packing = pack(rows, usize::MAX).expect("rows that pack");
     let [batch] = &packing.micro_batches[..] else {
@@ -131,7 +131,7 @@ pub fn policy<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow]) {
     let sum = |scores: &[f32]| scores.iter().map(|&l| f64::from(l)).sum::<f64>();
     assert!(sum(&second) > sum(&first), "an update goes downhill");
 
-    // `other` takes what `one` has, and both go on alike.
+    // `other` takes the state of `one`, and both continue in the same way.
     let state = one.weights();
     let mut all = crate::checkpoint::StoredTensors::default();
     state.iter().for_each(|file| all.copy_from(&*file.tensors));
@@ -154,8 +154,7 @@ pub fn policy<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow]) {
     non_finite_updates_are_skipped(&make, batch);
 }
 
-/// Gradients of several passes are summed, rows alone give the scores of rows together, and zero is
-/// zero.
+/// Gradients of several passes are summed, single rows give the scores of rows together, and zero is zero.
 fn gradients_add_up<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow], batch: &MicroBatch) {
     let mut policy = make();
     policy.zero_gradients();
@@ -176,7 +175,7 @@ fn gradients_add_up<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow], batch: &
             alone.extend(backward(&mut policy, batch, 1.0));
         }
     }
-    // Rows may share items, so that the sets are compared by their ends alone.
+    // Rows may share items, so that the sets are compared by only their ends.
     let range = |scores: &[f32]| {
         let of = |f: fn(f32, f32) -> f32, start| scores.iter().copied().fold(start, f);
         (of(f32::min, f32::INFINITY), of(f32::max, f32::NEG_INFINITY))
@@ -216,7 +215,7 @@ fn non_finite_updates_are_skipped<P: Policy>(make: impl Fn() -> P, batch: &Micro
 /// run on threads here.
 ///
 /// # Panics
-/// At the first broken rule.
+/// If a rule is broken, at the first one.
 pub fn comm(make: impl Fn(usize) -> Vec<Box<dyn Comm>>) {
     for ranks in 1..=4 {
         let group = make(ranks);

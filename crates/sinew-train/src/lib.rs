@@ -10,15 +10,15 @@
 //! | [`checkpoint`] | weights, optimizer, step and trained batches, durable in one commit |
 //! | [`conformance`] | the tests of a new [`Policy`] or [`Comm`] |
 //!
-//! A trainer on another device implements [`Policy`] and [`Comm`] and nothing else; what crosses
-//! these ports is per token or per tensor.
+//! A trainer on another device implements [`Policy`] and [`Comm`] and nothing else; data that cross these
+//! ports are per token or per tensor.
 //!
 //! Invariants: no algorithm is known by name, and no text is seen; no clock, environment or network
 //! is read; a token's share in the loss does not depend on how rows are packed or split into
 //! micro-batches; equal inputs give equal bits; nothing non-finite reaches the weights.
 //!
-//! To test: losses are compared with formulas written out and with differences; a tiny model must
-//! learn; every single file operation of a checkpoint fails once.
+//! Tests compare losses with formulas written out and with differences, let a tiny model learn, and let every
+//! single file operation of a checkpoint fail once.
 
 pub mod checkpoint;
 mod comm;
@@ -36,7 +36,7 @@ mod trainer;
 
 pub use comm::{Comm, CommError, Link, ProcessComm, SingleProcess};
 pub use model::ModelPolicy;
-pub use policy::{Policy, PolicyError, ScoreGrads, Scores, TensorFile, Want};
+pub use policy::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TensorFile};
 pub use reference::{score_rows, score_top, score_values};
 pub use resume::{Commit, ResumeState};
 pub use trainer::{

@@ -1,7 +1,6 @@
 //! Optimizer settings, learning-rate schedules, and AdamW for weights in host memory.
 //!
-//! Settings are plain data: a policy on another device applies the same [`Update`] with kernels of
-//! its own.
+//! Settings are plain data: a policy on another device applies the same [`Update`] with its own kernels.
 
 mod adamw;
 

@@ -1,4 +1,4 @@
-//! The [`Policy`] port: what the trainer needs of a model. It keeps packing, losses, optimizer and
+//! The [`Policy`] port, the trainer's interface to a model. It keeps packing, losses, optimizer and
 //! checkpoints independent of how log-probabilities are computed and where the weights are.
 
 use crate::comm::{Comm, CommError};
@@ -6,14 +6,14 @@ use crate::optim::{Outcome, Update};
 use crate::pack::MicroBatch;
 use sinew_types::{TensorSource, TokenLogprob};
 
-/// Why a model could not compute, for people.
+/// Reason why a model could not compute, for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("model failed: {0}")]
 pub struct PolicyError(pub String);
 
 /// Outputs of a forward pass in addition to log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Want {
+pub struct OutputChoice {
     /// Entropies of the items' distributions.
     pub entropies: bool,
     /// The critic's values; only if there is one.
@@ -35,15 +35,15 @@ pub struct Scores {
     pub values: Vec<f32>,
 }
 
-/// Derivatives of the loss by the last forward pass's scores, `[items]` each; empty for scores that
-/// are no part of the loss.
+/// Derivatives of the loss by the last forward pass's scores, `[items]` each; empty for scores that are not
+/// part of the loss.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScoreGrads {
-    /// By the log-probabilities.
+    /// Derivatives by the log-probabilities.
     pub logprobs: Vec<f32>,
-    /// By the entropies.
+    /// Derivatives by the entropies.
     pub entropies: Vec<f32>,
-    /// By the values.
+    /// Derivatives by the values.
     pub values: Vec<f32>,
 }
 
@@ -57,7 +57,7 @@ pub struct TensorFile<'a> {
 }
 
 /// A model being trained (or a frozen one that only scores): weights, gradients and optimizer state, wherever
-/// they lie. What crosses this port is per token or per tensor: no logits, no gradients, and weights only
+/// they lie. Data that cross this port are per token or per tensor: no logits, no gradients, and weights only
 /// for checkpoints, one tensor after the other.
 ///
 /// Contract:
@@ -66,8 +66,8 @@ pub struct TensorFile<'a> {
 ///   that promises token-exactness gives the bits of the engine that it is paired with.
 /// - Gradients add up over `backward` calls until [`Policy::zero_gradients`].
 /// - [`Policy::apply`] changes nothing when it skips or fails.
-/// - After [`Policy::restore`] of what [`Policy::weights`] and [`Policy::optimizer`] gave, everything goes on
-///   to the bit.
+/// - [`Policy::restore`] of the results of [`Policy::weights`] and [`Policy::optimizer`] continues to the
+///   bit.
 ///
 /// [`crate::conformance::policy`] tests it.
 pub trait Policy {
@@ -75,7 +75,7 @@ pub trait Policy {
     ///
     /// # Errors
     /// If the model cannot compute, or values are asked for without a critic.
-    fn forward(&mut self, batch: &MicroBatch, want: Want) -> Result<Scores, PolicyError>;
+    fn forward(&mut self, batch: &MicroBatch, want: OutputChoice) -> Result<Scores, PolicyError>;
 
     /// Adds the gradients of the last forward pass, which asked for a backward pass, from the
     /// derivatives of its scores.
@@ -84,7 +84,7 @@ pub trait Policy {
     /// If there was no such pass; then the gradients are unchanged.
     fn backward(&mut self, batch: &MicroBatch, grads: &ScoreGrads) -> Result<(), PolicyError>;
 
-    /// The `k` most likely tokens in the place of each item's target, best first.
+    /// The `k` most likely tokens at the position of each item's target, best first.
     fn top(
         &mut self,
         _batch: &MicroBatch,

@@ -1,4 +1,4 @@
-//! One batch of rows to one (or several) optimizer updates.
+//! Turns one batch of rows into one or several optimizer updates.
 //!
 //! ```text
 //! rows -> pack -> micro-batch: forward -> loss and derivatives -> backward   for each
@@ -16,7 +16,7 @@ use crate::comm::{Comm, CommError, SingleProcess};
 use crate::loss::{LossError, LossSpecError, MetricSums, validate_spec};
 use crate::optim::{AdamWConfig, OptimError, Outcome, Schedule, Update};
 use crate::pack::{MicroBatch, PackError, PackedRow, Packing};
-use crate::policy::{Policy, PolicyError, Scores, Want};
+use crate::policy::{OutputChoice, Policy, PolicyError, Scores};
 use derive::derive;
 use serde::{Deserialize, Serialize};
 use sinew_types::{Clock, Correction, EpisodeId, LossSpec, PolicyVersion, TrainRow};
@@ -27,8 +27,8 @@ use std::ops::ControlFlow;
 /// always 1).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerConfig {
-    /// Maximum packed tokens in one forward and backward pass: bounds memory, and does not change
-    /// the result but for rounding.
+    /// Maximum packed tokens in one forward and backward pass: bounds memory, and does not change the result
+    /// except for rounding.
     pub micro_batch_tokens: usize,
     /// Learning rate by update; a step has [`minibatches`](Self::minibatches) of them, trained or not.
     pub schedule: Schedule,
@@ -90,7 +90,7 @@ impl TrainerConfig {
     }
 }
 
-/// Reasons for which a step failed. Unless said otherwise nothing was updated.
+/// Reasons for which a step failed. Nothing was updated, unless the variant states otherwise.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TrainError {
     /// A refused setting.
@@ -139,7 +139,7 @@ pub struct Trainer<P> {
     pub(crate) config: TrainerConfig,
     /// Applied updates, which is the version of the weights.
     pub(crate) updates: u64,
-    /// Where the next update stands in the learning-rate schedule.
+    /// Position of the next update in the learning-rate schedule.
     pub(crate) place: u64,
     pub(crate) skipped_updates: u64,
     clock: Clock,
@@ -166,18 +166,18 @@ struct StepState<'a> {
     rows: &'a [TrainRow],
     spec: &'a LossSpec,
     prox: Vec<Prox>,
-    /// Of each row when it is first trained; empty if they are not kept.
+    /// Log-probabilities of each row when it is first trained; empty if they are not kept.
     logprobs: Vec<Prox>,
     report: StepReport,
-    /// Over the whole step.
+    /// Sums over the whole step.
     sums: MetricSums,
-    /// Before the first update: engine and trainer at the same weights.
+    /// Sums before the first update: engine and trainer at the same weights.
     first: MetricSums,
 }
 
 impl<P: Policy> Trainer<P> {
-    /// A trainer at step 0, alone. `clock` gives seconds from any fixed origin, for the report
-    /// only.
+    /// A trainer at step 0, as a single process. `clock` gives seconds from any fixed origin, only for the
+    /// report.
     ///
     /// # Errors
     /// If a setting is out of range.
@@ -201,7 +201,7 @@ impl<P: Policy> Trainer<P> {
         self.progress = Some(sink);
     }
 
-    /// From now on reports have each row's log-probabilities ([`StepReport::logprobs`]).
+    /// Adds each row's log-probabilities to further reports ([`StepReport::logprobs`]).
     pub fn keep_logprobs(&mut self) {
         self.keeps_logprobs = true;
     }
@@ -231,8 +231,8 @@ impl<P: Policy> Trainer<P> {
         self.skipped_updates
     }
 
-    /// Says which step the next batch is of, from 1: the learning-rate schedule counts steps, those included
-    /// that train nothing and of which the trainer hears nothing. Without it each batch is the next step.
+    /// Sets the step of the next batch, from 1. The learning-rate schedule counts all steps, also those
+    /// without training, which the trainer does not see. If this is not called, each batch is the next step.
     pub fn begin_step(&mut self, step: u64) {
         self.place = step.saturating_sub(1) * u64::from(self.config.minibatches);
     }
@@ -245,9 +245,9 @@ impl<P: Policy> Trainer<P> {
     /// an episode weighs as in the batch, whatever part it falls into.
     ///
     /// # Errors
-    /// Before the first update: rows, settings or loss that cannot be used, or a failed model.
-    /// Between two updates of one step: [`TrainError::Cancelled`], or an error of the model or of
-    /// another process.
+    /// Rows, settings or loss that cannot be used, or a failed model, before the first update.
+    /// [`TrainError::Cancelled`], or an error of the model or of another process, between two updates of one
+    /// step.
     pub fn step(&mut self, rows: &[TrainRow], spec: &LossSpec) -> Result<StepReport, TrainError> {
         validate_spec(spec)?;
         if spec.value.is_some() && !self.policy.has_critic() {
@@ -312,8 +312,8 @@ impl<P: Policy> Trainer<P> {
         let started = (self.clock)();
         let all = packing.micro_batches.len();
         for (index, batch) in packing.micro_batches.iter().enumerate() {
-            let scores = self.policy.forward(batch, Want::default())?;
-            check_scores(batch, &scores, Want::default())?;
+            let scores = self.policy.forward(batch, OutputChoice::default())?;
+            check_scores(batch, &scores, OutputChoice::default())?;
             state.report.computed_tokens += batch.tokens.len();
             for packed in &batch.rows {
                 let row = &state.rows[packed.row];
@@ -410,7 +410,7 @@ impl<P: Policy> Trainer<P> {
     ) -> Result<MetricSums, TrainError> {
         let started = (self.clock)();
         // Entropy costs little compared with the logits, and it shows a collapse first.
-        let want = Want {
+        let want = OutputChoice {
             entropies: true,
             values: state.spec.value.is_some(),
             backward: true,
@@ -462,7 +462,7 @@ pub(crate) fn spread(len: usize, packed: &PackedRow, items: &[f32]) -> Vec<f32> 
 pub(crate) fn check_scores(
     batch: &MicroBatch,
     scores: &Scores,
-    want: Want,
+    want: OutputChoice,
 ) -> Result<(), PolicyError> {
     let n = batch.items.len();
     let expected = |wanted: bool| if wanted { n } else { 0 };

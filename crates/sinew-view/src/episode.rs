@@ -3,8 +3,8 @@
 //! Tokens are decoded node by node, so that a character that two nodes share shows as a replacement mark in
 //! both. All text of models and programs is made fit for a terminal first ([`visible`]).
 //!
-//! Prompt and observation are what the environment said, forced tokens close a turn that sampling did not
-//! close, and sampled tokens alone carry weight in a loss.
+//! Prompt and observation are the environment's texts, and forced tokens close a turn that sampling did not
+//! close. Only sampled tokens carry weight in a loss.
 
 use crate::report::{end_text, kind_name};
 use crate::visible::visible;
@@ -13,8 +13,7 @@ use sinew_render::Renderer;
 use sinew_types::{NO_PARENT, Node, Provenance, TokenKind, Trace};
 use std::fmt::Write;
 
-/// How an episode is printed.
-/// Both off is the form for a pipe.
+/// Form in which an episode is printed. Both off is the form for a pipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShowOptions {
     /// Colours and marks for terminals.
@@ -160,7 +159,7 @@ fn token_lines(node: &Node, renderer: &dyn Renderer) -> String {
     out
 }
 
-/// An episode as JSON, with the text of each node beside its tokens.
+/// An episode as JSON, with the text of each node in addition to its tokens.
 pub fn json(trace: &Trace, renderer: &dyn Renderer) -> Result<String, serde_json::Error> {
     let mut value = serde_json::to_value(trace)?;
     let texts: Vec<String> = trace

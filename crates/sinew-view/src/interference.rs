@@ -1,11 +1,11 @@
-//! Interference between the environments of a mixture: what happens to the held-out success of one while
-//! another is trained.
+//! Interference between the environments of a mixture: the effect of training one on the held-out success of
+//! another.
 //!
-//! Between two held-out measurements, each environment has a share of the training episodes. An entry of the
+//! Each environment has a share of the training episodes between two held-out measurements. An entry of the
 //! table is the mean change of the success of one environment, from one measurement to the next, weighted by
-//! the shares of the other: on the diagonal what an environment gains of itself, elsewhere what it gains or
-//! loses of others. With equal shares in all intervals, the entries of a row are equal: nothing is known
-//! apart then.
+//! the shares of the other. The diagonal holds an environment's gain by its own training, the rest its gain
+//! or loss by others. Equal shares in all intervals give equal entries in a row: the effects cannot be
+//! separated then.
 
 use sinew_orchestrator::{EvalRecord, StepRecord};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ const MOST: usize = 12;
 /// Change of held-out success, by the environment that is measured and the one that is trained.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Interference {
-    /// In the order of the names.
+    /// Environments in the order of their names.
     pub(crate) names: Vec<String>,
     /// A row for each that is measured; `None` where the other one was never trained.
     pub(crate) changes: Vec<Vec<Option<f64>>>,

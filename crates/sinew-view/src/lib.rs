@@ -1,10 +1,10 @@
-//! What people see of runs: the terminal view, lines and JSON lines, the HTML report, episodes.
+//! Views of runs for people: the terminal view, lines and JSON lines, the HTML report, episodes.
 //!
-//! A run's events are read from its bus: [`Printer`] and [`ReportFile`] record, [`LiveView`] looks
-//! on and may miss some. What is shown of an episode or a run that ended comes from its records.
+//! A run's events are read from its bus: [`Printer`] and [`ReportFile`] record, [`LiveView`] looks on and may
+//! miss some. Views of an ended episode or run come from its records.
 //!
-//! Invariants: nothing here changes a run or holds it up; text that a model or a program wrote
-//! reaches a terminal without control characters, and a page without markup.
+//! Invariants: nothing here changes or delays a run; text of a model or a program reaches a terminal without
+//! control characters, and a page without markup.
 //!
 //! | output | read from | lossy |
 //! |---|---|---|
@@ -22,13 +22,13 @@ mod live_file;
 mod log;
 mod page;
 mod phases;
-mod pieces;
 pub mod plot;
 mod printer;
 mod report;
 mod run;
 mod status;
 mod summary;
+mod token_text;
 mod visible;
 
 pub use date::date;
@@ -38,10 +38,10 @@ pub use live_file::{LIVE_FILE, LiveFile, LiveRow, LiveState, Sample, TIMELINE_FI
 pub use log::{say, writer};
 pub use page::{Limits, html};
 pub use phases::{Flight, PHASES_FILE, Phases, SpanRow, chrome_trace, flight, phases};
-pub use pieces::pieces;
-pub use printer::{Out, Printer};
+pub use printer::{OutputForm, Printer};
 pub use report::{ReportFile, RunFacts};
 pub use run::{RunSummary, WINDOW, lines, open_regular, smoothed};
 pub use status::{Status, duration};
 pub use summary::{Summary, collected, measured};
+pub use token_text::pieces;
 pub use visible::{json_line, visible};

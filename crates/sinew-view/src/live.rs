@@ -1,10 +1,9 @@
 //! The live view of a run on a terminal.
 //!
-//! The view has a thread of its own. It takes what the bus has every 200 ms and draws below the cursor, so
-//! that what was printed before stays, in all rows of the window but two. Its queue is bounded: a terminal
-//! that hangs loses events and never holds the run. It needs a terminal on standard error whose cursor can
-//! move, and the foreground. Where the terminal does not answer what the view asks it, lines are printed
-//! instead.
+//! The view has a separate thread. It takes the events of the bus every 200 ms and draws below the cursor, in
+//! all rows of the window but two, so that earlier output stays. Its queue is bounded: a terminal that hangs
+//! loses events and never holds the run. It needs a terminal on standard error whose cursor can move, and the
+//! foreground. Lines are printed instead if the terminal does not answer the view's requests.
 //!
 //! | panel | shows |
 //! |---|---|
@@ -17,7 +16,7 @@
 //! `at most` the number of episodes that may hold it at a time.
 
 use crate::log;
-use crate::printer::{Out, Printer, collected_line};
+use crate::printer::{OutputForm, Printer, collected_line};
 use crate::status::{Status, duration, told};
 use crate::visible::visible;
 use ratatui::backend::CrosstermBackend;
@@ -40,9 +39,9 @@ use std::time::Duration;
 const ABOVE: u16 = 2;
 /// Fewest rows and columns of a window in which something can be read.
 const LEAST: (u16, u16) = (8, 20);
-/// Columns of the numbers, and the fewest in which a curve says something.
+/// Columns of the numbers, and the fewest in which a curve is useful.
 const NUMBERS_WIDTH: u16 = 42;
-/// Minimum columns of the curve; a narrower terminal shows the numbers alone.
+/// Minimum columns of the curve; a narrower terminal shows only the numbers.
 const CURVE_WIDTH: u16 = 30;
 /// Time between two drawings.
 const REFRESH: Duration = Duration::from_millis(200);
@@ -66,12 +65,12 @@ impl LiveView {
         std::io::stderr().is_terminal() && can_move() && has_room() && in_foreground()
     }
 
-    /// Draws what the bus says from here on.
+    /// Draws the further events of the bus.
     pub fn start(status: Status, bus: &Bus) -> Self {
         let (stop, stopped) = sync_channel(1);
         let (events, lines) = (bus.watch(QUEUE), log::divert());
         let printer = Printer {
-            out: Out::Lines,
+            out: OutputForm::Lines,
             steps: status.steps,
         };
         let thread = std::thread::spawn(move || {
@@ -102,7 +101,7 @@ impl LiveView {
         }
     }
 
-    /// Before the process ends without dropping the view.
+    /// Shows the cursor again, for a process that ends without dropping the view.
     pub fn leave_terminal() {
         let _ = writeln!(std::io::stderr(), "\x1b[?25h");
     }
@@ -144,7 +143,7 @@ fn terminal() -> std::io::Result<Terminal<CrosstermBackend<std::io::Stderr>>> {
     Terminal::with_options(backend, options)
 }
 
-/// Draws until `stopped`, then leaves the cursor below the view. `over` says whether it was stopped.
+/// Draws until `stopped`, then leaves the cursor below the view. `over` is whether it was stopped.
 ///
 /// # Errors
 /// The request that the terminal refuses or leaves unanswered.
@@ -172,14 +171,14 @@ fn draw_until(
         }
         terminal.draw(|frame| draw(frame, &status))?;
     }
-    // What is printed next belongs below the view, not over it.
+    // Later output belongs below the view, not over it.
     let area = terminal.get_frame().area();
     terminal.set_cursor_position((0, area.bottom().saturating_sub(1)))?;
     terminal.show_cursor()?;
     writeln!(std::io::stderr())
 }
 
-/// Waits for the time of the next look, and says whether the view is to end.
+/// Waits for the time of the next look, and returns whether the view is to end.
 fn is_stopped(stopped: &Receiver<()>) -> bool {
     !matches!(
         stopped.recv_timeout(REFRESH),
@@ -269,8 +268,8 @@ fn wrapped(line: &str, width: usize) -> Vec<String> {
 /// Maximum number of environments whose success is shown.
 const ENVIRONMENTS: usize = 4;
 
-/// Draws one frame: a title, the progress of the run, an alarm if there is one, the curve and the numbers.
-/// A narrow terminal has the numbers alone.
+/// Draws one frame: a title, the progress of the run, an alarm if there is one, the curve and the numbers. A
+/// narrow terminal has only the numbers.
 fn draw(frame: &mut Frame<'_>, status: &Status) {
     let alarm = u16::from(status.alarm.is_some());
     let [head, bar, samples, warning, body] = Layout::vertical([
@@ -342,7 +341,7 @@ fn longest_in(rows: u16) -> usize {
     LONGEST.max(usize::from(rows) / 3)
 }
 
-/// How far a collection is, which has no steps.
+/// Draws the progress of a collection, which has no steps.
 fn draw_collected(frame: &mut Frame<'_>, area: Rect, progress: &CollectProgress) {
     let text = collected_line(progress);
     let lines: Vec<Line<'_>> = text.split("; ").map(|l| Line::from(l.to_owned())).collect();
@@ -372,7 +371,7 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     let rewards = || reward.iter().flatten().map(|p| p.1);
     let (bottom, top) = (rewards().fold(0.0, f64::min), rewards().fold(1.0, f64::max));
     let last = status.steps.max(2) as f64;
-    // In the title, where it covers no point.
+    // The legend is in the title, where it covers no point.
     let legend = Line::from(vec![
         Span::from(" training episodes: "),
         "reward".yellow(),
@@ -398,7 +397,7 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     frame.render_widget(chart, area);
 }
 
-/// The episodes to look at when nothing goes on.
+/// The episodes to look at when nothing moves.
 fn draw_longest(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     let longest = status
         .longest
@@ -652,7 +651,7 @@ mod tests {
         let events = bus.watch(QUEUE);
         let (stop, stopped) = sync_channel(1);
         let printer = Printer {
-            out: Out::Lines,
+            out: OutputForm::Lines,
             steps: 3,
         };
         let lines = log::divert();

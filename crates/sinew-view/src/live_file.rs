@@ -1,13 +1,13 @@
-//! What a run does now, as files in its folder, so that a viewer in another process sees it.
+//! Writes the current state of a run to files in its folder, so that a viewer in another process sees it.
 //!
 //! `live.json` holds the newest [`LiveState`] and is replaced at most once a second. `timeline.jsonl` has one
 //! [`Sample`] a line, appended as time goes by, and `phases.jsonl` the phases of episodes (see
 //! [`phases`](crate::phases)). A thread with a bounded queue writes them: a slow disk loses events and never
-//! holds the run up. No file is needed to resume; a folder that cannot be written has no live view, and the
-//! run goes on.
+//! delays the run. No file is needed to resume; a folder that cannot be written has no live view, and the run
+//! continues.
 //!
-//! The last state, which is written when the run's process ends, has no live episode: what was under way then
-//! is given up.
+//! The last state, which is written when the run's process ends, has no live episode: episodes that were
+//! under way are given up.
 //!
 //! The timeline is bounded: each [`DOUBLE_AFTER`] lines the time between two samples doubles, from one
 //! second on, so that a week of training is about 60,000 lines.
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant, SystemTime};
 pub const LIVE_FILE: &str = "live.json";
 /// Name of the file with the samples.
 pub const TIMELINE_FILE: &str = "timeline.jsonl";
-/// Between two states, and between the first samples.
+/// Time between two states, and between the first samples.
 const EVERY: Duration = Duration::from_secs(1);
 /// Samples after which the time between two of them doubles.
 const DOUBLE_AFTER: u32 = 7200;
@@ -44,17 +44,17 @@ pub struct LiveRow {
     pub phase: String,
     /// Seconds in that phase.
     pub phase_s: f64,
-    /// Seconds until it is cut; `None`: it has no time of its own.
+    /// Seconds until it is cut; `None`: it has no time limit.
     pub left_s: Option<f64>,
 }
 
-/// What a run does now.
+/// Current state of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LiveState {
-    /// When it was written, in seconds since 1970.
+    /// Time at which it was written, in seconds since 1970.
     pub written_unix_s: f64,
-    /// In words.
+    /// Phase, in words.
     pub phase: String,
     /// The step that is worked on, and those that the recipe asks for.
     pub step: u64,
@@ -69,7 +69,7 @@ pub struct LiveState {
     pub booting: usize,
     pub generating: usize,
     pub in_tool: usize,
-    /// Since the process began.
+    /// Episodes that ended since the process began.
     pub finished: u64,
     pub failed: u64,
     /// KV capacity in tokens: held, and all of it; 0 if the engine has no such number.
@@ -114,7 +114,7 @@ pub struct LiveFile {
 }
 
 impl LiveFile {
-    /// Writes into `folder` what the bus says from here on.
+    /// Writes the further events of the bus into `folder`.
     pub fn start(folder: &Path, steps: u64, bus: &Bus) -> Self {
         let (stop, stopped) = sync_channel(1);
         let (events, bus, folder) = (bus.watch(QUEUE), bus.clone(), folder.to_owned());
@@ -144,7 +144,7 @@ struct Writer {
     /// Phases that ended since the last state.
     spans: Vec<PhaseSpan>,
     samples: u32,
-    /// When the last sample was written.
+    /// Time at which the last sample was written.
     sampled: Option<Instant>,
     /// A failure was reported.
     silent: bool,
@@ -157,7 +157,7 @@ impl Writer {
             phase: Phase::Loading.name(),
             ..Status::default()
         };
-        // A resumed run goes on with its timeline, at its pace.
+        // A resumed run continues with its timeline, at its pace.
         let text = std::fs::read(folder.join(TIMELINE_FILE)).unwrap_or_default();
         Self {
             folder,
@@ -195,7 +195,7 @@ impl Writer {
         match event {
             RunEvent::Phase(phase) => self.doing = doing(phase),
             RunEvent::Rollout(seen) => self.spans.extend(seen.spans.iter().cloned()),
-            // Rows of the steps are in files of their own.
+            // Rows of the steps are in separate files.
             RunEvent::Step(_) => self.status.history.clear(),
             _ => {}
         }

@@ -1,7 +1,7 @@
 //! Lines for standard error that may come while a live view is drawn there: they go above it.
 //!
-//! Lines and the view share standard error: without this a warning would land in the middle of a drawing.
-//! There is one view in a process, so that where lines go is a static.
+//! Lines and the view share standard error: otherwise a warning would land in the middle of a drawing. A
+//! process has one view, so the destination of lines is a static.
 
 use crate::visible::visible;
 use std::io::Write;
@@ -11,17 +11,17 @@ use std::sync::{Mutex, PoisonError};
 /// Lines that wait for the next drawing. More than these go to the terminal at once.
 const WAITING: usize = 256;
 
-/// Where lines go while a view is drawn.
+/// Receiver of lines while a view is drawn.
 static VIEW: Mutex<Option<SyncSender<String>>> = Mutex::new(None);
 
-/// From here on lines come out of the receiver; those that nobody takes are lost with it.
+/// Sends further lines to the receiver; those that nobody takes are lost with it.
 pub(crate) fn divert() -> Receiver<String> {
     let (sender, receiver) = sync_channel(WAITING);
     *VIEW.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
     receiver
 }
 
-/// From here on lines go to standard error again.
+/// Sends further lines to standard error again.
 pub(crate) fn undivert() {
     *VIEW.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
@@ -45,7 +45,7 @@ pub fn say(text: &str) {
 #[derive(Debug, Default)]
 pub struct Event(Vec<u8>);
 
-/// For `tracing`, which asks for one for each event.
+/// Writer for `tracing`, which asks for one for each event.
 pub fn writer() -> Event {
     Event::default()
 }

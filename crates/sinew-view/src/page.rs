@@ -1,9 +1,9 @@
 //! An episode as one HTML page that can be mailed: no scripts, nothing from elsewhere. Pure.
 //!
-//! The page shows what was recorded: messages with tool calls folded, each token with its kind, log-prob and
+//! The page shows the records: messages with tool calls folded, each token with its kind, log-prob and
 //! version, rewards, and why the episode ended. All text of models and programs is escaped, and control
 //! characters are written out; a policy in the page forbids scripts and requests besides. Only pictures that
-//! the trace itself holds are shown. What does not fit into the [`Limits`] is left out and named.
+//! the trace itself holds are shown. Parts beyond the [`Limits`] are left out and named.
 //!
 //! | part | shows |
 //! |---|---|
@@ -12,9 +12,9 @@
 //! | an article a node | messages with what is long folded, and the tokens, folded as a whole |
 //! | notes at the end | what was left out |
 
-use crate::pieces::pieces;
 use crate::report::{end_text, escape, kind_name};
 use crate::status::duration;
+use crate::token_text::pieces;
 use crate::visible::visible;
 use sinew_render::Renderer;
 use sinew_types::{
@@ -28,14 +28,14 @@ use std::fmt::Write;
 const STYLE: &str = include_str!("page.css");
 /// Log-probs at which the colour changes: probabilities 0.9, 0.5, 0.2, 0.05, 0.01.
 const COLOURS: [f32; 5] = [-0.105, -0.693, -1.609, -2.996, -4.605];
-/// What the scale says of each colour, in their order.
+/// Label of each colour in the scale, in their order.
 const SHARES: [&str; 6] = ["≥ 0.9", "≥ 0.5", "≥ 0.2", "≥ 0.05", "≥ 0.01", "below"];
-/// Kinds of pictures that are shown; an SVG is a document of its own.
+/// Kinds of pictures that are shown; an SVG is a separate document.
 const PICTURES: [&str; 4] = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 /// Bytes of an answer of a tool that is not folded.
 const SHORT: usize = 240;
 
-/// How much goes into a page; the rest is left out and named.
+/// Limits of a page; the rest is left out and named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Tokens that are shown one by one.
@@ -84,13 +84,13 @@ const UNKNOWN: &str = "Log-probabilities are unknown: the server reports none, a
 
 /// A page at work.
 struct Page<'a> {
-    /// What is written so far.
+    /// Text so far.
     out: String,
     /// The tokenizer, or why there is none.
     renderer: Result<&'a dyn Renderer, &'a str>,
-    /// What still fits.
+    /// Remaining room.
     left: Limits,
-    /// What was left out.
+    /// Amounts that were left out.
     cut: Limits,
 }
 
@@ -103,7 +103,7 @@ fn safe(text: &str) -> String {
 }
 
 impl Page<'_> {
-    /// The policy, the looks, and what is said first: why there is no reward, or no text.
+    /// The policy, the looks, and the first notes: why there is no reward, or no text.
     fn head(&mut self, trace: &Trace) {
         let title = safe(trace.episode.as_str());
         let _ = write!(
@@ -140,7 +140,7 @@ impl Page<'_> {
         let _ = writeln!(self.out, "<div class=\"{class}\">{}</div>", safe(text));
     }
 
-    /// What is known of the episode as a whole, and the scale of colours.
+    /// Facts about the whole episode, and the scale of colours.
     fn facts(&mut self, trace: &Trace) {
         let (p, t) = (&trace.provenance, &trace.timing);
         let all: usize = trace.nodes.iter().map(|n| n.tokens.len()).sum();
@@ -213,7 +213,7 @@ impl Page<'_> {
         self.out += "</article>\n";
     }
 
-    /// A message: who speaks, reasoning and calls folded, and long answers of tools.
+    /// A message: its speaker, reasoning and calls folded, and long answers of tools.
     fn message(&mut self, message: &Message) {
         let role = match (message.role, &message.name) {
             (Role::Tool, Some(name)) => format!("tool {name}"),
@@ -335,7 +335,7 @@ impl Page<'_> {
         self.out += "</div></details>\n";
     }
 
-    /// What was left out, and the end of the page.
+    /// Writes the omissions and the end of the page.
     fn end(mut self) -> String {
         let cut = self.cut;
         for (count, what) in [
@@ -359,7 +359,7 @@ impl Page<'_> {
 /// were, the reward of the turn, and why sampling ended where it was cut.
 fn about(id: usize, node: &Node) -> String {
     let mut words = Vec::new();
-    // Where nothing is said it follows the one above it.
+    // A node without this note follows the one above it.
     if node.parent != NO_PARENT && node.parent as usize + 1 != id {
         words.push(format!("after node {}", node.parent));
     }
@@ -404,7 +404,7 @@ fn colour(logprob: f32) -> usize {
     COLOURS.iter().position(above).unwrap_or(COLOURS.len())
 }
 
-/// Where a medium is, cut to a line.
+/// Source of a medium, cut to a line.
 fn named(media: &Media) -> String {
     media.source.to_string().chars().take(200).collect()
 }
@@ -442,7 +442,7 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    /// What stands between `<` and `>`, without what is in quotes.
+    /// Tags of the page, without their quoted attributes.
     fn tags(page: &str) -> BTreeSet<String> {
         let body = page.split_once("</style>").unwrap().1;
         let tags = body

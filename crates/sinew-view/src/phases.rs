@@ -1,7 +1,7 @@
 //! Phases of episodes, kept in the folder of a run: `phases.jsonl` has one [`SpanRow`] a line, in the order
 //! of their ends.
 //!
-//! The file is bounded: where it reaches [`MOST_BYTES`] it becomes `phases.1.jsonl`, in the place of an older
+//! The file is bounded: when it reaches [`MOST_BYTES`] it becomes `phases.1.jsonl`, in the place of an older
 //! one, so that the newest phases of a long run are kept.
 
 use serde::Serialize;
@@ -126,8 +126,8 @@ pub struct Flight {
     pub boot: f64,
 }
 
-/// How many episodes were in each phase over `from..to`, in so many parts of equal length. What is shorter
-/// than a part counts for as long as it took.
+/// Number of episodes in each phase over `from..to`, in `parts` parts of equal length. A phase shorter than a
+/// part counts with its duration.
 pub fn flight(spans: &[SpanRow], (from, to): (f64, f64), parts: usize) -> Vec<Flight> {
     let width = (to - from) / parts.max(1) as f64;
     let begin = |i: usize| from + i as f64 * width;
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(found.kept, Some((100.0, 109.0)));
         assert_eq!(found.spans, [("a".into(), "model".into(), 104.0, 3.0)]);
         assert_eq!(phases(folder, (0.0, 1e9)).spans.len(), 3);
-        // A resumed run begins a line of its own.
+        // A resumed run begins a separate line.
         append(folder, &[span("c", Phase::Tool, 120.0, 1.0)]).unwrap();
         assert_eq!(phases(folder, (0.0, 1e9)).spans.len(), 4);
     }

@@ -1,18 +1,18 @@
 //! A run in lines: for people who have no live view, and for scripts.
 //!
-//! With [`Out::Json`] each line of standard output is one object with one key that names it (`run`,
-//! `step`, `collected`, `measured`, `longest`, `warning`), so that a script can take lines apart without
-//! knowing all kinds. The last line, with the evaluation, is the command's own.
+//! [`OutputForm::Json`] writes each line of standard output as an object with one key that names it (`run`, `step`,
+//! `collected`, `measured`, `longest`, `warning`), so that a script can take lines apart without knowing all
+//! kinds. The last line, with the evaluation, is the command's own.
 //!
 //! A recorder is called on the thread of the run and misses nothing. A closed pipe on standard output ends
 //! quietly: the run does not depend on a reader.
 //!
-//! The way of an event: [`Printer`] takes it as a recorder, `*_line` functions make its text, and `line` or
-//! `json` write it, depending on [`Out`]. Warnings are shown in any case. Samples, which a model wrote, are
-//! made visible first, so that they cannot control the terminal.
+//! [`Printer`] takes an event as a recorder, `*_line` functions make its text, and `line` or `json` write it,
+//! depending on [`OutputForm`]. Warnings are shown in any case. Samples of a model are made visible first, so that
+//! they cannot control the terminal.
 //!
-//! Shares are shown in percent with one decimal, and times in seconds or as a duration. In JSON both are
-//! plain numbers, as they stand in the record.
+//! Shares are shown in percent with one decimal, and times in seconds or as a duration. JSON has both as
+//! plain numbers, as in the record.
 
 use crate::log;
 use crate::status::{duration, told};
@@ -26,9 +26,9 @@ use sinew_rollout::LiveEpisode;
 use std::io::Write;
 use std::path::Path;
 
-/// Where a run is reported.
+/// Form of a run's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Out {
+pub enum OutputForm {
     /// Drawn on the terminal, with warnings above.
     Live,
     /// Lines on standard error.
@@ -41,7 +41,7 @@ pub enum Out {
 #[derive(Clone, Copy, Debug)]
 pub struct Printer {
     /// Chosen once, by the command line and the terminal.
-    pub out: Out,
+    pub out: OutputForm,
     /// Steps that the recipe asks for.
     pub steps: u64,
 }
@@ -55,15 +55,15 @@ impl Printer {
 
     /// A line for those who have no live view.
     pub fn line(&self, text: &str) {
-        if self.out == Out::Lines {
+        if self.out == OutputForm::Lines {
             log::say(text);
         }
     }
 
-    /// An object on standard output, flushed at once, if that is asked for.
-    /// An output that cannot be written is no error: the run goes on without its reader.
+    /// An object on standard output, flushed at once, if that is asked for. An output that cannot be written
+    /// is not an error: the run continues without its reader.
     fn json(&self, value: &Value) {
-        if self.out == Out::Json {
+        if self.out == OutputForm::Json {
             let mut out = std::io::stdout().lock();
             // A closed pipe ends quietly.
             let line = json_line(value);
@@ -71,9 +71,8 @@ impl Printer {
         }
     }
 
-    /// Episodes that have been in one phase for long: what a run waits for.
-    /// As text they are one line, and as JSON one object with the times in seconds: in the phase, and left
-    /// until its deadline.
+    /// Prints the episodes that have been in one phase for long, which the run waits for. Text has one line;
+    /// JSON has one object with the times in seconds: in the phase, and left until its deadline.
     fn longest(&self, longest: &[LiveEpisode]) {
         let live = |l: &LiveEpisode| {
             let phase = l.phase.name();
@@ -93,7 +92,9 @@ impl Recorder for Printer {
             RunEvent::Serving { url, token_file } => {
                 let file = token_file.display().to_string();
                 match self.out {
-                    Out::Json => self.json(&json!({"serving": {"url": url, "token_file": file}})),
+                    OutputForm::Json => {
+                        self.json(&json!({"serving": {"url": url, "token_file": file}}))
+                    }
                     _ => log::say(&format!(
                         "serving agents at {url}; the control token is in {file}"
                     )),
@@ -126,7 +127,7 @@ impl Recorder for Printer {
     }
 }
 
-/// How far a collection is: episodes that ended, those of them without a reward, means, speed, time left.
+/// Progress of a collection: episodes that ended, those of them without a reward, means, speed, time left.
 pub(crate) fn collected_line(p: &CollectProgress) -> String {
     let mut line = format!("{} of {} episodes, {} scored", p.episodes, p.of, p.scored);
     for (count, what) in [(p.unscored, "unscored"), (p.failed, "failed")] {
@@ -174,8 +175,8 @@ pub(crate) fn by_env(stats: &EpisodeStats) -> String {
 
 /// A step on one line; of a step without rows, why there are none.
 ///
-/// Success is in percent, `tokens/episode` counts sampled tokens, and times are in seconds. Without rows the
-/// reason is the one with the maximum of dropped episodes.
+/// Success is in percent, `tokens/episode` counts sampled tokens, and times are in seconds. A step without
+/// rows shows the reason of most dropped episodes.
 fn step_line(r: &StepRecord, steps: u64) -> String {
     if r.rows == 0 {
         let most = r.dropped.iter().max_by_key(|(_, episodes)| **episodes);
@@ -211,8 +212,7 @@ fn success(stats: &EpisodeStats) -> String {
     }
 }
 
-/// What is said of outside agents that do not extend what was captured.
-/// Nothing where every call extends what was captured.
+/// Share of outside calls that rewrote their history; empty if none did.
 fn rewritten(r: &StepRecord) -> String {
     match divergence(&r.joins) {
         Some(share) if share > 0.0 => {

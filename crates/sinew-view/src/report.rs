@@ -1,9 +1,9 @@
-//! The static HTML report of a run: what it is, what became of its episodes, plots, the end table,
-//! sample episodes before and after. Written while the run goes, and at its end.
+//! The static HTML report of a run: its settings, the results of its episodes, plots, the end table, sample
+//! episodes before and after. It is written while the run goes, and at its end.
 //!
-//! The page is one file without scripts or links to elsewhere. It appears whole: it is written beside the old
-//! one and renamed. A run that is stopped has a page of at most [`REPORT_EVERY`] before. All text of models,
-//! programs and recipes is escaped.
+//! The page is one file without scripts or outside links. It appears whole: it is written next to the old one
+//! and renamed. The page of a stopped run is at most [`REPORT_EVERY`] old. All text of models, programs and
+//! recipes is escaped.
 //!
 //! | section | from |
 //! |---|---|
@@ -20,7 +20,7 @@ use crate::plot::{Curve, Lane, Span, plot_with_points, timeline};
 use crate::status::duration;
 use sinew_orchestrator::{
     EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, SampleStatus, StepRecord,
-    TokenSummary, Totals, UNSCORED, Waits,
+    TokenSummary, Totals, UNSCORED, WaitTimes,
 };
 use sinew_render::Renderer;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
@@ -30,21 +30,21 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time between two reports of a run that goes on.
+/// Time between two reports of a run that continues.
 const REPORT_EVERY: Duration = Duration::from_secs(20);
 
-/// What a report says of the run itself.
+/// Facts of a report about the run itself.
 #[derive(Clone, Debug)]
 pub struct RunFacts {
-    /// Of the recipe.
+    /// Name of the recipe.
     pub name: String,
-    /// Of the run.
+    /// Seed of the run.
     pub seed: u64,
-    /// As the recipe names it.
+    /// Model as the recipe names it.
     pub model: String,
-    /// With its parameters that are not defaults.
+    /// Algorithm with its parameters that are not defaults.
     pub algorithm: String,
-    /// That the recipe asks for.
+    /// Steps that the recipe asks for.
     pub steps: u64,
     /// The recipe as it ran, as TOML.
     pub recipe: String,
@@ -52,14 +52,14 @@ pub struct RunFacts {
 
 /// A measurement and its episodes.
 #[derive(Default)]
-struct Measured {
+struct MeasuredEpisodes {
     /// Means over the episodes.
     stats: EpisodeStats,
-    /// In the order of the tasks, so that before and after can be compared.
+    /// Episodes in the order of the tasks, so that before and after can be compared.
     episodes: Arc<Vec<Trace>>,
 }
 
-/// Writes the report of a run from its events: now and then while it goes on, and at its end.
+/// Writes the report of a run from its events: now and then while it continues, and at its end.
 pub struct ReportFile {
     /// The page.
     path: PathBuf,
@@ -67,13 +67,13 @@ pub struct ReportFile {
     facts: RunFacts,
     /// Makes text of tokens.
     renderer: Arc<dyn Renderer>,
-    /// Of earlier sessions, too.
+    /// Steps, those of earlier sessions included.
     steps: Vec<StepRecord>,
-    /// In the order of measurement.
+    /// Measurements in their order.
     evals: Vec<EvalRecord>,
     /// Nothing is written before there is one.
-    before: Option<Measured>,
-    /// When the page was last written.
+    before: Option<MeasuredEpisodes>,
+    /// Time at which the page was last written.
     written: Option<Instant>,
 }
 
@@ -100,7 +100,7 @@ impl ReportFile {
     }
 
     /// Writes the page; `after` is there at the end of the run.
-    fn write(&self, after: Option<&Measured>, wall_s: f64) -> Result<(), PipelineError> {
+    fn write(&self, after: Option<&MeasuredEpisodes>, wall_s: f64) -> Result<(), PipelineError> {
         let Some(before) = &self.before else {
             return Ok(());
         };
@@ -149,7 +149,7 @@ impl Recorder for ReportFile {
                 if !again {
                     self.evals.push(record.as_ref().clone());
                 }
-                let measured = Measured {
+                let measured = MeasuredEpisodes {
                     stats: record.stats.clone(),
                     episodes: Arc::clone(episodes),
                 };
@@ -173,12 +173,12 @@ struct Report<'a> {
     evals: &'a [EvalRecord],
     /// Held-out tasks under the first weights.
     before: &'a EpisodeStats,
-    /// `None` while the run goes on.
+    /// `None` while the run continues.
     after: Option<&'a EpisodeStats>,
-    /// Of both measurements the same tasks in the same order.
+    /// Episodes of the same tasks in the same order, for both measurements.
     episodes_before: &'a [Trace],
     episodes_after: &'a [Trace],
-    /// Of the run so far, over all sessions.
+    /// Seconds of the run so far, over all sessions.
     wall_s: f64,
     renderer: &'a dyn Renderer,
 }
@@ -224,7 +224,7 @@ impl Report<'_> {
         Ok(page)
     }
 
-    /// What ran, since when, and how far it is.
+    /// Recipe, start and progress of the run.
     fn facts(&self) -> String {
         let starts = self.episodes_before.iter().map(|t| t.timing.started_unix_s);
         let started = starts.filter(|s| *s > 0.0).fold(f64::INFINITY, f64::min);
@@ -264,8 +264,8 @@ impl Report<'_> {
         html + "</table>"
     }
 
-    /// What became of the training episodes.
-    /// Reasons are those of the commits; shares are of all training episodes, retries included.
+    /// Counts of the training episodes by what happened to them. Reasons are those of the commits; shares are
+    /// of all training episodes, retries included.
     fn left_out(&self) -> String {
         let mut reasons = BTreeMap::<&str, usize>::new();
         for (reason, episodes) in self.steps.iter().flat_map(|s| &s.dropped) {
@@ -318,7 +318,7 @@ impl Report<'_> {
         html + "</table>"
     }
 
-    /// Where the time went.
+    /// Table of the time by phase.
     fn time(&self) -> String {
         let mut html = String::from("<table><tr><th>time<th>s<th>");
         for (name, seconds) in time_split(self.steps, self.wall_s) {
@@ -355,7 +355,7 @@ impl Report<'_> {
     /// The curves as SVG; one without points is left out or empty.
     ///
     /// # Errors
-    /// What the plotter refuses.
+    /// If the plotter fails.
     fn plots(&self) -> Result<Vec<String>, String> {
         let by = |title: &str, y, curves: &[Curve]| plot_with_points(title, "step", y, curves, &[]);
         let success = self.means("training", |s| s.success);
@@ -422,17 +422,17 @@ impl Report<'_> {
         Ok(plots)
     }
 
-    /// What engine and trainer did over the time of the run, a step at a time; `None` of steps that do not
-    /// say.
+    /// Activity of engine and trainer over the time of the run, a step at a time; `None` for steps that do
+    /// not record it.
     ///
     /// # Errors
-    /// What the plotter refuses.
+    /// If the plotter fails.
     fn who_works(&self) -> Result<Option<String>, String> {
         let length = |r: &StepRecord| r.waits.rows()[..4].iter().map(|(_, s)| s).sum::<f64>();
         if self.steps.iter().map(length).sum::<f64>() <= 0.0 {
             return Ok(None);
         }
-        let lane = |name: &str, of: fn(&Waits) -> f64| Lane {
+        let lane = |name: &str, of: fn(&WaitTimes) -> f64| Lane {
             name: name.to_owned(),
             spans: self
                 .steps
@@ -479,15 +479,13 @@ impl Report<'_> {
         }
     }
 
-    /// Of steps that trained something: others have no gradient, not one of 0.
-    /// A value of steps that trained something.
+    /// A value of steps that trained something: others have no gradient, not one of 0.
     fn trained(&self, name: &str, value: impl Fn(&StepRecord) -> Option<f64>) -> Curve {
         let trained = |r: &StepRecord| r.rows > 0 && r.updates_applied > 0;
         self.curve(name, |r| value(r).filter(|_| trained(r)))
     }
 
-    /// Of steps with an episode that was scored.
-    /// A mean over the scored training episodes of each step.
+    /// A mean over the scored training episodes of each step; steps without one are left out.
     fn means(&self, name: &str, value: impl Fn(&EpisodeStats) -> f64) -> Curve {
         let scored = |s: &EpisodeStats| s.episodes > s.failed + s.unscored;
         self.curve(name, |r| scored(&r.rollout).then(|| value(&r.rollout)))
@@ -507,7 +505,7 @@ impl Report<'_> {
                     page,
                     "<div class=ep><b>{}</b> {} {}",
                     escape(trace.episode.as_str()),
-                    // An episode that the system failed has no score, whatever its outcome says.
+                    // An episode that the system failed has no score, whatever its outcome.
                     match trace.score().filter(|_| !failed) {
                         Some(reward) => format!("reward {reward:.2}"),
                         None => "without a reward".into(),
@@ -613,7 +611,7 @@ pub(crate) fn comparison(
     rows
 }
 
-/// How an episode ended, in words.
+/// End of an episode, in words.
 pub(crate) fn end_text(end: &EpisodeEnd) -> String {
     match end {
         EpisodeEnd::Terminated => "terminated".into(),
@@ -642,7 +640,7 @@ pub(crate) fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sinew_orchestrator::Counted;
+    use sinew_orchestrator::SampleCount;
 
     #[test]
     fn markup_in_a_model_s_output_stays_text() {
@@ -675,7 +673,7 @@ mod tests {
             dropped: [("equal rewards in the group".into(), 8 - rows)].into(),
             samples: SampleStatus {
                 scored: 7,
-                unscored: Counted {
+                unscored: SampleCount {
                     count: 1,
                     first: Some(format!("e{step}: judge <down>")),
                 },
@@ -687,11 +685,11 @@ mod tests {
             rollout_s: 3.0,
             train_s: 1.0,
             wall_s: 4.0 * step as f64,
-            waits: Waits {
+            waits: WaitTimes {
                 engine_busy_s: 1.0,
                 engine_tools_s: 3.0,
                 trainer_groups_s: 4.0,
-                ..Waits::default()
+                ..WaitTimes::default()
             },
             ..StepRecord::default()
         };
@@ -754,7 +752,7 @@ mod tests {
     fn a_step_that_trained_nothing_has_no_gradient_in_the_plot() {
         let page = page(0.5, None);
         let svg = page.split("<svg").find(|svg| svg.contains("Gradient norm"));
-        // Of three steps the first and the last trained: two dots with a gap between them, and no line.
+        // The first and the last of three steps trained: two dots with a gap between them, and no line.
         let svg = svg.unwrap();
         assert_eq!(svg.matches("<circle").count(), 2, "{svg}");
         let drawn = |l: &str| l.contains("<polyline") && l.contains("#0072B2");

@@ -1,14 +1,14 @@
-//! A run as a whole: what became of every sampled token, from the records that it has written.
+//! A run as a whole: the use of every sampled token, from the records that it has written.
 //!
-//! It reads `metrics.jsonl` and `evals.jsonl` of the run's folder, which a run that goes on appends to: a
-//! torn last line is left out. The field names are those of `sinew show RUN --json`.
+//! It reads `metrics.jsonl` and `evals.jsonl` of the run's folder, which a running process appends to: a torn
+//! last line is left out. The field names are those of `sinew show RUN --json`.
 
 use crate::status::duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_orchestrator::{
-    AdmissionRecord, Course, DIVERGENCE_ALARM, EvalRecord, Process, StepRecord, TokenSummary,
-    Verdict, divergence,
+    AdmissionRecord, DIVERGENCE_ALARM, EvalRecord, Process, StepRecord, TokenSummary, Verdict,
+    VerdictInput, divergence,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -17,10 +17,10 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// What `sinew show RUN --json` prints.
+/// Summary that `sinew show RUN --json` prints.
 #[derive(Debug, Serialize)]
 pub struct RunSummary {
-    /// Of the recipe.
+    /// Name of the recipe.
     name: String,
     /// The last step that is recorded.
     steps: u64,
@@ -32,7 +32,7 @@ pub struct RunSummary {
     evals: Vec<EvalRecord>,
     /// Training episodes of all steps, without those that were run again.
     episodes: usize,
-    /// Of these, failed by the system; and run again.
+    /// Episodes of these that the system failed; the replaced attempts follow.
     failed: usize,
     /// Attempts that replaced failed ones.
     retried: usize,
@@ -47,17 +47,17 @@ pub struct RunSummary {
     admission: AdmissionRecord,
     /// The numbers that its verdict follows from.
     #[serde(skip)]
-    course: Course,
+    course: VerdictInput,
 }
 
 /// Maximum bytes of a file of records.
 const MAX_RECORD_BYTES: u64 = 2 << 30;
 
-/// Opens a file of a run for reading. Folders of runs come from other people, too: what is no regular file,
-/// such as a pipe that nobody writes or a device without an end, is an error and not waited for.
+/// Opens a file of a run for reading. Folders of runs come from other people, too: what is not a regular
+/// file, such as a pipe that nobody writes or a device without an end, is an error and not waited for.
 ///
 /// # Errors
-/// If it cannot be opened, or is no regular file.
+/// If it cannot be opened, or is not a regular file.
 pub fn open_regular(path: &Path) -> std::io::Result<File> {
     let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options()
@@ -97,7 +97,8 @@ pub fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, String> {
 }
 
 impl RunSummary {
-    /// Of the run in `folder`, as far as it is: its name, and the steps that it is to do.
+    /// Reads the records so far of the run in `folder`. `name` and `of_steps` are the recipe's name and
+    /// steps.
     ///
     /// # Errors
     /// If it holds a record that is none.
@@ -123,7 +124,7 @@ impl RunSummary {
             failed: steps.iter().map(|s| s.rollout.failed).sum(),
             retried: steps.iter().map(|s| s.retried).sum(),
             divergence: divergence(&tokens.joins),
-            course: Course::of(&steps, &evals),
+            course: VerdictInput::of(&steps, &evals),
             evals,
             left_out,
             tokens,
@@ -131,13 +132,12 @@ impl RunSummary {
         })
     }
 
-    /// The verdict, if its process stands like this and said so of its end.
+    /// The verdict for this state of the process and the end that it recorded.
     pub fn verdict(&self, process: Process, end: Option<&str>) -> Verdict {
         self.course.verdict(process, end)
     }
 
-    /// How far it is, what it gained, how long it took.
-    /// For a list of runs.
+    /// One line for a list of runs: its progress, gain and duration.
     pub fn line(&self) -> String {
         let percent = |e: &EvalRecord| e.stats.success_text();
         let gained = match self.evals.as_slice() {
@@ -153,8 +153,7 @@ impl RunSummary {
         format!("{name}  step {done} of {of}  {gained}  {wall}")
     }
 
-    /// For a person.
-    /// All counts, with the alarm of rewritten histories where it applies.
+    /// Text for a person: all counts, with the alarm of rewritten histories where it applies.
     pub fn text(&self) -> String {
         let mut out = String::new();
         let _ = writeln!(
@@ -221,7 +220,7 @@ impl RunSummary {
     }
 }
 
-/// Steps that a point of a curve averages: a step has too few tasks to be read alone.
+/// Steps that a point of a curve averages: a single step has too few tasks.
 pub const WINDOW: usize = 4;
 
 /// Success of training episodes by step, as means over the scored episodes of the last steps; not a number

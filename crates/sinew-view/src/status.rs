@@ -1,4 +1,4 @@
-//! How a run stands, as its events say.
+//! State of a run, from its events.
 //!
 //! [`Status::apply`] is a pure function of the state and an event, so that any view can be tested without a
 //! terminal. Events may be missing: nothing here counts on having seen them all.
@@ -6,8 +6,7 @@
 use sinew_orchestrator::{CollectProgress, Phase, RunEvent, StepRecord};
 use sinew_rollout::{AdmissionReading, GaugesReading, LiveEpisode};
 
-/// What a view shows.
-/// The default is a run that has shown nothing yet.
+/// State that a view shows. The default is a run that has shown nothing yet.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
     /// Name of the recipe.
@@ -16,7 +15,7 @@ pub struct Status {
     pub phase: String,
     /// The step that is worked on, from 1.
     pub step: u64,
-    /// That the recipe asks for.
+    /// Steps that the recipe asks for.
     pub steps: u64,
     /// Progress within the phase.
     pub done: usize,
@@ -26,7 +25,7 @@ pub struct Status {
     pub update: (u32, u32),
     /// The last warning of a run that is in trouble.
     pub alarm: Option<String>,
-    /// Of a collection.
+    /// Progress of a collection.
     pub collected: Option<CollectProgress>,
     /// Episodes by what they do.
     pub gauges: GaugesReading,
@@ -40,7 +39,7 @@ pub struct Status {
     pub eval_before: Option<f64>,
     /// All steps, those of earlier sessions included.
     pub history: Vec<StepRecord>,
-    /// Of all sessions, as of the last event that says it.
+    /// Seconds of all sessions, as of the last event that has them.
     pub wall_s: f64,
 }
 
@@ -107,8 +106,8 @@ impl Status {
         }
     }
 
-    /// How far the phase is.
-    /// Micro-batches while it trains, episodes otherwise; empty where the total is not known.
+    /// Progress of the phase: micro-batches while it trains, episodes otherwise; empty if the total is not
+    /// known.
     pub(crate) fn progress(&self) -> String {
         let (done, total) = (self.done, self.total);
         match self.update {
@@ -145,8 +144,8 @@ impl Status {
     }
 }
 
-/// An episode, its phase, the time it has been in it, and the time until the episode is cut; a call within
-/// it may have a limit of its own.
+/// An episode, its phase, the time it has been in it, and the time until the episode is cut; a call within it
+/// may have a separate limit.
 pub(crate) fn told(live: &LiveEpisode) -> String {
     let limit = live
         .left_s

@@ -1,4 +1,4 @@
-//! The end of a run for a person: what changed, where the time went, what to do next.
+//! The end of a run for a person: changes, times, and next steps.
 //!
 //! Percentages of time are of the wall time of all sessions. Counts of episodes and tokens are those of the
 //! records, so that the end of a resumed run covers the whole run.
@@ -15,9 +15,9 @@ use std::path::Path;
 pub struct Summary<'a> {
     /// Steps that the recipe asks for.
     pub steps: u64,
-    /// For the commands that are suggested.
+    /// Folder of the run, for the suggested commands.
     pub run_dir: &'a Path,
-    /// What the pipeline gives at its end.
+    /// Result of the pipeline.
     pub ended: &'a RunOutcome,
     /// Records of all steps.
     pub history: &'a [StepRecord],
@@ -32,8 +32,8 @@ impl Summary<'_> {
     }
 }
 
-/// What a run says at its end. Where nothing was held out, the first column is the first training step and
-/// the second the last one, so that the reward's way is seen all the same.
+/// Summary of a run at its end. A run without held-out tasks shows the first training step in the first
+/// column and the last one in the second, so that the reward's way is still seen.
 ///
 /// The end table, the time table, the counts of episodes and tokens, and the next commands.
 fn text(s: &Summary<'_>) -> String {
@@ -124,8 +124,7 @@ fn failures(out: &mut String, history: &[StepRecord]) {
     );
 }
 
-/// Held-out tasks that were measured once.
-/// For `sinew eval`, which trains nothing.
+/// Summary of held-out tasks that were measured once, for `sinew eval`, which trains nothing.
 pub fn measured(
     stats: &EpisodeStats,
     run_dir: &Path,
@@ -149,7 +148,7 @@ pub fn measured(
     out
 }
 
-/// What a collection came to, and what can be done with it.
+/// Summary of a collection, and the next commands for it.
 pub fn collected(progress: &CollectProgress, run_dir: &Path, wall_s: f64) -> String {
     let dir = run_dir.display();
     format!(
@@ -172,13 +171,13 @@ fn time_table(out: &mut String, s: &Summary<'_>) {
     }
 }
 
-/// What engine and trainer waited for; each column of causes adds up to the wall time. The last lines are
-/// part of the others: the loop's waits for the disk, and what all episodes waited for, added up.
+/// Waiting times of engine and trainer by cause; each column adds up to the wall time. The last lines are
+/// part of the others: the loop's waits for the disk, and the added waiting times of all episodes.
 fn waits_table(out: &mut String, s: &Summary<'_>) {
     let _ = writeln!(out, "\nwhat engine and trainer waited for");
     let waits = &s.ended.totals.waits;
     let rows = waits.rows().into_iter().chain(waits.part_rows());
-    // What would be shown as 0.0 % is not shown.
+    // Times that would show as 0.0 % are left out.
     for (name, seconds) in rows.filter(|(_, seconds)| *seconds >= 5e-4 * s.ended.wall_s) {
         share(out, name, seconds, s.ended.wall_s);
     }
@@ -193,8 +192,8 @@ fn waits_table(out: &mut String, s: &Summary<'_>) {
     }
 }
 
-/// What to do where on average one episode or more waited for a sandbox, and there may be fewer of them than
-/// of episodes.
+/// Advice if on average one episode or more waited for a sandbox, and fewer sandboxes than episodes are
+/// allowed.
 fn sandbox_hint(waited_s: f64, wall_s: f64, sandboxes: Option<usize>) -> Option<String> {
     let waiting = waited_s / wall_s.max(1e-9);
     let most = sandboxes.filter(|_| waiting >= 1.0)?;

@@ -1,4 +1,4 @@
-//! `sinew check`: refuse now what would fail later. Nothing is trained and nothing is kept.
+//! `sinew check`: refuses early the recipes that would fail later. Nothing is trained and nothing is kept.
 //!
 //! | row | what is checked | made |
 //! |---|---|---|
@@ -17,25 +17,25 @@
 //! | `tasks`, `env` | counts; the solutions of some tasks, or attempts at them where a reward scores them | always |
 //! | `prompts` | tokens of prompts and solutions against the limits | with the built-in loop |
 //!
-//! A row is one check: its name, `ok` or `FAIL`, and what was found. All rows are made even after one
-//! failed, but for those that need what failed: without a model there is no memory to estimate.
+//! A row is one check: its name, `ok` or `FAIL`, and the finding. All rows are made even after one failed,
+//! except those that need its result: there is no memory to estimate if there is no model.
 //!
 //! Scripts go by its exit code: 0 the recipe runs, 1 it is refused, 3 it is right but needs something
 //! outside first (a server that answers, a program that starts), which is named.
 
 mod attempts;
-mod disk;
+pub(crate) mod disk;
 pub(crate) mod memory;
 pub(crate) mod prompts;
-mod reach;
+pub(crate) mod reach;
 
 use crate::output;
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_env::{EnvFactory, Split, Taskset};
 use sinew_recipe::{DataSection, EngineType, ModelSection, Recipe, RecipeError, RunPlan};
 use sinew_render::{MockTrajectory, conformance_check};
-use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
 use sinew_types::Task;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ struct Report {
     json: bool,
     /// Checks that failed, as `name: reason`.
     failures: Vec<String>,
-    /// What is missing outside; the recipe itself is right.
+    /// Missing parts outside; the recipe itself is right.
     missing: Vec<String>,
 }
 
@@ -94,7 +94,7 @@ impl Report {
 /// Runs every check and reports each. Checks that share a cause are reported once: without a model,
 /// `template` and `model` fail for one reason.
 pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
-    let recipe = Recipe::load(path).map_err(|e| refused(e, json))?;
+    let recipe = Recipe::load(path, ENVIRONMENTS).map_err(|e| refused(e, json))?;
     let mut report = Report {
         json,
         failures: Vec::new(),
@@ -121,7 +121,7 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
 /// The checks of a run, or of a stage before any has run.
 fn plan_rows(recipe: &RunPlan, report: &mut Report) {
     let (joins, shape) = (template(recipe), model(recipe));
-    // What needs the model would say again why there is none.
+    // Checks that need the model would repeat the reason why there is none.
     let same_reason = match (&joins, &shape) {
         (Err(joins), Err(shape)) => joins.text() == shape.text(),
         _ => false,
@@ -178,7 +178,7 @@ fn plan_rows(recipe: &RunPlan, report: &mut Report) {
     if let Some(read) = recipe.inputs_read() {
         report.row("algorithm", Ok(read));
     }
-    // What plays episodes needs the rewards, and would say again what they lack.
+    // Checks that play episodes need the rewards, and would repeat the same fault.
     if outside && !report.row("reward", rewards(recipe)) {
         return;
     }
@@ -248,7 +248,7 @@ pub(crate) fn before_sampling(
     before_episodes(recipe)
 }
 
-/// What episodes need: a sandbox, an agent, tasks that fit.
+/// Requirements of episodes: a sandbox, an agent, tasks that fit.
 fn before_episodes(recipe: &RunPlan) -> Result<sinew_assembly::Tasks, Failure> {
     if recipe.env.needs().sandbox {
         sandbox(recipe)?;
@@ -265,13 +265,13 @@ fn before_episodes(recipe: &RunPlan) -> Result<sinew_assembly::Tasks, Failure> {
 }
 
 /// The kernels and threads that everything is computed with.
-fn device() -> Result<String, Failure> {
+pub(crate) fn device() -> Result<String, Failure> {
     let device = sinew_assembly::device()?;
     let (kernels, threads) = (sinew_assembly::kernels(&device), device.threads());
     Ok(format!("kernels {kernels}, {threads} threads"))
 }
 
-/// The shape of the model. Its files are read, but for the weights.
+/// The shape of the model. Its files are read, except for the weights.
 fn model(recipe: &RunPlan) -> Result<String, Failure> {
     let config = sinew_assembly::model_config(recipe)?;
     if let Some(lora) = &recipe.train.lora {
@@ -354,13 +354,13 @@ fn data(recipe: &RunPlan) -> Result<String, Failure> {
 /// The checks of an environment that runs code.
 fn sandbox_rows(recipe: &RunPlan, report: &mut Report) {
     let image = image(recipe).transpose();
-    // What needs the image would say again why there is none.
+    // Checks that need the image would repeat the reason why there is none.
     if image.is_none_or(|row| report.row("image", row)) {
         report.row("sandbox", sandbox(recipe));
     }
 }
 
-/// Pulls `sandbox.image`, where it is one of a registry, and says which image that is.
+/// Pulls `sandbox.image`, if it is one of a registry, and returns the image's name.
 fn image(recipe: &RunPlan) -> Result<Option<String>, Failure> {
     let name = recipe.sandbox.image.as_deref().unwrap_or_default();
     if recipe.sandbox.server.is_some() || !sinew_image::is_registry(name) {
@@ -379,51 +379,15 @@ fn image(recipe: &RunPlan) -> Result<Option<String>, Failure> {
     )
 }
 
-/// Runs `print(6 * 7)` in a sandbox of the recipe, and lists the protections that are not in force.
+/// Runs a program in a sandbox of the recipe, and lists the protections that are not in force.
 fn sandbox(recipe: &RunPlan) -> Result<String, Failure> {
-    let provider = sinew_assembly::levels::sandboxes(&sinew_assembly::levels::egress::unrecorded(
-        &recipe.sandbox,
-    ))?;
-    let spec = sinew_assembly::levels::sandbox_spec(&recipe.sandbox)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
-    let answer = runtime.block_on(try_one(provider.as_ref(), &spec))?;
-    if answer != b"42\n" {
-        return Err(Failure::system(format!(
-            "a sandboxed Python printed {:?} instead of 42",
-            String::from_utf8_lossy(&answer)
-        )));
-    }
-    let (level, protections) = (&recipe.sandbox.level, provider.protections());
-    let missing: Vec<String> = protections
-        .iter()
-        .filter(|p| !p.enforced)
-        .map(|p| format!("{} ({})", p.name, p.how))
-        .collect();
-    let in_force = if missing.is_empty() {
-        format!("all {} protections are in force", protections.len())
-    } else {
-        format!("not enforced here: {}", missing.join(", "))
-    };
-    // What runs virtual machines here, and why.
-    let machine = protections.iter().find(|p| p.name == "machine");
-    let machine = machine.map_or(String::new(), |p| format!("; {}", p.how));
+    let section = sinew_assembly::levels::egress::unrecorded(&recipe.sandbox);
+    let probed = crate::sandbox::probed(&section)?;
+    let (level, in_force) = (&recipe.sandbox.level, probed.in_force());
+    // The monitor of virtual machines here, and the reason.
+    let machine = probed.how("machine");
+    let machine = machine.map_or(String::new(), |how| format!("; {how}"));
     Ok(format!("{level}: {in_force}{machine}"))
-}
-
-/// Standard output of one Python program in a fresh sandbox, which is destroyed afterwards.
-async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<Vec<u8>, Failure> {
-    let mut sandbox = provider.acquire(spec).await.map_err(Failure::system)?;
-    let request = ExecRequest {
-        program: Program::Python("print(6 * 7)".into()),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(20),
-    };
-    let result = sandbox.exec(request).await.map_err(Failure::system)?;
-    sandbox.destroy().await.map_err(Failure::system)?;
-    Ok(result.stdout)
 }
 
 /// Numbers of tasks, which `eval.tasks` and `rollout.tasks_per_step` must not exceed.
@@ -489,7 +453,7 @@ const PLAYING: Duration = Duration::from_secs(120);
 /// score, which others would wait for as long.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What was played within [`PLAYING`], or that something hangs.
+/// The result if it comes within [`PLAYING`]; otherwise an error that something hangs.
 async fn in_time<T>(what: &str, played: impl Future<Output = T>) -> Result<T, Failure> {
     let late = |_| {
         Failure::input(format!(
@@ -614,14 +578,14 @@ mod tests {
     /// No number overflows on the way to being refused.
     #[test]
     fn the_largest_numbers_do_not_panic() {
-        let plan = RunPlan::parse(Path::new("r.toml"), TEXT).unwrap();
+        let plan = RunPlan::parse(Path::new("r.toml"), TEXT, ENVIRONMENTS).unwrap();
         let whole: toml::Value = toml::from_str(&toml::to_string(&plan).unwrap()).unwrap();
         let (mut texts, mut measured) = (Vec::new(), 0);
         altered(&whole, &whole, &[], &mut texts);
         for largest in ["18446744073709551615", "9223372036854775807", "4294967295"] {
             for text in &texts {
                 let text = text.replace("\"@\"", largest);
-                if let Ok(plan) = RunPlan::parse(Path::new("r.toml"), &text) {
+                if let Ok(plan) = RunPlan::parse(Path::new("r.toml"), &text, ENVIRONMENTS) {
                     let refused = sizes(&plan).err();
                     assert!(refused.is_none_or(|e| !e.text().is_empty()), "{text}");
                     measured += 1;

@@ -1,7 +1,7 @@
 //! `sinew plot`: the learning curves of several runs in one picture.
 //!
 //! A curve is the success of training episodes, averaged over a window of steps, from a run's
-//! `metrics.jsonl`; or what held-out episodes showed, from `evals.jsonl`, over all stages of a chain. Runs
+//! `metrics.jsonl`; or the results of held-out episodes, from `evals.jsonl`, over all stages of a chain. Runs
 //! that still train can be drawn.
 
 use crate::output;
@@ -14,7 +14,7 @@ use sinew_view::plot::{Curve, plot};
 use sinew_view::{WINDOW, lines, smoothed};
 use std::path::{Path, PathBuf};
 
-/// What of held-out episodes is drawn.
+/// The measure of held-out episodes that is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum HeldOut {
     /// Share of solved episodes

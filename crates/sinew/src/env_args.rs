@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Attributes of a class, of the argument `--options`.
 ///
 /// # Errors
-/// If it is no JSON object.
+/// If it is not a JSON object.
 pub(crate) fn options(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, Failure> {
     sinew_types::json::from_str(text).map_err(|e| {
         Failure::input(format!(

@@ -1,10 +1,11 @@
-//! `sinew env`: a Python environment, tried before it is trained on or served over HTTP; servers, tried.
+//! `sinew env`: tests a Python environment before it is trained on or served over HTTP, and tests servers.
 
 use crate::env_args::{key, options, seconds};
 use crate::env_serve;
 use crate::output;
 use clap::{Args, Subcommand};
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_bridge::{
     CaseOutcome, CheckReport, ConformanceOptions, Finding, Python, PythonEnvFactory, PythonTasks,
@@ -123,7 +124,7 @@ fn check_recipe(
     args: &CheckArgs,
     runtime: &tokio::runtime::Runtime,
 ) -> Result<CheckReport, Failure> {
-    let recipe = Recipe::load(Path::new(&args.module)).map_err(Failure::input)?;
+    let recipe = Recipe::load(Path::new(&args.module), ENVIRONMENTS).map_err(Failure::input)?;
     let plan = match &recipe {
         Recipe::Run(plan) => plan.as_ref(),
         Recipe::Chain(chain) => match chain.stages.first() {

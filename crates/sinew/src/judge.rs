@@ -3,6 +3,7 @@
 use crate::output::{print, print_json};
 use clap::{Args, Subcommand};
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_env::Split;
 use sinew_judge::{Bench, Calibration, check_server, read_labels, samples_of};
@@ -74,7 +75,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 /// # Errors
 /// If there is no such judge, a row is wrong, or no row gets a verdict.
 fn calibrate(args: &CalibrateArgs) -> Result<(), Failure> {
-    let recipe = RunPlan::load(&args.recipe).map_err(Failure::input)?;
+    let recipe = RunPlan::load(&args.recipe, ENVIRONMENTS).map_err(Failure::input)?;
     let names: Vec<&str> = recipe.judges.keys().map(String::as_str).collect();
     let name = match (args.judge.as_deref(), &names[..]) {
         (Some(name), _) => name,
@@ -107,9 +108,9 @@ fn calibrate(args: &CalibrateArgs) -> Result<(), Failure> {
 /// Tries every reward server of the recipe with its first tasks.
 ///
 /// # Errors
-/// If the recipe has no server; exit code 1 without a text if a check failed, which its row says.
+/// If the recipe has no server; exit code 1 without a text if a check failed, which its row shows.
 fn servers(args: &ServerArgs) -> Result<(), Failure> {
-    let recipe = RunPlan::load(&args.recipe).map_err(Failure::input)?;
+    let recipe = RunPlan::load(&args.recipe, ENVIRONMENTS).map_err(Failure::input)?;
     let servers = recipe
         .reward
         .iter()

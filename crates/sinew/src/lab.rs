@@ -1,7 +1,7 @@
 //! `sinew bench` and `sinew sandbox attack|bench|leaks`: other programs, `sinew-bench` and `sinew-lab`, carry
 //! them out.
 //!
-//! Benches and hostile programs are no part of the product, so that its size and its dependencies do not
+//! Benches and hostile programs are not a part of the product, so that its size and its dependencies do not
 //! grow with them.
 
 use clap::Args;

@@ -1,7 +1,7 @@
 //! The command line: the only place where concrete parts meet.
 //!
 //! A command is a file here. Those that run a recipe read a plan (`sinew-recipe`), make its parts
-//! (`sinew-wire`) and hand them to the loop (`sinew-pipeline`). Two more programs hide behind this one:
+//! (`sinew-assembly`) and hand them to the loop (`sinew-pipeline`). Two more programs hide behind this one:
 //! workers of `train.data_parallel`, and workers of the wasm level; both are started by a run, never by
 //! people.
 //!
@@ -12,6 +12,7 @@ mod chain;
 mod check;
 mod collect;
 mod curves;
+mod doctor;
 mod env_args;
 mod env_check;
 mod env_serve;
@@ -21,7 +22,6 @@ mod export;
 mod gc;
 mod init;
 mod judge;
-mod kept;
 mod lab;
 mod output;
 mod panics;
@@ -37,12 +37,14 @@ mod serve_sandbox;
 mod shell;
 mod signals;
 mod sim;
+mod snapshot_args;
 mod tasks;
 mod track;
 mod train;
 mod view;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_runs::{Resume, RunDir, RunEnd};
@@ -80,6 +82,11 @@ enum Command {
         after_help = "Example: sinew collect recipes/tiny.toml --episodes 1000 --run-dir runs/teacher"
     )]
     Collect(collect::CollectArgs),
+    /// Say what this host can do, what is missing, and what to do about it
+    #[command(
+        after_help = "Example: sinew doctor\nExit codes: 0 a first run works here; 3 something that it needs is missing, and is named"
+    )]
+    Doctor(doctor::DoctorArgs),
     /// Refuse now what would fail later: recipe, model, template, sandbox, disk
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
     Check(CheckArgs),
@@ -220,7 +227,7 @@ pub(crate) struct RunArgs {
     /// Go on with the run in --run-dir; if there is none yet, start it
     #[arg(long)]
     resume: bool,
-    /// With --resume: a key of the recipe that may differ from what the run was trained with, such as
+    /// A key of the recipe that may differ with --resume from what the run was trained with, such as
     /// train.learning_rate; several times
     #[arg(long, value_name = "KEY", requires = "resume")]
     allow_change: Vec<String>,
@@ -301,7 +308,7 @@ pub(crate) struct EpisodesArgs {
     /// Training step that trained it
     #[arg(long)]
     pub(crate) step: Option<u64>,
-    /// How the episode ended
+    /// End of the episode
     #[arg(long)]
     pub(crate) end: Option<episodes::End>,
     /// Task type
@@ -310,10 +317,10 @@ pub(crate) struct EpisodesArgs {
     /// Environment
     #[arg(long)]
     pub(crate) env: Option<String>,
-    /// Of environments that have another version in this recipe now
+    /// Only episodes of environments that have another version in this recipe now
     #[arg(long, value_name = "RECIPE")]
     pub(crate) env_changed: Option<PathBuf>,
-    /// Of those that fit and say the same (task, tokens, messages), the first one alone
+    /// Only the first of episodes that fit and are equal (task, tokens, messages)
     #[arg(long)]
     pub(crate) unique: bool,
     /// Those with a sign that their reward is not what it seems, with each sign; docs/trust.md has them
@@ -407,7 +414,7 @@ fn raise_open_files() {
         current: Some(current),
         ..limit
     };
-    // Where that is refused, servers take their share of fewer.
+    // Servers get their share of fewer files if this is refused.
     let _ = setrlimit(Resource::Nofile, raised);
 }
 
@@ -468,13 +475,14 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Train(args) => run_train(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Collect(args) => collect::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Check(args) => check::check(&args.recipe, args.json),
         Command::Init(args) => init::run(&args),
         Command::Tasks(args) => tasks::run(&args),
         Command::Schema { markdown } => {
             match markdown {
-                true => output::print(&sinew_recipe::markdown()),
-                false => output::print(&format!("{:#}\n", sinew_recipe::json_schema())),
+                true => output::print(&sinew_recipe::markdown(ENVIRONMENTS)),
+                false => output::print(&format!("{:#}\n", sinew_recipe::json_schema(ENVIRONMENTS))),
             }
             Ok(())
         }
@@ -516,7 +524,7 @@ fn eprint_failure(failure: &Failure) {
     if failure.text().is_empty() {
         return;
     }
-    // It may quote what servers and programs said.
+    // It may quote text of servers and programs.
     let text = sinew_view::visible(failure.text());
     let _ = writeln!(std::io::stderr(), "sinew: {text}");
 }
@@ -554,7 +562,7 @@ impl RunArgs {
     /// # Errors
     /// If the recipe is refused.
     pub(crate) fn recipe(&self) -> Result<Recipe, Failure> {
-        let mut recipe = Recipe::load(&self.recipe)?;
+        let mut recipe = Recipe::load(&self.recipe, ENVIRONMENTS)?;
         if let Some(seed) = self.seed {
             recipe.seed(seed);
         }
@@ -564,21 +572,21 @@ impl RunArgs {
     /// Does `job` in the run's folder, as [`execute`].
     ///
     /// # Errors
-    /// With what was refused, or why the job ended badly.
+    /// If the recipe is refused, or the job ends badly, with the reason.
     pub(crate) fn run(
         &self,
         recipe: &RunPlan,
         track: &track::TrackArgs,
         command: &'static str,
-        job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::Finished, Failure>,
-    ) -> Result<train::Finished, Failure> {
+        job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::CommandEnd, Failure>,
+    ) -> Result<train::CommandEnd, Failure> {
         let (path, mut options) = self.options(recipe, command)?;
         options.track = track.trackers()?;
         options.typed += &track.typed();
         execute(&path, recipe, check::before_training, job, &options)
     }
 
-    /// What `--signals` names, if it was given.
+    /// Config that `--signals` names, if it was given.
     ///
     /// # Errors
     /// If the file is refused.
@@ -630,11 +638,12 @@ impl RunArgs {
         Ok((path, options))
     }
 
-    /// The end of the command. With `--json` its last line is the result, or an `error` where there is none.
+    /// The end of the command. The option `--json` makes its last line the result, or an `error` if there is
+    /// none.
     ///
     /// # Errors
-    /// Why the job failed or ended badly.
-    pub(crate) fn end(&self, done: Result<train::Finished, Failure>) -> Result<(), Failure> {
+    /// If the job failed or ended badly, with the reason.
+    pub(crate) fn end(&self, done: Result<train::CommandEnd, Failure>) -> Result<(), Failure> {
         let last = done
             .as_ref()
             .map_or_else(Failure::json, |ended| ended.last.clone());
@@ -645,18 +654,18 @@ impl RunArgs {
     }
 }
 
-/// Does `job` in a run's folder, after everything that can be checked before was. How it ended is noted in
-/// the folder, for `sinew runs`.
+/// Does `job` in a run's folder, after everything that can be checked earlier was. Its end is noted in the
+/// folder, for `sinew runs`.
 ///
 /// # Errors
-/// With what was refused, or why the job came to no end.
+/// If the recipe is refused, or the job does not reach its end, with the reason.
 fn execute(
     folder: &Path,
     recipe: &RunPlan,
     checks: Checks,
-    job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::Finished, Failure>,
+    job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::CommandEnd, Failure>,
     options: &train::TrainOptions,
-) -> Result<train::Finished, Failure> {
+) -> Result<train::CommandEnd, Failure> {
     let mut options = options.clone();
     if options.resume.is_none() {
         options.tasks = Some(checks(folder, recipe)?);

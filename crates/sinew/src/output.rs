@@ -1,18 +1,19 @@
 //! Standard output: text for people, JSON lines for machines.
 //!
 //! Errors of writing are ignored: the reader of a pipe may close it, as `head` does, and the command still
-//! ends with the exit code of its own work. Everything is flushed at once, for readers that wait for a line.
+//! ends with its own exit code. Everything is flushed at once, for readers that wait for a line.
 
 use sinew_view::{json_line, visible};
 use std::io::{IsTerminal, Write};
 
-/// Prints text. What models, environments and data sets wrote in it cannot control the terminal.
+/// Prints text. Control characters in it, from models, environments and data sets, cannot control the
+/// terminal.
 pub(crate) fn print(text: &str) {
     print_as_it_is(visible(text).as_bytes());
 }
 
-/// Prints bytes as they are: painted text whose parts were made visible before, or what a program wrote
-/// where standard output is no terminal.
+/// Prints bytes as they are: painted text whose parts were made visible before, or what a program wrote where
+/// standard output is not a terminal.
 pub(crate) fn print_as_it_is(bytes: &[u8]) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(bytes).and_then(|()| out.flush());

@@ -1,4 +1,4 @@
-//! What a panic does when no memory is left.
+//! Handles a panic when no memory is left.
 //!
 //! The standard library's hook holds the lock of backtraces while it prints one. If an allocation
 //! fails meanwhile, the report of that failure waits for the same lock, and the process never ends.
@@ -8,8 +8,8 @@ use std::panic::PanicHookInfo;
 /// Address space that a backtrace may need: the symbols of this program, and what finds them.
 const BACKTRACE_BYTES: usize = 64 << 20;
 
-/// From now on a panic without room for its backtrace ends the process with SIGABRT and a message.
-/// Any other panic is reported as before.
+/// Makes every panic without room for its backtrace end the process with SIGABRT and a message. Other panics
+/// are reported by the default hook.
 pub(crate) fn install() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

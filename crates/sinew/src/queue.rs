@@ -4,11 +4,12 @@ use crate::output;
 use crate::signals::{self, StopSignals};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::{Failure, FeedPlan};
 use sinew_gateway::Secret;
 use sinew_queue::{
-    MAX_PAGE, Place, QUEUE_NAME, QueueServer, Scored, ScorerConfig, Serving, bury, listed,
-    score_rows, system_clock,
+    MAX_PAGE, Place, QUEUE_NAME, QueueServer, QueueServerConfig, ScoredCounts, ScorerConfig, bury,
+    listed, score_rows, system_clock,
 };
 use sinew_recipe::{DataSection, RunPlan};
 use sinew_store::queue::{
@@ -19,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Between two sweeps of a queue that is served: leases that ended are taken back.
+/// Interval of sweeps of a queue that is served: leases that ended are taken back.
 const SWEEP: Duration = Duration::from_secs(2);
 
 /// Arguments of `sinew queue`.
@@ -102,7 +103,7 @@ struct ServeArgs {
     json: bool,
 }
 
-/// Which queue.
+/// The queue.
 #[derive(Debug, Args)]
 struct PlaceArgs {
     /// Address of `sinew queue serve`, or the folder of its store while nothing else uses it
@@ -127,7 +128,7 @@ impl PlaceArgs {
     }
 }
 
-/// Where a row stands with a consumer.
+/// State of a row with a consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum State {
     Waiting,
@@ -147,7 +148,7 @@ struct RowsArgs {
     /// Only rows that are dead for a consumer
     #[arg(long, conflicts_with = "state")]
     dead: bool,
-    /// Which consumer's state is meant
+    /// The consumer whose state is meant
     #[arg(long)]
     consumer: Option<String>,
     /// Maximum number of rows
@@ -165,7 +166,7 @@ struct FailArgs {
     /// Keys, as `sinew queue rows` lists them
     #[arg(required = true)]
     keys: Vec<String>,
-    /// For which consumer
+    /// The consumer
     #[arg(long)]
     consumer: String,
     /// Shown by `sinew queue rows`
@@ -180,7 +181,7 @@ struct ReviveArgs {
     /// Keys, as `sinew queue rows` lists them
     #[arg(required_unless_present = "all")]
     keys: Vec<String>,
-    /// For which consumer
+    /// The consumer
     #[arg(long)]
     consumer: String,
     /// All of its dead rows
@@ -285,7 +286,7 @@ impl FeedArgs {
         }))
     }
 
-    /// As it was typed, for the hint how to go on; `own` in place of a queue that was not.
+    /// The options as typed, for the hint how to resume; `own` replaces a queue that was not typed.
     pub(crate) fn typed(&self, own: &str) -> String {
         let path = |p: &PathBuf| p.display().to_string();
         let options = [
@@ -389,12 +390,12 @@ fn serve(args: &ServeArgs) -> Result<(), Failure> {
     runtime.block_on(listen(args, queue, token))
 }
 
-/// Listens, says where, and waits for a signal.
+/// Listens, prints the address, and waits for a signal.
 async fn listen(args: &ServeArgs, queue: Arc<dyn Queue>, token: String) -> Result<(), Failure> {
     // A script may send one as soon as it reads the address.
     let mut signals = StopSignals::new()?;
     let shown = args.token_file.is_none().then(|| token.clone());
-    let serving = Serving {
+    let serving = QueueServerConfig {
         listen: args.listen,
         token,
         clock: system_clock(),
@@ -565,7 +566,7 @@ fn revive(args: &ReviveArgs) -> Result<(), Failure> {
 
 /// Scores until Ctrl-C, or until nothing is left. Rows that are not done go back at once.
 fn score(args: &ScoreArgs) -> Result<(), Failure> {
-    let recipe = RunPlan::load(&args.recipe).map_err(Failure::input)?;
+    let recipe = RunPlan::load(&args.recipe, ENVIRONMENTS).map_err(Failure::input)?;
     let place = match &args.queue {
         Some(queue) => sinew_assembly::queue_place(queue, &args.name, args.token_file.as_deref())?,
         None => sinew_assembly::data_queue(&recipe)?.ok_or_else(|| {
@@ -595,7 +596,7 @@ fn score(args: &ScoreArgs) -> Result<(), Failure> {
         attempts: args.attempts,
         until_empty: args.until_empty,
     };
-    let mut report = |so_far: Scored| {
+    let mut report = |so_far: ScoredCounts| {
         if args.json {
             output::print_json(&json!({ "scoring": so_far }));
         }

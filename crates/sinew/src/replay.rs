@@ -1,15 +1,16 @@
-//! `sinew replay` and `sinew fork`: episodes and steps of a run, done again, and episodes that go on from
-//! their middle.
+//! `sinew replay` and `sinew fork`: repeats episodes and steps of a run, and continues episodes from their
+//! middle.
 
 use crate::episodes::stored_episode;
 use crate::output::{print, print_as_it_is, print_json};
 use crate::signals;
 use clap::Args;
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::{Failure, Replayer, StepChange};
 use sinew_orchestrator::StepRecord;
 use sinew_recipe::RunPlan;
-use sinew_rollout::{Change, Drift, Replayed};
+use sinew_rollout::{PartDrift, ReplayChange, ReplayedEpisode};
 use sinew_store::TraceStore;
 use sinew_types::{EpisodeEnd, Trace};
 use sinew_view::{ShowOptions, visible};
@@ -36,7 +37,7 @@ pub(crate) struct ReplayArgs {
     /// Recipe whose world the episode is run in, in place of the run's
     #[arg(long, value_name = "FILE", conflicts_with = "step")]
     recipe: Option<PathBuf>,
-    /// With --step: go on though this is not what the run was trained with: a key of the recipe, `data.rows`
+    /// Something that may differ from the run with --step: a key of the recipe, `data.rows`
     /// or `model.weights`; may be repeated. What only episodes need (environment, tasks, rewards) may differ
     /// in any case, as no episode is run
     #[arg(long, value_name = "NAME", requires = "step")]
@@ -92,8 +93,8 @@ fn runtime() -> Result<Runtime, Failure> {
 fn episode_again(args: &ReplayArgs, episode: &str) -> Result<(), Failure> {
     let trace = stored_episode(&args.run_dir, episode)?;
     let recipe = match &args.recipe {
-        Some(path) => RunPlan::load(path).map_err(Failure::input)?,
-        None => sinew_runs::recipe(&args.run_dir)?,
+        Some(path) => RunPlan::load(path, ENVIRONMENTS).map_err(Failure::input)?,
+        None => sinew_assembly::recipe_of(&args.run_dir)?,
     };
     let runtime = runtime()?;
     let _entered = runtime.enter();
@@ -119,8 +120,8 @@ fn episode_again(args: &ReplayArgs, episode: &str) -> Result<(), Failure> {
     }
 }
 
-/// Where a change is, in words.
-fn place(change: &Change) -> String {
+/// Position of a change, in words.
+fn place(change: &ReplayChange) -> String {
     match change.turn {
         None => change.field.clone(),
         Some(0) => format!("{} of the prompt", change.field),
@@ -129,8 +130,8 @@ fn place(change: &Change) -> String {
 }
 
 /// Parts of other versions, as a hint.
-fn drifted(drift: &[Drift]) -> String {
-    let part = |d: &Drift| match d.is.is_empty() {
+fn drifted(drift: &[PartDrift]) -> String {
+    let part = |d: &PartDrift| match d.is.is_empty() {
         true => format!("{} {} is gone", d.part, d.was),
         false => format!("{} was {}, is {}", d.part, d.was, d.is),
     };
@@ -153,7 +154,7 @@ fn shown(text: &str) -> String {
 }
 
 /// The findings of a replay, in words.
-fn told(trace: &Trace, again: &Replayed) -> String {
+fn told(trace: &Trace, again: &ReplayedEpisode) -> String {
     let mut out = format!(
         "episode {}: {} nodes compared, {} changes{}\n",
         trace.episode,
@@ -177,7 +178,7 @@ fn told(trace: &Trace, again: &Replayed) -> String {
 /// Does steps again in a copy of the run and prints what differs.
 fn step_again(args: &ReplayArgs, step: u64) -> Result<(), Failure> {
     let run_dir = &args.run_dir;
-    let recipe = sinew_runs::recipe(run_dir)?;
+    let recipe = sinew_assembly::recipe_of(run_dir)?;
     if sinew_runs::in_use(run_dir) {
         return Err(Failure::input(format!(
             "{}: a process holds the run, and its store cannot be copied now\n  hint: wait until it ends",
@@ -249,7 +250,7 @@ fn recorded(run_dir: &Path, step: u64) -> Result<Vec<StepRecord>, Failure> {
 }
 
 /// The findings of steps that were done again, in words.
-fn steps_told(step: u64, again: &sinew_assembly::Repeated, changes: &[StepChange]) -> String {
+fn steps_told(step: u64, again: &sinew_assembly::RepeatReport, changes: &[StepChange]) -> String {
     let mut out = String::new();
     for what in &again.changed {
         out += &format!("{}\n", visible(what));
@@ -283,10 +284,10 @@ fn steps_told(step: u64, again: &sinew_assembly::Repeated, changes: &[StepChange
 }
 
 /// # Errors
-/// With the first thing that came out differently.
+/// The first difference, if there is one.
 fn verdict(
     step: u64,
-    again: &sinew_assembly::Repeated,
+    again: &sinew_assembly::RepeatReport,
     changes: &[StepChange],
 ) -> Result<(), Failure> {
     let done = again.records.last().map_or(again.from, |r| r.step);
@@ -309,13 +310,13 @@ fn verdict(
     }
 }
 
-/// `sinew fork`: plays an episode up to a turn, and lets the newest weights of the run go on.
+/// `sinew fork`: plays an episode up to a turn, and lets the newest weights of the run continue.
 ///
 /// # Errors
-/// If the world cannot be restored, or the episode or the run has nothing to go on with.
+/// If the world cannot be restored, or the episode or the run has nothing to continue with.
 pub(crate) fn fork(args: &ForkArgs) -> Result<(), Failure> {
     let trace = stored_episode(&args.run_dir, &args.episode)?;
-    let recipe = sinew_runs::recipe(&args.run_dir)?;
+    let recipe = sinew_assembly::recipe_of(&args.run_dir)?;
     let runtime = runtime()?;
     let _entered = runtime.enter();
     let replayer = Replayer::open(&args.run_dir, recipe)?;

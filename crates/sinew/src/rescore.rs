@@ -1,11 +1,12 @@
-//! `sinew rescore`: rewards of now for the stored episodes of a run.
+//! `sinew rescore`: scores the stored episodes of a run by the present rewards.
 
 use crate::output::{print, print_json};
 use clap::Args;
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::{Failure, OwnReward};
 use sinew_recipe::{RewardSection, RewardTable, RewardTerm, RunPlan};
-use sinew_rollout::{Changes, rescore, tasks_of};
+use sinew_rollout::{ScoreChanges, rescore, tasks_of};
 use sinew_store::{DiskStore, Filter, MAX_PAGE, ScoreRecord, StoreReader, TraceStore};
 use sinew_types::{EpisodeId, Task, TaskId};
 use std::collections::{BTreeMap, HashMap};
@@ -41,14 +42,14 @@ pub(crate) struct RescoreArgs {
 const PAGE: usize = 64;
 
 /// Scores every stored episode of a purpose by the reward of its environment, prints old and new means, and
-/// adds the scores to the store. What was trained does not change.
+/// adds the scores to the store. Trained episodes do not change.
 ///
 /// # Errors
 /// If there is no reward, a task is not in the recipe's taskset any more, or a process holds the store.
 pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
-    let run = sinew_runs::recipe(&args.run_dir)?;
+    let run = sinew_assembly::recipe_of(&args.run_dir)?;
     let recipe = match &args.recipe {
-        Some(path) => RunPlan::load(path).map_err(Failure::input)?,
+        Some(path) => RunPlan::load(path, ENVIRONMENTS).map_err(Failure::input)?,
         None => run.clone(),
     };
     let named = args.reward.iter();
@@ -80,7 +81,7 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_us = now.map_or(0, |d| d.as_micros() as u64);
-    let (mut changes, mut new, mut own) = (Changes::default(), 0, 0);
+    let (mut changes, mut new, mut own) = (ScoreChanges::default(), 0, 0);
     pages(&reader, &args.purpose, PAGE, |page| {
         let mut episodes = Vec::new();
         for (episode, task) in page {
@@ -182,9 +183,9 @@ fn write(store: &DiskStore, records: &[ScoreRecord]) -> Result<usize, Failure> {
     Ok(new)
 }
 
-/// Prints the change of each component, then the whole: with episodes whose environment alone can score them,
+/// Prints the change of each component, then the whole: with episodes that only their environment can score,
 /// and scores that were written.
-fn show(changes: &Changes, (own, new): (usize, usize), json: bool) {
+fn show(changes: &ScoreChanges, (own, new): (usize, usize), json: bool) {
     let shown = |mean: Option<f64>| mean.map_or_else(|| "-".into(), |m| format!("{m:.4}"));
     for c in changes.components() {
         match json {

@@ -15,7 +15,7 @@ pub(crate) struct RewardArgs {
     command: RewardCommand,
 }
 
-/// What is done with scores.
+/// Use of the scores.
 #[derive(Debug, Subcommand)]
 enum RewardCommand {
     /// Add scores from a file of JSON lines {"episode" or "external_id", "name", "value"}
@@ -41,7 +41,7 @@ struct ImportArgs {
 /// Runs a sub-command.
 ///
 /// # Errors
-/// With the lines of bad rows; the others were taken.
+/// If rows are bad, with their lines; the others are stored.
 pub(crate) fn run(args: &RewardArgs) -> Result<(), Failure> {
     let RewardCommand::Import(args) = &args.command;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);

@@ -1,10 +1,11 @@
 //! `sinew runs`: the runs and collections below a folder.
 //!
-//! A run is a folder with `recipe.toml`. Folders below it are not searched, but for the stages of chains.
+//! A run is a folder with `recipe.toml`. Folders below it are not searched, except the stages of chains.
 
 use crate::output;
 use clap::Args;
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_orchestrator::Process;
 use sinew_store::StoreReader;
@@ -21,7 +22,7 @@ pub(crate) struct RunsArgs {
     json: bool,
 }
 
-/// Lists what is there. A run that cannot be read is a line that says why.
+/// Lists the runs. A run that cannot be read is a line with the reason.
 ///
 /// # Errors
 /// If the folder cannot be read, or holds no run and no chain.
@@ -59,19 +60,19 @@ pub(crate) fn run(args: &RunsArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints one run, or one collection: how far it is, and how it goes on.
+/// Prints one run, or one collection: how far it is, and how it continues.
 fn one(folder: &Path, as_json: bool) {
     let shown = folder.display();
-    match sinew_runs::recipe(folder) {
+    match sinew_assembly::recipe_of(folder) {
         Ok(recipe) if sinew_runs::is_collection(folder, &recipe) => {
             return collection(folder, &recipe.name, as_json);
         }
-        // Below it is said what is wrong.
+        // The code below reports the fault.
         _ => {}
     }
     let (process, why) = sinew_runs::process_of(folder);
     let state = process.name();
-    match (sinew_runs::summary(folder), as_json) {
+    match (sinew_runs::summary(folder, ENVIRONMENTS), as_json) {
         (Ok(run), true) => {
             let verdict = run.verdict(process, why.as_deref());
             let line = json!({
@@ -120,13 +121,13 @@ fn collection(folder: &Path, name: &str, as_json: bool) {
 /// Maximum number of lines about the end of a run.
 const REASON_LINES: usize = 4;
 
-/// Why a run failed, or the command that goes on with one that was stopped, below its line. The verdict says
-/// why one that ended did not do what it was to do.
+/// The reason of a failure, or the command that resumes a stopped run, below its line. The verdict names the
+/// reason if an ended run did not reach its goal.
 fn reason(process: Process, why: &str) -> String {
     let known = match process {
         Process::Failed => 0,
         Process::Running | Process::Ended => return String::new(),
-        // The first line says what the state says.
+        // The first line repeats the state.
         Process::Interrupted | Process::Killed => 1,
     };
     let lines = why.lines().skip(known).take(REASON_LINES);

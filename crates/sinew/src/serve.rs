@@ -1,16 +1,17 @@
 //! `sinew serve`: the gateway and an engine behind it.
 //!
 //! Agents call it with the API of OpenAI or Anthropic. A client with the control token opens rollouts for
-//! them, and takes the traces. With `--store`, open rollouts and finished traces survive the process: the
-//! same command goes on with them.
+//! them, and takes the traces. Open rollouts and finished traces survive the process if `--store` is given:
+//! the same command continues with them.
 
 use crate::output;
 use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_assembly::read_token;
-use sinew_engines::{Followed, FormatMode, LogprobMode, WeightsFollower, follow};
+use sinew_engines::{FollowEvent, FormatMode, LogprobMode, WeightsFollower, follow};
 use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, RolloutHooks, Router, Secret,
     Server, ServerLimits, SessionLimits,
@@ -43,7 +44,7 @@ const WORDS: [&str; 8] = ["yes", "no", "the", "answer", "is", "maybe", "forty", 
 /// Arguments of `sinew serve`. Those of `--sandbox-only` are in [`crate::serve_sandbox`].
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// What generates: `fake` (no model), `embedded` (in this process), or URLs of servers, separated by
+    /// The engine: `fake` (no model), `embedded` (in this process), or URLs of servers, separated by
     /// commas; `vllm+`, `sglang+` or `openai+` may stand before one, otherwise it is asked what it is
     #[arg(
         long,
@@ -51,11 +52,11 @@ pub(crate) struct ServeArgs {
         conflicts_with = "sandbox_only"
     )]
     engine: Option<String>,
-    /// What the log-probs of servers are taken from: `raw` logits (vLLM's default) or `processed` ones,
+    /// Source of the servers' log-probs: `raw` logits (vLLM's default) or `processed` ones,
     /// after the temperature (SGLang's); calls whose log-probs would be wrong are refused
     #[arg(long, value_name = "MODE", conflicts_with = "sandbox_only")]
     engine_logprobs: Option<LogprobMode>,
-    /// What becomes of output formats at servers: `guided` (their own guided decoding; cannot be trained),
+    /// Treatment of output formats at servers: `guided` (their own guided decoding; cannot be trained),
     /// `advice` (sampled freely) or `refuse`
     #[arg(long, value_name = "MODE", conflicts_with = "sandbox_only")]
     engine_formats: Option<FormatMode>,
@@ -83,10 +84,10 @@ pub(crate) struct ServeArgs {
     /// File with the token that opens the control API; without it one is made up and printed
     #[arg(long, conflicts_with = "sandbox_only")]
     control_token_file: Option<PathBuf>,
-    /// Where agents reach this server, if not at its address
+    /// Address at which agents reach this server, if it is another one
     #[arg(long, conflicts_with = "sandbox_only")]
     public_url: Option<String>,
-    /// How the model writes tool calls, if its template does not tell: hermes, smollm, llama3, ...
+    /// Notation of the model's tool calls, if its template does not name one: hermes, smollm, llama3, ...
     #[arg(long, conflicts_with = "sandbox_only")]
     tool_format: Option<String>,
     /// Maximum number of tokens of prompt and output together
@@ -165,19 +166,19 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 }
 
 /// Says which weights the engine samples with from now on, or why it keeps those that it has.
-fn followed_line(followed: &Followed, json: bool) {
+fn followed_line(followed: &FollowEvent, json: bool) {
     match followed {
-        Followed::Loaded { version, base } if json => {
+        FollowEvent::Loaded { version, base } if json => {
             let base = base.map(|base| base.0);
             output::print_json(&json!({"weights": {"version": version.0, "base": base}}));
         }
-        Followed::Loaded { version, .. } => {
+        FollowEvent::Loaded { version, .. } => {
             output::print(&format!("weights: version {}\n", version.0));
         }
-        Followed::Kept { why } if json => {
+        FollowEvent::Kept { why } if json => {
             output::print_json(&json!({"weights": {"kept": why}}));
         }
-        Followed::Kept { why } => output::print(&format!("weights: as before: {why}\n")),
+        FollowEvent::Kept { why } => output::print(&format!("weights: as before: {why}\n")),
     }
 }
 
@@ -310,10 +311,10 @@ fn model_name(model: &str) -> String {
 }
 
 /// The gateway, the routes of `--pool` and the engine.
-type Served = (Gateway, Option<Router>, Arc<dyn Engine>);
+type ServedParts = (Gateway, Option<Router>, Arc<dyn Engine>);
 
 /// Engine, store and gateway of the command line, and the routes of `--pool`.
-fn gateway(args: &ServeArgs) -> Result<Served, Failure> {
+fn gateway(args: &ServeArgs) -> Result<ServedParts, Failure> {
     let calls: Option<ToolCallFormat> = match &args.tool_format {
         None => None,
         Some(name) => Some(
@@ -389,7 +390,7 @@ fn queued(
     args: &ServeArgs,
     store: &dyn TraceStore,
 ) -> Result<Option<Arc<dyn RolloutHooks>>, Failure> {
-    // What has no reward when it is finished waits for a scorer.
+    // Rollouts without a reward at their end wait for a scorer.
     let Some(plan) = args.feed.plan(None, "gateway", true)? else {
         return Ok(None);
     };
@@ -416,7 +417,7 @@ fn as_run(args: &ServeArgs, folder: &Path, renderer: &dyn Renderer) -> Result<()
     let failed = |e: std::io::Error| Failure::input(format!("--store {}: {e}", folder.display()));
     let model = args.model.as_deref().unwrap_or("fake");
     let plan = match model.strip_prefix("recipe:") {
-        Some(path) => RunPlan::load(Path::new(path)),
+        Some(path) => RunPlan::load(Path::new(path), ENVIRONMENTS),
         None => {
             let path = std::path::absolute(model).map_err(failed)?;
             let source = match path.exists() {
@@ -425,7 +426,7 @@ fn as_run(args: &ServeArgs, folder: &Path, renderer: &dyn Renderer) -> Result<()
             };
             let text =
                 format!("name = \"serve\"\nmodel = {source:?}\nharness = {{ type = \"live\" }}\n");
-            RunPlan::parse(&folder.join("recipe.toml"), &text)
+            RunPlan::parse(&folder.join("recipe.toml"), &text, ENVIRONMENTS)
         }
     };
     let plan = plan.map_err(|e| Failure::input(format!("--model: {e}")))?;
@@ -449,7 +450,7 @@ fn as_run(args: &ServeArgs, folder: &Path, renderer: &dyn Renderer) -> Result<()
     Ok(())
 }
 
-/// The journal of open rollouts, beside the finished traces.
+/// The journal of open rollouts, next to the finished traces.
 fn journal(store: &Path) -> Result<Arc<Journal>, Failure> {
     Journal::open(&store.join("journal"), JournalOptions::default())
         .map(Arc::new)
@@ -494,7 +495,7 @@ fn fake(args: &ServeArgs) -> Result<Model, Failure> {
         .and_then(|m| m.strip_prefix("recipe:"));
     let renderer: Arc<dyn Renderer> = match recipe {
         Some(path) => {
-            let recipe = RunPlan::load(Path::new(path));
+            let recipe = RunPlan::load(Path::new(path), ENVIRONMENTS);
             let recipe = recipe.map_err(|e| Failure::input(format!("--model: {e}")))?;
             let model = with_template(recipe.model, template(args)?);
             sinew_assembly::renderer(&model, &recipe.env)?
@@ -562,12 +563,12 @@ struct Line {
     /// Text that the prompt must have; without it, any prompt has it.
     #[serde(default, rename = "if")]
     given: String,
-    /// Text by which the prompt shows that the line was said; without it, what it says.
+    /// Text by which the prompt shows that the line was sent; by default, its text.
     until: Option<String>,
     say: String,
 }
 
-/// Says the first line whose `if` the prompt has and whose `until` it lacks; if all were said, the last one
+/// Sends the first line whose `if` the prompt has and whose `until` it lacks; if all were sent, the last one
 /// whose `if` it has.
 fn spoken(renderer: &Arc<dyn Renderer>, file: &Path) -> Result<Script, Failure> {
     let refused = |why: String| Failure::input(format!("--fake-script {}: {why}", file.display()));
@@ -639,7 +640,7 @@ fn template(args: &ServeArgs) -> Result<TemplateOptions, Failure> {
     })
 }
 
-/// A model section with these variables in the place of its own, if there are some.
+/// A model section with these variables instead of its own, if there are some.
 fn with_template(section: ModelSection, given: TemplateOptions) -> ModelSection {
     match section {
         ModelSection::Pretrained { source, .. } if !given.is_empty() => ModelSection::Pretrained {

@@ -1,8 +1,8 @@
 //! `sinew serve --sandbox-only`: sandboxes over HTTP, without engine and gateway.
 //!
-//! For agents whose code runs elsewhere. Each owner has a token, sees its own sandboxes only, and has quotas
-//! of its own. The level `process` is always offered; the others where the command line names what they
-//! need.
+//! It serves agents whose code runs elsewhere. Each owner has a token, sees only its own sandboxes, and has
+//! separate quotas. The level `process` is always offered; the others if the command line names their
+//! requirements.
 
 use crate::output;
 use crate::signals::StopSignals;
@@ -195,7 +195,8 @@ fn named_images(
     Ok(images)
 }
 
-/// The levels in addition to `process` that the command line asks for; containers as `section` says.
+/// The levels in addition to `process` that the command line asks for; containers with the settings of
+/// `section`.
 fn other_levels(
     args: &SandboxOnlyArgs,
     section: SandboxPlan,

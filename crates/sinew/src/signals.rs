@@ -1,6 +1,6 @@
 //! Signals that end a command in order: Ctrl-C, TERM, and HUP when the terminal goes.
 //!
-//! A command makes [`StopSignals`] before it says where it listens, so that no signal of a script comes too
+//! A command makes [`StopSignals`] before it prints its address, so that no signal of a script comes too
 //! early.
 
 use sinew_assembly::Failure;
@@ -20,11 +20,11 @@ pub(crate) struct StopSignals {
 }
 
 impl StopSignals {
-    /// Needs a runtime around it. From here on a write beyond the limit of a file's size is an error
-    /// of that write, and does not end the process without a word.
+    /// Catches the signals; needs a runtime around it. It also makes a write beyond the file size limit an
+    /// error of that write instead of a silent end of the process.
     ///
     /// # Errors
-    /// What the system refuses.
+    /// If the system refuses a handler.
     pub(crate) fn new() -> Result<Self, Failure> {
         let wait = |kind| signal(kind).map_err(Failure::system);
         // A handler, not `SIG_IGN`: programs in sandboxes must not inherit it.
@@ -54,10 +54,10 @@ impl StopSignals {
     }
 }
 
-/// Waits until standard input ends or fails. What it holds is not looked at.
+/// Waits until standard input ends or fails. Its content is ignored.
 pub(crate) async fn end_of_input() {
     let (sender, ended) = tokio::sync::oneshot::channel();
-    // A thread of its own: a read cannot be cancelled, and would hold up the end of the runtime.
+    // A separate thread: a read cannot be cancelled, and would hold up the end of the runtime.
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
         let _ = sender.send(());
@@ -69,7 +69,7 @@ pub(crate) async fn end_of_input() {
 /// if that is asked for.
 ///
 /// # Errors
-/// What the system refuses.
+/// If the system refuses a handler.
 pub(crate) fn count(runtime: &Runtime, stop_on_eof: bool) -> Result<watch::Receiver<u32>, Failure> {
     let mut signals = {
         let _inside = runtime.enter();

@@ -1,13 +1,14 @@
 //! `sinew tasks`: tasks as the model will see them.
 //!
 //! The prompt is made as in a run: the environment starts an episode of the task, and its first messages are
-//! rendered with the model's chat template. The model's weights are not loaded. Sandboxes start only where
-//! the environment needs them.
+//! rendered with the model's chat template. The model's weights are not loaded. Sandboxes start only if the
+//! environment needs them.
 
 use crate::check::prompts::ask;
 use crate::output::{print, print_json};
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_env::{EnvFactory, Split};
 use sinew_recipe::RunPlan;
@@ -51,7 +52,7 @@ struct Shown {
 /// # Errors
 /// The first task that cannot be read or rendered, with its row.
 pub(crate) fn run(args: &TasksArgs) -> Result<(), Failure> {
-    let recipe = RunPlan::load(&args.recipe).map_err(Failure::input)?;
+    let recipe = RunPlan::load(&args.recipe, ENVIRONMENTS).map_err(Failure::input)?;
     let tasks = sinew_assembly::tasks(&recipe)?;
     let sinew_assembly::World { taskset, envs, .. } = sinew_assembly::world(&recipe, &tasks)?;
     let renderer = sinew_assembly::renderer(&recipe.model, &recipe.env)?;

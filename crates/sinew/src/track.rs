@@ -1,7 +1,7 @@
 //! `--track`: a process of Python that follows a run and sends its numbers to trackers of experiments.
 //!
 //! The program carries the source, `python/src/sinew/track.py`, so that an interpreter needs only the clients
-//! of the trackers. Whatever becomes of the process, the run goes on and ends as it would without it.
+//! of the trackers. The run continues and ends in the same way, whatever happens to the process.
 //!
 //! | when | a failure is |
 //! |---|---|
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 const SOURCE: &str = include_str!("../../../python/src/sinew/track.py");
 /// Exit status of the follower where a name is refused.
 const UNKNOWN: i32 = 2;
-/// Between two looks at a process that is to end.
+/// Interval of checks for a process that is to end.
 const LOOK: Duration = Duration::from_millis(20);
 /// Bytes of a line that are shown.
 const MAX_LINE: u64 = 1000;
@@ -57,7 +57,7 @@ pub(crate) struct Trackers {
 }
 
 impl TrackArgs {
-    /// What was named, if anything was.
+    /// The named trackers, if there are any.
     ///
     /// # Errors
     /// If there is no such tracker, interpreter or client.
@@ -70,8 +70,7 @@ impl TrackArgs {
             python: self.track_python.clone(),
             wait_s: self.track_wait,
         };
-        let checked = trackers.command(Path::new(".")).arg("--check").output();
-        let checked = checked.map_err(|e| {
+        let checked = trackers.check().output().map_err(|e| {
             let python = &trackers.python;
             Failure::outside(format!(
                 "--track-python = {python:?}: {e}\n  hint: a path or a name in PATH of Python 3.10 or later"
@@ -88,7 +87,7 @@ impl TrackArgs {
         }
     }
 
-    /// What has to be typed again to go on, each after a space.
+    /// Arguments to repeat in the command that resumes, each after a space.
     pub(crate) fn typed(&self) -> String {
         let Some(names) = &self.track else {
             return String::new();
@@ -101,6 +100,22 @@ impl TrackArgs {
 }
 
 impl Trackers {
+    /// Trackers by their names, with commas between them, and the interpreter that has their clients.
+    pub(crate) fn new(names: &str, python: &str) -> Self {
+        Self {
+            names: names.into(),
+            python: python.into(),
+            wait_s: 0,
+        }
+    }
+
+    /// The command that says which client is missing.
+    pub(crate) fn check(&self) -> Command {
+        let mut command = self.command(Path::new("."));
+        command.arg("--check");
+        command
+    }
+
     /// The follower of a run, not started.
     fn command(&self, run: &Path) -> Command {
         let mut command = Command::new(&self.python);
@@ -108,13 +123,13 @@ impl Trackers {
             .args(["-c", SOURCE])
             .arg(run)
             .args(["--to", &self.names])
-            // The current folder is no place for modules.
+            // The current folder is not a place for modules.
             .env("PYTHONSAFEPATH", "1")
             .stdin(Stdio::null());
         command
     }
 
-    /// Starts to follow the run in a folder, which is in use. What goes wrong is said, and the run goes on.
+    /// Starts to follow the run in a folder, which is in use. A failure is reported, and the run continues.
     pub(crate) fn follow(&self, run: &Path) -> Option<Follower> {
         let mut command = self.command(run);
         command
@@ -143,7 +158,7 @@ fn pass_on(pipe: impl Read + Send + 'static) -> Receiver<()> {
         let _open = open;
         let mut pipe = BufReader::new(pipe);
         let mut line = Vec::new();
-        // The rest of a longer line is said as lines of their own.
+        // The rest of a longer line is printed as separate lines.
         while (&mut pipe)
             .take(MAX_LINE)
             .read_until(b'\n', &mut line)
@@ -188,7 +203,7 @@ impl Drop for Follower {
             }
             std::thread::sleep(LOOK);
         }
-        // What it says at its end; a process that it left behind may hold the pipe open.
+        // The follower may print an error at its end; a process that it left behind may hold the pipe open.
         if let Some(said) = &self.said {
             let _ = said.recv_timeout(Duration::from_secs(1));
         }

@@ -1,8 +1,8 @@
-//! `sinew train` and `sinew eval`: the training loop with its readers, and what it shows at its end.
+//! `sinew train` and `sinew eval`: the training loop with its readers, and the summary at its end.
 //! `sinew collect` works in a session of the same kind.
 //!
-//! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`sinew_assembly::pipeline`], its readers
-//! (live view or lines, report), and the signals that stop it.
+//! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`sinew_assembly::pipeline`], its
+//! readers (live view or lines, report), and the signals that stop it.
 //!
 //! The last line of `sinew train --json`:
 //!
@@ -28,7 +28,7 @@ use sinew_orchestrator::{
 use sinew_recipe::RunPlan;
 use sinew_runs::{Resume, RunDir};
 use sinew_telemetry::{Signals, SignalsConfig};
-use sinew_view::{LiveFile, LiveView, Out, Printer, ReportFile, Status, Summary, say};
+use sinew_view::{LiveFile, LiveView, OutputForm, Printer, ReportFile, Status, Summary, say};
 use std::time::Instant;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -36,7 +36,7 @@ use tokio::sync::watch;
 /// Exit code of a run that a second signal ends at once.
 const INTERRUPTED: i32 = 130;
 
-/// How the command was called.
+/// Options of the command.
 #[derive(Clone, Debug)]
 pub(crate) struct TrainOptions {
     /// `train`, `eval` or `collect`.
@@ -47,19 +47,19 @@ pub(crate) struct TrainOptions {
     pub(crate) json: bool,
     /// The end of standard input is a signal to stop.
     pub(crate) stop_on_eof: bool,
-    /// Stored episodes that are gone are no reason to end badly.
+    /// Stored episodes that are gone are not a reason to end badly.
     pub(crate) accept_loss: bool,
     /// Tasks that a check has read already; `None`: they are read here.
     pub(crate) tasks: Option<sinew_assembly::Tasks>,
-    /// Where the dashboard of the run listens, if it has one.
+    /// Address of the run's dashboard, if it has one.
     pub(crate) view: Option<std::net::SocketAddr>,
-    /// Where the run is exported to.
+    /// Destinations of the run's export.
     pub(crate) signals_to: Option<SignalsConfig>,
     /// Trackers that get the numbers of the run.
     pub(crate) track: Option<Trackers>,
-    /// Where agents outside reach the run.
+    /// Address for agents outside.
     pub(crate) serve: sinew_assembly::ServeAt,
-    /// What has to be typed again to go on, each after a space.
+    /// Arguments to repeat in the command that resumes, each after a space.
     pub(crate) typed: String,
     /// Signals so far, where the command runs more than this; `None`: they are counted here.
     pub(crate) signals: Option<watch::Receiver<u32>>,
@@ -67,23 +67,23 @@ pub(crate) struct TrainOptions {
 
 /// A command that came to its end.
 #[derive(Debug)]
-pub(crate) struct Finished {
+pub(crate) struct CommandEnd {
     /// The last line for `--json`.
     pub(crate) last: serde_json::Value,
-    /// Why it did not do what it was to do, if so.
+    /// Reason why it did not reach its goal, if so.
     pub(crate) trouble: Option<Failure>,
 }
 
 /// `sinew train`: held-out tasks, training, held-out tasks again.
 ///
 /// # Errors
-/// If it cannot start or go on. A run that ended, but collapsed or lost data, is no error here: see
-/// [`Finished::trouble`].
+/// If it cannot start or continue. A run that ended, but collapsed or lost data, is not an error here: see
+/// [`CommandEnd::trouble`].
 pub(crate) fn train(
     recipe: &RunPlan,
     dir: &RunDir,
     options: &TrainOptions,
-) -> Result<Finished, Failure> {
+) -> Result<CommandEnd, Failure> {
     let ended = run(recipe, dir, options, Goal::Train)?;
     if !options.json {
         let history: Vec<StepRecord> =
@@ -119,7 +119,7 @@ pub(crate) fn evaluate(
     recipe: &RunPlan,
     dir: &RunDir,
     options: &TrainOptions,
-) -> Result<Finished, Failure> {
+) -> Result<CommandEnd, Failure> {
     let ended = run(recipe, dir, options, Goal::Measure)?;
     if !options.json {
         let example = ended.examples.first().map(|e| e.as_str());
@@ -131,12 +131,12 @@ pub(crate) fn evaluate(
 }
 
 /// The end of a command; all reasons of trouble in one failure.
-fn finished(last: serde_json::Value, ended: &RunOutcome) -> Finished {
+fn finished(last: serde_json::Value, ended: &RunOutcome) -> CommandEnd {
     let trouble = (!ended.trouble.is_empty()).then(|| Failure::system(ended.trouble.join("\n")));
-    Finished { last, trouble }
+    CommandEnd { last, trouble }
 }
 
-/// What the first signal leads to.
+/// Message after the first signal.
 fn stopping(command: &str) -> &'static str {
     match command {
         "collect" => {
@@ -153,7 +153,7 @@ fn stopping(command: &str) -> &'static str {
 }
 
 /// The first signal makes `sender` true and is answered at once; the second ends the process, also in the
-/// middle of a pass. What is committed stays, as after `kill -9`.
+/// middle of a pass. Committed data stay, as after `kill -9`.
 #[expect(
     clippy::disallowed_methods,
     reason = "the second signal asks for no clean end, and the main thread may be deep in a pass"
@@ -172,7 +172,7 @@ fn stop_on_signal(
         }
         let _ = sender.send(true);
         say(stopping(command));
-        // What cannot be recorded ends the run by itself.
+        // An event that cannot be recorded ends the run by itself.
         let _ = bus.emit(RunEvent::Phase(Phase::Stopping));
         if signals.wait_for(|n| *n > 1).await.is_err() {
             return;
@@ -217,7 +217,7 @@ fn run(
 /// does not begin, and gives what it came to otherwise.
 ///
 /// # Errors
-/// Why the work did not begin, or how it ended.
+/// If the work did not begin, or ended badly, with the reason.
 pub(crate) fn in_session<T>(
     recipe: &RunPlan,
     dir: &RunDir,
@@ -233,14 +233,14 @@ pub(crate) fn in_session<T>(
     let started = Instant::now();
     let (bus, live) = (Bus::default(), !options.json && LiveView::is_possible());
     let out = match (live, options.json) {
-        (true, _) => Out::Live,
-        (false, true) => Out::Json,
-        (false, false) => Out::Lines,
+        (true, _) => OutputForm::Live,
+        (false, true) => OutputForm::Json,
+        (false, false) => OutputForm::Lines,
     };
     let printer = Printer { out, steps };
     printer.begin(&recipe.name, dir.path());
     bus.record(Box::new(printer));
-    // Before there is a view, so that the terminal keeps the link whole where it is longer than a row.
+    // The link is printed before the live view starts, so that the terminal keeps a long one whole.
     if let Some(listen) = options.view {
         crate::view::of_run(&runtime, listen, dir.path(), options.json)?;
     }
@@ -287,7 +287,7 @@ pub(crate) fn in_session<T>(
     ended.inspect_err(|failure| tell_end(&bus, failure))
 }
 
-/// Tells the readers of a run why it does not go on. The failure itself is what the command ends with.
+/// Reports to the readers of a run why it does not continue. The command ends with the failure itself.
 fn tell_end(bus: &Bus, failure: &Failure) {
     let process = match failure {
         Failure::Interrupt(_) => Process::Interrupted,
@@ -297,7 +297,7 @@ fn tell_end(bus: &Bus, failure: &Failure) {
     let _ = bus.emit(RunEvent::Ended { process, why });
 }
 
-/// Tells other systems of the run for as long as the value lives.
+/// Exports the run to other systems for as long as the value lives.
 ///
 /// # Errors
 /// If an address that the file names cannot be used.

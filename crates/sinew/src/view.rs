@@ -25,7 +25,7 @@ pub(crate) struct ViewArgs {
     json: bool,
 }
 
-/// What the dashboard needs of the wiring.
+/// Ports from the dashboard to the wiring.
 fn ports() -> Ports {
     Ports {
         renderer: Arc::new(|folder: &Path, recipe: &RunPlan| {
@@ -33,6 +33,7 @@ fn ports() -> Ports {
             renderer.map_err(|e| e.text().to_owned())
         }),
         late: Arc::new(sinew_assembly::late_config),
+        environments: sinew_assembly::ENVIRONMENTS,
     }
 }
 
@@ -88,7 +89,7 @@ async fn bind(
     bound.map_err(|e| Failure::input(format!("{option} {listen}: {e}")))
 }
 
-/// Serves the dashboard of one run for as long as the runtime lives, and says where.
+/// Serves the dashboard of one run for as long as the runtime lives, and prints its address.
 ///
 /// # Errors
 /// If the address cannot be taken.

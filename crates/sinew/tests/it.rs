@@ -25,6 +25,8 @@ mod curricula;
 #[cfg(feature = "full")]
 #[path = "it/docs.rs"]
 mod docs;
+#[path = "it/doctor.rs"]
+mod doctor;
 #[cfg(feature = "egress")]
 #[path = "it/egress.rs"]
 mod egress;
@@ -64,8 +66,8 @@ mod own_data;
 mod own_envs;
 #[path = "it/own_tasks.rs"]
 mod own_tasks;
-#[path = "it/pins.rs"]
-mod pins;
+#[path = "it/pinned_inputs.rs"]
+mod pinned_inputs;
 #[cfg(feature = "pool")]
 #[path = "it/pool.rs"]
 mod pool;
@@ -96,6 +98,8 @@ mod serve;
 mod shell;
 #[path = "it/simulation.rs"]
 mod simulation;
+#[path = "it/snapshots.rs"]
+mod snapshots;
 #[path = "it/tail.rs"]
 mod tail;
 #[path = "it/template.rs"]
@@ -250,7 +254,8 @@ fn a_model_from_scratch_learns_the_tiny_world() {
     a_learning_rate_that_is_far_too_high_destroys(&run);
 }
 
-/// A run that goes on from the weights of `run` and loses what they could has collapsed in all that it says.
+/// A run that continues from the weights of `run` and loses their skills reports in all its output that it
+/// collapsed.
 fn a_learning_rate_that_is_far_too_high_destroys(run: &Path) {
     let recipe = run.with_file_name("worse.toml");
     let text = small_tiny();
@@ -389,8 +394,8 @@ fn the_quickstart_recipe_passes_every_check() {
     passes_every_check("recipes/quickstart.toml");
 }
 
-/// What `sinew check` prints of a recipe that is fine. The room on the disk is the host's: where it
-/// is short, that check says so and is the only one that fails.
+/// Output of `sinew check` for a recipe without faults. The free disk space is the host's: if it is short,
+/// that check is the only one that fails.
 fn passes_every_check(recipe: &str) -> String {
     let output = sinew().args(["check", recipe, "--json"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

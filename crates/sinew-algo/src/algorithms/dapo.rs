@@ -1,7 +1,7 @@
 //! DAPO: decoupled clip and dynamic sampling (Yu et al. 2025, arXiv 2503.14476).
 //!
-//! GRPO's advantage. The upper clip is 0.28, so that unlikely tokens can grow. The loss is the mean over all
-//! tokens of the batch. Groups with equal rewards are dropped and replaced by other tasks in at most
+//! The advantage is GRPO's. The upper clip is 0.28, so that unlikely tokens can grow. The loss is the mean
+//! over all tokens of the batch. Groups with equal rewards are dropped and replaced by other tasks in at most
 //! [`REFILL`] rounds (the paper continues until the batch is full). `overlong` is a soft length penalty. It
 //! is off by default, because it needs the length limit of the run. `truncated = "mask"` excludes truncated
 //! episodes from the loss.

@@ -3,7 +3,7 @@
 //!
 //! The clip is around a proximal policy `p` (the weights before the update), and an importance weight
 //! corrects the difference to the sampling policy `b`: `L = w·max(−rA, −clip(r)A)` with `r = π/p`, `w = p/b`.
-//! Tokens with `w > 5` have no loss, but count in the denominator. GRPO's advantage.
+//! Tokens with `w > 5` have no loss, but count in the denominator. The advantage is GRPO's.
 
 use super::grpo;
 use crate::composition::Composition;

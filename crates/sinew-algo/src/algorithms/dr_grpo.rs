@@ -9,8 +9,8 @@ use crate::composition::{Advantage, Baseline, Composition, Scale};
 use crate::kind::AlgorithmKind;
 use sinew_types::Aggregation;
 
-/// Default length, for the generation budget. A recipe sets it in `aggregation`. With Adam it affects only
-/// gradient clipping.
+/// Default length, for the generation budget. A recipe sets it in `aggregation`. It affects only gradient
+/// clipping if the optimizer is Adam.
 pub const LENGTH: f32 = 1024.0;
 
 /// Default composition.

@@ -2,7 +2,7 @@
 //!
 //! `A_i = (R_i − mean(group)) / (σ_environment + ε)`, equation 4. The baseline is that of the group. The
 //! deviation is that of the rewards `R` of all episodes of the environment, because a small group gives a
-//! poor estimate. With one environment in a run it is that of the batch.
+//! poor estimate. It is that of the batch if a run has one environment.
 
 use super::grpo::{self, STD_EPSILON};
 use crate::composition::{Advantage, Baseline, Composition, Scale};

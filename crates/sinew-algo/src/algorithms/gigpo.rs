@@ -1,9 +1,9 @@
 //! GiGPO: group-in-group policy optimization (Feng et al. 2025, arXiv 2505.10978).
 //!
-//! `A = A_E + ω·A_S`. Between episodes of a group, `A_E = (R − mean)/F`. Between all turns of the group in
-//! the same state (equal `state_hash`), `A_S = (R_k − mean)/F` with the return `R_k = Σ_{j≥k} γ^{j−k} r_j`,
-//! where the last turn earns the outcome. `F` is the standard deviation plus 1e-6, or 1. A state that occurs
-//! once gives 0. ω = 1, γ = 0.95.
+//! `A = A_E + ω·A_S`. The episodes of a group are compared by `A_E = (R − mean)/F`. All turns of the group in
+//! the same state (equal `state_hash`) are compared by `A_S = (R_k − mean)/F`, with the return
+//! `R_k = Σ_{j≥k} γ^{j−k} r_j`, where the last turn earns the outcome. `F` is the standard deviation plus
+//! 1e-6, or 1. A state that occurs once gives 0. ω = 1, γ = 0.95.
 //!
 //! The mean of `A_E` counts each episode once, independently of its number of turns.
 

@@ -1,8 +1,8 @@
 //! On-policy distillation (Agarwal et al. 2024, arXiv 2306.13649; Lu 2025, Thinking Machines).
 //!
 //! `A_t = distill·(ℓ_teacher − ℓ_behaviour)` on the student's own samples: the negative single-sample
-//! estimate of the reverse KL per token, without discount or rewards. With `distill` in another algorithm the
-//! term is added to its advantage, as in slime.
+//! estimate of the reverse KL per token, without discount or rewards. Another algorithm with `distill` adds
+//! the term to its advantage, as in slime.
 
 use super::{grpo, required};
 use crate::batch::Batch;

@@ -1,6 +1,6 @@
 //! On-policy distillation of a teacher's distribution (Agarwal et al. 2024, arXiv 2306.13649).
 //!
-//! On the student's own samples, the loss at every sampled token is `KL(π‖teacher)` (or the reverse) over the
+//! The loss at every token of the student's own samples is `KL(π‖teacher)` (or the reverse) over the
 //! teacher's `k` most likely tokens and one bucket for all others. It gives a gradient for each of these
 //! tokens, in place of [`super::opd`]'s single-sample estimate. No rewards, no ratio.
 

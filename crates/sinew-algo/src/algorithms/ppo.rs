@@ -2,10 +2,10 @@
 //! estimation (Schulman et al. 2015, arXiv 1506.02438).
 //!
 //! `δ_t = ρ_t + γ·V_{t+1} − V_t`, `A_t = δ_t + γλ·A_{t+1}`, returns `A + V`, where `t + 1` is the next
-//! sampled token: text of the environment is no action, and the recursion skips it. The value after the last
-//! token is 0, or the critic's for truncated episodes with `truncated = "bootstrap"`. γ = λ = 1. Advantages
-//! are whitened over the batch, the loss is the mean over all tokens, and the value loss is ½·0.5 of the
-//! larger of plain and clipped (0.2) squared error.
+//! sampled token: text of the environment is not an action, and the recursion skips it. The value after the
+//! last token is 0, or the critic's for truncated episodes with `truncated = "bootstrap"`. γ = λ = 1.
+//! Advantages are whitened over the batch, the loss is the mean over all tokens, and the value loss is ½·0.5
+//! of the larger of plain and clipped (0.2) squared error.
 
 use super::grpo;
 use crate::batch::Batch;

@@ -1,7 +1,7 @@
 //! REINFORCE (Williams 1992): `L = −R · ℓ_π`, no baseline.
 //!
-//! The estimator with the largest variance, for tasks with one episode each and no critic. With
-//! `normalize = "batch"` the mean of the batch is the baseline.
+//! The estimator with the largest variance, for tasks with one episode each and no critic. The mean of the
+//! batch is the baseline if `normalize = "batch"`.
 
 use super::grpo;
 use crate::composition::{Advantage, Baseline, Composition, Scale};

@@ -1,6 +1,6 @@
 //! SAPO: soft adaptive policy optimization (Qwen team 2025, arXiv 2511.20347).
 //!
-//! GRPO's advantage. In place of a clip, the gate `−(4/τ)·σ(τ(r−1))·A` reduces the gradient as the ratio
+//! The advantage is GRPO's. A gate replaces the clip: `−(4/τ)·σ(τ(r−1))·A` reduces the gradient as the ratio
 //! moves away from 1, faster for tokens with negative advantage (τ = 1.05 compared with 1).
 
 use super::grpo;

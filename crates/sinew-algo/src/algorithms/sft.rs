@@ -1,8 +1,8 @@
 //! SFT on the policy's own successes: rejection-sampling fine-tuning, expert iteration (Anthony et al. 2017;
 //! Yuan et al. 2023, arXiv 2308.01825).
 //!
-//! The loss is `−ℓ_π` on the sampled tokens of successful episodes, with the mean over all tokens. With
-//! `only_success = false` it imitates every episode, which is distillation if a teacher sampled them.
+//! The loss is `−ℓ_π` on the sampled tokens of successful episodes, with the mean over all tokens. The
+//! setting `only_success = false` imitates every episode, which is distillation if a teacher sampled them.
 
 use super::grpo;
 use crate::composition::{Advantage, Composition, Filters};

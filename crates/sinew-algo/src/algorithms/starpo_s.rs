@@ -2,8 +2,8 @@
 //! arXiv 2504.20073).
 //!
 //! Trains on the quarter of groups with the largest reward deviation. No KL term, and an upper clip of 0.28.
-//! The preset uses GRPO's advantage. With `advantage = { type = "gae", ... }` and a critic it is the paper's
-//! PPO form.
+//! The preset uses GRPO's advantage. The setting `advantage = { type = "gae", ... }` and a critic give the
+//! paper's PPO form.
 
 use super::grpo;
 use crate::composition::{Composition, Filters};

@@ -1,9 +1,9 @@
 //! PPO with bi-level advantages (Wang et al. 2025, VAGEN, arXiv 2510.16907, section 4.2).
 //!
-//! Over turns, with `V_k` the value at a turn's last token and `r_k` its process reward (plus the outcome for
-//! the last turn): `δ_k = r_k + γ_turn·V_{k+1} − V_k`, `A_k = δ_k + γ_turn·λ_turn·A_{k+1}`, `G_k = A_k +
-//! V_k`. Then GAE over the tokens of each turn, with `G_k` as the reward of its last token. Turns are those
-//! of the trace, also with reward 0.
+//! The advantages over turns are `δ_k = r_k + γ_turn·V_{k+1} − V_k`, `A_k = δ_k + γ_turn·λ_turn·A_{k+1}` and
+//! `G_k = A_k + V_k`. Here `V_k` is the value at a turn's last token and `r_k` its process reward (plus the
+//! outcome for the last turn). GAE over the tokens of each turn follows, with `G_k` as the reward of its last
+//! token. Turns are those of the trace, also with reward 0.
 
 use super::{grpo, ppo};
 use crate::batch::Batch;

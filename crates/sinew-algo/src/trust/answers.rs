@@ -23,8 +23,8 @@ const STATES: [&str; 7] = [
 pub(super) struct Answer(String);
 
 impl Answer {
-    /// The final answer: that of a program, or the text of the last turn where all turns before it called
-    /// tools. In worlds whose turns are moves no turn is an answer.
+    /// The final answer: that of a program, or the text of the last turn if all turns before it called tools.
+    /// Worlds whose turns are moves have no answer.
     pub(super) fn of(trace: &Trace) -> Option<Self> {
         if let Some(answer) = &trace.outcome.answer {
             return Self::plain(answer);
@@ -46,7 +46,7 @@ impl Answer {
         (!words.is_empty()).then(|| Self(words.join(" ")))
     }
 
-    /// As evidence.
+    /// The answer as evidence.
     pub(super) fn shown(&self) -> String {
         excerpt(&self.0)
     }
@@ -57,10 +57,10 @@ impl Answer {
     }
 }
 
-/// Characters around an answer that are no part of it.
+/// Characters around an answer that are not part of it.
 const MARKS: [char; 8] = ['.', '*', '`', '"', '\'', '$', '(', ')'];
 
-/// What follows the last `answer:`, or the whole text.
+/// The text after the last `answer:`, or the whole text.
 fn final_line(text: &str) -> &str {
     const MARK: &str = "answer:";
     let lower = text.to_ascii_lowercase();
@@ -80,7 +80,7 @@ pub(super) fn hash(text: &str) -> u64 {
     words.fold(text.len() as u64, mix_hash)
 }
 
-/// Where the prompt states an answer, if it is that one. Of a prompt that states several, they are examples.
+/// Evidence if the prompt states exactly this answer. Several stated answers in a prompt are examples.
 pub(super) fn stated(trace: &Trace, answer: &Answer) -> Option<String> {
     if answer.0.len() > MAX_ANSWER {
         return None;
@@ -99,7 +99,7 @@ pub(super) fn stated(trace: &Trace, answer: &Answer) -> Option<String> {
     only.then(|| format!("the prompt states the answer `{}`", answer.shown()))
 }
 
-/// What `: VALUE`, `= VALUE` or `is VALUE` says, to the end of its line.
+/// The value in `: VALUE`, `= VALUE` or `is VALUE`, to the end of its line.
 fn value(after: &str) -> Option<Answer> {
     let line = after.lines().next().unwrap_or_default().trim_start();
     let line = line.trim_start_matches(|c| MARKS.contains(&c));

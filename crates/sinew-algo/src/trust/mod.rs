@@ -1,8 +1,8 @@
 //! Suspicious rewards: signs that an episode got its reward without doing its task.
 //!
-//! [`suspicions`] is a pure function of a trace and of what is usual in its run ([`Usual`]). It reads texts,
-//! calls of tools and outcomes, never tokens, and compares an episode with its siblings and with its family
-//! (the episodes of its task type). A flag is a reason to look, no proof: each has its evidence.
+//! [`suspicions`] is a pure function of a trace and of the usual values in its run ([`Usual`]). It reads
+//! texts, calls of tools and outcomes, never tokens, and compares an episode with its siblings and with its
+//! family (the episodes of its task type). A flag is a reason to look, not a proof. Each has its evidence.
 //!
 //! | flag | sign |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | [`Flag::OneAnswer`] | one text is the right answer of most tasks of a family |
 //!
 //! Invariants: equal traces in equal company have equal flags; texts are read up to a limit; an episode that
-//! is not solved has flags of its calls alone.
+//! is not solved has only flags of its calls.
 
 mod answers;
 mod calls;
@@ -83,9 +83,9 @@ impl fmt::Display for Flag {
 /// A flag of an episode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Suspicion {
-    /// Which sign.
+    /// Kind of the sign.
     pub flag: Flag,
-    /// What was seen, in one line.
+    /// Evidence, in one line.
     pub evidence: String,
 }
 
@@ -95,7 +95,7 @@ impl fmt::Display for Suspicion {
     }
 }
 
-/// What a run does about suspicious rewards.
+/// Handling of suspicious rewards in a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrustConfig {
     /// Episodes with one of these flags are not trained.
@@ -132,7 +132,7 @@ pub fn suspicions(trace: &Trace, usual: &Usual, protected: &[String]) -> Vec<Sus
         .collect()
 }
 
-/// Whether an episode has won: a system that failed and a score that has not come are no success.
+/// Whether an episode has won: a system that failed and a score that has not come are not a success.
 fn solved(trace: &Trace) -> bool {
     let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
     trace.outcome.success && !trace.outcome.unscored && !failed
@@ -145,7 +145,7 @@ fn turns(trace: &Trace) -> u32 {
     u32::try_from(turns.len()).unwrap_or(u32::MAX)
 }
 
-/// The first texts of an episode: what was there before the model said anything, but for examples of turns.
+/// The first texts of an episode: those before the model's first turn, except for examples of turns.
 fn prompt(trace: &Trace) -> String {
     let given = trace
         .nodes

@@ -1,4 +1,4 @@
-//! What is usual in a run: turns and answers of its episodes, by group and by family.
+//! Usual values of a run: turns and answers of its episodes, by group and by family.
 
 use super::answers::{Answer, hash};
 use super::{prompt, solved, turns};
@@ -7,7 +7,7 @@ use sinew_types::{GroupId, Trace};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// An episode is too fast if it needs at most a quarter of the turns of the median of others, and the median
-/// has at least this many turns: below it, one turn more or less is no difference.
+/// has at least this many turns: below it, one turn more or less is not a difference.
 const FASTER: u32 = 4;
 
 /// Solved siblings, and solved others of the family, below which turns are not compared.
@@ -26,25 +26,25 @@ const SHARE: (usize, usize) = (4, 5);
 const REMEMBERED: usize = 256;
 const FAMILIES: usize = 64;
 
-/// What one episode adds to what is usual.
+/// Contribution of one episode to the usual values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sighting {
     /// Its task type.
     family: String,
-    seen: Seen,
+    seen: EpisodeDigest,
 }
 
 /// Turns, success, hash of the prompt, hash of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Seen(u32, bool, u64, Option<u64>);
+struct EpisodeDigest(u32, bool, u64, Option<u64>);
 
 impl Sighting {
-    /// What a trace shows.
+    /// The sighting of a trace.
     pub fn of(trace: &Trace) -> Self {
         let answer = Answer::of(trace).map(|a| a.hash());
         Self {
             family: trace.task_kind.clone(),
-            seen: Seen(turns(trace), solved(trace), hash(&prompt(trace)), answer),
+            seen: EpisodeDigest(turns(trace), solved(trace), hash(&prompt(trace)), answer),
         }
     }
 }
@@ -52,7 +52,7 @@ impl Sighting {
 /// The last episodes of each family of a run, in order; of bounded size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Sightings(BTreeMap<String, VecDeque<Seen>>);
+pub struct Sightings(BTreeMap<String, VecDeque<EpisodeDigest>>);
 
 impl Sightings {
     /// Whether nothing was seen.
@@ -60,7 +60,7 @@ impl Sightings {
         self.0.is_empty()
     }
 
-    /// Takes an episode in. Of further families than the first 64 nothing is remembered.
+    /// Adds an episode. Only the first 64 families are remembered.
     pub fn add(&mut self, sighting: Sighting) {
         let room = self.0.len() < FAMILIES || self.0.contains_key(&sighting.family);
         if !room {
@@ -115,7 +115,7 @@ struct Family {
     won: BTreeMap<u64, BTreeSet<u64>>,
 }
 
-/// What is usual in a run.
+/// Usual values of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Usual {
     families: BTreeMap<String, Family>,
@@ -167,7 +167,7 @@ impl Usual {
 }
 
 impl Family {
-    fn add(&mut self, Seen(turns, solved, prompt, answer): Seen) {
+    fn add(&mut self, EpisodeDigest(turns, solved, prompt, answer): EpisodeDigest) {
         if solved {
             self.turns.add(turns);
         }

@@ -180,7 +180,7 @@ fn truncated_episodes_are_bootstrapped() {
             .filter(|&t| row.weights[t] != 0.0)
             .collect();
         for (left, &t) in sampled.iter().rev().enumerate() {
-            // With lambda = 1: discounted later rewards minus the value.
+            // The advantage at lambda = 1 is discounted later rewards minus the value.
             let outcome = 0.9f64.powi(left as i32);
             let expected = outcome + outcome * 0.9 * after - 0.25;
             assert!(close(f64::from(row.advantages[t]), expected), "{row:?}");

@@ -123,7 +123,7 @@ fn values_out_of_range_are_named() {
     }
 }
 
-/// Equal rewards have no deviation. Division by epsilon alone would give advantages of a million.
+/// Equal rewards have no deviation. Division by only epsilon would give advantages of a million.
 #[test]
 fn deviation_scales_need_a_baseline() {
     for toml in [
@@ -367,7 +367,7 @@ fn dialects_include_default_corrections() {
     assert_eq!(prime.filters.equal_groups, sinew_algo::EqualGroups::Drop);
 }
 
-/// With a correction its factor counts, without one the surrogate's own ratio.
+/// A correction counts with its factor; otherwise the surrogate's own ratio counts.
 #[test]
 fn losses_that_limit_the_ratio_are_listed() {
     let reject = |metric: &str, level: &str| {

@@ -48,7 +48,7 @@ fn shares_follow_the_change_of_success_over_two_windows() {
         let mut estimates = Estimates::default();
         for kind in ["a", "b", "c"] {
             let seen = numbers(&case["outcomes"][kind]);
-            // In steps of any size.
+            // The steps may have any size.
             for step in seen.chunks(3) {
                 estimates.update(&config, step.iter().map(|s| (kind, *s == 1.0, *s)));
             }
@@ -59,7 +59,7 @@ fn shares_follow_the_change_of_success_over_two_windows() {
             &estimates.probabilities(&config, &["a", "b", "c"]),
             &numbers(&case["shares"]),
         );
-        // A run that goes on knows the same.
+        // A resumed run has the same estimates.
         let text = serde_json::to_string(&estimates).unwrap();
         assert_eq!(serde_json::from_str::<Estimates>(&text).unwrap(), estimates);
     }
@@ -77,10 +77,10 @@ fn a_type_that_nothing_is_known_of_is_measured_first() {
     assert_eq!(estimates.probabilities(&config, &["a", "b"]), [0.5, 0.5]);
     estimates.update(&config, [("a", true, 1.0); 4]);
     assert_eq!(estimates.probabilities(&config, &["a", "b"]), [0.0, 1.0]);
-    // Without progress anywhere, all are drawn alike.
+    // All kinds are drawn uniformly if none has progress.
     estimates.update(&config, [("b", false, 0.0); 4]);
     assert_eq!(estimates.probabilities(&config, &["a", "b"]), [0.5, 0.5]);
-    // What is forgotten counts as what is learned.
+    // Lost skills count like learned ones.
     estimates.update(&config, [("a", false, 0.0); 2]);
     assert_eq!(estimates.probabilities(&config, &["a", "b"]), [1.0, 0.0]);
 }

@@ -440,7 +440,7 @@ fn resampling_without_counted_calls_is_refused() {
     assert_eq!(kept(&counted), ["g-0", "g-1"]);
 }
 
-/// An episode that is alone is compared with earlier ones of its task: mean, and deviation with its own.
+/// The only episode of a group is compared with earlier ones of its task: mean, and deviation with its own.
 #[test]
 fn an_episode_alone_is_compared_with_earlier_rewards() {
     let mut earlier = EarlierRewards::default();
@@ -455,7 +455,7 @@ fn an_episode_alone_is_compared_with_earlier_rewards() {
         };
         (sinew_types::EpisodeId::new(e), columns)
     };
-    // Of `c` nothing is known: there is nothing to compare it with.
+    // Nothing is known of `c`: there is nothing to compare it with.
     let columns: Columns = ["a", "b"].map(known).into_iter().collect();
     for (kind, expected) in [
         (Grpo, 0.5 / ((1.0f64 / 3.0).sqrt() + 1e-6)),
@@ -468,7 +468,7 @@ fn an_episode_alone_is_compared_with_earlier_rewards() {
         assert!(close(f64::from(advantage(&rows, "a")), expected), "{kind}");
         let ids: Vec<_> = report.groups_too_small.iter().map(|g| g.as_str()).collect();
         assert_eq!(ids, ["c"], "{kind}");
-        // As good as before: no signal.
+        // A reward as good as the earlier ones gives no signal.
         assert!(
             report.groups_equal.iter().any(|g| g.as_str() == "b"),
             "{kind}"

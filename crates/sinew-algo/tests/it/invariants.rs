@@ -75,8 +75,8 @@ proptest! {
         }
     }
 
-    /// The weights of a part of the batch are those of the part as a batch of its own times one factor: an
-    /// episode counts alike, whatever it is together with.
+    /// The weights of a part of the batch are those of the part as a separate batch times one factor: an
+    /// episode counts the same, whatever its company.
     #[test]
     fn weights_of_a_part_are_those_of_a_separate_mean_times_one_factor(
         first in prop::collection::vec((1usize..30, 0.1..1.0f64), 2..4),

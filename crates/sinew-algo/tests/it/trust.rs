@@ -175,7 +175,7 @@ fn one_answer_that_wins_most_tasks_is_found() {
         "one_answer: the answer `thought process:` wins 11 of 12 different tasks of its type"
     );
     assert!(flags(&all[0], &all).is_empty());
-    // The same prompt again is no other task.
+    // The same prompt again is not another task.
     let again: Vec<Trace> = (0..12)
         .map(|i| episode("g", &format!("e{i}"), "Same.", &[], "x"))
         .collect();
@@ -189,7 +189,7 @@ fn one_answer_that_wins_most_tasks_is_found() {
         }
     });
     assert!(halves.iter().all(|t| flags(t, &halves).is_empty()));
-    // A policy that always says yes is wrong half of the time.
+    // A policy that always answers yes is wrong half of the time.
     let mut always = family(40, |_| "yes".into());
     always
         .iter_mut()
@@ -230,14 +230,14 @@ fn a_solution_in_a_quarter_of_the_turns_is_found() {
         .map(|(i, t)| of_turns("g", i, *t))
         .collect();
     assert!(flags(&easy[0], &easy).is_empty());
-    // Without enough siblings the family counts.
+    // The family counts if there are not enough siblings.
     let mut family: Vec<Trace> = (0..10).map(|i| of_turns(&format!("g{i}"), i, 8)).collect();
     family.push(of_turns("fast", 0, 2));
     assert_eq!(flags(&family[10], &family)[0].flag, Flag::SolvedTooFast);
     // One that lost was not fast.
     family[10].outcome.success = false;
     assert!(flags(&family[10], &family).is_empty());
-    // What a step remembers of others serves as well as the others.
+    // Remembered sightings of others serve as well as the others themselves.
     let mut sightings = Sightings::default();
     family[..10]
         .iter()
@@ -283,7 +283,7 @@ fn episodes_without_a_score_have_flags_of_their_calls_alone() {
 }
 
 proptest! {
-    /// Honest episodes: tasks with answers of their own, in turns within a factor of two.
+    /// Honest episodes: tasks with separate answers, in turns within a factor of two.
     #[test]
     fn honest_episodes_have_no_flag(
         tasks in prop::collection::vec((1usize..6, prop::collection::vec(0usize..6, 1..8)), 1..12),

@@ -1,6 +1,6 @@
 //! The container level, built with the feature `container`.
 //!
-//! Without `sandbox.image`, the root of a container is made of the system folders of the host.
+//! The root of a container is made of the system folders of the host if there is no `sandbox.image`.
 
 use crate::levels::egress::{self, EgressProxy};
 use crate::levels::error::LevelError;
@@ -28,7 +28,7 @@ fn named(e: &dyn std::fmt::Display) -> LevelError {
     LevelError::system(format!("sandbox.level = \"container\": {e}"))
 }
 
-/// The socket that `DOCKER_HOST` or `CONTAINER_HOST` names. An address of another host is no answer: the
+/// The socket that `DOCKER_HOST` or `CONTAINER_HOST` names. An address of another host is not an answer: the
 /// folders that containers see are those of this one.
 fn engine_host(engine: ContainerEngine) -> Option<PathBuf> {
     let variable = match engine {

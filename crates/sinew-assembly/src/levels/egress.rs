@@ -59,9 +59,9 @@ fn records(section: &mut SandboxPlan) -> Option<&mut EgressConfig> {
     (rules.mode == Mode::Record && rules.folder.is_none()).then_some(rules)
 }
 
-/// The section by which episodes of the run in `run_dir` are run again: what was recorded answers, and the
-/// network is never used. `scratch` is an empty folder: audit logs go there, and recordings of a run that
-/// recorded nothing are looked for there. What the rules of a replay say of their mode does not count.
+/// The section for running episodes of the run in `run_dir` again: its recordings answer, and the network is
+/// never used. `scratch` is an empty folder for audit logs, and takes the place of missing recordings. The
+/// mode in the rules of a replay is ignored.
 pub fn replayed(section: &SandboxPlan, run_dir: &Path, scratch: &Path) -> SandboxPlan {
     let mut section = section.clone();
     if let Some(rules) = &mut section.egress {
@@ -130,7 +130,7 @@ pub fn proxy(_: EgressConfig, _: Option<PathBuf>) -> Result<EgressProxy, LevelEr
     ))
 }
 
-/// A provider whose sandboxes reach the network through the proxy, each with a session of its own.
+/// A provider whose sandboxes reach the network through the proxy, each with a separate session.
 pub fn wrap(
     provider: Arc<dyn SandboxProvider>,
     proxy: Option<EgressProxy>,

@@ -1,6 +1,6 @@
-//! Why sandboxes cannot be started.
+//! Reasons why sandboxes cannot be started.
 
-/// Why sandboxes cannot be started, by whose mistake it is.
+/// Reasons why sandboxes cannot be started, by the cause of the mistake.
 #[derive(Debug, thiserror::Error)]
 pub enum LevelError {
     /// A key of the recipe that the user can put right.

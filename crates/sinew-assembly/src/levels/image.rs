@@ -21,8 +21,8 @@ static PULLED: Mutex<BTreeMap<(String, String), Image>> = Mutex::new(BTreeMap::n
 /// an image that Docker or Podman has.
 ///
 /// # Errors
-/// If the file is no image, is damaged, or is larger than the limits of unpacking; of a registry, what
-/// [`sinew_image::pull`] says.
+/// If the file is not an image, is damaged, or is larger than the limits of unpacking; for a registry, the
+/// errors of [`sinew_image::pull`].
 pub fn image(section: &SandboxPlan) -> Result<Option<Image>, LevelError> {
     let Some(path) = &section.image else {
         return Ok(None);
@@ -33,7 +33,7 @@ pub fn image(section: &SandboxPlan) -> Result<Option<Image>, LevelError> {
 /// The images of `sandbox.images`, by their names, each as [`image`].
 ///
 /// # Errors
-/// As [`image`], with the name of the image.
+/// Same as [`image`], with the name of the image.
 pub fn task_images(section: &SandboxPlan) -> Result<BTreeMap<String, Image>, LevelError> {
     let one = |(name, path): (&String, &String)| {
         let key = format!("sandbox.images.{name}");

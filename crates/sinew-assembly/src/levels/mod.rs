@@ -1,8 +1,8 @@
 //! Sandboxes of a recipe: every level, its image, its way to the network.
 //!
 //! A [`SandboxPlan`] becomes a started [`SandboxProvider`] behind one function, [`sandboxes`]. The levels
-//! beyond `process`, and the egress proxy, are each built with the feature of their name, and refused with
-//! that name where they are not: the recipe is right, the program is not the one for it.
+//! beyond `process`, and the egress proxy, are each built with the feature of their name. A program without
+//! the feature refuses the recipe with that name: the recipe is right, but needs another build.
 //!
 //! Invariants:
 //! - A host that cannot enforce a level is found at the start, and not by the first episode.
@@ -75,7 +75,6 @@ pub fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, LevelError> {
     let env = image.map(|i| i.config.env).unwrap_or_default();
     Ok(SandboxSpec {
         env,
-        live: section.live,
         limits: Limits {
             cpu_s: section.cpu_s,
             memory_bytes: section.memory_mb << 20,
@@ -110,8 +109,8 @@ fn missing(level: Level) -> LevelError {
     missing_feature(&format!("sandbox.level = {name:?}"), name)
 }
 
-/// Runs a child process of a level, where this process was started as one; its exit code. To be called
-/// before arguments are parsed.
+/// Runs a child process of a level if this process was started as one, and returns its exit code. Must be
+/// called before arguments are parsed.
 pub fn child_main_if_requested() -> Option<i32> {
     #[cfg(feature = "wasm")]
     return sinew_wasm::worker_main_if_requested();

@@ -2,7 +2,7 @@
 //!
 //! A volume stands at `/volumes/NAME`, where nothing of an image or of the system is, and only the folder
 //! itself is shown: nothing that is mounted below it, and links in it are followed in the sandbox's own root.
-//! What a read-only mount does not keep from the host is refused: sockets, on which programs of the host
+//! Files that reach the host through a read-only mount are refused: sockets, on which programs of the host
 //! listen, and pipes.
 
 use crate::levels::error::LevelError;
@@ -57,7 +57,7 @@ pub fn parse(arguments: &[String]) -> Result<BTreeMap<String, PathBuf>, LevelErr
     Ok(volumes)
 }
 
-/// Where volumes are on the host, without links, and where they stand inside.
+/// Paths of volumes on the host, without links, and their paths inside.
 ///
 /// # Errors
 /// If there are too many, a name or a folder is not allowed, or a folder has a socket or a pipe.

@@ -1,4 +1,4 @@
-//! What environments cost: steps through the whole loop, and of Python workers a step, a session, a score.
+//! Costs of environments: steps through the whole loop, and a step, a session and a score of Python workers.
 //!
 //! | part | measures |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | `steps` | environments with the gold policy in place of a model, at 1, 64 and 1,024 episodes at once |
 //!
 //! Everything runs on the host that is measured, in sandboxes where a run would have them. A development
-//! build says little about native environments: only kernels and loops around them are optimized there.
+//! build is not representative for native environments: it optimizes only kernels and the loops around them.
 
 mod memory;
 mod script;
@@ -137,7 +137,7 @@ impl Module {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().map_err(BenchError::system)?;
         std::fs::write(dir.path().join("bench_env.py"), MODULE).map_err(BenchError::system)?;
-        // Sandboxes have users of their own, who must be able to read it.
+        // Sandboxes have separate users, who must be able to read it.
         let readable = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(dir.path(), readable).map_err(BenchError::system)?;
         Ok(Self(dir))

@@ -1,7 +1,7 @@
-//! An engine without a model that says what the gold policy does.
+//! An engine without a model that replays the gold policy.
 //!
-//! Each task has a seed, and the loop asks for a turn with a seed that follows from it and the turn's number:
-//! the engine finds the tokens of the turn by it, and looks at no prompt.
+//! Each task has a seed, and the loop asks for a turn with a seed that follows from it and the turn's number.
+//! The engine finds the tokens of the turn by that seed, and looks at no prompt.
 
 use crate::BenchError;
 use sinew_env::{Action, CallNotation, EnvFactory};
@@ -76,7 +76,7 @@ impl Script {
         self.0.iter().map(|run| &run.task)
     }
 
-    /// The task of an episode, and the seed by which the engine knows it.
+    /// The task of an episode, and the seed by which the engine finds it.
     pub(super) fn task(&self, episode: usize) -> (Task, u64) {
         let at = episode % self.0.len();
         (self.0[at].task.clone(), at as u64)
@@ -88,7 +88,7 @@ impl Script {
         turns.map(Vec::len).max().unwrap_or(1)
     }
 
-    /// Plays each run once in the environment alone; gives the steps.
+    /// Plays each run once, only in the environment; returns the steps.
     pub(super) async fn play(&self, envs: &dyn EnvFactory) -> Result<usize, BenchError> {
         let mut steps = 0;
         for run in &self.0 {

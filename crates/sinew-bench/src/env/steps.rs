@@ -1,15 +1,15 @@
-//! Steps a second of environments through the whole loop of rollouts, and what a session holds.
+//! Steps a second of environments through the whole loop of rollouts, and the memory of a session.
 //!
-//! Real are the machine of episodes, admission, the chat template, calls that are read from tokens, the
-//! environment, its score, and a store in memory. There is no model: turns of the gold policy are given as
-//! tokens at once.
+//! The real parts are the machine of episodes, admission, the chat template, calls that are read from tokens,
+//! the environment, its score, and a store in memory. There is no model: turns of the gold policy are given
+//! as tokens at once.
 //!
-//! What is printed for an environment: the memory that a session adds, of this process and its workers
-//! together; where it is native, its steps alone, with its own calls and nothing else; its steps through the
-//! loop at each number of episodes.
+//! The rows of an environment are: the memory that a session adds, of this process and its workers together;
+//! the environment's steps without the loop, if it is native; its steps through the loop at each number of
+//! episodes.
 //!
-//! Every episode must be solved: one that fails or goes another way is an error, so that a fast wrong loop is
-//! no figure. A step is a turn that the environment answered.
+//! Every episode must be solved: one that fails or goes another way is an error, so that a fast wrong loop
+//! has no figure. A step is a turn that the environment answered.
 
 use super::script::{Script, ScriptedEngine};
 use crate::BenchError;
@@ -18,7 +18,7 @@ use crate::peers::Peers;
 use crate::row::{Better, Printer, Row, Summary};
 use sinew_bridge::Python;
 use sinew_env::{
-    ENVIRONMENTS, EnvConfig, EnvFactory, EnvKind, Needs, Sandboxes, Split, Taskset,
+    BUILT_IN, EnvConfig, EnvFactory, EnvKind, Needs, Sandboxes, Split, Taskset,
     registry::ReadConfig,
 };
 use sinew_render::{Renderer, TinyRenderer, byte_renderer};
@@ -40,7 +40,7 @@ const MOST: usize = 1024;
 const NATIVE: [&str; 2] = ["tiny", "tool_math"];
 /// Most sessions at once of an environment with a sandbox in each.
 const SANDBOXES: usize = 64;
-/// Worlds in Python. The last one runs code in processes of its own: one session a worker.
+/// Worlds in Python. The last one runs code in separate processes: one session a worker.
 const WORLDS: [&str; 17] = [
     "bargain:Bargain",
     "bargain:ConnectThree",
@@ -89,7 +89,7 @@ struct World {
     name: &'static str,
     envs: Arc<dyn EnvFactory>,
     renderer: Arc<dyn Renderer>,
-    /// What is played, and how.
+    /// Actions to play.
     script: Script,
     /// Most sessions at once.
     most: usize,
@@ -109,7 +109,7 @@ pub(super) fn run(
     let names = names().into_iter().filter(|n| wanted(n));
     let worlds = names.map(|name| World::open(name, &runtime));
     let worlds = worlds.collect::<Result<Vec<_>, _>>()?;
-    // Before anything has run: what a wave gave back would be taken for a session.
+    // Memory is measured before anything has run: memory that a wave freed would be counted for a session.
     for world in &worlds {
         printer.row(&runtime.block_on(world.memory())?);
     }
@@ -130,7 +130,7 @@ pub(super) fn run(
 
 /// Keys of a native environment, all at their defaults.
 fn native(name: &str) -> Result<(&'static EnvKind, ReadConfig), BenchError> {
-    let kind = ENVIRONMENTS.iter().find(|kind| kind.name == name);
+    let kind = BUILT_IN.iter().find(|kind| kind.name == name);
     let kind = kind.ok_or_else(|| BenchError::system(format!("no environment {name}")))?;
     let keys = toml::de::ValueDeserializer::parse("{}").map_err(BenchError::system)?;
     Ok((kind, kind.read(keys).map_err(BenchError::system)?))
@@ -205,7 +205,7 @@ impl World {
         Ok(Row::new(name, "KiB", summary))
     }
 
-    /// The environment alone, on one thread: what its steps cost without tokens, admission and store.
+    /// Only the environment, on one thread: the cost of its steps without tokens, admission and store.
     fn alone(&self, runtime: &Runtime, peers: &Peers) -> Result<Row, BenchError> {
         const ROUNDS: usize = 5;
         let cpu = CpuTime::now();
@@ -293,7 +293,7 @@ impl World {
         Ok(steps)
     }
 
-    /// An episode; its seed says what the engine gives it.
+    /// An episode; its seed decides the engine's tokens.
     fn spec(&self, number: usize) -> EpisodeSpec {
         let (task, seed): (Task, u64) = self.script.task(number);
         EpisodeSpec {
@@ -306,7 +306,7 @@ impl World {
         }
     }
 
-    /// What the episodes share. A wave has an engine and an admission of its own.
+    /// Shared parts of the episodes. A wave has a separate engine and admission.
     fn parts(&self, at_once: usize) -> EpisodeParts {
         let engine: Arc<dyn sinew_types::Engine> =
             Arc::new(ScriptedEngine::new(&self.script, self.renderer.as_ref()));

@@ -1,7 +1,7 @@
 //! A client of the benches: one connection a rollout, as agents have.
 //!
-//! An agent keeps its connection and repeats its whole conversation with each call, as SDKs do. After
-//! [`MAX_TURNS`] turns it begins anew, so that requests stay of one size over the measurement.
+//! An agent keeps its connection and repeats its whole conversation with each call, as SDKs do. It begins
+//! anew after [`MAX_TURNS`] turns, so that requests keep their size over the measurement.
 
 use super::process::Process;
 use crate::BenchError;
@@ -27,38 +27,36 @@ const SIDE_BY_SIDE: usize = 64;
 /// A server to send requests to.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
-    /// Of the server.
     address: SocketAddr,
-    /// How agents get their addresses.
     rollouts: Rollouts,
 }
 
-/// Where the rollouts of a server are.
+/// Addresses of a server's rollouts.
 #[derive(Clone, Debug)]
 enum Rollouts {
     /// One address for all.
     One,
-    /// Opened with this token, each with an address and a key of its own.
+    /// Opened with this token, each with its own address and key.
     Opened(String),
-    /// Opened before, each at a path of its own.
+    /// Opened before, each at a separate path.
     Paths(Arc<Vec<String>>),
 }
 
-/// One agent: a connection and what was said on it.
+/// One agent: a connection and its conversation.
 #[derive(Debug)]
 pub(super) struct Agent {
     /// One connection, one call at a time.
     sender: SendRequest<Full<Bytes>>,
-    /// Of its rollout, with the dialect.
+    /// Path of its rollout, with the dialect.
     path: String,
-    /// Of its rollout.
+    /// Key of its rollout.
     key: String,
     /// Its conversation so far.
     messages: Vec<Value>,
-    /// Where a conversation ends; `None`: it grows.
+    /// Turns after which a conversation ends; `None`: it grows.
     max_turns: Option<usize>,
     said: u64,
-    /// Of the last call.
+    /// Prompt tokens of the last call.
     pub(super) prompt_tokens: usize,
 }
 
@@ -81,7 +79,7 @@ pub(super) async fn connect(
 }
 
 impl Target {
-    /// Our gateway, where each agent opens a rollout of its own.
+    /// Our gateway, where each agent opens a separate rollout.
     ///
     /// # Errors
     /// If the process is another program.
@@ -114,7 +112,7 @@ impl Target {
         Ok(connect(self.address).await?.0)
     }
 
-    /// A rollout with its agent; `index` tells those of a server apart.
+    /// A rollout with its agent; `index` distinguishes those of a server.
     async fn agent(&self, index: usize) -> Result<Agent, BenchError> {
         let mut sender = self.connect().await?;
         let none = || "sk-none".to_owned();
@@ -226,7 +224,7 @@ impl Agent {
         Ok(())
     }
 
-    /// A request with all that was said.
+    /// A request with the whole conversation.
     pub(super) fn body(&self, tokens: u32, stream: bool) -> String {
         let body = json!({
             "model": "fake",

@@ -1,8 +1,8 @@
-//! The least that a turn costs any server: its body is received and read as JSON, and the ids of
-//! its prompt are handed to the engine. Both repeat the whole conversation, so this grows with it.
+//! The minimum work of a turn for any server: its body is received and read as JSON, and the ids of its
+//! prompt are handed to the engine. Both repeat the whole conversation, so this grows with it.
 //!
-//! The floor is a server that reads the body, checks that it is JSON, and does nothing else. Without it a
-//! row of latency says little, as most of it is HTTP on this machine.
+//! The floor is a server that reads the body, checks that it is JSON, and does nothing else. A row of latency
+//! means little without it, as most of the latency is HTTP on this machine.
 
 use super::client::{Target, post};
 use super::{GROWING, TOKENS};
@@ -39,8 +39,8 @@ fn thread_cpu_s() -> f64 {
     first.and_then(|n| n.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
 }
 
-/// Microseconds of CPU for a body, received and checked as JSON. Each of the bodies has a
-/// connection of its own and they are sent side by side, as the conversations' are.
+/// Microseconds of CPU for a body, received and checked as JSON. Each of the bodies has a separate connection
+/// and they are sent side by side, as the conversations' are.
 pub(super) async fn body_us(bodies: Vec<String>) -> Result<f64, BenchError> {
     let count = bodies.len();
     let (ready, address) = mpsc::sync_channel(1);
@@ -114,7 +114,7 @@ pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, BenchError> {
         ..FakeConfig::default()
     });
     let engine = engine.map_err(BenchError::system)?;
-    // Each conversation has a prompt of its own, as on a server: none is in a near cache.
+    // Each conversation has a separate prompt, as on a server: none is in a near cache.
     let prompt = || Arc::new(vec![1; prompt_tokens.max(1)]);
     let prompts: Vec<_> = std::iter::repeat_with(prompt).take(GROWING).collect();
     let before = thread_cpu_s();

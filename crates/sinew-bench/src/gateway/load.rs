@@ -15,29 +15,29 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::sleep;
 
-/// What agents do.
+/// Load of the agents.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     /// Agents at the same time.
     pub(super) rollouts: usize,
-    /// Between an answer and the next call.
+    /// Time between an answer and the next call.
     pub(super) think: Duration,
     /// Calls that begin within it count.
     pub(super) measured: Duration,
-    /// Of an answer.
+    /// Tokens of an answer.
     pub(super) tokens: u32,
     /// Answers as events.
     pub(super) stream: bool,
-    /// Most calls at the same time; who does not get his turn in time does not call.
+    /// Most calls at the same time; an agent without a turn in time does not call.
     pub(super) in_flight: usize,
 }
 
-/// What was measured.
+/// Measured times.
 #[derive(Debug, Default)]
 pub(super) struct Measured {
-    /// Of requests, in seconds, sorted.
+    /// Latencies of requests, in seconds, sorted.
     pub(super) latencies: Vec<f64>,
-    /// Of the server.
+    /// CPU seconds of the server.
     pub(super) cpu_s: f64,
 }
 
@@ -56,7 +56,7 @@ impl Measured {
     }
 }
 
-/// Calls a server as `load` says.
+/// Calls a server with the load `load`.
 pub(super) async fn drive(
     target: &Target,
     load: &Load,

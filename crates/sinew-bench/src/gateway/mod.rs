@@ -1,9 +1,9 @@
-//! What the gateway costs: per request, per token, per idle rollout, per turn of a history; and
-//! what the proxies of LiteLLM and Agent Lightning cost on the same machine in the same run.
+//! Costs of the gateway: per request, per token, per idle rollout, per turn of a history. The proxies of
+//! LiteLLM and Agent Lightning are measured on the same machine in the same run.
 //!
-//! The gateway runs as a process of its own (`sinew serve --engine fake`), so that its CPU time
-//! is not this one's, and is given real requests over real connections. The peers forward to a
-//! server in this process that answers at once.
+//! The gateway runs as a separate process (`sinew serve --engine fake`), so that its CPU time is counted
+//! separately, and gets real requests over real connections. The peers forward to a server in this process
+//! that answers at once.
 //!
 //! | part | measures | compared with |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 //! | `idle` | memory and CPU time of rollouts that do nothing | none |
 //! | `history` | cost of a turn at 8, 32 and 128 turns | the floor of reading the body |
 //!
-//! The engine is a fake one with a pass of 2 ms, so that what is measured is the gateway.
+//! The engine is a fake one with a pass of 2 ms, so that only the gateway is measured.
 
 mod client;
 mod floor;
@@ -41,9 +41,9 @@ pub(super) const PASS: Duration = Duration::from_millis(2);
 const ROLLOUTS: [usize; 4] = [1, 64, 512, 4096];
 /// Calls that a peer gets at the same time, and how long it may take beyond the measurement.
 const PEER_IN_FLIGHT: usize = 64;
-/// Beyond the measurement, before a peer is given up.
+/// Time after the measurement until a peer is given up.
 const PEER_GRACE: Duration = Duration::from_secs(60);
-/// Seconds that a peer is measured for; what it does is more alike than what the gateway does.
+/// Seconds that a peer is measured for; its times vary less than the gateway's.
 const PEER_SECONDS: f64 = 5.0;
 /// Lengths of histories, in turns.
 const HISTORIES: [u32; 3] = [8, 32, 128];
@@ -58,7 +58,7 @@ const IDLE: usize = 4096;
 /// Turns that each idle rollout had.
 const IDLE_TURNS: u32 = 4;
 
-/// What `sinew bench gateway` is told.
+/// Arguments of `sinew bench gateway`.
 #[derive(Debug, Args)]
 pub(crate) struct GatewayArgs {
     /// One JSON object a row
@@ -131,7 +131,7 @@ fn load(rollouts: usize, seconds: f64) -> Load {
 /// A proxy of another project, or why there is none.
 struct Rival {
     name: &'static str,
-    /// Of its rows.
+    /// Mark of its rows.
     mark: &'static str,
     peer: Result<Peer, String>,
 }
@@ -258,7 +258,7 @@ type Grown = [(Vec<f64>, f64); HISTORIES.len()];
 async fn grown() -> Result<Grown, BenchError> {
     let process = Process::serve(Duration::ZERO).await?;
     let target = Target::gateway(&process)?;
-    // The server's own warm-up is no turn's.
+    // The server's own warm-up is not a turn's.
     target.converse(GROWING, 0..HISTORIES[0], &process).await?;
     let mut conversations = target.open(GROWING).await?;
     let mut grown = Grown::default();

@@ -2,7 +2,7 @@
 //! same time.
 //!
 //! A peer is a gateway of the field in front of a server of ours that answers at once. It runs in the Python
-//! that the command line names; one that is not installed is a row that says so.
+//! that the command line names; one that is not installed is a row with that reason.
 
 use super::client::Target;
 use super::process::Process;
@@ -25,10 +25,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::task::JoinHandle;
 
-/// Importing them alone takes many seconds.
+/// Their imports take many seconds.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
-/// What the upstream answers to every call.
+/// Answer of the upstream to every call.
 const ANSWER: &str = r#"{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"fake","choices":[{"index":0,"message":{"role":"assistant","content":" yes the answer is"},"finish_reason":"stop"}],"usage":{"prompt_tokens":40,"completion_tokens":16,"total_tokens":56}}"#;
 
 /// A running proxy.
@@ -38,7 +38,7 @@ pub(super) struct Peer {
     pub(super) version: String,
     /// The peer itself.
     process: Process,
-    /// Where to send requests.
+    /// Server that gets the requests.
     target: Target,
     /// Ends with the peer.
     upstream: JoinHandle<()>,
@@ -86,7 +86,7 @@ impl Peer {
             .arg(address.port().to_string())
             .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
             .env("LITELLM_LOG", "ERROR")
-            // It listens on this host alone, and for some seconds.
+            // It listens on only this host, and for some seconds.
             .env(
                 "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY",
                 "true",
@@ -144,7 +144,7 @@ impl Peer {
         peer.answering().await
     }
 
-    /// Where it answers.
+    /// Server that gets the requests.
     pub(super) fn target(&self) -> &Target {
         &self.target
     }
@@ -186,7 +186,7 @@ async fn version(python: &Path) -> Result<String, String> {
     Ok(format!("LiteLLM proxy {}", version.trim()))
 }
 
-/// Answers every request alike, after the time that the fake engine takes.
+/// Gives every request the same answer, after the time that the fake engine takes.
 async fn answer_all(listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
         tokio::spawn(answer(stream));

@@ -35,7 +35,7 @@ pub(super) fn raise_files() {
 pub(super) struct Process {
     /// Killed when it is dropped.
     child: Child,
-    /// Where our gateway listens, and its control token.
+    /// Address and control token of our gateway.
     listens: Option<(SocketAddr, String)>,
 }
 
@@ -70,7 +70,7 @@ impl Process {
         })
     }
 
-    /// Another program, which is no gateway.
+    /// Another program, which is not a gateway.
     pub(super) fn other(command: &mut Command) -> std::io::Result<Self> {
         let child = command.kill_on_drop(true).spawn()?;
         Ok(Self {
@@ -88,7 +88,7 @@ impl Process {
         listens.ok_or_else(|| BenchError::system("not a gateway"))
     }
 
-    /// What it prints, if that is piped; given once.
+    /// Its standard output, if that is piped; given once.
     pub(super) fn stdout(&mut self) -> Option<ChildStdout> {
         self.child.stdout.take()
     }

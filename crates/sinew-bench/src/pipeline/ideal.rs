@@ -1,14 +1,13 @@
-//! Schedules without any overhead, with all draws known: what the real ones are compared with.
+//! Schedules without any overhead, with all draws known, for comparison with the real ones.
 //!
-//! Two bounds are computed. For one engine with `slots` places and passes of a given time, a
-//! list schedule that gives the places to the episodes with the longest rest first. For
-//! training, the waits of calls alone, as if engine and trainer took no time: in turns a step
-//! lasts as long as its longest episode; at once, a step ends with the group that completes it,
-//! and as many groups begin.
+//! Two bounds are computed. The bound of one engine with `slots` places and passes of a given time is a list
+//! schedule. It gives the places to the episodes with the longest rest first. The bound of training counts
+//! only the waits of calls, as if engine and trainer took no time. If generation and training take turns, a
+//! step lasts as long as its longest episode. If both run at once, a step ends with the group that completes
+//! it, and as many groups begin.
 //!
-//! The schedules know all draws in advance, which no scheduler does. A ratio of 1 cannot be
-//! reached by them where the rest of an episode is not known; a ratio below 0.9 shows overhead
-//! or a bad order.
+//! The schedules know all draws in advance, which no scheduler does. Schedulers cannot reach a ratio of 1, as
+//! the rest of an episode is not known to them; a ratio below 0.9 shows overhead or a bad order.
 
 use super::world::Calls;
 use std::cmp::Reverse;
@@ -42,14 +41,14 @@ struct At(f64);
 impl Eq for At {}
 
 impl PartialOrd for At {
-    /// As [`Ord`].
+    /// Same as [`Ord`].
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
 impl Ord for At {
-    /// By what is left, so that the longest goes first.
+    /// Orders by time, so that the longest rest goes first.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.0.total_cmp(&other.0)
     }
@@ -62,7 +61,7 @@ impl Engine {
         calls.iter().sum::<f64>() + passes as f64 * self.pass_s
     }
 
-    /// Seconds until all episodes are over, which begin together. In each pass those go on that have the
+    /// Seconds until all episodes are over, which begin together. Each pass serves the episodes with the
     /// longest time before them, waiting included, which is not known in reality.
     pub(super) fn schedule_s(&self, episodes: &[Vec<f64>]) -> f64 {
         let mut rest: Vec<Rest> = episodes
@@ -125,7 +124,7 @@ impl Groups {
         members.fold(0.0, f64::max)
     }
 
-    /// In turns: each step takes as long as its slowest episode.
+    /// Seconds if generation and training take turns: each step takes as long as its slowest episode.
     pub(super) fn sync_s(&self, calls: &Calls, order: &[usize], steps: usize) -> f64 {
         let steps = order.chunks(self.of_step).take(steps);
         let slowest = |step: &[usize]| {
@@ -135,7 +134,8 @@ impl Groups {
         steps.map(slowest).sum()
     }
 
-    /// At once: so many steps' groups run or wait, and a step takes the first that are complete.
+    /// Seconds if both run at once: so many steps' groups run or wait, and a step takes the first that are
+    /// complete.
     pub(super) fn async_s(
         &self,
         calls: &Calls,
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_schedule_is_bounded_by_the_engine_and_by_the_longest_episode() {
-        // Alone: two passes, a call, two passes, a call.
+        // One episode: two passes, a call, two passes, a call.
         assert_eq!(ENGINE.schedule_s(&[vec![5.0, 1.0]]), 10.0);
         assert_eq!(ENGINE.alone_s(&[5.0, 1.0]), 10.0);
         // Three turns of two tokens each, two at a time: three passes for six tokens.
@@ -200,7 +200,7 @@ mod tests {
         let sync_s = groups.sync_s(&calls, &order, 10);
         let async_s = groups.async_s(&calls, &order, 10, 2);
         assert!(async_s < sync_s / 2.0, "{async_s} {sync_s}");
-        // With nothing ahead it is the same.
+        // Nothing ahead gives the same time.
         assert!((groups.async_s(&calls, &order, 10, 0) - sync_s).abs() < 1e-9);
     }
 }

@@ -1,10 +1,9 @@
-//! Inserts into a store that is large already, and what it takes on disk.
+//! Inserts into a store that is large already, and its size on disk.
 //!
-//! Rates are taken over twenty equal parts, so that the last one shows a store that has nearly
-//! all of its rows. Episodes are committed 256 at a time with one synchronization of the disk,
-//! as the driver does when many end at once. The size counts all files of the store, the index
-//! included, against what cannot be left out: four bytes for an id and four for a
-//! log-probability of each token.
+//! Rates are taken over twenty equal parts, so that the last one shows a store that has nearly all of its
+//! rows. Episodes are committed 256 at a time with one synchronization of the disk, as the driver does when
+//! many end at once. The size counts all files of the store, the index included, against the necessary bytes:
+//! four bytes for an id and four for a log-probability of each token.
 //!
 //! Tokens are drawn from a hash, so that they compress no better than those of a real model.
 //! The store lies in the folder of temporary files and is removed at the end.

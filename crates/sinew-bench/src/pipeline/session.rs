@@ -1,18 +1,16 @@
 //! One run of the training loop: real rollouts, admission, core, driver, trainer and store;
 //! only the engine can be a fake one, whose passes take a given time.
 //!
-//! What is real: episodes are driven by the rollout's machine under the admission's bounds,
-//! groups are scored by the algorithm, the driver of the mode carries the core's commands out,
-//! and every episode is committed to a store before it counts. With a model, its weights are
-//! trained and published to the engine that samples.
+//! The real parts: episodes are driven by the rollout's machine under the admission's bounds, groups are
+//! scored by the algorithm, the driver of the mode carries the core's commands out, and every episode is
+//! committed to a store before it counts. A model's weights are trained and published to the engine that
+//! samples.
 //!
-//! What is not: the vocabulary has eight letters, the model is tiny, and calls only wait. A run
-//! therefore shows what the loop costs and how well it overlaps, and nothing of the speed of a
-//! model.
+//! The simplified parts: the vocabulary has eight letters, the model is tiny, and calls only wait. A run
+//! therefore shows the costs and the overlap of the loop, not the speed of a model.
 //!
-//! Limits: an episode has at most an hour, and a store in memory 4 GiB. A run that fails ends
-//! the bench with the error of its driver. Nothing is left in the folder that the caller does
-//! not own.
+//! Limits: an episode has at most an hour, and a store in memory 4 GiB. A run that fails ends the bench with
+//! the error of its driver. All files are in the folder that the caller owns.
 
 use super::ideal;
 use super::timeline::{Timeline, Trains};
@@ -52,20 +50,19 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 /// Tokens of a prompt or an observation with its role and its end, at most.
 const GIVEN_TOKENS: usize = 8;
 
-/// Which engine samples.
+/// Engine that samples.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Sampler {
-    /// Without a model; every pass takes its time. All members of a group get the same reward, so that
-    /// nothing is trained.
+    /// No model; every pass takes its time. All members of a group get the same reward, so that nothing is
+    /// trained.
     Fake(ideal::Engine),
-    /// With the weights that are trained, turns of so many tokens.
+    /// A real model that is trained, with turns of so many tokens.
     Real { turn_tokens: usize },
 }
 
-/// What runs.
+/// Shape of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
-    /// What generates tokens: a fake engine, or a real model that is trained.
     pub(super) sampler: Sampler,
     /// Optimizer steps.
     pub(super) steps: usize,
@@ -77,9 +74,9 @@ pub(super) struct Shape {
     pub(super) durable: bool,
 }
 
-/// What a run showed.
-pub(super) struct Ran {
-    /// From the start of the first step to the end of the last one; without loading and measurements.
+/// Result of a run.
+pub(super) struct RunTimes {
+    /// Seconds from the start of the first step to the end of the last one; without loading and measurements.
     pub(super) wall_s: f64,
     /// The records of all steps, in their order.
     pub(super) steps: Vec<StepRecord>,
@@ -87,11 +84,11 @@ pub(super) struct Ran {
     pub(super) reward: f64,
     /// Episodes whose tokens were trained; the others had a group without a signal.
     pub(super) trained: usize,
-    /// What engine, tools and trainer did at each look.
+    /// State of engine, tools and trainer at each look.
     pub(super) timeline: Timeline,
 }
 
-impl Ran {
+impl RunTimes {
     /// Percent of the time in which the loop waited until something was on disk.
     pub(super) fn loop_disk_share(&self) -> f64 {
         let waited: f64 = self.steps.iter().map(|s| s.waits.loop_disk_s).sum();
@@ -240,7 +237,7 @@ impl Shape {
     }
 
     /// Runs it to its end in `folder`.
-    pub(super) fn run(&self, world: &World, folder: &Path) -> Result<Ran, BenchError> {
+    pub(super) fn run(&self, world: &World, folder: &Path) -> Result<RunTimes, BenchError> {
         let device = model::device()?;
         let own = Cpu::new(device.kernels(), device.threads());
         let renderer = TinyRenderer::new(ALPHABET);
@@ -301,7 +298,7 @@ impl Shape {
             return Err(BenchError::system("the run had no step"));
         };
         let begun = first.wall_s - first.rollout_s - first.train_s - first.publish_s;
-        Ok(Ran {
+        Ok(RunTimes {
             wall_s: last.wall_s - begun,
             reward: ended.after.reward,
             trained: ended.samples.trained,
@@ -310,7 +307,7 @@ impl Shape {
         })
     }
 
-    /// What the episodes share: engine, world, gauges and admission.
+    /// Shared parts of the episodes: engine, world, gauges and admission.
     fn parts(
         &self,
         world: &World,

@@ -1,8 +1,8 @@
-//! What the bus and all exporters together take of a run.
+//! Costs of the bus and all exporters for a run.
 //!
-//! A run is made up: looks as the driver gives them, four a second, each with phases of episodes that went on
-//! and some that ended, and a step now and then. Everything that `--signals` knows listens, with a server on
-//! loopback that takes all. The value is CPU time of the whole process, that server included, over the time
+//! The run is made up: looks in the form of the driver's, four a second, each with phases of running and
+//! ended episodes, and a step now and then. All exporters of `--signals` listen, with a server on loopback
+//! that takes everything. The value is CPU time of the whole process, that server included, over the time
 //! that such a run takes: a share of one core.
 
 use crate::BenchError;
@@ -65,7 +65,7 @@ pub(super) fn run(rounds: u32, printer: Printer) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// What a round came to.
+/// Result of a round.
 struct Round {
     /// CPU seconds of a second of a run.
     share: f64,
@@ -124,7 +124,7 @@ fn round() -> Result<Round, BenchError> {
     })
 }
 
-/// Signals and events that the text of Prometheus says were lost.
+/// Lost signals and events in the text of Prometheus.
 fn lost(textfile: &Path) -> Result<f64, BenchError> {
     let text = std::fs::read_to_string(textfile).map_err(BenchError::system)?;
     let numbers = text.lines().filter(|l| l.contains("_lost_total{"));

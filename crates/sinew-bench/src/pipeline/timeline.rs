@@ -1,8 +1,8 @@
-//! What engine, tools and trainer do over time, looked at many times a second.
+//! States of engine, tools and trainer over time, sampled many times a second.
 //!
-//! A thread looks at the gauges of the rollouts every 20 ms, and at what the trainer last
-//! reported. It computes nothing and writes nothing while the run works; the looks are drawn
-//! afterwards. It ends with the value that started it, also after an error.
+//! A thread looks at the gauges of the rollouts every 20 ms, and at the trainer's last report. It computes
+//! nothing and writes nothing while the run works; the looks are drawn afterwards. It ends with the value
+//! that started it, also after an error.
 
 use sinew_orchestrator::{Phase, PipelineError, Recorder, RunEvent};
 use sinew_rollout::Gauges;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Between two looks.
+/// Interval of the looks.
 const EVERY: Duration = Duration::from_millis(20);
 /// Looks that are kept: most of an hour.
 const MAX_LOOKS: usize = 150_000;
@@ -51,19 +51,19 @@ struct Look {
 pub(super) struct Looking {
     /// Ends the thread.
     over: Arc<AtomicBool>,
-    /// What it saw so far, bounded.
+    /// Looks so far, bounded.
     looks: Arc<Mutex<Vec<Look>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What was seen.
+/// Recorded looks at a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Timeline {
-    /// In the order of their times.
+    /// Looks in the order of their times.
     looks: Vec<Look>,
-    /// When the first step began.
+    /// Time at which the first step began.
     begun_s: f64,
-    /// When the last step ended.
+    /// Time at which the last step ended.
     ended_s: f64,
 }
 

@@ -33,7 +33,7 @@ pub(super) const TASKS: usize = 100_000;
 /// Longest that one call may take in a sandbox.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long calls take: from `shortest_s` to `longest_s`, of which one in `longest_s / shortest_s` takes the
+/// Times of calls: from `shortest_s` to `longest_s`, of which one in `longest_s / shortest_s` takes the
 /// longest time (a Pareto distribution with index 1, cut).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Calls {
@@ -59,7 +59,7 @@ impl Calls {
     }
 }
 
-/// What a call does.
+/// Action of a call.
 #[derive(Clone)]
 pub(super) enum Tool {
     /// Waits.
@@ -68,10 +68,10 @@ pub(super) enum Tool {
     Sandbox(Arc<dyn SandboxProvider>),
 }
 
-/// Which episodes were made.
+/// Episodes that were made.
 #[derive(Default)]
-struct Made {
-    /// Of each task.
+struct StoredEpisodes {
+    /// Members of each task.
     members: HashMap<usize, usize>,
     /// Training tasks in the order of their first episodes.
     order: Vec<usize>,
@@ -80,12 +80,11 @@ struct Made {
 /// Makes the environments.
 #[derive(Clone)]
 pub(super) struct World {
-    /// How long calls take.
+    /// Times of the calls.
     pub(super) calls: Calls,
-    /// What a call does.
     pub(super) tool: Tool,
     /// Members that each task has had, over all clones.
-    made: Arc<Mutex<Made>>,
+    made: Arc<Mutex<StoredEpisodes>>,
 }
 
 impl World {
@@ -117,7 +116,7 @@ impl World {
     }
 }
 
-/// Tasks that differ in their calls alone; those of the held-out split wait for nothing.
+/// Tasks that differ in only their calls; those of the held-out split wait for nothing.
 pub(super) struct Tasks;
 
 impl Taskset for Tasks {
@@ -190,13 +189,12 @@ impl EnvFactory for World {
 struct Episode {
     /// Seconds of the calls that are left.
     delays: Vec<f64>,
-    /// What a call does.
     tool: Tool,
     /// Its sandbox, from the reset on, where calls run in one.
     sandbox: Option<Box<dyn Sandbox>>,
     /// Turns that ended.
     turn: usize,
-    /// Turns that said what is rewarded.
+    /// Turns with the rewarded text.
     good: usize,
 }
 
@@ -226,7 +224,7 @@ impl Episode {
         }
     }
 
-    /// The share of turns that said what is rewarded; all of them are a success.
+    /// The share of turns with the rewarded text; all of them are a success.
     fn outcome(&self) -> Outcome {
         let share = self.good as f64 / self.delays.len() as f64;
         Outcome {

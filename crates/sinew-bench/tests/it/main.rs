@@ -1,4 +1,4 @@
-//! The benches for real, small: rows are there and well formed, and what a bench proves holds.
+//! Small runs of the benches: rows are there and well formed, and the proofs of a bench hold.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use serde_json::Value;
@@ -10,7 +10,7 @@ fn bench() -> Command {
     command
 }
 
-/// What a bench prints.
+/// Rows that a bench prints.
 fn rows(args: &[&str]) -> Vec<Value> {
     let done = bench().args(args).arg("--json").output().unwrap();
     let errors = String::from_utf8_lossy(&done.stderr);
@@ -105,7 +105,7 @@ fn the_pipeline_is_measured_beside_ideal_schedules() {
         ("store: ", 4, 2),
     ] {
         let rows = of(part);
-        // A host that cannot isolate processes has one row that says so.
+        // A host that cannot isolate processes has one row with that reason.
         if part == "sandboxes" && rows[0]["why"].is_string() {
             continue;
         }
@@ -148,7 +148,8 @@ fn steps_are_measured_at_every_number_of_episodes() {
     let rows = rows(&asked.split(' ').collect::<Vec<_>>());
     let names: Vec<&str> = rows.iter().map(|r| r["name"].as_str().unwrap()).collect();
     let of = |world: &str| names.iter().filter(|n| n.starts_with(world)).count();
-    // Memory, two numbers of episodes, and of `tiny` what is compared with others: alone, and its loop.
+    // Memory, two numbers of episodes, and for `tiny` the compared rows: its steps without the loop, and its
+    // loop.
     assert_eq!((of("tiny: "), of("memory:Memory: ")), (5, 3), "{names:?}");
     for row in &rows {
         assert!(row["value"].as_f64().unwrap() >= 0.0, "{row}");
@@ -157,7 +158,7 @@ fn steps_are_measured_at_every_number_of_episodes() {
             row["name"].as_str().unwrap().contains("memory of")
         );
     }
-    // Without a Python for the peers their rows say so.
+    // Rows of peers have the reason if there is no Python for the peers.
     for (name, peer) in [
         ("tiny: steps alone, without the loop", "Gymnasium"),
         ("tiny: loop of 64 at once, whole episodes", "verifiers"),

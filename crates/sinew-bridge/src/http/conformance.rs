@@ -1,9 +1,11 @@
-//! Whether a server keeps the protocol: the cases of `sinew env test`.
+//! Checks whether a server keeps the protocol: the cases of `sinew env test`.
 //!
-//! Each case opens episodes of its own and ends them. A case that cannot be tried at this server (no key is
-//! set, too many places to fill) is skipped with the reason.
+//! Each case opens its own episodes and ends them. A case that cannot be tried at this server (no key is set,
+//! too many places to fill) is skipped with the reason.
 
-use super::protocol::{Called, Described, FaultKind, MAX_BODY, Open, Scored, Status};
+use super::protocol::{
+    CallReply, FaultKind, MAX_BODY, OpenRequest, ScoreReply, ServerInfo, Status,
+};
 use super::remote::{Remote, text};
 use futures::future::join_all;
 use serde::Serialize;
@@ -19,7 +21,7 @@ const MAX_LEASE_S: f64 = 5.0;
 /// Requests of the case in which a client goes away are cut after this time.
 const CUT_AFTER: Duration = Duration::from_millis(5);
 
-/// What became of a case.
+/// Outcome of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CaseOutcome {
@@ -36,13 +38,12 @@ pub enum CaseOutcome {
 pub struct ConformanceRow {
     /// Name of the case.
     pub case: &'static str,
-    /// What became of it.
     pub outcome: CaseOutcome,
-    /// What was seen, in one line.
+    /// Observation, in one line.
     pub why: String,
 }
 
-/// How a server is tried.
+/// Settings of a trial of a server.
 #[derive(Clone, Debug)]
 pub struct ConformanceOptions {
     /// Address of the server.
@@ -58,7 +59,7 @@ pub struct ConformanceOptions {
     pub timeout: Duration,
 }
 
-/// Why a case did not pass: `Err(Ok(why))` is skipped, `Err(Err(why))` failed.
+/// Reason why a case did not pass: `Err(Ok(why))` is skipped, `Err(Err(why))` failed.
 type Case = Result<String, Result<String, String>>;
 
 /// The case failed.
@@ -77,7 +78,7 @@ fn skip<T>(why: impl Into<String>) -> Result<T, Result<String, String>> {
 /// If the address, the key or the task is invalid.
 pub async fn conformance(options: &ConformanceOptions) -> Result<Vec<ConformanceRow>, String> {
     let remote = Remote::new(&options.url, options.key.as_deref(), options.timeout)?;
-    let described = remote.json::<Described>(Method::GET, "/sinew", None).await;
+    let described = remote.json::<ServerInfo>(Method::GET, "/sinew", None).await;
     let wrong = match &described {
         Ok(described) => described.wrong(),
         Err(e) => Some(e.to_string()),
@@ -134,10 +135,10 @@ fn empty() -> Task {
 
 /// A server that is tried.
 struct Trial<'a> {
-    /// With the key of the options.
+    /// Server with the key of the options.
     remote: Remote,
-    /// What the server declares.
-    described: Described,
+    /// The server's description.
+    described: ServerInfo,
     /// Task of all episodes.
     task: Task,
     options: &'a ConformanceOptions,
@@ -198,7 +199,7 @@ impl Trial<'_> {
 
     /// Opens an episode of the trial's task. A refusal fails the case.
     async fn open(&self, id: &str) -> Result<Answer, Result<String, String>> {
-        let open = Open {
+        let open = OpenRequest {
             episode: id.to_owned(),
             task: self.task.clone(),
         };
@@ -213,7 +214,7 @@ impl Trial<'_> {
         }
     }
 
-    /// Ends an episode. The status is that of the server: a case says which it needs.
+    /// Ends an episode. The status is that of the server: a case decides which it needs.
     async fn close(&self, id: &str) -> Result<Answer, Result<String, String>> {
         self.ask(Method::DELETE, &format!("/episodes/{id}"), &Value::Null)
             .await
@@ -226,7 +227,7 @@ impl Trial<'_> {
         self.ask(Method::POST, &path, &body).await
     }
 
-    /// Without its key, a server must say nothing about itself.
+    /// Checks that the server reveals nothing about itself to a client without its key.
     async fn wrong_key(&mut self) -> Case {
         if self.options.key.is_none() {
             return skip("no key is given; name its variable with --key-env");
@@ -312,7 +313,7 @@ impl Trial<'_> {
         }
     }
 
-    /// A call goes on without its client, and its answer is kept.
+    /// A call continues without its client, and its answer is kept.
     async fn client_goes_away(&mut self) -> Case {
         let id = self.id();
         self.open(&id).await?;
@@ -331,7 +332,7 @@ impl Trial<'_> {
         self.open(&id).await?;
         let answer = self.call(&id, "c1").await?;
         self.close(&id).await?;
-        let called = serde_json::from_slice::<Called>(&answer.body);
+        let called = serde_json::from_slice::<CallReply>(&answer.body);
         match called.ok().and_then(|c| c.error) {
             Some(fault) if fault.kind == FaultKind::Tool => {
                 Ok("an error of the model, with a text".into())
@@ -361,7 +362,7 @@ impl Trial<'_> {
         Ok("404".into())
     }
 
-    /// Bodies that are no JSON, or not those of the protocol.
+    /// Bodies that are not JSON, or not those of the protocol.
     async fn bad_body(&mut self) -> Case {
         for body in ["", "{", "[]", "{\"episode\": 7}"] {
             let sent = Some(body.as_bytes().to_vec());
@@ -399,7 +400,7 @@ impl Trial<'_> {
         let body = json!({"messages": [{"role": "user", "content": "x"}], "output": ""});
         let answer = self.ask(Method::POST, &path, &body).await?;
         self.close(&id).await?;
-        let scored: Scored = match serde_json::from_slice(&answer.body) {
+        let scored: ScoreReply = match serde_json::from_slice(&answer.body) {
             Ok(scored) if answer.status.is_success() => scored,
             _ => return fail(format!("{}: {}", answer.status, text(&answer))),
         };
@@ -432,7 +433,7 @@ impl Trial<'_> {
         }
     }
 
-    /// A full server says so, and does not open one more.
+    /// A full server reports that, and does not open one more.
     async fn capacity(&mut self) -> Case {
         let places = self.described.max_episodes;
         if places > MAX_FILLED {
@@ -445,7 +446,7 @@ impl Trial<'_> {
         for id in &ids {
             opened = opened.and(self.open(id).await.map(|_| ()));
         }
-        let open = Open {
+        let open = OpenRequest {
             episode: self.id(),
             task: self.task.clone(),
         };

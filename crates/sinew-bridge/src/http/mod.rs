@@ -11,13 +11,13 @@
 //! kind.rs         the environment of the registry
 //! ```
 //!
-//! The way of an episode: a place (a permit of the declared capacity) -> `POST /episodes` with an id of the
-//! client -> a call of the server for each tool call -> `POST .../score` -> `DELETE`. A lease ends episodes
-//! whose client is gone.
+//! An episode goes through these steps: a place (a permit of the declared capacity) -> `POST /episodes` with
+//! an id of the client -> a call of the server for each tool call -> `POST .../score` -> `DELETE`. A lease
+//! ends episodes whose client is gone.
 //!
 //! Invariants:
 //! - A request can be repeated: ids of episodes and calls make the second one give the first one's answer.
-//! - An episode that the server lost is never begun again in secret: it fails.
+//! - An episode that the server lost is never silently begun again: it fails.
 //! - A missing score is unscored, never 0.
 //! - Both sides bound bodies, texts, episodes, requests and waits.
 

@@ -1,7 +1,7 @@
 //! Requests to a server of environments: a bearer key, deadlines, repeats and limits.
 //!
-//! Ids of episodes and calls make every request safe to repeat. What may pass (no connection, a cut one,
-//! 429, 500 and above) is repeated until the deadline; what the server refuses is an error at once.
+//! Ids of episodes and calls make every request safe to repeat. A failure that may pass (no connection, a cut
+//! one, 429, 500 and above) is repeated until the deadline; a refusal of the server is an error at once.
 //!
 //! | answer | error |
 //! |---|---|
@@ -58,13 +58,13 @@ pub enum RemoteError {
     Protocol {
         /// Method and address.
         what: String,
-        /// What is wrong, for people.
+        /// Fault, for people.
         why: String,
     },
 }
 
 impl RemoteError {
-    /// True for the status of an id that the server does not know.
+    /// True for the status of an unknown id.
     pub(crate) fn is_unknown(&self) -> bool {
         matches!(self, Self::Refused { status: 404, .. })
     }
@@ -84,7 +84,7 @@ pub(crate) fn text(answer: &Answer) -> String {
 #[derive(Clone)]
 pub struct Remote {
     client: Client,
-    /// Without a final slash.
+    /// Address without a final slash.
     base: String,
     /// Deadline of one request with its repeats.
     pub(crate) timeout: Duration,
@@ -102,7 +102,7 @@ impl Remote {
     /// A client of the server at `url`. It follows no redirects and uses no proxy.
     ///
     /// # Errors
-    /// If `url` is no `http://` or `https://` address, or `key` no header value.
+    /// If `url` is not an `http://` or `https://` address, or `key` not a header value.
     pub fn new(url: &str, key: Option<&str>, timeout: Duration) -> Result<Self, String> {
         let parsed = address(url)?;
         let headers = key.map_or_else(|| Ok(HeaderMap::new()), bearer);
@@ -179,8 +179,8 @@ impl Remote {
 
     /// A request with repeats, within `limit`. Answers with a status of 400 or more are errors.
     ///
-    /// A wait is never shorter than the last one, and at most 5 s, also with `Retry-After`. Where the next
-    /// attempt could only begin after the deadline, the last reason is returned at once.
+    /// A wait is never shorter than the last one, and at most 5 s, also with `Retry-After`. The last reason
+    /// is returned at once if the next attempt could only begin after the deadline.
     ///
     /// # Errors
     /// [`RemoteError`]. A request above the limit of a body is not sent.
@@ -264,7 +264,7 @@ impl Remote {
     /// A request whose answer is JSON, with repeats, within the deadline of the client.
     ///
     /// # Errors
-    /// [`RemoteError`]; its `Protocol` where the answer is no JSON of this form.
+    /// [`RemoteError`]; its `Protocol` where the answer is not JSON of this form.
     pub async fn json<T: DeserializeOwned>(
         &self,
         method: Method,

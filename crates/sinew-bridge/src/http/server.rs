@@ -1,4 +1,4 @@
-//! A server of environments as its clients reach it: its address, its key, and a runtime for their requests.
+//! Access to a server of environments: its address, its key, and a runtime for requests.
 
 use super::remote::Remote;
 use crate::runtime::OwnRuntime;
@@ -39,7 +39,7 @@ pub struct Server {
 
 impl std::fmt::Debug for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Without the key.
+        // The key is left out.
         f.debug_tuple("Server").field(&self.remote).finish()
     }
 }

@@ -1,6 +1,6 @@
 //! One session with an MCP server, by `rmcp`. Lines, pages of tools, results and waits are bounded.
 
-use super::server::{Process, Reached};
+use super::server::{McpTarget, Process};
 use crate::http::{client as http_client, cut};
 use rmcp::model::{CallToolRequestParams, CallToolResult, ContentBlock, PaginatedRequestParams};
 use rmcp::service::{RunningService, ServiceError};
@@ -26,7 +26,7 @@ pub(crate) struct Session {
     shown: String,
 }
 
-/// Why a call has no result.
+/// Reasons why a call has no result.
 pub(crate) enum CallFault {
     /// The model's error, or one of the tool: an observation.
     Tool(String),
@@ -36,22 +36,22 @@ pub(crate) enum CallFault {
 
 impl Session {
     /// Starts or reaches a server, and greets it.
-    pub(crate) async fn open(server: &Reached) -> Result<Self, String> {
+    pub(crate) async fn open(server: &McpTarget) -> Result<Self, String> {
         let shown = server.shown().to_owned();
         let failed = |e: String| format!("the MCP server {shown:?} did not start: {e}");
         let (started, process) = match server {
-            Reached::Command(command) => {
+            McpTarget::Command(command) => {
                 let (stream, mut process) = command.start().await.map_err(failed)?;
                 match serve_client((), stream.into_split()).await {
                     Ok(service) => (service, Some(process)),
-                    // How the process ended says more than the end of its connection.
+                    // The end of the process tells more than the end of its connection.
                     Err(e) => {
                         let why = process.ending().await;
                         return Err(failed(why.unwrap_or_else(|| e.to_string())));
                     }
                 }
             }
-            Reached::Url { url, key } => {
+            McpTarget::Url { url, key } => {
                 let client = http_client()
                     .map_err(|e| failed(e.to_string()))?
                     .into_inner();
@@ -142,7 +142,7 @@ impl Session {
     }
 }
 
-/// Text of a result. Parts that are no text are named by their kind.
+/// Text of a result. Parts that are not text are named by their kind.
 fn text(result: &CallToolResult) -> String {
     let mut parts = Vec::new();
     for block in &result.content {

@@ -1,12 +1,12 @@
 //! Episodes with the tools of MCP servers.
 //!
-//! Each episode has a session of its own with every server, so that servers with state are safe. A turn
-//! without calls ends the episode; the rewards of the recipe score it. Errors of tools and calls that take
-//! too long are observations. A server that ends or breaks the protocol fails the episode.
+//! Each episode has a separate session with every server, so that servers with state are safe. A turn without
+//! calls ends the episode; the rewards of the recipe score it. Errors of tools and calls that take too long
+//! are observations. A server that ends or breaks the protocol fails the episode.
 
 use super::client::{CallFault, Session};
 use super::keys::{GIVES, Mcp};
-use super::server::Reached;
+use super::server::McpTarget;
 use crate::counts::Counts;
 use crate::http::{gone, worker};
 use crate::runtime::{OwnRuntime, block_on, spawn};
@@ -33,8 +33,8 @@ pub struct McpEnvFactory {
 
 /// Parts that the environments of a factory share.
 struct Shared {
-    /// In the order of the recipe.
-    servers: Vec<Reached>,
+    /// Servers in the order of the recipe.
+    servers: Vec<McpTarget>,
     /// Tools of all servers, in their order.
     tools: Vec<ToolSpec>,
     /// Index of the server of each tool.
@@ -55,7 +55,7 @@ struct Shared {
 
 impl std::fmt::Debug for McpEnvFactory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names = self.shared.servers.iter().map(Reached::shown);
+        let names = self.shared.servers.iter().map(McpTarget::shown);
         f.debug_struct("McpEnvFactory")
             .field("servers", &names.collect::<Vec<_>>())
             .finish_non_exhaustive()
@@ -85,7 +85,7 @@ impl McpEnvFactory {
         }
         let spec = sandboxes.map_or_else(SandboxSpec::default, |s| s.spec);
         let found = keys.servers.iter().enumerate().map(|(at, server)| {
-            let found = Reached::find(server, &spec, keys.sessions);
+            let found = McpTarget::find(server, &spec, keys.sessions);
             found.map_err(|e| config(format!("server {}", at + 1), e))
         });
         let servers = found.collect::<Result<Vec<_>, _>>()?;
@@ -122,7 +122,7 @@ impl McpEnvFactory {
 }
 
 /// Tools of all servers, by a session of each.
-async fn ask(servers: Vec<Reached>, limit: Duration) -> Result<Vec<Vec<ToolSpec>>, String> {
+async fn ask(servers: Vec<McpTarget>, limit: Duration) -> Result<Vec<Vec<ToolSpec>>, String> {
     let each = servers.iter().map(|server| async move {
         let session = within(limit, Session::open(server)).await?;
         let tools = within(limit, session.tools()).await;
@@ -268,7 +268,7 @@ impl McpEnv {
         })
     }
 
-    /// Answers a turn. Without calls, it is the answer of the model.
+    /// Answers a turn. A turn without calls is the answer of the model.
     async fn act(&mut self, action: Action) -> Result<StepResult, EnvError> {
         let Some(sessions) = self.sessions.take() else {
             return Err(EnvError::Order("step before reset or after the end"));

@@ -11,7 +11,7 @@
 //! Invariants:
 //! - An episode shares no session and no process with another one.
 //! - A command runs in a sandbox without a network; its lines, results and waits are bounded.
-//! - What the model or a tool did wrong is an observation. What the server did wrong fails the episode.
+//! - An error of the model or of a tool is an observation. An error of the server fails the episode.
 
 #[cfg(feature = "mcp")]
 mod client;

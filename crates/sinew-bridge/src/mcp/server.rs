@@ -1,9 +1,9 @@
-//! How an MCP server is started in a sandbox, or reached at an address.
+//! Starts an MCP server in a sandbox, or reaches it at an address.
 //!
-//! A command speaks MCP over standard input and output. Inside of the sandbox, a small program connects to
-//! the host over the loopback interface and becomes the command, with the connection as both streams: so
-//! nothing has to be copied between pipes. The sandbox shows the interpreter, its packages, and the folders
-//! of the files that the command names; it has no network.
+//! A command speaks MCP over standard input and output. A small program in the sandbox connects to the host
+//! over the loopback interface and becomes the command, with the connection as both streams. Nothing has to
+//! be copied between pipes. The sandbox shows the interpreter, its packages, and the folders of the files
+//! that the command names; it has no network.
 
 use super::keys::{McpServer, shown_folder};
 use crate::code::PythonCode;
@@ -37,7 +37,7 @@ const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
 
 /// A server that sessions can be opened with.
 #[derive(Clone)]
-pub(crate) enum Reached {
+pub(crate) enum McpTarget {
     /// A command in sandboxes.
     Command(Command),
     /// An address, with its key.
@@ -55,7 +55,7 @@ pub(crate) struct Command {
     shown: String,
 }
 
-impl Reached {
+impl McpTarget {
     /// Finds the program and the folders that it needs. `sessions` bounds the sandboxes at once.
     pub(crate) fn find(
         server: &McpServer,
@@ -120,7 +120,6 @@ impl Command {
         ]);
         spec.env.extend(server.env.clone());
         spec.network = Network::Loopback;
-        spec.live = false;
         spec.limits = Limits {
             // Calls have deadlines.
             cpu_s: 1e8,
@@ -139,7 +138,7 @@ impl Command {
         })
     }
 
-    /// Starts the command in a sandbox of its own, and connects to it.
+    /// Starts the command in a separate sandbox, and connects to it.
     pub(crate) async fn start(&self) -> Result<(TcpStream, Process), String> {
         let text = |e: sinew_sandbox::SandboxError| e.to_string();
         let mut sandbox = self.provider.acquire(&self.spec).await.map_err(text)?;
@@ -177,7 +176,7 @@ impl Drop for Task {
 }
 
 impl Process {
-    /// How the program ended, if it ends within a moment.
+    /// The program's end, if it ends within a moment.
     pub(crate) async fn ending(&mut self) -> Option<String> {
         let ended = self.ended.take()?;
         let soon = tokio::time::timeout(Duration::from_millis(500), ended).await;
@@ -199,7 +198,7 @@ async fn run(mut sandbox: Box<dyn Sandbox>, argv: Vec<String>, ended: oneshot::S
     let _ = ended.send(why);
 }
 
-/// Path inside of a program that is no Python: those of the system keep their place.
+/// Path inside of a program that is not a Python: those of the system keep their place.
 fn program(code: &mut PythonCode, name: &str, search: &str) -> Result<String, String> {
     let found = match name.contains('/') {
         true => Some(PathBuf::from(name)),

@@ -466,7 +466,7 @@ async fn values_that_are_no_json_say_so_and_harm_no_other_call() {
     env.close().await.unwrap();
 }
 
-/// A class whose tools depend on the task, and go on with a snapshot.
+/// A class whose tools depend on the task, and continue with a snapshot.
 const OFFERS: &str = r#"
 from sinew import Env, ToolError, tool
 

@@ -1,4 +1,4 @@
-//! Code that crashes, hangs, lies or takes what it can.
+//! Code that crashes, hangs, lies or takes all it can.
 
 use crate::support::{Sizes, call, calls, factory, open};
 use serde_json::{Value, json};

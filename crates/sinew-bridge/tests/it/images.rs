@@ -106,7 +106,7 @@ async fn begun(factory: &PythonEnvFactory, data: Value) -> Result<Box<dyn Env>, 
     Ok(env)
 }
 
-/// What the class sees.
+/// The class's view of its sandbox.
 async fn seen(env: &mut Box<dyn Env>) -> String {
     let look = calls(vec![crate::support::call("a", "look", json!({}))]);
     let step = env.step(look).await.unwrap();

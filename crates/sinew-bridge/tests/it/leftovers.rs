@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sinew_bridge::PythonReward;
 use sinew_env::{Env, Reward};
 
-/// Leaves a process behind that is no child of anybody, and a file. It goes on until it is killed.
+/// Leaves a process behind that is not a child of anybody, and a file. It continues until it is killed.
 const DAEMON: &str = r#"
 import os, time
 open("/tmp/left", "w").close()
@@ -21,7 +21,7 @@ os.wait()
 print("ran")
 "#;
 
-/// As [`DAEMON`], and always a new process.
+/// Like [`DAEMON`], but always a new process.
 const HOPS: &str = r#"
 import os
 if os.fork() == 0:
@@ -33,7 +33,7 @@ if os.fork() == 0:
 print("ran")
 "#;
 
-/// As [`DAEMON`], and hides from others of its user.
+/// Like [`DAEMON`], but hides from others of its user.
 const HIDES: &str = r#"
 import ctypes, os, time
 if os.fork() == 0:
@@ -67,7 +67,7 @@ except OSError:
 print("read", found)
 "#;
 
-/// Tools that run code, and say what there is.
+/// Tools that run code, and list the remains.
 const TOOLS: &str = r#"
 import ctypes, os, sys
 from sinew import Env, tool
@@ -131,7 +131,7 @@ async fn code_ends_with_its_call_and_its_worker_with_the_episode() {
         let left = ask(first.as_mut(), "left", json!({})).await.unwrap();
         assert_eq!(left, "[0, [\"left\"], false]");
     }
-    // What the class itself holds goes on.
+    // Processes of the class itself keep running.
     ask(first.as_mut(), "keep", json!({})).await.unwrap();
     for code in [DAEMON, HIDES, HOPS] {
         assert_eq!(run(first.as_mut(), code).await.unwrap(), "ran\n");
@@ -180,7 +180,7 @@ async fn code_does_not_start_where_episodes_share_a_worker() {
         "[0, [], false]"
     );
     env.close().await.unwrap();
-    // An episode of its own worker may, and the worker is not used again.
+    // An episode with a separate worker may, and the worker is not used again.
     let sizes = Sizes {
         sessions: 1,
         ..Sizes::default()

@@ -133,7 +133,7 @@ async fn tools_of_a_server_are_those_of_the_episode() {
                 .contains("there is no tool fly; the tools are: add")
     );
     assert_eq!(said[2], ("z", "1 notes".into()));
-    // An episode has a process of its own.
+    // An episode has a separate process.
     let mut other = factory.create(&task(json!({}))).unwrap();
     other.reset().await.unwrap();
     assert_eq!(
@@ -319,7 +319,7 @@ fn of_npm(name: &str, arguments: &[&str]) -> Mcp {
         sessions: 1,
         ..Mcp::new(vec![McpServer {
             command,
-            // Without it the server writes next to its code, which is read-only.
+            // The variable keeps the server from writing next to its code, which is read-only.
             env: [(
                 "MEMORY_FILE_PATH".to_owned(),
                 "/tmp/memory.jsonl".to_owned(),

@@ -75,7 +75,7 @@ async fn a_reward_reads_the_end_of_the_environment() {
     function.check(&[]).unwrap();
     let (inner, _env_dir) = factory(BASKET, Sizes::default());
     let factory = Rewarded::new(Arc::new(inner), Arc::new(function));
-    // Of three items the state cannot be had: the function fails, the episode does not.
+    // The state cannot be had for three items: the function fails, the episode does not.
     for (limit, reward) in [(1, Some(1.25)), (2, Some(2.5)), (3, None)] {
         let mut env = factory.create(&task(json!({"limit": limit}))).unwrap();
         env.reset().await.unwrap();
@@ -294,7 +294,7 @@ async fn a_call_that_is_given_up_does_not_go_on() {
                 try: await asyncio.sleep(60)\n        finally: LEFT.append(1)\n    \
                 return float(len(LEFT) if output == 'left' else 1)";
     for source in [plain, wait] {
-        // One worker: what goes on would hold it until its deadline.
+        // One worker: a call that keeps running would hold it until its deadline.
         let (function, _dir) = reward(source, Sizes::within(30.0));
         let slow = tokio::time::timeout(Duration::from_secs(1), score(&function, "slow"));
         assert!(slow.await.is_err(), "{source}");

@@ -31,7 +31,7 @@ impl Default for Sizes {
 }
 
 impl Sizes {
-    /// With a deadline of calls.
+    /// Sizes with a deadline of calls.
     pub(crate) fn within(timeout_s: f64) -> Self {
         Self {
             timeout_s,
@@ -40,7 +40,7 @@ impl Sizes {
     }
 }
 
-/// A folder that sandboxes can read: they have users of their own.
+/// A folder that sandboxes can read: they have separate users.
 pub(crate) fn folder() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();

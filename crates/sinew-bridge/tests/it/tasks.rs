@@ -1,4 +1,4 @@
-//! Tasks that a class gives itself.
+//! Tasks that a class provides itself.
 
 use crate::support::{Sizes, workers};
 use sinew_bridge::{Python, PythonRows, PythonTasks, RowLimits, TargetKind};

@@ -1,9 +1,9 @@
-//! Daemons of container engines, for tests alone. The tests of `sinew-lab` use it as well.
+//! Daemons of container engines, only for tests. The tests of `sinew-lab` use it as well.
 
 use std::process::Command;
 use std::time::Duration;
 
-/// A daemon of this test alone; it ends with the thread that started it.
+/// A daemon of only this test; it ends with the thread that started it.
 pub(crate) struct Daemon {
     child: std::process::Child,
     folder: tempfile::TempDir,

@@ -1,4 +1,4 @@
-//! What the server answers, and what it refuses.
+//! Answers of the server, and its refusals.
 
 use crate::{ask, data, serve};
 use serde_json::json;
@@ -112,7 +112,7 @@ fn an_episode_has_its_tokens_and_a_run_its_errors_and_its_time() {
         nodes[1]["logprobs"].as_array().unwrap().len()
     );
     assert_eq!(episode["siblings"].as_array().unwrap().len(), 4);
-    // The first step alone has what training gave its tokens.
+    // Only the first step has training signals of its tokens.
     let signals = episode["signals"][1].as_array().unwrap();
     assert_eq!(
         signals.len(),

@@ -213,7 +213,7 @@ fn the_page_of_an_episode_needs_nothing_else_and_keeps_hostile_text_as_text() {
     browser.until("location.protocol === 'file:' && document.readyState === 'complete'");
     assert_eq!(browser.eval("document.title"), "d00000000-e0");
     let text = browser.eval("document.body.textContent");
-    // Type, environment, what was said, the name of the tool.
+    // Type, environment, text, the name of the tool.
     assert_eq!(text.as_str().unwrap().matches(evil).count(), 4, "{text}");
     for (what, count) in [
         ("script", 0),

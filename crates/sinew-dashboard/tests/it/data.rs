@@ -1,4 +1,4 @@
-//! A run's folder as a run leaves it, made up: recipe, records, store, live state.
+//! The folder of a made-up run: recipe, records, store, live state.
 
 use sinew_orchestrator::{EpisodeStats, EvalRecord, StepRecord};
 use sinew_render::Renderer;
@@ -76,7 +76,7 @@ fn batch(step: u64, traces: &[Trace]) -> TrainedBatch {
     }
 }
 
-/// What training gave the tokens of a step: advantages by outcome, and probabilities that changed a little.
+/// Training signals for the tokens of a step: advantages by outcome, and probabilities that changed a little.
 fn token_signals(folder: &Path, step: u64, traces: &[Trace]) {
     let path = |trace: &Trace, leaf| {
         let path = trace.path_tokens(leaf);

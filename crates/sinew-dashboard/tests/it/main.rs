@@ -1,4 +1,4 @@
-//! The dashboard as its users meet it: over HTTP, and in a real browser.
+//! The dashboard over HTTP, and in a real browser.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod api;
@@ -26,6 +26,7 @@ fn serve(folder: &Path) -> Served {
         folder,
         Ports {
             renderer: Arc::new(|_, _| Ok(Arc::new(sinew_render::byte_renderer().unwrap()))),
+            environments: sinew_env::Registry::new(&sinew_env::BUILT_IN),
             late: Arc::new(|_| None),
         },
     )

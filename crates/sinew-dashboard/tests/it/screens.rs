@@ -22,8 +22,8 @@ fn edit(path: &Path, change: impl Fn(usize, &mut Value)) {
     std::fs::write(path, edited).unwrap();
 }
 
-/// Points of a curve of a chart as they are drawn: x and y in the units of the axes, whose labels say where
-/// they are. A point that begins a part of the line has `true`.
+/// Points of a curve of a chart as they are drawn: x and y in the units of the axes, from the labels of
+/// those. A point that begins a part of the line has `true`.
 fn drawn(browser: &mut Browser, chart: &str, selector: &str) -> Vec<(f64, f64, bool)> {
     let read = format!(
         "(() => {{ const svg = document.querySelector('#chart-{chart} svg');
@@ -116,7 +116,7 @@ fn every_success_has_its_interval_and_two_episodes_are_no_gain() {
     let share = &runs["runs"][0]["success"];
     let shown = format!("n {}", share["n"]);
     assert!(few.contains(&shown), "{shown} not in {few}");
-    // In charts the interval is a line through each point.
+    // Charts show the interval as a line through each point.
     show(&mut browser, "curves", "?run=few");
     let ends = browser.eval("[...document.querySelectorAll('#chart-heldout line.spread')].map((l) => l.getAttribute('y1') !== l.getAttribute('y2'))");
     assert_eq!(ends, json!(vec![true; 5]));
@@ -203,6 +203,7 @@ fn episodes_are_compared_by_their_tokens_with_and_without_the_tokenizer() {
     wordless(&run);
     let none = Ports {
         renderer: Arc::new(|_, _| Err("it was never here".into())),
+        environments: sinew_env::Registry::new(&sinew_env::BUILT_IN),
         late: Arc::new(|_| None),
     };
     for served in [serve(dir.path()), serve_with(dir.path(), none)] {

@@ -1,4 +1,4 @@
-//! Tools that are no plain functions: those that an agent runs become functions in the prompt, and their
+//! Tools that are not plain functions. Those that an agent runs become functions in the prompt, and their
 //! calls go back in the items that the agent's client knows. Those that a server runs are dropped and
 //! counted, since nothing here could run them.
 //!
@@ -21,13 +21,13 @@ use crate::error::ApiError;
 use serde_json::{Map, Value, json};
 use sinew_types::{ToolCall, ToolSpec};
 
-/// Between a namespace and a name, as agents name the tools of MCP servers.
+/// Separator between a namespace and a name, as agents name the tools of MCP servers.
 const BETWEEN: &str = "__";
 
 /// Begins a text that defines tools in the middle of a conversation.
 const FROM_HERE: &str = "These tools can be called from here on:";
 
-/// How calls of a tool go over the wire.
+/// Wire form of a tool's calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToolForm {
     /// A function, in a namespace.
@@ -50,9 +50,9 @@ pub(crate) enum ToolForm {
 /// A tool whose calls are not those of a function of its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SpecialTool {
-    /// As the model calls it.
+    /// Name that the model calls.
     pub prompt_name: String,
-    /// As the client calls it.
+    /// Name that the client calls.
     pub name: String,
     pub namespace: Option<String>,
     pub form: ToolForm,
@@ -81,9 +81,9 @@ pub(super) fn dropped(path: &str, kind: &str, notes: &Notes) -> Result<(), ApiEr
     notes.ignored(&format!("{path}.type={kind}"), refusal)
 }
 
-/// Where the functions of a request are put while its tools are read.
+/// Collects the functions of a request while its tools are read.
 impl ModelRequest {
-    /// How calls of the tool of this name go over the wire; `None`: as a function of that name.
+    /// Wire form of calls of the tool of this name; `None`: as a function of that name.
     pub(super) fn special(&self, prompt_name: &str) -> Option<&SpecialTool> {
         self.special_tools
             .iter()
@@ -95,7 +95,7 @@ impl ModelRequest {
         self.tools.iter().chain(&self.deferred_tools)
     }
 
-    /// Adds a tool that is no plain function of its name.
+    /// Adds a tool that is not a plain function of its name.
     pub(super) fn add_special(&mut self, tool: SpecialTool, spec: ToolSpec, deferred: bool) {
         if self.special(&tool.prompt_name).is_none() {
             self.special_tools.push(tool);
@@ -121,7 +121,7 @@ impl ModelRequest {
         self.tools.extend(deferred);
     }
 
-    /// The tools are those of these names alone.
+    /// The tools are those of only these names.
     pub(super) fn allow_only(&mut self, names: &[String]) {
         self.tools.retain(|t| names.contains(&t.name));
         self.deferred_tools.retain(|t| names.contains(&t.name));
@@ -285,7 +285,7 @@ fn of_type(kind: &str) -> Option<(ToolForm, ToolSpec)> {
     Some((form, spec(kind, description, parameters)))
 }
 
-/// One of OpenAI's tools that is no function: the agent's are added, a server's dropped and counted.
+/// One of OpenAI's tools that is not a function: the agent's are added, a server's dropped and counted.
 ///
 /// # Errors
 /// If a field is wrong, or the gateway is strict and the tool is dropped.

@@ -1,7 +1,6 @@
 //! OpenAI chat completions.
 //!
-//! A request has `messages` with a `role` and a `content` of text or parts, and what bounds the
-//! output:
+//! A request has `messages` with a `role` and a `content` of text or parts, and limits of the output:
 //!
 //! ```json
 //! {"model": "policy", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
@@ -133,9 +132,9 @@ fn settings(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 
 /// Settings of vLLM and of servers like it. Their clients send its defaults along.
 fn of_servers(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    /// Why a field of the sampler cannot be honoured: trained tokens have one policy.
+    /// Reason for refusing a field of the sampler: trained tokens have one policy.
     const POLICY: &str = "it changes the policy that is sampled";
-    /// Why a field of the prompt cannot be honoured: the conversation is rendered as it is.
+    /// Reason for refusing a field of the prompt: the conversation is rendered as it is.
     const PROMPT: &str = "it changes what the model is given";
     for (name, neutral) in [
         ("presence_penalty", 0.0),
@@ -246,17 +245,17 @@ fn logit_bias(fields: &mut Fields<'_>) -> Result<Vec<(TokenId, f32)>, ApiError> 
         .ok_or_else(refused)
 }
 
-/// Where a message stands.
+/// Source of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// In a request of an agent.
+    /// A request of an agent.
     Request,
-    /// In data: files, tasks, environments. Calls need no ids, and may be written as templates and traces
-    /// have them; a turn may have a `weight`.
+    /// Data: files, tasks, environments. Calls need no ids and may be written as templates and traces have
+    /// them; a turn may have a `weight`.
     Data,
 }
 
-/// A message with its calls, reasoning and parts; and whether it may be trained, which `weight` says.
+/// A message with its calls, reasoning and parts; and whether it may be trained, by its `weight`.
 pub(crate) fn message(
     value: Value,
     path: &str,
@@ -354,8 +353,8 @@ fn part(
     Ok(())
 }
 
-/// A call that an assistant's message repeats. In data a call may be its function alone, and have its
-/// arguments as an object; the id of one without any is made later.
+/// A call that an assistant's message repeats. A call in data may be only its function, with its arguments as
+/// an object; a missing id is made later.
 fn tool_call(
     value: Value,
     path: &str,

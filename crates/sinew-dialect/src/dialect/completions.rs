@@ -5,8 +5,8 @@
 //! {"model": "policy", "prompt": [12, 7, 90], "max_tokens": 8, "return_token_ids": true}
 //! ```
 //!
-//! The output is plain text: no tool calls and no reasoning are parsed. A prompt that begins with an
-//! earlier prompt and its output continues that node; with ids, the longest known path is continued.
+//! The output is plain text: no tool calls and no reasoning are parsed. A prompt that begins with an earlier
+//! prompt and its output continues that node; a prompt of ids continues the longest known path.
 
 use super::chat::{common, sampling};
 use super::fields::{Fields, Notes, wrong};

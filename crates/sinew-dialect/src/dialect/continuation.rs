@@ -1,4 +1,4 @@
-//! How a request continues stored answers of the same rollout.
+//! Continues stored answers of the same rollout by a request.
 
 use super::ModelRequest;
 use crate::answers::{Answers, Before, ChainError, StoredAnswer};
@@ -6,14 +6,14 @@ use crate::error::ApiError;
 use crate::prompt::Prompt;
 use sinew_types::Message;
 
-/// How a request is tied to answers of the same rollout.
+/// Link of a request to answers of the same rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Continuation {
     /// Prefix of the dialect's ids of answers.
     pub prefix: &'static str,
     /// The answer that it continues (`previous_response_id`).
     pub previous: Option<String>,
-    /// The answer to the same messages without the last ones, which alone were read.
+    /// The answer to the same messages without the last ones, which were the only ones read.
     pub grown_from: Option<String>,
     /// Store the answer, so that a request can continue it.
     pub keep: bool,
@@ -98,7 +98,7 @@ mod tests {
         let Some(answer) = request.stored_answer(id, &said) else {
             return;
         };
-        // As it comes back from a journal.
+        // A journal would return it in this form.
         let written = serde_json::to_string(&answer).unwrap();
         answers.keep(serde_json::from_str(&written).unwrap());
     }

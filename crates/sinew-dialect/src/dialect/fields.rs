@@ -1,5 +1,5 @@
-//! Reading JSON objects field by field: every field is taken by name, and what is left is counted, or
-//! refused where the gateway is strict.
+//! Reads JSON objects field by field: every field is taken by name, and the rest is counted, or refused if
+//! the gateway is strict.
 
 use crate::answers::Answers;
 use crate::error::ApiError;
@@ -15,7 +15,7 @@ pub(super) const MAX_TOOLS: usize = 1024;
 /// Most bytes of a path of an ignored field; a longer one is cut.
 const MAX_PATH_BYTES: usize = 120;
 
-/// What is noticed while a body is read.
+/// Notes that are taken while a body is read.
 #[derive(Debug)]
 pub struct Notes {
     /// Fields without effect are refused.
@@ -44,7 +44,7 @@ impl Notes {
         }
     }
 
-    /// What the model said in an answer of the same rollout.
+    /// The model's message in an answer of the same rollout.
     pub(crate) fn answer(&self, id: &str) -> Option<Message> {
         self.answers.as_ref()?.said(id)
     }
@@ -114,7 +114,7 @@ impl<'n> Fields<'n> {
     /// A whole body.
     ///
     /// # Errors
-    /// If it is no JSON object.
+    /// If it is not a JSON object.
     pub fn parse(body: &[u8], notes: &'n Notes) -> Result<Self, ApiError> {
         let value: Value = json::from_slice(body).map_err(|e| {
             ApiError::bad_request("invalid_json", format!("the body is not valid JSON: {e}"))
@@ -147,7 +147,7 @@ impl<'n> Fields<'n> {
         }
     }
 
-    /// Where ignored fields are counted.
+    /// Counts of ignored fields.
     pub fn notes(&self) -> &'n Notes {
         self.notes
     }
@@ -155,7 +155,7 @@ impl<'n> Fields<'n> {
     /// The object in a field, if there is one.
     ///
     /// # Errors
-    /// If its value is no object.
+    /// If its value is not an object.
     pub fn inner(&mut self, name: &str) -> Result<Option<Self>, ApiError> {
         let value = self.take(name);
         value
@@ -263,13 +263,13 @@ impl<'n> Fields<'n> {
     /// A number of tokens, from `min` on.
     ///
     /// # Errors
-    /// If it is no whole number, or too small or too large.
+    /// If it is not a whole number, or too small or too large.
     pub fn count(&mut self, name: &str, min: i64) -> Result<Option<u32>, ApiError> {
         let count = self.integer(name, min, i64::from(u32::MAX))?;
         Ok(count.map(|n| n.max(0) as u32))
     }
 
-    /// That a field must be there.
+    /// Error for a missing field.
     pub fn missing(&self, name: &str) -> ApiError {
         let path = self.path(name);
         ApiError {
@@ -301,8 +301,8 @@ impl<'n> Fields<'n> {
         })
     }
 
-    /// `temperature`, up to `max`. What is lower than any temperature that is sampled at is the
-    /// lowest one; 0 is greedy.
+    /// `temperature`, up to `max`. A value below the lowest sampled temperature becomes that temperature; 0
+    /// is greedy.
     ///
     /// # Errors
     /// If it is out of range.
@@ -315,7 +315,7 @@ impl<'n> Fields<'n> {
     /// The arguments of a call: a text with JSON. A call without any has none, or an empty text.
     ///
     /// # Errors
-    /// If the text is no JSON.
+    /// If the text is not JSON.
     pub fn arguments(&mut self) -> Result<Value, ApiError> {
         let path = self.path("arguments");
         let text = self.required_string("arguments")?;
@@ -345,10 +345,10 @@ impl<'n> Fields<'n> {
         }
     }
 
-    /// What `tools` lists, of which there may be so many.
+    /// Items of `tools`, up to a maximum number.
     ///
     /// # Errors
-    /// If it is no array, or too long.
+    /// If it is not an array, or too long.
     pub fn tools(&mut self) -> Result<Vec<Value>, ApiError> {
         let tools = self.array("tools")?.unwrap_or_default();
         if tools.len() > MAX_TOOLS {
@@ -434,14 +434,14 @@ impl<'n> Fields<'n> {
             .try_for_each(|(name, why)| self.no_effect(name, &[], why))
     }
 
-    /// What is left are unknown fields: they are counted.
+    /// Counts the remaining fields, which are unknown.
     ///
     /// # Errors
     /// Naming the first, if the gateway is strict.
     pub fn end(self) -> Result<(), ApiError> {
         for (name, value) in &self.map {
             let path = self.path(name);
-            // In an answer that is sent back, many a field says that there is nothing.
+            // Answers that are sent back have many fields that are null.
             if self.notes.strict || !value.is_null() {
                 self.notes
                     .ignored(&path, || ApiError::unknown_field(&path))?;
@@ -453,12 +453,12 @@ impl<'n> Fields<'n> {
 
 /// A number without a fraction, as an integer.
 fn whole(number: f64) -> Option<i64> {
-    // Beyond this not every whole number is one of these.
+    // Larger floats do not represent every whole number.
     let exact = number.fract() == 0.0 && number.abs() <= 9e15;
     exact.then_some(number as i64)
 }
 
-/// That a value has the wrong type or is out of range.
+/// Error for a value of the wrong type or out of range.
 pub fn wrong(path: &str, value: &Value, expected: &str) -> ApiError {
     let shown = shown(value);
     ApiError::invalid(path, format!("{path} is {shown}, expected {expected}"))

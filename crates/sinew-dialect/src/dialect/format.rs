@@ -1,4 +1,4 @@
-//! What an output must be, as the dialects write it.
+//! Output formats, as the dialects write them.
 //!
 //! | field | dialects | meaning |
 //! |---|---|---|
@@ -28,10 +28,10 @@ pub struct FormatAsk {
 pub const ANY_OBJECT: &str = "{\"type\":\"object\"}";
 
 impl ModelRequest {
-    /// The output must be of this language, as `path` says.
+    /// Requires an output of this language, as the field at `path` asks.
     ///
     /// # Errors
-    /// If another field says so, too, or its texts are too large.
+    /// If another field asks for one, too, or its texts are too large.
     fn hold_to(&mut self, path: String, grammar: Grammar) -> Result<(), ApiError> {
         if let Some(FormatAsk { path: first, .. }) = &self.format {
             let why = format!("{path}: {first} asks for a format already: an output has one");

@@ -1,5 +1,4 @@
-//! Images and sounds of requests become references; whether the model takes them is decided where the
-//! prompt is rendered.
+//! Images and sounds of requests become references; rendering decides whether the model takes them.
 
 use super::fields::{Fields, Notes, wrong};
 use crate::error::ApiError;
@@ -161,7 +160,7 @@ impl Blocks {
         self.texts.clear();
     }
 
-    /// What was collected since the last call, if there was a block.
+    /// Content since the last call, if there was a block.
     pub(super) fn take(&mut self) -> Option<Content> {
         self.join();
         let content = std::mem::take(&mut self.content);

@@ -1,10 +1,10 @@
-//! What every dialect is lowered to, and what each of them must do.
+//! The request that every dialect is lowered to, and the interface that each dialect implements.
 //!
-//! A dialect is three things: [`Dialect::parse`] turns a request body into a [`ModelRequest`]
-//! (fields without effect are counted by name), [`Dialect::response`] turns a
-//! [`ModelResponse`] into the body of an answer, and [`Dialect::stream`] gives an
-//! [`EventWriter`] that turns [`Delta`]s into server-sent events while they come. All of them
-//! are pure; the gateway does the rest. `chat.rs` and `completions.rs` are the examples.
+//! A dialect is three things: [`Dialect::parse`] turns a request body into a [`ModelRequest`] (fields without
+//! effect are counted by name), [`Dialect::response`] turns a [`ModelResponse`] into the body of an answer,
+//! and [`Dialect::stream`] returns an [`EventWriter`] that turns [`Delta`]s into server-sent events while
+//! they come. All of them are pure; the gateway does the rest. `chat.rs` and `completions.rs` are the
+//! examples.
 
 mod agent_tools;
 pub mod anthropic;
@@ -44,7 +44,7 @@ pub enum ToolChoice {
     Named(String),
 }
 
-/// What a client asks of sampling; `None`: it does not say.
+/// Sampling parameters of a client; `None`: the client leaves it open.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingAsk {
     /// 0 is greedy.
@@ -53,11 +53,11 @@ pub struct SamplingAsk {
     /// 0 keeps all tokens.
     pub top_k: Option<u32>,
     pub min_p: Option<f32>,
-    /// Of the output, without the prompt.
+    /// Tokens of the output, without the prompt.
     pub max_tokens: Option<u32>,
     /// Texts that end the output and are not part of it.
     pub stop: Vec<String>,
-    /// Without one it follows from the rollout's seed and the number of the call.
+    /// Seed of the call; by default it follows from the rollout's seed and the number of the call.
     pub seed: Option<u64>,
     pub logit_bias: Vec<(TokenId, f32)>,
 }
@@ -65,7 +65,7 @@ pub struct SamplingAsk {
 /// A request, whatever dialect it came in.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelRequest {
-    /// As the client wrote it; answers repeat it.
+    /// Model name as the client wrote it; answers repeat it.
     pub model: String,
     /// Conversation, text or ids.
     pub prompt: Prompt,
@@ -75,7 +75,7 @@ pub struct ModelRequest {
     pub tools: Vec<ToolSpec>,
     /// Functions that may be called and are shown in the conversation, once a search has found them.
     pub deferred_tools: Vec<ToolSpec>,
-    /// How calls of some of them go over the wire.
+    /// Tools whose calls have a special wire form.
     pub(crate) special_tools: Vec<SpecialTool>,
     /// Its messages define tools, so that a later body must be read with all of them.
     pub defines_tools: bool,
@@ -85,7 +85,6 @@ pub struct ModelRequest {
     /// Tools whose calls must follow their schemas, and where these are in the request.
     pub strict_tools: Vec<(String, String)>,
     pub sampling: SamplingAsk,
-    /// What the output must be.
     pub format: Option<FormatAsk>,
     /// Outputs to sample.
     pub n: u32,
@@ -99,7 +98,7 @@ pub struct ModelRequest {
     pub include_usage: bool,
     /// Set if it continues a stored answer, or its own answer is stored for continuation.
     pub continuation: Option<Continuation>,
-    /// What the dialect's answer repeats of the request.
+    /// Fields of the request that the dialect's answer repeats.
     pub echo: Value,
     /// Fields that were accepted without effect.
     pub ignored: Ignored,
@@ -122,7 +121,7 @@ impl ModelRequest {
         self.strict_tools.iter().any(|(name, _)| name == tool)
     }
 
-    /// That the tool which must be called is there.
+    /// Checks that the tool which must be called is there.
     ///
     /// # Errors
     /// If it is not.
@@ -142,7 +141,7 @@ impl ModelRequest {
     }
 }
 
-/// Why an output ended, as clients see it.
+/// Reason of an output's end, as clients see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TurnEnd {
     /// The model ended its turn.
@@ -158,9 +157,9 @@ pub enum TurnEnd {
 /// Tokens of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// As the engine was given them.
+    /// Prompt tokens as the engine got them.
     pub prompt_tokens: u32,
-    /// Of the prompt, found in the engine's prefix cache.
+    /// Prompt tokens found in the engine's prefix cache.
     pub cached_tokens: u32,
     /// Sampled, over all choices.
     pub completion_tokens: u32,
@@ -181,7 +180,7 @@ pub struct Choice {
 /// The answer to a [`ModelRequest`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelResponse {
-    /// In the order of their numbers.
+    /// Choices in the order of their numbers.
     pub choices: Vec<Choice>,
     pub usage: Usage,
 }
@@ -191,7 +190,7 @@ pub struct ModelResponse {
 pub struct Delta {
     /// Number of the output, from 0.
     pub choice: u32,
-    /// What is new for the client, in order; may be empty.
+    /// New pieces for the client, in order; may be empty.
     pub pieces: Vec<Piece>,
     /// The same as plain text, for [`Prompt::Text`] clients.
     pub text: String,
@@ -201,7 +200,7 @@ pub struct Delta {
     pub end: Option<TurnEnd>,
 }
 
-/// What answers need in addition to the output.
+/// Data that answers need in addition to the output.
 #[derive(Clone)]
 pub struct AnswerContext {
     /// Unique for the call; dialects put their own prefix before it.
@@ -251,16 +250,16 @@ pub trait Dialect: Send + Sync {
     /// Reads a request body; what was counted is in the request.
     ///
     /// # Errors
-    /// As [`Dialect::read`].
+    /// Same as [`Dialect::read`].
     fn parse(&self, body: &[u8], notes: &Notes) -> Result<ModelRequest, ApiError> {
         let mut request = self.read(body, notes)?;
         request.ignored = notes.take();
         Ok(request)
     }
 
-    /// The array in which a body repeats what was said, if it can be cut after a message that
-    /// is not the model's: what comes after it reads the same with and without what comes
-    /// before it, and makes the messages after [`ModelRequest::head`].
+    /// The array of a body that repeats the conversation, if it can be cut after a message that is not the
+    /// model's. The part after such a message reads the same with and without the part before it, and makes
+    /// the messages after [`ModelRequest::head`].
     fn repeated(&self) -> Option<&'static str> {
         None
     }

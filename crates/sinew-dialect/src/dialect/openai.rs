@@ -1,5 +1,5 @@
-//! What the OpenAI dialects have in common: functions as tools, contents of parts, log-probabilities,
-//! usage, and the objects of chat and text streams.
+//! Common parts of the OpenAI dialects: functions as tools, contents of parts, log-probabilities, usage, and
+//! the objects of chat and text streams.
 
 use super::agent_tools::{self, prompt_name};
 use super::fields::{Fields, MAX_TOOLS, Notes, wrong};
@@ -201,7 +201,8 @@ fn un_nested(value: Value, path: &str, notes: &Notes) -> Result<Value, ApiError>
     Ok(own)
 }
 
-/// Adds a tool whose schema stands in the field `schema`. With `strict`, its calls must follow the schema.
+/// Adds a tool whose schema stands in the field `schema`. Its calls must follow the schema if `strict` is
+/// set.
 pub(super) fn add_tool(
     fields: &mut Fields<'_>,
     schema: &str,
@@ -334,7 +335,8 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    /// An event with one choice. With `include_usage` each has a usage, which is null until the last.
+    /// An event with one choice. It has a usage if `include_usage` is set, which is null until the last
+    /// event.
     pub(super) fn event(&mut self, context: &AnswerContext, choice: Value) -> String {
         let mut chunk = object(context, self.name, vec![choice]);
         if context.request.include_usage {

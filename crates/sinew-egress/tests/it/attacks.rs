@@ -419,7 +419,7 @@ async fn names_that_nobody_answers_cost_their_sandbox_alone() {
         while hostile.session.used().requests <= n {
             tokio::task::yield_now().await;
         }
-        // The client goes, and the look-up of the system goes on.
+        // The client goes, and the look-up of the system continues.
         drop(stream);
     }
     let answer = neighbour

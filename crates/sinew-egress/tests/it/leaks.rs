@@ -123,7 +123,7 @@ async fn override_headers_are_refused_where_rules_limit_methods_or_paths() {
     ];
     for header in headers {
         assert_eq!(ask("a.test", header).await, 400, "{header}");
-        // Where every method and path is allowed, they bypass nothing.
+        // They bypass nothing if every method and path is allowed.
         assert_eq!(ask("b.test", header).await, 200, "{header}");
     }
     assert_eq!(ask("a.test", "X-Other").await, 200);

@@ -15,7 +15,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Where the answer to a control goes; its capacity of 1 lets the thread answer without waiting.
+/// Channel for the answer to a control; its capacity of 1 lets the thread answer without waiting.
 pub(super) type Reply = SyncSender<Result<(), EngineError>>;
 
 /// A command whose caller blocks until it is carried out. One runs at a time, in order of arrival.
@@ -38,7 +38,7 @@ impl Control {
 /// Limits of the model, as the servers report them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ModelLimits {
-    /// The smallest context and vocabulary of all engines that say.
+    /// The smallest context and vocabulary of all engines that report them.
     pub(super) context: Option<usize>,
     /// Number of token ids; ids at or above it are refused before a server is asked.
     pub(super) vocab: Option<usize>,
@@ -53,13 +53,13 @@ pub(super) struct Inbox {
     pub(super) controls: VecDeque<Control>,
     /// The owner has dropped the engine: the thread ends and fails all requests.
     pub(super) dropped: bool,
-    /// Why the thread has ended.
+    /// Reason why the thread has ended.
     pub(super) stopped: Option<String>,
     /// Requests that have not ended.
     pub(super) live: HashSet<RequestId>,
     pub(super) status: EngineStatus,
     pub(super) counters: Counters,
-    /// For people: state of each engine at the last publication.
+    /// State of each engine at the last publication, for people.
     pub(super) engines: Vec<EngineView>,
     pub(super) limits: ModelLimits,
 }

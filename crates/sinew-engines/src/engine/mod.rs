@@ -1,8 +1,8 @@
 //! The thread around a [`Router`]: an inbox, attempts as tasks, probes of servers, weights.
 //!
-//! Callers never wait for a server but in `load_weights`, `pause`, `sleep` and
-//! [`RemoteEngine::wait_ready`]; `submit` and `abort` only append to a bounded queue. The parts:
-//! `inbox` is shared with callers, `worker` is the thread.
+//! Callers wait for a server only in `load_weights`, `pause`, `sleep` and [`RemoteEngine::wait_ready`];
+//! `submit` and `abort` only append to a bounded queue. The parts: `inbox` is shared with callers, `worker`
+//! is the thread.
 
 mod inbox;
 mod worker;
@@ -23,8 +23,8 @@ use std::sync::mpsc::sync_channel;
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
-/// One or several outside engines as one: requests go where they can be served, and go on elsewhere
-/// when a server fails.
+/// One or several outside engines as one: requests go where they can be served, and continue elsewhere when a
+/// server fails.
 ///
 /// Thread-safe. Event sinks are called on its thread: they may submit and abort, but not load
 /// weights, pause or sleep (these answer with an error instead of waiting forever). Dropping it
@@ -92,7 +92,7 @@ impl RemoteEngine {
     /// Blocks until at least one engine may serve.
     ///
     /// # Errors
-    /// After `limit`, with the reason for each engine, or at once if the thread has ended.
+    /// If none may serve after `limit`, with the reason for each engine; or at once if the thread has ended.
     pub fn wait_ready(&self, limit: Duration) -> Result<(), EngineError> {
         let ready = self.shared.wait_until(limit, |inbox| {
             inbox.stopped.is_some() || inbox.engines.iter().any(|e| e.idle_because.is_none())
@@ -171,7 +171,7 @@ impl Engine for RemoteEngine {
             let why = "the engine is for evaluation only".to_owned();
             return Err(EngineError::Weights(why));
         }
-        // Written while generation goes on; servers stop only to load it.
+        // Written while generation continues; servers stop only to load it.
         let folder = match &self.folder {
             Some(folder) => {
                 let path = folder.publish(version, &*weights);
@@ -204,7 +204,7 @@ impl Engine for RemoteEngine {
 impl Drop for RemoteEngine {
     fn drop(&mut self) {
         self.shared.drop_engine();
-        // A sink may hold the last handle: the thread cannot join itself, and ends alone.
+        // A sink may hold the last handle: the thread cannot join itself, and ends by itself.
         if let Some(thread) = self.thread.take()
             && thread::current().id() != self.thread_id
         {

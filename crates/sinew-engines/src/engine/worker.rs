@@ -1,4 +1,4 @@
-//! Carries out what the router decides.
+//! Carries out the router's decisions.
 //!
 //! One thread owns the [`Router`], the sinks of all requests and a small runtime. It loops over four
 //! inputs: requests and controls of callers (`Inbox`), tokens of running attempts (a bounded
@@ -80,7 +80,7 @@ pub(super) struct Worker {
     backends: Vec<Arc<dyn Backend>>,
     router: Router,
     jitter: Jitter,
-    /// Where the events of a request go. A request without a sink has lost it by a panic.
+    /// Receivers of each request's events. A request without a sink has lost it by a panic.
     sinks: HashMap<RequestId, EventSink>,
     /// Running tasks, so that a cancelled attempt drops its connection.
     attempts: HashMap<AttemptId, AbortHandle>,
@@ -103,14 +103,14 @@ pub(super) struct Worker {
     controls: std::collections::VecDeque<Control>,
     /// Number of the last change of weights; probes that began before it are outdated.
     epoch: Arc<AtomicU64>,
-    /// By engine: weights are being loaded or labelled outside of a load for all.
+    /// Engines whose weights are being loaded or labelled outside of a load for all.
     repairing: Vec<bool>,
-    /// By engine: the limits that its last probe reported.
+    /// Limits that the last probe of each engine reported.
     limits: Vec<ModelLimits>,
 }
 
-/// The thread, until the engine is dropped. In every case, a panic included, each request gets its
-/// last event and each caller its answer.
+/// Runs the thread until the engine is dropped. Each request gets its last event and each caller its answer
+/// in every case, a panic included.
 pub(super) fn run(
     runtime: &Runtime,
     shared: Arc<Shared>,
@@ -183,7 +183,7 @@ impl Worker {
                 return;
             }
             self.router.tick(self.now());
-            // Before the waiters are woken, so that they see it, too.
+            // The waiters see this state, too, as they are woken later.
             self.publish();
             self.carry_out();
         }
@@ -396,7 +396,7 @@ impl Worker {
         }
     }
 
-    /// Loads weights on all engines at once. Their attempts were interrupted and go on with the new
+    /// Loads weights on all engines at once. Their attempts were interrupted and continue with the new
     /// version.
     fn load(&mut self, weights: Weights, reply: Reply) {
         self.router.load_begins(self.now());

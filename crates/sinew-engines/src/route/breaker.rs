@@ -4,7 +4,7 @@
 //! closed --failures in a row, or a trip--> open --time is over: one trial--> closed, or open twice as long
 //! ```
 
-/// When a breaker opens and for how long.
+/// Conditions for opening a breaker, and the time that it stays open.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BreakerConfig {
     /// Failures in a row that open it. Default: 3.

@@ -1,13 +1,13 @@
-//! How many tokens a request is expected to sample: learned from those that began alike.
+//! Expected number of sampled tokens of a request, learned from requests with the same beginning.
 //!
 //! Members of a group have one prompt, and later turns of one episode begin with it. A mean is kept for the
-//! first and for the last whole block of each prompt; of a new prompt the longest part that is known counts,
-//! then the mean of all. It says where a request runs, never what is sampled.
+//! first and for the last whole block of each prompt; a new prompt uses the mean of its longest known part,
+//! then the mean of all. The estimate influences where a request runs, never what is sampled.
 
 use sinew_types::SpreadMap;
 use std::collections::VecDeque;
 
-/// Share of the newest request in a mean: a policy that changes says more or less than it did.
+/// Share of the newest request in a mean: the lengths of a changing policy change, too.
 const NEWEST: f64 = 0.2;
 /// Prompts that are remembered; the oldest is forgotten first.
 const REMEMBERED: usize = 1 << 16;
@@ -58,8 +58,8 @@ impl Lengths {
         }
     }
 
-    /// What a request is expected to go on for that has sampled `tokens`, in mean requests: 1 as long as
-    /// nothing is known.
+    /// Expected remaining work of a request that has sampled `tokens`, in mean requests: 1 as long as nothing
+    /// is known.
     pub(super) fn rest(&self, prompt: &[u64], tokens: usize) -> f64 {
         let Some(mean) = self.mean() else {
             return 1.0;

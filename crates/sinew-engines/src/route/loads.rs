@@ -28,11 +28,11 @@ impl PartialEq for Load {
 
 impl Eq for Load {}
 
-/// Engines that may take one more attempt by their number alone, the least loaded first.
+/// Engines whose number of attempts allows one more, the least loaded first.
 #[derive(Debug)]
 pub(super) struct Loads {
     open: BTreeSet<(Load, usize)>,
-    /// Where each engine stands in `open`.
+    /// Load under which each engine stands in `open`.
     place: Vec<Option<Load>>,
     max_running: usize,
 }

@@ -1,8 +1,8 @@
-//! Which engine carries out which request, and when. Pure: time and randomness are arguments.
+//! Decides which engine carries out which request, and when. Pure: time and randomness are arguments.
 //!
-//! The parts: [`Router`] decides, `state` holds what is known of engines and requests, `prefix`
-//! remembers which leading blocks engines have seen, `loads` orders them by their load, `breaker`
-//! keeps failing engines out.
+//! The parts: [`Router`] decides, `state` holds the facts about engines and requests, `prefix` remembers
+//! which leading blocks engines have seen, `loads` orders them by their load, `breaker` keeps failing engines
+//! out.
 
 mod breaker;
 mod lengths;
@@ -34,7 +34,7 @@ pub struct RouterConfig {
     pub backoff_s: f64,
     /// Maximum pause after a failure, in seconds. Default: 8.
     pub backoff_max_s: f64,
-    /// When a failing engine is left out.
+    /// Conditions for leaving out a failing engine.
     pub breaker: BreakerConfig,
     /// Tokens of a block; only whole leading blocks attract a request to an engine. Default: 64.
     pub block_tokens: usize,
@@ -46,9 +46,9 @@ pub struct RouterConfig {
     /// Output tokens for which KV capacity must be free when an attempt starts; a request that asks
     /// for fewer reserves fewer. Default: 256.
     pub reserve_tokens: usize,
-    /// How a request goes on that has tokens when its attempt fails. Default: from the ids so far.
+    /// Continuation of a request that has tokens when its attempt fails. Default: from the ids so far.
     pub on_partial: OnPartial,
-    /// How output formats of requests are handled. Default: by the server.
+    /// Handling of requests' output formats. Default: by the server.
     pub formats: FormatMode,
     /// Another program publishes weights to the engines and labels them: the newest version that an
     /// engine is found to have samples from then on. Default: only [`Router::loaded`] changes it.
@@ -76,7 +76,7 @@ impl Default for RouterConfig {
     }
 }
 
-/// How a request goes on whose attempt failed after it had sampled tokens.
+/// Continuation of a request whose attempt failed after it had sampled tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnPartial {
     /// Another attempt starts from the ids so far.

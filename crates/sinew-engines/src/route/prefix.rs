@@ -1,8 +1,8 @@
-//! Which leading blocks engines have seen: a bounded memory of hashes.
+//! Remembers which leading blocks engines have seen, as a bounded set of hashes.
 //!
-//! A guess about the engine's prefix cache, not a promise: if it is wrong, a prompt is computed
-//! again and nothing else happens. It is cleared when the engine gets other weights. Blocks lead to
-//! their engines, so that a look does not depend on how many engines there are.
+//! It is a guess about the engine's prefix cache, not a promise: if it is wrong, a prompt is computed again
+//! and nothing else happens. It is cleared when the engine gets other weights. Blocks lead to their engines,
+//! so that the cost of a look does not depend on the number of engines.
 
 use sinew_types::{GOLDEN_GAMMA, SpreadMap, TokenId, mix_hash};
 use std::collections::VecDeque;
@@ -140,7 +140,7 @@ pub(super) struct SeenBlocks {
     engines: Vec<Memory>,
 }
 
-/// What an engine was given, the oldest first, and how much of it is forgotten.
+/// Blocks that an engine was given, oldest first, and how many of them are forgotten.
 #[derive(Debug, Default)]
 struct Memory {
     order: VecDeque<u64>,

@@ -1,18 +1,17 @@
 //! The router: requests in, attempts out.
 //!
-//! A request waits (by priority, then arrival), runs as an attempt, and waits again if the attempt
-//! ends early: with a pause after a failure, at once after a load of weights. It ends by its own
-//! end, by an error of its own, at the queue's deadline, or after too many attempts in a row without
-//! a new token.
+//! A request waits (by priority, then arrival), runs as an attempt, and waits again if the attempt ends
+//! early: with a pause after a failure, at once after a load of weights. It ends normally, by its own error,
+//! at the queue's deadline, or after too many attempts in a row without a new token.
 //!
-//! An engine takes attempts while it is healthy, awake, verified to have the version, not paused by
-//! its breaker, and has KV capacity for the prompt and the reserve. Among several, the one with the
+//! An engine takes attempts while it is healthy, awake, verified to have the version, not paused by its
+//! breaker, and has KV capacity for the prompt and the reserve. If there are several, the one with the
 //! longest known prefix wins, unless it is much more loaded than the least loaded one. The load of an engine
-//! is what its attempts are expected to go on for: see `lengths`.
+//! is the expected remaining work of its attempts: see `lengths`.
 //!
-//! With [`RouterConfig::follow`] the newest version among the engines samples. An attempt during which the
-//! weights changed is no failure: its tokens stay, as those of the version that it began with (the older
-//! one), and its request goes on from them.
+//! The newest version among the engines samples if [`RouterConfig::follow`] is set. An attempt during which
+//! the weights changed is not a failure. Its tokens stay, as those of the (older) version with which it
+//! began, and its request continues from them.
 
 use super::lengths::{LEAST, Lengths};
 use super::loads::Loads;
@@ -55,7 +54,7 @@ pub struct Router {
     loading: bool,
     next_attempt: u64,
     arrivals: u64,
-    /// Lower bound of the next time at which waiting alone changes anything.
+    /// Lower bound of the next time at which only waiting changes anything.
     wake: f64,
     commands: VecDeque<Command>,
     counters: Counters,
@@ -312,7 +311,7 @@ impl Router {
         let doubled = f64::from(1u32 << state.failures.saturating_sub(1).min(16));
         let pause = (self.config.backoff_s * doubled).min(self.config.backoff_max_s);
         state.not_before = now + pause * (0.75 + 0.5 * spread);
-        // A busy server is no failure: the deadline of the queue is the limit then.
+        // A busy server is not a failure: the deadline of the queue is the limit then.
         if blame != Blame::Moment || state.attempt_tokens > 0 {
             state.deadline = now + self.config.max_wait_s;
         }
@@ -320,10 +319,11 @@ impl Router {
         self.waiting.insert(state.place());
     }
 
-    /// The weights of an engine changed while an attempt ran: the request goes on with the new ones. Under a
-    /// label that is no version they are being loaded: the engine takes nothing until a probe finds one.
+    /// The weights of an engine changed while an attempt ran: the request continues with the new ones. A
+    /// label that is not a version means that weights are being loaded: the engine takes nothing until a
+    /// probe finds a version.
     ///
-    /// An attempt that gained nothing starts no deadline anew under such a label. Unless the label says that
+    /// An attempt that gained nothing starts no deadline anew under such a label. Unless the label means that
     /// weights are being loaded, it counts as a failure: a server can report a version in its info and none
     /// with its tokens, and would be asked without end.
     fn followed(&mut self, now: f64, request: RequestId, engine: usize, error: &AttemptError) {
@@ -446,7 +446,7 @@ impl Router {
         self.schedule(now);
     }
 
-    /// Stops (`true`) or goes on. Running attempts end; their requests keep their ids and wait.
+    /// Stops (`true`) or continues. Running attempts end; their requests keep their ids and wait.
     pub fn pause(&mut self, now: f64, paused: bool) {
         self.paused = paused;
         self.interrupt(now);
@@ -542,8 +542,8 @@ impl Router {
         }
     }
 
-    /// The next time after `now` at which waiting alone changes anything: deadlines, pauses, trials
-    /// of breakers.
+    /// The next time after `now` at which only waiting changes anything: deadlines, pauses, trials of
+    /// breakers.
     fn earliest(&self, now: f64) -> f64 {
         let waiting = self.waiting.iter();
         let waiting = waiting.filter_map(|(_, _, id)| self.requests.get(id));
@@ -554,7 +554,7 @@ impl Router {
         times.min_by(f64::total_cmp).unwrap_or(f64::INFINITY)
     }
 
-    /// When [`Router::tick`] has something to do, if nothing else happens; never before `now`.
+    /// Time at which [`Router::tick`] has something to do, if nothing else happens; never before `now`.
     pub fn next_tick(&self, now: f64) -> Option<f64> {
         if self.paused || self.loading || self.waiting.is_empty() {
             return None;
@@ -699,7 +699,7 @@ impl Router {
 
     /// Ends all attempts without harm to their requests.
     fn interrupt(&mut self, now: f64) {
-        // In their order: equal histories must give equal commands.
+        // The order of the attempts matters: equal histories must give equal commands.
         let attempts: BTreeMap<AttemptId, RequestId> =
             self.attempts.iter().map(|(a, r)| (*a, *r)).collect();
         for request in attempts.into_values() {

@@ -50,7 +50,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// The invariants, checked by an independent observer.
 struct Observer {
-    /// By the last look, without trust lost since: the version that each engine has.
+    /// Version of each engine at the last look, if trust was not lost since.
     verified: Vec<Option<u64>>,
     version: u64,
     stopped: bool,

@@ -402,8 +402,8 @@ fn a_format_as_advice_is_not_sent_and_goes_on_elsewhere() {
     assert!(advised && goes_on, "{commands:?}");
 }
 
-/// A router that follows, with one engine whose info says `v3`, and a request; each attempt finds `label` in
-/// its first piece. The number of attempts until the request ends, and the error that ends it.
+/// A router that follows, with one engine whose info has `v3`, and a request; each attempt finds `label` in
+/// its first piece. Returns the number of attempts until the request ends, and the error that ends it.
 fn attempts_under(label: &str) -> (usize, String) {
     let following = RouterConfig {
         follow: true,

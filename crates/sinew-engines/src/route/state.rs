@@ -18,9 +18,19 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// Run an attempt on an engine, by its index.
-    Start { engine: usize, attempt: Attempt },
+    Start {
+        /// Index of the engine.
+        engine: usize,
+        /// The attempt, with the prompt and the ids sampled so far.
+        attempt: Attempt,
+    },
     /// Close the connection of an attempt; its results are not wanted any more.
-    Cancel { engine: usize, attempt: AttemptId },
+    Cancel {
+        /// Index of the engine that runs it.
+        engine: usize,
+        /// Id of the attempt.
+        attempt: AttemptId,
+    },
     /// Hand an event to the sink of its request.
     Tell(EngineEvent),
 }
@@ -57,6 +67,7 @@ pub struct Counters {
 /// The state of an engine, for people.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EngineView {
+    /// Name of the backend, for messages.
     pub name: String,
     /// Attempts of this router that run on it.
     pub attempts: usize,
@@ -70,7 +81,7 @@ pub struct EngineView {
     pub idle_because: Option<String>,
 }
 
-/// An engine, as far as the router knows it.
+/// An engine from the router's view.
 #[derive(Debug)]
 pub(super) struct EngineState {
     pub(super) name: String,
@@ -82,11 +93,11 @@ pub(super) struct EngineState {
     /// Its last problem, for people.
     pub(super) trouble: Option<String>,
     pub(super) attempts: BTreeSet<AttemptId>,
-    /// What they are expected to go on for, in requests of mean length.
+    /// Expected remaining work of the attempts, in requests of mean length.
     pub(super) load: f64,
     /// KV tokens promised to attempts since the last probe.
     pub(super) reserved: usize,
-    /// Until then it gets no attempts, because it answered that it was busy.
+    /// Time until which it gets no attempts, because it answered that it was busy.
     pub(super) busy_until: f64,
 }
 
@@ -105,7 +116,7 @@ impl EngineState {
         }
     }
 
-    /// Why it must not be asked to sample with `version` now; `None` if it can serve.
+    /// Reason why it must not be asked to sample with `version` now; `None` if it can serve.
     pub(super) fn unusable(&self, version: PolicyVersion, now: f64) -> Option<String> {
         let Some(probe) = &self.probe else {
             let why = self.trouble.clone();
@@ -130,8 +141,8 @@ impl EngineState {
         }
     }
 
-    /// Whether an attempt that needs `tokens` of KV capacity fits. An idle engine takes any: it
-    /// is for the engine to say that a request can never fit.
+    /// Whether an attempt that needs `tokens` of KV capacity fits. An idle engine takes any: only the engine
+    /// can report that a request can never fit.
     pub(super) fn has_capacity(&self, config: &RouterConfig, tokens: usize) -> bool {
         if self.attempts.len() >= config.max_running {
             return false;
@@ -171,7 +182,7 @@ pub(super) struct RequestState {
     pub(super) prompt_blocks: usize,
     /// Blocks of it that its engine was given when its attempt began, and what the engine had forgotten then.
     pub(super) remembered: (usize, u64),
-    /// What its attempt is expected to go on for, in requests of mean length.
+    /// Expected remaining work of its attempt, in requests of mean length.
     pub(super) rest: f64,
     /// The attempt that runs, and where.
     pub(super) attempt: Option<(AttemptId, usize)>,
@@ -179,7 +190,7 @@ pub(super) struct RequestState {
     pub(super) version: PolicyVersion,
     /// Tokens that the running attempt has sampled.
     pub(super) attempt_tokens: usize,
-    /// Why the running attempt ends, said before it is over.
+    /// Reason of the running attempt's end, reported before it is over.
     pub(super) end: Option<FinishReason>,
     /// Attempts in a row that failed without a token.
     pub(super) failures: u32,
@@ -197,7 +208,7 @@ impl RequestState {
         (Reverse(self.priority), self.arrival, self.id)
     }
 
-    /// Whether it would go on in the middle of a format: a server would begin that anew.
+    /// Whether it would continue in the middle of a format: a server would begin that anew.
     pub(super) fn cut_in_a_format(&self) -> bool {
         self.sampling.format.is_some() && !self.sampled.is_empty()
     }

@@ -1,9 +1,9 @@
 //! The difference between two sets of weights, without loss.
 //!
-//! The bytes of a tensor are combined with those of its base by XOR: where a number did not change they are
-//! 0, and where it changed a little its sign, exponent and first digits are. First bytes of all numbers then
-//! lie together, then second ones, so that zstd finds long runs of zeros. To apply it, the same is done
-//! backwards: the result is equal to the bit.
+//! The bytes of a tensor are combined with those of its base by XOR. The result is 0 where a number did not
+//! change; a small change leaves sign, exponent and first digits 0. The first bytes of all numbers are stored
+//! together, then the second ones, so that zstd finds long runs of zeros. Applying it reverses these steps;
+//! the result is equal to the bit.
 
 /// zstd's fastest usual level: what is left of a difference is zeros and random digits.
 const LEVEL: i32 = 1;
@@ -11,7 +11,7 @@ const LEVEL: i32 = 1;
 /// The bytes of `new` that `base` does not have. Both have numbers of `width` bytes.
 ///
 /// # Errors
-/// What the compressor refuses.
+/// If the compressor fails.
 pub(super) fn encode(base: &[u8], new: &[u8], width: usize) -> std::io::Result<Vec<u8>> {
     let count = new.len() / width;
     let mut planes = vec![0; new.len()];

@@ -16,16 +16,25 @@ use std::path::{Path, PathBuf};
 /// Most bytes of a manifest; a thousand tensors take about 200 KB.
 const MAX_MANIFEST: u64 = 64 << 20;
 
-/// Why weights that were published are not taken.
+/// Reasons why published weights are not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
+    /// A file of the version could not be read.
     #[error("{}: {source}", path.display())]
-    Io { path: PathBuf, source: io::Error },
-    /// A sum, a length or a name is not what the manifest says.
+    Io {
+        /// File or folder that was read.
+        path: PathBuf,
+        /// Error of the operating system, or of a file that is malformed or too large.
+        source: io::Error,
+    },
+    /// A sum, a length or a name differs from the manifest.
     #[error("{}: tensor `{tensor}`: {why}; these weights are not loaded", path.display())]
     Tensor {
+        /// Folder of the version.
         path: PathBuf,
+        /// Name of the tensor.
         tensor: String,
+        /// Reason in words.
         why: String,
     },
 }
@@ -38,7 +47,7 @@ pub struct WeightsFollower {
     taken: Option<blake3::Hash>,
 }
 
-/// Weights that were published, as their checksums say they are.
+/// Published weights, verified by their checksums.
 #[derive(Debug)]
 pub struct FollowedWeights {
     manifest: WeightsManifest,

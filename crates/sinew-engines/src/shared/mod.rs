@@ -16,7 +16,7 @@
 //! Invariants:
 //! - `LATEST` names a version that is complete: its manifest was written after its tensors.
 //! - A follower gives tensors out once the checksum of each is right, and gives out those bytes.
-//! - The publisher waits for no follower: what one reads is open, and can be read after its name is gone.
+//! - The publisher waits for no follower: a follower's open file can be read after its name is gone.
 
 mod background;
 mod delta;
@@ -25,10 +25,10 @@ mod load;
 mod publish;
 mod tensors;
 
-pub use background::{Heard, Publisher};
+pub use background::{PublishObserver, Publisher};
 pub use follow::{FollowError, FollowedWeights, WeightsFollower};
-pub use load::{Followed, follow};
-pub use publish::{Published, SharedWeights};
+pub use load::{FollowEvent, follow};
+pub use publish::{PublishedVersion, SharedWeights};
 
 /// The name of the newest version.
 const LATEST: &str = "LATEST";

@@ -18,8 +18,8 @@ struct Anchor {
     file: TensorFile,
 }
 
-/// Publishes versions in a folder of its own, which is best on `/dev/shm`: there a version is in the memory
-/// of the host once, for all engines.
+/// Publishes versions in a separate folder, which is best on `/dev/shm`: there a version is in the memory of
+/// the host once, for all engines.
 #[derive(Debug)]
 pub struct SharedWeights {
     folder: WeightsFolder,
@@ -31,9 +31,10 @@ pub struct SharedWeights {
     before: Option<PolicyVersion>,
 }
 
-/// What was published.
+/// A published version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Published {
+pub struct PublishedVersion {
+    /// Version of the weights.
     pub version: PolicyVersion,
     /// The version that it is a difference of.
     pub base: Option<PolicyVersion>,
@@ -62,7 +63,7 @@ impl SharedWeights {
         &mut self,
         version: PolicyVersion,
         weights: &dyn TensorSource,
-    ) -> Result<Published, FolderError> {
+    ) -> Result<PublishedVersion, FolderError> {
         let stage = self.folder.stage(version)?;
         let staged = match self.difference(&stage, version, weights)? {
             Some(manifest) => manifest,
@@ -84,7 +85,7 @@ impl SharedWeights {
         self.point_to(version)?;
         self.prune(version)?;
         self.before = Some(version);
-        Ok(Published {
+        Ok(PublishedVersion {
             version,
             base,
             bytes,

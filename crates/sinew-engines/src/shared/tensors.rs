@@ -17,7 +17,7 @@ const MAX_HEADER: u64 = 64 << 20;
 #[derive(Debug)]
 pub(super) struct TensorFile {
     file: File,
-    /// Of the file.
+    /// Bytes of the file.
     length: u64,
     /// First byte and length of each tensor.
     places: HashMap<String, (u64, usize)>,

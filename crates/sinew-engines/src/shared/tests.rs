@@ -1,4 +1,4 @@
-//! Publisher and follower, each alone and killed.
+//! Publisher and follower, each separately and killed.
 
 use super::*;
 use crate::folder::{FolderDtype, WeightsFolder};
@@ -135,7 +135,7 @@ fn what_a_killed_publisher_left_is_not_seen_and_the_next_one_goes_on() {
     fs::create_dir(dir.path().join("v00000003")).unwrap();
     fs::write(dir.path().join(".LATEST.part"), "v000").unwrap();
     assert!(follower.look().unwrap().is_none());
-    // The run goes on from a checkpoint before: the same number may have other weights now.
+    // The run continues from a checkpoint before: the same number may have other weights now.
     let mut again = shared(dir.path(), true);
     let published = again.publish(PolicyVersion(2), &Model::other()).unwrap();
     assert_eq!(published.base, None);
@@ -236,7 +236,7 @@ fn the_newest_version_is_published_and_the_last_one_always() {
     let dir = tempfile::tempdir().unwrap();
     let (sender, heard) = mpsc::sync_channel(64);
     let heard_by = Box::new(
-        move |version: PolicyVersion, result: Result<Published, _>| {
+        move |version: PolicyVersion, result: Result<PublishedVersion, _>| {
             sender.send((version.0, result.is_ok())).unwrap();
         },
     );

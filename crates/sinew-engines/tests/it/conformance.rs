@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// Log-probability of a token after a prefix at a temperature.
 type Truth = Box<dyn Fn(&[u32], u32, f32) -> f32>;
 
-/// An engine and what it must say.
+/// An engine and its expected reports.
 struct Subject {
     name: &'static str,
     engine: Arc<dyn Engine>,
@@ -65,7 +65,7 @@ fn fake_truth() -> Truth {
     Box::new(|prefix, token, temperature| MODEL.logprob_at(prefix, token, temperature))
 }
 
-/// Before any weights were loaded.
+/// The expected log-probabilities before any weights were loaded.
 fn hash_truth() -> Truth {
     Box::new(|prefix, token, temperature| {
         let logits = HashForward::logits_after(VOCAB, 0, prefix);
@@ -246,14 +246,14 @@ fn what_would_make_told_logprobs_wrong_is_refused() {
             assert!(why.contains("logit_bias"), "{why}");
         }
         if s.name.starts_with("vLLM") {
-            // vLLM samples at 0.01 instead, and says so in its log alone.
+            // vLLM samples at 0.01 instead, and reports it only in its log.
             let why = refused(&s, |p| p.temperature = 0.005);
             assert!(why.contains("at least 0.01"), "{why}");
         }
     }
 }
 
-/// A server that reports the logits of temperature 1 is told apart by the configuration alone.
+/// A server that reports the logits of temperature 1 is recognized only by the configuration.
 #[test]
 fn an_sglang_of_original_logprobs_samples_at_zero_and_one() {
     let mock = Mock::start(Kind::Sglang);
@@ -448,7 +448,7 @@ fn what_cannot_run_is_refused_by_name() {
         ];
         for (i, (edit, check)) in cases.into_iter().enumerate() {
             let error = fails(&edit);
-            // The router does not know the limits of an engine of this process; it says so.
+            // The router does not have the limits of an engine of this process, and reports that.
             let said = check(&error) || error.to_string().contains("prompt");
             assert!(said, "{}, case {i}: {error}", s.name);
         }

@@ -1,4 +1,4 @@
-//! Servers that know text: good for scores, never for training.
+//! Servers that return only text: good for scores, never for training.
 
 use crate::mock::{END, Kind, MODEL, Mock, OneTensor, VOCAB, text_of};
 use crate::support::{config, remote, request, server, submit, try_submit};
@@ -25,7 +25,7 @@ fn engine(mock: &Mock, codec: bool) -> RemoteEngine {
     remote(vec![Arc::new(backend)], config())
 }
 
-/// A prompt after which the model says something.
+/// A prompt after which the model answers.
 fn prompt() -> Vec<u32> {
     let talks = |prompt: &Vec<u32>| MODEL.logprob(prompt, END) < -0.1;
     (20..VOCAB as u32)

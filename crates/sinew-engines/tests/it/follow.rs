@@ -1,4 +1,4 @@
-//! Weights that another program publishes: requests go on, whatever moves.
+//! Weights that another program publishes: requests continue during every change.
 
 use crate::mock::{Fault, Kind, Mock};
 use crate::support::{backend, config, remote, request, submit, until, vllm};
@@ -33,7 +33,7 @@ fn the_version_that_a_trainer_published_samples_next() {
         mock.set_label("v7");
         let engine = remote(vec![backend(&mock)], following());
         assert_eq!(versions(&engine, 1), [7; 20], "{kind:?}");
-        // Without a probe in between: the request finds the new weights by itself.
+        // No probe runs in between: the request finds the new weights by itself.
         mock.set_label("v8");
         assert_eq!(versions(&engine, 2), [8; 20], "{kind:?}");
         // A trainer may go back to a checkpoint.
@@ -65,7 +65,7 @@ fn a_swap_in_the_middle_refuses_no_request() {
     }
 }
 
-/// While weights are loaded, SGLang says so in its label: a request that runs meanwhile waits for the new
+/// SGLang's label reports that weights are being loaded: a request that runs meanwhile waits for the new
 /// ones.
 #[test]
 fn a_request_in_flight_while_weights_are_loaded_is_not_refused() {

@@ -1,4 +1,4 @@
-//! Engines against servers that are well and servers that are not.
+//! Engines against healthy servers and faulty ones.
 #![expect(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -11,7 +11,7 @@ mod evaluation;
 mod failover;
 mod faults;
 mod follow;
+mod llama_cpp;
 mod mock;
-mod real;
 mod support;
 mod weights;

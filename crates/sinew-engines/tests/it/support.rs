@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Common parts of the tests.
 
 use crate::mock::{END, Kind, Mock};
 use sinew_engines::{
@@ -30,7 +30,7 @@ pub(crate) fn request(id: u64, prompt: &[u32], max_tokens: u32) -> GenerateReque
     }
 }
 
-/// Everything that was told about a request.
+/// All events of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) tokens: Vec<SampledToken>,
@@ -89,7 +89,7 @@ pub(crate) fn try_submit(
 ) -> Result<Pending, EngineError> {
     let (to, events) = channel();
     let sink = Box::new(move |event| {
-        // The test may have gone on.
+        // The test may have continued.
         let _ = to.send(event);
     });
     engine.submit(request, sink)?;
@@ -138,7 +138,7 @@ pub(crate) fn patient(mock: &Mock) -> Arc<dyn Backend> {
     }
 }
 
-/// Until a look at its first engine has shown that `why`.
+/// Waits until a look at its first engine has shown that `why`.
 pub(crate) fn until_idle_because(engine: &RemoteEngine, why: &str) {
     until(why, || {
         let engines = engine.engines();
@@ -179,7 +179,7 @@ pub(crate) fn with_folder(
     engine
 }
 
-/// Until `done`, which must come to hold.
+/// Waits until `done` holds; panics after a while.
 pub(crate) fn until(what: &str, done: impl Fn() -> bool) {
     let start = std::time::Instant::now();
     while !done() {

@@ -181,7 +181,7 @@ fn servers_without_labels_are_known_by_their_process() {
     assert!(submit(&engine, long(1)).outcome().end.is_ok());
     let error = load(&engine, 1).unwrap_err();
     assert!(error.to_string().contains("weights_dir"), "{error}");
-    // As it was started, it has the first version again: it may serve.
+    // A restarted server has the first version again: it may serve.
     mock.restart();
     mock.state.bare.store(true, Ordering::SeqCst);
     assert!(submit(&engine, long(2)).outcome().end.is_ok());

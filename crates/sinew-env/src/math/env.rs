@@ -1,9 +1,9 @@
 //! Environment for math tasks: a question, a Python tool and a final answer.
 //!
 //! A turn is a tool call (at its end), an answer (`Answer: number`), or malformed. A call is written as
-//! `<tool>code</tool>`, or in the format of the model's chat template ([`Calls`]). After
-//! a call or a malformed turn the episode continues, until the turn limit. An answer ends it. Only a number
-//! in the model's own last message counts, not the tool's output.
+//! `<tool>code</tool>`, or in the format of the model's chat template ([`Calls`]). The episode continues
+//! after a call or a malformed turn, until the turn limit. An answer ends it. Only a number in the model's
+//! own last message counts, not the tool's output.
 
 use super::answer::{final_answer, same_number};
 use super::prompt::{Calls, Mistake, PromptConfig, TAG, TOOL, answer_text, call_text, tool_call};
@@ -17,7 +17,7 @@ use crate::rng::hash64;
 use serde::{Deserialize, Serialize};
 
 use sinew_sandbox::{Sandbox, SandboxProvider, SandboxSpec};
-use sinew_types::{Given, Gives, Message, Outcome, Task};
+use sinew_types::{Gives, InputPresence, Message, Outcome, Task};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,13 +47,13 @@ impl Default for ToolMathConfig {
     }
 }
 
-/// What algorithms can read of an episode.
+/// Data of an episode that algorithms can read.
 pub(super) fn gives(process_reward: f64) -> Gives {
     Gives {
-        states: Given::Yes,
+        states: InputPresence::Yes,
         turn_rewards: turn_rewards(process_reward),
-        tool_counts: Given::Yes,
-        format_penalty: Given::Yes,
+        tool_counts: InputPresence::Yes,
+        format_penalty: InputPresence::Yes,
     }
 }
 

@@ -13,7 +13,7 @@ pub(super) fn evaluate(text: &str) -> Option<i64> {
 
 /// Recursive descent parser that evaluates directly.
 struct Parser<'a> {
-    /// What is not read yet.
+    /// Bytes that are not read yet.
     rest: &'a [u8],
 }
 

@@ -117,8 +117,8 @@ impl Default for PromptConfig {
 }
 
 impl PromptConfig {
-    /// The default prompt with a notation of calls. With the format of the chat template, the system
-    /// message says nothing of the notation: the template does.
+    /// The default prompt with a notation of calls. The system message does not describe the format of the
+    /// chat template: the template does.
     pub fn with_calls(calls: Calls) -> Self {
         let default = Self::default();
         match calls {

@@ -14,7 +14,7 @@ const MAX_OUTPUT_CHARS: usize = 200;
 /// Result of a tool call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ToolOutput {
-    /// What the model sees.
+    /// Text for the model.
     pub(super) text: String,
     /// The call failed.
     pub(super) is_error: bool,

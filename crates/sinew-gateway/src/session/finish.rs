@@ -1,4 +1,4 @@
-//! From a session to a trace: prune what led nowhere, prove every call, validate.
+//! Makes a trace of a session: prunes dead ends, proves every call, validates.
 //!
 //! A proof recomputes the hash of the ids on the path to a call's outputs, and compares it with the
 //! hash of the prompt that the engine got. Prompts whose calls all failed have no outputs; they are
@@ -41,7 +41,7 @@ impl Session {
                 started_unix_s: self.opened_s,
                 total_s,
                 generate_s,
-                // What an agent does between its calls: tools and its own work.
+                // Time of the agent between its calls: tools and its own work.
                 tool_s: total_s - generate_s,
                 queue_s: 0.0,
             },
@@ -49,8 +49,8 @@ impl Session {
         }
     }
 
-    /// The finished trace. Prompts that nothing was sampled after are left out. How calls
-    /// joined is in its metrics, as `join_extend`, `join_fork` and so on.
+    /// The finished trace. Prompts without samples after them are left out. Its metrics have the kinds of
+    /// joins, as `join_extend`, `join_fork` and so on.
     ///
     /// # Errors
     /// If an invariant does not hold; then nothing of it may be trained.

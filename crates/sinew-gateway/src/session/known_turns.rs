@@ -1,15 +1,15 @@
-//! The model's turns by what they say, wherever a client puts them: a history that was cut, moved
-//! or summarized has some of them in it, a new conversation has none.
+//! Finds the model's turns by their content, wherever a client puts them: a history that was cut, moved or
+//! summarized has some of them in it, a new conversation has none.
 //!
-//! A conversation that begins anew while repeating what the model said before has been rewritten by its
-//! client (compaction, a dropped message). It is captured as a fork of the graph, and counted.
+//! A conversation that starts over while repeating turns of the model has been rewritten by its client
+//! (compaction, a dropped message). It is captured as a fork of the graph, and counted.
 
 use crate::keys::{self, Key};
 use sinew_types::{Message, Role};
 use std::collections::HashSet;
 
-/// A turn with fewer bytes says what others may say, too: it counts only after the message
-/// that it answered.
+/// A turn with fewer bytes may have the text of another speaker: it counts only after the message that it
+/// answered.
 const SHORT_BYTES: u64 = 32;
 
 #[derive(Clone, Debug, Default)]

@@ -1,5 +1,5 @@
-//! Token ids from the root to a node, kept from one call to the next: the next prompt goes on
-//! where the last one ended, so that putting it together and hashing it costs what is new.
+//! Token ids from the root to a node, kept between calls: the next prompt continues the last one, so that
+//! building and hashing it costs only the new tokens.
 
 use crate::keys::{Key, TokenHasher};
 use sinew_types::{Node, NodeId, TokenId};
@@ -7,11 +7,11 @@ use sinew_types::{Node, NodeId, TokenId};
 /// The path of a node. Nodes are only added and never changed, so that what is kept stays true.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LastPath {
-    /// Where the path ends; `None` is above all roots.
+    /// Last node of the path; `None` is above all roots.
     node: Option<NodeId>,
     /// Tokens from the root to there.
     ids: Vec<TokenId>,
-    /// Over `ids`, so that a longer path costs its new tokens alone.
+    /// Hasher over `ids`, so that a longer path costs only its new tokens.
     hasher: TokenHasher,
 }
 

@@ -1,15 +1,15 @@
-//! One rollout's capture: which tokens were given to the engine, which it sampled, and where a
-//! new request joins them. Pure: time comes in as seconds, tokens come in as events.
+//! One rollout's capture: the tokens that the engine got and sampled, and the place where a new request joins
+//! them. Pure: time comes in as seconds, tokens come in as events.
 //!
 //! Invariants:
-//! - What the engine is given is the path of the node that its output will follow, token for
-//!   token; [`Session::trace`] proves it for every call by hash.
+//! - The engine gets exactly the path of the node that its output will follow, token for token;
+//!   [`Session::trace`] proves it for every call by hash.
 //! - Sampled tokens are in exactly one node, with one log-probability and one version each;
 //!   they are never decoded and tokenized again.
 //! - Nodes are only added. A client that rewrites its history makes a branch.
 //!
-//! A session changes only by `Entry`s: what a call does is noted first, and a restart replays the notes. It
-//! knows no clock: times are arguments.
+//! A session changes only by `Entry`s: each change is noted first, and a restart replays the notes. It has no
+//! clock: times are arguments.
 
 mod finish;
 mod known_turns;
@@ -21,7 +21,7 @@ mod tests;
 mod types;
 
 pub use types::{
-    Ask, Begun, CallRecord, FinishRequest, Join, Reward, RolloutSpec, SampledTurn,
+    CallRecord, CallRequest, CallStart, FinishRequest, Join, Reward, RolloutSpec, SampledTurn,
     SamplingDefaults, SessionError, SessionStats,
 };
 
@@ -41,17 +41,17 @@ use sinew_types::{
 use states::States;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use types::Beginning;
+use types::CallPlan;
 pub(crate) use types::{Entry, MAX_METRIC_NAME};
 
 /// A call, running or ended.
 #[derive(Clone, Debug)]
 struct Call {
-    /// How the request joined what was captured.
+    /// Kind of the request's join to the captured tokens.
     join: Join,
     parent: NodeId,
     prompt_tokens: u32,
-    /// Of the ids that the engine was given; compared when the rollout is finished.
+    /// Key of the ids that the engine got; compared when the rollout is finished.
     prompt_key: Key,
     /// Sampled nodes, one a choice.
     outputs: Vec<NodeId>,
@@ -67,7 +67,7 @@ impl Call {
     }
 }
 
-/// What is needed of a call until its output is there.
+/// State of a call until its output is there.
 #[derive(Clone, Debug)]
 struct Running {
     /// State that the messages of the prompt lead to.
@@ -97,9 +97,9 @@ pub struct Session {
     states: States,
     /// Ends of text prompts and their outputs.
     texts: Vec<TextAnchor>,
-    /// The model's turns, by what they say.
+    /// The model's turns, by their content.
     known_turns: KnownTurns,
-    /// In the order of their numbers.
+    /// Calls in the order of their numbers.
     calls: Vec<Call>,
     /// Calls that have not ended, by number.
     running: BTreeMap<u32, Running>,
@@ -111,19 +111,19 @@ pub struct Session {
     limit_hit: Option<Limit>,
     opened_s: f64,
     touched_s: f64,
-    /// Since when at least one call runs, and the time before that.
+    /// Start of the time in which at least one call runs; `generate_s` is the time before that.
     busy_since_s: f64,
     generate_s: f64,
     over: bool,
     /// Its trace was made: no reward is taken any more.
     sealed: bool,
-    /// Of all rewards that it was given.
+    /// Bytes of all its rewards.
     reward_bytes: u64,
     /// Path of the last prompt.
     last_path: LastPath,
     /// KnownBodies whose messages were read.
     bodies: KnownBodies,
-    /// What happened since it was last taken; `None`: there is no journal.
+    /// Entries since they were last taken; `None`: there is no journal.
     entries: Option<Vec<Entry>>,
 }
 
@@ -216,12 +216,12 @@ impl Session {
         Ok(())
     }
 
-    /// From here on, what happens is kept for [`Session::take_entries`].
+    /// Keeps further entries for [`Session::take_entries`].
     pub(crate) fn keep_entries(&mut self) {
         self.entries.get_or_insert_default();
     }
 
-    /// What happened since the last time.
+    /// Takes the entries since the last call.
     pub(crate) fn take_entries(&mut self) -> Vec<Entry> {
         self.entries
             .as_mut()
@@ -254,12 +254,11 @@ impl Session {
         &self.id
     }
 
-    /// What it is run for.
+    /// Purpose and names of the rollout.
     pub fn spec(&self) -> &RolloutSpec {
         &self.spec
     }
 
-    /// What bounds it.
     pub fn limits(&self) -> &SessionLimits {
         &self.limits
     }
@@ -269,7 +268,7 @@ impl Session {
         &self.stats
     }
 
-    /// When it was last called.
+    /// Time of its last call.
     pub fn touched_s(&self) -> f64 {
         self.touched_s
     }
@@ -314,9 +313,9 @@ impl Session {
     pub fn begin(
         &mut self,
         renderer: &dyn Renderer,
-        ask: &Ask<'_>,
+        ask: &CallRequest<'_>,
         now_s: f64,
-    ) -> Result<Begun, SessionError> {
+    ) -> Result<CallStart, SessionError> {
         self.touched_s = now_s;
         let begun = self.try_begin(renderer, ask, now_s);
         if let Err(Some(limit)) = begun.as_ref().map_err(SessionError::limit)
@@ -332,9 +331,9 @@ impl Session {
     fn try_begin(
         &mut self,
         renderer: &dyn Renderer,
-        ask: &Ask<'_>,
+        ask: &CallRequest<'_>,
         now_s: f64,
-    ) -> Result<Begun, SessionError> {
+    ) -> Result<CallStart, SessionError> {
         self.admit(ask)?;
         let mut last_path = std::mem::take(&mut self.last_path);
         let plan = self.plan(renderer, ask, &mut last_path);
@@ -353,7 +352,7 @@ impl Session {
                 context,
             });
         }
-        let beginning = Beginning {
+        let beginning = CallPlan {
             base: plan.base,
             nodes: plan.nodes,
             join: plan.join,
@@ -371,7 +370,7 @@ impl Session {
         if let (Prompt::Text(text), Some(running)) = (ask.prompt, self.running.get_mut(&call)) {
             running.text = Some(text.clone());
         }
-        Ok(Begun {
+        Ok(CallStart {
             call,
             max_tokens: context - prompt.len() as u32,
             prompt: Arc::new(prompt),
@@ -379,7 +378,7 @@ impl Session {
         })
     }
 
-    /// How a call joins: one that asks again after a call without output joins as that did.
+    /// Kind of a call's join: a repeated request after a call without output joins in the same way.
     fn join_again(&self, plan: &plan::Plan) -> Join {
         let before = self
             .calls
@@ -393,8 +392,8 @@ impl Session {
     }
 
     /// Opens a call that was planned, and gives its number.
-    fn begun(&mut self, beginning: Beginning) -> u32 {
-        let Beginning {
+    fn begun(&mut self, beginning: CallPlan) -> u32 {
+        let CallPlan {
             join,
             prompt_tokens,
             prompt_key,
@@ -449,7 +448,7 @@ impl Session {
     }
 
     /// Refuses a call that exceeds a limit of the rollout.
-    fn admit(&self, ask: &Ask<'_>) -> Result<(), SessionError> {
+    fn admit(&self, ask: &CallRequest<'_>) -> Result<(), SessionError> {
         if self.over {
             return Err(SessionError::Over);
         }
@@ -540,7 +539,7 @@ impl Session {
         Ok(self.output(call, output, text, now_s))
     }
 
-    /// An output is kept, so that later calls may go on from it.
+    /// An output is kept, so that later calls may continue from it.
     pub(crate) fn kept(&mut self, answer: &StoredAnswer) {
         self.note(|| Entry::Kept {
             answer: answer.clone(),
@@ -606,7 +605,7 @@ impl Session {
         id
     }
 
-    /// The last message that the path of a node says.
+    /// The last message on the path of a node.
     fn last_message(&self, node: NodeId) -> Option<&Message> {
         let mut at = self.nodes.get(node as usize);
         while let Some(node) = at {
@@ -766,7 +765,7 @@ impl Session {
         Ok(())
     }
 
-    /// How it ends by itself: truncated where a limit refused a call, or cut the last answer.
+    /// Its natural end: truncated if a limit refused a call, or cut the last answer.
     pub fn natural_end(&self) -> EpisodeEnd {
         match self.limit_hit.or_else(|| sinew_types::cut(&self.nodes)) {
             Some(limit) => EpisodeEnd::Truncated { limit },

@@ -1,30 +1,30 @@
-//! Where a request joins the graph, and what has to be rendered for it.
+//! Plans how a request joins the graph, and which part must be rendered for it.
 //!
-//! For messages: walk the trie of known messages, take the last state that has tokens, and
+//! A request of messages walks the trie of known messages to the last state that has tokens. Then:
 //!
 //! - all messages known, the model speaks next: sample again at the same node;
 //! - known up to a sampled turn, new messages after it: append their tokens to the turn;
 //! - an assistant message that the model did not sample: append it as forced tokens;
 //! - nothing known, or a render that does not only append: render the whole prompt as a new root.
 //!
-//! For text, the anchors are the ends of earlier prompts and outputs; for ids, the longest path that
-//! the ids begin with.
+//! The anchors of a text are the ends of earlier prompts and outputs; the anchor of ids is the longest path
+//! that they begin with.
 
 use super::last_path::LastPath;
 use super::states::{NOWHERE, Walk};
-use super::types::{Ask, Join, Planned, SessionError};
+use super::types::{CallRequest, Join, PlannedNode, SessionError};
 use super::{Session, TextAnchor};
 use crate::keys::{self, Key, StateId};
 use sinew_dialect::Prompt;
 use sinew_render::{Renderer, exceeds, render_after, text_exceeds};
 use sinew_types::{FinishReason, Message, NodeId, Role, TokenId, TokenKind, ToolSpec};
 
-/// What joining a request takes. Nothing has changed yet.
+/// Plan to join a request. It has changed nothing yet.
 #[derive(Debug)]
 pub(super) struct Plan {
     /// Node that everything new follows.
     pub(super) base: Option<NodeId>,
-    pub(super) nodes: Vec<Planned>,
+    pub(super) nodes: Vec<PlannedNode>,
     pub(super) join: Join,
     /// The last known state on the way, and the steps from there.
     pub(super) from: StateId,
@@ -32,15 +32,15 @@ pub(super) struct Plan {
 }
 
 /// Nodes that lead on from what is known.
-struct Joined {
+struct JoinPlan {
     base: NodeId,
-    nodes: Vec<Planned>,
+    nodes: Vec<PlannedNode>,
     join: Join,
 }
 
 impl Plan {
-    /// For a prompt that is one step from nowhere.
-    fn raw(base: Option<NodeId>, nodes: Vec<Planned>, join: Join, key: Key) -> Self {
+    /// Plan of a prompt that is one step from nowhere.
+    fn raw(base: Option<NodeId>, nodes: Vec<PlannedNode>, join: Join, key: Key) -> Self {
         Self {
             base,
             nodes,
@@ -61,11 +61,11 @@ enum Position {
 }
 
 impl Session {
-    /// What a request adds. Changes nothing but `last_path`.
+    /// Plans the addition of a request. Changes nothing but `last_path`.
     pub(super) fn plan(
         &self,
         renderer: &dyn Renderer,
-        ask: &Ask<'_>,
+        ask: &CallRequest<'_>,
         last_path: &mut LastPath,
     ) -> Result<Plan, SessionError> {
         self.may_fit(renderer, ask.prompt)?;
@@ -76,7 +76,7 @@ impl Session {
         };
         if !ask.opening.is_empty() {
             let tokens = renderer.encode_text(ask.opening)?;
-            plan.nodes.push(Planned {
+            plan.nodes.push(PlannedNode {
                 kind: TokenKind::Forced,
                 tokens,
                 messages: Vec::new(),
@@ -107,7 +107,7 @@ impl Session {
         &self,
         renderer: &dyn Renderer,
         messages: &[Message],
-        ask: &Ask<'_>,
+        ask: &CallRequest<'_>,
         last_path: &mut LastPath,
     ) -> Result<Plan, SessionError> {
         let tools = ask.tools;
@@ -144,7 +144,7 @@ impl Session {
         if self.rewritten(&walk, messages) {
             plan.join = Join::Fork;
         }
-        plan.nodes = vec![Planned {
+        plan.nodes = vec![PlannedNode {
             kind: TokenKind::Prompt,
             tokens: renderer.render_prompt(messages, tools)?,
             messages: messages.to_vec(),
@@ -173,10 +173,9 @@ impl Session {
             .next()
     }
 
-    /// Whether a conversation that has no tokens in common with an earlier one is that one,
-    /// rewritten: the model was asked on the way to it and something else follows, or the
-    /// model's turns are in it. What only begins as an earlier one did, with the same
-    /// instructions and examples, is a conversation of its own.
+    /// Whether a conversation that shares no tokens with an earlier one is a rewritten version of it: the
+    /// model was asked on the way to it and something else follows, or the model's turns are in it. A
+    /// conversation that only shares the beginning, such as instructions and examples, is a separate one.
     fn rewritten(&self, walk: &Walk, messages: &[Message]) -> bool {
         let asked = |id: &StateId| {
             let state = self.states.get(*id);
@@ -194,9 +193,9 @@ impl Session {
         tools: &[ToolSpec],
         loose: bool,
         last_path: &mut LastPath,
-    ) -> Result<Option<Joined>, SessionError> {
+    ) -> Result<Option<JoinPlan>, SessionError> {
         let foreign = rest.iter().position(|m| m.role == Role::Assistant);
-        let at = |base, join| Joined {
+        let at = |base, join| JoinPlan {
             base,
             nodes: Vec::new(),
             join,
@@ -212,7 +211,7 @@ impl Session {
                 let answers = &rest[..foreign.unwrap_or(rest.len())];
                 last_path.go(&self.nodes, Some(node));
                 let nodes = self.extend(renderer, node, last_path.ids(), answers, tools)?;
-                let joined = Joined {
+                let joined = JoinPlan {
                     nodes,
                     ..at(node, Join::Rollback)
                 };
@@ -230,7 +229,7 @@ impl Session {
         let Some(tokens) = render_after(renderer, &rest[from..], tools)? else {
             return Ok(None);
         };
-        joined.nodes.push(Planned {
+        joined.nodes.push(PlannedNode {
             kind: TokenKind::Forced,
             tokens,
             messages: rest[from..].to_vec(),
@@ -247,20 +246,20 @@ impl Session {
         path: &[TokenId],
         answers: &[Message],
         tools: &[ToolSpec],
-    ) -> Result<Vec<Planned>, SessionError> {
+    ) -> Result<Vec<PlannedNode>, SessionError> {
         let finish = self.nodes[turn as usize].finish.as_ref();
         let finish = finish.unwrap_or(&FinishReason::Length);
         let extension = renderer.extend(path, finish, answers, tools)?;
         let mut nodes = Vec::new();
         if !extension.forced.is_empty() {
-            nodes.push(Planned {
+            nodes.push(PlannedNode {
                 kind: TokenKind::Forced,
                 tokens: extension.forced,
                 messages: Vec::new(),
                 tools: Vec::new(),
             });
         }
-        nodes.push(Planned {
+        nodes.push(PlannedNode {
             kind: TokenKind::Observation,
             tokens: extension.observation,
             messages: answers.to_vec(),
@@ -333,9 +332,9 @@ impl Session {
         Ok(Plan::raw(base, nodes, join, keys::tokens(ids)))
     }
 
-    fn raw_node(&self, base: Option<NodeId>, tokens: Vec<TokenId>, text: &str) -> Planned {
+    fn raw_node(&self, base: Option<NodeId>, tokens: Vec<TokenId>, text: &str) -> PlannedNode {
         let message = Message::new(Role::User, text);
-        Planned {
+        PlannedNode {
             kind: match base {
                 Some(_) => TokenKind::Observation,
                 None => TokenKind::Prompt,

@@ -1,4 +1,4 @@
-//! Where a client can be in a conversation: a trie over the messages it has sent.
+//! Positions of a client in a conversation: a trie over the messages it has sent.
 //!
 //! One state for each prefix of messages that was ever sent. A state that was rendered has a
 //! prompt node, after which turns were sampled; a state at the end of a sampled turn has that
@@ -11,14 +11,14 @@ use crate::keys::{self, Key, StateId};
 use sinew_types::{Message, NodeId, Role};
 use std::collections::HashMap;
 
-/// Nothing has been said, not even which tools there are.
+/// The state without any message or tool.
 pub(crate) const NOWHERE: StateId = 0;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     /// Node whose path ends where the model speaks after exactly these messages.
     pub(crate) prompt: Option<NodeId>,
-    /// Sampled node that said the last of these messages.
+    /// Sampled node of the last of these messages.
     pub(crate) turn: Option<NodeId>,
     /// Turns sampled here, in order.
     turns: Vec<Turn>,
@@ -32,12 +32,12 @@ struct Turn {
     state: StateId,
 }
 
-/// How far a list of messages is known.
+/// Known part of a list of messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Walk {
     /// State after each known message, the root first.
     pub(crate) states: Vec<StateId>,
-    /// How many turns on the way were recognized though the client had changed them.
+    /// Number of turns on the way that were recognized though the client had changed them.
     pub(crate) loose_turns: u32,
     /// The last recognized turn was changed by the client.
     pub(crate) last_loose: bool,
@@ -132,8 +132,8 @@ impl States {
         walk
     }
 
-    /// The sampled turn that `message` repeats, and whether the client changed it. Of several
-    /// equal ones the last: it is the one that a retrying client has seen.
+    /// The sampled turn that `message` repeats, and whether the client changed it. The last of several equal
+    /// ones is taken: a retrying client has seen that one.
     fn turn(&self, at: StateId, message: &Message, exact: Key) -> Option<(StateId, bool)> {
         let turns = &self.get(at).turns;
         if turns.is_empty() || message.role != Role::Assistant {

@@ -1,4 +1,4 @@
-//! Clients that do what clients do, against what must hold whatever they do.
+//! Typical client behaviour, checked against the invariants.
 
 use super::*;
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ fn wide() -> SessionLimits {
     }
 }
 
-/// A model that says `text`, with a log-probability that tells its outputs apart.
+/// A model that outputs `text`, with a log-probability that identifies the output.
 fn output(renderer: &ChatRenderer, text: &str, mark: f32, closed: bool) -> SampledTurn {
     let mut ids = renderer.encode_text(text).unwrap();
     let stop = renderer.stop_ids()[0];
@@ -83,19 +83,19 @@ impl Client {
         }
     }
 
-    /// Sends messages, lets the model say `texts`, and gives the join.
+    /// Sends messages, lets the model answer `texts`, and returns the join.
     fn say(&mut self, messages: &[Message], texts: &[&str]) -> Join {
         let outputs: Vec<_> = texts.iter().map(|t| (*t, true)).collect();
         self.turn(messages, &outputs).join
     }
 
-    fn turn(&mut self, messages: &[Message], texts: &[(&str, bool)]) -> Begun {
+    fn turn(&mut self, messages: &[Message], texts: &[(&str, bool)]) -> CallStart {
         let prompt = Prompt::Messages(messages.to_vec());
         self.prompt(&prompt, texts)
     }
 
-    fn prompt(&mut self, prompt: &Prompt, texts: &[(&str, bool)]) -> Begun {
-        let ask = Ask {
+    fn prompt(&mut self, prompt: &Prompt, texts: &[(&str, bool)]) -> CallStart {
+        let ask = CallRequest {
             prompt,
             known: None,
             tools: &self.tools,
@@ -125,7 +125,7 @@ impl Client {
             if node.kind != TokenKind::Sampled {
                 continue;
             }
-            // The mark says which output this is: each appears once.
+            // The mark identifies the output: each appears once.
             let index = (-node.logprobs[0] * 1024.0).round() as usize - 1;
             let (prompt, ids) = &self.given[index];
             assert_eq!(&node.tokens, ids, "output {index}");
@@ -173,7 +173,7 @@ fn what_clients_drop_does_not_break_the_thread() {
     let ask = [user("hi")];
     let prompt = Prompt::Messages(ask.to_vec());
     let begun = {
-        let ask = Ask {
+        let ask = CallRequest {
             prompt: &prompt,
             known: None,
             tools: &[],
@@ -210,7 +210,7 @@ fn rewritten_histories_branch_and_are_counted() {
     c.say(&[user("q")], &["one"]);
     // The same prompt again.
     assert_eq!(c.say(&[user("q")], &["two"]), Join::Resample);
-    // On from the first answer, though there is a second.
+    // The request continues the first answer, though there is a second.
     let first = [user("q"), a("one"), user("r")];
     assert_eq!(c.say(&first, &["three"]), Join::Extend);
     // Back to the first answer, another way.
@@ -219,7 +219,7 @@ fn rewritten_histories_branch_and_are_counted() {
     // Words put into the model's mouth.
     let foreign = [user("q"), a("not mine"), user("r")];
     assert_eq!(c.say(&foreign, &["five"]), Join::Rollback);
-    // On from there: the foreign words are kept, too.
+    // The next request continues there: the foreign words are kept, too.
     let on = [user("q"), a("not mine"), user("r"), a("five"), user("t")];
     assert_eq!(c.say(&on, &["six"]), Join::Extend);
     // An earlier answer was edited away: nothing fits any more.
@@ -253,7 +253,7 @@ fn other_tools_are_another_conversation() {
         parameters: serde_json::json!({}),
     }];
     assert_eq!(c.say(&[user("q")], &["uno"]), Join::Start);
-    // Tools that change in the middle rewrite the prompt of all that was said.
+    // Tools that change in the middle rewrite the prompt of all earlier messages.
     c.tools[0].name = "g".into();
     let history = [user("q"), Message::new(Role::Assistant, "uno"), user("r")];
     assert_eq!(c.say(&history, &["two"]), Join::Fork);
@@ -307,7 +307,7 @@ fn windows_and_summaries_are_forks() {
         &[system.clone(), summary.clone(), a(said), user("three")],
         // Only the result of a call is left.
         &[system.clone(), summary.clone(), result, user("three")],
-        // The task is left, and what was said is summed up.
+        // The task is left, and a summary replaces the conversation.
         &[system.clone(), user("one"), summary.clone()],
         // Other instructions before the same conversation.
         &[user("one"), a(said), user("two"), a("ok"), user("three")],
@@ -320,7 +320,7 @@ fn windows_and_summaries_are_forks() {
         history.extend([a(said), user("two")]);
         assert_eq!(c.say(&history, &["ok"]), Join::Extend);
         c.session.known_turns.add(None, &called);
-        // What follows a turn of the model's own that is left is a branch of it.
+        // A turn after one of the model's own remaining turns is a branch of it.
         let expected = if case == 6 {
             Join::Rollback
         } else {
@@ -361,7 +361,7 @@ fn text_and_token_prompts_extend_too() {
     let other = c.prompt(&Prompt::Tokens(vec![1, 2]), &[("z", false)]);
     assert_eq!(other.join, Join::Start);
     let beyond = Prompt::Tokens(vec![9999]);
-    let ask = Ask {
+    let ask = CallRequest {
         prompt: &beyond,
         known: None,
         tools: &[],
@@ -378,7 +378,7 @@ fn text_and_token_prompts_extend_too() {
 fn a_forced_opening_is_no_sampled_token() {
     let mut c = Client::new();
     let prompt = Prompt::Messages(vec![user("q")]);
-    let ask = Ask {
+    let ask = CallRequest {
         prompt: &prompt,
         known: None,
         tools: &[],
@@ -418,7 +418,7 @@ fn limits_end_the_episode_and_are_remembered() {
         Prompt::Messages(vec![user(&"q".repeat(64))]),
     );
     let begin = |s: &mut Session, prompt: &Prompt| {
-        let ask = Ask {
+        let ask = CallRequest {
             prompt,
             known: None,
             tools: &[],
@@ -511,7 +511,8 @@ fn rewards_are_bounded_in_size_number_and_bytes() {
     assert_eq!((outcome.metrics.len(), outcome.unscored_reason), (2, None));
 }
 
-/// What was answered as taken is in the trace; what comes after it was made is refused, and says where to go.
+/// An accepted reward is in the trace. A reward after the trace was made is refused, with the place where it
+/// should go.
 #[test]
 fn a_reward_is_in_the_trace_or_refused() {
     let mut s = session(SessionLimits::default());
@@ -528,7 +529,7 @@ fn a_reward_is_in_the_trace_or_refused() {
 fn what_the_engine_may_not_do_is_refused() {
     let mut c = Client::new();
     let prompt = Prompt::Messages(vec![user("q")]);
-    let ask = Ask {
+    let ask = CallRequest {
         prompt: &prompt,
         known: None,
         tools: &[],
@@ -585,7 +586,7 @@ fn a_session_is_made_again_from_what_happened() {
         })
         .unwrap();
     let prompt = Prompt::Messages(vec![user("lost")]);
-    let ask = Ask {
+    let ask = CallRequest {
         prompt: &prompt,
         known: None,
         tools: &[],
@@ -598,7 +599,7 @@ fn a_session_is_made_again_from_what_happened() {
     let text = serde_json::to_string(&told).unwrap();
     let read: Vec<Entry> = serde_json::from_str(&text).unwrap();
     let again = session(wide()).restore(read.clone(), NOW).unwrap();
-    // What ran has failed, and is nobody's turn; all else is the same.
+    // The running call has failed and has no turn; all else is the same.
     c.session.fail(lost, "the gateway was restarted", NOW);
     assert_eq!(again.calls(), c.session.calls());
     assert_eq!(again.stats(), c.session.stats());
@@ -620,7 +621,7 @@ fn only_what_is_new_need_be_told() {
     let mut c = Client::new();
     let told = |c: &mut Client, known, messages: Vec<Message>, text: &str| {
         let prompt = Prompt::Messages(messages);
-        let ask = Ask {
+        let ask = CallRequest {
             prompt: &prompt,
             known,
             tools: &[],
@@ -654,13 +655,13 @@ fn only_what_is_new_need_be_told() {
     assert_eq!(c.say(&again, &["tres"]), Join::Resample);
     let (same, begun) = told(&mut c, Some(second), vec![a("two"), user("s")], "3").unwrap();
     assert_eq!((same, begun.join), (third, Join::Resample));
-    // What cannot be joined there needs the rest of it.
+    // A continuation that cannot be joined there needs the full history.
     let other = told(&mut c, Some(second), vec![user("s")], "x").unwrap_err();
     assert!(matches!(other, SessionError::NeedsAll));
     c.check();
 }
 
-/// What a client does next.
+/// A step of a client.
 #[derive(Clone, Debug)]
 enum Step {
     /// Goes on after output `from`, with so many messages, some of them tools'.
@@ -679,7 +680,7 @@ enum Step {
         from: usize,
         text: String,
     },
-    /// White space around what output `from` said.
+    /// Adds white space around the text of output `from`.
     Loosen {
         from: usize,
         text: String,
@@ -711,7 +712,7 @@ proptest! {
         steps in prop::collection::vec((step(), any::<bool>(), "[ab]{0,2}"), 1..14),
     ) {
         let mut c = Client::new();
-        // What each output answered, and said.
+        // Question and text of each output.
         let mut seen: Vec<(Vec<Message>, String)> = Vec::new();
         for (step, closed, said) in steps {
             let assistant = |text: &str| Message::new(Role::Assistant, text);

@@ -1,4 +1,4 @@
-//! What goes into a session and what comes out.
+//! Input and output types of a session.
 
 use crate::keys::{Key, StateId};
 use crate::limits::SessionLimits;
@@ -13,7 +13,7 @@ use sinew_types::{
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// How calls are sampled where the client does not say, or whatever it says.
+/// Sampling of calls if the client leaves it open, or in any case.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingDefaults {
@@ -29,7 +29,7 @@ pub struct SamplingDefaults {
     pub pinned: bool,
 }
 
-/// What a rollout is run for.
+/// Purpose and names of a rollout.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RolloutSpec {
@@ -37,7 +37,7 @@ pub struct RolloutSpec {
     pub id: Option<EpisodeId>,
     /// Episodes that are compared with it.
     pub group: GroupId,
-    /// What the agent works on.
+    /// Task of the agent.
     pub task: TaskId,
     pub task_kind: String,
     /// Name of the run that the rollout belongs to.
@@ -47,7 +47,7 @@ pub struct RolloutSpec {
     pub purpose: String,
     /// Name of the rollout in an outside system, by which a later score may name it.
     pub external: Option<String>,
-    /// What the caller knows of how the rollout comes about. The gateway adds what it knows.
+    /// The caller's part of the provenance. The gateway adds its own.
     pub provenance: Provenance,
     /// Seed of the calls that bring none. 0: one of the rollout's name.
     pub seed: u64,
@@ -84,8 +84,8 @@ impl Default for RolloutSpec {
 }
 
 impl RolloutSpec {
-    /// Adds to the provenance what the gateway knows and the caller did not say. How calls are sampled is
-    /// known where the values are pinned.
+    /// Adds the gateway's own facts to the provenance. The sampling of calls is known if the values are
+    /// pinned.
     pub(crate) fn describe(&mut self, renderer: &dyn Renderer) {
         let (provenance, s) = (&mut self.provenance, &self.sampling);
         provenance.seed.get_or_insert(self.seed);
@@ -153,7 +153,7 @@ impl RolloutSpec {
 
 /// One call of the model.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ask<'a> {
+pub struct CallRequest<'a> {
     pub prompt: &'a Prompt,
     /// State that messages before those of `prompt` lead to; `None`: there are none before.
     pub known: Option<u32>,
@@ -166,7 +166,7 @@ pub struct Ask<'a> {
     pub ignored: &'a Ignored,
 }
 
-/// How a call joined what was captured before.
+/// Kind of a call's join to the tokens captured earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Join {
@@ -174,8 +174,8 @@ pub enum Join {
     Start,
     /// Everything known, new messages at the end: appended to the sampled tokens.
     Extend,
-    /// The same, but the client has changed a sampled turn in ways that do not change what it
-    /// says (white space, ids of calls, reasoning left out): the sampled tokens stay.
+    /// The same, but the client has changed a sampled turn in ways that do not change its content (white
+    /// space, ids of calls, reasoning left out): the sampled tokens stay.
     Realign,
     /// The same prompt again: one more sample.
     Resample,
@@ -205,10 +205,10 @@ impl Join {
 
 /// A call that may be sampled.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Begun {
+pub struct CallStart {
     /// Number within the rollout, from 1.
     pub call: u32,
-    /// What the engine must be given, exactly; shared by the requests of all choices.
+    /// Exact prompt for the engine; shared by the requests of all choices.
     pub prompt: Arc<Vec<TokenId>>,
     /// Maximum output tokens.
     pub max_tokens: u32,
@@ -223,10 +223,10 @@ fn one() -> f32 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampledTurn {
     pub tokens: Vec<SampledToken>,
-    /// Of the policy that sampled them; journals from before it was kept say 1.
+    /// Temperature of the policy that sampled them; 1 if a journal does not have it.
     #[serde(default = "one")]
     pub temperature: f32,
-    /// As the engine reported it.
+    /// Reason as the engine reported it.
     pub finish: FinishReason,
     /// The turn as the client gets it.
     pub message: Message,
@@ -236,23 +236,23 @@ pub struct SampledTurn {
 
 /// A node that a call adds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedNode {
     /// Prompt, observation or forced; sampled ones come as outputs.
     pub(crate) kind: TokenKind,
     pub(crate) tokens: Vec<TokenId>,
-    /// That these tokens render.
+    /// Messages that these tokens render.
     pub(crate) messages: Vec<Message>,
-    /// That a prompt shows.
+    /// Tools that a prompt shows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) tools: Vec<ToolSpec>,
 }
 
-/// How a call begins, without anything that is known already.
+/// Beginning of a call, without the parts that are known already.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Beginning {
+pub(crate) struct CallPlan {
     /// Node that everything new follows.
     pub(crate) base: Option<NodeId>,
-    pub(crate) nodes: Vec<Planned>,
+    pub(crate) nodes: Vec<PlannedNode>,
     pub(crate) join: Join,
     /// The last known state on the way, and the steps from there to the prompt's.
     pub(crate) from: StateId,
@@ -273,7 +273,7 @@ pub(crate) struct Beginning {
 #[serde(rename_all = "snake_case", tag = "type")]
 pub(crate) enum Entry {
     /// A call was opened.
-    Begun(Beginning),
+    Begun(CallPlan),
     /// An output of a call was captured.
     Output {
         call: u32,
@@ -284,7 +284,7 @@ pub(crate) enum Entry {
     },
     /// A call ended without all of its outputs.
     Failed { call: u32, why: String, now_s: f64 },
-    /// An output that later calls may go on from by its id.
+    /// An output that later calls may continue from by its id.
     Kept { answer: StoredAnswer },
     /// A reward was given.
     Rewarded { reward: Reward },
@@ -308,15 +308,15 @@ pub struct CallRecord {
     pub started_s: f64,
     /// `None` while it runs.
     pub ended_s: Option<f64>,
-    /// Why it gave nothing.
+    /// Error of a call without output.
     pub error: Option<String>,
 }
 
-/// What a rollout was worth.
+/// Reward of a rollout.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reward {
-    /// Of the whole episode; replaces an earlier one. With `turn`, of that turn.
+    /// Reward of the whole episode; replaces an earlier one. If `turn` is set, it is the reward of that turn.
     pub reward: f64,
     /// The task was solved.
     #[serde(default)]
@@ -333,14 +333,14 @@ pub struct Reward {
 pub(crate) const MAX_METRIC_NAME: usize = 128;
 
 impl Reward {
-    /// About what it takes in a journal.
+    /// Approximate bytes in a journal.
     pub(crate) fn bytes(&self) -> u64 {
         let names = self.metrics.keys().map(|name| name.len() as u64 + 24);
         64 + names.sum::<u64>()
     }
 }
 
-/// Why a session refused.
+/// Reasons of a session's refusals.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     #[error(transparent)]
@@ -411,7 +411,7 @@ pub struct SessionStats {
     /// Tokens in all nodes.
     pub trace_tokens: u64,
     pub message_bytes: u64,
-    /// How many calls joined in which way.
+    /// Number of calls by the kind of their join.
     pub joins: BTreeMap<Join, u32>,
     /// Calls whose output the client did not wait for.
     pub aborted: u32,
@@ -428,7 +428,7 @@ impl SessionStats {
     }
 }
 
-/// How an episode ended, in the words of the control API.
+/// End of an episode, in the terms of the control API.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FinishRequest {

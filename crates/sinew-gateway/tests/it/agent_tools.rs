@@ -1,10 +1,10 @@
-//! Tools that agents declare beside functions: those that they run are functions in the prompt and come
-//! back in their own items, those of servers are dropped and counted, and histories of both are read.
+//! Tools that agents declare in addition to functions: those that they run are functions in the prompt and
+//! come back in their own items, those of servers are dropped and counted, and histories of both are read.
 
 use crate::support::{Opened, World, world, world_with};
 use serde_json::{Value, json};
 
-/// Calls the tool that the first message of the user names, with its arguments; then says what came back.
+/// Calls the tool that the first message of the user names, with its arguments; then repeats the result.
 fn calls(prompt: &str) -> Option<String> {
     let last = prompt.rsplit("<|im_start|>").nth(1)?;
     let asked = prompt.split("CALL ").nth(1)?.split(" END").next()?;
@@ -355,7 +355,7 @@ fn anthropics_own_tools_are_functions_of_their_names() {
         );
         assert!(!shown.contains("\"zoom\", \"find\""), "{shown}");
     }
-    // A member of a set has a name of its own.
+    // A member of a set has its own name.
     let arguments = json!({"action": "navigate", "url": "http://a"});
     let (block, _) = two_turns(&world, &tools, ("browser", &arguments), &[]);
     assert_eq!(

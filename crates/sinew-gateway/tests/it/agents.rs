@@ -10,7 +10,7 @@ const CODE: &str = "I compute it.\n<code>\nprint(calculator(\"17 * 23\"))\n</cod
 const FINAL_CODE: &str = "That is it.\n<code>\nfinal_answer(391)\n</code>";
 const ANSWER: &str = "Answer: 391";
 
-/// A model that calls the tool, and says what came back.
+/// A model that calls the tool, and repeats its result.
 fn mathematician(prompt: &str) -> Option<String> {
     let last = prompt.rsplit("<|im_start|>").nth(1)?;
     if prompt.contains("final_answer") {
@@ -72,8 +72,8 @@ fn answers(program: &str, env: &[(&str, &str)], said: &[&str]) -> Value {
     assert_eq!(printed.lines().last(), Some(ANSWER), "{program}: {printed}");
     let view = world.view(&rollout.id);
     let finished = world.finish(&rollout.id);
-    // Each byte that the model said is one token, and so is the end of a turn that no stop
-    // string of the agent ended before.
+    // Each byte of the model's text is one token, and so is the end of a turn that no stop string of the
+    // agent ended earlier.
     let stopped = |s: &str| s.ends_with("</code>");
     let tokens: usize = said
         .iter()
@@ -88,7 +88,7 @@ fn joins(view: &Value, kind: &str) -> u64 {
     view["stats"]["joins"][kind].as_u64().unwrap_or(0)
 }
 
-/// An agent of two calls, the second of which goes on where the first ended.
+/// An agent of two calls, the second of which continues where the first ended.
 fn extends(program: &str, env: &[(&str, &str)]) {
     let view = answers(program, env, &[CALL, ANSWER]);
     let joined = (joins(&view, "start"), joins(&view, "extend"));
@@ -122,8 +122,8 @@ fn the_anthropic_sdk_agent_extends_what_was_sampled() {
     extends("anthropic_agent.py", &[]);
 }
 
-/// It writes its own words beside each turn of the model, so each call is a branch; that is
-/// counted, and nothing sampled is lost.
+/// It adds its own words to each turn of the model, so each call is a branch; that is counted, and nothing
+/// sampled is lost.
 #[test]
 fn the_smolagents_agent_branches_and_loses_nothing() {
     let view = answers("smolagents_agent.py", &[], &[CODE, FINAL_CODE]);

@@ -94,7 +94,7 @@ answers = list(runner)
 assert [answer.stop_reason for answer in answers] == ["tool_use", "end_turn"], answers
 assert answers[1].content[0].text == "you said: 40 + 2?", answers
 
-# What is wrong is told in Anthropic's words, with the name of the field.
+# Errors come in Anthropic's form, with the name of the field.
 for fields, name in [
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0]"),
     ({"output_format": {"type": "json_schema"}}, "output_format.schema"),

@@ -1,4 +1,4 @@
-//! Requests that are wrong, and how they are told so.
+//! Wrong requests, and their error messages.
 
 use crate::support::{Opened, World, answer, world, world_with};
 use serde_json::{Value, json};
@@ -195,7 +195,7 @@ fn wrong_completions_are_refused() {
     }
 }
 
-/// Posts to the control API, which has to answer with a status and to say a part.
+/// Posts to the control API, which has to answer with a status and a part of the message.
 fn refuser(world: &World) -> impl Fn(&str, Value, u16, &str) + '_ {
     |path, body, status, part| {
         let told = world.control("POST", path, &body);
@@ -369,7 +369,7 @@ fn who_takes_no_answers_gives_its_place_up() {
     let mut greedy = TcpStream::connect(&address).unwrap();
     let patience = Some(Duration::from_secs(30));
     greedy.set_write_timeout(patience).unwrap();
-    // Without any key: pipelined, until neither side has room for more; nobody reads the answers.
+    // Requests without any key are pipelined until neither side has room for more; nobody reads the answers.
     let asked = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n".repeat(1000);
     while greedy.write_all(&asked).is_ok() {}
     let mut next = TcpStream::connect(&address).unwrap();
@@ -400,13 +400,14 @@ fn a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized() {
     for body in bodies {
         let told = rollout.post("/chat/completions", &body);
         assert_eq!(told.error("code"), "context_length_exceeded", "{told:?}");
-        // Told is a lower bound: a token for each byte, and more for each message, would be counted.
+        // The reported number is a lower bound: a token for each byte, and more for each message, would be
+        // counted.
         let least = told.text.split("at least ").nth(1).unwrap();
         let least: u32 = least.split(' ').next().unwrap().parse().unwrap();
         assert!((1000..80_000).contains(&least), "{least}");
         assert!(least <= 8000 / 4 || body["messages"].as_array().unwrap().len() == 1);
     }
-    // What may fit is counted.
+    // Prompts that may fit are counted.
     let told = rollout.post("/chat/completions", &of(&"x".repeat(2000), 1));
     assert!(told.text.contains("at least 2"), "{told:?}");
     let body = json!({"model": "m", "messages": messages, "max_tokens": 2});

@@ -153,7 +153,7 @@ fn events_of_messages_have_the_order_of_the_api() {
         "model": "m", "max_tokens": 200, "stream": true, "tools": tools()["anthropic"],
         "messages": [{"role": "user", "content": "x"}],
     });
-    // With Anthropic's header, and with `/v1` twice, as its clients make it of our base URL.
+    // The request has Anthropic's header and `/v1` twice, as its clients append it to our base URL.
     let key = rollout.key.trim_start_matches("Bearer ");
     let url = format!("{}/v1/messages", rollout.base_url);
     let sent = body.to_string();
@@ -206,7 +206,7 @@ fn each_api_refuses_in_its_own_shape() {
     assert_eq!(answer.error("type"), "authentication_error");
 }
 
-/// Nobody else's answers can be gone on from.
+/// Nobody else's answers can be continued from.
 #[test]
 fn answers_are_kept_for_their_rollout_alone() {
     let world = world(script);
@@ -257,7 +257,7 @@ fn anthropic(rollout: &Opened, messages: &[Value]) -> Vec<Value> {
     vec![json!({"role": "assistant", "content": told["content"]})]
 }
 
-/// What an agent says next: results of the calls, or something new.
+/// The agent's next message: results of the calls, or something new.
 fn next(said: &[Value], turn: usize) -> Vec<Value> {
     let of = |kind: &str| {
         let blocks = said.iter().chain(
@@ -330,7 +330,7 @@ fn another_head_is_another_conversation() {
     world.finish(&rollout.id);
 }
 
-/// An answer to a history that was read in parts can be gone on from, with all of it.
+/// An answer to a history that was read in parts can be continued from, with all of it.
 #[test]
 fn what_was_not_read_again_is_kept_for_later() {
     let world = world(|prompt| Some(format!("{} words", prompt.matches("<|im_start|>").count())));

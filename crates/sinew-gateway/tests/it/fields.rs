@@ -1,5 +1,4 @@
-//! Fields of requests that change nothing: accepted, counted and reported, or refused by a strict
-//! gateway.
+//! Fields of requests without effect: accepted, counted and reported, or refused by a strict gateway.
 
 use crate::support::{Answer, Opened, World, world, world_in, world_with};
 use serde_json::{Value, json};
@@ -10,7 +9,7 @@ fn yes(_: &str) -> Option<String> {
 
 const MESSAGE: &str = "messages[].";
 
-/// What clients send beyond the API: path below the dialect, body, and what is counted of it.
+/// Client fields beyond the API: path below the dialect, body, and the fields that are counted.
 fn chat_cases() -> Vec<(Value, Vec<String>)> {
     let user = json!({"role": "user", "content": "x"});
     let with = |field: &str, value: Value| {
@@ -133,7 +132,7 @@ fn fields_without_effect_are_taken_and_counted() {
         );
         let finished = world.finish(&rollout.id);
         assert_eq!(finished["ignored_fields"], seen, "{finished}");
-        // As it is stored.
+        // The stored trace has the same counts.
         assert_eq!(ignored(&world, &rollout), seen);
     }
     let health = world.control("GET", "/health", &json!({})).ok();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const ANSWER: &str = "Answer: 391";
-/// With the separators of formats, as are all calls.
+/// Separators are those of formats, as in all calls.
 const STRUCTURED: &str = r#"{"answer": 391}"#;
 
 /// One way to run a framework.
@@ -17,7 +17,7 @@ struct Row {
     env: &'static [(&'static str, &'static str)],
     /// Calls of the model in its tool loop, and how they join the trace.
     tool_loop: (u64, &'static [(&'static str, u64)]),
-    /// It has typed answers of its own.
+    /// It has its own typed answers.
     structured: bool,
 }
 
@@ -117,7 +117,7 @@ fn world() -> World {
     })
 }
 
-/// Runs a program against a rollout of its own: what it printed last, and the rollout.
+/// Runs a program against a separate rollout: what it printed last, and the rollout.
 fn run(row: &Row, structured: bool) -> (String, Value) {
     let world = world();
     let rollout = world.open();
@@ -184,7 +184,7 @@ fn works(row: &Row) {
     }
 }
 
-/// A call and an answer that goes on where the call ended.
+/// A call and an answer that continues where the call ended.
 const EXTENDS: (u64, &[(&str, u64)]) = (2, &[("start", 1), ("extend", 1)]);
 
 const CHAT: &[(&str, &str)] = &[("AGENT_API", "chat_completions")];

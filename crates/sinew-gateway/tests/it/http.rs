@@ -1,4 +1,4 @@
-//! What agents and harnesses do, over real connections.
+//! Requests of agents and harnesses, over real connections.
 
 use crate::support::{answer, events, request, send, world, world_in, world_with};
 use serde_json::{Value, json};
@@ -108,7 +108,7 @@ fn tools_are_called_in_parallel_and_answered() {
     assert_eq!(calls.len(), 1);
 }
 
-/// A whole call that a cut follows is no whole turn: more calls may have been on their way.
+/// A whole call that a cut follows is not a whole turn: more calls may have been on their way.
 #[test]
 fn a_cut_behind_a_whole_call_is_a_cut() {
     let world = world(echo);
@@ -225,12 +225,11 @@ fn a_whole_answer_is_aborted_when_its_client_goes() {
     });
     let rollout = world.open();
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "x"}]});
-    let url = format!("{}/chat/completions", rollout.base_url);
-    let gone = request(Duration::from_millis(300), "POST", &url)
-        .header("authorization", &rollout.key)
-        .body(body.to_string())
-        .send();
-    assert!(gone.is_err());
+    let client = rollout.ask(&body);
+    world.until("it has a token", || {
+        world.engine.status().sampled_tokens == 1
+    });
+    drop(client);
     world.until("the generation ends", || world.engine.status().running == 0);
     assert_eq!(world.finish(&rollout.id)["sampled_tokens"], 1);
     let stats = world.gateway.stats();
@@ -268,10 +267,10 @@ fn choices_seeds_and_log_probabilities() {
     assert_eq!(view["stats"]["joins"], json!({"start": 1, "resample": 2}));
     let trace = trace(&view);
     assert_eq!(trace.leaves().len(), 6);
-    // Each output says at which temperature it was sampled.
+    // Each output has the temperature at which it was sampled.
     let sampled = trace.nodes.iter().filter(|n| !n.logprobs.is_empty());
     assert!(sampled.into_iter().all(|n| n.temperature == 0.5));
-    // What the engine was given is what is told.
+    // The reported ids are those that the engine got.
     let ids: Vec<u64> = trace.nodes[0].tokens.iter().map(|&t| t.into()).collect();
     assert_eq!(one["prompt_token_ids"], json!(ids));
 }
@@ -399,7 +398,7 @@ fn secrets_open_what_they_are_for() {
         status("POST", &format!("{rollouts}/{}/finish", one.id), &one.key),
         401
     );
-    // Anthropic's clients send the key in a header of their own.
+    // Anthropic's clients send the key in a separate header.
     let bare = one.key.trim_start_matches("Bearer ");
     let by_header = answer(
         "GET",
@@ -597,7 +596,8 @@ fn agents_go_on_after_a_crash() {
     .ok();
     let view = after.view(&rollout.id);
     assert_eq!(view["stats"]["joins"], json!({"start": 1, "extend": 1}));
-    // Of the call before the crash, and of one that was greedy: its log-probabilities are at 1.
+    // The temperatures are those of the call before the crash and of a greedy one, whose log-probabilities
+    // are at 1.
     let trace = trace(&view);
     let sampled = trace.nodes.iter().filter(|n| !n.logprobs.is_empty());
     let temperatures: Vec<f32> = sampled.map(|n| n.temperature).collect();

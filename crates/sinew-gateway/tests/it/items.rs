@@ -1,11 +1,11 @@
-//! Items of responses: their order in a stream, and what a request makes of them.
+//! Items of responses: their order in a stream, and their meaning in a request.
 
 use crate::support::{Opened, World, world};
 use serde_json::{Value, json};
 
 const CALL: &str = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 40}}\n</tool_call>";
 
-/// Thinks, speaks, calls twice and speaks again; then says what it was answered.
+/// Thinks, speaks, calls twice and speaks again; then repeats the answer.
 fn speaks(prompt: &str) -> Option<String> {
     let last = prompt.rsplit("<|im_start|>").nth(1)?;
     Some(match last.strip_prefix("tool\n") {
@@ -98,7 +98,8 @@ fn an_item_is_done_before_the_next_one_is_begun() {
     assert_eq!(ids.len(), expected.len(), "{ids:?}");
 }
 
-/// As clients put a streamed answer together: in order, with an empty message more, by name.
+/// Three ways in which clients put a streamed answer together: in order, with an additional empty message, by
+/// name.
 #[test]
 fn streamed_items_that_come_back_are_the_turn_that_was_sampled() {
     let in_order = |items: &[Value]| -> Vec<Value> { items.to_vec() };

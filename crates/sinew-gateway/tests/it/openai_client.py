@@ -79,7 +79,7 @@ for choice in answer.choices:
 answer = client.completions.create(model="gpt-x", prompt="abc", max_tokens=3)
 assert answer.choices[0].text == "you", answer
 
-# What is wrong is told by name.
+# Errors name the field.
 try:
     client.chat.completions.create(model="gpt-x", messages=hello, presence_penalty=1)
     raise AssertionError("not refused")

@@ -1,4 +1,4 @@
-//! What a rollout was worth, and what is kept of it.
+//! Rewards of rollouts, and the parts that are kept of them.
 
 use crate::support::{Opened, World, answer, world};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Addresses, keys and retries as clients really write them.
+//! Addresses, keys and retries in the forms that clients write.
 
 use crate::support::{answer, events, world, world_with};
 use serde_json::{Value, json};

@@ -105,7 +105,7 @@ logprobs = answer.output[0].content[0].logprobs
 assert "".join(t.token for t in logprobs).startswith("you said"), logprobs
 assert all(t.logprob <= 0 for t in logprobs), logprobs
 
-# What is wrong is told by name.
+# Errors name the field.
 for fields, param, code in [
     ({"conversation": "c"}, "conversation", "unsupported_value"),
     ({"prompt": {"id": "p"}}, "prompt", "unsupported_value"),

@@ -17,7 +17,7 @@ from openai.types.shared import ErrorObject
 
 BASE, KEY = os.environ["BASE_URL"], os.environ["API_KEY"]
 
-# What answers say beyond the schemas, as the page of the dialects lists it.
+# Fields of answers beyond the schemas, as the page of the dialects lists them.
 BEYOND = {"reasoning_content", "token_ids", "prompt_token_ids"}
 # The providers write these as null; everything else that is not there is left out.
 NULLS = {
@@ -64,7 +64,7 @@ def nulls(value, where):
     if isinstance(value, dict):
         for name, item in value.items():
             assert item is not None or name in NULLS, f"{where}.{name} is null"
-            # What a tool's arguments and schema say is nobody else's.
+            # A tool's arguments and schema are not checked.
             if name not in ("input", "parameters"):
                 nulls(item, f"{where}.{name}")
     elif isinstance(value, list):
@@ -112,7 +112,7 @@ def chat():
             assert chunks.pop() == "[DONE]"
             for chunk in chunks:
                 raw = check(openai.types.chat.ChatCompletionChunk, chunk, f"chunk {more}")
-                # As the original has it: null in all chunks but the last, if it is asked for.
+                # The original has it: null in all chunks but the last, if it is asked for.
                 assert ("usage" in raw) == bool(options), raw
             assert (raw.get("usage") is not None) == bool(options), raw
 

@@ -4,7 +4,7 @@ use crate::support::{Opened, world};
 use std::path::Path;
 use std::process::Command;
 
-/// Thinks and calls where it has tools and no result yet; else says much.
+/// Thinks and calls if it has tools and no result yet; else answers with a long text.
 fn speaks(prompt: &str) -> Option<String> {
     let asked = prompt.rsplit("<|im_start|>user\n").next()?;
     let words = asked.split("<|im_end|>").next()?;

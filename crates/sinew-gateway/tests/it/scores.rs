@@ -34,7 +34,7 @@ fn a_finished_rollout_is_scored_later_and_an_open_one_is_not() {
     let scores = world.store.scores(&EpisodeId::new(&id)).unwrap();
     assert_eq!((scores.len(), scores[0].source.as_str()), (1, "api"));
     assert_eq!(scores[0].score, Score::Value(1.0));
-    // By its name outside, and only with the control token.
+    // An episode is found by its outside name, but only with the control token.
     assert_eq!(
         world.store.named("ticket 7", 2).unwrap(),
         [EpisodeId::new(&id)]

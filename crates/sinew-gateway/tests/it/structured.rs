@@ -6,7 +6,7 @@ use sinew_types::Trace;
 use std::path::Path;
 use std::process::Command;
 
-/// What it would say; of that only what the format allows is said.
+/// The free output of the model; the format masks it.
 fn says(prompt: &str) -> Option<String> {
     let asked = prompt.rsplit("<|im_start|>user\n").next()?;
     let words = asked.split("<|im_end|>").next()?;
@@ -129,7 +129,7 @@ fn every_dialect_holds_the_output_to_a_schema() {
                 "as it was asked for"
             );
         }
-        // The trace says what the output was held to, and which tokens had no choice.
+        // The trace records the format of the output, and the tokens without a choice.
         let trace = trace(&world, &rollout);
         trace.validate().unwrap();
         let node = trace.nodes.last().unwrap();
@@ -193,12 +193,12 @@ fn strict_tools_follow_their_schemas() {
         let value: Value = serde_json::from_str(arguments).unwrap();
         assert!([40, 41].map(Value::from).contains(&value["a"]), "{value}");
     };
-    // The model may call or not; if it does, as the schema says.
+    // The model may call or not; a call follows the schema.
     let called = calls(json!({"tools": [add(true)]}), "call");
     assert_eq!(called.len(), 1);
     checked(&called[0]);
     assert!(calls(json!({"tools": [add(true)]}), "anything").is_empty());
-    // It must, and its own words are no call.
+    // It must call, and its own words are not a call.
     for choice in [
         json!("required"),
         json!({"type": "function", "function": {"name": "add"}}),
@@ -306,7 +306,7 @@ fn an_engine_without_masks_refuses_formats() {
     assert_eq!(told.status, 400, "{told:?}");
     assert_eq!(told.error("param"), "response_format.json_schema.schema");
     assert_eq!(told.error("code"), "invalid_format");
-    // Clients say of tools that they are strict by default: that has no effect, and is counted.
+    // Clients declare tools as strict by default: that has no effect, and is counted.
     let fields = json!({"tools": [add(true)]});
     let told = rollout
         .post("/chat/completions", &body("call", &fields))

@@ -11,7 +11,8 @@ use sinew_infer::{FakeConfig, FakeEngine, FakeModel, TokenBytes};
 use sinew_render::{ChatRenderer, Renderer};
 use sinew_store::{MemoryStore, TraceStore};
 use sinew_types::{Engine, GenerateRequest, TokenId};
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -35,10 +36,10 @@ pub(crate) fn grammars() -> Arc<dyn Grammars> {
     Arc::new(GuidedGrammars::new(vocabulary).unwrap())
 }
 
-/// What the engine says to a conversation whose last words are these; nothing else matches.
+/// Answer of the engine to a conversation that ends with these words; nothing else matches.
 pub(crate) type Answers = fn(&str) -> Option<String>;
 
-/// Everything up to `<hang>` is said at once, then nothing more.
+/// Everything up to `<hang>` is sent at once, then nothing more.
 pub(crate) struct World {
     pub(crate) gateway: Gateway,
     pub(crate) url: String,
@@ -49,7 +50,7 @@ pub(crate) struct World {
     runtime: tokio::runtime::Runtime,
 }
 
-/// A gateway whose engine answers as told; `change` edits both configurations.
+/// A gateway whose engine gives the scripted answers; `change` edits both configurations.
 pub(crate) fn world_with(
     answers: Answers,
     change: impl FnOnce(&mut GatewayConfig, &mut FakeConfig),
@@ -107,7 +108,7 @@ pub(crate) fn world_behind(
         journal,
         ..GatewayConfig::default()
     };
-    // Who leaves does not come back, unless a test says so.
+    // Clients that leave do not come back, unless a test sets this.
     config.server.client_grace = Duration::ZERO;
     change(&mut config, &mut fake);
     let start = Instant::now();
@@ -188,7 +189,7 @@ pub(crate) fn request(patience: Duration, method: &str, url: &str) -> RequestBui
     client.unwrap().request(method, url)
 }
 
-/// One request on a connection of its own.
+/// One request on a separate connection.
 pub(crate) fn send(
     method: &str,
     url: &str,
@@ -261,14 +262,14 @@ impl World {
         }
     }
 
-    /// Ends for good, and says so for a minute.
+    /// Ends for good, and reports it for a minute.
     pub(crate) fn end(&mut self) {
         if let Some(server) = self.server.take() {
             self.runtime.spawn(server.end(Duration::from_secs(60)));
         }
     }
 
-    /// How many calls had to be cut.
+    /// Stops the gateway, and returns the number of calls that had to be cut.
     pub(crate) fn stop(&mut self) -> usize {
         let server = self.server.take();
         server.map_or(0, |server| self.runtime.block_on(server.stop()))
@@ -292,6 +293,22 @@ impl Opened {
         let mut headers = vec![("authorization", self.key.as_str())];
         headers.extend_from_slice(more);
         answer("POST", &url, &headers, body.to_string().as_bytes())
+    }
+
+    /// A call whose client leaves when the connection is dropped.
+    pub(crate) fn ask(&self, body: &Value) -> TcpStream {
+        let address = self.base_url.strip_prefix("http://").unwrap();
+        let (address, path) = address.split_at(address.find('/').unwrap());
+        let text = body.to_string();
+        let mut client = TcpStream::connect(address).unwrap();
+        let request = format!(
+            "POST {path}/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: {}\r\n\
+             content-length: {}\r\n\r\n{text}",
+            self.key,
+            text.len()
+        );
+        client.write_all(request.as_bytes()).unwrap();
+        client
     }
 
     pub(crate) fn chat(&self, messages: &Value) -> Value {

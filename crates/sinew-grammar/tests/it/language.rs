@@ -245,7 +245,8 @@ fn answer_schema_is_an_alternative_to_calls() {
     for output in ["", "Ann", "{\"name\": \"Ann\"}", &format!("{call}{person}")] {
         assert!(GUIDED.check_text(&format, output).is_err(), "{output}");
     }
-    // Without an answer schema only calls are allowed. With `auto` an answer schema has no effect: refused.
+    // Only calls are allowed if there is no answer schema. An answer schema has no effect with `auto`:
+    // refused.
     assert!(
         GUIDED
             .check_text(&tools(ToolNeed::Required, false), person)

@@ -1,7 +1,7 @@
 //! The pull half of the OCI distribution specification 1.1 over HTTP, with Docker's token authentication.
 //!
-//! Not with oci-client: its client cannot be given certificates (it panics on a machine without a store of
-//! them, also for HTTP), and it reads manifests and tokens of any length into memory.
+//! The crate oci-client is not used: its client cannot be given certificates (it panics on a machine without
+//! a store of them, also for HTTP), and it reads manifests and tokens of any length into memory.
 
 use super::PullLimits;
 use super::credentials::Login;
@@ -30,7 +30,7 @@ const MAX_REDIRECTS: usize = 5;
 const MAX_DOCUMENT: u64 = 4 << 20;
 /// Longest pause before a request is repeated.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
-/// What a manifest may be.
+/// Accepted media types of manifests.
 const MANIFESTS: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
      application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
 
@@ -146,7 +146,7 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// The manifest or index that a tag or a digest names, and the type that the registry says it has.
+    /// The manifest or index that a tag or a digest names, and its type as the registry reports it.
     pub(super) fn manifest(&self, target: &str) -> Result<(Vec<u8>, String), ImageError> {
         self.retry(|| {
             let answer = self.get(&format!("manifests/{target}"), Some(MANIFESTS), 0)?;
@@ -164,8 +164,8 @@ impl<'a> Client<'a> {
         self.retry(|| document(self.get(&format!("blobs/{digest}"), None, 0)?))
     }
 
-    /// Writes a blob to `path`, which is there afterwards only if digest and length are right. What has come
-    /// before a connection broke is not asked for again.
+    /// Writes a blob to `path`, which is there afterwards only if digest and length are right. Bytes that
+    /// came before a connection broke are not requested again.
     pub(super) fn blob(&self, digest: &str, size: u64, path: &Path) -> Result<(), ImageError> {
         let part = path.with_extension("part");
         let at = |e: std::io::Error| io_error(part.display().to_string(), e);
@@ -277,7 +277,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// A status that is no answer to the question: that of a registry in trouble is asked again.
+    /// A status that does not answer the question. A registry with a fault is asked again.
     fn other(&self, status: u16, headers: &HeaderMap) -> Failure {
         match may_pass(status) {
             true => Failure::Passing(format!("it answered {status}"), retry_after(headers)),
@@ -290,7 +290,7 @@ impl<'a> Client<'a> {
 
     /// Does what a challenge asks for: the header for all further requests.
     ///
-    /// Many registries ask for a token even of those who pull without a password.
+    /// Many registries ask for a token even for pulls without a password.
     fn authorize(&self, headers: &HeaderMap) -> Result<(), Failure> {
         let login = self
             .login
@@ -316,8 +316,8 @@ impl<'a> Client<'a> {
 
     /// A token to pull from the repository (Docker's token authentication).
     ///
-    /// The address is the registry's word, so a password goes there over HTTPS or on loopback alone. The
-    /// token is for this repository and for pulling, whatever else the challenge names.
+    /// The address is the registry's word, so a password goes there over HTTPS or on only loopback. The token
+    /// is for this repository and for pulling, whatever else the challenge names.
     fn token(
         &self,
         realm: &str,
@@ -395,7 +395,7 @@ fn basic((user, password): &Login) -> String {
     format!("Basic {text}")
 }
 
-/// A blob that is not what the image says.
+/// A blob that does not match the image.
 fn wrong(digest: &str, size: u64, found: String) -> ImageError {
     ImageError::Digest {
         blob: format!("blob {digest} of the registry"),

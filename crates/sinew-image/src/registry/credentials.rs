@@ -13,7 +13,7 @@ const MAX_FILE: u64 = 1 << 20;
 /// Key of Docker's hub in Docker's configuration.
 const HUB: &str = "https://index.docker.io/v1/";
 
-/// Where users and passwords of registries are looked up.
+/// Sources of users and passwords of registries.
 #[derive(Clone, Default)]
 pub struct Credentials {
     /// Words `HOST=USER:PASSWORD`, separated by white space. They come first.

@@ -2,8 +2,8 @@
 //!
 //! An image is pulled once a host: the process that holds the lock `ID-pull.lock` of the cache writes an OCI
 //! layout `ID-pull.partial`, unpacks it and removes it, while others wait; ID is that of the image. A layout
-//! that a killed process left is gone on with. A name with a digest whose image is in the cache makes no
-//! request at all; one with a tag asks for the manifest alone.
+//! that a killed process left is continued. A name with a digest whose image is in the cache makes no request
+//! at all; one with a tag requests only the manifest.
 
 mod client;
 mod credentials;
@@ -65,8 +65,8 @@ struct Documents {
 ///
 /// # Errors
 /// [`ImageError::Reference`] for a name that is none, [`ImageError::Missing`], [`ImageError::Unauthorized`]
-/// and [`ImageError::Unreachable`] for what the registry answers, [`ImageError::Platform`] if it has none for
-/// this machine, [`ImageError::Digest`] if a document or a layer is not what its digest says, and those of
+/// and [`ImageError::Unreachable`] for errors of the registry, [`ImageError::Platform`] if it has none for
+/// this machine, [`ImageError::Digest`] if a document or a layer does not match its digest, and those of
 /// [`crate::unpack`].
 pub fn pull(
     image: &str,
@@ -84,10 +84,10 @@ pub fn pull(
     })
 }
 
-/// [`pull`] on a thread of its own.
+/// [`pull`] on a separate thread.
 ///
 /// The lock is that of the image and not of its name: two names of one image wait for each other, and two
-/// images under one tag do not. What is looked for before the lock is looked for again under it.
+/// images under one tag do not. Files that are looked for before the lock are looked for again under it.
 fn pull_here(
     reference: &Reference,
     cache: &Path,
@@ -122,7 +122,7 @@ fn pull_here(
     Ok(image)
 }
 
-/// File that says which image a digest of a registry names on this kind of machine.
+/// File with the image that a digest of a registry names on this kind of machine.
 fn memory(cache: &Path, digest: &str) -> Result<std::path::PathBuf, ImageError> {
     Ok(cache.join(format!("{}.pulled", documents::sha256(digest)?)))
 }
@@ -144,12 +144,12 @@ fn remember(cache: &Path, digest: &str, id: &str) -> Result<(), ImageError> {
 
 /// Finds the manifest for this machine: the one that is named, or one of the index that is.
 ///
-/// A digest in the name is that of what is named, so it holds for an index, too, and through the digests in
-/// it for everything below. A tag is what the registry says it is.
+/// A digest in the name is that of the named document, so it holds for an index, too, and through the digests
+/// in it for everything below. A tag is resolved by the registry.
 ///
 /// # Errors
-/// What the registry answers, a document with another digest than it was asked for by, or an index without
-/// an image for this machine.
+/// If the registry answers with an error, with a document of another digest than requested, or with an index
+/// without an image for this machine.
 fn documents(client: &Client<'_>, reference: &Reference) -> Result<Documents, ImageError> {
     let (bytes, kind) = client.manifest(&reference.target)?;
     let mut descriptor = documents::describe(&bytes, &kind)?;
@@ -198,7 +198,7 @@ fn download(
     let folder = cache.join(format!("{id}-pull.partial"));
     let image = fill(client, &folder, documents, limits)
         .and_then(|()| crate::unpack(&folder, cache, &limits.unpack));
-    // After an error of the network, what came is kept for the next attempt.
+    // Downloaded parts are kept for the next attempt after an error of the network.
     if !matches!(image, Err(ImageError::Unreachable { .. })) {
         let removed = fs::remove_dir_all(&folder);
         if image.is_ok() {
@@ -211,7 +211,8 @@ fn download(
 /// Writes the layout: what the manifest names, each blob under its digest.
 ///
 /// # Errors
-/// What the registry answers, a blob that is not what its digest says, or more bytes than the limit.
+/// If the registry answers with an error, a blob does not match its digest, or there are more bytes than the
+/// limit.
 fn fill(
     client: &Client<'_>,
     folder: &Path,

@@ -41,8 +41,8 @@ pub(crate) fn is_loopback(host: &str) -> bool {
 }
 
 impl Reference {
-    /// Reads `registry:HOST/NAME:TAG`, or with `@sha256:DIGEST` instead of or after the tag. A digest decides
-    /// alone.
+    /// Reads `registry:HOST/NAME:TAG`, or with `@sha256:DIGEST` instead of or after the tag. If there is a
+    /// digest, only it decides.
     ///
     /// # Errors
     /// [`ImageError::Reference`] with the part that is wrong.
@@ -114,7 +114,7 @@ impl Reference {
         format!("{scheme}://{host}/v2/{}", self.repository)
     }
 
-    /// True if a password may be sent to `host` over HTTP: on loopback alone.
+    /// True if a password may be sent to `host` over HTTP: on only loopback.
     pub(crate) fn may_see_password(&self) -> bool {
         !self.plain || is_loopback(&self.host)
     }
@@ -131,7 +131,7 @@ impl std::fmt::Display for Reference {
     }
 }
 
-/// A host with an optional port. Without dot or port it could be the first part of a name.
+/// A host with an optional port. A host without dot or port could be the first part of a name.
 fn is_host(host: &str) -> bool {
     let (name, port) = match host.strip_prefix('[').and_then(|h| h.split_once(']')) {
         Some((address, rest)) => {

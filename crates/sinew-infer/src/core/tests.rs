@@ -47,7 +47,7 @@ fn request(id: u64, prompt: &[TokenId], max_tokens: u32) -> GenerateRequest {
     }
 }
 
-/// What a request got.
+/// Results of a request.
 #[derive(Debug, Default)]
 struct Answer {
     tokens: Vec<TokenId>,
@@ -244,7 +244,7 @@ fn swapped_weights_stamp_later_tokens_and_hide_old_prefixes() {
             assert_eq!(core.status().prefill_tokens, 5 + 5);
         }
         check_answer(&again, &rest[&2]);
-        // After the end nothing of version 0 is left in the cache.
+        // The cache has nothing of version 0 after the end.
         let third = request(3, &r.prompt, 1);
         let cached = run(&mut core, std::slice::from_ref(&third))[&3].ends[0].clone();
         assert_eq!(cached, Ok((FinishReason::Length, 4)));
@@ -510,8 +510,8 @@ proptest! {
         prop_assert_eq!(status.kv_tokens_free, status.kv_tokens_total);
     }
 
-    /// With enough memory, each distinct prefix is computed once; a request may add one
-    /// token, to get logits for a prompt that was computed before.
+    /// Each distinct prefix is computed once if there is enough memory. A request may add one token, to get
+    /// logits for a prompt that was computed before.
     #[test]
     fn prompts_are_computed_once(
         requests in prop::collection::vec(any_request(), 1..12),

@@ -1,5 +1,4 @@
-//! The decisions about one forward pass: which rows it computes, which blocks it writes, which
-//! tokens it draws.
+//! The decisions about one forward pass: its rows, the blocks that it writes, and the tokens that it draws.
 //!
 //! Order of a pass: sequences that generate, one row each; prompts that have begun; waiting
 //! requests by priority and arrival, as far as rows, sequences and blocks suffice; and, only if
@@ -364,7 +363,7 @@ impl Scheduler {
         let free = !self.blocks.is_used(block) && slots == self.blocks.filled(block);
         self.blocks.retain(block);
         if free {
-            // No sequence writes to it and all of it fits: go on in place.
+            // No sequence writes to it and all of it fits: continue in place.
             sequence.chain.push(block);
             return;
         }

@@ -50,7 +50,7 @@ impl Forward for Gated {
         self.inner.copy_block(copy);
     }
     fn logits(&mut self, batch: &Batch) -> Result<&[f32], String> {
-        // Without tickets left and without a test to give more, the engine runs freely.
+        // The engine runs freely when no tickets are left and the test that gives them has ended.
         let _ = self.tickets.recv();
         self.inner.logits(batch)
     }
@@ -229,7 +229,7 @@ fn a_panic_stops_the_engine_for_everyone_and_hangs_nobody() {
     let (a, events_a) = channel();
     let (b, events_b) = channel();
     engine.submit(request(1, &[1], 100), a).unwrap();
-    // The engine may have stopped by now; then the refusal says so.
+    // The engine may have stopped by now; then the refusal reports that.
     let second = engine.submit(request(2, &[2], 100), b);
     let (_, end) = collect(&events_a);
     let stopped = |e: &EngineError| matches!(e, EngineError::Stopped(why) if why.contains("pass 3 went wrong"));

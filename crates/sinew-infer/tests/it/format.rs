@@ -1,4 +1,4 @@
-//! Requests with formats: what is drawn, what is recorded, and that nothing goes on without a mask.
+//! Requests with formats: drawn and recorded tokens, and the end of a request without a mask.
 
 use crate::{channel, collect, ids, request};
 use sinew_grammar::{
@@ -107,7 +107,7 @@ fn said(tokens: &[SampledToken]) -> String {
     String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned()
 }
 
-/// As a recorder writes it.
+/// The node that a recorder writes.
 fn node(tokens: &[SampledToken]) -> Node {
     let mut node = Node::given(NO_PARENT, 0, TokenKind::Sampled, ids(tokens), Vec::new());
     tokens
@@ -135,7 +135,7 @@ fn outputs_are_of_the_format_and_end_by_themselves() {
     }
 }
 
-/// Against a softmax in f64 over the allowed logits, made again from nothing.
+/// Compares with a softmax in f64 over the allowed logits, computed separately.
 #[test]
 fn logprobs_are_of_the_softmax_over_the_mask() {
     for (id, temperature) in [(1, 1.0f32), (2, 0.6), (3, 1.7)] {

@@ -111,8 +111,8 @@ fn groups() -> Vec<GenerateRequest> {
     requests.collect()
 }
 
-/// Tokens and log-probabilities, bit by bit: each pass computes a row's logits from its own
-/// sequence alone, however the batch is put together.
+/// Tokens and log-probabilities, bit by bit: each pass computes a row's logits from only its own sequence,
+/// however the batch is put together.
 #[test]
 fn tokens_and_logprobs_do_not_depend_on_batching_chunks_or_preemption() {
     let params = tiny_params(1);
@@ -145,8 +145,8 @@ fn tokens_and_logprobs_do_not_depend_on_batching_chunks_or_preemption() {
     }
 }
 
-/// What the sampler says of a token is what the trainer computes for it, at the temperature of its request,
-/// in one batch of several; greedy tokens are said to be at 1.
+/// The sampler's log-probability of a token is the one that the trainer computes for it, at the temperature
+/// of its request, in one batch of several. Greedy tokens are reported at temperature 1.
 #[test]
 fn sampler_and_trainer_agree_at_every_temperature() {
     let params = tiny_params(5);
@@ -204,7 +204,7 @@ fn prompts_computed_once(requests: &[GenerateRequest]) -> u64 {
     prefixes.len() as u64
 }
 
-/// Greedy tokens from the model alone, the whole sequence computed anew for each.
+/// Greedy tokens from only the model, the whole sequence computed anew for each.
 fn naive_greedy(params: &Params, prompt: &[TokenId], count: usize) -> Vec<TokenId> {
     let device = device();
     let context = params.config().max_context;
@@ -312,7 +312,7 @@ fn smollm2() -> Params {
     load_model(&files).unwrap().params
 }
 
-/// Against `transformers` on the same file: the tokens exactly, log-probabilities within 1e-3.
+/// Compares with `transformers` on the same file: the tokens exactly, log-probabilities within 1e-3.
 #[test]
 fn smollm2_continues_greedily_as_transformers_does() {
     let text = include_str!("../golden/smollm2.json");

@@ -1,5 +1,5 @@
-//! A second implementation of the device seam, in plain loops: one layer of attention, and a sampler of its
-//! own that hands out draws and no logits. It is held to the tests of every forward pass.
+//! A second implementation of the device interface, in plain loops: one layer of attention, and a separate
+//! sampler that returns draws and no logits. It must pass the tests of every forward pass.
 
 use crate::{channel, collect, request};
 use sinew_grammar::Mask;

@@ -257,7 +257,7 @@ impl Running<'_> {
     }
 
     /// Counts a process that ended: all of them count for the time, the first one gives the status.
-    fn reaped(&mut self, gone: sys::Gone) {
+    fn reaped(&mut self, gone: sys::ReapedChild) {
         let mine = gone.pid == self.child.pid;
         if !mine && self.waiting.lost(gone.pid) {
             return;
@@ -360,7 +360,7 @@ impl Running<'_> {
     }
 
     /// The ENDED frame: how it ended, what cut it, and what was counted, in the order of `Ended` in
-    /// sinew-guest.
+    /// sinew-sandbox.
     fn report(&self, counted: &CgroupEvents) -> Vec<u8> {
         let status = self.status.unwrap_or(0);
         let signal = status & 0x7f;

@@ -1,4 +1,4 @@
-//! Attacks on files and on what `/proc` shows: cases 21 to 45 of the list.
+//! Attacks on files and on `/proc`: cases 21 to 45 of the list.
 //!
 //! | cases | attack | what holds it |
 //! |---|---|---|
@@ -14,11 +14,11 @@
 
 use crate::attack::{Case, Expect};
 
-/// In the order of their numbers.
+/// The cases in the order of their numbers.
 ///
 /// Each case prints `DONE` if everything that it tried was refused, and `ESCAPED` with the first thing that
-/// was not. All have five seconds. Where a folder of the host has to exist, as engines of containers cannot
-/// leave some out, an empty one counts as refused.
+/// was not. The deadline of all is five seconds. An empty folder counts as refused, since engines of
+/// containers cannot leave out some folders of the host.
 ///
 /// - 21: opens the secret and folders that only the host has; then compares the names of its environment
 ///   with the five that a sandbox sets.
@@ -29,7 +29,7 @@ use crate::attack::{Case, Expect};
 ///   `unshare`, `setns`, and file handles, which ignore the root of a process.
 /// - 32: writes to the system's folders and to the files of `/proc` and `/sys` by which a program could make
 ///   the kernel run something as the host's first user (`core_pattern`, `modprobe`, `release_agent`).
-/// - 33: a program of its own with a set-user-id bit must run as the same user.
+/// - 33: a separate program with a set-user-id bit must run as the same user.
 /// - 36: `/proc/self/exe` opened for writing is how a container overwrote its runtime (CVE-2019-5736).
 /// - 37: from descriptor 3 on nothing may lead outside. The one socket by which a Python program reports its
 ///   end may be there; it has to be empty, one-way and without a named peer.
@@ -39,7 +39,7 @@ use crate::attack::{Case, Expect};
 /// - 42: traces, reads the memory of, and changes the limits of its parent and of the first process.
 /// - 43: types into a terminal, which would run in the caller's shell.
 /// - 44: writes a forged report to each descriptor and exits with 7; 7 must be the ending.
-/// - 45: sends three signals to the first process and to all that it can reach. It goes on itself, and the
+/// - 45: sends three signals to the first process and to all that it can reach. It survives itself, and the
 ///   sibling answers afterwards.
 pub(crate) const CASES: &[Case] = &[
     Case::new(21, "reads the host's files", Expect::Done, 5000, "

@@ -1,8 +1,8 @@
-//! What the host sees: traps that an escape would spring, and what an attack left behind.
+//! Observes the host: traps that an escape would spring, and remains of an attack.
 //!
-//! The suite counts what sandboxes may have left: processes below this one, control groups, mounts. It counts
-//! before and after each attack, with one unharmed sandbox beside, and asks again for a while before it calls
-//! a difference a leak: the kernel frees groups late.
+//! The suite counts possible remains of sandboxes: processes below this one, control groups, mounts. It
+//! counts before and after each attack, while one unharmed sandbox runs, and asks again for a while before it
+//! calls a difference a leak: the kernel frees groups late.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher};
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub(crate) struct Witness {
     /// Content of the file; nobody inside can know it.
     pub(crate) secret: String,
-    /// Readable by the host alone, with the secret as its content.
+    /// Readable by only the host, with the secret as its content.
     file: PathBuf,
     /// A connection to it has left the network namespace.
     port: TcpListener,
@@ -60,7 +60,7 @@ impl Witness {
         })
     }
 
-    /// Where the traps are, in the attacker's language. The secret itself is not told.
+    /// Addresses of the traps, in the attacker's language, without the secret itself.
     pub(crate) fn python(&self) -> String {
         let port = self.port.local_addr().map_or(0, |a| a.port());
         format!(
@@ -75,7 +75,7 @@ impl Witness {
         self.file.to_string_lossy().into_owned()
     }
 
-    /// Which trap was sprung.
+    /// The first sprung trap.
     pub(crate) fn sprung(&self) -> Option<String> {
         let now = std::fs::read_to_string(&self.file).unwrap_or_default();
         if now != self.secret {
@@ -98,14 +98,14 @@ impl Drop for Witness {
     }
 }
 
-/// What exists on the host because of sandboxes of this process.
+/// Counts of things on the host that belong to sandboxes of this process.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Residue {
-    /// Below this process, at any depth.
+    /// Processes below this one, at any depth.
     processes: usize,
     /// Control groups of sandboxes.
     groups: usize,
-    /// At places where sandboxes mount.
+    /// Mounts at places of sandboxes.
     mounts: usize,
 }
 
@@ -129,8 +129,8 @@ impl Residue {
         }
     }
 
-    /// What there is once nothing changes any more: sandboxes that live on, and pools, get
-    /// interpreters ready for what comes next.
+    /// Counts once nothing changes any more: living sandboxes and pools make interpreters ready for the next
+    /// call.
     pub(crate) async fn settled() -> Self {
         let (mut last, mut still) = (Self::now(), 0);
         for _ in 0..100 {
@@ -145,7 +145,7 @@ impl Residue {
         last
     }
 
-    /// What there is more now than then. Freed groups may take the kernel a moment.
+    /// Growth since then, in words. The kernel may take a moment to free groups.
     pub(crate) async fn left_since(&self) -> Option<String> {
         let mut left = None;
         for _ in 0..100 {
@@ -168,8 +168,8 @@ impl Residue {
     }
 }
 
-/// Whether a line of `/proc/PID/mounts` is at a place where sandboxes mount in namespaces of
-/// their own; the host itself and others mount elsewhere meanwhile.
+/// Whether a line of `/proc/PID/mounts` is at a place where sandboxes mount in separate namespaces; the host
+/// itself and others mount elsewhere meanwhile.
 pub(crate) fn of_sandboxes(line: &str) -> bool {
     let point = line.split(' ').nth(1).unwrap_or_default();
     let inside = point.strip_prefix("/root").unwrap_or(point);
@@ -187,7 +187,7 @@ pub(crate) fn descendants(root: u32) -> HashSet<u32> {
             continue;
         };
         let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        // After the name in parentheses: state, parent.
+        // The fields after the name in parentheses: state, parent.
         let parent = stat.rsplit(')').next().and_then(|rest| {
             let field = rest.split_whitespace().nth(1)?;
             field.parse::<u32>().ok()

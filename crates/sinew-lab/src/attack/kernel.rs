@@ -14,7 +14,7 @@
 
 use crate::attack::{Case, Expect};
 
-/// In the order of their numbers, but that 49 has a second part behind 51.
+/// The cases in the order of their numbers, except that 49 has a second part behind 51.
 ///
 /// Numbers of system calls are those of x86-64; elsewhere cases with raw calls are skipped, as the same
 /// number would be another call.
@@ -29,14 +29,14 @@ use crate::attack::{Case, Expect};
 ///   flags can be checked.
 /// - 49, flags: calls that programs do need, with the arguments that reach out of a sandbox: `ioctl` on the
 ///   system's files, leases and notifications, huge pages, filters on sockets, priority inheritance.
-/// - 50: `int 0x80` has other numbers and would pass a filter that looks at the number alone: the program is
-///   ended as `Denied`. For x32 the kernel may not know the convention at all, which is as good.
+/// - 50: `int 0x80` has other numbers and would pass a filter that checks only the number: the program is
+///   ended as `Denied`. The kernel may lack the x32 convention altogether, which also counts as held.
 /// - 51: the kernel reads the lower half of the flags of `clone`; a filter that compares all 64 bits could
 ///   be misled by the upper half. And each single flag that changes whose child a process is, or its
 ///   namespaces.
 /// - 52: a user namespace would give all capabilities inside of it, and so the kernel's larger attack
 ///   surface.
-/// - 53: fourteen families with four kinds each, from Internet to `AF_ALG` and vsock. Unix sockets alone are
+/// - 53: fourteen families with four kinds each, from Internet to `AF_ALG` and vsock. Only Unix sockets are
 ///   allowed.
 /// - 54: a better priority, real-time scheduling, and all memory locked.
 /// - 55: only harmless nodes may be in `/dev`; others must not open in any mode.

@@ -1,7 +1,7 @@
 //! Attacks on machines: the suite of every level, and cases 80 to 84 of the list.
 //!
-//! For the latter the guest's kernel is taken for conquered: programs are its first user, behind
-//! no walls inside, and use the agent's own channel. What must hold is the machine.
+//! The latter assume a conquered guest kernel: programs run as its first user, without walls inside, and use
+//! the agent's own channel. Only the machine has to hold.
 //!
 //! | cases | attack | what must hold |
 //! |---|---|---|
@@ -20,14 +20,14 @@ use sinew_sandbox::{
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// What a monitor may take for itself: the guest's memory, translated code, its own.
+/// Memory limit of a monitor: the guest's memory, translated code, its own.
 const MONITOR_BYTES: u64 = 512 << 20;
-/// How far a guest's clock may be off, in seconds.
+/// Allowed error of a guest's clock, in seconds.
 const CLOCK_S: f64 = 5.0;
 
 /// One attack on a machine.
 struct Case {
-    /// Of the list in `docs/sandbox.md`.
+    /// Number in the list of `docs/sandbox.md`.
     number: u32,
     name: &'static str,
     run: for<'a> fn(&'a MicrovmProvider) -> SandboxFuture<'a, Verdict>,
@@ -44,9 +44,9 @@ macro_rules! case {
     };
 }
 
-/// In the order of their numbers.
+/// The cases in the order of their numbers.
 ///
-/// Programs run behind no walls of the guest, but for 48 and 84: as the guest's first user, with all
+/// Programs run behind no walls of the guest, except for 48 and 84: as the guest's first user, with all
 /// devices.
 ///
 /// - 48 reads the rights of the monitor on the host: no capability, a user other than 0, a filter, no
@@ -133,7 +133,7 @@ pub async fn run(
 /// Runs the cases that only machines have.
 ///
 /// # Errors
-/// As [`run`].
+/// Same as [`run`].
 pub async fn run_own(
     provider: &MicrovmProvider,
     filter: &str,
@@ -159,14 +159,14 @@ pub async fn run_own(
     sibling.destroy().await
 }
 
-/// After an attack that was held: no monitor is left, and the sibling answers.
+/// Checks after an attack that was held: no monitor is left, and the sibling answers.
 ///
 /// Monitors get two seconds to end. A verdict other than `Held` is passed on as it is.
 async fn aftermath(before: usize, sibling: &mut dyn Sandbox, verdict: Verdict) -> Verdict {
     if verdict.0 != AttackOutcome::Held {
         return verdict;
     }
-    // Those that were dropped are seen off by a thread of their own.
+    // Those that were dropped are seen off by a separate thread.
     for _ in 0..200 {
         if monitors().len() <= before {
             break;
@@ -257,7 +257,7 @@ async fn monitor_rights(provider: &MicrovmProvider) -> Result<Verdict, SandboxEr
     }
 }
 
-/// The machine must die of it, and be told to have died.
+/// The machine must die of it, and the result must report that.
 ///
 /// `script` runs in the guest's shell with `seconds` until the deadline. Its ending has to be `SandboxDied`,
 /// a further program has to fail with `Died`, and `reset` has to give a machine that works.
@@ -288,7 +288,7 @@ async fn dies(
 /// Machines that panic one after the other must not wear the provider out.
 ///
 /// The first of four turns panics the kernel; in the others a shell sends itself a segmentation fault, which
-/// must end that program alone. A reset follows each.
+/// must end only that program. A reset follows each.
 async fn panic_loop(provider: &MicrovmProvider) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire_unwalled(&spec()).await?;
     for turn in 0..4 {

@@ -1,16 +1,15 @@
 //! The attack suite: hostile programs run inside, judged from outside.
 //!
-//! Each case runs in a sandbox of its own. It is `held` only if its effect did not happen, its
-//! ending is the precise one, a sibling sandbox is unharmed, and no process, group or mount is
-//! left. What cannot apply at this level is listed with the reason. The numbers are those of
-//! the list in `docs/sandbox.md`.
+//! Each case runs in a separate sandbox. It is `held` only if its effect did not happen, its ending is the
+//! precise one, a sibling sandbox is unharmed, and no process, group or mount is left. Cases that cannot
+//! apply at this level are listed with the reason. The numbers are those of the list in `docs/sandbox.md`.
 //!
 //! A case is judged in this order, and the first problem is the verdict: a line `ESCAPED`, the host's secret
 //! in the output, memory above the limit, another ending than the expected one, a sprung trap, something left
-//! on the host, a sibling that does not answer. On a level that cannot run a case it is `not_applicable`,
-//! with the reason.
+//! on the host, a sibling that does not answer. A case that a level cannot run is `not_applicable`, with the
+//! reason.
 
-mod ends;
+mod exit_reports;
 mod files;
 pub(crate) mod host;
 mod kernel;
@@ -29,11 +28,11 @@ use sinew_sandbox::{
 };
 use std::time::Duration;
 
-/// What came of an attack.
+/// Outcome of an attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttackOutcome {
-    /// It had no effect and its ending was told precisely.
+    /// It had no effect and its ending was reported precisely.
     Held,
     /// It had an effect, was misreported, or left something behind.
     Escaped,
@@ -44,7 +43,7 @@ pub enum AttackOutcome {
 }
 
 impl AttackOutcome {
-    /// As it is written, in rows and in JSON.
+    /// Name in rows and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Held => "held",
@@ -62,13 +61,12 @@ pub struct AttackRow {
     pub level: String,
     /// Two-digit number in the list and a name.
     pub case: String,
-    /// What came of it.
     pub outcome: AttackOutcome,
-    /// What was seen, or why it was not run.
+    /// Observed facts, or the reason why it was not run.
     pub why: String,
 }
 
-/// How an attack is to end when it is held.
+/// Expected end of an attack that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expect {
     /// Exits with 0 after printing `DONE`: everything it tried was refused.
@@ -85,11 +83,11 @@ pub(crate) enum Expect {
     OutOfMemoryOrDone,
     /// Ended by its limit of processes and threads.
     TooManyProcesses,
-    /// Its output was cut, and says so.
+    /// Its output was cut, which is reported.
     OutputLimit,
     /// Ended by a system call that no program makes by mistake.
     Denied,
-    /// Which of both depends on the kernel.
+    /// Either of both, depending on the kernel.
     DoneOrDenied,
     /// Any ending but success that the sandbox survives.
     Refused,
@@ -123,13 +121,13 @@ impl Expect {
 /// A hostile Python program. A line of its output that starts with `ESCAPED` gives it away.
 #[derive(Debug)]
 pub(crate) struct Case {
-    /// Of the list in `docs/sandbox.md`; variants share a number.
+    /// Number in the list of `docs/sandbox.md`; variants share one.
     number: u32,
     /// Shown in the table, and matched by `--filter`.
     name: &'static str,
     /// The precise ending.
     expect: Expect,
-    /// On an idle host; see [`Suite::deadline`].
+    /// Deadline on an idle host; see [`Suite::deadline`].
     deadline: Duration,
     /// Python, behind a prelude with `sc`, `refused` and `tries`.
     code: &'static str,
@@ -162,13 +160,13 @@ impl Case {
     }
 }
 
-/// How much longer a program may take on a busy host. A late one escaped from nothing.
+/// Factor of a program's time on a busy host. A late program is not an escape.
 const BUSY: u32 = 4;
 
-/// How much longer a program may take where QEMU executes it without KVM.
+/// Factor of a program's time if QEMU executes it without KVM.
 const EMULATED: u32 = 6;
 
-/// What every program of the suite starts with.
+/// Prelude of every program of the suite.
 const PRELUDE: &str = "
 import os, sys
 def sc(nr, *args):
@@ -186,7 +184,7 @@ def tries(name, f):
 import ctypes
 ";
 
-/// What each attacked sandbox may use.
+/// Limits of each attacked sandbox.
 #[must_use]
 pub fn spec() -> SandboxSpec {
     SandboxSpec {
@@ -204,11 +202,11 @@ pub fn spec() -> SandboxSpec {
 
 /// One run over all cases of a level.
 struct Suite<'a> {
-    /// Of the level.
+    /// Provider of the level.
     provider: &'a dyn SandboxProvider,
     /// The sandbox that no attack may touch; gone only after it could not be replaced.
     sibling: Option<Box<dyn Sandbox>>,
-    /// What there is without any sandbox.
+    /// Counts on the host without any sandbox.
     alone: Residue,
     /// The traps.
     witness: Witness,
@@ -261,7 +259,11 @@ pub async fn run(
             suite.row(name, outcome);
         }
     }
-    for special in special::ALL.iter().chain(state::ALL).chain(ends::ALL) {
+    for special in special::ALL
+        .iter()
+        .chain(state::ALL)
+        .chain(exit_reports::ALL)
+    {
         let name = title(special.number, special.name);
         if chosen(&name, filter) {
             let outcome = suite.special(special).await;
@@ -314,7 +316,7 @@ impl Suite<'_> {
         });
     }
 
-    /// Runs one case in a sandbox of its own, and looks at what it left.
+    /// Runs one case in a separate sandbox, and looks at what it left.
     async fn attack(&mut self, case: &Case) -> Verdict {
         if case.raw_calls && !cfg!(target_arch = "x86_64") {
             let why = "the program knows only the system calls of x86-64";
@@ -339,8 +341,8 @@ impl Suite<'_> {
         self.aftermath(before, verdict).await
     }
 
-    /// What shall be cut by its deadline keeps it; the rest gets the time that a busy host or a slow level
-    /// takes.
+    /// Deadline of a case. It stays exact for a case that must be cut by it; others get the additional time
+    /// of a busy host or a slow level.
     fn deadline(&self, case: &Case) -> Duration {
         let cut = matches!(case.expect, Expect::Timeout | Expect::Bounded);
         case.deadline
@@ -365,7 +367,7 @@ impl Suite<'_> {
         result
     }
 
-    /// Judges the result alone.
+    /// Judges only the result.
     fn judge(&self, case: &Case, result: &ExecResult) -> Verdict {
         let printed = String::from_utf8_lossy(&result.stdout);
         if let Some(line) = printed.lines().find(|l| l.starts_with("ESCAPED")) {
@@ -431,8 +433,8 @@ impl Suite<'_> {
         }
     }
 
-    /// On a busy host the sibling's next interpreter may have come late, and be what is more: what
-    /// an attack left behind is there without the sibling, too.
+    /// Checks for remains without the sibling: on a busy host the sibling's next interpreter may come late
+    /// and be counted as new. The remains of an attack are still there without the sibling.
     async fn left_without_sibling(&mut self) -> Result<Option<String>, SandboxError> {
         if let Some(sibling) = self.sibling.take() {
             sibling.destroy().await?;

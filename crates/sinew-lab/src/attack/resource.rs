@@ -14,7 +14,7 @@
 
 use crate::attack::{Case, Expect};
 
-/// In the order of their numbers.
+/// The cases in the order of their numbers.
 ///
 /// Cases, with the limits of `spec`: 64 MiB of memory, 16 processes, 4 MiB of files, 32 open files, 64 KiB
 /// of output. A program that prints `ESCAPED` found more than its own bound, which leaves a margin for
@@ -35,7 +35,7 @@ use crate::attack::{Case, Expect};
 ///   own ending.
 /// - 4: the pages of memory files belong to no process; the group counts them all the same. The program
 ///   keeps 3 MiB in each, more than 100 of them are an escape.
-/// - 5: touches one byte in each 2 MiB of a 256 GiB mapping. The page tables alone pass the limit; where the
+/// - 5: touches one byte in each 2 MiB of a 256 GiB mapping. Its page tables already pass the limit; if the
 ///   mapping itself is refused, the case is `Done`.
 /// - 6: fills pipes without a reader until descriptors or memory run out. More than 48 MiB in buffers are an
 ///   escape.
@@ -49,8 +49,8 @@ use crate::attack::{Case, Expect};
 ///   that the output was cut.
 /// - 14: ignores all signals that can be ignored, or stops itself. Only `SIGKILL` from outside ends it, at
 ///   the deadline.
-/// - 15: children with sessions of their own, whose parents are gone, sleep on. The program is `Done` at
-///   once; no process may be left afterwards.
+/// - 15: children with separate sessions, whose parents are gone, sleep on. The program is `Done` at once; no
+///   process may be left afterwards.
 /// - 16: kernel objects of five kinds: shared memory segments, message queues, watches, keys, polls. 20,000
 ///   of one kind are an escape.
 /// - 17: closes all its output and sleeps. The end of the output is not the end of the program.

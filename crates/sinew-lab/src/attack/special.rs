@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// An attack with a part on the host.
 pub(crate) struct Special {
-    /// Of the list in `docs/sandbox.md`.
+    /// Number in the list of `docs/sandbox.md`.
     pub(crate) number: u32,
     /// Shown in the table, and matched by `--filter`.
     pub(crate) name: &'static str,
@@ -36,7 +36,7 @@ macro_rules! special {
 
 pub(crate) use special;
 
-/// In the order of their numbers.
+/// The cases in the order of their numbers.
 pub(crate) const ALL: &[Special] = &[
     special!(18, "program of 100 MB", huge_program),
     special!(22, "paths that leave the work folder", outside_paths),
@@ -159,7 +159,7 @@ async fn fifos(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, S
     Ok(held("only regular files are read"))
 }
 
-/// Names with newlines, control characters and bytes that are no text.
+/// Names with newlines, control characters and bytes that are not text.
 ///
 /// Files with such names must be readable by the host under exactly these names: no shell, and no list that
 /// newlines separate, is between. `b'\xff\xfe'` is written, too, and must not break the rest.
@@ -181,10 +181,9 @@ async fn hostile_names(
 
 /// Reads `/proc/PID/status` of the jailed program from outside while it sleeps.
 ///
-/// The program is found among all processes of the host by its exact command line, `/bin/sleep 2.PID`,
-/// within two seconds. Each `Cap` line has to be zero, the user must not be 0, and the filter and
-/// no-new-privileges must be on. Inside, a program could be shown anything; the host's `/proc` cannot be
-/// changed by it.
+/// The program is found among all processes of the host by its exact command line, `/bin/sleep 2.PID`, within
+/// two seconds. Each `Cap` line has to be zero, the user must not be 0, and the filter and no-new-privileges
+/// must be on. A view from inside could be faked for the program; the host's `/proc` cannot be changed by it.
 async fn seen_capabilities(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -229,8 +228,8 @@ async fn seen_capabilities(
     Ok(held(format!("all sets empty, user {uid}")))
 }
 
-/// Whose child a process is decides who is given its end: one program makes as many as it can for
-/// others than itself, others run meanwhile.
+/// A process's end goes to its parent, so one program makes as many children as it can for other parents,
+/// while others run.
 ///
 /// `clone` with `CLONE_PARENT` makes a child of the caller's parent, which would be the supervisor: it could
 /// take the end of such a child for the end of another program. The attacker tries 1,000 times, with and
@@ -302,8 +301,8 @@ async fn left_state(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdi
 
 /// Nothing of a program is in the interpreter of the next one.
 ///
-/// In one sandbox, as in the turns of an episode: files stay by design, while patched functions, variables,
-/// threads and children of the first program must be gone.
+/// Both programs run in one sandbox, as in the turns of an episode: files stay by design, while patched
+/// functions, variables, threads and children of the first program must be gone.
 async fn left_interpreter(
     provider: &dyn SandboxProvider,
     _: &Witness,
@@ -323,7 +322,7 @@ async fn left_interpreter(
 /// Sandboxes that were forked from one place must draw different random numbers.
 ///
 /// Three sandboxes print a number of `random`, the hash of a string, eight bytes of the kernel and a UUID.
-/// Each value may come once, but for the hash.
+/// Each value may come once, except for the hash.
 async fn same_random(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     /// Place of the seed of `hash`, which forks may share.
     const HASH: usize = 1;
@@ -347,7 +346,7 @@ async fn same_random(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
 
 /// Two hundred sandboxes leave no process, group or mount behind.
 ///
-/// Every tenth one runs `/bin/true`; the others are destroyed unused, which is a path of its own. The counts
+/// Every tenth one runs `/bin/true`; the others are destroyed unused, which is a separate path. The counts
 /// are made by the suite afterwards.
 async fn many_creates(
     provider: &dyn SandboxProvider,

@@ -1,14 +1,14 @@
-//! Attacks through state that is kept: the zygote, snapshots, archives.
+//! Attacks through kept state: the zygote, snapshots, archives.
 //!
 //! Snapshots and forks are how a tree search shares work, and how one tenant's state could reach another's. A
-//! fork must see the snapshot as it was, and nothing of what the first or other forks did since.
+//! fork must see the snapshot as it was, and no later changes of the first sandbox or of other forks.
 
 use crate::attack::host::{Witness, descendants};
 use crate::attack::special::{Special, held, printed, python, special};
 use crate::attack::{AttackOutcome, Verdict, escaped, spec};
 use sinew_sandbox::{Ending, SandboxError, SandboxProvider};
 
-/// In the order of their numbers.
+/// The cases in the order of their numbers.
 ///
 /// Case 20 runs first here and not among the resources, as the host imports the archive: no program is
 /// needed.
@@ -100,11 +100,11 @@ async fn archive_bombs(
     Ok(held("each was refused"))
 }
 
-/// What is written after a snapshot is not in it.
+/// Checks that data written after a snapshot are not in it.
 ///
 /// The snapshot is taken with one file, which the program changes afterwards. The fork must see the old
-/// content and no new file; the first sandbox must not see what the fork writes. That holds only if both
-/// have copies of their own, by value or by pages.
+/// content and no new file; the first sandbox must not see what the fork writes. That holds only if both have
+/// separate copies, by value or by pages.
 async fn late_writes(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let spec = spec();
     let mut sandbox = provider.acquire(&spec).await?;
@@ -171,7 +171,7 @@ print(len('ab'), json.dumps([1]), math.pi > 3.14, random.random() != 0.5, '/work
     }
 }
 
-/// How many PID namespaces a process is in (`/proc/PID/status`).
+/// Number of PID namespaces that a process is in (`/proc/PID/status`).
 fn depth(status: &str) -> usize {
     let ids = status.lines().find_map(|l| l.strip_prefix("NSpid:"));
     ids.map_or(0, |ids| ids.split_whitespace().count())

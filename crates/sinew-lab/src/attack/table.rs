@@ -6,12 +6,12 @@ use crate::{LabError, output};
 /// Width of the column of cases.
 const CASE: usize = 46;
 
-/// What was printed so far.
+/// Table of printed rows.
 #[derive(Debug)]
 pub(crate) struct Table {
     /// One object a row.
     as_json: bool,
-    /// For the last line.
+    /// Level, for the last line.
     level: String,
     /// Counts of outcomes.
     held: usize,

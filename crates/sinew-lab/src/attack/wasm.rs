@@ -20,16 +20,16 @@ struct Case(&'static str, &'static str, Expect, &'static str);
 /// Interpreter, name, ending, program.
 ///
 /// Programs of three interpreters: `python` (CPython), `qjs` (JavaScript) and `micropython`. Each case has
-/// its own sandbox of 64 MiB and 4 MiB of files, but for the second half of 71. Cases that must end as
+/// its own sandbox of 64 MiB and 4 MiB of files, except for the second half of 71. Cases that must end as
 /// `Timeout` have 300 ms, the others 20 s.
 ///
 /// - 01, 02, 23, 27, 46, 56: what the interface does not have cannot be called: processes, threads, links,
 ///   nodes, programs, sockets. A case is `Done` if the name is missing or the call fails.
 /// - 03, 73: linear memory may not grow beyond the limit. CPython's ending names the limit; the small
-///   interpreters turn the refused growth into an error of their own, and `Refused` is enough.
+///   interpreters turn the refused growth into a separate error, and `Refused` is enough.
 /// - 04, 07 to 11: bytes, files, sizes, depth and descriptors are counted by the interface in the worker.
 /// - 12, 14, 72, 77: loops, sleeps and waits are cut at the deadline, also a loop without any call.
-/// - 13: output beyond the limit is cut, and the result says so.
+/// - 13: output beyond the limit is cut, which the result reports.
 /// - 21, 22, 34, 38, 75: no path and no open folder leads to the host's files, by whatever spelling.
 /// - 71: modules planted in the work folder are not imported by the next program of the same sandbox.
 /// - 74: recursion ends in an error of the interpreter or a trap of the module, never in the end of the
@@ -262,7 +262,7 @@ const CASES: [Case; 38] = [
 
 /// Cases that have nothing to attack here.
 ///
-/// Their rows say why, so that a reader can tell them from cases that were forgotten.
+/// Their rows have the reason, so that a reader can distinguish them from forgotten cases.
 const NOT_APPLICABLE: [(&str, &str); 8] = [
     (
         "05 page tables",
@@ -364,8 +364,8 @@ fn row(case: &str, (outcome, why): Verdict) -> AttackRow {
 
 /// Judges the end of a case, and looks at the other sandbox.
 ///
-/// The order of the checks: a line `ESCAPED`, the ending, bytes of files that are left above the limit, and
-/// a program of the sibling, which has to print `42`. The row says the ending and the wall time in seconds.
+/// The order of the checks: a line `ESCAPED`, the ending, bytes of files that are left above the limit, and a
+/// program of the sibling, which has to print `42`. The row has the ending and the wall time in seconds.
 async fn judge(
     expect: Expect,
     result: &ExecResult,

@@ -1,7 +1,7 @@
-//! How long containers take, beside what others take for the same.
+//! Times of containers, compared with those of other tools for the same work.
 //!
-//! Each row of ours stands beside the same by another way in the same run: `crun run`, `docker run`, `docker
-//! exec`. A target is 1.0 for the ratio, or 2 ms for an execution in a ready container.
+//! Each row is compared with another way in the same run: `crun run`, `docker run`, `docker exec`. A target
+//! is 1.0 for the ratio, or 2 ms for an execution in a ready container.
 //!
 //! Rows are in milliseconds, named `container_ENGINE_WHAT`: `true_fresh` (a container, a program, to the
 //! program's end), `true_warm` and `python_warm` (a program in a ready container), `python_exec` (an
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub const RUNS: usize = 50;
 /// Runs that are not counted.
 const WARM_UP: usize = 2;
-/// How long a container gets to make its interpreter ready.
+/// Time that a container gets to make its interpreter ready.
 const SETTLE: Duration = Duration::from_millis(40);
 
 /// A row of these runs. `target` bounds the median.
@@ -30,7 +30,7 @@ fn row(name: String, times: Vec<f64>, target: Option<f64>) -> BenchRow {
     }
 }
 
-/// A row beside the same by another way, or beside the reason why that was not measured.
+/// A row compared with the same by another way, or with the reason why that was not measured.
 fn beside(ours: &BenchRow, peer: &str, theirs: Result<Timing, SandboxError>) -> BenchRow {
     let name = format!("{}_beside_{}", ours.name, peer.replace(' ', "_"));
     let (peer_value, why) = match theirs {
@@ -55,7 +55,7 @@ fn beside(ours: &BenchRow, peer: &str, theirs: Result<Timing, SandboxError>) -> 
 /// Measures every row, each `runs` times.
 ///
 /// # Errors
-/// If a container of ours cannot be made; a peer that cannot is a row that says why.
+/// If a container of ours cannot be made; a peer that cannot is a row with the reason.
 pub async fn run(
     provider: &ContainerProvider,
     runs: usize,
@@ -88,7 +88,7 @@ pub async fn run(
     Ok(())
 }
 
-/// From the request for a container to the end of what ran in it.
+/// Times from the request for a container to the end of its program.
 async fn fresh(
     provider: &dyn SandboxProvider,
     spec: &SandboxSpec,
@@ -106,7 +106,7 @@ async fn fresh(
     Ok(times)
 }
 
-/// In a container that stays, with a pause between programs.
+/// Times in a container that stays, with a pause between programs.
 async fn kept(
     sandbox: &mut dyn Sandbox,
     program: &Program,

@@ -1,4 +1,4 @@
-//! Sandboxes made, used and destroyed in a loop, and what of them is still there afterwards.
+//! Makes, uses and destroys sandboxes in a loop, and counts their remains.
 //!
 //! Everything is counted on the host, by this process, before and after: processes below it, the
 //! namespaces that they hold, control groups and files that carry its number, mounts at places of
@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 /// Loops before the first count: templates, interpreters that wait, folders of the run.
 const WARM_UP: usize = 3;
-/// How long the kernel may take to free what was destroyed.
+/// Time that the kernel may take to free destroyed things.
 const SETTLE: Duration = Duration::from_secs(10);
 /// Deepest that folders of a run are walked.
 const MAX_DEPTH: usize = 8;
 
-/// What exists on the host because of sandboxes of this process.
+/// Counts of things on the host that belong to sandboxes of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Footprint {
     /// Processes below this one.
@@ -35,29 +35,29 @@ pub struct Footprint {
     pub open_files: usize,
 }
 
-/// What a loop came to.
+/// Result of a loop.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LeakReport {
     /// Level of the sandboxes.
     pub level: String,
-    /// How many were made, used and destroyed.
+    /// Number of sandboxes that were made, used and destroyed.
     pub loops: usize,
-    /// How long that took.
+    /// Seconds of the loop.
     pub wall_s: f64,
-    /// What there was before.
+    /// Counts before the loop.
     pub before: Footprint,
-    /// What there was afterwards.
+    /// Counts after the loop.
     pub after: Footprint,
-    /// What grew, in words; empty: nothing is left.
+    /// Counts that grew, in words; empty: nothing is left.
     pub left: Vec<String>,
 }
 
-/// Whether a name carries one of these process numbers as a part of its own.
+/// Whether a name carries one of these process numbers as a separate part.
 fn carries(name: &str, pids: &BTreeSet<String>) -> bool {
     name.starts_with("sinew") && name.split(['-', '.', '_']).any(|part| pids.contains(part))
 }
 
-/// What is in a folder; nothing if it cannot be read.
+/// Entries of a folder; none if it cannot be read.
 fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let listed = std::fs::read_dir(folder).into_iter().flatten().flatten();
     listed.map(|e| e.path())
@@ -91,7 +91,7 @@ fn groups(pids: &BTreeSet<String>) -> usize {
 }
 
 impl Footprint {
-    /// What there is now.
+    /// Current counts.
     pub fn now() -> Self {
         let own = std::process::id();
         let below_us = descendants(own);
@@ -130,7 +130,7 @@ impl Footprint {
         ]
     }
 
-    /// What there is more than before.
+    /// Counts that exceed those of before, in words.
     fn beyond(self, before: Self) -> Vec<String> {
         let pairs = self.parts().into_iter().zip(before.parts());
         let grown = pairs.filter(|((_, now), (_, then))| now > then);
@@ -202,8 +202,9 @@ pub async fn run(provider: &dyn SandboxProvider, loops: usize) -> Result<LeakRep
     })
 }
 
-/// What is left once providers have ended, beyond what there was before they started: processes, control
-/// groups, mounts and files. Namespaces and open files of this process change with its runtimes.
+/// Remains after providers have ended, beyond the counts before they started: processes, control groups,
+/// mounts and files. Namespaces and open files of this process are left out, as they change with its
+/// runtimes.
 pub fn after_end(before: Footprint) -> Vec<String> {
     let begun = Instant::now();
     loop {

@@ -1,7 +1,7 @@
-//! How long machines take, beside a plain `python3 -c`.
+//! Times of machines, compared with a plain `python3 -c`.
 //!
-//! A restore is counted from the request to the first byte of a program's output. Without KVM QEMU executes
-//! the guest's code itself; figures of both are not comparable.
+//! A restore is counted from the request to the first byte of a program's output. QEMU executes the guest's
+//! code itself if there is no KVM; figures of both are not comparable.
 
 use super::{BenchRow, against_python, ms, python_alone, row, timing_after};
 use sinew_microvm::MicrovmProvider;
@@ -49,24 +49,24 @@ async fn exec(place: &mut dyn Sandbox, program: &Program) -> Result<(), SandboxE
 /// Milliseconds of each row's runs.
 #[derive(Default)]
 struct Times {
-    /// Until the machine is there.
+    /// Time until the machine is there.
     restored: Vec<f64>,
-    /// Until the first output of Python.
+    /// Time until the first output of Python.
     python: Vec<f64>,
-    /// Until its end is reported.
+    /// Time until the end of Python is reported.
     python_end: Vec<f64>,
     shell: Vec<f64>,
     shell_end: Vec<f64>,
     warm_shell: Vec<f64>,
-    /// With an interpreter that waits.
+    /// Time with an interpreter that waits.
     warm_python: Vec<f64>,
-    /// With memory.
+    /// Time of a snapshot with memory.
     snapshot: Vec<f64>,
     /// Reads the snapshot from disk.
     first_fork: Vec<f64>,
     /// Finds it in memory.
     fork: Vec<f64>,
-    /// Without a snapshot.
+    /// Time of a boot without a snapshot.
     boot: Vec<f64>,
     /// Memory of one clone.
     mib: Vec<f64>,

@@ -1,4 +1,4 @@
-//! How long sandboxes take, beside what the same program takes without one.
+//! Times of sandboxes, compared with the same program without one.
 //!
 //! Every row is measured in the same run as its peer, one after the other, so that ratios hold
 //! even on a busy machine.
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 /// One measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BenchRow {
-    /// What was measured.
+    /// Name of the measurement.
     pub name: String,
     /// Median, or the rate.
     pub value: f64,
@@ -32,7 +32,7 @@ pub struct BenchRow {
     pub unit: String,
     /// 90th minus 10th percentile; 0 for rates.
     pub spread: f64,
-    /// What it is compared with.
+    /// Name of the peer that it is compared with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
     /// The peer's median in the same run.
@@ -47,7 +47,7 @@ pub struct BenchRow {
     /// Whether the target is met.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub met: Option<bool>,
-    /// Why a row has no value.
+    /// Reason why a row has no value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -231,10 +231,10 @@ const TRUE: &[&str] = &["/bin/true"];
 const PYTHON: &str = "print(1)";
 /// The system's own: another one on the search path may be a script.
 const PYTHON_PATH: &str = "/usr/bin/python3";
-/// How long a sandbox gets to make its interpreter ready.
+/// Time that a sandbox gets to make its interpreter ready.
 const SETTLE: Duration = Duration::from_millis(20);
 
-/// Who is measured.
+/// Measured providers.
 #[derive(Clone)]
 pub struct Subjects {
     /// Makes sandboxes without an interpreter that waits.
@@ -249,12 +249,12 @@ impl std::fmt::Debug for Subjects {
     }
 }
 
-/// Which measurements are run, each of which can be run alone.
+/// Selection of measurements, each of which can run separately.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parts(Vec<String>);
 
 impl Parts {
-    /// What there is, in the order in which it is run.
+    /// All measurements, in the order in which they run.
     pub const NAMES: [&str; 9] = [
         "true",
         "peers",
@@ -296,10 +296,10 @@ impl Parts {
 /// Hands out rows as soon as they are known.
 pub type OnRow<'a> = &'a mut (dyn FnMut(BenchRow) + Send);
 
-/// Measures latencies beside peers, then how the level behaves in large numbers.
+/// Measures latencies compared with peers, then the level's behaviour in large numbers.
 ///
 /// # Errors
-/// Only if the level itself cannot run; a peer that cannot is a row that says why.
+/// Only if the level itself cannot run; a peer that cannot is a row with the reason.
 pub async fn run_all(
     subjects: &Subjects,
     scale: &Scale,
@@ -360,7 +360,7 @@ async fn python(
     Ok(())
 }
 
-/// A fresh sandbox beside Python without one.
+/// Times of a fresh sandbox, compared with Python without one.
 async fn python_fresh(
     warm: &dyn SandboxProvider,
     spec: &SandboxSpec,
@@ -383,7 +383,7 @@ async fn python_fresh(
     Ok(())
 }
 
-/// From the request for a sandbox to the end of what ran in it; its end is not counted.
+/// Times from the request for a sandbox to the end of its program; destroying it is not counted.
 async fn timed_fresh(
     provider: &dyn SandboxProvider,
     spec: &SandboxSpec,
@@ -408,7 +408,7 @@ async fn settled_ms(sandbox: &mut dyn Sandbox, program: &Program) -> Result<f64,
     Ok(ms(begun))
 }
 
-/// In a sandbox that was made before and not used.
+/// Times in a sandbox that was made before and not used.
 async fn prewarmed(
     provider: &dyn SandboxProvider,
     spec: &SandboxSpec,
@@ -423,7 +423,7 @@ async fn prewarmed(
     Ok(timing(times))
 }
 
-/// In a sandbox that stays, as in the turns of an episode, with a pause between them.
+/// Times in a sandbox that stays, as in the turns of an episode, with a pause between them.
 async fn kept(
     provider: &dyn SandboxProvider,
     spec: &SandboxSpec,

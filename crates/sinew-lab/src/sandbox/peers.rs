@@ -1,8 +1,8 @@
-//! What else starts `true` in isolation on this host: bubblewrap, crun, Docker.
+//! Peers that start `true` in isolation on this host: bubblewrap, crun, Docker.
 //!
 //! Each peer runs the same program, `true`, in isolation of about the same kind, in the same run. The ratio
 //! is ours over the peer's median, so that less than 1 is faster; the target is 1.0. A peer that is not
-//! installed, or has no daemon, is a row that says why, and its target is not met.
+//! installed, or has no daemon, is a row with the reason, and its target is not met.
 
 use super::{BenchRow, OnRow, Timing, compared, plain, repeat, row, timing};
 use sinew_sandbox::SandboxError;
@@ -63,7 +63,7 @@ async fn bubblewrap() -> Result<Timing, SandboxError> {
     repeat(|| async { plain(&argv) }).await
 }
 
-/// A shell in a mount namespace of its own that runs one command for each line it is sent.
+/// A shell in a separate mount namespace that runs one command for each line it is sent.
 struct Loop {
     child: Child,
     asked: ChildStdin,
@@ -136,8 +136,8 @@ pub(super) fn crun() -> Result<Timing, SandboxError> {
     }
     std::fs::write(folder.path().join("config.json"), BUNDLE).map_err(made)?;
     let (bundle, id) = (folder.path().display(), std::process::id());
-    // crun refuses hosts where version 2 has a controller beside version 1; mounted as version 1
-    // in this namespace alone, it goes back when the shell ends.
+    // crun refuses hosts where version 2 has a controller in addition to version 1; mounted as version 1 in
+    // only this namespace, it goes back when the shell ends.
     let before =
         format!("mkdir {bundle}/h; mount -t cgroup -o hugetlb cgroup {bundle}/h 2>/dev/null");
     let run = format!("crun --cgroup-manager=disabled run -b {bundle} sinew-bench-{id}-$i");
@@ -218,7 +218,7 @@ pub(super) fn docker_run() -> Result<Timing, SandboxError> {
 pub(super) fn docker_exec() -> Result<Timing, SandboxError> {
     let image = Image::import()?;
     let name = format!("sinew-bench-{}", std::process::id());
-    // Under the name of `true`, busybox is `true`: waiting needs the shell's own name.
+    // Busybox under the name of `true` is `true`: waiting needs the shell's own name.
     let import = ["docker", "run", "-d", "--network=none", "--name", &name];
     let wait = [
         "-v",

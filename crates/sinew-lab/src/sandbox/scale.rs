@@ -1,4 +1,4 @@
-//! Sandboxes in large numbers: rates, what idle ones cost, calls in flight, what is left.
+//! Sandboxes in large numbers: rates, costs of idle ones, calls in flight, remains.
 //!
 //! | row | unit | target |
 //! |---|---|---|
@@ -19,7 +19,7 @@ use sinew_sandbox::{
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How large the numbers are.
+/// Numbers of the measurements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scale {
     /// Sandboxes that live at once.
@@ -31,7 +31,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// What the targets are about. Takes minutes.
+    /// Sizes of the targets. They take minutes.
     pub const FULL: Self = Self {
         idle: 5000,
         calls: 45_000,
@@ -118,7 +118,7 @@ async fn creates(
     })
 }
 
-/// What is left on the host after the sandboxes of `creates`.
+/// Counts what is left on the host after the sandboxes of `creates`.
 ///
 /// Processes, groups and mounts are counted by `Residue`, which waits up to two seconds for the kernel to
 /// free them.
@@ -135,7 +135,7 @@ async fn leaks(provider: &Arc<dyn SandboxProvider>, before: Residue, scale: &Sca
     }
 }
 
-/// Calls that are all in flight at once, through a pool, each in a sandbox of its own.
+/// Calls that are all in flight at once, through a pool, each in a separate sandbox.
 ///
 /// Every call is a task from the start; `LANES` of them use the pool at a time, the others wait for their
 /// turn. The times are from the common start to the call's own end, so that the mean grows with their
@@ -222,7 +222,7 @@ fn available_mib() -> f64 {
 /// Sandboxes that live and wait, and whether each still answers.
 ///
 /// Memory is what `MemAvailable` lost one second after the last one was made, and so counts the kernel's
-/// part, too. On a machine with other work the row is only as good as that work is steady. Each sandbox then
+/// part, too. Other work on the machine makes the row inexact unless that work is steady. Each sandbox then
 /// runs one program, one after the other.
 async fn idle(
     provider: &Arc<dyn SandboxProvider>,

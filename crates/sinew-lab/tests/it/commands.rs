@@ -1,4 +1,4 @@
-//! The command line, as `sinew` hands it over.
+//! Sub-commands in the form in which `sinew` hands them over.
 
 use crate::{program, root};
 use serde_json::Value;

@@ -65,7 +65,7 @@ async fn nothing_is_left_of_many() {
     let provider = provider(EngineKind::Crun, dir.path(), None);
     let report = leaks::run(&provider, 40).await.unwrap();
     assert!(report.left.is_empty(), "{report:?}");
-    // What it counts is there while one lives.
+    // The counts are not zero while a sandbox lives.
     let held = provider.acquire(&SandboxSpec::default()).await.unwrap();
     let now = leaks::Footprint::now();
     assert!(now.processes > report.after.processes && now.groups > report.after.groups);

@@ -1,4 +1,4 @@
-//! The port, at the level of machines.
+//! The sandbox port at the level of machines.
 
 use sinew_microvm::{Accel, MicrovmConfig, MicrovmProvider};
 use sinew_sandbox::{
@@ -82,7 +82,7 @@ async fn interpreters_wait_again_and_know_nothing_of_earlier_programs() {
     let place = sandbox.as_mut();
     let code = "import builtins, json, os, sys\njson.x = builtins.y = sys.argv = 1\nos.environ['Z'] = '1'\nos.umask(0)\nprint(1)";
     assert_eq!(printed(&python(place, code).await), "1");
-    // What loads modules beforehand has waited; a new interpreter has not loaded this one.
+    // An interpreter that waited has loaded modules in advance; a new one has not loaded this one.
     let code = "import sys\nwaited = 'statistics' in sys.modules\nimport builtins, json, os\nprint(waited, hasattr(json, 'x'), hasattr(builtins, 'y'), 'Z' in os.environ, sys.argv, oct(os.umask(0)), os.getppid(), len(os.listdir('/proc/self/fd')))";
     let mut said = String::new();
     for _ in 0..20 {
@@ -165,7 +165,7 @@ async fn limits_end_programs_precisely() {
         let errors = String::from_utf8_lossy(&result.stderr);
         assert_eq!(result.ending, ending, "{code}: {errors}");
     }
-    // What its interpreter took before the program came is not the program's.
+    // CPU time of the interpreter before the program came is not the program's.
     let works = "import time\nbegan = time.process_time()\nwhile time.process_time() - began < 0.5: pass\nprint(time.process_time())";
     let result = python(sandbox.as_mut(), works).await;
     let counted: f64 = printed(&result).parse().expect("seconds");
@@ -187,7 +187,7 @@ async fn snapshots_and_forks_carry_memory_and_files() {
     let spec = spec();
     let mut first = provider.acquire(&spec).await.expect("a machine");
     first.write_file("f", b"before").await.expect("write");
-    // A file of the guest's memory alone, and one that only the first user sees.
+    // A file in only the guest's memory, and one that only the first user sees.
     let snapshot = first.snapshot().await.expect("a snapshot");
     first.write_file("f", b"after").await.expect("write");
     let mut fork = provider.fork(&spec, &snapshot).await.expect("a fork");
@@ -207,7 +207,7 @@ async fn snapshots_and_forks_carry_memory_and_files() {
         printed(&python(last.as_mut(), "print(open('f').read())").await),
         "before"
     );
-    // As an archive that any level takes.
+    // The snapshot becomes an archive that any level takes.
     let archive = provider.export(&snapshot).await.expect("an archive");
     let again = provider
         .import(&archive, 1 << 20)

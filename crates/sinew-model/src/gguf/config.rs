@@ -1,4 +1,4 @@
-//! The configuration that a GGUF's metadata describes. Keys are `ARCHITECTURE.field`.
+//! The configuration in a GGUF's metadata. Keys are `ARCHITECTURE.field`.
 
 use super::{GgufMetadata, KIND};
 use crate::config::{ConfigError, Family, ModelConfig, RopeScaling};

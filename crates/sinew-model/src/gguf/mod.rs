@@ -36,7 +36,7 @@ const MAX_DIMS: u32 = 4;
 const MIN_TENSOR_ENTRY: u64 = 8 + 4 + 4 + 8;
 /// Fewest bytes of a metadata entry: key length, type, one byte.
 const MIN_KV_ENTRY: u64 = 8 + 4 + 1;
-/// Maximum capacity that is allocated on a file's word alone, in elements; vectors grow from there
+/// Maximum capacity that is allocated before a file's claim is checked, in elements; vectors grow from there
 /// with the bytes really read.
 const MAX_TRUSTED_CAPACITY: usize = 1 << 16;
 
@@ -82,7 +82,7 @@ pub enum GgufError {
 pub struct GgufTensor {
     /// Row-major: the last dimension is contiguous (GGUF lists them the other way round).
     pub shape: Vec<usize>,
-    /// How its values are stored.
+    /// Storage type of its values.
     pub stored: StoredType,
     /// Byte at which it starts in the file.
     pub offset: u64,
@@ -151,7 +151,7 @@ impl Gguf {
         &self.meta
     }
 
-    /// The metadata alone; closes the file.
+    /// Only the metadata; closes the file.
     pub fn into_metadata(self) -> GgufMetadata {
         self.meta
     }

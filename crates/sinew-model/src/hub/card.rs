@@ -1,8 +1,8 @@
-//! What a data set says about its files: the YAML at the top of `README.md`, and `dataset_infos.json`, where
-//! older data sets list their configurations.
+//! Reads a data set's description of its files: the YAML at the top of `README.md`, and `dataset_infos.json`,
+//! where older data sets list their configurations.
 //!
-//! A configuration is a variant of a data set, such as `main` and `socratic` of `openai/gsm8k`. Of the
-//! description only names of configurations, patterns of files and the default are used.
+//! A configuration is a variant of a data set, such as `main` and `socratic` of `openai/gsm8k`. Only names of
+//! configurations, patterns of files and the default are used of the description.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;

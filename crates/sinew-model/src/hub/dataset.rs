@@ -1,8 +1,8 @@
-//! Which files of a data set are rows, by configuration and split. Pure: names in, names out.
+//! Chooses the files of a data set that are rows, by configuration and split. Pure: names in, names out.
 //!
-//! In this order: the configurations that the description lists with their files; folders that are named as
-//! its other configurations; files at the top or in `data`, or in folders named by splits; else each folder
-//! is a configuration.
+//! The sources of configurations are tried in this order: those that the description lists with their files;
+//! folders that are named as its other configurations; files at the top or in `data`, or in folders named by
+//! splits; else each folder is a configuration.
 
 use super::card::{Card, Config, fits};
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,7 @@ pub(super) struct Selection {
     pub(super) train: Vec<String>,
     /// Files that are held out; empty if the data set has one split.
     pub(super) held_out: Vec<String>,
-    /// What is left out, and why, for people.
+    /// Parts that are left out, with the reason, for people.
     pub(super) notes: Vec<String>,
 }
 
@@ -146,7 +146,7 @@ fn configs<'a>(rows: &[&'a str], card: &Card) -> Configs<'a> {
     if !found.is_empty() {
         return found;
     }
-    // Without a description: files at the top or in `data`, and folders named by splits, belong together.
+    // Files at the top or in `data`, and folders named by splits, belong together if there is no description.
     let mut folders: BTreeMap<&str, usize> = BTreeMap::new();
     let mut loose = 0_usize;
     for name in rows {
@@ -265,7 +265,7 @@ fn by_name(config: &Config, files: &[&str]) -> Selection {
     finish(selection)
 }
 
-/// A data set of held-out splits alone is trained on.
+/// A data set with only held-out splits is trained on.
 fn finish(mut selection: Selection) -> Selection {
     if selection.train.is_empty() {
         selection.train = std::mem::take(&mut selection.held_out);
@@ -356,7 +356,8 @@ mod tests {
             (found.train, found.held_out),
             (vec!["train/a.jsonl".into()], vec!["test/a.jsonl".into()])
         );
-        // One folder is no choice, a held-out split alone is what there is, `latest` is no test.
+        // One folder is not a choice, a single held-out file becomes the training split, `latest` is not a
+        // test.
         let found = chosen(&["all/test.csv"], "", None).unwrap();
         assert_eq!(found.train, ["all/test.csv"]);
         let found = chosen(&["latest.csv", "contest.csv"], "", None).unwrap();

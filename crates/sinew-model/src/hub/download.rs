@@ -1,7 +1,7 @@
-//! Downloads over HTTPS: resumed where they broke off, checked, put into the cache in one step.
+//! Downloads over HTTPS: resumed after an interruption, checked, put into the cache in one step.
 //!
-//! Not by hf-hub (0.5): it compares no content with its hash, and bounds neither the size of a file
-//! nor the time of a transfer.
+//! The crate hf-hub (0.5) is not used: it compares no content with its hash, and bounds neither the size of a
+//! file nor the time of a transfer.
 //!
 //! A file is written as `blobs/ETAG.incomplete` under a lock that `huggingface_hub` takes as well,
 //! compared with its SHA-256, and renamed; links in `snapshots/` are made last. So a killed
@@ -38,7 +38,7 @@ const TRIES: Retry = Retry::doubling(4, Duration::from_millis(200), Duration::fr
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Wall time of a question about a file.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
-/// Wall time of one attempt at a transfer; the next goes on where it ended.
+/// Wall time of one attempt at a transfer; the next continues where it ended.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(300);
 /// Size of a copied piece; progress is reported after each.
 const COPY_BYTES: usize = 1 << 18;
@@ -109,7 +109,7 @@ impl<'a> Hub<'a> {
     /// names.
     ///
     /// # Errors
-    /// With the address and the reason. Files that are complete stay in the cache.
+    /// The address and the reason. Files that are complete stay in the cache.
     pub(super) fn snapshot(&self, revision: &str) -> Result<PathBuf, String> {
         let listing = self.listing(revision)?;
         let dir = self.root.join("snapshots").join(&listing.sha);
@@ -146,8 +146,8 @@ impl<'a> Hub<'a> {
     /// names.
     ///
     /// # Errors
-    /// As of [`Hub::snapshot`], or if there are no files of rows, too many bytes, or several configurations
-    /// and none is named.
+    /// Same as for [`Hub::snapshot`], or if there are no files of rows, too many bytes, or several
+    /// configurations and none is named.
     pub(super) fn data_files(
         &self,
         revision: &str,
@@ -155,7 +155,7 @@ impl<'a> Hub<'a> {
     ) -> Result<(String, Selection), String> {
         let listing = self.listing(revision)?;
         let dir = self.root.join("snapshots").join(&listing.sha);
-        // The folder of the marker says that this download has begun: without its marker it is not whole.
+        // The folder of the marker means that this download has begun: without its marker it is not whole.
         let marker = marker(self.root, &listing.sha, config);
         for dir in [Some(dir.as_path()), marker.parent()].into_iter().flatten() {
             fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
@@ -260,7 +260,7 @@ impl<'a> Hub<'a> {
         self.check(url, response)
     }
 
-    /// Refuses an answer that is no success, with what to do where something helps.
+    /// Refuses an answer that is not a success, with what to do where something helps.
     fn check(&self, url: &str, response: Response) -> Result<Response, Failure> {
         let status = response.status().as_u16();
         let hint = match status {
@@ -346,7 +346,7 @@ impl<'a> Hub<'a> {
         if !blob.is_file() {
             self.blob(&url, name, &remote, &blob)?;
         }
-        // Files of data sets are in folders of their own.
+        // Files of data sets are in separate folders.
         let up = "../".repeat(2 + name.matches('/').count());
         let target = Path::new(&up).join("blobs").join(&remote.etag);
         if let Some(parent) = link.parent() {
@@ -475,8 +475,8 @@ fn retry<T>(attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, String> {
     blocking::retry(TRIES, Some, attempt).map_err(String::from)
 }
 
-/// Compares a large file with its SHA-256. Small files have git's id as their name, and are checked
-/// by length alone.
+/// Compares a large file with its SHA-256. Small files have git's id as their name, and are checked only by
+/// length.
 fn verify(file: &mut File, remote: &Remote) -> Result<(), String> {
     let is_sha256 = remote.etag.len() == 64 && remote.etag.bytes().all(|b| b.is_ascii_hexdigit());
     if !is_sha256 {

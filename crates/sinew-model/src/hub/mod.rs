@@ -1,9 +1,9 @@
 //! Models and data sets of the Hugging Face hub, in the cache layout that `huggingface_hub` uses:
 //! `models--ORG--NAME/{refs/REVISION, snapshots/COMMIT/FILE -> ../../blobs/ETAG, blobs/ETAG}`.
 //!
-//! So a model that `hf download` has fetched is found here, and the other way round.
+//! A model that `hf download` has fetched is thus found here, and the other way round.
 //!
-//! Which files of a data set are whole is noted last, in `datasets--ORG--NAME/.sinew/COMMIT/CONFIG.json`.
+//! The whole files of a data set are noted last, in `datasets--ORG--NAME/.sinew/COMMIT/CONFIG.json`.
 
 mod card;
 mod dataset;
@@ -32,7 +32,7 @@ const SIDE_FILES: [&str; 9] = [
     "merges.txt",
 ];
 
-/// Maximum bytes of the note of a data set's files.
+/// Maximum bytes of the marker file that lists a data set's files.
 const MAX_MARKER_BYTES: u64 = 64 << 20;
 
 /// Maximum files of a snapshot that another program made, and maximum folders within folders.
@@ -45,7 +45,7 @@ pub struct HubRows {
     pub train: Vec<PathBuf>,
     /// Files that are held out; empty if the data set has one split.
     pub held_out: Vec<PathBuf>,
-    /// What is left out, and why, for people.
+    /// Parts that are left out, with the reason, for people.
     pub notes: Vec<String>,
 }
 
@@ -138,7 +138,8 @@ fn marker(root: &Path, commit: &str, config: Option<&str>) -> PathBuf {
 
 /// The files of a configuration in the cache, `None` if they are not all there.
 ///
-/// A snapshot of another program counts only `offline`: nothing says that it is whole, and the hub knows.
+/// A snapshot of another program counts only if `offline`: nothing shows that it is whole, and the hub can be
+/// asked.
 fn cached_rows(
     root: &Path,
     commit: &str,

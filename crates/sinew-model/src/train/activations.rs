@@ -16,7 +16,7 @@ use sinew_types::TokenId;
 /// rows; the backward pass computes those of the others again.
 const KEPT_LOGITS: usize = 160 << 20;
 
-/// How much of a forward pass is kept for the backward pass.
+/// Part of a forward pass that is kept for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
     /// Everything: fastest; see [`Activations::bytes_per_row`].
@@ -111,13 +111,13 @@ pub(super) struct LoraWork {
     pub(super) scaled: Vec<f32>,
 }
 
-/// Rows that leave the last layer, if not all do: those whose outputs are asked for. Of the others
-/// the last layer computes keys and values alone, which later rows read.
+/// Rows that leave the last layer, if not all do: those whose outputs are asked for. The last layer computes
+/// only keys and values of the others, which later rows read.
 #[derive(Debug)]
 pub(super) struct Leaving {
     /// Ascending, without duplicates.
     pub(super) rows: Vec<u32>,
-    /// For each row of the pass its place among them, or [`NOWHERE`].
+    /// Place of each row of the pass among them, or [`NOWHERE`].
     pub(super) place: Vec<u32>,
 }
 
@@ -141,7 +141,7 @@ impl Leaving {
 
 /// Places in the last hidden states at which outputs are asked for, with these states.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct OutputPlaces {
     pub(super) places: Vec<u32>,
     /// `[asked, d]` before the last norm.
     pub(super) x: Scratch,
@@ -194,12 +194,12 @@ pub struct Activations {
     pub(super) layout: Option<TreeLayout>,
     /// `None`: all rows leave the last layer.
     pub(super) leaving: Option<Leaving>,
-    /// Input of each layer and of the last norm, `[rows, d]`; one alone with [`Keep::Nothing`].
+    /// Input of each layer and of the last norm, `[rows, d]`; only one with [`Keep::Nothing`].
     pub(super) xs: Vec<Buffer>,
-    /// For each layer with [`Keep::All`], else one.
+    /// Activations of each layer with [`Keep::All`], else of one.
     pub(super) layers: Vec<LayerActs>,
     pub(super) work: Work,
-    pub(super) items: Asked,
+    pub(super) items: OutputPlaces,
     pub(super) targets: Vec<TokenId>,
     /// Temperature of each item; empty: 1 for all.
     pub(super) temperatures: Vec<f32>,
@@ -208,7 +208,7 @@ pub struct Activations {
     pub(super) lse: Vec<f32>,
     /// Entropy of each item, in nats; empty if it was not asked for.
     pub(super) entropy: Vec<f32>,
-    pub(super) values: Asked,
+    pub(super) values: OutputPlaces,
 }
 
 impl Activations {
@@ -231,18 +231,18 @@ impl Activations {
             xs: Vec::new(),
             layers: Vec::new(),
             work,
-            items: Asked::default(),
+            items: OutputPlaces::default(),
             targets: Vec::new(),
             temperatures: Vec::new(),
             masks: KeptMasks::default(),
             logprob: Vec::new(),
             lse: Vec::new(),
             entropy: Vec::new(),
-            values: Asked::default(),
+            values: OutputPlaces::default(),
         }
     }
 
-    /// How much of a pass they keep.
+    /// Part of a pass that they keep.
     pub fn keep(&self) -> Keep {
         self.keep
     }

@@ -1,11 +1,11 @@
-//! The backward pass: from the gradients of log-probabilities, entropies and values to those of the
-//! weights or adapters.
+//! The backward pass: computes the gradients of the weights or adapters from those of log-probabilities,
+//! entropies and values.
 //!
 //! Layers run from the last to the first. The gradient of the residual stream is in one buffer
 //! (`dx`) that every layer reads and updates; sums over rows run in a fixed order, so that the same
 //! inputs give the same bits.
 
-use super::activations::{Activations, Asked, Keep, LayerActs, Leaving, Work};
+use super::activations::{Activations, Keep, LayerActs, Leaving, OutputPlaces, Work};
 use super::value::{ValueGrads, ValueHead};
 use super::{Grads, GradsOf, Pass, TrainModel, Weights};
 use crate::decoder::{ForwardError, check_len, copy};
@@ -18,19 +18,18 @@ use std::ops::Range;
 /// Gradients of the loss with respect to a pass's outputs.
 #[derive(Debug, Default)]
 pub struct OutputGrads<'a> {
-    /// With respect to each item's log-probability, `[items]`; empty if no items were asked for.
+    /// Gradient of each item's log-probability, `[items]`; empty if no items were asked for.
     pub d_logprob: &'a [f32],
-    /// With respect to each item's entropy, `[items]`; empty if entropy is no part of the loss.
+    /// Gradient of each item's entropy, `[items]`; empty if entropy is not a part of the loss.
     pub d_entropy: &'a [f32],
-    /// With respect to the values of the last [`TrainModel::values`], `[rows]`, with the head and
-    /// its gradients.
+    /// Gradient of the values of the last [`TrainModel::values`], `[rows]`, with the head and its gradients.
     pub values: Option<(&'a ValueHead, &'a [f32], &'a mut ValueGrads)>,
 }
 
 impl TrainModel {
-    /// Adds the gradients of the last forward pass to `grads`: of all weights, or of the adapters
-    /// alone when `weights` has some. `weights` must be those of the forward pass. Costs about
-    /// twice the forward pass, and three times with [`Keep::LayerInputs`].
+    /// Adds the gradients of the last forward pass to `grads`: of all weights, or only of the adapters when
+    /// `weights` has some. `weights` must be those of the forward pass. Costs about twice the forward pass,
+    /// and three times with [`Keep::LayerInputs`].
     ///
     /// # Errors
     /// If `acts` keeps nothing, a length does not fit, or `grads` are of the wrong kind; then
@@ -120,7 +119,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// From log-probabilities and entropies through output projection and last norm.
+    /// Goes from log-probabilities and entropies through output projection and last norm.
     fn items_backward(
         &self,
         acts: &mut Activations,
@@ -155,8 +154,14 @@ impl Pass<'_> {
         self.asked_backward(&mut acts.items, left, &mut acts.work, grads);
     }
 
-    /// From `asked.dh` through the last norm into `work.dx`.
-    fn asked_backward(&self, asked: &mut Asked, left: usize, work: &mut Work, grads: &mut Grads) {
+    /// Goes from `asked.dh` through the last norm into `work.dx`.
+    fn asked_backward(
+        &self,
+        asked: &mut OutputPlaces,
+        left: usize,
+        work: &mut Work,
+        grads: &mut Grads,
+    ) {
         let d = self.config().d_model;
         let n = asked.places.len();
         let norm = self.layout().final_norm.clone();
@@ -244,7 +249,7 @@ impl Pass<'_> {
         std::mem::swap(&mut work.dx, &mut work.dh);
     }
 
-    /// Attention half of a layer but for [`Pass::o_backward`]: reads and updates `work.dx`.
+    /// Attention half of a layer except for [`Pass::o_backward`]: reads and updates `work.dx`.
     fn attention_backward(
         &self,
         layer: usize,
@@ -272,7 +277,7 @@ impl Pass<'_> {
         self.norm(x, self.values(&ranges.attn_norm), work);
         let (h, dh) = (work.h.take(rows * d), work.dh.take(rows * d));
         let d_qkv = work.d_outer.take(rows * width);
-        // Below the first layer there are only embeddings: nothing to learn with adapters.
+        // Only embeddings are below the first layer: adapters have nothing to learn there.
         let needed = layer > 0 || grads.of == GradsOf::Params;
         let lora = &mut work.lora;
         self.linear_backward(
@@ -325,7 +330,7 @@ impl Pass<'_> {
     }
 }
 
-/// Where a norm's gradient is written: to working memory, if only adapters are trained.
+/// Destination of a norm's gradient: working memory, if only adapters are trained.
 fn norm_grads<'a>(
     grads: &'a mut Grads,
     unused: &'a mut sinew_tensor::Scratch,

@@ -1,6 +1,6 @@
 //! The forward pass: hidden states of all rows, then log-probabilities of the asked tokens.
 
-use super::activations::{Activations, Asked, Keep, LayerActs, Leaving, Work};
+use super::activations::{Activations, Keep, LayerActs, Leaving, OutputPlaces, Work};
 use super::{Pass, TrainModel, Weights};
 use crate::decoder::{ForwardError, check_index, check_len, copy};
 use crate::lora::Group;
@@ -19,9 +19,8 @@ pub struct Logprobs<'a> {
 }
 
 impl TrainModel {
-    /// Computes the hidden states of `tokens` `[layout.rows()]`, which is what
-    /// [`TrainModel::logprobs`] and [`TrainModel::values`] read. `acts` keeps as much of it as its
-    /// [`Keep`] says.
+    /// Computes the hidden states of `tokens` `[layout.rows()]`, which [`TrainModel::logprobs`] and
+    /// [`TrainModel::values`] read. `acts` keeps the part of it that its [`Keep`] names.
     ///
     /// # Errors
     /// If tokens or positions do not exist, or the weights are of another decoder.
@@ -37,10 +36,10 @@ impl TrainModel {
         self.forward_for(dev, weights, tokens, layout, &all, acts)
     }
 
-    /// [`TrainModel::forward`] if outputs are asked for at the rows `asked` alone (in any order,
-    /// repeated or not): the last layer computes only keys and values of the others. Outputs and
-    /// gradients are those of the whole pass; only sums over rows in the gradient of the last
-    /// layer's second norm are grouped differently.
+    /// [`TrainModel::forward`] if outputs are asked for only at the rows `asked` (in any order, repeated or
+    /// not): the last layer computes only keys and values of the others. Outputs and gradients are those of
+    /// the whole pass; only sums over rows in the gradient of the last layer's second norm are grouped
+    /// differently.
     pub fn forward_for(
         &self,
         dev: &sinew_tensor::Cpu,
@@ -293,7 +292,7 @@ impl Pass<'_> {
         places: Vec<u32>,
         last: Option<&sinew_tensor::Buffer>,
         left: usize,
-        asked: &mut Asked,
+        asked: &mut OutputPlaces,
     ) {
         let c = self.config();
         let d = c.d_model;

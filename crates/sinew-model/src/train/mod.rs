@@ -1,13 +1,13 @@
 //! Training: log-probabilities of chosen tokens and their gradients, over packed sequences that
 //! share prefixes.
 //!
-//! One step is `forward` (hidden states of all rows), `logprobs` (the output projection, for the
-//! asked rows alone), `backward` (gradients added up in the layout of the weights, or of the
-//! adapters when there are some). All memory lives in [`Activations`] and [`Grads`] and is reused;
-//! weights are used as they are, so that nothing has to be prepared after an optimizer step.
+//! One step is `forward` (hidden states of all rows), `logprobs` (the output projection, only for the asked
+//! rows), `backward` (gradients added up in the layout of the weights, or of the adapters when there are
+//! some). All memory lives in [`Activations`] and [`Grads`] and is reused; weights are used as they are, so
+//! that nothing has to be prepared after an optimizer step.
 //!
-//! Rows are tokens of a tree: a row attends to its ancestors, so a prefix that several samples
-//! share is computed once. A row's result depends on its ancestors alone.
+//! Rows are tokens of a tree: a row attends to its ancestors, so a prefix that several samples share is
+//! computed once. A row's result depends only on its ancestors.
 
 mod activations;
 mod backward;
@@ -40,7 +40,7 @@ pub struct TrainModel {
 pub struct Weights<'a> {
     /// The base weights.
     pub params: &'a Params,
-    /// With adapters, `params` is frozen: gradients are those of the adapters alone.
+    /// Adapters freeze `params`: only the adapters have gradients.
     pub lora: Option<&'a Lora>,
 }
 
@@ -96,9 +96,9 @@ impl Grads {
         self.pending = false;
     }
 
-    /// [`Grads::zero`] on all threads: one alone does not reach the speed of memory. The next
-    /// backward pass writes the matrices of the layers instead of adding to them; without one, call
-    /// [`Grads::settle`] before the values are used.
+    /// [`Grads::zero`] on all threads: a single one does not reach the speed of memory. The next backward
+    /// pass writes the matrices of the layers instead of adding to them; without one, call [`Grads::settle`]
+    /// before the values are used.
     pub fn restart(&mut self, dev: &Cpu) {
         let mut kept = 0;
         let mut others = Vec::with_capacity(self.matrices.len() + 1);
@@ -121,7 +121,7 @@ impl Grads {
     /// All values, padding included.
     ///
     /// # Panics
-    /// After [`Grads::restart`] with neither a backward pass nor [`Grads::settle`] since.
+    /// If neither a backward pass nor [`Grads::settle`] came after [`Grads::restart`].
     pub fn values(&self) -> &[f32] {
         self.check_settled();
         &self.values

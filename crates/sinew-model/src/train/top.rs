@@ -31,7 +31,7 @@ impl TrainModel {
     /// empty: 1 for all), over the tokens that the row's mask allows. Rows can repeat.
     ///
     /// # Errors
-    /// As [`TrainModel::logprobs_among`], but a mask has no target to bar.
+    /// Works like [`TrainModel::logprobs_among`], but a mask has no target to bar.
     #[expect(clippy::too_many_arguments, reason = "one more than without masks")]
     pub fn top_among(
         &self,

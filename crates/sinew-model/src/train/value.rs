@@ -3,7 +3,7 @@
 //! The head is linear and computed in f32 with every kernel set: tiles of bfloat16 would round its
 //! one output.
 
-use super::activations::{Activations, Asked};
+use super::activations::{Activations, OutputPlaces};
 use super::{TrainModel, Weights};
 use crate::decoder::{ForwardError, check_len};
 use crate::params::Random;
@@ -23,7 +23,7 @@ pub struct ValueGrads {
 }
 
 impl ValueHead {
-    /// For hidden states of width `d_model`: `w` normal with deviation `1 / (d + 1)`, so that the
+    /// A head for hidden states of width `d_model`: `w` normal with deviation `1 / (d + 1)`, so that the
     /// first values are small; `b` zero.
     pub fn random(d_model: usize, seed: u64) -> Self {
         let mut values = Buffer::zeros(d_model + 1);
@@ -58,7 +58,7 @@ impl ValueHead {
         &self,
         dev: &Cpu,
         d_values: &[f32],
-        asked: &mut Asked,
+        asked: &mut OutputPlaces,
         d: usize,
         grads: &mut ValueGrads,
     ) {

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 FOLDER = pathlib.Path(__file__).parent / "llama"
-# How many of the 97 tokens may follow, row after row; 97: no mask.
+# Number of the 97 tokens that may follow, row after row; 97: no mask.
 COUNTS = [97, 1, 2, 31, 32, 33, 96, 5, 64]
 
 generator = torch.Generator().manual_seed(11)

@@ -14,10 +14,11 @@ use sinew_model::{
 use sinew_tensor::Cpu;
 use sinew_tensor::paged::{KvPool, PagedSequence};
 
-/// Of log-probabilities, in nats, to those of PyTorch in f32. Operands are rounded to 8 bits.
+/// Largest difference of log-probabilities, in nats, to those of PyTorch in f32. Operands are rounded to 8
+/// bits.
 const LOGPROB_BOUND: f32 = 0.05;
-/// Of each tensor's gradient, relative to its largest value. (PyTorch's own bfloat16 autocast differs from
-/// f32 by 0.008 to 0.018 in the norm for a model of this depth.)
+/// Largest difference of each tensor's gradient, relative to its largest value. (PyTorch's own bfloat16
+/// autocast differs from f32 by 0.008 to 0.018 in the norm for a model of this depth.)
 const GRADIENT_BOUND: f64 = 0.06;
 sinew_amx_emulator::on_both!(
     tiny_models_are_near_pytorch_in_f32,
@@ -157,7 +158,7 @@ fn adapters_are_merged_in_f32(on: On) {
     assert_eq!(merged(&dev), merged(&dev.with_f32_products()));
 }
 
-/// At many rows weights of 16 bits go through tiles, which hold them so anyway.
+/// Weights of 16 bits go through tiles at many rows, which hold them in 16 bits anyway.
 fn weights_of_16_bits_go_through_tiles_at_many_rows(on: On) {
     let Some(dev) = on.device(1) else { return };
     let suited = |precision: Precision, rows: usize| precision.suited(dev.kernels(), rows);

@@ -1,4 +1,4 @@
-//! Files with wrong bytes: an error or a model, never a panic and never memory on a file's word.
+//! Files with wrong bytes: an error or a model, never a panic and never unbounded memory.
 
 use crate::support::golden_dir;
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ fn read_all(bytes: Vec<u8>) -> Result<(), GgufError> {
     Ok(())
 }
 
-/// As a model would be loaded, configuration included.
+/// Loads bytes as a model, configuration included.
 fn load_bytes(bytes: &[u8]) -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.gguf");

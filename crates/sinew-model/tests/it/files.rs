@@ -220,7 +220,7 @@ fn broken_directories_are_explained() {
     let target = dir.path().join("model.safetensors");
     fs::write(&target, &bytes[..bytes.len() - 4]).unwrap();
     assert!(load().contains("truncated or damaged"), "{}", load());
-    // Told from the headers alone, too.
+    // Headers suffice to find it, too.
     let check = || check_model(&ModelFiles::Dir(dir.path().to_owned()));
     assert_eq!(check().unwrap_err().to_string(), load());
     let mut nan = bytes.clone();

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What the server does to the next requests for content, one entry each; then it behaves.
+/// Faults of the server in the next requests for content, one entry each; then it behaves.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     /// Closes the connection after so many bytes.
@@ -137,7 +137,7 @@ fn route(
     listed_or_resolved(state, method, path, answer);
 }
 
-/// What the hub itself says: the list of a repository's files, and the files or where they lie.
+/// Answers of the hub itself: the list of a repository's files, and the files or their addresses.
 fn listed_or_resolved(
     state: &State,
     method: &str,
@@ -235,7 +235,7 @@ fn downloads_fill_the_cache_in_the_known_layout() {
     assert!(link.starts_with("../../blobs"), "{}", link.display());
     assert!(!snapshot.join("README.md").exists() && !snapshot.join("golden.safetensors").exists());
     let requests = server.log();
-    // Again: the listing alone; offline or by commit: nothing at all.
+    // Again: only the listing; offline or by commit: nothing at all.
     assert_eq!(resolve_model("hf:org/tiny", &env).unwrap(), files);
     assert_eq!(server.log(), ["GET /api/models/org/tiny/revision/main 0"]);
     env.offline = true;
@@ -399,7 +399,7 @@ fn a_configuration_is_chosen_and_brings_its_files_alone() {
     assert!(main.train[0].ends_with("main/train-0.jsonl"), "{main:?}");
     assert_eq!((main.train.len(), main.held_out.len()), (1, 1));
     assert!(!server.log().iter().any(|l| l.contains("socratic")));
-    // What one configuration brought says nothing about another.
+    // Files of one configuration reveal nothing about another.
     env.offline = true;
     assert_eq!(rows("hf:org/tiny/main@main", &env).unwrap(), main);
     assert!(
@@ -444,7 +444,7 @@ fn a_killed_download_of_a_commit_is_not_whole() {
     server.log();
     assert_eq!(rows(&spec, &env).unwrap(), all);
     assert!(server.log().is_empty());
-    // As a kill between two files leaves it: the folder is there, a file and the note are not.
+    // The state after a kill between two files: the folder is there, a file and the note are not.
     let root = dir.path().join("hub/datasets--org--tiny");
     let note = root.join(".sinew").join(COMMIT).join("default.json");
     fs::remove_file(&note).unwrap();

@@ -129,8 +129,8 @@ fn tiny_models_give_the_logits_of_transformers() {
     }
 }
 
-/// Wide enough that products are cut into blocks: prompts at once, in pieces and token by token,
-/// alone and beside others, give the same bits on every kind of kernel.
+/// Wide enough that products are cut into blocks: prompts at once, in pieces and token by token, separately
+/// and with others, give the same bits on every kind of kernel.
 #[test]
 fn rows_of_wide_models_do_not_depend_on_their_batch() {
     let mut config = tiny("llama").params.config().clone();
@@ -158,7 +158,7 @@ fn rows_of_wide_models_do_not_depend_on_their_batch() {
     }
 }
 
-/// What is rounded is near the logits of f32, the nearer the more bits, and still has the same bits in any
+/// Rounded results are near the logits of f32, the nearer the more bits, and still have the same bits in any
 /// batch.
 #[test]
 fn rounded_models_are_near_and_do_not_depend_on_the_batch() {
@@ -248,7 +248,7 @@ fn smollm2_in_bf16_stays_near_f32() {
     assert!(2 * clear > gaps.len(), "{clear} of {}", gaps.len());
 }
 
-/// Logits of one sequence computed alone, in one pass.
+/// Logits of one sequence, computed separately in one pass.
 fn alone(params: &Params, tokens: &[u32]) -> Vec<f32> {
     Engine::new(params, 1, tokens.len().div_ceil(BLOCK)).step(&[(0, tokens)])
 }
@@ -256,7 +256,7 @@ fn alone(params: &Params, tokens: &[u32]) -> Vec<f32> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Chunks of any size, other sequences beside them: the same bits.
+    /// Chunks of any size, together with other sequences: the same bits.
     #[test]
     fn rows_do_not_depend_on_their_batch(
         family in 0usize..3,

@@ -1,4 +1,4 @@
-//! Distributions over allowed tokens: golden values and gradients of PyTorch, and what is refused.
+//! Distributions over allowed tokens: golden values and gradients of PyTorch, and refusals.
 
 use crate::support::{
     Tensors, device, devices, golden_dir, read_tensors, relative_error, tiny, tiny_golden,

@@ -1,4 +1,4 @@
-//! Reward models: golden scores, and folders that are none.
+//! Reward models: golden scores, and folders that are not reward models.
 //!
 //! The golden scores are those of `transformers` in double precision, for the same weights
 //! (`make_scorer.py`).
@@ -19,11 +19,11 @@ const QWEN3_HEAD: usize = 8;
 /// Decoders that differ around their queries and keys.
 #[derive(Clone, Copy, PartialEq)]
 enum Family {
-    /// As they are projected.
+    /// Queries and keys as they are projected.
     Llama,
-    /// With biases.
+    /// Projections with biases.
     Qwen2,
-    /// With norms over each head, whose width is free.
+    /// Norms over each head, whose width is free.
     Qwen3,
 }
 
@@ -130,7 +130,7 @@ fn scores_are_those_of_transformers() {
                 "{scores:?}, expected {golden}"
             );
         }
-        // Alone, each has the same bits.
+        // Each has the same bits in a separate batch.
         for (one, score) in sequences.iter().zip(&scores) {
             let alone = scorer.scores(&dev, std::slice::from_ref(one)).unwrap();
             assert_eq!(alone[0].to_bits(), score.to_bits());

@@ -47,8 +47,8 @@ pub(crate) fn tiny_golden(family: &str) -> Tensors {
     read_tensors(&golden_dir().join(family).join("golden.safetensors"))
 }
 
-/// Where the packaged SmolLM2 is looked for: `SINEW_PACKAGE_DIR`, else `.cache/wheels` of the
-/// repository, into which `make` downloads the wheel.
+/// Places of the packaged SmolLM2: `SINEW_PACKAGE_DIR`, else `.cache/wheels` of the repository, into which
+/// `make` downloads the wheel.
 pub(crate) fn package_env() -> ResolveEnv {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")

@@ -18,7 +18,7 @@ pub(crate) struct Case {
     pub(crate) tokens: Vec<u32>,
     pub(crate) layout: TreeLayout,
     pub(crate) items: Vec<(u32, u32)>,
-    /// Of the items; empty: 1 for all.
+    /// Temperatures of the items; empty: 1 for all.
     pub(crate) temperatures: Vec<f32>,
     pub(crate) d_logprob: Vec<f32>,
     pub(crate) d_entropy: Vec<f32>,
@@ -110,8 +110,8 @@ fn tiny_models_give_the_gradients_of_pytorch() {
     }
 }
 
-/// Log-probabilities, entropies and the gradient of every tensor, within 2e-5 of its largest
-/// value; says which was worst.
+/// Log-probabilities, entropies and the gradient of every tensor, within 2e-5 of its largest value; returns
+/// the worst one.
 fn check_golden(dev: &Cpu, family: &str, keep: Keep) -> String {
     let golden = tiny_golden(family);
     let params = tiny(family).params;
@@ -144,7 +144,7 @@ fn by_turns(n: usize) -> Vec<f32> {
     [0.7, 1.0, 1.2].into_iter().cycle().take(n).collect()
 }
 
-/// Three answers to one prompt, two of which share a start, beside an unrelated sequence.
+/// Three answers to one prompt, two of which share a start, and an unrelated sequence.
 pub(crate) fn tree_case() -> (Case, Case) {
     let prompt: Vec<u32> = (0..21).map(|i| (i * 7 + 3) % 97).collect();
     let start: Vec<u32> = (0..5).map(|i| (i * 11 + 2) % 97).collect();
@@ -245,8 +245,7 @@ fn shared_prefixes_change_neither_logprobs_nor_gradients() {
     }
 }
 
-/// What a pass that mixes temperatures adds to the gradients is the sum of what passes of one temperature
-/// each add.
+/// A pass that mixes temperatures adds to the gradients the sum of the passes of one temperature each.
 #[test]
 fn mixed_temperatures_give_the_sum_of_their_gradients() {
     let dev = device();
@@ -275,15 +274,15 @@ fn mixed_temperatures_give_the_sum_of_their_gradients() {
     }
 }
 
-/// A pass that finishes only the asked rows says the same, to the bit; gradients too, but for one sum over
-/// rows that is grouped by their number.
+/// A pass that finishes only the asked rows gives the same result, to the bit; gradients too, except for one
+/// sum over rows that is grouped by their number.
 #[test]
 fn rows_that_nothing_is_asked_of_change_nothing() {
     let dev = device();
     for family in FAMILIES {
         let params = tiny(family).params;
         let (mut case, _) = tree_case();
-        // One answer alone, so that most rows have nothing to say.
+        // Only one answer, so that most rows are not asked.
         case.items.truncate(9);
         case.temperatures.truncate(9);
         case.d_logprob.truncate(9);

@@ -1,8 +1,9 @@
 //! Resource servers of NeMo Gym: the tools are routes, and `/verify` scores the whole conversation.
 //!
 //! A session is a cookie that `/seed_session` sets. A turn without calls ends the episode, as it ends a
-//! response in that project. A `GymnasiumServer` of that project has other routes: `/reset`, and `/step` with
-//! each turn, which answers its calls, says something to the model, rewards the turn, and ends the episode.
+//! response in that project. A `GymnasiumServer` of that project has other routes: `/reset` and `/step`. The
+//! latter takes each turn, answers its calls, may add a message to the model, rewards the turn, and ends the
+//! episode.
 
 use super::host::{Host, Place};
 use super::rows::{NemoTasks, Output, tools};
@@ -17,7 +18,7 @@ use sinew_env::{
     KeyError, Needs, Observation, ResetResult, Sandboxes, Score, StepResult, Taskset, TasksetError,
     Unscored,
 };
-use sinew_types::{Given, Gives, Message, Outcome, Role, Task, ToolCall};
+use sinew_types::{Gives, InputPresence, Message, Outcome, Role, Task, ToolCall};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,12 +36,14 @@ pub static NEMO_KIND: EnvKind = EnvKind::new::<NemoGym>(
     },
 );
 
-/// What algorithms can read of the episodes. Rows without tools have no counts.
+/// Data of the episodes that algorithms can read. Rows without tools have no counts.
 const GIVES: Gives = Gives {
-    states: Given::No("NeMo Gym has no states; take a class of yours, with env.type = \"python\""),
-    turn_rewards: Given::No("NeMo Gym scores whole conversations"),
-    tool_counts: Given::Maybe,
-    format_penalty: Given::Maybe,
+    states: InputPresence::No(
+        "NeMo Gym has no states; take a class of yours, with env.type = \"python\"",
+    ),
+    turn_rewards: InputPresence::No("NeMo Gym scores whole conversations"),
+    tool_counts: InputPresence::Maybe,
+    format_penalty: InputPresence::Maybe,
 };
 /// Fields of `/verify` that are metrics, at most.
 const MAX_METRICS: usize = 32;
@@ -215,9 +218,7 @@ struct Steps {
 
 /// One episode.
 struct Episode {
-    /// Of the factory.
     host: Arc<Host>,
-    /// Of the factory.
     keys: Arc<NemoGym>,
     /// Its data are the row, which `/seed_session` and `/verify` get whole.
     task: Task,
@@ -329,7 +330,7 @@ impl Episode {
         Ok(())
     }
 
-    /// As [`Episode::act`], of a `GymnasiumServer`.
+    /// Acts like [`Episode::act`], for a `GymnasiumServer`.
     async fn act_by_step(&mut self, action: Action) -> Result<StepResult, EnvError> {
         let mut turn = Turn::default();
         match action.call_error {
@@ -413,7 +414,7 @@ impl Episode {
     }
 }
 
-/// Why a session did not begin.
+/// Reason why a session did not begin.
 fn seeding(error: &RemoteError) -> String {
     match error {
         RemoteError::Refused { status: 404, .. } => {

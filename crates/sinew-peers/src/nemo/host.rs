@@ -1,4 +1,4 @@
-//! A server with places: how many episodes it takes at once, and requests that are sent once.
+//! A server with places: its number of episodes at once, and requests that are sent once.
 
 use serde_json::Value;
 use sinew_bridge::remote::{RemoteError, Server, spawn, worker};
@@ -60,7 +60,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Sends a request once. It goes on if the caller stops waiting.
+    /// Sends a request once. It continues if the caller stops waiting.
     pub(super) async fn post(&self, path: &str, body: Value) -> Result<Value, RemoteError> {
         let (place, path) = (self.clone(), path.to_owned());
         let sent = spawn(&self.host.server.handle, async move {

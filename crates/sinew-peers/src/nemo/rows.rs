@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// Maximum bytes of a file of rows.
 const MAX_BYTES: u64 = 1 << 30;
-/// Of so many rows, one is held out.
+/// One of so many rows is held out.
 const HELD_OUT_EVERY: usize = 10;
 
 /// Rows of a file: each has `responses_create_params` and the fields of its verifier.
@@ -153,7 +153,7 @@ pub(super) fn tools(row: &Value) -> Vec<ToolSpec> {
     tools.into_iter().flatten().filter_map(spec).collect()
 }
 
-/// What the model said and was answered, as the `output` of a response.
+/// Texts of the model and answers to it, as the `output` of a response.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Output {
     /// Items of the Responses API: messages, calls, and results of calls.

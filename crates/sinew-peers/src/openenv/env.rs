@@ -29,7 +29,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// Factory of episodes of one server.
 #[derive(Clone)]
 pub struct OpenEnvFactory {
-    /// What all episodes share. A clone of the factory is one of the same server.
+    /// State of all episodes. A clone of the factory serves the same server.
     shared: Arc<Shared>,
 }
 
@@ -39,11 +39,11 @@ struct Shared {
     keys: OpenEnv,
     /// Address of the server, without the route `/ws`.
     url: Url,
-    /// How turns become actions, from `GET /schema`.
+    /// Conversion of turns into actions, from `GET /schema`.
     form: Form,
     /// Name and version that the server gives itself.
     name: String,
-    /// Empty if `GET /metadata` does not say it; at most 64 characters.
+    /// Version from `GET /metadata`, or empty; at most 64 characters.
     version: String,
     /// One permit for each session.
     places: Arc<Semaphore>,
@@ -145,8 +145,8 @@ struct Session {
 }
 
 /// Answer of the server to a reset or a step.
-struct Answered {
-    /// As the server sent it; [`Form::seen`] makes the text for the model.
+struct ServerAnswer {
+    /// Observation as the server sent it; [`Form::seen`] makes the text for the model.
     observation: Value,
     /// Finite; 0 if the server sent none, 1 or 0 for a truth value.
     reward: f64,
@@ -154,7 +154,7 @@ struct Answered {
     done: bool,
 }
 
-/// What the server said in place of an observation.
+/// Answer of the server in place of an observation.
 enum Refusal {
     /// The action is wrong: the model's error.
     Action(String),
@@ -165,7 +165,7 @@ enum Refusal {
 }
 
 /// Reads an answer.
-fn read(answer: Value) -> Result<Answered, Refusal> {
+fn read(answer: Value) -> Result<ServerAnswer, Refusal> {
     let data = &answer["data"];
     match answer["type"].as_str() {
         Some("observation") => {
@@ -177,7 +177,7 @@ fn read(answer: Value) -> Result<Answered, Refusal> {
             if !is_reward(reward) {
                 return Err(Refusal::Failed("the reward is no number up to 1e30".into()));
             }
-            Ok(Answered {
+            Ok(ServerAnswer {
                 observation: data["observation"].clone(),
                 reward,
                 done: data["done"].as_bool().unwrap_or(false),
@@ -202,7 +202,7 @@ fn read(answer: Value) -> Result<Answered, Refusal> {
 }
 
 /// Opens a session and begins an episode. A full server is asked again until the wait is over.
-async fn begin(shared: &Shared, reset: &Value) -> Result<(Socket, Answered), EnvError> {
+async fn begin(shared: &Shared, reset: &Value) -> Result<(Socket, ServerAnswer), EnvError> {
     let timeout = Duration::from_secs_f64(shared.keys.timeout_s);
     let end = Instant::now() + Duration::from_secs_f64(shared.keys.wait_s);
     let mut wait = WAITS.0;
@@ -236,7 +236,6 @@ async fn begin(shared: &Shared, reset: &Value) -> Result<(Socket, Answered), Env
 
 /// One episode.
 struct OpenEnvEpisode {
-    /// Of the factory.
     shared: Arc<Shared>,
     /// Its seed and the columns that `reset_columns` names are sent with `reset`.
     task: Task,
@@ -244,7 +243,7 @@ struct OpenEnvEpisode {
     session: Option<Session>,
     /// It was reset.
     used: bool,
-    /// The server said that it is done, or the episode was closed. No action is sent after that.
+    /// The server reported that it is done, or the episode was closed. No action is sent after that.
     ended: bool,
     /// Sum of the rewards, and the last one.
     rewards: (f64, f64),
@@ -313,7 +312,7 @@ impl OpenEnvEpisode {
     }
 
     /// Sends an action. The error of the model is a text.
-    async fn send(&mut self, action: Value) -> Result<Result<Answered, String>, EnvError> {
+    async fn send(&mut self, action: Value) -> Result<Result<ServerAnswer, String>, EnvError> {
         let Some(session) = &self.session else {
             return Err(EnvError::Order("step before reset or after the end"));
         };
@@ -342,7 +341,7 @@ impl OpenEnvEpisode {
     }
 
     /// Takes the answer to an action into the turn.
-    fn taken(&mut self, answered: Answered, turn: &mut Turn) -> String {
+    fn taken(&mut self, answered: ServerAnswer, turn: &mut Turn) -> String {
         turn.reward += answered.reward;
         turn.done |= answered.done;
         self.rewards = (self.rewards.0 + answered.reward, answered.reward);

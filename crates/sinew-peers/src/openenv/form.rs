@@ -8,7 +8,7 @@ use sinew_types::ToolSpec;
 /// Name of the tool whose arguments are an action.
 pub(super) const ACT: &str = "act";
 
-/// How turns become actions, and observations texts.
+/// Conversion of turns into actions, and of observations into texts.
 #[derive(Clone, Debug)]
 pub(super) struct Form {
     /// The tool for actions.
@@ -23,7 +23,7 @@ impl Form {
     /// The form of a server with these schemas (`GET /schema`).
     ///
     /// # Errors
-    /// What is wrong with the schemas, or with a key that names a field that they do not have.
+    /// The fault of the schemas, or of a key that names a field that they do not have.
     pub(super) fn of(schemas: &Value, keys: &OpenEnv) -> Result<Self, (&'static str, String)> {
         let wrong = |why: String| ("url", why);
         let Value::Object(mut action) = schemas["action"].clone() else {
@@ -33,7 +33,7 @@ impl Form {
             Some(Value::Object(fields)) => fields,
             _ => Map::new(),
         };
-        // Every action has it, and no model has anything to say there.
+        // Every action has it, and no model has a use for it.
         fields.remove("metadata");
         let names: Vec<String> = fields.keys().cloned().collect();
         let text_field = match (keys.text_field.as_str(), &names[..]) {

@@ -10,9 +10,10 @@
 //!
 //! Invariants:
 //! - A socket has one request at a time: answers of this protocol carry no id.
-//! - A server that closes before its first answer is full. The episode waits, as long as its key says.
-//! - What the server refuses of an action is an observation. A lost socket fails the episode: its session
-//!   is gone.
+//! - A server that closes before its first answer is full. The episode waits for the time of its key
+//!   `wait_s`.
+//! - A refusal of an action by the server is an observation. A lost socket fails the episode: its session is
+//!   gone.
 
 mod env;
 mod form;

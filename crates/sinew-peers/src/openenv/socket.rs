@@ -21,7 +21,7 @@ use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 
-/// Why there is no answer.
+/// Reasons why there is no answer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(super) enum SocketError {
     /// The server closed the socket.
@@ -57,7 +57,7 @@ impl Socket {
             .map_err(late)?
     }
 
-    /// Opens TCP, TLS for `https`, and the socket, without a deadline of its own.
+    /// Opens TCP, TLS for `https`, and the socket, without a separate deadline.
     ///
     /// # Errors
     /// [`SocketError::Lost`] with the reason, also if the server refuses the key.
@@ -110,7 +110,7 @@ impl Socket {
     /// # Errors
     /// [`SocketError`], all but `Late`: the caller sets the deadline.
     async fn exchange(&mut self, message: &Value) -> Result<Value, SocketError> {
-        // A server that is full says so, and closes: what it said may wait to be read though sending fails.
+        // A full server reports that, and closes: its message may wait to be read though sending fails.
         let sent = self.stream.send(Message::text(message.to_string())).await;
         loop {
             let Some(frame) = self.stream.next().await else {

@@ -1,6 +1,6 @@
 //! Messages of MCP for one session: the environment's tools, its prompt, and the score.
 //!
-//! The model sees the tools alone. The program around it reads the prompt `task`, and after the last call the
+//! The model sees only the tools. The program around it reads the prompt `task`, and after the last call the
 //! resource `sinew://score`, which ends the episode. The tool `say` is a turn of text, such as the answer.
 
 use super::play::{Pick, Play, PlayError};
@@ -53,7 +53,7 @@ impl McpSession {
     /// The result of a method.
     ///
     /// # Errors
-    /// With the code of JSON-RPC: -32601 for an unknown method, -32602 for wrong arguments, -32603 if the
+    /// The code of JSON-RPC: -32601 for an unknown method, -32602 for wrong arguments, -32603 if the
     /// environment failed, -32002 for an unknown resource.
     async fn answer(&mut self, method: &str, params: &Value) -> Result<Value, Fault> {
         match method {
@@ -94,8 +94,8 @@ impl McpSession {
             .filter(|m| m.role == sinew_types::Role::System);
         let system: Vec<_> = system.map(|m| m.content.text()).collect();
         self.system = system.join("\n\n");
-        // Prompts have no system messages: their text is said by the user, too, for clients that do not read
-        // the instructions.
+        // Prompts have no system messages: their text is also a message of the user, for clients that do not
+        // read the instructions.
         let said = begun.messages.iter().map(|m| {
             let role = match m.role {
                 sinew_types::Role::Assistant => "assistant",

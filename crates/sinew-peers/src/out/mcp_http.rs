@@ -1,7 +1,7 @@
 //! MCP over streamable HTTP, and over standard input and output.
 //!
 //! `POST /mcp` with `initialize` opens a session for the next training task; `/mcp/SPLIT/INDEX` names one.
-//! Answers are single JSON objects: the server has nothing to say on its own, so that it offers no stream.
+//! Answers are single JSON objects: the server sends no messages by itself, so it offers no stream.
 
 use super::mcp::{McpSession, fault};
 use super::play::{Offer, Pick, Play, Worlds};
@@ -27,7 +27,7 @@ use tokio::net::TcpListener;
 const SESSION: &str = "mcp-session-id";
 
 /// A session with the time of its last request.
-struct Kept {
+struct KeptSession {
     /// Locked during one request: requests of one session run one after another.
     session: tokio::sync::Mutex<McpSession>,
     /// Its lease counts from here, unless a request runs.
@@ -51,14 +51,14 @@ impl std::fmt::Debug for McpServing {
 
 /// State that all requests share.
 struct Shared {
-    /// What is served, and its limits.
+    /// Served environments, and their limits.
     offer: Offer,
     /// The key that clients must send.
     key: ServeKey,
     /// Number of the next training task of all sessions.
     next: Arc<AtomicU64>,
     /// Never more than `offer.sessions`.
-    sessions: Mutex<HashMap<String, Arc<Kept>>>,
+    sessions: Mutex<HashMap<String, Arc<KeptSession>>>,
 }
 
 /// Locks also after a panic of another request: nothing is left half changed.
@@ -91,7 +91,7 @@ impl McpServing {
     /// Ends sessions without a request for the length of a lease, or all.
     async fn sweep(&self, all: bool) {
         let lease = self.shared.offer.lease;
-        let over = |k: &Arc<Kept>| {
+        let over = |k: &Arc<KeptSession>| {
             all || (lock(&k.seen).elapsed() > lease && k.session.try_lock().is_ok())
         };
         let ended: Vec<_> = {
@@ -147,7 +147,7 @@ impl McpLines {
         }
     }
 
-    /// The answer to a line; `None`: there is nothing to say.
+    /// The answer to a line; `None`: there is none.
     pub async fn answer(&mut self, line: &str) -> Option<String> {
         if line.trim().is_empty() {
             return None;
@@ -197,7 +197,7 @@ fn refused(status: StatusCode, code: i64, text: &str) -> Response {
 }
 
 /// The session of a request, if it names one that is open.
-fn find(shared: &Shared, headers: &HeaderMap) -> Result<Arc<Kept>, Box<Response>> {
+fn find(shared: &Shared, headers: &HeaderMap) -> Result<Arc<KeptSession>, Box<Response>> {
     let Some(id) = headers.get(SESSION).and_then(|v| v.to_str().ok()) else {
         let why = "no session: send initialize first, then its mcp-session-id";
         return Err(Box::new(refused(StatusCode::BAD_REQUEST, -32600, why)));
@@ -234,7 +234,7 @@ async fn on(shared: &Arc<Shared>, pick: Pick, headers: &HeaderMap, body: &Bytes)
         },
     };
     *lock(&kept.seen) = Instant::now();
-    // A call goes on if its client goes away: it may be in the middle of a change.
+    // A call continues if its client goes away: it may be in the middle of a change.
     let answered = tokio::spawn(async move {
         let answer = kept.session.lock().await.on(&message).await;
         *lock(&kept.seen) = Instant::now();
@@ -252,7 +252,7 @@ async fn on(shared: &Arc<Shared>, pick: Pick, headers: &HeaderMap, body: &Bytes)
 }
 
 /// Opens a session, whose id no one can guess.
-fn open(shared: &Shared, pick: Pick) -> Result<(Arc<Kept>, String), Box<Response>> {
+fn open(shared: &Shared, pick: Pick) -> Result<(Arc<KeptSession>, String), Box<Response>> {
     let failed = |text: String| {
         let status = StatusCode::SERVICE_UNAVAILABLE;
         Box::new(refused(status, -32000, &text))
@@ -261,7 +261,7 @@ fn open(shared: &Shared, pick: Pick) -> Result<(Arc<Kept>, String), Box<Response
     getrandom::fill(&mut random).map_err(|e| failed(e.to_string()))?;
     let id = format!("{:032x}", u128::from_be_bytes(random));
     let play = Play::new(shared.offer.worlds.clone(), Arc::clone(&shared.next));
-    let kept = Arc::new(Kept {
+    let kept = Arc::new(KeptSession {
         session: tokio::sync::Mutex::new(McpSession::new(play, pick)),
         seen: Mutex::new(Instant::now()),
     });

@@ -11,7 +11,7 @@
 //! - A session holds one episode at a time, and no other session can reach it.
 //! - Sessions, bodies, texts and idle time are bounded. A session without a message for the length of a lease
 //!   ends.
-//! - An error of the client or of the model is an answer; the session goes on.
+//! - An error of the client or of the model is an answer; the session continues.
 
 mod mcp;
 mod mcp_http;

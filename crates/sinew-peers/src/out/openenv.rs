@@ -1,10 +1,10 @@
-//! Sessions over WebSocket, as OpenEnv's clients speak: one socket is one session, and holds one episode.
+//! Sessions over WebSocket, for OpenEnv's clients: one socket is one session, and holds one episode.
 //!
 //! An action is `{"tool": NAME, "arguments": {...}}` or `{"text": ...}`. OpenEnv's own actions for tools
 //! (`list_tools`, `call_tool`) are answered in their form. HTTP routes keep no session in that protocol: here
-//! they say so.
+//! they answer with that.
 
-use super::play::{Acted, Begun, Offer, Pick, Play, PlayError, whole_text};
+use super::play::{ActionResult, EpisodeStart, Offer, Pick, Play, PlayError, whole_text};
 use super::{SHUTDOWN_GRACE, clients};
 use axum::extract::State;
 use axum::extract::ws::{Message as Frame, WebSocket, WebSocketUpgrade};
@@ -24,12 +24,12 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-/// How long a client without a session may take to say something.
+/// Time in which a client without a session must send a message.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
 
 /// State that all sessions share.
 struct Shared {
-    /// What is served, and its limits.
+    /// Served environments, and their limits.
     offer: Offer,
     /// The key that clients must send.
     key: ServeKey,
@@ -180,7 +180,7 @@ struct Session {
 }
 
 impl Session {
-    /// The answer to a message. `None`: the client says goodbye.
+    /// The answer to a message. `None`: the client closes.
     async fn answer(&mut self, text: &str) -> Option<Value> {
         let message: Value = match sinew_types::json::from_str(text) {
             Ok(message) => message,
@@ -215,10 +215,10 @@ impl Session {
             Value::Null => begun.task.clone().into(),
             id => id.clone(),
         };
-        let Begun { task, messages } = begun;
+        let EpisodeStart { task, messages } = begun;
         let tools = functions(self.play.tools(), "parameters");
         let text = whole_text(&messages);
-        // Clients for tools keep the metadata of an observation alone.
+        // Clients for tools keep only the metadata of an observation.
         let observation = json!({
             "text": text, "error": false, "task": task, "messages": messages, "functions": tools,
             "metadata": {"task": task, "prompt": text},
@@ -226,10 +226,10 @@ impl Session {
         Ok(json!({"observation": observation, "reward": null, "done": false}))
     }
 
-    /// An action in either form. `list_tools` begins an episode if none is open, and is no turn.
+    /// An action in either form. `list_tools` begins an episode if none is open, and is not a turn.
     ///
     /// # Errors
-    /// [`PlayError::Client`] for an action of another form: the session goes on.
+    /// [`PlayError::Client`] for an action of another form: the session continues.
     async fn step(&mut self, data: &Value) -> Result<Value, PlayError> {
         if data["type"] == "list_tools" {
             if !self.play.is_open() {
@@ -256,7 +256,7 @@ impl Session {
                 return Err(PlayError::Client(why.into()));
             }
         };
-        let Acted {
+        let ActionResult {
             text,
             error,
             reward,

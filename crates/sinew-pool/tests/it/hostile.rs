@@ -1,4 +1,4 @@
-//! Whatever is sent: no panic, and what is admitted keeps every promise.
+//! Arbitrary requests cause no panic, and admitted items keep every promise.
 
 use crate::{call, lease, pool, push_of, trajectory};
 use proptest::prelude::*;
@@ -178,7 +178,7 @@ proptest! {
             ("/pool/ack", "application/json"),
         ] {
             let told = send(&pool, path, kind, bytes.clone());
-            // Protobuf skips fields that it does not know, so that some bytes are an empty request.
+            // Protobuf skips unknown fields, so that some bytes are an empty request.
             prop_assert!(told.status == 400 || (told.status == 200 && kind.contains("protobuf")));
         }
         for path in ["/pool/trajectories", "/v1/traces"] {

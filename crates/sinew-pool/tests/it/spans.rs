@@ -41,7 +41,7 @@ fn text(role: &str, content: &str) -> Value {
     json!({"role": role, "parts": [{"type": "text", "content": content}]})
 }
 
-/// Two turns, with what the world said between them.
+/// Two turns, with the world's message between them.
 fn conversation() -> Vec<Value> {
     let first = json!({"gen_ai.operation.name": "chat", "gen_ai.input.messages": [text("user", "A.>")],
         "gen_ai.output.messages": [text("assistant", "r")]});

@@ -1,12 +1,12 @@
-//! Scorers that run apart: over a server, several at once, killed, with rows that nothing can score.
+//! Separate scorers: over a server, several at once, killed, with rows that nothing can score.
 
 use super::feed::trace;
 use super::{RUNTIME, client, serve};
-use sinew_queue::{Feed, Score, Scored, ScorerConfig, bury, listed, score_rows};
+use sinew_queue::{Feed, Score, ScoredCounts, ScorerConfig, bury, listed, score_rows};
 use sinew_store::StoreError;
 use sinew_store::queue::{
-    Ask, Field, MemoryQueue, NewRow, Order, Queue, QueueError, QueueLimits, RowState, Sample, Take,
-    episode, fields, scorer_consumer, trainer_consumer,
+    Field, MemoryQueue, NewRow, Order, Queue, QueueError, QueueLimits, RowRequest, RowSelection,
+    RowState, Sample, episode, fields, scorer_consumer, trainer_consumer,
 };
 use sinew_types::{Outcome, Trace};
 use std::collections::BTreeSet;
@@ -49,19 +49,19 @@ fn config(lease: Duration) -> ScorerConfig {
     }
 }
 
-fn score(queue: &dyn Queue, by: &dyn Score, lease: Duration) -> Scored {
+fn score(queue: &dyn Queue, by: &dyn Score, lease: Duration) -> ScoredCounts {
     score_rows(queue, by, &config(lease), &|| false, &mut |_| {}).unwrap()
 }
 
 /// Rewards of the rows that a trainer is given, by key.
 fn trained(queue: &dyn Queue) -> Vec<(String, f64, bool)> {
     queue.join(&trainer_consumer("trainer")).unwrap();
-    let ask = Ask {
+    let ask = RowRequest {
         consumer: "trainer".into(),
         holder: "tests".into(),
         // Longer than any clock of a test.
         ttl_ms: 1 << 50,
-        take: Take::Sample(Sample::rows(100)),
+        take: RowSelection::Sample(Sample::rows(100)),
     };
     let rows = queue.lease(&ask, 0).unwrap().rows;
     let one = |row| {
@@ -91,16 +91,16 @@ fn several_scorers_over_a_server_score_each_row_once() {
     }
     // One died with rows in its hands.
     queue.join(&scorer_consumer()).unwrap();
-    let ask = Ask {
+    let ask = RowRequest {
         consumer: "scorer".into(),
         holder: "one that is killed".into(),
         ttl_ms: 50,
-        take: Take::Sample(Sample::rows(5)),
+        take: RowSelection::Sample(Sample::rows(5)),
     };
     let dead = queue.lease(&ask, 0).unwrap();
     now.store(50, Ordering::SeqCst);
     let by = Tokens::default();
-    let done: Vec<Scored> = std::thread::scope(|scope| {
+    let done: Vec<ScoredCounts> = std::thread::scope(|scope| {
         let run = || score(&client(&server), &by, HOUR);
         let running: Vec<_> = (0..3).map(|_| scope.spawn(run)).collect();
         running.into_iter().map(|r| r.join().unwrap()).collect()
@@ -111,7 +111,7 @@ fn several_scorers_over_a_server_score_each_row_once() {
         (names.len(), names.iter().collect::<BTreeSet<_>>().len()),
         (40, 40)
     );
-    // What it says late changes nothing.
+    // A late ack changes nothing.
     let late = sinew_store::queue::scored(&dead.rows[0].key, &Outcome::default()).unwrap();
     let settled = queue.ack("scorer", dead.lease.unwrap(), &[late]).unwrap();
     assert_eq!(settled.lost.len(), 1);
@@ -130,7 +130,7 @@ fn a_row_that_cannot_be_scored_goes_on_without_a_reward_after_some_attempts() {
     let mut feed = Feed::new(Arc::clone(&queue), "run", true).unwrap();
     let group = [trace("bad", "g", 1, None), trace("good", "g", 2, None)];
     feed.put(&group, &|| false).unwrap();
-    // A row that is no episode dies, with the reason, and comes back when it is revived.
+    // A row that is not an episode dies, with the reason, and comes back when it is revived.
     queue
         .put(&[NewRow::new("junk", Field::new(fields::TRACE, "junk"))])
         .unwrap();
@@ -188,7 +188,7 @@ fn a_scorer_that_is_to_stop_gives_its_rows_back() {
     let stop = || stops.load(Ordering::SeqCst) == 1;
     let by = Slow(&stops);
     let done = score_rows(queue.as_ref(), &by, &config(HOUR), &stop, &mut |_| {}).unwrap();
-    assert_eq!(done, Scored::default());
+    assert_eq!(done, ScoredCounts::default());
     let state = queue.state("scorer", "run:a").unwrap();
     assert_eq!(state, Some(RowState::Ready));
 }

@@ -168,7 +168,7 @@ fn from_folder(
     ChatRenderer::from_dir(folder.path(), options)
 }
 
-/// A template that asks for the date of today says which key gives it one.
+/// The error of a template that asks for today's date names the key that provides one.
 #[test]
 fn templates_that_need_a_date_say_so() {
     let mut refused = Vec::new();
@@ -369,7 +369,7 @@ fn tools_and_results_are_rendered_without_template_support() {
     ] {
         assert!(text.contains(needle), "{needle} is not in {text}");
     }
-    // Without a system message, one is inserted before the first question.
+    // A system message is inserted before the first question if there is none.
     let ids = renderer
         .render_prompt(&mock.messages[1..2], &mock.tools)
         .unwrap();

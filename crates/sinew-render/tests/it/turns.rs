@@ -382,7 +382,7 @@ fn other_text_is_no_call() {
         assert_eq!(turn.content, text, "{format}");
         assert!(turn.calls.is_empty() && turn.broken.is_empty(), "{text}");
     }
-    // Without a call format, the whole turn is text.
+    // The whole turn is text if there is no call format.
     let text = "<tool_call>{}</tool_call>";
     let turn = parse_turn(text, &TurnFormat::default(), &[]);
     assert_eq!(turn.content, text);
@@ -478,7 +478,7 @@ proptest! {
         let untyped = matches!(format, ToolCallFormat::Glm | ToolCallFormat::Xml);
         for call in &mut list {
             if untyped {
-                // Without a schema, numbers and markers in unquoted text are recognized.
+                // Numbers and markers in unquoted text are recognized if there is no schema.
                 call.arguments.retain(|_, v| match v {
                     Value::String(s) => {
                         serde_json::from_str::<Value>(s.trim()).is_err()

@@ -1,4 +1,4 @@
-//! Refused requests of terminals. Sessions are tested with the client, in `sinew-remote`.
+//! Refused requests of terminals. Sessions are tested with the client.
 
 use crate::{ANN, BOB, server};
 use serde_json::json;

@@ -1,6 +1,6 @@
-//! Which contexts an engine still has after their attempts: the least recently used go first.
+//! Prefix cache of an engine: contexts that remain after their attempts. The least recently used go first.
 //!
-//! A context is found by whose it is, not by its tokens: two episodes share what their task gives them.
+//! A context is found by its owner, not by its tokens: two episodes share only the part of their task.
 
 use sinew_types::{SpreadMap, finalize64};
 use std::collections::VecDeque;
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use sinew_types::SplitMix64;
 
-    /// As a list in the order of use.
+    /// The order is that of a list sorted by use.
     #[test]
     fn the_least_recently_used_contexts_go_first() {
         let mut draws = SplitMix64::new(5);

@@ -1,12 +1,12 @@
 //! An engine as curves: continuous batching without single passes.
 //!
 //! All sequences that generate advance together, an id each in the time that the batch needs, so that one
-//! number says how far all of them are. Prompts are computed one after the other in what a pass has left, and
-//! slow the batch down meanwhile. Something changes only where an attempt comes, ends, has its prompt, or
+//! number is the progress of all. Prompts are computed one after the other in the remaining room of a pass,
+//! and slow the batch down meanwhile. Something changes only where an attempt comes, ends, has its prompt, or
 //! finds no room in the cache: these times are computed, and nothing happens between them.
 
 use super::cache::Cache;
-use super::{Job, Load, News, Speed, drawn};
+use super::{AttemptNews, Job, Load, Speed, drawn};
 use crate::agenda::{Micros, micros, seconds};
 use sinew_engines::AttemptId;
 use sinew_types::{SpreadMap, finalize64};
@@ -18,11 +18,10 @@ const CLOSE: f64 = 1e-6;
 /// A sequence that generates.
 #[derive(Debug)]
 struct Running {
-    /// What it was asked for.
     job: Job,
     /// Progress of the batch when it joined, less the ids that it had sampled by then.
     from: f64,
-    /// Ids that were told of.
+    /// Ids that were reported.
     told: usize,
     /// Order in which it came.
     arrival: u64,
@@ -33,15 +32,14 @@ struct Running {
 /// An attempt before its first id. One that lost its room has sampled some already.
 #[derive(Debug)]
 struct Waiting {
-    /// What it was asked for.
     job: Job,
     /// Ids that were sampled.
     sampled: usize,
-    /// Ids that were told of.
+    /// Ids that were reported.
     told: usize,
     /// Order in which it came.
     arrival: u64,
-    /// Of its prompt, found in the cache when it first ran.
+    /// Ids of its prompt that the cache had when it first ran.
     cached: Option<usize>,
     /// Ids of prompt that are still to be computed.
     left: f64,
@@ -52,13 +50,13 @@ struct Waiting {
 pub(super) struct Curves {
     /// Times and sizes of an engine, in ids.
     speed: Speed,
-    /// Up to where it has worked, in seconds.
+    /// Time up to which it has worked, in seconds.
     at: f64,
     /// Ids that a sequence which ran all the time would have.
     progress: f64,
     /// Sequences that generate, by the spread numbers of their attempts.
     running: SpreadMap<Running>,
-    /// By the progress at which they end, as the bits of a number that is never negative.
+    /// Attempts by the progress at which they end, as the bits of a number that is never negative.
     ends: BTreeSet<(u64, AttemptId)>,
     /// Those whose prompts are computed, in order.
     prefill: VecDeque<Waiting>,
@@ -79,11 +77,10 @@ pub(super) struct Curves {
     /// Times that a sequence lost its room.
     preemptions: u64,
     /// News that were not taken yet.
-    news: Vec<News>,
+    news: Vec<AttemptNews>,
 }
 
 impl Curves {
-    /// At the beginning.
     pub(super) fn new(speed: Speed) -> Self {
         Self {
             speed,
@@ -168,7 +165,7 @@ impl Curves {
     }
 
     /// Works up to `now`, and gives the news.
-    pub(super) fn advance(&mut self, now: Micros, busy_s: &mut f64, news: &mut Vec<News>) {
+    pub(super) fn advance(&mut self, now: Micros, busy_s: &mut f64, news: &mut Vec<AttemptNews>) {
         self.work(now, busy_s);
         news.append(&mut self.news);
     }
@@ -217,7 +214,7 @@ impl Curves {
         {
             self.generate(ready);
         }
-        // The youngest loses its room; one alone always has enough.
+        // The youngest loses its room; a single one always has enough.
         while self.kv_used() + CLOSE * self.running.len() as f64 >= self.speed.kv as f64
             && self.running.len() + self.prefill.len() > 1
             && let Some(attempt) = self.youngest()
@@ -274,7 +271,7 @@ impl Curves {
     /// Notes news of an attempt.
     fn tell(&mut self, job: &Job, (from, to): (usize, usize), ended: Option<usize>) {
         self.sampled += to.saturating_sub(from) as u64;
-        self.news.push(News {
+        self.news.push(AttemptNews {
             attempt: job.attempt,
             tokens: (from..to).map(|n| drawn(job.seed, n)).collect(),
             ended: ended.is_some(),
@@ -282,8 +279,8 @@ impl Curves {
         });
     }
 
-    /// Gives what was sampled and not told.
-    pub(super) fn flush(&mut self, news: &mut Vec<News>) {
+    /// Reports sampled ids that were not reported yet.
+    pub(super) fn flush(&mut self, news: &mut Vec<AttemptNews>) {
         let mut due: Vec<(AttemptId, usize)> = self
             .running
             .values()
@@ -414,9 +411,9 @@ impl Curves {
         *self = fresh;
     }
 
-    /// How full it is.
+    /// Its load.
     pub(super) fn reading(&self) -> Load {
-        // What the last id of a sequence takes over the bound is given back before the next one.
+        // The last id of a sequence may exceed the bound; its room is returned before the next one.
         let slack = CLOSE * (self.running.len() + 1) as f64;
         Load {
             running: self.running.len() + self.prefill.len(),

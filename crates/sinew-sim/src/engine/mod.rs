@@ -1,4 +1,4 @@
-//! Engines of the simulation: what a server does with attempts, in virtual time.
+//! Engines of the simulation: a server's handling of attempts, in virtual time.
 //!
 //! Lengths are in ids, each of which stands for [`Speed::grain`] tokens; times are of real tokens.
 
@@ -26,18 +26,18 @@ pub(crate) struct Job {
     pub(crate) prompt: Arc<Vec<TokenId>>,
     /// Ids to sample, 1 or more.
     pub(crate) length: usize,
-    /// Of everything that is drawn.
+    /// Seed of all random numbers.
     pub(crate) seed: u64,
-    /// Whose context it is, for the prefix cache.
+    /// Owner of the context, for the prefix cache.
     pub(crate) episode: u64,
-    /// Whose beginning it shares, and how many ids of it.
+    /// Group whose beginning it shares, and the number of shared ids.
     pub(crate) group: u64,
     pub(crate) shared: usize,
 }
 
 /// News of an attempt.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct News {
+pub(crate) struct AttemptNews {
     /// Its number.
     pub(crate) attempt: AttemptId,
     /// Ids that are new.
@@ -74,7 +74,7 @@ pub(crate) struct Speed {
 }
 
 impl Speed {
-    /// From its parts.
+    /// Speed of an engine, in ids of `grain` tokens.
     pub(crate) fn of(engines: &Engines, weights: &Weights, grain: usize) -> Self {
         let g = grain as f64;
         // So many passes make an id.
@@ -82,7 +82,7 @@ impl Speed {
         Self {
             grain,
             max_running: engines.max_running,
-            // In the time of an id a pass is made for each of its tokens.
+            // One id stands for `grain` tokens, so it takes a pass for each of them.
             max_batched: engines.max_batched_tokens.max(2),
             kv: engines.kv_tokens / grain,
             pass_s: engines.pass_s * passes,
@@ -99,7 +99,7 @@ impl Speed {
     }
 }
 
-/// How full an engine is, and what it did.
+/// Load of an engine, and its work.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Load {
     /// Sequences that generate.
@@ -122,7 +122,7 @@ pub(crate) struct Load {
     pub(crate) passes: u64,
 }
 
-/// What computes.
+/// Model of the computation.
 #[derive(Debug)]
 enum Inside {
     Curves(Box<Curves>),
@@ -135,9 +135,9 @@ pub(crate) struct Engine {
     inside: Inside,
     /// Ids that its cache holds.
     kv: usize,
-    /// Of the weights that it has; `None` while it has none.
+    /// Version of its weights; `None` while it has none.
     pub(crate) version: Option<u64>,
-    /// Down until then.
+    /// Time until which it is down.
     pub(crate) down_until: Micros,
     /// Not reached until then.
     pub(crate) cut_until: Micros,
@@ -148,7 +148,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// One that takes `filled` times what its cache holds: 1, but for a fault of the harness.
+    /// One that takes `filled` times what its cache holds: 1, except for a fault of the harness.
     pub(crate) fn new(model: Model, mut speed: Speed, filled: usize) -> Self {
         let kv = speed.kv;
         speed.kv *= filled;
@@ -188,22 +188,22 @@ impl Engine {
     }
 
     /// Works until `now`; adds what became of attempts.
-    pub(crate) fn advance(&mut self, now: Micros, news: &mut Vec<News>) {
+    pub(crate) fn advance(&mut self, now: Micros, news: &mut Vec<AttemptNews>) {
         match &mut self.inside {
             Inside::Curves(inside) => inside.advance(now, &mut self.busy_s, news),
             Inside::Scheduler(inside) => inside.advance(now, &mut self.busy_s, news),
         }
     }
 
-    /// Adds what running attempts have sampled and that was not told.
-    pub(crate) fn flush(&mut self, now: Micros, news: &mut Vec<News>) {
+    /// Reports sampled ids of running attempts that were not reported yet.
+    pub(crate) fn flush(&mut self, now: Micros, news: &mut Vec<AttemptNews>) {
         self.advance(now, news);
         if let Inside::Curves(inside) = &mut self.inside {
             inside.flush(news);
         }
     }
 
-    /// When something happens in it, if nothing comes from outside.
+    /// Time of its next event, if nothing comes from outside.
     pub(crate) fn next(&self) -> Option<Micros> {
         match &self.inside {
             Inside::Curves(inside) => inside.next(),
@@ -236,7 +236,7 @@ impl Engine {
         }
     }
 
-    /// What breaks a bound, if something does.
+    /// The bound that is broken, if there is one.
     pub(crate) fn fault(&self) -> Option<String> {
         let load = self.load_now();
         let kv = self.kv;

@@ -1,6 +1,6 @@
 //! An engine whose scheduler, blocks and prefix cache are those of the embedded engine, pass by pass.
 
-use super::{Job, Load, News, Speed, VOCAB, drawn};
+use super::{AttemptNews, Job, Load, Speed, VOCAB, drawn};
 use crate::agenda::{Micros, micros};
 use sinew_engines::AttemptId;
 use sinew_infer::{
@@ -75,20 +75,19 @@ impl TensorSource for Nothing {
 pub(super) struct Tokens {
     /// Times and sizes of an engine, in ids.
     speed: Speed,
-    /// Of the weights.
+    /// Version of the weights.
     version: u64,
     /// The real core of the loop.
     core: Option<Stepper<Counts>>,
     /// Rows of the last pass.
     rows: Arc<AtomicU64>,
-    /// What the pass at work will say, and when it ends.
+    /// End and events of the pass at work.
     pass: Option<(Micros, Vec<EngineEvent>)>,
     /// Passes so far.
     passes: u64,
 }
 
 impl Tokens {
-    /// At the beginning.
     pub(super) fn new(speed: Speed) -> Self {
         let rows = Arc::new(AtomicU64::new(0));
         Self {
@@ -142,7 +141,7 @@ impl Tokens {
         self.pass = Some((now + micros(pass_s).max(1), events));
     }
 
-    pub(super) fn advance(&mut self, now: Micros, busy_s: &mut f64, news: &mut Vec<News>) {
+    pub(super) fn advance(&mut self, now: Micros, busy_s: &mut f64, news: &mut Vec<AttemptNews>) {
         while self.pass.as_ref().is_some_and(|(end, _)| *end <= now)
             && let Some((end, events)) = self.pass.take()
         {
@@ -177,7 +176,7 @@ impl Tokens {
         self.pass = None;
     }
 
-    /// How full it is.
+    /// Its load.
     pub(super) fn reading(&self) -> Load {
         let status = self.core.as_ref().map(Stepper::status).unwrap_or_default();
         Load {
@@ -219,9 +218,9 @@ fn stepper(speed: &Speed, version: u64, rows: &Arc<AtomicU64>) -> Option<Stepper
 }
 
 /// An event as news.
-fn told(event: EngineEvent) -> Option<News> {
+fn told(event: EngineEvent) -> Option<AttemptNews> {
     match event {
-        EngineEvent::Tokens { request, tokens } => Some(News {
+        EngineEvent::Tokens { request, tokens } => Some(AttemptNews {
             attempt: AttemptId(request.0),
             tokens: tokens.into_iter().map(|t| t.id).collect(),
             ended: false,
@@ -231,7 +230,7 @@ fn told(event: EngineEvent) -> Option<News> {
             request,
             cached_prompt_tokens,
             ..
-        } => Some(News {
+        } => Some(AttemptNews {
             attempt: AttemptId(request.0),
             tokens: Vec::new(),
             ended: true,

@@ -1,4 +1,4 @@
-//! What a plan may say, and what follows from it.
+//! Checks the values of a plan, and derives others from them.
 
 use super::{Mode, Model, Plan, PlanError};
 use crate::dist::Dist;

@@ -1,6 +1,6 @@
-//! A plan: what is simulated, as a TOML file says it.
+//! A plan to simulate, in the form of a TOML file.
 //!
-//! Every key has a default, so that a plan names what it is about. `preset` lays the keys of the file over
+//! Every key has a default, so that a plan names only its subject. `preset` lays the keys of the file over
 //! those of a preset, and `from_run` takes distributions from a recorded run. Unknown keys are refused with
 //! their line.
 
@@ -14,13 +14,13 @@ use crate::dist::{Dist, Form, Lognormal};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// Why a plan is refused.
+/// Reasons why a plan is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The file cannot be read.
     #[error("{path}: {why}")]
     Read { path: PathBuf, why: String },
-    /// It is no plan: an unknown key, a value of another type. With the line.
+    /// The file is not a plan: an unknown key, or a value of another type. The message has the line.
     #[error("{path}: {why}")]
     Form { path: PathBuf, why: String },
     /// A value that is not allowed.
@@ -32,11 +32,11 @@ pub enum PlanError {
     },
 }
 
-/// What is simulated.
+/// A plan to simulate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Plan {
-    /// For people; the file's name if it is empty.
+    /// Name for people; the file's name if it is empty.
     pub name: String,
     /// Keys of this preset take the place of the defaults.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,14 +44,13 @@ pub struct Plan {
     /// Folder of a recorded run: turns, lengths, latencies and times of steps are its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from_run: Option<PathBuf>,
-    /// Of everything that is drawn.
+    /// Seed of all random numbers.
     pub seed: u64,
     pub run: Run,
     pub rollout: Rollout,
     pub episode: Episode,
     pub tools: Tools,
     pub scoring: Scoring,
-    /// The servers, by their number.
     pub engines: Engines,
     pub trainer: Trainer,
     pub weights: Weights,
@@ -62,16 +61,16 @@ pub struct Plan {
     pub faults: Vec<Fault>,
 }
 
-/// How generation and training follow each other.
+/// Order of generation and training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// In turns.
+    /// Generation and training take turns.
     #[default]
     Sync,
-    /// At once; an update takes the groups in the order of their draws, one update behind.
+    /// Both run at once. An update takes the groups in the order of their draws, one update behind.
     OneStepOff,
-    /// At once; an update takes the groups that are complete.
+    /// Both run at once. An update takes the groups that are complete.
     Async,
 }
 
@@ -163,7 +162,7 @@ pub struct Scoring {
     pub lease_s: f64,
 }
 
-/// How engines are modelled.
+/// Model of the engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Model {
@@ -212,9 +211,9 @@ pub struct Engines {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Trainer {
-    /// For costs. Default: 4.
+    /// Number of devices, for costs. Default: 4.
     pub devices: f64,
-    /// Seconds of an update beside its tokens. Default: 1.
+    /// Seconds of an update in addition to its tokens. Default: 1.
     pub fixed_s: f64,
     /// Tokens of rows, prompts included, that all devices train a second. Default: 50,000.
     pub tokens_per_s: f64,
@@ -226,11 +225,11 @@ pub struct Trainer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Weights {
-    /// Seconds from the update until engines could load; they go on meanwhile. Default: 1.
+    /// Seconds from the update until engines could load; they continue meanwhile. Default: 1.
     pub transfer_s: f64,
     /// Seconds in which engines load and sample nothing. Default: 0.5.
     pub load_s: f64,
-    /// Requests go on with the keys and values of the old weights. Default: false.
+    /// Requests continue with the keys and values of the old weights. Default: false.
     pub keep_kv: bool,
     /// Weights wait until running requests have ended, and none begins meanwhile. Default: false.
     pub drain: bool,
@@ -248,14 +247,14 @@ pub struct Store {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Prices {
-    /// Of a device for an hour.
+    /// Price of an engine's or the trainer's device for an hour.
     pub engine_device_hour: f64,
     pub trainer_device_hour: f64,
-    /// Of a place for a sandbox for an hour.
+    /// Price of a place for a sandbox for an hour.
     pub sandbox_hour: f64,
 }
 
-/// What fails.
+/// Kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
@@ -432,7 +431,7 @@ impl Plan {
     /// Reads a plan from a file. A folder in `from_run` is of the working directory.
     ///
     /// # Errors
-    /// If there is no file, or what it says is refused.
+    /// If there is no file, or its content is refused.
     pub fn load(path: &Path) -> Result<Self, PlanError> {
         let text = std::fs::read_to_string(path).map_err(|e| PlanError::Read {
             path: path.into(),
@@ -441,16 +440,16 @@ impl Plan {
         Self::parse(path, &text)
     }
 
-    /// As [`Plan::load`], of a text; `path` is for messages.
+    /// Reads a plan as [`Plan::load`] does, but from a text; `path` is for messages.
     ///
     /// # Errors
-    /// If what it says is refused.
+    /// If its content is refused.
     pub fn parse(path: &Path, text: &str) -> Result<Self, PlanError> {
         let refused = |why: String| PlanError::Form {
             path: path.into(),
             why,
         };
-        // By itself first, so that what is wrong is shown at its line.
+        // The text is parsed separately first, so that a fault is shown at its line.
         let typed: Self = toml::from_str(text).map_err(|e| refused(e.to_string()))?;
         let mut plan = match &typed.preset {
             None => typed.clone(),
@@ -462,7 +461,7 @@ impl Plan {
             }
         };
         if let Some(run) = &typed.from_run {
-            record::Recorded::read(run)?.fill(&mut plan, text)?;
+            record::RecordedRun::read(run)?.fill(&mut plan, text)?;
         }
         if plan.name.is_empty() {
             let stem = path.file_stem().unwrap_or_default();

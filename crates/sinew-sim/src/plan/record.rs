@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 /// Episodes that are read, at most.
 const MAX_EPISODES: usize = 5000;
 
-/// What a run says of itself, a line a step.
+/// A run's record of a step, one line each.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(crate) struct Step {
-    /// Since the start of the run.
+    /// Seconds since the start of the run.
     pub(crate) wall_s: f64,
-    /// From the first start of an episode to rows.
+    /// Seconds from the first start of an episode to rows.
     #[serde(default)]
     pub(crate) rollout_s: f64,
     /// Seconds that the trainer computed.
@@ -32,7 +32,7 @@ pub(crate) struct Step {
     samples: Samples,
 }
 
-/// Of the time since the step before.
+/// Waiting times since the step before.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(crate) struct Waits {
     /// Seconds in which the engine computed.
@@ -43,7 +43,7 @@ pub(crate) struct Waits {
     pub(crate) engine_tools_s: f64,
 }
 
-/// What became of the samples of a step.
+/// Counts of the samples of a step.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 struct Samples {
     #[serde(default)]
@@ -59,13 +59,13 @@ struct Equal {
     count: f64,
 }
 
-/// What a run showed.
+/// Lengths and times of a recorded run.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Recorded {
-    /// Of each episode.
+pub struct RecordedRun {
+    /// Values of each episode.
     pub turns: Vec<f64>,
     pub prompt_tokens: Vec<f64>,
-    /// Of each turn.
+    /// Values of each turn.
     pub turn_tokens: Vec<f64>,
     pub observation_tokens: Vec<f64>,
     /// Seconds in the environment, by turn on the mean of an episode.
@@ -79,7 +79,7 @@ pub struct Recorded {
     pub(crate) steps: Vec<Step>,
 }
 
-impl Recorded {
+impl RecordedRun {
     /// Reads the store and the metrics of a run's folder. Failed episodes and those of measurements are left
     /// out.
     ///
@@ -134,7 +134,8 @@ impl Recorded {
         self.turns.push(turns);
         self.prompt_tokens.push(of(TokenKind::Prompt).sum());
         self.turn_tokens.extend(of(TokenKind::Sampled));
-        // What a template puts between two turns is computed and trained like what a tool answers.
+        // Tokens that a template puts between two turns are computed and trained like those of a tool's
+        // answer.
         let mut between = None;
         for node in &trace.nodes {
             let length = node.tokens.len() as f64;
@@ -149,7 +150,7 @@ impl Recorded {
         self.call_s.push(trace.timing.tool_s / turns);
     }
 
-    /// Steps that cannot be read are left out: what the plan says counts then.
+    /// Steps that cannot be read are left out: the plan's values count then.
     fn steps(&mut self, path: &Path) {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         for step in text
@@ -170,7 +171,7 @@ impl Recorded {
         (equal / scored.max(1.0)).clamp(0.0, 1.0)
     }
 
-    /// Puts what was seen into a plan, but for what its text says itself.
+    /// Puts the recorded values into a plan, except those that its text sets itself.
     pub(crate) fn fill(&self, plan: &mut Plan, text: &str) -> Result<(), PlanError> {
         let typed: toml::Table = text.parse().unwrap_or_default();
         let said = |section: &str, key: &str| {
@@ -261,6 +262,6 @@ mod tests {
         assert!((fixed - 3.0).abs() < 1e-9 && (slope - 0.5).abs() < 1e-9);
         assert_eq!(empirical(&[2.0, 2.0]), Dist::Fixed(2.0));
         assert!((empirical(&y).mean() - y.iter().sum::<f64>() / 20.0).abs() < 0.05);
-        assert!(Recorded::read(Path::new("/nonexistent")).is_err());
+        assert!(RecordedRun::read(Path::new("/nonexistent")).is_err());
     }
 }

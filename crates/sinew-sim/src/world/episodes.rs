@@ -1,8 +1,8 @@
 //! Episodes: admission, sandboxes, turns and tools.
 //!
 //! An episode waits for its place, boots, and then turns between generating and a tool until its machine ends
-//! it. What it draws follows from its seed and from what the draw is for. A place is given back before the
-//! trace is written, as in the runner.
+//! it. Its random numbers follow from its seed and their purpose. A place is given back before the trace is
+//! written, as in the runner.
 
 use super::{At, Happening, World};
 use crate::agenda::{Micros, seconds};
@@ -10,16 +10,16 @@ use crate::check::Bug;
 use crate::engine::VOCAB;
 use sinew_orchestrator::Draw;
 use sinew_rollout::{
-    EpisodeCommand, EpisodeEvent, EpisodeKey, EpisodeLimits, EpisodeMachine, EpisodeSpec, Rank,
-    RunInfo, Ticket, Took,
+    EpisodeCommand, EpisodeEvent, EpisodeKey, EpisodeLimits, EpisodeMachine, EpisodeSpec,
+    LengthEvidence, Rank, RunInfo, Ticket,
 };
 use sinew_types::{
     FailureKind, Outcome, SamplingParams, Task, TaskId, Timing, TokenId, Trace, mix_hash, mix_seed,
 };
 
-/// What an episode is at.
+/// State of an episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Doing {
+pub(super) enum EpisodeState {
     /// Its place is free.
     Nothing,
     /// Has not begun.
@@ -28,15 +28,15 @@ pub(super) enum Doing {
     WaitsForTurn,
     Generates,
     Acts,
-    /// Over; becomes durable.
+    /// The episode is over and becomes durable.
     Stores,
     /// Durable; waits for its score.
     Scores,
 }
 
-/// What random numbers are for.
+/// Purpose of a random number.
 #[derive(Clone, Copy)]
-enum For {
+enum RandomUse {
     Turns,
     Prompt,
     Tokens,
@@ -51,10 +51,9 @@ enum For {
 /// An episode of the simulation.
 #[derive(Debug)]
 pub(super) struct Episode {
-    /// What the core asked for.
+    /// Draw of the core.
     pub(super) draw: Draw,
-    /// What it is at.
-    pub(super) doing: Doing,
+    pub(super) doing: EpisodeState,
     /// Number of its stay in this place.
     pub(super) round: u32,
     /// Its name in admission.
@@ -72,11 +71,11 @@ pub(super) struct Episode {
     pub(super) request: Option<u64>,
     /// Requests that it has made.
     pub(super) requests: u32,
-    /// When it asked to begin.
+    /// Time at which it asked to begin.
     asked: Micros,
-    /// When it began.
+    /// Time at which it began.
     began: Micros,
-    /// When what it is at began.
+    /// Time at which its present state began.
     phase: Micros,
     /// Seconds of its turns.
     generate_s: f64,
@@ -89,11 +88,14 @@ pub(super) struct Episode {
 }
 
 impl Episode {
-    /// From the end of its wait to its own end.
+    /// Whether it has a sandbox: from the end of its wait to its own end.
     pub(super) fn has_sandbox(&self) -> bool {
         matches!(
             self.doing,
-            Doing::Boots | Doing::WaitsForTurn | Doing::Generates | Doing::Acts
+            EpisodeState::Boots
+                | EpisodeState::WaitsForTurn
+                | EpisodeState::Generates
+                | EpisodeState::Acts
         )
     }
 
@@ -103,18 +105,18 @@ impl Episode {
     }
 
     /// Its key.
-    fn key_of(&self, what: For, n: u64) -> u64 {
+    fn key_of(&self, what: RandomUse, n: u64) -> u64 {
         mix_hash(mix_seed(self.draw.seed, what as u64), n)
     }
 
-    /// Whose context it is, for an engine's cache; and whose prompt.
+    /// Keys of an engine's cache: of its context, and of its prompt.
     pub(super) fn cache_keys(&self, seed: u64, slot: u32) -> (u64, u64) {
         let own = u64::from(slot) << 32 | u64::from(self.round) | 1 << 62;
         (own, self.common(seed) | 1 << 63)
     }
 }
 
-/// As the real loop knows an episode.
+/// The spec that the real loop would have for the episode.
 fn spec(draw: &Draw) -> EpisodeSpec {
     EpisodeSpec {
         episode: draw.episode.clone(),
@@ -166,7 +168,7 @@ impl World {
         let round = self.episodes[slot as usize].round + 1;
         let mut episode = Episode::of(draw, round);
         episode.asked = self.now;
-        episode.doing = Doing::Waits;
+        episode.doing = EpisodeState::Waits;
         self.episodes[slot as usize] = episode;
         self.by_id.insert(id, slot);
         slot
@@ -192,7 +194,7 @@ impl World {
             return self.waiting.pop_front();
         }
         let now_s = self.now_s();
-        // Of a task and now alone; members of a group follow each other.
+        // The rank depends only on the task and the time; members of a group follow each other.
         let mut last: Option<(usize, Rank)> = None;
         let mut rank = |slot: u32| {
             let draw = &self.episodes[slot as usize].draw;
@@ -209,13 +211,13 @@ impl World {
         self.waiting.remove(at)
     }
 
-    /// Lets go on who may, and more begin.
+    /// Lets waiting turns continue if admission allows, and further episodes begin.
     pub(super) fn settle(&mut self) {
         self.settle_once();
         self.begin_some();
     }
 
-    /// Lets go on who may.
+    /// Lets waiting turns continue if admission allows.
     fn settle_once(&mut self) {
         let now_s = self.now_s();
         self.measure.inputs += 1;
@@ -224,8 +226,8 @@ impl World {
                 continue;
             };
             match self.episodes[slot as usize].doing {
-                Doing::Waits => self.boot(slot),
-                Doing::WaitsForTurn => self.generate(slot),
+                EpisodeState::Waits => self.boot(slot),
+                EpisodeState::WaitsForTurn => self.generate(slot),
                 _ => {}
             }
         }
@@ -238,7 +240,7 @@ impl World {
     }
 
     /// The episode of a happening, if it is still what it was.
-    fn at(&self, at: At, doing: Doing) -> bool {
+    fn at(&self, at: At, doing: EpisodeState) -> bool {
         let episode = &self.episodes[at.slot as usize];
         episode.round == at.round && episode.doing == doing
     }
@@ -247,8 +249,12 @@ impl World {
     fn boot(&mut self, slot: u32) {
         let now = self.now;
         let episode = &mut self.episodes[slot as usize];
-        (episode.doing, episode.began) = (Doing::Boots, now);
-        let boot_s = self.plan.tools.boot_s.draw(episode.key_of(For::Boot, 0));
+        (episode.doing, episode.began) = (EpisodeState::Boots, now);
+        let boot_s = self
+            .plan
+            .tools
+            .boot_s
+            .draw(episode.key_of(RandomUse::Boot, 0));
         let timeout_s = self.plan.rollout.timeout_s;
         self.then(slot, boot_s, Happening::Booted);
         if timeout_s < 86_400.0 {
@@ -263,19 +269,23 @@ impl World {
 
     /// Its world is up.
     pub(super) fn booted(&mut self, at: At) {
-        if !self.at(at, Doing::Boots) {
+        if !self.at(at, EpisodeState::Boots) {
             return;
         }
         let (plan, grain) = (self.plan.clone(), self.speed.grain);
         let episode = &mut self.episodes[at.slot as usize];
         let (share, common) = (plan.episode.task_share, episode.common(plan.seed));
         let turns = &plan.episode.turns;
-        let turns = turns.draw_shared(episode.key_of(For::Turns, 0), mix_seed(common, 1), share);
+        let turns = turns.draw_shared(
+            episode.key_of(RandomUse::Turns, 0),
+            mix_seed(common, 1),
+            share,
+        );
         episode.turns = turns.round().clamp(1.0, 1e6) as u32;
         let prompt = plan
             .episode
             .prompt_tokens
-            .draw(mix_hash(common, For::Prompt as u64));
+            .draw(mix_hash(common, RandomUse::Prompt as u64));
         let most = plan.episode.max_context_tokens / grain;
         episode.prompt = ids(prompt, grain).min(most.saturating_sub(1).max(1));
         let limits = EpisodeLimits {
@@ -332,12 +342,12 @@ impl World {
         let turn = u64::from(machine.turns());
         let common = mix_hash(episode.common(plan.seed), turn);
         let drawn = plan.episode.turn_tokens.draw_shared(
-            episode.key_of(For::Tokens, turn),
+            episode.key_of(RandomUse::Tokens, turn),
             common,
             plan.episode.task_share,
         );
         episode.length = ids(drawn, grain).min(most).max(1);
-        (episode.doing, episode.phase) = (Doing::WaitsForTurn, now);
+        (episode.doing, episode.phase) = (EpisodeState::WaitsForTurn, now);
         let ticket = self.admission.ask_turn(key, machine.context(), now_s);
         episode.turn = Some(ticket);
         self.measure.inputs += 1;
@@ -345,7 +355,7 @@ impl World {
         self.settle();
     }
 
-    /// A turn is over: its place is given back, and the episode goes on.
+    /// A turn is over: its place is given back, and the episode continues.
     pub(super) fn turn_over(&mut self, slot: u32) {
         let (now, now_s) = (self.now, self.now_s());
         let episode = &mut self.episodes[slot as usize];
@@ -361,9 +371,13 @@ impl World {
     fn act(&mut self, slot: u32) {
         let now = self.now;
         let episode = &mut self.episodes[slot as usize];
-        (episode.doing, episode.phase) = (Doing::Acts, now);
+        (episode.doing, episode.phase) = (EpisodeState::Acts, now);
         let turn = u64::from(episode.machine.as_ref().map_or(0, EpisodeMachine::turns));
-        let call_s = self.plan.tools.call_s.draw(episode.key_of(For::Call, turn));
+        let call_s = self
+            .plan
+            .tools
+            .call_s
+            .draw(episode.key_of(RandomUse::Call, turn));
         if !std::mem::take(&mut episode.hangs) {
             self.then(slot, call_s, Happening::ToolDone);
         }
@@ -372,7 +386,7 @@ impl World {
 
     /// A tool answered.
     pub(super) fn tool_done(&mut self, at: At) {
-        if !self.at(at, Doing::Acts) {
+        if !self.at(at, EpisodeState::Acts) {
             return;
         }
         let now = self.now;
@@ -390,7 +404,7 @@ impl World {
                 },
             );
         }
-        let key = episode.key_of(For::Observation, u64::from(turn));
+        let key = episode.key_of(RandomUse::Observation, u64::from(turn));
         let observation = tokens(key, ids(plan.episode.observation_tokens.draw(key), grain));
         self.event(
             at.slot,
@@ -458,11 +472,11 @@ impl World {
         if let Some(key) = key {
             self.admission.ended(key);
         }
-        if self.plan.rollout.longest_first && doing != Doing::Waits {
+        if self.plan.rollout.longest_first && doing != EpisodeState::Waits {
             let now_s = self.now_s();
             self.outlook.ended(
                 &spec(&self.episodes[slot as usize].draw),
-                Took::Longer,
+                LengthEvidence::Longer,
                 now_s,
             );
         }
@@ -475,7 +489,7 @@ impl World {
         let episode = &mut self.episodes[slot as usize];
         self.by_id.remove(&episode.draw.episode);
         episode.round += 1;
-        episode.doing = Doing::Nothing;
+        episode.doing = EpisodeState::Nothing;
         (episode.machine, episode.trace) = (None, None);
         self.free.push(slot);
     }
@@ -496,12 +510,12 @@ impl World {
         };
         let trace = machine.into_trace(timing);
         episode.round += 1;
-        episode.doing = Doing::Stores;
+        episode.doing = EpisodeState::Stores;
         let (key, began) = (episode.key.take(), episode.began);
         self.ledger.ended(&trace);
         self.measure.episode(began, now, &trace);
         if self.plan.rollout.longest_first {
-            let took = Took::Seconds(timing.total_s);
+            let took = LengthEvidence::Seconds(timing.total_s);
             self.outlook
                 .ended(&spec(&self.episodes[slot as usize].draw), took, now_s);
         }
@@ -516,18 +530,18 @@ impl World {
         self.settle();
     }
 
-    /// What the environment says at the end: groups have a signal, but for a share of them.
+    /// Outcome from the environment: groups have a signal, except for a share of them.
     fn outcome(&self, slot: u32) -> Outcome {
         let episode = &self.episodes[slot as usize];
         let group = mix_hash(
-            mix_seed(self.plan.seed, For::NoSignal as u64),
+            mix_seed(self.plan.seed, RandomUse::NoSignal as u64),
             episode.draw.draw,
         );
         let alike = crate::dist::uniform(group) < self.plan.rollout.no_signal;
         // The first and the second member differ, so that a group has a signal.
         let member = episode.draw.episode.as_str().rsplit("-e").next();
         let member = member.and_then(|m| m.split('-').next()?.parse::<u64>().ok());
-        let drawn = mix_seed(episode.key_of(For::Reward, 0), 0).is_multiple_of(2);
+        let drawn = mix_seed(episode.key_of(RandomUse::Reward, 0), 0).is_multiple_of(2);
         let success = !alike && member.map_or(drawn, |m| if m < 2 { m == 0 } else { drawn });
         Outcome {
             reward: f64::from(success),
@@ -540,16 +554,16 @@ impl World {
     pub(super) fn sampling_seed(&self, slot: u32) -> u64 {
         let episode = &self.episodes[slot as usize];
         let turn = episode.machine.as_ref().map_or(0, EpisodeMachine::turns);
-        episode.key_of(For::Sampling, u64::from(turn))
+        episode.key_of(RandomUse::Sampling, u64::from(turn))
     }
 }
 
 impl Episode {
-    /// From its parts.
+    /// A new episode in a place.
     fn of(draw: Draw, round: u32) -> Self {
         Self {
             draw,
-            doing: Doing::Nothing,
+            doing: EpisodeState::Nothing,
             round,
             key: None,
             turn: None,

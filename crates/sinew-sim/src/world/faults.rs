@@ -1,7 +1,7 @@
-//! What fails, and what comes back.
+//! Failures of parts of the system, and their return.
 //!
-//! Engines and scorers are processes of their own: a kill of the run's process leaves them, and cuts their
-//! connections. What was durable before a kill is all that the next session knows.
+//! Engines and scorers are separate processes: a kill of the run's process leaves them running and cuts their
+//! connections. The next session has only the data that were durable before the kill.
 
 use super::rows::Scorers;
 use super::{Happening, World, admission, router};
@@ -14,7 +14,7 @@ use sinew_types::FailureKind;
 use std::sync::Arc;
 
 impl World {
-    /// What is wrong, if something is.
+    /// Makes failure `n` of the plan happen.
     pub(super) fn fault(&mut self, n: usize) {
         let fault = self.plan.faults[n];
         let engine = fault.target as usize % self.engines.len();
@@ -74,7 +74,7 @@ impl World {
     /// Loses everything.
     fn crash(&mut self, engine: usize, fault: &Fault) {
         let until = self.now + micros(fault.for_s);
-        // What it had sent before has arrived.
+        // Events that it had sent before have arrived.
         let cut = self.attempts_on(engine);
         let down = &mut self.engines[engine];
         down.down_until = down.down_until.max(until);
@@ -122,7 +122,7 @@ impl World {
         self.after(fault.for_s, Happening::Session);
     }
 
-    /// Another session goes on from what is durable.
+    /// Another session continues from what is durable.
     pub(super) fn next_session(&mut self) {
         if !self.dead {
             return;
@@ -130,7 +130,7 @@ impl World {
         let checkpoint = self.kept.checkpoint;
         let grain = self.speed.grain;
         for slot in 0..self.episodes.len() as u32 {
-            if self.episodes[slot as usize].doing != super::episodes::Doing::Nothing {
+            if self.episodes[slot as usize].doing != super::episodes::EpisodeState::Nothing {
                 self.leave(slot);
             }
         }

@@ -8,7 +8,7 @@
 //! | `rows` | the queue with its leases | scorers, the store |
 //! | `faults` | - | what fails |
 //!
-//! A world is a function of its plan: of two with equal plans every event is equal.
+//! A world is a function of its plan: two worlds with equal plans have equal events.
 
 mod episodes;
 mod faults;
@@ -22,10 +22,10 @@ use crate::engine::{Engine, Speed};
 use crate::measure::{Measure, Report};
 use crate::plan::Plan;
 use episodes::Episode;
-use rows::{Kept, Scorers};
+use rows::{DurableState, Scorers};
 use sinew_engines::AttemptId;
 use sinew_engines::route::{Router, RouterConfig};
-use sinew_orchestrator::{Command, CoreConfig, Event, PipelineCore, Stop};
+use sinew_orchestrator::{Command, CoreConfig, Event, PipelineCore, StopReason};
 use sinew_rollout::{AdmissionConfig, AdmissionCore, OutlookCore, Ticket};
 use sinew_store::queue::{MemoryQueue, QueueLimits};
 use sinew_types::{EpisodeId, PolicyVersion};
@@ -33,7 +33,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use updates::Updates;
 
-/// Between two looks of admission at the engines, as in the runner.
+/// Interval of admission's looks at the engines, as in the runner.
 const LOOK_S: f64 = 0.25;
 /// Ids of a block of the router's memory, at least: blocks of single ids would cost a look for each id.
 const BLOCK_IDS: usize = 2;
@@ -49,7 +49,7 @@ struct At {
     round: u32,
 }
 
-/// What happens at a time.
+/// Event of the simulation.
 #[derive(Clone, Debug, PartialEq)]
 enum Happening {
     Booted(At),
@@ -82,7 +82,7 @@ impl Happening {
     }
 }
 
-/// What a simulation came to.
+/// End of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum End {
     /// The run did what it was to do.
@@ -96,27 +96,26 @@ pub(crate) enum End {
 /// The system.
 #[derive(Debug)]
 pub(crate) struct World {
-    /// What is simulated.
     plan: Arc<Plan>,
     /// Times and sizes of an engine, in ids.
     speed: Speed,
     /// The virtual time.
     now: Micros,
-    /// What is to come.
+    /// Future events.
     agenda: Agenda<Happening>,
-    /// Of the core, from the plan.
+    /// Config of the core, from the plan.
     config: Arc<CoreConfig>,
     /// The real core of the loop.
     core: PipelineCore,
     /// Commands that are not carried out yet.
     commands: VecDeque<Command>,
-    /// Why the run ended, once it has.
-    stopped: Option<Stop>,
+    /// Reason of the run's end, once it has ended.
+    stopped: Option<StopReason>,
     /// The update at work.
     updates: Updates,
     /// The real core of admission.
     admission: AdmissionCore,
-    /// Which episodes take long, where the longest begin first.
+    /// Estimates which episodes take long, if the longest begin first.
     outlook: OutlookCore,
     /// The real router.
     router: Router,
@@ -126,7 +125,7 @@ pub(crate) struct World {
     attempts: HashMap<AttemptId, (usize, u64)>,
     /// The router's commands are being carried out.
     pumping: bool,
-    /// When the next tick of the router is due.
+    /// Time of the router's next tick.
     tick_at: Option<Micros>,
     /// Places of episodes, reused.
     episodes: Vec<Episode>,
@@ -136,7 +135,7 @@ pub(crate) struct World {
     by_id: HashMap<EpisodeId, u32>,
     /// Those that have not asked to begin, in their order.
     waiting: VecDeque<u32>,
-    /// Whose ticket of admission it is.
+    /// Place of each admission ticket.
     tickets: HashMap<Ticket, u32>,
     /// Turns that are held while weights wait for those that run.
     held: Vec<u32>,
@@ -144,13 +143,13 @@ pub(crate) struct World {
     queue: MemoryQueue,
     /// Those that score, and the state of the store.
     scorers: Scorers,
-    /// What is durable.
-    kept: Kept,
-    /// What the wall clock is ahead of the virtual time, in milliseconds.
+    /// Durable data.
+    kept: DurableState,
+    /// Lead of the wall clock over the virtual time, in milliseconds.
     wall_ahead_ms: i64,
     /// It was set at some time: a lease that began before may have run out since.
     wall_was_set: bool,
-    /// What became of every episode.
+    /// State of every episode.
     pub(crate) ledger: Ledger,
     /// Counters of the report.
     pub(crate) measure: Measure,
@@ -204,7 +203,7 @@ impl World {
             held: Vec::new(),
             queue,
             scorers: Scorers::new(plan.scoring.scorers),
-            kept: Kept::default(),
+            kept: DurableState::default(),
             wall_ahead_ms: 0,
             wall_was_set: false,
             ledger: Ledger::new(checks, plan.ahead() as u64),
@@ -317,7 +316,7 @@ impl World {
         }
     }
 
-    /// What it came to.
+    /// Report of the simulation.
     pub(crate) fn report(&mut self) -> Report {
         let busy_s = self.busy_s();
         let mut report = self.measure.report(&self.plan, busy_s);
@@ -367,7 +366,7 @@ impl World {
         self.by_id.is_empty() && !works && self.commands.is_empty() && self.measure.events > 1
     }
 
-    /// What breaks an invariant now, if something does.
+    /// The first invariant that is broken now, if there is one.
     fn check(&mut self) -> Option<Violation> {
         if !self.ledger.checks {
             return None;
@@ -404,14 +403,14 @@ impl World {
         self.check_rows()
     }
 
-    /// What breaks an invariant at the end of a run.
+    /// The first invariant that is broken at the end of a run, if there is one.
     fn check_end(&mut self) -> Option<Violation> {
         if !self.ledger.checks || self.dead {
             return None;
         }
         let mut open: Vec<EpisodeId> = self.by_id.keys().cloned().collect();
         open.extend(self.updates.ended.keys().cloned());
-        // A session that went on would take the draws that no commit names.
+        // The next session would run draws again that no commit names: their stored episodes are open, too.
         let named = self
             .kept
             .stored

@@ -3,13 +3,14 @@
 //! An episode becomes durable first. Then its row enters the queue, a scorer leases it and brings the reward;
 //! the trainer leases the rows of an update and acks them once the update is committed.
 
-use super::episodes::Doing;
+use super::episodes::EpisodeState;
 use super::{At, Happening, World};
 use crate::check::{Bug, Violation};
 use crate::measure::tokens_of;
-use sinew_orchestrator::{Draw, EndedEpisode, Event};
+use sinew_orchestrator::{Draw, EpisodeResult, Event};
 use sinew_store::queue::{
-    Ask, Consumer, Done, Field, LeaseId, NewRow, Queue, RowState, Sample, Take, fields,
+    AckedRow, Consumer, Field, LeaseId, NewRow, Queue, RowRequest, RowSelection, RowState, Sample,
+    fields,
 };
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -25,8 +26,8 @@ const KNOWN: usize = 4096;
 
 /// A stored episode, as far as the loop needs it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Stored {
-    /// What the core asked for.
+pub(super) struct StoredEpisode {
+    /// Draw of the core.
     pub(super) draw: u64,
     /// Those that it is compared with.
     pub(super) group: GroupId,
@@ -46,11 +47,11 @@ pub(super) struct Stored {
     pub(super) kind: String,
 }
 
-/// What outlives the process of the run.
+/// Data that outlive the process of the run.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct DurableState {
     /// Episodes that no update of a checkpoint names.
-    pub(super) stored: HashMap<EpisodeId, Arc<Stored>>,
+    pub(super) stored: HashMap<EpisodeId, Arc<StoredEpisode>>,
     /// Updates since the last checkpoint: groups in order, and the curriculum.
     pub(super) orders: BTreeMap<u64, Order>,
     /// Draws of updates that a checkpoint holds, and the first that none began.
@@ -58,18 +59,18 @@ pub(super) struct Kept {
     /// Number of the last one.
     pub(super) next: u64,
     pub(super) checkpoint: u64,
-    /// As the checkpoint has it.
+    /// Curriculum of the checkpoint.
     pub(super) curriculum: sinew_orchestrator::Curriculum,
     /// Rows that are to leave the queue, and could not yet.
     pub(super) leaving: Vec<String>,
 }
 
-/// What a committed update was made of.
+/// Content of a committed update.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Order {
     /// The groups of the update.
     pub(super) groups: Vec<Vec<EpisodeId>>,
-    /// After the update.
+    /// Curriculum after the update.
     pub(super) curriculum: sinew_orchestrator::Curriculum,
     /// Episodes that the commit names.
     pub(super) named: Vec<EpisodeId>,
@@ -94,7 +95,6 @@ pub(super) struct Scorers {
 }
 
 impl Scorers {
-    /// At the beginning.
     pub(super) fn new(all: usize) -> Self {
         Self {
             idle: all,
@@ -119,8 +119,8 @@ fn key_of(episode: &EpisodeId) -> String {
     episode.as_str().to_owned()
 }
 
-/// What is kept of it.
-fn stored(trace: &Trace) -> Stored {
+/// The stored part of a trace.
+fn stored(trace: &Trace) -> StoredEpisode {
     let versions = || {
         trace
             .nodes
@@ -128,7 +128,7 @@ fn stored(trace: &Trace) -> Stored {
             .flat_map(|n| &n.versions)
             .map(|s| s.version.0)
     };
-    Stored {
+    StoredEpisode {
         draw: trace.origin.draw,
         group: trace.group.clone(),
         failed: matches!(trace.end, EpisodeEnd::Failed { .. }),
@@ -194,7 +194,7 @@ impl World {
     /// A trace is durable.
     pub(super) fn stored(&mut self, at: At) {
         let episode = &mut self.episodes[at.slot as usize];
-        if episode.round != at.round || episode.doing != Doing::Stores {
+        if episode.round != at.round || episode.doing != EpisodeState::Stores {
             return;
         }
         let Some(trace) = episode.trace.take() else {
@@ -208,13 +208,13 @@ impl World {
         if record.failed {
             return self.tell_end(at.slot, &record, false);
         }
-        self.episodes[at.slot as usize].doing = Doing::Scores;
+        self.episodes[at.slot as usize].doing = EpisodeState::Scores;
         self.put(&id, &record);
         self.score_some();
     }
 
     /// An earlier session stored the episode: it is scored if it was not.
-    pub(super) fn recover(&mut self, draw: Draw, record: Arc<Stored>) {
+    pub(super) fn recover(&mut self, draw: Draw, record: Arc<StoredEpisode>) {
         let id = draw.episode.clone();
         let slot = self.place(draw);
         self.updates.ended.insert(id.clone(), Arc::clone(&record));
@@ -227,12 +227,12 @@ impl World {
         if record.failed || scored {
             return self.tell_end(slot, &record, true);
         }
-        self.episodes[slot as usize].doing = Doing::Scores;
+        self.episodes[slot as usize].doing = EpisodeState::Scores;
         self.put(&id, &record);
     }
 
     /// Keeps something.
-    fn put(&mut self, id: &EpisodeId, record: &Stored) {
+    fn put(&mut self, id: &EpisodeId, record: &StoredEpisode) {
         let row = NewRow {
             group: record.group.as_str().to_owned(),
             group_size: self.plan.rollout.group_size as u32,
@@ -251,11 +251,11 @@ impl World {
         if self.scorers.idle == 0 || self.scorers.open == 0 {
             return;
         }
-        let ask = Ask {
+        let ask = RowRequest {
             consumer: SCORE.into(),
             holder: "scorer".into(),
             ttl_ms: (self.plan.scoring.lease_s * 1e3).max(1.0) as u64,
-            take: Take::Sample(Sample::rows(self.scorers.idle.min(self.scorers.open))),
+            take: RowSelection::Sample(Sample::rows(self.scorers.idle.min(self.scorers.open))),
         };
         let wall_ms = self.wall_ms();
         self.measure.inputs += 1;
@@ -290,7 +290,7 @@ impl World {
         };
         self.scorers.idle += 1;
         let id = EpisodeId::new(key.clone());
-        let done = Done {
+        let done = AckedRow {
             key,
             fields: vec![Field::new(fields::REWARD, &b"1"[..])],
         };
@@ -300,7 +300,7 @@ impl World {
         if changed > 0 {
             self.scorers.open = self.scorers.open.saturating_sub(1);
             let slot = self.by_id.get(&id).copied();
-            let slot = slot.filter(|s| self.episodes[*s as usize].doing == Doing::Scores);
+            let slot = slot.filter(|s| self.episodes[*s as usize].doing == EpisodeState::Scores);
             let record = self.updates.ended.get(&id).cloned();
             if let (Some(slot), Some(record)) = (slot, record) {
                 self.tell_end(slot, &record, false);
@@ -310,11 +310,11 @@ impl World {
     }
 
     /// The loop hears of an episode's end.
-    fn tell_end(&mut self, slot: u32, record: &Stored, before: bool) {
+    fn tell_end(&mut self, slot: u32, record: &StoredEpisode, before: bool) {
         let episode = self.episodes[slot as usize].draw.episode.clone();
         self.leave(slot);
         let outcome = (record.kind.clone(), record.success, record.reward);
-        self.tell(Event::EpisodeEnded(EndedEpisode {
+        self.tell(Event::EpisodeEnded(EpisodeResult {
             episode,
             failed: record.failed,
             stored: before,
@@ -336,11 +336,11 @@ impl World {
         if ready.is_empty() {
             return;
         }
-        let ask = Ask {
+        let ask = RowRequest {
             consumer: TRAIN.into(),
             holder: "trainer".into(),
             ttl_ms: TRAIN_LEASE_MS,
-            take: Take::Keys(ready.clone()),
+            take: RowSelection::Keys(ready.clone()),
         };
         let wall_ms = self.wall_ms();
         self.measure.inputs += 1;
@@ -375,7 +375,7 @@ impl World {
         if let Some((lease, keys)) = self.updates.lease.take()
             && self.bug != Some(Bug::SkipAck)
         {
-            let done: Vec<Done> = keys.iter().cloned().map(Done::of).collect();
+            let done: Vec<AckedRow> = keys.iter().cloned().map(AckedRow::of).collect();
             self.measure.inputs += 1;
             let acked = self.queue.ack(TRAIN, lease, &done);
             let lost = self.expect(acked).map_or(0, |s| s.lost.len());
@@ -437,7 +437,7 @@ impl World {
         }
     }
 
-    /// What is wrong with the queue, if something is.
+    /// The queue's fault, if there is one.
     pub(super) fn check_rows(&mut self) -> Option<Violation> {
         let stats = self.queue.stats();
         let score = self.expect(stats)?.of(SCORE);

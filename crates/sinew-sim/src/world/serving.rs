@@ -1,19 +1,17 @@
-//! Turns: requests to the router, attempts on engines, and what comes back.
+//! Turns: requests to the router, attempts on engines, and their results.
 //!
-//! A turn that admission lets go on becomes a request of the router. The router starts attempts
-//! on engines; what
-//! an engine samples goes back through the router, which marks each token with the weights that it takes the
+//! A turn that admission lets continue becomes a request of the router. The router starts attempts on
+//! engines. Sampled tokens go back through the router, which marks each with the weights that it takes the
 //! engine to have. The ledger compares them with those that the engine really has.
 //!
-//! Where an engine is down, attempts on it fail as a connection would. One that comes back is
-//! given the weights
+//! Attempts on an engine that is down fail as a connection would. An engine that comes back gets the weights
 //! that sample now, and serves only after the router has looked at it.
 
-use super::episodes::Doing;
+use super::episodes::EpisodeState;
 use super::{Happening, World};
 use crate::agenda::micros;
 use crate::check::Bug;
-use crate::engine::{Job, Load, News};
+use crate::engine::{AttemptNews, Job, Load};
 use sinew_engines::route::Command as RouterCommand;
 use sinew_engines::{
     Attempt, AttemptEnd, AttemptError, AttemptId, AttemptToken, Probe, ServedWeights,
@@ -27,7 +25,7 @@ use sinew_types::{
 /// Seconds until another try where an engine cannot take its weights yet.
 const AGAIN_S: f64 = 1.0;
 
-/// A request's number says whose it is.
+/// The episode's place, from a request's number.
 fn slot_of(request: RequestId) -> usize {
     (request.0 & 0xffff_ffff) as usize
 }
@@ -58,7 +56,7 @@ impl World {
             priority: 0,
         };
         episode.request = Some(number);
-        episode.doing = Doing::Generates;
+        episode.doing = EpisodeState::Generates;
         self.measure.inputs += 2;
         if let Err(error) = self.router.submit(now_s, request) {
             return self.fail(slot, FailureKind::Engine, &error.to_string());
@@ -74,7 +72,7 @@ impl World {
         self.pump();
     }
 
-    /// Carries out what the router says.
+    /// Carries out the router's commands.
     pub(super) fn pump(&mut self) {
         if std::mem::replace(&mut self.pumping, true) {
             return;
@@ -97,7 +95,7 @@ impl World {
     /// An engine begins an attempt.
     fn start_attempt(&mut self, engine: usize, attempt: Attempt) {
         let id = attempt.id;
-        // The router's attempt does not say whose it is; its request is the one that waits for it.
+        // The router's attempt does not name its owner; its request is the one that waits for it.
         let Some(request) = self.router.request_of(id) else {
             return;
         };
@@ -154,7 +152,7 @@ impl World {
     }
 
     /// Hands on what an engine sampled.
-    fn take_news(&mut self, engine: usize, news: Vec<News>) {
+    fn take_news(&mut self, engine: usize, news: Vec<AttemptNews>) {
         if self.now < self.engines[engine].cut_until || self.dead {
             // Nothing reaches the router.
             return;
@@ -285,7 +283,7 @@ impl World {
         self.wake(engine);
     }
 
-    /// What a probe shows.
+    /// Result of a probe.
     fn seen(&self, engine: usize) -> Probe {
         let load: Load = self.engines[engine].load_now();
         let weights = match (self.engines[engine].version, self.bug) {
@@ -367,10 +365,10 @@ impl World {
         self.live(version);
     }
 
-    /// Turns that waited for the weights go on.
+    /// Turns that waited for the weights continue.
     pub(super) fn release_held(&mut self) {
         for slot in std::mem::take(&mut self.held) {
-            if self.episodes[slot as usize].doing == Doing::WaitsForTurn {
+            if self.episodes[slot as usize].doing == EpisodeState::WaitsForTurn {
                 self.generate(slot);
             }
         }

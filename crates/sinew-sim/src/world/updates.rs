@@ -1,12 +1,10 @@
 //! The commands of the loop's core: groups, updates, weights, commits.
 //!
-//! Updates number the weights: version `n` is what update `n` made. A session that begins after a
-//! kill is given
-//! what the store of a real run would give: the checkpoint, the commits after it, and the draws
-//! that no commit
+//! Updates number the weights: update `n` made version `n`. A session that begins after a kill gets what the
+//! store of a real run would return: the checkpoint, the commits after it, and the draws that no commit
 //! names.
 
-use super::rows::{Order, Stored};
+use super::rows::{Order, StoredEpisode};
 use super::{Happening, World};
 use crate::agenda::Micros;
 use crate::check::Bug;
@@ -20,19 +18,19 @@ use sinew_types::{EpisodeId, GroupId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// Why an episode without a signal is left out.
+/// Reason for leaving out an episode without a signal.
 const NO_SIGNAL: &str = "no difference within the group";
-/// Why a failed one is.
+/// Reason for leaving out a failed episode.
 const FAILED: &str = "failed";
 
 /// The update at work, and episodes that wait for theirs.
 #[derive(Debug, Default)]
 pub(super) struct Updates {
     /// Episodes that ended and that no update named yet.
-    pub(super) ended: HashMap<EpisodeId, Arc<Stored>>,
+    pub(super) ended: HashMap<EpisodeId, Arc<StoredEpisode>>,
     /// The trainer's lease and its rows.
     pub(super) lease: Option<(LeaseId, Vec<String>)>,
-    /// When the lease was last made or renewed.
+    /// Time at which the lease was last made or renewed.
     pub(super) renewed: Micros,
     /// Weights that sample.
     pub(super) version: u64,
@@ -94,32 +92,32 @@ pub(super) fn config(plan: &Plan) -> CoreConfig {
 }
 
 impl World {
-    /// Does what the core says.
+    /// Carries out a command of the core.
     pub(super) fn carry_out(&mut self, command: Command) {
         match command {
-            Command::Review(_) => self.tell(Event::Reviewed),
+            Command::FindFirstEval(_) => self.tell(Event::FirstEvalFound),
             Command::Start { draws, .. } => self.start(draws),
             Command::Abandon { episodes } => {
                 for id in episodes {
                     self.abandon_one(&id);
                 }
             }
-            Command::Compare { groups } => {
+            Command::CountSpentGroups { groups } => {
                 let spent = groups.iter().filter(|g| !self.has_signal(g)).count();
-                self.tell(Event::GroupsCompared { spent });
+                self.tell(Event::SpentGroupsCounted { spent });
             }
             // Groups begin whole here: none of their episodes is held back.
-            Command::Weigh {
+            Command::InspectGroup {
                 group, episodes, ..
             } => self.weigh(group, &episodes),
-            Command::Recall { step } => {
+            Command::LoadCommitted { step } => {
                 let order = self.kept.orders.get(&step).map(|o| o.groups.clone());
                 for id in order.iter().flatten().flatten() {
                     if let Some(record) = self.kept.stored.get(id) {
                         self.updates.ended.insert(id.clone(), Arc::clone(record));
                     }
                 }
-                self.tell(Event::Recalled(order));
+                self.tell(Event::CommittedLoaded(order));
             }
             Command::Score { groups, .. } => self.make_rows(groups),
             Command::Train { step, .. } => self.train(step),
@@ -136,7 +134,7 @@ impl World {
             // Groups score themselves, and nothing comes from outside.
             Command::ScoreGroup { .. }
             | Command::Fetch { .. }
-            | Command::Settle { .. }
+            | Command::CollectLateRewards { .. }
             | Command::SourceDry { .. } => {}
         }
     }
@@ -166,7 +164,7 @@ impl World {
             .min();
         let hides = self.bug == Some(Bug::Stale);
         let signal = self.has_signal(episodes);
-        self.tell(Event::Weighed {
+        self.tell(Event::GroupInspected {
             group,
             signal,
             oldest: if hides { None } else { oldest },
@@ -280,7 +278,7 @@ impl World {
         self.ack_rows(named().cloned());
     }
 
-    /// What came before is not asked for again.
+    /// Forgets the episodes that the checkpoint covers: the core does not ask for them again.
     fn checkpoint(&mut self, step: u64) {
         self.kept.checkpoint = step;
         self.kept.curriculum = self.core.curriculum().clone();
@@ -303,7 +301,7 @@ impl World {
         self.measure.step(step, now, busy_s);
     }
 
-    /// What the next session goes on from.
+    /// State from which the next session continues.
     pub(super) fn state(&self) -> CoreState {
         let checkpoint = self.kept.checkpoint;
         let later = self.kept.orders.range(checkpoint + 1..);

@@ -1,4 +1,4 @@
-//! Plans that are handed out: each runs, and says what its documentation says.
+//! Plans that are handed out: each runs, and matches its documentation.
 
 use crate::root;
 use sinew_sim::{PRESETS, Plan, Report, advise, simulate, svg, text};

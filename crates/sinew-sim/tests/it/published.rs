@@ -1,13 +1,13 @@
-//! Set-ups of papers: what docs/simulation.md says of them holds.
+//! Set-ups of papers: the statements of docs/simulation.md about them hold.
 //!
-//! Each plan runs as it is, but for the largest, of which an eighth runs. A simulation is a function of its
+//! Each plan runs as it is, except the largest, of which an eighth runs. A simulation is a function of its
 //! plan; the tolerances leave room for changes of the cores, and a larger one is to be written down.
 
 use crate::root;
 use sinew_sim::{Claim, Plan, claims, simulate};
 use std::path::Path;
 
-/// How far a simulated gain may be from that of the documentation, as a share.
+/// Allowed difference of a simulated gain from that of the documentation, as a share.
 const DOCUMENTED: f64 = 0.05;
 
 /// The same where an eighth of the set-up runs: fewer answers have a shorter tail.

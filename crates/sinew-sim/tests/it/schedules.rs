@@ -51,7 +51,7 @@ fn each_invariant_can_be_broken_and_its_plan_becomes_small() {
         );
         let before = random_plan(failure.seed);
         assert!(failure.plan.faults.len() <= before.faults.len());
-        // What is left is replayed from its text, and breaks the same invariant.
+        // The reduced plan is replayed from its text, and breaks the same invariant.
         let text = toml::to_string(&failure.plan).unwrap();
         let read = Plan::parse(Path::new("small.toml"), &text).unwrap();
         assert_eq!(replay(&read, Some(bug), None), Some(failure.violation));
@@ -104,7 +104,7 @@ fn a_run_without_waits_takes_the_time_of_its_parts() {
     assert!((report.utilization.trainer - 3.0 / 8.0).abs() < 0.01);
     assert!((report.utilization.engines - 1.0 / 8.0).abs() < 0.01);
     assert_eq!(report.staleness.keys().collect::<Vec<_>>(), ["0"]);
-    // At once, an update takes as long as the slower side.
+    // An update takes as long as the slower side if both run at once.
     plan.run.mode = Mode::Async;
     plan.run.updates = 20;
     plan.run.warm_up = 5;
@@ -117,7 +117,7 @@ fn a_run_without_waits_takes_the_time_of_its_parts() {
     );
 }
 
-/// Both models of an engine say the same of a plan that fits both.
+/// Both models of an engine give the same result for a plan that fits both.
 #[test]
 fn curves_and_the_real_scheduler_agree() {
     let mut plan = Plan::default();

@@ -2,10 +2,10 @@
 //! the order in which episodes begin, with as many places in every run.
 
 use sinew_orchestrator::{
-    Command, CoreConfig, CoreState, Draw, EndedEpisode, EvalConfig, Event, Goal, PipelineCore,
+    Command, CoreConfig, CoreState, Draw, EpisodeResult, EvalConfig, Event, Goal, PipelineCore,
     SampleKind, StepRecord, TaskSampling,
 };
-use sinew_rollout::{EpisodeSpec, OutlookCore, Took};
+use sinew_rollout::{EpisodeSpec, LengthEvidence, OutlookCore};
 use sinew_types::{EpisodeId, Task, TaskId, mix_seed};
 use std::collections::{BTreeMap, VecDeque};
 use std::f64::consts::TAU;
@@ -17,7 +17,7 @@ const GROUPS: usize = 16;
 const MORE: usize = 4;
 const SIZE: usize = 4;
 
-/// How a run treats its tail.
+/// Settings of a run for its tail.
 #[derive(Clone, Copy)]
 struct How {
     longest_first: bool,
@@ -47,7 +47,7 @@ struct World {
     outlook: OutlookCore,
     waiting: VecDeque<EpisodeSpec>,
     draws: BTreeMap<EpisodeId, Draw>,
-    /// By their ends, in microseconds.
+    /// Running episodes by their ends, in microseconds.
     running: BTreeMap<(u64, EpisodeId), (EpisodeSpec, f64)>,
     trained: Vec<usize>,
 }
@@ -127,7 +127,7 @@ impl World {
         }
     }
 
-    /// Fills the places, and goes on to the next end.
+    /// Fills the places, and continues to the next end.
     fn next_end(&mut self) -> Vec<Command> {
         while self.running.len() < self.how.places && !self.waiting.is_empty() {
             let ranks = self.waiting.iter().enumerate();
@@ -145,8 +145,9 @@ impl World {
         }
         let ((at, episode), (spec, takes)) = self.running.pop_first().unwrap();
         self.now = at as f64 / 1e6;
-        self.outlook.ended(&spec, Took::Seconds(takes), self.now);
-        let ended = EndedEpisode {
+        self.outlook
+            .ended(&spec, LengthEvidence::Seconds(takes), self.now);
+        let ended = EpisodeResult {
             episode,
             failed: false,
             stored: false,
@@ -171,7 +172,7 @@ impl World {
                     .running
                     .extract_if(.., |(_, e), _| episodes.contains(e));
                 for (_, (spec, _)) in stopped {
-                    self.outlook.ended(&spec, Took::Longer, self.now);
+                    self.outlook.ended(&spec, LengthEvidence::Longer, self.now);
                 }
                 return Vec::new();
             }
@@ -252,7 +253,7 @@ fn groups_that_take_long_run_together_and_cost_their_time_once() {
     assert!(gains[2] >= 1.4 && gains[3] >= gains[2], "{gains:?}");
 }
 
-/// Where places are short and tasks come back, the longest begin first.
+/// The longest episodes begin first, in a set-up with few places and recurring tasks.
 #[test]
 fn the_order_alone_shortens_a_step_where_places_are_short() {
     let ordered = gain(How {

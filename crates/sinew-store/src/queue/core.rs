@@ -1,9 +1,8 @@
-//! The states of all rows, without their values: what is ready for whom, who holds what until when.
+//! The states of all rows, without their values: readiness for each consumer, and leases with their ends.
 //!
-//! Only [`QueueCore::apply`] changes it. Its [`Change`]s are what a backing makes durable, and what it is
-//! loaded from.
+//! Only [`QueueCore::apply`] changes it. A backing makes its [`Change`]s durable, and loads it from them.
 
-use super::words::{Consumer, ConsumerStats, QueueLimits, QueueStats, RowState, RowView};
+use super::rows::{Consumer, ConsumerStats, QueueLimits, QueueStats, RowState, RowView};
 use bytes::Bytes;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -18,7 +17,7 @@ pub(super) enum Change {
         row: Row,
         values: Vec<(usize, Bytes)>,
     },
-    /// Where a row stands with the consumer of a number.
+    /// A row's new state for the consumer of a number.
     Claim {
         seq: u64,
         reader: usize,
@@ -45,9 +44,9 @@ pub(super) enum Change {
 /// A row without its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
-    /// As put, as are `size`, `priority`, `tokens` and `version`.
+    /// Fields as put: `key`, `size`, `priority`, `tokens`, `version`.
     pub(super) key: Arc<str>,
-    /// Its own key if it is alone.
+    /// Its own key if it has no group.
     pub(super) group: Arc<str>,
     /// Number of the group: the place of its first row. A name can have several, one after the other.
     pub(super) unit: u64,
@@ -57,14 +56,14 @@ pub(super) struct Row {
     pub(super) version: u64,
     /// A bit for each field that it has.
     pub(super) fields: u64,
-    /// Of all fields; 0 once it is done.
+    /// Bytes of all fields; 0 once the row is done.
     pub(super) bytes: u64,
     pub(super) done: bool,
-    /// By number of the consumer; those that joined later and never had it are missing.
+    /// Claims by number of the consumer; consumers that joined later and never had the row are missing.
     pub(super) claims: Vec<Claim>,
 }
 
-/// Where a row stands with a consumer.
+/// A row's state for one consumer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) hold: Hold,
@@ -74,7 +73,7 @@ pub(super) struct Claim {
     pub(super) attempts: u32,
 }
 
-/// Who has it.
+/// Holder of a row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Hold {
     /// The queue: it is ready as soon as it has what is needed.
@@ -136,7 +135,7 @@ impl Group {
 #[derive(Clone, Debug)]
 pub(super) struct QueueCore {
     pub(super) limits: QueueLimits,
-    /// By number, which is the order of the puts.
+    /// Rows by number, which is the order of the puts.
     pub(super) rows: BTreeMap<u64, Row>,
     pub(super) by_key: HashMap<Arc<str>, u64>,
     pub(super) groups: BTreeMap<u64, Group>,
@@ -148,7 +147,7 @@ pub(super) struct QueueCore {
     pub(super) names: Vec<String>,
     /// Rows that are done and known.
     pub(super) done: usize,
-    /// Of rows that are not.
+    /// Bytes of the rows that are not done.
     pub(super) bytes: u64,
     /// Rises for ever, also over restarts.
     pub(super) next_lease: u64,
@@ -182,7 +181,7 @@ impl QueueCore {
         self.readers.iter().position(|r| r.spec.name == name)
     }
 
-    /// Where a row stands with a consumer.
+    /// A row's claim for one consumer.
     pub(super) fn claim(&self, row: &Row, reader: usize) -> Claim {
         row.claims.get(reader).cloned().unwrap_or_default()
     }
@@ -192,7 +191,7 @@ impl QueueCore {
         self.rows.len() - self.done
     }
 
-    /// Where a row stands with a consumer, in words.
+    /// A row's state for one consumer, as callers see it.
     pub(super) fn state(&self, row: &Row, reader: usize) -> RowState {
         match row.claims.get(reader).map_or(&Hold::Open, |c| &c.hold) {
             Hold::Open if row.done || !self.readers[reader].wants(row.fields) => RowState::Waiting,
@@ -223,7 +222,7 @@ impl QueueCore {
         }
     }
 
-    /// How many rows stand where.
+    /// Counts of rows by state.
     pub(super) fn stats(&self) -> QueueStats {
         let of = |r: &Reader| {
             let (ready, leased) = (r.ready.len(), r.leased.len());

@@ -1,16 +1,16 @@
-//! Episodes as rows: what every producer puts and every consumer reads.
+//! Episodes as rows, the common form of all producers and consumers.
 //!
 //! A row has the whole trace, compressed, as its consumers may be on other machines; it goes when the row is
 //! done. The outcome is in the field `reward`: a row without it waits for a scorer.
 
 use super::payload::{pack, unpack};
-use super::words::{Consumer, Done, Field, Leased, NewRow, field, fields};
+use super::rows::{AckedRow, Consumer, Field, LeasedRow, NewRow, field, fields};
 use crate::error::StoreError;
 use sinew_types::{Outcome, Trace};
 
 /// An episode as a row: `source` names its producer, in whose name its key and its group are unique.
 ///
-/// Without `scored`, the row has no reward, and waits for a scorer.
+/// A row without `scored` has no reward and waits for a scorer.
 ///
 /// # Errors
 /// If the trace cannot be encoded.
@@ -46,12 +46,12 @@ pub fn reward_field(key: &str, outcome: &Outcome) -> Result<Field, StoreError> {
     Ok(Field::new(fields::REWARD, pack(key, outcome)?))
 }
 
-/// What a scorer acks a row with.
+/// A row with its reward, as a scorer acks it.
 ///
 /// # Errors
 /// If the outcome cannot be encoded.
-pub fn scored(key: &str, outcome: &Outcome) -> Result<Done, StoreError> {
-    Ok(Done {
+pub fn scored(key: &str, outcome: &Outcome) -> Result<AckedRow, StoreError> {
+    Ok(AckedRow {
         key: key.to_owned(),
         fields: vec![reward_field(key, outcome)?],
     })
@@ -61,7 +61,7 @@ pub fn scored(key: &str, outcome: &Outcome) -> Result<Done, StoreError> {
 ///
 /// # Errors
 /// [`StoreError::Row`] if a field is missing or holds something else.
-pub fn episode(row: &Leased) -> Result<Trace, StoreError> {
+pub fn episode(row: &LeasedRow) -> Result<Trace, StoreError> {
     let Some(value) = field(&row.fields, fields::TRACE) else {
         return Err(StoreError::Row {
             key: row.key.clone(),

@@ -9,7 +9,7 @@
 //! | part | purpose |
 //! |---|---|
 //! | [`Queue`] | what every queue does |
-//! | `words` | rows, consumers, leases as plain data |
+//! | `rows` | rows, consumers, leases as plain data |
 //! | `core`, `plan`, `sample` | the states of all rows, pure: operations are planned, made durable, applied |
 //! | `local` | [`MemoryQueue`] and [`DiskQueue`]: the core behind a lock, with values in a map or in SQLite |
 //! | `disk` | the SQLite file |
@@ -23,18 +23,19 @@ mod episode;
 mod local;
 mod payload;
 mod plan;
+mod rows;
 mod sample;
-mod words;
 
 pub(crate) use disk::file;
 pub use disk::{DiskQueue, Table};
 pub use episode::{episode, episode_row, reward_field, scored, scorer_consumer, trainer_consumer};
 pub use local::{Local, MemoryQueue, Values};
 pub use payload::{pack, unpack};
-pub use words::{
-    Ask, Consumer, ConsumerStats, Done, Field, LeaseId, Leased, Loan, MAX_CALL_ROWS, MAX_CONSUMERS,
-    MAX_FIELDS, MAX_KEY, MAX_NAME, MAX_REASON, NewRow, Order, Put, QueueError, QueueLimits,
-    QueueStats, RowState, RowView, Sample, Settled, Take, field, fields,
+pub use rows::{
+    AckedRow, Consumer, ConsumerStats, Field, LeaseBatch, LeaseId, LeasedRow, MAX_CALL_ROWS,
+    MAX_CONSUMERS, MAX_FIELDS, MAX_KEY, MAX_NAME, MAX_REASON, NewRow, Order, PutOutcome,
+    QueueError, QueueLimits, QueueStats, ReturnOutcome, RowRequest, RowSelection, RowState,
+    RowView, Sample, field, fields,
 };
 
 use crate::error::StoreError;
@@ -44,22 +45,22 @@ use std::time::{Duration, Instant};
 /// A queue. Calls block on locks, disk or network and can be made from any thread, but not from async
 /// tasks.
 ///
-/// `now_ms` is the caller's clock; a queue in another process uses the clock of that process in its place,
-/// as leases of several machines cannot follow several clocks. What a call changed is durable, as far as
-/// the queue is, when it returns.
+/// `now_ms` is the caller's clock. A queue in another process uses the clock of that process instead, as
+/// leases of several machines cannot follow several clocks. A durable queue has written a call's changes when
+/// the call returns.
 pub trait Queue: Send + Sync + Debug {
     /// Adds rows, all or none; an answer for each. Putting a row again changes nothing.
     ///
     /// # Errors
     /// [`QueueError::Full`] if they do not fit now, [`QueueError::TooLarge`] if they never will.
-    fn put(&self, rows: &[NewRow]) -> Result<Vec<Put>, StoreError>;
+    fn put(&self, rows: &[NewRow]) -> Result<Vec<PutOutcome>, StoreError>;
 
     /// Adds fields to rows that lack them, all or none; how many fields were new. A field that a row has
     /// stays as it is, and so does a row that is done.
     ///
     /// # Errors
     /// [`QueueError::UnknownRow`].
-    fn fill(&self, rows: &[Done]) -> Result<usize, StoreError>;
+    fn fill(&self, rows: &[AckedRow]) -> Result<usize, StoreError>;
 
     /// Makes a consumer known; its cursor begins at the oldest row. Joining again changes nothing.
     ///
@@ -67,18 +68,23 @@ pub trait Queue: Send + Sync + Debug {
     /// If it is known with other fields, or another consumer writes one of its fields.
     fn join(&self, consumer: &Consumer) -> Result<(), StoreError>;
 
-    /// Gives ready rows to a holder for a time. What ended before is taken back first.
+    /// Gives ready rows to a holder for a time, after it has taken back the rows of ended leases.
     ///
     /// # Errors
     /// [`QueueError::NotReady`] for rows that were named; a sample is empty instead.
-    fn lease(&self, ask: &Ask, now_ms: u64) -> Result<Loan, StoreError>;
+    fn lease(&self, ask: &RowRequest, now_ms: u64) -> Result<LeaseBatch, StoreError>;
 
     /// The holder is done with rows. A lease that ran out counts as long as no other holder was given
     /// the row.
     ///
     /// # Errors
     /// [`QueueError::WrongFields`]; nothing is acked then.
-    fn ack(&self, consumer: &str, lease: LeaseId, rows: &[Done]) -> Result<Settled, StoreError>;
+    fn ack(
+        &self,
+        consumer: &str,
+        lease: LeaseId,
+        rows: &[AckedRow],
+    ) -> Result<ReturnOutcome, StoreError>;
 
     /// Gives rows back unused; the delivery does not count as an attempt.
     ///
@@ -89,24 +95,24 @@ pub trait Queue: Send + Sync + Debug {
         consumer: &str,
         lease: LeaseId,
         keys: &[String],
-    ) -> Result<Settled, StoreError>;
+    ) -> Result<ReturnOutcome, StoreError>;
 
     /// Gives rows back that the holder could not work on, with the reason. The delivery counts.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn fail(
         &self,
         consumer: &str,
         lease: LeaseId,
         keys: &[String],
         reason: &str,
-    ) -> Result<Settled, StoreError>;
+    ) -> Result<ReturnOutcome, StoreError>;
 
     /// Extends a lease to `now_ms + ttl_ms`.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn renew(
         &self,
         consumer: &str,
@@ -114,12 +120,12 @@ pub trait Queue: Send + Sync + Debug {
         keys: &[String],
         ttl_ms: u64,
         now_ms: u64,
-    ) -> Result<Settled, StoreError>;
+    ) -> Result<ReturnOutcome, StoreError>;
 
     /// Makes dead rows of a consumer ready again, as if never delivered; how many.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn revive(&self, consumer: &str, keys: &[String]) -> Result<usize, StoreError>;
 
     /// Forgets rows that no consumer holds and that are not done, all or none: their keys would be new again.
@@ -128,43 +134,43 @@ pub trait Queue: Send + Sync + Debug {
     /// [`QueueError::UnknownRow`], [`QueueError::NotReady`].
     fn remove(&self, keys: &[String]) -> Result<usize, StoreError>;
 
-    /// Takes back what leases that ended hold, and forgets the oldest rows that are done beyond `keep`, a
-    /// group at a time. How many rows were forgotten: their keys would be new again.
+    /// Takes back the rows of leases that ended, and forgets the oldest rows that are done beyond `keep`, a
+    /// group at a time. Returns the number of forgotten rows: their keys would be new again.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn sweep(&self, keep: usize, now_ms: u64) -> Result<usize, StoreError>;
 
     /// The value of a field; `None` if the row is not known, is done, or has no such field.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn read(&self, key: &str, field: &str) -> Result<Option<bytes::Bytes>, StoreError>;
 
-    /// Where a row stands with a consumer; `None` if the key is not known. A row that is done is acked, or
-    /// waits for ever.
+    /// A row's state for one consumer; `None` if the key is not known. A row that is done counts as acked, or
+    /// as waiting for ever.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn state(&self, consumer: &str, key: &str) -> Result<Option<RowState>, StoreError>;
 
     /// Rows in the order of their puts, from the one after `after`, up to `limit`.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn rows(&self, after: Option<u64>, limit: usize) -> Result<Vec<RowView>, StoreError>;
 
-    /// How many rows stand where.
+    /// Counts of rows by state.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn stats(&self) -> Result<QueueStats, StoreError>;
 
     /// Waits until the queue changes after `seen`, an earlier answer of this call (0: answer at once), or
     /// until the time is over; the number of its last change.
     ///
     /// # Errors
-    /// As above.
+    /// If the queue cannot be reached or written.
     fn wait(&self, seen: u64, at_most: Duration) -> Result<u64, StoreError>;
 }
 
@@ -176,7 +182,7 @@ pub fn put_within(
     queue: &dyn Queue,
     rows: &[NewRow],
     at_most: Duration,
-) -> Result<Vec<Put>, StoreError> {
+) -> Result<Vec<PutOutcome>, StoreError> {
     let end = Instant::now() + at_most;
     loop {
         let seen = queue.wait(0, Duration::ZERO)?;

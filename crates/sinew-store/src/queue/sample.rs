@@ -1,7 +1,7 @@
-//! Which ready rows a sample takes.
+//! Chooses the ready rows of a sample.
 
 use super::core::{Hold, QueueCore, Row};
-use super::words::{Order, Sample};
+use super::rows::{Order, Sample};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ pub(super) fn choose(core: &QueueCore, reader: usize, sample: &Sample) -> Vec<(u
     deal(core, &taken, sample.parts)
 }
 
-/// What may still be taken.
+/// Remaining limits of a sample.
 struct Room {
     rows: usize,
     bytes: u64,

@@ -1,4 +1,4 @@
-//! Exports: what is in a file, and that other programs read it.
+//! Exports: their content, and other programs that read them.
 
 use crate::support::{id, trace};
 use serde_json::json;
@@ -61,7 +61,7 @@ fn rows_have_what_the_traces_have() {
         "no score is not 0"
     );
     assert_eq!(rows[25]["success"], serde_json::Value::Null);
-    // Without tokens, over pages, in the order of commits; the file of before is replaced.
+    // This export has no tokens and several pages, in the order of commits; it replaces the earlier file.
     let count = export(&store, &Filter::default(), None, to, false).unwrap();
     let rows = lines(&path);
     assert_eq!((count.episodes, rows.len() as u64), (ROWS, ROWS));

@@ -1,4 +1,4 @@
-//! One conformance suite over every store; what only the disk can do.
+//! One conformance suite over every store, and tests of the disk store.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod conformance;

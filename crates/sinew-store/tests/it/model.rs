@@ -62,7 +62,7 @@ fn run(store: &dyn TraceStore, call: &Call) -> String {
 
 fn view(store: &dyn TraceStore) -> String {
     let mut page = store.list(&Filter::default()).unwrap();
-    // Cursors are ordered alike, but need not be the same numbers.
+    // Cursors have the same order, but need not be the same numbers.
     for e in &mut page.episodes {
         e.cursor = Default::default();
     }

@@ -1,4 +1,4 @@
-//! Reading a store that somebody else writes.
+//! Reading a store that another process writes.
 
 use crate::support::{id, trace};
 use sinew_store::{

@@ -7,7 +7,7 @@ use sinew_types::{
     VersionSpan,
 };
 
-/// Of sampled nodes one that tells episodes apart; every fourth is 1, which is not written.
+/// Temperature of sampled nodes, which tells episodes apart; every fourth is 1, which is not written.
 fn temperature(kind: TokenKind, n: u64) -> f32 {
     match kind {
         TokenKind::Sampled => 0.5 + (n % 4) as f32 / 4.0,

@@ -1,9 +1,11 @@
-//! Random uses of a queue compared with a small model of what may happen.
+//! Random uses of a queue compared with a small model of the allowed results.
 
 use super::{LIMITS, Subject, consumer, random_subjects};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use sinew_store::queue::{Done, Field, LeaseId, NewRow, Put, QueueLimits, RowState, Sample, Take};
+use sinew_store::queue::{
+    AckedRow, Field, LeaseId, NewRow, PutOutcome, QueueLimits, RowSelection, RowState, Sample,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
@@ -38,14 +40,14 @@ fn event() -> impl Strategy<Value = Event> {
 
 const NAMES: [&str; 2] = ["scorer", "trainer"];
 
-/// What a holder has: lease, key, end.
+/// Leases of a holder: lease, key, end.
 type Held = Vec<(LeaseId, String, u64)>;
 
 /// A queue and what is known of it.
 struct World {
     subject: Subject,
     now: u64,
-    /// By consumer and holder.
+    /// Leases by consumer and holder.
     held: BTreeMap<(usize, usize), Held>,
     put: BTreeSet<String>,
     acked: [BTreeSet<String>; 2],
@@ -72,7 +74,7 @@ impl World {
     fn lease(&mut self, c: usize, h: usize, sample: Sample, ttl: u64) -> Result<(), TestCaseError> {
         let loan = self
             .subject
-            .lease(NAMES[c], Take::Sample(sample), ttl, self.now);
+            .lease(NAMES[c], RowSelection::Sample(sample), ttl, self.now);
         for row in loan.rows {
             prop_assert!(!self.acked[c].contains(&row.key), "{} came back", row.key);
             prop_assert!(
@@ -101,7 +103,7 @@ impl World {
                 0 => vec![Field::new("reward", "1")],
                 _ => Vec::new(),
             };
-            let done = Done {
+            let done = AckedRow {
                 key: key.clone(),
                 fields,
             };
@@ -123,7 +125,7 @@ impl World {
             Event::Put(numbers) => {
                 let rows: Vec<NewRow> = numbers.iter().map(new_row).collect();
                 if let Ok(put) = self.subject.queue.put(&rows) {
-                    for (row, _) in rows.iter().zip(put).filter(|(_, p)| *p == Put::New) {
+                    for (row, _) in rows.iter().zip(put).filter(|(_, p)| *p == PutOutcome::New) {
                         prop_assert!(self.put.insert(row.key.clone()), "put twice");
                     }
                 }
@@ -158,7 +160,7 @@ impl World {
         self.check()
     }
 
-    /// What always holds.
+    /// Checks the invariants.
     fn check(&self) -> Result<(), TestCaseError> {
         let stats = self.subject.queue.stats().unwrap();
         prop_assert!(stats.rows <= LIMITS.max_rows);
@@ -224,7 +226,7 @@ const ROOMY: QueueLimits = QueueLimits {
     ..LIMITS
 };
 
-/// As many random uses of each queue as it says.
+/// Runs `cases` random sequences of uses on each queue.
 #[test]
 fn no_row_is_lost_held_twice_or_acked_twice() {
     for (cases, subject) in random_subjects() {

@@ -6,7 +6,7 @@ use sinew_orchestrator::{Bus, RunEvent};
 use sinew_telemetry::{Signals, SignalsConfig};
 use std::sync::Arc;
 
-/// A server that wants a password, says "later" once, and prints what it takes as JSON.
+/// A server that wants a password, answers "later" once, and prints the received mails as JSON.
 const SMTP: &str = "
 import asyncio, email, email.policy, json, sys
 from aiosmtpd.smtp import AuthResult, SMTP

@@ -1,4 +1,4 @@
-//! Exports of a run as other systems get them: traces and log records by the readers of their projects.
+//! Exports of a run, read by the libraries of the projects that they are for.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod mail;
@@ -28,7 +28,7 @@ fn python() -> PathBuf {
     python
 }
 
-/// What a Python program prints.
+/// Output of a Python program.
 fn run(program: &str, arguments: &[&Path]) -> String {
     let ran = Command::new(python())
         .arg("-c")
@@ -68,7 +68,7 @@ fn receiver(first: &'static str) -> (SocketAddr, Receiver<(String, Vec<u8>)>) {
             reader.read_exact(&mut body).unwrap();
             let answer =
                 format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-            // Before the answer: a client that has it may look at once.
+            // The request is handed over before the answer: a client that has the answer may look at once.
             if status.starts_with("200") {
                 sender.send((head, body)).unwrap();
             }
@@ -154,7 +154,7 @@ fn start(config: &str, folder: &Path, bus: &Bus, runtime: &tokio::runtime::Runti
     Signals::start(&config, &demo(folder), bus, runtime.handle()).unwrap()
 }
 
-/// A Python program that serves, and says its port first. It ends with the value.
+/// A Python program that serves, and prints its port first. It ends with the value.
 struct Server {
     child: Child,
     port: u16,
@@ -179,7 +179,7 @@ impl Server {
 }
 
 impl Server {
-    /// Ends it, and gives what it said after its port.
+    /// Ends it, and returns its output after its port.
     fn said(mut self) -> String {
         let _ = self.child.kill();
         let mut rest = String::new();
@@ -266,7 +266,7 @@ print({a.value.string_value for s in spans for a in s.attributes if a.key == 'si
         "sinew\nepisode - 4750 16 8\nstart episode 1000 16 8\nturn episode 2500 16 8\ngenerate turn 2000 16 8\n\
          tool turn 500 16 8\nturn episode 1000 16 8\ngenerate turn 1000 16 8\nscore episode 250 16 8\n{'e1'}\n"
     );
-    // What is left goes out at the end.
+    // The rest is sent at the end.
     drop(signals);
     let (_, rest) = posts.recv().unwrap();
     assert!(rest.windows(2).any(|w| w == b"e2"));
@@ -414,7 +414,7 @@ fn prometheus_gets_the_newest_values_and_a_person_is_called_once() {
 fn a_server_that_never_answers_holds_no_event_up() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    // It takes connections and says nothing.
+    // It takes connections and sends nothing.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let bus = Bus::default();
     let config = format!(

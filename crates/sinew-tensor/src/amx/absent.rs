@@ -11,18 +11,18 @@ pub(crate) fn hardware() -> Result<(), AmxError> {
     Err(AmxError::Platform)
 }
 
-/// As [`hardware`].
+/// Same as [`hardware`].
 pub(crate) fn support() -> Result<(), AmxError> {
     hardware()
 }
 
-/// Without effect here.
+/// Has no effect here.
 ///
 /// # Safety
 /// None.
 pub unsafe fn assume_emulated() {}
 
-/// Without effect here.
+/// Has no effect here.
 pub fn use_hardware() {}
 
 pub(crate) enum Right<'a> {

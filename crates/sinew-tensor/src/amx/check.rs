@@ -1,4 +1,4 @@
-//! Whether this machine runs the kernels, and runs them right.
+//! Checks whether this machine runs the kernels, and runs them correctly.
 
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::sync::OnceLock;
@@ -87,7 +87,7 @@ fn cpu() -> Result<(), AmxError> {
     let xcr0 = if __cpuid(1).ecx & CPUID_OSXSAVE == 0 {
         0
     } else {
-        // SAFETY: OSXSAVE says that the instruction may be used.
+        // SAFETY: OSXSAVE means that the instruction may be used.
         unsafe { enabled_state() }
     };
     if xcr0 & XCR0_TILES == XCR0_TILES {
@@ -103,7 +103,7 @@ fn cpu() -> Result<(), AmxError> {
 /// CPUID must report OSXSAVE.
 unsafe fn enabled_state() -> u64 {
     let (low, high): (u32, u32);
-    // SAFETY: by the caller's promise; reads a register alone.
+    // SAFETY: by the caller's promise; reads only a register.
     unsafe {
         std::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack));
     }
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn wrong_results_are_refused_and_right_ones_are_not() {
         assert_eq!(checked(|_, _, _| ()), Ok(()));
-        // What another order of summation may change.
+        // Another order of summation may cause this change.
         let unit = |c: &mut f32| {
             if c.fract() != 0.0 {
                 *c = c.next_up();

@@ -5,17 +5,16 @@
 //! Stable Rust has no intrinsics for tiles, so the instructions stand in one place, `tile.rs`, as assembly.
 //!
 //! # Numerics
-//! Operands are rounded to the nearest bfloat16, ties to even, and numbers too small for a normal `f32`
-//! count as
-//! 0. The contracted index is cut in steps of 32; in each, even and odd members are added up apart by fused
-//!    multiply-adds, then both sums, then the old value ([`model`] says it in plain Rust). So an element
-//!    depends neither on threads, blocking or packing, nor on the other rows and columns of the call: a row
-//!    has the same bits alone and in any batch, as with the other kernel sets: engine and trainer, which
-//!    round alike, have the same log-probabilities.
+//! Operands are rounded to the nearest bfloat16, ties to even, and numbers too small for a normal `f32` count
+//! as zero. The contracted index is cut in steps of 32. Even and odd members of a step are added up
+//! separately by fused multiply-adds, then both sums, then the old value ([`model`] has it in plain Rust). So
+//! an element depends neither on threads, blocking or packing, nor on the other rows and columns of the call.
+//! A row has the same bits in any batch, as with the other kernel sets: engine and trainer, which round in
+//! the same way, have the same log-probabilities.
 //!
 //! # Verification
-//! At first use a small product is compared with [`model`]; if it differs, the set is refused. Tests run
-//! the same machine code on hardware, where there is some, and everywhere through an emulator
+//! The first use compares a small product with [`model`]; if it differs, the set is refused. Tests run the
+//! same machine code on hardware, if there is some, and everywhere through an emulator
 //! (`sinew-amx-emulator`).
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -38,13 +37,13 @@ pub(crate) use absent as product;
 pub use check::{assume_emulated, use_hardware};
 pub(crate) use check::{hardware, support};
 
-/// Why the kernel set `amx` cannot be used here.
+/// Reasons why the kernel set `amx` cannot be used here.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AmxError {
     /// Other processors and systems have no AMX.
     #[error("it exists on x86-64 Linux alone")]
     Platform,
-    /// The operators that are no products use AVX-512.
+    /// The operators that are not products use AVX-512.
     #[error("it needs the instructions of `avx512` too, which this CPU lacks")]
     Avx512,
     /// CPUID, leaf 7.
@@ -63,7 +62,7 @@ pub enum AmxError {
         "linux does not grant tile registers to this process (ARCH_REQ_XCOMP_PERM: error {errno})"
     )]
     Permission {
-        /// As in `errno.h`.
+        /// Error number as in `errno.h`.
         errno: i32,
     },
     /// A test asked for it (`assume_emulated`).

@@ -1,12 +1,12 @@
-//! What the products compute, in plain Rust: the definition that kernels are compared with bit by bit.
+//! Plain Rust model of the products: the definition that kernels are compared with bit by bit.
 
 use crate::matrix::Mat;
 
 /// Steps of the contracted index that are added up before they join the old value.
 pub const DEPTH: usize = 32;
 
-/// `x` rounded to the nearest bfloat16, ties to even, as an `f32`. As the instruction `vcvtneps2bf16` does,
-/// numbers too small for a normal `f32` become 0 of their sign, and NaN stays NaN.
+/// `x` rounded to the nearest bfloat16, ties to even, as an `f32`. Numbers too small for a normal `f32`
+/// become 0 of their sign, and NaN stays NaN, as with the instruction `vcvtneps2bf16`.
 #[must_use]
 pub fn round(x: f32) -> f32 {
     let bits = x.to_bits();
@@ -19,7 +19,7 @@ pub fn round(x: f32) -> f32 {
     f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
-/// 0 of the same sign for what is no normal number: tiles know no others.
+/// Flushes numbers that are not normal to 0 of the same sign, as tiles do.
 fn flush(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE {
         0.0f32.copysign(x)

@@ -25,7 +25,7 @@ pub(super) struct Strip {
     pub(super) steps: usize,
 }
 
-/// Which way tiles lie.
+/// Orientation of tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     /// `[lane, pair]`
@@ -41,7 +41,7 @@ trait Round {
     unsafe fn halves(v: __m512) -> __m256i;
 }
 
-/// By integer arithmetic, on every CPU with AVX-512.
+/// Rounds by integer arithmetic, on every CPU with AVX-512.
 struct Integer;
 
 impl Round for Integer {
@@ -54,7 +54,7 @@ impl Round for Integer {
             let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
             let bias = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), odd);
             let rounded = _mm512_add_epi32(bits, bias);
-            // NaN stays, quiet; what is no normal number becomes 0 of its sign.
+            // NaN stays, quiet; what is not a normal number becomes 0 of its sign.
             let nan = _mm512_cmpgt_epi32_mask(size, _mm512_set1_epi32(0x7f80_0000));
             let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
             let rounded = _mm512_mask_mov_epi32(rounded, nan, quiet);
@@ -66,7 +66,7 @@ impl Round for Integer {
     }
 }
 
-/// By the instruction made for it.
+/// Rounds by the dedicated instruction.
 struct Native;
 
 impl Round for Native {
@@ -100,7 +100,7 @@ pub(super) unsafe fn pack(x: &Strip, side: Side, dst: *mut u32, tile_stride: usi
 }
 
 /// # Safety
-/// As for [`pack`].
+/// Same as for [`pack`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn pack_integer(x: &Strip, side: Side, dst: *mut u32, tile_stride: usize) {
     // SAFETY: the caller's promises.
@@ -108,7 +108,7 @@ unsafe fn pack_integer(x: &Strip, side: Side, dst: *mut u32, tile_stride: usize)
 }
 
 /// # Safety
-/// As for [`pack`], and the CPU has AVX-512 BF16.
+/// Same as for [`pack`], and the CPU has AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn pack_native(x: &Strip, side: Side, dst: *mut u32, tile_stride: usize) {
     // SAFETY: the caller's promises.
@@ -267,7 +267,7 @@ mod tests {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 match i % 5 {
                     0 => special[i / 5 % special.len()],
-                    // Any bits, but for NaN, whose payload has no meaning.
+                    // Any bits, except for NaN, whose payload has no meaning.
                     _ => match f32::from_bits(state) {
                         x if x.is_nan() => 1.5,
                         x => x,

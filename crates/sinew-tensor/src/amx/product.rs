@@ -44,7 +44,7 @@ pub(crate) enum Right<'a> {
 
 /// One product `c (+)= a · b` with `a` `[m, k]`, `b` `[k, n]`, `c` `[m, n]`.
 pub(crate) struct Product<'a> {
-    /// None: on the calling thread alone.
+    /// None: only on the calling thread.
     pub(crate) pool: Option<&'a Pool>,
     pub(crate) a: Mat<'a>,
     pub(crate) b: Right<'a>,
@@ -277,7 +277,7 @@ struct PackedRight {
     block_words: usize,
 }
 
-/// What all tasks of a pass share.
+/// Data that all tasks of a pass share.
 struct Job {
     a: *const f32,
     b: PackedRight,
@@ -285,7 +285,7 @@ struct Job {
     ldc: usize,
     rows: usize,
     cols: usize,
-    /// Along the contracted index.
+    /// Tiles along the contracted index.
     tiles: usize,
     load: bool,
 }
@@ -342,7 +342,7 @@ impl Job {
     /// One block over `steps`; at the edges of `c` by way of a copy.
     ///
     /// # Safety
-    /// As for [`Job::compute`].
+    /// Same as for [`Job::compute`].
     unsafe fn block(&self, i: usize, j: usize, steps: Range<usize>, tiles: &Tiles) {
         let (rows, cols) = (self.rows - i * BLOCK, self.cols - j * BLOCK);
         let (rows, cols) = (rows.min(BLOCK), cols.min(BLOCK));

@@ -130,7 +130,7 @@ pub(super) unsafe fn two_rows(x: &Block, _tiles: &Tiles) {
 /// 16 rows.
 ///
 /// # Safety
-/// As for [`two_rows`].
+/// Same as for [`two_rows`].
 pub(super) unsafe fn one_row(x: &Block, _tiles: &Tiles) {
     // SAFETY: tiles are configured as 16 rows of 64 bytes, which the operands cover.
     unsafe {
@@ -167,8 +167,8 @@ pub(super) unsafe fn one_row(x: &Block, _tiles: &Tiles) {
     }
 }
 
-/// `turns` rounds of four independent products of whole tiles of zeros, in registers alone. Returns the
-/// number of floating-point operations.
+/// `turns` rounds of four independent products of whole tiles of zeros, only in registers. Returns the number
+/// of floating-point operations.
 pub(super) fn spin(turns: usize, _tiles: &Tiles) -> f64 {
     const PRODUCTS: usize = 4;
     if turns == 0 {

@@ -1,13 +1,13 @@
 //! The backward kernel: recomputes the probabilities of a strip block by block and sums five
 //! products.
 //!
-//! With scores `s`, probabilities `p`, output gradients `do` and `delta = sum(out · do)` of a row
-//! (FlashAttention-2, Dao 2023, algorithm 2): `dv += pᵀ do`, `dp = do vᵀ`, `ds = p (dp - delta)`,
+//! The formulas for scores `s`, probabilities `p`, output gradients `do` and `delta = sum(out · do)` of a row
+//! (FlashAttention-2, Dao 2023, algorithm 2) are: `dv += pᵀ do`, `dp = do vᵀ`, `ds = p (dp - delta)`,
 //! `dq += ds k`, `dk += dsᵀ q`.
 //!
-//! Gradients of queries are complete when a strip is done. Gradients of keys and values collect
-//! contributions of many strips: each task sums those of its chunk into memory of its own, and
-//! [`reduce_rows`] then adds up the chunks in their order.
+//! Gradients of queries are complete when a strip is done. Gradients of keys and values collect contributions
+//! of many strips: each task sums those of its chunk into its own memory, and [`reduce_rows`] then adds up
+//! the chunks in their order.
 
 #![expect(
     unsafe_op_in_unsafe_fn,

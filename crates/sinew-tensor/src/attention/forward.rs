@@ -1,8 +1,8 @@
 //! The forward kernel: one strip of queries against blocks of keys, with a running softmax.
 //!
 //! The largest score is rounded to an integer, so that rescaling is exact, and sums go key by key: a row has
-//! the bits that attention over stored keys ([`crate::paged`]) gives it, wherever blocks begin, and whatever
-//! other rows are in its strip.
+//! the bits of attention over stored keys ([`crate::paged`]), wherever blocks begin, and whatever other rows
+//! are in its strip.
 
 #![expect(
     unsafe_op_in_unsafe_fn,

@@ -1,4 +1,4 @@
-//! What the forward and backward kernels share: the task, and how rows come in and go out.
+//! Common parts of the forward and backward kernels: the task, and the loading and storing of rows.
 
 #![expect(
     unsafe_op_in_unsafe_fn,
@@ -98,7 +98,7 @@ pub(crate) fn carve<'a>(rest: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     part
 }
 
-/// What is added to the scores of each lane: 0 for rows in `seen_by`, minus infinity for others.
+/// Writes the bias of each lane's scores: 0 for rows in `seen_by`, minus infinity for others.
 pub(super) fn lane_bias(seen_by: u64, strip: &Strip, heads: usize, bias: &mut [f32; MAX_LANES]) {
     for row in 0..strip.rows.len() {
         let value = if seen_by >> row & 1 == 1 {

@@ -1,4 +1,4 @@
-//! Which token attends to which: packed sequences that share prefixes, as a forest of segments.
+//! Visibility between tokens: packed sequences that share prefixes, as a forest of segments.
 
 use thiserror::Error;
 
@@ -15,7 +15,7 @@ pub struct Segment {
     pub parent: Option<u32>,
 }
 
-/// Why a list of segments does not describe a forest of sequences.
+/// Reasons why a list of segments does not describe a forest of sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LayoutError {
     /// A segment holds no rows.

@@ -257,7 +257,7 @@ pub fn tree_attention_forward(
         });
 }
 
-/// What [`tree_attention_backward`] needs from the forward pass, and the gradient that arrives.
+/// Input of [`tree_attention_backward`]: results of the forward pass, and the gradient that arrives.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardInput<'a> {
     /// Input of the forward pass, `[rows, qkv_width]`.
@@ -291,7 +291,7 @@ pub fn tree_attention_backward(
     let groups = head_groups(dev, shape);
     let plan = plan(&mut scratch.plan, dev, layout, &groups);
     let workspaces = &scratch.workspaces;
-    // Where each task's sums begin, in the order of tasks: groups, and chunks within a group.
+    // Starts of each task's sums, in the order of tasks: groups, and chunks within a group.
     let mut starts = vec![0];
     for i in 0..groups.len() * plan.chunks.len() {
         starts.push(starts[i] + backward::partial_len(shape, &plan.chunks[i % plan.chunks.len()]));

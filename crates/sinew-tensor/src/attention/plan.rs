@@ -1,10 +1,8 @@
-//! The plan of a layout: how its rows are cut into strips and tasks, and which keys each strip
-//! reads.
+//! The plan of a layout: the strips and tasks of its rows, and the keys that each strip reads.
 //!
-//! A *strip* is a few rows (with the query heads that share a key head: the lanes of the kernels).
-//! A *chunk* is a run of strips that one task handles; it numbers the rows whose keys it needs
-//! locally, so that they are copied next to each other once. Strips can span segments: keys that
-//! only some of the rows see carry a mask.
+//! A *strip* is a few rows (with the query heads that share a key head: the lanes of the kernels). A *chunk*
+//! is a run of strips that one task handles; it numbers the rows whose keys it needs, so that they are copied
+//! next to each other once. Strips can span segments: keys that only some of the rows see carry a mask.
 //!
 //! The plan depends on the layout, the group size and the vector width, never on threads. It costs
 //! time linear in the number of segments times their depth, and is kept for all layers.
@@ -85,7 +83,7 @@ pub(super) struct Strip {
     pub(super) spans: Vec<Span>,
 }
 
-/// Up to [`BLOCK_KEYS`] consecutive local keys.
+/// A block of up to [`BLOCK_KEYS`] consecutive local keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KeyBlock {
     pub(super) local: usize,
@@ -103,7 +101,7 @@ pub(super) struct Span {
 }
 
 /// A segment that some rows of a strip see.
-struct Seen {
+struct SeenSegment {
     segment: usize,
     /// Rows that see all of it.
     by: u64,
@@ -192,8 +190,8 @@ impl<'a> Forest<'a> {
         std::iter::successors(parent(segment), move |&i| parent(i))
     }
 
-    /// Fills strips in depth-first order; a strip continues into the next segment if that costs
-    /// less than a strip of its own.
+    /// Fills strips in depth-first order; a strip continues into the next segment if that costs less than a
+    /// separate strip.
     fn cut_strips(&self, key: &PlanKey) -> Vec<Draft> {
         let cost = |rows: usize, keys: usize| key.vectors(rows) * (keys + STRIP_COST);
         let mut strips: Vec<Draft> = Vec::new();
@@ -288,11 +286,11 @@ impl<'a> Forest<'a> {
     /// `entry_of` holds `usize::MAX` for each segment, before and after.
     fn strip(&self, draft: &Draft, local: &[usize], entry_of: &mut [usize]) -> Strip {
         let mut strip = Strip::default();
-        let mut seen: Vec<Seen> = Vec::new();
+        let mut seen: Vec<SeenSegment> = Vec::new();
         let mut note = |segment: usize, by: u64, own: Option<(Part, usize)>| {
             if entry_of[segment] == usize::MAX {
                 entry_of[segment] = seen.len();
-                seen.push(Seen { segment, by, own });
+                seen.push(SeenSegment { segment, by, own });
             } else {
                 let entry = &mut seen[entry_of[segment]];
                 entry.by |= by;
@@ -335,7 +333,7 @@ struct Piece {
     seen_by: u64,
 }
 
-impl Seen {
+impl SeenSegment {
     /// Appends the keys of the segment, which has `len` rows from `local` on, in ascending order.
     fn add_pieces(&self, local: usize, len: usize, pieces: &mut Vec<Piece>) {
         let mut push = |offset: usize, len: usize, seen_by: u64| {

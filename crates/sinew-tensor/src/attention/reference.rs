@@ -1,4 +1,4 @@
-//! Plain attention over a [`TreeLayout`] in f64: what the fast kernels are compared with.
+//! Plain attention over a [`TreeLayout`] in f64, the reference of the fast kernels.
 
 use super::{AttentionShape, TreeLayout};
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::cpu::KernelSet;
 
-/// Values in -1..1 that depend on `seed` alone.
+/// Values in -1..1 that depend only on `seed`.
 pub(crate) fn random(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {

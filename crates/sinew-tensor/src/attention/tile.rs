@@ -27,8 +27,8 @@ const EXP2: [f32; 7] = [
     1.0,
 ];
 
-/// Where [`exp2`] reaches 0: far below what a sum of probabilities can notice, far above denormal
-/// numbers, which cost a hundred cycles wherever they appear.
+/// Exponent at which [`exp2`] reaches 0: far below any share of a sum of probabilities that matters, far
+/// above denormal numbers, which cost a hundred cycles each.
 const LEAST_EXPONENT: f32 = -100.0;
 
 /// `2^x` for `x <= 127`, with an error below 1.2e-7 of the value plus `2^-100`; exactly 0 from -100
@@ -48,12 +48,12 @@ pub(crate) unsafe fn exp2<V: Vector>(x: V) -> V {
     p.scale2(n).sub(V::splat(1.0 / (1u128 << 100) as f32))
 }
 
-/// Below all scores, which are products of queries and keys in units of `ln 2`; the last number that
+/// Lower bound of all scores, which are products of queries and keys in units of `ln 2`; the last number that
 /// [`Vector::round`] makes an integer.
 const LEAST_SCORE: f32 = -4_194_304.0;
 
-/// What the largest score of no keys counts as: below all scores too, and so far above [`LEAST_SCORE`] that
-/// rows without visible keys have probabilities of 0.
+/// Largest score of no keys: also below all scores, and so far above [`LEAST_SCORE`] that rows without
+/// visible keys have probabilities of 0.
 pub(crate) const LOWEST: f32 = LEAST_SCORE / 2.0;
 
 /// `2^(x - top)` for an integer `top` of at least the nearest integer to `x`, with the same bits, exponent
@@ -142,7 +142,7 @@ pub(crate) trait Product: Vector {
     /// `LANES`).
     ///
     /// # Safety
-    /// As [`product`](Self::product).
+    /// Same as [`product`](Self::product).
     #[inline(always)]
     unsafe fn accumulate(rows: usize, cols: usize, depth: usize, a: In, b: In, c: Out) {
         let mut j = 0;
@@ -216,8 +216,8 @@ impl_product!(
     "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"
 );
 
-/// The same pointer, of which the compiler does not know where it comes from: it keeps one register
-/// for each row, instead of computing rows from each other all the time.
+/// The same pointer with an origin that is hidden from the compiler: it keeps one register for each row,
+/// instead of computing rows from each other all the time.
 #[cfg_attr(
     any(target_arch = "x86_64", target_arch = "aarch64"),
     expect(
@@ -238,7 +238,7 @@ fn opaque(mut p: *const f32) -> *const f32 {
 /// [`Product::product`] for `MR` rows.
 ///
 /// # Safety
-/// As there.
+/// Same as for [`Product::product`].
 #[inline(always)]
 unsafe fn tile<V: Vector, const MR: usize, const NV: usize, const BY_COLUMN: bool>(
     depth: usize,
@@ -343,7 +343,7 @@ mod tests {
         }
     }
 
-    /// Another top changes the exponent alone, down to where both are 0.
+    /// Another top changes only the exponent, down to where both are 0.
     #[test]
     fn powers_below_a_top_have_the_same_bits_for_every_top() {
         let mut scores: Vec<f32> = (0..4096).map(|i| -230.0 + i as f32 * 0.0613).collect();

@@ -101,7 +101,7 @@ impl PackedBf16 {
 fn bf16_bits(value: f32) -> u32 {
     const QUIET: u32 = 0x40;
     let bits = value.to_bits();
-    // Beyond the largest finite value the carry runs into the exponent, which gives infinity.
+    // The carry runs into the exponent beyond the largest finite value, which gives infinity.
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
     if value.is_nan() {
         (bits >> 16) | QUIET
@@ -226,7 +226,7 @@ mod tests {
                 dev.matmul_bf16(x, &packed, MatMut::new(&mut found, m, n), accumulate);
                 let wide = PackedWeights::pack(&dev, &rounded(&w), n, k);
                 dev.matmul_packed(x, &wide, MatMut::new(&mut expected, m, n), accumulate);
-                // Which NaN comes of several is the instructions' choice.
+                // The instructions choose which of several NaNs results.
                 let bits = |y: Vec<f32>| -> Vec<u32> {
                     y.into_iter().map(|v| if v.is_nan() { u32::MAX } else { v.to_bits() }).collect()
                 };
@@ -266,7 +266,7 @@ mod tests {
             let found = rounded(&[value])[0];
             assert_eq!(found.to_bits(), f32::to_bits(expected), "{value}: {found}");
         }
-        // A payload in the low bits alone would round to infinity.
+        // A payload in only the low bits would round to infinity.
         assert!(rounded(&[f32::from_bits(0x7f80_0001)])[0].is_nan());
     }
 
@@ -281,7 +281,7 @@ mod tests {
             y
         };
         let mut packed = PackedBf16::pack(&dev, &weights(0, n * k, 1), n, k);
-        // More blocks with high bytes of their own, then fewer.
+        // More blocks with their own high bytes, then fewer.
         for (kind, seed) in [(5, 2), (4, 3), (0, 4)] {
             let new = weights(kind, n * k, seed);
             packed.repack(&dev, &new);

@@ -1,5 +1,5 @@
 //! High bytes of the blocks of a panel of 12 bits a value ([`split`](super::split)): looked up in the panel's
-//! table, or kept whole where the table lacks one.
+//! table, or kept whole if the table lacks one.
 
 use crate::simd::Vector;
 
@@ -23,7 +23,7 @@ impl Side {
     /// The table for [`Highs::next`].
     ///
     /// # Safety
-    /// As for [`Vector`].
+    /// Same as for [`Vector`].
     #[inline(always)]
     pub(super) unsafe fn table<V: Vector>(&self) -> V {
         // SAFETY: the caller's promise.
@@ -55,7 +55,7 @@ impl Highs {
     /// The high bytes of `block`, which lies at `from`; blocks must be asked for in order.
     ///
     /// # Safety
-    /// As for [`Vector`]; `from` and `table` are those of the panel of `nr` columns.
+    /// Same as for [`Vector`]; `from` and `table` are those of the panel of `nr` columns.
     #[inline(always)]
     pub(super) unsafe fn next<V: Vector>(
         &mut self,
@@ -64,7 +64,7 @@ impl Highs {
         table: V,
         nr: usize,
     ) -> [V; 2] {
-        // SAFETY: the caller's promise; each whole block has `4 * nr` high bytes, and the last entry is no
+        // SAFETY: the caller's promise; each whole block has `4 * nr` high bytes, and the last entry is not a
         // block.
         unsafe {
             if *self.whole == block {

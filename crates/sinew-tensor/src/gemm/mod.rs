@@ -1,17 +1,16 @@
 //! Matrix products: one blocked algorithm over the register tiles of each kernel set.
 //!
-//! After Goto & van de Geijn 2008 (doi 10.1145/1356052.1356053) and Van Zee & van de Geijn 2015 (BLIS,
-//! doi 10.1145/2764454): operands are packed into panels that the tiles read in order; blocks of `a` stay in
-//! the second-level cache while panels of `b` stream past.
+//! The method is that of Goto & van de Geijn 2008 (doi 10.1145/1356052.1356053) and Van Zee & van de Geijn
+//! 2015 (BLIS, doi 10.1145/2764454): operands are packed into panels that the tiles read in order; blocks of
+//! `a` stay in the second-level cache while panels of `b` stream past.
 //!
 //! # Numerics
-//! Every element of the result is one chain of fused multiply-adds in ascending order of the
-//! contracted index, started from 0 or, when accumulating, from the old value. So it does not depend on
-//! threads, blocking, packing or the other rows and columns of the call: a row gives the same bits
-//! alone and in any batch, and AVX2 gives the same bits as AVX-512, NEON those of portable kernels on
-//! aarch64. (Portable kernels round products where the target has no fused instruction.) AMX rounds
-//! operands and sums in steps of 32, see [`crate::amx`]; there too a row has the same bits alone and in any
-//! batch.
+//! Every element of the result is one chain of fused multiply-adds in ascending order of the contracted
+//! index, started from 0 or, when accumulating, from the old value. So it does not depend on threads,
+//! blocking, packing or the other rows and columns of the call: a row has the same bits in any batch. AVX2
+//! has the bits of AVX-512, NEON those of portable kernels on aarch64. (Portable kernels round products if
+//! the target has no fused instruction.) AMX rounds operands and sums in steps of 32, see [`crate::amx`]; its
+//! rows have the same bits in any batch, too.
 
 mod bf16;
 mod block;

@@ -96,7 +96,7 @@ pub(super) fn pack_balanced<V>(
 /// those of the first panel.
 ///
 /// # Safety
-/// As for [`Vector`]; `src` and `dst` must cover the panels.
+/// Same as for [`Vector`]; `src` and `dst` must cover the panels.
 #[inline(always)]
 pub(super) unsafe fn pack_panels<V: Vector>(
     src: *const f32,

@@ -1,4 +1,4 @@
-//! How a product is cut into passes, tasks and blocks.
+//! Divides a product into passes, tasks and blocks.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -19,10 +19,10 @@ use crate::simd::simd_fn;
 const DEPTH_BLOCK: usize = 768;
 /// Rows of `a` in a block (384 KiB), which stays in L2 while panels of `b` pass.
 const ROW_BLOCK: usize = 128;
-/// Rows in a task of its own at least; fewer would read `b` too often.
+/// Minimum rows of a separate task; fewer would read `b` too often.
 const ROW_GRAIN: usize = 64;
-/// Up to so many rows, `a` is packed once for all tasks, which then share out the columns.
-/// Above, tasks pack the blocks of `a` that they use, which never leave their L2.
+/// Maximum number of rows for which `a` is packed once for all tasks, which then share out the columns. With
+/// more rows, tasks pack the blocks of `a` that they use, which never leave their L2.
 const SHARED_ROWS: usize = 192;
 /// Values of `b` (4 KiB) from its use to where it is asked for, when a single panel of rows reads it.
 const STREAM_AHEAD: usize = 1024;
@@ -237,13 +237,14 @@ struct View {
 /// Packed panels of `b`.
 #[derive(Clone, Copy)]
 enum PanelsOfB<'a> {
-    /// From the first column and step of a pass on, `stride` words from one panel to the next.
+    /// Panels of `f32` from the first column and step of a pass on, `stride` words from one panel to the
+    /// next.
     Wide { data: *const f32, stride: usize },
-    /// In 12 bits a value, all columns from a block on.
+    /// Panels of 12 bits a value: all columns from a block on.
     Split(&'a Split, usize),
 }
 
-/// What all tasks of a pass share.
+/// Data that all tasks of a pass share.
 struct Job<'a> {
     a: View,
     panels: Panels,
@@ -271,13 +272,13 @@ fn even_tasks(panels: usize, wanted: usize, threads: usize) -> usize {
     best.map_or(wanted, tasks)
 }
 
-/// How a pass is cut into tasks: panels of rows by panels of columns.
+/// Tasks of a pass: panels of rows by panels of columns.
 struct Grid {
     row_panels: usize,
     col_panels: usize,
     row_tasks: usize,
     col_tasks: usize,
-    /// Of the last column task so many row tasks, the last ones, are cut into [`LAST_PARTS`].
+    /// Number of row tasks, the last ones of the last column task, that are cut into [`LAST_PARTS`].
     cut: usize,
 }
 
@@ -295,8 +296,8 @@ impl Grid {
         let (row_tasks, col_tasks) = if shared {
             (1, wanted)
         } else {
-            // More rows first: each cut of the columns packs all of `a` once more. Where `b` is large,
-            // all rows meet a part of it before the next part comes.
+            // More rows first: each cut of the columns packs all of `a` once more. All rows meet a part of a
+            // large `b` before the next part comes.
             let row_tasks = rows.div_ceil(ROW_BLOCK).max(wanted.min(rows / ROW_GRAIN));
             let row_tasks = row_tasks.next_multiple_of(dev.threads()).min(panels.count);
             let parts = (cols * depth).div_ceil(B_LIMIT);
@@ -357,7 +358,7 @@ impl Job<'_> {
     /// Rows in `rows` over `steps`, which are packed at `block` unless they are already.
     ///
     /// # Safety
-    /// As for [`Vector`](crate::simd::Vector); `block` has space for them.
+    /// Same as for [`Vector`](crate::simd::Vector); `block` has space for them.
     #[inline(always)]
     unsafe fn left<V: Tile>(
         &self,
@@ -462,7 +463,7 @@ fn compute<V: Tile>(job: &Job<'_>, rows: Range<usize>, cols: Range<usize>, block
 /// how many.
 ///
 /// # Safety
-/// As for `compute`.
+/// Same as for `compute`.
 #[inline(always)]
 unsafe fn compute_wide<V: Tile>(
     job: &Job<'_>,
@@ -501,7 +502,7 @@ unsafe fn compute_wide<V: Tile>(
 /// [`compute_wide`] for 12 bits a value and so few rows that these are taken apart in registers.
 ///
 /// # Safety
-/// As for `compute`.
+/// Same as for `compute`.
 #[inline(always)]
 unsafe fn compute_few<V: Tile>(
     job: &Job<'_>,
@@ -538,7 +539,7 @@ unsafe fn compute_few<V: Tile>(
 /// their many tiles.
 ///
 /// # Safety
-/// As for `compute`; `joined` has space for the group.
+/// Same as for `compute`; `joined` has space for the group.
 #[inline(always)]
 unsafe fn compute_group<V: Tile>(
     job: &Job<'_>,

@@ -2,12 +2,12 @@
 //!
 //! Weights differ little in size: the exponents of trained ones have 2.6 bits of entropy (Zhang et al. 2025,
 //! arXiv 2504.11651). The high byte of a bfloat16 is its sign and all of its exponent but the last bit; of
-//! its 256 values 16 cover a panel but for about one weight in 10,000. So a value is its low byte and an
+//! its 256 values 16 cover a panel except for about one weight in 10,000. So a value is its low byte and an
 //! index of 4 bits into the panel's table of high bytes. A block of values with a high byte that the table
 //! lacks keeps all of its high bytes next to the others, so that any weights have their exact bits.
 //!
-//! Reading weights is what a token of one request costs, so that `engine.weights = "bf16"` in 12 bits instead
-//! of 16 takes a fifth off its products; batch 1 reaches 1.8 times the speed of llama.cpp with it
+//! Reading weights takes most of the time of a token of one request, so 12 bits instead of 16 take a fifth
+//! off the products of `engine.weights = "bf16"`; batch 1 reaches 1.8 times the speed of llama.cpp with it
 //! (docs/performance.md).
 
 use std::cmp::Reverse;
@@ -27,9 +27,9 @@ pub(super) struct Split {
     nr: usize,
     k: usize,
     /// `[panels, k / BLOCK]` blocks of `3 * nr / 2` words: low bytes of two steps, of two more, then the
-    /// indices of the first two in the low halves of bytes and of the others in the high ones. Of two steps
-    /// each 16 bytes have 8 values of the first, then 8 of the second, so that instructions that work in
-    /// parts of 16 bytes put words together.
+    /// indices of the first two in the low halves of bytes and of the others in the high ones. Each 16 bytes
+    /// of two steps have 8 values of the first, then 8 of the second, so that instructions that work in parts
+    /// of 16 bytes put words together.
     data: Buffer,
     sides: Vec<Side>,
 }
@@ -64,7 +64,7 @@ impl Split {
             SharedMut::new(&mut self.sides),
         );
         dev.pool().parallel_for(panels, &|panel| {
-            // SAFETY: each task has a panel of its own.
+            // SAFETY: each task has a separate panel.
             let side = unsafe { &mut sides.range(panel..panel + 1)[0] };
             fill(panel, data.at(panel * stride).cast(), side);
         });
@@ -76,7 +76,7 @@ impl Split {
         self.data.as_ptr().wrapping_add(at)
     }
 
-    /// What belongs to the panels from `panel` on.
+    /// Sides of the panels from `panel` on.
     pub(super) fn sides(&self, panel: usize) -> *const Side {
         self.sides[panel..].as_ptr()
     }
@@ -85,7 +85,7 @@ impl Split {
     /// panels of [`Tile::NR`] columns at `to`, with space for whole blocks.
     ///
     /// # Safety
-    /// As for [`Vector`]; the steps exist, and `to` has space for the panels.
+    /// Same as for [`Vector`]; the steps exist, and `to` has space for the panels.
     #[inline(always)]
     pub(super) unsafe fn join<V: Tile>(
         &self,
@@ -185,8 +185,7 @@ pub(super) fn encode<V: Tile>(words: *mut u32, k: usize, to: *mut u8, side: &mut
 /// `words` is valid for `k` steps of `half` words.
 #[inline(always)]
 unsafe fn frequent(words: *const u32, k: usize, half: usize) -> [u8; TABLE] {
-    // Counts of their own for each half of a word: equal bytes that follow each other would wait for one
-    // place.
+    // Separate counts for each half of a word: equal bytes that follow each other would wait for one place.
     let mut counts = [[0u32; 256]; 2];
     for p in (0..k).step_by(2) {
         for i in 0..half {

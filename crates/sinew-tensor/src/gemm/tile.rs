@@ -38,7 +38,7 @@ pub(super) struct Operands {
     pub ahead_step: usize,
     /// Lines asked for at each.
     pub ahead_lines: usize,
-    /// Of `b` with 12 bits a value: what belongs to its panels, and the first block.
+    /// Sides of the panels of `b`, if that has 12 bits a value.
     pub sides: *const Side,
     /// First block of those values.
     pub first_block: usize,
@@ -67,21 +67,21 @@ pub(super) trait Tile: Vector {
     /// Computes a tile of at least one row and at most [`Tile::MR`].
     ///
     /// # Safety
-    /// As for [`Vector`]; `x` must describe valid memory.
+    /// Same as for [`Vector`]; `x` must describe valid memory.
     unsafe fn tile(rows: usize, x: &Operands);
 
     /// Computes several full panels for few rows at once, which hides the latency of the
     /// chains and keeps several streams of `b` in flight. Returns how many it did, maybe 0.
     ///
     /// # Safety
-    /// As for [`Tile::tile`].
+    /// Same as for [`Tile::tile`].
     unsafe fn wide(rows: usize, panels: usize, x: &Operands) -> usize;
 
     /// Computes, for at least one row and at most [`Tile::SPLIT_MR`], one panel of 12 bits a value or several
     /// full ones of `panels`. Returns how many.
     ///
     /// # Safety
-    /// As for [`Tile::tile`].
+    /// Same as for [`Tile::tile`].
     unsafe fn split(rows: usize, panels: usize, x: &Operands) -> usize;
 }
 
@@ -342,7 +342,7 @@ tiles!(F32x16,
 tiles!(F32x8,
     6 x 2, rows [1 2 3 4 5 6], wide [1 => 4, 1 => 3, 1 => 2, 2 => 2,],
     split 4 x 2, group 1, rows [1 2 3 4], wide [1 => 2,]);
-// Of 32 registers with four lanes the sums take 24, a step of `b` four.
+// The sums take 24 of 32 registers with four lanes, a step of `b` four.
 #[cfg(target_arch = "aarch64")]
 tiles!(Neon8,
     6 x 2, rows [1 2 3 4 5 6], wide [1 => 3, 1 => 2, 2 => 2,],

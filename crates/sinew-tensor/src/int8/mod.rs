@@ -1,13 +1,13 @@
-//! Matrix products with weights of 8 bits, for generation where reading the weights is what takes time.
+//! Matrix products with weights of 8 bits, for generation, where reading the weights takes the time.
 //!
 //! # Numerics
-//! Weights and rows of `x` are cut into groups of [`GROUP`] contracted values; each group of a weight row
-//! and of an input row has a scale of its own, `max |v| / 127`, and its values are rounded to integers (the
-//! 8-bit blocks of Dettmers et al. 2022, arXiv 2110.02861, on both operands). Products of a group are added
-//! up exactly, as integers; groups are joined in `f32`, in ascending order:
+//! Weights and rows of `x` are cut into groups of [`GROUP`] contracted values; each group of a weight row and
+//! of an input row has a separate scale, `max |v| / 127`, and its values are rounded to integers (the 8-bit
+//! blocks of Dettmers et al. 2022, arXiv 2110.02861, on both operands). Products of a group are added up
+//! exactly, as integers; groups are joined in `f32`, in ascending order:
 //! `y = Σ_g fma(Σ_i xq·wq · scale_w, scale_x, ·)`. So a row has the same bits in any batch, on any number of
-//! threads and with every kernel, but it is an approximation of the `f32` product: what samples with such
-//! weights is another policy than the one that is trained.
+//! threads and with every kernel, but it is an approximation of the `f32` product: a policy with such weights
+//! differs from the trained one.
 
 #[cfg(target_arch = "x86_64")]
 mod vnni;
@@ -76,7 +76,7 @@ impl Rounded {
     }
 }
 
-/// What a kernel needs for some panels.
+/// Input of a kernel for some panels.
 #[derive(Clone, Copy)]
 struct Job {
     /// Rounded rows, see [`Rounded`].
@@ -97,8 +97,8 @@ struct Job {
 // SAFETY: the pointers are read-only operands, and `c`, of which tasks touch disjoint columns.
 unsafe impl Sync for Job {}
 
-/// Rounds one group of values; its scale and the sum of the rounded values. Where one is not finite the
-/// scale is not, which the product passes on.
+/// Rounds one group of values; its scale and the sum of the rounded values. A value that is not finite makes
+/// the scale not finite, which the product passes on.
 fn round_group(values: &[f32], mut put: impl FnMut(usize, i8)) -> (f32, i32) {
     // Magnitudes compare as their bits do, with NaN above all.
     let bits = values.iter().map(|v| v.abs().to_bits()).max();
@@ -113,7 +113,7 @@ fn round_group(values: &[f32], mut put: impl FnMut(usize, i8)) -> (f32, i32) {
     (largest / MAX, sum)
 }
 
-/// What values are multiplied with before they are rounded: 0 where the quotient would not be finite.
+/// Factor of values before they are rounded: 0 if the quotient would not be finite.
 fn inverse(largest: f32) -> f32 {
     let inverse = MAX / largest;
     if inverse.is_finite() { inverse } else { 0.0 }
@@ -143,7 +143,7 @@ impl PackedInt8 {
         let scales = Part(self.scales.as_mut_ptr());
         dev.pool().parallel_for(n.div_ceil(LANES), &|panel| {
             let bytes = groups * GROUP_BYTES;
-            // SAFETY: both buffers have space for all panels, and this one is this task's alone.
+            // SAFETY: both buffers have space for all panels, and this one is only this task's.
             let (data, scales) = unsafe {
                 (
                     std::slice::from_raw_parts_mut(data.at(panel * bytes), bytes),
@@ -267,7 +267,7 @@ impl Cpu {
         let grain = (ROUND_GRAIN / k.max(1)).max(1);
         self.pool().parallel_ranges(m, grain, &|rows| {
             for i in rows {
-                // SAFETY: row `i` is in bounds of `x` and of the three vectors, and this task's alone.
+                // SAFETY: row `i` is in bounds of `x` and of the three vectors, and only this task's.
                 unsafe {
                     let row = std::slice::from_raw_parts(x.as_ptr().add(i * x.row_stride()), k);
                     let values = std::slice::from_raw_parts_mut(values.at(i * padded), padded);
@@ -330,7 +330,7 @@ unsafe fn compute(job: &Job, panels: std::ops::Range<usize>) {
                 }
             }
             for (lane, sum) in sums.into_iter().enumerate().take(lanes) {
-                // SAFETY: row and column are in bounds, and this task's alone.
+                // SAFETY: row and column are in bounds, and only this task's.
                 unsafe {
                     let c = job.c.add(i * job.ldc + panel * LANES + lane);
                     *c = if job.accumulate { *c + sum } else { sum };

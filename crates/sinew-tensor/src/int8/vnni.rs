@@ -17,8 +17,8 @@ pub(super) fn available(kernels: KernelSet) -> bool {
     matches!(kernels, KernelSet::Avx512 | KernelSet::Amx) && is_x86_feature_detected!("avx512vnni")
 }
 
-/// All 16 lanes at `p`, which needs no alignment. (The plain load has a check of its own in builds with
-/// debug assertions.)
+/// All 16 lanes at `p`, which needs no alignment. (The plain load has a separate check in builds with debug
+/// assertions.)
 #[inline(always)]
 unsafe fn load(p: *const f32) -> __m512 {
     // SAFETY: the caller's promise.
@@ -62,7 +62,7 @@ pub(super) unsafe fn round_row(
             let by = _mm512_set1_ps(inverse(largest));
             let mut sum = _mm512_setzero_si512();
             for (i, v) in v.into_iter().enumerate() {
-                // To nearest, ties to even: the mode that the processor starts with.
+                // The processor starts in this mode: to nearest, ties to even.
                 let q = _mm512_cvtps_epi32(_mm512_mul_ps(v, by));
                 sum = _mm512_add_epi32(sum, q);
                 let to = values.as_mut_ptr().add(g * GROUP + i * LANES);
@@ -128,7 +128,7 @@ unsafe fn tile_of(job: &Job, top: usize, rows: usize, panel: usize, count: usize
 /// `ROWS` rows from `top` by `COLS` panels from `panel`.
 ///
 /// # Safety
-/// As for [`compute`].
+/// Same as for [`compute`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
 unsafe fn tile<const ROWS: usize, const COLS: usize>(job: &Job, top: usize, panel: usize) {
     let groups = job.groups;

@@ -1,7 +1,7 @@
 //! Gradients of hidden states and weights, over sections of the vocabulary.
 //!
-//! For each block of rows and each section: the logits, kept or computed again, become their gradients in
-//! place; their product with the section's weights adds to the gradient of the rows, and their product with
+//! The logits of each block of rows and each section, kept or computed again, become their gradients in
+//! place. Their product with the section's weights adds to the gradient of the rows, and their product with
 //! the rows to the gradient of the section's weights.
 
 #![expect(
@@ -150,7 +150,7 @@ impl Pass<'_> {
                 let row = row(i);
                 let (scale, curve) = (self.input.scale(row), self.curve(row));
                 match self.input.mask(row) {
-                    // SAFETY: the kernels change the slice alone.
+                    // SAFETY: the kernels change only the slice.
                     None => unsafe { grade_row(self.dev, values, scale, &curve) },
                     Some(mask) => {
                         let words = section(mask, tokens);

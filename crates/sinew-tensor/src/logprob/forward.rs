@@ -1,8 +1,7 @@
 //! Softmax statistics of each row, gathered over sections of the vocabulary.
 //!
-//! Sections are joined like parts of an online softmax (Milakov & Gimelshein 2018): the larger
-//! maximum stays, the other sum is scaled down. Within a section sums are `f32` vectors, between
-//! sections `f64`.
+//! Sections are joined like parts of an online softmax (Milakov & Gimelshein 2018): the larger maximum stays,
+//! the other sum is scaled down. Sums are `f32` vectors within a section, and `f64` between sections.
 
 #![expect(
     unsafe_op_in_unsafe_fn,
@@ -15,7 +14,7 @@ use std::ops::Range;
 
 use super::masks::{SECTION_WORDS, bits, section};
 use super::{BLOCK_ROWS, LinearLogprob, LogprobOut, LogprobScratch, ROW_GRAIN, SECTION};
-use super::{Kept, SoftmaxRow, parts, row_stride, sections};
+use super::{ForwardState, SoftmaxRow, parts, row_stride, sections};
 use crate::attention::tile::exp2;
 use crate::buffer::SharedMut;
 use crate::cpu::Cpu;
@@ -131,7 +130,7 @@ fn scan_some(
     entropy: bool,
 ) -> Stat {
     match mask {
-        // SAFETY: the kernels read the slices alone.
+        // SAFETY: the kernels read only the slices.
         None => unsafe { scan_row(dev, products, scale, entropy) },
         Some(mask) => {
             let words = section(mask, tokens);
@@ -210,8 +209,7 @@ unsafe fn largest<V: Vector, const MASKED: bool>(
     max
 }
 
-/// The kernel of both: the largest product first, then the sums. With `entropy` also the weighted
-/// sum.
+/// The kernel of both: the largest product first, then the sums. `entropy` adds the weighted sum.
 #[inline(always)]
 unsafe fn scan_tokens<V: Vector, const MASKED: bool>(
     products: &[f32],
@@ -270,7 +268,7 @@ unsafe fn scan_tokens<V: Vector, const MASKED: bool>(
 
 /// Log-probabilities, log-sum-exps and entropies from the statistics of whole rows; records the
 /// input that the kept logits belong to.
-fn finish(stats: &[Stat], out: LogprobOut<'_>, kept: &mut Kept, input: &LinearLogprob<'_>) {
+fn finish(stats: &[Stat], out: LogprobOut<'_>, kept: &mut ForwardState, input: &LinearLogprob<'_>) {
     for (row, stat) in stats.iter().enumerate() {
         let softmax = SoftmaxRow {
             max: stat.max,

@@ -9,7 +9,7 @@ const BITS: usize = u32::BITS as usize;
 /// Words of a section.
 pub(super) const SECTION_WORDS: usize = SECTION / BITS;
 
-/// The allowed tokens of each row, as bit sets: bit `v % 32` of word `v / 32` says that token `v` is
+/// The allowed tokens of each row, as bit sets: bit `v % 32` of word `v / 32` means that token `v` is
 /// allowed. Tokens beyond the last word are not.
 #[derive(Clone, Copy, Debug)]
 pub struct Masks<'a> {
@@ -17,12 +17,12 @@ pub struct Masks<'a> {
     pub words: usize,
     /// Bit sets one after the other.
     pub table: &'a [u32],
-    /// For each row its bit set in `table`, or [`Masks::ALL`].
+    /// Bit set in `table` for each row, or [`Masks::ALL`].
     pub rows: &'a [u32],
 }
 
 impl<'a> Masks<'a> {
-    /// In [`Masks::rows`]: all tokens are allowed.
+    /// Value of [`Masks::rows`] that allows all tokens.
     pub const ALL: u32 = u32::MAX;
 
     /// The bit set of a row; none: all tokens are allowed.
@@ -80,7 +80,7 @@ pub(super) fn allows(mask: &[u32], token: u32) -> bool {
         .is_some_and(|word| word >> (token as usize % BITS) & 1 == 1)
 }
 
-/// Whether one token below `vocab` alone is allowed: its probability is 1, whatever the logits are.
+/// Whether only one token below `vocab` is allowed: its probability is 1, whatever the logits are.
 pub(super) fn single(mask: &[u32], vocab: usize) -> bool {
     let mut count = 0;
     for start in (0..vocab).step_by(SECTION) {

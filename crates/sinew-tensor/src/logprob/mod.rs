@@ -3,10 +3,10 @@
 //! Forward and backward go through the vocabulary in sections, whose logits are products of blocks of rows
 //! ([`crate::gemm`]). A section's logits stay in cache; backward computes them again, except those for which
 //! the caller grants memory ([`LogprobScratch::keeping`]): a quarter of the work. A row's log-probability
-//! does not depend on the other rows, on the number of threads or on their timing, and no result on what was
-//! kept. A row can be restricted to some tokens ([`Masks`]): with all of them allowed it has the bits of one
-//! without a mask. With AMX, logits and gradients are products of rounded operands ([`crate::amx`]), as those
-//! of the engine are.
+//! does not depend on the other rows, on the number of threads or on their timing, and no result on the kept
+//! logits. A row can be restricted to some tokens ([`Masks`]); a mask that allows all of them gives the same
+//! bits as no mask. The logits and gradients of AMX are products of rounded operands ([`crate::amx`]), as
+//! those of the engine are.
 
 mod backward;
 mod forward;
@@ -42,8 +42,8 @@ pub struct LinearLogprob<'a> {
     pub targets: &'a [u32],
     /// Divides each row's logits, `[n]`, above 0; empty: 1 for all, the plain model.
     pub temperatures: &'a [f32],
-    /// The allowed tokens of each row: its distribution is the softmax over them alone, and so are
-    /// its entropy and gradients, which are exactly 0 at all others. `None`: all tokens.
+    /// The allowed tokens of each row: its distribution is the softmax over only them, and so are its entropy
+    /// and gradients, which are exactly 0 at all others. `None`: all tokens.
     pub masks: Option<Masks<'a>>,
 }
 
@@ -85,7 +85,7 @@ impl LogprobGrad<'_> {
 pub struct LogprobScratch {
     /// Values of logits that forward may keep.
     limit: usize,
-    kept: Kept,
+    kept: ForwardState,
     /// `[kept rows, vocab]`, rows [`row_stride`] apart.
     logits: Scratch,
     /// `[BLOCK_ROWS, SECTION]`, rows [`row_stride`] apart.
@@ -99,7 +99,7 @@ pub struct LogprobScratch {
 
 /// The forward pass that the kept logits belong to.
 #[derive(Debug, Default)]
-struct Kept {
+struct ForwardState {
     /// The first rows have their logits kept.
     rows: usize,
     dim: usize,
@@ -110,8 +110,8 @@ struct Kept {
 }
 
 impl LogprobScratch {
-    /// Forward keeps the logits of as many rows as fit in `values` values, for the backward pass that
-    /// follows with the same input. Without ([`Default`]) it keeps none.
+    /// Forward keeps the logits of as many rows as fit in `values` values, for the backward pass that follows
+    /// with the same input. [`Default`] keeps none.
     #[must_use]
     pub fn keeping(values: usize) -> Self {
         Self {
@@ -243,9 +243,9 @@ pub fn linear_logprob_forward(
 
 /// Overwrites `dx` `[n, dim]` with the gradient of `x`, and adds the gradient of `w` to `dw` `[vocab, dim]`.
 ///
-/// With `p` the distribution, `H` its entropy and `y` the target, the gradient of the divided logits is
-/// `d_logprob (onehot(y) - p) - d_entropy p (log p + H)`; 0 for barred tokens, and for all of a row whose
-/// mask leaves one.
+/// The gradient of the divided logits is `d_logprob (onehot(y) - p) - d_entropy p (log p + H)`, where `p` is
+/// the distribution, `H` its entropy and `y` the target. It is 0 for barred tokens, and for all of a row
+/// whose mask leaves one.
 ///
 /// # Panics
 /// If lengths do not match, a target is not below `vocab` or barred, or a temperature is not above 0.

@@ -130,7 +130,7 @@ impl Case {
         }
     }
 
-    /// The rows of `kept` alone.
+    /// Only the rows of `kept`.
     fn of_rows(&self, kept: impl Fn(usize) -> bool) -> Self {
         let rows: Vec<usize> = (0..self.targets.len()).filter(|&row| kept(row)).collect();
         let x = |&row: &usize| self.x[row * self.dim..(row + 1) * self.dim].to_vec();

@@ -72,7 +72,7 @@ pub fn swiglu_backward(dev: &Cpu, gate_up: &[f32], dout: &[f32], ff: usize, dgat
 }
 
 simd_fn! {
-/// With `s = sigmoid(g)`: `dg = dout u s (1 + g (1 - s))`, `du = dout g s`.
+/// Computes `dg = dout u s (1 + g (1 - s))` and `du = dout g s`, where `s = sigmoid(g)`.
 fn backward_row<V>(gate_up: &[f32], dout: &[f32], dgate_up: &mut [f32]) {
     let ff = dout.len();
     let (gate, up, dout) = (gate_up.as_ptr(), gate_up.as_ptr().add(ff), dout.as_ptr());

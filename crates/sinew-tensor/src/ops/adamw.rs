@@ -1,7 +1,7 @@
 //! AdamW: Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101).
 //!
-//! One pass over parameters, gradient and both moments: 16 bytes read and 12 written per value,
-//! which is what takes the time.
+//! One pass over parameters, gradient and both moments: 16 bytes read and 12 written per value, which takes
+//! most of the time.
 
 use super::GRAIN;
 use crate::buffer::SharedMut;

@@ -7,7 +7,7 @@ use crate::cpu::Cpu;
 /// `out[i] = table[ids[i]]`; `table`: `[vocab, dim]`, `out`: `[ids.len(), dim]`.
 ///
 /// # Panics
-/// On an id beyond the table, or if `out` has another length.
+/// If an id is beyond the table, or `out` has another length.
 pub fn embedding(dev: &Cpu, table: &[f32], dim: usize, ids: &[u32], out: &mut [f32]) {
     assert_eq!(out.len(), ids.len() * dim, "out [{}, {dim}]", ids.len());
     let out = SharedMut::new(out);
@@ -29,7 +29,7 @@ pub const NOWHERE: u32 = u32::MAX;
 /// is [`NOWHERE`]. `x`: `[n, dim]`, `out`: `[place.len(), dim]`.
 ///
 /// # Panics
-/// On a place beyond `x`, or if `out` has another length.
+/// If a place is beyond `x`, or `out` has another length.
 pub fn spread(dev: &Cpu, x: &[f32], dim: usize, place: &[u32], out: &mut [f32]) {
     assert_eq!(out.len(), place.len() * dim, "out [{}, {dim}]", place.len());
     let out = SharedMut::new(out);

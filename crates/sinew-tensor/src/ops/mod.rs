@@ -1,13 +1,12 @@
 //! Fused elementwise and row-wise operators, forward and backward.
 //!
-//! All run on the threads of the [`Cpu`]; plain counterparts are in the tests
-//! (`tests/it/reference.rs`). Results do not depend on the number of threads: each output value,
-//! sums over rows included, is computed in an order that the shape alone fixes. Shapes that do not
-//! fit panic with both shapes.
+//! All run on the threads of the [`Cpu`]; plain counterparts are in the tests (`tests/it/reference.rs`).
+//! Results do not depend on the number of threads: each output value, sums over rows included, is computed in
+//! an order that only the shape fixes. Shapes that do not fit panic with both shapes.
 //!
-//! Rows are the first index everywhere: `[m, n]` is `m` rows of `n` values, row-major and dense
-//! unless a view says otherwise. Gradients that are sums over rows are added to their target; all
-//! other outputs are overwritten.
+//! Rows are the first index everywhere: `[m, n]` is `m` rows of `n` values, row-major and dense unless a view
+//! has other strides. Gradients that are sums over rows are added to their target; all other outputs are
+//! overwritten.
 
 mod activation;
 mod adamw;

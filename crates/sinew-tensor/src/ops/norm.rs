@@ -11,8 +11,8 @@ use crate::cpu::Cpu;
 use crate::matrix::{Mat, MatMut};
 use crate::simd::simd_fn;
 
-/// Maximum row blocks of the weight gradient: more than any sensible thread count, few enough that
-/// summing them is cheap. The split depends on the shape alone, and so does the order of the sum.
+/// Maximum row blocks of the weight gradient: more than any sensible thread count, few enough that summing
+/// them is cheap. The split depends only on the shape, and so does the order of the sum.
 const MAX_BLOCKS: usize = 32;
 
 thread_local! {

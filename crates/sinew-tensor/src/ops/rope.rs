@@ -1,8 +1,9 @@
 //! Rotary position embedding (Su et al. 2021, arXiv 2104.09864), half-split form: dimension `j` of
 //! a head turns with dimension `j + head_dim / 2`.
 //!
-//! With angle `a = position · frequency[j]`: `(x_j, x_{j+h}) -> (x_j cos a - x_{j+h} sin a, x_{j+h}
-//! cos a + x_j sin a)`, where `h = head_dim / 2`. This is the layout of the Hugging Face weights.
+//! The angle `a = position · frequency[j]` gives
+//! `(x_j, x_{j+h}) -> (x_j cos a - x_{j+h} sin a, x_{j+h} cos a + x_j sin a)`, where `h = head_dim / 2`. This
+//! is the layout of the Hugging Face weights.
 
 use super::row_grain;
 use crate::buffer::Buffer;

@@ -86,7 +86,7 @@ fn larger(a: f32, b: f32) -> f32 {
 }
 
 per_set! {
-/// Writes the maximum of each chunk of `row` to `out`; says whether a NaN is among the values.
+/// Writes the maximum of each chunk of `row` to `out`; returns whether a NaN is among the values.
 pub fn chunk_maxima(row: &[f32], out: &mut [f32]) -> bool {
     let (mut nan, mut spare) = (0u32, [0.0; CHUNK]);
     for (chunk, out) in row.chunks(CHUNK).zip(out) {

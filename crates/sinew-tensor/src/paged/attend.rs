@@ -1,6 +1,6 @@
 //! The kernel: query rows against tiles of keys, with a running softmax.
 //!
-//! Each row and head goes through its keys in the same order, whatever the other rows are: that is what makes
+//! Each row and head goes through its keys in the same order, whatever the other rows are, which makes
 //! results independent of the batch. The largest score is rounded to an integer, so that rescaling is exact,
 //! and sums go key by key: results do not depend on tiles either, and have the bits of attention in training
 //! ([`crate::attention`]).
@@ -36,7 +36,7 @@ simd_fn! {
     }
 }
 
-/// Up to [`TILE_KEYS`] keys of one row.
+/// A tile of up to [`TILE_KEYS`] keys of one row.
 struct Tile {
     /// Keys of each panel, `[padded_dim, PANEL_TOKENS]`.
     keys: [*const f32; TILE_PANELS],
@@ -294,7 +294,7 @@ unsafe fn first_lane<V: Vector>(v: V) -> f32 {
 
 /// Adds the tile's values, weighted, to `N` vectors of the sums from value `d` on; with `TOTAL` also the
 /// weights to the sums of weights, key by key as training does: together with the other sums that takes no
-/// time of its own.
+/// additional time.
 #[inline(always)]
 unsafe fn weigh<V: Vector, const G: usize, const N: usize, const TOTAL: bool>(
     tile: &Tile,

@@ -114,7 +114,7 @@ fn prompts_agree_with_reference() {
     }
 }
 
-/// Attention of training, in sequences of their own and with shared prefixes, has the bits of attention over
+/// Attention of training, in separate sequences and with shared prefixes, has the bits of attention over
 /// stored keys: strips, blocks of keys and rescaling differ, sums do not.
 #[test]
 fn training_has_the_same_bits() {
@@ -144,7 +144,7 @@ fn training_has_the_same_bits() {
             segment(241, 20, 70, Some(1)),
         ]);
         let forest = forest.unwrap();
-        // Which rows of which sequence stand in the forest, in its order.
+        // Sequences and rows that stand in the forest, in its order.
         let parts = [(0, 0..180), (1, 0..1), (2, 41..64), (3, 0..37), (4, 70..90)];
         let rows = |i: usize, range: &std::ops::Range<usize>| {
             world.qkv[i][range.start * width..range.end * width].to_vec()

@@ -97,7 +97,8 @@ impl Vector for Neon8 {
     }
     #[inline(always)]
     unsafe fn scale2(self, n: Self) -> Self {
-        // In two factors: one alone could be subnormal or infinite where the result is neither.
+        // The scaling has two factors: a single one could be subnormal or infinite where the result is
+        // neither.
         self.zip(n, |a, n| {
             let n = vcvtq_s32_f32(n);
             let half = vshrq_n_s32::<1>(n);

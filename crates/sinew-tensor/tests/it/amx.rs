@@ -1,5 +1,5 @@
-//! Products on AMX tiles: the same machine code emulated and, where there is some, on hardware. Compared bit
-//! by bit with the model, and within stated bounds with `f32` operators and with f64.
+//! Products on AMX tiles: the same machine code emulated and, if there is some, on hardware. Results are
+//! compared bit by bit with the model, and within stated bounds with `f32` operators and with f64.
 
 #![expect(unsafe_code, reason = "one instruction by itself")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
@@ -53,8 +53,8 @@ struct Case {
     accumulate: bool,
 }
 
-/// On all threads, on one, and (where `b` is stored transposed without gaps) packed: the model's bits,
-/// and nothing written beside `c`.
+/// Compares with the model's bits on all threads, on one, and (if `b` is stored transposed without gaps)
+/// packed. Nothing may be written outside of `c`.
 fn check(dev: &Cpu, x: Case) {
     let Case {
         m,
@@ -329,8 +329,8 @@ fn emulated(sum: &mut [u32; 256], a: &[u32; 256], b: &[u32; 256]) {
     tiles.store(0, write).unwrap();
 }
 
-/// On hardware this compares the emulator with it; elsewhere the way through the signal handler with the
-/// direct one.
+/// Compares hardware with the emulator. Machines without it compare the way through the signal handler with
+/// the direct one.
 fn the_instruction_does_what_the_emulator_says(on: On) {
     if on.device(1).is_none() {
         return;
@@ -434,7 +434,7 @@ fn the_fused_head_is_that_of_f32_within_its_bound(on: On) {
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
             assert_close(got, want, 0.02, &format!("{i} of [{n}, {vocab}, {dim}]"));
         }
-        // On rounded operands the forward pass is the same to f32's precision.
+        // The forward pass on rounded operands is the same to f32's precision.
         let round = |v: &[f32]| v.iter().map(|&v| model::round(v)).collect::<Vec<_>>();
         let (x, w) = (round(&x), round(&w));
         let input = LinearLogprob {

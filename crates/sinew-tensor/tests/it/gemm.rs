@@ -114,7 +114,7 @@ proptest! {
         }
     }
 
-    /// The rows of a batch have the same bits as each row alone, and as on one thread.
+    /// The rows of a batch have the same bits as each row separately, and as on one thread.
     #[test]
     fn a_row_does_not_depend_on_its_batch(
         m in prop_oneof![1usize..40, 193usize..230], n in 1usize..200, k in 1usize..900, accumulate: bool,

@@ -100,7 +100,7 @@ fn check_rms_norm(dev: &Cpu, rows: usize, groups: usize, dim: usize, pad: usize,
         .map(|(i, d)| *d as f32 + base(i))
         .collect();
     let want_dw: Vec<f32> = want_dw.iter().map(|d| *d as f32 + 0.5).collect();
-    // Of narrow rows the terms of `dx` cancel: what is left is exact to the rounding of the terms.
+    // The terms of `dx` cancel in narrow rows: the rest is exact to the rounding of the terms.
     let terms = w.iter().chain(&dy).fold(0f32, |m, v| m.max(v.abs()));
     let terms = terms * terms * rstd.iter().fold(0f32, |m, r| m.max(*r));
     for (i, (got, want)) in dx.iter().zip(&want_dx).enumerate() {

@@ -1,4 +1,4 @@
-//! Plain forms of the operators in `f64`: what the fast ones are tested against, and their definition.
+//! Plain forms of the operators in `f64`: the definition of the fast ones, which are tested against them.
 //!
 //! Shapes are those of the operators of the same name in [`sinew_tensor::ops`], all dense. Their gradients
 //! are tested against finite differences of their forward forms.

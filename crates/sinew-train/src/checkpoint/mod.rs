@@ -1,4 +1,4 @@
-//! Checkpoints that are whole or not there.
+//! Checkpoints that are either whole or absent.
 //!
 //! A checkpoint is a directory written under a temporary name, synced file by file, renamed, and
 //! then named by the `LATEST` file, which is replaced by a rename: that last rename is the commit.
@@ -13,14 +13,15 @@
 //!     .tmp-step-00000013/                  an interrupted save, removed by the next one
 //! ```
 //!
-//! A process can die between the two renames. The directory that it leaves is newer than what `LATEST` names:
-//! it is not committed, and the next save of its step takes its name, so that names do not depend on deaths.
+//! A process can die between the two renames. The directory that it leaves is newer than the one that
+//! `LATEST` names: it is not committed, and the next save of its step takes its name, so that names do not
+//! depend on crashes.
 //!
 //! Invariants: whatever operation fails or wherever the process dies, the directory that `LATEST`
 //! named before is untouched and loadable; every file is checked against its BLAKE3 before it is
 //! used; a damaged checkpoint is passed over for the next older good one, and that is reported.
 //!
-//! To test: [`Storage`] makes each single operation fail in turn.
+//! The tests let [`Storage`] fail each single operation in turn.
 
 mod parts;
 mod storage;
@@ -65,12 +66,15 @@ pub enum CheckpointError {
         path: PathBuf,
         source: io::Error,
     },
-    /// A file that is not what its checksum says.
+    /// A file that does not match its checksum.
     #[error("{path} is damaged: {reason}")]
     Corrupt { path: PathBuf, reason: String },
     /// There are checkpoints, but all are damaged; each is listed with its reason.
     #[error("no checkpoint in {dir} is usable: {}", listed(.tried))]
-    NoneUsable { dir: PathBuf, tried: Vec<Skipped> },
+    NoneUsable {
+        dir: PathBuf,
+        tried: Vec<SkippedCheckpoint>,
+    },
     /// A good checkpoint of another kind of run: other weights, or a newer format.
     #[error("checkpoint {path} does not fit this run: {reason}")]
     Mismatch { path: PathBuf, reason: String },
@@ -79,7 +83,7 @@ pub enum CheckpointError {
     Part { file: String, reason: String },
 }
 
-fn listed(skipped: &[Skipped]) -> String {
+fn listed(skipped: &[SkippedCheckpoint]) -> String {
     let mut text = String::new();
     for (n, s) in skipped.iter().enumerate() {
         let _ = write!(
@@ -97,7 +101,7 @@ impl CheckpointError {
     fn io(operation: &'static str, path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
-            // For the writer a file-size limit (EFBIG) and a quota are the same as a full disk.
+            // The writer treats a file-size limit (EFBIG) and a quota as a full disk.
             io::ErrorKind::StorageFull
             | io::ErrorKind::QuotaExceeded
             | io::ErrorKind::FileTooLarge => Self::DiskFull { path, source },
@@ -119,22 +123,22 @@ impl CheckpointError {
 
 /// A checkpoint that was passed over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Skipped {
+pub struct SkippedCheckpoint {
     /// Its directory, or `LATEST`.
     pub name: String,
-    /// What is damaged, for people.
+    /// Fault, for people.
     pub reason: String,
 }
 
 /// A checkpoint whose files all match their checksums.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Loaded {
+pub struct LoadedCheckpoint {
     pub path: PathBuf,
     /// Newer ones that were passed over; report them to the user.
-    pub skipped: Vec<Skipped>,
+    pub skipped: Vec<SkippedCheckpoint>,
 }
 
-impl Loaded {
+impl LoadedCheckpoint {
     /// The bytes of a file.
     ///
     /// # Errors
@@ -147,7 +151,7 @@ impl Loaded {
     /// The tensors of a safetensors file, all in memory.
     ///
     /// # Errors
-    /// If the file is no safetensors file of F32, F16 or BF16.
+    /// If the file is not a safetensors file of F32, F16 or BF16.
     pub fn tensors(&self, file: &str) -> Result<StoredTensors, CheckpointError> {
         read_safetensors(&self.path.join(file))
     }
@@ -174,7 +178,7 @@ impl CheckpointStore {
         Self::with_storage(dir, keep, Box::new(DiskStorage))
     }
 
-    /// As [`open`](Self::open), with another way to write.
+    /// Opens like [`open`](Self::open), with another way to write.
     pub fn with_storage(
         dir: impl Into<PathBuf>,
         keep: usize,
@@ -194,13 +198,11 @@ impl CheckpointStore {
     /// Writes and commits the checkpoint of `step`; returns its directory. Blocks until everything
     /// is on the device.
     ///
-    /// On an error a reader still finds the previous checkpoint, whichever operation failed; only
-    /// if the very last one did (making the commit survive a power cut) a reader can find the new
-    /// one.
+    /// An error leaves the previous checkpoint for readers, whichever operation failed. Only if the very last
+    /// one did (making the commit survive a power cut) can a reader find the new one.
     ///
     /// # Errors
-    /// [`CheckpointError::DiskFull`] and the others; a part without a plain file name of its own is
-    /// refused.
+    /// [`CheckpointError::DiskFull`] and the others; a part without its own plain file name is refused.
     pub fn save(&self, step: u64, parts: &[Part<'_>]) -> Result<PathBuf, CheckpointError> {
         let name = self.free_name(step)?;
         let temporary = self.dir.join(format!("{TEMPORARY}{name}"));
@@ -306,7 +308,7 @@ impl CheckpointStore {
     /// written again, so a repeated step cannot damage what `LATEST` names.
     fn free_name(&self, step: u64) -> Result<String, CheckpointError> {
         let mut taken = self.names()?;
-        // Without a pointer, the newest is what is loaded.
+        // The newest checkpoint is loaded if there is no pointer.
         let latest = fs::read_to_string(self.dir.join(LATEST)).unwrap_or_default();
         if let Some(committed) = taken.iter().position(|name| name == latest.trim()) {
             taken.truncate(committed + 1);
@@ -360,7 +362,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// If there are checkpoints and none is good.
-    pub fn load(&self) -> Result<Option<Loaded>, CheckpointError> {
+    pub fn load(&self) -> Result<Option<LoadedCheckpoint>, CheckpointError> {
         let mut skipped = Vec::new();
         let mut names = self.names()?;
         names.reverse();
@@ -369,14 +371,14 @@ impl CheckpointStore {
                 let latest = text.trim().to_owned();
                 match names.iter().position(|n| *n == latest) {
                     Some(at) => names[..=at].rotate_right(1),
-                    None => skipped.push(Skipped {
+                    None => skipped.push(SkippedCheckpoint {
                         name: LATEST.to_owned(),
                         reason: format!("names {latest:?}, which does not exist"),
                     }),
                 }
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound && names.is_empty() => {}
-            Err(e) => skipped.push(Skipped {
+            Err(e) => skipped.push(SkippedCheckpoint {
                 name: LATEST.to_owned(),
                 reason: format!(
                     "{e}: it names the newest checkpoint, which is looked for by its number"
@@ -386,8 +388,8 @@ impl CheckpointStore {
         for name in names {
             let path = self.dir.join(&name);
             match verify(&path) {
-                Ok(()) => return Ok(Some(Loaded { path, skipped })),
-                Err(error) => skipped.push(Skipped {
+                Ok(()) => return Ok(Some(LoadedCheckpoint { path, skipped })),
+                Err(error) => skipped.push(SkippedCheckpoint {
                     name,
                     reason: error.to_string(),
                 }),
@@ -404,12 +406,12 @@ impl CheckpointStore {
 }
 
 impl CheckpointStore {
-    /// Makes `LATEST` name a checkpoint that was loaded and that a run goes on from, if it names another one
-    /// or none.
+    /// Makes `LATEST` name a checkpoint that was loaded and that a run continues from, if it names another
+    /// one or none.
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn commit(&self, loaded: &Loaded) -> Result<(), CheckpointError> {
+    pub fn commit(&self, loaded: &LoadedCheckpoint) -> Result<(), CheckpointError> {
         let name = loaded.path.file_name().unwrap_or_default();
         let name = name.to_string_lossy();
         match fs::read_to_string(self.dir.join(LATEST)) {
@@ -422,18 +424,18 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// If it is not there, or damaged.
-    pub fn named(&self, name: &str) -> Result<Loaded, CheckpointError> {
+    pub fn named(&self, name: &str) -> Result<LoadedCheckpoint, CheckpointError> {
         let path = self.dir.join(name);
         verify(&path)?;
-        Ok(Loaded {
+        Ok(LoadedCheckpoint {
             path,
             skipped: Vec::new(),
         })
     }
 }
 
-/// BLAKE3 over the names and checksums of a checkpoint's files, but for optimizer and state: 64 hexadecimal
-/// digits. It stands for the weights with their tokenizer; the files themselves are not read.
+/// BLAKE3 over the names and checksums of a checkpoint's files, except for optimizer and state: 64
+/// hexadecimal digits. It stands for the weights with their tokenizer; the files themselves are not read.
 ///
 /// # Errors
 /// If there is no list of checksums, or it cannot be read.

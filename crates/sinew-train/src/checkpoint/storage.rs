@@ -12,7 +12,7 @@ pub trait StorageFile: Write {
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// Where checkpoints are written. Reading goes to the file system directly.
+/// Storage for writing checkpoints. Reading goes to the file system directly.
 pub trait Storage: Debug + Send + Sync {
     /// Creates a directory and its parents; existing ones are fine.
     fn create_dir(&self, path: &Path) -> io::Result<()>;

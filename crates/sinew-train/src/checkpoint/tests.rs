@@ -30,7 +30,7 @@ fn save(store: &CheckpointStore, step: u64) -> Result<PathBuf, CheckpointError> 
 }
 
 /// Loads and checks that all files are of one and the same step.
-fn load_step(store: &CheckpointStore) -> Option<(u64, Vec<Skipped>)> {
+fn load_step(store: &CheckpointStore) -> Option<(u64, Vec<SkippedCheckpoint>)> {
     let loaded = store.load().unwrap()?;
     let tensors = loaded.tensors("model.safetensors").unwrap();
     let view = tensors.tensor("w").unwrap();
@@ -267,7 +267,7 @@ fn no_failing_operation_costs_the_previous_checkpoint() {
 }
 
 /// The process dies at every operation of a save, and again at every operation of the save that follows:
-/// names are those of a run that was left alone, and a committed checkpoint is always there.
+/// names are those of an undisturbed run, and a committed checkpoint is always there.
 #[test]
 fn a_save_that_was_cut_short_leaves_its_name_to_the_next_one() {
     let dies = |dir: &Path, fail_at: usize| {
@@ -280,7 +280,7 @@ fn a_save_that_was_cut_short_leaves_its_name_to_the_next_one() {
         let store = CheckpointStore::with_storage(dir, 2, Box::new(failing)).unwrap();
         save(&store, 2).is_err()
     };
-    // Between the two renames there is a directory that nothing names.
+    // A directory that nothing names exists between the two renames.
     let between = |first: &usize| {
         let dir = tempfile::tempdir().unwrap();
         let good = CheckpointStore::open(dir.path(), 2).unwrap();

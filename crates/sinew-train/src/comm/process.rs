@@ -1,9 +1,8 @@
 //! Processes of one host: messages through pipes, numbers through memory that all of them share.
 //!
-//! Rank 0 has a pair of pipes with each other rank; those have none among themselves, which data
-//! parallelism does not need. The shared memory is an anonymous file of equal slots: slot 0 for the
-//! buffers that rank 0 sends, slot `r` for those of rank `r`. An empty message says that a slot is
-//! written or has been read.
+//! Rank 0 has a pair of pipes with each other rank; those have none among themselves, which data parallelism
+//! does not need. The shared memory is an anonymous file of equal slots: slot 0 for the buffers that rank 0
+//! sends, slot `r` for those of rank `r`. An empty message means that a slot is written or has been read.
 
 use super::{Comm, CommError};
 use sinew_tensor::{Cpu, ops};
@@ -102,7 +101,7 @@ impl Link {
     }
 }
 
-/// Why no message came.
+/// Reason why no message came.
 enum Lost {
     Closed,
     Failed(String),

@@ -1,7 +1,7 @@
-//! From a loss specification and one row's signals to gradients per token.
+//! Computes gradients per token from a loss specification and one row's signals.
 //!
-//! A pure function of plain numbers: no model, no batch, no algorithm. For a row with trainable
-//! tokens `t` (those with `weights[t] != 0`) it computes
+//! A pure function of plain numbers: no model, no batch, no algorithm. The loss of a row with trainable
+//! tokens `t` (those with `weights[t] != 0`) is
 //!
 //! `loss = Σ_t weights[t] · ( c_t·L_t + kl·K_t − entropy·H_t )`
 //!
@@ -9,9 +9,9 @@
 //! it), the KL estimate `K_t` against the reference and the entropy `H_t`, and the derivatives of
 //! that sum with respect to every `ℓ_π[t]` and `H_t`.
 //!
-//! Invariants: positions with weight 0 are never read, so whatever stands there (NaN included)
-//! cannot leak; a rejected token leaves all terms, not only the surrogate; weights keep the
-//! denominator they came with, whatever is rejected (AReaL's `N_orig`); arithmetic is f64.
+//! Invariants: positions with weight 0 are never read, so their values (NaN included) cannot leak; a rejected
+//! token leaves all terms, not only the surrogate; weights keep the denominator they came with, whatever is
+//! rejected (AReaL's `N_orig`); arithmetic is f64.
 
 mod correction;
 mod metrics;

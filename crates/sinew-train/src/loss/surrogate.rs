@@ -1,6 +1,6 @@
 //! The policy terms: value and derivative of `weight·c·L_t`, token by token.
 //!
-//! With `r = exp(ℓ_π − ℓ_old)`, bounded by ±20 in the exponent, and advantage `A`:
+//! The formulas use `r = exp(ℓ_π − ℓ_old)`, bounded by ±20 in the exponent, and the advantage `A`:
 //!
 //! | surrogate | `L_t` | source |
 //! |---|---|---|

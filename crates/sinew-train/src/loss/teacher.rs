@@ -9,9 +9,9 @@ const TAIL_FLOOR: f64 = 1e-6;
 /// Divergence at one token over the teacher's top tokens and all others together, in nats, and
 /// its derivatives by the policy's log-probabilities of the top tokens.
 ///
-/// With `p`, `q` the probabilities of teacher and policy and `p_r = 1 − Σp`, `q_r = 1 − Σq`:
-/// forward `Σ p(ln p − ln q) + p_r(ln p_r − ln q_r)` with `∂/∂ln q_j = −p_j + p_r·q_j/q_r`,
-/// reverse `Σ q(ln q − ln p) + q_r(ln q_r − ln p_r)` with
+/// The probabilities of teacher and policy are `p` and `q`, with the rests `p_r = 1 − Σp` and `q_r = 1 − Σq`.
+/// The divergence is: forward `Σ p(ln p − ln q) + p_r(ln p_r − ln q_r)` with
+/// `∂/∂ln q_j = −p_j + p_r·q_j/q_r`, reverse `Σ q(ln q − ln p) + q_r(ln q_r − ln p_r)` with
 /// `∂/∂ln q_j = q_j[(ln q_j − ln p_j) − (ln q_r − ln p_r)]`.
 ///
 /// `teacher` and `policy` are log-probabilities of the same tokens, `[k]`. Merging all other tokens

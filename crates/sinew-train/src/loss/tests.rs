@@ -140,7 +140,7 @@ fn clipped_value_loss_matches_autograd() {
         assert!(close(f64::from(*g), *e, 1e-6), "{g} expected {e}");
     }
     assert!(got.clipped_tokens > 0);
-    // By hand: ½·0.5·(1 − 3)² = 1, slope 0.5·(1 − 3) = −1; the NaN under weight 0 is not read.
+    // Computed by hand: ½·0.5·(1 − 3)² = 1, slope 0.5·(1 − 3) = −1; the NaN under weight 0 is not read.
     let plain = value_loss(&[1.0, f32::NAN], &[0.0; 2], &[3.0; 2], &[0.5, 0.0], None).unwrap();
     assert_eq!((plain.loss, plain.d_value), (1.0, vec![-1.0, 0.0]));
 }
@@ -341,7 +341,7 @@ fn corrections_() -> impl Strategy<Value = Correction> {
     ]
 }
 
-/// A token far from where it was sampled: `gap` is `ℓ_π − ℓ_b`, in front of and behind an update alike.
+/// A token far from where it was sampled: `gap` is `ℓ_π − ℓ_b`, before and after an update.
 fn far(advantages: Vec<f32>, gaps: &[f32]) -> GoldenRow {
     let behaviour = -12.0;
     let moved = || gaps.iter().map(|gap| behaviour + gap).collect::<Vec<f32>>();
@@ -418,7 +418,7 @@ fn bounded_losses() -> Vec<(LossSpec, f64)> {
     ]
 }
 
-/// What has no bound gives some token as much weight as its ratio has, here e⁸.
+/// A loss without a bound gives some token as much weight as its ratio has, here e⁸.
 #[test]
 fn losses_without_a_bound_let_a_ratio_through() {
     let clipped = Surrogate::SequenceClip {
@@ -448,7 +448,7 @@ fn losses_without_a_bound_let_a_ratio_through() {
         let row = far(vec![1.0; gaps.len()], gaps);
         assert!(largest(&loss, &row) > 2900.0, "{loss:?}");
     }
-    // Without a ratio there is nothing that spans the gap.
+    // A loss without a ratio has nothing that spans the gap.
     assert_eq!(spec(Surrogate::Reinforce).ratio_bound(), None);
     assert_eq!(spec(Surrogate::CrossEntropy).ratio_bound(), None);
 }
@@ -495,7 +495,7 @@ proptest! {
     }
 
     /// Central differences with step 1e-3 against the derivative by hand. CISPO is left out: its
-    /// stop-gradient is no derivative of its value (autograd's vectors cover it).
+    /// stop-gradient is not a derivative of its value (autograd's vectors cover it).
     #[test]
     fn gradients_are_finite_differences(
         surrogate in surrogates(),
@@ -523,7 +523,7 @@ proptest! {
             let right = (up - at.loss) / h_up;
             let left = (at.loss - down) / -h_down;
             let slope = f64::from(at.d_logprob[t]);
-            // At a kink the derivative is one of the two sides'.
+            // The derivative at a kink is one of the two sides'.
             let tolerance = 2e-2;
             prop_assert!(
                 close(slope, right, tolerance) || close(slope, left, tolerance),

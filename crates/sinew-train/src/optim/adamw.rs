@@ -1,8 +1,8 @@
 //! AdamW with f32 master weights and clipping by the global gradient norm, for policies whose weights lie in
 //! host memory.
 //!
-//! Invariants: a non-finite gradient never reaches the weights or the moments; the result depends
-//! on the order of tensors and the arithmetic alone, so equal inputs give equal bits.
+//! Invariants: a non-finite gradient never reaches the weights or the moments; the result depends only on the
+//! order of tensors and the arithmetic, so equal inputs give equal bits.
 
 use super::{Outcome, Update};
 use crate::policy::PolicyError;

@@ -37,9 +37,9 @@ impl Tensor {
     }
 }
 
-/// Against torch.optim.AdamW (two groups, decay 0.1 and none, lr 0.01, betas 0.9/0.95) with
-/// clip_grad_norm_(1.0), three updates. PyTorch's clip divides by `norm + 1e-6`, ours by `norm`:
-/// the difference is below the tolerance.
+/// Compares with torch.optim.AdamW (two groups, decay 0.1 and none, lr 0.01, betas 0.9/0.95) with
+/// clip_grad_norm_(1.0), three updates. PyTorch's clip divides by `norm + 1e-6`, ours by `norm`: the
+/// difference is below the tolerance.
 #[test]
 fn three_updates_match_pytorch() {
     let mut p = Tensor::new("p.weight", true, &[0.5, -1.0, 2.0, 0.0]);

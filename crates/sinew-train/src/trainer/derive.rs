@@ -1,4 +1,4 @@
-//! From a micro-batch's scores to the loss and its derivatives by them.
+//! Computes the loss from a micro-batch's scores, and its derivatives by them.
 //!
 //! Rows that share a token share its item: their derivatives add up there.
 
@@ -96,7 +96,7 @@ struct Columns {
     logprobs: Vec<f32>,
     entropies: Vec<f32>,
     values: Vec<f32>,
-    /// At sampling time; empty without a critic.
+    /// Values at sampling time; empty without a critic.
     old_values: Vec<f32>,
     returns: Vec<f32>,
 }

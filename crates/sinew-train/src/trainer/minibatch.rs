@@ -1,11 +1,11 @@
-//! Dividing a batch among several optimizer updates.
+//! Divides a batch among several optimizer updates.
 
 use sinew_types::{EpisodeId, SplitMix64, TrainRow};
 use std::collections::HashMap;
 
-/// At most `parts` lists of rows, together all trained rows: the episodes in an order that `seed` gives,
-/// dealt out so that parts differ by one episode at most. The rows of an episode stay together, and which
-/// episodes share a part does not depend on their tokens.
+/// Deals all trained rows into at most `parts` lists. The episodes are in an order that `seed` gives, and
+/// parts differ by at most one episode. The rows of an episode stay together, and their tokens do not
+/// influence which episodes share a part.
 pub(super) fn split(rows: &[TrainRow], parts: usize, seed: u64) -> Vec<Vec<usize>> {
     let mut known: HashMap<&EpisodeId, usize> = HashMap::new();
     let mut episodes: Vec<Vec<usize>> = Vec::new();

@@ -3,8 +3,7 @@
 //! nothing has to be rescaled.
 //!
 //! One update, seen from all ranks: rank 0 sends each its part and broadcasts the weights; each computes; the
-//! reports are gathered by all; if none says that it failed, the gradients are summed, and rank 0 applies
-//! them.
+//! reports are gathered by all. If none reports a failure, the gradients are summed, and rank 0 applies them.
 
 use super::{Prox, StepReport, StepState, TrainError, Trainer, kept};
 use crate::comm::{Comm, CommError};
@@ -27,7 +26,7 @@ struct Shard {
     keeps_logprobs: bool,
 }
 
-/// What a process reports of its part, in addition to the gradient.
+/// Report of a process about its part, in addition to the gradient.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct ShardReport {
     loss: f64,
@@ -35,7 +34,7 @@ struct ShardReport {
     sums: Vec<u64>,
     computed_tokens: usize,
     micro_batches: usize,
-    /// Of its rows; empty if they are not wanted.
+    /// Log-probabilities of its rows; empty if they are not wanted.
     logprobs: Vec<Prox>,
 }
 
@@ -84,8 +83,8 @@ impl<P: Policy> Trainer<P> {
     /// Shares the work of every update with the other ranks of `comm`. Rank 0 calls [`Trainer::step`], the
     /// others [`Trainer::serve`].
     ///
-    /// Gradients then add up over all of them, with the batch's global denominators: the update is
-    /// that of one process but for rounding.
+    /// Gradients then add up over all of them, with the batch's global denominators: the update is that of
+    /// one process except for rounding.
     pub fn with_comm(&mut self, comm: Box<dyn Comm>) {
         self.comm = comm;
     }

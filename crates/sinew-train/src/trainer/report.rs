@@ -5,7 +5,7 @@ use crate::pack::Packing;
 use serde::{Deserialize, Serialize};
 use sinew_types::PolicyVersion;
 
-/// How far a step is.
+/// Progress of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Optimizer updates that are done.
@@ -44,7 +44,7 @@ pub struct PhaseSeconds {
 }
 
 impl PhaseSeconds {
-    /// Sum of all phases. With several processes, of rank 0 alone.
+    /// Sum of all phases. Several processes report only rank 0.
     pub fn total(&self) -> f64 {
         self.pack + self.prox + self.forward + self.loss + self.backward + self.optimizer
     }
@@ -84,10 +84,10 @@ pub struct StepReport {
     pub gap_mean_abs: Option<f64>,
     /// Maximum of the same.
     pub gap_max_abs: Option<f64>,
-    /// Where the time was spent.
+    /// Seconds by phase.
     pub seconds: PhaseSeconds,
-    /// For each row, log-probabilities at its trained tokens when it was first trained, in nats, and 0
-    /// elsewhere; `None` of a row that was not trained. Empty unless they are kept
+    /// Log-probabilities of each row at its trained tokens when it was first trained, in nats, and 0
+    /// elsewhere; `None` for a row that was not trained. Empty unless they are kept
     /// ([`Trainer::keep_logprobs`](crate::Trainer::keep_logprobs)).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logprobs: Vec<Option<Vec<f32>>>,

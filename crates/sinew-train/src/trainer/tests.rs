@@ -176,8 +176,8 @@ fn at_the_sampling_weights_there_is_no_gap() {
     assert!(trainer.step(&rows, &clip()).unwrap().gap_max_abs.unwrap() > 1e-3);
 }
 
-/// With a correction and several updates, the ratio compares with the weights before the first:
-/// the first update's ratios are 1, later ones are not. Without recomputation they always were 1.
+/// The ratio compares with the weights before the first of several updates if there is a correction: the
+/// first update's ratios are 1, later ones are not. Ratios without recomputation would always be 1.
 #[test]
 fn several_updates_keep_the_first_weights_as_the_proximal_policy() {
     let mut spec = clip();
@@ -232,7 +232,7 @@ fn minibatches_weigh_like_the_batch() {
     assert!(report.loss != 0.0);
 }
 
-/// Rows of episodes with so many rows each, of as many tokens as their place says.
+/// Rows of episodes with so many rows each, and their place as the number of tokens.
 fn episodes(counts: &[usize]) -> Vec<TrainRow> {
     let policy = Bigram::new(8);
     let mut rows = Vec::new();
@@ -777,7 +777,7 @@ fn a_process_that_is_gone_is_an_error_and_nothing_is_updated() {
     assert_eq!(all.version(), PolicyVersion(0));
 }
 
-/// A process that cannot compute its part says so, and goes on with the next one.
+/// A process that cannot compute its part reports it, and continues with the next one.
 #[test]
 fn a_part_that_fails_is_reported_by_all() {
     let config = TrainerConfig::new(64, 0.05);

@@ -22,7 +22,7 @@ ROWS = [
     ([5, 9, 15, 22, 30, 39, 49, 60, 72], 3, 0.4),
     ([5, 9, 15, 22, 31, 41, 52], 3, -0.8),
 ]
-# How many tokens were allowed, by turns; 0: no mask.
+# Number of allowed tokens, by turns; 0: no mask.
 COUNTS = [2, 0, 31, 33, 3, 96, 32, 50]
 TOP = [0.5, 0.3]
 
@@ -66,7 +66,7 @@ for r, (tokens, first, advantage) in enumerate(ROWS):
         p = torch.tensor(TOP, dtype=torch.float64)
         q = logp[[0, -1]]
         rest = 1 - q.exp().sum()
-        # With two allowed tokens nothing is left for others: their share is constant, as in `teacher_divergence`.
+        # Two allowed tokens leave nothing for others: their share is constant, as in `teacher_divergence`.
         q_rest = rest if rest.item() > 1e-6 else torch.tensor(1e-6, dtype=torch.float64)
         p_rest = 1 - p.sum()
         teacher = (q.exp() * (q - p.log())).sum() + q_rest * (q_rest / p_rest).log()

@@ -1,4 +1,4 @@
-//! Tokens that were drawn from some of the vocabulary alone are trained as such.
+//! Tokens that were drawn from only some of the vocabulary are trained accordingly.
 
 use crate::temperature::{assert_golden, gradients, llama, norm};
 use crate::{clip, fill_reference, full};
@@ -106,7 +106,7 @@ fn grpo_over_allowed_tokens_is_that_of_pytorch() {
         assert!((report.loss - golden.loss).abs() < 2e-6, "{}", report.loss);
         assert_golden("masked", &found, &golden.norms, &golden.final_norm);
     }
-    // Without masks it would be another loss: the numbers above could not be right by chance.
+    // The loss without masks differs: the numbers above could not be right by chance.
     let plain: Vec<TrainRow> = rows.iter().cloned().map(unmasked).collect();
     let (report, _) = gradients(llama(), 64, &plain, &spec);
     assert!((report.loss - golden.loss).abs() > 1e-2, "{}", report.loss);
@@ -224,7 +224,7 @@ fn references_and_teachers_choose_among_the_same_tokens() {
     fill_reference(&mut full(), &mut filled);
     let tops = score_top(&mut full(), &rows, 256, 61).unwrap();
     for ((row, filled), tops) in rows.iter().zip(&filled).zip(&tops) {
-        // The same weights: a reference says what the sampler said.
+        // The same weights: a reference has the log-probabilities of the sampler.
         assert_eq!(filled.ref_logprobs.as_ref(), Some(&row.behaviour_logprobs));
         let masks = row.masks.as_ref().unwrap();
         for (t, top) in tops.iter().enumerate().skip(9) {

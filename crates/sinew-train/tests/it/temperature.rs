@@ -121,7 +121,7 @@ fn grpo_at_other_temperatures_is_that_of_pytorch() {
             assert!((loss - case.loss).abs() < 1e-6, "{name}: {loss}");
             assert_golden(name, &found, &case.norms, &case.final_norm);
         }
-        // At temperature 1 it would be another loss: the numbers above could not be right by chance.
+        // The loss at temperature 1 differs: the numbers above could not be right by chance.
         let plain: Vec<TrainRow> = rows.iter().cloned().map(at_one).collect();
         let (report, _) = gradients(llama(), 64, &plain, &spec);
         assert!((report.loss - case.loss).abs() > 1e-2, "{}", report.loss);
@@ -193,7 +193,7 @@ fn references_and_teachers_speak_at_the_token_s_temperature() {
     fill_reference(&mut full(), &mut filled);
     let tops = score_top(&mut full(), &rows, 256, 61).unwrap();
     for ((row, filled), tops) in rows.iter().zip(&filled).zip(&tops) {
-        // The same weights: a reference says what the sampler said.
+        // The same weights: a reference has the log-probabilities of the sampler.
         let reference = filled.ref_logprobs.as_ref().unwrap();
         for t in 10..18 {
             assert!((reference[t] - row.behaviour_logprobs[t]).abs() < 1e-5);
@@ -223,7 +223,7 @@ fn temperatures_that_nothing_is_sampled_at_are_refused() {
         error.contains("temperatures has 17 entries, expected 18"),
         "{error}"
     );
-    // Where nothing is trained nothing is read.
+    // Untrained positions are not read.
     let mut rows = mixed();
     rows[0].temperatures[2] = 0.0;
     score_rows(&mut full(), &rows, 256).unwrap();

@@ -1,4 +1,4 @@
-//! Who was busy when: one lane below the other.
+//! Draws activity over time: one lane below the other.
 
 use crate::plot::{COLORS, number};
 use plotters::prelude::{
@@ -10,19 +10,18 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 /// A stretch of a lane.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
-    /// Where it begins and ends.
     pub from: f64,
     pub to: f64,
-    /// How busy the lane was meanwhile, 0 to 1: the height of what is drawn.
+    /// Busy share of the lane in the span, 0 to 1: the height of the drawing.
     pub share: f64,
 }
 
-/// What one part did.
+/// Activity of one part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lane {
-    /// In front of it.
+    /// Label in front of the lane.
     pub name: String,
-    /// In their order. What is not finite, or empty, is ignored.
+    /// Spans in their order. Those that are not finite, or are empty, are ignored.
     pub spans: Vec<Span>,
 }
 

@@ -32,10 +32,10 @@ pub fn plot(title: &str, x: &str, y: &str, curves: &[Curve]) -> Result<String, S
     plot_with_points(title, x, y, curves, &[])
 }
 
-/// As [`plot`], with the points of `marked` as separate dots.
+/// Draws like [`plot`], with the points of `marked` as separate dots.
 ///
 /// # Errors
-/// As [`plot`].
+/// Same as [`plot`].
 pub fn plot_with_points(
     title: &str,
     x: &str,

@@ -1,4 +1,4 @@
-//! Whether what the environment asks, and a right turn after it, fit into the limits of an episode.
+//! Checks that the environment's messages, and a right turn after them, fit into the limits of an episode.
 
 use sinew_assembly::Failure;
 use sinew_env::EnvFactory;

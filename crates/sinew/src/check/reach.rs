@@ -1,5 +1,5 @@
-//! Whether what a run needs from outside takes connections: servers that generate, a pool of
-//! trajectories. Nothing is sent: a server that is still loading its model counts as there.
+//! Checks that outside servers of a run take connections: servers that generate, a pool of trajectories.
+//! Nothing is sent: a server that is still loading its model counts as there.
 
 use sinew_assembly::Failure;
 use sinew_recipe::{DataSection, EngineType, RunPlan};
@@ -84,7 +84,7 @@ pub(super) fn pool(recipe: &RunPlan) -> Result<(), Failure> {
 ///
 /// # Errors
 /// The last problem, as something that is missing outside, with `hint`.
-fn reach(key: &str, url: &str, hint: &str) -> Result<(), Failure> {
+pub(crate) fn reach(key: &str, url: &str, hint: &str) -> Result<(), Failure> {
     let failed = |why: &dyn std::fmt::Display| {
         Failure::outside(format!(
             "{key} = {url:?} is not reachable: {why}\n  hint: {hint}"

@@ -1,30 +1,30 @@
-//! What hostile code may say to a terminal.
+//! Filters the output of hostile code for a terminal.
 //!
-//! Text and what is known to move the cursor, paint and clear goes through, nothing else. Left out is what
-//! makes a terminal do more than show (titles, clipboards, links, files, printers, device control), and what
-//! makes it answer (reports of position, size, device, modes, window), because an answer is typed at whatever
-//! reads next: after the session, that is a shell of the host.
+//! Text passes, and so do known sequences that move the cursor, paint and clear; nothing else does. Sequences
+//! that make a terminal do more than show are left out: titles, clipboards, links, files, printers, device
+//! control. So are those that make it answer: reports of position, size, device, modes, window. An answer is
+//! typed at whatever reads next: after the session, that is a shell of the host.
 
 /// Maximum bytes of a control sequence; a longer one is left out.
 const MAX_SEQUENCE: usize = 64;
 
-/// Where a stream of bytes is.
+/// Position in a stream of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum State {
     /// Text.
     #[default]
     Text,
-    /// After ESC.
+    /// The byte follows ESC.
     Escape,
-    /// In a control sequence: after ESC [.
+    /// The byte is in a control sequence, after ESC [.
     Sequence,
-    /// In a control string, whose content is left out.
+    /// The byte is in a control string, whose content is left out.
     String,
-    /// After an ESC in one.
+    /// The byte follows an ESC in a control string.
     StringEscape,
-    /// Before the last byte of an escape sequence that is left out.
+    /// The byte precedes the last one of an escape sequence that is left out.
     Swallow,
-    /// After 0xC2, with which the control characters U+0080 to U+009F begin.
+    /// The byte follows 0xC2, with which the control characters U+0080 to U+009F begin.
     Control,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Filter {
 }
 
 impl Filter {
-    /// What of `bytes` a terminal may get, with what was held back of those before.
+    /// The part of `bytes`, and of earlier bytes held back, that a terminal may get.
     pub(super) fn pass(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(bytes.len());
         for &byte in bytes {
@@ -80,7 +80,7 @@ impl Filter {
             (State::Swallow, 0x20..=0x2f) => State::Swallow,
             (State::Swallow, _) => State::Text,
             (State::Text, 0xc2) => State::Control,
-            // A byte inside of a character; alone, some terminals take it for a control character.
+            // A byte inside of a character; some terminals take a single one for a control character.
             (State::Text, 0x80..=0xbf) => {
                 if self.inside > 0 {
                     self.inside -= 1;
@@ -153,7 +153,7 @@ impl Filter {
                 }
                 State::Text
             }
-            // Control characters in a sequence are carried out, and it goes on.
+            // Control characters in a sequence are carried out, and it continues.
             0x07..=0x0d => {
                 out.push(byte);
                 State::Sequence
@@ -179,7 +179,7 @@ fn paints(sequence: &[u8]) -> bool {
     let digits = |b: &u8| b.is_ascii_digit() || b";:".contains(b);
     let plain = before.iter().all(digits);
     match last {
-        // With a mark, clearing spares what is protected.
+        // The mark `?` makes clearing spare protected characters.
         b'J' | b'K' => before
             .strip_prefix(b"?")
             .unwrap_or(before)
@@ -187,7 +187,7 @@ fn paints(sequence: &[u8]) -> bool {
             .all(digits),
         b'A'..=b'I' | b'L' | b'M' | b'P' | b'S' | b'X' | b'Z' | b'@' | b'`' => plain,
         b'a' | b'b' | b'd'..=b'g' | b'm' | b'r' | b's' | b'u' => plain,
-        // With more parameters it asks for the mouse.
+        // The sequence asks for the mouse if it has more parameters.
         b'T' => plain && !before.contains(&b';'),
         b'h' | b'l' => match before.strip_prefix(b"?") {
             Some(modes) => modes

@@ -1,15 +1,15 @@
 //! `sinew sandbox shell`: a shell with a terminal in a fresh sandbox, here or on a sandbox server.
 //!
-//! The terminal of the user is never the one of the sandbox: bytes are carried between the two, and what
-//! comes out passes a [`filter`]. While a session runs the user's terminal is raw, so that keys like Ctrl-C
-//! go to the program; it is put back at every end but `kill -9`.
+//! The terminal of the user is never the one of the sandbox: bytes are carried between the two, and the
+//! output passes a [`filter`]. While a session runs the user's terminal is raw, so that keys like Ctrl-C go
+//! to the program; it is put back at every end but `kill -9`.
 
 mod filter;
 mod user;
 
-use crate::kept::Kept;
 use crate::output;
 use crate::signals::StopSignals;
+use crate::snapshot_args::SnapshotArgs;
 use filter::Filter;
 use sinew_assembly::Failure;
 use sinew_recipe::SandboxPlan;
@@ -23,10 +23,10 @@ use user::UserTerminal;
 /// Pieces that wait between the two terminals, each way. A full queue holds the sender back.
 const QUEUE: usize = 16;
 
-/// What is run where no program is named.
+/// Program that runs if none is named.
 const SHELL: &str = "/bin/sh";
 
-/// What a session did at its end.
+/// End of a session.
 enum End {
     /// The program ended.
     Ran(Result<ExecResult, Failure>),
@@ -34,17 +34,17 @@ enum End {
     Stopped,
 }
 
-/// Runs `argv`, or a shell, on a terminal in a sandbox of `section`. How it ended. What `kept` keeps is also
-/// kept after a signal and at the end of the time.
+/// Runs `argv`, or a shell, on a terminal in a sandbox of `section`. Returns its end. Files of `kept` are
+/// also kept after a signal and when the time is over.
 ///
 /// # Errors
-/// If standard input or output is no terminal, no sandbox starts, or the files cannot be kept;
+/// If standard input or output is not a terminal, no sandbox starts, or the files cannot be kept;
 /// [`Failure::Interrupt`] after a signal.
 pub(crate) fn run(
     section: &SandboxPlan,
     argv: &[String],
     deadline: Duration,
-    kept: &Kept,
+    kept: &SnapshotArgs,
 ) -> Result<ExecResult, Failure> {
     UserTerminal::check()?;
     kept.check()?;

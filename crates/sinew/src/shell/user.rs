@@ -22,12 +22,12 @@ const RESET: &[u8] =
 
 /// Standard input and output, in raw mode as long as this lives.
 pub(super) struct UserTerminal {
-    /// What the terminal was before.
+    /// Earlier settings of the terminal.
     before: Termios,
 }
 
 impl UserTerminal {
-    /// Refuses standard streams that are no terminal.
+    /// Refuses standard streams that are not a terminal.
     pub(super) fn check() -> Result<(), Failure> {
         match isatty(std::io::stdin()) && isatty(std::io::stdout()) {
             true => Ok(()),
@@ -47,7 +47,7 @@ impl UserTerminal {
         Ok(Self { before })
     }
 
-    /// Its size; 24 by 80 where it does not say.
+    /// Its size; 24 by 80 if the terminal does not report it.
     pub(super) fn size(&self) -> TerminalSize {
         let told = tcgetwinsize(std::io::stdout())
             .ok()
@@ -85,7 +85,7 @@ pub(super) fn kind() -> String {
     named.unwrap_or_else(|| "xterm".into())
 }
 
-/// Hands on what is typed, from a thread of its own: a read cannot be cancelled. The end of standard input
+/// Hands on what is typed, from a separate thread: a read cannot be cancelled. The end of standard input
 /// hangs up.
 pub(super) fn read_keys(typing: Sender<TerminalInput>) {
     std::thread::spawn(move || {

@@ -38,8 +38,8 @@ fn sum(steps: &[Value], name: &str) -> f64 {
         .sum()
 }
 
-/// With 64 episodes on 512 tokens of room the engine takes running requests' room away again and
-/// again; episodes that wait their turn lose nothing, and what is sampled is the same.
+/// Runs 64 episodes on 512 tokens of room. The engine takes running requests' room away again and again;
+/// episodes that wait their turn lose nothing, and the samples are the same.
 #[test]
 fn episodes_wait_for_room_instead_of_taking_it_from_each_other() {
     let dir = tempfile::tempdir().unwrap();

@@ -60,12 +60,12 @@ fn trains(program: &str, count: usize) -> (Value, Vec<Value>) {
         "{:?}",
         steps.last()
     );
-    // The environment's own tool was not offered: nothing is said of its use.
+    // The environment's own tool was not offered: its use is not reported.
     assert!(last["eval"]["after"]["used_tool"].is_null(), "{last}");
     assert_eq!(last["samples"]["trained_twice"], 0, "{last}");
     assert_eq!(last["samples"]["lost"], 0, "{last}");
     for step in &steps {
-        // What the program's calls sampled has the trainer's log-probabilities, to the bit.
+        // Tokens of the program's calls have the trainer's log-probabilities, to the bit.
         assert_eq!(step["logprob_gap_max"], 0.0, "{step}");
     }
     (last, steps)
@@ -89,7 +89,7 @@ fn a_langgraph_agent_is_trained() {
     trains("examples/langgraph_chat_agent.py", 3);
 }
 
-/// What an agent finds in its sandbox, told by its exit code.
+/// Checks from inside what an agent's sandbox can reach; the exit code is the result.
 const PROBE: &str = r#"
 import os, socket, sys, urllib.request
 task = os.environ["SINEW_TASK"]
@@ -233,7 +233,7 @@ fn recipes_with_agents_pass_every_check() {
     }
 }
 
-/// A program that is there and does not come as far as a model: what it said last is shown.
+/// A program that is there and does not come as far as a model: its last output is shown.
 #[test]
 fn a_program_that_does_not_start_is_something_to_get_first() {
     need_agents();
@@ -259,7 +259,7 @@ fn a_program_that_does_not_start_is_something_to_get_first() {
     }
 }
 
-/// A program whose first call the gateway refuses is no program that works.
+/// A program whose first call the gateway refuses is not a program that works.
 #[test]
 fn a_program_that_asks_in_vain_fails_its_check() {
     need_agents();
@@ -283,7 +283,7 @@ fn a_program_that_asks_in_vain_fails_its_check() {
     }
 }
 
-/// A server that says in its first line where it is and which token opens it.
+/// A server whose first line has its address and token.
 struct Served(std::process::Child);
 
 impl Drop for Served {

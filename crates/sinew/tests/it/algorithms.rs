@@ -48,7 +48,7 @@ fn run(dir: &Path, name: &str, text: &str, steps: usize) -> PathBuf {
     run
 }
 
-/// What only this algorithm's run can show.
+/// Checks that apply only to this algorithm's run.
 fn check_own(name: &str, steps: &[Value]) {
     let trained = steps.iter().filter(|s| s["rows"].as_u64() > Some(0));
     let shows = |key: &str| {

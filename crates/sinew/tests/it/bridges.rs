@@ -1,8 +1,9 @@
-//! Packages of other projects as environments, and environments for their clients. What `scripts/bridges.sh`
-//! installs on request alone is tested where it is there.
+//! Packages of other projects as environments, and environments for their clients. Packages that
+//! `scripts/bridges.sh` installs only on request are tested if they are there.
 
 use crate::{root, run_ok, sinew};
 use serde_json::{Value, json};
+use sinew_assembly::ENVIRONMENTS;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -14,12 +15,12 @@ fn interpreter(set: &str) -> Option<PathBuf> {
     python.is_file().then_some(python)
 }
 
-/// As [`interpreter`], of a set that `scripts/setup.sh` installs.
+/// Like [`interpreter`], for a set that `scripts/setup.sh` installs.
 fn installed(set: &str) -> PathBuf {
     interpreter(set).unwrap_or_else(|| panic!("run scripts/bridges.sh {set}"))
 }
 
-/// What `sinew env check` finds in a class.
+/// Result of `sinew env check` for a class.
 fn checked(python: &Path, module: &str, options: &Value, tasks: u32) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let mut command = sinew();
@@ -495,7 +496,7 @@ fn worlds_are_a_taskset_of_verifiers_and_tasksets_are_environments() {
         .arg(installed("verifiers"));
     let found: Value = serde_json::from_str(&run_ok(&mut command)).unwrap();
     passed(&found, &["gold", "null"]);
-    // An environment with a `run` of its own, which would be lost.
+    // An environment with its own `run`, which would be lost.
     let talk = "import verifiers.v1 as vf\nfrom tiny_add import TinyAdd\n\n\nclass TalkConfig(vf.EnvConfig):\n    \
                 agent: vf.AgentConfig = vf.AgentConfig()\n\n\nclass Talk(vf.Env[TalkConfig]):\n    \
                 async def run(self, task, agents):\n        await agents.agent.run(task)\n        \
@@ -625,7 +626,7 @@ fn a_resource_server_of_nemo_gym_is_an_environment() {
     assert_eq!(played(&env, ADD).trim(), "ok");
 }
 
-/// Adds by steps, says something in between, and is told which protocol the server has.
+/// Adds by steps, sends a text in between, and gets the protocol of the server.
 const STEPS: &str = "
 with worlds.episode(worlds.task('train', 0)) as episode:
     assert episode.prompt.endswith('Add 1 twice.\\n\\nThe sum is 0.'), episode.prompt
@@ -664,7 +665,7 @@ fn recipes_of_bridges_can_be_read() {
     let recipes = fs::read_dir(root().join("recipes/bridges")).unwrap();
     for recipe in recipes {
         let path = recipe.unwrap().path();
-        let read = sinew_recipe::Recipe::load(&path);
+        let read = sinew_recipe::Recipe::load(&path, ENVIRONMENTS);
         assert!(read.is_ok(), "{}: {read:?}", path.display());
     }
 }

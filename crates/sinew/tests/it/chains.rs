@@ -1,5 +1,5 @@
-//! Chains of runs: weights go from stage to stage to the bit, and a chain that is killed, wherever, ends as
-//! one that was left alone.
+//! Chains of runs: weights go from stage to stage to the bit, and a chain that is killed anywhere ends like
+//! one that was not.
 
 use crate::resume::{done, end, same, train};
 use crate::{failure, last_line, root, sinew};
@@ -46,7 +46,7 @@ fn success(line: &Value, when: &str) -> f64 {
 /// Files of a stage with their content, and its part of the last line.
 type StageEnd = (Vec<(String, Vec<u8>)>, Value);
 
-/// What a chain must end with: the end of every stage, and the last line without times.
+/// Expected end of a chain: the end of every stage, and the last line without times.
 fn ends(run: &Path, last: &Value) -> Vec<StageEnd> {
     let stages = last["stages"].as_array().unwrap();
     let each = stages.iter().map(|stage| {
@@ -104,7 +104,7 @@ fn the_shipped_chain_learns_in_every_stage() {
         page.contains("<svg") && page.contains("href=\"grpo/report.html\""),
         "{page}"
     );
-    // Held-out episodes of both stages make one curve; without the flag a chain has no steps of its own.
+    // Held-out episodes of both stages make one curve; without the flag a chain has no separate steps.
     let svg = run.join("held-out.svg");
     let plot = |more: &[&str]| {
         let mut command = sinew();
@@ -133,7 +133,7 @@ fn the_shipped_chain_learns_in_every_stage() {
     serves(&run);
 }
 
-/// What the chain's folder serves answers a task of the tiny world.
+/// The served model of the chain's folder answers a task of the tiny world.
 fn serves(run: &Path) {
     let model = run.to_str().unwrap();
     let served =
@@ -213,7 +213,7 @@ fn killed_at_any_instant_a_chain_ends_as_if_it_had_not_been() {
     }
 }
 
-/// Trains until the line that says that stage `name` begins, and kills there.
+/// Trains until the line that announces stage `name`, and kills there.
 fn kill_where_begins(recipe: &Path, run: &Path, name: &str) {
     let mut child = train(recipe, run, &[])
         .stdout(Stdio::piped())
@@ -238,7 +238,7 @@ fn a_chain_that_is_killed_between_two_stages_goes_on_from_its_mark() {
     kill_where_begins(&recipe, &run, "grpo");
     let mark = run.join("chain.json");
     assert!(mark.exists());
-    // Before the mark was made, while it was made, and after it.
+    // Interruptions before the mark was made, while it was made, and after it.
     for (what, change) in [
         (
             "without the mark",
@@ -379,7 +379,7 @@ fn a_folder_that_was_moved_is_exported_measured_and_resumed() {
         "64",
     ]);
     drop(open);
-    // In the middle of a stage.
+    // The change comes in the middle of a stage.
     let longer = fs::read_to_string(&recipe).unwrap().replacen(
         "steps = 5, learning_rate = 1e-3",
         "steps = 7, learning_rate = 1e-3",
@@ -388,7 +388,7 @@ fn a_folder_that_was_moved_is_exported_measured_and_resumed() {
     fs::write(&recipe, longer).unwrap();
     let last = done(&recipe, &moved, &["--resume"]);
     assert_eq!(last["stages"][0], expected["stages"][0]);
-    // What ended is not trained by itself: other stages stand on it.
+    // An ended stage is not trained separately: other stages stand on it.
     let alone = train(
         &moved.join("sft/recipe.toml"),
         &moved.join("sft"),

@@ -8,6 +8,7 @@
 use crate::root;
 use crate::serve::{get, post, serving};
 use serde_json::{Value, json};
+use sinew_assembly::ENVIRONMENTS;
 use sinew_env::Split;
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
 use sinew_recipe::{HarnessSection, RunPlan};
@@ -64,7 +65,7 @@ fn packages() -> PathBuf {
     folder.expect(".cache/cli-agents is missing: run scripts/setup.sh")
 }
 
-/// What the model says: text that a prompt must have for it, text by which a prompt shows it, and its words.
+/// Answers of the model: text that a prompt must have for it, text by which a prompt shows it, and its words.
 fn script(agent: &Agent) -> Vec<(String, String, String)> {
     let (tool, argument) = agent.shell;
     // Small models that name a conversation are asked without tools.
@@ -109,7 +110,7 @@ fn row(agent: &Agent, place: &str, turns: usize, joins: &BTreeMap<String, u64>) 
     )
 }
 
-/// That the page shows what was measured.
+/// Checks that the page shows a measured row.
 fn is_shown(row: &str) {
     let page = std::fs::read_to_string(root().join("docs/agents.md")).unwrap();
     assert!(
@@ -206,7 +207,7 @@ fn in_the_sandbox(agent: &Agent) {
         root().join("examples/cli_agents").join(agent.script),
         packages(),
     );
-    let plan = RunPlan::parse(Path::new("r.toml"), &recipe).unwrap();
+    let plan = RunPlan::parse(Path::new("r.toml"), &recipe, ENVIRONMENTS).unwrap();
     let HarnessSection::Command(section) = &plan.harness else {
         panic!("{:?}", plan.harness);
     };
@@ -255,7 +256,7 @@ fn in_the_sandbox(agent: &Agent) {
     checked(agent, "process sandbox", &trace, &joins);
 }
 
-/// An engine that says the script.
+/// An engine that answers by the script.
 fn engine(agent: &Agent, renderer: &Arc<dyn Renderer>) -> Arc<FakeEngine> {
     let (lines, reads, stop) = (script(agent), Arc::clone(renderer), renderer.stop_ids()[0]);
     let says = move |request: &GenerateRequest| {

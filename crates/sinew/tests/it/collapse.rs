@@ -1,5 +1,5 @@
-//! Runs that cannot do what they are to do: they say so, stop where they can be gone on with, and end
-//! with a code that says it.
+//! Runs that cannot reach their goal: they report it, stop where they can be resumed, and end with a separate
+//! exit code.
 
 use crate::resume::{done, end, recipe, same, train};
 use crate::{failure, root, sinew};
@@ -169,7 +169,7 @@ fn a_recipe_that_was_changed_is_refused_until_the_change_is_named() {
         !errors.contains("seed:") && errors.contains("learning_rate"),
         "{errors}"
     );
-    // The checkpoint knows what it was trained with, whatever lies beside it.
+    // The checkpoint has the settings that it was trained with, whatever lies next to it.
     std::fs::copy(&own, run.join("began.toml")).unwrap();
     assert!(refused(&[]).contains("seed: 0 became 5"));
     let allowed = [

@@ -1,4 +1,4 @@
-//! Episodes that are collected: counted, killed and gone on with, and trained on.
+//! Collected episodes: counted, killed and resumed, and trained on.
 
 use crate::input::refused;
 use crate::resume::recipe;
@@ -34,7 +34,7 @@ fn stored(run: &Path) -> Vec<(String, f64)> {
     text.lines().map(row).collect()
 }
 
-/// Kills a collection as soon as it says that some episodes are stored.
+/// Kills a collection as soon as it reports that some episodes are stored.
 fn killed(recipe: &Path, run: &Path, episodes: u32, more: &[&str]) {
     let mut child = collect(recipe, run, episodes, more)
         .stdout(Stdio::piped())
@@ -59,7 +59,7 @@ fn a_killed_collection_goes_on_without_loss_or_doubles_and_is_trained_on() {
     let first = stored(&run);
     assert!(!first.is_empty());
     killed(&teacher, &run, episodes, &["--resume"]);
-    // What is listed of it says how it goes on.
+    // Its entry in the list shows how to resume.
     let runs = run_ok(sinew().arg("runs").arg(dir.path()));
     let hint = format!("--run-dir {} --resume --episodes 602", run.display());
     assert!(runs.contains("killed") && runs.contains(&hint), "{runs}");
@@ -75,7 +75,7 @@ fn a_killed_collection_goes_on_without_loss_or_doubles_and_is_trained_on() {
     let ids: BTreeSet<&String> = all.iter().map(|(id, _)| id).collect();
     assert_eq!((all.len(), ids.len()), (602, 602));
     assert_eq!(&all[..first.len()], &first[..]);
-    // The same as in one piece, but for the order.
+    // The same as in one piece, except for the order.
     let whole = dir.path().join("whole");
     last_line(&collect(&teacher, &whole, episodes, &[]).output().unwrap());
     let by_id = |all: Vec<(String, f64)>| all.into_iter().collect::<BTreeMap<_, _>>();
@@ -200,7 +200,7 @@ fn old_episodes_of_a_collection_go_and_it_goes_on_without_them() {
     let dir = tempfile::tempdir().unwrap();
     let teacher = recipe(dir.path(), 1, &[]);
     let run = dir.path().join("collected");
-    // Groups of eight: the last one is not whole, and more episodes go on with it.
+    // Groups of eight: the last one is not whole, and more episodes continue with it.
     last_line(&collect(&teacher, &run, 36, &[]).output().unwrap());
     let told = refused(sinew().arg("gc").arg(&run));
     assert!(told.contains("--older-than 7d"), "{told}");
@@ -287,7 +287,7 @@ fn equal_episodes_are_listed_and_exported_once() {
     assert_eq!(last_line(&exported.unwrap())["episodes"], unique);
 }
 
-/// What the built-in loop sampled leaves as whole conversations, and is read again as demonstrations.
+/// Episodes of the built-in loop are exported as whole conversations, and read again as demonstrations.
 #[test]
 fn exported_episodes_are_whole_conversations() {
     let dir = tempfile::tempdir().unwrap();

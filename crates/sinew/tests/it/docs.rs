@@ -28,7 +28,7 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// What a page asks to type, in order.
+/// Commands that a page asks to type, in order.
 fn script(page: &Path) -> String {
     let text = fs::read_to_string(page).unwrap();
     let (mut script, mut fence) = (String::new(), None);
@@ -109,7 +109,7 @@ fn run_pages(first: usize) {
             continue;
         }
         ran += 1;
-        // What a page leaves in the background ends with it.
+        // Background processes of a page end with it.
         let whole = format!("trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}");
         let run = Command::new("timeout")
             .args([PAGE_S, "bash", "-euo", "pipefail", "-c", &whole])

@@ -1,4 +1,4 @@
-//! `sinew serve --sandbox-only` with a way out: from code inside to servers outside, and no further.
+//! `sinew serve --sandbox-only` with network access: from code inside to servers outside, and no further.
 
 use crate::sinew;
 use serde_json::{Value, json};
@@ -86,7 +86,7 @@ impl Api {
     }
 }
 
-/// A server that counts its requests and tells what it was sent.
+/// A server that counts its requests and returns them.
 fn server() -> (u16, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

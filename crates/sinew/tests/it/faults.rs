@@ -1,11 +1,11 @@
-//! One fault of each kind to a run of real processes: nothing is lost, nothing is left behind.
+//! One fault of each kind against a run of real processes: nothing is lost, nothing is left behind.
 #![cfg(feature = "full")]
 
 use crate::root;
 use serde_json::Value;
 use std::process::Command;
 
-/// What `benches/faults.py` does to runs. The last two need rights that not every machine gives.
+/// Faults that `benches/faults.py` injects into runs. The last two need rights that not every machine gives.
 const KINDS: [&str; 10] = [
     "process", "trainer", "spawner", "sandbox", "scorer", "memory", "clock", "torn", "disk", "oom",
 ];

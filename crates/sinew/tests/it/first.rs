@@ -94,16 +94,16 @@ fn service(mut python: Command, recipe: &Path) -> (Service, u16) {
         .env("OPENAI_BASE_URL", format!("http://127.0.0.1:{model}/v1"))
         .env("OPENAI_API_KEY", "none")
         .stderr(Stdio::inherit());
-    let child = Service(python.spawn().unwrap());
+    let mut child = Service(python.spawn().unwrap());
     let text = std::fs::read_to_string(recipe).unwrap();
     std::fs::write(recipe, text.replace(":9000/", &format!(":{port}/"))).unwrap();
-    for _ in 0..600 {
-        if std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
-            return (child, model);
-        }
+    // The imports of the SDK take a while where much else runs.
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        let ended = child.0.try_wait().unwrap();
+        assert!(ended.is_none(), "the service ended: {ended:?}");
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    panic!("the service does not listen");
+    (child, model)
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn server(model: &Path, follow: Option<&Path>) -> Serving {
     serving(&options)
 }
 
-/// The next version that a server says it samples with, and the one that it came as a difference of.
+/// The next version that a server reports, and the one that it came as a difference of.
 fn next(server: &mut Serving) -> (u64, Option<u64>) {
     loop {
         let said = server.line();
@@ -27,7 +27,7 @@ fn next(server: &mut Serving) -> (u64, Option<u64>) {
     }
 }
 
-/// What a server answers to a few pictures, with log-probabilities and the versions that sampled it.
+/// Answers of a server to a few pictures, with log-probabilities and the versions that sampled them.
 fn answers(server: &Serving, rollout: &str) -> (Vec<Value>, Vec<u64>) {
     let open = json!({ "id": rollout, "task": "t" });
     let (status, opened) = post(&server.address, "/rollouts", &server.token, &open);
@@ -90,7 +90,7 @@ fn a_server_follows_a_run_through_kills_and_holds_nothing_up() {
     next(&mut followed);
     child.kill().unwrap();
     child.wait().unwrap();
-    // What was published whole is served on.
+    // A version that was published whole is still served.
     answers(&followed, "orphaned");
 
     // A server that is stopped, and one that is dead, delay nothing.

@@ -1,4 +1,4 @@
-//! Output formats from the recipe to the gradient: what is sampled under one is trained under it.
+//! Output formats from the recipe to the gradient: tokens sampled under one are trained under it.
 
 use crate::{last_line, sinew, small_tiny};
 use serde_json::Value;
@@ -58,7 +58,7 @@ fn what_is_sampled_under_a_format_is_trained_under_it() {
             (&ratios["ratio_min"], &ratios["ratio_max"]),
             (&1.0.into(), &1.0.into())
         );
-        // Of two letters, not of the whole alphabet.
+        // The entropy is that of two letters, not of the whole alphabet.
         let entropy = ratios["entropy"].as_f64().unwrap();
         assert!(entropy <= std::f64::consts::LN_2 + 1e-6, "{entropy}");
     }

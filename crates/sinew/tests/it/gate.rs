@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use sinew_render::Renderer;
 use std::path::Path;
 
-/// A model folder without weights, whose template says more of a turn once it is over.
+/// A model folder without weights, whose template renders more of a turn once it is over.
 fn forgetful_model(dir: &Path) {
     let renderer = sinew_render::byte_renderer().unwrap();
     for (name, bytes) in renderer.files().unwrap() {

@@ -65,7 +65,7 @@ fn programs_of_an_image_run_in_it() {
         .arg(folder.path().join("bb"))
         .status();
     assert!(made.unwrap().success());
-    // What the image names, with its environment.
+    // The image's own program runs, with its environment.
     let told = sinew(folder.path(), &["--image", "bb"]);
     let text = String::from_utf8_lossy(&told.stdout).into_owned();
     let errors = String::from_utf8_lossy(&told.stderr).into_owned();
@@ -93,7 +93,7 @@ fn programs_of_an_image_run_in_it() {
         "{errors}"
     );
     assert!(errors.contains("can't open '/out'"), "{errors}");
-    // Its words, another's, and what is no image.
+    // Its words, another's, and what is not an image.
     let told = sinew(folder.path(), &["--image", "bb", "--", "echo", "a", "b"]);
     assert_eq!(told.stdout, b"a b\n");
     let told = sinew(folder.path(), &["--image", "bb", "--code", "print(1)"]);
@@ -120,7 +120,7 @@ fn programs_of_an_image_run_in_it() {
     assert!(errors.contains("roots of its own"), "{errors}");
 }
 
-/// What `sinew check` says about a recipe whose tasks name images.
+/// Output of `sinew check` for a recipe whose tasks name images.
 fn checked(folder: &Path, row: &str, sandbox: &str) -> String {
     let class = "from sinew import Env\n\nclass E(Env):\n    def reward(self, task):\n        return True\n";
     std::fs::write(folder.join("mine.py"), class).unwrap();

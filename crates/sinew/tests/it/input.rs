@@ -13,7 +13,7 @@ fn tiny(dir: &Path, typed: &str, replaced: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// What a command that refuses its input says.
+/// Message of a command that refuses its input.
 pub(crate) fn refused(command: &mut Command) -> String {
     refused_with(command, 2)
 }
@@ -72,7 +72,7 @@ fn what_cannot_run_is_refused_before_a_folder_is_made() {
     assert!(!run.exists());
 }
 
-/// Right recipes that need a server, a run or a model first: named, with an exit code of their own.
+/// Right recipes that need a server, a run or a model first: named, with a separate exit code.
 #[test]
 fn what_a_recipe_needs_from_outside_is_named() {
     let dir = tempfile::tempdir().unwrap();
@@ -125,7 +125,7 @@ fn a_run_that_is_not_there_is_started_by_resume_which_says_so() {
     let again = train();
     assert!(again.stderr.is_empty(), "{again:?}");
     assert_eq!(last_line(&again)["eval"], last_line(&first)["eval"]);
-    // What cannot run is still refused before a folder is made.
+    // A recipe that cannot run is still refused before a folder is made.
     let broken = tiny(dir.path(), "layers = 2", "layers = 0");
     let other = dir.path().join("other");
     let mut command = sinew();
@@ -338,7 +338,7 @@ fn a_run_that_is_looked_into_says_what_is_not_there() {
     let listed = String::from_utf8(listed.stdout).unwrap();
     assert_eq!(listed.lines().count(), 3, "{listed}");
 
-    // The newest checkpoint is damaged: the one before it is written, and that is said.
+    // The newest checkpoint is damaged: the one before it is written, which is reported.
     let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
     let weights = run
         .join("checkpoints")

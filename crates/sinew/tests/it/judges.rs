@@ -1,4 +1,4 @@
-//! Judges: a model that learns from one, a spent budget, and what is refused before.
+//! Judges: a model that learns from one, a spent budget, and early refusals.
 
 use crate::{failure, last_line, sinew};
 use serde_json::{Value, json};
@@ -78,7 +78,7 @@ fn verdict(mut stream: TcpStream, call: usize) {
     );
 }
 
-/// A recipe beside 60 rows: a model from scratch, and a judge with further keys `more`.
+/// A recipe next to 60 rows: a model from scratch, and a judge with further keys `more`.
 fn project(dir: &Path, url: &str, more: &str) {
     let rows = (0..60).fold(String::new(), |mut rows, i| {
         let _ = writeln!(rows, r#"{{"question": "Say {i}", "answer": "{i}"}}"#);
@@ -182,7 +182,7 @@ fn a_model_learns_from_comparisons() {
     let metric = |step: &Value, name: &str| step["rollout"]["metrics"][name].as_f64().unwrap();
     for step in &steps {
         assert_eq!(step["rollout"]["unscored"], 0, "{step}");
-        // What one wins another loses.
+        // Each win of one is a loss of another.
         let mean = metric(step, "reward/judge.letters");
         assert!((mean - 0.5).abs() < 1e-9, "{step}");
         assert_eq!(metric(step, "reward/judge.letters/pairs"), 4.0, "{step}");
@@ -190,7 +190,8 @@ fn a_model_learns_from_comparisons() {
     let met = |step: &Value| metric(step, "reward/regex");
     let (first, last) = (met(&steps[0]), met(&steps[29]));
     assert!(first < 0.6 && last > 0.85, "{first} {last}");
-    // At most 6 groups of 10 pairs in both orders; every tenth answer is no verdict and asked for again.
+    // The bound is 6 groups of 10 pairs in both orders; every tenth answer is not a verdict and is asked for
+    // again.
     let asked = calls.load(Ordering::SeqCst);
     assert!((500..=30 * 120 * 2).contains(&asked), "{asked} calls");
 }
@@ -522,7 +523,7 @@ fn the_reward_server_of_the_examples_keeps_the_protocol_and_scores() {
         steps.lines().all(|s| s.contains("\"unscored\":0")),
         "{steps}"
     );
-    // A wrong key scores nothing, and says why; an outage is no zero.
+    // A wrong key scores nothing, with the reason; an outage is not a zero.
     let wrong = with_key(&["check", "own.toml"], "wrong");
     let text = String::from_utf8_lossy(&wrong.stdout).into_owned();
     assert!(

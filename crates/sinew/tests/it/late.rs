@@ -1,5 +1,5 @@
-//! Rewards that come from outside: imported while a run is at work, after it was killed, and never; of
-//! episodes that the run samples, and of rollouts of agents that run already.
+//! Rewards that come from outside: imported during a run, after it was killed, and never. They score episodes
+//! of the run, and rollouts of agents that run already.
 
 use crate::live::{self, Run};
 use crate::resume::{recipe, train};
@@ -40,7 +40,7 @@ fn unscored(run: &Path) -> Vec<EpisodeSummary> {
     episodes.into_iter().filter(open).collect()
 }
 
-/// What a person says of an episode.
+/// A person's verdict on an episode.
 fn verdict(e: &EpisodeSummary) -> u32 {
     e.episode.as_str().bytes().map(u32::from).sum::<u32>() % 3
 }
@@ -158,7 +158,7 @@ fn imported_after_the_batch_left(mode: &str) {
         .map(|s| s["samples"]["scored"].as_u64().unwrap())
         .sum();
     assert!(scored >= 64, "{steps:?}");
-    // The mean of what a person said, not of the environment's own score alone.
+    // The mean includes the person's scores, not only the environment's own.
     assert!(
         steps[0]["rollout"]["metrics"]["reward/thumbs"].is_number(),
         "{}",
@@ -299,7 +299,7 @@ fn recipes_that_cannot_wait_are_refused_with_the_way_out() {
     }
 }
 
-/// A recipe of live agents whose users say later what the answers are worth.
+/// A recipe of live agents whose users rate the answers later.
 fn by_users(dir: &Path, steps: usize, late: &str) -> PathBuf {
     let reward = format!(
         "steps = {steps}\ncheckpoint_every = 2\n[reward.late]\nnames = [\"thumbs\"]\n{late}\n\
@@ -317,7 +317,7 @@ fn by_users(dir: &Path, steps: usize, late: &str) -> PathBuf {
     )
 }
 
-/// So many requests, each a rollout of its own that ends without a reward; their ids.
+/// So many requests, each a separate rollout that ends without a reward; their ids.
 fn served(run: &Run, count: usize) -> Vec<String> {
     let one = |_| live::rollout(&run.address, &run.token, "alone", |_| None).unwrap();
     (0..count).map(one).collect()
@@ -329,7 +329,7 @@ fn thumbs(id: &str) -> f64 {
 }
 
 /// A user's verdict comes when the agent has long ended its rollout: by the gateway while the run is at work,
-/// by a file while nothing runs, and the killed run goes on with both.
+/// by a file while nothing runs, and the killed run continues with both.
 #[test]
 fn verdicts_about_a_live_agent_are_trained_when_they_come() {
     let dir = tempfile::tempdir().unwrap();
@@ -384,7 +384,7 @@ fn verdicts_about_a_live_agent_are_trained_when_they_come() {
     }
 }
 
-/// Users who say nothing: left out when the time is up, with the reason, and never a 0.
+/// Users without a verdict: their episodes are left out when the time is up, with the reason, and never a 0.
 #[test]
 fn verdicts_that_never_come_are_unscored_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();

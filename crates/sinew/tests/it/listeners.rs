@@ -161,7 +161,7 @@ fn half_requests_cost_no_server_its_files_or_its_clients() {
                 let key = lines[1].strip_prefix("key: ").unwrap();
                 let header = format!("authorization: Bearer {key}\r\n");
                 let crowd = strangers(&at);
-                // Without a session there is none to end.
+                // No session exists that could be ended.
                 let expected = if protocol == "mcp" { 404 } else { 200 };
                 assert_eq!(status(&at, path, &header), expected, "{protocol}");
                 drop(crowd);
@@ -258,7 +258,7 @@ fn half_requests_cost_no_dashboard_its_files_or_its_clients() {
     assert_eq!(location, "/evil.example/?run=a");
 }
 
-/// Where an answer leads.
+/// Target of an answer's redirect.
 fn location(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(

@@ -29,7 +29,7 @@ impl Drop for Run {
 }
 
 impl Run {
-    /// Starts `sinew train` and reads its lines until it says where it serves agents.
+    /// Starts `sinew train` and reads its lines until the address for agents.
     pub(crate) fn start(recipe: &Path, dir: &Path, at: &str, more: &[&str]) -> Self {
         let mut child = sinew()
             .arg("train")
@@ -162,7 +162,7 @@ fn an_agent_that_runs_already_is_trained() {
     rises(&run_dir, &last, 0.2);
 }
 
-/// A free port of this host, so that two programs can be told of each other before they listen.
+/// A free port of this host, so that two programs can get each other's address before they listen.
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
@@ -276,7 +276,7 @@ fn a_function_of_the_author_is_trained() {
     assert!(reward("after") > reward("before") + 0.2, "{last}");
 }
 
-/// The same function as a loop of its own, which works for a run over HTTP until that ends.
+/// The same function as a separate loop, which works for a run over HTTP until that ends.
 #[test]
 fn a_loop_on_another_host_is_trained() {
     let dir = tempfile::tempdir().unwrap();
@@ -347,7 +347,7 @@ fn claimed(more: &str) -> Value {
     last_line(&command.arg(dir.path().join("run")).output().unwrap())["eval"].clone()
 }
 
-/// What runs in an agent's sandbox may claim what it likes: the environment scores it.
+/// The environment scores an agent, whatever the code in the agent's sandbox claims.
 #[test]
 fn a_forged_reward_is_refused_unless_the_recipe_trusts_the_program() {
     let graded = claimed("");
@@ -367,7 +367,7 @@ fn a_forged_reward_is_refused_unless_the_recipe_trusts_the_program() {
     assert_eq!(trusted["reward"], json!(0.75), "{trusted}");
 }
 
-/// Prints before and after, and returns several lines; the reward of one task is no reward at all.
+/// Prints before and after, and returns several lines; the reward of one task is not a reward at all.
 const LINES: &str = r#"
 import atexit
 from openai import AsyncOpenAI
@@ -414,7 +414,7 @@ fn the_answer_of_a_function_is_its_value_with_all_lines() {
     assert_eq!(eval["reward"], json!(1.0), "{eval}");
 }
 
-/// A reward that no sum could take is no score, with the reason, and ends nothing.
+/// A reward that no sum could take is not a score, with the reason, and ends nothing.
 #[test]
 fn a_huge_reward_is_no_score_and_ends_no_run() {
     let output = function("huge", "agent", "");
@@ -423,7 +423,7 @@ fn a_huge_reward_is_no_score_and_ends_no_run() {
     assert!(told.contains("\"failed\":0,\"unscored\":9"), "{told}");
 }
 
-/// Agents as threads, which go on whatever becomes of the server; they note what it acknowledged.
+/// Agents as threads, which continue whatever happens to the server; they note its acknowledgements.
 struct Agents {
     stop: Arc<AtomicBool>,
     finished: Arc<Mutex<BTreeSet<String>>>,
@@ -436,7 +436,7 @@ impl Agents {
         Self::grouped(address, token, count, score, group)
     }
 
-    /// With a name for the group of each agent's rounds.
+    /// Runs agents; `group` names the group of each agent's round.
     fn grouped(
         address: &str,
         token: &str,
@@ -527,7 +527,7 @@ const SMALL: [(&str, &str); 3] = [
     ("steps = 30", "steps = 12\ncheckpoint_every = 4"),
 ];
 
-/// Killed in the middle and resumed at the same address: agents go on with no restart of their own, every
+/// Killed in the middle and resumed at the same address: agents continue with no restart of their own, every
 /// rollout that was acknowledged is in the store, and none was trained twice.
 #[test]
 fn a_kill_loses_no_live_rollout_and_trains_none_twice() {
@@ -592,7 +592,7 @@ fn rollouts_without_a_group_train_by_a_running_mean() {
     rises(&run_dir, &last, 0.1);
 }
 
-/// No score is never 0: a run whose agents give none says so and ends.
+/// No score is never 0: a run whose agents give none reports that and ends.
 #[test]
 fn rollouts_without_rewards_are_unscored_and_end_the_run() {
     let dir = tempfile::tempdir().unwrap();
@@ -628,7 +628,7 @@ fn a_rollout_without_a_call_is_an_error() {
             .unwrap()
             .contains("sinew.key")
     );
-    // The agent's own key may not score, and a key that opens nothing is told so.
+    // The agent's own key may not score, and a key that opens nothing is refused.
     let (_, opened) = post("/rollouts", &run.token, &json!({}));
     let key = opened["api_key"].as_str().unwrap();
     let (status, told) = post("/v1/reward", key, &json!({"reward": 1.0}));
@@ -636,7 +636,7 @@ fn a_rollout_without_a_call_is_an_error() {
         (status, &told["error"]["code"]),
         (403, &json!("not_trusted"))
     );
-    // What opens the rollout has the control token, and may trust its agent.
+    // The opener of the rollout has the control token, and may trust its agent.
     let (_, opened) = post("/rollouts", &run.token, &json!({"agent_scores": true}));
     let trusted = opened["api_key"].as_str().unwrap();
     assert_eq!(post("/v1/reward", trusted, &json!({"reward": 1.0})).0, 200);

@@ -1,4 +1,4 @@
-//! Recipes that are measured with servers which only say text, and runs on a terminal that does not answer.
+//! Recipes that are measured with servers that return only text, and runs on a terminal that does not answer.
 
 use crate::{failure, sinew, small_tiny};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use std::process::Command;
 /// The server's answer to every request, in characters of the world's alphabet.
 const SAID: &str = "..";
 
-/// A server of OpenAI's form that knows one answer.
+/// A server of OpenAI's form that has one answer.
 fn server() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -119,7 +119,7 @@ fn a_server_that_says_text_is_measured_and_never_trained_on() {
     let turn = shown.split("sampled ").nth(1).unwrap();
     let said = turn.lines().nth(1).unwrap();
     assert_eq!(said.trim(), format!("{SAID}<end>"), "{shown}");
-    // Such a server reports no log-probabilities: nothing says that it was certain.
+    // Such a server reports no log-probabilities: nothing shows that it was certain.
     assert!(shown.contains("log-probs unknown"), "{shown}");
     assert!(!shown.contains("mean log-prob"), "{shown}");
 }
@@ -146,7 +146,7 @@ sys.exit(child.wait())
 fn a_run_is_printed_on_a_terminal_that_does_not_answer() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path());
-    // A terminal that nobody looks at has no size; another one has one and does not say where its cursor is.
+    // A terminal that nobody looks at has no size; another one has one and does not report its cursor.
     for rows in ["0", "24"] {
         let run = dir.path().join(format!("run-{rows}"));
         let mut command = Command::new("/usr/bin/python3");

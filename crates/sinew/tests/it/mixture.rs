@@ -245,7 +245,7 @@ fn stored_episodes_are_scored_again_by_their_environment() {
     assert_eq!(row("total")["new_episodes"], episodes);
     let digits = row("repetition")["new_episodes"].as_u64().unwrap();
     assert!(0 < digits && digits < episodes, "{rows:?}");
-    // In a recipe where one of them has no reward, only its environment could score its episodes.
+    // Only its environment could score the episodes of an environment without a reward in the recipe.
     let text = std::fs::read_to_string(dir.path().join("mix.toml")).unwrap();
     let chat = "type = \"chat\"\nreward = 'regex(\"[a-z]\")'";
     let other = text.replace(chat, "type = \"http\"\nurl = \"http://127.0.0.1:9\"");

@@ -1,4 +1,4 @@
-//! Runs in which generation and training overlap: what they train, and what is left of them after kills.
+//! Runs in which generation and training overlap: their training, and their state after kills.
 
 use crate::resume::{done, end, killed_often, recipe, same, train};
 use serde_json::Value;
@@ -151,7 +151,7 @@ fn killed_in_flight(recipe: &Path, run: &Path) -> Vec<SavedEpisode> {
     kept
 }
 
-/// Killed after a checkpoint, a run goes on with the episodes that were in flight: what they had sampled is
+/// Killed after a checkpoint, a run continues with the episodes that were in flight: what they had sampled is
 /// not sampled again, nothing is lost, and nothing is trained twice. Groups that are decided early and tasks
 /// that follow what the policy can do are repeated from the commits as all others.
 #[test]
@@ -186,7 +186,7 @@ fn episodes_in_flight_go_on_after_a_kill() {
     assert_eq!(resumed["restarted"], 0, "{resumed}");
     let after = traces(&run, &before);
     for ((saved, stored), after) in kept.iter().zip(stored).zip(after) {
-        // What was not needed any more was not begun again.
+        // Episodes that were not needed any more did not begin again.
         let (None, Some(after)) = (stored, after) else {
             continue;
         };
@@ -210,7 +210,7 @@ fn episodes_in_flight_go_on_after_a_kill() {
     same("repeated from the commits", &a, &b);
 }
 
-/// Asked to stop, a run keeps its episodes in flight, in every mode; the next session goes on with them and
+/// Asked to stop, a run keeps its episodes in flight, in every mode; the next session continues with them and
 /// ends as one that was not stopped.
 #[test]
 fn a_sync_run_that_is_asked_to_stop_goes_on_within_its_episodes() {

@@ -1,4 +1,4 @@
-//! Own rows and stored episodes as data to imitate: right answers of a column, and scores of now.
+//! Own rows and stored episodes as data to imitate: right answers of a column, and new scores.
 
 use crate::input::refused;
 use crate::{last_line, run_ok, sinew};
@@ -65,7 +65,7 @@ fn right_answers_of_a_column_are_imitated() {
     }
 }
 
-/// Worked examples of the prompt are said before the first turn: they are neither played nor imitated.
+/// Worked examples of the prompt come before the first turn: they are neither played nor imitated.
 #[test]
 fn worked_examples_are_no_turns() {
     let dir = tempfile::tempdir().unwrap();
@@ -143,7 +143,7 @@ fn solved(run: &Path) -> usize {
 }
 
 /// Episodes that were scored again are imitated by their new scores; one that a later call scores otherwise
-/// is another set of rows, which a run that goes on does not take for its own.
+/// is another set of rows, which a resumed run does not take for its own.
 #[test]
 fn new_scores_of_stored_episodes_decide_what_is_imitated() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Tasks and environments of a user's own, by the commands that people type.
+//! Users' tasks and environments, by the commands that people type.
 
 use super::{last_line, root, sinew};
 use serde_json::Value;
@@ -193,7 +193,8 @@ fn a_model_learns_in_an_environment_behind_http() {
     assert!(reward("after") > reward("before") + 0.3, "{last}");
 }
 
-/// What only the class says is refused when it has described itself: before anything runs, with the way out.
+/// Values that only the class reports are checked when it has described itself: before anything runs, with
+/// the way out.
 #[test]
 fn a_class_without_what_the_algorithm_reads_is_refused_before_it_runs() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Tasks and rewards of a user's own: a file of rows, a reward by name, a model that learns from them.
+//! Users' tasks and rewards: a file of rows, a reward by name, a model that learns from them.
 
 use crate::{failure, last_line, root, run_ok, sinew};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A recipe beside 60 rows: a model from scratch, which reads and writes bytes.
+/// A recipe next to 60 rows: a model from scratch, which reads and writes bytes.
 fn project(dir: &Path, more: &str) -> PathBuf {
     let rows = (0..60).fold(String::new(), |mut rows, i| {
         let _ = writeln!(
@@ -340,7 +340,7 @@ fn rewards_are_tried_with_several_answers() {
         "{right}"
     );
     assert!(!right.contains("warning"), "{right}");
-    // It raises for text that is no JSON, and scores what is.
+    // It raises for text that is not JSON, and scores what is.
     let parses = env("mine.py:parses", 0);
     assert!(parses.contains("the row as JSON: 1"), "{parses}");
     let never = env("mine.py:never", 0);
@@ -358,7 +358,7 @@ fn rewards_are_tried_with_several_answers() {
     );
 }
 
-/// What `sinew init` writes trains at once, and gains.
+/// A project of `sinew init` trains at once, and gains.
 fn starts(start: &str) {
     let dir = tempfile::tempdir().unwrap();
     let run = |args: &[&str], folder: &Path| {

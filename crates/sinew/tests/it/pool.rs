@@ -174,7 +174,7 @@ fn what_outside_systems_push_is_trained_once_whoever_is_killed() {
 }
 
 /// A run that is killed after the pool gave it groups, and before it stored them, gives them back when it
-/// goes on: they are not acknowledged, and do not wait for the end of their lease.
+/// continues: they are not acknowledged, and do not wait for the end of their lease.
 #[test]
 fn groups_of_a_run_that_was_killed_before_it_stored_them_are_given_out_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -194,7 +194,9 @@ fn groups_of_a_run_that_was_killed_before_it_stored_them_are_given_out_again() {
     let counts = || json_of(&pool(&served, dir.path(), &["status"]))["trajectories"].clone();
     let mut child = train(&[]).stdout(Stdio::null()).spawn().unwrap();
     let begun = Instant::now();
-    while !run.join("pool.jsonl").exists() && begun.elapsed() < Duration::from_secs(120) {
+    // The file is there a moment before its line.
+    let noted = || std::fs::metadata(run.join("pool.jsonl")).is_ok_and(|file| file.len() > 0);
+    while !noted() && begun.elapsed() < Duration::from_secs(120) {
         let ended = child.try_wait().unwrap();
         assert!(ended.is_none(), "it ended before it was killed");
         std::thread::sleep(Duration::from_millis(20));
@@ -227,7 +229,7 @@ fn a_group_that_an_algorithm_cannot_use_does_not_end_its_run() {
         command.arg(&run).args(more).output().unwrap()
     };
     let status = |dir: &Path| json_of(&pool(&served, dir, &["status"]));
-    // What the page of the pool pushes: a group of one, which nothing can be compared with.
+    // The page of the pool pushes this: a group of one, which nothing can be compared with.
     let alone = serde_json::json!({
         "version": 1, "tokenizer": status(dir.path())["tokenizer"], "source": "test",
         "trajectories": [{
@@ -287,7 +289,7 @@ fn a_loss_that_bounds_the_ratio_trains_on_a_pool_without_a_correction() {
     let text = std::fs::read_to_string(&path).unwrap();
     let bounded = text.replace("type = \"grpo\"", "type = \"cispo\"");
     let bounded = bounded.replace("correction = {", "# {");
-    // Without a correction the policy is ruined at ten times this rate, and the run says so.
+    // The policy without a correction is ruined at ten times this rate, and the run reports it.
     let bounded = bounded.replace("learning_rate = 3e-3", "learning_rate = 0.0003");
     std::fs::write(&path, bounded).unwrap();
     let run = dir.path().join("run");
@@ -443,7 +445,8 @@ fn adaptive_tasks_follow_what_is_learned_and_a_resumed_run_draws_the_same() {
     assert_eq!(shares("parts", &["2", "4"]), whole);
 }
 
-/// What agents finish at the gateway of the pool waits there as a trajectory, the unscored in quarantine.
+/// Rollouts that agents finish at the gateway of the pool wait there as trajectories, the unscored in
+/// quarantine.
 #[test]
 fn finished_rollouts_of_the_gateway_wait_in_the_pool() {
     let dir = tempfile::tempdir().unwrap();

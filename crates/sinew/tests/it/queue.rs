@@ -1,5 +1,5 @@
 //! The queue of episodes end to end: real processes that fill it, score it and train from it, all of them
-//! killed on the way.
+//! killed during the test.
 
 use crate::{failure, last_line, root, run_ok, sinew};
 use serde_json::Value;
@@ -199,7 +199,7 @@ fn what_is_collected_and_scored_apart_is_trained_once_whoever_is_killed() {
     let samples = &result["samples"];
     let of = |name: &str| samples[name].as_u64().unwrap();
     assert_eq!((of("trained_twice"), of("lost")), (0, 0), "{result}");
-    // What a kill left leased comes back when the lease ends, and is not lost either.
+    // Rows that a kill left leased come back when the lease ends, and are not lost either.
     let open = served.count("trainer", "leased") + served.count("trainer", "ready");
     assert_eq!(of("trained") + of("dropped") + open, EPISODES, "{result}");
     assert!(of("trained") > 0, "{result}");
@@ -256,7 +256,7 @@ fn rows_are_listed_put_out_of_the_way_revived_and_removed() {
     fail_and_revive(&served, &recipe);
 }
 
-/// With a group that lost a row: it is not whole, and stays.
+/// Fails a row, so that its group is not whole and stays.
 fn fail_and_revive(served: &Served, recipe: &Path) {
     let ask = |command: &str, more: &[&str]| -> Value {
         serde_json::from_str(&served.ask(command, more)).unwrap()

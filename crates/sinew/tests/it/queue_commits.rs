@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How an ack begins on its way to the server: the name of the call, in MessagePack.
+/// First bytes of an ack on its way to the server: the name of the call, in MessagePack.
 const ACK: &[u8] = b"\x81\xa3Ack";
 
 /// Stands between a trainer and its queue: it passes everything on but acks, as long as it holds them.
@@ -59,7 +59,7 @@ fn pass(mut client: TcpStream, mut server: TcpStream, holds: &AtomicBool, held: 
         if count == 0 {
             return;
         }
-        // The call may begin in one part and go on in the next one.
+        // The call may begin in one part and continue in the next one.
         seen.extend(&part[..count]);
         if holds.load(Ordering::SeqCst) && seen.windows(ACK.len()).any(|w| w == ACK) {
             // The test may be over.
@@ -149,7 +149,7 @@ fn a_crash_between_commit_and_ack_neither_loses_rows_nor_gives_them_to_another_t
     let rows = leases.iter().map(|l| l[1].as_array().unwrap().len());
     assert_eq!(rows.sum::<usize>(), 64, "{leases:?}");
     assert_eq!(served.count("trainer", "acked"), 0);
-    // Another trainer of the same name gets the others alone.
+    // Another trainer of the same name gets only the others.
     let other = last_line(
         &train(&recipe, &dir.path().join("other"), &[])
             .output()

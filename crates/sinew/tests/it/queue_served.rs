@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Four groups of four rollouts: each answers with the SDK alone, as if there were no training.
+/// Four groups of four rollouts: each uses only the SDK, as if there were no training.
 const AGENT: &str = r#"
 import json, sys, urllib.request
 from openai import OpenAI

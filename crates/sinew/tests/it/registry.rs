@@ -54,7 +54,7 @@ impl Registry {
             let (_, rest) = line.split_once("listening on ")?;
             Some(rest.split('"').next()?.to_owned())
         });
-        // What it says later must not fill the pipe.
+        // Its later output must not fill the pipe.
         std::thread::spawn(move || lines.for_each(drop));
         Self {
             child,
@@ -121,7 +121,7 @@ fn programs_of_an_image_of_a_registry_run_in_it() {
         r#"{"image": "team.bb-1"}"#,
     );
     drop(registry);
-    // What is pinned and here needs no registry.
+    // A pinned image that is here needs no registry.
     assert!(sinew(folder, &["--image", &pinned]).status.success());
     needs_credentials(folder);
 }
@@ -142,7 +142,7 @@ fn needs_credentials(folder: &Path) {
     assert!(refused.contains("SINEW_REGISTRY_AUTH"), "{refused}");
 }
 
-/// `sinew check` says which image a recipe has.
+/// `sinew check` shows the image of a recipe.
 fn checked(folder: &Path, image: &str) {
     let model = crate::runs::small_folder(folder);
     let text = format!(

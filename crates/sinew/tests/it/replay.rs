@@ -1,4 +1,4 @@
-//! Episodes and steps that are done again, and episodes that go on from their middle.
+//! Repeated episodes and steps, and episodes that continue from their middle.
 
 use crate::resume::{done, recipe};
 use crate::sinew;
@@ -54,14 +54,14 @@ fn episodes_and_steps_come_out_again_and_forks_go_on() {
         assert_eq!((code, &again["equal"]), (0, &json!(true)), "{again}");
         assert!(again["compared"].as_u64().unwrap() >= 5, "{again}");
     }
-    // Step 4 has a checkpoint before it and one of its own; step 1 has neither, and the run starts again.
+    // Step 4 has a checkpoint before it and its own; step 1 has neither, and the run starts again.
     for (step, from, kept) in [(4, 2, true), (1, 0, false)] {
         let (again, code) = answer(&run, &["replay", "--step", &step.to_string()]);
         assert_eq!((code, &again["equal"]), (0, &json!(true)), "{again}");
         assert_eq!(again["from"], from);
         assert_eq!(again["weights"].is_object(), kept, "{again}");
     }
-    // What was recorded is changed: the first difference is named.
+    // The recorded metrics are changed: the first difference is named.
     let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let changed = metrics.lines().map(|line| {
         let mut record: Value = serde_json::from_str(line).unwrap();
@@ -140,7 +140,7 @@ fn a_world_that_changed_is_named_with_its_first_difference() {
     let mut command = sinew();
     command.arg("train").arg(&recipe).arg("--json");
     let output = command.arg("--run-dir").arg(&run).output().unwrap();
-    // Equal rewards teach nothing, which the end says; the episodes are what counts here.
+    // Equal rewards teach nothing, which the last line reports; only the episodes count here.
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("\"samples\""), "{text}");
     let episode = &episodes(&run, 2)[0];
@@ -178,8 +178,8 @@ fn a_world_that_changed_is_named_with_its_first_difference() {
     let output = ask(&run, &["fork", episode, "--at-turn", "3"]);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("the world cannot be restored"), "{text}");
-    // A step runs no episode: it comes out again, and what changed is told. Nor does it matter that the
-    // recipe was edited since.
+    // A step runs no episode: it comes out again, and changes are reported. Later edits of the recipe do not
+    // matter.
     let edited = fs::read_to_string(run.join("recipe.toml")).unwrap();
     assert!(edited.contains("group_size = 2"), "{edited}");
     fs::write(
@@ -270,7 +270,7 @@ fn asks_the_network(dir: &Path, mode: &str, port: u16) -> PathBuf {
     dir.join(mode)
 }
 
-/// As [`answer`], in the folder of the recipe, whose tasks are found from there.
+/// Like [`answer`], but in the folder of the recipe, whose tasks are found from there.
 #[cfg(feature = "egress")]
 fn again(dir: &Path, run: &Path, episode: &str) -> (Value, Option<i32>, String) {
     let mut command = sinew();
@@ -302,7 +302,7 @@ fn the_network_of_an_episode_answers_as_recorded_and_is_never_used() {
         "{same}{errors}"
     );
 
-    // Without its recording, the request is the first difference, by name.
+    // The request is the first difference, by name, if its recording is missing.
     let request = format!("network request GET http://127.0.0.1:{port}/open/x");
     let recording = run.join(format!("network/episodes/{episode}.jsonl"));
     fs::remove_file(&recording).unwrap();

@@ -1,4 +1,4 @@
-//! Runs that were killed, torn or made longer end as one that was left alone: to the bit.
+//! Runs that were killed, torn or made longer end like one that was not: to the bit.
 
 use crate::{last_line, sinew};
 use serde_json::Value;
@@ -44,8 +44,8 @@ pub(crate) fn done(recipe: &Path, run: &Path, more: &[&str]) -> Value {
     last_line(&train(recipe, run, more).output().unwrap())
 }
 
-/// What a run must end with: every file of the last checkpoint that training made, and what was
-/// measured. Wall times differ.
+/// Expected end of a run: every file of the last checkpoint that training made, and the measurements. Wall
+/// times differ.
 pub(crate) fn end(run: &Path, last: &Value) -> (Vec<(String, Vec<u8>)>, Value) {
     let latest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
     let folder = run.join("checkpoints").join(latest.trim());
@@ -60,7 +60,7 @@ pub(crate) fn end(run: &Path, last: &Value) -> (Vec<(String, Vec<u8>)>, Value) {
         .collect();
     files.sort();
     let mut measured = last.clone();
-    // How far episodes had come when a session was killed is the clock's.
+    // Progress of episodes when a session was killed depends on the clock.
     for timed in ["wall_s", "waits", "resumed"] {
         measured.as_object_mut().unwrap().remove(timed);
     }
@@ -222,14 +222,14 @@ fn a_torn_store_costs_the_run_nothing_but_time() {
     let short = recipe(dir.path(), 3, &[]);
     let run = dir.path().join("run");
     done(&short, &run, &[]);
-    // Without the checkpoint of step 3: its episodes, and those of the steps after, are asked for again.
+    // The checkpoint of step 3 is removed: its episodes, and those of the steps after, are asked for again.
     let newest = std::fs::read_to_string(run.join("checkpoints/LATEST")).unwrap();
     assert_eq!(newest.trim(), "step-00000003");
     let whole = dir.path().join("whole");
     let long = recipe(dir.path(), 5, &[]);
     let mut expected = end(&whole, &done(&long, &whole, &[]));
     assert_eq!(lost(&mut expected), 0);
-    // What was trained is told apart from what is run again: it is gone, and counted.
+    // Trained episodes that are lost are counted as gone; the others run again.
     for (name, keep, gone) in [
         ("the last byte", (|n| n - 1) as fn(u64) -> u64, false),
         ("half", |n| n / 2, true),
@@ -322,7 +322,7 @@ fn damage_in_the_middle_of_the_store_is_reported_and_refused_unless_accepted() {
     let whole = dir.path().join("whole");
     let expected = done(&long, &whole, &[]);
     assert_eq!(end(&run, &last).0, end(&whole, &expected).0);
-    // At most the episodes of one commit are gone.
+    // The missing episodes are at most those of one commit.
     assert!(listed(&run) + 32 >= listed(&whole), "{before}");
     // It is not asked again.
     done(&recipe(dir.path(), 6, &[]), &run, &["--resume"]);
@@ -375,7 +375,7 @@ fn a_run_made_longer_is_measured_with_its_new_weights() {
         let expected = end(&whole, &done(&long, &whole, &[]));
         let mut ended = end(&run, &last);
         if store.contains("memory") {
-            // What the first session stored is gone, and nobody counts it.
+            // Episodes that the first session stored are gone, and not counted.
             ended.1["samples"] = expected.1["samples"].clone();
         }
         same(store, &ended, &expected);

@@ -1,4 +1,4 @@
-//! What a run survives, and what it leaves behind: other models, adapters, a full disk, readers.
+//! Runs with other models, adapters, a full disk and readers, and the files that they leave.
 
 use crate::{last_line, root, run_ok, sinew};
 use serde_json::Value;
@@ -237,7 +237,7 @@ fn a_full_disk_costs_no_checkpoint_and_the_run_goes_on_when_there_is_room() {
         ],
     );
     let out = dir.path().join("out");
-    // A file system of its own that may be filled: it goes with the namespace.
+    // A separate file system that may be filled: it goes with the namespace.
     let mut command = Command::new("unshare");
     command.args([
         "--user",
@@ -351,7 +351,7 @@ fn a_model_folder_plays_tool_math_and_so_does_its_checkpoint() {
     };
     let (run, result) = train(&folder, "first");
     crate::view::copied(&run, &folder);
-    // Greedy success stands beside the sampled one without being asked for.
+    // Greedy success stands next to the sampled one without being asked for.
     for when in ["before", "after"] {
         assert!(
             result["eval"][when]["greedy_success"].is_number(),
@@ -381,7 +381,7 @@ fn sft(dir: &Path, name: &str, more: &str) -> Command {
     let recipe = dir.join(format!("{name}.toml"));
     std::fs::write(&recipe, text).unwrap();
     let mut command = sinew();
-    // Where AMX rounds operands, the order of sums can tip a rounding: not what is compared here.
+    // AMX rounds operands, so the order of sums can tip a rounding; this is not compared here.
     command.env("SINEW_CPU", sinew_tensor::KernelSet::detect_f32().name());
     command.arg("train").arg(&recipe).arg("--json");
     command.arg("--run-dir").arg(dir.join(name));
@@ -513,7 +513,7 @@ fn an_evaluation_measures_once_and_runs_are_listed() {
     let resumed = ["eval", "--json", "--resume"];
     let same = last_line(&call(&resumed, &[&recipe, run_dir, &folder]));
     assert_eq!(same["eval"], first["eval"]);
-    // Training does not go on where nothing was trained.
+    // Training does not continue where nothing was trained.
     let trained = call(&["train", "--resume"], &[&recipe, run_dir, &folder]);
     let told = String::from_utf8_lossy(&trained.stderr).into_owned();
     assert_eq!(trained.status.code(), Some(2), "{told}");
@@ -538,7 +538,7 @@ fn an_evaluation_measures_once_and_runs_are_listed() {
     assert_eq!(listed[1]["run"]["evals"][0]["when"], "now");
     assert_eq!(listed[2]["run"]["steps"], 2);
     assert_eq!(listed[2]["state"], "ended");
-    // One that a signal stopped, and one that failed, say so.
+    // A stopped run and a failed one report that.
     for (end, state) in [
         (r#"{"state":"interrupted","why":"x"}"#, "interrupted"),
         (r#"{"state":"failed","why":"no room"}"#, "failed"),

@@ -1,4 +1,4 @@
-//! Sandboxes at the command line: what is refused, and what another program carries out.
+//! Sandboxes at the command line: refusals, and commands of another program.
 
 #[cfg(feature = "egress")]
 use crate::egress::Api;

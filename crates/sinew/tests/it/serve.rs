@@ -1,4 +1,4 @@
-//! `sinew serve` as a process: what it refuses, how it ends, what a kill leaves.
+//! `sinew serve` as a process: its refusals, its end, and the state after a kill.
 
 use crate::{failure, sinew};
 use serde_json::{Value, json};

@@ -1,9 +1,9 @@
-//! `sinew sim` as people use it: seeds again, and predictions of runs that were recorded.
+//! `sinew sim` as people use it: repeated seeds, and predictions of recorded runs.
 
 use crate::{last_line, root, run_ok, sinew, small_tiny};
 use serde_json::Value;
 
-/// A seed that is printed is run again by its number alone, event by event.
+/// A seed that is printed is run again only by its number, event by event.
 #[test]
 fn a_seed_is_run_again() {
     let told = run_ok(sinew().args(["sim", "--seed", "7", "--json"]));

@@ -4,7 +4,7 @@ use crate::{root, runs::small_folder, sinew};
 use serde_json::Value;
 use std::path::Path;
 
-/// `sinew check` of a recipe with this model and these variables: whether it is ok, and what it says.
+/// `sinew check` of a recipe with this model and these variables: whether it is ok, and its output.
 fn checked(dir: &Path, model: &Path, template: &str) -> (bool, String) {
     let text = format!(
         "name = \"t\"\ntasks = {{ source = \"tasks.jsonl\", prompt = \"{{{{ question }}}}\" }}\n\

@@ -15,7 +15,7 @@ fn clients() -> PathBuf {
         "scripts/setup.sh installs {}",
         python.display()
     );
-    // The file may be a link: its folder says which packages it has.
+    // The file may be a link: its folder decides which packages it has.
     std::path::absolute(python).unwrap()
 }
 
@@ -161,7 +161,7 @@ fn unknown_trackers_and_missing_clients_are_refused_before_anything_is_made() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path(), 4, &[]);
     let run = dir.path().join("run");
-    // A mere folder of that name is no client.
+    // A mere folder of that name is not a client.
     std::fs::create_dir(dir.path().join("wandb")).unwrap();
     // An interpreter without packages.
     let bare = dir.path().join("bare/bin/python3");

@@ -87,7 +87,7 @@ fn suspicious_episodes_are_left_out_of_training_and_counted() {
         "[trust]\nexclude = [\"answer_in_prompt\", \"grader_touched\"]\n",
     );
     let ended = trained(dir, "honest");
-    // What was left out stays in the store, and is listed.
+    // Excluded episodes stay in the store, and are listed.
     let found = suspicious(dir, "honest").len() as u64;
     assert!(found > 0);
     assert_eq!(ended["samples"]["trained"], 48 - found, "{ended}");

@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// What an address with the token of a link answers.
+/// Answer of an address with the token of a link.
 fn get(url: &str, path: &str) -> Value {
     let (address, token) = url
         .strip_prefix("http://")
@@ -82,7 +82,7 @@ fn trained_tokens_of_the_newest_steps_have_their_advantage_and_ratio() {
             "{token}"
         );
     }
-    // Of the trained episodes, the best has a higher advantage than the worst.
+    // The best trained episode has a higher advantage than the worst.
     let mut trained: Vec<(f64, f64)> = kept
         .iter()
         .filter_map(|(reward, s)| Some((*reward, tokens(s).first()?["advantage"].as_f64()?)))

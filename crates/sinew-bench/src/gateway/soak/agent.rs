@@ -1,7 +1,7 @@
-//! What agents do to a gateway in a soak, drawn from a seed.
+//! Actions of agents against a gateway in a soak, drawn from a seed.
 //!
 //! Agents fan out, roll back, repeat requests, hang up in the middle of an answer, leave and come back to the
-//! next gateway. What an agent does follows from the seed and its number, so that a failure can be repeated.
+//! next gateway. An agent's actions follow from the seed and its number, so that a failure can be repeated.
 //!
 //! Each turn draws a number below 100:
 //!
@@ -11,10 +11,10 @@
 //! - 80 to 84: from an earlier point of the conversation
 //! - 85 to 87: with a list of tools that the earlier turns did not have
 //! - 88 to 93: with white space added to the last answer
-//! - 94 to 96: with two choices, the last of which is gone on from
+//! - 94 to 96: with two choices, the last of which is continued
 //! - all others: a plain call
 //!
-//! After its turns one visit of ten is abandoned, one is left for the next gateway, and the others are
+//! One visit of ten is abandoned after its turns, one is left for the next gateway, and the others are
 //! finished.
 
 use super::super::client::connect;
@@ -40,7 +40,7 @@ const LONG: u64 = 512;
 /// Most turns of a visit.
 const MAX_TURNS: u64 = 12;
 
-/// What agents saw.
+/// Counts of the agents.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally {
     /// Calls that were answered.
@@ -74,7 +74,7 @@ impl Tally {
 /// A rollout whose agent comes back to the next gateway.
 #[derive(Debug)]
 pub(super) struct Left {
-    /// Of the rollout.
+    /// Id of the rollout.
     id: String,
     path: String,
     key: String,
@@ -88,13 +88,13 @@ pub(super) struct Agents {
     /// Token of the control API.
     pub(super) control: String,
     pub(super) turns: u64,
-    /// Of everything these agents draw.
+    /// Seed of all random numbers of these agents.
     pub(super) seed: u64,
     /// Nobody comes back.
     pub(super) last: bool,
 }
 
-/// What the engine says: some words, or, where much is asked for, whatever it draws.
+/// Answer of the engine: some words, or random tokens if many are asked for.
 pub(super) fn script(request: &GenerateRequest, stop: Option<TokenId>) -> Option<Vec<TokenId>> {
     if u64::from(request.sampling.max_tokens) >= LONG {
         return None;
@@ -123,7 +123,8 @@ impl Random {
 }
 
 impl Agents {
-    /// All turns, by so many agents at a time; who comes back first goes on with what was left.
+    /// Runs all turns, by so many agents at a time; those that come back first continue the remaining
+    /// rollouts.
     pub(super) async fn run(
         &self,
         left: Vec<Left>,
@@ -272,7 +273,7 @@ impl Agent {
         match kind {
             // Back to an earlier point.
             80..85 if turns > 1 => messages.truncate(2 * random.below(turns as u64) as usize),
-            // What clients do to white space.
+            // Clients change white space in this way.
             88..94 if turns > 0 => {
                 let last = &mut messages[2 * turns - 1]["content"];
                 *last = json!(format!("{}\n", last.as_str().unwrap_or_default()));
@@ -311,7 +312,7 @@ impl Agent {
         }
     }
 
-    /// The last choice of an answer; `None` if there is none to go on from.
+    /// The last choice of an answer; `None` if there is none to continue from.
     async fn plain(
         &mut self,
         more: &[(&str, Value)],
@@ -332,7 +333,7 @@ impl Agent {
         let (told, _) = whole(answer).await?;
         let told = String::from_utf8_lossy(&told);
         if !told.ends_with("data: [DONE]\n\n") {
-            // The deadline came while it was told.
+            // The deadline came while the answer was sent.
             tally.too_late += 1;
             return Ok(None);
         }
@@ -411,7 +412,7 @@ async fn whole(answer: Response<Incoming>) -> Result<(Bytes, u16), BenchError> {
     Ok((body.map_err(BenchError::system)?.to_bytes(), status))
 }
 
-/// What the last choice says; `None` if the call came to nothing, as some must.
+/// Text of the last choice; `None` if the call failed, as some must.
 async fn content(
     answer: Response<Incoming>,
     tally: &mut Tally,

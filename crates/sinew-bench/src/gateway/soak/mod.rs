@@ -1,9 +1,9 @@
 //! `sinew bench soak`: a day of agents in minutes, hour by hour, and nothing may grow.
 //!
-//! A gateway with a journal serves agents that talk, stream, repeat requests, hang up, go back,
-//! rewrite their histories, run into deadlines, leave and come back. After every hour the
-//! gateway is stopped and a new one goes on with its journal. Time is compressed: agents do not
-//! think, and the limits that are times are shorter by about as much.
+//! A gateway with a journal serves agents that talk, stream, repeat requests, hang up, go back, rewrite their
+//! histories, run into deadlines, leave and come back. The gateway is stopped after every hour, and a new one
+//! continues with its journal. Time is compressed: agents do not think, and the limits that are times are
+//! shorter by about as much.
 //!
 //! A day of 64 agents, compressed: times are divided, faults are not. Memory, open files, tasks of the
 //! runtime and files of the journal are measured while nobody calls; they may vary within a slack and must
@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 /// Agents at the same time, and how often each would call: every so many seconds.
 const AGENTS: usize = 64;
-/// Between two calls of one agent.
+/// Seconds between two calls of one agent.
 const CALLS_EVERY_S: f64 = 15.0;
 /// Time that the default number of turns stands for.
 const HOURS: u64 = 24;
@@ -44,18 +44,18 @@ const HANGS: u64 = 997;
 const PASS: Duration = Duration::from_micros(100);
 /// The times of an hour, compressed.
 const CALL_TIMEOUT: Duration = Duration::from_millis(1500);
-/// After it an abandoned rollout is ended.
+/// Time after which an abandoned rollout is ended.
 const ROLLOUT_TTL: Duration = Duration::from_secs(3);
 /// Longest that calls may run on, or rollouts stay open, when nobody calls any more.
 const QUIET_LIMIT: Duration = Duration::from_secs(60);
-/// What may come and go between two measurements.
+/// Allowed variation between two measurements, in MiB.
 const SLACK_MIB: f64 = 8.0;
 /// Open files.
 const SLACK_FILES: f64 = 8.0;
 /// Tasks of the runtime.
 const SLACK_TASKS: f64 = 8.0;
 
-/// What `sinew bench soak` is told.
+/// Arguments of `sinew bench soak`.
 #[derive(Debug, Args)]
 pub(crate) struct SoakArgs {
     /// One JSON object a row
@@ -64,14 +64,14 @@ pub(crate) struct SoakArgs {
     /// Calls of all agents together; the default is a day of 64 agents that call every 15 seconds
     #[arg(long, default_value_t = DAY)]
     turns: u64,
-    /// What agents do follows from it
+    /// Seed of the agents' actions
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }
 
 /// A gateway that listens.
 struct Serving {
-    /// What is under test.
+    /// The gateway under test.
     gateway: Gateway,
     server: Server,
     /// Token of the control API.
@@ -80,7 +80,7 @@ struct Serving {
     journal: Arc<Journal>,
 }
 
-/// What outlives a gateway.
+/// State that outlives a gateway.
 struct World {
     /// Hangs at one request of [`HANGS`].
     engine: Arc<FakeEngine>,
@@ -90,27 +90,27 @@ struct World {
     folder: tempfile::TempDir,
 }
 
-/// What there is of things that may not grow.
+/// Levels of resources that may not grow.
 #[derive(Clone, Copy, Debug)]
 struct Level {
-    /// Of this process.
+    /// Resident memory of this process.
     resident_mib: f64,
     /// Open descriptors.
     files: f64,
-    /// Of the runtime.
+    /// Tasks of the runtime.
     tasks: f64,
     /// Files of the journal.
     journal_files: f64,
 }
 
-/// What all gateways counted.
+/// Counts of all gateways.
 #[derive(Debug, Default)]
 struct Day {
     /// One after each gateway.
     levels: Vec<Level>,
-    /// Of each gateway, at its end.
+    /// Counters of each gateway at its end.
     stats: Vec<GatewayStats>,
-    /// What the agents saw.
+    /// Counts of the agents.
     tally: Tally,
     /// Sampled tokens of open rollouts that the next gateway did not find.
     forgotten: u64,
@@ -186,7 +186,7 @@ impl World {
         })
     }
 
-    /// A gateway that goes on where the last one ended.
+    /// A gateway that continues where the last one ended.
     async fn serve(&self) -> Result<Serving, BenchError> {
         let options = JournalOptions {
             file_bytes: 1 << 20,
@@ -242,7 +242,7 @@ impl World {
             let agents = Agents {
                 address: serving.server.address(),
                 control: serving.control.clone(),
-                // What is left of an integer division is done in the last hour.
+                // The remainder of the integer division is done in the last hour.
                 turns: args.turns * (hour + 1) / HOURS - args.turns * hour / HOURS,
                 seed: args.seed.wrapping_mul(HOURS).wrapping_add(hour),
                 last: hour + 1 == HOURS,
@@ -322,7 +322,7 @@ fn growth(levels: &[Level], of: fn(&Level) -> f64) -> f64 {
     middle(&levels[levels.len() - quarter..]) - middle(&levels[quarter..2 * quarter])
 }
 
-/// Until no call runs, and with `all` until every rollout that was left has expired.
+/// Waits until no call runs. `all` also waits until every abandoned rollout has expired.
 async fn quiet(gateway: &Gateway, all: bool) -> Result<(), BenchError> {
     let start = Instant::now();
     loop {

@@ -1,7 +1,8 @@
-//! A store that checks what it is given, counts it, and keeps nothing: what grows is not its.
+//! A store that checks and counts the traces that it gets, and keeps nothing, so that its memory does not
+//! grow.
 
 use sinew_store::{
-    Committed, Cursor, Filter, GcPolicy, GcReport, Page, ScorePage, ScoreRecord, ScoreRefused,
+    CommitOutcome, Cursor, Filter, GcPolicy, GcReport, Page, ScorePage, ScoreRecord, ScoreRefused,
     StoreError, StoreStats, TraceStore, TrainedBatch,
 };
 use sinew_types::{EpisodeId, Trace};
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Traces that were valid, as numbers.
 #[derive(Debug, Default)]
 pub(super) struct Proven {
-    /// Of all committed traces.
+    /// Sampled tokens of all committed traces.
     sampled_tokens: AtomicU64,
     /// Requests of all committed traces, shared with the load.
     requests: Arc<AtomicU64>,
@@ -40,13 +41,13 @@ fn refused<T>() -> Result<T, StoreError> {
 
 impl TraceStore for Proven {
     /// Counts the traces that are valid; an invalid one is an error of the gateway.
-    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError> {
+    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<CommitOutcome>, StoreError> {
         for trace in traces {
             trace.validate()?;
             let tokens = trace.sampled_tokens() as u64;
             self.sampled_tokens.fetch_add(tokens, Ordering::Relaxed);
         }
-        Ok(vec![Committed::New; traces.len()])
+        Ok(vec![CommitOutcome::New; traces.len()])
     }
 
     /// Nothing is kept.
@@ -60,7 +61,7 @@ impl TraceStore for Proven {
     }
 
     /// Refused: nothing is trained here.
-    fn commit_update(&self, _: &TrainedBatch, _: bool) -> Result<Committed, StoreError> {
+    fn commit_update(&self, _: &TrainedBatch, _: bool) -> Result<CommitOutcome, StoreError> {
         refused()
     }
 
@@ -69,7 +70,7 @@ impl TraceStore for Proven {
         refused()
     }
 
-    /// Refused: the counts have methods of their own.
+    /// Refused: the counts have separate methods.
     fn stats(&self) -> Result<StoreStats, StoreError> {
         refused()
     }
@@ -77,7 +78,7 @@ impl TraceStore for Proven {
     fn put_scores(
         &self,
         _: &[ScoreRecord],
-    ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError> {
+    ) -> Result<Vec<Result<CommitOutcome, ScoreRefused>>, StoreError> {
         refused()
     }
 

@@ -24,7 +24,7 @@ use crate::error::ApiError;
 use serde_json::{Value, json};
 use sinew_types::{Content, Message, Role, ToolCall, ToolSpec};
 
-/// Reads messages. Results of tools become messages of their own, in their place.
+/// Reads messages. Results of tools become separate messages, in their place.
 pub(super) struct Reader<'a> {
     /// Knows the tools that results and system messages name.
     pub(super) request: &'a mut ModelRequest,
@@ -83,7 +83,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// A block of what someone but the model says.
+    /// A block of a message that is not the model's.
     fn said(
         &mut self,
         block: &mut Fields<'_>,
@@ -157,7 +157,7 @@ impl Reader<'_> {
     /// A tool that a message defines: it may be called only from that message on.
     ///
     /// # Errors
-    /// As for a tool of the request.
+    /// Same as for a tool of the request.
     fn tool_of_message(
         &mut self,
         definition: Value,
@@ -206,7 +206,7 @@ impl Reader<'_> {
     }
 }
 
-/// Whether nothing was said.
+/// Whether the message has no content.
 fn is_empty(message: &Message) -> bool {
     message.content.is_empty() && message.tool_calls.is_empty() && message.reasoning.is_none()
 }
@@ -284,7 +284,7 @@ fn readable(value: Value) -> Value {
     }
 }
 
-/// A block of what the model said.
+/// A block of the model's message.
 fn assistant_block(
     block: &mut Fields<'_>,
     kind: &str,
@@ -338,7 +338,7 @@ fn tool_result(block: &mut Fields<'_>, request: &ModelRequest) -> Result<Message
 /// A call that the model made.
 ///
 /// # Errors
-/// If it has no id or name, or its input is no object.
+/// If it has no id or name, or its input is not an object.
 fn tool_use_block(block: &mut Fields<'_>) -> Result<ToolCall, ApiError> {
     let path = block.path("input");
     let arguments = block.take("input").unwrap_or_else(|| json!({}));
@@ -379,7 +379,7 @@ fn text_block(block: &mut Fields<'_>) -> Result<String, ApiError> {
 /// A string, or text blocks, one a line.
 ///
 /// # Errors
-/// If a block is no text.
+/// If a block is not text.
 pub(super) fn texts(content: Option<Value>, path: &str, notes: &Notes) -> Result<String, ApiError> {
     let content = blocks(content, path, notes, None)?;
     Ok(content.text().into_owned())

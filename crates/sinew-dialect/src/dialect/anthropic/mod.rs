@@ -1,8 +1,8 @@
 //! Anthropic messages.
 //!
-//! Blocks become messages: results of tools are messages of their own, in their place among a
-//! user's texts. What the model thinks is given as thinking blocks, asked for or not, since a
-//! client that does not send them back changes the history.
+//! Blocks become messages. Results of tools are separate messages, in their place among a user's texts. The
+//! model's reasoning is returned as thinking blocks, whether or not the client asked for them, since a client
+//! that does not send them back changes the history.
 //!
 //! | block of a request | becomes |
 //! |---|---|
@@ -43,7 +43,7 @@ const MAX_STOPS: usize = 16;
 /// what the model thought is found again by its text.
 const SIGNATURE: &str = "c2luZXc=";
 
-/// By this Anthropic's clients recognize that they have to send a conversation again.
+/// Code by which Anthropic's clients recognize that they have to send a conversation again.
 const THREAD_NOT_FOUND: &str = "thread_not_found";
 
 /// `POST /v1/messages`.
@@ -53,7 +53,7 @@ pub struct Messages;
 /// `POST /v1/messages/count_tokens`: the same fields without those of sampling.
 ///
 /// # Errors
-/// As for a request.
+/// Same as for a request.
 pub fn parse_count(body: &[u8], strict: bool) -> Result<ModelRequest, ApiError> {
     let notes = Notes::new(strict);
     let mut fields = Fields::parse(body, &notes)?;
@@ -131,7 +131,7 @@ impl Dialect for Messages {
     }
 }
 
-/// Fields that say what the model sees.
+/// Fields of the model's input.
 fn conversation(fields: &mut Fields<'_>) -> Result<ModelRequest, ApiError> {
     let notes = fields.notes();
     let model = fields.required_string("model")?;
@@ -191,7 +191,7 @@ fn settings(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), A
     fields.refuse(&[("compaction", "the conversation is never rewritten")])
 }
 
-/// Edits of the conversation: what keeps everything is no edit.
+/// Edits of the conversation: what keeps everything is not an edit.
 fn context(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     let Some(mut management) = fields.inner("context_management")? else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Items of the input become messages: what a model said in one turn is one message again.
+//! Items of the input become messages: the items of one turn of the model become one message again.
 
 use super::{CALL, PREFIX, TEXT, THOUGHT};
 use crate::dialect::agent_tools::{definitions, prompt_name};
@@ -56,7 +56,7 @@ fn named(id: &str, notes: &Notes) -> Option<Named> {
 struct Turns {
     /// Complete ones.
     messages: Vec<Message>,
-    /// What the model said, as far as it is known.
+    /// The model's turn, as far as it is known.
     turn: Option<Message>,
 }
 
@@ -66,7 +66,7 @@ impl Turns {
         self.messages.extend(self.turn.take());
     }
 
-    /// The model's turn; a new one if `over` says that the open one cannot go on.
+    /// The model's turn; a new one if `over` returns that the open one cannot continue.
     fn turn(&mut self, over: impl Fn(&Message) -> bool) -> &mut Message {
         if self.turn.as_ref().is_some_and(over) {
             self.flush();
@@ -332,7 +332,7 @@ impl Turns {
         Ok(())
     }
 
-    /// A reasoning item: its text, whatever its summary says.
+    /// A reasoning item: its text, whatever its summary.
     fn reasoning(&mut self, fields: &mut Fields<'_>) -> Result<(), ApiError> {
         let types = ["reasoning_text", "summary_text"];
         let mut text = String::new();
@@ -374,14 +374,14 @@ impl Turns {
         fields.end()
     }
 
-    /// Reasoning begins a turn: it comes before what the model says and calls.
+    /// Reasoning begins a turn: it comes before the model's text and calls.
     fn add_reasoning(&mut self, text: String) {
         let over = |m: &Message| !m.content.is_empty() || !m.tool_calls.is_empty();
         self.turn(over).reasoning = Some(text);
     }
 
-    /// Text of the model's. After a call it goes on in the same turn, as there is no result
-    /// the call yet; an empty one says nothing more.
+    /// Text of the model. Text after a call stays in the same turn, as the call has no result yet; an empty
+    /// text adds nothing.
     fn text(&mut self, text: String) {
         let over = |m: &Message| {
             let said = !m.content.is_empty() && m.tool_calls.is_empty();
@@ -398,7 +398,7 @@ impl Turns {
     /// A message item; `phase` has no effect.
     ///
     /// # Errors
-    /// If the role is not known, or an assistant's content has a part that is no text.
+    /// If the role is not known, or an assistant's content has a part that is not text.
     fn message(&mut self, fields: &mut Fields<'_>) -> Result<(), ApiError> {
         let role = fields.required_string("role")?;
         let path = fields.path("content");
@@ -428,7 +428,7 @@ impl Turns {
     }
 }
 
-/// A value without fields that say nothing: clients fill in all that a type knows.
+/// A value without null fields: clients fill in all fields of a type.
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(mut map) => {

@@ -1,9 +1,8 @@
 //! OpenAI responses.
 //!
-//! Items of the input become messages: what a model said in one turn (reasoning, text, calls)
-//! is one message again. `previous_response_id` continues an answer of the same rollout; as the
-//! API has it, `instructions` are not carried over. Reasoning is given as reasoning items with
-//! their text, and may be sent back.
+//! Items of the input become messages: the items of one turn (reasoning, text, calls) become one message
+//! again. `previous_response_id` continues an answer of the same rollout; `instructions` are not carried
+//! over, as in the API. Reasoning is returned as reasoning items with their text, and may be sent back.
 //!
 //! Source: OpenAI's API reference and the types of its Python client.
 
@@ -30,9 +29,9 @@ const PREFIX: &str = "resp_";
 
 /// Ids of items begin with these.
 const THOUGHT: &str = "rs";
-/// Of messages.
+/// Id prefix of messages.
 const TEXT: &str = "msg";
-/// Of calls.
+/// Id prefix of calls.
 const CALL: &str = "fc";
 
 /// `POST /v1/responses`.
@@ -172,7 +171,7 @@ fn logprobs(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), A
             Some("message.output_text.logprobs") => wanted = true,
             // Reasoning is in its own items as they are.
             Some("reasoning.encrypted_content") => {}
-            // Of tools that do not run here.
+            // Values for tools that do not run here.
             Some(_) => notes.ignored(&path, || wrong(&path, value, expected))?,
             None => return Err(wrong(&path, value, expected)),
         }
@@ -196,7 +195,7 @@ fn choice_value(choice: &ToolChoice) -> Value {
     }
 }
 
-/// Of an item: `number` counts those of its kind. A request may name it, see [`named`].
+/// Id of an item: `number` counts those of its kind. A request may name it, see [`named`].
 fn item_id(context: &AnswerContext, kind: &str, number: usize) -> String {
     format!("{kind}_{}_{number}", context.id)
 }
@@ -226,7 +225,7 @@ fn text_part(text: &str, logprobs: &Value) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
 }
 
-/// An item with what the model said.
+/// An item with the model's text.
 fn message_item(id: &str, text: &str, logprobs: &Value, status: &str) -> Value {
     json!({
         "id": id,
@@ -341,7 +340,7 @@ fn skeleton(context: &AnswerContext, status: &str) -> Value {
     if let Value::Object(echo) = &request.echo {
         for (name, echoed) in echo {
             match (&mut value[name], echoed) {
-                // Those that are no functions follow the functions.
+                // Those that are not functions follow the functions.
                 (Value::Array(tools), Value::Array(special)) if name == "tools" => {
                     tools.extend(special.iter().cloned());
                 }

@@ -1,4 +1,4 @@
-//! Answers in parts: an item is begun, written and done before the next one is begun.
+//! Streamed answers: an item is begun, written and done before the next one begins.
 //!
 //! | part of the turn | events between `response.output_item.added` and `.done` |
 //! |---|---|
@@ -6,8 +6,8 @@
 //! | text | `response.content_part.added`, `response.output_text.delta`, `.done`, `response.content_part.done` |
 //! | a call | `response.function_call_arguments.delta` (once, whole), `.done`; for a custom tool `response.custom_tool_call_input`; none for others |
 //!
-//! Before them come `response.created` and `response.in_progress`, after them `response.completed`,
-//! `response.incomplete` or `response.failed`. Each event has the next `sequence_number`.
+//! The events `response.created` and `response.in_progress` come first; `response.completed`,
+//! `response.incomplete` or `response.failed` comes last. Each event has the next `sequence_number`.
 
 use super::{
     CALL, TEXT, THOUGHT, call_item, finished, item_id, item_status, logprob_values, message_item,
@@ -36,7 +36,7 @@ fn without_bytes(logprobs: &Value) -> Value {
 
 /// A text that is being written: a message or reasoning.
 struct OpenText {
-    /// Of the item.
+    /// Id of the item.
     id: String,
     /// Its place in the output.
     index: usize,
@@ -99,7 +99,7 @@ impl ResponsesStream {
         self.event("response.output_item.done", fields)
     }
 
-    /// Where in the output a text is.
+    /// Position of a text in the output.
     fn place(text: &OpenText) -> Value {
         json!({"item_id": text.id, "output_index": text.index, "content_index": 0})
     }

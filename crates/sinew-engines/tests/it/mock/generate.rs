@@ -1,4 +1,4 @@
-//! A generation of the engine inside a mock, told piece by piece in its server's words.
+//! A generation of the engine inside a mock, streamed in its server's form.
 
 use super::serve::{Answer, Body, error};
 use super::{Fault, Kind, MODEL, State, VOCAB};
@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// What one event of the stream says.
+/// Content of one event of the stream.
 pub(super) struct Piece {
     /// The tokens that are new.
     pub(super) new: Vec<SampledToken>,
@@ -27,7 +27,7 @@ pub(super) struct Piece {
     pub(super) first: bool,
     pub(super) end: Option<FinishReason>,
     pub(super) cached: u32,
-    /// What is to go wrong with it.
+    /// Fault that it must show.
     pub(super) fault: Option<Fault>,
 }
 
@@ -114,7 +114,7 @@ impl Teller {
             return self.gone();
         }
         let mut all: Vec<SampledToken> = Vec::new();
-        // The last token is told together with the reason of the end.
+        // The last token is sent together with the reason of the end.
         let mut pending: Vec<SampledToken> = Vec::new();
         let mut told = 0;
         loop {
@@ -152,7 +152,7 @@ impl Teller {
         self.data("[DONE]".to_owned()).await;
     }
 
-    /// The engine inside says log-probabilities at the request's temperature; raw logits know of none.
+    /// The inner engine has log-probabilities at the request's temperature; raw logits have none.
     fn reported(&self, all: &[SampledToken], mut new: Vec<SampledToken>) -> Vec<SampledToken> {
         if self.state.kind == Kind::Vllm {
             let mut prefix = self.prompt.clone();
@@ -200,7 +200,7 @@ impl Teller {
         piece
     }
 
-    /// Whether the client is still there and the stream goes on.
+    /// Whether the client is still there and the stream continues.
     async fn tell(&self, piece: &Piece, told: usize) -> bool {
         let data = (self.write)(&self.state, piece).to_string();
         match self.fault {
@@ -229,7 +229,7 @@ impl Teller {
             _ => {}
         }
         let data = match self.fault {
-            // What Python's json writes for it.
+            // Python's json writes NaN in this form.
             Some(Fault::NanLogprob) => data.replace("-0.125", "NaN"),
             _ => data,
         };
@@ -255,7 +255,7 @@ pub(super) fn logprob(piece: &Piece, token: &SampledToken) -> Value {
     }
 }
 
-/// The id that is told beside the log-probability.
+/// The id that is sent with the log-probability.
 pub(super) fn told_id(piece: &Piece, token: &SampledToken) -> u32 {
     match piece.fault {
         Some(Fault::WrongIds) => token.id ^ 1,

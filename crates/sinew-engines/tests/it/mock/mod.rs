@@ -1,5 +1,5 @@
-//! Servers that speak as vLLM 0.32, SGLang 0.5 and plain OpenAI servers do, made from their
-//! published schemas, around an engine without a model. They do what they are told to do wrong.
+//! Mocks of vLLM 0.32, SGLang 0.5 and plain OpenAI servers, made from their published schemas, around an
+//! engine without a model. Tests make them fail on demand.
 
 mod generate;
 mod openai;
@@ -19,7 +19,7 @@ pub(crate) const VOCAB: usize = 256;
 pub(crate) const CONTEXT: usize = 96;
 pub(crate) const END: u32 = 7;
 
-/// What all servers sample from, unless told otherwise.
+/// Model that all servers sample from, unless a test sets another one.
 pub(crate) const MODEL: FakeModel = FakeModel {
     vocab: VOCAB,
     seed: 11,
@@ -30,11 +30,11 @@ pub(crate) const MODEL: FakeModel = FakeModel {
 pub(crate) enum Kind {
     /// Log-probabilities of raw logits.
     Vllm,
-    /// With `--logprobs-mode processed_logprobs`.
+    /// vLLM with `--logprobs-mode processed_logprobs`.
     VllmProcessed,
-    /// Tells all tokens again in each piece.
+    /// Sends all tokens again in each piece.
     Sglang,
-    /// Tells each token once.
+    /// Sends each token once.
     SglangIncremental,
     /// Text only.
     Openai,
@@ -42,11 +42,11 @@ pub(crate) enum Kind {
     OpenaiWithIds,
 }
 
-/// What goes wrong with the next generation.
+/// Fault of the next generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Status(u16),
-    /// Takes the request and says nothing.
+    /// Takes the request and sends nothing.
     Hang,
     HangAfter(usize),
     /// Closes the connection in the middle of the event after so many.
@@ -90,13 +90,13 @@ pub(crate) struct State {
     pub(crate) starting: AtomicBool,
     /// Key-value room in use besides its own, of 1.
     pub(crate) kv_used: Mutex<f64>,
-    /// Without the development endpoints.
+    /// The server has no development endpoints.
     pub(crate) bare: AtomicBool,
     pub(crate) started_s: f64,
     pub(crate) next_request: AtomicU64,
 }
 
-/// A server on a port of its own; gone when it is dropped.
+/// A server on a separate port; gone when it is dropped.
 pub(crate) struct Mock {
     pub(crate) state: Arc<State>,
     pub(crate) address: SocketAddr,

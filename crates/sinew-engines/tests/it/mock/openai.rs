@@ -1,4 +1,4 @@
-//! A server that knows `/v1/completions` and nothing else, with or without ids.
+//! A server that supports only `/v1/completions`, with or without ids.
 
 use super::generate::{Piece, sampling_of, stream_of};
 use super::serve::{Answer, Call, error, json_answer, unknown_field};
@@ -48,7 +48,7 @@ fn completions(state: &Arc<State>, body: Value) -> Answer {
     };
     state.seen.lock().unwrap().push(body.clone());
     let mut sampling = sampling_of(&body, "max_tokens");
-    // It has an end of its own and does not show it.
+    // It has a separate end and does not show it.
     sampling.stop_ids = vec![END];
     let with_ids = state.kind == Kind::OpenaiWithIds && body.get("logprobs").is_some();
     let write = move |_: &State, piece: &Piece| {

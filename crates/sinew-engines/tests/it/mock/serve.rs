@@ -60,7 +60,7 @@ pub(super) fn start(state: Arc<State>, address: SocketAddr) -> (Thread, SocketAd
                 tokio::spawn(connection(Arc::clone(&state), stream));
             }
         });
-        // Connections end with the runtime, in the middle of whatever they said.
+        // Connections end with the runtime, in the middle of any data.
     });
     let thread = Thread {
         stop: Some(stop),

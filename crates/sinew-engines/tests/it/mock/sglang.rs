@@ -1,4 +1,4 @@
-//! As SGLang 0.5.
+//! Endpoints of SGLang 0.5.
 
 use super::generate::{Piece, logprob, sampling_of, stream_of, told_id};
 use super::serve::{Answer, Call, error, json_answer, unknown_field, whole};

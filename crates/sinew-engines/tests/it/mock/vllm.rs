@@ -1,4 +1,4 @@
-//! As vLLM 0.32 with `VLLM_SERVER_DEV_MODE=1` and `--enable-scale-out`.
+//! Endpoints of vLLM 0.32 with `VLLM_SERVER_DEV_MODE=1` and `--enable-scale-out`.
 
 use super::generate::{Piece, logprob, sampling_of, stream_of, told_id};
 use super::serve::{Answer, Call, error, json_answer, unknown_field, whole};
@@ -137,7 +137,7 @@ fn ids(value: &Value) -> Option<Vec<u32>> {
     list.iter().map(|v| v.as_u64().map(|n| n as u32)).collect()
 }
 
-/// What both endpoints refuse.
+/// Requests that both endpoints refuse.
 fn refused(state: &State, prompt: &[u32], max_tokens: u64) -> Option<Answer> {
     if state.sleeping.load(Ordering::SeqCst) || state.paused.load(Ordering::SeqCst) {
         return Some(error(503, "the engine is paused"));

@@ -1,7 +1,7 @@
 //! Circles of files inside a crate: files that use each other can only be read together.
 //!
 //! A file uses another one if it names it by a path from `crate::` or `super::`. A module and those below it
-//! are one thing.
+//! count as one.
 
 use super::source;
 use super::{crates, fail_if_any, name, production_files};
@@ -105,7 +105,7 @@ fn expand(rest: &str, mut base: Module, out: &mut Vec<Module>) {
     }
 }
 
-/// Which files each file of a crate uses.
+/// The files that each file of a crate uses.
 fn edges(dir: &Path) -> BTreeMap<Module, BTreeSet<Module>> {
     let src = dir.join("src");
     let mut paths = production_files(dir);
@@ -126,7 +126,7 @@ fn edges(dir: &Path) -> BTreeMap<Module, BTreeSet<Module>> {
     graph
 }
 
-/// What can be reached from a file.
+/// All files that can be reached from a file.
 fn reachable<'a>(
     graph: &'a BTreeMap<Module, BTreeSet<Module>>,
     from: &'a Module,

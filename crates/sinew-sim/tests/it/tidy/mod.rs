@@ -77,7 +77,7 @@ fn production_files(krate: &Path) -> Vec<PathBuf> {
                 .split_once("mod ")
             {
                 only_tests.push(below.join(module));
-                // Named by `#[path]`, beside the file.
+                // Named by `#[path]`, next to the file.
                 only_tests.push(parent.join(format!("{}_{module}", own.to_string_lossy())));
             }
         }

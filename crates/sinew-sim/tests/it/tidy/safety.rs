@@ -1,11 +1,11 @@
-//! Unsafe code says why it is sound, and no Rust hides from the compiler's lints.
+//! Unsafe code states why it is sound, and no Rust hides from the compiler's lints.
 
 use super::source::{self, Kind, Line};
 use super::{crates, fail_if_any, manifest, name, rust_files, shown};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Whether the comment right above a line, or on it, says why it is sound.
+/// Whether the comment right above a line, or on it, explains why it is sound.
 fn explained(lines: &[Line], at: usize) -> bool {
     let says = |l: &Line| l.text.contains("SAFETY") || l.text.contains("# Safety");
     // The statement may have begun a few lines above, and attributes may stand between.

@@ -8,13 +8,13 @@ const MAX_FILE_LINES: usize = 800;
 const MAX_FUNCTION_LINES: usize = 70;
 /// Public items of a crate, and the project's crates that it depends on.
 const MAX_PUBLIC_ITEMS: usize = 220;
-const MAX_DEPENDENCIES: usize = 12;
+const MAX_DEPENDENCIES: usize = 13;
 const MAX_BLOB_BYTES: u64 = 200 * 1024;
 
 /// Functions that are still longer: they may only become shorter.
 const LONG: &[(&str, usize)] = &[("crates/sinew-image/tests/it.rs", 72)];
 
-/// Whether the table knows something of this length in a file.
+/// Whether the table lists something of this length in a file.
 fn is_known(file: &str, len: usize, limit: usize) -> bool {
     let larger = LONG.iter().filter(|(_, max)| *max > limit);
     let mut here = larger.filter(|(known, max)| *known == file && *max < 2 * limit);
@@ -84,7 +84,7 @@ fn functions_of_every_form_are_measured() {
 }
 
 /// Crates that put all others together.
-const ASSEMBLIES: [&str; 3] = ["sinew", "sinew-wire", "sinew-bench"];
+const ASSEMBLIES: [&str; 3] = ["sinew", "sinew-assembly", "sinew-bench"];
 
 /// Whether a line declares an item that other crates can name.
 fn is_public_item(code: &str) -> bool {

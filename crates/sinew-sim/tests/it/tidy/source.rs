@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// What a line is.
+/// Kind of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Blank,

@@ -1,4 +1,4 @@
-//! Distributions over allowed tokens alone, against f64 and against rows without a mask.
+//! Distributions over only the allowed tokens, against f64 and against rows without a mask.
 
 use super::*;
 
@@ -20,7 +20,7 @@ impl MaskTable {
         }
     }
 
-    /// Gives `row` a mask of its own that allows `tokens`.
+    /// Gives `row` a separate mask that allows `tokens`.
     fn allow(&mut self, row: usize, tokens: impl IntoIterator<Item = u32>) {
         self.rows[row] = (self.table.len() / self.words) as u32;
         let start = self.table.len();
@@ -219,7 +219,7 @@ fn rows_with_and_without_masks_are_those_of_each_alone() {
     }
 }
 
-/// What an engine computes from logits in memory has the bits of training, masked or not.
+/// An engine's results from logits in memory have the bits of training, masked or not.
 #[test]
 fn logits_in_memory_have_the_bits_of_the_fused_head() {
     let counts = [0, 1, 2, 33, 4000, 4601];
@@ -245,7 +245,7 @@ fn logits_in_memory_have_the_bits_of_the_fused_head() {
             );
             assert_eq!(softmax.lse(), lse[row], "{kernels} {row}");
             let Some(mask) = mask else { continue };
-            // What stands at barred tokens is not looked at.
+            // Logits of barred tokens are ignored.
             for (token, logit) in logits.iter_mut().enumerate() {
                 if !masks::allows(mask, token as u32) {
                     *logit = [f32::NAN, f32::INFINITY, 1e38][token % 3];
