@@ -33,7 +33,6 @@
 //! - A failure has one of three causes: the recipe, the machine, or something outside.
 
 mod admission;
-
 pub mod collection;
 mod device;
 mod engine;
