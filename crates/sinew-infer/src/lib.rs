@@ -50,7 +50,7 @@ pub use constraint::Constraint;
 pub use draw::{Draw, Drawn};
 pub use embedded::{EmbeddedEngine, EngineConfig};
 pub use fake::{FakeConfig, FakeEngine, FakeModel, Fault, Script};
-pub use forward::{Batch, BatchSequence, BlockCopy, BlockId, Forward, ForwardLimits};
+pub use forward::{Batch, BatchSequence, BlockCopy, BlockId, DeviceError, Forward, ForwardLimits};
 pub use model::ModelForward;
 pub use rng::uniform;
 pub use sampler::Sampler;
