@@ -11,6 +11,7 @@
 use super::card::{Card, MAX_CARD_BYTES};
 use super::dataset::{Selection, select};
 use super::{SIDE_FILES, marker};
+use crate::error::HubError;
 use crate::lookup::{Progress, ResolveEnv};
 use crate::safetensors::{INDEX, SINGLE, read_index};
 use reqwest::blocking::{Client, RequestBuilder, Response};
@@ -87,9 +88,9 @@ struct Remote {
 enum Failure {
     /// Another attempt can succeed: no answer, an interrupted transfer, a server that is
     /// overloaded.
-    Passing(String),
+    Passing(HubError),
     /// Another attempt would fail as well: no such file, no access, a local error.
-    Final(String),
+    Final(HubError),
 }
 
 impl<'a> Hub<'a> {
@@ -97,7 +98,11 @@ impl<'a> Hub<'a> {
     ///
     /// # Errors
     /// If no HTTP client can be made, with the reason.
-    pub(super) fn new(repo: &'a str, root: &'a Path, env: &'a ResolveEnv) -> Result<Self, String> {
+    pub(super) fn new(
+        repo: &'a str,
+        root: &'a Path,
+        env: &'a ResolveEnv,
+    ) -> Result<Self, HubError> {
         Ok(Self {
             repo,
             root,
@@ -113,13 +118,13 @@ impl<'a> Hub<'a> {
     ///
     /// # Errors
     /// The address and the reason. Files that are complete stay in the cache.
-    pub(super) fn snapshot(&self, revision: &str) -> Result<PathBuf, String> {
+    pub(super) fn snapshot(&self, revision: &str) -> Result<PathBuf, HubError> {
         let listing = self.listing(revision)?;
         let dir = self.root.join("snapshots").join(&listing.sha);
-        fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        fs::create_dir_all(&dir).map_err(HubError::file(&dir))?;
         let has = |name: &str| listing.siblings.iter().any(|file| file.rfilename == name);
         if !has("config.json") {
-            return Err("the repository has no config.json".to_owned());
+            return Err(HubError::NoConfig);
         }
         let fetch = |file: &str| {
             self.file(&listing.sha, file, &dir, MAX_FILE_BYTES)
@@ -133,13 +138,11 @@ impl<'a> Hub<'a> {
             fetch(SINGLE)?;
         } else if has(INDEX) {
             fetch(INDEX)?;
-            let index = read_index(&dir.join(INDEX)).map_err(|error| error.to_string())?;
+            let index = read_index(&dir.join(INDEX))?;
             let shards: std::collections::BTreeSet<_> = index.values().collect();
             shards.into_iter().try_for_each(|shard| fetch(shard))?;
         } else {
-            return Err(format!(
-                "the repository has neither `{SINGLE}` nor `{INDEX}`"
-            ));
+            return Err(HubError::NoWeights(SINGLE, INDEX));
         }
         self.refer(revision, &listing.sha)?;
         Ok(dir)
@@ -155,13 +158,13 @@ impl<'a> Hub<'a> {
         &self,
         revision: &str,
         config: Option<&str>,
-    ) -> Result<(String, Selection), String> {
+    ) -> Result<(String, Selection), HubError> {
         let listing = self.listing(revision)?;
         let dir = self.root.join("snapshots").join(&listing.sha);
         // The folder of the marker means that this download has begun: without its marker it is not whole.
         let marker = marker(self.root, &listing.sha, config);
         for dir in [Some(dir.as_path()), marker.parent()].into_iter().flatten() {
-            fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+            fs::create_dir_all(dir).map_err(HubError::file(dir))?;
         }
         let names: Vec<String> = listing
             .siblings
@@ -184,34 +187,33 @@ impl<'a> Hub<'a> {
         let mut left = MAX_DATASET_BYTES;
         let announced = known.fold(0_u64, |sum, size| sum.saturating_add(*size));
         if announced > left {
-            return Err(format!(
-                "its files have {announced} bytes; allowed: up to {MAX_DATASET_BYTES}. Take a \
-                 configuration, or a data set of its own with the rows that are needed"
-            ));
+            return Err(HubError::LargeDataset {
+                bytes: announced,
+                limit: MAX_DATASET_BYTES,
+            });
         }
         for name in selection.files() {
             left = left.saturating_sub(self.file(&listing.sha, name, &dir, left)?);
         }
-        let json = serde_json::to_vec(&selection).map_err(|error| error.to_string())?;
-        write_atomic(&marker, &json).map_err(|error| format!("{}: {error}", marker.display()))?;
+        let json = serde_json::to_vec(&selection).map_err(HubError::Note)?;
+        write_atomic(&marker, &json).map_err(HubError::file(&marker))?;
         self.refer(revision, &listing.sha)?;
         Ok((listing.sha, selection))
     }
 
     /// The text of a small file that describes a data set.
-    fn description(&self, sha: &str, name: &str, dir: &Path) -> Result<String, String> {
+    fn description(&self, sha: &str, name: &str, dir: &Path) -> Result<String, HubError> {
         self.file(sha, name, dir, MAX_CARD_BYTES)?;
         super::read_text(&dir.join(name), MAX_CARD_BYTES)
     }
 
     /// Notes the commit of a branch or tag, after its files.
-    fn refer(&self, revision: &str, sha: &str) -> Result<(), String> {
+    fn refer(&self, revision: &str, sha: &str) -> Result<(), HubError> {
         if super::is_commit(revision) {
             return Ok(());
         }
         let reference = self.root.join("refs").join(revision);
-        write_atomic(&reference, sha.as_bytes())
-            .map_err(|error| format!("{}: {error}", reference.display()))
+        write_atomic(&reference, sha.as_bytes()).map_err(HubError::file(&reference))
     }
 
     /// Address of a path of the hub.
@@ -220,7 +222,7 @@ impl<'a> Hub<'a> {
     }
 
     /// Commit and files of a revision.
-    fn listing(&self, revision: &str) -> Result<Revision, String> {
+    fn listing(&self, revision: &str) -> Result<Revision, HubError> {
         let revision = revision.replace('/', "%2F");
         let (kind, sizes) = match self.repo.starts_with("datasets/") {
             true => ("api", "?blobs=true"),
@@ -231,20 +233,20 @@ impl<'a> Hub<'a> {
             let mut text = String::new();
             let mut body = self.get(&url, None)?.take(MAX_API_BYTES + 1);
             body.read_to_string(&mut text)
-                .map_err(|error| Failure::Passing(format!("{url}: {}", cause(&error))))?;
+                .map_err(|error| broken(&url, &error))?;
             match text.len() as u64 > MAX_API_BYTES {
-                true => Err(Failure::Final(format!(
-                    "{url}: more than {MAX_API_BYTES} bytes"
-                ))),
+                true => Err(Failure::Final(HubError::LargeAnswer {
+                    url: url.clone(),
+                    limit: MAX_API_BYTES,
+                })),
                 false => Ok(text),
             }
         })?;
-        let listing: Revision =
-            serde_json::from_str(&text).map_err(|error| format!("{url}: {error}"))?;
-        if !super::is_commit(&listing.sha) {
-            return Err(format!("{url}: `{}` is no commit", listing.sha));
+        match serde_json::from_str::<Revision>(&text) {
+            Ok(listing) if super::is_commit(&listing.sha) => Ok(listing),
+            Ok(Revision { sha, .. }) => Err(HubError::Commit { url, sha }),
+            Err(error) => Err(HubError::Json { url, error }),
         }
-        Ok(listing)
     }
 
     /// A GET from byte `from` on (a range), or of the whole.
@@ -263,7 +265,7 @@ impl<'a> Hub<'a> {
             request = request.bearer_auth(token);
         }
         let response = request.send();
-        let response = response.map_err(|e| Failure::Passing(format!("{url}: {}", cause(&e))))?;
+        let response = response.map_err(|e| broken(url, &e))?;
         self.check(url, response)
     }
 
@@ -279,27 +281,31 @@ impl<'a> Hub<'a> {
             404 => ": no such repository, revision or file",
             _ => "",
         };
-        let text = format!("{url} answers {status}{hint}");
+        let error = HubError::Status {
+            url: url.to_owned(),
+            status,
+            hint,
+        };
         Err(match status {
-            408 | 429 | 500..=599 => Failure::Passing(text),
-            _ => Failure::Final(text),
+            408 | 429 | 500..=599 => Failure::Passing(error),
+            _ => Failure::Final(error),
         })
     }
 
     /// Runs `attempt` until it succeeds, fails for good, or has failed [`MAX_ATTEMPTS`] times in a
     /// row.
-    fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, String> {
+    fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, HubError> {
         let mut pause = FIRST_PAUSE;
         for left in (0..MAX_ATTEMPTS).rev() {
             match attempt() {
                 Ok(value) => return Ok(value),
-                Err(Failure::Final(text)) => return Err(text),
-                Err(Failure::Passing(text)) if left == 0 => return Err(text),
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Passing(error)) if left == 0 => return Err(error),
                 Err(Failure::Passing(_)) => std::thread::sleep(pause),
             }
             pause *= 2;
         }
-        Err("no attempt was made".to_owned())
+        Err(HubError::NoAttempt)
     }
 
     /// Identity and size of a file, from the answer before any redirect to another host.
@@ -322,9 +328,8 @@ impl<'a> Hub<'a> {
             let etag = raw.trim_start_matches("W/").trim_matches('"').to_owned();
             let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
             if etag.is_empty() || etag.len() > 128 || !etag.bytes().all(plain) {
-                return Err(Failure::Final(format!(
-                    "{url}: tag `{raw}` does not identify a file"
-                )));
+                let tag = raw.to_owned();
+                return Err(Failure::Final(HubError::Tag { url, tag }));
             }
             let size = if linked.is_some() {
                 text("x-linked-size")
@@ -333,25 +338,27 @@ impl<'a> Hub<'a> {
             };
             let size = size.and_then(|size| size.parse().ok());
             if size.is_some_and(|size: u64| size > MAX_FILE_BYTES) {
-                return Err(Failure::Final(format!(
-                    "{url}: larger than {MAX_FILE_BYTES} bytes"
-                )));
+                let limit = MAX_FILE_BYTES;
+                return Err(Failure::Final(HubError::LargeRemote { url, limit }));
             }
             let limit = MAX_FILE_BYTES;
             return Ok(Remote { etag, size, limit });
         }
-        Err(Failure::Final(format!(
-            "{url}: more than {MAX_REDIRECTS} redirects"
-        )))
+        let limit = MAX_REDIRECTS;
+        Err(Failure::Final(HubError::Redirects { url, limit }))
     }
 
     /// Brings one file of commit `sha`, of at most `limit` bytes, into the cache and links it into `dir`.
     /// Returns its bytes.
-    fn file(&self, sha: &str, name: &str, dir: &Path, limit: u64) -> Result<u64, String> {
+    fn file(&self, sha: &str, name: &str, dir: &Path, limit: u64) -> Result<u64, HubError> {
         let link = dir.join(name);
         let size = || link.metadata().map(|meta| meta.len());
         let too_large = |bytes| match bytes > limit {
-            true => Err(format!("{name}: {bytes} bytes; allowed: up to {limit}")),
+            true => Err(HubError::Limit {
+                name: name.to_owned(),
+                bytes,
+                limit,
+            }),
             false => Ok(bytes),
         };
         if let Ok(bytes) = size() {
@@ -363,7 +370,7 @@ impl<'a> Hub<'a> {
         remote.limit = limit.min(MAX_FILE_BYTES);
         let blobs = self.root.join("blobs");
         let blob = blobs.join(&remote.etag);
-        let failed = |error: io::Error| format!("{}: {error}", blob.display());
+        let failed = HubError::file(&blob);
         fs::create_dir_all(&blobs).map_err(failed)?;
         let _lock = self.lock(&remote.etag).map_err(failed)?;
         if !blob.is_file() {
@@ -393,9 +400,9 @@ impl<'a> Hub<'a> {
 
     /// Downloads a file next to its final name, checks it, and renames it. Attempts are counted
     /// anew after each one that has brought bytes.
-    fn blob(&self, url: &str, name: &str, remote: &Remote, blob: &Path) -> Result<(), String> {
+    fn blob(&self, url: &str, name: &str, remote: &Remote, blob: &Path) -> Result<(), HubError> {
         let partial = blob.with_file_name(format!("{}.incomplete", remote.etag));
-        let failed = |error: io::Error| format!("{}: {error}", partial.display());
+        let failed = HubError::file(&partial);
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false);
         let mut file = options.open(&partial).map_err(failed)?;
@@ -403,14 +410,14 @@ impl<'a> Hub<'a> {
         // Attempts count anew after each that brought bytes.
         loop {
             let done = self.retry(|| match self.transfer(url, name, remote, &mut file) {
-                Err(Failure::Passing(text)) => {
+                Err(Failure::Passing(error)) => {
                     let length = file.metadata().map(|meta| meta.len()).unwrap_or(last);
                     let moved = length > last;
                     last = length;
                     if moved {
                         Ok(false)
                     } else {
-                        Err(Failure::Passing(text))
+                        Err(Failure::Passing(error))
                     }
                 }
                 other => other.map(|()| true),
@@ -419,10 +426,10 @@ impl<'a> Hub<'a> {
                 break;
             }
         }
-        if let Err(text) = verify(&mut file, remote) {
+        if let Err(error) = verify(&mut file, url, remote) {
             // A wrong file would be resumed for ever.
             let _ = fs::remove_file(&partial);
-            return Err(format!("{url}: {text}"));
+            return Err(error);
         }
         file.sync_all().map_err(failed)?;
         fs::rename(&partial, blob).map_err(failed)
@@ -436,7 +443,7 @@ impl<'a> Hub<'a> {
         remote: &Remote,
         file: &mut File,
     ) -> Result<(), Failure> {
-        let local = |error: io::Error| Failure::Final(format!("writing the cache: {error}"));
+        let local = |error: io::Error| Failure::Final(error.into());
         let mut at = file.seek(SeekFrom::End(0)).map_err(local)?;
         if remote.size == Some(at) {
             return Ok(());
@@ -456,16 +463,12 @@ impl<'a> Hub<'a> {
             let n = match response.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(n) => n,
-                Err(error) => {
-                    let why = cause(&error);
-                    return Err(Failure::Passing(format!("{url}: {why}")));
-                }
+                Err(error) => return Err(broken(url, &error)),
             };
             at += n as u64;
             if at > limit {
-                return Err(Failure::Final(format!(
-                    "{url}: more than the {limit} bytes announced"
-                )));
+                let url = url.to_owned();
+                return Err(Failure::Final(HubError::Announced { url, limit }));
             }
             file.write_all(&buffer[..n]).map_err(local)?;
             if let Some(progress) = &self.env.progress {
@@ -477,38 +480,51 @@ impl<'a> Hub<'a> {
             }
         }
         match remote.size {
-            Some(size) if at < size => {
-                Err(Failure::Passing(format!("{url}: {at} of {size} bytes")))
-            }
+            Some(size) if at < size => Err(Failure::Passing(HubError::Short {
+                url: url.to_owned(),
+                found: at,
+                size,
+            })),
             _ => Ok(()),
         }
     }
 }
 
+/// A request without an answer, or an answer that breaks off: another attempt can succeed.
+fn broken(url: &str, error: &(dyn std::error::Error + 'static)) -> Failure {
+    Failure::Passing(HubError::Request {
+        url: url.to_owned(),
+        reason: cause(error),
+    })
+}
+
 /// A client that trusts Mozilla's root certificates, which are built into the program.
-fn client(redirects: Policy) -> Result<Client, String> {
+fn client(redirects: Policy) -> Result<Client, HubError> {
     Client::builder()
         .tls_backend_preconfigured(tls())
         .redirect(redirects)
         .connect_timeout(CONNECT_TIMEOUT)
         .user_agent(concat!("sinew/", env!("CARGO_PKG_VERSION")))
         .build()
-        .map_err(|error| cause(&error))
+        .map_err(|error| HubError::Client(cause(&error)))
 }
 
 /// Compares a large file with its SHA-256. Small files have git's id as their name, and are checked only by
 /// length.
-fn verify(file: &mut File, remote: &Remote) -> Result<(), String> {
+fn verify(file: &mut File, url: &str, remote: &Remote) -> Result<(), HubError> {
     let is_sha256 = remote.etag.len() == 64 && remote.etag.bytes().all(|b| b.is_ascii_hexdigit());
     if !is_sha256 {
         return Ok(());
     }
     let mut hash = Sha256::new();
     let mut buffer = vec![0; COPY_BYTES];
-    file.seek(SeekFrom::Start(0))
-        .map_err(|error| error.to_string())?;
+    let unread = |error| HubError::Read {
+        url: url.to_owned(),
+        error,
+    };
+    file.seek(SeekFrom::Start(0)).map_err(unread)?;
     loop {
-        let n = file.read(&mut buffer).map_err(|error| error.to_string())?;
+        let n = file.read(&mut buffer).map_err(unread)?;
         if n == 0 {
             break;
         }
@@ -522,10 +538,11 @@ fn verify(file: &mut File, remote: &Remote) -> Result<(), String> {
     if found.eq_ignore_ascii_case(&remote.etag) {
         return Ok(());
     }
-    Err(format!(
-        "content has SHA-256 {found}, expected {}",
-        remote.etag
-    ))
+    Err(HubError::Digest {
+        url: url.to_owned(),
+        found,
+        expected: remote.etag.clone(),
+    })
 }
 
 /// A file's path as part of an address: every byte but letters, digits, `-._~` and `/` as `%XX`.
