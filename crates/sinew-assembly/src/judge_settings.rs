@@ -3,22 +3,36 @@
 //! Keys of servers are not part of a recipe: the caller that reads the environment passes them.
 
 use sinew_judge::{
-    AnswerFormat, Item, JudgeConfig, Limits, Mode, OpenAiConfig, Rubric, ServerConfig, View,
+    AnswerFormat, Item, JudgeConfig, Limits, Mode, OpenAiConfig, Rubric, RubricError, ServerConfig,
+    View,
 };
 use sinew_recipe::{
     JudgeFormat, JudgeMode, JudgePlan, JudgeView, RewardServerPlan, RubricItem, RubricSource,
 };
 use std::time::Duration;
 
+/// Reasons for which a judge has no rubric.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RubricFault {
+    #[error("{judge}.rubric: {path:?}: {error}")]
+    File {
+        judge: String,
+        path: String,
+        error: std::io::Error,
+    },
+    #[error("{judge}.rubric: {error}")]
+    Rubric { judge: String, error: RubricError },
+}
+
 /// Settings of the judge `name`, such as `judge.quality`. A rubric in a file is read.
 ///
 /// # Errors
 /// If the file cannot be read, or holds no rubric.
-pub(crate) fn judge_config(name: &str, plan: &JudgePlan) -> Result<JudgeConfig, String> {
+pub(crate) fn judge_config(name: &str, plan: &JudgePlan) -> Result<JudgeConfig, RubricFault> {
     let [low, high] = plan.scale;
     Ok(JudgeConfig {
         name: name.to_owned(),
-        rubric: rubric(plan.rubric.as_ref()).map_err(|e| format!("{name}.rubric: {e}"))?,
+        rubric: rubric(name, plan.rubric.as_ref())?,
         view: match plan.view {
             JudgeView::Last => View::Last,
             JudgeView::Dialogue => View::Dialogue,
@@ -47,11 +61,15 @@ pub(crate) fn judge_config(name: &str, plan: &JudgePlan) -> Result<JudgeConfig, 
 }
 
 /// The rubric, read from its file if it has one.
-fn rubric(source: Option<&RubricSource>) -> Result<Rubric, String> {
+fn rubric(judge: &str, source: Option<&RubricSource>) -> Result<Rubric, RubricFault> {
     let rubric = match source {
         Some(RubricSource::File(path)) => {
-            let text = std::fs::read_to_string(path);
-            Rubric::from_markdown(&text.map_err(|e| format!("{path:?}: {e}"))?)
+            let text = std::fs::read_to_string(path).map_err(|error| RubricFault::File {
+                judge: judge.to_owned(),
+                path: path.clone(),
+                error,
+            });
+            Rubric::from_markdown(&text?)
         }
         Some(RubricSource::Items(items)) => {
             let parts = items.iter().map(RubricItem::parts);
@@ -63,7 +81,10 @@ fn rubric(source: Option<&RubricSource>) -> Result<Rubric, String> {
         }
         None => Rubric::new(Vec::new()),
     };
-    rubric.map_err(|e| e.to_string())
+    rubric.map_err(|error| RubricFault::Rubric {
+        judge: judge.to_owned(),
+        error,
+    })
 }
 
 /// Settings of a judge's server at `url`.

@@ -4,6 +4,7 @@
 //! columns of the task. `label` is one grade for each item of the rubric, in order: true or false, or a
 //! number of the scale; a single grade where there is one item.
 
+use crate::error::{LabelError, LabelsError};
 use crate::frame::Mode;
 use crate::judge::Judge;
 use crate::rubric::Rubric;
@@ -29,19 +30,21 @@ pub struct Labelled {
 ///
 /// # Errors
 /// The first row that is none, with its line; any of [`Mode::Compare`], which grades no single answer.
-pub fn read_labels(text: &str, mode: Mode, rubric: &Rubric) -> Result<Vec<Labelled>, String> {
+pub fn read_labels(text: &str, mode: Mode, rubric: &Rubric) -> Result<Vec<Labelled>, LabelsError> {
     if mode == Mode::Compare {
-        let why = "labels grade single answers, and mode = \"compare\" compares two; calibrate its rubric with \
-                   mode = \"each\"";
-        return Err(why.to_owned());
+        return Err(LabelsError::Compare);
     }
     let lines = text
         .lines()
         .enumerate()
         .filter(|(_, l)| !l.trim().is_empty());
     let read = |(i, line): (usize, &str)| {
-        let row = json::from_str(line).map_err(|e| format!("line {}: {e}", i + 1))?;
-        labelled(row, i, mode, rubric.items().len()).map_err(|e| format!("line {}: {e}", i + 1))
+        let row = json::from_str(line).map_err(LabelError::from);
+        let row = row.and_then(|row| labelled(row, i, mode, rubric.items().len()));
+        row.map_err(|reason| LabelsError::Row {
+            line: i + 1,
+            reason,
+        })
     };
     lines.map(read).collect()
 }
@@ -51,12 +54,12 @@ fn labelled(
     at: usize,
     mode: Mode,
     items: usize,
-) -> Result<Labelled, String> {
-    let mut take = |key: &str| row.remove(key).ok_or(format!("there is no {key:?}"));
+) -> Result<Labelled, LabelError> {
+    let mut take = |key: &'static str| row.remove(key).ok_or(LabelError::Missing(key));
     let label = take("label")?;
     let output = match take("output")? {
         Value::String(text) => text,
-        _ => return Err("\"output\" is no text".to_owned()),
+        _ => return Err(LabelError::Output),
     };
     let prompt = row
         .remove("prompt")
@@ -67,7 +70,7 @@ fn labelled(
             said.into_iter().map(|s| s.message).collect()
         }
         (None, Some(text)) => vec![Message::new(Role::User, text.clone())],
-        (None, None) => return Err("there is neither \"prompt\" nor \"messages\"".to_owned()),
+        (None, None) => return Err(LabelError::NoPrompt),
     };
     messages.push(Message::new(Role::Assistant, output.clone()));
     let grades = match label {
@@ -75,15 +78,13 @@ fn labelled(
         one => vec![one],
     };
     if grades.len() != items {
-        return Err(format!(
-            "{} grades for {items} items of the rubric",
-            grades.len()
-        ));
+        let grades = grades.len();
+        return Err(LabelError::Grades { grades, items });
     }
     let grades = grades.iter().map(|g| grade(g, mode));
-    let grades = grades.collect::<Option<_>>().ok_or_else(|| match mode {
-        Mode::Scale { low, high } => format!("a grade is no whole number from {low} to {high}"),
-        _ => "a grade is neither true nor false".to_owned(),
+    let grades = grades.collect::<Option<_>>().ok_or(match mode {
+        Mode::Scale { low, high } => LabelError::NotOnScale { low, high },
+        _ => LabelError::NotBool,
     })?;
     let task = Task {
         id: TaskId::new(format!("label/{}", at + 1)),
