@@ -34,6 +34,6 @@ pub use client::HttpQueue;
 pub use feed::{Fed, Feed};
 pub use hand::{bury, listed};
 pub use place::{Place, QUEUE_NAME, open};
-pub use scorer::{Score, Scored, ScorerConfig, score_rows};
+pub use scorer::{Score, ScoreError, Scored, ScorerConfig, score_rows};
 pub use server::{Clock, QueueServer, Serving, system_clock};
 pub use wire::{MAX_LEASE, MAX_PAGE, MAX_REQUEST};
