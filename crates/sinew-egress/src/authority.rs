@@ -1,6 +1,7 @@
 //! Certificate authority of a run. It signs a certificate for every host whose TLS the proxy terminates.
 //! Only sandboxes trust it. Its key never leaves the process.
 
+use crate::error::LeafError;
 use crate::host::Host;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -57,7 +58,7 @@ impl Authority {
     }
 
     /// TLS settings for one host. HTTP/1.1 only: an HTTP/2 client may use one connection for several hosts.
-    pub(crate) fn server(&self, host: &Host) -> Result<Arc<ServerConfig>, String> {
+    pub(crate) fn server(&self, host: &Host) -> Result<Arc<ServerConfig>, LeafError> {
         let lock = || self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(config) = lock().get(host) {
             return Ok(Arc::clone(config));
@@ -72,19 +73,22 @@ impl Authority {
     }
 
     /// Signs a certificate for one host.
-    fn leaf(&self, host: &Host) -> Result<ServerConfig, String> {
-        let text = |e: rcgen::Error| format!("certificate for {host}: {e}");
+    fn leaf(&self, host: &Host) -> Result<ServerConfig, LeafError> {
+        let failed = |error| LeafError::Certificate {
+            host: host.clone(),
+            error,
+        };
         let mut params = CertificateParams::default();
         params.distinguished_name = name("Sinew sandbox egress leaf");
         params.subject_alt_names = vec![match host {
-            Host::Name(n) => SanType::DnsName(n.as_str().try_into().map_err(text)?),
+            Host::Name(n) => SanType::DnsName(n.as_str().try_into().map_err(failed)?),
             Host::Address(a) => SanType::IpAddress(*a),
         }];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.use_authority_key_identifier_extension = true;
-        let key = KeyPair::generate().map_err(text)?;
-        let certificate = params.signed_by(&key, &self.issuer).map_err(text)?;
+        let key = KeyPair::generate().map_err(failed)?;
+        let certificate = params.signed_by(&key, &self.issuer).map_err(failed)?;
         let private = PrivateKeyDer::Pkcs8(key.serialize_der().into());
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()
@@ -92,7 +96,10 @@ impl Authority {
                 b.with_no_client_auth()
                     .with_single_cert(vec![certificate.der().clone()], private)
             })
-            .map_err(|e| format!("TLS for {host}: {e}"))?;
+            .map_err(|error| LeafError::Tls {
+                host: host.clone(),
+                error,
+            })?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }

@@ -269,14 +269,19 @@ impl RuleConfig {
         let paths = self.paths.iter().map(|p| PathPattern::parse(p));
         let paths = paths
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|e| wrong(field("paths"), e, "/v1/models, /v1/*"))?;
+            .map_err(|e| wrong(field("paths"), e.to_string(), "/v1/models, /v1/*"))?;
         let addresses = self
             .addresses
             .iter()
             .map(|a| a.parse::<Cidr>())
             .collect::<Result<Vec<_>, _>>();
-        let addresses =
-            addresses.map_err(|e| wrong(field("addresses"), e, "ranges such as 127.0.0.0/8"))?;
+        let addresses = addresses.map_err(|e| {
+            wrong(
+                field("addresses"),
+                e.to_string(),
+                "ranges such as 127.0.0.0/8",
+            )
+        })?;
         let https = scheme == Scheme::Https;
         let intercept = https && self.intercept.unwrap_or(config.intercept);
         let looks = !paths.is_empty() || !self.methods.is_empty() || self.credential.is_some();
