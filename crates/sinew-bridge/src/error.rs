@@ -1,5 +1,6 @@
 //! Errors of workers and of calls.
 
+use crate::frame::FrameError;
 use sinew_env::EnvError;
 
 /// Workers that could not be started: an error of the user, of the recipe or of the host.
@@ -39,6 +40,96 @@ pub enum StartError {
         /// Allowed values.
         allowed: String,
     },
+}
+
+/// Reasons for which a class or a function gives no rows.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RowsError {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("the answer of a Python worker is not as expected: {0}")]
+    Answer(#[from] serde_json::Error),
+    #[error("index {index}: {reason}")]
+    Row { index: usize, reason: RowError },
+    /// More than the limit. The rows may have no end.
+    #[error("it gives {over} for the split {split}; end it, for example with itertools.islice")]
+    Over { over: Over, split: &'static str },
+}
+
+/// Limit of rows that is passed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Over {
+    #[error("more than {0} rows")]
+    Rows(usize),
+    #[error("more than {0} bytes of rows")]
+    Bytes(usize),
+    #[error("rows for more than {0} s")]
+    Seconds(u64),
+}
+
+/// Fault of one row.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RowError {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("no JSON: {0}")]
+    NoJson(serde_json::Error),
+    #[error("a row is a text or an object with columns")]
+    NoColumns,
+    /// The value, cut.
+    #[error("a row is a text or a dict of columns, not {0}")]
+    NoDict(String),
+    #[error("{name} is {value}: a text is needed")]
+    NoText {
+        name: &'static str,
+        value: serde_json::Value,
+    },
+}
+
+/// Reasons for which an MCP server has no session.
+#[cfg(feature = "mcp")]
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum McpError {
+    #[error("the MCP server {server:?} did not start: {reason}")]
+    Start { server: String, reason: String },
+    /// It breaks the protocol, or gives too many tools.
+    #[error("the MCP server {server:?}: {reason}")]
+    Server { server: String, reason: String },
+    /// A call failed; the reason is that of the session.
+    #[error("{0}")]
+    Call(String),
+    #[error("an MCP server did not answer within {0} s")]
+    Late(f64),
+    #[error("all {0} sessions are in use; raise env.sessions")]
+    InUse(usize),
+    #[error("the environment variable is not set: export {0}=...")]
+    NoKey(String),
+    #[error("the command is empty")]
+    NoCommand,
+    #[error("there is no program {0} in PATH")]
+    NoProgram(String),
+    #[error("{argument}: {error}")]
+    Argument {
+        argument: String,
+        error: std::io::Error,
+    },
+    #[error(transparent)]
+    Python(#[from] StartError),
+}
+
+/// Reasons for which a worker breaks its protocol.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProtocolError {
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error(transparent)]
+    Parse(#[from] tokio::task::JoinError),
+    #[error("an answer to call {0}, which does not wait")]
+    NotWaiting(u64),
+    #[error("too many runs of code at once")]
+    TooManyRuns,
 }
 
 /// A call without a value.

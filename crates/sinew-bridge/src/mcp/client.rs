@@ -1,6 +1,7 @@
 //! One session with an MCP server, by `rmcp`. Lines, pages of tools, results and waits are bounded.
 
 use super::server::{Process, Reached};
+use crate::error::McpError;
 use crate::http::{client as http_client, cut};
 use rmcp::model::{CallToolRequestParams, CallToolResult, ContentBlock, PaginatedRequestParams};
 use rmcp::service::{RunningService, ServiceError};
@@ -36,9 +37,12 @@ pub(crate) enum CallFault {
 
 impl Session {
     /// Starts or reaches a server, and greets it.
-    pub(crate) async fn open(server: &Reached) -> Result<Self, String> {
+    pub(crate) async fn open(server: &Reached) -> Result<Self, McpError> {
         let shown = server.shown().to_owned();
-        let failed = |e: String| format!("the MCP server {shown:?} did not start: {e}");
+        let failed = |reason: String| McpError::Start {
+            server: server.shown().to_owned(),
+            reason,
+        };
         let (started, process) = match server {
             Reached::Command(command) => {
                 let (stream, mut process) = command.start().await.map_err(failed)?;
@@ -70,8 +74,11 @@ impl Session {
     }
 
     /// Tools of the server.
-    pub(crate) async fn tools(&self) -> Result<Vec<ToolSpec>, String> {
-        let failed = |e: &dyn std::fmt::Display| format!("the MCP server {:?}: {e}", self.shown);
+    pub(crate) async fn tools(&self) -> Result<Vec<ToolSpec>, McpError> {
+        let failed = |e: &dyn std::fmt::Display| McpError::Server {
+            server: self.shown.clone(),
+            reason: e.to_string(),
+        };
         let (mut tools, mut cursor) = (Vec::new(), None);
         for _ in 0..MAX_PAGES {
             let page = PaginatedRequestParams::default().with_cursor(cursor);
