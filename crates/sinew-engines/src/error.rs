@@ -3,6 +3,15 @@
 use sinew_types::{EngineError, PolicyVersion, TokenId};
 use std::fmt;
 
+/// A text that does not name a mode.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ModeError {
+    #[error("{0:?} is neither raw nor processed")]
+    Logprobs(String),
+    #[error("{0:?}: allowed: guided, advice, refuse")]
+    Format(String),
+}
+
 /// Tokens that cannot be right. Positions count from the attempt's first token.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TokenFault {
