@@ -37,6 +37,50 @@ pub(crate) struct PeerResult {
     pub(crate) peak_bytes: Option<f64>,
 }
 
+/// Reasons for which a peer has no result, as its row prints them.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PeerError {
+    #[error("give {0}")]
+    NoPython(&'static str),
+    #[error("{} is missing: see --peers", .0.display())]
+    NoScript(PathBuf),
+    #[error("{}: {error}", program.display())]
+    Start {
+        program: PathBuf,
+        error: std::io::Error,
+    },
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error("not done after {0} s")]
+    Late(u64),
+    #[error("no result")]
+    NoResult,
+    #[error("it has no output")]
+    NoOutput,
+    #[error("no values")]
+    NoValues,
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// The program's result cannot be read; with the last line of its errors.
+    #[error("{script}: {error}: {last}")]
+    Script {
+        script: String,
+        error: Box<PeerError>,
+        last: String,
+    },
+    #[error("this Python has no litellm: pip install -r benches/peers/litellm.txt")]
+    NoPackage,
+    #[error("it ended while it started{0}")]
+    Ended(&'static str),
+    #[error("it did not {what} within {limit:?}")]
+    NoStart { what: &'static str, limit: Duration },
+    #[error("{error}: {line}")]
+    Line {
+        line: String,
+        error: serde_json::Error,
+    },
+}
+
 /// Line that the script prints.
 #[derive(Deserialize)]
 struct Line {
@@ -49,15 +93,14 @@ struct Line {
 }
 
 impl Peers {
-    /// Runs `script`; why it could not run, on `Err`.
-    pub(crate) fn run(&self, script: &str, args: &[&str]) -> Result<PeerResult, String> {
-        let python = self
-            .python
-            .as_ref()
-            .ok_or("give --peer-python: a Python with the packages that benches/peers names")?;
+    /// Runs `script`.
+    pub(crate) fn run(&self, script: &str, args: &[&str]) -> Result<PeerResult, PeerError> {
+        let python = self.python.as_ref().ok_or(PeerError::NoPython(
+            "--peer-python: a Python with the packages that benches/peers names",
+        ))?;
         let path = self.scripts.join(script);
         if !path.is_file() {
-            return Err(format!("{} is missing: see --peers", path.display()));
+            return Err(PeerError::NoScript(path));
         }
         let threads = self.threads.to_string();
         let mut child = Command::new(python)
@@ -69,7 +112,10 @@ impl Peers {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|e| format!("{}: {e}", python.display()))?;
+            .map_err(|error| PeerError::Start {
+                program: python.clone(),
+                error,
+            })?;
         let outputs = (child.stdout.take(), child.stderr.take());
         let (out, errors) = std::thread::scope(|scope| {
             let out = scope.spawn(|| outputs.0.map(read_all).unwrap_or_default());
@@ -82,7 +128,11 @@ impl Peers {
         })?;
         parse(&out).map_err(|e| {
             let last = errors.lines().rev().find(|l| !l.trim().is_empty());
-            format!("{script}: {e}: {}", last.unwrap_or("it said nothing"))
+            PeerError::Script {
+                script: script.to_owned(),
+                error: Box::new(e),
+                last: last.unwrap_or("it said nothing").to_owned(),
+            }
         })
     }
 }
@@ -96,7 +146,7 @@ fn read_all(from: impl Read) -> String {
 }
 
 /// Waits for the end; a child that takes too long is killed.
-fn wait(child: &mut Child, limit: Duration) -> Result<(), String> {
+fn wait(child: &mut Child, limit: Duration) -> Result<(), PeerError> {
     let start = Instant::now();
     loop {
         match child.try_wait() {
@@ -109,8 +159,8 @@ fn wait(child: &mut Child, limit: Duration) -> Result<(), String> {
                 let _ = child.kill();
                 let _ = child.wait();
                 return match ended {
-                    Err(e) => Err(e.to_string()),
-                    _ => Err(format!("not done after {} s", limit.as_secs())),
+                    Err(e) => Err(e.into()),
+                    _ => Err(PeerError::Late(limit.as_secs())),
                 };
             }
         }
@@ -118,11 +168,11 @@ fn wait(child: &mut Child, limit: Duration) -> Result<(), String> {
 }
 
 /// The last line that is JSON.
-fn parse(out: &str) -> Result<PeerResult, String> {
+fn parse(out: &str) -> Result<PeerResult, PeerError> {
     let line = out.lines().rev().find(|l| l.starts_with('{'));
-    let line = line.ok_or("no result")?;
-    let line: Line = serde_json::from_str(line).map_err(|e| e.to_string())?;
-    let summary = Summary::of(line.values, Better::More).ok_or("no values")?;
+    let line = line.ok_or(PeerError::NoResult)?;
+    let line: Line = serde_json::from_str(line)?;
+    let summary = Summary::of(line.values, Better::More).ok_or(PeerError::NoValues)?;
     Ok(PeerResult {
         version: line.version,
         summary,
@@ -162,12 +212,12 @@ mod tests {
             "echo no module named torch >&2; exit 1",
             Duration::from_secs(20),
         );
-        let why = p.run("peer.py", &[]).unwrap_err();
-        assert!(why.contains("no module named torch"), "{why}");
-        assert!(p.run("other.py", &[]).unwrap_err().contains("is missing"));
+        let why = |p: &Peers, script| p.run(script, &[]).unwrap_err().to_string();
+        assert!(why(&p, "peer.py").contains("no module named torch"));
+        assert!(why(&p, "other.py").contains("is missing"));
         p.python = None;
-        assert!(p.run("peer.py", &[]).unwrap_err().contains("--peer-python"));
+        assert!(why(&p, "peer.py").contains("--peer-python"));
         let (_dir, slow) = peers("exec sleep 20", Duration::from_millis(50));
-        assert!(slow.run("peer.py", &[]).unwrap_err().contains("not done"));
+        assert!(why(&slow, "peer.py").contains("not done"));
     }
 }
