@@ -97,6 +97,8 @@ def wandb(folder: Path, run_id: str) -> Rows:
         if record.HasField("exit"):
             ends.append(record.exit.exit_code)
     assert ends == [0] and (folder / "files/report.html").exists()
+    # The newest trained step is for sessions that resume the run.
+    assert out.pop("trained_step") == out["step"], out
     return out
 
 

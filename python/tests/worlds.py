@@ -549,7 +549,9 @@ def scripts_that_are_no_proofs() -> None:
 
     player = Player(Endless, induction)
     player.env.automation = True
-    player.play([("prove", {"script": "intros n. do 100000000 idtac."}), right])
+    player.play([("prove", {"script": "intros n. do 100000000 idtac."})])
+    player.env.timeout_s = Coq.timeout_s
+    player.play([right])
     assert "took more than 1 s" in player.seen[1] and player.score()["reward"], player.seen
 
 

@@ -66,11 +66,13 @@ pub struct AdaptiveConfig {
     pub target: f64,
     /// Levels by which `aim` moves if all episodes of a step succeed and none should, above 0.
     pub gain: f64,
-    /// Shares of draws of hard and of easy tasks with `pools`; the rest is for the others.
+    /// Share of draws of hard tasks with `pools`, 0 to 1.
     pub hard_share: f64,
+    /// Share of draws of easy tasks with `pools`, 0 to 1; with `hard_share` at most 1.
     pub easy_share: f64,
-    /// Success rates up to which a task is hard, and from which on it is easy.
+    /// Success rate up to which a task is hard, 0 to 1.
     pub hard_at: f64,
+    /// Success rate from which on a task is easy, above `hard_at` and at most 1.
     pub easy_at: f64,
     /// Shares move between environments, too.
     pub across: bool,

@@ -84,16 +84,16 @@ impl<'a> Batch<'a> {
                     continue;
                 }
                 match admit_episode(c, trace, paths, report) {
-                    Admitted::Usable(episode) => {
+                    EpisodeRole::Usable(episode) => {
                         members.push(batch.episodes.len());
                         batch.episodes.push(episode);
                     }
-                    Admitted::Failed(episode) => {
+                    EpisodeRole::Failed(episode) => {
                         failed.push(batch.episodes.len());
                         batch.episodes.push(episode);
                     }
-                    Admitted::Broken => {}
-                    Admitted::Excluded => size -= 1,
+                    EpisodeRole::Broken => {}
+                    EpisodeRole::Excluded => size -= 1,
                 }
             }
             batch.groups.push(Group {
@@ -222,7 +222,7 @@ fn check_membership<'a>(
 }
 
 /// Role of an episode in a batch. The report counts all but usable ones.
-enum Admitted<'a> {
+enum EpisodeRole<'a> {
     Usable(Episode<'a>),
     /// The system failed. The episode is not trained on.
     Failed(Episode<'a>),
@@ -238,15 +238,15 @@ fn admit_episode<'a>(
     trace: &'a Trace,
     paths: bool,
     report: &mut AlgoReport,
-) -> Admitted<'a> {
+) -> EpisodeRole<'a> {
     if let EpisodeEnd::Failed { kind, .. } = &trace.end {
         *report.failed.entry(failure_name(*kind).into()).or_default() += 1;
         let mut episode = Episode::new(c, trace, false);
         episode.trains = false;
         let credible = episode.reward.abs() <= MAX_REWARD;
         return match credible && trace.validate().is_ok() {
-            true => Admitted::Failed(episode),
-            false => Admitted::Broken,
+            true => EpisodeRole::Failed(episode),
+            false => EpisodeRole::Broken,
         };
     }
     let mut reason = trace.validate().err().map(|e| e.to_string());
@@ -261,12 +261,12 @@ fn admit_episode<'a>(
             episode: trace.episode.clone(),
             reason,
         });
-        return Admitted::Broken;
+        return EpisodeRole::Broken;
     }
     // A missing reward is not 0: that would raise the advantages of the other episodes.
     if trace.outcome.unscored && c.advantage.reads_rewards() {
         report.unscored += 1;
-        return Admitted::Broken;
+        return EpisodeRole::Broken;
     }
     let mut trains = true;
     if matches!(trace.end, EpisodeEnd::Truncated { .. }) {
@@ -276,12 +276,12 @@ fn admit_episode<'a>(
             trains = false;
         }
         if c.filters.truncated == Truncated::Exclude {
-            return Admitted::Excluded;
+            return EpisodeRole::Excluded;
         }
     }
     let mut episode = Episode::new(c, trace, paths);
     episode.trains = trains;
-    Admitted::Usable(episode)
+    EpisodeRole::Usable(episode)
 }
 
 fn failure_name(kind: FailureKind) -> &'static str {

@@ -24,10 +24,16 @@ pub enum Scale {
     /// No division.
     One,
     /// Unbiased standard deviation of the group's rewards plus `epsilon`.
-    GroupStd { epsilon: f64 },
+    GroupStd {
+        /// Added to the standard deviation, above 0.
+        epsilon: f64,
+    },
     /// Unbiased standard deviation of the rewards of all episodes of the same environment plus `epsilon`
     /// (ERPO, Cai et al. 2025, AutoForge, arXiv 2512.22857, equation 4).
-    EnvironmentStd { epsilon: f64 },
+    EnvironmentStd {
+        /// Added to the standard deviation, above 0.
+        epsilon: f64,
+    },
     /// Mean reward of the group. The advantage is 0 if it is not positive (MaxRL).
     GroupMean,
 }
@@ -37,21 +43,40 @@ pub enum Scale {
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Advantage {
     /// `(R − baseline) / scale`, equal for all tokens of an episode.
-    Group { baseline: Baseline, scale: Scale },
+    Group {
+        /// Value that is subtracted from an episode's reward.
+        baseline: Baseline,
+        /// Divisor of the reward minus the baseline.
+        scale: Scale,
+    },
     /// Discounted sum of later rewards, per token (REINFORCE++).
-    ReturnToGo { gamma: f64 },
+    ReturnToGo {
+        /// Discount per token, 0 to 1.
+        gamma: f64,
+    },
     /// Generalized advantage estimation over the sampled tokens.
-    Gae { gamma: f64, lambda: f64 },
+    Gae {
+        /// Discount per token, 0 to 1.
+        gamma: f64,
+        /// GAE parameter over tokens, 0 to 1.
+        lambda: f64,
+    },
     /// GAE over turns, then over the tokens of each turn.
     TurnGae {
+        /// Discount per turn, 0 to 1.
         gamma_turn: f64,
+        /// GAE parameter over turns, 0 to 1.
         lambda_turn: f64,
+        /// Discount per token within a turn, 0 to 1.
         gamma: f64,
+        /// GAE parameter over the tokens of a turn, 0 to 1.
         lambda: f64,
     },
     /// Episode advantage plus `omega` times a step advantage between equal states.
     Gigpo {
+        /// Weight of the step advantage, 0 or above.
         omega: f64,
+        /// Discount per turn, 0 to 1.
         gamma: f64,
         /// Added to the standard deviation, which divides both advantages. `None`: no division.
         std_epsilon: Option<f64>,
@@ -62,7 +87,10 @@ pub enum Advantage {
     One,
     /// The best and worst episode of a group as a preference pair. The advantage is the sigmoid of the
     /// margin.
-    Preference { beta: f64 },
+    Preference {
+        /// Inverse temperature of the margin, above 0.
+        beta: f64,
+    },
 }
 
 impl Advantage {
@@ -112,7 +140,10 @@ pub enum ProcessRewards {
     Ignore,
     /// Normalized separately. Then `weight` times the sum from the token's turn on is added to the advantage
     /// (Shao et al. 2024, arXiv 2402.03300, section 4.1.3).
-    Separate { weight: f64 },
+    Separate {
+        /// Factor of the sum of normalized process rewards, above 0.
+        weight: f64,
+    },
 }
 
 /// Soft length penalty: `−(len − (max − buffer))/buffer · factor` within the buffer, 0 below and `−factor`

@@ -14,14 +14,23 @@ use sinew_types::{Aggregation, Correction, Surrogate};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Dialect {
+    /// TRL (`huggingface/trl`): variants of `grpo`, `gspo` and `cispo`.
     Trl,
+    /// verl (`verl-project/verl`): variants of `grpo`, `gspo` and `ppo`.
     Verl,
+    /// slime (`THUDM/slime`): variants of `gspo` and `ppo`.
     Slime,
+    /// Relax (`redai-studio/Relax`): variants of `gspo`, `rloo` and `ppo`; refused for `cispo`.
     Relax,
+    /// AReaL: variants of `grpo`, `gspo`, `sapo`, `ppo` and `decoupled_ppo`.
     Areal,
+    /// OpenRLHF: variants of `grpo` and `gspo`.
     Openrlhf,
+    /// NeMo RL (`NVIDIA-NeMo/RL`): variants of `grpo` and `ppo`.
     NemoRl,
+    /// prime-rl (`PrimeIntellect-ai/prime-rl`): variant of `grpo`.
     PrimeRl,
+    /// ROLL: variant of `ppo`.
     Roll,
 }
 

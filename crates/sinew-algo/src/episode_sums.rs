@@ -12,14 +12,17 @@ const REWARD_GAIN: f64 = 3.0;
 /// Scored episodes that are looked at together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EpisodeSums {
-    /// Scored episodes, and those of them that succeeded.
+    /// Scored episodes.
     pub n: f64,
+    /// Scored episodes that succeeded.
     pub successes: f64,
-    /// Sums of the rewards and of their squares.
+    /// Sum of the rewards of the scored episodes.
     pub reward: f64,
+    /// Sum of their squares.
     pub squares: f64,
-    /// All episodes, and those that the system failed.
+    /// All episodes, with those that have no score.
     pub episodes: usize,
+    /// Episodes that the system failed.
     pub failed: usize,
 }
 

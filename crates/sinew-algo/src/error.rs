@@ -10,20 +10,29 @@ pub enum ConfigError {
     /// A number is out of range.
     #[error("algorithm.{field} is {value}, allowed: {allowed}")]
     Range {
+        /// Name of the key, without `algorithm.`.
         field: &'static str,
+        /// Number that was given.
         value: f64,
+        /// Allowed numbers in words.
         allowed: &'static str,
     },
     /// An option has no effect on the algorithm.
     #[error("algorithm.{field} has no effect on `{kind}`: {reason}; remove it")]
     NoEffect {
+        /// Name of the key, without `algorithm.`.
         field: &'static str,
+        /// Algorithm of the recipe.
         kind: AlgorithmKind,
+        /// Reason in words.
         reason: &'static str,
     },
     /// Options contradict each other or the run.
     #[error("{reason}")]
-    Impossible { reason: String },
+    Impossible {
+        /// The whole message.
+        reason: String,
+    },
 }
 
 impl ConfigError {
@@ -38,31 +47,51 @@ impl ConfigError {
 pub enum AlgoError {
     /// A group without episodes.
     #[error("group {index} of the batch is empty")]
-    EmptyGroup { index: usize },
+    EmptyGroup {
+        /// Index of the group in the batch, from 0.
+        index: usize,
+    },
     /// A group with one episode, for an algorithm that compares episodes.
     #[error(
         "group {group} holds one episode: it would be its own baseline; \
          give all {expected} episodes of the group, or use `reinforce` or `ppo`"
     )]
-    GroupOfOne { group: GroupId, expected: usize },
+    GroupOfOne {
+        /// Id of the group.
+        group: GroupId,
+        /// Number of episodes that the group should have.
+        expected: usize,
+    },
     /// An episode in another group's list.
     #[error("episode {episode} belongs to group {actual}, but was given in group {expected}")]
     MixedGroup {
+        /// Id of the episode.
         episode: EpisodeId,
+        /// Group that the episode's trace names.
         actual: GroupId,
+        /// Group in whose list the episode was.
         expected: GroupId,
     },
     /// A group in two lists.
     #[error("group {group} was given twice; its episodes must be compared together")]
-    SplitGroup { group: GroupId },
+    SplitGroup {
+        /// Id of the group.
+        group: GroupId,
+    },
     /// An episode that occurs twice.
     #[error("episode {episode} is twice in the batch")]
-    DuplicateEpisode { episode: EpisodeId },
+    DuplicateEpisode {
+        /// Id of the episode.
+        episode: EpisodeId,
+    },
     /// A required column without values for an episode.
     #[error("`{algorithm}` reads {column}, but none were given for episode {episode}")]
     MissingColumn {
+        /// Name of the algorithm in recipes.
         algorithm: &'static str,
+        /// Name of the column.
         column: &'static str,
+        /// Id of the episode.
         episode: EpisodeId,
     },
     /// A column whose length differs from the node's.
@@ -70,19 +99,29 @@ pub enum AlgoError {
         "{column} of episode {episode}: node {node} has {actual} entries for {expected} tokens"
     )]
     ColumnLength {
+        /// Name of the column.
         column: &'static str,
+        /// Id of the episode.
         episode: EpisodeId,
+        /// Index of the node in the trace.
         node: usize,
+        /// Entries that were given for the node.
         actual: usize,
+        /// Tokens of the node.
         expected: usize,
     },
     /// A column with a non-finite value.
     #[error("{column} of episode {episode}: node {node} token {index} is {value}")]
     ColumnValue {
+        /// Name of the column.
         column: &'static str,
+        /// Id of the episode.
         episode: EpisodeId,
+        /// Index of the node in the trace.
         node: usize,
+        /// Index of the token in the node.
         index: usize,
+        /// The value that is not finite.
         value: f32,
     },
     /// A token sampled under a format, without its mask.
@@ -91,27 +130,38 @@ pub enum AlgoError {
          but its mask was not given: it cannot be trained"
     )]
     MissingMask {
+        /// Id of the episode.
         episode: EpisodeId,
+        /// Index of the node in the trace.
         node: NodeId,
+        /// Index of the token in the node.
         index: u32,
     },
     /// No state hash in the batch, for an algorithm that compares states.
     #[error("`{algorithm}` compares states, but no turn of the batch has a state_hash")]
-    NoStates { algorithm: &'static str },
+    NoStates {
+        /// Name of the algorithm in recipes.
+        algorithm: &'static str,
+    },
     /// No episode with a metric that resampling needs.
     #[error(
         "`{algorithm}` chooses among successes by failed tool calls and the format penalty, but no episode \
          of the batch has the metric `{metric}`: take an environment that counts it, or leave resampling out"
     )]
     NoMetric {
+        /// Name of the algorithm in recipes.
         algorithm: &'static str,
+        /// Name of the metric.
         metric: &'static str,
     },
     /// Scores whose length differs from the draft's.
     #[error("scores were given for {actual} {what}, expected {expected}")]
     Scores {
+        /// Unit that was counted: rows, or tokens of a row.
         what: &'static str,
+        /// Number of scores.
         actual: usize,
+        /// Number that the draft has.
         expected: usize,
     },
     /// An invalid row.

@@ -16,6 +16,8 @@
 //!   a row.
 //! - This crate reads no clock, file, environment variable or random number: equal input gives equal rows.
 
+#![warn(missing_docs)]
+
 mod adaptive;
 mod aggregate;
 mod aim;

@@ -12,7 +12,9 @@ const Z: f64 = 1.959_963_984_540_054;
 /// A share with its interval, in order: the bounds are in [0, 1].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
+    /// Lower bound of the 95 % interval.
     pub low: f64,
+    /// Upper bound of the 95 % interval.
     pub high: f64,
 }
 
@@ -66,7 +68,9 @@ pub fn difference(before: (f64, f64), after: (f64, f64)) -> Option<(f64, f64)> {
 pub struct Spread {
     /// Standard deviation over all of them (divided by their number).
     pub std: f64,
+    /// Smallest number.
     pub min: f64,
+    /// Largest number.
     pub max: f64,
 }
 
@@ -87,9 +91,13 @@ impl Spread {
 /// Counts at these shares of all, each one that occurred (nearest rank).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Percentiles {
+    /// Median.
     pub p50: usize,
+    /// At least 90 % of the counts are at most this one.
     pub p90: usize,
+    /// At least 99 % of the counts are at most this one.
     pub p99: usize,
+    /// Largest count.
     pub max: usize,
 }
 

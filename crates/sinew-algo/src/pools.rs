@@ -44,8 +44,8 @@ impl Pool {
         }
     }
 
-    /// Probabilities of the pools with so many tasks each, in the order of [`Pool::ALL`]. An empty pool
-    /// leaves its share to the others.
+    /// Probabilities of the pools, in the order of [`Pool::ALL`]. `sizes` has the number of tasks of each.
+    /// An empty pool leaves its share to the others.
     pub fn shares(config: &AdaptiveConfig, sizes: [usize; 3]) -> [f64; 3] {
         let normal = 1.0 - config.hard_share - config.easy_share;
         let mut shares = [config.hard_share, normal, config.easy_share];

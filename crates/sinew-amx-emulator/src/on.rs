@@ -7,9 +7,9 @@ use crate::{EmulationError, emulated, hardware};
 /// Execution of AMX instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum On {
-    /// By the emulator.
+    /// The emulator carries them out.
     Emulated,
-    /// By the CPU.
+    /// The CPU carries them out.
     Hardware,
 }
 

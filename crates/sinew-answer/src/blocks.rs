@@ -14,7 +14,8 @@ const MAX_DEPTH: u32 = 3;
 /// A block of code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// First word behind the fence in small letters, without version and decoration; empty if there is none.
+    /// Language of the opening fence: its first word in lower case, without a version or punctuation; empty
+    /// if there is none.
     pub language: String,
     /// The code, without the indentation that all of it shares.
     pub text: String,

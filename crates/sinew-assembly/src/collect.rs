@@ -4,8 +4,8 @@ use crate::collecting::{CollectConfig, Collection, GoldRollouts};
 use crate::env::{self, World};
 use crate::failure::Failure;
 use crate::model::{check_context, keep_renderer, loaded_params, model_config, renderer};
-use crate::pins::Pins;
 use crate::queue::FeedPlan;
+use crate::run_pins::RunPins;
 use crate::servers::{sampling_engine, serve_engine};
 use crate::{
     Session, describe, device, engine, episode_parts, groups, plan, run_info, source, store,
@@ -88,7 +88,7 @@ pub fn collection(
     session: Session<'_>,
 ) -> Result<Collection, Failure> {
     let device = device()?;
-    let mut pins = Pins::weights(recipe, &session)?;
+    let mut pins = RunPins::weights(recipe, &session)?;
     let renderer = renderer(&recipe.model, &recipe.env)?;
     keep_renderer(session.dir.path(), renderer.as_ref())?;
     let apart = how.queue.as_ref().is_some_and(|q| q.apart);
@@ -106,7 +106,7 @@ pub fn collection(
     let rewards = pins.rewards(recipe);
     pins.keep(&session, 0)?;
     let groups = groups(&session, (&world.envs, &world.taskset), &renderer, &store);
-    let made = Made {
+    let made = RecipeParts {
         recipe,
         session: &session,
         device: &device,
@@ -178,7 +178,7 @@ pub(crate) fn sampler(
 }
 
 /// Parts of a recipe that are made before its engine.
-struct Made<'a> {
+struct RecipeParts<'a> {
     recipe: &'a RunPlan,
     session: &'a Session<'a>,
     device: &'a Cpu,
@@ -188,7 +188,7 @@ struct Made<'a> {
     rewards: BTreeMap<String, String>,
 }
 
-impl Made<'_> {
+impl RecipeParts<'_> {
     fn gold(&self) -> source::Gold<'_> {
         let World { taskset, envs, .. } = &self.world;
         let shown = (envs.as_ref(), self.renderer.as_ref());

@@ -112,7 +112,7 @@ fn member<T>(
 }
 
 /// Tasks of one environment, what was left out of their rows, and the hash of the rows.
-type Counted = (Arc<dyn Taskset>, Option<(usize, usize)>, Option<String>);
+type CountedTasks = (Arc<dyn Taskset>, Option<(usize, usize)>, Option<String>);
 
 /// Tasks of one environment: rows of `[tasks]`, none where agents bring their own, else those that the
 /// environment makes from the seed.
@@ -120,7 +120,7 @@ fn taskset(
     recipe: &RunPlan,
     world: &sinew_recipe::World<'_>,
     notes: &mut Vec<String>,
-) -> Result<Counted, Failure> {
+) -> Result<CountedTasks, Failure> {
     if let Some(rows) = rows(recipe, world.tasks, notes)? {
         let summary = rows.summary();
         notes.extend(summary.notes.clone());
@@ -348,9 +348,9 @@ pub(crate) fn world_unscored(recipe: &RunPlan, tasks: &Tasks) -> Result<World, F
 }
 
 /// The reward of episodes that are scored apart.
-struct Apart;
+struct SeparateReward;
 
-impl Reward for Apart {
+impl Reward for SeparateReward {
     fn name(&self) -> &str {
         "apart"
     }
@@ -437,7 +437,9 @@ fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<
                 return Ok(envs);
             };
             let Some(bench) = bench else {
-                return Ok(Arc::new(Rewarded::new(envs, Arc::new(Apart))) as Arc<dyn EnvFactory>);
+                return Ok(
+                    Arc::new(Rewarded::new(envs, Arc::new(SeparateReward))) as Arc<dyn EnvFactory>
+                );
             };
             let rewards = rewards(recipe, section, taskset.as_ref(), bench)?;
             let rewarded = Rewarded::new(envs, Arc::new(rewards.single));

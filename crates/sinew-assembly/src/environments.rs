@@ -7,7 +7,7 @@ use sinew_recipe::RunPlan;
 use sinew_runs::RunDirError;
 use std::path::Path;
 
-/// In the order of the documentation. An environment in its own crate is one line here.
+/// The environments in the order of the documentation. A new environment crate adds one line here.
 static KINDS: [&EnvKind; 8] = [
     &chat::KIND,
     &math::KIND,

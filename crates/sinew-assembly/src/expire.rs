@@ -1,12 +1,12 @@
 //! Decides which stored episodes of a folder may be removed: by rules of a person, and by the needs of runs
 //! and collections.
 
-use crate::collecting::Whole;
+use crate::collecting::ScoredGroups;
 use crate::env::{self, Tasks};
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
 use crate::store::disk_store;
-use sinew_orchestrator::Decided;
+use sinew_orchestrator::CommittedEpisodes;
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_runs::store_path;
 use sinew_store::{DiskStore, EpisodeSummary, Filter, GcReport, MAX_PAGE, StoreError, TraceStore};
@@ -57,7 +57,7 @@ impl Expiry {
 
 /// Episodes that were removed, or would be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Removed {
+pub struct RemovedEpisodes {
     /// The step of the run that the oldest checkpoint holds; `None` for a collection.
     pub through_step: Option<u64>,
     /// Traces and freed bytes; without bytes where nothing was removed yet.
@@ -76,7 +76,7 @@ pub fn expire(
     run_dir: &Path,
     expiry: &Expiry,
     (dry_run, accept_loss): (bool, bool),
-) -> Result<Removed, Failure> {
+) -> Result<RemovedEpisodes, Failure> {
     let recipe = crate::environments::recipe_of(run_dir)?;
     let path = store_path(run_dir);
     if !path.exists() {
@@ -103,12 +103,12 @@ pub fn expire(
     })?;
     let (doomed, needed) = match through {
         Some(step) => {
-            let decided = Decided::through(&store, step)?;
+            let decided = CommittedEpisodes::through(&store, step)?;
             chosen(&store, expiry, |e| decided.is_done_with(e), step)?
         }
         None => {
             let size = recipe.data.is_none().then_some(recipe.rollout.group_size);
-            let whole = Whole::groups(&store, size.unwrap_or(1))?;
+            let whole = ScoredGroups::groups(&store, size.unwrap_or(1))?;
             chosen(&store, expiry, |e| whole.is_done_with(e), 0)?
         }
     };
@@ -119,7 +119,7 @@ pub fn expire(
         },
         false => store.remove(&doomed).map_err(Failure::system)?,
     };
-    Ok(Removed {
+    Ok(RemovedEpisodes {
         through_step: through,
         report,
         needed,

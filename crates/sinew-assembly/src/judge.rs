@@ -60,7 +60,7 @@ pub fn judge(
     }
     bench.judge(name, || {
         let model = model(recipe, plan, &full)?;
-        let config = judge_config(&full, plan).map_err(Failure::input)?;
+        let config = judge_config(&full, plan)?;
         let ledger = bench.ledger(name).map_err(Failure::system)?;
         if ledger.torn() > 0 {
             tracing::error!(

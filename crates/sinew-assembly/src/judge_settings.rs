@@ -2,33 +2,20 @@
 //!
 //! Keys of servers are not part of a recipe: the caller that reads the environment passes them.
 
+use crate::failure::Failure;
 use sinew_judge::{
-    AnswerFormat, Item, JudgeConfig, Limits, Mode, OpenAiConfig, Rubric, RubricError, ServerConfig,
-    View,
+    AnswerFormat, Item, JudgeConfig, Limits, Mode, OpenAiConfig, Rubric, ServerConfig, View,
 };
 use sinew_recipe::{
     JudgeFormat, JudgeMode, JudgePlan, JudgeView, RewardServerPlan, RubricItem, RubricSource,
 };
 use std::time::Duration;
 
-/// Reasons for which a judge has no rubric.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RubricFault {
-    #[error("{judge}.rubric: {path:?}: {error}")]
-    File {
-        judge: String,
-        path: String,
-        error: std::io::Error,
-    },
-    #[error("{judge}.rubric: {error}")]
-    Rubric { judge: String, error: RubricError },
-}
-
 /// Settings of the judge `name`, such as `judge.quality`. A rubric in a file is read.
 ///
 /// # Errors
 /// If the file cannot be read, or holds no rubric.
-pub(crate) fn judge_config(name: &str, plan: &JudgePlan) -> Result<JudgeConfig, RubricFault> {
+pub(crate) fn judge_config(name: &str, plan: &JudgePlan) -> Result<JudgeConfig, Failure> {
     let [low, high] = plan.scale;
     Ok(JudgeConfig {
         name: name.to_owned(),
@@ -61,15 +48,13 @@ pub(crate) fn judge_config(name: &str, plan: &JudgePlan) -> Result<JudgeConfig, 
 }
 
 /// The rubric, read from its file if it has one.
-fn rubric(judge: &str, source: Option<&RubricSource>) -> Result<Rubric, RubricFault> {
+fn rubric(judge: &str, source: Option<&RubricSource>) -> Result<Rubric, Failure> {
+    let refused = |e: &dyn std::fmt::Display| Failure::input(format!("{judge}.rubric: {e}"));
     let rubric = match source {
         Some(RubricSource::File(path)) => {
-            let text = std::fs::read_to_string(path).map_err(|error| RubricFault::File {
-                judge: judge.to_owned(),
-                path: path.clone(),
-                error,
-            });
-            Rubric::from_markdown(&text?)
+            let text = std::fs::read_to_string(path);
+            let text = text.map_err(|e| refused(&format_args!("{path:?}: {e}")))?;
+            Rubric::from_markdown(&text)
         }
         Some(RubricSource::Items(items)) => {
             let parts = items.iter().map(RubricItem::parts);
@@ -81,10 +66,7 @@ fn rubric(judge: &str, source: Option<&RubricSource>) -> Result<Rubric, RubricFa
         }
         None => Rubric::new(Vec::new()),
     };
-    rubric.map_err(|error| RubricFault::Rubric {
-        judge: judge.to_owned(),
-        error,
-    })
+    rubric.map_err(|e| refused(&e))
 }
 
 /// Settings of a judge's server at `url`.

@@ -6,7 +6,7 @@
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
 use crate::model::{loaded_params, renderer};
-use crate::pins::Pins;
+use crate::run_pins::RunPins;
 use crate::{Session, clock, plan, scoring};
 use sinew_algo::Algorithm;
 use sinew_model::Params;
@@ -29,7 +29,7 @@ type Parts<'a> = (&'a Cpu, Params, &'a Algorithm, Vec<(String, Vec<u8>)>);
 /// resumed run, if its recipe differs in more than was allowed.
 pub(crate) fn begin(
     recipe: &RunPlan,
-    pins: Pins,
+    pins: RunPins,
     (device, params, algorithm, files): Parts<'_>,
     session: &Session<'_>,
 ) -> Result<(EmbeddedLearner, SavedState), Failure> {

@@ -48,7 +48,6 @@ mod learner;
 pub mod levels;
 mod live;
 mod model;
-mod pins;
 mod plan;
 mod publish;
 mod python;
@@ -57,6 +56,7 @@ mod repeat;
 mod replay;
 mod reward;
 mod run_model;
+mod run_pins;
 mod scoring;
 mod servers;
 mod source;
@@ -68,7 +68,7 @@ pub use collect::{Gathering, check_collect, collection};
 pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
 pub use environments::{ENVIRONMENTS, recipe_of};
-pub use expire::{Expiry, Removed, expire, versions};
+pub use expire::{Expiry, RemovedEpisodes, expire, versions};
 pub use harness::{asks_model, check as check_harness, program_harness};
 pub use judge::{judge, server_config};
 pub use learner::train_worker;
@@ -81,7 +81,7 @@ pub use plan::{Invocation, dataset, facts, late_config, lora_config, sampling};
 pub use queue::{
     FeedPlan, QueuedRollouts, RecipeScore, open_queue, place as queue_place, recipe_score,
 };
-pub use repeat::{Repeated, repeat_steps};
+pub use repeat::{RepeatReport, repeat_steps};
 pub use replay::Replayer;
 pub use run_model::{RunModel, origin, run_model, typed_source};
 pub use scoring::{check as check_scoring, named as scoring_sources};
@@ -93,13 +93,13 @@ pub use store::disk_store;
 pub use failure::Failure;
 pub use token::{read_token, token_of};
 
-use pins::Pins;
+use run_pins::RunPins;
 use sinew_env::{EnvFactory, Taskset};
 use sinew_judge::Bench;
 use sinew_model::ModelConfig;
 use sinew_orchestrator::{Bus, Goal, RunEvent};
 use sinew_pipeline::{
-    CrossPolicy, EngineRollouts, GroupParts, GroupRewards, InboxScores, Late, Pipeline,
+    CrossPolicy, EngineRollouts, GroupParts, GroupRewards, InboxScores, LateRewards, Pipeline,
     RolloutParts, TurnSchedule,
 };
 use sinew_recipe::{EngineType, Order, RunPlan, TrainMode};
@@ -222,7 +222,7 @@ pub fn pipeline(
 ) -> Result<(Pipeline, Arc<dyn Renderer>), Failure> {
     let dir = session.dir;
     let device = device()?;
-    let mut pins = Pins::weights(recipe, &session)?;
+    let mut pins = RunPins::weights(recipe, &session)?;
     let renderer = kept(recipe, how.goal, dir)?;
     let in_run = env::in_run(recipe, dir.path());
     let world = env::world_with(&in_run, &session.tasks, &session.bench)?;
@@ -320,10 +320,10 @@ fn rollout_parts(
 }
 
 /// Scores that come after the episode, for recipes that wait for them.
-fn late(recipe: &RunPlan, session: &Session<'_>) -> Option<Late> {
+fn late(recipe: &RunPlan, session: &Session<'_>) -> Option<LateRewards> {
     let config = plan::late_config(recipe)?;
     let scores = InboxScores::new(&session.dir.store(), session.cancel.clone());
-    Some(Late {
+    Some(LateRewards {
         config,
         scores: Box::new(scores),
     })

@@ -21,7 +21,7 @@ use sinew_gateway::{
     TrainingHooks,
 };
 use sinew_orchestrator::RunEvent;
-use sinew_pipeline::{Late, RunStore, SampleSource};
+use sinew_pipeline::{LateRewards, RunStore, SampleSource};
 use sinew_recipe::{HarnessSection, RunPlan};
 use sinew_rollout::{EpisodeOptions, EpisodeParts};
 use sinew_runs::RunDir;
@@ -35,7 +35,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-/// Where the gateway of a run listens.
+/// Address of a run's gateway.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ServeAt {
     /// Address at which agents outside reach the run's model, as in 127.0.0.1:8080; needed with
@@ -46,7 +46,7 @@ pub struct ServeAt {
     /// made
     #[arg(long, requires = "serve")]
     control_token_file: Option<PathBuf>,
-    /// Where agents reach --serve, if not at its address
+    /// Address at which agents reach --serve, if it is another one
     #[arg(long, requires = "serve")]
     public_url: Option<String>,
 }
@@ -138,7 +138,7 @@ const NOTICE: Duration = Duration::from_secs(1);
 pub(crate) struct LiveServer {
     /// Taken out when this value is dropped.
     server: Option<Server>,
-    /// Waits for the calls that still run.
+    /// Runtime on which calls that still run are awaited.
     runtime: Handle,
     /// Whether the run was interrupted, so that agents should wait for its next session. Left out where
     /// no agent opens rollouts.
@@ -183,7 +183,7 @@ pub(crate) fn source(
     session: &Session<'_>,
     (parts, options): (&EpisodeParts, &EpisodeOptions),
     store: &RunStore,
-    late: &mut Option<Late>,
+    late: &mut Option<LateRewards>,
 ) -> Result<Option<Box<dyn SampleSource>>, Failure> {
     let Some(section) = recipe.harness.live() else {
         return Ok(None);

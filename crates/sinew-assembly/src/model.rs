@@ -5,8 +5,8 @@
 //! weights are a function of the seed.
 
 use crate::failure::Failure;
-use crate::pins;
 use crate::run_model::{RunModel, run_model};
+use crate::run_pins;
 use sinew_model::{
     ConfigError, Family, LoadedModel, Lora, ModelConfig, ModelFiles, Params, Progress,
     ProgressSink, ResolveEnv, ResolveError, RopeScaling, load_config, load_gguf_metadata,
@@ -322,7 +322,7 @@ impl RunModel {
             return Ok(load_model(&files).map_err(Failure::input)?.params);
         }
         // The adapters belong on the weights that their run began with.
-        let recipe = pins::of_folder(&self.folder, &self.recipe)?;
+        let recipe = run_pins::of_folder(&self.folder, &self.recipe)?;
         let base = loaded_params(&recipe, self.renderer()?.as_ref())?;
         let lora = Lora::load(&checkpoint, base.config()).map_err(Failure::input)?;
         let mut merged = Params::zeros(base.config());

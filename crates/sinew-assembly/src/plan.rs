@@ -8,8 +8,8 @@ use sinew_algo::{Algorithm, Signal, TurnStages};
 use sinew_env::{Split, Taskset};
 use sinew_model::{LoraConfig, Projection};
 use sinew_orchestrator::{
-    After, ByType, CoreConfig, EnvironmentShare, EvalConfig, Goal, LateConfig, LateGroups, Overlap,
-    SampleKind, TaskDraws, TaskSampling, TaskShares,
+    ByType, CoreConfig, EnvironmentShare, EvalConfig, Goal, LateConfig, LateGroups, Overlap,
+    SampleKind, StaleGroups, TaskDraws, TaskSampling, TaskShares,
 };
 use sinew_pipeline::{
     ChangedParts, IN_FLIGHT, LearnerConfig, PipelineConfig, PolicyConfig, TurnSchedule,
@@ -382,8 +382,8 @@ pub fn late_config(recipe: &RunPlan) -> Option<LateConfig> {
         wait_s: late.wait_s,
         max_staleness: late.max_staleness,
         after: match late.after {
-            LateAfter::Drop => After::Drop,
-            LateAfter::Offline => After::Offline,
+            LateAfter::Drop => StaleGroups::Drop,
+            LateAfter::Offline => StaleGroups::Offline,
         },
         partial: late.partial,
         max_waiting: late.max_waiting,

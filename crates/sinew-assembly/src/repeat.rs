@@ -19,7 +19,7 @@ const NOT_RUN: [&str; 4] = ["env", "tasks", "reward", "judge"];
 
 /// Steps that were done again.
 #[derive(Debug)]
-pub struct Repeated {
+pub struct RepeatReport {
     /// Step of the checkpoint that they began with; 0: the first weights.
     pub from: u64,
     /// Records of now, in order.
@@ -42,7 +42,7 @@ pub fn repeat_steps(
     allow_change: &[String],
     runtime: Handle,
     cancel: watch::Receiver<bool>,
-) -> Result<Repeated, Failure> {
+) -> Result<RepeatReport, Failure> {
     let from = copy_before(run_dir, copy, step);
     let from = from.map_err(|e| Failure::system(format!("{}: {e}", copy.display())))?;
     // People may have edited `recipe.toml` since.
@@ -87,7 +87,7 @@ pub fn repeat_steps(
         hash.map_err(Failure::system)
     };
     let records = stop.records().into_iter();
-    Ok(Repeated {
+    Ok(RepeatReport {
         from,
         changed: stop.warnings(),
         records: records.filter(|r| r.step > from).collect(),

@@ -7,13 +7,13 @@ use crate::levels::egress;
 use crate::model::renderer_of;
 use crate::run_model::RunModel;
 use crate::{device, plan, run_info};
-use sinew_env::{EnvFactory, Said};
+use sinew_env::{EnvFactory, UserMessageEnvs};
 use sinew_judge::Bench;
 use sinew_recipe::{ModelSection, RUN, RunPlan};
 use sinew_render::Renderer;
 use sinew_rollout::{
-    AdmissionConfig, Change, EpisodeOptions, EpisodeParts, Forked, Playback, Replayed, fork,
-    replay, spec_of, tasks_of,
+    AdmissionConfig, EpisodeOptions, EpisodeParts, ForkedEpisode, Playback, ReplayChange,
+    ReplayedEpisode, fork, replay, spec_of, tasks_of,
 };
 use sinew_tensor::Cpu;
 use sinew_types::{Engine, EpisodeId, PolicyVersion, Task, TaskId, Trace, mix_seed};
@@ -112,7 +112,7 @@ impl Replayer {
     ///
     /// # Errors
     /// If its task is gone, or it has several paths.
-    pub async fn replay(&self, trace: &Trace) -> Result<Replayed, Failure> {
+    pub async fn replay(&self, trace: &Trace) -> Result<ReplayedEpisode, Failure> {
         let task = self.task(&trace.task)?;
         let playback = Arc::new(Playback::new(trace).map_err(Failure::input)?);
         let parts = self.parts(playback, Arc::clone(&self.world.envs));
@@ -147,11 +147,11 @@ impl Replayer {
         (turn, number): (u32, u64),
         say: Option<&str>,
         engine: Arc<dyn Engine>,
-    ) -> Result<Forked, Failure> {
+    ) -> Result<ForkedEpisode, Failure> {
         let task = self.task(&trace.task)?;
         let mut envs = Arc::clone(&self.world.envs);
         if let Some(text) = say {
-            envs = Arc::new(Said::new(envs, turn, text));
+            envs = Arc::new(UserMessageEnvs::new(envs, turn, text));
         }
         let parts = self.parts(Arc::clone(&engine), envs);
         let id = format!("{}-fork-{turn}-{number}", trace.episode);
@@ -166,8 +166,8 @@ impl Replayer {
 
 /// A request to the network of which no answer was recorded. It comes before the other changes, which may
 /// follow from it.
-fn missing((request, why): (String, String)) -> Change {
-    Change {
+fn missing((request, why): (String, String)) -> ReplayChange {
+    ReplayChange {
         turn: None,
         field: format!("network request {request}"),
         was: "not made".to_owned(),

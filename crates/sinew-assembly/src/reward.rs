@@ -6,7 +6,7 @@ use crate::levels::{sandbox_spec, sandboxes};
 use sinew_env::{Sandboxes, Split, Taskset};
 use sinew_judge::{Bench, Mode};
 use sinew_recipe::{RewardSection, RunPlan, SandboxPlan};
-use sinew_reward::{BuildConfig, Made, Rewards};
+use sinew_reward::{BuildConfig, BuiltReward, Rewards};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
@@ -26,13 +26,13 @@ pub(crate) fn rewards(
         let outside = if let Some(judge) = term.name.strip_prefix("judge.") {
             let judge = judge::judge(recipe, judge, tasks, bench)?;
             match judge.config().mode {
-                Mode::Compare => Made::Preference(judge),
-                Mode::Each | Mode::Scale { .. } => Made::Single(judge),
+                Mode::Compare => BuiltReward::Preference(judge),
+                Mode::Each | Mode::Scale { .. } => BuiltReward::Single(judge),
             }
         } else if let Some(server) = section.server(term.name) {
-            Made::Single(judge::server(&server)?)
+            BuiltReward::Single(judge::server(&server)?)
         } else if let Some(source) = RewardSection::model(term.name) {
-            Made::Single(judge::reward_model(source)?)
+            BuiltReward::Single(judge::reward_model(source)?)
         } else {
             continue;
         };
@@ -72,7 +72,7 @@ mod tests {
     use futures::future::BoxFuture;
     use serde_json::{Value, json};
     use sinew_env::{GroupReward, RewardSample};
-    use sinew_judge::{Bench, ChatAnswer, ChatError, ChatModel, ChatRequest, Exhausted, Judge};
+    use sinew_judge::{Bench, BudgetEnd, ChatAnswer, ChatError, ChatModel, ChatRequest, Judge};
     use sinew_recipe::RunPlan;
     use sinew_reward::WinRate;
     use sinew_types::{Message, Role};
@@ -136,7 +136,7 @@ mod tests {
         let plan = RunPlan::parse(Path::new("r.toml"), recipe, crate::ENVIRONMENTS).unwrap();
         let config = crate::judge_settings::judge_config("judge.q", &plan.judges["q"]).unwrap();
         let ledger = Bench::default().ledger("q").unwrap();
-        let judge = Judge::new(config, Arc::new(Longer), ledger, Exhausted::Unscored);
+        let judge = Judge::new(config, Arc::new(Longer), ledger, BudgetEnd::Unscored);
         let judge = Arc::new(judge);
         let samples: Vec<_> = outputs.iter().map(|o| sample(o)).collect();
         let scores = block_on(WinRate::new(judge.clone(), pairs).score_group(&samples));

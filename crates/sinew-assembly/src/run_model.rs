@@ -1,5 +1,5 @@
-//! Models that runs made: `run:DIR` is the newest weights of the run, or of the last stage of the chain, in a
-//! folder. Tokenizer and template are those that the run trained with.
+//! Models that runs made. `run:DIR` names the newest weights of the run in DIR, or of the last stage if DIR
+//! holds a chain. Tokenizer and template are those of the training.
 //!
 //! A run may have begun with the model of another run, and so on: adapters need the weights below them.
 

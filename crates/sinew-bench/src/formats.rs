@@ -4,7 +4,7 @@
 //! their times.
 
 use super::decode::next;
-use super::real::Real;
+use super::model_output::Real;
 use super::row::{Better, Row, Summary};
 use super::{Bench, machine::CpuTime};
 use crate::BenchError;

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `floors` | the machine's peak of arithmetic and of memory |
 //! | `train`, `grpo` | optimizer steps, plain and on groups with shared prompts |
-//! | `whole` | a step of sampling, tool, sampling, training, new weights |
+//! | `grpo_step` | a step of sampling, tool, sampling, training, new weights |
 //! | `decode`, `prefix` | generation by batch size, and what the prefix cache saves |
 //! | `speculation`, `rounding`, `formats` | with a model that speaks |
 //! | `scaling` | training by model size and context |
@@ -16,21 +16,21 @@ mod decode;
 mod env;
 mod formats;
 mod gateway;
+mod grpo_step;
 mod machine;
 mod model;
+mod model_output;
 mod output;
 mod peers;
 mod pipeline;
 mod prefix;
 mod programs;
 mod queue;
-mod real;
 mod row;
 mod scaling;
 mod shapes;
 mod sim;
 mod train;
-mod whole;
 
 use clap::{Args, Parser, Subcommand};
 use peers::Peers;
@@ -190,7 +190,7 @@ The part large holds up to some gigabytes of memory. Measure an optimized build:
     Soak(gateway::soak::SoakArgs),
 }
 
-/// What `sinew bench compute` is told.
+/// Arguments of `sinew bench compute`.
 #[derive(Debug, Args)]
 struct ComputeArgs {
     /// One JSON object a row
@@ -277,7 +277,7 @@ fn compute(args: &ComputeArgs) -> Result<(), BenchError> {
         train::grpo(&bench)?;
     }
     if wanted("whole") {
-        whole::run(&bench)?;
+        grpo_step::run(&bench)?;
     }
     let floors = ["floors", "scaling"]
         .iter()
@@ -313,10 +313,10 @@ fn speaking(
         match model::load(&args.model) {
             Ok(real) => {
                 if wanted("speculation") {
-                    real::speculation(bench, &real)?;
+                    model_output::speculation(bench, &real)?;
                 }
                 if wanted("rounding") {
-                    real::rounding(bench, &real)?;
+                    model_output::rounding(bench, &real)?;
                 }
                 if wanted("formats") {
                     formats::formats(bench, &real)?;

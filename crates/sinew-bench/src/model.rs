@@ -1,7 +1,7 @@
 //! The model and the device that the benches compute with.
 
 use crate::BenchError;
-use crate::real::Real;
+use crate::model_output::Real;
 use sinew_env::math::{MathTaskConfig, Mixed, PromptConfig};
 use sinew_env::{Split, Taskset};
 use sinew_model::{ModelFiles, ResolveEnv, load_gguf_metadata, load_model, resolve_model};

@@ -42,8 +42,6 @@ pub(crate) struct PeerResult {
 pub(crate) enum PeerError {
     #[error("give {0}")]
     NoPython(&'static str),
-    #[error("{} is missing: see --peers", .0.display())]
-    NoScript(PathBuf),
     #[error("{}: {error}", program.display())]
     Start {
         program: PathBuf,
@@ -51,14 +49,6 @@ pub(crate) enum PeerError {
     },
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    #[error("not done after {0} s")]
-    Late(u64),
-    #[error("no result")]
-    NoResult,
-    #[error("it has no output")]
-    NoOutput,
-    #[error("no values")]
-    NoValues,
     #[error(transparent)]
     Json(#[from] serde_json::Error),
     /// The program's result cannot be read; with the last line of its errors.
@@ -68,17 +58,9 @@ pub(crate) enum PeerError {
         error: Box<PeerError>,
         last: String,
     },
-    #[error("this Python has no litellm: pip install -r benches/peers/litellm.txt")]
-    NoPackage,
-    #[error("it ended while it started{0}")]
-    Ended(&'static str),
-    #[error("it did not {what} within {limit:?}")]
-    NoStart { what: &'static str, limit: Duration },
-    #[error("{error}: {line}")]
-    Line {
-        line: String,
-        error: serde_json::Error,
-    },
+    /// It lacks a part, ended early, takes too long or prints something else.
+    #[error("{0}")]
+    Failed(String),
 }
 
 /// Line that the script prints.
@@ -100,7 +82,8 @@ impl Peers {
         ))?;
         let path = self.scripts.join(script);
         if !path.is_file() {
-            return Err(PeerError::NoScript(path));
+            let why = format!("{} is missing: see --peers", path.display());
+            return Err(PeerError::Failed(why));
         }
         let threads = self.threads.to_string();
         let mut child = Command::new(python)
@@ -158,10 +141,9 @@ fn wait(child: &mut Child, limit: Duration) -> Result<(), PeerError> {
                 // A child that is gone already is what was wanted.
                 let _ = child.kill();
                 let _ = child.wait();
-                return match ended {
-                    Err(e) => Err(e.into()),
-                    _ => Err(PeerError::Late(limit.as_secs())),
-                };
+                ended?;
+                let why = format!("not done after {} s", limit.as_secs());
+                return Err(PeerError::Failed(why));
             }
         }
     }
@@ -170,9 +152,9 @@ fn wait(child: &mut Child, limit: Duration) -> Result<(), PeerError> {
 /// The last line that is JSON.
 fn parse(out: &str) -> Result<PeerResult, PeerError> {
     let line = out.lines().rev().find(|l| l.starts_with('{'));
-    let line = line.ok_or(PeerError::NoResult)?;
-    let line: Line = serde_json::from_str(line)?;
-    let summary = Summary::of(line.values, Better::More).ok_or(PeerError::NoValues)?;
+    let none = |what: &str| PeerError::Failed(format!("no {what}"));
+    let line: Line = serde_json::from_str(line.ok_or_else(|| none("result"))?)?;
+    let summary = Summary::of(line.values, Better::More).ok_or_else(|| none("values"))?;
     Ok(PeerResult {
         version: line.version,
         summary,

@@ -17,10 +17,10 @@ use crate::row::{Better, Printer, Row, Summary};
 use crate::{BenchError, clock};
 use bytes::Bytes;
 use clap::Args;
-use sinew_queue::{HttpQueue, QueueServer, Serving, system_clock};
+use sinew_queue::{HttpQueue, QueueServer, QueueServerConfig, system_clock};
 use sinew_store::queue::{
-    Ask, Consumer, DiskQueue, Done, Field, MemoryQueue, NewRow, Queue, QueueLimits, Sample, Take,
-    fields, put_within,
+    AckedRow, Consumer, DiskQueue, Field, MemoryQueue, NewRow, Queue, QueueLimits, RowRequest,
+    RowSelection, Sample, fields, put_within,
 };
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &QueueArgs) -> Result<(), BenchError> {
 /// Rows through a server of this process, whose queue is in memory.
 fn http(bench: &Bench, rows: usize) -> Result<(), BenchError> {
     let runtime = tokio::runtime::Runtime::new().map_err(BenchError::system)?;
-    let serving = Serving {
+    let serving = QueueServerConfig {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         token: TOKEN.into(),
         clock: system_clock(),
@@ -265,11 +265,11 @@ fn produce(
 
 /// Takes as many rows as a round has, and acks them.
 fn consume(queue: &dyn Queue, load: Load) -> Result<(), sinew_store::StoreError> {
-    let ask = Ask {
+    let ask = RowRequest {
         consumer: consumer().name,
         holder: "bench".into(),
         ttl_ms: 600_000,
-        take: Take::Sample(Sample::rows(load.batch)),
+        take: RowSelection::Sample(Sample::rows(load.batch)),
     };
     let (mut taken, mut calls, mut copy) = (0, 0, Vec::new());
     while taken < load.rows {
@@ -283,7 +283,11 @@ fn consume(queue: &dyn Queue, load: Load) -> Result<(), sinew_store::StoreError>
             copy.clear();
             copy.extend_from_slice(&field.value);
         }
-        let done: Vec<Done> = loan.rows.into_iter().map(|row| Done::of(row.key)).collect();
+        let done: Vec<AckedRow> = loan
+            .rows
+            .into_iter()
+            .map(|row| AckedRow::of(row.key))
+            .collect();
         queue.ack(&ask.consumer, lease, &done)?;
         taken += done.len();
         calls += 1;

@@ -147,7 +147,7 @@ impl Policy {
 
 /// Record of an episode, for comparisons.
 #[derive(Clone, Debug, PartialEq)]
-struct Played {
+struct PolicyRun {
     /// Score at the end.
     outcome: Outcome,
     /// Observations and rewards of turns, in order.
@@ -160,7 +160,7 @@ async fn play(
     task: &Task,
     (policy, seed): (Policy, u64),
     times: &mut Vec<Duration>,
-) -> Result<Played, EnvError> {
+) -> Result<PolicyRun, EnvError> {
     let mut env = factory.create(task)?;
     let played = turns(env.as_mut(), (policy, seed), times).await;
     env.close().await?;
@@ -172,7 +172,7 @@ async fn turns(
     env: &mut dyn Env,
     (policy, seed): (Policy, u64),
     times: &mut Vec<Duration>,
-) -> Result<Played, EnvError> {
+) -> Result<PolicyRun, EnvError> {
     let tools = env.reset().await?.tools;
     rest(env, &tools, (policy, seed), times).await
 }
@@ -183,7 +183,7 @@ async fn rest(
     tools: &[ToolSpec],
     (policy, seed): (Policy, u64),
     times: &mut Vec<Duration>,
-) -> Result<Played, EnvError> {
+) -> Result<PolicyRun, EnvError> {
     let (mut draw, mut seen) = (Draw(seed), Vec::new());
     for _ in 0..TURNS {
         let started = Instant::now();
@@ -192,11 +192,11 @@ async fn rest(
         let content = step.observation.map(|o| o.content).unwrap_or_default();
         seen.push((content, step.process_reward));
         if let Some(outcome) = step.outcome {
-            return Ok(Played { outcome, seen });
+            return Ok(PolicyRun { outcome, seen });
         }
     }
     let outcome = env.score().await?;
-    Ok(Played { outcome, seen })
+    Ok(PolicyRun { outcome, seen })
 }
 
 /// Success and reward of a policy that does not use the task: both must be low.
@@ -370,7 +370,7 @@ async fn resumed(
     factory: &PythonEnvFactory,
     task: &Task,
     seed: u64,
-) -> Result<Option<(Played, Played)>, EnvError> {
+) -> Result<Option<(PolicyRun, PolicyRun)>, EnvError> {
     let (mut first, mut draw) = (factory.env(task), Draw(seed));
     let tools = first.reset().await?.tools;
     let step = first.step(Policy::Random.action(&tools, &mut draw)).await?;

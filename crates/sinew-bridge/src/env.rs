@@ -21,7 +21,7 @@ use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, Score, StepResult, Unscored,
 };
-use sinew_types::{Given, Gives, Message, Outcome, Task, ToolCall, ToolSpec, is_reward};
+use sinew_types::{Gives, InputPresence, Message, Outcome, Task, ToolCall, ToolSpec, is_reward};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -58,12 +58,12 @@ impl EnvInfo {
         let counts = counted(self.has_tools());
         Gives {
             states: match self.state {
-                true => Given::Yes,
-                false => Given::No(
+                true => InputPresence::Yes,
+                false => InputPresence::No(
                     "add the method `state(self)` to your class, whose value is equal exactly in equal states",
                 ),
             },
-            turn_rewards: Given::Maybe,
+            turn_rewards: InputPresence::Maybe,
             tool_counts: counts,
             format_penalty: counts,
         }
@@ -274,7 +274,7 @@ pub(crate) struct PythonEnv {
 }
 
 #[derive(Deserialize)]
-struct Opened {
+struct OpenedEpisode {
     /// System message, prompt, and the text of `start`.
     #[serde(deserialize_with = "conversation::deserialize")]
     messages: Vec<Message>,
@@ -289,7 +289,7 @@ struct Opened {
 
 /// Answer of a worker to a turn.
 #[derive(Deserialize)]
-struct Stepped {
+struct TurnReply {
     /// Results of calls in order, then an error of the notation. One message of `step` in a turn without
     /// calls.
     results: Vec<ResultMessage>,
@@ -323,7 +323,7 @@ const MAX_PART_BYTES: usize = 100;
 /// A score of a worker.
 #[derive(Deserialize)]
 #[serde(untagged)]
-pub(crate) enum Scored {
+pub(crate) enum WorkerScore {
     /// No score, with the reason.
     Unscored { unscored: String },
     /// A score with its parts. Whether they are finite is checked again on this side.
@@ -334,7 +334,7 @@ pub(crate) enum Scored {
     },
 }
 
-impl Scored {
+impl WorkerScore {
     /// The score, checked on this side.
     pub(crate) fn into_result(self) -> Result<Score, Unscored> {
         match self {
@@ -394,7 +394,7 @@ impl PythonEnv {
             .await;
         let (session, answer) = opened.map_err(CallError::into_env)?;
         self.state = State::Open(session);
-        let opened: Opened = parsed(answer)?;
+        let opened: OpenedEpisode = parsed(answer)?;
         self.saved = opened.snapshot;
         Ok(ResetResult {
             messages: [self.preamble.clone(), opened.messages].concat(),
@@ -438,7 +438,7 @@ impl PythonEnv {
             "call_error": action.call_error.as_ref().map(ToString::to_string),
         });
         let request = json!({"op": "step", "turn": turn});
-        let mut stepped: Stepped = parsed(self.ask(request).await?)?;
+        let mut stepped: TurnReply = parsed(self.ask(request).await?)?;
         self.saved = stepped.snapshot.take();
         let renewed = stepped.renewed.take();
         self.renewed = renewed.map(|messages| [self.preamble.clone(), messages].concat());
@@ -486,7 +486,7 @@ impl PythonEnv {
     }
 
     /// Adds a turn to the counts.
-    fn count(&mut self, action: &Action, stepped: &Stepped) {
+    fn count(&mut self, action: &Action, stepped: &TurnReply) {
         let failed = |r: &&ResultMessage| r.error && r.message.tool_call_id.is_some();
         let errors = stepped.results.iter().filter(failed).count() as u32;
         self.counts.turn(action, errors);
@@ -496,7 +496,7 @@ impl PythonEnv {
     fn outcome(&mut self, mut score: Value) -> Result<Outcome, EnvError> {
         let state = score.get_mut("state").map(Value::take);
         self.end_state = state.filter(|state| !state.is_null());
-        let scored: Scored = parsed(score)?;
+        let scored: WorkerScore = parsed(score)?;
         let mut outcome = match scored.into_result() {
             Ok(score) => score.into_outcome(),
             Err(unscored) => unscored.into_outcome(),

@@ -53,18 +53,7 @@ pub(crate) enum RowsError {
     Row { index: usize, reason: RowError },
     /// More than the limit. The rows may have no end.
     #[error("it gives {over} for the split {split}; end it, for example with itertools.islice")]
-    Over { over: Over, split: &'static str },
-}
-
-/// Limit of rows that is passed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Over {
-    #[error("more than {0} rows")]
-    Rows(usize),
-    #[error("more than {0} bytes of rows")]
-    Bytes(usize),
-    #[error("rows for more than {0} s")]
-    Seconds(u64),
+    Over { over: String, split: &'static str },
 }
 
 /// Fault of one row.
@@ -72,18 +61,9 @@ pub(crate) enum Over {
 pub(crate) enum RowError {
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    #[error("no JSON: {0}")]
-    NoJson(serde_json::Error),
-    #[error("a row is a text or an object with columns")]
-    NoColumns,
-    /// The value, cut.
-    #[error("a row is a text or a dict of columns, not {0}")]
-    NoDict(String),
-    #[error("{name} is {value}: a text is needed")]
-    NoText {
-        name: &'static str,
-        value: serde_json::Value,
-    },
+    /// The value is not a row, or one of its columns is of another type.
+    #[error("{0}")]
+    Value(String),
 }
 
 /// Reasons for which an MCP server has no session.
@@ -92,27 +72,16 @@ pub(crate) enum RowError {
 pub(crate) enum McpError {
     #[error("the MCP server {server:?} did not start: {reason}")]
     Start { server: String, reason: String },
-    /// It breaks the protocol, or gives too many tools.
+    /// It is gone, breaks the protocol, or gives too many tools.
     #[error("the MCP server {server:?}: {reason}")]
     Server { server: String, reason: String },
-    /// A call failed; the reason is that of the session.
-    #[error("{0}")]
-    Call(String),
     #[error("an MCP server did not answer within {0} s")]
     Late(f64),
     #[error("all {0} sessions are in use; raise env.sessions")]
     InUse(usize),
-    #[error("the environment variable is not set: export {0}=...")]
-    NoKey(String),
-    #[error("the command is empty")]
-    NoCommand,
-    #[error("there is no program {0} in PATH")]
-    NoProgram(String),
-    #[error("{argument}: {error}")]
-    Argument {
-        argument: String,
-        error: std::io::Error,
-    },
+    /// The key of the server, its program or a file of its command is not there.
+    #[error("{0}")]
+    Missing(String),
     #[error(transparent)]
     Python(#[from] StartError),
 }

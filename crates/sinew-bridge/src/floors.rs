@@ -51,7 +51,7 @@ struct Script {
 }
 
 /// A task with its first observation and its gold run.
-struct Known<'a> {
+struct KnownTask<'a> {
     task: &'a Task,
     words: Vec<String>,
     tools: Vec<ToolSpec>,
@@ -87,14 +87,14 @@ pub(crate) async fn floors(factory: &dyn EnvFactory, tasks: &[Task]) -> Vec<EnvC
 }
 
 /// Begins an episode of a task, and asks for its gold run.
-async fn learned<'a>(factory: &dyn EnvFactory, task: &'a Task) -> Result<Known<'a>, EnvError> {
+async fn learned<'a>(factory: &dyn EnvFactory, task: &'a Task) -> Result<KnownTask<'a>, EnvError> {
     let mut env = factory.create(task)?;
     let reset = env.reset().await;
     env.close().await?;
     let reset = reset?;
     let seen: Vec<_> = reset.messages.iter().map(|m| m.content.text()).collect();
     let turns = (0..TURNS).map_while(|turn| factory.gold(task, turn).ok().flatten());
-    Ok(Known {
+    Ok(KnownTask {
         task,
         words: words(&seen.join("\n")),
         tools: reset.tools,
@@ -132,7 +132,7 @@ async fn played(
 }
 
 /// Scripts that are the same for every task.
-fn constants(known: &[Known<'_>]) -> Vec<Script> {
+fn constants(known: &[KnownTask<'_>]) -> Vec<Script> {
     let mut scripts: Vec<Script> = Vec::new();
     let mut add = |name: String, turns: Vec<Action>, of| {
         if !turns.is_empty() && scripts.iter().all(|s| s.turns != turns) {
@@ -160,7 +160,7 @@ fn constants(known: &[Known<'_>]) -> Vec<Script> {
 }
 
 /// Texts without a call.
-fn texts(known: &[Known<'_>]) -> Vec<Script> {
+fn texts(known: &[KnownTask<'_>]) -> Vec<Script> {
     let mut scripts: Vec<Script> = Vec::new();
     let mut add = |text: &str, of| {
         let turns = vec![Action::say(text); REPEATS];
@@ -182,16 +182,16 @@ fn texts(known: &[Known<'_>]) -> Vec<Script> {
 async fn best(
     name: &'static str,
     factory: &dyn EnvFactory,
-    known: &[Known<'_>],
+    known: &[KnownTask<'_>],
     (scripts, gold): (Vec<Script>, Option<f64>),
 ) -> EnvCheck {
-    let (started, mut found, mut tried) = (Instant::now(), None::<(f64, Played)>, 0);
+    let (started, mut found, mut tried) = (Instant::now(), None::<(f64, ScriptRun)>, 0);
     for script in scripts.iter().take(SCRIPTS) {
         if tried > 0 && started.elapsed() > BUDGET {
             break;
         }
         tried += 1;
-        let mut sum = Played::new(script.name.clone());
+        let mut sum = ScriptRun::new(script.name.clone());
         for (i, one) in known.iter().enumerate() {
             if script.of == Some(i) {
                 continue;
@@ -204,7 +204,7 @@ async fn best(
             found = Some((sum.mean(), sum));
         }
     }
-    let sum = found.map_or_else(|| Played::new("nothing".into()), |(_, sum)| sum);
+    let sum = found.map_or_else(|| ScriptRun::new("nothing".into()), |(_, sum)| sum);
     let of = format!("{} ({tried} of {} tried)", sum.name, scripts.len());
     sum.into_line(name, of, gold)
 }
@@ -214,16 +214,16 @@ async fn best(
 async fn transferred(
     name: &'static str,
     factory: &dyn EnvFactory,
-    known: &[Known<'_>],
+    known: &[KnownTask<'_>],
     gold: Option<f64>,
 ) -> EnvCheck {
-    let (started, mut sum) = (Instant::now(), Played::new(name.into()));
+    let (started, mut sum) = (Instant::now(), ScriptRun::new(name.into()));
     for (i, one) in known.iter().enumerate() {
         // Replaced words come from the task whose first observation has most in common: types may be hidden.
         let blind = name == "blind";
         let others = known.iter().cycle().skip(i + 1).take(known.len() - 1);
-        let common = |o: &&Known<'_>| o.words.iter().filter(|w| one.words.contains(w)).count();
-        let mut found: Option<(usize, &Known<'_>)> = None;
+        let common = |o: &&KnownTask<'_>| o.words.iter().filter(|w| one.words.contains(w)).count();
+        let mut found: Option<(usize, &KnownTask<'_>)> = None;
         for other in others {
             let shared = common(&other);
             if found.is_none_or(|(most, _)| blind && shared > most) {
@@ -256,14 +256,14 @@ async fn transferred(
 }
 
 /// The rewards that a policy earned.
-struct Played {
+struct ScriptRun {
     name: String,
     episodes: usize,
     reward: f64,
     successes: usize,
 }
 
-impl Played {
+impl ScriptRun {
     fn new(name: String) -> Self {
         Self {
             name,
@@ -343,7 +343,7 @@ fn words(text: &str) -> Vec<String> {
 }
 
 /// The gold run of a task, as if the words of its first observation were other ones at the same places.
-fn replaced(other: &Known<'_>, now: &[String]) -> Vec<Action> {
+fn replaced(other: &KnownTask<'_>, now: &[String]) -> Vec<Action> {
     let word = |text: &str| {
         let asked = words(text);
         let known = &other.words;
@@ -423,7 +423,7 @@ fn odd_values() -> Vec<Value> {
 }
 
 /// Turns with odd values: one argument of a call that fits otherwise, and numbers of a gold text.
-fn odd_turns(one: &Known<'_>) -> Vec<Action> {
+fn odd_turns(one: &KnownTask<'_>) -> Vec<Action> {
     let mut turns = Vec::new();
     for tool in &one.tools {
         let gold = one.gold.iter().flat_map(|a| &a.tool_calls);
@@ -468,7 +468,7 @@ fn odd_turns(one: &Known<'_>) -> Vec<Action> {
 }
 
 /// Plays odd turns: each must be answered, and none may win or leave the episode without a score.
-async fn odd(factory: &dyn EnvFactory, known: &[Known<'_>]) -> EnvCheck {
+async fn odd(factory: &dyn EnvFactory, known: &[KnownTask<'_>]) -> EnvCheck {
     let (started, mut played, mut all, mut won) = (Instant::now(), 0, 0, 0);
     for one in known.iter().take(2) {
         let turns = odd_turns(one);
@@ -552,8 +552,8 @@ mod tests {
     use super::*;
     use sinew_types::TaskId;
 
-    fn known<'a>(task: &'a Task, seen: &str, gold: Vec<Action>) -> Known<'a> {
-        Known {
+    fn known<'a>(task: &'a Task, seen: &str, gold: Vec<Action>) -> KnownTask<'a> {
+        KnownTask {
             task,
             words: words(seen),
             tools: Vec::new(),

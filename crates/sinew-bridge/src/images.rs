@@ -12,7 +12,7 @@ use crate::code::PythonCode;
 use crate::error::{CallError, StartError};
 use crate::plan::Plan;
 use crate::runs::CodeSandboxes;
-use crate::session::{Session, Starts};
+use crate::session::{Session, StartTimes};
 use crate::worker::Worker;
 use serde_json::Value;
 use sinew_env::{IMAGE_COLUMN, TaskImage};
@@ -62,7 +62,7 @@ struct Place {
 }
 
 /// Content of a place.
-struct Held {
+struct PlaceContent {
     image: String,
     /// `None` where the start failed.
     worker: Option<Arc<Worker>>,
@@ -76,14 +76,14 @@ pub(crate) struct ImageWorkers {
     common: Common,
     places: Mutex<Vec<Place>>,
     /// The worker of each place.
-    held: Vec<tokio::sync::Mutex<Option<Held>>>,
+    held: Vec<tokio::sync::Mutex<Option<PlaceContent>>>,
     /// Plans by image, as long as a worker of it lives.
     plans: Mutex<BTreeMap<String, Weak<Plan>>>,
     /// A session has ended.
     freed: Notify,
     next_session: AtomicU64,
     clock: AtomicU64,
-    starts: Starts,
+    starts: StartTimes,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -122,7 +122,7 @@ impl ImageWorkers {
             freed: Notify::new(),
             next_session: AtomicU64::new(1),
             clock: AtomicU64::new(1),
-            starts: Starts::new(workers),
+            starts: StartTimes::new(workers),
             common,
         })
     }
@@ -215,7 +215,7 @@ impl ImageWorkers {
         *held = None;
         let plan = self.plan(image).await?;
         let started = Worker::start(&plan).await.map(Arc::new);
-        *held = Some(Held {
+        *held = Some(PlaceContent {
             image: image.to_owned(),
             worker: started.as_ref().ok().cloned(),
             _plan: plan,

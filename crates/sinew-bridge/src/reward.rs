@@ -9,7 +9,7 @@
 //! nothing else. Coroutines share a worker; a call that was lost or late because of another one is repeated
 //! once, without others.
 
-use crate::env::Scored;
+use crate::env::WorkerScore;
 use crate::error::{CallError, StartError};
 use crate::worker::{ALONE, COROUTINE};
 use crate::workers::PythonWorkers;
@@ -219,7 +219,7 @@ impl PythonReward {
         // User code can reach its worker: the answer may be any JSON value, and indexing one can panic.
         let mut value = called?;
         let scores = value.get_mut("scores").map(Value::take);
-        let scores: Vec<Scored> = serde_json::from_value(scores.unwrap_or_default())
+        let scores: Vec<WorkerScore> = serde_json::from_value(scores.unwrap_or_default())
             .map_err(|e| CallError::Protocol(format!("the answer is not as expected: {e}")))?;
         if scores.len() != count {
             let got = scores.len();
@@ -227,7 +227,7 @@ impl PythonReward {
                 "{got} scores for {count} samples"
             )));
         }
-        Ok(scores.into_iter().map(Scored::into_result).collect())
+        Ok(scores.into_iter().map(WorkerScore::into_result).collect())
     }
 
     /// The score of a sample. The outer error is that of a call which was cut: it took too long, or ended its

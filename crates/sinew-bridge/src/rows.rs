@@ -8,7 +8,7 @@
 //! depend on code that runs during training.
 
 use crate::code::PythonCode;
-use crate::error::{Over, RowError, RowsError, StartError};
+use crate::error::{RowError, RowsError, StartError};
 use crate::target::{Target, TargetKind};
 use crate::worker::THREADED;
 use crate::workers::{PythonWorkers, WorkersConfig};
@@ -76,9 +76,12 @@ pub(crate) fn read_rows<T>(
         }
         let split = split.as_str();
         let over = match () {
-            () if rows.len() > limits.rows => Over::Rows(limits.rows),
-            () if bytes > limits.bytes => Over::Bytes(limits.bytes),
-            () if !done && started.elapsed() > limits.time => Over::Seconds(limits.time.as_secs()),
+            () if rows.len() > limits.rows => format!("more than {} rows", limits.rows),
+            () if bytes > limits.bytes => format!("more than {} bytes of rows", limits.bytes),
+            () if !done && started.elapsed() > limits.time => {
+                let seconds = limits.time.as_secs();
+                format!("rows for more than {seconds} s")
+            }
             () if done => return Ok(rows),
             () => continue,
         };
@@ -148,11 +151,13 @@ impl PythonRows {
 /// # Errors
 /// If the text is not JSON, or its value is not an object. The message quotes at most 60 characters of it.
 fn columns(row: &str) -> Result<Map<String, Value>, RowError> {
-    match sinew_types::json::from_str(row).map_err(RowError::NoJson)? {
+    let value = sinew_types::json::from_str(row);
+    match value.map_err(|e| RowError::Value(format!("no JSON: {e}")))? {
         Value::Object(columns) => Ok(columns),
         other => {
             let shown: String = other.to_string().chars().take(60).collect();
-            Err(RowError::NoDict(shown))
+            let why = format!("a row is a text or a dict of columns, not {shown}");
+            Err(RowError::Value(why))
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::error::CallError;
 use crate::runtime::spawn;
-use crate::worker::{Refused, THREADED, Worker};
+use crate::worker::{RefusedCall, THREADED, Worker};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,13 +15,13 @@ const MAX_RESTARTS: usize = 32;
 const WINDOW: Duration = Duration::from_secs(60);
 
 /// Times of the last starts: code that kills each worker must not take the time of the host for ever.
-pub(crate) struct Starts {
+pub(crate) struct StartTimes {
     times: Mutex<VecDeque<Instant>>,
     /// Starts within [`WINDOW`].
     most: usize,
 }
 
-impl Starts {
+impl StartTimes {
     /// Bound for a pool of so many workers.
     pub(crate) fn new(workers: usize) -> Self {
         Self {
@@ -103,7 +103,7 @@ impl Session {
         let (worker, timeout) = (Arc::clone(&self.worker), self.timeout);
         let called = spawn(&self.handle, async move {
             let called = worker.call(request, THREADED, timeout).await;
-            called.map_err(Refused::into_error)
+            called.map_err(RefusedCall::into_error)
         });
         called.await.unwrap_or_else(|_| Err(gone()))
     }

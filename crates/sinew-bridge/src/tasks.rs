@@ -109,7 +109,8 @@ fn read_split(
 fn task(row: &str, index: usize, split: Split, seed: u64) -> Result<Task, RowError> {
     let row: Value = sinew_types::json::from_str(row)?;
     let Value::Object(mut columns) = row else {
-        return Err(RowError::NoColumns);
+        let why = "a row is a text or an object with columns";
+        return Err(RowError::Value(why.into()));
     };
     let id = match columns.shift_remove("id") {
         None | Some(Value::Null) => format!("{}-{index}", split.as_str()),
@@ -130,14 +131,14 @@ fn task(row: &str, index: usize, split: Split, seed: u64) -> Result<Task, RowErr
 }
 
 /// Takes a column of text out of a row.
-fn named_text(
-    columns: &mut Map<String, Value>,
-    name: &'static str,
-) -> Result<Option<String>, RowError> {
+fn named_text(columns: &mut Map<String, Value>, name: &str) -> Result<Option<String>, RowError> {
     match columns.shift_remove(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(value) => Err(RowError::NoText { name, value }),
+        Some(other) => {
+            let why = format!("{name} is {other}: a text is needed");
+            Err(RowError::Value(why))
+        }
     }
 }
 

@@ -45,7 +45,7 @@ const PORT: u16 = 4200;
 const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Weight of all calls that a worker takes at once. A call that must run without others has this weight.
 pub(crate) const ALONE: u32 = 64;
-/// Weight of a call of an environment: 16 at once, each in a thread.
+/// Weight of an environment call, which holds a thread: 16 of them fit into the budget at once.
 pub(crate) const THREADED: u32 = 4;
 /// Weight of a call of a coroutine: 64 at once.
 pub(crate) const COROUTINE: u32 = 1;
@@ -62,14 +62,14 @@ const MAX_TEXT: usize = 4096;
 
 /// A call without a value.
 #[derive(Debug)]
-pub(crate) enum Refused {
+pub(crate) enum RefusedCall {
     /// The worker ended before the call was sent. Another worker can take it.
     Unsent(CallError),
     /// The call was sent, or no worker could take it.
     Failed(CallError),
 }
 
-impl Refused {
+impl RefusedCall {
     /// The error, for calls that only this worker can take.
     pub(crate) fn into_error(self) -> CallError {
         match self {
@@ -85,7 +85,7 @@ struct Reply {
     id: u64,
     /// Value of the call, if it has no error.
     ok: Option<Value>,
-    error: Option<Raised>,
+    error: Option<PythonError>,
     /// Text that the call printed.
     #[serde(default)]
     printed: String,
@@ -97,7 +97,7 @@ struct Reply {
 }
 
 #[derive(Deserialize)]
-struct Raised {
+struct PythonError {
     /// Class of the exception.
     #[serde(rename = "type")]
     kind: String,
@@ -111,7 +111,7 @@ struct Raised {
 
 /// Calls that wait for their answers.
 #[derive(Default)]
-struct Waiting {
+struct WaitingCalls {
     /// Reason why the worker ended. No call is added after that.
     dead: Option<String>,
     /// Calls by id.
@@ -121,7 +121,7 @@ struct Waiting {
 /// State of a worker that its tasks share.
 #[derive(Default)]
 struct Shared {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingCalls>,
     /// Tasks that end with the worker. One owns the sandbox.
     tasks: Mutex<Vec<AbortHandle>>,
     /// Code ran in it: nothing else may.
@@ -279,18 +279,18 @@ impl Worker {
         mut request: Value,
         weight: u32,
         timeout: Duration,
-    ) -> Result<Value, Refused> {
+    ) -> Result<Value, RefusedCall> {
         let Ok(_room) = self.room.acquire_many(weight).await else {
-            return Err(Refused::Unsent(self.shared.lost()));
+            return Err(RefusedCall::Unsent(self.shared.lost()));
         };
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         request["id"] = id.into();
-        let frame = frame_of(&request).map_err(Refused::Failed)?;
+        let frame = frame_of(&request).map_err(RefusedCall::Failed)?;
         let (sender, answer) = oneshot::channel();
         {
             let mut waiting = lock(&self.shared.waiting);
             if let Some(reason) = waiting.dead.clone() {
-                return Err(Refused::Unsent(CallError::Lost { reason }));
+                return Err(RefusedCall::Unsent(CallError::Lost { reason }));
             }
             waiting.calls.insert(id, sender);
         }
@@ -316,7 +316,7 @@ impl Worker {
                 Err(CallError::Deadline { seconds })
             }
         };
-        called.map_err(Refused::Failed)
+        called.map_err(RefusedCall::Failed)
     }
 
     /// The value of an answer. The output of the call goes to the log.
@@ -417,7 +417,6 @@ fn sandbox_spec(plan: &Plan) -> SandboxSpec {
         env,
         strict: plan.spec.strict,
         network: Network::Loopback,
-        live: false,
     }
 }
 

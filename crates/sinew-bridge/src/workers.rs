@@ -21,8 +21,8 @@ use crate::images::{Common, ImageWorkers, TaskImages};
 use crate::plan::Plan;
 use crate::runs::CodeSandboxes;
 use crate::runtime::{OwnRuntime, block_on, spawn};
-use crate::session::{Session, Starts, gone};
-use crate::worker::{Refused, Worker};
+use crate::session::{Session, StartTimes, gone};
+use crate::worker::{RefusedCall, Worker};
 use serde_json::{Value, json};
 use sinew_sandbox::{SandboxProvider, SandboxSpec};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -136,7 +136,7 @@ pub(crate) struct Inner {
     /// it.
     next_session: AtomicU64,
     /// Bounds the starts.
-    starts: Starts,
+    starts: StartTimes,
     /// Number of all starts.
     started: AtomicU64,
     /// Runtime of the pool.
@@ -194,7 +194,7 @@ impl PythonWorkers {
             sessions_per_worker: AtomicUsize::new(config.sessions_per_worker),
             sessions: Arc::new(Semaphore::new(config.workers * config.sessions_per_worker)),
             next_session: AtomicU64::new(1),
-            starts: Starts::new(config.workers),
+            starts: StartTimes::new(config.workers),
             started: AtomicU64::new(0),
             handle: handle.clone(),
         });
@@ -424,8 +424,8 @@ impl Inner {
             };
             self.renew(slot, &worker);
             match called {
-                Err(Refused::Unsent(_)) if left > 0 => left -= 1,
-                other => return other.map_err(Refused::into_error),
+                Err(RefusedCall::Unsent(_)) if left > 0 => left -= 1,
+                other => return other.map_err(RefusedCall::into_error),
             }
         }
     }

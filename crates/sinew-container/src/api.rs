@@ -40,11 +40,11 @@ pub(crate) struct Api {
     image: String,
 }
 
-type Made<T> = Result<T, SandboxError>;
+type SandboxResult<T> = Result<T, SandboxError>;
 
 impl Api {
     /// Asks for the version.
-    pub(crate) async fn new(kind: EngineKind, socket: &Path) -> Made<Self> {
+    pub(crate) async fn new(kind: EngineKind, socket: &Path) -> SandboxResult<Self> {
         let api = Self {
             kind,
             socket: socket.into(),
@@ -60,7 +60,7 @@ impl Api {
 
     /// Sends one request and returns status and body of the response. A body that starts with `{` is sent as
     /// JSON, any other as a tar file.
-    async fn call(&self, method: Method, path: &str, body: Bytes) -> Made<(u16, Bytes)> {
+    async fn call(&self, method: Method, path: &str, body: Bytes) -> SandboxResult<(u16, Bytes)> {
         let failed = |e: &dyn std::fmt::Display| io(self.socket.display().to_string(), e);
         let exchange = async {
             let stream = UnixStream::connect(&self.socket)
@@ -99,7 +99,7 @@ impl Api {
     ///
     /// # Errors
     /// [`SandboxError::Io`] with the status and the message of the daemon.
-    async fn ask(&self, method: Method, path: &str, body: Bytes) -> Made<Value> {
+    async fn ask(&self, method: Method, path: &str, body: Bytes) -> SandboxResult<Value> {
         let asked = format!("{} {method} {path}", self.kind.name());
         let (status, body) = self.call(method, path, body).await?;
         let value: Value = serde_json::from_slice(&body).unwrap_or_default();
@@ -115,7 +115,7 @@ impl Api {
     ///
     /// # Errors
     /// [`SandboxError::Unavailable`] if it has none. It is not pulled.
-    pub(crate) async fn use_image(&mut self, name: &str) -> Made<()> {
+    pub(crate) async fn use_image(&mut self, name: &str) -> SandboxResult<()> {
         let path = format!("/images/{}/json", encode(name));
         let (status, _) = self.call(Method::GET, &path, Bytes::new()).await?;
         if status != 200 {
@@ -130,7 +130,7 @@ impl Api {
 
     /// Makes an image from the archive of a root. Its name has a hash of the archive, so that equal roots are
     /// imported once.
-    pub(crate) async fn import(&mut self, archive: Vec<u8>) -> Made<()> {
+    pub(crate) async fn import(&mut self, archive: Vec<u8>) -> SandboxResult<()> {
         let digest = {
             use sha2::Digest;
             let sum = sha2::Sha256::digest(&archive);
@@ -150,7 +150,11 @@ impl Api {
     }
 
     /// Creates and starts a container and returns its id. Nothing is left after a failure.
-    pub(crate) async fn start(&self, common: &Common, start: &StartSpec<'_>) -> Made<String> {
+    pub(crate) async fn start(
+        &self,
+        common: &Common,
+        start: &StartSpec<'_>,
+    ) -> SandboxResult<String> {
         let body = creation(self.kind, &self.image, common, start).to_string();
         let path = format!("/containers/create?name={}", start.name);
         let made = self.ask(Method::POST, &path, body.into()).await?;
@@ -165,7 +169,7 @@ impl Api {
     }
 
     /// Removes a container by force, and waits up to 200 requests until the daemon has forgotten it.
-    pub(crate) async fn remove(&self, id: &str) -> Made<()> {
+    pub(crate) async fn remove(&self, id: &str) -> SandboxResult<()> {
         let path = format!("/containers/{id}?force=1&v=1");
         let mut last = String::new();
         for _ in 0..200 {
@@ -191,7 +195,7 @@ impl Api {
     }
 
     /// Removes containers with the label of a process that is gone.
-    pub(crate) async fn sweep(&self) -> Made<()> {
+    pub(crate) async fn sweep(&self) -> SandboxResult<()> {
         let filter = encode(&json!({ "label": [LABEL] }).to_string());
         let path = format!("/containers/json?all=1&filters={filter}");
         let list = self.ask(Method::GET, &path, Bytes::new()).await?;

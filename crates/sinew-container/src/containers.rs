@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::net::UnixListener;
 
-type Made<T> = Result<T, SandboxError>;
+type SandboxResult<T> = Result<T, SandboxError>;
 
 /// Maximum time from the start of a container to the first message of its agent.
 const START: Duration = Duration::from_secs(60);
@@ -58,7 +58,7 @@ impl Drop for Containers {
 }
 
 /// A container whose agent has answered.
-pub(crate) struct Started {
+pub(crate) struct RunningContainer {
     /// Connection to the agent. The agent and with it the container end when it is dropped.
     pub(crate) guest: Guest,
     /// The container for its engine.
@@ -77,7 +77,7 @@ static PROVIDERS: AtomicU64 = AtomicU64::new(0);
 impl Containers {
     /// Removes leftovers, chooses an engine, prepares the image and starts a probe container. If the probe
     /// fails with a separate user, it is repeated with the shared user.
-    pub(crate) async fn new(config: ContainerConfig) -> Made<Self> {
+    pub(crate) async fn new(config: ContainerConfig) -> SandboxResult<Self> {
         let tag = run_tag(std::process::id());
         let number = PROVIDERS.fetch_add(1, Ordering::Relaxed);
         let dead = orphans(&config.state);
@@ -122,7 +122,7 @@ impl Containers {
     /// # Errors
     /// [`SandboxError::Unavailable`] with the last line of the runtime's log if it ends before the agent
     /// connects, or after [`START`]. The container is removed then.
-    pub(crate) async fn start(&self, spec: &SandboxSpec) -> Made<Started> {
+    pub(crate) async fn start(&self, spec: &SandboxSpec) -> SandboxResult<RunningContainer> {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let provider = self.folder.path().file_name().unwrap_or_default();
         let provider = provider.to_string_lossy().replace('.', "-");
@@ -169,7 +169,7 @@ impl Containers {
                 // The limit comes before a program can make a connection. The probe reports where it has no
                 // effect.
                 let _ = group.limit_tcp(spec.limits.memory_bytes);
-                Ok(Started {
+                Ok(RunningContainer {
                     guest,
                     body,
                     folder,
@@ -185,7 +185,7 @@ impl Containers {
     }
 
     /// Ends a container and waits until nothing of it is left.
-    pub(crate) async fn end(&self, started: Started) -> Made<()> {
+    pub(crate) async fn end(&self, started: RunningContainer) -> SandboxResult<()> {
         // The agent ends with its connection.
         drop(started.guest);
         self.engine.end(started.body).await
@@ -217,7 +217,7 @@ impl Containers {
     }
 
     /// Starts a container with default limits and compares its own view with what was asked for.
-    async fn probe(&mut self) -> Made<()> {
+    async fn probe(&mut self) -> SandboxResult<()> {
         let spec = SandboxSpec::default();
         let mut started = self.start(&spec).await?;
         let asked = async {
@@ -262,7 +262,7 @@ impl Containers {
 }
 
 /// Removes what processes that are gone left on the host: containers, groups and folders.
-async fn sweep(engine: &Engine, dead: Vec<PathBuf>) -> Made<()> {
+async fn sweep(engine: &Engine, dead: Vec<PathBuf>) -> SandboxResult<()> {
     for folder in dead {
         if let Engine::Runtime(runtime) = engine {
             runtime.sweep(&folder.join("state")).await;
@@ -287,7 +287,7 @@ async fn prepare(
     config: &ContainerConfig,
     common: &mut Common,
     folder: &Path,
-) -> Made<()> {
+) -> SandboxResult<()> {
     let unpacked = match (&config.image, &mut *engine) {
         (Image::Host, _) => None,
         (Image::Folder(path), _) => Some(path.clone()),
@@ -335,7 +335,7 @@ async fn ended(body: &mut Body) -> String {
 }
 
 /// Output of a program if it can be run and exits with 0, else `None`.
-async fn say(guest: &mut Guest, argv: &[&str]) -> Made<Option<String>> {
+async fn say(guest: &mut Guest, argv: &[&str]) -> SandboxResult<Option<String>> {
     let request = ExecRequest {
         program: Program::Argv(argv.iter().map(|&a| a.into()).collect()),
         stdin: Vec::new(),

@@ -23,7 +23,7 @@ pub struct ContainerProvider {
     live: Arc<Semaphore>,
 }
 
-type Made<T> = Result<T, SandboxError>;
+type SandboxResult<T> = Result<T, SandboxError>;
 
 impl ContainerProvider {
     /// Removes leftovers of dead runs, finds an engine and starts a probe container to see which protections
@@ -31,7 +31,7 @@ impl ContainerProvider {
     ///
     /// # Errors
     /// [`SandboxError::Unavailable`] with what is missing and what to do.
-    pub fn start(config: ContainerConfig) -> Made<Self> {
+    pub fn start(config: ContainerConfig) -> SandboxResult<Self> {
         // Callers may be inside a runtime already.
         let thread = std::thread::spawn(move || {
             tokio::runtime::Builder::new_current_thread()
@@ -58,7 +58,7 @@ impl ContainerProvider {
     ///
     /// # Errors
     /// [`SandboxError::Busy`] after the configured time.
-    async fn permit(&self) -> Made<OwnedSemaphorePermit> {
+    async fn permit(&self) -> SandboxResult<OwnedSemaphorePermit> {
         let config = &self.inner.config;
         let permit = Arc::clone(&self.live).acquire_owned();
         match tokio::time::timeout(config.acquire_timeout, permit).await {
@@ -74,14 +74,12 @@ impl ContainerProvider {
     /// Starts a container with the files of `base`.
     ///
     /// # Errors
-    /// [`SandboxError::Unsupported`] for a live interpreter, [`SandboxError::NotEnforced`] if `spec` is
-    /// strict and a protection is missing.
-    async fn make(&self, spec: &SandboxSpec, base: Arc<Vec<Entry>>) -> Made<Box<dyn Sandbox>> {
-        if spec.live {
-            return Err(SandboxError::Unsupported {
-                operation: "keep one interpreter for all programs",
-            });
-        }
+    /// [`SandboxError::NotEnforced`] if `spec` is strict and a protection is missing.
+    async fn make(
+        &self,
+        spec: &SandboxSpec,
+        base: Arc<Vec<Entry>>,
+    ) -> SandboxResult<Box<dyn Sandbox>> {
         if spec.strict {
             let missing = self.inner.protections.iter().filter(|p| !p.enforced);
             let missing: Vec<_> = missing.map(|p| format!("{} ({})", p.name, p.how)).collect();

@@ -25,10 +25,10 @@ pub(crate) struct Root {
     pub(crate) python: Option<String>,
 }
 
-type Made<T> = Result<T, SandboxError>;
+type SandboxResult<T> = Result<T, SandboxError>;
 
 /// Adds the path to an I/O error.
-fn within<T>(path: &Path, done: std::io::Result<T>) -> Made<T> {
+fn within<T>(path: &Path, done: std::io::Result<T>) -> SandboxResult<T> {
     done.map_err(|e| io(format!("make {}", path.display()), e))
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn build(
     image: Option<&Path>,
     python: Option<&Path>,
     shows: &[(PathBuf, PathBuf)],
-) -> Made<Root> {
+) -> SandboxResult<Root> {
     let mut root = Root::default();
     within(folder, fs::create_dir_all(folder))?;
     within(
@@ -72,7 +72,7 @@ pub(crate) fn build(
 }
 
 /// Adds a read-only mount and makes its mount point.
-fn bind(root: &mut Root, folder: &Path, source: &Path, inside: &Path) -> Made<()> {
+fn bind(root: &mut Root, folder: &Path, source: &Path, inside: &Path) -> SandboxResult<()> {
     let relative = inside.strip_prefix("/").unwrap_or(inside);
     let target = folder.join(relative);
     // A link of the image leads anywhere on the host as long as this is not a container's root.
@@ -98,7 +98,7 @@ fn bind(root: &mut Root, folder: &Path, source: &Path, inside: &Path) -> Made<()
 }
 
 /// Adds the system folders of the host, four files of `/etc`, and the folder of a Python outside of `/usr`.
-fn from_host(root: &mut Root, folder: &Path, python: Option<&Path>) -> Made<()> {
+fn from_host(root: &mut Root, folder: &Path, python: Option<&Path>) -> SandboxResult<()> {
     for name in SYSTEM {
         let path = Path::new("/").join(name);
         match fs::symlink_metadata(&path) {
@@ -134,7 +134,7 @@ fn from_host(root: &mut Root, folder: &Path, python: Option<&Path>) -> Made<()> 
 }
 
 /// Adds every folder of an unpacked image, and copies its links. Files at the top of the image are not shown.
-fn from_image(root: &mut Root, folder: &Path, image: &Path) -> Made<()> {
+fn from_image(root: &mut Root, folder: &Path, image: &Path) -> SandboxResult<()> {
     let image = &image
         .canonicalize()
         .map_err(|e| io(format!("open image {}", image.display()), e))?;
@@ -163,7 +163,7 @@ fn from_image(root: &mut Root, folder: &Path, image: &Path) -> Made<()> {
 
 /// The root without its mounts as a tar file, for engines with images. Equal roots give equal bytes, so that
 /// an engine keeps each once.
-pub(crate) fn archive(folder: &Path) -> Made<Vec<u8>> {
+pub(crate) fn archive(folder: &Path) -> SandboxResult<Vec<u8>> {
     let mut builder = tar::Builder::new(Vec::new());
     add(&mut builder, folder, Path::new(""))
         .and_then(|()| builder.into_inner())

@@ -1,6 +1,6 @@
 //! One container as a sandbox.
 
-use crate::containers::{Containers, Started};
+use crate::containers::{Containers, RunningContainer};
 use crate::net::listen_in;
 use crate::snapshot::keep;
 use crate::spec::Body;
@@ -49,7 +49,7 @@ impl ContainerSandbox {
     pub(crate) fn new(
         inner: Arc<Containers>,
         spec: SandboxSpec,
-        started: Started,
+        started: RunningContainer,
         base: Arc<Vec<Entry>>,
         permit: OwnedSemaphorePermit,
     ) -> Self {

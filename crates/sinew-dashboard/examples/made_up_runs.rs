@@ -42,6 +42,7 @@ fn main() -> std::io::Result<()> {
             Err(e) => Err(e.to_string()),
         }),
         late: Arc::new(|_| None),
+        environments: sinew_env::Registry::new(&sinew_env::BUILT_IN),
     };
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {

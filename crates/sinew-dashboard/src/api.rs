@@ -1,6 +1,7 @@
 //! Data for the pages, below `/api`: JSON, read only. Work on files is done on threads for it, a few at a
 //! time, so that a slow disk delays no connection.
 
+use crate::activity;
 use crate::episode;
 use crate::error::ViewError;
 use crate::outcomes::{ListError, Outcomes, Row, range};
@@ -8,7 +9,6 @@ use crate::runs::{Run, RunRow};
 use crate::scaling;
 use crate::series;
 use crate::shared::Shared;
-use crate::work;
 use axum::Json;
 use axum::extract::{Path, Query, State};
 use serde::Deserialize;
@@ -97,7 +97,7 @@ pub(crate) async fn timeline(State(shared): State<Shared>, Path(run): Path<Strin
     let runs = Arc::clone(&shared.runs);
     answer(&shared, move || {
         let run = runs.get(&run)?;
-        Ok(work::timeline(&run.path, &run.steps()))
+        Ok(activity::timeline(&run.path, &run.steps()))
     })
     .await
 }
@@ -179,7 +179,7 @@ pub(crate) async fn phases(
     let runs = Arc::clone(&shared.runs);
     answer(&shared, move || {
         let run = runs.get(&run)?;
-        work::phases(&run.path, (window.from, window.to))
+        activity::phases(&run.path, (window.from, window.to))
     })
     .await
 }
@@ -459,7 +459,7 @@ pub(crate) async fn errors(State(shared): State<Shared>, Path(run): Path<String>
     let runs = Arc::clone(&shared.runs);
     answer(&shared, move || {
         let run = runs.get(&run)?;
-        let mut errors = work::errors(&run.steps());
+        let mut errors = activity::errors(&run.steps());
         let (state, why) = run.state();
         errors["state"] = json!(state);
         errors["why"] = json!(why);

@@ -28,6 +28,7 @@
 //! | `/api/events` | server-sent events: `change` with `run` and `what`, `resync` |
 
 mod access;
+mod activity;
 mod api;
 mod assets;
 mod episode;
@@ -39,7 +40,6 @@ mod scaling;
 mod series;
 mod server;
 mod shared;
-mod work;
 
 pub use outcomes::{Flagged, ListError, Outcomes, RangeError, Row, WAITS, range};
 pub use runs::{LateOf, OpenRenderer, Ports};

@@ -86,14 +86,14 @@ pub(crate) struct Study<'a> {
     /// Each with its own fit.
     runs: Vec<RunFit<'a>>,
     /// Their order is that of their first runs.
-    together: Vec<Together<'a>>,
+    together: Vec<RepeatedRuns<'a>>,
     /// Number of worlds: gains of different ones are not of the same tasks.
     worlds: usize,
 }
 
 /// Runs that repeat each other, and the fit over all of their points.
 #[derive(Debug, Serialize)]
-struct Together<'a> {
+struct RepeatedRuns<'a> {
     runs: Vec<&'a str>,
     fit: Fit,
 }
@@ -199,7 +199,7 @@ pub(crate) fn study(inputs: &[Input], gain: Gain) -> Study<'_> {
     }
     let together = sets.iter().filter(|set| set.len() > 1).filter_map(|set| {
         let points: Vec<&Vec<(f64, f64)>> = set.iter().map(|i| &i.points).collect();
-        Some(Together {
+        Some(RepeatedRuns {
             runs: set.iter().map(|i| i.run.as_str()).collect(),
             fit: fit(&points, bounds)?,
         })

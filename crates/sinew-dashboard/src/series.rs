@@ -440,10 +440,10 @@ fn chart(
 }
 
 /// A share of a measurement, and how sure it is.
-type Measured = (f64, Option<Spread>);
+type MeasuredShare = (f64, Option<Spread>);
 
 /// Success of a measurement; none if none of its episodes has a score.
-fn success_of(s: &EpisodeStats) -> Option<Measured> {
+fn success_of(s: &EpisodeStats) -> Option<MeasuredShare> {
     is_scored(s).then(|| (s.success, Spread::of(s.success, s.scored())))
 }
 
@@ -451,7 +451,7 @@ fn success_of(s: &EpisodeStats) -> Option<Measured> {
 fn points(
     name: &str,
     evals: &[EvalRecord],
-    value: impl Fn(&EpisodeStats) -> Option<Measured>,
+    value: impl Fn(&EpisodeStats) -> Option<MeasuredShare>,
 ) -> Option<Series> {
     let point = |e: &EvalRecord| {
         let (value, spread) = value(&e.stats).filter(|v| v.0.is_finite())?;

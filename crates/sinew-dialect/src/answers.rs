@@ -62,7 +62,7 @@ pub enum ChainError {
 }
 
 #[derive(Debug, Default)]
-struct Stored {
+struct AnswerRecord {
     /// Answers by id, at most [`MAX_ANSWERS`].
     by_id: HashMap<String, StoredAnswer>,
     /// Bytes of all stored messages, by [`message_bytes`].
@@ -72,11 +72,11 @@ struct Stored {
 /// The answers of one rollout, by id.
 #[derive(Debug, Default)]
 pub struct Answers {
-    stored: Mutex<Stored>,
+    stored: Mutex<AnswerRecord>,
 }
 
 impl Answers {
-    fn stored(&self) -> MutexGuard<'_, Stored> {
+    fn stored(&self) -> MutexGuard<'_, AnswerRecord> {
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -69,7 +69,7 @@ impl Default for EgressConfig {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum RuleScheme {
-    /// With TLS.
+    /// HTTP over TLS.
     #[default]
     Https,
     /// Without TLS.

@@ -81,7 +81,7 @@ enum ResponseBody {
 struct Whole(Bytes, Option<Held>);
 
 /// A response that is not streamed, unless it is too large for the cache.
-enum Fetched {
+enum WholeResponse {
     /// All of it.
     Whole(RecordedResponse, Option<Held>),
     /// Only the head has been read.
@@ -153,8 +153,8 @@ async fn forward(
     let (fetched, decision) = recorded(connection, rule, outgoing, entry).await?;
     entry.allowed(decision);
     let (response, held) = match fetched {
-        Fetched::Whole(response, held) => (response, held),
-        Fetched::Streaming(head, body) => return Ok((head, ResponseBody::Streaming(body))),
+        WholeResponse::Whole(response, held) => (response, held),
+        WholeResponse::Streaming(head, body) => return Ok((head, ResponseBody::Streaming(body))),
     };
     let head = ResponseHead {
         status: StatusCode::from_u16(response.status).map_err(failed)?,
@@ -238,7 +238,7 @@ async fn recorded(
     rule: &Rule,
     mut outgoing: Outgoing,
     entry: &mut AuditEntry,
-) -> Result<(Fetched, &'static str), Problem> {
+) -> Result<(WholeResponse, &'static str), Problem> {
     let session = &connection.session;
     let Some(recordings) = &session.recordings else {
         return Err(failed("the session has no recordings"));
@@ -260,7 +260,7 @@ async fn recorded(
         session.meter.down(bytes as usize)?;
         let read = tokio::task::spawn_blocking(move || found.read()).await;
         let response = read.map_err(failed)?.map_err(unreadable)?;
-        return Ok((Fetched::Whole(response, Some(held)), "replayed"));
+        return Ok((WholeResponse::Whole(response, Some(held)), "replayed"));
     }
     if mode == Mode::Replay {
         let detail = format!(
@@ -271,7 +271,7 @@ async fn recorded(
     }
     let request_headers = outgoing.headers.clone();
     let (response, held) = match fetch(connection, rule, outgoing, entry).await {
-        Ok(Fetched::Whole(response, held)) => (response, held),
+        Ok(WholeResponse::Whole(response, held)) => (response, held),
         Ok(streaming) => {
             entry.line.detail = Some("not kept: larger than held_bytes".into());
             return Ok((streaming, "allowed"));
@@ -295,7 +295,7 @@ async fn recorded(
             Err(e) => return Err(failed_with("the response cannot be recorded", e)),
         }
     }
-    Ok((Fetched::Whole(response, held), "allowed"))
+    Ok((WholeResponse::Whole(response, held), "allowed"))
 }
 
 /// Refusal of a response that is larger than what the sandbox may hold.
@@ -335,7 +335,7 @@ async fn fetch(
     rule: &Rule,
     outgoing: Outgoing,
     entry: &mut AuditEntry,
-) -> Result<Fetched, Problem> {
+) -> Result<WholeResponse, Problem> {
     let (empty, deadline) = (outgoing.method == Method::HEAD, outgoing.deadline);
     let session = &connection.session;
     let (head, mut stream) = send(connection, rule, outgoing, entry).await?;
@@ -348,7 +348,7 @@ async fn fetch(
         .may_down(length.filter(|_| !empty).unwrap_or(0))?;
     if expected > most {
         return match session.mode {
-            Mode::Cache => Ok(Fetched::Streaming(head, stream)),
+            Mode::Cache => Ok(WholeResponse::Streaming(head, stream)),
             _ => Err(too_large(session, expected)),
         };
     }
@@ -374,7 +374,7 @@ async fn fetch(
         headers,
         body: body.into(),
     };
-    Ok(Fetched::Whole(response, Some(held)))
+    Ok(WholeResponse::Whole(response, Some(held)))
 }
 
 /// Adds the secret to a request.

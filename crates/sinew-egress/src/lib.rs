@@ -32,8 +32,8 @@ mod client_hello;
 mod config;
 #[cfg(feature = "proxy")]
 mod connection;
-#[cfg(feature = "proxy")]
 mod error;
+#[cfg(feature = "proxy")]
 mod exchange;
 mod host;
 mod policy;
@@ -71,8 +71,8 @@ pub use policy::{
     Credential, Denial, PathPattern, Policy, Reason, RequestInfo, Rule, Scheme, TunnelMode,
 };
 #[cfg(feature = "proxy")]
-pub use proxy::{Proxy, ProxyError, ProxyOptions, Served, Session, environment};
-pub use quota::{Quota, Used};
+pub use proxy::{Proxy, ProxyError, ProxyOptions, Session, SessionListener, environment};
+pub use quota::{Quota, SessionUsage};
 #[cfg(feature = "proxy")]
 pub use record::begin_empty;
 #[cfg(feature = "proxy")]

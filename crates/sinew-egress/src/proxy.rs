@@ -6,7 +6,7 @@ use crate::config::{EgressConfig, Mode};
 use crate::connection::{Connection, Inner, Shared, Tasks};
 use crate::exchange::serve_stream;
 use crate::policy::Policy;
-use crate::quota::{Meter, Used};
+use crate::quota::{Meter, SessionUsage};
 use crate::record::{FolderQuota, Recordings};
 use crate::upstream::{Names, Resolve};
 use std::io;
@@ -183,14 +183,14 @@ pub struct Session {
 
 /// A listener of a session. Dropping it closes all its connections.
 #[derive(Debug)]
-pub struct Served {
+pub struct SessionListener {
     /// Task that accepts connections.
     accept: tokio::task::JoinHandle<()>,
     /// Tasks of the connections.
     tasks: Arc<Tasks>,
 }
 
-impl Drop for Served {
+impl Drop for SessionListener {
     fn drop(&mut self) {
         self.accept.abort();
         self.tasks.abort();
@@ -203,7 +203,7 @@ impl Session {
     ///
     /// # Errors
     /// Returns an error if the listener cannot be used.
-    pub fn serve(&self, listener: std::net::TcpListener) -> Result<Served, ProxyError> {
+    pub fn serve(&self, listener: std::net::TcpListener) -> Result<SessionListener, ProxyError> {
         listener
             .set_nonblocking(true)
             .map_err(io_error("listener"))?;
@@ -234,11 +234,11 @@ impl Session {
                 own.spawn(serve_stream(connection, stream));
             }
         });
-        Ok(Served { accept, tasks })
+        Ok(SessionListener { accept, tasks })
     }
 
     /// Usage of the episode so far.
-    pub fn used(&self) -> Used {
+    pub fn used(&self) -> SessionUsage {
         self.inner.meter.used()
     }
 }

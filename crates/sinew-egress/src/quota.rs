@@ -90,7 +90,7 @@ impl Quota {
 
 /// Usage of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Used {
+pub struct SessionUsage {
     /// Requests and tunnels, including refused ones.
     pub requests: u64,
     /// Denied requests and tunnels.
@@ -130,9 +130,9 @@ impl Meter {
     }
 
     /// Current usage.
-    pub(crate) fn used(&self) -> Used {
+    pub(crate) fn used(&self) -> SessionUsage {
         let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        Used {
+        SessionUsage {
             requests: get(&self.requests),
             denied: get(&self.denied),
             bytes_up: get(&self.up),

@@ -119,12 +119,20 @@ impl fmt::Debug for RemoteConfig {
 pub enum ConfigError {
     /// An address that no client can use.
     #[error("engine url `{url}`: {why}")]
-    Url { url: String, why: String },
+    Url {
+        /// Address as it was given.
+        url: String,
+        /// Reason in words.
+        why: String,
+    },
     /// A value outside its range.
     #[error("engine {name} = {value}: {allowed}")]
     Value {
+        /// Name of the setting.
         name: &'static str,
+        /// Value as it is printed.
         value: String,
+        /// Allowed values in words.
         allowed: String,
     },
     /// The thread or its runtime could not be started.

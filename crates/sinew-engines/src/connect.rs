@@ -120,10 +120,17 @@ impl ConnectOptions {
 /// Reasons for which there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
+    /// The address or an option is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The kind of the server was not given and could not be found.
     #[error("{url} does not say what it is: {error}; name it, as in `vllm+{url}`")]
-    Unknown { url: String, error: AttemptError },
+    Unknown {
+        /// Address without a kind.
+        url: String,
+        /// Failure of the call that asks for the kind.
+        error: AttemptError,
+    },
 }
 
 /// Builds the client for a server. The server need not be up if its kind is given. Otherwise this blocks

@@ -17,46 +17,76 @@ pub enum ModeError {
 pub enum TokenFault {
     /// There is not one log-probability for each id.
     #[error("{ids} ids came with {logprobs} log-probs")]
-    Count { ids: usize, logprobs: usize },
+    Count {
+        /// Number of ids.
+        ids: usize,
+        /// Number of log-probabilities.
+        logprobs: usize,
+    },
     /// An id at or above the vocabulary.
     #[error("token {position}: id {id} is outside the vocabulary of {vocab}")]
     UnknownId {
+        /// Index of the token.
         position: usize,
+        /// The unknown id.
         id: TokenId,
+        /// Size of the vocabulary; ids are below it.
         vocab: usize,
     },
     /// Missing, not finite, above 0, or a server's mark for "none".
     #[error("token {position} (id {id}): log-prob {value:?} is not a log-probability")]
     Logprob {
+        /// Index of the token.
         position: usize,
+        /// Id of the token.
         id: TokenId,
+        /// Number that the server sent; `None`: it sent none.
         value: Option<f64>,
     },
     /// More tokens than `max_tokens`.
     #[error("{sampled} tokens came, {asked} were asked for")]
-    TooMany { sampled: usize, asked: u32 },
+    TooMany {
+        /// Tokens that came so far.
+        sampled: usize,
+        /// The attempt's `max_tokens`.
+        asked: u32,
+    },
     /// The server did not stop where the request asked it to.
     #[error("token {position} follows the stop id {stop}")]
-    PastStop { position: usize, stop: TokenId },
+    PastStop {
+        /// Index of the token after the stop id.
+        position: usize,
+        /// The stop id.
+        stop: TokenId,
+    },
     /// The echoed prompt differs from the one that was sent.
     #[error("the server used another prompt: position {position} is {found:?}, {sent:?} was sent")]
     Prompt {
+        /// Index in the prompt of the first difference, from 0.
         position: usize,
+        /// Id that was sent; `None`: the sent prompt is shorter.
         sent: Option<TokenId>,
+        /// Id in the echo; `None`: the echo is shorter.
         found: Option<TokenId>,
     },
     /// A server that repeats all tokens in each piece changed one of them.
     #[error("token {position} was {before} and became {now}")]
     Rewritten {
+        /// Index of the token.
         position: usize,
+        /// Id in an earlier piece.
         before: TokenId,
+        /// Id in the latest piece.
         now: TokenId,
     },
     /// The reason of the end does not fit the tokens.
     #[error("the server's end ({end}) contradicts its {sampled} tokens: {why}")]
     End {
+        /// The server's reason of the end, as Rust prints it for debugging.
         end: String,
+        /// Number of tokens of the attempt.
         sampled: usize,
+        /// Reason in words.
         why: String,
     },
 }
@@ -94,16 +124,36 @@ impl fmt::Display for Stage {
 pub enum AttemptError {
     /// No connection: the server is down, or the address is wrong.
     #[error("connect to {to}: {why}")]
-    Connect { to: String, why: String },
+    Connect {
+        /// Address or name of the server.
+        to: String,
+        /// Cause in words.
+        why: String,
+    },
     /// Nothing came within the limit of a stage.
     #[error("no {stage} within {limit_s} s")]
-    Timeout { stage: Stage, limit_s: f64 },
+    Timeout {
+        /// Part of the call that took too long.
+        stage: Stage,
+        /// Limit of that part in seconds.
+        limit_s: f64,
+    },
     /// The server has no capacity now.
     #[error("busy, status {status}: {body}")]
-    Busy { status: u16, body: String },
+    Busy {
+        /// HTTP status, 429 or 503.
+        status: u16,
+        /// Text of the answer or the error event, or the engine's message.
+        body: String,
+    },
     /// A status that no other variant stands for.
     #[error("status {status}: {body}")]
-    Status { status: u16, body: String },
+    Status {
+        /// HTTP status, or the code of an error event in a stream.
+        status: u16,
+        /// Text of the answer or the error event.
+        body: String,
+    },
     /// The stream ended without saying why.
     #[error("the stream was cut: {0}")]
     Cut(String),
@@ -117,7 +167,9 @@ pub enum AttemptError {
     /// are not trusted.
     #[error("weights {expected} were to sample, the server has {found}")]
     Version {
+        /// Version that the attempt was given.
         expected: PolicyVersion,
+        /// Version or label that the server reports.
         found: String,
     },
     /// The request itself is at fault: no server would take it.

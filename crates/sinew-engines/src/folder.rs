@@ -42,10 +42,14 @@ pub enum FolderDtype {
 /// Reasons for which weights were not published. Nothing was put in place then.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
+    /// The file system refused an operation.
     #[error("{what} {path}: {error}")]
     Io {
+        /// The operation as a verb, such as `create`.
         what: &'static str,
+        /// File or folder of the operation.
         path: PathBuf,
+        /// Error of the operating system.
         error: std::io::Error,
     },
     /// The source names a tensor that it does not have.
@@ -54,8 +58,14 @@ pub enum FolderError {
     /// The source names no tensor.
     #[error("no tensor in the set")]
     Empty,
+    /// The manifest or the tensors could not be written as a file.
     #[error("write {path}: {why}")]
-    Format { path: PathBuf, why: String },
+    Format {
+        /// File that was written.
+        path: PathBuf,
+        /// Reason in words.
+        why: String,
+    },
 }
 
 /// Folder in which weights are published: one directory for each version, seen by trainer and servers under
@@ -90,13 +100,13 @@ const EMBEDDING: &str = "model.embed_tokens.weight";
 const OUTPUT: &str = "lm_head.weight";
 
 /// A tensor of a safetensors file: shape, type, bytes.
-struct Stored<'a> {
+struct FileTensor<'a> {
     shape: &'a [usize],
     bytes: Cow<'a, [u8]>,
     dtype: Dtype,
 }
 
-impl View for &Stored<'_> {
+impl View for &FileTensor<'_> {
     fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -240,7 +250,7 @@ impl WeightsFolder {
                 blake3: blake3::hash(&bytes).to_hex().to_string(),
                 delta: None,
             });
-            stored.push(Stored {
+            stored.push(FileTensor {
                 shape,
                 bytes,
                 dtype,

@@ -26,6 +26,9 @@
 //! Tests drive the router with histories of events and a clock of numbers. Backends are tested against
 //! servers in this process that answer with recorded bytes.
 
+#![warn(missing_docs)]
+
+mod answer_pieces;
 mod attempt;
 mod backend;
 mod check;
@@ -39,7 +42,6 @@ mod http;
 mod local;
 mod metrics;
 mod openai;
-mod pieces;
 pub mod route;
 mod sglang;
 mod shared;
@@ -59,8 +61,8 @@ pub use local::LocalBackend;
 pub use openai::{OpenaiBackend, TextCodec};
 pub use sglang::{SglangBackend, SglangOptions};
 pub use shared::{
-    FollowError, Followed, FollowedWeights, Heard, Published, Publisher, SharedWeights,
-    WeightsFollower, follow,
+    FollowError, FollowEvent, FollowedWeights, PublishObserver, PublishedVersion, Publisher,
+    SharedWeights, WeightsFollower, follow,
 };
 pub use sse::SseParser;
 pub use vllm::{VllmApi, VllmBackend, VllmOptions};

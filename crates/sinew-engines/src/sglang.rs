@@ -8,6 +8,7 @@
 
 mod wire;
 
+use crate::answer_pieces::AnswerPieces;
 use crate::attempt::{Attempt, AttemptEnd, AttemptId};
 use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
 use crate::check::{LogprobMode, raw_fits, refused};
@@ -16,7 +17,6 @@ use crate::error::{AttemptError, Stage};
 use crate::guided;
 use crate::http::{self, Http, within};
 use crate::metrics::Metrics;
-use crate::pieces::Pieces;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
@@ -167,7 +167,7 @@ impl SglangBackend {
         sink: &mut AttemptSink,
     ) -> Result<AttemptEnd, AttemptError> {
         let mut events = self.http.stream("/generate", body).await?;
-        let mut pieces = Pieces::default();
+        let mut pieces = AnswerPieces::default();
         while let Some(data) = events.next().await? {
             let Some(chunk) = http::event::<wire::Chunk>(&data)? else {
                 break;

@@ -10,6 +10,7 @@
 
 mod wire;
 
+use crate::answer_pieces::AnswerPieces;
 use crate::attempt::{Attempt, AttemptEnd};
 use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
 use crate::check::{LogprobMode, raw_fits, refused};
@@ -18,7 +19,6 @@ use crate::error::{AttemptError, Stage};
 use crate::guided;
 use crate::http::{self, Http, within};
 use crate::metrics::Metrics;
-use crate::pieces::Pieces;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
@@ -223,7 +223,7 @@ impl VllmBackend {
         sink: &mut AttemptSink,
     ) -> Result<AttemptEnd, AttemptError> {
         let mut events = self.http.stream(path, body).await?;
-        let mut pieces = Pieces::default();
+        let mut pieces = AnswerPieces::default();
         while let Some(data) = events.next().await? {
             let Some(chunk) = http::event::<wire::Chunk>(&data)? else {
                 break;

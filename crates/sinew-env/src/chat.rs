@@ -14,7 +14,7 @@ use futures::FutureExt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sinew_types::{Given, Gives, Message, Outcome, Role, Task};
+use sinew_types::{Gives, InputPresence, Message, Outcome, Role, Task};
 use std::sync::Arc;
 
 /// The environment of the registry.
@@ -70,7 +70,7 @@ impl EnvConfig for Chat {
     }
 
     fn gives(&self) -> Gives {
-        Gives::all(Given::No(ONE_ANSWER))
+        Gives::all(InputPresence::No(ONE_ANSWER))
     }
 }
 

@@ -4,7 +4,7 @@
 //! `format_penalty` is a share of turns, 0 to 1.
 
 use crate::port::Action;
-use sinew_types::{Given, Outcome};
+use sinew_types::{InputPresence, Outcome};
 
 /// Turn counts of an episode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,10 +20,10 @@ pub struct Counts {
 }
 
 /// Whether episodes have the counts: those with tools.
-pub fn counted(tools: bool) -> Given {
+pub fn counted(tools: bool) -> InputPresence {
     match tools {
-        true => Given::Yes,
-        false => Given::No("without tools there are no calls to count; add a tool"),
+        true => InputPresence::Yes,
+        false => InputPresence::No("without tools there are no calls to count; add a tool"),
     }
 }
 

@@ -9,6 +9,8 @@
 //! - The train and held-out splits of a taskset share no problem.
 //! - An error of the model is an observation. An error of the system is an [`EnvError`].
 
+#![warn(missing_docs)]
+
 pub mod chat;
 pub mod counts;
 pub mod math;
@@ -18,10 +20,10 @@ pub mod registry;
 mod reward;
 mod rewarded;
 mod rng;
-mod said;
 mod taskset;
 pub mod tiny;
 pub mod turn;
+mod user_message;
 
 pub use mixture::{MixtureFactory, MixtureTasks, member_of};
 pub use port::{
@@ -37,5 +39,5 @@ pub use reward::{
 };
 pub use rewarded::{Rewarded, trial};
 pub use rng::{Rng, hash64};
-pub use said::Said;
 pub use taskset::{NoTasks, Split, Taskset, TasksetError};
+pub use user_message::UserMessageEnvs;

@@ -3,7 +3,8 @@
 use crate::reward::{GroupReward, Reward};
 use futures::future::BoxFuture;
 use sinew_types::{
-    Component, Content, FailureKind, Given, Gives, Message, Outcome, Role, Task, ToolCall, ToolSpec,
+    Component, Content, FailureKind, Gives, InputPresence, Message, Outcome, Role, Task, ToolCall,
+    ToolSpec,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,12 +20,20 @@ pub enum EnvError {
     Worker(String),
     /// The task is invalid or belongs to another environment.
     #[error("task {task}: {message}")]
-    Task { task: String, message: String },
+    Task {
+        /// Id of the task.
+        task: String,
+        /// Reason in words.
+        message: String,
+    },
     /// A key of the recipe's `[env]` section is invalid.
     #[error("env.{field} = {value}: {allowed}")]
     Config {
+        /// Name of the key, without `env.`.
         field: &'static str,
+        /// Value as it is printed.
         value: String,
+        /// Allowed values in words.
         allowed: String,
     },
     /// The methods were called in the wrong order.
@@ -69,7 +78,12 @@ pub enum CallNotation {
     Template,
     /// Notation of the environment's own prompt, for models without tool training: text between `<tag>` and
     /// `</tag>` calls `tool` with the argument `code`.
-    Tag { tag: String, tool: String },
+    Tag {
+        /// Name between `<` and `>`, without them.
+        tag: String,
+        /// Name of the tool that is called.
+        tool: String,
+    },
 }
 
 /// A turn of the model.
@@ -227,7 +241,7 @@ pub struct Capabilities {
 impl Capabilities {
     /// True if every turn that does not end an episode has a hash of its state.
     pub fn states(&self) -> bool {
-        self.gives.states == Given::Yes
+        self.gives.states == InputPresence::Yes
     }
 }
 

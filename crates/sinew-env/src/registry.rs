@@ -11,7 +11,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_sandbox::{SandboxProvider, SandboxSpec};
-use sinew_types::{Given, Gives};
+use sinew_types::{Gives, InputPresence};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -60,10 +60,10 @@ pub struct Needs {
 }
 
 /// Whether turns have rewards, by the key `process_reward`.
-pub(crate) fn turn_rewards(process_reward: f64) -> Given {
+pub(crate) fn turn_rewards(process_reward: f64) -> InputPresence {
     match process_reward > 0.0 {
-        true => Given::Yes,
-        false => Given::No("env.process_reward = 0; set it above 0"),
+        true => InputPresence::Yes,
+        false => InputPresence::No("env.process_reward = 0; set it above 0"),
     }
 }
 
@@ -134,7 +134,7 @@ pub trait EnvConfig: fmt::Debug + Send + Sync {
     fn factory(&self, sandboxes: Option<Sandboxes>) -> Result<Arc<dyn EnvFactory>, EnvError>;
 
     /// Data of the episodes that algorithms can read. A fact that only the code of a class or a server
-    /// decides is [`Given::Maybe`] here; its factory may know more
+    /// decides is [`InputPresence::Maybe`] here; its factory may know more
     /// ([`Capabilities::gives`](crate::Capabilities::gives)).
     fn gives(&self) -> Gives;
 

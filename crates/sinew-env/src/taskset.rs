@@ -30,24 +30,35 @@ pub enum TasksetError {
     /// The index is not below the length of the split.
     #[error("taskset {taskset}: no {split} task {index}, there are {len}", split = split.as_str())]
     Index {
+        /// Name of the taskset.
         taskset: String,
+        /// Split that was asked.
         split: Split,
+        /// Index that was asked, from 0.
         index: usize,
+        /// Number of tasks of the split.
         len: usize,
     },
     /// A setting is invalid.
     #[error("taskset {taskset}: {field} is {value}: {allowed}")]
     Config {
+        /// Name of the taskset.
         taskset: String,
+        /// Name of the setting.
         field: &'static str,
+        /// Value as it is printed.
         value: String,
+        /// Allowed values in words.
         allowed: String,
     },
     /// A row of the data is invalid. Lines are counted from 1.
     #[error("taskset {taskset}, line {line}: {message}")]
     Row {
+        /// Name of the taskset.
         taskset: String,
+        /// Number of the line; of generated tasks, the index.
         line: usize,
+        /// Reason in words.
         message: String,
     },
 }

@@ -14,7 +14,7 @@ use crate::rng::hash64;
 use crate::taskset::{Split, Taskset, TasksetError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sinew_types::{Given, Gives, Message, Outcome, Role, Task, TaskId};
+use sinew_types::{Gives, InputPresence, Message, Outcome, Role, Task, TaskId};
 use std::sync::Arc;
 
 /// Characters of pictures and moves. A character tokenizer needs no others.
@@ -129,10 +129,10 @@ pub const KIND: EnvKind = EnvKind::new::<Tiny>(
 /// Data of a walk that algorithms can read: a move counts as a call, and one against the wall as its error.
 fn gives(process_reward: f64) -> Gives {
     Gives {
-        states: Given::Yes,
+        states: InputPresence::Yes,
         turn_rewards: turn_rewards(process_reward),
-        tool_counts: Given::Yes,
-        format_penalty: Given::Yes,
+        tool_counts: InputPresence::Yes,
+        format_penalty: InputPresence::Yes,
     }
 }
 

@@ -14,7 +14,6 @@ pub(crate) const WORDS: &[&str] = &[
     "env = { type = \"tool_math\" }\n",
     "level = \"wasm\"\n",
     "level = \"container\"\n",
-    "live = true\n",
     "lr = 1e999\n",
     "steps = -1\n",
     "steps = 9223372036854775807\n",

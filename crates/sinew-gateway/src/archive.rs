@@ -3,7 +3,7 @@
 use crate::failures::store_failed;
 use crate::journal::{Journal, Receipt, Record};
 use sinew_dialect::ApiError;
-use sinew_store::{Committed, TraceStore};
+use sinew_store::{CommitOutcome, TraceStore};
 use sinew_types::{EpisodeId, Trace};
 use std::sync::Arc;
 
@@ -75,12 +75,14 @@ impl Archive {
         };
         blocking("store_failed", move || {
             match store.commit(&trace).map_err(store_failed)? {
-                Committed::New => Ok(trace),
+                CommitOutcome::New => Ok(trace),
                 // Finishing was tried before, and came as far as this.
-                Committed::Duplicate => match store.get(&trace.episode).map_err(store_failed)? {
-                    Some(stored) if stored.nodes == trace.nodes => Ok(stored),
-                    _ => Err(taken(&trace.episode)),
-                },
+                CommitOutcome::Duplicate => {
+                    match store.get(&trace.episode).map_err(store_failed)? {
+                        Some(stored) if stored.nodes == trace.nodes => Ok(stored),
+                        _ => Err(taken(&trace.episode)),
+                    }
+                }
             }
         })
         .await

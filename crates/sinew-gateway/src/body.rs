@@ -45,9 +45,9 @@ pub(crate) async fn read(
 
 /// A body that may be large.
 #[derive(Debug)]
-pub(crate) struct Large(pub(crate) Bytes);
+pub(crate) struct LargeBody(pub(crate) Bytes);
 
-impl Large {
+impl LargeBody {
     /// Does `work` with the body: on this thread if the body is small, otherwise on one that may
     /// block.
     pub(crate) async fn with<T: Send + 'static>(
@@ -112,7 +112,10 @@ mod tests {
     async fn blocks_this_thread(bytes: usize) -> bool {
         let here = std::thread::current().id();
         let same = move |body: &[u8]| Ok((body.len(), std::thread::current().id() == here));
-        let (read, same) = Large(vec![b' '; bytes].into()).with(same).await.unwrap();
+        let (read, same) = LargeBody(vec![b' '; bytes].into())
+            .with(same)
+            .await
+            .unwrap();
         assert_eq!(read, bytes);
         same
     }
@@ -127,7 +130,7 @@ mod tests {
     async fn a_panic_over_a_large_body_is_an_answer() {
         let body = vec![b' '; LARGE_BYTES + 1];
         let panics = |_: &[u8]| -> Result<(), ApiError> { panic!("on purpose") };
-        let error = Large(body.into()).with(panics).await.unwrap_err();
+        let error = LargeBody(body.into()).with(panics).await.unwrap_err();
         assert_eq!((error.status, error.code), (500, "call_failed"));
     }
 }

@@ -19,7 +19,7 @@ use crate::output_format;
 use crate::prompts::{Prompts, note_media};
 use crate::rollout::{Rollout, unix_s};
 use crate::running::{RunningCall, Subscription};
-use crate::session::{Ask, Begun, RolloutSpec, Session};
+use crate::session::{CallRequest, CallStart, RolloutSpec, Session};
 use crate::stats::Counters;
 use sinew_dialect::anthropic::parse_count;
 use sinew_dialect::fields::Notes;
@@ -277,7 +277,7 @@ impl Caller {
             Some(_) => String::new(),
             None => self.opening(&request)?,
         };
-        let ask = Ask {
+        let ask = CallRequest {
             prompt: &request.prompt,
             known,
             tools: &request.tools,
@@ -327,7 +327,7 @@ impl Caller {
     fn turn(
         &self,
         request: &ModelRequest,
-        (begun, id): (&Begun, &str),
+        (begun, id): (&CallStart, &str),
         mut format: TurnFormat,
         opening: String,
     ) -> TurnOptions {
@@ -344,7 +344,7 @@ impl Caller {
     }
 
     /// Counts how a call joined its trace.
-    fn count(&self, begun: &Begun, call: &str) {
+    fn count(&self, begun: &CallStart, call: &str) {
         self.counters.joined(begun.join);
         if begun.join.diverges() {
             tracing::debug!(join = ?begun.join, call, "a client's history is not the captured one");
@@ -475,7 +475,7 @@ impl Caller {
         &self,
         session: &Session,
         request: &ModelRequest,
-        begun: &Begun,
+        begun: &CallStart,
         format: Option<&ToolCallFormat>,
     ) -> SamplingParams {
         let rollout = &session.spec().sampling;
@@ -515,7 +515,7 @@ impl Caller {
         &self,
         session: &Session,
         request: &ModelRequest,
-        begun: &Begun,
+        begun: &CallStart,
         sampling: &SamplingParams,
     ) -> Vec<GenerateRequest> {
         let count = u64::from(request.n);

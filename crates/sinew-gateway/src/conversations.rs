@@ -23,11 +23,11 @@ const PROMPTS_EACH: usize = 16;
 /// The open ones.
 #[derive(Debug, Default)]
 pub(crate) struct Conversations {
-    known: Mutex<Known>,
+    known: Mutex<ConversationIndex>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct ConversationIndex {
     /// The key is made of the messages of each request.
     by_prompt: HashMap<Key, EpisodeId>,
     /// The same in the order of their coming.
@@ -37,7 +37,7 @@ struct Known {
 }
 
 impl Conversations {
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, ConversationIndex> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -99,7 +99,7 @@ struct Line {
 
 /// A rollout that was open when the last process ended.
 #[derive(Debug)]
-pub(crate) struct Recovered {
+pub(crate) struct RecoveredRollout {
     pub(crate) id: EpisodeId,
     pub(crate) spec: RolloutSpec,
     pub(crate) key: String,
@@ -109,7 +109,7 @@ pub(crate) struct Recovered {
 }
 
 /// A line on its way to the thread.
-struct Append {
+struct PendingLine {
     rollout: EpisodeId,
     line: Vec<u8>,
     /// It is the rollout's last.
@@ -137,9 +137,9 @@ impl Receipt {
 #[derive(Debug)]
 pub struct Journal {
     /// `None` while it closes.
-    queue: Option<SyncSender<Append>>,
+    queue: Option<SyncSender<PendingLine>>,
     thread: Option<JoinHandle<()>>,
-    recovered: std::sync::Mutex<Vec<Recovered>>,
+    recovered: std::sync::Mutex<Vec<RecoveredRollout>>,
 }
 
 impl Journal {
@@ -170,7 +170,7 @@ impl Journal {
     }
 
     /// Rollouts that were open when the journal was last written; returned once.
-    pub(crate) fn take_recovered(&self) -> Vec<Recovered> {
+    pub(crate) fn take_recovered(&self) -> Vec<RecoveredRollout> {
         let recovered = self.recovered.lock();
         std::mem::take(&mut *recovered.unwrap_or_else(std::sync::PoisonError::into_inner))
     }
@@ -181,7 +181,7 @@ impl Journal {
         let finished = record == Record::Finished;
         let line = line(rollout, record).map_err(|e| refused(&e.to_string()))?;
         let (done, receipt) = oneshot::channel();
-        let append = Append {
+        let append = PendingLine {
             rollout: rollout.clone(),
             line,
             finished,
@@ -247,8 +247,8 @@ fn numbered(directory: &Path) -> std::io::Result<Vec<(u64, PathBuf)>> {
 }
 
 /// The rollouts that are open after all files. Only the last line of a file may be torn.
-fn read_all(files: &[(u64, PathBuf)]) -> Result<Vec<Recovered>, JournalError> {
-    let mut open: BTreeMap<String, Recovered> = BTreeMap::new();
+fn read_all(files: &[(u64, PathBuf)]) -> Result<Vec<RecoveredRollout>, JournalError> {
+    let mut open: BTreeMap<String, RecoveredRollout> = BTreeMap::new();
     for (_, path) in files {
         let bytes = std::fs::read(path).map_err(|source| JournalError::Io {
             path: path.clone(),
@@ -302,7 +302,7 @@ fn parse(text: &[u8]) -> Result<Line, LineError> {
 }
 
 /// Applies a line to what is open.
-fn take(open: &mut BTreeMap<String, Recovered>, line: Line) {
+fn take(open: &mut BTreeMap<String, RecoveredRollout>, line: Line) {
     let id = line.rollout.as_str().to_owned();
     match line.record {
         Record::Opened {
@@ -311,7 +311,7 @@ fn take(open: &mut BTreeMap<String, Recovered>, line: Line) {
             trace_id,
             opened_s,
         } => {
-            let recovered = Recovered {
+            let recovered = RecoveredRollout {
                 id: line.rollout,
                 spec: *spec,
                 key,
@@ -374,7 +374,7 @@ impl Writer {
         number: u64,
         options: JournalOptions,
         old: Vec<(u64, PathBuf)>,
-        recovered: &[Recovered],
+        recovered: &[RecoveredRollout],
     ) -> Result<Self, JournalError> {
         let path = directory.join(file_name(number));
         let part = directory.join(file_name(number) + PART);
@@ -412,7 +412,7 @@ impl Writer {
     }
 
     /// Writes all that was recovered as two records a rollout.
-    fn rewrite(&mut self, recovered: &[Recovered]) -> std::io::Result<()> {
+    fn rewrite(&mut self, recovered: &[RecoveredRollout]) -> std::io::Result<()> {
         for rollout in recovered {
             let opened = Record::Opened {
                 spec: Box::new(rollout.spec.clone()),
@@ -457,7 +457,7 @@ impl Writer {
     }
 
     /// Writes an append, unless the rollout has a gap already.
-    fn append(&mut self, append: &Append) -> std::io::Result<()> {
+    fn append(&mut self, append: &PendingLine) -> std::io::Result<()> {
         if self.gaps.contains(&append.rollout) && !append.finished {
             return Err(std::io::Error::other(
                 "an earlier part of this rollout could not be written: open another",
@@ -467,7 +467,7 @@ impl Writer {
     }
 
     /// Takes waiting appends, writes them, synchronizes once and answers, until the journal is closed.
-    fn run(mut self, appends: &Receiver<Append>) {
+    fn run(mut self, appends: &Receiver<PendingLine>) {
         while let Ok(first) = appends.recv() {
             let mut batch = vec![first];
             while batch.len() < BATCH

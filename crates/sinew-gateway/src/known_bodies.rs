@@ -66,7 +66,7 @@ impl Scan {
 /// The newest body's messages as they came. Most bodies are these and something new: comparing them costs a
 /// tenth of hashing them, and the hash continues where it ended.
 #[derive(Clone, Debug)]
-struct Newest {
+struct NewestBody {
     seen: KnownBody,
     messages: Vec<u8>,
     hasher: PrefixHasher,
@@ -75,7 +75,7 @@ struct Newest {
 /// KnownBodies of a rollout whose messages were read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KnownBodies {
-    newest: Option<Newest>,
+    newest: Option<NewestBody>,
     /// The newest of them last.
     older: VecDeque<KnownBody>,
 }
@@ -98,7 +98,7 @@ impl KnownBodies {
         };
         let messages = &body[scan.start..scan.start + scan.bytes];
         let before = self.newest.take();
-        if let Some(Newest { seen, .. }) = &before {
+        if let Some(NewestBody { seen, .. }) = &before {
             self.older.push_back(*seen);
         }
         self.older.retain(|older| older.key != seen.key);
@@ -114,7 +114,7 @@ impl KnownBodies {
                 }
                 _ => messages.to_vec(),
             };
-            self.newest = Some(Newest {
+            self.newest = Some(NewestBody {
                 seen,
                 messages,
                 hasher: scan.hasher.clone(),

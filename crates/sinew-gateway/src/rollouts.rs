@@ -10,13 +10,13 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The open rollouts, by id, by the name of their key and by their trace id.
 #[derive(Default)]
-struct Map {
+struct RolloutMap {
     ids: HashMap<String, Arc<Rollout>>,
     keys: HashMap<[u8; 16], String>,
     traces: HashMap<[u8; 16], String>,
 }
 
-impl Map {
+impl RolloutMap {
     fn insert(&mut self, id: &EpisodeId, rollout: Arc<Rollout>) {
         self.keys.insert(rollout.key_name(), id.as_str().to_owned());
         self.traces
@@ -27,7 +27,7 @@ impl Map {
 
 /// The open rollouts, up to a limit.
 pub(crate) struct Rollouts {
-    open: RwLock<Map>,
+    open: RwLock<RolloutMap>,
     /// Maximum number of open ones.
     limit: usize,
 }
@@ -40,11 +40,11 @@ impl Rollouts {
         }
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Map> {
+    fn read(&self) -> RwLockReadGuard<'_, RolloutMap> {
         self.open.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Map> {
+    fn write(&self) -> RwLockWriteGuard<'_, RolloutMap> {
         self.open.write().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -22,7 +22,7 @@
 //! Secrets are read from `Authorization: Bearer KEY` or from `x-api-key`. Authorization comes before
 //! the body is read. Errors of model calls have the form of their dialect, all others that of OpenAI.
 
-use crate::body::{self, Large};
+use crate::body::{self, LargeBody};
 use crate::call::Retry;
 use crate::fixed_key;
 use crate::gateway::Gateway;
@@ -67,7 +67,7 @@ pub(crate) struct Service {
 }
 
 type Api = State<Service>;
-type Answer = Result<Response, Refused>;
+type Answer = Result<Response, RouteError>;
 
 /// All routes; `more` are further ones behind the control token.
 pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
@@ -140,7 +140,7 @@ fn only<S: Clone + Send + Sync + 'static>(
     allowed: &'static str,
     methods: MethodRouter<S>,
 ) -> MethodRouter<S> {
-    methods.fallback(async move || Refused(ApiError::method(allowed)))
+    methods.fallback(async move || RouteError(ApiError::method(allowed)))
 }
 
 /// Clients double slashes when they join addresses, and leave one at the end: both are dropped.
@@ -196,9 +196,9 @@ fn trace(headers: &HeaderMap) -> Option<[u8; 16]> {
 }
 
 /// The answer to an unknown path: it does not list paths, but names the place where a model is served.
-async fn unknown(uri: Uri) -> Refused {
+async fn unknown(uri: Uri) -> RouteError {
     let path = uri.path();
-    Refused(match path.starts_with("/v1/") {
+    RouteError(match path.starts_with("/v1/") {
         true => no_rollout(),
         false => ApiError::not_found(format!("there is no {path}")),
     })
@@ -214,15 +214,15 @@ fn no_rollout() -> ApiError {
 }
 
 /// An error that a route answers with, in the form of OpenAI's API.
-struct Refused(ApiError);
+struct RouteError(ApiError);
 
-impl From<ApiError> for Refused {
+impl From<ApiError> for RouteError {
     fn from(error: ApiError) -> Self {
         Self(error)
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for RouteError {
     fn into_response(self) -> Response {
         refusal(&self.0, &openai_error(&self.0))
     }
@@ -236,7 +236,7 @@ pub(crate) fn too_many_connections(text: String) -> Response {
         retry_after_s: Some(1),
         ..ApiError::bad_request("too_many_connections", text)
     };
-    Refused(error).into_response()
+    RouteError(error).into_response()
 }
 
 /// An error whose body a dialect wrote.
@@ -254,7 +254,7 @@ async fn control_only(State(service): Api, request: Request, next: Next) -> Resp
     match service.is_control(request.headers()) {
         true => next.run(request).await,
         false => {
-            Refused(ApiError::unauthorized("this path needs the control token")).into_response()
+            RouteError(ApiError::unauthorized("this path needs the control token")).into_response()
         }
     }
 }
@@ -375,7 +375,7 @@ async fn own_reward(State(service): Api, Path(id): Path<String>, request: Reques
             "the agent of rollout {id} may not score itself; what opens the rollout may allow it \
              (`agent_scores`; in a recipe harness.scored_by = \"agent\")"
         );
-        return Err(Refused(ApiError {
+        return Err(RouteError(ApiError {
             status: 403,
             code: "not_trusted",
             ..ApiError::unauthorized(why)
@@ -460,7 +460,7 @@ async fn count(service: Service, request: Request, opened: Result<(), ApiError>)
         let limit = service.gateway.config().server.max_body_bytes;
         let bytes = service.read(request, limit).await?;
         let gateway = service.gateway.clone();
-        Large(bytes)
+        LargeBody(bytes)
             .with(move |body| gateway.caller().count_tokens(body))
             .await
     };
@@ -495,7 +495,8 @@ async fn plain_call(
     let (uri, headers) = (request.uri().clone(), request.headers().clone());
     let body = service.read(request, limit).await?;
     let gateway = service.gateway.clone();
-    let found = Large(body.clone()).with(move |body| fixed_key::rollout(&gateway, dialect, body));
+    let found =
+        LargeBody(body.clone()).with(move |body| fixed_key::rollout(&gateway, dialect, body));
     let rollout = found.await?;
     fixed_key::trim(&service.gateway).await;
     answer(service, (uri, headers, body), rollout, dialect).await
@@ -515,7 +516,7 @@ async fn answer(
         gateway.counters().answered(begun.as_ref().err());
         begun
     };
-    let mut reader = Large(body).with(begin).await?;
+    let mut reader = LargeBody(body).with(begin).await?;
     if !reader.context().request.stream {
         let response = reader.response().await?;
         return Ok(Json(dialect.response(reader.context(), &response)).into_response());

@@ -13,7 +13,7 @@ use std::time::Duration;
 const PING_EVERY: Duration = Duration::from_secs(15);
 
 /// An answer in parts: what is written, and what comes next.
-struct Streaming {
+struct AnswerStream {
     /// Dropped with the connection, which aborts the call if no other reader is left.
     reader: Subscription,
     /// Writer of the dialect.
@@ -24,7 +24,7 @@ struct Streaming {
     over: bool,
 }
 
-impl Streaming {
+impl AnswerStream {
     async fn next(&mut self) -> String {
         let mut out = String::new();
         if !std::mem::replace(&mut self.begun, true) {
@@ -61,7 +61,7 @@ pub(crate) fn response(
     writer: Box<dyn EventWriter>,
     first: Event,
 ) -> Response {
-    let state = Streaming {
+    let state = AnswerStream {
         reader,
         writer,
         first: Some(first),

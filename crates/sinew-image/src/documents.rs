@@ -108,7 +108,7 @@ struct RootFs {
 /// An image in `manifest.json` of `docker save`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Saved {
+struct SavedImage {
     /// Name of the configuration in the archive.
     config: String,
     /// Names with tags, such as `debian:12`.
@@ -395,16 +395,16 @@ fn image(source: &Source, descriptor: &Descriptor) -> Result<Parts, ImageError> 
 
 /// Finds an image in an archive of `docker save`.
 fn saved(source: &Source, tag: Option<&str>) -> Result<Parts, ImageError> {
-    let all: Vec<Saved> = parse("manifest.json", &source.document("manifest.json")?)?;
-    let tags = |s: &Saved| s.repo_tags.clone().unwrap_or_default();
-    let of_tag = |s: &&Saved| {
+    let all: Vec<SavedImage> = parse("manifest.json", &source.document("manifest.json")?)?;
+    let tags = |s: &SavedImage| s.repo_tags.clone().unwrap_or_default();
+    let of_tag = |s: &&SavedImage| {
         tag.is_none_or(|t| {
             tags(s)
                 .iter()
                 .any(|r| r == t || r.rsplit(':').next() == Some(t))
         })
     };
-    let chosen: Vec<&Saved> = all.iter().filter(of_tag).collect();
+    let chosen: Vec<&SavedImage> = all.iter().filter(of_tag).collect();
     let [one] = chosen.as_slice() else {
         return Err(ImageError::Tag {
             path: source.path(),

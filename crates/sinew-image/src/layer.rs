@@ -96,7 +96,7 @@ pub(crate) struct Builder<'a> {
 }
 
 /// Names created by the current layer: inode of the folder, and name. Whiteouts do not remove them.
-type Made = HashSet<(u64, OsString)>;
+type LayerNames = HashSet<(u64, OsString)>;
 
 /// The error of the current entry.
 fn failed(e: impl std::fmt::Display) -> ReadError {
@@ -112,7 +112,7 @@ fn inode(fd: impl AsFd) -> Result<u64, ReadError> {
 fn remove(
     dir: BorrowedFd<'_>,
     name: &OsStr,
-    made: Option<&Made>,
+    made: Option<&LayerNames>,
     depth: usize,
 ) -> Result<bool, ReadError> {
     if depth > MAX_DEPTH {
@@ -144,7 +144,7 @@ fn remove(
 fn empty_folder(
     dir: BorrowedFd<'_>,
     name: &OsStr,
-    made: Option<&Made>,
+    made: Option<&LayerNames>,
     depth: usize,
 ) -> Result<bool, ReadError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -260,7 +260,7 @@ impl<'a> Builder<'a> {
 
     /// Applies all entries of an archive.
     fn archive(&mut self, number: usize, content: &mut dyn Read) -> Result<(), ImageError> {
-        let mut made = Made::new();
+        let mut made = LayerNames::new();
         let mut budget = self.budget;
         let read = reader::read(content, &mut budget, |entry, budget| {
             // Entries of all kinds: a sparse file has more bytes than its archive.
@@ -287,7 +287,7 @@ impl<'a> Builder<'a> {
         &mut self,
         entry: &mut Entry<'_>,
         budget: &mut Budget,
-        made: &mut Made,
+        made: &mut LayerNames,
     ) -> Result<(), ReadError> {
         let path = std::mem::take(&mut entry.path);
         let Some(name) = path.file_name() else {
@@ -337,7 +337,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Removes what lower layers have in a folder.
-    fn opaque(&self, path: &Path, made: &mut Made) -> Result<(), ReadError> {
+    fn opaque(&self, path: &Path, made: &mut LayerNames) -> Result<(), ReadError> {
         let (Some(name), Some(above)) = (path.file_name(), path.parent()) else {
             return Err("the root cannot be opaque".into());
         };
@@ -380,7 +380,7 @@ impl<'a> Builder<'a> {
         &mut self,
         path: &Path,
         budget: &mut Budget,
-        made: &mut Made,
+        made: &mut LayerNames,
     ) -> Result<OwnedFd, ReadError> {
         if let Some(fd) = self.lookup(path)? {
             return Ok(fd);

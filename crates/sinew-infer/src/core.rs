@@ -18,7 +18,7 @@ use sinew_types::{
 };
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The engine that an [`EngineThread`](crate::engine_thread::EngineThread) drives.
+/// The engine that an [`EmbeddedEngine`](crate::engine_thread::EmbeddedEngine) drives.
 pub(crate) trait Core: Send {
     /// The limits that requests are checked against.
     fn limits(&self) -> RequestLimits;

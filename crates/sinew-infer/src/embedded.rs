@@ -1,15 +1,12 @@
 //! The embedded engine: a model of this process behind the `Engine` port.
 
 use crate::core::ModelCore;
-use crate::engine_thread::EngineThread;
+use crate::engine_thread::EmbeddedEngine;
 use crate::forward::Forward;
 use crate::scheduler::SchedulerConfig;
 use crate::stop::TokenBytes;
 use sinew_grammar::Grammars;
-use sinew_types::{
-    Clock, Engine, EngineError, EngineStatus, EventSink, GenerateRequest, PolicyVersion, RequestId,
-    TensorSource,
-};
+use sinew_types::{Clock, EngineError, PolicyVersion};
 use std::sync::Arc;
 
 /// Limits of an embedded engine.
@@ -32,16 +29,6 @@ impl Default for EngineConfig {
             version: PolicyVersion::default(),
         }
     }
-}
-
-/// Generates with a forward pass on a separate thread.
-///
-/// Thread-safe. Event sinks are called on that thread; they may submit and abort, but not load
-/// weights. A slow sink delays the next pass of all requests. Dropping the engine ends the thread
-/// after the current pass; requests that have not ended then fail with [`EngineError::Stopped`].
-#[derive(Debug)]
-pub struct EmbeddedEngine {
-    thread: EngineThread,
 }
 
 impl EmbeddedEngine {
@@ -71,37 +58,6 @@ impl EmbeddedEngine {
         clock: Clock,
     ) -> Result<Self, EngineError> {
         let core = ModelCore::new(forward, config.scheduler, token_bytes, config.version)?;
-        let thread = EngineThread::start(core, grammars, config.max_waiting, clock)?;
-        Ok(Self { thread })
-    }
-}
-
-impl Engine for EmbeddedEngine {
-    fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
-        self.thread.submit(request, sink)
-    }
-
-    fn abort(&self, request: RequestId) {
-        self.thread.abort(request);
-    }
-
-    fn pause(&self, paused: bool) {
-        self.thread.pause(paused);
-    }
-
-    fn load_weights(
-        &self,
-        version: PolicyVersion,
-        weights: Arc<dyn TensorSource>,
-    ) -> Result<(), EngineError> {
-        self.thread.load_weights(version, weights)
-    }
-
-    fn status(&self) -> EngineStatus {
-        self.thread.status()
-    }
-
-    fn holds_formats(&self) -> bool {
-        self.thread.holds_formats()
+        Self::start(core, grammars, config.max_waiting, clock)
     }
 }

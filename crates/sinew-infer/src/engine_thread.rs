@@ -28,13 +28,13 @@ struct Load {
 }
 
 /// A request, the constraint of its format, and where its events go.
-type Submitted = (GenerateRequest, Option<Constraint>, EventSink);
+type EngineRequest = (GenerateRequest, Option<Constraint>, EventSink);
 
 /// State that callers and the thread share. Bounded: `submitted` by the limit on waiting requests,
 /// `aborted` by `live`, `loads` by the callers that block on them.
 #[derive(Default)]
 struct Inbox {
-    submitted: VecDeque<Submitted>,
+    submitted: VecDeque<EngineRequest>,
     aborted: BTreeSet<RequestId>,
     loads: VecDeque<Load>,
     paused: bool,
@@ -68,8 +68,12 @@ impl Shared {
     }
 }
 
-/// A core on its own thread, behind the `Engine` port.
-pub(crate) struct EngineThread {
+/// Generates with a forward pass on a separate thread.
+///
+/// Thread-safe. Event sinks are called on that thread; they may submit and abort, but not load
+/// weights. A slow sink delays the next pass of all requests. Dropping the engine ends the thread
+/// after the current pass; requests that have not ended then fail with [`EngineError::Stopped`].
+pub struct EmbeddedEngine {
     shared: Arc<Shared>,
     /// Limits that requests are checked against on the caller's thread.
     limits: RequestLimits,
@@ -81,16 +85,16 @@ pub(crate) struct EngineThread {
     thread_id: ThreadId,
 }
 
-impl fmt::Debug for EngineThread {
+impl fmt::Debug for EmbeddedEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EngineThread")
+        f.debug_struct("EmbeddedEngine")
             .field("limits", &self.limits)
             .field("max_waiting", &self.max_waiting)
             .finish_non_exhaustive()
     }
 }
 
-impl EngineThread {
+impl EmbeddedEngine {
     /// Starts the thread.
     pub(crate) fn start(
         core: impl Core + 'static,
@@ -129,7 +133,7 @@ impl EngineThread {
     }
 }
 
-impl Engine for EngineThread {
+impl Engine for EmbeddedEngine {
     fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
         params::check_request(&request, &self.limits)?;
         // The format is compiled on the caller's thread: a slow one holds no other request up.
@@ -203,7 +207,7 @@ impl Engine for EngineThread {
     }
 }
 
-impl Drop for EngineThread {
+impl Drop for EmbeddedEngine {
     fn drop(&mut self) {
         self.shared.lock().dropped = true;
         self.shared.wake.notify_all();

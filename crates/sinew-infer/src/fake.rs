@@ -6,7 +6,7 @@
 
 use crate::constraint::Constraint;
 use crate::core::Core;
-use crate::engine_thread::{EngineThread, deliver, last_of, request_of};
+use crate::engine_thread::{EmbeddedEngine, deliver, last_of, request_of};
 use crate::params::{self, RequestLimits};
 use crate::sampler;
 use crate::scheduler::duplicate;
@@ -576,12 +576,12 @@ pub struct FakeEngine {
 /// Way in which passes are driven.
 #[derive(Debug)]
 enum Mode {
-    Threaded(EngineThread),
-    Stepped(Box<Mutex<Stepped>>),
+    Threaded(EmbeddedEngine),
+    Stepped(Box<Mutex<SteppedEngine>>),
 }
 
 /// An engine that the caller steps.
-struct Stepped {
+struct SteppedEngine {
     core: FakeCore,
     sinks: HashMap<RequestId, EventSink>,
     /// Whether [`FakeEngine::step`] does nothing.
@@ -592,7 +592,7 @@ struct Stepped {
     handing_out: bool,
 }
 
-impl fmt::Debug for Stepped {
+impl fmt::Debug for SteppedEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stepped")
             .field("live", &self.sinks.len())
@@ -610,7 +610,7 @@ impl FakeEngine {
     pub fn threaded(config: FakeConfig, clock: Clock) -> Result<Self, EngineError> {
         let (max_waiting, grammars) = (config.max_waiting, config.grammars.clone());
         let core = FakeCore::new(config, true)?;
-        let thread = EngineThread::start(core, grammars, max_waiting, clock)?;
+        let thread = EmbeddedEngine::start(core, grammars, max_waiting, clock)?;
         Ok(Self {
             mode: Mode::Threaded(thread),
         })
@@ -621,7 +621,7 @@ impl FakeEngine {
     /// # Errors
     /// If the vocabulary is too small.
     pub fn stepped(config: FakeConfig) -> Result<Self, EngineError> {
-        let stepped = Stepped {
+        let stepped = SteppedEngine {
             core: FakeCore::new(config, false)?,
             sinks: HashMap::new(),
             paused: false,
@@ -643,7 +643,7 @@ impl FakeEngine {
         if guard.paused {
             return false;
         }
-        let Stepped { core, events, .. } = &mut *guard;
+        let SteppedEngine { core, events, .. } = &mut *guard;
         let mut new = Vec::new();
         core.step(&mut new);
         events.extend(new);
@@ -654,12 +654,12 @@ impl FakeEngine {
 }
 
 /// Locks a stepped engine; it stays usable after a panic of a sink.
-fn lock(stepped: &Mutex<Stepped>) -> MutexGuard<'_, Stepped> {
+fn lock(stepped: &Mutex<SteppedEngine>) -> MutexGuard<'_, SteppedEngine> {
     stepped.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls sinks without holding the lock, so that they may submit and abort.
-fn hand_out(stepped: &Mutex<Stepped>) {
+fn hand_out(stepped: &Mutex<SteppedEngine>) {
     let mut guard = lock(stepped);
     if std::mem::replace(&mut guard.handing_out, true) {
         return;

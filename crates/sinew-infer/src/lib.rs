@@ -48,7 +48,8 @@ pub mod testing;
 
 pub use constraint::Constraint;
 pub use draw::{Draw, Drawn};
-pub use embedded::{EmbeddedEngine, EngineConfig};
+pub use embedded::EngineConfig;
+pub use engine_thread::EmbeddedEngine;
 pub use fake::{FakeConfig, FakeEngine, FakeModel, Fault, Script};
 pub use forward::{Batch, BatchSequence, BlockCopy, BlockId, DeviceError, Forward, ForwardLimits};
 pub use model::ModelForward;

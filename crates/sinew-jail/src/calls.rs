@@ -50,7 +50,7 @@ fn masked(argument: u8, mask: u32, value: u32) -> Condition {
 }
 
 /// A call whose arguments are looked at.
-pub(super) struct Checked {
+pub(super) struct CallRule {
     pub(super) call: i64,
     /// Allowed if all conditions of one of these lists hold.
     pub(super) lists: Vec<Vec<Condition>>,
@@ -215,7 +215,7 @@ fn none_of(argument: u8, values: &[i32]) -> Vec<Vec<Condition>> {
 }
 
 /// The calls and what they may be asked for; with `tcp`, TCP sockets over IP can be made.
-pub(super) fn checked(tcp: bool) -> Vec<Checked> {
+pub(super) fn checked(tcp: bool) -> Vec<CallRule> {
     let mut all = processes();
     all.extend(memory());
     all.extend(files(tcp));
@@ -224,12 +224,12 @@ pub(super) fn checked(tcp: bool) -> Vec<Checked> {
 }
 
 /// EPERM unless one of the lists holds.
-fn refused(call: i64, lists: Vec<Vec<Condition>>) -> Checked {
+fn refused(call: i64, lists: Vec<Vec<Condition>>) -> CallRule {
     answered(call, lists, libc::EPERM)
 }
 
-fn answered(call: i64, lists: Vec<Vec<Condition>>, errno: i32) -> Checked {
-    Checked {
+fn answered(call: i64, lists: Vec<Vec<Condition>>, errno: i32) -> CallRule {
+    CallRule {
         call,
         lists,
         otherwise: errno,
@@ -237,7 +237,7 @@ fn answered(call: i64, lists: Vec<Vec<Condition>>, errno: i32) -> Checked {
 }
 
 /// Forks, signals, limits and threads: nothing that reaches a process outside of the sandbox.
-fn processes() -> Vec<Checked> {
+fn processes() -> Vec<CallRule> {
     // A child's end sends SIGCHLD or nothing.
     let clone = [0, libc::SIGCHLD as u32].map(|signal| vec![masked(0, !CLONE, signal)]);
     let options = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_GET_DUMPABLE];
@@ -267,7 +267,7 @@ fn processes() -> Vec<Checked> {
 }
 
 /// Pages of the host's pool of huge ones (HUGETLB) count for no memory limit.
-fn memory() -> Vec<Checked> {
+fn memory() -> Vec<CallRule> {
     let plain = vec![vec![masked(3, libc::MAP_HUGETLB as u32, 0)]];
     // CLOEXEC, ALLOW_SEALING, NOEXEC_SEAL, EXEC.
     let files = vec![vec![within(1, 1 | 2 | 8 | 16)]];
@@ -279,7 +279,7 @@ fn memory() -> Vec<Checked> {
 }
 
 /// Open files: no leases, notices, chosen signals or places on disks.
-fn files(tcp: bool) -> Vec<Checked> {
+fn files(tcp: bool) -> Vec<CallRule> {
     let more: &[i32] = if tcp { &IOCTL_TCP } else { &[] };
     let terminal = IOCTL_TERMINAL.map(u32::cast_signed);
     let requests = [&IOCTL[..], &terminal, more].concat();
@@ -296,7 +296,7 @@ fn files(tcp: bool) -> Vec<Checked> {
 }
 
 /// Unix sockets, and with `tcp` plain TCP.
-fn sockets(tcp: bool) -> Vec<Checked> {
+fn sockets(tcp: bool) -> Vec<CallRule> {
     let unix = vec![is(0, libc::AF_UNIX)];
     let mut socket = vec![unix.clone()];
     let mut get = vec![vec![is(1, libc::SOL_SOCKET), is_not(2, SO_PEERPIDFD)]];

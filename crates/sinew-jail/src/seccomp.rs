@@ -240,7 +240,7 @@ fn checks(lists: &[Vec<Condition>], otherwise: u32) -> Vec<Instruction> {
 mod tests {
     use super::*;
 
-    /// Returns the answer of a filter, by its instructions.
+    /// Runs the instructions of a filter for one system call and returns its verdict.
     fn answer(filter: &Filter, arch: u32, number: u32, arguments: [u64; 6]) -> u32 {
         let code: Vec<Instruction> = filter
             .bytes

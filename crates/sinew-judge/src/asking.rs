@@ -9,7 +9,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(8);
 
 /// Result of one question.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Heard<V> {
+pub enum JudgeReply<V> {
     /// A verdict of the right form.
     Verdict(V),
     /// An answer that is not a verdict, with the reason.
@@ -22,7 +22,7 @@ pub enum Heard<V> {
 
 /// Next action of a vote.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Next<V> {
+pub enum VoteAction<V> {
     /// Ask after `pause`. `refused` is the fault of the last answer.
     Ask {
         /// Number of the question, from 0.
@@ -40,12 +40,12 @@ pub enum Next<V> {
 
 /// One vote: asked up to `1 + retries` times.
 #[derive(Clone, Debug)]
-pub struct Asking {
+pub struct Vote {
     attempt: u32,
     retries: u32,
 }
 
-impl Asking {
+impl Vote {
     /// A vote that asks up to `retries` times more than once.
     pub fn new(retries: u32) -> Self {
         Self {
@@ -55,8 +55,8 @@ impl Asking {
     }
 
     /// The first question.
-    pub fn first<V>(&self) -> Next<V> {
-        Next::Ask {
+    pub fn first<V>(&self) -> VoteAction<V> {
+        VoteAction::Ask {
             attempt: 0,
             pause: Duration::ZERO,
             refused: None,
@@ -64,22 +64,22 @@ impl Asking {
     }
 
     /// Decides the next action after an answer.
-    pub fn on<V>(&mut self, heard: Heard<V>) -> Next<V> {
+    pub fn on<V>(&mut self, heard: JudgeReply<V>) -> VoteAction<V> {
         let (why, refused, pause) = match heard {
-            Heard::Verdict(verdict) => return Next::Done(verdict),
-            Heard::Lasting(why) => return Next::Failed(why),
-            Heard::NoVerdict(why) => (why.clone(), Some(why), Duration::ZERO),
-            Heard::Passing(why) => (why, None, self.pause()),
+            JudgeReply::Verdict(verdict) => return VoteAction::Done(verdict),
+            JudgeReply::Lasting(why) => return VoteAction::Failed(why),
+            JudgeReply::NoVerdict(why) => (why.clone(), Some(why), Duration::ZERO),
+            JudgeReply::Passing(why) => (why, None, self.pause()),
         };
         if self.attempt >= self.retries {
             let times = self.attempt + 1;
-            return Next::Failed(match times {
+            return VoteAction::Failed(match times {
                 1 => why,
                 _ => format!("{why} (asked {times} times)"),
             });
         }
         self.attempt += 1;
-        Next::Ask {
+        VoteAction::Ask {
             attempt: self.attempt,
             pause,
             refused,
@@ -99,29 +99,32 @@ mod tests {
 
     #[test]
     fn a_vote_is_asked_again_until_its_retries_are_used() {
-        let mut vote = Asking::new(2);
-        let ask = |attempt, ms, refused: Option<&str>| Next::Ask::<i32> {
+        let mut vote = Vote::new(2);
+        let ask = |attempt, ms, refused: Option<&str>| VoteAction::Ask::<i32> {
             attempt,
             pause: Duration::from_millis(ms),
             refused: refused.map(str::to_owned),
         };
         assert_eq!(vote.first(), ask(0, 0, None));
-        assert_eq!(vote.on(Heard::Passing("503".into())), ask(1, 500, None));
-        let no = Heard::NoVerdict("no JSON".into());
+        assert_eq!(
+            vote.on(JudgeReply::Passing("503".into())),
+            ask(1, 500, None)
+        );
+        let no = JudgeReply::NoVerdict("no JSON".into());
         assert_eq!(vote.on(no.clone()), ask(2, 0, Some("no JSON")));
-        let failed = Next::Failed("no JSON (asked 3 times)".into());
+        let failed = VoteAction::Failed("no JSON (asked 3 times)".into());
         assert_eq!(vote.on(no), failed);
-        assert_eq!(Asking::new(0).on(Heard::Verdict(7)), Next::Done(7));
+        assert_eq!(Vote::new(0).on(JudgeReply::Verdict(7)), VoteAction::Done(7));
     }
 
     #[test]
     fn what_lasts_is_not_asked_again_and_pauses_are_bounded() {
-        let mut vote = Asking::new(100);
-        let lasting: Heard<i32> = Heard::Lasting("wrong key".into());
-        assert_eq!(vote.on(lasting), Next::Failed("wrong key".into()));
+        let mut vote = Vote::new(100);
+        let lasting: JudgeReply<i32> = JudgeReply::Lasting("wrong key".into());
+        assert_eq!(vote.on(lasting), VoteAction::Failed("wrong key".into()));
         for _ in 0..100 {
-            let next: Next<i32> = vote.on(Heard::Passing("down".into()));
-            assert!(matches!(next, Next::Ask { pause, .. } if pause <= MAX_PAUSE));
+            let next: VoteAction<i32> = vote.on(JudgeReply::Passing("down".into()));
+            assert!(matches!(next, VoteAction::Ask { pause, .. } if pause <= MAX_PAUSE));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The judges of a run together: the files of their decisions, and the run that a spent budget ends.
 
-use crate::judge::{Exhausted, Judge};
+use crate::judge::{BudgetEnd, Judge};
 use crate::ledger::Ledger;
 use std::collections::HashMap;
 use std::fmt;
@@ -74,12 +74,12 @@ impl Bench {
 
     /// Reaction to a spent budget: it ends the run, and the first reason is kept. Samples are unscored
     /// without a run.
-    pub fn exhausted(&self) -> Exhausted {
+    pub fn exhausted(&self) -> BudgetEnd {
         let Some((_, stop)) = &self.run else {
-            return Exhausted::Unscored;
+            return BudgetEnd::Unscored;
         };
         let (stop, spent) = (stop.clone(), Arc::clone(&self.spent));
-        Exhausted::Stop(Arc::new(move |why| {
+        BudgetEnd::Stop(Arc::new(move |why| {
             // The first one counts; the others follow from it.
             let _ = spent.set(why.to_owned());
             stop.send_replace(true);

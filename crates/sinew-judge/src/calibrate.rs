@@ -19,7 +19,7 @@ use std::fmt::Write as _;
 
 /// An answer with the grades that people gave it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Labelled {
+pub struct LabelledAnswer {
     /// The answer.
     pub sample: RewardSample,
     /// One grade for each item: 0 or 1, or a number of the scale.
@@ -30,7 +30,11 @@ pub struct Labelled {
 ///
 /// # Errors
 /// The first row that is none, with its line; any of [`Mode::Compare`], which grades no single answer.
-pub fn read_labels(text: &str, mode: Mode, rubric: &Rubric) -> Result<Vec<Labelled>, LabelsError> {
+pub fn read_labels(
+    text: &str,
+    mode: Mode,
+    rubric: &Rubric,
+) -> Result<Vec<LabelledAnswer>, LabelsError> {
     if mode == Mode::Compare {
         return Err(LabelsError::Compare);
     }
@@ -54,7 +58,7 @@ fn labelled(
     at: usize,
     mode: Mode,
     items: usize,
-) -> Result<Labelled, LabelError> {
+) -> Result<LabelledAnswer, LabelError> {
     let mut take = |key: &'static str| row.remove(key).ok_or(LabelError::Missing(key));
     let label = take("label")?;
     let output = match take("output")? {
@@ -98,7 +102,7 @@ fn labelled(
         messages,
         ..RewardSample::new(task, output)
     };
-    Ok(Labelled { sample, grades })
+    Ok(LabelledAnswer { sample, grades })
 }
 
 /// A grade as a category.
@@ -143,7 +147,7 @@ pub struct Calibration {
 
 impl Calibration {
     /// Runs `judge` on all rows, up to its own number of calls at once.
-    pub async fn of(judge: &Judge, rows: &[Labelled]) -> Self {
+    pub async fn of(judge: &Judge, rows: &[LabelledAnswer]) -> Self {
         let asked = rows.iter().map(|row| judge.items(&row.sample));
         let at_once = judge.config().concurrency.max(1);
         let verdicts: Vec<_> = futures::stream::iter(asked)
@@ -157,7 +161,7 @@ impl Calibration {
     pub fn compare(
         rubric: &Rubric,
         mode: Mode,
-        rows: &[Labelled],
+        rows: &[LabelledAnswer],
         verdicts: Vec<Result<Vec<f64>, Unscored>>,
     ) -> Self {
         let (low, high) = match mode {

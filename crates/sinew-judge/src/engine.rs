@@ -32,9 +32,9 @@ impl fmt::Debug for EngineChat {
 }
 
 /// Ends a generation whose caller is gone.
-struct Abort<'a>(&'a dyn Engine, RequestId);
+struct AbortOnDrop<'a>(&'a dyn Engine, RequestId);
 
-impl Drop for Abort<'_> {
+impl Drop for AbortOnDrop<'_> {
     fn drop(&mut self) {
         self.0.abort(self.1);
     }
@@ -93,7 +93,7 @@ impl EngineChat {
                 let _ = send.send(ended);
             }
         };
-        let _abort = Abort(self.engine.as_ref(), id);
+        let _abort = AbortOnDrop(self.engine.as_ref(), id);
         let submitted = self.engine.submit(generate, Box::new(sink));
         submitted.map_err(|e| self.failed(&e))?;
         let ended = end.await.map_err(|_| lasting(&"the engine has ended"))?;

@@ -1,9 +1,9 @@
 //! A judge: its questions, votes, retries and budget, as a reward.
 
-use crate::asking::{Asking, Heard, Next};
+use crate::asking::{JudgeReply, Vote, VoteAction};
 use crate::chat::{ChatAnswer, ChatError, ChatModel, ChatRequest, Usage};
 use crate::frame::{Frame, Mode};
-use crate::ledger::{Ledger, Limits, Spent};
+use crate::ledger::{JudgeUsage, Ledger, Limits};
 use crate::rubric::Rubric;
 use crate::view::View;
 use futures::FutureExt;
@@ -49,7 +49,7 @@ pub struct JudgeConfig {
 
 /// Treatment of a sample whose judge has nothing left to spend.
 #[derive(Clone)]
-pub enum Exhausted {
+pub enum BudgetEnd {
     /// It is unscored with the reason: for commands that only measure.
     Unscored,
     /// The function is called with the reason and must end the run. The sample waits for that end, so
@@ -57,7 +57,7 @@ pub enum Exhausted {
     Stop(Arc<dyn Fn(&str) + Send + Sync>),
 }
 
-impl fmt::Debug for Exhausted {
+impl fmt::Debug for BudgetEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Unscored => "Unscored",
@@ -76,7 +76,7 @@ pub struct Judge {
     ledger: Mutex<Ledger>,
     in_flight: Mutex<InFlight>,
     slots: Semaphore,
-    exhausted: Exhausted,
+    exhausted: BudgetEnd,
 }
 
 impl fmt::Debug for Judge {
@@ -98,7 +98,7 @@ impl Judge {
         config: JudgeConfig,
         model: Arc<dyn ChatModel>,
         ledger: Ledger,
-        exhausted: Exhausted,
+        exhausted: BudgetEnd,
     ) -> Self {
         Self {
             slots: Semaphore::new(config.concurrency.max(1)),
@@ -115,7 +115,7 @@ impl Judge {
     }
 
     /// Calls and tokens so far.
-    pub fn spent(&self) -> Spent {
+    pub fn spent(&self) -> JudgeUsage {
         locked(&self.ledger).spent()
     }
 
@@ -184,13 +184,13 @@ impl Judge {
 
     /// Asks until there is a verdict, or none to expect.
     async fn asked(&self, frame: &Frame, vote: u32, key: String) -> Result<Vec<f64>, Unscored> {
-        let mut asking = Asking::new(self.config.retries);
+        let mut asking = Vote::new(self.config.retries);
         let mut next = asking.first();
         loop {
             let (attempt, pause, refused) = match next {
-                Next::Done(values) => return Ok(values),
-                Next::Failed(why) => return Err(Unscored::new(why)),
-                Next::Ask {
+                VoteAction::Done(values) => return Ok(values),
+                VoteAction::Failed(why) => return Err(Unscored::new(why)),
+                VoteAction::Ask {
                     attempt,
                     pause,
                     refused,
@@ -217,7 +217,7 @@ impl Judge {
         request: &ChatRequest,
         frame: &Frame,
         key: &str,
-    ) -> Result<Heard<Vec<f64>>, Unscored> {
+    ) -> Result<JudgeReply<Vec<f64>>, Unscored> {
         let slot = self.slots.acquire().await;
         let slot = slot.map_err(|e| Unscored::new(e.to_string()))?;
         self.check_budget().await?;
@@ -225,9 +225,9 @@ impl Judge {
         let answer = self.model.ask(request).await;
         drop(slot);
         let (heard, usage) = match answer {
-            Err(ChatError::Passing(why)) => (Heard::Passing(why), Usage::default()),
-            Err(ChatError::Unheard(why)) => (Heard::Passing(why), call.at_most),
-            Err(ChatError::Lasting(why)) => (Heard::Lasting(why), Usage::default()),
+            Err(ChatError::Passing(why)) => (JudgeReply::Passing(why), Usage::default()),
+            Err(ChatError::Unheard(why)) => (JudgeReply::Passing(why), call.at_most),
+            Err(ChatError::Lasting(why)) => (JudgeReply::Lasting(why), Usage::default()),
             Ok(answer) => {
                 let output = answer.text.len() as u64;
                 let uncounted = Usage {
@@ -239,7 +239,7 @@ impl Judge {
             }
         };
         let verdict = match &heard {
-            Heard::Verdict(values) => Some((key.to_owned(), values.clone())),
+            JudgeReply::Verdict(values) => Some((key.to_owned(), values.clone())),
             _ => None,
         };
         let booked = call.end(usage, verdict);
@@ -248,14 +248,14 @@ impl Judge {
     }
 
     /// The verdict of an answer, or the reason why it is none. The reason of a cut answer is the limit.
-    fn heard(&self, frame: &Frame, answer: &ChatAnswer) -> Heard<Vec<f64>> {
+    fn heard(&self, frame: &Frame, answer: &ChatAnswer) -> JudgeReply<Vec<f64>> {
         match frame.read(&answer.text) {
-            Ok(values) => Heard::Verdict(values),
+            Ok(values) => JudgeReply::Verdict(values),
             Err(_) if answer.cut => {
                 let limit = self.config.max_tokens;
-                Heard::NoVerdict(format!("it was cut after max_tokens = {limit}"))
+                JudgeReply::NoVerdict(format!("it was cut after max_tokens = {limit}"))
             }
-            Err(why) => Heard::NoVerdict(format!("no verdict: {why}")),
+            Err(why) => JudgeReply::NoVerdict(format!("no verdict: {why}")),
         }
     }
 
@@ -265,8 +265,8 @@ impl Judge {
         let Some(why) = reached else { return Ok(()) };
         let why = format!("{}: the budget is spent: {why}", self.config.name);
         match &self.exhausted {
-            Exhausted::Unscored => Err(Unscored::new(why)),
-            Exhausted::Stop(stop) => {
+            BudgetEnd::Unscored => Err(Unscored::new(why)),
+            BudgetEnd::Stop(stop) => {
                 stop(&why);
                 std::future::pending().await
             }

@@ -33,14 +33,14 @@ pub struct Limits {
 
 /// Calls and tokens that a judge spent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Spent {
+pub struct JudgeUsage {
     /// Calls that a model answered, or may have.
     pub calls: u64,
     /// Tokens of questions and answers.
     pub usage: Usage,
 }
 
-impl Spent {
+impl JudgeUsage {
     /// Cost at a price of a million tokens: of questions, of answers.
     pub fn cost(&self, price: [f64; 2]) -> f64 {
         (self.usage.input as f64 * price[0] + self.usage.output as f64 * price[1]) / 1e6
@@ -49,7 +49,7 @@ impl Spent {
 
 impl Limits {
     /// The limit that `spent` has reached, in words.
-    pub fn reached(&self, spent: &Spent) -> Option<String> {
+    pub fn reached(&self, spent: &JudgeUsage) -> Option<String> {
         let tokens = spent.usage.input.saturating_add(spent.usage.output);
         let cost = spent.cost(self.price);
         match self {
@@ -89,20 +89,20 @@ struct Line {
 #[derive(Debug, Default)]
 pub struct Ledger {
     verdicts: HashMap<String, Vec<f64>>,
-    spent: Spent,
+    spent: JudgeUsage,
     lines: Option<Lines>,
     torn: u64,
 }
 
 /// A file that grows by whole lines.
-trait Grow: fmt::Debug + Send {
+trait AppendOnly: fmt::Debug + Send {
     /// Adds bytes at the end; after an error, some of them may be there.
     fn add(&mut self, bytes: &[u8]) -> io::Result<()>;
     /// Takes back what is after the first `len` bytes.
     fn cut(&mut self, len: u64) -> io::Result<()>;
 }
 
-impl Grow for File {
+impl AppendOnly for File {
     fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.write_all(bytes)
     }
@@ -115,7 +115,7 @@ impl Grow for File {
 /// The lines of a file.
 #[derive(Debug)]
 struct Lines {
-    file: Box<dyn Grow>,
+    file: Box<dyn AppendOnly>,
     /// Bytes of the whole lines.
     len: u64,
     /// Whether a write failed, so that more may be there.
@@ -210,7 +210,7 @@ impl Ledger {
     }
 
     /// Calls and tokens so far.
-    pub fn spent(&self) -> Spent {
+    pub fn spent(&self) -> JudgeUsage {
         self.spent
     }
 
@@ -266,7 +266,7 @@ mod tests {
         assert_eq!((ledger.torn(), again.torn()), (0, 15));
         assert_eq!(again.verdict("a"), Some(&[1.0, 0.25][..]));
         assert_eq!(again.verdict("b"), None);
-        let spent = Spent {
+        let spent = JudgeUsage {
             calls: 2,
             usage: usage(17, 3),
         };
@@ -286,7 +286,7 @@ mod tests {
     #[derive(Clone, Debug, Default)]
     struct FullDisk(Arc<Mutex<(Vec<u8>, usize, bool)>>);
 
-    impl Grow for FullDisk {
+    impl AppendOnly for FullDisk {
         fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
             let mut disk = self.0.lock().unwrap();
             let room = disk.1.saturating_sub(disk.0.len()).min(bytes.len());
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn limits_are_reached_by_calls_tokens_and_cost() {
-        let spent = Spent {
+        let spent = JudgeUsage {
             calls: 4,
             usage: usage(1_000_000, 500_000),
         };

@@ -1,7 +1,7 @@
 //! Rewards that come from models and servers.
 //!
 //! A [`Judge`] asks a [`ChatModel`] to grade an answer against a [`Rubric`]. Its verdicts are JSON of a
-//! fixed form: [`Frame`] makes the question, [`Frame::read`] checks the answer, [`Asking`] decides
+//! fixed form: [`Frame`] makes the question, [`Frame::read`] checks the answer, [`Vote`] decides
 //! whether to ask again. All three are pure. [`Calibration`] compares a judge with labels.
 //! [`RewardServer`] sends samples to a server, and [`check_server`] tries one. [`RewardModel`] is a
 //! scalar head on a decoder. [`Ledger`] counts calls, tokens and cost against the [`Limits`], and keeps
@@ -32,17 +32,17 @@ mod rubric;
 mod server;
 mod view;
 
-pub use asking::{Asking, Heard, Next};
+pub use asking::{JudgeReply, Vote, VoteAction};
 pub use bench::Bench;
-pub use calibrate::{Calibration, ItemAgreement, Labelled, read_labels};
+pub use calibrate::{Calibration, ItemAgreement, LabelledAnswer, read_labels};
 pub use chat::{ChatAnswer, ChatError, ChatModel, ChatRequest, Usage};
 pub use conformance::{ServerFinding, check_server, samples_of};
 pub use engine::EngineChat;
 pub use error::{LabelError, LabelsError, RewardModelError, VerdictError};
 pub use frame::{Frame, Mode};
-pub use judge::{Exhausted, Judge, JudgeConfig};
+pub use judge::{BudgetEnd, Judge, JudgeConfig};
 pub use lazy::{LazyChat, LoadChat};
-pub use ledger::{Ledger, Limits, Spent};
+pub use ledger::{JudgeUsage, Ledger, Limits};
 pub use openai::{AnswerFormat, OpenAiChat, OpenAiConfig};
 pub use reward_model::{LoadScorer, RewardModel, ToTokens};
 pub use rubric::{Item, Rubric, RubricError};

@@ -3,7 +3,7 @@
 //! One request has up to `batch` samples that finished at about the same time. Outages are waited for
 //! with pauses that double; a wrong answer is not asked for again.
 
-use crate::asking::{Asking, Heard, Next};
+use crate::asking::{JudgeReply, Vote, VoteAction};
 use crate::chat::ChatError;
 use crate::http::{JsonServer, address};
 use futures::FutureExt;
@@ -45,7 +45,7 @@ pub struct ServerConfig {
 }
 
 /// A sample that waits for its request.
-struct Waiting {
+struct WaitingSample {
     sample: Value,
     answer: oneshot::Sender<Result<Score, Unscored>>,
 }
@@ -53,7 +53,7 @@ struct Waiting {
 struct Shared {
     server: JsonServer,
     config: ServerConfig,
-    waiting: Mutex<Vec<Waiting>>,
+    waiting: Mutex<Vec<WaitingSample>>,
     slots: Arc<Semaphore>,
 }
 
@@ -195,7 +195,7 @@ impl RewardServer {
         let (answer, score) = oneshot::channel();
         let first = {
             let mut waiting = self.shared.waiting();
-            waiting.push(Waiting { sample, answer });
+            waiting.push(WaitingSample { sample, answer });
             waiting.len() == 1
         };
         if first {
@@ -209,7 +209,7 @@ impl RewardServer {
 
 impl Shared {
     /// A lock that a panic elsewhere does not take away: the list is valid at every step.
-    fn waiting(&self) -> MutexGuard<'_, Vec<Waiting>> {
+    fn waiting(&self) -> MutexGuard<'_, Vec<WaitingSample>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -217,7 +217,7 @@ impl Shared {
     async fn send(self: Arc<Self>) {
         tokio::time::sleep(LINGER).await;
         while let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await {
-            let batch: Vec<Waiting> = {
+            let batch: Vec<WaitingSample> = {
                 let mut waiting = self.waiting();
                 let count = waiting.len().min(self.config.batch.max(1));
                 waiting.drain(..count).collect()
@@ -234,17 +234,17 @@ impl Shared {
     }
 
     /// One request, repeated after outages, and its answers.
-    async fn exchange(&self, batch: Vec<Waiting>) {
+    async fn exchange(&self, batch: Vec<WaitingSample>) {
         let (samples, answers): (Vec<Value>, Vec<_>) =
             batch.into_iter().map(|w| (w.sample, w.answer)).unzip();
         let body = body(&samples);
-        let mut asking = Asking::new(RETRIES);
+        let mut asking = Vote::new(RETRIES);
         let mut next = asking.first();
         let scores = loop {
             match next {
-                Next::Done(scores) => break Ok(scores),
-                Next::Failed(why) => break Err(Unscored::new(why)),
-                Next::Ask { pause, .. } => {
+                VoteAction::Done(scores) => break Ok(scores),
+                VoteAction::Failed(why) => break Err(Unscored::new(why)),
+                VoteAction::Ask { pause, .. } => {
                     tokio::time::sleep(pause).await;
                     next = asking.on(self.once(&body, samples.len()).await);
                 }
@@ -263,13 +263,13 @@ impl Shared {
     }
 
     /// One request: outages may pass, a wrong answer stays wrong.
-    async fn once(&self, body: &str, count: usize) -> Heard<Vec<Result<Score, Unscored>>> {
+    async fn once(&self, body: &str, count: usize) -> JudgeReply<Vec<Result<Score, Unscored>>> {
         match self.server.post(body.to_owned(), self.config.timeout).await {
-            Err(ChatError::Passing(why) | ChatError::Unheard(why)) => Heard::Passing(why),
-            Err(ChatError::Lasting(why)) => Heard::Lasting(why),
+            Err(ChatError::Passing(why) | ChatError::Unheard(why)) => JudgeReply::Passing(why),
+            Err(ChatError::Lasting(why)) => JudgeReply::Lasting(why),
             Ok(answer) => match read_scores(&answer, count) {
-                Ok(scores) => Heard::Verdict(scores),
-                Err(why) => Heard::Lasting(format!("{}: {why}", self.server.host())),
+                Ok(scores) => JudgeReply::Verdict(scores),
+                Err(why) => JudgeReply::Lasting(format!("{}: {why}", self.server.host())),
             },
         }
     }

@@ -29,7 +29,7 @@ enum Command {
     },
 }
 
-/// Which level, and in which form.
+/// The level, and its form.
 #[derive(Debug, Args)]
 struct AtLevel {
     /// Level: process, wasm, container (or an engine of it) or microvm (or its monitor)
@@ -71,7 +71,7 @@ enum SandboxCommand {
     /// Make, use and destroy sandboxes in a loop, and report what of them is left on the host
     #[command(after_help = "Example: sinew sandbox leaks --level crun --loops 100")]
     Leaks {
-        /// How many
+        /// Number of sandboxes
         #[arg(long, default_value_t = 1000)]
         loops: usize,
         #[command(flatten)]

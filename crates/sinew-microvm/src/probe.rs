@@ -23,9 +23,11 @@ const LOOK_TIME: Duration = Duration::from_secs(30);
 
 /// Result of the probes.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub(crate) struct ProbeResult {
     /// Executor of guests, and the reason.
     pub(crate) how: String,
+    /// Reason why machines are emulated though that was not asked for.
+    pub(crate) no_kvm: Option<String>,
     /// Reason why monitors have no namespaces and no separate root. `None`: they have.
     pub(crate) no_walls: Option<String>,
     /// `/proc/PID/status` of a monitor behind its walls.
@@ -38,13 +40,14 @@ pub(crate) struct Found {
     pub(crate) guest: Result<String, String>,
 }
 
-impl Found {
+impl ProbeResult {
     /// The host's view of a monitor.
     fn look(pid: u32) -> Self {
         let proc = PathBuf::from(format!("/proc/{pid}"));
         let network = |p: &Path| fs::read_link(p.join("ns/net")).ok();
         Self {
             how: String::new(),
+            no_kvm: None,
             no_walls: None,
             status: fs::read_to_string(proc.join("status")).unwrap_or_default(),
             own_network: network(&proc) != network(Path::new("/proc/self")),
@@ -63,7 +66,7 @@ fn protection(name: &str, enforced: bool, how: impl Into<String>) -> Protection 
     }
 }
 
-impl Found {
+impl ProbeResult {
     /// Value of a line of `status`.
     fn field(&self, name: &str) -> &str {
         let line = self.status.lines().find_map(|l| l.strip_prefix(name));
@@ -129,7 +132,7 @@ impl Found {
 }
 
 /// Starts QEMU without a machine and looks at it from outside.
-async fn qemu_alone(qemu: &Qemu) -> Result<Found, String> {
+async fn qemu_alone(qemu: &Qemu) -> Result<ProbeResult, String> {
     let args = [
         "-M",
         "none",
@@ -147,7 +150,7 @@ async fn qemu_alone(qemu: &Qemu) -> Result<Found, String> {
     let mut process = process.map_err(|e| e.to_string())?;
     let began = Instant::now();
     while began.elapsed() < START {
-        let mut found = Found::look(process.pid());
+        let mut found = ProbeResult::look(process.pid());
         if found.field("Seccomp:") == "2" {
             let how = "QEMU's own filter: no programs, no other users, no scheduling";
             found.filter = Ok(how.into());
@@ -167,7 +170,7 @@ async fn qemu_alone(qemu: &Qemu) -> Result<Found, String> {
 pub(crate) fn qemu(
     config: &MicrovmConfig,
     host: &Arc<Host>,
-) -> Result<(Qemu, Found), SandboxError> {
+) -> Result<(Qemu, ProbeResult), SandboxError> {
     if !config.qemu.is_file() {
         let path = config.qemu.display();
         return Err(unavailable(format!(
@@ -191,7 +194,7 @@ pub(crate) fn qemu(
                     "{program} cannot be started: {e} (with walls: {why})"
                 ))
             })?;
-            Found {
+            ProbeResult {
                 no_walls: Some(why),
                 ..without
             }
@@ -207,6 +210,7 @@ pub(crate) fn qemu(
             }
             Err(why) => {
                 qemu.accel = Accel::Tcg;
+                found.no_kvm = Some(why.clone());
                 format!("QEMU, which emulates; KVM: {why}")
             }
         },
@@ -317,11 +321,11 @@ async fn inside(guest: &mut sinew_sandbox::guest::Guest) -> Result<String, Strin
 /// Makes a machine as for a sandbox and inspects it. A good result is remembered for this image and
 /// this QEMU.
 pub(crate) fn guest_walls(
-    mut found: Found,
+    mut found: ProbeResult,
     qemu: &Qemu,
     templates: &Templates,
     folder: &Path,
-) -> Found {
+) -> ProbeResult {
     let mut spec = SandboxSpec::default();
     spec.limits.memory_bytes = LOOK_BYTES;
     let path = folder.join(format!("walls-{}.json", qemu.key(PROBE_BYTES)));

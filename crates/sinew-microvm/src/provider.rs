@@ -73,6 +73,8 @@ pub(crate) struct Inner {
     pub(crate) qemu: Qemu,
     /// Protections, reported with every result.
     pub(crate) protections: Arc<Vec<Protection>>,
+    /// Reason why machines are emulated, if they are and that was not asked for.
+    no_kvm: Option<String>,
     /// Bases from which machines start.
     templates: Templates,
     /// Settings of the provider.
@@ -192,6 +194,7 @@ impl MicrovmProvider {
             inner: Arc::new(Inner {
                 qemu,
                 protections,
+                no_kvm: found.no_kvm,
                 templates,
                 live: Arc::new(Semaphore::new(config.max_live)),
                 config,
@@ -371,6 +374,12 @@ impl SandboxProvider for MicrovmProvider {
 
     fn protections(&self) -> Arc<Vec<Protection>> {
         Arc::clone(&self.inner.protections)
+    }
+
+    fn degradations(&self) -> Vec<String> {
+        let why = self.inner.no_kvm.iter();
+        why.map(|why| format!("machines are emulated, without KVM: {why}"))
+            .collect()
     }
 
     fn fork<'a>(

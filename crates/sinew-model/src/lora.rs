@@ -397,7 +397,7 @@ impl Lora {
         &self.layout
     }
 
-    /// The decoder that they adapt.
+    /// Shape of the decoder that these adapters apply to.
     pub fn model(&self) -> &ModelConfig {
         &self.model
     }

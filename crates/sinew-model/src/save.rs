@@ -31,14 +31,14 @@ impl SaveDtype {
 
 /// A tensor on its way into a file. It is read and converted when it is written, one at a time, so that
 /// saving needs memory for only one tensor.
-struct Stored<'a> {
+struct FileTensor<'a> {
     source: &'a dyn TensorSource,
     name: &'a str,
     info: TensorInfo<'a>,
     dtype: SaveDtype,
 }
 
-impl View for Stored<'_> {
+impl View for FileTensor<'_> {
     fn dtype(&self) -> Dtype {
         match self.dtype {
             SaveDtype::F32 => Dtype::F32,
@@ -119,7 +119,7 @@ pub(crate) fn write_tensors(
     let tensors: Vec<_> = names
         .iter()
         .filter_map(|name| {
-            let stored = Stored {
+            let stored = FileTensor {
                 source,
                 name,
                 info: source.info(name)?,

@@ -311,7 +311,7 @@ pub struct Curriculum {
     dials: BTreeMap<usize, Dial>,
     /// Tasks that were drawn, with the signal `pools`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    rated: BTreeMap<usize, Rated>,
+    rated: BTreeMap<usize, TaskRating>,
     /// Usual values of the run, if suspicious episodes are left out.
     #[serde(skip_serializing_if = "Sightings::is_empty")]
     sightings: Sightings,
@@ -319,11 +319,11 @@ pub struct Curriculum {
 
 /// A task: how often it was drawn, and successes and episodes of its last group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Rated(u32, u32, u32);
+struct TaskRating(u32, u32, u32);
 
 /// Result of an episode from which a curriculum learns.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Seen {
+pub(crate) struct CurriculumSample {
     /// Index of the task in its split.
     pub(crate) task: usize,
     /// Type of the task.
@@ -334,8 +334,8 @@ pub(crate) struct Seen {
 
 /// The episodes of each task as one outcome: its type, whether their rewards differ, and their mean. A task
 /// of one episode has none: nothing is compared.
-fn groups(seen: &[Seen]) -> Vec<(&str, bool, f64)> {
-    let mut by_task: BTreeMap<usize, Vec<&Seen>> = BTreeMap::new();
+fn groups(seen: &[CurriculumSample]) -> Vec<(&str, bool, f64)> {
+    let mut by_task: BTreeMap<usize, Vec<&CurriculumSample>> = BTreeMap::new();
     for one in seen {
         by_task.entry(one.task).or_default().push(one);
     }
@@ -355,7 +355,7 @@ fn is_zero(n: &u64) -> bool {
 
 /// Draws of a run that are asked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
+pub(crate) struct DrawRequest {
     /// Seed of the run: decides the orders within parts.
     pub(crate) seed: u64,
     /// Seed of these draws: decides the choices of parts.
@@ -373,7 +373,7 @@ impl Curriculum {
         &mut self,
         shares: &TaskShares,
         adaptive: Option<&AdaptiveConfig>,
-        request: Request,
+        request: DrawRequest,
     ) -> Vec<usize> {
         let probabilities = shares.probabilities(self, adaptive);
         let seed = mix_seed(request.draw_seed ^ CHOICE, request.step);
@@ -460,7 +460,7 @@ impl Curriculum {
     }
 
     fn pool_of(&self, config: &AdaptiveConfig, task: usize) -> Pool {
-        let Rated(_, successes, trials) = self.rated.get(&task).copied().unwrap_or_default();
+        let TaskRating(_, successes, trials) = self.rated.get(&task).copied().unwrap_or_default();
         Pool::of(config, successes, trials)
     }
 
@@ -496,7 +496,12 @@ impl Curriculum {
     }
 
     /// Takes in what became of a step.
-    pub(crate) fn learn(&mut self, shares: &TaskShares, config: &AdaptiveConfig, seen: &[Seen]) {
+    pub(crate) fn learn(
+        &mut self,
+        shares: &TaskShares,
+        config: &AdaptiveConfig,
+        seen: &[CurriculumSample],
+    ) {
         match config.signal {
             Signal::Mixed => self.update(config, groups(seen)),
             _ => {
@@ -522,7 +527,12 @@ impl Curriculum {
     }
 
     /// Moves the dial of each environment by the success at the levels that it aims at.
-    fn turn_dials(&mut self, shares: &TaskShares, config: &AdaptiveConfig, seen: &[Seen]) {
+    fn turn_dials(
+        &mut self,
+        shares: &TaskShares,
+        config: &AdaptiveConfig,
+        seen: &[CurriculumSample],
+    ) {
         for parts in shares.0.chunk_by(|a, b| a.environment == b.environment) {
             let Some(first) = parts.first() else { continue };
             let dial = self.dials.entry(first.environment).or_default();

@@ -38,8 +38,8 @@ fn an_episode_alone_is_compared_with_its_task_or_with_all() {
     assert_eq!(c.alone.len(), MAX_TASK_KEYS);
 }
 
-fn request(step: u64, count: usize) -> Request {
-    Request {
+fn request(step: u64, count: usize) -> DrawRequest {
+    DrawRequest {
         seed: 3,
         draw_seed: 3,
         step,
@@ -206,7 +206,7 @@ proptest! {
         let len = tasks.len(Split::Train);
         let (mut one, mut other) = (Curriculum::default(), Curriculum::default());
         for step in 1..20 {
-            let request = Request { seed, draw_seed: seed, step, count };
+            let request = DrawRequest { seed, draw_seed: seed, step, count };
             let drawn = one.draw(&shares, None, request);
             prop_assert_eq!(&drawn, &other.draw(&shares, None, request));
             prop_assert_eq!(drawn.len(), count);
@@ -250,8 +250,8 @@ fn adaptive_types_leave_the_shares_of_environments_as_they_are() {
     );
 }
 
-fn seen(tasks: &dyn Taskset, task: usize, success: bool) -> Seen {
-    Seen {
+fn seen(tasks: &dyn Taskset, task: usize, success: bool) -> CurriculumSample {
+    CurriculumSample {
         task,
         kind: tasks.kind(Split::Train, task).unwrap(),
         success,
@@ -282,7 +282,7 @@ fn solved_and_hopeless_tasks_go_to_pools_that_are_drawn_rarely() {
     let first = c.draw(&tasks, Some(&config), request(1, len));
     assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), len);
     // One of every three tasks is easy, one is hard, and one is neither.
-    let learned: Vec<Seen> = (0..len)
+    let learned: Vec<CurriculumSample> = (0..len)
         .flat_map(|task| [task % 3 == 0, task % 3 != 1].map(|s| seen(&taskset, task, s)))
         .collect();
     c.learn(&tasks, &config, &learned);
@@ -296,7 +296,7 @@ fn solved_and_hopeless_tasks_go_to_pools_that_are_drawn_rarely() {
     assert_eq!((of(0), of(1), of(2)), (10, 10, 80));
     // A task that is solved half of the time now is drawn as others are.
     let easy: Vec<usize> = (0..len).filter(|t| t % 3 == 0).collect();
-    let learned: Vec<Seen> = easy
+    let learned: Vec<CurriculumSample> = easy
         .iter()
         .flat_map(|t| [true, false].map(|s| seen(&taskset, *t, s)))
         .collect();
@@ -315,7 +315,7 @@ fn types_are_drawn_by_the_share_of_their_groups_that_are_mixed() {
     // in both.
     let mixed = near[..4].iter().flat_map(|t| [(*t, true), (*t, false)]);
     let whole = far[..4].iter().flat_map(|t| [(*t, t % 2 == 0); 2]);
-    let learned: Vec<Seen> = mixed
+    let learned: Vec<CurriculumSample> = mixed
         .chain(whole)
         .map(|(task, success)| seen(&taskset, task, success))
         .collect();
@@ -364,7 +364,7 @@ fn a_dial_looks_for_the_level_that_is_solved_half_of_the_time() {
         let mut again = restored(&c);
         let drawn = c.draw(&tasks, Some(&config), request(step, 16));
         assert_eq!(drawn, again.draw(&tasks, Some(&config), request(step, 16)));
-        let solved: Vec<Seen> = drawn
+        let solved: Vec<CurriculumSample> = drawn
             .iter()
             .map(|t| seen(&taskset, *t, near.contains(t)))
             .collect();

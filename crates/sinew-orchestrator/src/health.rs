@@ -2,9 +2,9 @@
 //!
 //! The alarms watch for four problems: episodes fall to the system, no episode gets a score, steps train
 //! nothing, and updates are skipped because the gradient is not a number. Each step with a failed episode is
-//! reported. A run ends after [`BAD`] steps in a row in which most episodes failed, none got a score, or
+//! reported. A run ends after `BAD` steps in a row in which most episodes failed, none got a score, or
 //! every update was skipped. Steps that train nothing are only reported: a hard task may give a signal late.
-//! The [`Verdict`](crate::Verdict) covers the run as a whole.
+//! The `Verdict` covers the run as a whole.
 
 use crate::record::{EpisodeStats, StepRecord};
 use crate::verdict::{moved, why_idle};

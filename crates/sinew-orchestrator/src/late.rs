@@ -1,9 +1,9 @@
 //! Groups that wait for rewards from outside.
 //!
-//! A group whose episodes have ended waits on the [`Shelf`] until every required reward was given, or its
-//! time is up. Its traces stay in the store; the shelf holds only ids, times and versions, and is made anew
-//! from the store: every training episode that no commit names waits. The fate of a group is a function of
-//! the shelf, the scores and the time, which is an argument.
+//! A group whose episodes have ended waits in [`WaitingGroups`] until every required reward was given, or
+//! its time is up. Its traces stay in the store; [`WaitingGroups`] holds only ids, times and versions, and
+//! is made anew from the store: every training episode that no commit names waits. The fate of a group is a
+//! function of the waiting groups, the scores and the time, which is an argument.
 
 use crate::error::PipelineError;
 use crate::rows::by_group;
@@ -19,7 +19,7 @@ const TRAIN: &str = "train";
 
 /// Treatment of a group whose rewards came when the policy had moved on too far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum After {
+pub enum StaleGroups {
     /// It is left out, with the reason.
     Drop,
     /// It is trained, at most one such group for each other group of the step.
@@ -38,7 +38,7 @@ pub struct LateConfig {
     /// Optimizer updates that a group may be behind the policy.
     pub max_staleness: u64,
     /// Treatment of groups that are further behind.
-    pub after: After,
+    pub after: StaleGroups,
     /// Once its time is up, a group is trained on the episodes that have their rewards.
     pub partial: bool,
     /// Groups that may wait; no others are begun above it.
@@ -47,7 +47,7 @@ pub struct LateConfig {
 
 /// A group that waits.
 #[derive(Clone, Debug)]
-struct Entry {
+struct WaitingGroup {
     /// Name of the group, as its traces have it.
     name: GroupId,
     /// Episodes in their order.
@@ -66,9 +66,9 @@ struct Entry {
 
 /// Groups between their last episode and their commit.
 #[derive(Debug)]
-pub struct Shelf {
+pub struct WaitingGroups {
     config: LateConfig,
-    groups: BTreeMap<GroupId, Entry>,
+    groups: BTreeMap<GroupId, WaitingGroup>,
     /// The last score that was seen.
     seen: Cursor,
     /// Nothing changed since the last look, but for the time and the policy.
@@ -77,24 +77,24 @@ pub struct Shelf {
     version: u64,
 }
 
-/// Result of a reading of the shelf.
+/// Result of [`WaitingGroups::collect`].
 #[derive(Clone, Debug, Default)]
-pub struct Settled {
+pub struct CollectedGroups {
     /// Groups to train, with the outcomes that follow from their scores.
     pub groups: Vec<Vec<Trace>>,
     /// Episodes to leave out, with the reason.
     pub dropped: BTreeMap<EpisodeId, String>,
-    /// Number of these groups that are further behind the policy than allowed ([`After::Offline`]).
+    /// Number of these groups that are further behind the policy than allowed ([`StaleGroups::Offline`]).
     pub old: usize,
     /// Groups that could be given if their names were not taken.
     pub held: usize,
     /// More groups may be begun.
-    pub room: bool,
+    pub may_begin: bool,
 }
 
-/// Inputs of a reading of the shelf.
+/// Inputs of [`WaitingGroups::collect`].
 #[derive(Clone, Copy, Debug)]
-pub struct Look<'a> {
+pub struct CollectRequest<'a> {
     /// Seconds since 1970.
     pub now_s: f64,
     /// Version of the policy, in optimizer updates.
@@ -109,7 +109,7 @@ pub struct Look<'a> {
 
 /// Readiness of a group.
 #[derive(Debug, PartialEq)]
-enum State {
+enum Readiness {
     Waiting,
     /// All rewards are there, or those that will be.
     Ready,
@@ -117,8 +117,8 @@ enum State {
     Expired(String),
 }
 
-impl Shelf {
-    /// An empty shelf.
+impl WaitingGroups {
+    /// No groups.
     pub fn new(config: LateConfig) -> Self {
         Self {
             config,
@@ -193,7 +193,7 @@ impl Shelf {
     fn join_at<'a>(&mut self, place: impl Fn(&'a Trace) -> &'a GroupId, group: &'a [Trace]) {
         for trace in group {
             let entry = self.groups.entry(place(trace).clone());
-            let entry = entry.or_insert_with(|| Entry {
+            let entry = entry.or_insert_with(|| WaitingGroup {
                 name: trace.group.clone(),
                 episodes: Vec::new(),
                 failed: BTreeSet::new(),
@@ -218,7 +218,7 @@ impl Shelf {
     /// Forgets the groups of episodes that were committed, trained or left out.
     pub fn settled<'a>(&mut self, episodes: impl IntoIterator<Item = &'a EpisodeId>) {
         let done: BTreeSet<&EpisodeId> = episodes.into_iter().collect();
-        let open = |entry: &Entry| !entry.episodes.iter().any(|e| done.contains(e));
+        let open = |entry: &WaitingGroup| !entry.episodes.iter().any(|e| done.contains(e));
         self.groups.retain(|_, entry| open(entry));
     }
 
@@ -234,12 +234,12 @@ impl Shelf {
 
     /// Groups of those whose rewards have not come; the others could be given.
     pub fn pending(&self) -> usize {
-        let pending = |g: &&Entry| !g.taken && g.pending;
+        let pending = |g: &&WaitingGroup| !g.taken && g.pending;
         self.groups.values().filter(pending).count()
     }
 
     /// Leaves the oldest groups out while more wait than may; those that nothing can hold back need it.
-    pub fn bound(&mut self, found: &mut Settled) {
+    pub fn bound(&mut self, found: &mut CollectedGroups) {
         let most = self.config.max_waiting;
         let order = self.in_order();
         for id in order.iter().take(order.len().saturating_sub(most)) {
@@ -253,21 +253,21 @@ impl Shelf {
     ///
     /// # Errors
     /// Fails if the store does.
-    pub fn look(
+    pub fn collect(
         &mut self,
         store: &dyn TraceStore,
-        look: Look<'_>,
-    ) -> Result<Settled, PipelineError> {
-        let Look { now_s, most, .. } = look;
-        let mut found = Settled::default();
-        let moved = std::mem::replace(&mut self.version, look.version) != look.version;
+        request: CollectRequest<'_>,
+    ) -> Result<CollectedGroups, PipelineError> {
+        let CollectRequest { now_s, most, .. } = request;
+        let mut found = CollectedGroups::default();
+        let moved = std::mem::replace(&mut self.version, request.version) != request.version;
         if self.changed(store)? || self.due(now_s) || moved {
-            let (fresh, old) = self.ready(store, look, &mut found)?;
+            let (fresh, old) = self.ready(store, request, &mut found)?;
             let ready = fresh.len() + old.len();
-            let mut names = look.names.clone();
+            let mut names = request.names.clone();
             let fresh = self.chosen(fresh, most, &mut names, &mut found.held);
-            let others = (look.given.0 + fresh.len()).max(1);
-            let replayed = others.saturating_sub(look.given.1);
+            let others = (request.given.0 + fresh.len()).max(1);
+            let replayed = others.saturating_sub(request.given.1);
             let replayed = replayed.min(most - fresh.len());
             let old = self.chosen(old, replayed, &mut names, &mut found.held);
             found.old = old.len();
@@ -278,7 +278,7 @@ impl Shelf {
                     .extend(self.hand_out(store, id, &mut found.dropped)?);
             }
         }
-        found.room = self.waiting() < self.config.max_waiting;
+        found.may_begin = self.waiting() < self.config.max_waiting;
         Ok(found)
     }
 
@@ -286,27 +286,27 @@ impl Shelf {
     fn ready(
         &mut self,
         store: &dyn TraceStore,
-        look: Look<'_>,
-        found: &mut Settled,
+        request: CollectRequest<'_>,
+        found: &mut CollectedGroups,
     ) -> Result<(Vec<GroupId>, Vec<GroupId>), PipelineError> {
         let (mut fresh, mut old) = (Vec::new(), Vec::new());
         for id in self.in_order() {
             let entry = &self.groups[&id];
-            let state = self.state(store, entry, look.now_s)?;
-            let behind = look.version.saturating_sub(entry.oldest);
+            let state = self.state(store, entry, request.now_s)?;
+            let behind = request.version.saturating_sub(entry.oldest);
             if let Some(entry) = self.groups.get_mut(&id) {
-                entry.pending = state == State::Waiting;
+                entry.pending = state == Readiness::Waiting;
             }
             let (most, after) = (self.config.max_staleness, self.config.after);
             match (state, after) {
-                (State::Expired(reason), _) => self.leave_out(&id, &reason, found),
+                (Readiness::Expired(reason), _) => self.leave_out(&id, &reason, found),
                 // Rewards would come for nothing: the policy only moves on.
-                (_, After::Drop) if behind > most => {
+                (_, StaleGroups::Drop) if behind > most => {
                     self.leave_out(&id, &came_late(behind, most), found);
                 }
-                (State::Waiting, _) => {}
-                (State::Ready, After::Offline) if behind > most => old.push(id),
-                (State::Ready, _) => fresh.push(id),
+                (Readiness::Waiting, _) => {}
+                (Readiness::Ready, StaleGroups::Offline) if behind > most => old.push(id),
+                (Readiness::Ready, _) => fresh.push(id),
             }
         }
         Ok((fresh, old))
@@ -363,9 +363,9 @@ impl Shelf {
     fn state(
         &self,
         store: &dyn TraceStore,
-        entry: &Entry,
+        entry: &WaitingGroup,
         now_s: f64,
-    ) -> Result<State, PipelineError> {
+    ) -> Result<Readiness, PipelineError> {
         let (mut missing, mut answered) = (None, 0);
         for episode in entry.episodes.iter().filter(|e| !entry.failed.contains(*e)) {
             let scores = store.scores(episode).map_err(PipelineError::system)?;
@@ -375,14 +375,14 @@ impl Shelf {
             }
         }
         let Some(name) = missing else {
-            return Ok(State::Ready);
+            return Ok(Readiness::Ready);
         };
         if now_s < entry.ended_s + self.config.wait_s {
-            return Ok(State::Waiting);
+            return Ok(Readiness::Waiting);
         }
         Ok(match self.config.partial && answered > 0 {
-            true => State::Ready,
-            false => State::Expired(format!(
+            true => Readiness::Ready,
+            false => Readiness::Expired(format!(
                 "{NOT_GIVEN}{name}: not given within {} s",
                 self.config.wait_s
             )),
@@ -390,7 +390,7 @@ impl Shelf {
     }
 
     /// Marks a group as handed out, all of it to be left out.
-    fn leave_out(&mut self, id: &GroupId, reason: &str, found: &mut Settled) {
+    fn leave_out(&mut self, id: &GroupId, reason: &str, found: &mut CollectedGroups) {
         if let Some(entry) = self.groups.get_mut(id) {
             entry.taken = true;
             let episodes = entry.episodes.iter().cloned();

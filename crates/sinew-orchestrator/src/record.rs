@@ -7,7 +7,7 @@ use sinew_algo::{
     Interval, Percentiles, PreferenceReport, RepairReport, Spread, TokenCounts, passes,
 };
 use sinew_rollout::AdmissionReading;
-use sinew_rollout::{Resumed, Waits};
+use sinew_rollout::{ResumedCounts, WaitTimes};
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
 use std::collections::BTreeMap;
 
@@ -311,10 +311,10 @@ pub struct StepRecord {
     pub staleness: BTreeMap<u64, usize>,
     /// Wait times of engine and trainer since the step before.
     #[serde(default)]
-    pub waits: Waits,
+    pub waits: WaitTimes,
     /// Counts of the episodes that earlier sessions left in flight.
-    #[serde(default, skip_serializing_if = "Resumed::is_empty")]
-    pub resumed: Resumed,
+    #[serde(default, skip_serializing_if = "ResumedCounts::is_empty")]
+    pub resumed: ResumedCounts,
 }
 
 impl StepRecord {
@@ -375,13 +375,13 @@ impl TokenSummary {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Totals {
     /// Wait times of engine and trainer.
-    pub waits: Waits,
+    pub waits: WaitTimes,
     /// Trained rows by how many updates the oldest token of their episode was behind the weights.
     pub staleness: BTreeMap<u64, usize>,
     /// Episodes that were not begun, because the first ones of their group had decided it.
     pub not_begun: usize,
     /// Counts of the episodes that sessions left in flight.
-    pub resumed: Resumed,
+    pub resumed: ResumedCounts,
 }
 
 impl Totals {

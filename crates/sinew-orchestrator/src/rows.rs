@@ -21,7 +21,7 @@ pub struct Rows {
     pub sightings: Vec<Sighting>,
 }
 
-/// What became of the tokens of a step that were held to formats.
+/// Tokens of a step that were held to formats, by what became of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FormatCounts {
     /// Tokens drawn from a mask with a choice; their masks were made again.

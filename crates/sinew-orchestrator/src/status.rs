@@ -34,14 +34,14 @@ pub const SUSPICIOUS: &str = "suspicious: ";
 
 /// Samples with one thing in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counted {
+pub struct SampleCount {
     pub count: usize,
     /// Reason of the first of them, with its id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first: Option<String>,
 }
 
-impl Counted {
+impl SampleCount {
     fn is_zero(&self) -> bool {
         self.count == 0
     }
@@ -73,16 +73,16 @@ pub struct SampleStatus {
     /// Samples with a score.
     pub scored: usize,
     /// Samples without a score: out of loss and baseline.
-    pub unscored: Counted,
+    pub unscored: SampleCount,
     /// Samples in groups whose rewards are equal, which teach nothing.
-    pub equal: Counted,
+    pub equal: SampleCount,
     /// Samples cut by a limit.
-    pub truncated: Counted,
+    pub truncated: SampleCount,
     /// Samples from weights that are too far behind, because they or their rewards came too late.
-    pub too_old: Counted,
+    pub too_old: SampleCount,
     /// Left out because of a flag that the recipe names.
-    #[serde(default, skip_serializing_if = "Counted::is_zero")]
-    pub suspicious: Counted,
+    #[serde(default, skip_serializing_if = "SampleCount::is_zero")]
+    pub suspicious: SampleCount,
     /// Groups that wait for rewards from outside.
     #[serde(default)]
     pub waiting: usize,
@@ -152,7 +152,7 @@ impl SampleStatus {
     /// there if there are some: most recipes leave none out.
     pub fn numbers(&self) -> Vec<(&'static str, usize, Option<&str>)> {
         let of = |name, c| {
-            let Counted { count, first }: &Counted = c;
+            let SampleCount { count, first }: &SampleCount = c;
             (name, *count, first.as_deref())
         };
         let mut numbers = vec![

@@ -1,6 +1,6 @@
 //! The one verdict on a run, shown by terminal, list of runs, dashboard, alerts and exit code.
 //!
-//! Pure: a [`Course`] takes in the records of steps and held-out measurements, of one run in their order, and
+//! Pure: a [`VerdictInput`] takes in the records of steps and held-out measurements, of one run in their order, and
 //! gives the [`Verdict`]. It keeps sums and a few windows, so that its size does not grow with the run.
 //!
 //! | verdict | condition, the first that holds |
@@ -141,7 +141,7 @@ impl Verdict {
         process: Process,
         end: Option<&str>,
     ) -> Self {
-        Course::of(steps, evals).verdict(process, end)
+        VerdictInput::of(steps, evals).verdict(process, end)
     }
 
     /// Reason why the run did not do what it was to do, with a hint on a separate line; nothing if it did.
@@ -201,7 +201,7 @@ fn better(best: Option<EpisodeSums>, other: EpisodeSums) -> Option<EpisodeSums> 
 
 /// The numbers of a run that its verdict needs.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Course {
+pub struct VerdictInput {
     steps: u64,
     /// Steps in a row that trained nothing, and why the last of them did.
     idle: u32,
@@ -226,7 +226,7 @@ pub struct Course {
     dropped: BTreeMap<String, usize>,
 }
 
-impl Course {
+impl VerdictInput {
     /// The course of a run with these records.
     pub fn of(steps: &[StepRecord], evals: &[EvalRecord]) -> Self {
         let mut course = Self::default();

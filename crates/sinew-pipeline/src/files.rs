@@ -1,7 +1,7 @@
 //! The files that record a run: `metrics.jsonl` and `evals.jsonl`, as a reader of its events.
 
-use crate::metrics_file::{Damage, MetricsFile, Record};
-use crate::state::{Earlier, SavedState};
+use crate::metrics_file::{MetricsFile, Record, RecordsDamage};
+use crate::state::{EarlierSessions, SavedState};
 use sinew_orchestrator::{Bus, EvalRecord, PipelineError, Recorder, RunEvent, StepRecord};
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub(crate) struct RunFiles {
 
 /// Records of earlier sessions, read from the files.
 #[derive(Clone, Debug)]
-pub(crate) struct Written {
+pub(crate) struct SavedRecords {
     pub(crate) steps: Arc<Vec<StepRecord>>,
     pub(crate) evals: Arc<Vec<EvalRecord>>,
 }
@@ -30,7 +30,7 @@ fn records<T: Record>(
     let opened = MetricsFile::open(path, known, keep);
     let (file, kept, damage) =
         opened.map_err(|e| PipelineError::system(format!("{}: {e}", path.display())))?;
-    let Damage {
+    let RecordsDamage {
         unreadable,
         rebuilt,
     } = damage;
@@ -48,9 +48,9 @@ impl RunFiles {
     pub(crate) fn open(
         run_dir: &Path,
         saved: &SavedState,
-        earlier: &Earlier,
+        earlier: &EarlierSessions,
         bus: &Bus,
-    ) -> Result<(Self, Written), PipelineError> {
+    ) -> Result<(Self, SavedRecords), PipelineError> {
         let done = saved.step;
         let path = run_dir.join("metrics.jsonl");
         let (metrics, steps) = records(&path, &earlier.records, |r| r.step <= done, bus)?;
@@ -67,7 +67,7 @@ impl RunFiles {
         };
         let path = run_dir.join("evals.jsonl");
         let (evals, measured) = records(&path, &earlier.evals, keep, bus)?;
-        let written = Written {
+        let written = SavedRecords {
             steps: Arc::new(steps),
             evals: Arc::new(measured),
         };

@@ -98,7 +98,7 @@ impl Grammars for LazyGrammars {
 
 /// The masks of a batch, and the episodes that must not be trained, with the reason.
 #[derive(Debug, Default)]
-pub(crate) struct Replayed {
+pub(crate) struct FormatReplay {
     pub columns: Columns,
     pub counts: FormatCounts,
     pub rejected: BTreeMap<EpisodeId, String>,
@@ -111,8 +111,8 @@ pub fn masks(grammars: &dyn Grammars, groups: &mut [Vec<Trace>]) -> Columns {
 
 /// Makes the masks of all nodes again that were held to a format. An episode whose masks are not those that
 /// were recorded becomes one that the system failed: it is not trained, and in no baseline.
-pub(crate) fn replay_all(grammars: &dyn Grammars, groups: &mut [Vec<Trace>]) -> Replayed {
-    let mut replayed = Replayed::default();
+pub(crate) fn replay_all(grammars: &dyn Grammars, groups: &mut [Vec<Trace>]) -> FormatReplay {
+    let mut replayed = FormatReplay::default();
     let mut mass = 0.0;
     for trace in groups.iter_mut().flatten() {
         if matches!(trace.end, EpisodeEnd::Failed { .. }) {

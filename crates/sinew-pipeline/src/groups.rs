@@ -49,7 +49,7 @@ impl std::fmt::Debug for GroupParts {
 pub struct GroupRewards {
     runtime: Handle,
     parts: GroupParts,
-    running: JoinSet<Scores>,
+    running: JoinSet<MemberScores>,
     room: Arc<Semaphore>,
     /// Turning true ends a wait.
     cancel: watch::Receiver<bool>,
@@ -68,7 +68,7 @@ impl GroupRewards {
     }
 
     /// Keeps the scores of a group durably, and completes its outcomes.
-    fn keep(&self, group: Scores) -> Result<ScoredGroup, PipelineError> {
+    fn keep(&self, group: MemberScores) -> Result<ScoredGroup, PipelineError> {
         let at_us = SystemTime::now().duration_since(UNIX_EPOCH);
         let at_us = at_us.map_or(0, |d| d.as_micros() as u64);
         let store = self.parts.store.as_ref();
@@ -86,13 +86,13 @@ impl GroupRewards {
 
 /// A group with the scores of those members that waited for them.
 #[derive(Debug)]
-struct Scores {
+struct MemberScores {
     group: GroupId,
     scores: Vec<(Member, Result<Score, Unscored>)>,
 }
 
 /// A task that panicked is an error of a reward of this program, not of a sample.
-fn joined(done: Result<Scores, JoinError>) -> Result<Scores, PipelineError> {
+fn joined(done: Result<MemberScores, JoinError>) -> Result<MemberScores, PipelineError> {
     done.map_err(|e| PipelineError::system(format!("the reward of a group: {e}")))
 }
 
@@ -147,7 +147,7 @@ async fn scores(
     reward: Option<Arc<dyn GroupReward>>,
     group: GroupId,
     members: Vec<(Member, RewardSample)>,
-) -> Scores {
+) -> MemberScores {
     let (members, samples): (Vec<_>, Vec<_>) = members.into_iter().unzip();
     let scores = match reward {
         Some(reward) => reward.score_group(&samples).await,
@@ -155,7 +155,7 @@ async fn scores(
         None => Vec::new(),
     };
     let scores = members.into_iter().zip(scores);
-    Scores {
+    MemberScores {
         group,
         scores: scores
             .filter(|(member, _)| waits_for_group(&member.outcome))

@@ -32,7 +32,7 @@ pub(crate) struct InFlightFile(PathBuf);
 
 /// Content of a file.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct InFlightContent {
     pub(crate) episodes: Vec<SavedEpisode>,
     /// Reason why not all of it could be read, if so.
     pub(crate) damage: Option<String>,
@@ -71,14 +71,16 @@ impl InFlightFile {
     }
 
     /// Reads the episodes. A damaged file gives those that can be read.
-    pub(crate) fn read(&self) -> Result<Found, PipelineError> {
+    pub(crate) fn read(&self) -> Result<InFlightContent, PipelineError> {
         let file = match File::open(&self.0) {
             Ok(file) => file,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Found::default()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(InFlightContent::default());
+            }
             Err(e) => return Err(failed(&self.0, &e)),
         };
         let mut lines = BufReader::new(file.take(MAX_BYTES)).lines();
-        let mut read = Found::default();
+        let mut read = InFlightContent::default();
         // A line that is not text names no format either.
         let head = lines.next().and_then(Result::ok).unwrap_or_default();
         if !serde_json::from_str::<Head>(&head).is_ok_and(|head| head == HEAD) {

@@ -1,9 +1,9 @@
 //! Groups that wait for rewards from outside.
 //!
-//! A group whose episodes have ended waits on the [`Shelf`] until every required reward was given, or its
-//! time is up. Its traces stay in the store; the shelf holds only ids, times and versions, and is made anew
-//! from the store: every training episode that no commit names waits. The fate of a group is a function of
-//! the shelf, the scores and the time, which is an argument.
+//! A group whose episodes have ended waits in [`WaitingGroups`](sinew_orchestrator::WaitingGroups) until
+//! every required reward was given, or its time is up. Its traces stay in the store; this holds only ids,
+//! times and versions, and is made anew from the store: every training episode that no commit names waits.
+//! The fate of a group is a function of the waiting groups, the scores and the time, which is an argument.
 
 use sinew_orchestrator::{LateConfig, PipelineError};
 use sinew_store::{Inbox, TraceStore};
@@ -75,12 +75,12 @@ impl LateScores for InboxScores {
 }
 
 /// Source of late rewards, and the rules for waiting for them.
-pub struct Late {
+pub struct LateRewards {
     pub config: LateConfig,
     pub scores: Box<dyn LateScores>,
 }
 
-impl std::fmt::Debug for Late {
+impl std::fmt::Debug for LateRewards {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Late")
             .field("config", &self.config)

@@ -1,6 +1,6 @@
 //! The training loop as a library: draw tasks, run episodes, make rows, train, publish, keep.
 //!
-//! Everything that people and tools see of a run goes over one [`Bus`] of typed [`RunEvent`]s. A
+//! Everything that people and tools see of a run goes over one `Bus` of typed `RunEvent`s. A
 //! [`PipelineConfig`] has the settings of the run; recipes, command line and concrete engines are the
 //! binary's.
 //!
@@ -9,7 +9,7 @@
 //! this crate depends on no recipe and no concrete engine.
 
 mod config;
-mod cross;
+mod cross_policy;
 mod drivers;
 mod files;
 mod formats;
@@ -29,17 +29,17 @@ mod state;
 mod trust;
 
 pub use config::PipelineConfig;
-pub use cross::{CrossPolicy, CrossPolicyConfig};
+pub use cross_policy::{CrossPolicy, CrossPolicyConfig};
 pub use drivers::{Pipeline, SharedLearner, run};
 pub use formats::{grammars, masks};
 pub use groups::{GroupParts, GroupRewards};
 pub use in_flight::FILE as IN_FLIGHT;
-pub use late::{InboxScores, Late, LateScores};
+pub use late::{InboxScores, LateRewards, LateScores};
 pub use learner::{EmbeddedLearner, LearnerConfig, PolicyConfig, RowSink};
 pub use parallel::{COMMAND as WORKER_COMMAND, WorkerGroup, work};
 pub use ports::{
-    Earlier as InFlightOf, Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource,
-    ScoredGroup, StoredEpisode, Waker, Wanted, WeightsTransport,
+    GroupRequest, GroupScores, Learner, ResumeCondition, RolloutReading, Rollouts, SampleSource,
+    ScoredGroup, SourceGroups, StoredEpisode, Waker, WeightsTransport,
 };
 pub use rollouts::{ChangedParts, EngineRollouts, RolloutParts, TurnSchedule};
 pub use scoring_models::{ReferenceWeights, ScoringModels};

@@ -28,9 +28,9 @@ impl Record for EvalRecord {
     }
 }
 
-/// What was found in a file of records.
+/// Damage found in a file of records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Damage {
+pub(crate) struct RecordsDamage {
     /// Whole lines that could not be read.
     pub(crate) unreadable: usize,
     /// Records that were not in the file and were written again.
@@ -52,13 +52,13 @@ impl MetricsFile {
         path: &Path,
         known: &[T],
         keep: impl Fn(&T) -> bool,
-    ) -> std::io::Result<(Self, Vec<T>, Damage)> {
+    ) -> std::io::Result<(Self, Vec<T>, RecordsDamage)> {
         let text = match std::fs::read(path) {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(e) => return Err(e),
         };
-        let mut damage = Damage::default();
+        let mut damage = RecordsDamage::default();
         let mut kept: BTreeMap<(u64, u8), (String, T)> = BTreeMap::new();
         for line in text.split_inclusive('\n') {
             let whole = line.ends_with('\n');
@@ -127,7 +127,7 @@ mod tests {
         let (_, kept, damage) = MetricsFile::open(&path, &[], keep).unwrap();
         let steps: Vec<u64> = kept.iter().map(|r| r.step).collect();
         assert_eq!(steps, [1, 2]);
-        assert_eq!(damage, Damage::default(), "a torn line is no damage");
+        assert_eq!(damage, RecordsDamage::default(), "a torn line is no damage");
         let whole: Vec<&str> = text.lines().take(2).collect();
         let left = std::fs::read_to_string(&path).unwrap();
         assert_eq!(left.lines().collect::<Vec<_>>(), whole, "to the bit");
@@ -149,7 +149,7 @@ mod tests {
         let (unreadable, rebuilt) = (1, 1);
         assert_eq!(
             damage,
-            Damage {
+            RecordsDamage {
                 unreadable,
                 rebuilt
             }

@@ -5,10 +5,10 @@ use serde::de::value::Error;
 use serde::de::{Deserializer, Error as _, Visitor};
 use sinew_algo::{PreferenceReport, RepairReport, TokenCounts};
 use sinew_orchestrator::{
-    AdmissionRecord, Counted, EpisodeStats, EvalRecord, FormatCounts, Interval, Percentiles,
+    AdmissionRecord, EpisodeStats, EvalRecord, FormatCounts, Interval, Percentiles, SampleCount,
     SampleStatus, Spread, StepRecord,
 };
-use sinew_rollout::{Resumed, Waits};
+use sinew_rollout::{ResumedCounts, WaitTimes};
 use sinew_train::PhaseSeconds;
 use sinew_train::loss::LossMetrics;
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,7 +64,7 @@ fn the_page_defines_each_key_and_no_other() {
             spreads.into_iter().flatten().collect(),
         ),
         ("`samples`", names::<SampleStatus>()),
-        ("Counts with a first cause", names::<Counted>()),
+        ("Counts with a first cause", names::<SampleCount>()),
         ("`tokens`", names::<TokenCounts>()),
         ("`metrics`", names::<LossMetrics>()),
         ("`preference`", names::<PreferenceReport>()),
@@ -72,8 +72,8 @@ fn the_page_defines_each_key_and_no_other() {
         ("`formats`", names::<FormatCounts>()),
         ("`train_phases`", names::<PhaseSeconds>()),
         ("`admission`", names::<AdmissionRecord>()),
-        ("`waits`", names::<Waits>()),
-        ("`resumed`", names::<Resumed>()),
+        ("`waits`", names::<WaitTimes>()),
+        ("`resumed`", names::<ResumedCounts>()),
         ("A line of `evals.jsonl`", names::<EvalRecord>()),
     ]
     .into();

@@ -45,12 +45,12 @@ struct Setup {
     threads: usize,
     /// Path of the shared memory.
     memory: String,
-    /// Numbers of the leading process, as in [`Ready`].
+    /// Numbers of the leading process, as in [`WorkerReady`].
     numbers: usize,
 }
 
 /// Message of a worker that has loaded its model: the maximum of numbers that it will exchange.
-type Ready = Result<usize, String>;
+type WorkerReady = Result<usize, String>;
 
 /// The most numbers of one exchange: the trained weights, or as many gradients with their padding.
 fn numbers(policy: &ModelPolicy) -> usize {
@@ -143,7 +143,7 @@ impl WorkerGroup {
         let mut group = Self { comm, workers };
         for rank in 1..count {
             let message = group.receive(rank).map_err(|e| failed(&e))?;
-            let ready: Ready = serde_json::from_slice(&message).map_err(|e| failed(&e))?;
+            let ready: WorkerReady = serde_json::from_slice(&message).map_err(|e| failed(&e))?;
             let lost = |reason| CommError::Failed {
                 rank,
                 ranks: count,
@@ -264,7 +264,7 @@ pub fn work(
     let own = (setup.rank, setup.ranks);
     let mut comm = ProcessComm::follower(own, link, memory, setup.numbers, device.clone());
     let loaded = load(&setup.run, &device);
-    let ready: Ready = match &loaded {
+    let ready: WorkerReady = match &loaded {
         Ok(trainer) => Ok(numbers(trainer.policy())),
         Err(e) => Err(e.to_string()),
     };

@@ -17,7 +17,7 @@
 use serde_json::Value;
 use sinew_algo::{Algorithm, Columns, Prepared};
 use sinew_orchestrator::{Draw, PipelineError, RolloutProgress, Rows, StepRecord};
-use sinew_rollout::{AdmissionReading, Resumed};
+use sinew_rollout::{AdmissionReading, ResumedCounts};
 use sinew_store::TraceStore;
 use sinew_types::{
     Engine, EpisodeId, GroupId, LossSpec, Outcome, PolicyVersion, TensorSource, Trace,
@@ -47,8 +47,8 @@ pub trait Learner: Send {
         known: Columns,
     ) -> Result<Columns, PipelineError>;
 
-    /// Gives the trained tokens of data the log-probabilities of the weights as they are; `known` has
-    /// the masks.
+    /// Computes the log-probabilities of the trained tokens of `data` under the current weights and stores
+    /// them there; `known` has the masks of output formats.
     ///
     /// # Errors
     /// Fails if the model or the algorithm does.
@@ -116,7 +116,7 @@ pub struct RolloutReading {
     pub preemptions: u64,
     pub admission: AdmissionReading,
     /// Counts of the episodes that earlier sessions left in flight.
-    pub resumed: Resumed,
+    pub resumed: ResumedCounts,
 }
 
 /// An episode that ended and is in the store.
@@ -134,7 +134,7 @@ pub struct StoredEpisode {
 
 /// Condition for resuming episodes that earlier sessions left in flight.
 #[derive(Debug)]
-pub struct Earlier<'a> {
+pub struct ResumeCondition<'a> {
     /// The newest version of the weights that is known to have been in use: what later ones sampled was lost
     /// with them.
     pub known: u64,
@@ -165,7 +165,7 @@ pub trait Rollouts {
     ///
     /// # Errors
     /// If they cannot be read.
-    fn resume(&mut self, earlier: &Earlier<'_>) -> Result<Option<String>, PipelineError> {
+    fn resume(&mut self, earlier: &ResumeCondition<'_>) -> Result<Option<String>, PipelineError> {
         let _ = earlier;
         Ok(None)
     }
@@ -227,7 +227,7 @@ pub struct ScoredGroup {
 }
 
 /// Request of a step to a source.
-pub struct Wanted<'a> {
+pub struct GroupRequest<'a> {
     /// Number of the step, from 1.
     pub step: u64,
     /// Number of groups that the step is to have; fewer are allowed.
@@ -246,9 +246,9 @@ pub struct Wanted<'a> {
     pub tick: &'a mut dyn FnMut(usize, usize),
 }
 
-impl std::fmt::Debug for Wanted<'_> {
+impl std::fmt::Debug for GroupRequest<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Wanted")
+        f.debug_struct("GroupRequest")
             .field("step", &self.step)
             .field("groups", &self.groups)
             .finish_non_exhaustive()
@@ -257,7 +257,7 @@ impl std::fmt::Debug for Wanted<'_> {
 
 /// Groups that a source gave; they are in the store.
 #[derive(Clone, Debug, Default)]
-pub struct Given {
+pub struct SourceGroups {
     pub groups: Vec<Vec<Trace>>,
     /// Stored for the step, not to be trained, with the reason.
     pub dropped: BTreeMap<EpisodeId, String>,
@@ -274,7 +274,7 @@ pub trait SampleSource {
     ///
     /// # Errors
     /// If the source or the store fails, or the run is to stop.
-    fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError>;
+    fn groups(&mut self, wanted: GroupRequest<'_>) -> Result<SourceGroups, PipelineError>;
 
     /// Returns the rows that the commit of a step is to name as consumed. It is asked when the step is
     /// trained, just before the commit. The default returns nothing.

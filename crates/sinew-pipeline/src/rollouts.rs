@@ -1,13 +1,13 @@
 //! Episodes that are run by an engine, environments and a harness of this process.
 
-use crate::cross::CrossPolicy;
+use crate::cross_policy::CrossPolicy;
 use crate::in_flight::InFlightFile;
-use crate::ports::{Earlier, RolloutReading, Rollouts, StoredEpisode, Waker};
+use crate::ports::{ResumeCondition, RolloutReading, Rollouts, StoredEpisode, Waker};
 use sinew_algo::TurnStages;
 use sinew_env::Taskset;
 use sinew_orchestrator::{BOARD, Draw, PipelineError, RolloutProgress, completed, draw_of};
 use sinew_rollout::{
-    BatchError, EpisodeOptions, EpisodeParts, InFlight, REWARD, Resumed, Runner, outcomes_of,
+    BatchError, EpisodeOptions, EpisodeParts, InFlight, REWARD, ResumedCounts, Runner, outcomes_of,
 };
 use sinew_store::TraceStore;
 use sinew_types::{EpisodeEnd, EpisodeId, Task};
@@ -230,7 +230,7 @@ impl Rollouts for EngineRollouts {
         Ok(())
     }
 
-    fn resume(&mut self, earlier: &Earlier<'_>) -> Result<Option<String>, PipelineError> {
+    fn resume(&mut self, earlier: &ResumeCondition<'_>) -> Result<Option<String>, PipelineError> {
         let Some((file, all)) = &self.in_flight else {
             return Ok(None);
         };
@@ -327,7 +327,7 @@ impl Rollouts for EngineRollouts {
             admission: self.parts.admission.reading(),
             resumed: match &self.in_flight {
                 Some((_, all)) => all.resumed(),
-                None => Resumed::default(),
+                None => ResumedCounts::default(),
             },
         }
     }

@@ -27,7 +27,7 @@ pub struct SavedState {
 
 /// Content of a commit other than the episodes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Detail {
+struct CommitDetail {
     version: PolicyVersion,
     curriculum: Curriculum,
     record: StepRecord,
@@ -45,7 +45,7 @@ struct Detail {
 
 /// Inputs of an update other than those that the core names.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Made {
+pub(crate) struct UpdateInputs {
     /// Episodes in the order of the groups.
     pub(crate) order: Vec<EpisodeId>,
     pub(crate) outcomes: BTreeMap<EpisodeId, Outcome>,
@@ -68,7 +68,7 @@ pub struct RunStore {
 
 /// Results of earlier sessions, from store and checkpoint.
 #[derive(Debug, Default)]
-pub struct Earlier {
+pub struct EarlierSessions {
     pub records: Vec<StepRecord>,
     pub evals: Vec<EvalRecord>,
     /// Episodes of updates that no checkpoint holds, in their order.
@@ -83,7 +83,7 @@ fn batch_name(step: u64) -> String {
 }
 
 /// Unsettled draws of a run whose generation and training overlap.
-struct Unsettled {
+struct UnsettledDraws {
     /// Stored training episodes of draws that no commit names.
     episodes: BTreeSet<EpisodeId>,
     /// Draws that a commit names.
@@ -92,7 +92,7 @@ struct Unsettled {
     next: u64,
 }
 
-fn detail_of(batch: &TrainedBatch) -> Option<Detail> {
+fn detail_of(batch: &TrainedBatch) -> Option<CommitDetail> {
     serde_json::from_value(batch.detail.clone()).ok()
 }
 
@@ -130,8 +130,8 @@ impl RunStore {
     ///
     /// # Errors
     /// Fails if the store does.
-    pub fn earlier(&self, saved: &mut SavedState) -> Result<Earlier, PipelineError> {
-        let mut earlier = Earlier::default();
+    pub fn earlier(&self, saved: &mut SavedState) -> Result<EarlierSessions, PipelineError> {
+        let mut earlier = EarlierSessions::default();
         let mut known = 0;
         for batch in self.commits()? {
             let detail = detail_of(&batch);
@@ -199,11 +199,11 @@ impl RunStore {
     pub(crate) fn commit(
         &self,
         commit: UpdateCommit,
-        made: Made,
+        made: UpdateInputs,
         version: PolicyVersion,
         evals: Vec<EvalRecord>,
     ) -> Result<(), PipelineError> {
-        let detail = Detail {
+        let detail = CommitDetail {
             version,
             curriculum: commit.curriculum,
             record: made.record,
@@ -262,7 +262,7 @@ impl RunStore {
     }
 
     /// Sorts draws into those that commits name and those that they do not.
-    fn unsettled(&self) -> Result<Unsettled, PipelineError> {
+    fn unsettled(&self) -> Result<UnsettledDraws, PipelineError> {
         let (named, _) = self.settled()?;
         let settled: BTreeSet<u64> = named.iter().filter_map(draw_of).collect();
         let mut stored = self.stored()?;
@@ -272,7 +272,7 @@ impl RunStore {
             .chain(settled.iter().copied());
         let next = draws.max().map_or(0, |last| last + 1);
         stored.retain(|(_, draw)| !settled.contains(draw));
-        Ok(Unsettled {
+        Ok(UnsettledDraws {
             episodes: stored.into_iter().map(|(episode, _)| episode).collect(),
             settled,
             next,
@@ -359,7 +359,7 @@ impl RunStore {
         &self,
         batch: &TrainedBatch,
     ) -> Result<Option<Vec<Vec<Trace>>>, PipelineError> {
-        let Detail {
+        let CommitDetail {
             order, outcomes, ..
         } = detail_of(batch).unwrap_or_default();
         let mut groups: Vec<Vec<Trace>> = Vec::new();
@@ -417,7 +417,7 @@ impl RunStore {
     }
 }
 
-impl Earlier {
+impl EarlierSessions {
     /// Builds the state from which the core resumes.
     pub(crate) fn core_state(
         &self,

@@ -100,7 +100,7 @@ impl fmt::Debug for Api {
 }
 
 /// A request that has been read.
-struct Received {
+struct PoolRequest {
     /// Lower case, without parameters.
     content_type: String,
     body: Bytes,
@@ -114,7 +114,7 @@ impl Api {
     async fn answer(
         self,
         request: Request,
-        work: impl FnOnce(&Pool, Received, f64) -> Reply + Send + 'static,
+        work: impl FnOnce(&Pool, PoolRequest, f64) -> Reply + Send + 'static,
     ) -> Result<Json<Value>, Refusal> {
         check_encoding(request.headers())?;
         let content_type = content_type(request.headers());
@@ -126,7 +126,11 @@ impl Api {
         let body = read(request, self.pool.config().max_body_bytes).await?;
         let done = tokio::task::spawn_blocking(move || {
             let _place = place;
-            work(&self.pool, Received { content_type, body }, (self.clock)())
+            work(
+                &self.pool,
+                PoolRequest { content_type, body },
+                (self.clock)(),
+            )
         });
         done.await.map_err(|e| closed(&e))?.map(Json)
     }
@@ -222,7 +226,7 @@ impl From<PoolError> for Refusal {
 /// Body of `ack` and `release`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Leased {
+struct LeaseReturn {
     lease: u64,
     ids: Vec<String>,
 }
@@ -230,7 +234,7 @@ struct Leased {
 /// Body of `reject`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Rejected {
+struct RejectBody {
     lease: u64,
     ids: Vec<String>,
     reason: String,
@@ -239,7 +243,7 @@ struct Rejected {
 /// Body of a release from quarantine.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Released {
+struct ReleaseBody {
     kind: Option<Kind>,
 }
 
@@ -249,12 +253,12 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
     sinew_types::json::from_slice(body).map_err(|e| Refusal(400, "invalid_body", e.to_string()))
 }
 
-type Answered = Result<Json<Value>, Refusal>;
+type PoolReply = Result<Json<Value>, Refusal>;
 
 /// `GET /pool`. Also ends leases, groups and traces whose time is over, so that the counts are
 /// current.
-async fn status(State(api): State<Api>, request: Request) -> Answered {
-    let work = |pool: &Pool, _: Received, now_s| {
+async fn status(State(api): State<Api>, request: Request) -> PoolReply {
+    let work = |pool: &Pool, _: PoolRequest, now_s| {
         pool.sweep(now_s)?;
         Ok(pool.status()?)
     };
@@ -263,13 +267,13 @@ async fn status(State(api): State<Api>, request: Request) -> Answered {
 
 /// `POST /pool/trajectories`. 200 even if every item went to quarantine: `items` has each one's
 /// status.
-async fn push(State(api): State<Api>, request: Request) -> Answered {
+async fn push(State(api): State<Api>, request: Request) -> PoolReply {
     api.answer(request, pushed).await
 }
 
 /// `POST /pool/lease`. `lease` is null if no group is ready; the trainer asks again later.
-async fn lease(State(api): State<Api>, request: Request) -> Answered {
-    let work = |pool: &Pool, asked: Received, now_s| {
+async fn lease(State(api): State<Api>, request: Request) -> PoolReply {
+    let work = |pool: &Pool, asked: PoolRequest, now_s| {
         let asked: LeaseRequest = parse(&asked.body)?;
         Ok(json!(pool.lease(&asked, now_s)?))
     };
@@ -277,27 +281,27 @@ async fn lease(State(api): State<Api>, request: Request) -> Answered {
 }
 
 /// `POST /pool/ack`. Can be repeated: acknowledging again changes nothing.
-async fn ack(State(api): State<Api>, request: Request) -> Answered {
-    let work = |pool: &Pool, asked: Received, _| {
-        let Leased { lease, ids } = parse(&asked.body)?;
+async fn ack(State(api): State<Api>, request: Request) -> PoolReply {
+    let work = |pool: &Pool, asked: PoolRequest, _| {
+        let LeaseReturn { lease, ids } = parse(&asked.body)?;
         Ok(json!({"lost": pool.ack(lease, &ids)?}))
     };
     api.answer(request, work).await
 }
 
 /// `POST /pool/release`.
-async fn release(State(api): State<Api>, request: Request) -> Answered {
-    let work = |pool: &Pool, asked: Received, _| {
-        let Leased { lease, ids } = parse(&asked.body)?;
+async fn release(State(api): State<Api>, request: Request) -> PoolReply {
+    let work = |pool: &Pool, asked: PoolRequest, _| {
+        let LeaseReturn { lease, ids } = parse(&asked.body)?;
         Ok(json!({"released": pool.release(lease, &ids)?}))
     };
     api.answer(request, work).await
 }
 
 /// `POST /pool/reject`. The reason is for the people who look at the quarantine.
-async fn reject(State(api): State<Api>, request: Request) -> Answered {
-    let work = |pool: &Pool, asked: Received, now_s| {
-        let Rejected { lease, ids, reason } = parse(&asked.body)?;
+async fn reject(State(api): State<Api>, request: Request) -> PoolReply {
+    let work = |pool: &Pool, asked: PoolRequest, now_s| {
+        let RejectBody { lease, ids, reason } = parse(&asked.body)?;
         let rejected = pool.reject(lease, &ids, &reason, now_s)?;
         Ok(json!({"rejected": rejected}))
     };
@@ -305,24 +309,24 @@ async fn reject(State(api): State<Api>, request: Request) -> Answered {
 }
 
 /// `GET /pool/quarantine`, page by page: `next` is the `after` of the next page, or null.
-async fn quarantine(State(api): State<Api>, request: Request) -> Answered {
+async fn quarantine(State(api): State<Api>, request: Request) -> PoolReply {
     let query = request.uri().query().unwrap_or_default().to_owned();
     api.answer(request, move |pool, _, _| page(pool, &query))
         .await
 }
 
 /// `POST /pool/quarantine/{id}/release`.
-async fn revalidate(State(api): State<Api>, Path(id): Path<String>, request: Request) -> Answered {
-    let work = move |pool: &Pool, asked: Received, now_s| {
-        let Released { kind } = parse(&asked.body)?;
+async fn revalidate(State(api): State<Api>, Path(id): Path<String>, request: Request) -> PoolReply {
+    let work = move |pool: &Pool, asked: PoolRequest, now_s| {
+        let ReleaseBody { kind } = parse(&asked.body)?;
         Ok(json!(pool.revalidate(&id, kind, now_s)?))
     };
     api.answer(request, work).await
 }
 
 /// `DELETE /pool/quarantine/{id}`.
-async fn discard(State(api): State<Api>, Path(id): Path<String>, request: Request) -> Answered {
-    let work = move |pool: &Pool, _: Received, _| {
+async fn discard(State(api): State<Api>, Path(id): Path<String>, request: Request) -> PoolReply {
+    let work = move |pool: &Pool, _: PoolRequest, _| {
         pool.discard(&id)?;
         Ok(json!({"deleted": id}))
     };
@@ -341,7 +345,7 @@ async fn spans(State(api): State<Api>, request: Request) -> Response {
 }
 
 /// Admits or quarantines a batch.
-fn pushed(pool: &Pool, asked: Received, now_s: f64) -> Reply {
+fn pushed(pool: &Pool, asked: PoolRequest, now_s: f64) -> Reply {
     let batch: Batch = match asked.content_type.as_str() {
         "application/json" | "" => parse(&asked.body)?,
         other => {
@@ -367,7 +371,7 @@ fn pushed(pool: &Pool, asked: Received, now_s: f64) -> Reply {
 }
 
 /// OTLP's answer: refused spans are reported as a partial success, so that they are not sent again.
-fn received(pool: &Pool, asked: Received, now_s: f64) -> Reply {
+fn received(pool: &Pool, asked: PoolRequest, now_s: f64) -> Reply {
     let read = match asked.content_type.as_str() {
         PROTOBUF => otlp::from_protobuf(&asked.body),
         "application/json" => otlp::from_json(&asked.body),
@@ -410,7 +414,7 @@ fn page(pool: &Pool, query: &str) -> Reply {
     }
     let rows = pool.quarantined(after, limit)?;
     let next = (rows.len() == limit).then(|| rows.last().map(|(id, _)| id.clone()));
-    let row = |(id, held): &(String, crate::held::Held)| {
+    let row = |(id, held): &(String, crate::quarantine_row::QuarantineRow)| {
         json!({
             "quarantine": id,
             "reason": held.reason,

@@ -23,7 +23,6 @@
 mod check;
 mod config;
 mod genai;
-mod held;
 mod hex;
 #[cfg(feature = "server")]
 pub mod http;
@@ -32,17 +31,18 @@ mod index;
 pub mod otlp;
 mod pool;
 mod quarantine;
+mod quarantine_row;
 mod reason;
 pub mod schema;
-mod shelf;
 mod span;
 mod spot_check;
 mod text;
+mod typed_queue;
 
 pub use check::{Entry, tokenizer_hash};
 pub use config::{ConfigError, PoolConfig, Sampling, SpotCheck, TextSpans, TypeFilter};
-pub use held::Held;
 pub use pool::{Answer, Folder, LeaseRequest, Loan, PassedOver, Pool, PoolError, Scorer};
+pub use quarantine_row::QuarantineRow;
 pub use reason::Reason;
 pub use span::{Event, Span};
 pub use text::conversation;

@@ -19,19 +19,19 @@
 use crate::check::{Checker, Entry, tokenizer_hash};
 use crate::config::{PoolConfig, Sampling};
 use crate::genai;
-use crate::held::{Held, held_row};
 use crate::index::{self, Group, Index, Row};
+use crate::quarantine_row::{QuarantineRow, held_row};
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed};
-use crate::shelf::{self, Shelf, TRAINER, is_full, reward_field};
 use crate::span::Span;
 use crate::spot_check;
+use crate::typed_queue::{self, TRAINER, TypedQueue, is_full, reward_field};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sinew_render::Renderer;
 use sinew_store::queue::{
-    Ask, Done, LeaseId, MemoryQueue, NewRow, Queue, QueueError, QueueLimits, RowState, Take, field,
-    fields, unpack,
+    AckedRow, LeaseId, MemoryQueue, NewRow, Queue, QueueError, QueueLimits, RowRequest,
+    RowSelection, RowState, field, fields, unpack,
 };
 use sinew_store::{DiskStore, StoreError, StoreOptions};
 use sinew_types::Engine;
@@ -135,9 +135,9 @@ pub struct Pool {
     renderer: Arc<dyn Renderer>,
     pub(crate) tokenizer: String,
     scorer: Option<Scorer>,
-    pub(crate) rows: Shelf,
-    pub(crate) quarantine: Shelf,
-    spans: Shelf,
+    pub(crate) rows: TypedQueue,
+    pub(crate) quarantine: TypedQueue,
+    spans: TypedQueue,
     index: Mutex<Index>,
     /// Keeps the folder's lock; none in memory.
     _store: Option<DiskStore>,
@@ -196,12 +196,12 @@ impl Pool {
             max_bytes: config.max_bytes,
             max_attempts: config.max_attempts,
         };
-        let queue = |name: &str, rows| -> Result<Shelf, StoreError> {
+        let queue = |name: &str, rows| -> Result<TypedQueue, StoreError> {
             let queue: Arc<dyn Queue> = match &store {
                 Some(store) => Arc::new(store.queue(name, limits(rows))?),
                 None => Arc::new(MemoryQueue::in_memory(limits(rows))),
             };
-            Ok(Shelf(queue))
+            Ok(TypedQueue(queue))
         };
         let pool = Self {
             tokenizer: tokenizer_hash(renderer.as_ref()),
@@ -366,7 +366,7 @@ impl Pool {
                 roots.insert(span.trace_id.clone());
             }
             let key = format!("{}/{}", span.trace_id, span.span_id);
-            rows.push(shelf::row(key, &(now_s, span))?);
+            rows.push(typed_queue::row(key, &(now_s, span))?);
         }
         self.spans.0.put(&rows)?;
         let mut answers = Vec::new();
@@ -478,11 +478,11 @@ impl Pool {
         }
         let (ttl, now) = (millis(asked.ttl_s), millis(now_s));
         let mut groups: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
-        let ask = Ask {
+        let ask = RowRequest {
             consumer: TRAINER.into(),
             holder: asked.consumer.clone(),
             ttl_ms: ttl,
-            take: Take::Keys(keys),
+            take: RowSelection::Keys(keys),
         };
         let given = self.rows.0.lease(&ask, now)?;
         loan.lease = given.lease.map(|l| l.0);
@@ -579,7 +579,7 @@ impl Pool {
     pub fn ack(&self, lease: u64, ids: &[String]) -> Result<Vec<String>, PoolError> {
         let mut index = self.guard()?;
         let (mut lost, keys) = index.keys(ids);
-        let done: Vec<Done> = keys.iter().map(Done::of).collect();
+        let done: Vec<AckedRow> = keys.iter().map(AckedRow::of).collect();
         let settled = self.rows.0.ack(TRAINER, LeaseId(lease), &done)?;
         let ids_of = settled.lost.iter();
         lost.extend(ids_of.map(|key| index::parts(key).1.to_owned()));
@@ -656,7 +656,7 @@ impl Pool {
     pub fn status(&self) -> Result<Value, PoolError> {
         let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
         for row in self.quarantine.rows()? {
-            if let Some(held) = self.quarantine.read::<Held>(&row.key)? {
+            if let Some(held) = self.quarantine.read::<QuarantineRow>(&row.key)? {
                 *reasons.entry(held.reason.code()).or_default() += 1;
             }
         }
@@ -718,7 +718,7 @@ fn check_lease(asked: &LeaseRequest) -> Result<(), PoolError> {
 
 /// A row of the queue, with its group and its reward.
 fn queue_row(key: String, entry: &Entry) -> Result<NewRow, StoreError> {
-    let mut row = shelf::row(key, entry)?;
+    let mut row = typed_queue::row(key, entry)?;
     row.fields.push(reward_field(entry.trace.outcome.reward));
     row.group = format!("{:?}/{}", entry.kind, entry.trace.group);
     row.group_size = entry.group_size;

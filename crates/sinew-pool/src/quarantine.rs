@@ -6,15 +6,15 @@
 //! they are.
 
 use crate::check::Entry;
-use crate::held::{Held, held_row};
 use crate::index;
 use crate::pool::{Answer, Pool, PoolError};
+use crate::quarantine_row::{QuarantineRow, held_row};
 use crate::reason::Reason;
 use crate::schema::{Kind, Pushed};
-use crate::shelf::{TRAINER, is_full};
+use crate::typed_queue::{TRAINER, is_full};
 use serde_json::{Value, json};
 use sinew_store::StoreError;
-use sinew_store::queue::{LeaseId, Put};
+use sinew_store::queue::{LeaseId, PutOutcome};
 
 /// Maximum length of a trainer's reason, in characters; a longer one is cut.
 const MAX_DETAIL_CHARS: usize = 1000;
@@ -66,7 +66,7 @@ impl Pool {
                 tracing::warn!(%reason, "quarantine is full: release or delete some of its rows");
                 break;
             }
-            let new = put?.contains(&Put::New);
+            let new = put?.contains(&PutOutcome::New);
             let keys = [key];
             if self.rows.0.release(TRAINER, LeaseId(lease), &keys)?.changed == 0 {
                 if new {
@@ -87,7 +87,7 @@ impl Pool {
         &self,
         after: Option<&str>,
         limit: usize,
-    ) -> Result<Vec<(String, Held)>, PoolError> {
+    ) -> Result<Vec<(String, QuarantineRow)>, PoolError> {
         let rows = self.quarantine.rows()?;
         let from = match after {
             None => 0,
@@ -118,7 +118,7 @@ impl Pool {
         now_s: f64,
     ) -> Result<Answer, PoolError> {
         let unknown = || PoolError::Unknown { id: id.to_owned() };
-        let held: Held = self.quarantine.read(id)?.ok_or_else(unknown)?;
+        let held: QuarantineRow = self.quarantine.read(id)?.ok_or_else(unknown)?;
         let mut item = held.item.clone();
         if let Some(kind) = kind {
             let mut value: Value = serde_json::from_str(&item.raw).unwrap_or_default();

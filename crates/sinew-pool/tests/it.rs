@@ -1,8 +1,8 @@
 //! The pool through its requests: admission, quarantine with reasons, and restarts.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-#[path = "it/flow.rs"]
-mod flow;
+#[path = "it/admission.rs"]
+mod admission;
 #[path = "it/hostile.rs"]
 mod hostile;
 #[path = "it/spans.rs"]

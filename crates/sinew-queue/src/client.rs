@@ -10,7 +10,8 @@ use serde_json::Value;
 use sinew_http::{cause, tls};
 use sinew_store::StoreError;
 use sinew_store::queue::{
-    Ask, Consumer, Done, LeaseId, Loan, NewRow, Put, Queue, QueueStats, RowState, RowView, Settled,
+    AckedRow, Consumer, LeaseBatch, LeaseId, NewRow, PutOutcome, Queue, QueueStats, ReturnOutcome,
+    RowRequest, RowState, RowView,
 };
 use std::borrow::Cow;
 use std::fmt;
@@ -178,7 +179,7 @@ impl HttpQueue {
         }
     }
 
-    fn settle(&self, call: &Call<'_>) -> Result<Settled, StoreError> {
+    fn settle(&self, call: &Call<'_>) -> Result<ReturnOutcome, StoreError> {
         match self.call(call)? {
             Answer::Settled(settled) => Ok(settled),
             other => self.mixed_up(&other),
@@ -215,14 +216,14 @@ fn unanswered<T>(status: u16, body: &[u8]) -> Attempt<T> {
 }
 
 impl Queue for HttpQueue {
-    fn put(&self, rows: &[NewRow]) -> Result<Vec<Put>, StoreError> {
+    fn put(&self, rows: &[NewRow]) -> Result<Vec<PutOutcome>, StoreError> {
         match self.call(&Call::Put(rows.into()))? {
             Answer::Put(put) => Ok(put),
             other => self.mixed_up(&other),
         }
     }
 
-    fn fill(&self, rows: &[Done]) -> Result<usize, StoreError> {
+    fn fill(&self, rows: &[AckedRow]) -> Result<usize, StoreError> {
         self.count(&Call::Fill(rows.into()))
     }
 
@@ -233,14 +234,19 @@ impl Queue for HttpQueue {
         }
     }
 
-    fn lease(&self, ask: &Ask, _: u64) -> Result<Loan, StoreError> {
+    fn lease(&self, ask: &RowRequest, _: u64) -> Result<LeaseBatch, StoreError> {
         match self.call(&Call::Lease(Cow::Borrowed(ask)))? {
             Answer::Loan(loan) => Ok(loan),
             other => self.mixed_up(&other),
         }
     }
 
-    fn ack(&self, consumer: &str, lease: LeaseId, rows: &[Done]) -> Result<Settled, StoreError> {
+    fn ack(
+        &self,
+        consumer: &str,
+        lease: LeaseId,
+        rows: &[AckedRow],
+    ) -> Result<ReturnOutcome, StoreError> {
         self.settle(&Call::Ack(consumer.into(), lease, rows.into()))
     }
 
@@ -249,7 +255,7 @@ impl Queue for HttpQueue {
         consumer: &str,
         lease: LeaseId,
         keys: &[String],
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<ReturnOutcome, StoreError> {
         self.settle(&Call::Release(consumer.into(), lease, keys.into()))
     }
 
@@ -259,7 +265,7 @@ impl Queue for HttpQueue {
         lease: LeaseId,
         keys: &[String],
         reason: &str,
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<ReturnOutcome, StoreError> {
         let (consumer, reason) = (consumer.into(), reason.into());
         self.settle(&Call::Fail(consumer, lease, keys.into(), reason))
     }
@@ -271,7 +277,7 @@ impl Queue for HttpQueue {
         keys: &[String],
         ttl_ms: u64,
         _: u64,
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<ReturnOutcome, StoreError> {
         self.settle(&Call::Renew(consumer.into(), lease, keys.into(), ttl_ms))
     }
 

@@ -1,6 +1,6 @@
 //! Ended episodes as rows of a queue, a group at a time.
 
-use sinew_store::queue::{NewRow, Put, Queue, QueueError, episode_row, put_within};
+use sinew_store::queue::{NewRow, PutOutcome, Queue, QueueError, episode_row, put_within};
 use sinew_store::{Filter, MAX_PAGE, StoreError, TraceStore};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Result of putting a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fed {
+pub enum FeedOutcome {
     /// So many rows are in the queue now.
     New(usize),
     /// It was there before, or has no episode that can be trained.
@@ -71,7 +71,11 @@ impl Feed {
     ///
     /// # Errors
     /// If an episode cannot be encoded, is too large for the queue, or the queue cannot be reached.
-    pub fn put(&mut self, group: &[Trace], stop: &dyn Fn() -> bool) -> Result<Fed, StoreError> {
+    pub fn put(
+        &mut self,
+        group: &[Trace],
+        stop: &dyn Fn() -> bool,
+    ) -> Result<FeedOutcome, StoreError> {
         let whole = |t: &&Trace| !matches!(t.end, EpisodeEnd::Failed { .. });
         let traces: Vec<&Trace> = group.iter().filter(whole).collect();
         let size = u32::try_from(traces.len()).unwrap_or(u32::MAX);
@@ -90,7 +94,7 @@ impl Feed {
         trace: &Trace,
         group_size: u32,
         stop: &dyn Fn() -> bool,
-    ) -> Result<Fed, StoreError> {
+    ) -> Result<FeedOutcome, StoreError> {
         let row = self.row(trace, group_size)?;
         self.put_rows(vec![row], stop)
     }
@@ -129,9 +133,9 @@ impl Feed {
                 continue;
             };
             match self.put_one(&trace, group_size, stop)? {
-                Fed::New(new) => put += new,
-                Fed::Known => {}
-                Fed::Stopped => break,
+                FeedOutcome::New(new) => put += new,
+                FeedOutcome::Known => {}
+                FeedOutcome::Stopped => break,
             }
         }
         Ok(put)
@@ -147,15 +151,19 @@ impl Feed {
     }
 
     /// Puts rows as soon as they fit, unless one of them is known.
-    fn put_rows(&mut self, rows: Vec<NewRow>, stop: &dyn Fn() -> bool) -> Result<Fed, StoreError> {
+    fn put_rows(
+        &mut self,
+        rows: Vec<NewRow>,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<FeedOutcome, StoreError> {
         if rows.is_empty() || rows.iter().any(|row| self.known.contains(&row.key)) {
-            return Ok(Fed::Known);
+            return Ok(FeedOutcome::Known);
         }
         let mut waits = false;
         loop {
             match put_within(self.queue.as_ref(), &rows, LOOK) {
                 Err(StoreError::Queue(QueueError::Full { .. })) if stop() => {
-                    return Ok(Fed::Stopped);
+                    return Ok(FeedOutcome::Stopped);
                 }
                 Err(StoreError::Queue(error @ QueueError::Full { .. })) => {
                     if !std::mem::replace(&mut waits, true) {
@@ -163,9 +171,9 @@ impl Feed {
                     }
                 }
                 put => {
-                    let new = put?.iter().filter(|p| **p == Put::New).count();
+                    let new = put?.iter().filter(|p| **p == PutOutcome::New).count();
                     self.known.extend(rows.into_iter().map(|row| row.key));
-                    return Ok(Fed::New(new));
+                    return Ok(FeedOutcome::New(new));
                 }
             }
         }

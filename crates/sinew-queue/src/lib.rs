@@ -10,7 +10,7 @@
 //! | `wire`, `replies` | calls as bytes; answers that may be asked for twice |
 //! | `place` | [`open`]: a queue by its address or its folder |
 //! | `feed` | [`Feed`]: ended episodes as rows, a group at a time |
-//! | `hand` | what a person does to rows: [`bury`], [`listed`] |
+//! | `dead_letters` | rows that a person gives up on: [`bury`], [`listed`] |
 //! | `scorer` | [`score_rows`]: rows without a reward get one |
 //!
 //! # Invariants
@@ -22,8 +22,8 @@
 //! - A row is scored once: a scorer whose lease ended cannot overwrite another one's score.
 
 mod client;
+mod dead_letters;
 mod feed;
-mod hand;
 mod place;
 mod replies;
 mod scorer;
@@ -31,9 +31,9 @@ mod server;
 mod wire;
 
 pub use client::HttpQueue;
-pub use feed::{Fed, Feed};
-pub use hand::{bury, listed};
+pub use dead_letters::{bury, listed};
+pub use feed::{Feed, FeedOutcome};
 pub use place::{Place, QUEUE_NAME, open};
-pub use scorer::{Score, ScoreError, Scored, ScorerConfig, score_rows};
-pub use server::{Clock, QueueServer, Serving, system_clock};
+pub use scorer::{Score, ScoreError, ScoredCounts, ScorerConfig, score_rows};
+pub use server::{Clock, QueueServer, QueueServerConfig, system_clock};
 pub use wire::{MAX_LEASE, MAX_PAGE, MAX_REQUEST};

@@ -18,15 +18,15 @@ const MAX_BYTES: usize = 64 << 20;
 pub(crate) type Reply = (u16, Bytes);
 
 /// The place of an answer; a repeated request waits for the first.
-pub(crate) type Place = Arc<OnceCell<Reply>>;
+pub(crate) type ReplySlot = Arc<OnceCell<Reply>>;
 
 /// Answers by the names of their calls.
 #[derive(Debug, Default)]
-pub(crate) struct Replies(Mutex<Kept>);
+pub(crate) struct Replies(Mutex<KeptReplies>);
 
 #[derive(Debug, Default)]
-struct Kept {
-    by_id: HashMap<String, Place>,
+struct KeptReplies {
+    by_id: HashMap<String, ReplySlot>,
     /// The oldest first.
     order: VecDeque<String>,
     bytes: usize,
@@ -34,12 +34,12 @@ struct Kept {
 
 impl Replies {
     /// The place of a call's answer.
-    pub(crate) fn place(&self, id: &str) -> Place {
+    pub(crate) fn place(&self, id: &str) -> ReplySlot {
         let mut kept = self.0.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(place) = kept.by_id.get(id) {
             return Arc::clone(place);
         }
-        let place = Place::default();
+        let place = ReplySlot::default();
         kept.by_id.insert(id.to_owned(), Arc::clone(&place));
         kept.order.push_back(id.to_owned());
         kept.trim();
@@ -57,7 +57,7 @@ impl Replies {
     }
 }
 
-impl Kept {
+impl KeptReplies {
     /// Drops the oldest.
     fn trim(&mut self) {
         while self.order.len() > MAX_REPLIES || self.bytes > MAX_BYTES {

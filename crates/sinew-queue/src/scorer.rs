@@ -6,7 +6,8 @@
 use crate::server::system_clock;
 use sinew_store::StoreError;
 use sinew_store::queue::{
-    Ask, Done, LeaseId, Leased, Order, Queue, Sample, Take, episode, scored, scorer_consumer,
+    AckedRow, LeaseId, LeasedRow, Order, Queue, RowRequest, RowSelection, Sample, episode, scored,
+    scorer_consumer,
 };
 use sinew_types::{Outcome, TaskId, Trace};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -52,7 +53,7 @@ pub struct ScorerConfig {
 
 /// Counts of a scorer's rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Scored {
+pub struct ScoredCounts {
     /// Rows that got a reward.
     pub scored: usize,
     /// Rows that were left without one for good.
@@ -73,17 +74,17 @@ pub fn score_rows(
     score: &dyn Score,
     config: &ScorerConfig,
     stop: &dyn Fn() -> bool,
-    report: &mut dyn FnMut(Scored),
-) -> Result<Scored, StoreError> {
+    report: &mut dyn FnMut(ScoredCounts),
+) -> Result<ScoredCounts, StoreError> {
     let consumer = scorer_consumer();
     queue.join(&consumer)?;
     let clock = system_clock();
     let ttl_ms = (config.lease.as_millis() as u64).max(1);
-    let ask = Ask {
+    let ask = RowRequest {
         consumer: consumer.name.clone(),
         holder: config.holder.clone(),
         ttl_ms,
-        take: Take::Sample(Sample {
+        take: RowSelection::Sample(Sample {
             tokens: config.tokens,
             order: config.order,
             ..Sample::rows(config.rows)
@@ -97,7 +98,7 @@ pub fn score_rows(
         clock: clock.as_ref(),
         ttl_ms,
     };
-    let mut done = Scored::default();
+    let mut done = ScoredCounts::default();
     loop {
         let seen = queue.wait(0, Duration::ZERO)?;
         if stop() {
@@ -132,8 +133,8 @@ impl Work<'_> {
     fn rows(
         &self,
         lease: LeaseId,
-        rows: Vec<Leased>,
-        done: &mut Scored,
+        rows: Vec<LeasedRow>,
+        done: &mut ScoredCounts,
         stop: &dyn Fn() -> bool,
     ) -> Result<(), StoreError> {
         let (mut traces, mut whole, mut failed) = (Vec::new(), Vec::new(), Vec::new());
@@ -151,7 +152,7 @@ impl Work<'_> {
             self.queue.release(self.consumer, lease, &keys)?;
             return Ok(());
         };
-        let (mut acks, mut unscored): (Vec<Done>, usize) = (Vec::new(), 0);
+        let (mut acks, mut unscored): (Vec<AckedRow>, usize) = (Vec::new(), 0);
         for ((key, attempt), outcome) in whole.into_iter().zip(outcomes) {
             match outcome {
                 Ok(outcome) => acks.push(scored(&key, &outcome)?),

@@ -28,7 +28,7 @@ use serde::Deserialize;
 use serde_json::json;
 use sinew_http::server::{self, ConnectionLimits, Guard, Key};
 use sinew_store::StoreError;
-use sinew_store::queue::{Ask, Queue, Sample, Take};
+use sinew_store::queue::{Queue, RowRequest, RowSelection, Sample};
 use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
@@ -61,7 +61,7 @@ pub fn system_clock() -> Clock {
 
 /// Settings of the server.
 #[derive(Clone)]
-pub struct Serving {
+pub struct QueueServerConfig {
     /// Port 0 takes a free one.
     pub listen: SocketAddr,
     /// Every call but `GET /health` must bring it.
@@ -72,9 +72,9 @@ pub struct Serving {
     pub sweep: Option<(Duration, usize)>,
 }
 
-impl fmt::Debug for Serving {
+impl fmt::Debug for QueueServerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Serving")
+        f.debug_struct("QueueServerConfig")
             .field("listen", &self.listen)
             .field("sweep", &self.sweep)
             .finish_non_exhaustive()
@@ -95,7 +95,7 @@ impl QueueServer {
     ///
     /// # Errors
     /// If the address cannot be taken.
-    pub async fn start(queue: Arc<dyn Queue>, serving: Serving) -> std::io::Result<Self> {
+    pub async fn start(queue: Arc<dyn Queue>, serving: QueueServerConfig) -> std::io::Result<Self> {
         let listener = TcpListener::bind(serving.listen).await?;
         let address = listener.local_addr()?;
         let (stop, stopped) = watch::channel(false);
@@ -158,7 +158,7 @@ impl Drop for QueueServer {
 /// A thread that wakes waits at the queue's changes, so that they take no thread each, and sweeps it.
 fn watch_changes(
     queue: Arc<dyn Queue>,
-    serving: &Serving,
+    serving: &QueueServerConfig,
     (base, changes): (u64, watch::Sender<u64>),
     stopped: watch::Receiver<bool>,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
@@ -439,13 +439,13 @@ fn answer(queue: &dyn Queue, call: Call<'static>, now_ms: u64) -> Result<Answer,
 }
 
 /// A lease whose rows fit an answer.
-fn bounded(ask: Ask) -> Ask {
+fn bounded(ask: RowRequest) -> RowRequest {
     let take = match ask.take {
-        Take::Sample(sample) => Take::Sample(Sample {
+        RowSelection::Sample(sample) => RowSelection::Sample(Sample {
             bytes: sample.bytes.min(MAX_LEASE),
             ..sample
         }),
         keys => keys,
     };
-    Ask { take, ..ask }
+    RowRequest { take, ..ask }
 }

@@ -6,8 +6,8 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sinew_store::queue::{
-    Ask, Consumer, Done, LeaseId, Loan, NewRow, Put, QueueError, QueueStats, RowState, RowView,
-    Settled,
+    AckedRow, Consumer, LeaseBatch, LeaseId, NewRow, PutOutcome, QueueError, QueueStats,
+    ReturnOutcome, RowRequest, RowState, RowView,
 };
 use std::borrow::Cow;
 
@@ -39,10 +39,10 @@ pub(crate) const MAX_WAIT_MS: u64 = 20_000;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Call<'a> {
     Put(Cow<'a, [NewRow]>),
-    Fill(Cow<'a, [Done]>),
+    Fill(Cow<'a, [AckedRow]>),
     Join(Cow<'a, Consumer>),
-    Lease(Cow<'a, Ask>),
-    Ack(Cow<'a, str>, LeaseId, Cow<'a, [Done]>),
+    Lease(Cow<'a, RowRequest>),
+    Ack(Cow<'a, str>, LeaseId, Cow<'a, [AckedRow]>),
     Release(Cow<'a, str>, LeaseId, Cow<'a, [String]>),
     /// The last part is the reason.
     Fail(Cow<'a, str>, LeaseId, Cow<'a, [String]>, Cow<'a, str>),
@@ -73,11 +73,11 @@ impl Call<'_> {
 /// Result of a call, or the reason why the queue refuses it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    Put(Vec<Put>),
+    Put(Vec<PutOutcome>),
     Count(usize),
     Done,
-    Loan(Loan),
-    Settled(Settled),
+    Loan(LeaseBatch),
+    Settled(ReturnOutcome),
     Value(Option<Value>),
     State(Option<RowState>),
     Rows(Vec<RowView>),

@@ -112,7 +112,7 @@ impl Recipe {
 }
 
 /// The stages of a recipe's text, and everything above them.
-struct Typed<'a> {
+struct StageTexts<'a> {
     defaults: DeTable<'a>,
     stages: Vec<(String, DeTable<'a>)>,
 }
@@ -128,7 +128,7 @@ impl ChainPlan {
             text,
             registry,
         };
-        let Typed { defaults, stages } = typed_stages(&source)?;
+        let StageTexts { defaults, stages } = typed_stages(&source)?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let name = match defaults.get("name").map(toml::Spanned::get_ref) {
             Some(DeValue::String(name)) => name.to_string(),
@@ -411,7 +411,7 @@ fn is_chain(text: &str) -> bool {
 }
 
 /// Takes a text apart into defaults and stages.
-fn typed_stages<'a>(source: &Source<'a>) -> Result<Typed<'a>, RecipeError> {
+fn typed_stages<'a>(source: &Source<'a>) -> Result<StageTexts<'a>, RecipeError> {
     let mut defaults = source.table()?.into_inner();
     let refuse = |span: Range<usize>, why: &str| {
         let place = messages::place(source.text, &span);
@@ -462,7 +462,7 @@ fn typed_stages<'a>(source: &Source<'a>) -> Result<Typed<'a>, RecipeError> {
         }
         stages.push((name.to_string(), own));
     }
-    Ok(Typed { defaults, stages })
+    Ok(StageTexts { defaults, stages })
 }
 
 /// Lays the keys of a stage over the defaults.

@@ -6,11 +6,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_algo::{Advantage, GroupRepair};
 
-/// What is trained on instead of episodes that the run samples.
+/// Training data in place of episodes that the run samples.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum DataSection {
-    /// What the assistant says in given messages is imitated (SFT).
+    /// Imitates the assistant's messages of given conversations (SFT).
     Demonstrations {
         /// File of rows with `messages`, or `prompt` and `completion`, and `tools`.
         path: String,

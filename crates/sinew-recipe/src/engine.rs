@@ -11,7 +11,7 @@ use sinew_types::TEMPERATURES;
 pub const VLLM_LOWEST_TEMPERATURE: f32 = 0.01;
 
 choice! {
-    /// What generates tokens.
+    /// The engine that generates tokens.
     EngineType {
         /// In this process, on the CPU.
         Embedded = "embedded",
@@ -25,7 +25,7 @@ choice! {
 }
 
 choice! {
-    /// How the embedded engine stores its matrices.
+    /// Format of the embedded engine's matrices.
     WeightFormat {
         /// As trained.
         F32 = "f32",
@@ -47,7 +47,7 @@ choice! {
 }
 
 choice! {
-    /// How versions of the weights are published for engines of other processes.
+    /// Form in which weights are published for engines of other processes.
     Transfer {
         /// All tensors of each.
         Full = "full",
@@ -57,17 +57,17 @@ choice! {
 }
 
 choice! {
-    /// What the servers' log-probs are taken from.
+    /// Source of the servers' log-probs.
     Logprobs {
         /// Logits, at temperature 1.
         Raw = "raw",
-        /// What is sampled from, after the temperature.
+        /// The distribution that is sampled from, after the temperature.
         Processed = "processed",
     }
 }
 
 choice! {
-    /// What servers do with the output formats of agents' calls.
+    /// Treatment of the output formats of agents' calls at servers.
     Formats {
         /// They hold to them by guided decoding.
         Guided = "guided",
@@ -97,9 +97,9 @@ impl Urls {
 }
 
 section! {
-    /// What generates tokens.
+    /// The engine that generates tokens.
     EngineKeys => EnginePlan, "engine" {
-        /// What generates tokens.
+        /// The engine that generates tokens.
         kind as "type": EngineType = EngineType::Embedded;
         /// Address of the server, or several, for `vllm`, `sglang` and `openai`.
         url: Urls;
@@ -107,14 +107,14 @@ section! {
         /// type `embedded`: each version is published there for `sinew serve --follow`; below `/dev/shm` it
         /// is shared memory.
         weights_dir: String;
-        /// How versions are published with type `embedded`; left out: `delta`.
+        /// Form in which weights are published with type `embedded`; left out: `delta`.
         weights_transfer: Transfer;
         /// Endpoint of vLLM; left out: `completions`.
         api: Api;
-        /// What the servers' log-probs are taken from; left out: the server's default, which is
+        /// Source of the servers' log-probs; left out: the server's default, which is
         /// `raw` for vLLM and `processed` for SGLang.
         logprobs: Logprobs;
-        /// What servers do with the output formats of agents' calls; left out: `guided`.
+        /// Treatment of the output formats of agents' calls at servers; left out: `guided`.
         formats: Formats;
         /// The servers were started with an output matrix where the model uses its embedding: it is
         /// published, too. For vLLM on a CPU.
@@ -130,7 +130,7 @@ section! {
         /// Speculative decoding of the embedded engine: tokens of a pass, draft tokens included, up to
         /// which drafts are verified; 0: off. What is sampled does not depend on it.
         speculative_tokens: usize = 0, in 0 to 256;
-        /// How the embedded engine stores its matrices. Quantized weights need a loss that bounds the
+        /// Format of the embedded engine's matrices. Quantized weights need a loss that bounds the
         /// importance ratio: a `correction`, `dual_clip`, `cispo` or `sapo` in `[algorithm]`.
         weights: WeightFormat = WeightFormat::F32;
     }

@@ -208,7 +208,10 @@ impl EnvSection {
                 let members: Result<Vec<_>, _> = tables.into_iter().map(one).collect();
                 (members?, true)
             }
-            _ => return Err((span, "an environment is a table".into())),
+            _ => {
+                let form = "expected a table, such as env = { type = \"tool_math\" }";
+                return Err((span, format!("env: {form}")));
+            }
         };
         Ok(Some(Self {
             members,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 choice! {
-    /// Where an agent program runs.
+    /// Place of an agent program.
     HarnessLevel {
         /// In a process with namespaces, seccomp and limits.
         Process = "process",
@@ -20,7 +20,7 @@ choice! {
 }
 
 choice! {
-    /// Who scores an agent's episode.
+    /// The scorer of an agent's episode.
     ScoredBy {
         /// The environment and the rewards of the recipe grade the agent's answer.
         Environment = "environment",
@@ -30,7 +30,7 @@ choice! {
     }
 }
 
-/// What drives the turns of an episode.
+/// The program that drives the turns of an episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum HarnessSection {
@@ -78,7 +78,7 @@ pub struct FunctionSection {
     /// Environment variables in addition to those of the rollout.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Who scores an episode; `agent`: the number, truth value or `{"reward": ...}` that it returns.
+    /// The scorer of an episode; `agent`: the number, truth value or `{"reward": ...}` that it returns.
     #[serde(default = "agent_scores")]
     pub scored_by: ScoredBy,
 }
@@ -147,7 +147,7 @@ pub struct ServiceSection {
     /// Wall time of one task, in seconds; then the episode is truncated.
     #[serde(default = "default_service_s")]
     pub timeout_s: f64,
-    /// Who scores an episode; `agent`: the field `reward` of the JSON answer.
+    /// The scorer of an episode; `agent`: the field `reward` of the JSON answer.
     #[serde(default)]
     pub scored_by: ScoredBy,
 }
@@ -193,10 +193,10 @@ fn default_max_age() -> u64 {
 pub struct CommandSection {
     /// Program and arguments; files are found relative to the current folder.
     pub command: Vec<String>,
-    /// Where it runs.
+    /// Place of the program.
     #[serde(default)]
     pub level: HarnessLevel,
-    /// At level `container`: what `sandbox.image` may be; the program is then a path inside of it.
+    /// Image at level `container`, as `sandbox.image`; the program is then a path in it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// Wall time of one run, in seconds.
@@ -226,7 +226,7 @@ pub struct CommandSection {
     /// Folders to show in the sandbox, read-only: path inside = folder of the host.
     #[serde(default)]
     pub mounts: BTreeMap<String, PathBuf>,
-    /// Who scores an episode. `agent` trusts the program: what runs in its sandbox may claim any reward.
+    /// The scorer of an episode. `agent` trusts the program: what runs in its sandbox may claim any reward.
     #[serde(default)]
     pub scored_by: ScoredBy,
 }

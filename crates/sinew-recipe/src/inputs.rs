@@ -6,7 +6,7 @@
 
 use crate::rule::Rules;
 use crate::{EnvMember, HarnessSection, RunPlan};
-use sinew_types::{EpisodeInput, Given, Gives};
+use sinew_types::{EpisodeInput, Gives, InputPresence};
 use std::fmt;
 
 /// Something that the algorithm reads and no episode of an environment has.
@@ -34,7 +34,7 @@ impl HarnessSection {
         if self.is_built_in() {
             return env;
         }
-        let states = Given::No("an agent outside has no states; use the built-in loop");
+        let states = InputPresence::No("an agent outside has no states; use the built-in loop");
         if !self.is_graded() {
             return Gives {
                 states,
@@ -46,7 +46,7 @@ impl HarnessSection {
              harness.scored_by = \"agent\", or use the built-in loop";
         Gives {
             states,
-            ..Gives::all(Given::No(fix))
+            ..Gives::all(InputPresence::No(fix))
         }
     }
 }
@@ -64,8 +64,8 @@ impl RunPlan {
         let missing = read
             .of_episodes()
             .filter_map(|input| match given.of(input) {
-                Given::No(fix) => Some(self.missing(env, input, fix)),
-                Given::Yes | Given::Maybe => None,
+                InputPresence::No(fix) => Some(self.missing(env, input, fix)),
+                InputPresence::Yes | InputPresence::Maybe => None,
             });
         missing.collect()
     }

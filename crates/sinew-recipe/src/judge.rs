@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 pub(crate) const JUDGE: &str = "judge.";
 
 choice! {
-    /// What a judge sees of an episode.
+    /// The part of an episode that a judge sees.
     JudgeView {
         /// The prompt and the last turn.
         Last = "last",
@@ -27,7 +27,7 @@ choice! {
 }
 
 choice! {
-    /// How a judge decides.
+    /// Kind of a judge's decision.
     JudgeMode {
         /// Yes or no for each item; the value is the weighted share of yes.
         Each = "each",
@@ -82,7 +82,7 @@ pub enum RubricItem {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WeightedItem {
-    /// What a good answer does.
+    /// Criteria of a good answer.
     pub text: String,
     /// Its share of the score, above 0.
     pub weight: f64,
@@ -110,13 +110,13 @@ section! {
         url: String;
         /// Environment variable that has the server's key. Left out: no key is sent.
         key_env: String;
-        /// What a good answer does: a list of items, or a Markdown file with a list.
+        /// Criteria of a good answer: a list of items, or a Markdown file with a list.
         rubric: RubricSource;
-        /// What the judge sees.
+        /// The part of an episode that the judge sees.
         view: JudgeView = JudgeView::Last;
         /// Columns of the task that the judge sees as well, such as `["answer"]`.
         columns: Vec<String> = Vec::new();
-        /// How the judge decides.
+        /// Kind of the judge's decision.
         mode: JudgeMode = JudgeMode::Each;
         /// The worst and the best number of `mode = "scale"`.
         scale: [i64; 2] = [1, 5];

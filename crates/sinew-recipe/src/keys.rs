@@ -26,11 +26,11 @@ pub(crate) struct RecipeKeys {
     /// Seed of tasks, sampling and initialization; `--seed` overrides it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
-    /// Which model is trained.
+    /// The model that is trained.
     #[serde(deserialize_with = "model_or_source")]
     #[schemars(with = "ModelOrSource")]
     model: ModelSection,
-    /// Which world the episodes run in. Left out: `chat`.
+    /// The world that the episodes run in. Left out: `chat`.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -38,7 +38,7 @@ pub(crate) struct RecipeKeys {
     )]
     #[schemars(with = "serde_json::Value")]
     env: Option<EnvSection>,
-    /// What drives the turns of an episode.
+    /// The program that drives the turns of an episode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     harness: Option<HarnessSection>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -57,12 +57,13 @@ pub(crate) struct RecipeKeys {
     judge: Option<JudgesKeys>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rollout: Option<RolloutKeys>,
-    /// How episodes become training signal: an algorithm by name, and what differs from it. Left out: `grpo`.
+    /// The algorithm that turns episodes into training signal: its name, and what differs from it. Left
+    /// out: `grpo`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     algorithm: Option<AlgorithmConfig>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     critic: Option<CriticKeys>,
-    /// What a KL term or DPO compares with; left out: the first weights.
+    /// The model that a KL term or DPO compares with; left out: the first weights.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",

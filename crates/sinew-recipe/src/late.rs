@@ -21,11 +21,11 @@ pub(crate) const LATE: &str = "late";
 pub enum LateNames {
     /// Each with weight 1.
     Names(Vec<String>),
-    /// With their weights. 0: a measurement that is not waited for.
+    /// Names with weights. 0: a measurement that is not waited for.
     Weighted(BTreeMap<String, f64>),
 }
 
-/// What becomes of a group whose rewards come when the policy has moved on.
+/// Fate of a group whose rewards come when the policy has moved on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LateAfter {
@@ -48,7 +48,7 @@ pub struct LateSection {
     #[serde(default = "two_days")]
     #[schemars(range(min = 0.0, max = 31_536_000.0))]
     pub wait_s: f64,
-    /// What becomes of a group that is more than `max_staleness` updates behind the policy: `drop` leaves it
+    /// Fate of a group that is more than `max_staleness` updates behind the policy: `drop` leaves it
     /// out, `offline` trains it, at most one such group for each other group of a step.
     #[serde(default)]
     pub after: LateAfter,

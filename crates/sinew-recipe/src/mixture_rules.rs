@@ -48,8 +48,8 @@ pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
     alphabets(members, rules);
 }
 
-/// One policy has one tokenizer, so that it cannot play a world with its own alphabet and others. The message
-/// names the first environment and the first one that differs from it.
+/// A policy has one tokenizer. An environment with its own alphabet, such as `tiny`, cannot be mixed with
+/// one of another alphabet. The message names the first environment and the first one that differs from it.
 fn alphabets(members: &[EnvMember], rules: &mut Rules) {
     let alphabet = |m: &EnvMember| m.needs().alphabet;
     let Some(first) = members.first() else { return };

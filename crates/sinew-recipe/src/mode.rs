@@ -9,7 +9,7 @@ use crate::{LateAfter, LateSection, RunPlan, StoreKind};
 use sinew_algo::Algorithm;
 
 choice! {
-    /// How generation and training share the time. `sync`: in turns, staleness 0. `one_step_off`: the
+    /// Overlap of generation and training. `sync`: in turns, staleness 0. `one_step_off`: the
     /// episodes of the next step run while one is trained, and new weights wait for them. `async`: episodes
     /// run all the time, and new weights are used from the next token on.
     TrainMode {

@@ -55,7 +55,7 @@ pub enum RewardTerm {
     Weight(f64),
     /// Factor, and limits of the value before it is multiplied.
     Limited(LimitedTerm),
-    /// Of the key `late` alone: rewards that come from outside.
+    /// Rewards that come from outside; only under the key `late`.
     Late(LateSection),
 }
 
@@ -68,7 +68,7 @@ pub struct LimitedTerm {
     /// Lower and upper limit of the value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip: Option<[f64; 2]>,
-    /// Of a reward server: environment variable that has its key. Left out: no key is sent.
+    /// Environment variable with the key of a reward server. Left out: no key is sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_env: Option<String>,
     /// Deadline of one call of a function, of `math`, `tests` and `program`, 0.01 s to a day; of one sample
@@ -79,7 +79,7 @@ pub struct LimitedTerm {
     /// parameters `a` and `b`, compares; at least `rollout.group_size`. Left out: 64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<usize>,
-    /// Of a reward server: maximum samples of one request, 1 to 1024. Left out: 32.
+    /// Maximum samples of one request to a reward server, 1 to 1024. Left out: 32.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<usize>,
 }

@@ -9,7 +9,7 @@ use sinew_algo::GroupRepair;
 use sinew_types::Format;
 
 choice! {
-    /// Which of the episodes that wait begins next.
+    /// The order in which waiting episodes begin.
     Order {
         /// The one that was drawn first.
         Drawn = "drawn",
@@ -19,7 +19,7 @@ choice! {
 }
 
 choice! {
-    /// Which episodes that a session left in flight go on in the next one.
+    /// Episodes in flight at the end of a session that the next one continues.
     ResumeEpisodes {
         /// Those of environments that say they are deterministic.
         Deterministic = "deterministic",
@@ -31,7 +31,7 @@ choice! {
 }
 
 choice! {
-    /// What becomes of stored episodes that wait for training when an environment, a tool or a reward has
+    /// Fate of stored episodes that wait for training when an environment, a tool or a reward has
     /// another version than when they ran.
     Changed {
         /// They are left out, with the reason, and run again.
@@ -44,7 +44,7 @@ choice! {
 }
 
 section! {
-    /// How episodes are run.
+    /// Limits and order of episodes.
     RolloutKeys => RolloutPlan, "rollout" {
         /// Tasks in one step.
         tasks_per_step: usize = 8, in 1 to 65_536;
@@ -61,10 +61,10 @@ section! {
         max_in_flight: usize = 128, in 1 to 65_536;
         /// Maximum number of them whose world is not up yet, at most `max_in_flight`; left out: 64.
         max_starting: usize;
-        /// Which of the episodes that wait begins next, and whose requests the engine prefers. It changes
+        /// The order in which waiting episodes begin, and whose requests the engine prefers. It changes
         /// how long a step takes, never what is sampled.
         order: Order = Order::Drawn;
-        /// How many episodes generate at the same time.
+        /// Number of episodes that generate at the same time.
         admission: AdmissionSection = AdmissionSection::default();
         /// Maximum number of turns of an episode.
         max_turns: u32 = 3, in 1 to 1000;
@@ -96,13 +96,14 @@ section! {
         episode_timeout_s: f64 = 120.0;
         /// Seconds that an episode's score may take.
         score_timeout_s: f64 = 30.0;
-        /// Which episodes that a session left in flight go on in the next one: a new environment gets their
-        /// actions once more, and must answer as the old one did. Not those of programs and live agents.
+        /// Episodes in flight at the end of a session that the next one continues: a new environment gets
+        /// their actions once more, and must answer as the old one did. Not those of programs and live
+        /// agents.
         resume: ResumeEpisodes = ResumeEpisodes::Deterministic;
-        /// What becomes of stored episodes that wait for training when their environment, a tool or a reward
+        /// Fate of stored episodes that wait for training when their environment, a tool or a reward
         /// has another version now.
         changed: Changed = Changed::RunAgain;
-        /// What becomes of groups in which the system failed episodes, step by step, each at most
+        /// Repairs of groups in which the system failed episodes, step by step, each at most
         /// once; the last must be `mask` or `drop_group`. Left out: failed episodes leave, two are
         /// enough to compare.
         repair: Vec<GroupRepair>;
@@ -111,7 +112,7 @@ section! {
     }
 }
 
-/// How many episodes generate at the same time.
+/// Number of episodes that generate at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdmissionSection {

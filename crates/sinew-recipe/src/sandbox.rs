@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 choice! {
-    /// How code is kept apart from the host.
+    /// Isolation of code from the host.
     Level {
         /// A process with namespaces, seccomp and limits.
         Process = "process",
@@ -23,7 +23,7 @@ choice! {
 }
 
 choice! {
-    /// What starts containers.
+    /// The engine that starts containers.
     ContainerEngine {
         /// The first that works: crun, runc, Docker, Podman.
         Auto = "auto",
@@ -35,9 +35,9 @@ choice! {
 }
 
 section! {
-    /// Where the agent's code runs.
+    /// The place where the agent's code runs.
     SandboxKeys => SandboxPlan, "sandbox" {
-        /// How code is kept apart from the host.
+        /// Isolation of code from the host.
         level: Level = Level::Process;
         /// Refuse to run if a protection cannot be enforced on this host.
         strict: bool = false;
@@ -76,7 +76,7 @@ section! {
         volumes: BTreeMap<String, PathBuf> = BTreeMap::new();
         /// Folder of compiled interpreters, for `wasm`.
         wasm_modules: String = ".cache/wasm".into();
-        /// What starts containers, for `container`.
+        /// The engine that starts containers, for `container`.
         container_engine: ContainerEngine = ContainerEngine::Auto;
         /// Socket of the API of Docker or Podman if it is not at the usual place, for `container`.
         container_socket: String;
@@ -85,9 +85,6 @@ section! {
         cpus: f64;
         /// Folder of kernels and roots, for `microvm`.
         microvm_images: String = ".cache/microvm".into();
-        /// For `wasm`: Python programs of a sandbox run one after the other in one interpreter, and
-        /// snapshots and forks hold its memory.
-        live: bool = false;
         /// Folder for a log of each sandbox's requests to the network.
         egress_audit: String;
         /// Rules of the egress proxy; left out: no network.
@@ -276,9 +273,6 @@ fn levels(plan: &RunPlan, rules: &mut Rules) {
         let reason = format!("has an effect at level {levels} only; remove it");
         rules.unused(key, reason, has_effect);
     }
-    let reason =
-        "needs sandbox.level = \"wasm\": elsewhere every program has an interpreter of its own";
-    rules.unused("sandbox.live", reason.into(), wasm);
 }
 
 fn egress(plan: &RunPlan, rules: &mut Rules) {

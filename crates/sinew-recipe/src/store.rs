@@ -3,7 +3,7 @@
 use crate::section::{choice, section};
 
 choice! {
-    /// Where traces are kept.
+    /// The place of traces.
     StoreKind {
         /// In the run's folder; survives the process.
         Disk = "disk",
@@ -13,9 +13,9 @@ choice! {
 }
 
 section! {
-    /// Where traces are kept.
+    /// The place of traces.
     StoreKeys => StorePlan, "store" {
-        /// Where traces are kept.
+        /// The place of traces.
         kind as "type": StoreKind = StoreKind::Disk;
     }
 }

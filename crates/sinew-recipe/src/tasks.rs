@@ -66,7 +66,8 @@ section! {
         weights: BTreeMap<String, f64>;
         /// Order in which tasks are drawn.
         sampling: TaskOrder = TaskOrder::Uniform;
-        /// What `adaptive` follows. `success`: types are drawn by the expected variance of their outcome.
+        /// The signal that `adaptive` follows. `success`: types are drawn by the expected variance of their
+        /// outcome.
         /// `reward`: by the variance of their rewards. `mixed`: by the share of their groups whose rewards
         /// differ. `progress`: by how much their success rate changes, up or down. `aim`: types are levels,
         /// by the numbers in their names; the level is looked for that is solved as often as `target` says.

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 choice! {
-    /// How the learning rate changes over the steps; decay ends with 0 at `train.steps`.
+    /// Schedule of the learning rate over the steps; decay ends with 0 at `train.steps`.
     LrSchedule {
         Constant = "constant",
         Linear = "linear",
@@ -17,11 +17,11 @@ choice! {
 }
 
 section! {
-    /// How weights are changed.
+    /// Updates of the weights.
     TrainKeys => TrainPlan, "train" {
         /// Training steps: batches of episodes.
         steps: u64 = 30, in 1 to 10_000_000;
-        /// How generation and training share the time. `sync`: in turns. `one_step_off`: the episodes of the
+        /// Overlap of generation and training. `sync`: in turns. `one_step_off`: the episodes of the
         /// next step run while one is trained. `async`: episodes run all the time.
         mode: TrainMode = TrainMode::Sync;
         /// Optimizer updates that a sample may be behind the weights when it is trained; older ones are left
@@ -29,7 +29,7 @@ section! {
         max_staleness: u64;
         /// Peak learning rate, above 0.
         learning_rate: f32 = 1e-5;
-        /// How the learning rate changes over the steps; decay ends with 0 at `train.steps`.
+        /// Schedule of the learning rate over the steps; decay ends with 0 at `train.steps`.
         schedule: LrSchedule = LrSchedule::Constant;
         /// Steps in which the learning rate rises from 0; fewer than `train.steps`.
         warmup_steps: u64 = 0;

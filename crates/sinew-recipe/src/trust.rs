@@ -12,7 +12,7 @@ const MAX_PATH: usize = 200;
 const MIN_PATH: usize = 4;
 
 section! {
-    /// What is done about suspicious rewards: signs that an episode got its reward without doing its task.
+    /// Treatment of suspicious rewards: signs that an episode got its reward without doing its task.
     /// `sinew episodes RUN --suspicious` lists them.
     TrustKeys => TrustPlan, "trust" {
         /// Episodes with one of these flags are left out of training, and counted: `solved_too_fast`,

@@ -84,7 +84,7 @@ enum Mode {
 }
 
 /// Kind of a marker in running text.
-enum Found {
+enum MarkerKind {
     /// Start of a call.
     Open,
     /// Text around a list of calls.
@@ -242,19 +242,19 @@ impl TurnParser {
         };
         self.say_upto(at, out);
         match found {
-            Found::Open => self.mode = Mode::Region(Scan::default()),
-            Found::Wrapper => {
+            MarkerKind::Open => self.mode = Mode::Region(Scan::default()),
+            MarkerKind::Wrapper => {
                 self.structured = true;
                 self.buffer.drain(..len);
             }
-            Found::Think if self.said => self.say_upto(len, out),
-            Found::Think => {
+            MarkerKind::Think if self.said => self.say_upto(len, out),
+            MarkerKind::Think => {
                 self.structured = true;
                 self.held.clear();
                 self.buffer.drain(..len);
                 self.mode = Mode::Reasoning;
             }
-            Found::Stray { open } => {
+            MarkerKind::Stray { open } => {
                 let close = self.buffer[..len].to_owned();
                 out.push(TurnDelta::Broken(ToolCallError::Unopened { open, close }));
                 self.say_upto(len, out);
@@ -326,9 +326,9 @@ impl TurnParser {
 
     /// Position, length and kind of the first marker in the buffer. The longer of two markers at one position
     /// counts.
-    fn first_mark(&self) -> Option<(usize, usize, Found)> {
-        let mut best: Option<(usize, usize, Found)> = None;
-        let mut consider = |mark: &str, found: Found| {
+    fn first_mark(&self) -> Option<(usize, usize, MarkerKind)> {
+        let mut best: Option<(usize, usize, MarkerKind)> = None;
+        let mut consider = |mark: &str, found: MarkerKind| {
             if let Some(at) = self.buffer.find(mark)
                 && best.as_ref().is_none_or(|(b, len, _)| {
                     (at, std::cmp::Reverse(mark.len())) < (*b, std::cmp::Reverse(*len))
@@ -338,16 +338,16 @@ impl TurnParser {
             }
         };
         for mark in &self.marks.open {
-            consider(mark, Found::Open);
+            consider(mark, MarkerKind::Open);
         }
         for mark in &self.marks.wrapper {
-            consider(mark, Found::Wrapper);
+            consider(mark, MarkerKind::Wrapper);
         }
         for (open, close) in &self.marks.stray {
-            consider(close, Found::Stray { open: open.clone() });
+            consider(close, MarkerKind::Stray { open: open.clone() });
         }
         if let Some(reasoning) = &self.format.reasoning {
-            consider(&reasoning.open, Found::Think);
+            consider(&reasoning.open, MarkerKind::Think);
         }
         best
     }

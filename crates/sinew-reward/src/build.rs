@@ -72,7 +72,7 @@ pub fn has_deadline(name: &str) -> bool {
 #[derive(Debug)]
 pub struct BuildConfig<'a> {
     /// Rewards that the caller has made, by their names in the recipe, such as judges.
-    pub made: BTreeMap<String, Made>,
+    pub made: BTreeMap<String, BuiltReward>,
     /// Columns of the tasks, for each split.
     pub columns: Vec<Vec<String>>,
     /// Sandboxes for code of the model; only needed if [`needs_sandbox`] is true for a term.
@@ -132,18 +132,18 @@ pub fn build(terms: &[TermSpec<'_>], config: &BuildConfig<'_>) -> Result<Rewards
                 let reward = reward.map_err(refused)?;
                 match spec.is_function() {
                     true => function(reward, spec, config)?,
-                    false => Made::Single(equivalence(reward, spec, config)?),
+                    false => BuiltReward::Single(equivalence(reward, spec, config)?),
                 }
             }
             _ => match config.made.get(spec.name) {
                 Some(made) => made.clone(),
-                None => Made::Single(by_name(spec, config)?),
+                None => BuiltReward::Single(by_name(spec, config)?),
             },
         };
         match made {
-            Made::Single(reward) => single.push(term(name, reward, spec)),
-            Made::Group(reward) => group.push(term(name, reward, spec)),
-            Made::Preference(preference) => {
+            BuiltReward::Single(reward) => single.push(term(name, reward, spec)),
+            BuiltReward::Group(reward) => group.push(term(name, reward, spec)),
+            BuiltReward::Preference(preference) => {
                 let rate = WinRate::new(preference, spec.pairs.unwrap_or(PAIRS));
                 group.push(term(name, Arc::new(rate), spec));
             }
@@ -164,7 +164,7 @@ pub fn build(terms: &[TermSpec<'_>], config: &BuildConfig<'_>) -> Result<Rewards
 
 /// A reward of any kind.
 #[derive(Clone)]
-pub enum Made {
+pub enum BuiltReward {
     /// Reward of one sample.
     Single(Arc<dyn Reward>),
     /// Reward of a group.
@@ -173,7 +173,7 @@ pub enum Made {
     Preference(Arc<dyn Preference>),
 }
 
-impl std::fmt::Debug for Made {
+impl std::fmt::Debug for BuiltReward {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (kind, name) = match self {
             Self::Single(reward) => ("Single", reward.name()),
@@ -279,7 +279,7 @@ fn function(
     reward: PythonReward,
     spec: &TermSpec<'_>,
     config: &BuildConfig<'_>,
-) -> Result<Made, BuildError> {
+) -> Result<BuiltReward, BuildError> {
     let mut compares = true;
     for columns in &config.columns {
         let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
@@ -289,7 +289,7 @@ fn function(
     let given = spec.timeout;
     if compares {
         let reward = reward.with_timeout(given.unwrap_or(TIMEOUT));
-        return Ok(Made::Preference(Arc::new(reward)));
+        return Ok(BuiltReward::Preference(Arc::new(reward)));
     }
     if let Some(pairs) = spec.pairs {
         return Err(refused(format_args!(
@@ -299,10 +299,10 @@ fn function(
     }
     if reward.is_group() {
         let reward = reward.with_timeout(given.unwrap_or(TIMEOUT));
-        return Ok(Made::Group(Arc::new(reward)));
+        return Ok(BuiltReward::Group(Arc::new(reward)));
     }
     let timeout = within(spec, config.score_timeout)?;
-    Ok(Made::Single(Arc::new(reward.with_timeout(timeout))))
+    Ok(BuiltReward::Single(Arc::new(reward.with_timeout(timeout))))
 }
 
 /// Deadline of the score of one sample, which an episode waits for.

@@ -25,7 +25,7 @@ mod unit_tests;
 mod win_rate;
 
 pub use build::{
-    BuildConfig, BuildError, Made, Rewards, TIMEOUT, TermSpec, WORKERS, build, has_deadline,
+    BuildConfig, BuildError, BuiltReward, Rewards, TIMEOUT, TermSpec, WORKERS, build, has_deadline,
     is_function, needs_sandbox, needs_workers,
 };
 pub use named::{NAMES, check, named};

@@ -143,12 +143,12 @@ pub fn named(text: &str) -> Result<Arc<dyn Reward>, SpecError> {
         reason,
     })?;
     let name = spec.name;
-    Ok(Arc::new(Named { name, rule }))
+    Ok(Arc::new(NamedReward { name, rule }))
 }
 
 /// A reward by name.
 #[derive(Debug)]
-struct Named {
+struct NamedReward {
     /// Name without arguments, such as `exact`.
     name: String,
     rule: Rule,
@@ -436,7 +436,7 @@ fn wrong(column: &str, value: &str, allowed: &str) -> Unscored {
     Unscored::new(format!("column {column} is {value}; allowed: {allowed}"))
 }
 
-impl Reward for Named {
+impl Reward for NamedReward {
     fn name(&self) -> &str {
         &self.name
     }

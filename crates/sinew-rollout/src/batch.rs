@@ -27,7 +27,7 @@ pub enum BatchError {
 
 /// An episode that ended and is durable in the store.
 #[derive(Clone, Debug)]
-pub struct Finished {
+pub struct FinishedEpisode {
     /// Valid, with its outcome or the reason of its failure.
     pub trace: Trace,
     /// The store held it already: it was not run.
@@ -49,7 +49,7 @@ pub struct Runner {
     /// The job of each task, for the trace of one that panicked. One that was stopped has none.
     owners: HashMap<Id, (Job, AbortHandle)>,
     /// Episodes that the store held already and that are not reported yet.
-    known: Vec<Finished>,
+    known: Vec<FinishedEpisode>,
     /// Ends a wait.
     wake: Arc<Notify>,
 }
@@ -91,7 +91,7 @@ impl Runner {
             match self.store.get(&spec.episode)? {
                 Some(trace) => {
                     self.forget(&spec.episode);
-                    self.known.push(Finished { trace, known: true });
+                    self.known.push(FinishedEpisode { trace, known: true });
                 }
                 None => self.waiting.push_back((spec, Arc::clone(options))),
             }
@@ -131,7 +131,7 @@ impl Runner {
     pub async fn ended(
         &mut self,
         cancel: &mut watch::Receiver<bool>,
-    ) -> Result<Vec<Finished>, BatchError> {
+    ) -> Result<Vec<FinishedEpisode>, BatchError> {
         if !self.known.is_empty() {
             return Ok(std::mem::take(&mut self.known));
         }
@@ -167,7 +167,7 @@ impl Runner {
         // The others continue while the disk is waited for.
         self.fill();
         let traces = commit(&self.store, traces).await?;
-        let new = |trace| Finished {
+        let new = |trace| FinishedEpisode {
             trace,
             known: false,
         };

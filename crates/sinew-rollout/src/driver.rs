@@ -28,7 +28,7 @@ const TRAIN: &str = "train";
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An episode while it runs.
-struct Running<'a> {
+struct EpisodeRun<'a> {
     parts: &'a EpisodeParts,
     options: &'a EpisodeOptions,
     spec: &'a EpisodeSpec,
@@ -49,13 +49,13 @@ struct Running<'a> {
 }
 
 /// A request of an episode; it is aborted if it is dropped before its end.
-struct Followed<'a> {
+struct EngineRequest<'a> {
     engine: &'a dyn Engine,
     id: RequestId,
     over: bool,
 }
 
-impl Drop for Followed<'_> {
+impl Drop for EngineRequest<'_> {
     fn drop(&mut self) {
         if !self.over {
             self.engine.abort(self.id);
@@ -64,12 +64,12 @@ impl Drop for Followed<'_> {
 }
 
 /// The environment of an episode; it is closed behind an episode that is stopped.
-struct World<'a> {
+struct OpenEnv<'a> {
     env: Option<Box<dyn Env>>,
     episode: &'a EpisodeId,
 }
 
-impl Drop for World<'_> {
+impl Drop for OpenEnv<'_> {
     fn drop(&mut self) {
         // The environment is not closed if there is no runtime, because the process ends then.
         if let (Some(env), Ok(runtime)) = (self.env.take(), Handle::try_current()) {
@@ -78,7 +78,7 @@ impl Drop for World<'_> {
     }
 }
 
-impl World<'_> {
+impl OpenEnv<'_> {
     /// Closes the environment, and waits for that.
     async fn close(mut self) {
         if let Some(env) = self.env.take() {
@@ -116,7 +116,7 @@ pub async fn run_episode(
         log = Some(own);
         saved = earlier.map(|earlier| (all, earlier));
     }
-    let mut running = Running {
+    let mut running = EpisodeRun {
         parts,
         options,
         spec,
@@ -154,7 +154,7 @@ fn failed(e: &EnvError) -> EpisodeEvent {
     }
 }
 
-impl<'a> Running<'a> {
+impl<'a> EpisodeRun<'a> {
     /// Runs the episode from its beginning.
     async fn play(&mut self, machine: &mut EpisodeMachine) {
         let Some(mut world) = self.world(machine) else {
@@ -171,9 +171,9 @@ impl<'a> Running<'a> {
     }
 
     /// A new environment; without one the episode is over.
-    fn world(&self, machine: &mut EpisodeMachine) -> Option<World<'a>> {
+    fn world(&self, machine: &mut EpisodeMachine) -> Option<OpenEnv<'a>> {
         match self.parts.envs.create(&self.spec.task) {
-            Ok(env) => Some(World {
+            Ok(env) => Some(OpenEnv {
                 env: Some(env),
                 episode: &self.spec.episode,
             }),
@@ -484,7 +484,7 @@ impl<'a> Running<'a> {
         id: RequestId,
         events: &mut mpsc::Receiver<EngineEvent>,
     ) -> Result<FinishReason, EpisodeEvent> {
-        let mut request = Followed {
+        let mut request = EngineRequest {
             engine: self.parts.engine.as_ref(),
             id,
             over: false,

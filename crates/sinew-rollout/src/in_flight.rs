@@ -121,7 +121,7 @@ impl SavedEpisode {
 /// Counts of the episodes that earlier sessions left in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Resumed {
+pub struct ResumedCounts {
     /// Episodes that continued, with the tokens that were not sampled again.
     pub episodes: usize,
     pub tokens: usize,
@@ -130,7 +130,7 @@ pub struct Resumed {
     pub tokens_lost: usize,
 }
 
-impl Resumed {
+impl ResumedCounts {
     /// Whether there was none.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -164,7 +164,7 @@ struct State {
     running: HashMap<EpisodeId, Log>,
     /// Episodes of earlier sessions, not begun yet.
     saved: HashMap<EpisodeId, SavedEpisode>,
-    resumed: Resumed,
+    resumed: ResumedCounts,
 }
 
 /// All episodes in flight of a run.
@@ -248,7 +248,7 @@ impl InFlight {
     }
 
     /// Returns the counts of episodes of earlier sessions.
-    pub fn resumed(&self) -> Resumed {
+    pub fn resumed(&self) -> ResumedCounts {
         lock(&self.0).resumed
     }
 }

@@ -5,7 +5,7 @@ use crate::admission::AdmissionConfig;
 use crate::episode::{
     EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo,
 };
-use crate::in_flight::{InFlight, Resumed, SavedEpisode};
+use crate::in_flight::{InFlight, ResumedCounts, SavedEpisode};
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use crate::run_episode;
 use sinew_env::{
@@ -295,10 +295,10 @@ async fn an_episode_that_was_stopped_anywhere_ends_as_if_it_had_not_been() {
             let (ended, more, left) = session.run().await;
             assert_eq!(untimed(ended.unwrap()), whole, "{most} {hangs:?}");
             assert_eq!(sampled + more, all, "{most} {hangs:?}");
-            let expected = Resumed {
+            let expected = ResumedCounts {
                 episodes: usize::from(sampled > 0),
                 tokens: sampled,
-                ..Resumed::default()
+                ..ResumedCounts::default()
             };
             assert_eq!(left.resumed(), expected);
         }
@@ -321,10 +321,10 @@ async fn what_cannot_be_taken_up_starts_again_and_is_counted() {
         change(&mut session);
         session
     };
-    let lost = Resumed {
+    let lost = ResumedCounts {
         restarted: 1,
         tokens_lost: sampled,
-        ..Resumed::default()
+        ..ResumedCounts::default()
     };
     let unsure = |s: &mut Session| s.env.deterministic = false;
     let (ended, more, left) = session(&unsure).run().await;

@@ -36,14 +36,14 @@ mod playback;
 mod replay;
 mod rescore;
 mod sample;
-mod waits;
+mod wait_times;
 
 pub use action::of_tokens as action_of_tokens;
 pub use admission::{
     Admission, AdmissionConfig, AdmissionCore, AdmissionReading, EpisodeKey, Place, PressureConfig,
     Ticket, TurnPlace,
 };
-pub use batch::{BatchError, Finished, Runner};
+pub use batch::{BatchError, FinishedEpisode, Runner};
 pub use driver::run_episode;
 pub use episode::{
     EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, EpisodeSpec, REWARD, RunInfo,
@@ -57,13 +57,16 @@ pub use harness::{
     ProgramConfig, ProgramError, ProgramHarness, Programs, ServiceConfig, ServiceHarness,
     grade_answer,
 };
-pub use in_flight::{InFlight, Resumed, SavedEpisode};
-pub use outlook::{Outlook, OutlookCore, Rank, Took, TurnOrder};
+pub use in_flight::{InFlight, ResumedCounts, SavedEpisode};
+pub use outlook::{LengthEvidence, Outlook, OutlookCore, Rank, TurnOrder};
 pub use parts::{EpisodeOptions, EpisodeParts, Harness};
 pub use playback::{ContextChange, Playback, PlaybackError};
-pub use replay::{Change, Drift, Forked, Replayed, changes, drift, fork, replay, spec_of};
+pub use replay::{
+    ForkedEpisode, PartDrift, ReplayChange, ReplayedEpisode, changes, drift, fork, replay, spec_of,
+};
 pub use rescore::{
-    Changes, ComponentChange, Rescored, TOTAL, outcomes, outcomes_of, rescore, rescored, tasks_of,
+    ComponentChange, EpisodeRescore, ScoreChanges, TOTAL, outcomes, outcomes_of, rescore, rescored,
+    tasks_of,
 };
 pub use sample::reward_sample;
-pub use waits::{Trainer, Waits, Watch};
+pub use wait_times::{TrainerActivity, WaitClock, WaitTimes};

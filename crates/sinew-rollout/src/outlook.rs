@@ -82,7 +82,7 @@ struct Siblings {
 /// Place of an episode that waits: those that are to begin first are the smallest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rank {
-    /// Something is known of its task.
+    /// Whether an episode of this task has ended or runs.
     known: bool,
     expected_s: f64,
 }
@@ -104,7 +104,7 @@ impl PartialOrd for Rank {
 
 /// Evidence from the end of an episode for the length of others.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Took {
+pub enum LengthEvidence {
     /// Length in seconds.
     Seconds(f64),
     /// It was stopped: they take longer than it has.
@@ -138,16 +138,18 @@ impl OutlookCore {
     }
 
     /// An episode that began is over.
-    pub fn ended(&mut self, spec: &EpisodeSpec, took: Took, now_s: f64) {
+    pub fn ended(&mut self, spec: &EpisodeSpec, took: LengthEvidence, now_s: f64) {
         let Some(task) = self.tasks.get_mut(&spec.task.id) else {
             return;
         };
         let began = task.running.remove(&spec.episode);
         let seconds = match (took, began) {
-            (Took::Seconds(seconds), _) => seconds,
-            // It would have taken longer: of use only where less was expected.
-            (Took::Longer, Some(began)) if now_s - began > task.ended.value => now_s - began,
-            (Took::Longer | Took::Failed, _) => return,
+            (LengthEvidence::Seconds(seconds), _) => seconds,
+            // The episode was cut off, so its time is a lower bound: it counts only above the estimate.
+            (LengthEvidence::Longer, Some(began)) if now_s - began > task.ended.value => {
+                now_s - began
+            }
+            (LengthEvidence::Longer | LengthEvidence::Failed, _) => return,
         };
         task.ended.add(seconds);
         self.all.add(seconds);
@@ -226,13 +228,13 @@ impl Default for Outlook {
 
 impl Outlook {
     /// An episode began; it is over when the guard is dropped.
-    pub(crate) fn begin(self: &Arc<Self>, spec: &EpisodeSpec) -> Begun {
+    pub(crate) fn begin(self: &Arc<Self>, spec: &EpisodeSpec) -> RunningEpisode {
         let now_s = self.now_s();
         self.lock().began(spec, now_s);
-        Begun {
+        RunningEpisode {
             outlook: Arc::clone(self),
             spec: spec.clone(),
-            took: Took::Longer,
+            took: LengthEvidence::Longer,
         }
     }
 
@@ -267,23 +269,23 @@ impl Outlook {
 
 /// An episode that runs, until dropped.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub(crate) struct RunningEpisode {
     outlook: Arc<Outlook>,
     spec: EpisodeSpec,
-    took: Took,
+    took: LengthEvidence,
 }
 
-impl Begun {
+impl RunningEpisode {
     /// It came to its end. One that is dropped before was stopped.
     pub(crate) fn ended(mut self, trace: &Trace) {
         self.took = match trace.end {
-            EpisodeEnd::Failed { .. } => Took::Failed,
-            _ => Took::Seconds(trace.timing.total_s),
+            EpisodeEnd::Failed { .. } => LengthEvidence::Failed,
+            _ => LengthEvidence::Seconds(trace.timing.total_s),
         };
     }
 }
 
-impl Drop for Begun {
+impl Drop for RunningEpisode {
     fn drop(&mut self) {
         let now_s = self.outlook.now_s();
         self.outlook.lock().ended(&self.spec, self.took, now_s);
@@ -320,7 +322,7 @@ mod tests {
         for (task, seconds) in [("short", Some(1.0)), ("long", Some(9.0)), ("runs", None)] {
             core.began(&spec(task, 0), 0.0);
             if let Some(seconds) = seconds {
-                core.ended(&spec(task, 0), Took::Seconds(seconds), 0.0);
+                core.ended(&spec(task, 0), LengthEvidence::Seconds(seconds), 0.0);
             }
         }
         let order = |now: f64| {
@@ -338,16 +340,20 @@ mod tests {
         let one = spec("t", 0);
         for seconds in [Some(10.0), None, Some(1.0), Some(1.0), Some(1.0), Some(1.0)] {
             core.began(&one, 0.0);
-            core.ended(&one, seconds.map_or(Took::Failed, Took::Seconds), 99.0);
+            core.ended(
+                &one,
+                seconds.map_or(LengthEvidence::Failed, LengthEvidence::Seconds),
+                99.0,
+            );
         }
         let expected = core.rank(&one, 0.0).expected_s;
         // An episode that was stopped sooner than usual is no evidence, one that was stopped later is.
         core.began(&one, 0.0);
-        core.ended(&one, Took::Longer, 0.5);
+        core.ended(&one, LengthEvidence::Longer, 0.5);
         assert_eq!(core.rank(&one, 0.0).expected_s, expected);
         let mut stopped = OutlookCore::default();
         stopped.began(&one, 0.0);
-        stopped.ended(&one, Took::Longer, 7.0);
+        stopped.ended(&one, LengthEvidence::Longer, 7.0);
         assert_eq!(stopped.rank(&one, 0.0).expected_s, 7.0);
         assert!((1.0..4.0).contains(&expected), "{expected}");
         assert_eq!(core.rank(&spec("other", 0), 0.0).expected_s, expected);
@@ -372,7 +378,9 @@ mod tests {
         let took = [(&long, 90.0), (&short, 10.0)];
         for (spec, seconds) in took {
             outlook.lock().began(spec, 0.0);
-            outlook.lock().ended(spec, Took::Seconds(seconds), 0.0);
+            outlook
+                .lock()
+                .ended(spec, LengthEvidence::Seconds(seconds), 0.0);
         }
         for (order, turns) in [(most, [0, 9]), (fewest, [9, 0])] {
             let of = |spec, turns| outlook.priority(spec, order, turns);
@@ -388,7 +396,7 @@ mod tests {
         for n in 0..REMEMBERED + 10 {
             let one = spec(&format!("t{n}"), 0);
             core.began(&one, 0.0);
-            core.ended(&one, Took::Seconds(1.0), 0.0);
+            core.ended(&one, LengthEvidence::Seconds(1.0), 0.0);
         }
         assert_eq!(core.tasks.len(), REMEMBERED);
         assert_eq!(core.order.len(), REMEMBERED);

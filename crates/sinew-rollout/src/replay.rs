@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// One thing that is not as recorded.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Change {
+pub struct ReplayChange {
     /// Number of the turn before it; 0: the first messages. `None`: the episode as a whole.
     pub turn: Option<u32>,
     /// Name of the field: `tokens`, `messages`, `process_reward`, `state_hash`, `reward`, ...
@@ -29,7 +29,7 @@ pub struct Change {
 
 /// A part of the system that is another one than when the episode was recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Drift {
+pub struct PartDrift {
     /// `environment`, `chat_template`, `tools.NAME`, `kernels` or `sandbox`.
     pub part: String,
     /// Version then; empty: there was none.
@@ -40,13 +40,13 @@ pub struct Drift {
 
 /// An episode that was run again.
 #[derive(Clone, Debug)]
-pub struct Replayed {
+pub struct ReplayedEpisode {
     /// Trace of the new run.
     pub trace: Trace,
     /// Differences, in the order of the episode: the first is where it began.
-    pub changes: Vec<Change>,
+    pub changes: Vec<ReplayChange>,
     /// Parts of other versions.
-    pub drift: Vec<Drift>,
+    pub drift: Vec<PartDrift>,
     /// Number of nodes that were compared.
     pub compared: usize,
     /// Reason why the end was not compared, if so.
@@ -86,7 +86,7 @@ pub async fn replay(
     options: &EpisodeOptions,
     recorded: &Trace,
     task: Task,
-) -> Result<Replayed, PlaybackError> {
+) -> Result<ReplayedEpisode, PlaybackError> {
     let playback = Arc::new(Playback::new(recorded)?);
     let parts = alone(parts, playback.clone());
     // A turn is played as a whole.
@@ -102,7 +102,7 @@ pub async fn replay(
     if changes.is_empty() {
         changes.extend(playback.change().map(context_change));
     }
-    Ok(Replayed {
+    Ok(ReplayedEpisode {
         drift: drift(&recorded.provenance, &trace.provenance),
         changes,
         compared,
@@ -113,11 +113,11 @@ pub async fn replay(
 
 /// An episode that resumes from the middle of another one.
 #[derive(Clone, Debug)]
-pub struct Forked {
+pub struct ForkedEpisode {
     /// The whole episode: recorded turns, then new ones.
     pub trace: Trace,
     /// The first answer of the world before the fork that is not the recorded one, if any.
-    pub change: Option<Change>,
+    pub change: Option<ReplayChange>,
 }
 
 /// Runs an episode again up to its turn `turn`, counted from 1, and lets `engine` resume from there.
@@ -130,7 +130,7 @@ pub async fn fork(
     (recorded, turn): (&Trace, u32),
     spec: &EpisodeSpec,
     engine: Arc<dyn Engine>,
-) -> Result<Forked, PlaybackError> {
+) -> Result<ForkedEpisode, PlaybackError> {
     let playback = Arc::new(Playback::new(recorded)?.then(turn, engine)?);
     let parts = alone(parts, playback.clone());
     let options = EpisodeOptions {
@@ -152,7 +152,7 @@ pub async fn fork(
         }
     }
     let context = playback.change().map(context_change);
-    Ok(Forked {
+    Ok(ForkedEpisode {
         trace,
         change: change.or(context),
     })
@@ -175,8 +175,8 @@ fn shared<'a>(a: &'a Trace, b: &'a Trace) -> impl Iterator<Item = (&'a Node, &'a
     a.nodes.iter().zip(&b.nodes)
 }
 
-fn change(turn: Option<u32>, field: &str, was: impl ToString, is: impl ToString) -> Change {
-    Change {
+fn change(turn: Option<u32>, field: &str, was: impl ToString, is: impl ToString) -> ReplayChange {
+    ReplayChange {
         turn,
         field: field.to_owned(),
         was: was.to_string(),
@@ -184,17 +184,17 @@ fn change(turn: Option<u32>, field: &str, was: impl ToString, is: impl ToString)
     }
 }
 
-fn context_change(at: ContextChange) -> Change {
+fn context_change(at: ContextChange) -> ReplayChange {
     let was = format!("equal for {} tokens", at.equal);
     change(Some(at.turn), "context", was, "another one")
 }
 
-fn messages(was: &Node, is: &Node) -> Change {
+fn messages(was: &Node, is: &Node) -> ReplayChange {
     change(Some(was.turn), "messages", said(was), said(is))
 }
 
 /// Lists the differences between a recording and a new run; `end`: with outcome and end.
-pub fn changes(recorded: &Trace, again: &Trace, end: bool) -> Vec<Change> {
+pub fn changes(recorded: &Trace, again: &Trace, end: bool) -> Vec<ReplayChange> {
     let mut changes = Vec::new();
     for (was, is) in shared(recorded, again) {
         node_changes(was, is, &mut changes);
@@ -212,7 +212,7 @@ pub fn changes(recorded: &Trace, again: &Trace, end: bool) -> Vec<Change> {
     changes
 }
 
-fn node_changes(was: &Node, is: &Node, changes: &mut Vec<Change>) {
+fn node_changes(was: &Node, is: &Node, changes: &mut Vec<ReplayChange>) {
     let turn = Some(was.turn);
     if was.kind != is.kind {
         let kind = |n: &Node| format!("{:?}", n.kind);
@@ -247,7 +247,7 @@ fn said(node: &Node) -> String {
     texts.collect::<Vec<_>>().join("\n")
 }
 
-fn end_changes(recorded: &Trace, again: &Trace, changes: &mut Vec<Change>) {
+fn end_changes(recorded: &Trace, again: &Trace, changes: &mut Vec<ReplayChange>) {
     if recorded.end != again.end {
         let end = |t: &Trace| match &t.end {
             EpisodeEnd::Terminated => "terminated".to_owned(),
@@ -280,11 +280,11 @@ fn end_changes(recorded: &Trace, again: &Trace, changes: &mut Vec<Change>) {
 }
 
 /// Lists the parts whose version differs. Parts that were not recorded are not compared.
-pub fn drift(was: &Provenance, is: &Provenance) -> Vec<Drift> {
+pub fn drift(was: &Provenance, is: &Provenance) -> Vec<PartDrift> {
     let mut found = Vec::new();
     let mut part = |name: &str, was: Option<&str>, is: Option<&str>| {
         if let Some(was) = was.filter(|w| is != Some(*w)) {
-            found.push(Drift {
+            found.push(PartDrift {
                 part: name.to_owned(),
                 was: was.to_owned(),
                 is: is.unwrap_or_default().to_owned(),

@@ -82,7 +82,7 @@ pub async fn outcomes_of(
 
 /// The scores of one episode, before and now.
 #[derive(Clone, Debug)]
-pub struct Rescored {
+pub struct EpisodeRescore {
     pub episode: EpisodeId,
     /// Recorded scores by component; [`TOTAL`] is the weighted sum.
     pub old: BTreeMap<String, f64>,
@@ -110,7 +110,7 @@ fn components(metrics: &BTreeMap<String, f64>, total: f64) -> BTreeMap<String, f
 pub async fn rescore<'a>(
     renderer: &dyn Renderer,
     episodes: Vec<(Trace, Task, &'a dyn Reward)>,
-) -> Vec<Rescored> {
+) -> Vec<EpisodeRescore> {
     let whole =
         |(trace, ..): &(Trace, Task, &dyn Reward)| !matches!(trace.end, EpisodeEnd::Failed { .. });
     let one = |(trace, task, reward): (Trace, Task, &'a dyn Reward)| async move {
@@ -127,7 +127,7 @@ pub async fn rescore<'a>(
             }
             Err(unscored) => (BTreeMap::new(), None, Some(unscored.reason)),
         };
-        Rescored {
+        EpisodeRescore {
             episode: trace.episode,
             old,
             new,
@@ -158,7 +158,7 @@ pub async fn outcomes<'a>(
     scored.buffered(AT_ONCE).collect().await
 }
 
-impl Rescored {
+impl EpisodeRescore {
     /// The records of a source at a time: one of each component and of the success, or one of a missing sum.
     /// [`rescored`] reads them.
     pub fn records(&self, source: &str, at_us: u64) -> Vec<ScoreRecord> {
@@ -253,7 +253,7 @@ impl Sum {
 
 /// Changes of the scores of many episodes, which are added one by one and not kept.
 #[derive(Clone, Debug, Default)]
-pub struct Changes {
+pub struct ScoreChanges {
     /// Old sum, new sum, and number of differences, by component.
     components: BTreeMap<String, (Sum, Sum, usize)>,
     /// Episodes that were added.
@@ -264,9 +264,9 @@ pub struct Changes {
     pub first: Option<String>,
 }
 
-impl Changes {
+impl ScoreChanges {
     /// Adds an episode.
-    pub fn add(&mut self, rescored: &Rescored) {
+    pub fn add(&mut self, rescored: &EpisodeRescore) {
         self.episodes += 1;
         self.unscored += usize::from(rescored.unscored.is_some());
         if self.first.is_none() {
@@ -301,7 +301,7 @@ mod tests {
     use super::*;
 
     fn scores(at_us: u64, unscored: Option<&str>, values: &[(&str, f64)]) -> Vec<ScoreRecord> {
-        let rescored = Rescored {
+        let rescored = EpisodeRescore {
             episode: EpisodeId::new("e"),
             old: BTreeMap::new(),
             new: values.iter().map(|(n, v)| ((*n).into(), *v)).collect(),

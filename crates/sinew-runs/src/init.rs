@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// Kind of project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum ProjectKind {
     /// Rows of a file and a reward function
     Tasks,
     /// An environment in Python
@@ -34,7 +34,7 @@ const SCRATCH_REST: &str = "[rollout]\ntasks_per_step = 6\ngroup_size = 8\nmax_t
 const PRETRAINED_REST: &str = "[rollout]\ntasks_per_step = 8\ngroup_size = 8\nmax_turns = 4\nmax_turn_tokens = 48\n\
     max_context_tokens = 1024\n\n[train]\nsteps = 20\nlearning_rate = 3e-5\nmicro_batch_tokens = 2048\n";
 
-impl Start {
+impl ProjectKind {
     /// Names and texts of the files, without the README.
     fn files(self) -> Vec<(&'static str, &'static str)> {
         let rows = (
@@ -162,7 +162,11 @@ pub enum InitError {
 ///
 /// # Errors
 /// If a file exists already or cannot be written. Files that were written stay.
-pub fn init(folder: &Path, start: Start, model: Option<&str>) -> Result<Vec<String>, InitError> {
+pub fn init(
+    folder: &Path,
+    start: ProjectKind,
+    model: Option<&str>,
+) -> Result<Vec<String>, InitError> {
     let (model, rest, about) = match model {
         None => (
             SCRATCH.to_owned(),
@@ -239,7 +243,7 @@ pub fn init_from(
     );
     let readme = readme(
         folder,
-        &Start::Tasks.steps()[1..],
+        &ProjectKind::Tasks.steps()[1..],
         &about,
         &format!("`{}`", model.unwrap_or(FROM_MODEL)),
     );

@@ -1,6 +1,6 @@
 //! Folders that people see: the project that `sinew init` writes, and the folder of a run.
 //!
-//! [`init()`] writes the files of a [`Start`]; [`init_from`] those for rows that are there, as [`propose`]
+//! [`init()`] writes the files of a [`ProjectKind`]; [`init_from`] those for rows that are there, as [`propose`]
 //! understands them, in the [`Sizes`] that they need. A [`RunDir`] is held by one process at a time; it keeps
 //! the recipe that ran and refuses to resume with another one.
 //!
@@ -11,7 +11,7 @@
 pub mod chain;
 mod copy;
 mod init;
-mod pinned;
+mod pinned_inputs;
 mod place;
 mod propose;
 mod run_dir;
@@ -19,13 +19,13 @@ mod sizes;
 mod token_signals;
 
 pub use copy::{checkpoint_of, copy_before};
-pub use init::{InitError, Start, draft, init, init_from};
-pub use pinned::{Pinned, PinnedWeights};
+pub use init::{InitError, ProjectKind, draft, init, init_from};
+pub use pinned_inputs::{PinnedInputs, PinnedWeights};
 pub use place::wrong_folder;
 pub use propose::{Proposal, ProposeError, answers_of, propose};
 pub use run_dir::{
     COLLECTION, EVALUATION, Resume, RunDir, RunDirError, RunEnd, holds_run, in_use, is_collection,
     process_of, recipe, store_path, summary, write_atomic,
 };
-pub use sizes::{Measured, Sizes, parameters_in_name, sizes};
+pub use sizes::{RecipeMeasures, Sizes, parameters_in_name, sizes};
 pub use token_signals::{TokenSignal, TokenSignals, token_signals};

@@ -81,7 +81,7 @@ pub struct Proposal {
     pub reward: String,
     /// Text of `score.py`, where the reward is a function of it.
     pub code: Option<String>,
-    /// Why, for people.
+    /// The reason, for people.
     pub because: String,
     /// Rows that there are.
     pub rows: usize,

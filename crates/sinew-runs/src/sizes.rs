@@ -18,7 +18,7 @@ const WORDS: usize = 64;
 
 /// The parts of a recipe's rows and model that its sizes follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Measured {
+pub struct RecipeMeasures {
     /// Tokens of the longest prompt.
     pub prompt_tokens: usize,
     /// Tokens that nine of ten answers of the rows have at most.
@@ -44,12 +44,12 @@ pub struct Sizes {
     pub learning_rate: f64,
     /// `train.lora.rank`; `None`: all weights are trained.
     pub lora_rank: Option<usize>,
-    /// Why, a line each.
+    /// Reasons, a line each.
     pub because: Vec<String>,
 }
 
 /// Sizes for a recipe with the reward of `found`.
-pub fn sizes(found: &Proposal, measured: &Measured) -> Sizes {
+pub fn sizes(found: &Proposal, measured: &RecipeMeasures) -> Sizes {
     let answer = measured.answer_tokens;
     let (turn, why) = match found.reward_kind() {
         "exact" => (
@@ -160,24 +160,24 @@ mod tests {
 
     #[test]
     fn sizes_follow_rows_model_and_reward() {
-        let small = Measured {
+        let small = RecipeMeasures {
             prompt_tokens: 150,
             answer_tokens: 200,
             counted: true,
             parameters: Some(135_000_000),
-            ..Measured::default()
+            ..RecipeMeasures::default()
         };
         let worked = sizes(&found("score.py:score"), &small);
         assert_eq!((worked.turn_tokens, worked.context_tokens), (320, 512));
         assert_eq!((worked.learning_rate, worked.lora_rank), (3e-5, None));
-        let number = Measured {
+        let number = RecipeMeasures {
             answer_tokens: 4,
             ..small
         };
         assert_eq!(sizes(&found("number(answer)"), &number).turn_tokens, 256);
         assert_eq!(sizes(&found("choice(answer)"), &number).turn_tokens, 64);
         assert_eq!(sizes(&found("exact(answer)"), &number).turn_tokens, 32);
-        let large = Measured {
+        let large = RecipeMeasures {
             parameters: Some(8_000_000_000),
             thinks: true,
             large: true,

@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use sinew_env::{BUILT_IN, Registry};
 use sinew_recipe::{ChainPlan, RunPlan};
 use sinew_runs::chain::{
-    Begin, ChainDir, ChainError, Handed, Stages, drive, last_line, last_stage, run_folder, table,
+    ChainDir, ChainError, HandedWeights, StageStart, Stages, drive, last_line, last_stage,
+    run_folder, table,
 };
 use std::fs;
 use std::path::Path;
@@ -53,7 +54,7 @@ fn steps(folder: &Path) -> u64 {
 impl Stages for Counting {
     type Error = Died;
 
-    fn begin(&mut self, begin: &Begin<'_>) -> Result<(), Died> {
+    fn begin(&mut self, begin: &StageStart<'_>) -> Result<(), Died> {
         assert_eq!(begin.from.is_some(), begin.at > 0);
         self.call()
     }
@@ -80,9 +81,9 @@ impl Stages for Counting {
         )
     }
 
-    fn weights(&mut self, folder: &Path) -> Result<Handed, Died> {
+    fn weights(&mut self, folder: &Path) -> Result<HandedWeights, Died> {
         self.call()?;
-        Ok(Handed {
+        Ok(HandedWeights {
             checkpoint: "step".into(),
             weights: steps(folder).to_string(),
         })

@@ -26,9 +26,6 @@ pub struct CreateRequest {
     pub env: BTreeMap<String, String>,
     /// Refuse to create the sandbox if a protection is missing.
     pub strict: bool,
-    /// Keep one Python interpreter for all programs. Default: the setting of the snapshot's sandbox, else
-    /// false.
-    pub live: Option<bool>,
     /// Lease in seconds. Each use renews it. Default: the server's lease.
     pub lease_s: Option<f64>,
     /// Network access through the server's egress proxy.

@@ -20,7 +20,7 @@
 use crate::error::EgressError;
 use crate::registry::Egress;
 use sinew_egress::{
-    EgressConfig, Mode, Policy, Proxy, ProxyOptions, Served, SystemResolver, begin_empty,
+    EgressConfig, Mode, Policy, Proxy, ProxyOptions, SessionListener, SystemResolver, begin_empty,
     environment,
 };
 use sinew_sandbox::{
@@ -120,7 +120,12 @@ impl EgressProxy {
     }
 
     /// A session of the proxy for one sandbox of an episode: its own log, quotas and connections.
-    fn open(&self, episode: &str, log: &str, listener: TcpListener) -> Result<Served, EgressError> {
+    fn open(
+        &self,
+        episode: &str,
+        log: &str,
+        listener: TcpListener,
+    ) -> Result<SessionListener, EgressError> {
         let log = self.audit.as_ref().map(|dir| unused(dir, log));
         let log = log.transpose()?;
         let session = self
@@ -296,7 +301,7 @@ impl SandboxProvider for WithEgress {
 /// A sandbox whose session of the proxy ends with it.
 struct Guarded {
     inner: Box<dyn Sandbox>,
-    served: Served,
+    served: SessionListener,
 }
 
 impl Sandbox for Guarded {

@@ -321,12 +321,10 @@ impl Service {
         let defaults = start
             .as_ref()
             .map_or(&self.bounds.limits, |(_, spec, _)| &spec.limits);
-        let was_live = start.as_ref().is_some_and(|(_, spec, _)| spec.live);
         let spec = SandboxSpec {
             limits: request.limits.apply(defaults, &self.bounds.max_limits)?,
             env,
             strict: request.strict,
-            live: request.live.unwrap_or(was_live),
             ..SandboxSpec::default()
         };
         let slot = self.reserve_sandboxes(owner, 1)?;

@@ -15,7 +15,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 
 /// A received body.
 #[derive(Debug)]
-pub(crate) struct Received {
+pub(crate) struct ReceivedBody {
     /// The content, positioned at the start.
     pub(crate) file: File,
     /// `sha256:` and the hash of the content in hexadecimal digits.
@@ -41,7 +41,7 @@ fn format_digest(digest: sha2::Sha256) -> String {
 }
 
 /// Receives a body of at most `max_bytes` into an unnamed file.
-pub(crate) async fn receive(body: Body, max_bytes: usize) -> Result<Received, ApiError> {
+pub(crate) async fn receive(body: Body, max_bytes: usize) -> Result<ReceivedBody, ApiError> {
     let failed = |status, problem: String| ApiError::Body { status, problem };
     let disk = |e: io::Error| failed(StatusCode::INSUFFICIENT_STORAGE, e.to_string());
     let mut state = (spool(&[]).map_err(disk)?, sha2::Sha256::new());
@@ -75,7 +75,7 @@ pub(crate) async fn receive(body: Body, max_bytes: usize) -> Result<Received, Ap
             let (mut file, digest) = state;
             file.rewind().map_err(disk)?;
             let digest = format_digest(digest);
-            return Ok(Received { file, digest });
+            return Ok(ReceivedBody { file, digest });
         }
     }
 }

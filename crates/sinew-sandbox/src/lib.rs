@@ -6,6 +6,8 @@
 //! execution ends in exactly one [`Ending`] before its deadline plus the time of a kill; the result lists the
 //! protections that were really in force; nothing outlives the process that asked for it.
 
+#![warn(missing_docs)]
+
 pub mod archive;
 mod characters;
 pub mod guest;

@@ -85,13 +85,13 @@ const MEASURE_EVERY: u64 = 64;
 /// started on.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 
-type Made = Result<Box<dyn Sandbox>, SandboxError>;
+type NewSandbox = Result<Box<dyn Sandbox>, SandboxError>;
 
 struct State {
     spec: Option<SandboxSpec>,
     ready: VecDeque<Box<dyn Sandbox>>,
     /// Requests that found none ready, first come first served.
-    waiters: VecDeque<oneshot::Sender<Made>>,
+    waiters: VecDeque<oneshot::Sender<NewSandbox>>,
     target: usize,
     last_miss: Instant,
     /// Tasks that make sandboxes now, and the most there were.
@@ -122,7 +122,7 @@ impl std::fmt::Debug for Pool {
 enum Found {
     Ready(Box<dyn Sandbox>),
     /// It will come.
-    Wait(oneshot::Receiver<Made>),
+    Wait(oneshot::Receiver<NewSandbox>),
 }
 
 impl Pool {
@@ -327,7 +327,7 @@ impl Inner {
     }
 }
 
-async fn wait(pool: &Pool, mut made: oneshot::Receiver<Made>) -> Made {
+async fn wait(pool: &Pool, mut made: oneshot::Receiver<NewSandbox>) -> NewSandbox {
     loop {
         match tokio::time::timeout(LOOK_AFTER, &mut made).await {
             Ok(Ok(made)) => return made,

@@ -17,10 +17,6 @@ pub struct SandboxSpec {
     pub strict: bool,
     /// Network that it has.
     pub network: Network,
-    /// Python programs run one after the other in one interpreter: what one defines, the next
-    /// one sees, and snapshots and forks hold its memory. Levels that cannot refuse.
-    #[serde(default)]
-    pub live: bool,
 }
 
 /// Program to run.

@@ -8,7 +8,7 @@
 //! Runs are of one kind if generation and training share the machine in the same way: in turns, or at once.
 
 use crate::measure::Report;
-use crate::plan::record::{Recorded, Step, line};
+use crate::plan::record::{RecordedRun, Step, line};
 use crate::plan::{Mode, Model, Plan, PlanError};
 use crate::{Violation, simulate};
 use serde::Serialize;
@@ -56,13 +56,13 @@ pub struct Updates {
 
 /// A recorded run.
 #[derive(Clone, Debug)]
-pub struct Observed {
+pub struct ObservedRun {
     /// Its folder's name.
     pub name: String,
     /// Sizes, lengths and latencies are its own.
     plan: Plan,
     /// Recorded lengths and times.
-    recorded: Recorded,
+    recorded: RecordedRun,
     /// Mean seconds from one update to the next.
     pub step_s: f64,
     /// Seconds that the engine computed, for each update.
@@ -140,13 +140,13 @@ impl Costs {
     }
 }
 
-impl Observed {
+impl ObservedRun {
     /// Reads the folder of a run with the embedded engine: its recipe, its store and its metrics.
     ///
     /// # Errors
     /// If one of them is missing, or there are fewer than 3 steps.
     pub fn read(run: &Path) -> Result<Self, PlanError> {
-        let recorded = Recorded::read(run)?;
+        let recorded = RecordedRun::read(run)?;
         let name = run.file_name().unwrap_or(run.as_os_str());
         let name = name.to_string_lossy().into_owned();
         let path = run.join("recipe.toml");
@@ -217,7 +217,7 @@ impl Observed {
 }
 
 /// Costs of updates over runs.
-fn updates(runs: &[&Observed]) -> Updates {
+fn updates(runs: &[&ObservedRun]) -> Updates {
     let steps = || runs.iter().flat_map(|r| &r.recorded.steps);
     let count = steps().count().max(1) as f64;
     let tokens: Vec<f64> = runs
@@ -246,7 +246,7 @@ fn updates(runs: &[&Observed]) -> Updates {
 
 /// Work of engines in runs of one kind, and costs that fit all of them: passes follow from costs, and costs
 /// from passes.
-fn work(runs: &[&Observed]) -> Result<(Vec<Work>, Costs), Violation> {
+fn work(runs: &[&ObservedRun]) -> Result<(Vec<Work>, Costs), Violation> {
     let updates = updates(runs);
     let (mut work, mut costs) = (Vec::new(), GUESS);
     for _ in 0..ROUNDS {
@@ -263,10 +263,10 @@ fn work(runs: &[&Observed]) -> Result<(Vec<Work>, Costs), Violation> {
 ///
 /// # Errors
 /// If a simulation does not end.
-pub fn calibrate(runs: &[Observed]) -> Result<Vec<Prediction>, Violation> {
+pub fn calibrate(runs: &[ObservedRun]) -> Result<Vec<Prediction>, Violation> {
     let mut out = Vec::with_capacity(runs.len());
     for overlaps in [false, true] {
-        let kind: Vec<&Observed> = runs.iter().filter(|r| r.overlaps() == overlaps).collect();
+        let kind: Vec<&ObservedRun> = runs.iter().filter(|r| r.overlaps() == overlaps).collect();
         let (work, costs) = work(&kind)?;
         for n in 0..kind.len() {
             out.push(predict(&kind, &work, n, costs)?);
@@ -277,7 +277,7 @@ pub fn calibrate(runs: &[Observed]) -> Result<Vec<Prediction>, Violation> {
 
 /// Predicts the `n`-th run of a kind. The ratios of a single run's costs are those of its kind.
 fn predict(
-    kind: &[&Observed],
+    kind: &[&ObservedRun],
     work: &[Work],
     n: usize,
     ratios: Costs,
@@ -293,7 +293,7 @@ fn predict(
     let others_s = match others.len() >= OTHERS {
         true => {
             let work: Vec<Work> = others.iter().map(|m| work[*m]).collect();
-            let others: Vec<&Observed> = others.iter().map(|m| kind[*m]).collect();
+            let others: Vec<&ObservedRun> = others.iter().map(|m| kind[*m]).collect();
             Some(step_s((Costs::fit(&work, ratios), updates(&others)))?)
         }
         false => None,

@@ -31,16 +31,16 @@ mod search;
 mod world;
 
 pub use advise::advise;
-pub use calibrate::{Costs, Observed, Prediction, Updates, calibrate, median};
+pub use calibrate::{Costs, ObservedRun, Prediction, Updates, calibrate, median};
 pub use check::{Bug, Violation};
 pub use dist::{Dist, Form, Lognormal, MAX_VALUES, Pareto};
 pub use measure::{Cost, Gauge, Percentiles, Report, Tail, Throughput, Utilization, Variant, Work};
-pub use plan::record::Recorded;
+pub use plan::record::RecordedRun;
 pub use plan::{
     Engines, Episode, Fault, FaultKind, Mode, Model, PRESETS, Plan, PlanError, Prices, Rollout,
     Run, Scoring, Store, Tools, Trainer, Weights, preset,
 };
-pub use published::{Claim, Measured, claims};
+pub use published::{Claim, SimulatedClaim, claims};
 pub use report::{svg, text};
 pub use search::{Failure, find, random_plan, replay, shrink};
 

@@ -24,7 +24,7 @@ pub struct Claim {
 
 /// A claim and the simulated figures for it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Measured {
+pub struct SimulatedClaim {
     pub claim: Claim,
     /// Trained episodes a second, compared.
     pub gain: f64,
@@ -84,13 +84,13 @@ impl Claim {
     ///
     /// # Errors
     /// An invariant that does not hold. Presets are plans: a test reads them.
-    pub fn measure(self) -> Result<Measured, Violation> {
+    pub fn measure(self) -> Result<SimulatedClaim, Violation> {
         let run = |name: &str| -> Result<Report, Violation> {
             let plan = plan_of(name).map_err(|e| Violation::new("progress", e.to_string()))?;
             simulate(&plan, false)
         };
         let (ours, theirs) = (run(self.preset)?, run(self.baseline)?);
-        Ok(Measured {
+        Ok(SimulatedClaim {
             claim: self,
             gain: ours.throughput.trained_per_s / theirs.throughput.trained_per_s,
             step_s: ours.tail.step_s.mean,

@@ -100,11 +100,11 @@ pub fn text(report: &Report) -> String {
 }
 
 /// Name of a curve, and its value at a moment.
-type Shown = (&'static str, fn(&Gauge) -> f64);
+type CurveValue = (&'static str, fn(&Gauge) -> f64);
 
 /// Curves over time.
 fn curves(out: &mut String, report: &Report) {
-    let rows: [Shown; 3] = [
+    let rows: [CurveValue; 3] = [
         ("generating", |g| g.generating as f64),
         ("in tools", |g| g.acting as f64),
         ("waiting", |g| g.waiting as f64),

@@ -11,7 +11,7 @@ use sinew_dialect::count_ignored;
 use sinew_grammar::Grammars;
 use sinew_orchestrator::{LateConfig, PipelineError, by_group, settle, shuffled};
 use sinew_pipeline::masks;
-use sinew_pipeline::{Given, SampleSource, Wanted};
+use sinew_pipeline::{GroupRequest, SampleSource, SourceGroups};
 use sinew_render::Renderer;
 use sinew_rollout::rescored;
 use sinew_store::{Filter, StoreError, StoreReader};
@@ -174,7 +174,7 @@ pub struct DatasetSource {
 }
 
 impl SampleSource for DatasetSource {
-    fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError> {
+    fn groups(&mut self, wanted: GroupRequest<'_>) -> Result<SourceGroups, PipelineError> {
         let mut groups = self.data.batch(wanted.seed, wanted.step, wanted.groups);
         let known = masks(self.grammars.as_ref(), &mut groups);
         wanted
@@ -183,9 +183,9 @@ impl SampleSource for DatasetSource {
         let traces: Vec<Trace> = groups.into_iter().flatten().collect();
         let stored = wanted.store.commit_batch(&traces);
         stored.map_err(PipelineError::system)?;
-        Ok(Given {
+        Ok(SourceGroups {
             groups: by_group(traces),
-            ..Given::default()
+            ..SourceGroups::default()
         })
     }
 }

@@ -15,7 +15,7 @@ use crate::pool_source::stored_step;
 use sinew_algo::Columns;
 use sinew_env::{Action, CallNotation, EnvError, EnvFactory, Split, Taskset};
 use sinew_orchestrator::{PipelineError, TaskDraws};
-use sinew_pipeline::{Given, SampleSource, Wanted};
+use sinew_pipeline::{GroupRequest, SampleSource, SourceGroups};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeSpec, RunInfo, action_of_tokens};
 use sinew_types::{
@@ -77,7 +77,7 @@ impl From<Vec<Message>> for Context {
 }
 
 /// The messages of a gold run.
-struct Said {
+struct GoldRun {
     /// One, and one more after each step that took what came before out of the model's context.
     contexts: Vec<Context>,
     /// Tools that the chat template shows.
@@ -96,7 +96,7 @@ const TURNS: &str = "the gold run takes more than rollout.max_turns";
 const RENDER: &str = "the gold run cannot be rendered within rollout.max_context_tokens";
 const READ_BACK: &str = "the model's notation of the gold run reads back as something else";
 
-impl Said {
+impl GoldRun {
     /// Adds messages to what the model sees.
     fn hear(&mut self, messages: Vec<Message>) {
         if let Some(context) = self.contexts.last_mut() {
@@ -242,11 +242,15 @@ impl GoldRuns {
     }
 
     /// Plays `actions` in a separate world, which is closed in any case.
-    async fn in_world(&self, spec: &EpisodeSpec, actions: Vec<Action>) -> Result<Said, EnvError> {
+    async fn in_world(
+        &self,
+        spec: &EpisodeSpec,
+        actions: Vec<Action>,
+    ) -> Result<GoldRun, EnvError> {
         let mut env = self.envs.create(&spec.task)?;
         let played = async {
             let reset = env.reset().await?;
-            let mut said = Said {
+            let mut said = GoldRun {
                 contexts: vec![reset.messages.into()],
                 tools: reset.tools,
                 calls: reset.calls,
@@ -271,14 +275,14 @@ impl GoldRuns {
             said.outcome = env.score().await?;
             Ok(said)
         };
-        let played: Result<Said, EnvError> = played.await;
+        let played: Result<GoldRun, EnvError> = played.await;
         let closed = env.close().await;
         let said = played?;
         closed.map(|()| said)
     }
 
     /// Whether the tokens of each turn mean what the gold policy did.
-    fn reads_back(&self, trace: &Trace, said: &Said) -> bool {
+    fn reads_back(&self, trace: &Trace, said: &GoldRun) -> bool {
         let turns = trace.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
         let mut same = turns.zip(&said.actions).map(|(node, action)| {
             let renderer = self.renderer.as_ref();
@@ -340,7 +344,7 @@ impl GoldSource {
     /// Plays the draws of a step that are not stored yet, in the order of their draws.
     fn play(
         &mut self,
-        wanted: &Wanted<'_>,
+        wanted: &GroupRequest<'_>,
         known: &BTreeSet<u64>,
     ) -> Result<Vec<Trace>, PipelineError> {
         let (seed, first) = (wanted.seed, (wanted.step - 1) * wanted.groups as u64);
@@ -376,7 +380,7 @@ impl GoldSource {
 }
 
 impl SampleSource for GoldSource {
-    fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError> {
+    fn groups(&mut self, wanted: GroupRequest<'_>) -> Result<SourceGroups, PipelineError> {
         let stored = stored_step(wanted.store, wanted.step, wanted.groups as u64)?;
         let known: BTreeSet<u64> = stored.iter().map(|t| t.origin.draw).collect();
         let played = self.play(&wanted, &known)?;
@@ -391,7 +395,7 @@ impl SampleSource for GoldSource {
         let new: Vec<Trace> = good.into_iter().flatten().chain(bad).collect();
         let written = wanted.store.commit_batch(&new);
         written.map_err(PipelineError::system)?;
-        let mut given = Given::default();
+        let mut given = SourceGroups::default();
         for trace in new.into_iter().chain(stored) {
             match unused(&trace) {
                 None => given.groups.push(vec![trace]),

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 /// Leases that a step took, with the names of their rows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Taken {
+pub(crate) struct StepLeases {
     pub(crate) step: u64,
     pub(crate) leases: Vec<(u64, Vec<String>)>,
     /// Rows that were stored for the step, and went to another trainer before they were trained.
@@ -38,7 +38,7 @@ impl Ledger {
     ///
     /// # Errors
     /// If the file cannot be read.
-    pub(crate) fn taken(&self, step: u64) -> Result<Option<Taken>, PipelineError> {
+    pub(crate) fn taken(&self, step: u64) -> Result<Option<StepLeases>, PipelineError> {
         let text = self.text()?;
         Ok(lines(&text).rev().find(|t| t.step == step))
     }
@@ -69,7 +69,7 @@ impl Ledger {
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub(crate) fn note(&self, taken: &Taken) -> Result<(), PipelineError> {
+    pub(crate) fn note(&self, taken: &StepLeases) -> Result<(), PipelineError> {
         let mut file = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -84,6 +84,6 @@ impl Ledger {
 }
 
 /// The lines of a file. A line that a crash cut does not count: its rows were not stored.
-fn lines(text: &str) -> impl DoubleEndedIterator<Item = Taken> {
+fn lines(text: &str) -> impl DoubleEndedIterator<Item = StepLeases> {
     text.lines().filter_map(|l| serde_json::from_str(l).ok())
 }

@@ -26,15 +26,15 @@
 //! | `dataset` | demonstrations, pairs, and episodes of another run, all read at the start |
 //! | `gold` | runs of the gold policy, played step by step |
 //! | `pool_client`, `pool_source` | requests to a pool, and what a step leases of it |
-//! | `queue_source`, `holds` | the same of a queue, and its rows until their update is committed |
+//! | `queue_source`, `lease_renewal` | the same of a queue, and its rows until their update is committed |
 //! | `intake` | rollouts of agents put together to groups, pure |
 //! | `live_feed`, `live_source`, `live_late` | from the gateway to a step, with rewards that come later |
 //! | `ledger` | what a step leased, written before it is used |
 
 mod dataset;
 mod gold;
-mod holds;
 mod intake;
+mod lease_renewal;
 mod ledger;
 mod live_feed;
 mod live_late;

@@ -2,7 +2,7 @@
 
 use crate::intake::{FinishedRollout, Intake, IntakeBatch, IntakeConfig, UNSCORED};
 use sinew_orchestrator::{BEHIND, PipelineError};
-use sinew_pipeline::Given;
+use sinew_pipeline::SourceGroups;
 use sinew_store::{Filter, TraceStore};
 use sinew_types::{EpisodeId, GroupId, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet};
@@ -250,7 +250,7 @@ pub(crate) fn read(
 
 /// Adds rollouts that are not trained; those without a score, and those that are too old, are counted with
 /// their first cause.
-pub(crate) fn note(given: &mut Given, dropped: BTreeMap<EpisodeId, String>) {
+pub(crate) fn note(given: &mut SourceGroups, dropped: BTreeMap<EpisodeId, String>) {
     let counted = |why: &str| why.starts_with(UNSCORED) || why.starts_with(BEHIND);
     let left_out = dropped.iter().filter(|(_, why)| counted(why));
     given

@@ -1,7 +1,7 @@
 //! Live rollouts whose rewards come from outside, perhaps a day after their end.
 //!
 //! ```text
-//! finished -> a whole group -> shelf -> its scores are in the store -> a step
+//! finished -> a whole group -> waits -> its scores are in the store -> a step
 //!                                    -> its time is up, or too many wait -> left out, with the reason
 //! ```
 //!
@@ -9,8 +9,8 @@
 //! after a restart.
 
 use crate::live_feed::{Feed, note, read};
-use sinew_orchestrator::{Look, PipelineError, Settled, Shelf};
-use sinew_pipeline::{Given, Late, Wanted};
+use sinew_orchestrator::{CollectRequest, CollectedGroups, PipelineError, WaitingGroups};
+use sinew_pipeline::{GroupRequest, LateRewards, SourceGroups};
 use sinew_types::{EpisodeId, GroupId};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -23,15 +23,15 @@ const MAX_DROPPED: usize = 65_536;
 
 /// Groups between their last rollout and their rewards.
 pub(crate) struct LateGroups {
-    late: Late,
-    shelf: Shelf,
+    late: LateRewards,
+    groups: WaitingGroups,
 }
 
 /// Groups of a step so far.
 #[derive(Default)]
-struct Step {
-    given: Given,
-    /// Names of its groups: two of one name would be read back as one.
+struct StepGroups {
+    given: SourceGroups,
+    /// Names of its groups, each once: the store would return two groups of one name as one.
     names: BTreeSet<GroupId>,
     /// Groups of it that are further behind the policy than allowed.
     old: usize,
@@ -40,19 +40,19 @@ struct Step {
 }
 
 impl LateGroups {
-    pub(crate) fn new(late: Late) -> Self {
-        let shelf = Shelf::new(late.config.clone());
-        Self { late, shelf }
+    pub(crate) fn new(late: LateRewards) -> Self {
+        let groups = WaitingGroups::new(late.config.clone());
+        Self { late, groups }
     }
 
     /// Groups that wait.
     pub(crate) fn waiting(&self) -> usize {
-        self.shelf.waiting()
+        self.groups.waiting()
     }
 
     /// Their episodes.
     pub(crate) fn episodes(&self) -> Vec<EpisodeId> {
-        self.shelf.episodes().cloned().collect()
+        self.groups.episodes().cloned().collect()
     }
 
     /// The groups of a step: waits until so many have their rewards, or agents are silent and no
@@ -63,13 +63,13 @@ impl LateGroups {
     pub(crate) fn groups(
         &mut self,
         feed: &Feed,
-        wanted: &mut Wanted<'_>,
-    ) -> Result<Given, PipelineError> {
-        let mut step = Step::default();
+        wanted: &mut GroupRequest<'_>,
+    ) -> Result<SourceGroups, PipelineError> {
+        let mut step = StepGroups::default();
         let total = wanted.groups * feed.group_size();
         loop {
-            self.shelve(feed, wanted, &mut step)?;
-            self.look(wanted, &mut step)?;
+            self.add_whole(feed, wanted, &mut step)?;
+            self.take_ready(wanted, &mut step)?;
             if self.is_over(feed, wanted.groups, &step) {
                 return Ok(step.given);
             }
@@ -83,42 +83,46 @@ impl LateGroups {
     }
 
     /// Whole groups begin to wait.
-    fn shelve(
+    fn add_whole(
         &mut self,
         feed: &Feed,
-        wanted: &Wanted<'_>,
-        step: &mut Step,
+        wanted: &GroupRequest<'_>,
+        step: &mut StepGroups,
     ) -> Result<(), PipelineError> {
         let batch = feed.drained(wanted.learner.version());
         note(&mut step.given, batch.dropped);
         for group in batch.groups {
-            self.shelf.add_another(&read(wanted.store, &group)?);
+            self.groups.add_another(&read(wanted.store, &group)?);
         }
         Ok(())
     }
 
     /// Takes the scores that came, and the groups that are ready with them.
-    fn look(&mut self, wanted: &Wanted<'_>, step: &mut Step) -> Result<(), PipelineError> {
+    fn take_ready(
+        &mut self,
+        wanted: &GroupRequest<'_>,
+        step: &mut StepGroups,
+    ) -> Result<(), PipelineError> {
         self.late.scores.take(wanted.store, false)?;
         let fresh = step.given.groups.len() - step.old;
-        let look = Look {
+        let request = CollectRequest {
             now_s: self.late.scores.now_s(),
             version: wanted.learner.version().0,
             most: wanted.groups - step.given.groups.len(),
             given: (fresh, step.old),
             names: &step.names,
         };
-        let mut found = self.shelf.look(wanted.store, look)?;
-        self.shelf.bound(&mut found);
-        let Settled {
+        let mut found = self.groups.collect(wanted.store, request)?;
+        self.groups.bound(&mut found);
+        let CollectedGroups {
             groups,
             dropped,
             old,
             held,
-            room: _,
+            may_begin: _,
         } = found;
         let given = groups.iter().flatten().map(|t| &t.episode);
-        self.shelf.settled(given.chain(dropped.keys()));
+        self.groups.settled(given.chain(dropped.keys()));
         let outcomes = groups.iter().flatten();
         let outcomes = outcomes.map(|t| (t.episode.clone(), t.outcome.clone()));
         step.given.outcomes.extend(outcomes);
@@ -133,7 +137,7 @@ impl LateGroups {
     }
 
     /// Whether a step continues with what it has.
-    fn is_over(&self, feed: &Feed, wanted: usize, step: &Step) -> bool {
+    fn is_over(&self, feed: &Feed, wanted: usize, step: &StepGroups) -> bool {
         let (groups, dropped) = (step.given.groups.len(), step.given.dropped.len());
         let missing = wanted.saturating_sub(groups);
         // A step that reports why nothing is trained is better than a wait without end.
@@ -141,7 +145,7 @@ impl LateGroups {
         let clash = groups > 0 && step.held >= missing;
         // Groups that are ready but were not given are too old or share a name with another: the next step
         // takes them.
-        let silent = feed.is_idle() && self.shelf.pending() == 0;
+        let silent = feed.is_idle() && self.groups.pending() == 0;
         missing == 0 || clash || fruitless || silent || dropped >= MAX_DROPPED
     }
 }

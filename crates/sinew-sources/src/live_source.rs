@@ -4,12 +4,12 @@
 //! reports it here. Rollouts in the store that no commit of an update names are still to be trained. A
 //! resumed session begins with them, so that a crash loses no rollout and trains none twice.
 //!
-//! If rewards come from outside, whole groups wait for them on a shelf (`live_late.rs`).
+//! If rewards come from outside, whole groups wait for them in memory (`live_late.rs`).
 
 use crate::live_feed::{Feed, LiveRollouts, note, read};
 use crate::live_late::LateGroups;
 use sinew_orchestrator::PipelineError;
-use sinew_pipeline::{Given, Late, SampleSource, Wanted};
+use sinew_pipeline::{GroupRequest, LateRewards, SampleSource, SourceGroups};
 use sinew_types::EpisodeId;
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -50,7 +50,7 @@ impl LiveSource {
     }
 
     /// The same, with groups that wait for rewards from outside.
-    pub fn with_late(self, late: Late) -> Self {
+    pub fn with_late(self, late: LateRewards) -> Self {
         Self {
             late: Some(LateGroups::new(late)),
             ..self
@@ -59,7 +59,7 @@ impl LiveSource {
 }
 
 impl SampleSource for LiveSource {
-    fn groups(&mut self, mut wanted: Wanted<'_>) -> Result<Given, PipelineError> {
+    fn groups(&mut self, mut wanted: GroupRequest<'_>) -> Result<SourceGroups, PipelineError> {
         let Some(mut late) = self.late.take() else {
             return self.whole_groups(wanted);
         };
@@ -86,8 +86,8 @@ impl SampleSource for LiveSource {
 
 impl LiveSource {
     /// Groups that have their rewards when they are whole.
-    fn whole_groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError> {
-        let mut given = Given::default();
+    fn whole_groups(&mut self, wanted: GroupRequest<'_>) -> Result<SourceGroups, PipelineError> {
+        let mut given = SourceGroups::default();
         let mut names = BTreeSet::new();
         loop {
             let missing = wanted.groups - given.groups.len();

@@ -1,11 +1,11 @@
 //! The data pool as a source: groups are leased, stored here, then acknowledged.
 
-use crate::ledger::{Ledger, Taken};
+use crate::ledger::{Ledger, StepLeases};
 use crate::pool_client::PoolClient;
 use serde_json::{Value, json};
 use sinew_algo::{Algorithm, Columns};
 use sinew_orchestrator::{PipelineError, by_group};
-use sinew_pipeline::{Given, SampleSource, Wanted};
+use sinew_pipeline::{GroupRequest, SampleSource, SourceGroups};
 use sinew_pool::schema::Kind;
 use sinew_pool::{Entry, PassedOver};
 use sinew_store::{Filter, TraceStore};
@@ -102,15 +102,15 @@ impl PoolSource {
     /// Draws up to `groups` groups of trajectories for a step: as many as come in time, none if the pool
     /// stays empty. Groups that the algorithm cannot use go to the pool's quarantine, with the reason. The
     /// others belong to the run once it has stored and acknowledged them.
-    fn draw(&self, wanted: &Wanted<'_>) -> Result<Vec<Trace>, PipelineError> {
+    fn draw(&self, wanted: &GroupRequest<'_>) -> Result<Vec<Trace>, PipelineError> {
         let step = wanted.step;
         if let Some(before) = self.ledger.taken(step)? {
             // Entries that were given out but never stored go back to the pool before anything is drawn.
             self.give_back(&before)?;
         }
-        let mut taken = Taken {
+        let mut taken = StepLeases {
             step,
-            ..Taken::default()
+            ..StepLeases::default()
         };
         let (mut traces, mut drawn) = (Vec::new(), 0);
         let begun = Instant::now();
@@ -163,7 +163,7 @@ impl PoolSource {
     /// A lease on groups that are missing, and what it gives; 0 and nothing if none is ready.
     fn lease(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &GroupRequest<'_>,
         drawn: usize,
     ) -> Result<(u64, Vec<Vec<Trace>>), PipelineError> {
         let step = wanted.step.wrapping_mul(65_537);
@@ -198,7 +198,7 @@ impl PoolSource {
     }
 
     /// Ends the leases of a step that is taken anew.
-    fn give_back(&self, taken: &Taken) -> Result<(), PipelineError> {
+    fn give_back(&self, taken: &StepLeases) -> Result<(), PipelineError> {
         for (lease, ids) in &taken.leases {
             let body = json!({"lease": lease, "ids": ids});
             self.client.call("POST", "/pool/release", &body)?;
@@ -252,7 +252,7 @@ pub(crate) fn stored_step(
 }
 
 impl SampleSource for PoolSource {
-    fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError> {
+    fn groups(&mut self, wanted: GroupRequest<'_>) -> Result<SourceGroups, PipelineError> {
         let mut traces = stored_step(wanted.store, wanted.step, wanted.groups as u64)?;
         if traces.is_empty() {
             traces = self.draw(&wanted)?;
@@ -275,7 +275,7 @@ impl SampleSource for PoolSource {
             true => BTreeSet::new(),
             false => self.acknowledge(wanted.step)?,
         };
-        let mut given = Given::default();
+        let mut given = SourceGroups::default();
         for group in by_group(traces) {
             let reason = match unusable(wanted.algorithm, &group) {
                 _ if group.iter().any(|t| lost.contains(&t.episode)) => {

@@ -8,16 +8,17 @@
 //! that resumes in time still holds them; one that resumes too late leaves out the rows that another trainer
 //! has taken. An episode that the store has is not trained a second time, whatever the queue reports.
 
-use crate::holds::{Holds, Lease, now_ms};
-use crate::ledger::{Ledger, Taken};
+use crate::lease_renewal::{Lease, LeaseRenewal, now_ms};
+use crate::ledger::{Ledger, StepLeases};
 use crate::pool_source::{stored_step, unusable};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sinew_orchestrator::{PipelineError, by_group};
-use sinew_pipeline::{Given, SampleSource, Wanted};
+use sinew_pipeline::{GroupRequest, SampleSource, SourceGroups};
 use sinew_store::StoreError;
 use sinew_store::queue::{
-    Ask, Done, LeaseId, Leased, MAX_CALL_ROWS, Queue, Sample, Take, episode, trainer_consumer,
+    AckedRow, LeaseId, LeasedRow, MAX_CALL_ROWS, Queue, RowRequest, RowSelection, Sample, episode,
+    trainer_consumer,
 };
 use sinew_types::{EpisodeId, GroupId, Origin, Trace};
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,7 +59,7 @@ pub struct QueueSource {
     /// Names this session in leases.
     holder: String,
     /// Keeps what is leased until it is committed.
-    holds: Holds,
+    holds: LeaseRenewal,
     /// Rows that each step took; a file in the run's folder.
     ledger: Ledger,
     /// The steps in which each row went to another trainer.
@@ -69,7 +70,7 @@ pub struct QueueSource {
 
 /// Rows that an update consumes, as its commit records them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Consumed {
+struct ConsumedRows {
     consumer: String,
     leases: Vec<Lease>,
 }
@@ -99,7 +100,7 @@ impl QueueSource {
         let name = config.run_dir.file_name().unwrap_or_default();
         let holder = format!("{:.64}", name.to_string_lossy());
         let names = (config.consumer.clone(), holder.clone());
-        let holds = Holds::new(Arc::clone(&queue), names, config.lease);
+        let holds = LeaseRenewal::new(Arc::clone(&queue), names, config.lease);
         let ledger = Ledger::new(config.run_dir.join("queue.jsonl"));
         Ok(Self {
             holder,
@@ -114,15 +115,15 @@ impl QueueSource {
 
     /// Up to so many groups for a step: as many as come in time, none if the queue stays empty. Groups that
     /// cannot be used are given back with the reason, and are dead after a few times.
-    fn draw(&self, wanted: &mut Wanted<'_>) -> Result<Vec<Trace>, PipelineError> {
+    fn draw(&self, wanted: &mut GroupRequest<'_>) -> Result<Vec<Trace>, PipelineError> {
         let step = wanted.step;
         if let Some(before) = self.ledger.taken(step)? {
             // Rows that were given out but never stored go back to the queue before anything is drawn.
             self.give_back(&before)?;
         }
-        let mut taken = Taken {
+        let mut taken = StepLeases {
             step,
-            ..Taken::default()
+            ..StepLeases::default()
         };
         let (mut traces, begun) = (Vec::new(), Instant::now());
         while taken.leases.len() < wanted.groups {
@@ -155,13 +156,13 @@ impl QueueSource {
     }
 
     /// A lease on one whole group; `None` if none is ready.
-    fn lease(&self) -> Result<Option<(LeaseId, Vec<Leased>)>, PipelineError> {
-        let ask = Ask {
+    fn lease(&self) -> Result<Option<(LeaseId, Vec<LeasedRow>)>, PipelineError> {
+        let ask = RowRequest {
             consumer: self.config.consumer.clone(),
             holder: self.holder.clone(),
             ttl_ms: self.config.lease.as_millis() as u64,
             // One group is given although it is larger than a byte, and no second one.
-            take: Take::Sample(Sample {
+            take: RowSelection::Sample(Sample {
                 bytes: 1,
                 whole_groups: true,
                 ..Sample::rows(MAX_CALL_ROWS)
@@ -175,9 +176,9 @@ impl QueueSource {
     /// run has them already.
     fn group(
         &self,
-        wanted: &Wanted<'_>,
+        wanted: &GroupRequest<'_>,
         lease: LeaseId,
-        rows: Vec<Leased>,
+        rows: Vec<LeasedRow>,
         place: u64,
     ) -> Result<Option<Vec<Trace>>, PipelineError> {
         let consumer = &self.config.consumer;
@@ -188,11 +189,11 @@ impl QueueSource {
             stored.is_ok_and(|trace| trace.is_some())
         });
         if known {
-            let done: Vec<Done> = keys.iter().map(Done::of).collect();
+            let done: Vec<AckedRow> = keys.iter().map(AckedRow::of).collect();
             self.queue.ack(consumer, lease, &done).map_err(lost)?;
             return Ok(None);
         }
-        let own = |row: &Leased| own(row, self.own_id(&row.key, step), place);
+        let own = |row: &LeasedRow| own(row, self.own_id(&row.key, step), place);
         let made: Result<Vec<Trace>, StoreError> = rows.iter().map(own).collect();
         let reason = match &made {
             Err(error) => Some(error.to_string()),
@@ -214,7 +215,7 @@ impl QueueSource {
     }
 
     /// Reason why a group cannot be trained, whatever else is in the batch.
-    fn unusable(&self, wanted: &Wanted<'_>, group: &Vec<Trace>) -> Option<String> {
+    fn unusable(&self, wanted: &GroupRequest<'_>, group: &Vec<Trace>) -> Option<String> {
         let least = self.config.min_group;
         if group.len() < least {
             let has = group.len();
@@ -243,7 +244,7 @@ impl QueueSource {
     }
 
     /// Ends the leases of a step that is taken anew.
-    fn give_back(&self, taken: &Taken) -> Result<(), PipelineError> {
+    fn give_back(&self, taken: &StepLeases) -> Result<(), PipelineError> {
         self.holds.set(Vec::new());
         for (lease, keys) in &taken.leases {
             let lease = LeaseId(*lease);
@@ -255,12 +256,12 @@ impl QueueSource {
 
     /// Makes sure of the rows of a step for `ttl`, and writes down what has changed of them. Returns what the
     /// step holds, with all rows that went to another trainer of this name, and how many of these did now.
-    fn hold(&mut self, step: u64, ttl: Duration) -> Result<(Taken, usize), PipelineError> {
+    fn hold(&mut self, step: u64, ttl: Duration) -> Result<(StepLeases, usize), PipelineError> {
         self.holds.set(Vec::new());
         let before = self.ledger.taken(step)?.unwrap_or_default();
         let kept = self.holds.keep(&before.leases, ttl).map_err(lost)?;
         let now = kept.lost.len();
-        let taken = Taken {
+        let taken = StepLeases {
             step,
             leases: kept.leases,
             lost: [before.lost.clone(), kept.lost].concat(),
@@ -276,7 +277,7 @@ impl QueueSource {
 }
 
 /// The episode of a row under the name that it has in the run's own store.
-fn own(row: &Leased, id: EpisodeId, draw: u64) -> Result<Trace, StoreError> {
+fn own(row: &LeasedRow, id: EpisodeId, draw: u64) -> Result<Trace, StoreError> {
     let trace = episode(row)?;
     let group = match row.group.as_str() {
         "" => &row.key,
@@ -310,7 +311,7 @@ fn refused(error: StoreError) -> PipelineError {
 }
 
 impl SampleSource for QueueSource {
-    fn groups(&mut self, mut wanted: Wanted<'_>) -> Result<Given, PipelineError> {
+    fn groups(&mut self, mut wanted: GroupRequest<'_>) -> Result<SourceGroups, PipelineError> {
         let mut traces = stored_step(wanted.store, wanted.step, wanted.groups as u64)?;
         if traces.is_empty() {
             traces = self.draw(&mut wanted)?;
@@ -321,7 +322,7 @@ impl SampleSource for QueueSource {
         self.holds.set(taken.leases);
         let own = |key: &String| self.own_id(key, wanted.step);
         let lost: BTreeSet<EpisodeId> = taken.lost.iter().map(own).collect();
-        let mut given = Given::default();
+        let mut given = SourceGroups::default();
         for group in by_group(traces) {
             let reason = match unusable(wanted.algorithm, &group) {
                 _ if group.iter().any(|t| lost.contains(&t.episode)) => {
@@ -353,7 +354,7 @@ impl SampleSource for QueueSource {
         if taken.leases.is_empty() {
             return Ok(None);
         }
-        let consumed = Consumed {
+        let consumed = ConsumedRows {
             consumer: self.config.consumer.clone(),
             leases: taken.leases,
         };
@@ -362,9 +363,10 @@ impl SampleSource for QueueSource {
     }
 
     fn committed(&mut self, consumed: &Value) -> Result<(), PipelineError> {
-        let consumed: Consumed = Consumed::deserialize(consumed).map_err(PipelineError::system)?;
+        let consumed: ConsumedRows =
+            ConsumedRows::deserialize(consumed).map_err(PipelineError::system)?;
         for (lease, keys) in consumed.leases {
-            let done: Vec<Done> = keys.iter().map(Done::of).collect();
+            let done: Vec<AckedRow> = keys.iter().map(AckedRow::of).collect();
             let acked = self.queue.ack(&consumed.consumer, LeaseId(lease), &done);
             let acked = acked.map_err(lost)?;
             if let Some(first) = acked.lost.first() {

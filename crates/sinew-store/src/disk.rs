@@ -9,7 +9,7 @@ use crate::codec::{self, Mark};
 use crate::damage::Recovery;
 use crate::error::{StoreError, guard};
 use crate::gc;
-use crate::group::{self, Group, Ticket};
+use crate::group::{self, Group, PendingCommit};
 use crate::index::{self, Entry, Table};
 use crate::ledger;
 use crate::listing;
@@ -21,10 +21,10 @@ use crate::recover;
 use crate::remake;
 use crate::score::{ScoreBatch, ScoreRecord, ScoreRefused};
 use crate::segment::{Frame, Location, RecordKind, SegmentDir, Writer};
-use crate::signed::signed;
+use crate::sqlite_int::signed;
 use crate::store::{
-    self, Committed, Cursor, Filter, GcPolicy, GcReport, Page, ScorePage, StoreStats, TraceStore,
-    TrainedBatch,
+    self, CommitOutcome, Cursor, Filter, GcPolicy, GcReport, Page, ScorePage, StoreStats,
+    TraceStore, TrainedBatch,
 };
 use rusqlite::Connection;
 use sinew_types::{EpisodeId, Trace};
@@ -228,7 +228,7 @@ impl DiskStore {
         &self,
         writer: &mut Writer,
         connection: &mut Connection,
-        together: &[Arc<Ticket>],
+        together: &[Arc<PendingCommit>],
     ) {
         let all = self.commit_entries(writer, connection, together);
         match (all, together) {
@@ -252,8 +252,8 @@ impl DiskStore {
         &self,
         writer: &mut Writer,
         connection: &mut Connection,
-        together: &[Arc<Ticket>],
-    ) -> Result<Vec<Vec<Committed>>, StoreError> {
+        together: &[Arc<PendingCommit>],
+    ) -> Result<Vec<Vec<CommitOutcome>>, StoreError> {
         let mut frame = Frame::default();
         let mut new = Vec::new();
         let mut ids = HashSet::new();
@@ -263,12 +263,12 @@ impl DiskStore {
             for (entry, encoded) in &ticket.entries {
                 let id = entry.summary.episode.as_str();
                 if !ids.insert(id) || index::knows(connection, id)? {
-                    committed.push(Committed::Duplicate);
+                    committed.push(CommitOutcome::Duplicate);
                     continue;
                 }
                 frame.push(RecordKind::Trace, encoded);
                 new.push(entry);
-                committed.push(Committed::New);
+                committed.push(CommitOutcome::New);
             }
             out.push(committed);
         }
@@ -337,7 +337,7 @@ impl DiskStore {
     fn commit_ticket(
         &self,
         entries: Vec<(Entry, codec::Encoded)>,
-    ) -> Result<Vec<Committed>, StoreError> {
+    ) -> Result<Vec<CommitOutcome>, StoreError> {
         let ticket = self.waiting.join(entries)?;
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;
@@ -352,7 +352,7 @@ impl DiskStore {
     }
 
     /// Marks the episodes of an update.
-    fn mark_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError> {
+    fn mark_update(&self, update: &TrainedBatch, again: bool) -> Result<CommitOutcome, StoreError> {
         signed("step", update.step)?;
         store::check_batch(&update.batch, &update.episodes)?;
         let mut writer = guard(&self.writer)?;
@@ -384,14 +384,14 @@ impl DiskStore {
         self.append(&mut writer, &mut connection, &frame, |tx, at| {
             index::mark(tx, &mark, at[0])
         })?;
-        Ok(Committed::New)
+        Ok(CommitOutcome::New)
     }
 
     /// Adds scores to the ledger.
     fn add_scores(
         &self,
         records: &[ScoreRecord],
-    ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError> {
+    ) -> Result<Vec<Result<CommitOutcome, ScoreRefused>>, StoreError> {
         store::check_scores(records)?;
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;
@@ -410,9 +410,9 @@ impl DiskStore {
                     frame.push(RecordKind::Score, &self.encode_score(&record)?);
                     batch.add(&record);
                     new.push(record);
-                    Ok(Committed::New)
+                    Ok(CommitOutcome::New)
                 }
-                Ok((_, false)) => Ok(Committed::Duplicate),
+                Ok((_, false)) => Ok(CommitOutcome::Duplicate),
                 Err(refused) => Err(refused),
             });
         }
@@ -443,7 +443,7 @@ fn lock(directory: &Path) -> Result<File, StoreError> {
 }
 
 impl TraceStore for DiskStore {
-    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError> {
+    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<CommitOutcome>, StoreError> {
         // Encoding is the larger part of the work; it is done before anything is locked.
         let mut entries = Vec::with_capacity(traces.len());
         for trace in traces {
@@ -470,7 +470,11 @@ impl TraceStore for DiskStore {
         listing::list(&*guard(&self.connection)?, filter)
     }
 
-    fn commit_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError> {
+    fn commit_update(
+        &self,
+        update: &TrainedBatch,
+        again: bool,
+    ) -> Result<CommitOutcome, StoreError> {
         self.timed(|| self.mark_update(update, again))
     }
 
@@ -491,7 +495,7 @@ impl TraceStore for DiskStore {
     fn put_scores(
         &self,
         records: &[ScoreRecord],
-    ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError> {
+    ) -> Result<Vec<Result<CommitOutcome, ScoreRefused>>, StoreError> {
         self.timed(|| self.add_scores(records))
     }
 
@@ -636,7 +640,7 @@ mod tests {
         assert!(matches!(refused, Err(StoreError::Index(_))));
         refuse(false);
         assert_eq!(store.stats().unwrap().bytes, bytes);
-        assert_eq!(store.commit(&trace("b")).unwrap(), Committed::New);
+        assert_eq!(store.commit(&trace("b")).unwrap(), CommitOutcome::New);
         drop(store);
         assert_eq!(open().recovery(), &Recovery::default());
     }
@@ -666,6 +670,6 @@ mod tests {
         let store = open();
         assert_eq!(store.recovery().removed_segments, 1);
         assert_eq!(episodes(&store), 0);
-        assert_eq!(store.commit(&trace("a")).unwrap(), Committed::Duplicate);
+        assert_eq!(store.commit(&trace("a")).unwrap(), CommitOutcome::Duplicate);
     }
 }

@@ -18,7 +18,7 @@ const PAGE_BYTES: usize = 32 << 20;
 
 /// The rows that an export wrote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Exported {
+pub struct ExportedRows {
     /// Rows.
     pub episodes: u64,
     /// Rows whose `messages` are null, since a part of their conversation has only tokens.
@@ -53,7 +53,7 @@ pub fn export(
     limit: Option<usize>,
     (path, format): (&Path, ExportFormat),
     tokens: bool,
-) -> Result<Exported, StoreError> {
+) -> Result<ExportedRows, StoreError> {
     let part = part_of(path);
     let failed = |e: io::Error| StoreError::io(path, e);
     let written = (|| {
@@ -103,9 +103,9 @@ fn rows(
     limit: Option<usize>,
     tokens: bool,
     mut page: impl FnMut(&[ExportRow]) -> Result<(), StoreError>,
-) -> Result<Exported, StoreError> {
+) -> Result<ExportedRows, StoreError> {
     let mut left = limit.unwrap_or(usize::MAX);
-    let (mut exported, mut bytes) = (Exported::default(), 0);
+    let (mut exported, mut bytes) = (ExportedRows::default(), 0);
     let mut held: Vec<ExportRow> = Vec::new();
     let mut filter = filter.clone();
     while left > 0 {

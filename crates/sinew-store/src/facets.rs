@@ -3,10 +3,10 @@
 //!
 //! They have a separate table, so that the rows of episodes stay short.
 
+use crate::checksums;
 use crate::error::StoreError;
 use crate::ledger;
-use crate::signed::signed;
-use crate::sums;
+use crate::sqlite_int::signed;
 use rusqlite::Transaction;
 use rusqlite::types::ValueRef;
 use sinew_types::{TokenKind, Trace};
@@ -93,7 +93,7 @@ pub(crate) fn insert(tx: &Transaction<'_>, seq: i64, facets: &Facets) -> Result<
         ValueRef::Integer(facets.last_turn.into()),
         ValueRef::Blob(&facets.content),
     ];
-    sums::insert(
+    checksums::insert(
         tx,
         "INSERT OR IGNORE INTO facets
             (seq, env, env_version, first_version, last_version, last_turn, content, sum)

@@ -56,7 +56,7 @@ fn collect(
     let mut gone = Vec::new();
     let mut moved: Vec<(Table, String, Location)> = Vec::new();
     let mut copied = 0;
-    let mut pending = Pending::default();
+    let mut pending = PendingCopies::default();
     for table in [Table::Batches, Table::Episodes, Table::Scores] {
         for (name, at) in index::living(connection, table, segment)? {
             if table == Table::Episodes && doomed.contains(&name) {
@@ -92,14 +92,14 @@ fn collect(
 
 /// Copies that are not written yet.
 #[derive(Default)]
-struct Pending {
+struct PendingCopies {
     /// Records that are copied, at most about [`FRAME_BYTES`].
     frame: Frame,
     /// Their rows of the index, in the same order.
     names: Vec<(Table, String)>,
 }
 
-impl Pending {
+impl PendingCopies {
     /// Reads a record, which checks it, and adds it as it is: it is not decoded.
     fn copy(&mut self, segments: &SegmentDir, at: Location) -> Result<(), StoreError> {
         let record = segments.read(at)?;

@@ -9,7 +9,7 @@ use crate::codec::Encoded;
 use crate::error::{StoreError, guard};
 use crate::index::Entry;
 use crate::segment::{FRAME_HEADER, RECORD_HEADER};
-use crate::store::Committed;
+use crate::store::CommitOutcome;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
@@ -17,21 +17,21 @@ use std::sync::{Arc, Mutex};
 const MAX_TOGETHER: usize = 256;
 
 /// Result of a commit.
-type Ended = Result<Vec<Committed>, StoreError>;
+type CommitResult = Result<Vec<CommitOutcome>, StoreError>;
 
 /// One call that commits.
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct PendingCommit {
     /// Entries to commit, with their payloads.
     pub(crate) entries: Vec<(Entry, Encoded)>,
     /// Bytes of a frame of it.
     bytes: u64,
-    ended: Mutex<Option<Ended>>,
+    ended: Mutex<Option<CommitResult>>,
 }
 
-impl Ticket {
+impl PendingCommit {
     /// Says what became of it.
-    pub(crate) fn end(&self, ended: Ended) {
+    pub(crate) fn end(&self, ended: CommitResult) {
         // A lock that a panic poisoned: the caller finds it so, and fails.
         if let Ok(mut slot) = self.ended.lock() {
             *slot = Some(ended);
@@ -39,7 +39,7 @@ impl Ticket {
     }
 
     /// Takes the result, once, if the commit has ended.
-    pub(crate) fn taken(&self) -> Result<Option<Ended>, StoreError> {
+    pub(crate) fn taken(&self) -> Result<Option<CommitResult>, StoreError> {
         Ok(guard(&self.ended)?.take())
     }
 }
@@ -47,14 +47,17 @@ impl Ticket {
 /// Calls that wait, in the order in which they came: one for each thread at most.
 #[derive(Debug, Default)]
 pub(crate) struct Group {
-    waiting: Mutex<VecDeque<Arc<Ticket>>>,
+    waiting: Mutex<VecDeque<Arc<PendingCommit>>>,
 }
 
 impl Group {
     /// Joins the calls that wait.
-    pub(crate) fn join(&self, entries: Vec<(Entry, Encoded)>) -> Result<Arc<Ticket>, StoreError> {
+    pub(crate) fn join(
+        &self,
+        entries: Vec<(Entry, Encoded)>,
+    ) -> Result<Arc<PendingCommit>, StoreError> {
         let bytes = frame_bytes(&entries);
-        let ticket = Arc::new(Ticket {
+        let ticket = Arc::new(PendingCommit {
             entries,
             bytes,
             ended: Mutex::default(),
@@ -64,10 +67,10 @@ impl Group {
     }
 
     /// The calls whose turn it is, together within `limit` bytes; at least one, if any waits.
-    pub(crate) fn next(&self, limit: u64) -> Result<Vec<Arc<Ticket>>, StoreError> {
+    pub(crate) fn next(&self, limit: u64) -> Result<Vec<Arc<PendingCommit>>, StoreError> {
         let mut waiting = guard(&self.waiting)?;
         let mut bytes = 0;
-        let fits = |ticket: &&Arc<Ticket>| {
+        let fits = |ticket: &&Arc<PendingCommit>| {
             bytes += ticket.bytes;
             bytes <= limit
         };

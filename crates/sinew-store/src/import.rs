@@ -8,7 +8,7 @@ use crate::disk::{DiskStore, StoreOptions};
 use crate::error::StoreError;
 use crate::reader::StoreReader;
 use crate::score::{Score, ScoreRecord, in_force};
-use crate::store::{Committed, TraceStore};
+use crate::store::{CommitOutcome, TraceStore};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sinew_types::EpisodeId;
@@ -191,7 +191,10 @@ impl ScoreTarget<'_> {
     }
 
     /// Takes records; what became of each.
-    fn put(&self, records: &[ScoreRecord]) -> Result<Vec<Result<Committed, String>>, StoreError> {
+    fn put(
+        &self,
+        records: &[ScoreRecord],
+    ) -> Result<Vec<Result<CommitOutcome, String>>, StoreError> {
         let (reader, inbox) = match self {
             Self::Store(store) => {
                 let put = store.put_scores(records)?.into_iter();
@@ -204,9 +207,9 @@ impl ScoreTarget<'_> {
             out.push(match reader.admits(record)? {
                 Ok(true) => {
                     new.push(record.clone());
-                    Ok(Committed::New)
+                    Ok(CommitOutcome::New)
                 }
-                Ok(false) => Ok(Committed::Duplicate),
+                Ok(false) => Ok(CommitOutcome::Duplicate),
                 Err(refused) => Err(refused.to_string()),
             });
         }
@@ -273,8 +276,8 @@ impl ImportReport {
         let (lines, records): (Vec<usize>, Vec<ScoreRecord>) = chunk.into_iter().unzip();
         for (line, put) in lines.into_iter().zip(target.put(&records)?) {
             match put {
-                Ok(Committed::New) => self.new += 1,
-                Ok(Committed::Duplicate) => self.known += 1,
+                Ok(CommitOutcome::New) => self.new += 1,
+                Ok(CommitOutcome::Duplicate) => self.known += 1,
                 Err(why) => self.refuse(line, why),
             }
         }
@@ -318,7 +321,7 @@ pub struct Inbox {
 
 /// A line of a file of the inbox.
 #[derive(Serialize, Deserialize)]
-struct Posted(ScoreRecord);
+struct InboxLine(ScoreRecord);
 
 impl Inbox {
     /// Files that may wait: an importer whose run does not take them gets an error.
@@ -369,7 +372,7 @@ impl Inbox {
         }
         let mut text = Vec::new();
         for record in records {
-            serde_json::to_writer(&mut text, &Posted(record.clone()))
+            serde_json::to_writer(&mut text, &InboxLine(record.clone()))
                 .map_err(|e| error(e.into()))?;
             text.push(b'\n');
         }
@@ -414,11 +417,11 @@ impl Inbox {
             while let Some(line) = next_line(&mut rows).map_err(error)? {
                 number += 1;
                 let posted = match &line {
-                    Line::Whole(bytes) => serde_json::from_slice::<Posted>(bytes).ok(),
+                    Line::Whole(bytes) => serde_json::from_slice::<InboxLine>(bytes).ok(),
                     Line::TooLong => None,
                 };
                 match posted {
-                    Some(Posted(record)) => records.push(record),
+                    Some(InboxLine(record)) => records.push(record),
                     None => faults.push(format!("{} line {number}", path.display())),
                 }
                 if records.len() >= CHUNK {
@@ -445,8 +448,8 @@ fn put_all(
     let mut new = 0;
     for put in store.put_scores(records)? {
         match put {
-            Ok(Committed::New) => new += 1,
-            Ok(Committed::Duplicate) => {}
+            Ok(CommitOutcome::New) => new += 1,
+            Ok(CommitOutcome::Duplicate) => {}
             Err(refused) => faults.push(refused.to_string()),
         }
     }

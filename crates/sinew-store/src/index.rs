@@ -4,6 +4,7 @@
 //! ([`crate::sums`]): SQLite notices a damaged page, and the checksum a damaged value. Numbers of the store
 //! are unsigned, SQLite's are signed: [`signed`] refuses values that do not fit.
 
+use crate::checksums::{self, real};
 use crate::codec::Mark;
 use crate::error::StoreError;
 use crate::facets::{self, Facets};
@@ -11,9 +12,8 @@ use crate::ledger;
 use crate::private::restrict;
 use crate::schema::{FORMAT, SCHEMA};
 use crate::segment::Location;
-use crate::signed::signed;
+use crate::sqlite_int::signed;
 use crate::store::{Cursor, EndKind, EpisodeSummary, GcPolicy, StoreStats, TrainedBatch};
-use crate::sums::{self, real};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, params};
 use serde::Deserialize;
@@ -49,7 +49,7 @@ pub(crate) fn open(path: &Path) -> Result<Connection, StoreError> {
 
 /// Refuses an index of another format, and one that is damaged.
 fn check(connection: &Connection, path: &Path) -> Result<(), StoreError> {
-    let checked = check_format(connection, path).and_then(|()| sums::check(connection, path));
+    let checked = check_format(connection, path).and_then(|()| checksums::check(connection, path));
     checked.map_err(|e| blame(e, path))
 }
 
@@ -254,7 +254,7 @@ pub(crate) fn insert(tx: &Transaction<'_>, entry: &Entry, at: Location) -> Resul
         int(at.bytes.into()),
         ValueRef::Null,
     ];
-    let new = sums::insert(
+    let new = checksums::insert(
         tx,
         "INSERT INTO episodes (seq, episode, grp, task, task_kind, step, purpose, reward, success,
             ended, turns, sampled_tokens, started_unix_s, total_s, segment, offset, bytes, batch, sum)
@@ -301,7 +301,7 @@ fn complete(tx: &Transaction<'_>, s: &EpisodeSummary, at: Location) -> Result<i6
         signed("offset", at.offset)?,
         at.bytes,
     ])?;
-    sums::seal(tx, "episodes", "episode = ?1", &[&episode])?;
+    checksums::seal(tx, "episodes", "episode = ?1", &[&episode])?;
     let mut find = tx.prepare_cached("SELECT seq FROM episodes WHERE episode = ?1")?;
     Ok(find.query_row([episode], |r| r.get(0))?)
 }
@@ -313,7 +313,7 @@ pub(crate) fn set_indexed(tx: &Transaction<'_>, segment: u32, end: u64) -> Resul
          ON CONFLICT (number) DO UPDATE SET indexed = excluded.indexed",
     )?;
     statement.execute(params![segment, signed("indexed", end)?])?;
-    sums::seal(tx, "segments", "number = ?1", &[&segment])
+    checksums::seal(tx, "segments", "number = ?1", &[&segment])
 }
 
 /// Number, indexed bytes and whether gc gave it up, ascending.
@@ -329,7 +329,7 @@ pub(crate) fn segments(connection: &Connection) -> Result<Vec<(u32, u64, bool)>,
 /// Marks a file whose records were moved. It is removed now, or at the next opening after a crash.
 pub(crate) fn kill_segment(tx: &Transaction<'_>, segment: u32) -> Result<(), StoreError> {
     tx.execute("UPDATE segments SET dead = 1 WHERE number = ?1", [segment])?;
-    sums::seal(tx, "segments", "number = ?1", &[&segment])
+    checksums::seal(tx, "segments", "number = ?1", &[&segment])
 }
 
 /// Forgets a file that is gone.
@@ -406,7 +406,7 @@ pub(crate) fn batch(connection: &Connection, id: &str) -> Result<Option<TrainedB
 
 /// The value of the column `episodes`, as JSON.
 #[derive(Deserialize)]
-struct Trained {
+struct MarkedEpisodes {
     episodes: Vec<EpisodeId>,
     dropped: BTreeMap<EpisodeId, String>,
     detail: serde_json::Value,
@@ -415,7 +415,7 @@ struct Trained {
 /// The update of a row.
 fn trained_batch(row: &Row<'_>) -> rusqlite::Result<TrainedBatch> {
     let json: String = row.get("episodes")?;
-    let trained: Trained = serde_json::from_str(&json).map_err(|e| {
+    let trained: MarkedEpisodes = serde_json::from_str(&json).map_err(|e| {
         rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(e))
     })?;
     Ok(TrainedBatch {
@@ -457,7 +457,7 @@ pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<()
             "UPDATE episodes SET batch = NULL WHERE episode = ?1 AND batch = ?2",
             params![episode.as_str(), mark.batch],
         )?;
-        sums::seal(tx, "episodes", "episode = ?1", &[&episode.as_str()])?;
+        checksums::seal(tx, "episodes", "episode = ?1", &[&episode.as_str()])?;
     }
     tx.execute(
         "INSERT INTO batches (batch, step, episodes, segment, offset, bytes)
@@ -473,7 +473,7 @@ pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<()
             at.bytes
         ],
     )?;
-    sums::seal(tx, "batches", "batch = ?1", &[&mark.batch])?;
+    checksums::seal(tx, "batches", "batch = ?1", &[&mark.batch])?;
     // An episode that gc removed before the index was lost is known only from here.
     let mut insert = tx.prepare_cached(
         "INSERT INTO episodes (episode, grp, task, task_kind, step, purpose, reward, success,
@@ -483,7 +483,7 @@ pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<()
     )?;
     for episode in &mark.episodes {
         insert.execute(params![episode, mark.batch, signed("step", mark.step)?])?;
-        sums::seal(tx, "episodes", "episode = ?1", &[episode])?;
+        checksums::seal(tx, "episodes", "episode = ?1", &[episode])?;
     }
     Ok(())
 }
@@ -681,9 +681,9 @@ pub(crate) fn relocate(
         to.map(|l| l.bytes)
     ])?;
     match table {
-        Table::Episodes => sums::seal(tx, "episodes", "episode = ?1", &[&name]),
-        Table::Batches => sums::seal(tx, "batches", "batch = ?1", &[&name]),
-        Table::Scores => sums::seal(tx, "scores", "seq = CAST(?1 AS INTEGER)", &[&name]),
+        Table::Episodes => checksums::seal(tx, "episodes", "episode = ?1", &[&name]),
+        Table::Batches => checksums::seal(tx, "batches", "batch = ?1", &[&name]),
+        Table::Scores => checksums::seal(tx, "scores", "seq = CAST(?1 AS INTEGER)", &[&name]),
     }
 }
 

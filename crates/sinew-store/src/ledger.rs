@@ -8,12 +8,12 @@
 //! that was changed from outside can be found. [`of_episode`], [`page`] and [`named`] return nothing if the
 //! tables are missing.
 
+use crate::checksums;
 use crate::error::StoreError;
 use crate::score::{MAX_SCORES, Score, ScoreRecord, ScoreRefused};
 use crate::segment::Location;
-use crate::signed::signed;
+use crate::sqlite_int::signed;
 use crate::store::{Cursor, MAX_PAGE, ScorePage};
-use crate::sums;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use sinew_types::EpisodeId;
 
@@ -45,7 +45,7 @@ pub(crate) fn insert(
         signed("offset", at.offset)?,
         at.bytes,
     ])?;
-    sums::seal(tx, "scores", "seq = ?1", &[&seq])?;
+    checksums::seal(tx, "scores", "seq = ?1", &[&seq])?;
     Ok(true)
 }
 
@@ -166,7 +166,7 @@ pub(crate) fn name_externally(
     )?;
     statement.execute([external, episode])?;
     let names: [&dyn rusqlite::ToSql; 2] = [&external, &episode];
-    sums::seal(tx, "externals", "external = ?1 AND episode = ?2", &names)
+    checksums::seal(tx, "externals", "external = ?1 AND episode = ?2", &names)
 }
 
 /// Episodes with this name that can be read, in the order of their commits, at most `limit`.

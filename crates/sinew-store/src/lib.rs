@@ -16,7 +16,7 @@
 //! - Every read is checked against its checksum.
 //! - Every file, batch, page and queue has a limit; time is an argument.
 
-mod aside;
+mod checksums;
 mod codec;
 #[cfg(feature = "columns")]
 mod columns;
@@ -35,6 +35,7 @@ mod listing;
 mod memory;
 mod packed;
 mod private;
+mod quarantine;
 pub mod queue;
 mod reader;
 mod recover;
@@ -43,14 +44,13 @@ mod scan;
 mod schema;
 mod score;
 mod segment;
-mod signed;
+mod sqlite_int;
 mod store;
-mod sums;
 
 pub use damage::{Damage, Loss, Recovery};
 pub use disk::{DiskStore, StoreOptions};
 pub use error::{RecordError, StoreError};
-pub use export::{Exported, export};
+pub use export::{ExportedRows, export};
 pub use export_row::ExportFormat;
 pub use import::{
     BadRow, IMPORT_SOURCE, ImportReport, Inbox, ScoreTarget, import_file, import_scores,
@@ -63,6 +63,6 @@ pub use score::{
     ScoreRefused, ScoreRule, ScoreTerm, in_force,
 };
 pub use store::{
-    Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE, Page,
+    CommitOutcome, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE, Page,
     ScorePage, StoreStats, TraceStore, TrainedBatch,
 };

@@ -7,8 +7,8 @@ use crate::error::{StoreError, guard};
 use crate::facets::{self, Facets};
 use crate::score::{MAX_SCORES, ScoreRecord, ScoreRefused};
 use crate::store::{
-    self, Committed, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE, Page,
-    ScorePage, StoreStats, TraceStore, TrainedBatch,
+    self, CommitOutcome, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE,
+    Page, ScorePage, StoreStats, TraceStore, TrainedBatch,
 };
 use sinew_types::{EpisodeId, Trace};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -121,10 +121,10 @@ impl Inner {
 }
 
 impl TraceStore for MemoryStore {
-    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError> {
+    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<CommitOutcome>, StoreError> {
         for trace in traces {
             trace.validate()?;
-            crate::signed::signed("draw", trace.origin.draw)?;
+            crate::sqlite_int::signed("draw", trace.origin.draw)?;
         }
         let mut inner = guard(&self.inner)?;
         let new = |t: &&Trace| !inner.by_id.contains_key(&t.episode);
@@ -139,7 +139,7 @@ impl TraceStore for MemoryStore {
         let mut out = Vec::with_capacity(traces.len());
         for trace in traces {
             if inner.by_id.contains_key(&trace.episode) {
-                out.push(Committed::Duplicate);
+                out.push(CommitOutcome::Duplicate);
                 continue;
             }
             let index = inner.episodes.len();
@@ -153,7 +153,7 @@ impl TraceStore for MemoryStore {
                 trace: Some(trace.clone()),
                 bytes: size(trace),
             });
-            out.push(Committed::New);
+            out.push(CommitOutcome::New);
         }
         Ok(out)
     }
@@ -195,8 +195,12 @@ impl TraceStore for MemoryStore {
         })
     }
 
-    fn commit_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError> {
-        crate::signed::signed("step", update.step)?;
+    fn commit_update(
+        &self,
+        update: &TrainedBatch,
+        again: bool,
+    ) -> Result<CommitOutcome, StoreError> {
+        crate::sqlite_int::signed("step", update.step)?;
         store::check_batch(&update.batch, &update.episodes)?;
         let mut inner = guard(&self.inner)?;
         let known = inner.batches.iter().position(|b| b.batch == update.batch);
@@ -235,7 +239,7 @@ impl TraceStore for MemoryStore {
             Some(at) => inner.batches[at] = update.clone(),
             None => inner.batches.push(update.clone()),
         }
-        Ok(Committed::New)
+        Ok(CommitOutcome::New)
     }
 
     fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError> {
@@ -267,7 +271,7 @@ impl TraceStore for MemoryStore {
     fn put_scores(
         &self,
         records: &[ScoreRecord],
-    ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError> {
+    ) -> Result<Vec<Result<CommitOutcome, ScoreRefused>>, StoreError> {
         store::check_scores(records)?;
         let mut inner = guard(&self.inner)?;
         let needed = SCORE_BYTES * records.len() as u64;
@@ -284,7 +288,7 @@ impl TraceStore for MemoryStore {
             let taken = checked.and_then(|r| inner.is_new(&r).map(|new| (r, new)));
             out.push(taken.map(|(record, new)| {
                 if !new {
-                    return Committed::Duplicate;
+                    return CommitOutcome::Duplicate;
                 }
                 inner.newest_score += 1;
                 inner.bytes += SCORE_BYTES;
@@ -292,7 +296,7 @@ impl TraceStore for MemoryStore {
                 let places = inner.scored.entry(record.episode.clone());
                 places.or_default().push(seq);
                 inner.scores.insert(seq, record);
-                Committed::New
+                CommitOutcome::New
             }));
         }
         Ok(out)

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 /// Findings of recovery.
 #[derive(Debug, Default)]
-pub(crate) struct Opened {
+pub(crate) struct RecoveryResult {
     /// Report to the caller of the store.
     pub(crate) recovery: Recovery,
     /// The segment to continue in, and its length (0: it does not exist yet).
@@ -38,21 +38,21 @@ pub(crate) fn run(
     segments: &SegmentDir,
     connection: &mut Connection,
     accept_loss: bool,
-) -> Result<Opened, StoreError> {
+) -> Result<RecoveryResult, StoreError> {
     let removed_segments = remove_dead(segments, connection)?;
     let tx = connection.transaction()?;
-    let mut pass = Pass {
+    let mut pass = RecoveryPass {
         segments,
         tx: &tx,
         accept_loss,
-        opened: Opened::default(),
+        opened: RecoveryResult::default(),
         bad_headers: Vec::new(),
         cut: None,
     };
     pass.opened.recovery.removed_segments = removed_segments;
     pass.files()?;
     pass.give_up()?;
-    let Pass {
+    let RecoveryPass {
         opened,
         bad_headers,
         cut,
@@ -93,7 +93,7 @@ enum Tail {
 }
 
 /// One look at all files. Changes nothing but the transaction.
-struct Pass<'a> {
+struct RecoveryPass<'a> {
     /// The files as they are found.
     segments: &'a SegmentDir,
     /// All changes of the index, committed at the end or not at all.
@@ -101,14 +101,14 @@ struct Pass<'a> {
     /// Go on without what cannot be read.
     accept_loss: bool,
     /// Findings so far.
-    opened: Opened,
+    opened: RecoveryResult,
     /// Files whose header is to be written again: their records are whole.
     bad_headers: Vec<u32>,
     /// The newest file and where it is to end.
     cut: Option<(u32, u64)>,
 }
 
-impl Pass<'_> {
+impl RecoveryPass<'_> {
     /// All files, oldest first; then those that are gone although the index lists them.
     fn files(&mut self) -> Result<(), StoreError> {
         let known = index::segments(self.tx)?;

@@ -3,58 +3,58 @@
 //! The new one has another name until recovery has accepted the segments: an empty index would otherwise mean
 //! that there are no episodes.
 
-use crate::aside;
 use crate::error::StoreError;
 use crate::index;
+use crate::quarantine;
 use crate::schema;
 use rusqlite::Connection;
 use std::path::{Path, PathBuf};
 
 /// The index of a store.
-pub(crate) struct Found {
+pub(crate) struct FoundIndex {
     pub(crate) connection: Connection,
     /// It was begun anew, for this reason.
     pub(crate) remade: Option<String>,
     path: PathBuf,
 }
 
-impl Found {
+impl FoundIndex {
     /// The index under its name: recovery has filled it.
     pub(crate) fn accepted(self) -> Result<Connection, StoreError> {
         if self.remade.is_none() {
             return Ok(self.connection);
         }
         self.connection.close().map_err(|(_, e)| e)?;
-        aside::name(&self.path)?;
+        quarantine::name(&self.path)?;
         index::open(&self.path)
     }
 }
 
 /// Opens the index of a store, or begins one.
-pub(crate) fn open(directory: &Path) -> Result<Found, StoreError> {
+pub(crate) fn open(directory: &Path) -> Result<FoundIndex, StoreError> {
     let path = directory.join(schema::FILE_NAME);
     let reason = match path.try_exists() {
         Ok(false) => "it was missing".to_owned(),
-        _ if aside::is_hollow(&path) => "it was empty".to_owned(),
+        _ if quarantine::is_hollow(&path) => "it was empty".to_owned(),
         _ => match index::open(&path) {
             Ok(connection) => {
-                return Ok(Found {
+                return Ok(FoundIndex {
                     connection,
                     remade: None,
                     path,
                 });
             }
             Err(StoreError::DamagedIndex { reason, .. }) => {
-                aside::put_aside(&path)?;
+                quarantine::put_aside(&path)?;
                 reason
             }
             Err(other) => return Err(other),
         },
     };
-    let part = aside::part(&path);
+    let part = quarantine::part(&path);
     // An attempt that was refused or cut short left this.
-    aside::remove(&part)?;
-    Ok(Found {
+    quarantine::remove(&part)?;
+    Ok(FoundIndex {
         connection: index::open(&part)?,
         remade: Some(reason),
         path,

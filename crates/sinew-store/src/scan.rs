@@ -24,8 +24,8 @@ const SECTOR: u64 = 512;
 pub(crate) struct Scan {
     /// End of the last whole frame.
     pub(crate) end: u64,
-    /// Stretches before `end` in which no frame is whole: from, to. The header of the file is one if
-    /// it cannot be read.
+    /// Byte ranges (start, end) before `end` without an intact frame. An unreadable header of the file is
+    /// one of them.
     pub(crate) gaps: Vec<(u64, u64)>,
 }
 

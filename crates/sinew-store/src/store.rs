@@ -17,7 +17,7 @@ pub const MAX_PAGE: usize = 10_000;
 /// Whether a commit changed anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Committed {
+pub enum CommitOutcome {
     /// It was stored by this call.
     New,
     /// The id was committed before; what was stored first stays.
@@ -321,9 +321,9 @@ pub(crate) fn check_scores(records: &[ScoreRecord]) -> Result<(), StoreError> {
 pub(crate) fn same_batch(
     known: &TrainedBatch,
     given: &TrainedBatch,
-) -> Result<Committed, StoreError> {
+) -> Result<CommitOutcome, StoreError> {
     if known.step == given.step && known.episodes == given.episodes {
-        return Ok(Committed::Duplicate);
+        return Ok(CommitOutcome::Duplicate);
     }
     Err(StoreError::BatchConflict {
         batch: known.batch.clone(),
@@ -335,12 +335,15 @@ pub(crate) fn same_batch(
 pub trait TraceStore: Send + Sync + fmt::Debug {
     /// Stores all of `traces` or, on an error, none. Durable before it returns, with one
     /// synchronization for the whole batch. Idempotent by episode id.
-    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError>;
+    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<CommitOutcome>, StoreError>;
 
     /// Stores one trace; see [`TraceStore::commit_batch`].
-    fn commit(&self, trace: &Trace) -> Result<Committed, StoreError> {
+    fn commit(&self, trace: &Trace) -> Result<CommitOutcome, StoreError> {
         let committed = self.commit_batch(std::slice::from_ref(trace))?;
-        Ok(committed.first().copied().unwrap_or(Committed::Duplicate))
+        Ok(committed
+            .first()
+            .copied()
+            .unwrap_or(CommitOutcome::Duplicate))
     }
 
     /// The trace of an episode; `None` if it never was or gc removed it.
@@ -352,7 +355,11 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
     /// Records an update in one transaction. The record is durable before the call returns. The call is
     /// idempotent by the batch's name. It is refused if an episode that it trained is unknown or was trained
     /// in another batch. `again` replaces the earlier record of that name.
-    fn commit_update(&self, update: &TrainedBatch, again: bool) -> Result<Committed, StoreError>;
+    fn commit_update(
+        &self,
+        update: &TrainedBatch,
+        again: bool,
+    ) -> Result<CommitOutcome, StoreError>;
 
     /// All trained batches, in the order in which they were marked.
     fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError>;
@@ -372,7 +379,7 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
     fn put_scores(
         &self,
         records: &[ScoreRecord],
-    ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError>;
+    ) -> Result<Vec<Result<CommitOutcome, ScoreRefused>>, StoreError>;
 
     /// All scores of an episode, in the order in which they came; see [`crate::in_force`].
     fn scores(&self, episode: &EpisodeId) -> Result<Vec<ScoreRecord>, StoreError>;

@@ -16,7 +16,7 @@
 //! | `memory` | little free memory |
 
 use crate::config::AlertsConfig;
-use sinew_orchestrator::{Course, EvalRecord, Judgement, Process, StepRecord};
+use sinew_orchestrator::{EvalRecord, Judgement, Process, StepRecord, VerdictInput};
 use sinew_rollout::LiveEpisode;
 use sinew_types::EpisodeId;
 use std::collections::{BTreeMap, VecDeque};
@@ -89,7 +89,7 @@ pub struct Alert {
 
 /// A look at the machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Look {
+pub struct MachineReading {
     /// Bytes that the disk of the run's folder has left; `None`: not known.
     pub disk_free: Option<u64>,
     /// Share of memory in use; `None`: not known.
@@ -103,7 +103,7 @@ pub struct Alerts {
     /// Entropy, share of equal groups, and success of the last steps.
     signs: VecDeque<(Option<f64>, f64, f64)>,
     /// The numbers that the verdict follows from.
-    course: Course,
+    course: VerdictInput,
     rewards: VecDeque<f64>,
     /// Rules whose condition holds.
     holding: BTreeMap<Rule, bool>,
@@ -122,7 +122,7 @@ impl Alerts {
         Self {
             config,
             signs: VecDeque::new(),
-            course: Course::default(),
+            course: VerdictInput::default(),
             rewards: VecDeque::new(),
             holding: BTreeMap::new(),
             last: BTreeMap::new(),
@@ -134,7 +134,7 @@ impl Alerts {
 
     /// The steps of earlier sessions of a resumed run.
     pub fn resumed(&mut self, steps: &[StepRecord], evals: &[EvalRecord]) {
-        self.course = Course::of(steps, evals);
+        self.course = VerdictInput::of(steps, evals);
     }
 
     /// Held-out tasks were measured.
@@ -304,7 +304,7 @@ impl Alerts {
     }
 
     /// A look at the machine, and at the silence of the run.
-    pub fn on_look(&mut self, look: Look, now_s: f64) -> Vec<Alert> {
+    pub fn on_look(&mut self, look: MachineReading, now_s: f64) -> Vec<Alert> {
         let mut out = Vec::new();
         if let Some(free) = look.disk_free {
             let (free, limit) = (free as f64 / GIB, self.config.disk_free_below_gb);
@@ -511,12 +511,12 @@ mod tests {
             [Rule::Hang]
         );
         assert!(alerts.on_rollout(&[live(tool, 602.0)], 2.0).is_empty());
-        let look = Look {
+        let look = MachineReading {
             disk_free: Some(1 << 30),
             memory_used: Some(0.99),
         };
         assert_eq!(rules(alerts.on_look(look, 3.0)), [Rule::Disk, Rule::Memory]);
-        let well = Look {
+        let well = MachineReading {
             disk_free: None,
             memory_used: None,
         };

@@ -21,7 +21,6 @@
 
 mod alerts;
 mod config;
-mod facts;
 mod files;
 mod logs;
 mod machine;
@@ -31,14 +30,16 @@ mod numbers;
 mod otlp;
 mod prometheus;
 mod run;
+mod run_info;
 mod send;
 mod spans;
 mod worker;
 
-pub use alerts::{Alert, Alerts, Look, Rule};
+pub use alerts::{Alert, Alerts, MachineReading, Rule};
 pub use config::{
     AlertsConfig, Format, MailConfig, OtlpConfig, PrometheusConfig, SignalsConfig, SignalsError,
     Tls,
 };
-pub use facts::Run;
+pub use machine::{Memory, disk_free};
 pub use run::Signals;
+pub use run_info::Run;

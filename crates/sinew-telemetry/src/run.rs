@@ -2,10 +2,10 @@
 
 use crate::alerts::Alerts;
 use crate::config::{SignalsConfig, SignalsError};
-use crate::facts::Run;
 use crate::logs::Logs;
 use crate::mail;
 use crate::prometheus::Board;
+use crate::run_info::Run;
 use crate::send;
 use crate::spans::Collector;
 use crate::worker::{Worker, lock};

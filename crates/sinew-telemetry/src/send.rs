@@ -28,7 +28,7 @@ pub(crate) struct Request {
 
 /// Reason why a request did not succeed.
 #[derive(Clone, Debug)]
-struct Refused {
+struct SendError {
     /// Reason, in one line.
     why: String,
     /// Status of the server's answer, if there was one.
@@ -128,10 +128,10 @@ fn host(url: &str) -> &str {
 ///
 /// # Errors
 /// The error of the last try.
-async fn tries(client: &Client, request: &Request) -> Result<(), Refused> {
+async fn tries(client: &Client, request: &Request) -> Result<(), SendError> {
     let mut result = once(client, request).await;
     for pause in PAUSES {
-        let again = |r: &Refused| r.status.is_none_or(|s| s >= 500 || s == 429);
+        let again = |r: &SendError| r.status.is_none_or(|s| s >= 500 || s == 429);
         if !result.as_ref().is_err_and(again) {
             break;
         }
@@ -142,8 +142,8 @@ async fn tries(client: &Client, request: &Request) -> Result<(), Refused> {
 }
 
 /// One try.
-async fn once(client: &Client, request: &Request) -> Result<(), Refused> {
-    let broken = |e: reqwest::Error| Refused {
+async fn once(client: &Client, request: &Request) -> Result<(), SendError> {
+    let broken = |e: reqwest::Error| SendError {
         why: sinew_http::cause(&e),
         status: None,
     };
@@ -166,7 +166,7 @@ async fn once(client: &Client, request: &Request) -> Result<(), Refused> {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&said).replace(['\r', '\n'], " ");
-    Err(Refused {
+    Err(SendError {
         why: format!("status {status}: {said}"),
         status: Some(status.as_u16()),
     })

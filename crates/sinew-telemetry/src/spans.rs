@@ -39,7 +39,7 @@ const SAMPLED: &str = "gen_ai.usage.output_tokens";
 const QUIET_S: f64 = 120.0;
 
 /// An episode that is complete: its phases, and what it came to; `None`: that was lost, or it was given up.
-pub(crate) type Complete = (Vec<PhaseSpan>, Option<EndedEpisode>);
+pub(crate) type CompleteEpisode = (Vec<PhaseSpan>, Option<EndedEpisode>);
 
 /// Collects phases until their episodes are complete.
 #[derive(Debug, Default)]
@@ -81,7 +81,11 @@ impl Collector {
 
     /// Episodes that are complete: not among the live ones, and either it is known what they came to, or
     /// they were quiet for long.
-    pub(crate) fn complete(&mut self, live: &[LiveEpisode], now_unix_s: f64) -> Vec<Complete> {
+    pub(crate) fn complete(
+        &mut self,
+        live: &[LiveEpisode],
+        now_unix_s: f64,
+    ) -> Vec<CompleteEpisode> {
         let live: BTreeSet<&str> = live.iter().map(|l| l.episode.as_str()).collect();
         let done = |id: &String, phases: &Vec<PhaseSpan>| {
             let last = phases.last().map_or(0.0, |p| p.ended_unix_s);
@@ -98,13 +102,13 @@ impl Collector {
     }
 
     /// Takes one out, with what it came to if that is known.
-    fn take(&mut self, id: &str) -> Option<Complete> {
+    fn take(&mut self, id: &str) -> Option<CompleteEpisode> {
         let phases = self.open.remove(id)?;
         Some((phases, self.ended.remove(id)))
     }
 
     /// All that is left, at the end of a run.
-    pub(crate) fn rest(&mut self) -> Vec<Complete> {
+    pub(crate) fn rest(&mut self) -> Vec<CompleteEpisode> {
         let ids: Vec<String> = self.open.keys().cloned().collect();
         ids.iter().filter_map(|id| self.take(id)).collect()
     }
@@ -114,7 +118,7 @@ impl Collector {
 pub(crate) fn request(
     service: &str,
     (run, model): (&str, &str),
-    episodes: &[Complete],
+    episodes: &[CompleteEpisode],
 ) -> ExportTraceServiceRequest {
     ExportTraceServiceRequest {
         resource_spans: vec![ResourceSpans {
@@ -133,7 +137,7 @@ pub(crate) fn request(
 }
 
 /// The spans of an episode, its own first.
-fn episode((run, model): (&str, &str), (phases, ended): &Complete) -> Vec<Span> {
+fn episode((run, model): (&str, &str), (phases, ended): &CompleteEpisode) -> Vec<Span> {
     let Some(first) = phases.first() else {
         return Vec::new();
     };

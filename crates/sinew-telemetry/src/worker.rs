@@ -3,7 +3,6 @@
 
 use crate::alerts::{Alert, Alerts};
 use crate::config::{AlertsConfig, OtlpConfig, PrometheusConfig};
-use crate::facts::Run;
 use crate::files;
 use crate::logs::Logs;
 use crate::machine;
@@ -11,8 +10,9 @@ use crate::mail::Mail;
 use crate::message;
 use crate::numbers;
 use crate::prometheus::Board;
+use crate::run_info::Run;
 use crate::send::{Counts, Queue, Request};
-use crate::spans::{self, Collector, Complete, chosen};
+use crate::spans::{self, Collector, CompleteEpisode, chosen};
 use prost::Message;
 use sinew_orchestrator::{Bus, Process, RolloutProgress, RunEvent};
 use std::collections::BTreeMap;
@@ -265,7 +265,12 @@ fn otlp_post(config: &OtlpConfig, url: &str, body: Vec<u8>) -> Request {
 }
 
 /// Sends the traces of episodes, those of the configured share.
-fn export(config: &OtlpConfig, run: &Run, sender: &Queue<Request>, mut episodes: Vec<Complete>) {
+fn export(
+    config: &OtlpConfig,
+    run: &Run,
+    sender: &Queue<Request>,
+    mut episodes: Vec<CompleteEpisode>,
+) {
     let Some(url) = &config.url else {
         return;
     };

@@ -5,11 +5,11 @@
 use crate::comm::{Comm, CommError};
 use crate::optim::{AdamWConfig, Outcome, Update};
 use crate::pack::{MicroBatch, pack};
-use crate::policy::{Policy, ScoreGrads, Want};
+use crate::policy::{OutputChoice, Policy, ScoreGrads};
 use sinew_types::{TensorSource, TrainRow};
 use std::collections::BTreeMap;
 
-const BACKWARD: Want = Want {
+const BACKWARD: OutputChoice = OutputChoice {
     entropies: true,
     values: false,
     backward: true,

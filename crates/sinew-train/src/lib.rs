@@ -36,7 +36,7 @@ mod trainer;
 
 pub use comm::{Comm, CommError, Link, ProcessComm, SingleProcess};
 pub use model::ModelPolicy;
-pub use policy::{Policy, PolicyError, ScoreGrads, Scores, TensorFile, Want};
+pub use policy::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TensorFile};
 pub use reference::{score_rows, score_top, score_values};
 pub use resume::{Commit, ResumeState};
 pub use trainer::{

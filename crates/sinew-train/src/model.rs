@@ -6,7 +6,7 @@
 use crate::comm::{Comm, CommError};
 use crate::optim::{AdamW, HostTensor, Outcome, Update};
 use crate::pack::{MaskTable, MicroBatch};
-use crate::policy::{Policy, PolicyError, ScoreGrads, Scores, TensorFile, Want};
+use crate::policy::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TensorFile};
 use crate::reference::score_rows;
 use crate::trainer::TrainError;
 use sinew_model::{
@@ -249,7 +249,7 @@ fn host_tensor<'a>(
 }
 
 impl Policy for ModelPolicy {
-    fn forward(&mut self, batch: &MicroBatch, want: Want) -> Result<Scores, PolicyError> {
+    fn forward(&mut self, batch: &MicroBatch, want: OutputChoice) -> Result<Scores, PolicyError> {
         self.ready = None;
         let acts = if want.backward {
             &mut self.training

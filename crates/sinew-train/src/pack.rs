@@ -142,7 +142,7 @@ pub enum PackError {
 }
 
 /// The part of a row that has to be computed: all tokens before the last trained one.
-struct Needed<'a> {
+struct RowPart<'a> {
     row: usize,
     tokens: &'a [TokenId],
     /// Length of the prefix shared with the previous row in sorted order.
@@ -170,7 +170,7 @@ pub fn pack(rows: &[TrainRow], max_tokens: usize) -> Result<Packing, PackError> 
     })
 }
 
-fn sorted_rows(rows: &[TrainRow], max_tokens: usize) -> Result<Vec<Needed<'_>>, PackError> {
+fn sorted_rows(rows: &[TrainRow], max_tokens: usize) -> Result<Vec<RowPart<'_>>, PackError> {
     let mut sorted = Vec::with_capacity(rows.len());
     for (index, row) in rows.iter().enumerate() {
         row.validate()?;
@@ -184,7 +184,7 @@ fn sorted_rows(rows: &[TrainRow], max_tokens: usize) -> Result<Vec<Needed<'_>>, 
                 max_tokens,
             });
         }
-        sorted.push(Needed {
+        sorted.push(RowPart {
             row: index,
             tokens: &row.tokens[..last],
             shared: 0,
@@ -203,7 +203,7 @@ fn sorted_rows(rows: &[TrainRow], max_tokens: usize) -> Result<Vec<Needed<'_>>, 
 ///
 /// A piece's trie has `len` rows for its first sequence and `len − shared` for each other one, so
 /// a cut costs exactly the prefix it separates: cuts fall between groups rather than inside them.
-fn cut(sorted: &[Needed<'_>], max_tokens: usize) -> Vec<Range<usize>> {
+fn cut(sorted: &[RowPart<'_>], max_tokens: usize) -> Vec<Range<usize>> {
     // best[end]: (computed tokens, pieces, start of the last piece) of the first `end` rows.
     let mut best = vec![(0usize, 0usize, 0usize)];
     for end in 1..=sorted.len() {
@@ -239,7 +239,7 @@ struct Branch {
     parent: Option<u32>,
 }
 
-fn micro_batch(all: &[TrainRow], piece: &[Needed<'_>]) -> Result<MicroBatch, PackError> {
+fn micro_batch(all: &[TrainRow], piece: &[RowPart<'_>]) -> Result<MicroBatch, PackError> {
     let mut segments: Vec<Segment> = Vec::new();
     let mut tokens: Vec<TokenId> = Vec::new();
     let mut paths: Vec<Vec<u32>> = vec![Vec::new(); piece.len()];
@@ -279,7 +279,7 @@ fn micro_batch(all: &[TrainRow], piece: &[Needed<'_>]) -> Result<MicroBatch, Pac
 /// The stack pops them in sorted order.
 fn push_branches(
     open: &mut Vec<Branch>,
-    piece: &[Needed<'_>],
+    piece: &[RowPart<'_>],
     rows: Range<usize>,
     depth: usize,
     parent: Option<u32>,
@@ -303,12 +303,12 @@ fn push_branches(
 
 /// The masks of some rows' trained tokens, numbered by their contents.
 #[derive(Debug, Default)]
-struct Collected<'a> {
+struct CollectedMasks<'a> {
     words: usize,
     index: BTreeMap<&'a [u32], u32>,
 }
 
-impl Collected<'_> {
+impl CollectedMasks<'_> {
     /// The number of token `t`'s mask.
     fn of(&self, row: &TrainRow, t: usize) -> u32 {
         let mask = row.masks.as_ref().and_then(|masks| masks.mask(t));
@@ -326,9 +326,9 @@ impl Collected<'_> {
 
 fn collect_masks<'a>(
     all: &'a [TrainRow],
-    piece: &[Needed<'_>],
-) -> Result<Collected<'a>, PackError> {
-    let mut collected = Collected::default();
+    piece: &[RowPart<'_>],
+) -> Result<CollectedMasks<'a>, PackError> {
+    let mut collected = CollectedMasks::default();
     for needed in piece {
         let row = &all[needed.row];
         let Some(masks) = &row.masks else { continue };
@@ -356,10 +356,10 @@ fn collect_masks<'a>(
 /// The items of a micro-batch and each row's terms.
 fn loss_items(
     all: &[TrainRow],
-    piece: &[Needed<'_>],
+    piece: &[RowPart<'_>],
     layout: &TreeLayout,
     paths: Vec<Vec<u32>>,
-    masks: &Collected<'_>,
+    masks: &CollectedMasks<'_>,
 ) -> (Vec<LossItem>, Vec<PackedRow>) {
     let mut index_of = BTreeMap::new();
     let mut items_of = Vec::with_capacity(piece.len());

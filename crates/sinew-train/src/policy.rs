@@ -13,7 +13,7 @@ pub struct PolicyError(pub String);
 
 /// Outputs of a forward pass in addition to log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Want {
+pub struct OutputChoice {
     /// Entropies of the items' distributions.
     pub entropies: bool,
     /// The critic's values; only if there is one.
@@ -75,7 +75,7 @@ pub trait Policy {
     ///
     /// # Errors
     /// If the model cannot compute, or values are asked for without a critic.
-    fn forward(&mut self, batch: &MicroBatch, want: Want) -> Result<Scores, PolicyError>;
+    fn forward(&mut self, batch: &MicroBatch, want: OutputChoice) -> Result<Scores, PolicyError>;
 
     /// Adds the gradients of the last forward pass, which asked for a backward pass, from the
     /// derivatives of its scores.
@@ -84,7 +84,7 @@ pub trait Policy {
     /// If there was no such pass; then the gradients are unchanged.
     fn backward(&mut self, batch: &MicroBatch, grads: &ScoreGrads) -> Result<(), PolicyError>;
 
-    /// The `k` most likely tokens in the place of each item's target, best first.
+    /// The `k` most likely tokens at the position of each item's target, best first.
     fn top(
         &mut self,
         _batch: &MicroBatch,

@@ -2,7 +2,7 @@
 //! are.
 
 use crate::pack::pack;
-use crate::policy::{Policy, Scores, Want};
+use crate::policy::{OutputChoice, Policy, Scores};
 use crate::trainer::{TrainError, check_scores, spread};
 use sinew_types::{TokenLogprob, TrainRow};
 
@@ -17,9 +17,13 @@ pub fn score_rows<P: Policy>(
     rows: &[TrainRow],
     micro_batch_tokens: usize,
 ) -> Result<Vec<Vec<f32>>, TrainError> {
-    columns(policy, rows, micro_batch_tokens, Want::default(), |s| {
-        s.logprobs
-    })
+    columns(
+        policy,
+        rows,
+        micro_batch_tokens,
+        OutputChoice::default(),
+        |s| s.logprobs,
+    )
 }
 
 /// The critic's value before each trained token of every row (0 elsewhere), as [`score_rows`].
@@ -34,9 +38,9 @@ pub fn score_values<P: Policy>(
     if !policy.has_critic() {
         return Err(TrainError::NoCritic);
     }
-    let want = Want {
+    let want = OutputChoice {
         values: true,
-        ..Want::default()
+        ..OutputChoice::default()
     };
     columns(policy, rows, micro_batch_tokens, want, |s| s.values)
 }
@@ -70,7 +74,7 @@ fn columns<P: Policy>(
     policy: &mut P,
     rows: &[TrainRow],
     micro_batch_tokens: usize,
-    want: Want,
+    want: OutputChoice,
     pick: fn(Scores) -> Vec<f32>,
 ) -> Result<Vec<Vec<f32>>, TrainError> {
     let packing = pack(rows, micro_batch_tokens)?;

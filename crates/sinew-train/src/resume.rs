@@ -3,7 +3,7 @@
 //! The trainer's only randomness, the order of minibatches, follows from seed and step; the
 //! learning rate follows from schedule and step. So no generator state is saved.
 
-use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, Part, StoredTensors};
+use crate::checkpoint::{CheckpointError, CheckpointStore, LoadedCheckpoint, Part, StoredTensors};
 use crate::policy::Policy;
 use crate::trainer::{Trainer, TrainerConfig};
 use serde::{Deserialize, Serialize};
@@ -101,7 +101,7 @@ impl<P: Policy> Trainer<P> {
     ///
     /// # Errors
     /// If the checkpoint is of another format, or of other weights; then nothing changed.
-    pub fn restore(&mut self, loaded: &Loaded) -> Result<ResumeState, CheckpointError> {
+    pub fn restore(&mut self, loaded: &LoadedCheckpoint) -> Result<ResumeState, CheckpointError> {
         let mismatch = |reason: String| CheckpointError::Mismatch {
             path: loaded.path.clone(),
             reason,

@@ -4,7 +4,7 @@
 use crate::comm::{Comm, CommError};
 use crate::optim::{AdamW, HostTensor, Outcome, Update};
 use crate::pack::{LossItem, MaskTable, MicroBatch};
-use crate::policy::{Policy, PolicyError, ScoreGrads, Scores, TensorFile, Want};
+use crate::policy::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TensorFile};
 use sinew_tensor::{Cpu, KernelSet};
 use sinew_types::{
     EpisodeId, PolicyVersion, RowMasks, TensorList, TensorSource, TensorView, TokenId,
@@ -127,7 +127,7 @@ fn entropy(p: &[f64]) -> f64 {
 }
 
 impl Policy for Bigram {
-    fn forward(&mut self, batch: &MicroBatch, want: Want) -> Result<Scores, PolicyError> {
+    fn forward(&mut self, batch: &MicroBatch, want: OutputChoice) -> Result<Scores, PolicyError> {
         self.computed += batch.tokens.len();
         let mut scores = Scores::default();
         for item in &batch.items {

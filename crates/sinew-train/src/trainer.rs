@@ -16,7 +16,7 @@ use crate::comm::{Comm, CommError, SingleProcess};
 use crate::loss::{LossError, LossSpecError, MetricSums, validate_spec};
 use crate::optim::{AdamWConfig, OptimError, Outcome, Schedule, Update};
 use crate::pack::{MicroBatch, PackError, PackedRow, Packing};
-use crate::policy::{Policy, PolicyError, Scores, Want};
+use crate::policy::{OutputChoice, Policy, PolicyError, Scores};
 use derive::derive;
 use serde::{Deserialize, Serialize};
 use sinew_types::{Clock, Correction, EpisodeId, LossSpec, PolicyVersion, TrainRow};
@@ -312,8 +312,8 @@ impl<P: Policy> Trainer<P> {
         let started = (self.clock)();
         let all = packing.micro_batches.len();
         for (index, batch) in packing.micro_batches.iter().enumerate() {
-            let scores = self.policy.forward(batch, Want::default())?;
-            check_scores(batch, &scores, Want::default())?;
+            let scores = self.policy.forward(batch, OutputChoice::default())?;
+            check_scores(batch, &scores, OutputChoice::default())?;
             state.report.computed_tokens += batch.tokens.len();
             for packed in &batch.rows {
                 let row = &state.rows[packed.row];
@@ -410,7 +410,7 @@ impl<P: Policy> Trainer<P> {
     ) -> Result<MetricSums, TrainError> {
         let started = (self.clock)();
         // Entropy costs little compared with the logits, and it shows a collapse first.
-        let want = Want {
+        let want = OutputChoice {
             entropies: true,
             values: state.spec.value.is_some(),
             backward: true,
@@ -462,7 +462,7 @@ pub(crate) fn spread(len: usize, packed: &PackedRow, items: &[f32]) -> Vec<f32> 
 pub(crate) fn check_scores(
     batch: &MicroBatch,
     scores: &Scores,
-    want: Want,
+    want: OutputChoice,
 ) -> Result<(), PolicyError> {
     let n = batch.items.len();
     let expected = |wanted: bool| if wanted { n } else { 0 };

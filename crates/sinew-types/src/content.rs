@@ -9,8 +9,14 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Part {
-    Text { text: String },
+    /// Text that follows the part before it without a separator.
+    Text {
+        /// Characters of the part, not empty inside a [`Content`].
+        text: String,
+    },
+    /// A picture, by reference.
     Image(Media),
+    /// A sound, by reference.
     Audio(Media),
 }
 
@@ -29,6 +35,7 @@ impl Part {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Media {
+    /// Location of the bytes.
     pub source: MediaSource,
     /// Media type as in HTTP (`image/png`), if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -39,6 +46,7 @@ pub struct Media {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MediaSource {
+    /// Address as it was given, which nothing here opens.
     Url(String),
     /// BLAKE3 of the bytes, hexadecimal.
     Blake3(String),

@@ -131,9 +131,15 @@ impl NodeFormat {
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum FinishReason {
     /// A stop id was sampled.
-    StopId { id: TokenId },
+    StopId {
+        /// The stop id, which is the last sampled token.
+        id: TokenId,
+    },
     /// A stop string appeared.
-    StopString { text: String },
+    StopString {
+        /// The stop string that appeared.
+        text: String,
+    },
     /// `max_tokens` were sampled.
     Length,
     /// Prompt and output fill the model's context.
@@ -145,18 +151,27 @@ pub enum FinishReason {
 /// An event of a request. The last one is exactly one `Finished` or `Failed`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineEvent {
+    /// Newly sampled tokens.
     Tokens {
+        /// Id of the request.
         request: RequestId,
+        /// Tokens in order, after those of earlier events.
         tokens: Vec<SampledToken>,
     },
+    /// Regular end, also of an aborted request.
     Finished {
+        /// Id of the request.
         request: RequestId,
+        /// Reason of the end.
         reason: FinishReason,
         /// Prompt tokens that the prefix cache held.
         cached_prompt_tokens: u32,
     },
+    /// End by an error.
     Failed {
+        /// Id of the request.
         request: RequestId,
+        /// Reason of the failure.
         error: EngineError,
     },
 }
@@ -169,22 +184,38 @@ pub type EventSink = Box<dyn FnMut(EngineEvent) + Send>;
 pub enum EngineError {
     /// Too many requests wait; try again later.
     #[error("engine queue is full: {waiting} requests wait, the limit is {limit}")]
-    QueueFull { waiting: usize, limit: usize },
+    QueueFull {
+        /// Requests in the queue.
+        waiting: usize,
+        /// Maximum number of requests in the queue.
+        limit: usize,
+    },
     /// No output would fit after the prompt.
     #[error("prompt of {prompt} tokens does not fit: the context holds {context}")]
-    PromptTooLong { prompt: usize, context: usize },
+    PromptTooLong {
+        /// Length of the prompt in tokens.
+        prompt: usize,
+        /// Length of the context in tokens, prompt and output together.
+        context: usize,
+    },
     /// An id that the model does not have.
     #[error("token id {id} at position {position} is outside the vocabulary of {vocab}")]
     UnknownToken {
+        /// The unknown id.
         id: TokenId,
+        /// Index in the prompt, from 0.
         position: usize,
+        /// Size of the vocabulary; ids are below it.
         vocab: usize,
     },
     /// A parameter out of its range.
     #[error("invalid sampling parameter {name} = {value}: {allowed}")]
     InvalidSampling {
+        /// Name of the parameter.
         name: String,
+        /// Value as it is printed.
         value: String,
+        /// Allowed values in words.
         allowed: String,
     },
     /// A format that cannot be enforced, or no longer.
@@ -233,7 +264,10 @@ pub enum Fidelity {
     /// Ids, log-probs and versions are the model's own: yes.
     TokenExact,
     /// No, for scores only: ids or log-probs are not those that the model sampled.
-    Evaluation { why: String },
+    Evaluation {
+        /// Reason in words, for messages.
+        why: String,
+    },
 }
 
 /// Generates tokens from tokens. It sees no text except stop strings, and no episodes.
@@ -256,6 +290,7 @@ pub trait Engine: Send + Sync {
         weights: Arc<dyn TensorSource>,
     ) -> Result<(), EngineError>;
 
+    /// Load and counters at this moment.
     fn status(&self) -> EngineStatus;
 
     /// Whether its tokens may be trained on.

@@ -14,7 +14,7 @@ pub const MAX_FORMAT_ITEMS: usize = 256;
 pub struct Format {
     /// The language of the output.
     pub grammar: Grammar,
-    /// How JSON inside the format is laid out.
+    /// Layout of JSON inside the format.
     #[serde(default)]
     pub whitespace: Whitespace,
 }
@@ -49,15 +49,27 @@ pub enum Whitespace {
 #[serde(rename_all = "snake_case", tag = "type", deny_unknown_fields)]
 pub enum Grammar {
     /// JSON that this schema accepts. The schema's text is kept, and properties come in its order.
-    JsonSchema { schema: String },
+    JsonSchema {
+        /// JSON Schema as text.
+        schema: String,
+    },
     /// Any JSON object.
     JsonObject,
     /// Text that this regular expression matches as a whole.
-    Regex { pattern: String },
+    Regex {
+        /// Regular expression.
+        pattern: String,
+    },
     /// A grammar in Lark's notation.
-    Lark { grammar: String },
+    Lark {
+        /// Text of the grammar.
+        grammar: String,
+    },
     /// One of these texts, to the byte.
-    Choice { texts: Vec<String> },
+    Choice {
+        /// Texts to choose from, at least one and none empty.
+        texts: Vec<String>,
+    },
     /// Free text with tool calls whose arguments match their schemas.
     Tools(ToolGrammar),
 }
@@ -104,18 +116,26 @@ pub enum ToolNeed {
 /// Reason why a format is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
+    /// A size is above its limit.
     #[error(
         "format.{field} has {actual}, at most {limit} are allowed: make it smaller or split it"
     )]
     TooLarge {
+        /// Name of the size, as it follows `format.`.
         field: &'static str,
+        /// Bytes of the grammar, or number of texts or calls.
         actual: usize,
+        /// [`MAX_FORMAT_BYTES`] or [`MAX_FORMAT_ITEMS`].
         limit: usize,
     },
+    /// A field has a value that it cannot have.
     #[error("format.{field} is {value}: {allowed}")]
     Invalid {
+        /// Name of the field, as it follows `format.`.
         field: &'static str,
+        /// Value in quotes.
         value: String,
+        /// Allowed values in words.
         allowed: &'static str,
     },
 }
@@ -233,7 +253,10 @@ pub enum Enforced {
         format: String,
     },
     /// An outside engine enforced it. Its masks are not known, so the output cannot be trained on.
-    Outside { engine: String },
+    Outside {
+        /// Name of the engine.
+        engine: String,
+    },
     /// It was not enforced: tokens were sampled from the full softmax.
     Advice,
 }

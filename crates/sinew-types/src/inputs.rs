@@ -38,7 +38,7 @@ impl EpisodeInput {
 
 /// Whether episodes have an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Given {
+pub enum InputPresence {
     /// All of them have it.
     Yes,
     /// The author's class, server or agent decides. A class and a server may declare it when they start.
@@ -47,7 +47,7 @@ pub enum Given {
     No(&'static str),
 }
 
-impl Given {
+impl InputPresence {
     /// The input of two sources together: both must have it.
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
@@ -64,21 +64,21 @@ impl Given {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gives {
     /// [`EpisodeInput::States`].
-    pub states: Given,
+    pub states: InputPresence,
     /// [`EpisodeInput::TurnRewards`].
-    pub turn_rewards: Given,
+    pub turn_rewards: InputPresence,
     /// [`EpisodeInput::ToolCounts`].
-    pub tool_counts: Given,
+    pub tool_counts: InputPresence,
     /// [`EpisodeInput::FormatPenalty`].
-    pub format_penalty: Given,
+    pub format_penalty: InputPresence,
 }
 
 impl Gives {
     /// A source that decides everything itself.
-    pub const MAYBE: Self = Self::all(Given::Maybe);
+    pub const MAYBE: Self = Self::all(InputPresence::Maybe);
 
     /// The same answer to every question.
-    pub const fn all(given: Given) -> Self {
+    pub const fn all(given: InputPresence) -> Self {
         Self {
             states: given,
             turn_rewards: given,
@@ -88,7 +88,7 @@ impl Gives {
     }
 
     /// Whether episodes have an input.
-    pub fn of(&self, input: EpisodeInput) -> Given {
+    pub fn of(&self, input: EpisodeInput) -> InputPresence {
         match input {
             EpisodeInput::States => self.states,
             EpisodeInput::TurnRewards => self.turn_rewards,
@@ -111,7 +111,7 @@ impl Gives {
 /// Nothing.
 impl Default for Gives {
     fn default() -> Self {
-        Self::all(Given::No("take an environment that has them"))
+        Self::all(InputPresence::No("take an environment that has them"))
     }
 }
 
@@ -122,18 +122,18 @@ mod tests {
     #[test]
     fn two_sources_have_what_both_have() {
         let none = Gives::default();
-        let all = Gives::all(Given::Yes);
+        let all = Gives::all(InputPresence::Yes);
         for input in EpisodeInput::ALL {
-            assert_eq!(all.and(all).of(input), Given::Yes);
-            assert_eq!(all.and(Gives::MAYBE).of(input), Given::Maybe);
+            assert_eq!(all.and(all).of(input), InputPresence::Yes);
+            assert_eq!(all.and(Gives::MAYBE).of(input), InputPresence::Maybe);
             assert_eq!(Gives::MAYBE.and(none).of(input), none.of(input));
             assert!(!input.name().is_empty());
         }
         let states = Gives {
-            states: Given::Yes,
+            states: InputPresence::Yes,
             ..none
         };
-        assert_eq!(states.of(EpisodeInput::States), Given::Yes);
+        assert_eq!(states.of(EpisodeInput::States), InputPresence::Yes);
         assert_eq!(states.of(EpisodeInput::TurnRewards), none.turn_rewards);
     }
 }

@@ -7,6 +7,8 @@
 //! data that can be serialized; a [`Trace`] that passes [`Trace::validate`] has exactly one
 //! log-probability and one policy version for each sampled token and none for any other.
 
+#![warn(missing_docs)]
+
 mod chat;
 mod clock;
 mod content;
@@ -34,7 +36,7 @@ pub use format::{
     NodeFormat, ToolGrammar, ToolNeed, ToolTag, Whitespace,
 };
 pub use ids::{EpisodeId, GroupId, PolicyVersion, RequestId, TaskId, TokenId};
-pub use inputs::{EpisodeInput, Given, Gives};
+pub use inputs::{EpisodeInput, Gives, InputPresence};
 pub use message::{Message, Role, ToolCall, ToolSpec};
 pub use origin::{Component, MAX_EXTERNAL, Origin, Provenance, Sampling};
 pub use seed::{GOLDEN_GAMMA, SplitMix64, Spread, SpreadMap, finalize64, mix_hash, mix_seed};

@@ -7,9 +7,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
+    /// Instructions that precede the conversation.
     System,
+    /// The person or the environment.
     User,
+    /// The model.
     Assistant,
+    /// Result of a tool call.
     Tool,
 }
 

@@ -143,26 +143,49 @@ impl RowMasks {
 /// Reason why a row is not fit to train on.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TrainRowError {
+    /// A column whose length is not the number of tokens.
     #[error("row of episode {episode}: {field} has {actual} entries, expected {expected}")]
     Length {
+        /// Id of the row's episode.
         episode: EpisodeId,
+        /// Name of the column.
         field: &'static str,
+        /// Entries of the column.
         actual: usize,
+        /// Tokens of the row.
         expected: usize,
     },
+    /// A NaN or an infinity that would reach the loss.
     #[error("row of episode {episode}: {field}[{index}] is {value}")]
     NotFinite {
+        /// Id of the row's episode.
         episode: EpisodeId,
+        /// Name of the column.
         field: &'static str,
+        /// Index of the token in the row.
         index: usize,
+        /// The value that is not finite.
         value: f32,
     },
+    /// Token 0 is trained, although no token precedes it.
     #[error(
         "row of episode {episode}: the first token has weight {weight}, it cannot be predicted"
     )]
-    FirstToken { episode: EpisodeId, weight: f32 },
+    FirstToken {
+        /// Id of the row's episode.
+        episode: EpisodeId,
+        /// Weight of token 0.
+        weight: f32,
+    },
+    /// Masks that are malformed, or that forbid a trained token or one of the teacher's.
     #[error("row of episode {episode}: masks: {why}")]
-    Masks { episode: EpisodeId, why: String },
+    Masks {
+        /// Id of the row's episode.
+        episode: EpisodeId,
+        /// Reason in words.
+        why: String,
+    },
+    /// A trained token has a temperature that no sampler uses.
     #[error(
         "row of episode {episode}: temperatures[{index}] is {value}: of a trained token it is {} to {} (1 for \
          one chosen greedily)",
@@ -170,8 +193,11 @@ pub enum TrainRowError {
         TEMPERATURES.end()
     )]
     Temperature {
+        /// Id of the row's episode.
         episode: EpisodeId,
+        /// Index of the token in the row.
         index: usize,
+        /// Temperature outside [`TEMPERATURES`].
         value: f32,
     },
 }
@@ -292,19 +318,42 @@ pub enum Surrogate {
     /// PPO clip `max(−rA, −clip(r, 1−low, 1+high)A)`, for `A < 0` bounded by `−dual·A`
     /// where `dual` is given (Schulman et al. 2017; Ye et al. 2020).
     Clip {
+        /// Distance of the lower bound of the ratio from 1, 0 or above.
         low: f32,
+        /// Distance of the upper bound of the ratio from 1, 0 or above.
         high: f32,
+        /// Maximum ratio for tokens with negative advantage, above `1 + high`.
         dual: Option<f32>,
     },
     /// PPO clip on the sequence's geometric-mean ratio (GSPO, Zheng et al. 2025).
-    SequenceClip { low: f32, high: f32 },
+    SequenceClip {
+        /// Distance of the lower bound of the sequence's ratio from 1, 0 or above.
+        low: f32,
+        /// Distance of the upper bound of the sequence's ratio from 1, 0 or above.
+        high: f32,
+    },
     /// `−sg(clamp(r, 1−low, 1+high))·A·ℓ_π` (CISPO, MiniMax 2025).
-    Cispo { low: f32, high: f32 },
+    Cispo {
+        /// Distance of the lower bound of the ratio from 1, 0 or above.
+        low: f32,
+        /// Distance of the upper bound of the ratio from 1, 0 or above.
+        high: f32,
+    },
     /// `−(4/τ)·σ(τ(r−1))·A`, τ by the sign of `A` (SAPO, Qwen 2025).
-    Soft { tau_pos: f32, tau_neg: f32 },
+    Soft {
+        /// Temperature of the gate for positive advantages, above 0.
+        tau_pos: f32,
+        /// Temperature of the gate for the other advantages, above 0.
+        tau_neg: f32,
+    },
     /// `−rA + penalty·(ℓ_π − ℓ_old)²` (prime-rl). Where the token's probability has moved by more than
     /// `limit` into the advantage's own direction, the penalty alone.
-    TrustRegion { limit: f32, penalty: f32 },
+    TrustRegion {
+        /// Change of a token's probability above which the penalty acts alone, above 0 and below 1.
+        limit: f32,
+        /// Factor of the squared log-ratio, 0 or above.
+        penalty: f32,
+    },
     /// `−ℓ_π`, advantages as weights (SFT with `A = 1`).
     CrossEntropy,
 }
@@ -313,9 +362,13 @@ pub enum Surrogate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RejectionMetric {
+    /// `w`; the geometric mean of it for a sequence.
     Ratio,
+    /// `−ln w`; the mean of it for a sequence.
     KlK1,
+    /// `(ln w)²/2`; the mean of it for a sequence.
     KlK2,
+    /// `w − 1 − ln w`; the mean of it for a sequence.
     KlK3,
 }
 
@@ -323,11 +376,13 @@ pub enum RejectionMetric {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RejectionLevel {
+    /// Each token by its own metric.
     Token,
+    /// All tokens of a row by the metric of the whole row.
     Sequence,
 }
 
-/// How the gap between the sampling and the training policy is corrected: a factor on
+/// Correction of the gap between the sampling and the training policy: a factor on
 /// `L_t` from `w = exp(ℓ_prox − ℓ_behaviour)`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "type")]
@@ -335,16 +390,32 @@ pub enum Correction {
     /// `ℓ_old = ℓ_behaviour`: the ratio itself spans the whole gap.
     None,
     /// Truncated importance sampling: `clamp(w, low, high)`.
-    Truncate { low: f32, high: f32 },
+    Truncate {
+        /// Lower bound of the ratio `w`, 0 to 1.
+        low: f32,
+        /// Upper bound of the ratio `w`, 1 or above.
+        high: f32,
+    },
     /// IcePop: `w` inside `[low, high]`, 0 outside.
-    Mask { low: f32, high: f32 },
+    Mask {
+        /// Lower bound of the ratio `w`, 0 to 1.
+        low: f32,
+        /// Upper bound of the ratio `w`, 1 or above.
+        high: f32,
+    },
     /// The product of a sequence's `w` on each of its tokens, 0 where it is above `high` (TRL's
     /// `sequence_mask`).
-    SequenceMask { high: f32 },
+    SequenceMask {
+        /// Upper bound of the product of a sequence's ratios, 1 or above.
+        high: f32,
+    },
     /// Tokens or sequences whose metric exceeds the bound leave the loss; the rest is weighted by `w`.
     Reject {
+        /// Quantity that is compared with `upper`.
         metric: RejectionMetric,
+        /// Unit that leaves the loss.
         level: RejectionLevel,
+        /// Largest value that stays in the loss: 1 or above for `ratio`, above 0 for the others.
         upper: f32,
     },
 }
@@ -407,8 +478,11 @@ impl Correction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlEstimator {
+    /// `d`: unbiased, and negative for some tokens.
     K1,
+    /// `d²/2`: biased, never negative.
     K2,
+    /// `e^{−d} − 1 + d`: unbiased, never negative.
     K3,
 }
 
@@ -448,7 +522,7 @@ pub struct TeacherSpec {
     pub coefficient: f32,
 }
 
-/// How token losses are added up; an algorithm turns this into [`TrainRow::weights`].
+/// Sum over token losses; an algorithm turns this into [`TrainRow::weights`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub enum Aggregation {
@@ -459,7 +533,10 @@ pub enum Aggregation {
     /// Mean over episodes of the sum over an episode's tokens.
     SequenceMeanTokenSum,
     /// As before, divided by a constant length (Dr. GRPO).
-    SequenceMeanTokenSumNorm { length: f32 },
+    SequenceMeanTokenSumNorm {
+        /// Number of tokens by which the sums are divided, above 0.
+        length: f32,
+    },
     /// Plain sum.
     TokenSum,
 }

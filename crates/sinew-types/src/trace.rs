@@ -199,13 +199,19 @@ pub fn cut(nodes: &[Node]) -> Option<Limit> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
+    /// The engine refused or failed a request.
     Engine,
+    /// The environment's code or the task's data.
     Environment,
     /// The outside program that drives the turns.
     Harness,
+    /// The sandbox of the environment or the agent.
     Sandbox,
+    /// Conversion of messages to tokens, or back.
     Render,
+    /// The run's store.
     Store,
+    /// The episode was stopped from outside.
     Cancelled,
 }
 
@@ -216,9 +222,17 @@ pub enum EpisodeEnd {
     /// The task ended.
     Terminated,
     /// A limit ended it.
-    Truncated { limit: Limit },
+    Truncated {
+        /// The limit that was reached.
+        limit: Limit,
+    },
     /// The system failed it: data about the system, not about the policy.
-    Failed { kind: FailureKind, message: String },
+    Failed {
+        /// Part of the system that failed.
+        kind: FailureKind,
+        /// Error for people.
+        message: String,
+    },
 }
 
 /// The score of an episode.
@@ -322,35 +336,55 @@ pub struct PathToken {
 /// Invariant that a trace breaks.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TraceError {
+    /// A trace of another format version.
     #[error("trace {episode}: format version {actual}, this program reads {expected}")]
     Version {
+        /// Id of the trace's episode.
         episode: EpisodeId,
+        /// Version of the trace.
         actual: u32,
+        /// [`TRACE_FORMAT_VERSION`].
         expected: u32,
     },
+    /// A parent that does not precede its child.
     #[error("trace {episode}: node {node} has parent {parent}, expected a smaller index")]
     Parent {
+        /// Id of the trace's episode.
         episode: EpisodeId,
+        /// Index of the child.
         node: NodeId,
+        /// Index of the parent, which is not below `node`.
         parent: NodeId,
     },
+    /// A sampled node with another number of log-probabilities than tokens, or another node with any.
     #[error("trace {episode}: node {node} ({kind:?}) has {logprobs} log-probs for {tokens} tokens")]
     Logprobs {
+        /// Id of the trace's episode.
         episode: EpisodeId,
+        /// Index of the node.
         node: NodeId,
+        /// Origin of the node's tokens.
         kind: TokenKind,
+        /// Number of log-probabilities.
         logprobs: usize,
+        /// Number of tokens.
         tokens: usize,
     },
+    /// A log-probability of a sampled token that is not finite, or above 0 by more than rounding (1e-3).
     #[error(
         "trace {episode}: node {node} log-prob {index} is {value}, expected a finite number <= 0"
     )]
     LogprobValue {
+        /// Id of the trace's episode.
         episode: EpisodeId,
+        /// Index of the node.
         node: NodeId,
+        /// Index of the token in the node.
         index: usize,
+        /// The log-probability.
         value: f32,
     },
+    /// A sampled node with a temperature outside [`TEMPERATURES`], or another node with one that is not 1.
     #[error(
         "trace {episode}: node {node} has temperature {value}, expected {} to {}, and 1 for greedy sampling and \
          what nobody sampled",
@@ -358,29 +392,45 @@ pub enum TraceError {
         TEMPERATURES.end()
     )]
     Temperature {
+        /// Id of the trace's episode.
         episode: EpisodeId,
+        /// Index of the node.
         node: NodeId,
+        /// The temperature.
         value: f32,
     },
+    /// Spans of policy versions with a gap, an overlap or a wrong total length.
     #[error("trace {episode}: node {node} has version spans that do not cover its {tokens} tokens")]
     Versions {
+        /// Id of the trace's episode.
         episode: EpisodeId,
+        /// Index of the node.
         node: NodeId,
+        /// Number of tokens of the node.
         tokens: usize,
     },
+    /// A record of the node's output format that contradicts its tokens or itself.
     #[error("trace {episode}: node {node}: format.{field} {why}")]
     Format {
+        /// Id of the trace's episode.
         episode: EpisodeId,
+        /// Index of the node.
         node: NodeId,
+        /// Name of the field of the record.
         field: &'static str,
+        /// Reason in words, which follows the field's name.
         why: String,
     },
+    /// A reward that is not finite or too large.
     #[error(
         "trace {episode}: {field} is {value:e}, allowed: a finite number of magnitude up to {MAX_REWARD:e}"
     )]
     Reward {
+        /// Id of the trace's episode.
         episode: EpisodeId,
+        /// `outcome.reward` or `process_reward`.
         field: &'static str,
+        /// The reward.
         value: f64,
     },
 }

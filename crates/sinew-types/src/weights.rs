@@ -9,8 +9,11 @@ use std::fmt;
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Dtype {
+    /// IEEE 754 binary32.
     F32,
+    /// IEEE 754 binary16.
     F16,
+    /// The upper 16 bits of a binary32.
     #[serde(rename = "BF16")]
     Bf16,
 }
@@ -254,7 +257,7 @@ pub struct WeightsManifestTensor {
     pub delta: Option<DeltaSpan>,
 }
 
-/// A stretch of a file with a tensor's difference to that of the base.
+/// Byte range of a file with the difference of a tensor to the base weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeltaSpan {

@@ -23,13 +23,13 @@ mod live_file;
 mod log;
 mod page;
 mod phases;
-mod pieces;
 pub mod plot;
 mod printer;
 mod report;
 mod run;
 mod status;
 mod summary;
+mod token_text;
 mod visible;
 
 pub use date::date;
@@ -40,10 +40,10 @@ pub use live_file::{LIVE_FILE, LiveFile, LiveRow, LiveState, Sample, TIMELINE_FI
 pub use log::{say, writer};
 pub use page::{Limits, html};
 pub use phases::{Flight, PHASES_FILE, Phases, SpanRow, chrome_trace, flight, phases};
-pub use pieces::pieces;
-pub use printer::{Out, Printer};
+pub use printer::{OutputForm, Printer};
 pub use report::{ReportFile, RunFacts};
 pub use run::{RunSummary, WINDOW, lines, open_regular, smoothed};
 pub use status::{Status, duration};
 pub use summary::{Summary, collected, measured};
+pub use token_text::pieces;
 pub use visible::{json_line, visible};

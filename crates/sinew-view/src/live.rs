@@ -16,7 +16,7 @@
 //! `at most` the number of episodes that may hold it at a time.
 
 use crate::log;
-use crate::printer::{Out, Printer, collected_line};
+use crate::printer::{OutputForm, Printer, collected_line};
 use crate::status::{Status, duration, told};
 use crate::visible::visible;
 use ratatui::backend::CrosstermBackend;
@@ -70,7 +70,7 @@ impl LiveView {
         let (stop, stopped) = sync_channel(1);
         let (events, lines) = (bus.watch(QUEUE), log::divert());
         let printer = Printer {
-            out: Out::Lines,
+            out: OutputForm::Lines,
             steps: status.steps,
         };
         let thread = std::thread::spawn(move || {
@@ -651,7 +651,7 @@ mod tests {
         let events = bus.watch(QUEUE);
         let (stop, stopped) = sync_channel(1);
         let printer = Printer {
-            out: Out::Lines,
+            out: OutputForm::Lines,
             steps: 3,
         };
         let lines = log::divert();

@@ -12,9 +12,9 @@
 //! | an article a node | messages with what is long folded, and the tokens, folded as a whole |
 //! | notes at the end | what was left out |
 
-use crate::pieces::pieces;
 use crate::report::{end_text, escape, kind_name};
 use crate::status::duration;
+use crate::token_text::pieces;
 use crate::visible::visible;
 use sinew_render::Renderer;
 use sinew_types::{

@@ -1,6 +1,6 @@
 //! A run in lines: for people who have no live view, and for scripts.
 //!
-//! [`Out::Json`] writes each line of standard output as an object with one key that names it (`run`, `step`,
+//! [`OutputForm::Json`] writes each line of standard output as an object with one key that names it (`run`, `step`,
 //! `collected`, `measured`, `longest`, `warning`), so that a script can take lines apart without knowing all
 //! kinds. The last line, with the evaluation, is the command's own.
 //!
@@ -8,7 +8,7 @@
 //! quietly: the run does not depend on a reader.
 //!
 //! [`Printer`] takes an event as a recorder, `*_line` functions make its text, and `line` or `json` write it,
-//! depending on [`Out`]. Warnings are shown in any case. Samples of a model are made visible first, so that
+//! depending on [`OutputForm`]. Warnings are shown in any case. Samples of a model are made visible first, so that
 //! they cannot control the terminal.
 //!
 //! Shares are shown in percent with one decimal, and times in seconds or as a duration. JSON has both as
@@ -28,7 +28,7 @@ use std::path::Path;
 
 /// Form of a run's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Out {
+pub enum OutputForm {
     /// Drawn on the terminal, with warnings above.
     Live,
     /// Lines on standard error.
@@ -41,7 +41,7 @@ pub enum Out {
 #[derive(Clone, Copy, Debug)]
 pub struct Printer {
     /// Chosen once, by the command line and the terminal.
-    pub out: Out,
+    pub out: OutputForm,
     /// Steps that the recipe asks for.
     pub steps: u64,
 }
@@ -55,7 +55,7 @@ impl Printer {
 
     /// A line for those who have no live view.
     pub fn line(&self, text: &str) {
-        if self.out == Out::Lines {
+        if self.out == OutputForm::Lines {
             log::say(text);
         }
     }
@@ -63,7 +63,7 @@ impl Printer {
     /// An object on standard output, flushed at once, if that is asked for. An output that cannot be written
     /// is not an error: the run continues without its reader.
     fn json(&self, value: &Value) {
-        if self.out == Out::Json {
+        if self.out == OutputForm::Json {
             let mut out = std::io::stdout().lock();
             // A closed pipe ends quietly.
             let line = json_line(value);
@@ -92,7 +92,9 @@ impl Recorder for Printer {
             RunEvent::Serving { url, token_file } => {
                 let file = token_file.display().to_string();
                 match self.out {
-                    Out::Json => self.json(&json!({"serving": {"url": url, "token_file": file}})),
+                    OutputForm::Json => {
+                        self.json(&json!({"serving": {"url": url, "token_file": file}}))
+                    }
                     _ => log::say(&format!(
                         "serving agents at {url}; the control token is in {file}"
                     )),

@@ -21,7 +21,7 @@ use crate::plot::{Curve, Lane, Span, plot_with_points, timeline};
 use crate::status::duration;
 use sinew_orchestrator::{
     EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, SampleStatus, StepRecord,
-    TokenSummary, Totals, UNSCORED, Waits,
+    TokenSummary, Totals, UNSCORED, WaitTimes,
 };
 use sinew_render::Renderer;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
@@ -53,7 +53,7 @@ pub struct RunFacts {
 
 /// A measurement and its episodes.
 #[derive(Default)]
-struct Measured {
+struct MeasuredEpisodes {
     /// Means over the episodes.
     stats: EpisodeStats,
     /// Episodes in the order of the tasks, so that before and after can be compared.
@@ -73,7 +73,7 @@ pub struct ReportFile {
     /// Measurements in their order.
     evals: Vec<EvalRecord>,
     /// Nothing is written before there is one.
-    before: Option<Measured>,
+    before: Option<MeasuredEpisodes>,
     /// Time at which the page was last written.
     written: Option<Instant>,
 }
@@ -101,7 +101,7 @@ impl ReportFile {
     }
 
     /// Writes the page; `after` is there at the end of the run.
-    fn write(&self, after: Option<&Measured>, wall_s: f64) -> Result<(), PipelineError> {
+    fn write(&self, after: Option<&MeasuredEpisodes>, wall_s: f64) -> Result<(), PipelineError> {
         let Some(before) = &self.before else {
             return Ok(());
         };
@@ -150,7 +150,7 @@ impl Recorder for ReportFile {
                 if !again {
                     self.evals.push(record.as_ref().clone());
                 }
-                let measured = Measured {
+                let measured = MeasuredEpisodes {
                     stats: record.stats.clone(),
                     episodes: Arc::clone(episodes),
                 };
@@ -433,7 +433,7 @@ impl Report<'_> {
         if self.steps.iter().map(length).sum::<f64>() <= 0.0 {
             return Ok(None);
         }
-        let lane = |name: &str, of: fn(&Waits) -> f64| Lane {
+        let lane = |name: &str, of: fn(&WaitTimes) -> f64| Lane {
             name: name.to_owned(),
             spans: self
                 .steps
@@ -641,7 +641,7 @@ pub(crate) fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sinew_orchestrator::Counted;
+    use sinew_orchestrator::SampleCount;
 
     #[test]
     fn markup_in_a_model_s_output_stays_text() {
@@ -674,7 +674,7 @@ mod tests {
             dropped: [("equal rewards in the group".into(), 8 - rows)].into(),
             samples: SampleStatus {
                 scored: 7,
-                unscored: Counted {
+                unscored: SampleCount {
                     count: 1,
                     first: Some(format!("e{step}: judge <down>")),
                 },
@@ -686,11 +686,11 @@ mod tests {
             rollout_s: 3.0,
             train_s: 1.0,
             wall_s: 4.0 * step as f64,
-            waits: Waits {
+            waits: WaitTimes {
                 engine_busy_s: 1.0,
                 engine_tools_s: 3.0,
                 trainer_groups_s: 4.0,
-                ..Waits::default()
+                ..WaitTimes::default()
             },
             ..StepRecord::default()
         };

@@ -8,8 +8,8 @@ use crate::status::duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_orchestrator::{
-    AdmissionRecord, Course, DIVERGENCE_ALARM, EvalRecord, Process, StepRecord, TokenSummary,
-    Verdict, divergence,
+    AdmissionRecord, DIVERGENCE_ALARM, EvalRecord, Process, StepRecord, TokenSummary, Verdict,
+    VerdictInput, divergence,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -48,7 +48,7 @@ pub struct RunSummary {
     admission: AdmissionRecord,
     /// The numbers that its verdict follows from.
     #[serde(skip)]
-    course: Course,
+    course: VerdictInput,
 }
 
 /// Maximum bytes of a file of records.
@@ -128,7 +128,7 @@ impl RunSummary {
             failed: steps.iter().map(|s| s.rollout.failed).sum(),
             retried: steps.iter().map(|s| s.retried).sum(),
             divergence: divergence(&tokens.joins),
-            course: Course::of(&steps, &evals),
+            course: VerdictInput::of(&steps, &evals),
             evals,
             left_out,
             tokens,

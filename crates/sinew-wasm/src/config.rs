@@ -9,6 +9,9 @@ use std::time::Duration;
 pub const FOLDER_INSIDE: &str = "/opt/sinew-wasm";
 /// Folder of the worker program inside of workers.
 pub(crate) const PROGRAM_INSIDE: &str = "/opt/sinew-bin";
+/// Memory of a worker for its modules, and for Python interpreters that are ready.
+const WORKER_OWN_BYTES: u64 = 240 << 20;
+
 /// Settings of a provider.
 #[derive(Clone, Debug)]
 pub struct WasmConfig {
@@ -40,6 +43,11 @@ impl WasmConfig {
             max_live: 4096,
             acquire_timeout: Duration::from_secs(60),
         }
+    }
+
+    /// Memory and files of one program, at most. The kernel would kill the worker of a larger one.
+    pub(crate) fn program_bytes(&self) -> u64 {
+        self.worker_memory_bytes.saturating_sub(WORKER_OWN_BYTES)
     }
 
     /// Folders that must be mounted in the sandboxes of workers: path on the host, and path inside.

@@ -4,7 +4,7 @@ use crate::live::{Frozen, Live};
 use crate::outcome::{Outcome, ended, failed, finish, store};
 use crate::ticks::{Running, Ticker};
 use crate::wasi::{Bounds, Host, Setting, thread_cpu};
-use sinew_sandbox::Ending;
+use sinew_sandbox::{Ending, Limits};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
 use std::path::Path;
@@ -16,7 +16,7 @@ const WASM_STACK_BYTES: usize = 1 << 20;
 /// Maximum time to start Python, and for the first empty turn of a fork.
 const BOOT_TIME: Duration = Duration::from_secs(60);
 /// Memory limit of Python during the start, before the program's limit applies.
-const BOOT_MEMORY: usize = 256 << 20;
+const BOOT_MEMORY: u64 = 256 << 20;
 
 /// Loaded interpreters, and Python instances that are ready.
 pub(crate) struct Interpreters {
@@ -84,25 +84,19 @@ impl Interpreters {
         live.freeze().map(Some)
     }
 
-    /// Forks an interpreter from `frozen`, or from the template.
+    /// An interpreter that is ready, or a new fork of the template.
     ///
     /// # Errors
     /// If this Python has no turns: its module does not export the table of functions.
-    pub(crate) fn fork(&mut self, frozen: Option<&Frozen>) -> Result<Live, String> {
-        match (frozen, self.waiting.pop_front()) {
-            (None, Some(waiting)) => Ok(waiting),
-            (frozen, waiting) => {
-                self.waiting.extend(waiting);
-                let frozen = frozen.or(self.template.as_ref());
-                self.thaw(frozen.ok_or("this Python has no turns: nothing of it can be kept")?)
-            }
-        }
+    pub(crate) fn fork(&mut self) -> Result<Live, String> {
+        self.waiting.pop_front().map_or_else(|| self.thaw(), Ok)
     }
 
-    /// A new instance with the memory of a snapshot. It costs a mapping, not a copy.
-    fn thaw(&self, frozen: &Frozen) -> Result<Live, String> {
+    /// A new instance with the memory of the template. It costs a mapping, not a copy.
+    fn thaw(&self) -> Result<Live, String> {
+        let template = self.template.as_ref().ok_or("this Python has no turns")?;
         let module = self.modules.get(PYTHON).ok_or("there is no Python")?;
-        Live::thaw(module, frozen, boot_setting())
+        Live::thaw(module, template, boot_setting())
     }
 
     /// True if fewer instances are ready than configured.
@@ -113,8 +107,7 @@ impl Interpreters {
     /// Prepares a Python instance. It runs an empty turn, which copies the pages that every turn writes: a
     /// program then starts without page faults.
     pub(crate) fn add(&mut self) -> Result<(), String> {
-        let template = self.template.as_ref().ok_or("this Python has no turns")?;
-        let mut live = self.thaw(template)?;
+        let mut live = self.thaw()?;
         live.warm(self.ticker.running(), boot_setting())?;
         self.waiting.push_back(live);
         Ok(())
@@ -166,10 +159,13 @@ fn boot_setting() -> Setting {
         bounds: Bounds {
             until: Instant::now() + BOOT_TIME,
             cpu: thread_cpu() + BOOT_TIME,
-            memory_bytes: BOOT_MEMORY,
-            output_bytes: 4096,
-            work_bytes: 0,
-            open_files: 64,
+            limits: Limits {
+                memory_bytes: BOOT_MEMORY,
+                output_bytes: 4096,
+                work_bytes: 0,
+                open_files: 64,
+                ..Limits::default()
+            },
             stream: false,
         },
         // The host shows it if the worker does not start.

@@ -54,13 +54,6 @@ impl Blob {
     pub(crate) fn borrow(&self) -> Ref<'_, Vec<u8>> {
         self.data.borrow()
     }
-
-    /// Replaces the bytes.
-    fn set(&self, data: Vec<u8>) {
-        let (old, new) = (self.borrow().len() as u64, data.len() as u64);
-        self.used.set(self.used.get() - old + new);
-        self.data.replace(data);
-    }
 }
 
 impl Drop for Blob {
@@ -176,61 +169,6 @@ impl Fs {
         self.version += 1;
         self.nodes.insert(path.into(), (id, node));
         id
-    }
-
-    /// An independent copy.
-    pub(crate) fn copy(&self) -> Self {
-        let used = Rc::default();
-        let copy = |node: &Node| match node {
-            Node::Folder => Node::Folder,
-            Node::File(old) => Node::File(content(&used, old.borrow().clone())),
-        };
-        let nodes = self.nodes.iter();
-        let nodes = nodes.map(|(path, (id, node))| (path.clone(), (*id, copy(node))));
-        Self {
-            nodes: nodes.collect(),
-            used: Rc::clone(&used),
-            ..*self
-        }
-    }
-
-    /// Starts an execution: changes from now on are reported.
-    pub(crate) fn begin(&mut self, max_bytes: u64) {
-        self.max_bytes = max_bytes;
-        self.changed = false;
-    }
-
-    /// Replaces all files except `/tmp` by those of `tree`. Open descriptors read the new content.
-    pub(crate) fn replace(&mut self, tree: &Tree) {
-        self.nodes
-            .retain(|path, _| in_tmp(path) || tree.contains_key(path));
-        self.version += 1;
-        for (path, file) in tree {
-            match (self.nodes.get(path), file) {
-                (Some((_, Node::Folder)), None) => {}
-                (Some((_, Node::File(content))), Some(file)) => {
-                    let same = content.borrow().as_slice() == file.as_ref();
-                    if !same {
-                        content.set(file.to_vec());
-                    }
-                }
-                (_, None) => {
-                    self.put(path, Node::Folder);
-                }
-                (_, Some(file)) => {
-                    let node = Node::File(content(&self.used, file.to_vec()));
-                    self.put(path, node);
-                }
-            }
-        }
-    }
-
-    /// Path of a file's content.
-    pub(crate) fn name_of(&self, content: &Content) -> Option<String> {
-        let mut nodes = self.nodes.iter();
-        let found =
-            nodes.find(|(_, (_, node))| matches!(node, Node::File(c) if Rc::ptr_eq(c, content)));
-        found.map(|(path, _)| path.clone())
     }
 
     /// The kept files, if they have changed.
@@ -497,13 +435,11 @@ mod tests {
         let more = fs.create("more").unwrap();
         assert_eq!(fs.write(&more, 0, b"x"), Err(Errno::Nospc));
         assert_eq!(fs.resize(&open[0], 11), Err(Errno::Nospc));
-        // A copy has no open files.
-        assert_eq!(fs.copy().bytes(), 0);
         fs.resize(&open[0], 4).unwrap();
         open.truncate(1);
         assert_eq!(fs.bytes(), 4);
         fs.write(&more, 0, &[1; 96]).unwrap();
-        fs.replace(&Tree::new());
+        fs.remove_file("more").unwrap();
         drop((open, more));
         assert_eq!(fs.bytes(), 0);
     }

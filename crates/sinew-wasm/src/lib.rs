@@ -9,13 +9,17 @@
 //! |---|---|
 //! | host: the port, and workers that are started, given jobs and killed | `provider`, `workers`, `config`, `archive` |
 //! | protocol between them | `wire` |
-//! | worker: jobs, kept interpreters, memory | `worker` |
+//! | worker: jobs | `worker` |
 //! | modules and instances, their clock and their result | `engine`, `ticks`, `outcome`, `manifest` |
-//! | a Python that runs several programs | `live`, `boot.py` |
+//! | a started Python and its forks | `live`, `boot.py` |
 //! | interface of programs | `calls` (functions), `wasi` (state), `fs` (files), `memory` (addresses) |
 //!
+//! WASI is this crate's own because `wasmtime-wasi` 48 serves only folders of the host, without a limit on
+//! the bytes and entries that one program of a worker may fill, and cannot copy open descriptors into a
+//! fork. It would also add 28 packages, and end a program that sleeps only if all calls are asynchronous.
+//!
 //! Invariants:
-//! - An instance serves one execution and is dropped, except a live sandbox's own interpreter.
+//! - An instance serves one execution and is dropped.
 //! - The state of a sandbox is its file tree, which the host holds and sends to the worker for one execution.
 //! - Every execution ends by its deadline, also inside of host calls.
 //! - Memory, tables, files, descriptors and output are limited.

@@ -1,18 +1,17 @@
-//! Python interpreters that run several turns: execution, snapshot to a memory file, and fork.
+//! A started Python and its forks.
 //!
-//! A turn is one step of a Python generator (`boot.py`), which ends when its program has ended. The host
-//! takes the step through the slot `tp_iternext` of the generator's type, a function pointer in linear memory
-//! whose place is part of CPython's public layout of type objects. This needs no symbols of the module and no
-//! function number. The state of an interpreter is then its linear memory, globals, tables, and the
-//! descriptors of the host. A snapshot copies the memory into a memfd. A fork is a new instance with a
-//! private mapping of the memfd, so that pages are shared until they are written. This requires the on-demand
-//! allocator, which unmaps the memory of a dropped instance. A pooling allocator would reuse the mapping for
-//! another instance.
+//! A program is a turn: one step of a Python generator (`boot.py`), which ends when its program has ended.
+//! The host takes the step through the slot `tp_iternext` of the generator's type, a function pointer in
+//! linear memory whose place is part of CPython's public layout of type objects. This needs no symbols of
+//! the module and no function number. The state of an interpreter between two turns is its linear memory,
+//! globals, tables, and the descriptors of the host. A snapshot copies the memory into a memfd. A fork is a
+//! new instance with a private mapping of the memfd, so that pages are shared until they are written. This
+//! requires the on-demand allocator, which unmaps the memory of a dropped instance. A pooling allocator
+//! would reuse the mapping for another instance.
 
-use crate::fs::Fs;
 use crate::outcome::{Outcome, ended, finish, store};
 use crate::ticks::Running;
-use crate::wasi::{Host, SavedFd, Setting};
+use crate::wasi::{Fd, Host, Setting};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use sinew_sandbox::Ending;
 use std::fs::File;
@@ -59,16 +58,12 @@ pub(crate) struct Frozen {
     bytes: usize,
     /// Entry of a turn.
     entry: Entry,
-    /// Bytes of memory without pages of zeros, and of files.
-    pub(crate) stored: u64,
     /// Values of the globals.
-    globals: Vec<Plain>,
+    globals: Vec<Val>,
     /// Sizes of the tables.
     tables: Vec<u64>,
-    /// Files at the snapshot.
-    fs: Fs,
     /// Open descriptors at the snapshot.
-    fds: Vec<Option<SavedFd>>,
+    fds: Vec<Option<Fd>>,
 }
 
 /// Entry of a turn, the same in all forks of an interpreter.
@@ -76,7 +71,8 @@ pub(crate) struct Frozen {
 struct Entry {
     /// Address of the generator in linear memory.
     generator: u32,
-    /// Index of its step in the table of functions: `(i32) -> i32`, 0 after an exception.
+    /// Index of the interpreter's step function in the function table. It has the type `(i32) -> i32` and
+    /// returns 0 after an exception.
     step: u32,
 }
 
@@ -95,41 +91,6 @@ impl Entry {
     }
 }
 
-/// Value of a global. References cannot be copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Plain {
-    /// A number of 32 bits, such as the stack pointer.
-    I32(i32),
-    /// A number of 64 bits.
-    I64(i64),
-    /// Bits of a float, so that a NaN is kept.
-    F32(u32),
-    /// Bits of a float of 64 bits.
-    F64(u64),
-}
-
-impl Plain {
-    /// The value, or an error for a reference.
-    fn of(value: &Val) -> Result<Self, String> {
-        match *value {
-            Val::I32(v) => Ok(Self::I32(v)),
-            Val::I64(v) => Ok(Self::I64(v)),
-            Val::F32(v) => Ok(Self::F32(v)),
-            Val::F64(v) => Ok(Self::F64(v)),
-            _ => Err("a global holds a reference: the interpreter cannot be forked".into()),
-        }
-    }
-
-    fn value(self) -> Val {
-        match self {
-            Self::I32(v) => Val::I32(v),
-            Self::I64(v) => Val::I64(v),
-            Self::F32(v) => Val::F32(v),
-            Self::F64(v) => Val::F64(v),
-        }
-    }
-}
-
 /// An interpreter between two turns.
 pub(crate) struct Live {
     /// Instance and state of the host.
@@ -144,7 +105,7 @@ pub(crate) struct Live {
     globals: Vec<Global>,
     /// Tables of the instance.
     tables: Vec<Table>,
-    /// True if no program of a sandbox has run in it.
+    /// True if no turn has run in it.
     fresh: bool,
 }
 
@@ -238,8 +199,7 @@ impl Live {
         setting: Setting,
     ) -> Result<Self, String> {
         let mut host = Host::new(Vec::new(), Vec::new(), setting);
-        host.fs = frozen.fs.copy();
-        host.restore(&frozen.fds);
+        host.fds.clone_from(&frozen.fds);
         let mut store = store(module, host);
         let instance = module.instantiate(&mut store).map_err(say)?;
         let mut live = Self::new(store, instance, frozen.entry)?;
@@ -251,7 +211,7 @@ impl Live {
         }
         live.cover(frozen)?;
         for (global, value) in live.globals.iter().zip(&frozen.globals) {
-            global.set(&mut live.store, value.value()).map_err(say)?;
+            global.set(&mut live.store, *value).map_err(say)?;
         }
         let tables: Vec<u64> = live.tables.iter().map(|t| t.size(&live.store)).collect();
         if tables != frozen.tables || live.globals.len() != frozen.globals.len() {
@@ -296,13 +256,11 @@ impl Live {
         let file = File::from(memfd.map_err(|e| format!("make a memfd: {e}"))?);
         let data = self.memory.data(&self.store);
         file.set_len(data.len() as u64).map_err(|e| e.to_string())?;
-        let mut stored = 0;
         let zeros = [0; PAGE];
         for (n, page) in data.chunks(PAGE).enumerate() {
             if page != &zeros[..page.len()] {
                 let written = file.write_all_at(page, (n * PAGE) as u64);
                 written.map_err(|e| format!("freeze memory: {e}"))?;
-                stored += page.len() as u64;
             }
         }
         let bytes = data.len();
@@ -311,27 +269,19 @@ impl Live {
             .iter()
             .map(|g| g.get(&mut self.store))
             .collect();
-        let host = self.store.data();
+        // References cannot be copied into another store.
+        let number = |v: &Val| matches!(v, Val::I32(_) | Val::I64(_) | Val::F32(_) | Val::F64(_));
+        if !globals.iter().all(number) {
+            return Err("a global holds a reference: the interpreter cannot be forked".into());
+        }
         Ok(Frozen {
             memory: file,
             bytes,
             entry: self.entry,
-            stored: stored + host.fs.bytes(),
-            globals: globals.iter().map(Plain::of).collect::<Result<_, _>>()?,
+            globals,
             tables: self.tables.iter().map(|t| t.size(&self.store)).collect(),
-            fs: host.fs.copy(),
-            fds: host.save(),
+            fds: self.store.data().saved_fds(),
         })
-    }
-
-    /// Bytes of linear memory and files.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.memory.data_size(&self.store) as u64 + self.store.data().fs.bytes()
-    }
-
-    /// Replaces the files except `/tmp`.
-    pub(crate) fn replace_files(&mut self, files: &crate::wire::Tree) {
-        self.store.data_mut().fs.replace(files);
     }
 
     /// Runs a program. Returns true if this interpreter can run another one.
@@ -371,11 +321,11 @@ impl Live {
     pub(crate) fn warm(&mut self, running: Running, setting: Setting) -> Result<(), String> {
         let program = crate::wire::program(&crate::wire::base_env(), WARM_UP);
         let (outcome, alive) = self.run(running, setting, program, true);
-        match alive && outcome.ending == (Ending::Exited { code: 0 }) {
+        match alive && outcome.0.ending == (Ending::Exited { code: 0 }) {
             true => Ok(()),
             false => Err(format!(
                 "the warm-up program of Python ended with {:?}",
-                outcome.ending
+                outcome.0.ending
             )),
         }
     }

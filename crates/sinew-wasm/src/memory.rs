@@ -33,34 +33,26 @@ pub(crate) fn put(memory: &mut [u8], at: u32, bytes: &[u8]) -> Result<(), Errno>
 
 /// Reads a little-endian number.
 pub(crate) fn u32_at(memory: &[u8], at: u32) -> Result<u32, Errno> {
-    let bytes = slice(memory, at, 4)?;
-    Ok(u32::from_le_bytes(
-        bytes.try_into().map_err(|_| Errno::Fault)?,
-    ))
+    let bytes = slice(memory, at, 4)?.first_chunk().ok_or(Errno::Fault)?;
+    Ok(u32::from_le_bytes(*bytes))
 }
 
 /// Reads a little-endian number.
 pub(crate) fn u64_at(memory: &[u8], at: u32) -> Result<u64, Errno> {
-    let bytes = slice(memory, at, 8)?;
-    Ok(u64::from_le_bytes(
-        bytes.try_into().map_err(|_| Errno::Fault)?,
-    ))
+    let bytes = slice(memory, at, 8)?.first_chunk().ok_or(Errno::Fault)?;
+    Ok(u64::from_le_bytes(*bytes))
 }
 
-/// Reads the buffers of a vectored call: address and length. All of them are inside of the memory.
-pub(crate) fn iovecs(memory: &[u8], at: u32, count: u32) -> Result<Vec<(u32, u32)>, Errno> {
+/// Reads `count` buffers of a vectored call: address and length. All of them are inside of the memory.
+pub(crate) fn iovecs(memory: &[u8], (at, count): (u32, u32)) -> Result<Vec<(u32, u32)>, Errno> {
     if count > MAX_IOVECS {
         return Err(Errno::Inval);
     }
-    (0..count)
-        .map(|n| {
-            let at = at.checked_add(n * 8).ok_or(Errno::Fault)?;
-            let (buffer, len) = (
-                u32_at(memory, at)?,
-                u32_at(memory, at.checked_add(4).ok_or(Errno::Fault)?)?,
-            );
-            slice(memory, buffer, len)?;
-            Ok((buffer, len))
-        })
-        .collect()
+    let read = |n: usize| {
+        let at = add(at, 8 * n)?;
+        let (buffer, len) = (u32_at(memory, at)?, u32_at(memory, add(at, 4)?)?);
+        slice(memory, buffer, len)?;
+        Ok((buffer, len))
+    };
+    (0..count as usize).map(read).collect()
 }

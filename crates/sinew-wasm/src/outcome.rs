@@ -4,36 +4,23 @@
 //! the instance is new or continues.
 
 use crate::wasi::{Host, Stop, thread_cpu};
+use crate::wire::{JobResult, Tree};
 use sinew_sandbox::Ending;
 use wasmtime::{InstancePre, Store, Trap, UpdateDeadline};
 
-/// Result of an execution.
-#[derive(Debug)]
-pub(crate) struct Outcome {
-    /// End of the program.
-    pub(crate) ending: Ending,
-    /// True if output was cut at the limit.
-    pub(crate) truncated: bool,
-    /// CPU seconds of the program.
-    pub(crate) cpu_s: f64,
-    /// Maximum linear memory in bytes.
-    pub(crate) peak_memory_bytes: u64,
-    /// Files after the execution, if they have changed.
-    pub(crate) files: Option<crate::wire::Tree>,
-    /// Failure of the worker or module, not of the program.
-    pub(crate) failure: Option<String>,
-}
+/// Result of an execution, and its files if they have changed.
+pub(crate) type Outcome = (JobResult, Option<Tree>);
 
 /// Result of a failure of the worker itself.
 pub(crate) fn failed(failure: String) -> Outcome {
-    Outcome {
-        ending: Ending::SandboxDied,
-        truncated: false,
-        cpu_s: 0.0,
-        peak_memory_bytes: 0,
-        files: None,
-        failure: Some(failure),
-    }
+    let done = JobResult::new(Ending::SandboxDied);
+    (
+        JobResult {
+            failure: Some(failure),
+            ..done
+        },
+        None,
+    )
 }
 
 /// Creates a store whose program checks its limits at every tick.
@@ -58,18 +45,17 @@ pub(crate) fn finish(host: &mut Host, ending: Ending, failure: Option<String>) -
         ending,
         Ending::Exited { code: 0 } | Ending::Timeout | Ending::OutputLimit
     );
-    Outcome {
-        ending: if failed && host.ceiling.refused {
-            Ending::OutOfMemory
-        } else {
-            ending
-        },
+    let done = JobResult {
         truncated: host.truncated,
         cpu_s: cpu.as_secs_f64(),
         peak_memory_bytes: host.ceiling.peak as u64,
-        files: host.fs.changes(),
         failure,
-    }
+        ..JobResult::new(match failed && host.ceiling.refused {
+            true => Ending::OutOfMemory,
+            false => ending,
+        })
+    };
+    (done, host.fs.changes())
 }
 
 /// Converts a trap to the signal that would have killed native code.

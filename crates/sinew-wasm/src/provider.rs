@@ -3,8 +3,8 @@
 use crate::config::{WasmConfig, io_error};
 use crate::fs::resolve;
 use crate::manifest::Manifest;
-use crate::wire::{Freeze, From, Job, Place, Tree, base_env, pack_job};
-use crate::workers::{Home, Memory, Output, Workers, memory_full};
+use crate::wire::{Job, Tree, base_env, pack_job};
+use crate::workers::{Output, Workers};
 use sinew_sandbox::{
     ExecOptions, ExecRequest, ExecResult, Network, Program, Protection, Sandbox, SandboxError,
     SandboxFuture, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, Usage,
@@ -26,7 +26,7 @@ struct Inner {
     /// Names of the modules.
     modules: Vec<String>,
     /// Workers, which start with the first executions.
-    workers: Arc<Workers>,
+    workers: Workers,
     /// Free sandboxes.
     live: Arc<Semaphore>,
     /// Next number of a sandbox or snapshot.
@@ -37,13 +37,13 @@ struct Inner {
 
 impl Inner {
     /// Creates a snapshot. Data shared with other snapshots counts for each of them.
-    fn keep(&self, base: Base) -> Snapshot {
+    fn keep(&self, tree: Arc<Tree>) -> Snapshot {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         Snapshot {
             level: "wasm",
             id,
-            stores: [(id, bytes(&base.tree))].into(),
-            handle: Arc::new(base),
+            stores: [(id, bytes(&tree))].into(),
+            handle: tree,
         }
     }
 }
@@ -77,7 +77,7 @@ impl WasmProvider {
         let protections = Arc::new(protections(below.as_ref(), &manifest));
         Ok(Self {
             inner: Arc::new(Inner {
-                workers: Arc::new(Workers::new(below, config.clone(), &manifest)),
+                workers: Workers::new(below, config.clone(), &manifest),
                 modules: manifest.modules.into_keys().collect(),
                 live: Arc::new(Semaphore::new(config.max_live)),
                 next: AtomicU64::new(1),
@@ -104,7 +104,7 @@ fn protections(below: &dyn SandboxProvider, manifest: &Manifest) -> Vec<Protecti
         (
             "webassembly",
             format!(
-                "{} in linear memories of their own; a program has a fresh one, or its sandbox's",
+                "{} in linear memories of their own; every program has a fresh one",
                 titles.join(", ")
             ),
         ),
@@ -140,7 +140,7 @@ impl SandboxProvider for WasmProvider {
     }
 
     fn acquire<'a>(&'a self, spec: &'a SandboxSpec) -> SandboxFuture<'a, Box<dyn Sandbox>> {
-        Box::pin(async move { self.make(spec, Base::default()).await })
+        Box::pin(async move { self.make(spec, Arc::default()).await })
     }
 
     fn protections(&self) -> Arc<Vec<Protection>> {
@@ -156,10 +156,7 @@ impl SandboxProvider for WasmProvider {
         spec: &'a SandboxSpec,
         snapshot: &'a Snapshot,
     ) -> SandboxFuture<'a, Box<dyn Sandbox>> {
-        Box::pin(async move {
-            let base = own(snapshot)?;
-            self.make(spec, base.clone()).await
-        })
+        Box::pin(async move { self.make(spec, own(snapshot)?).await })
     }
 
     fn export_file<'a>(
@@ -168,7 +165,7 @@ impl SandboxProvider for WasmProvider {
         max_bytes: u64,
     ) -> SandboxFuture<'a, File> {
         Box::pin(async move {
-            let tree = Arc::clone(&own(snapshot)?.tree);
+            let tree = own(snapshot)?;
             apart("export", move || {
                 let file = sinew_sandbox::archive::spool(&[]).map_err(|e| e.to_string())?;
                 let mut file = crate::archive::pack(&tree, file, max_bytes)?;
@@ -182,11 +179,8 @@ impl SandboxProvider for WasmProvider {
     fn import_file(&self, archive: File, max_bytes: u64) -> SandboxFuture<'_, Snapshot> {
         Box::pin(async move {
             let unpack = move || crate::archive::unpack(BufReader::new(archive), max_bytes);
-            let base = Base {
-                tree: Arc::new(apart("import", unpack).await?),
-                memory: None,
-            };
-            Ok(self.inner.keep(base))
+            let tree = apart("import", unpack).await?;
+            Ok(self.inner.keep(Arc::new(tree)))
         })
     }
 }
@@ -201,13 +195,13 @@ async fn apart<T: Send + 'static>(
     done.map_err(|e| io_error(operation, e))
 }
 
-/// State in a snapshot of this level.
+/// Files in a snapshot of this level.
 ///
 /// # Errors
 /// [`SandboxError::Request`] for a snapshot of another level.
-fn own(snapshot: &Snapshot) -> Result<&Base, SandboxError> {
-    let base = snapshot.handle.downcast_ref::<Base>();
-    base.ok_or_else(|| SandboxError::Request {
+fn own(snapshot: &Snapshot) -> Result<Arc<Tree>, SandboxError> {
+    let tree = Arc::clone(&snapshot.handle).downcast();
+    tree.map_err(|_| SandboxError::Request {
         field: "snapshot",
         value: format!("of level {}", snapshot.level),
         allowed: "one of level wasm; others are exported and imported".into(),
@@ -215,12 +209,16 @@ fn own(snapshot: &Snapshot) -> Result<&Base, SandboxError> {
 }
 
 impl WasmProvider {
-    /// Creates a sandbox from a state. No worker takes part: it only reserves a place among the live ones.
+    /// Creates a sandbox from files. No worker takes part: it only reserves a place among the live ones.
     ///
     /// # Errors
     /// [`SandboxError::Unsupported`] for a network, [`SandboxError::NotEnforced`] if `spec` is strict and a
     /// protection is missing, [`SandboxError::Busy`] at the limit of live sandboxes.
-    async fn make(&self, spec: &SandboxSpec, base: Base) -> Result<Box<dyn Sandbox>, SandboxError> {
+    async fn make(
+        &self,
+        spec: &SandboxSpec,
+        base: Arc<Tree>,
+    ) -> Result<Box<dyn Sandbox>, SandboxError> {
         if spec.network != Network::None {
             return Err(SandboxError::Unsupported {
                 operation: "reach a network",
@@ -248,55 +246,12 @@ impl WasmProvider {
         Ok(Box::new(WasmSandbox {
             inner: Arc::clone(&self.inner),
             spec: spec.clone(),
-            number: self.inner.next.fetch_add(1, Ordering::Relaxed),
-            tree: Arc::clone(&base.tree),
-            mind: Mind::of(&base),
+            tree: Arc::clone(&base),
             base,
-            touched: true,
-            peak_bytes: 0,
             executions: 0,
             cpu_s: 0.0,
             _permit: permit,
         }))
-    }
-}
-
-/// Content of a snapshot, and the start of a sandbox.
-#[derive(Clone, Debug, Default)]
-struct Base {
-    /// Files of the sandbox.
-    tree: Arc<Tree>,
-    /// Memory of the interpreter, for live sandboxes.
-    memory: Option<Arc<Memory>>,
-}
-
-/// Interpreter for the next turn of a live sandbox.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Mind {
-    /// Origin of the interpreter.
-    from: From,
-    /// Worker with the interpreter. `None`: any worker.
-    home: Option<Home>,
-}
-
-impl Mind {
-    /// The interpreter of a snapshot, else a new one.
-    fn of(base: &Base) -> Self {
-        match &base.memory {
-            None => Self::new(),
-            Some(memory) => Self {
-                from: From::Snapshot(memory.snapshot),
-                home: Some(memory.home),
-            },
-        }
-    }
-
-    /// A new interpreter in any worker.
-    fn new() -> Self {
-        Self {
-            from: From::Start,
-            home: None,
-        }
     }
 }
 
@@ -306,30 +261,16 @@ struct WasmSandbox {
     inner: Arc<Inner>,
     /// Limits, environment and settings.
     spec: SandboxSpec,
-    /// Identifies the sandbox's interpreter in workers.
-    number: u64,
     /// Current files.
     tree: Arc<Tree>,
-    /// Interpreter for the next turn.
-    mind: Mind,
-    /// State at the start, for a reset.
-    base: Base,
-    /// True if files were changed from outside since the last execution.
-    touched: bool,
-    /// Maximum linear memory of all executions, in bytes.
-    peak_bytes: u64,
+    /// Files at the start, for a reset.
+    base: Arc<Tree>,
     /// Number of executions.
     executions: u64,
     /// CPU seconds of all executions.
     cpu_s: f64,
     /// Place among the live sandboxes.
     _permit: OwnedSemaphorePermit,
-}
-
-impl Drop for WasmSandbox {
-    fn drop(&mut self) {
-        self.let_go();
-    }
 }
 
 /// Bytes of all files of a tree.
@@ -397,23 +338,24 @@ impl WasmSandbox {
     ) -> Result<Job, SandboxError> {
         let (module, args, code) = self.program(program)?;
         let limits = &self.spec.limits;
-        let place = (self.spec.live && code.is_some()).then_some(Place {
-            number: self.number,
-            from: self.mind.from,
-        });
+        let asked = limits.memory_bytes.saturating_add(limits.work_bytes);
+        let most = self.inner.config.program_bytes();
+        if asked > most {
+            return Err(SandboxError::Unavailable {
+                level: "wasm".into(),
+                reason: format!(
+                    "a worker has no memory for this program: its limits of memory and files are {asked} \
+                     bytes together, at most {most}"
+                ),
+            });
+        }
         Ok(Job {
             module,
             args,
             env: self.variables(env)?,
             code,
-            place,
-            same_files: place.is_some() && self.mind.from == From::Last && !self.touched,
             deadline_ms: deadline.as_millis().min(u128::from(u32::MAX)) as u64,
-            cpu_ms: (limits.cpu_s * 1e3) as u64,
-            memory_bytes: limits.memory_bytes,
-            output_bytes: limits.output_bytes,
-            work_bytes: limits.work_bytes,
-            open_files: limits.open_files,
+            limits: limits.clone(),
             ..Job::default()
         })
     }
@@ -429,35 +371,19 @@ impl WasmSandbox {
         let (stdin, deadline) = (request.stdin, request.deadline);
         let mut job = self.job(request.program, deadline, options.env)?;
         job.stream = options.output.is_some();
-        let place = job.place;
-        let none = Tree::new();
-        let files = if job.same_files {
-            &none
-        } else {
-            self.tree.as_ref()
-        };
-        let job = pack_job(job, &stdin, files).map_err(|e| io_error("pack a job", e))?;
+        let job = pack_job(job, &stdin, &self.tree).map_err(|e| io_error("pack a job", e))?;
         let mut output = Output {
             onward: options.output,
             ..Output::default()
         };
-        let home = place.and(self.mind.home);
-        let ran = self.inner.workers.run(home, &job, deadline, &mut output);
-        let (done, files, home) = ran.await?;
-        if done.memory_full {
-            return Err(memory_full());
-        }
+        let ran = self.inner.workers.run(&job, deadline, &mut output);
+        let (done, files) = ran.await?;
         if let Some(failure) = done.failure {
             return Err(SandboxError::Died(failure));
-        }
-        match place {
-            Some(_) => self.after_turn(done.alive, home),
-            None => self.touched |= files.is_some(),
         }
         if let Some(files) = files {
             self.tree = Arc::new(files);
         }
-        self.peak_bytes = done.peak_memory_bytes;
         self.executions += 1;
         self.cpu_s += done.cpu_s;
         let [stdout, stderr] = output.kept;
@@ -475,19 +401,6 @@ impl WasmSandbox {
             stderr,
             protections: Arc::clone(&self.inner.protections),
         })
-    }
-
-    /// Sets the interpreter for the next turn.
-    fn after_turn(&mut self, alive: bool, home: Home) {
-        self.mind = match alive {
-            true => Mind {
-                from: From::Last,
-                home: Some(home),
-            },
-            // The interpreter has ended, and its memory is lost.
-            false => Mind::new(),
-        };
-        self.touched = false;
     }
 
     /// Environment variables of an execution.
@@ -510,41 +423,8 @@ impl WasmSandbox {
         }
     }
 
-    /// Releases the interpreter of the sandbox.
-    fn let_go(&mut self) {
-        if let (From::Last, Some(home)) = (self.mind.from, self.mind.home) {
-            self.inner
-                .workers
-                .forget(home, |f| f.places.push(self.number));
-        }
-    }
-
-    /// State for a snapshot. Only a live sandbox that has run a program has its own memory to copy.
-    async fn freeze(&self) -> Result<Base, SandboxError> {
-        let memory = match (self.mind.from, self.mind.home) {
-            (From::Last, Some(home)) if self.spec.live => {
-                let snapshot = self.inner.next.fetch_add(1, Ordering::Relaxed);
-                let place = self.number;
-                Some(
-                    self.inner
-                        .workers
-                        .freeze(home, Freeze { place, snapshot })
-                        .await?,
-                )
-            }
-            // No program has run since.
-            (From::Snapshot(_), _) => self.base.memory.clone(),
-            _ => None,
-        };
-        Ok(Base {
-            tree: Arc::clone(&self.tree),
-            memory,
-        })
-    }
-
     /// Writes a file into the tree, with the folders above it. The tree is copied if a snapshot shares it.
     fn write(&mut self, path: &str, content: &[u8]) -> Result<(), String> {
-        self.touched = true;
         let path = plain(path)?;
         let old = self
             .tree
@@ -618,28 +498,20 @@ impl Sandbox for WasmSandbox {
 
     fn snapshot(&mut self) -> SandboxFuture<'_, Snapshot> {
         Box::pin(async move {
-            let base = self.freeze().await?;
-            Ok(self.inner.keep(base))
+            let tree = Arc::clone(&self.tree);
+            Ok(self.inner.keep(tree))
         })
     }
 
     fn reset(&mut self) -> SandboxFuture<'_, ()> {
-        self.let_go();
-        self.number = self.inner.next.fetch_add(1, Ordering::Relaxed);
-        self.mind = Mind::of(&self.base);
-        self.tree = Arc::clone(&self.base.tree);
+        self.tree = Arc::clone(&self.base);
         Box::pin(async { Ok(()) })
     }
 
     fn stats(&mut self) -> SandboxFuture<'_, SandboxStats> {
         let file_bytes = bytes(&self.tree);
         let stats = SandboxStats {
-            memory_bytes: file_bytes
-                + if self.mind.from == From::Last {
-                    self.peak_bytes
-                } else {
-                    0
-                },
+            memory_bytes: file_bytes,
             file_bytes,
             file_count: self.tree.len() as u64,
             executions: self.executions,

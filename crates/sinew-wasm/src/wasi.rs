@@ -11,8 +11,7 @@
 use crate::fs::{Content, Errno, Fs, Node, resolve};
 pub(crate) use crate::memory::{add, iovecs, put, slice, slice_mut, u32_at, u64_at};
 use rustix::time::{ClockId, clock_gettime};
-use sinew_sandbox::{Ending, OutputStream};
-use std::rc::Rc;
+use sinew_sandbox::{Ending, Limits, OutputStream};
 use std::time::{Duration, Instant};
 
 /// Preopened folders. Both are the work folder.
@@ -29,27 +28,11 @@ pub(crate) const FLUSH_BYTES: usize = 16 << 10;
 #[error("{0:?}")]
 pub(crate) struct Stop(pub(crate) Ending);
 
-/// Failure of a host call: an error number for the program, or its end.
-pub(crate) enum Refusal {
-    /// Error number, returned to the program.
-    Errno(Errno),
-    /// End of the program.
-    Stop(Ending),
-}
-
-impl From<Errno> for Refusal {
-    fn from(errno: Errno) -> Self {
-        Self::Errno(errno)
-    }
-}
-
-/// Result of a host call.
-pub(crate) type Answer = Result<(), Refusal>;
+/// Result of a host call, an error number for the program. A call that ends the program sets [`Host::stop`].
+pub(crate) type Answer = Result<(), Errno>;
 
 /// Receiver of output.
 pub(crate) type Sink = Box<dyn FnMut(OutputStream, &[u8])>;
-/// Receiver of output that can move to another thread.
-pub(crate) type SendSink = Box<dyn FnMut(OutputStream, &[u8]) + Send>;
 
 /// Files, input and limits of an execution.
 pub(crate) struct Setting {
@@ -60,24 +43,18 @@ pub(crate) struct Setting {
     /// Limits of the execution.
     pub(crate) bounds: Bounds,
     /// Receiver of output.
-    pub(crate) sink: SendSink,
+    pub(crate) sink: Sink,
 }
 
 /// Limits of an execution.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Bounds {
     /// Deadline.
     pub(crate) until: Instant,
     /// CPU time of the thread at which the execution ends.
     pub(crate) cpu: Duration,
-    /// Maximum linear memory in bytes.
-    pub(crate) memory_bytes: usize,
-    /// Maximum output bytes per stream.
-    pub(crate) output_bytes: usize,
-    /// Maximum bytes of all files.
-    pub(crate) work_bytes: u64,
-    /// Maximum open descriptors.
-    pub(crate) open_files: usize,
+    /// Limits of memory, files, descriptors and output.
+    pub(crate) limits: Limits,
     /// Send output immediately.
     pub(crate) stream: bool,
 }
@@ -123,6 +100,7 @@ impl wasmtime::ResourceLimiter for Ceiling {
 }
 
 /// An open descriptor. Numbers are assigned from 0, the lowest free one first, as POSIX requires.
+#[derive(Clone, Debug)]
 pub(crate) enum Fd {
     /// Standard input of the execution, a pipe that ends.
     Stdin,
@@ -133,39 +111,24 @@ pub(crate) enum Fd {
     /// A folder by its path. A renamed folder is not found through an older descriptor.
     Folder { path: String },
     /// A file by its content: it stays readable after its name is gone.
-    File {
-        content: Content,
-        id: u64,
-        at: u64,
-        append: bool,
-        read: bool,
-        write: bool,
-    },
+    File { content: Content, id: u64, how: How },
     /// Program of the turn.
-    Job { at: usize },
+    Job { at: u64 },
     /// Exit code of the turn.
     Status,
 }
 
-/// A descriptor in a snapshot, independent of an instance.
-#[derive(Clone, Debug)]
-pub(crate) enum SavedFd {
-    /// Standard stream, 0 to 2.
-    Standard(u8),
-    /// Folder by path.
-    Folder(String),
-    /// Program of the turn.
-    Job,
-    /// Exit code of the turn.
-    Status,
-    /// A file by its path and offset.
-    File {
-        path: String,
-        at: u64,
-        append: bool,
-        read: bool,
-        write: bool,
-    },
+/// Offset and mode of an open file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    /// Offset of the next read or write.
+    pub(crate) at: u64,
+    /// Writes go to the end.
+    pub(crate) append: bool,
+    /// Reading is allowed.
+    pub(crate) read: bool,
+    /// Writing is allowed.
+    pub(crate) write: bool,
 }
 
 /// State of the host that a program can access.
@@ -178,6 +141,8 @@ pub(crate) struct Host {
     pub(crate) bounds: Bounds,
     /// True if output was cut at the limit.
     pub(crate) truncated: bool,
+    /// End of the program by the current host call.
+    pub(crate) stop: Option<Ending>,
     /// Program of the current turn.
     job: Vec<u8>,
     /// True while the program may open the files of turns.
@@ -186,18 +151,18 @@ pub(crate) struct Host {
     pub(crate) status: Option<i32>,
     /// Arguments of the program.
     pub(crate) args: Vec<String>,
-    /// Environment variables.
-    env: Vec<(String, String)>,
+    /// Environment variables as `NAME=VALUE`.
+    pub(crate) env: Vec<String>,
     /// Standard input.
     stdin: Vec<u8>,
     /// Number of read bytes of standard input.
-    stdin_at: usize,
+    stdin_at: u64,
     /// Bytes written to standard output and standard error.
     written: [usize; 2],
     /// Buffered bytes of standard output and standard error.
     pending: [Vec<u8>; 2],
     /// Receiver of output.
-    sink: Option<Sink>,
+    sink: Sink,
     /// Descriptors by number.
     pub(crate) fds: Vec<Option<Fd>>,
     /// CPU time of the thread at the start of the program.
@@ -221,22 +186,23 @@ impl Host {
         let standard = [Some(Fd::Stdin), Some(Fd::Stdout), Some(Fd::Stderr)];
         Self {
             ceiling: Ceiling {
-                memory_bytes: setting.bounds.memory_bytes,
+                memory_bytes: setting.bounds.limits.memory_bytes as usize,
                 ..Ceiling::default()
             },
-            fs: Fs::new(&setting.files, setting.bounds.work_bytes),
+            fs: Fs::new(&setting.files, setting.bounds.limits.work_bytes),
             bounds: setting.bounds,
             truncated: false,
+            stop: None,
             job: Vec::new(),
             boots: false,
             status: None,
             args,
-            env,
+            env: env.iter().map(|(n, v)| format!("{n}={v}")).collect(),
             stdin: setting.stdin,
             stdin_at: 0,
             written: [0; 2],
             pending: [Vec::new(), Vec::new()],
-            sink: Some(setting.sink),
+            sink: setting.sink,
             fds: standard
                 .into_iter()
                 .chain(PREOPENS.iter().map(folder))
@@ -245,87 +211,28 @@ impl Host {
         }
     }
 
-    /// Starts a turn. Files and descriptors are kept.
-    pub(crate) fn begin(&mut self, setting: Setting, job: Vec<u8>) {
-        let cpu_from = thread_cpu();
-        self.ceiling = Ceiling {
-            memory_bytes: setting.bounds.memory_bytes,
-            peak: self.ceiling.peak,
-            refused: false,
-        };
-        self.fs.begin(setting.bounds.work_bytes);
-        self.bounds = Bounds {
-            cpu: cpu_from + setting.bounds.cpu,
-            ..setting.bounds
-        };
-        (self.stdin, self.stdin_at) = (setting.stdin, 0);
-        (self.written, self.truncated) = ([0; 2], false);
-        self.pending = [Vec::new(), Vec::new()];
-        self.sink = Some(setting.sink);
-        (self.job, self.status) = (job, None);
-        self.cpu_from = cpu_from;
-        for fd in self.fds.iter_mut().flatten() {
+    /// Starts a turn with the files of `setting`. Descriptors are kept.
+    pub(crate) fn begin(&mut self, mut setting: Setting, job: Vec<u8>) {
+        setting.bounds.cpu += thread_cpu();
+        let mut fds = std::mem::take(&mut self.fds);
+        for fd in fds.iter_mut().flatten() {
             if let Fd::Job { at } = fd {
                 *at = 0;
             }
         }
+        let peak = self.ceiling.peak;
+        *self = Self {
+            fds,
+            job,
+            ..Self::new(Vec::new(), Vec::new(), setting)
+        };
+        self.ceiling.peak = peak;
     }
 
-    /// Copies the descriptors for a fork. Removed files are closed in it.
-    pub(crate) fn save(&self) -> Vec<Option<SavedFd>> {
-        let save = |fd: &Fd| match fd {
-            Fd::Stdin => Some(SavedFd::Standard(0)),
-            Fd::Stdout => Some(SavedFd::Standard(1)),
-            Fd::Stderr => Some(SavedFd::Standard(2)),
-            Fd::Folder { path } => Some(SavedFd::Folder(path.clone())),
-            Fd::File {
-                content,
-                at,
-                append,
-                read,
-                write,
-                ..
-            } => Some(SavedFd::File {
-                path: self.fs.name_of(content)?,
-                at: *at,
-                append: *append,
-                read: *read,
-                write: *write,
-            }),
-            Fd::Job { .. } => Some(SavedFd::Job),
-            Fd::Status => Some(SavedFd::Status),
-        };
-        self.fds.iter().map(|fd| save(fd.as_ref()?)).collect()
-    }
-
-    /// Restores copied descriptors for the files of this instance.
-    pub(crate) fn restore(&mut self, saved: &[Option<SavedFd>]) {
-        let restore = |fd: &SavedFd| match fd {
-            SavedFd::Standard(0) => Some(Fd::Stdin),
-            SavedFd::Standard(1) => Some(Fd::Stdout),
-            SavedFd::Standard(_) => Some(Fd::Stderr),
-            SavedFd::Folder(path) => Some(Fd::Folder { path: path.clone() }),
-            SavedFd::Job => Some(Fd::Job { at: 0 }),
-            SavedFd::Status => Some(Fd::Status),
-            SavedFd::File {
-                path,
-                at,
-                append,
-                read,
-                write,
-            } => match self.fs.find(path) {
-                Ok((id, Node::File(content))) => Some(Fd::File {
-                    content,
-                    id,
-                    at: *at,
-                    append: *append,
-                    read: *read,
-                    write: *write,
-                }),
-                _ => None,
-            },
-        };
-        self.fds = saved.iter().map(|fd| restore(fd.as_ref()?)).collect();
+    /// Copies the descriptors for a fork. Files are closed in it.
+    pub(crate) fn saved_fds(&self) -> Vec<Option<Fd>> {
+        let kept = |fd: &Fd| !matches!(fd, Fd::File { .. });
+        self.fds.iter().map(|fd| fd.clone().filter(kept)).collect()
     }
 
     /// True after the deadline or CPU limit.
@@ -340,15 +247,15 @@ impl Host {
             .enumerate()
         {
             let bytes = std::mem::take(&mut self.pending[at]);
-            if let Some(sink) = self.sink.as_mut().filter(|_| !bytes.is_empty()) {
-                sink(stream, &bytes);
+            if !bytes.is_empty() {
+                (self.sink)(stream, &bytes);
             }
         }
     }
 
     /// Keeps output up to the limit, and ends the program at the first byte beyond it.
-    fn output(&mut self, at: usize, bytes: &[u8]) -> Answer {
-        let free = self.bounds.output_bytes - self.written[at];
+    fn output(&mut self, at: usize, bytes: &[u8]) {
+        let free = self.bounds.limits.output_bytes as usize - self.written[at];
         let kept = &bytes[..bytes.len().min(free)];
         self.written[at] += kept.len();
         self.pending[at].extend_from_slice(kept);
@@ -357,9 +264,8 @@ impl Host {
         }
         if kept.len() < bytes.len() {
             self.truncated = true;
-            return Err(Refusal::Stop(Ending::OutputLimit));
+            self.stop = Some(Ending::OutputLimit);
         }
-        Ok(())
     }
 
     /// Finds an open descriptor.
@@ -385,7 +291,7 @@ impl Host {
             .iter()
             .position(Option::is_none)
             .unwrap_or(self.fds.len());
-        if at >= self.bounds.open_files {
+        if at as u64 >= self.bounds.limits.open_files {
             return Err(Errno::Mfile);
         }
         if at == self.fds.len() {
@@ -425,12 +331,7 @@ pub(crate) fn texts(memory: &mut [u8], pointers: u32, buffer: u32, list: &[Strin
 pub(crate) fn sizes(memory: &mut [u8], count: u32, bytes: u32, list: &[String]) -> Answer {
     put(memory, count, &(list.len() as u32).to_le_bytes())?;
     let total: usize = list.iter().map(|t| t.len() + 1).sum();
-    Ok(put(memory, bytes, &(total as u32).to_le_bytes())?)
-}
-
-/// Environment variables as `NAME=VALUE`.
-pub(crate) fn variables(host: &Host) -> Vec<String> {
-    host.env.iter().map(|(n, v)| format!("{n}={v}")).collect()
+    put(memory, bytes, &(total as u32).to_le_bytes())
 }
 
 /// Writes the result of `stat`.
@@ -452,7 +353,7 @@ pub(crate) fn stat(
     out[32..40].copy_from_slice(&size.to_le_bytes());
     let time = changes.saturating_mul(1_000_000_000).to_le_bytes();
     out[48..56].copy_from_slice(&time);
-    Ok(put(memory, at, &out)?)
+    put(memory, at, &out)
 }
 
 /// File type of a character device.
@@ -470,61 +371,47 @@ pub(crate) fn node_stat(memory: &mut [u8], at: u32, host: &Host, path: &str) -> 
     }
 }
 
+/// Copies bytes from an offset, which it moves. Returns their number.
+fn copy(source: &[u8], at: &mut u64, target: &mut [u8]) -> usize {
+    let rest = &source[(*at).min(source.len() as u64) as usize..];
+    let n = rest.len().min(target.len());
+    target[..n].copy_from_slice(&rest[..n]);
+    *at += n as u64;
+    n
+}
+
 /// `fd_read` and `fd_pread`: reads into buffers from the descriptor's offset, or from `from`. Fewer bytes
-/// than asked for mean the end. Standard input has no offset.
+/// than asked for mean the end. Streams have no offset.
 pub(crate) fn read(
     memory: &mut [u8],
     host: &mut Host,
     fd: u32,
-    vecs: &[(u32, u32)],
+    vecs: (u32, u32),
     from: Option<u64>,
     total: u32,
 ) -> Answer {
     let mut read = 0;
-    for &(buffer, len) in vecs {
+    for (buffer, len) in iovecs(memory, vecs)? {
         let target = slice_mut(memory, buffer, len as usize)?;
-        let (stdin, stdin_at) = (host.stdin.as_slice(), host.stdin_at);
-        let (source, at): (&[u8], usize) =
-            match host.fds.get_mut(fd as usize).and_then(Option::as_mut) {
-                Some(Fd::Stdin) if from.is_none() => (stdin, stdin_at),
-                Some(Fd::Job { at }) if from.is_none() => (host.job.as_slice(), *at),
-                Some(Fd::File {
-                    content,
-                    at,
-                    read: true,
-                    ..
-                }) => {
-                    let start = from.map_or(*at, |f| f.saturating_add(u64::from(read)));
-                    let content = content.borrow();
-                    let rest = content
-                        .get(start.min(content.len() as u64) as usize..)
-                        .unwrap_or_default();
-                    let n = rest.len().min(target.len());
-                    target[..n].copy_from_slice(&rest[..n]);
-                    if from.is_none() {
-                        *at += n as u64;
-                    }
-                    read += n as u32;
-                    if n < target.len() {
-                        break;
-                    }
-                    continue;
+        let n = match host.fds.get_mut(fd as usize).and_then(Option::as_mut) {
+            Some(Fd::Stdin) if from.is_none() => copy(&host.stdin, &mut host.stdin_at, target),
+            Some(Fd::Job { at }) if from.is_none() => copy(&host.job, at, target),
+            Some(Fd::File { content, how, .. }) if how.read => match from {
+                None => copy(&content.borrow(), &mut how.at, target),
+                Some(from) => {
+                    let mut at = from.saturating_add(u64::from(read));
+                    copy(&content.borrow(), &mut at, target)
                 }
-                Some(Fd::Folder { .. }) => return Err(Errno::Isdir.into()),
-                _ => return Err(Errno::Badf.into()),
-            };
-        let n = (source.len() - at).min(target.len());
-        target[..n].copy_from_slice(&source[at..at + n]);
-        match host.fd(fd)? {
-            Fd::Job { at } => *at += n,
-            _ => host.stdin_at += n,
-        }
+            },
+            Some(Fd::Folder { .. }) => return Err(Errno::Isdir),
+            _ => return Err(Errno::Badf),
+        };
         read += n as u32;
         if n < len as usize {
             break;
         }
     }
-    Ok(put(memory, total, &read.to_le_bytes())?)
+    put(memory, total, &read.to_le_bytes())
 }
 
 /// `fd_write` and `fd_pwrite`: writes buffers at the descriptor's offset, or at `to`.
@@ -532,42 +419,35 @@ pub(crate) fn write(
     memory: &mut [u8],
     host: &mut Host,
     fd: u32,
-    vecs: &[(u32, u32)],
+    vecs: (u32, u32),
     to: Option<u64>,
     total: u32,
 ) -> Answer {
     let mut written = 0u32;
-    for &(buffer, len) in vecs {
+    for (buffer, len) in iovecs(memory, vecs)? {
         let bytes = slice(memory, buffer, len)?;
         match host.fds.get_mut(fd as usize).and_then(Option::as_mut) {
-            Some(Fd::Stdout) if to.is_none() => host.output(0, bytes)?,
-            Some(Fd::Stderr) if to.is_none() => host.output(1, bytes)?,
+            Some(Fd::Stdout) if to.is_none() => host.output(0, bytes),
+            Some(Fd::Stderr) if to.is_none() => host.output(1, bytes),
             Some(Fd::Status) if to.is_none() => {
                 let text = std::str::from_utf8(bytes).map_err(|_| Errno::Inval)?;
                 host.status = Some(text.trim().parse().map_err(|_| Errno::Inval)?);
             }
-            Some(Fd::File {
-                content,
-                at,
-                append,
-                write: true,
-                ..
-            }) => {
+            Some(Fd::File { content, how, .. }) if how.write => {
                 let end = content.borrow().len() as u64;
-                let start = to.map_or(if *append { end } else { *at }, |t| {
-                    t.saturating_add(u64::from(written))
-                });
+                let next = if how.append { end } else { how.at };
+                let start = to.map_or(next, |t| t.saturating_add(u64::from(written)));
                 host.fs.write(content, start, bytes)?;
                 if to.is_none() {
-                    *at = start + bytes.len() as u64;
+                    how.at = start + bytes.len() as u64;
                 }
             }
-            Some(Fd::Folder { .. }) => return Err(Errno::Isdir.into()),
-            _ => return Err(Errno::Badf.into()),
+            Some(Fd::Folder { .. }) => return Err(Errno::Isdir),
+            _ => return Err(Errno::Badf),
         }
         written = written.saturating_add(len);
     }
-    Ok(put(memory, total, &written.to_le_bytes())?)
+    put(memory, total, &written.to_le_bytes())
 }
 
 /// Flags of `path_open`.
@@ -580,12 +460,8 @@ pub(crate) struct Opening {
     exclusive: bool,
     /// Set the length to 0.
     truncate: bool,
-    /// Write at the end.
-    append: bool,
-    /// Allow reading.
-    read: bool,
-    /// Allow writing.
-    write: bool,
+    /// Mode of the descriptor.
+    how: How,
 }
 
 impl Opening {
@@ -596,49 +472,49 @@ impl Opening {
             folder: oflags & 2 != 0,
             exclusive: oflags & 4 != 0,
             truncate: oflags & 8 != 0,
-            append: fdflags & 1 != 0,
-            read: rights & (1 << 1) != 0,
-            write: rights & (1 << 6) != 0,
+            how: How {
+                at: 0,
+                append: fdflags & 1 != 0,
+                read: rights & (1 << 1) != 0,
+                write: rights & (1 << 6) != 0,
+            },
         }
     }
 }
 
 /// Opens a path and returns the descriptor's number. The files of turns can be opened only while an
 /// interpreter starts.
-pub(crate) fn path_open(host: &mut Host, path: &str, how: &Opening) -> Result<u32, Refusal> {
+pub(crate) fn path_open(host: &mut Host, path: &str, how: &Opening) -> Result<u32, Errno> {
     match path {
-        JOB_PATH if host.boots => return Ok(host.open(Fd::Job { at: 0 })?),
-        STATUS_PATH if host.boots => return Ok(host.open(Fd::Status)?),
+        JOB_PATH if host.boots => return host.open(Fd::Job { at: 0 }),
+        STATUS_PATH if host.boots => return host.open(Fd::Status),
         _ => {}
     }
     let (id, node) = match host.fs.find(path) {
-        Ok(_) if how.create && how.exclusive => return Err(Errno::Exist.into()),
+        Ok(_) if how.create && how.exclusive => return Err(Errno::Exist),
         Ok(found) => found,
         Err(Errno::Noent) if how.create && !how.folder => {
             host.fs.create(path)?;
             host.fs.find(path)?
         }
-        Err(e) => return Err(e.into()),
+        Err(e) => return Err(e),
     };
     let fd = match node {
-        Node::Folder if how.write || how.truncate => return Err(Errno::Isdir.into()),
+        Node::Folder if how.how.write || how.truncate => return Err(Errno::Isdir),
         Node::Folder => Fd::Folder { path: path.into() },
-        Node::File(_) if how.folder => return Err(Errno::Notdir.into()),
+        Node::File(_) if how.folder => return Err(Errno::Notdir),
         Node::File(content) => {
             if how.truncate {
                 host.fs.resize(&content, 0)?;
             }
             Fd::File {
-                content: Rc::clone(&content),
+                content,
                 id,
-                at: 0,
-                append: how.append,
-                read: how.read,
-                write: how.write,
+                how: how.how,
             }
         }
     };
-    Ok(host.open(fd)?)
+    host.open(fd)
 }
 
 /// `fd_fdstat_get`: type, flags and rights of a descriptor.
@@ -646,7 +522,7 @@ pub(crate) fn fdstat(memory: &mut [u8], host: &mut Host, fd: u32, at: u32) -> An
     let (kind, flags) = match host.fd(fd)? {
         Fd::Stdin | Fd::Stdout | Fd::Stderr => (CHARACTERS, 0u16),
         Fd::Folder { .. } => (FOLDER, 0),
-        Fd::File { append, .. } => (FILE, u16::from(*append)),
+        Fd::File { how, .. } => (FILE, u16::from(how.append)),
         Fd::Job { .. } | Fd::Status => (FILE, 0),
     };
     // Streams do not have the rights seek and tell.
@@ -660,7 +536,7 @@ pub(crate) fn fdstat(memory: &mut [u8], host: &mut Host, fd: u32, at: u32) -> An
     out[2..4].copy_from_slice(&flags.to_le_bytes());
     out[8..16].copy_from_slice(&rights.to_le_bytes());
     out[16..24].copy_from_slice(&rights.to_le_bytes());
-    Ok(put(memory, at, &out)?)
+    put(memory, at, &out)
 }
 
 /// `fd_seek`: moves the offset of a file and writes it to `to`. It may lie behind the end.
@@ -672,18 +548,17 @@ pub(crate) fn seek(
     whence: i32,
     to: u32,
 ) -> Answer {
-    let Fd::File { content, at, .. } = host.fd(fd)? else {
-        return Err(Errno::Spipe.into());
+    let Fd::File { content, how, .. } = host.fd(fd)? else {
+        return Err(Errno::Spipe);
     };
     let base = match whence {
         0 => 0,
-        1 => *at,
+        1 => how.at,
         2 => content.borrow().len() as u64,
-        _ => return Err(Errno::Inval.into()),
+        _ => return Err(Errno::Inval),
     };
-    *at = base.checked_add_signed(offset).ok_or(Errno::Inval)?;
-    let place = *at;
-    Ok(put(memory, to, &place.to_le_bytes())?)
+    how.at = base.checked_add_signed(offset).ok_or(Errno::Inval)?;
+    put(memory, to, &how.at.to_le_bytes())
 }
 
 /// `fd_readdir`: entries of a folder from `cookie` on, an index in the order of names. Entries `.` and `..`
@@ -712,7 +587,7 @@ pub(crate) fn readdir(
     // The last entry may be truncated. The caller then repeats the call from there.
     out.truncate(len as usize);
     put(memory, buffer, &out)?;
-    Ok(put(memory, used, &(out.len() as u32).to_le_bytes())?)
+    put(memory, used, &(out.len() as u32).to_le_bytes())
 }
 
 /// Time of a clock in nanoseconds: 0 real time, 1 monotonic, 2 and 3 CPU time of the thread.
@@ -724,6 +599,21 @@ pub(crate) fn now(id: i32) -> Result<u64, Errno> {
         _ => return Err(Errno::Inval),
     };
     Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+/// `random_get`: fills a buffer with random bytes of the kernel.
+pub(crate) fn random(buffer: &mut [u8]) -> Answer {
+    for chunk in buffer.chunks_mut(256) {
+        rustix::rand::getrandom(chunk, rustix::rand::GetRandomFlags::empty())
+            .map_err(|_| Errno::Io)?;
+    }
+    Ok(())
+}
+
+/// Name of a preopened folder.
+pub(crate) fn preopened(fd: u32) -> Result<&'static str, Errno> {
+    let found = PREOPENS.iter().find(|p| p.0 == fd);
+    found.map(|p| p.1).ok_or(Errno::Badf)
 }
 
 /// Waits for clocks, at most until the deadline. Descriptors are always ready.
@@ -738,36 +628,34 @@ pub(crate) fn poll(
     ready: u32,
 ) -> Answer {
     if count == 0 || count > 64 {
-        return Err(Errno::Inval.into());
+        return Err(Errno::Inval);
     }
     let (mut due, mut waits) = (Vec::new(), Vec::new());
     for n in 0..count {
-        let at = subscriptions.checked_add(n * 48).ok_or(Errno::Fault)?;
+        let at = add(subscriptions, 48 * n as usize)?;
         let user = u64_at(memory, at)?;
-        let tag = slice(memory, at.checked_add(8).ok_or(Errno::Fault)?, 1)?[0];
+        let tag = slice(memory, add(at, 8)?, 1)?[0];
         if tag != 0 {
             due.push((user, tag));
             continue;
         }
-        let at = |o: u32| at.checked_add(o).ok_or(Errno::Fault);
-        let (id, timeout) = (u32_at(memory, at(16)?)?, u64_at(memory, at(24)?)?);
-        let absolute = u32_at(memory, at(40)?)? & 1 != 0;
-        let wait = if absolute {
-            timeout.saturating_sub(now(id as i32)?)
-        } else {
-            timeout
-        };
+        let id = u32_at(memory, add(at, 16)?)?;
+        let mut wait = u64_at(memory, add(at, 24)?)?;
+        if u32_at(memory, add(at, 40)?)? & 1 != 0 {
+            wait = wait.saturating_sub(now(id as i32)?);
+        }
         waits.push((wait, user));
     }
     if due.is_empty() {
         let Some(&(shortest, _)) = waits.iter().min() else {
-            return Err(Errno::Inval.into());
+            return Err(Errno::Inval);
         };
         let left = host.bounds.until.saturating_duration_since(Instant::now());
         host.flush();
         std::thread::sleep(Duration::from_nanos(shortest).min(left));
         if host.over() {
-            return Err(Refusal::Stop(Ending::Timeout));
+            host.stop = Some(Ending::Timeout);
+            return Ok(());
         }
         due.extend(waits.iter().filter(|w| w.0 == shortest).map(|w| (w.1, 0)));
     }
@@ -778,5 +666,5 @@ pub(crate) fn poll(
         event[16..24].copy_from_slice(&1u64.to_le_bytes());
         put(memory, add(events, 32 * n)?, &event)?;
     }
-    Ok(put(memory, ready, &(due.len() as u32).to_le_bytes())?)
+    put(memory, ready, &(due.len() as u32).to_le_bytes())
 }

@@ -1,7 +1,7 @@
 //! Protocol between host and worker: frames of length, kind and bytes on a stream.
 
 use serde::{Deserialize, Serialize};
-use sinew_sandbox::Ending;
+use sinew_sandbox::{Ending, Limits};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -16,11 +16,7 @@ pub(crate) type Tree = BTreeMap<String, Option<Arc<[u8]>>>;
 pub(crate) enum Kind {
     /// Runs a program; sent to the worker.
     Job,
-    /// Keeps a copy of the memory of a sandbox's Python; sent to the worker.
-    Freeze,
-    /// Releases sandboxes and snapshots; sent to the worker. Has no response.
-    Forget,
-    /// Bytes of standard output; sent by the worker.
+    /// From the worker: bytes of standard output.
     Stdout,
     /// Bytes of standard error; sent by the worker.
     Stderr,
@@ -35,8 +31,6 @@ impl Kind {
     pub(crate) fn of(byte: u8) -> Option<Self> {
         [
             Self::Job,
-            Self::Freeze,
-            Self::Forget,
             Self::Stdout,
             Self::Stderr,
             Self::Done,
@@ -58,66 +52,16 @@ pub(crate) struct Job {
     pub(crate) env: Vec<(String, String)>,
     /// Python code for an interpreter that is already running.
     pub(crate) code: Option<String>,
-    /// Sandbox whose own interpreter runs the code and continues.
-    pub(crate) place: Option<Place>,
-    /// True if the files equal those after the last execution. They are not sent then.
-    pub(crate) same_files: bool,
     /// Wall time in milliseconds.
     pub(crate) deadline_ms: u64,
-    /// CPU time in milliseconds.
-    pub(crate) cpu_ms: u64,
-    /// Maximum linear memory in bytes.
-    pub(crate) memory_bytes: u64,
-    /// Maximum output bytes per stream.
-    pub(crate) output_bytes: u64,
-    /// Maximum bytes of all files.
-    pub(crate) work_bytes: u64,
-    /// Maximum open descriptors.
-    pub(crate) open_files: u64,
+    /// Limits of the sandbox.
+    pub(crate) limits: Limits,
     /// Send output immediately.
     pub(crate) stream: bool,
     /// Bytes of standard input.
     pub(crate) stdin_len: usize,
     /// Paths and lengths of the files.
     pub(crate) paths: Paths,
-}
-
-/// Sandbox with its own interpreter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Place {
-    /// Number of the sandbox.
-    pub(crate) number: u64,
-    /// Origin of its interpreter.
-    pub(crate) from: From,
-}
-
-/// Origin of a sandbox's interpreter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum From {
-    /// A new interpreter.
-    Start,
-    /// The memory of a snapshot.
-    Snapshot(u64),
-    /// The interpreter of the last execution.
-    Last,
-}
-
-/// Request to copy the memory of a sandbox's interpreter as a snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Freeze {
-    /// Number of the sandbox.
-    pub(crate) place: u64,
-    /// Number of the new snapshot.
-    pub(crate) snapshot: u64,
-}
-
-/// Numbers of released sandboxes and snapshots.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Forget {
-    /// Released sandboxes.
-    pub(crate) places: Vec<u64>,
-    /// Released snapshots.
-    pub(crate) snapshots: Vec<u64>,
 }
 
 /// Environment variables of every program.
@@ -153,7 +97,7 @@ pub(crate) type Paths = Vec<(String, Option<usize>)>;
 
 /// Header of a result, followed by the files if any changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Done {
+pub(crate) struct JobResult {
     /// End of the program.
     pub(crate) ending: Ending,
     /// True if output was cut at the limit.
@@ -164,17 +108,13 @@ pub(crate) struct Done {
     pub(crate) peak_memory_bytes: u64,
     /// Failure of the worker itself, not of the program.
     pub(crate) failure: Option<String>,
-    /// True if the memory for another interpreter or snapshot is exhausted. No program has run.
-    pub(crate) memory_full: bool,
-    /// True if the sandbox's own interpreter can run another program.
-    pub(crate) alive: bool,
     /// True if files follow.
     pub(crate) changed: bool,
     /// Paths and lengths of the files.
     pub(crate) paths: Paths,
 }
 
-impl Done {
+impl JobResult {
     /// Creates a result without files, usage and failures.
     pub(crate) fn new(ending: Ending) -> Self {
         Self {
@@ -183,8 +123,6 @@ impl Done {
             cpu_s: 0.0,
             peak_memory_bytes: 0,
             failure: None,
-            memory_full: false,
-            alive: false,
             changed: false,
             paths: Vec::new(),
         }
@@ -266,7 +204,7 @@ pub(crate) fn unpack_job(bytes: &[u8]) -> Result<(Job, Vec<u8>, Tree), String> {
 }
 
 /// Serializes a result, with files only if they have changed.
-pub(crate) fn pack_done(mut done: Done, files: Option<&Tree>) -> Result<Vec<u8>, String> {
+pub(crate) fn pack_done(mut done: JobResult, files: Option<&Tree>) -> Result<Vec<u8>, String> {
     done.changed = files.is_some();
     done.paths = files.map(paths).unwrap_or_default();
     let all: Vec<&[u8]> = files.into_iter().flat_map(blobs).collect();
@@ -274,8 +212,8 @@ pub(crate) fn pack_done(mut done: Done, files: Option<&Tree>) -> Result<Vec<u8>,
 }
 
 /// Parses a result. The files are `None` if they have not changed.
-pub(crate) fn unpack_done(bytes: &[u8]) -> Result<(Done, Option<Tree>), String> {
-    let (mut done, blobs): (Done, _) = unpack(bytes)?;
+pub(crate) fn unpack_done(bytes: &[u8]) -> Result<(JobResult, Option<Tree>), String> {
+    let (mut done, blobs): (JobResult, _) = unpack(bytes)?;
     let files = tree(std::mem::take(&mut done.paths), blobs)?;
     let files = done.changed.then_some(files);
     Ok((done, files))
@@ -319,7 +257,7 @@ mod tests {
             let (job, stdin_again, tree_again) = unpack_job(&bytes).unwrap();
             prop_assert_eq!((job.module.as_str(), &stdin_again, &tree_again), ("python", &stdin, &tree));
             prop_assert!(unpack_job(&bytes[..cut.index(bytes.len())]).is_err());
-            let done = pack_done(Done::new(Ending::Timeout), Some(&tree)).unwrap();
+            let done = pack_done(JobResult::new(Ending::Timeout), Some(&tree)).unwrap();
             prop_assert_eq!(unpack_done(&done).unwrap().1, Some(tree));
         }
     }

@@ -1,21 +1,20 @@
-//! Host side of the workers. Each runs one program at a time and holds interpreters of live sandboxes.
+//! Host side of the workers. Each runs one program at a time.
 //!
-//! A job goes to the worker with the sandbox's interpreter, else to the least busy one, and waits for its
-//! turn there. A worker that does not answer 2 s after the deadline is killed, and so is one whose job was
-//! dropped: the program could not be stopped otherwise. The next job starts another one. Interpreters of live
-//! sandboxes are lost with their worker, and their sandboxes report that.
+//! A job goes to the least busy worker and waits for its turn there. A worker that does not answer 2 s after
+//! the deadline is killed, and so is one whose job was dropped: the program could not be stopped otherwise.
+//! The next job starts another one.
 
 use crate::config::{FOLDER_INSIDE, PROGRAM_INSIDE, WasmConfig, io_error};
 use crate::manifest::Manifest;
-use crate::wire::{Done, Forget, Freeze, Kind, Tree, head, pack, read_head, unpack_done};
+use crate::wire::{JobResult, Kind, Tree, head, read_head, unpack_done};
 use crate::worker::FLAG;
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, Limits, Network, OutputChunk, OutputStream, Program,
     SandboxError, SandboxProvider, SandboxSpec,
 };
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -28,50 +27,16 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_STARTS: u32 = 3;
 /// Time beyond the deadline of an execution until its worker is killed.
 const GRACE: Duration = Duration::from_secs(2);
-/// Maximum time for a worker to copy an interpreter.
-const FREEZE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum lifetime of a worker. Normally it ends with the provider.
 const WORKER_LIFE: Duration = Duration::from_secs(30 * 86_400);
-/// Memory of a worker that is not available to kept interpreters and snapshots.
-const WORKER_OWN_BYTES: u64 = 512 << 20;
-
-/// Identifies a worker: its slot, and the number of its process. A restarted worker has lost all
-/// interpreters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Home {
-    /// Index of the slot.
-    slot: usize,
-    /// Number of the process.
-    life: u64,
-}
-
-/// A copy of the memory of a sandbox's Python in a worker. Dropping it frees the copy.
-#[derive(Debug)]
-pub(crate) struct Memory {
-    /// Workers of the provider.
-    workers: Arc<Workers>,
-    /// Worker that holds the copy.
-    pub(crate) home: Home,
-    /// Number of the copy in the worker.
-    pub(crate) snapshot: u64,
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        self.workers
-            .forget(self.home, |f| f.snapshots.push(self.snapshot));
-    }
-}
 
 /// Place of one worker.
 #[derive(Default)]
 struct Slot {
-    /// Number of the process, and the worker. `None` before the start and after a failure.
-    worker: tokio::sync::Mutex<Option<(u64, Worker)>>,
+    /// The worker. `None` before the start and after a failure.
+    worker: tokio::sync::Mutex<Option<Worker>>,
     /// Number of running and waiting executions.
     busy: AtomicUsize,
-    /// Numbers to release, sent to the worker before its next job.
-    forget: Mutex<Forget>,
 }
 
 /// All workers of a provider. Each starts with its first job, and again after a failure.
@@ -84,8 +49,6 @@ pub(crate) struct Workers {
     modules: Vec<String>,
     /// One slot per worker.
     slots: Vec<Slot>,
-    /// Number of the next process.
-    lives: AtomicU64,
 }
 
 impl std::fmt::Debug for Workers {
@@ -137,15 +100,6 @@ pub(crate) struct Output {
     pub(crate) onward: Option<tokio::sync::mpsc::Sender<OutputChunk>>,
 }
 
-/// Error for an interpreter whose worker has died.
-fn lost() -> SandboxError {
-    SandboxError::Died(
-        "the worker with the interpreter of this sandbox died, and its memory is lost; \
-         reset the sandbox or create another one"
-            .into(),
-    )
-}
-
 impl Workers {
     /// Workers that are not started yet. There is at least one.
     pub(crate) fn new(
@@ -160,100 +114,35 @@ impl Workers {
                 .collect(),
             config,
             modules: manifest.modules.keys().cloned().collect(),
-            lives: AtomicU64::new(1),
         }
     }
 
-    /// Adds numbers to release with the next job of a worker.
-    pub(crate) fn forget(&self, home: Home, add: impl FnOnce(&mut Forget)) {
-        add(&mut self.slots[home.slot]
-            .forget
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner));
-    }
-
-    /// Runs a job in the worker of its interpreter, else in the least busy worker.
+    /// Runs a job in the least busy worker.
     pub(crate) async fn run(
         &self,
-        home: Option<Home>,
         job: &[u8],
         deadline: Duration,
         output: &mut Output,
-    ) -> Result<(Done, Option<Tree>, Home), SandboxError> {
-        let least = || {
-            let slots = self.slots.iter().enumerate();
-            slots
-                .min_by_key(|(_, s)| s.busy.load(Ordering::SeqCst))
-                .map_or(0, |(n, _)| n)
+    ) -> Result<(JobResult, Option<Tree>), SandboxError> {
+        let least = |s: &&Slot| s.busy.load(Ordering::SeqCst);
+        let Some(slot) = self.slots.iter().min_by_key(least) else {
+            return Err(SandboxError::Died("there are no workers".into()));
         };
-        let at = home.map_or_else(least, |h| h.slot);
-        let slot = &self.slots[at];
         let _busy = Busy::new(&slot.busy);
         let mut place = slot.worker.lock().await;
         // Taken out of the slot: dropping this future kills the worker with its program.
-        let mut held = place.take().filter(|(_, w)| !w.process.is_finished());
-        if let Some(home) = home
-            && held.as_ref().is_none_or(|(life, _)| *life != home.life)
-        {
-            *place = held;
-            return Err(lost());
-        }
-        let (life, mut worker) = match held.take() {
-            Some(held) => held,
-            None => (
-                self.lives.fetch_add(1, Ordering::SeqCst),
-                self.start().await?,
-            ),
+        let mut worker = match place.take().filter(|w| !w.process.is_finished()) {
+            Some(worker) => worker,
+            None => self.start().await?,
         };
-        let home = Home { slot: at, life };
-        let forget =
-            std::mem::take(&mut *slot.forget.lock().unwrap_or_else(PoisonError::into_inner));
-        let work = worker.run(&forget, (Kind::Job, job), output);
-        match tokio::time::timeout(deadline + GRACE, work).await {
+        match tokio::time::timeout(deadline + GRACE, worker.run(job, output)).await {
             // The worker does not respond: it is killed with its program.
-            Err(_) => Ok((Done::new(Ending::Timeout), None, home)),
-            Ok(Err(_)) => Ok((Done::new(Ending::SandboxDied), None, home)),
-            Ok(Ok((done, files))) => {
-                *place = Some((life, worker));
-                Ok((done, files, home))
+            Err(_) => Ok((JobResult::new(Ending::Timeout), None)),
+            Ok(Err(_)) => Ok((JobResult::new(Ending::SandboxDied), None)),
+            Ok(Ok(done)) => {
+                *place = Some(worker);
+                Ok(done)
             }
-        }
-    }
-
-    /// Copies the memory of a sandbox's Python as a snapshot.
-    pub(crate) async fn freeze(
-        self: &Arc<Self>,
-        home: Home,
-        freeze: Freeze,
-    ) -> Result<Arc<Memory>, SandboxError> {
-        let slot = &self.slots[home.slot];
-        let _busy = Busy::new(&slot.busy);
-        let mut place = slot.worker.lock().await;
-        let held = place.take().filter(|(_, w)| !w.process.is_finished());
-        let (life, mut worker) = match held {
-            Some(held) if held.0 == home.life => held,
-            other => {
-                *place = other;
-                return Err(lost());
-            }
-        };
-        let forget =
-            std::mem::take(&mut *slot.forget.lock().unwrap_or_else(PoisonError::into_inner));
-        let bytes = pack(&freeze, &[]).map_err(|e| io_error("ask for a snapshot", e))?;
-        let mut output = Output::default();
-        let work = worker.run(&forget, (Kind::Freeze, &bytes), &mut output);
-        let Ok(Ok((done, _))) = tokio::time::timeout(FREEZE_TIMEOUT, work).await else {
-            return Err(lost());
-        };
-        *place = Some((life, worker));
-        match done.failure {
-            _ if done.memory_full => Err(memory_full()),
-            Some(failure) => Err(SandboxError::Died(failure)),
-            None => Ok(Arc::new(Memory {
-                workers: Arc::clone(self),
-                home,
-                snapshot: freeze.snapshot,
-            })),
         }
     }
 
@@ -281,7 +170,7 @@ impl Workers {
                 memory_bytes: self.config.worker_memory_bytes,
                 processes: 64,
                 output_bytes: 64 << 10,
-                // Memory files count as files: the template and the snapshots.
+                // Memory files count as files: the started Python.
                 work_bytes: self.config.worker_memory_bytes,
                 open_files: 4096,
             },
@@ -335,32 +224,17 @@ impl Workers {
     fn argv(&self) -> Vec<String> {
         let name = self.config.program.file_name().unwrap_or_default();
         let program = Path::new(PROGRAM_INSIDE).join(name);
-        let kept = self
-            .config
-            .worker_memory_bytes
-            .saturating_sub(WORKER_OWN_BYTES);
         let fixed = [
             program.to_string_lossy().into_owned(),
             FLAG.into(),
             PORT.to_string(),
             FOLDER_INSIDE.into(),
             self.config.warm.to_string(),
-            kept.to_string(),
         ];
         fixed
             .into_iter()
             .chain(self.modules.iter().cloned())
             .collect()
-    }
-}
-
-/// Error for a worker without memory for another interpreter or snapshot.
-pub(crate) fn memory_full() -> SandboxError {
-    SandboxError::Unavailable {
-        level: "wasm".into(),
-        reason: "a worker has no memory for another live interpreter or snapshot: destroy some, \
-                 or lower sandbox.max_sandboxes"
-            .into(),
     }
 }
 
@@ -380,14 +254,6 @@ fn not_up(ended: Result<Result<ExecResult, SandboxError>, tokio::task::JoinError
     }
 }
 
-/// Serializes a frame.
-fn frame(kind: Kind, bytes: &[u8]) -> Vec<u8> {
-    let mut frame = Vec::with_capacity(5 + bytes.len());
-    frame.extend_from_slice(&head(kind, bytes.len()));
-    frame.extend_from_slice(bytes);
-    frame
-}
-
 impl Worker {
     /// Reads a frame.
     async fn read(&mut self) -> Result<(Kind, Vec<u8>), String> {
@@ -401,20 +267,16 @@ impl Worker {
         Ok((kind, bytes))
     }
 
-    /// Sends a request and collects output until its result. Numbers to release go first.
+    /// Sends a job and collects output until its result.
     async fn run(
         &mut self,
-        forget: &Forget,
-        (kind, bytes): (Kind, &[u8]),
+        job: &[u8],
         output: &mut Output,
-    ) -> Result<(Done, Option<Tree>), String> {
-        let mut request = Vec::new();
-        if *forget != Forget::default() {
-            request = frame(Kind::Forget, &pack(forget, &[])?);
+    ) -> Result<(JobResult, Option<Tree>), String> {
+        for bytes in [head(Kind::Job, job.len()).as_slice(), job] {
+            let written = self.stream.write_all(bytes).await;
+            written.map_err(|e| e.to_string())?;
         }
-        request.extend(frame(kind, bytes));
-        let written = self.stream.write_all(&request).await;
-        written.map_err(|e| e.to_string())?;
         loop {
             let (kind, bytes) = self.read().await?;
             let (at, stream) = match kind {

@@ -476,129 +476,16 @@ fn changed_modules_are_not_loaded() {
     );
 }
 
-fn live() -> SandboxSpec {
-    SandboxSpec {
-        live: true,
-        ..SandboxSpec::default()
-    }
-}
-
-async fn says(place: &mut Box<dyn Sandbox>, code: &str) -> String {
-    let result = run(place, python(code)).await;
-    let errors = text(&result.stderr);
-    assert_eq!(result.ending, OK, "{code}: {errors}");
-    text(&result.stdout).trim_end().to_string()
-}
-
-#[tokio::test]
-async fn live_interpreters_keep_their_memory_and_forks_are_independent() {
-    let provider = provider();
-    let mut place = provider.acquire(&live()).await.unwrap();
-    says(
-        &mut place,
-        "import sys\nx = {'a': [1]}\ndef f(): return x['a']\nopen('f', 'w').write('1')",
-    )
-    .await;
-    assert_eq!(
-        says(&mut place, "x['a'].append(2); print(f(), __name__)").await,
-        "[1, 2] __main__"
-    );
-    // An open file that turns and forks use, and more data than the template has.
-    says(
-        &mut place,
-        "h = open('f', 'a'); h.write('2'); h.flush()\nbig = bytes(range(256)) * (1 << 16)",
-    )
-    .await;
-    let snapshot = place.snapshot().await.unwrap();
-    says(
-        &mut place,
-        "x['a'].append('only here'); h.write('!'); h.flush()",
-    )
-    .await;
-    let mut one = provider.fork(&live(), &snapshot).await.unwrap();
-    let mut two = provider.fork(&live(), &snapshot).await.unwrap();
-    says(
-        &mut one,
-        "x['a'].append('one'); h.write('3'); h.flush(); mine = 1",
-    )
-    .await;
-    assert_eq!(
-        says(
-            &mut two,
-            "print(f(), 'mine' in globals(), len(big), big[-1], open('f').read())"
-        )
-        .await,
-        "[1, 2] False 16777216 255 12"
-    );
-    assert_eq!(
-        says(&mut one, "print(f(), open('f').read())").await,
-        "[1, 2, 'one'] 123"
-    );
-    assert_eq!(
-        says(&mut place, "print(f(), open('f').read())").await,
-        "[1, 2, 'only here'] 12!"
-    );
-    assert_eq!(two.read_file("f", 10).await.unwrap(), b"12");
-}
-
-#[tokio::test]
-async fn reset_restores_the_start_of_a_live_fork() {
-    let provider = provider();
-    let mut place = provider.acquire(&live()).await.unwrap();
-    says(
-        &mut place,
-        "x = {'a': [1]}\ndef f(): return x['a']\nopen('f', 'w').write('12')",
-    )
-    .await;
-    says(&mut place, "x['a'].append(2)").await;
-    let snapshot = place.snapshot().await.unwrap();
-    // A fork of a fork that has not run.
-    let again = provider
-        .fork(&live(), &snapshot)
-        .await
-        .unwrap()
-        .snapshot()
-        .await
-        .unwrap();
-    let mut three = provider.fork(&live(), &again).await.unwrap();
-    assert_eq!(says(&mut three, "print(f())").await, "[1, 2]");
-    let mut one = provider.fork(&live(), &snapshot).await.unwrap();
-    says(&mut one, "x['a'].append('one'); mine = 1; open('f', 'w')").await;
-    one.reset().await.unwrap();
-    assert_eq!(
-        says(
-            &mut one,
-            "print(f(), 'mine' in globals(), open('f').read())"
-        )
-        .await,
-        "[1, 2] False 12"
-    );
-    place.reset().await.unwrap();
-    assert_eq!(says(&mut place, "print('x' in globals())").await, "False");
-    // A fork without `live` has only the files.
-    let mut plain = provider
-        .fork(&SandboxSpec::default(), &snapshot)
-        .await
-        .unwrap();
-    assert_eq!(
-        says(&mut plain, "print('x' in globals(), open('f').read())").await,
-        "False 12"
-    );
-    assert_eq!(says(&mut plain, "print('x' in globals())").await, "False");
-}
-
 #[tokio::test]
 async fn forks_have_different_random_numbers() {
     let provider = provider();
-    let mut place = provider.acquire(&live()).await.unwrap();
-    let code = "import random, uuid, os\nprint(random.random(), uuid.uuid4(), os.urandom(4))";
-    let mut seen = vec![says(&mut place, code).await];
-    let snapshot = place.snapshot().await.unwrap();
-    for _ in 0..3 {
-        let mut fork = provider.fork(&live(), &snapshot).await.unwrap();
-        seen.push(says(&mut fork, code).await);
-        let mut fresh = sandbox(&provider).await;
-        seen.push(says(&mut fresh, code).await);
+    let code =
+        python("import random, uuid, os\nprint(random.random(), uuid.uuid4(), os.urandom(4))");
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        let mut place = sandbox(&provider).await;
+        let result = run(&mut place, code.clone()).await;
+        seen.push(text(&result.stdout).to_string());
     }
     for part in 0..3 {
         let numbers: std::collections::BTreeSet<_> =
@@ -608,152 +495,17 @@ async fn forks_have_different_random_numbers() {
 }
 
 #[tokio::test]
-async fn end_of_a_live_interpreter_affects_only_its_memory() {
+async fn programs_larger_than_a_worker_are_refused() {
     let provider = provider();
-    let mut place = provider.acquire(&live()).await.unwrap();
-    let mut sibling = provider.acquire(&live()).await.unwrap();
-    says(&mut sibling, "kept = 1").await;
-    // The interpreter survives errors and exits of a program.
-    says(&mut place, "x = 1; open('f', 'w').write('1')").await;
-    for (code, ending) in [
-        ("1/0", 1),
-        ("import sys; sys.exit(3)", 3),
-        ("sys.exit('no')", 1),
-        ("x = (", 1),
-    ] {
-        let result = run(&mut place, python(code)).await;
-        assert_eq!(result.ending, Ending::Exited { code: ending }, "{code}");
-        assert!(
-            !text(&result.stderr).contains("boot"),
-            "{}",
-            text(&result.stderr)
-        );
-    }
-    assert_eq!(says(&mut place, "print(x)").await, "1");
-    // The interpreter sees files from outside, and those of another program.
-    place.write_file("g", b"outside").await.unwrap();
-    run(
-        &mut place,
-        argv(&["python", "-c", "open('k', 'w').write('other')"]),
-    )
-    .await;
-    assert_eq!(
-        says(&mut place, "print(open('g').read(), open('k').read(), x)").await,
-        "outside other 1"
-    );
-    assert_eq!(says(&mut sibling, "print(kept)").await, "1");
-    assert!(sibling.stats().await.unwrap().memory_bytes > 1 << 20);
-}
-
-/// The next interpreter after a limit, a trap or `os._exit` is new but has the files.
-#[tokio::test]
-async fn killed_live_interpreters_leave_their_files() {
-    let provider = provider();
-    let mut place = provider.acquire(&live()).await.unwrap();
-    let mut sibling = provider.acquire(&live()).await.unwrap();
-    says(&mut sibling, "kept = 1").await;
-    says(&mut place, "x = 1; open('f', 'w').write('1')").await;
-    let spin = place
-        .exec(request(python("while True: pass"), 0.3))
-        .await
-        .unwrap();
-    assert_eq!(spin.ending, Ending::Timeout);
-    assert_eq!(
-        says(
-            &mut place,
-            "print('x' in globals(), open('f').read()); x = 2"
-        )
-        .await,
-        "False 1"
-    );
-    for (code, ending) in [
-        ("import os; os._exit(7)", Ending::Exited { code: 7 }),
-        ("import os; os.abort()", Ending::Signalled { signal: 6 }),
-    ] {
-        assert_eq!(run(&mut place, python(code)).await.ending, ending);
-        assert_eq!(
-            says(&mut place, "print('x' in globals()); x = 2").await,
-            "False"
-        );
-    }
-    let hog = run(
-        &mut place,
-        python("b = []\nwhile True: b.append(bytes(1 << 20) + b'x')"),
-    )
-    .await;
-    assert_eq!(hog.ending, Ending::OutOfMemory);
-    let mut cut = place
-        .exec(request(python("import sys; print(sys.stdin.read())"), 20.0))
-        .await
-        .unwrap();
-    assert_eq!(
-        (cut.ending, std::mem::take(&mut cut.stdout)),
-        (OK, b"\n".to_vec())
-    );
-    assert_eq!(says(&mut sibling, "print(kept)").await, "1");
-}
-
-#[tokio::test]
-async fn kept_interpreters_are_limited_and_lost_workers_are_reported() {
-    let program = PathBuf::from(env!("CARGO_BIN_EXE_sinew-wasm-worker"));
-    let mut config = WasmConfig::new(modules(), program);
-    // Memory for two interpreters of this size.
-    config.worker_memory_bytes = (512 << 20) + (30 << 20);
-    config.warm = 1;
-    let mut below = ProcessConfig::new("");
-    below.shows = config.shows().unwrap();
-    let below = Arc::new(ProcessProvider::start(below).unwrap());
-    let provider = WasmProvider::new(below, config).unwrap();
-    let mut places = Vec::new();
-    let refused = loop {
-        let mut place = provider.acquire(&live()).await.unwrap();
-        match place.exec(request(python("x = 1"), 20.0)).await {
-            Ok(_) => places.push(place),
-            Err(e) => break e,
-        }
-        assert!(places.len() < 4);
-    };
-    assert!(
-        matches!(&refused, SandboxError::Unavailable { reason, .. } if reason.contains("max_sandboxes")),
-        "{refused}"
-    );
-    assert_eq!(places.len(), 2);
-    // An interpreter that exceeds the memory is dropped. The others stay.
-    let grown = places[1].exec(request(python("y = b'y' * (20 << 20)"), 20.0));
-    assert_eq!(grown.await.unwrap().ending, Ending::OutOfMemory);
-    assert_eq!(says(&mut places[0], "print(x)").await, "1");
-    assert_eq!(
-        says(&mut places[1], "print('x' in globals())").await,
-        "False"
-    );
-    places.pop().unwrap().destroy().await.unwrap();
-    let mut spec = live();
-    spec.limits.memory_bytes = 1 << 30;
+    let mut spec = SandboxSpec::default();
+    spec.limits.memory_bytes = 2 << 30;
     let mut large = provider.acquire(&spec).await.unwrap();
     let refused = large
         .exec(request(python("x = 1"), 20.0))
         .await
         .unwrap_err();
     assert!(refused.to_string().contains("no memory"), "{refused}");
-    let mut place = provider.acquire(&live()).await.unwrap();
-    says(&mut place, "x = 1").await;
-    // The worker is killed with all interpreters. A new sandbox gets another worker.
-    for pid in workers() {
-        let kill = std::process::Command::new("kill")
-            .args(["-9", &pid.to_string()])
-            .status();
-        assert!(kill.unwrap().success());
-    }
-    let lost = place.exec(request(python("print(x)"), 20.0)).await;
-    assert!(!matches!(&lost, Ok(r) if r.ending == OK), "{lost:?}");
-    let told = places[0]
-        .exec(request(python("print(x)"), 20.0))
-        .await
-        .unwrap_err();
-    assert!(told.to_string().contains("its memory is lost"), "{told}");
-    places[0].reset().await.unwrap();
-    assert_eq!(
-        says(&mut places[0], "print('x' in globals())").await,
-        "False"
-    );
+    spec.limits.memory_bytes = 1 << 30;
+    let mut place = provider.acquire(&spec).await.unwrap();
+    assert_eq!(run(&mut place, python("x = 1")).await.ending, OK);
 }

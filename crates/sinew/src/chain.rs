@@ -1,13 +1,13 @@
 //! `sinew train` of a recipe with stages: each is a run in a separate folder, by the code of all runs.
 
 use crate::track::{TrackArgs, Trackers};
-use crate::train::{self, Finished, TrainOptions};
+use crate::train::{self, CommandEnd, TrainOptions};
 use crate::{RunArgs, check, output, signals};
 use serde_json::{Value, json};
 use sinew_assembly::Failure;
 use sinew_recipe::{ChainPlan, RunPlan};
 use sinew_runs::Resume;
-use sinew_runs::chain::{Begin, ChainDir, Handed, Stages, drive};
+use sinew_runs::chain::{ChainDir, HandedWeights, StageStart, Stages, drive};
 use std::path::{Path, PathBuf};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -32,7 +32,7 @@ pub(crate) fn run(
     args: &RunArgs,
     track: &TrackArgs,
     chain: &ChainPlan,
-) -> Result<Finished, Failure> {
+) -> Result<CommandEnd, Failure> {
     let default = || PathBuf::from("runs").join(&chain.name);
     let path = args.run_dir.clone().unwrap_or_else(default);
     let trackers = track.trackers()?;
@@ -65,7 +65,7 @@ pub(crate) fn run(
     if !args.json {
         output::print(&sinew_runs::chain::table(&dir));
     }
-    Ok(Finished {
+    Ok(CommandEnd {
         last: sinew_runs::chain::last_line(dir.ended()),
         trouble: None,
     })
@@ -88,7 +88,7 @@ impl Stages for Trainer<'_> {
     type Error = Failure;
 
     /// Says which stage begins and with which weights; after a signal, no further stage begins.
-    fn begin(&mut self, begin: &Begin<'_>) -> Result<(), Failure> {
+    fn begin(&mut self, begin: &StageStart<'_>) -> Result<(), Failure> {
         if *self.signals.borrow() > 0 {
             return Err(Failure::Interrupt(String::new()));
         }
@@ -147,13 +147,13 @@ impl Stages for Trainer<'_> {
     }
 
     /// The newest whole checkpoint of a stage, and the BLAKE3 hash of its weights with adapters merged.
-    fn weights(&mut self, folder: &Path) -> Result<Handed, Failure> {
+    fn weights(&mut self, folder: &Path) -> Result<HandedWeights, Failure> {
         let run = sinew_assembly::RunModel::open(folder)?;
         let checkpoint = run.checkpoint()?;
         let name = checkpoint.file_name().unwrap_or_default();
         let params = run.params()?;
         let hash = blake3::hash(bytemuck::cast_slice(params.values()));
-        Ok(Handed {
+        Ok(HandedWeights {
             checkpoint: name.to_string_lossy().into_owned(),
             weights: hash.to_hex().to_string(),
         })

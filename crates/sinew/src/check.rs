@@ -24,10 +24,10 @@
 //! outside first (a server that answers, a program that starts), which is named.
 
 mod attempts;
-mod disk;
+pub(crate) mod disk;
 pub(crate) mod memory;
 pub(crate) mod prompts;
-mod reach;
+pub(crate) mod reach;
 
 use crate::output;
 use serde_json::json;
@@ -36,7 +36,6 @@ use sinew_assembly::Failure;
 use sinew_env::{EnvFactory, Split, Taskset};
 use sinew_recipe::{DataSection, EngineType, ModelSection, Recipe, RecipeError, RunPlan};
 use sinew_render::{MockTrajectory, conformance_check};
-use sinew_sandbox::{ExecRequest, Program, SandboxProvider, SandboxSpec};
 use sinew_types::Task;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -266,7 +265,7 @@ fn before_episodes(recipe: &RunPlan) -> Result<sinew_assembly::Tasks, Failure> {
 }
 
 /// The kernels and threads that everything is computed with.
-fn device() -> Result<String, Failure> {
+pub(crate) fn device() -> Result<String, Failure> {
     let device = sinew_assembly::device()?;
     let (kernels, threads) = (sinew_assembly::kernels(&device), device.threads());
     Ok(format!("kernels {kernels}, {threads} threads"))
@@ -380,51 +379,15 @@ fn image(recipe: &RunPlan) -> Result<Option<String>, Failure> {
     )
 }
 
-/// Runs `print(6 * 7)` in a sandbox of the recipe, and lists the protections that are not in force.
+/// Runs a program in a sandbox of the recipe, and lists the protections that are not in force.
 fn sandbox(recipe: &RunPlan) -> Result<String, Failure> {
-    let provider = sinew_assembly::levels::sandboxes(&sinew_assembly::levels::egress::unrecorded(
-        &recipe.sandbox,
-    ))?;
-    let spec = sinew_assembly::levels::sandbox_spec(&recipe.sandbox)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Failure::system)?;
-    let answer = runtime.block_on(try_one(provider.as_ref(), &spec))?;
-    if answer != b"42\n" {
-        return Err(Failure::system(format!(
-            "a sandboxed Python printed {:?} instead of 42",
-            String::from_utf8_lossy(&answer)
-        )));
-    }
-    let (level, protections) = (&recipe.sandbox.level, provider.protections());
-    let missing: Vec<String> = protections
-        .iter()
-        .filter(|p| !p.enforced)
-        .map(|p| format!("{} ({})", p.name, p.how))
-        .collect();
-    let in_force = if missing.is_empty() {
-        format!("all {} protections are in force", protections.len())
-    } else {
-        format!("not enforced here: {}", missing.join(", "))
-    };
+    let section = sinew_assembly::levels::egress::unrecorded(&recipe.sandbox);
+    let probed = crate::sandbox::probed(&section)?;
+    let (level, in_force) = (&recipe.sandbox.level, probed.in_force());
     // The monitor of virtual machines here, and the reason.
-    let machine = protections.iter().find(|p| p.name == "machine");
-    let machine = machine.map_or(String::new(), |p| format!("; {}", p.how));
+    let machine = probed.how("machine");
+    let machine = machine.map_or(String::new(), |how| format!("; {how}"));
     Ok(format!("{level}: {in_force}{machine}"))
-}
-
-/// Standard output of one Python program in a fresh sandbox, which is destroyed afterwards.
-async fn try_one(provider: &dyn SandboxProvider, spec: &SandboxSpec) -> Result<Vec<u8>, Failure> {
-    let mut sandbox = provider.acquire(spec).await.map_err(Failure::system)?;
-    let request = ExecRequest {
-        program: Program::Python("print(6 * 7)".into()),
-        stdin: Vec::new(),
-        deadline: Duration::from_secs(20),
-    };
-    let result = sandbox.exec(request).await.map_err(Failure::system)?;
-    sandbox.destroy().await.map_err(Failure::system)?;
-    Ok(result.stdout)
 }
 
 /// Numbers of tasks, which `eval.tasks` and `rollout.tasks_per_step` must not exceed.

@@ -11,7 +11,7 @@
 
 use crate::{RunArgs, check, output, train};
 use clap::Args;
-use sinew_assembly::collecting::Collected;
+use sinew_assembly::collecting::CollectionEnd;
 use sinew_assembly::{Failure, Gathering};
 use sinew_orchestrator::{CollectProgress, FAILING, Process, RunEvent};
 use sinew_recipe::{Recipe, RunPlan};
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &CollectArgs) -> Result<(), Failure> {
     args.run.end(gathered(args))
 }
 
-fn gathered(args: &CollectArgs) -> Result<train::Finished, Failure> {
+fn gathered(args: &CollectArgs) -> Result<train::CommandEnd, Failure> {
     let mut recipe = match args.run.recipe()? {
         Recipe::Run(recipe) => *recipe,
         Recipe::Chain(_) => {
@@ -99,7 +99,7 @@ fn gather(
     dir: &RunDir,
     options: &train::TrainOptions,
     how: &Gathering,
-) -> Result<train::Finished, Failure> {
+) -> Result<train::CommandEnd, Failure> {
     let trouble = |progress: &CollectProgress| {
         let (failed, all) = (progress.failed, progress.episodes);
         (failed as f64 >= FAILING * all as f64 && failed > 0).then(|| {
@@ -109,7 +109,7 @@ fn gather(
             )
         })
     };
-    let Collected {
+    let CollectionEnd {
         progress,
         now,
         store,
@@ -133,5 +133,5 @@ fn gather(
     let last = serde_json::json!({
         "collected": progress, "now": now, "stored": store, "wall_s": wall_s,
     });
-    Ok(train::Finished { last, trouble })
+    Ok(train::CommandEnd { last, trouble })
 }

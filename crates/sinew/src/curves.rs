@@ -14,7 +14,7 @@ use sinew_view::plot::{Curve, plot};
 use sinew_view::{WINDOW, lines, smoothed};
 use std::path::{Path, PathBuf};
 
-/// What of held-out episodes is drawn.
+/// The measure of held-out episodes that is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum HeldOut {
     /// Share of solved episodes

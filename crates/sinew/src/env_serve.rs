@@ -57,7 +57,7 @@ pub(crate) struct ServeArgs {
     seed: u64,
 }
 
-/// How clients speak.
+/// Protocol of the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Protocol {
     /// Sinew's own, over HTTP
@@ -69,7 +69,7 @@ enum Protocol {
 }
 
 /// Parts that the server needs.
-struct Served {
+struct ServerParts {
     worlds: Worlds,
     /// Tools that every episode has.
     tools: Vec<ToolSpec>,
@@ -194,7 +194,7 @@ async fn listen(
 }
 
 /// The environments of a target.
-fn served(args: &ServeArgs) -> Result<Served, Failure> {
+fn served(args: &ServeArgs) -> Result<ServerParts, Failure> {
     let target = args.target.as_str();
     if target.ends_with(".toml") {
         let recipe = Recipe::load(Path::new(target), ENVIRONMENTS).map_err(Failure::input)?;
@@ -231,11 +231,11 @@ fn served(args: &ServeArgs) -> Result<Served, Failure> {
 }
 
 /// Tasks, environments and rewards of a recipe.
-fn of_plan(plan: &RunPlan) -> Result<Served, Failure> {
+fn of_plan(plan: &RunPlan) -> Result<ServerParts, Failure> {
     let tasks = sinew_assembly::tasks(plan)?;
     let sinew_assembly::World { taskset, envs, .. } = sinew_assembly::world(plan, &tasks)?;
     let example = taskset.get(Split::Train, 0).ok();
-    Ok(Served {
+    Ok(ServerParts {
         has_tasks: !taskset.is_empty(Split::Train),
         worlds: Worlds {
             envs,
@@ -248,7 +248,7 @@ fn of_plan(plan: &RunPlan) -> Result<Served, Failure> {
 }
 
 /// A class of Python with its own tasks, if it has some.
-fn of_class(keys: &Python, seed: u64) -> Result<Served, Failure> {
+fn of_class(keys: &Python, seed: u64) -> Result<ServerParts, Failure> {
     keys.check().map_err(Failure::input)?;
     let workers = keys.workers(None).map_err(Failure::input)?;
     let factory =
@@ -271,7 +271,7 @@ fn of_class(keys: &Python, seed: u64) -> Result<Served, Failure> {
             seed,
         }),
     };
-    Ok(Served {
+    Ok(ServerParts {
         worlds: Worlds {
             envs: Arc::new(factory),
             tasks,

@@ -20,7 +20,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How an episode ended, as a value of `--end`. Truncated is not failed: a limit ended it, and it counts.
+/// End of an episode, as a value of `--end`. Truncated is not failed: a limit ended it, and it counts.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum End {
     /// The task ended

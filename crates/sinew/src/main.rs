@@ -12,6 +12,7 @@ mod chain;
 mod check;
 mod collect;
 mod curves;
+mod doctor;
 mod env_args;
 mod env_check;
 mod env_serve;
@@ -21,7 +22,6 @@ mod export;
 mod gc;
 mod init;
 mod judge;
-mod kept;
 mod lab;
 mod output;
 mod panics;
@@ -37,6 +37,7 @@ mod serve_sandbox;
 mod shell;
 mod signals;
 mod sim;
+mod snapshot_args;
 mod tasks;
 mod track;
 mod train;
@@ -81,6 +82,11 @@ enum Command {
         after_help = "Example: sinew collect recipes/tiny.toml --episodes 1000 --run-dir runs/teacher"
     )]
     Collect(collect::CollectArgs),
+    /// Say what this host can do, what is missing, and what to do about it
+    #[command(
+        after_help = "Example: sinew doctor\nExit codes: 0 a first run works here; 3 something that it needs is missing, and is named"
+    )]
+    Doctor(doctor::DoctorArgs),
     /// Refuse now what would fail later: recipe, model, template, sandbox, disk
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
     Check(CheckArgs),
@@ -221,7 +227,7 @@ pub(crate) struct RunArgs {
     /// Go on with the run in --run-dir; if there is none yet, start it
     #[arg(long)]
     resume: bool,
-    /// With --resume: a key of the recipe that may differ from what the run was trained with, such as
+    /// A key of the recipe that may differ with --resume from what the run was trained with, such as
     /// train.learning_rate; several times
     #[arg(long, value_name = "KEY", requires = "resume")]
     allow_change: Vec<String>,
@@ -302,7 +308,7 @@ pub(crate) struct EpisodesArgs {
     /// Training step that trained it
     #[arg(long)]
     pub(crate) step: Option<u64>,
-    /// How the episode ended
+    /// End of the episode
     #[arg(long)]
     pub(crate) end: Option<episodes::End>,
     /// Task type
@@ -311,10 +317,10 @@ pub(crate) struct EpisodesArgs {
     /// Environment
     #[arg(long)]
     pub(crate) env: Option<String>,
-    /// Of environments that have another version in this recipe now
+    /// Only episodes of environments that have another version in this recipe now
     #[arg(long, value_name = "RECIPE")]
     pub(crate) env_changed: Option<PathBuf>,
-    /// Of those that fit and say the same (task, tokens, messages), the first one alone
+    /// Only the first of episodes that fit and are equal (task, tokens, messages)
     #[arg(long)]
     pub(crate) unique: bool,
     /// Those with a sign that their reward is not what it seems, with each sign; docs/trust.md has them
@@ -469,6 +475,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Train(args) => run_train(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Collect(args) => collect::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Check(args) => check::check(&args.recipe, args.json),
         Command::Init(args) => init::run(&args),
         Command::Tasks(args) => tasks::run(&args),
@@ -571,8 +578,8 @@ impl RunArgs {
         recipe: &RunPlan,
         track: &track::TrackArgs,
         command: &'static str,
-        job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::Finished, Failure>,
-    ) -> Result<train::Finished, Failure> {
+        job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::CommandEnd, Failure>,
+    ) -> Result<train::CommandEnd, Failure> {
         let (path, mut options) = self.options(recipe, command)?;
         options.track = track.trackers()?;
         options.typed += &track.typed();
@@ -636,7 +643,7 @@ impl RunArgs {
     ///
     /// # Errors
     /// If the job failed or ended badly, with the reason.
-    pub(crate) fn end(&self, done: Result<train::Finished, Failure>) -> Result<(), Failure> {
+    pub(crate) fn end(&self, done: Result<train::CommandEnd, Failure>) -> Result<(), Failure> {
         let last = done
             .as_ref()
             .map_or_else(Failure::json, |ended| ended.last.clone());
@@ -656,9 +663,9 @@ fn execute(
     folder: &Path,
     recipe: &RunPlan,
     checks: Checks,
-    job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::Finished, Failure>,
+    job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::CommandEnd, Failure>,
     options: &train::TrainOptions,
-) -> Result<train::Finished, Failure> {
+) -> Result<train::CommandEnd, Failure> {
     let mut options = options.clone();
     if options.resume.is_none() {
         options.tasks = Some(checks(folder, recipe)?);

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Routes of a pool, and what hands it the gateway's own rollouts.
-type Served = (Router, Arc<dyn RolloutHooks>);
+type PoolRoutes = (Router, Arc<dyn RolloutHooks>);
 
 #[cfg(feature = "pool")]
 #[derive(serde::Deserialize)]
@@ -39,7 +39,7 @@ pub(crate) fn router(
     _: bool,
     _: Arc<dyn Renderer>,
     _: Scorer,
-) -> Result<Served, Failure> {
+) -> Result<PoolRoutes, Failure> {
     let what = format!("--pool {}", file.display());
     Err(sinew_assembly::levels::missing_feature(&what, "pool").into())
 }
@@ -56,7 +56,7 @@ pub(crate) fn router(
     accept_loss: bool,
     renderer: Arc<dyn Renderer>,
     scorer: Scorer,
-) -> Result<Served, Failure> {
+) -> Result<PoolRoutes, Failure> {
     let refused =
         |e: &dyn std::fmt::Display| Failure::input(format!("--pool {}: {e}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|e| refused(&e))?;
@@ -107,7 +107,7 @@ impl<C: Fn() -> f64 + Send + Sync> RolloutHooks for OwnRollouts<C> {
 /// Arguments of `sinew pool`: the server is named after the sub-command, too.
 #[derive(Debug, Args)]
 pub(crate) struct PoolArgs {
-    /// Where `sinew serve --pool` listens
+    /// Address of `sinew serve --pool`
     #[arg(long, global = true, default_value = "http://127.0.0.1:8080")]
     url: String,
     /// File with its control token

@@ -8,8 +8,8 @@ use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::{Failure, FeedPlan};
 use sinew_gateway::Secret;
 use sinew_queue::{
-    MAX_PAGE, Place, QUEUE_NAME, QueueServer, Scored, ScorerConfig, Serving, bury, listed,
-    score_rows, system_clock,
+    MAX_PAGE, Place, QUEUE_NAME, QueueServer, QueueServerConfig, ScoredCounts, ScorerConfig, bury,
+    listed, score_rows, system_clock,
 };
 use sinew_recipe::{DataSection, RunPlan};
 use sinew_store::queue::{
@@ -103,7 +103,7 @@ struct ServeArgs {
     json: bool,
 }
 
-/// Which queue.
+/// The queue.
 #[derive(Debug, Args)]
 struct PlaceArgs {
     /// Address of `sinew queue serve`, or the folder of its store while nothing else uses it
@@ -128,7 +128,7 @@ impl PlaceArgs {
     }
 }
 
-/// Where a row stands with a consumer.
+/// State of a row with a consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum State {
     Waiting,
@@ -148,7 +148,7 @@ struct RowsArgs {
     /// Only rows that are dead for a consumer
     #[arg(long, conflicts_with = "state")]
     dead: bool,
-    /// Which consumer's state is meant
+    /// The consumer whose state is meant
     #[arg(long)]
     consumer: Option<String>,
     /// Maximum number of rows
@@ -166,7 +166,7 @@ struct FailArgs {
     /// Keys, as `sinew queue rows` lists them
     #[arg(required = true)]
     keys: Vec<String>,
-    /// For which consumer
+    /// The consumer
     #[arg(long)]
     consumer: String,
     /// Shown by `sinew queue rows`
@@ -181,7 +181,7 @@ struct ReviveArgs {
     /// Keys, as `sinew queue rows` lists them
     #[arg(required_unless_present = "all")]
     keys: Vec<String>,
-    /// For which consumer
+    /// The consumer
     #[arg(long)]
     consumer: String,
     /// All of its dead rows
@@ -395,7 +395,7 @@ async fn listen(args: &ServeArgs, queue: Arc<dyn Queue>, token: String) -> Resul
     // A script may send one as soon as it reads the address.
     let mut signals = StopSignals::new()?;
     let shown = args.token_file.is_none().then(|| token.clone());
-    let serving = Serving {
+    let serving = QueueServerConfig {
         listen: args.listen,
         token,
         clock: system_clock(),
@@ -596,7 +596,7 @@ fn score(args: &ScoreArgs) -> Result<(), Failure> {
         attempts: args.attempts,
         until_empty: args.until_empty,
     };
-    let mut report = |so_far: Scored| {
+    let mut report = |so_far: ScoredCounts| {
         if args.json {
             output::print_json(&json!({ "scoring": so_far }));
         }

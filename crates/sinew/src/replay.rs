@@ -10,7 +10,7 @@ use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::{Failure, Replayer, StepChange};
 use sinew_orchestrator::StepRecord;
 use sinew_recipe::RunPlan;
-use sinew_rollout::{Change, Drift, Replayed};
+use sinew_rollout::{PartDrift, ReplayChange, ReplayedEpisode};
 use sinew_store::TraceStore;
 use sinew_types::{EpisodeEnd, Trace};
 use sinew_view::{ShowOptions, visible};
@@ -37,7 +37,7 @@ pub(crate) struct ReplayArgs {
     /// Recipe whose world the episode is run in, in place of the run's
     #[arg(long, value_name = "FILE", conflicts_with = "step")]
     recipe: Option<PathBuf>,
-    /// With --step: go on though this is not what the run was trained with: a key of the recipe, `data.rows`
+    /// Something that may differ from the run with --step: a key of the recipe, `data.rows`
     /// or `model.weights`; may be repeated. What only episodes need (environment, tasks, rewards) may differ
     /// in any case, as no episode is run
     #[arg(long, value_name = "NAME", requires = "step")]
@@ -121,7 +121,7 @@ fn episode_again(args: &ReplayArgs, episode: &str) -> Result<(), Failure> {
 }
 
 /// Position of a change, in words.
-fn place(change: &Change) -> String {
+fn place(change: &ReplayChange) -> String {
     match change.turn {
         None => change.field.clone(),
         Some(0) => format!("{} of the prompt", change.field),
@@ -130,8 +130,8 @@ fn place(change: &Change) -> String {
 }
 
 /// Parts of other versions, as a hint.
-fn drifted(drift: &[Drift]) -> String {
-    let part = |d: &Drift| match d.is.is_empty() {
+fn drifted(drift: &[PartDrift]) -> String {
+    let part = |d: &PartDrift| match d.is.is_empty() {
         true => format!("{} {} is gone", d.part, d.was),
         false => format!("{} was {}, is {}", d.part, d.was, d.is),
     };
@@ -154,7 +154,7 @@ fn shown(text: &str) -> String {
 }
 
 /// The findings of a replay, in words.
-fn told(trace: &Trace, again: &Replayed) -> String {
+fn told(trace: &Trace, again: &ReplayedEpisode) -> String {
     let mut out = format!(
         "episode {}: {} nodes compared, {} changes{}\n",
         trace.episode,
@@ -250,7 +250,7 @@ fn recorded(run_dir: &Path, step: u64) -> Result<Vec<StepRecord>, Failure> {
 }
 
 /// The findings of steps that were done again, in words.
-fn steps_told(step: u64, again: &sinew_assembly::Repeated, changes: &[StepChange]) -> String {
+fn steps_told(step: u64, again: &sinew_assembly::RepeatReport, changes: &[StepChange]) -> String {
     let mut out = String::new();
     for what in &again.changed {
         out += &format!("{}\n", visible(what));
@@ -287,7 +287,7 @@ fn steps_told(step: u64, again: &sinew_assembly::Repeated, changes: &[StepChange
 /// The first difference, if there is one.
 fn verdict(
     step: u64,
-    again: &sinew_assembly::Repeated,
+    again: &sinew_assembly::RepeatReport,
     changes: &[StepChange],
 ) -> Result<(), Failure> {
     let done = again.records.last().map_or(again.from, |r| r.step);

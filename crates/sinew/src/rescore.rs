@@ -6,7 +6,7 @@ use serde_json::json;
 use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::{Failure, OwnReward};
 use sinew_recipe::{RewardSection, RewardTable, RewardTerm, RunPlan};
-use sinew_rollout::{Changes, rescore, tasks_of};
+use sinew_rollout::{ScoreChanges, rescore, tasks_of};
 use sinew_store::{DiskStore, Filter, MAX_PAGE, ScoreRecord, StoreReader, TraceStore};
 use sinew_types::{EpisodeId, Task, TaskId};
 use std::collections::{BTreeMap, HashMap};
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_us = now.map_or(0, |d| d.as_micros() as u64);
-    let (mut changes, mut new, mut own) = (Changes::default(), 0, 0);
+    let (mut changes, mut new, mut own) = (ScoreChanges::default(), 0, 0);
     pages(&reader, &args.purpose, PAGE, |page| {
         let mut episodes = Vec::new();
         for (episode, task) in page {
@@ -185,7 +185,7 @@ fn write(store: &DiskStore, records: &[ScoreRecord]) -> Result<usize, Failure> {
 
 /// Prints the change of each component, then the whole: with episodes that only their environment can score,
 /// and scores that were written.
-fn show(changes: &Changes, (own, new): (usize, usize), json: bool) {
+fn show(changes: &ScoreChanges, (own, new): (usize, usize), json: bool) {
     let shown = |mean: Option<f64>| mean.map_or_else(|| "-".into(), |m| format!("{m:.4}"));
     for c in changes.components() {
         match json {

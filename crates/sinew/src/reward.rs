@@ -15,7 +15,7 @@ pub(crate) struct RewardArgs {
     command: RewardCommand,
 }
 
-/// What is done with scores.
+/// Use of the scores.
 #[derive(Debug, Subcommand)]
 enum RewardCommand {
     /// Add scores from a file of JSON lines {"episode" or "external_id", "name", "value"}

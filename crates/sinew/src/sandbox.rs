@@ -3,19 +3,20 @@
 //! `run` makes a sandbox as a recipe would, runs one program in it and destroys it. The program's output is
 //! hostile: a terminal shows its control characters and does not carry them out.
 
-use crate::kept::Kept;
 use crate::lab::{self, LabArgs};
 use crate::output;
 use crate::shell;
+use crate::snapshot_args::SnapshotArgs;
 use clap::Subcommand;
 use serde_json::json;
 use sinew_assembly::Failure;
 use sinew_recipe::{LEVEL_NAMES, Level, SandboxPlan};
-use sinew_sandbox::{Ending, ExecRequest, ExecResult, Program};
+use sinew_sandbox::{Ending, ExecRequest, ExecResult, Program, Protection, SandboxError};
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Maximum CPU time of a session in seconds: what a sandbox server gives at most.
 const MAX_SHELL_CPU_S: f64 = 3600.0;
@@ -59,7 +60,7 @@ pub(crate) enum SandboxCommand {
         #[arg(long, default_value = "process", value_parser = ["process", "wasm", "container", "crun", "runc", "docker", "podman", "microvm"])]
         level: String,
         #[command(flatten)]
-        kept: Kept,
+        kept: SnapshotArgs,
         /// One JSON object
         #[arg(long)]
         json: bool,
@@ -104,7 +105,7 @@ pub(crate) enum SandboxCommand {
         #[arg(long, default_value = "process", value_parser = ["process"])]
         level: String,
         #[command(flatten)]
-        kept: Kept,
+        kept: SnapshotArgs,
     },
     /// Attack a sandbox from inside and report what held (runs sinew-lab)
     #[command(
@@ -234,7 +235,12 @@ fn check_limits(timeout: f64, memory_mb: u64) -> Result<(), Failure> {
 }
 
 /// A session on a terminal; its exit code is the program's.
-fn shell(section: &SandboxPlan, argv: &[String], timeout: f64, kept: &Kept) -> Result<(), Failure> {
+fn shell(
+    section: &SandboxPlan,
+    argv: &[String],
+    timeout: f64,
+    kept: &SnapshotArgs,
+) -> Result<(), Failure> {
     let result = shell::run(section, argv, Duration::from_secs_f64(timeout), kept)?;
     shell::tell(&result);
     match status(result.ending) {
@@ -270,15 +276,85 @@ fn nothing_to_run() -> Failure {
 ///
 /// # Errors
 /// If there is no level of this name.
-fn at_level(level: &str) -> Result<SandboxPlan, Failure> {
+pub(crate) fn at_level(level: &str) -> Result<SandboxPlan, Failure> {
     SandboxPlan::at(level)
         .ok_or_else(|| Failure::input(format!("--level {level:?}: allowed: {LEVEL_NAMES}")))
 }
 
+/// A level that was started, and in which a program ran.
+pub(crate) struct Probed {
+    pub(crate) protections: Arc<Vec<Protection>>,
+    /// Reasons for which it is slower than it could be.
+    pub(crate) degradations: Vec<String>,
+    /// Time that the first sandbox took, with a Python program in it.
+    pub(crate) program: Duration,
+}
+
+impl Probed {
+    /// Protections that are not in force, with the reason.
+    pub(crate) fn missing(&self) -> Vec<String> {
+        let missing = self.protections.iter().filter(|p| !p.enforced);
+        missing.map(|p| format!("{} ({})", p.name, p.how)).collect()
+    }
+
+    /// Protections in words.
+    pub(crate) fn in_force(&self) -> String {
+        match self.missing() {
+            missing if missing.is_empty() => {
+                format!("all {} protections are in force", self.protections.len())
+            }
+            missing => format!("not enforced here: {}", missing.join(", ")),
+        }
+    }
+
+    /// The reason of a protection; nothing at levels that do not have it.
+    pub(crate) fn how(&self, name: &str) -> Option<&str> {
+        let found = self.protections.iter().find(|p| p.name == name);
+        found.map(|p| p.how.as_str())
+    }
+}
+
+/// Starts a level, and runs `print(6 * 7)` in a sandbox of it, which is destroyed afterwards.
+///
+/// # Errors
+/// If the level cannot be started here, or the program does not print 42.
+pub(crate) fn probed(section: &SandboxPlan) -> Result<Probed, Failure> {
+    let provider = sinew_assembly::levels::sandboxes(section)?;
+    let spec = sinew_assembly::levels::sandbox_spec(section)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::system)?;
+    let begun = Instant::now();
+    let answer = runtime.block_on(async {
+        let mut sandbox = provider.acquire(&spec).await?;
+        let request = ExecRequest {
+            program: Program::Python("print(6 * 7)".into()),
+            stdin: Vec::new(),
+            deadline: Duration::from_secs(20),
+        };
+        let result = sandbox.exec(request).await?;
+        sandbox.destroy().await?;
+        Ok(result.stdout)
+    });
+    let answer = answer.map_err(|e: SandboxError| Failure::system(e))?;
+    if answer != b"42\n" {
+        return Err(Failure::system(format!(
+            "a sandboxed Python printed {:?} instead of 42",
+            String::from_utf8_lossy(&answer)
+        )));
+    }
+    Ok(Probed {
+        protections: provider.protections(),
+        degradations: provider.degradations(),
+        program: begun.elapsed(),
+    })
+}
+
 /// Prints each protection of a level, whether it is in force here, and what makes the level slower.
 fn probe(level: &str, as_json: bool) -> Result<(), Failure> {
-    let provider = sinew_assembly::levels::sandboxes(&at_level(level)?)?;
-    for p in provider.protections().iter() {
+    let probed = probed(&at_level(level)?)?;
+    for p in probed.protections.iter() {
         if as_json {
             output::print_json(&json!(p));
         } else {
@@ -286,7 +362,7 @@ fn probe(level: &str, as_json: bool) -> Result<(), Failure> {
             output::print(&format!("{mark}  {:16} {}\n", p.name, p.how));
         }
     }
-    for degradation in provider.degradations() {
+    for degradation in probed.degradations {
         match as_json {
             true => output::print_json(&json!({ "degradation": degradation })),
             false => output::print(&format!("degradation: {degradation}\n")),
@@ -304,7 +380,7 @@ fn exec(
     section: &SandboxPlan,
     program: Program,
     deadline: Duration,
-    kept: &Kept,
+    kept: &SnapshotArgs,
     as_json: bool,
 ) -> Result<(), Failure> {
     kept.check()?;

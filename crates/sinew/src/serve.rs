@@ -11,7 +11,7 @@ use serde_json::json;
 use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_assembly::read_token;
-use sinew_engines::{Followed, FormatMode, LogprobMode, WeightsFollower, follow};
+use sinew_engines::{FollowEvent, FormatMode, LogprobMode, WeightsFollower, follow};
 use sinew_gateway::{
     Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, RolloutHooks, Router, Secret,
     Server, ServerLimits, SessionLimits,
@@ -44,7 +44,7 @@ const WORDS: [&str; 8] = ["yes", "no", "the", "answer", "is", "maybe", "forty", 
 /// Arguments of `sinew serve`. Those of `--sandbox-only` are in [`crate::serve_sandbox`].
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// What generates: `fake` (no model), `embedded` (in this process), or URLs of servers, separated by
+    /// The engine: `fake` (no model), `embedded` (in this process), or URLs of servers, separated by
     /// commas; `vllm+`, `sglang+` or `openai+` may stand before one, otherwise it is asked what it is
     #[arg(
         long,
@@ -52,11 +52,11 @@ pub(crate) struct ServeArgs {
         conflicts_with = "sandbox_only"
     )]
     engine: Option<String>,
-    /// What the log-probs of servers are taken from: `raw` logits (vLLM's default) or `processed` ones,
+    /// Source of the servers' log-probs: `raw` logits (vLLM's default) or `processed` ones,
     /// after the temperature (SGLang's); calls whose log-probs would be wrong are refused
     #[arg(long, value_name = "MODE", conflicts_with = "sandbox_only")]
     engine_logprobs: Option<LogprobMode>,
-    /// What becomes of output formats at servers: `guided` (their own guided decoding; cannot be trained),
+    /// Treatment of output formats at servers: `guided` (their own guided decoding; cannot be trained),
     /// `advice` (sampled freely) or `refuse`
     #[arg(long, value_name = "MODE", conflicts_with = "sandbox_only")]
     engine_formats: Option<FormatMode>,
@@ -84,10 +84,10 @@ pub(crate) struct ServeArgs {
     /// File with the token that opens the control API; without it one is made up and printed
     #[arg(long, conflicts_with = "sandbox_only")]
     control_token_file: Option<PathBuf>,
-    /// Where agents reach this server, if not at its address
+    /// Address at which agents reach this server, if it is another one
     #[arg(long, conflicts_with = "sandbox_only")]
     public_url: Option<String>,
-    /// How the model writes tool calls, if its template does not tell: hermes, smollm, llama3, ...
+    /// Notation of the model's tool calls, if its template does not name one: hermes, smollm, llama3, ...
     #[arg(long, conflicts_with = "sandbox_only")]
     tool_format: Option<String>,
     /// Maximum number of tokens of prompt and output together
@@ -166,19 +166,19 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 }
 
 /// Says which weights the engine samples with from now on, or why it keeps those that it has.
-fn followed_line(followed: &Followed, json: bool) {
+fn followed_line(followed: &FollowEvent, json: bool) {
     match followed {
-        Followed::Loaded { version, base } if json => {
+        FollowEvent::Loaded { version, base } if json => {
             let base = base.map(|base| base.0);
             output::print_json(&json!({"weights": {"version": version.0, "base": base}}));
         }
-        Followed::Loaded { version, .. } => {
+        FollowEvent::Loaded { version, .. } => {
             output::print(&format!("weights: version {}\n", version.0));
         }
-        Followed::Kept { why } if json => {
+        FollowEvent::Kept { why } if json => {
             output::print_json(&json!({"weights": {"kept": why}}));
         }
-        Followed::Kept { why } => output::print(&format!("weights: as before: {why}\n")),
+        FollowEvent::Kept { why } => output::print(&format!("weights: as before: {why}\n")),
     }
 }
 
@@ -311,10 +311,10 @@ fn model_name(model: &str) -> String {
 }
 
 /// The gateway, the routes of `--pool` and the engine.
-type Served = (Gateway, Option<Router>, Arc<dyn Engine>);
+type ServedParts = (Gateway, Option<Router>, Arc<dyn Engine>);
 
 /// Engine, store and gateway of the command line, and the routes of `--pool`.
-fn gateway(args: &ServeArgs) -> Result<Served, Failure> {
+fn gateway(args: &ServeArgs) -> Result<ServedParts, Failure> {
     let calls: Option<ToolCallFormat> = match &args.tool_format {
         None => None,
         Some(name) => Some(

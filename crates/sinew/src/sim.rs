@@ -7,7 +7,7 @@ use serde_json::json;
 use sinew_assembly::Failure;
 use sinew_runs::write_atomic;
 use sinew_sim::{
-    Observed, PRESETS, Plan, PlanError, Prediction, Violation, advise, calibrate, claims, find,
+    ObservedRun, PRESETS, Plan, PlanError, Prediction, Violation, advise, calibrate, claims, find,
     median, random_plan, replay, simulate, svg, text,
 };
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub(crate) struct SimArgs {
     /// Hold every invariant at every event
     #[arg(long, requires = "plan")]
     check: bool,
-    /// With --check or --seed alone: a line for every event
+    /// Prints a line for every event, with --check or --seed only
     #[arg(long)]
     events: bool,
     /// Leave out what to buy next, which takes a simulation for each thing
@@ -49,7 +49,7 @@ pub(crate) struct SimArgs {
     /// Names of the presets
     #[arg(long, conflicts_with_all = ["plan", "published"])]
     presets: bool,
-    /// How far predictions are from these recorded runs: folders of `sinew train --run-dir` with the embedded
+    /// Compares predictions with these recorded runs: folders of `sinew train --run-dir` with the embedded
     /// engine
     #[arg(long, value_name = "RUN", num_args = 1..)]
     #[arg(conflicts_with_all = ["plan", "published", "search", "presets"])]
@@ -189,8 +189,8 @@ fn search(first: u64, count: u64, json: bool) -> Result<(), Failure> {
 
 /// The table of recorded runs, and the middle error.
 fn calibration(runs: &[PathBuf], json: bool) -> Result<(), Failure> {
-    let observed = runs.iter().map(|run| Observed::read(run));
-    let observed: Vec<Observed> = observed
+    let observed = runs.iter().map(|run| ObservedRun::read(run));
+    let observed: Vec<ObservedRun> = observed
         .collect::<Result<_, _>>()
         .map_err(|e: PlanError| wrong(&e))?;
     let predictions = calibrate(&observed).map_err(|e| broken(&e))?;

@@ -70,8 +70,7 @@ impl TrackArgs {
             python: self.track_python.clone(),
             wait_s: self.track_wait,
         };
-        let checked = trackers.command(Path::new(".")).arg("--check").output();
-        let checked = checked.map_err(|e| {
+        let checked = trackers.check().output().map_err(|e| {
             let python = &trackers.python;
             Failure::outside(format!(
                 "--track-python = {python:?}: {e}\n  hint: a path or a name in PATH of Python 3.10 or later"
@@ -101,6 +100,22 @@ impl TrackArgs {
 }
 
 impl Trackers {
+    /// Trackers by their names, with commas between them, and the interpreter that has their clients.
+    pub(crate) fn new(names: &str, python: &str) -> Self {
+        Self {
+            names: names.into(),
+            python: python.into(),
+            wait_s: 0,
+        }
+    }
+
+    /// The command that says which client is missing.
+    pub(crate) fn check(&self) -> Command {
+        let mut command = self.command(Path::new("."));
+        command.arg("--check");
+        command
+    }
+
     /// The follower of a run, not started.
     fn command(&self, run: &Path) -> Command {
         let mut command = Command::new(&self.python);

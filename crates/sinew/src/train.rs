@@ -1,8 +1,8 @@
 //! `sinew train` and `sinew eval`: the training loop with its readers, and the summary at its end.
 //! `sinew collect` works in a session of the same kind.
 //!
-//! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`sinew_assembly::pipeline`], its readers
-//! (live view or lines, report), and the signals that stop it.
+//! The loop itself is in `sinew-pipeline`. Here it gets its parts from [`sinew_assembly::pipeline`], its
+//! readers (live view or lines, report), and the signals that stop it.
 //!
 //! The last line of `sinew train --json`:
 //!
@@ -28,7 +28,7 @@ use sinew_orchestrator::{
 use sinew_recipe::RunPlan;
 use sinew_runs::{Resume, RunDir};
 use sinew_telemetry::{Signals, SignalsConfig};
-use sinew_view::{LiveFile, LiveView, Out, Printer, ReportFile, Status, Summary, say};
+use sinew_view::{LiveFile, LiveView, OutputForm, Printer, ReportFile, Status, Summary, say};
 use std::time::Instant;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -67,7 +67,7 @@ pub(crate) struct TrainOptions {
 
 /// A command that came to its end.
 #[derive(Debug)]
-pub(crate) struct Finished {
+pub(crate) struct CommandEnd {
     /// The last line for `--json`.
     pub(crate) last: serde_json::Value,
     /// Reason why it did not reach its goal, if so.
@@ -78,12 +78,12 @@ pub(crate) struct Finished {
 ///
 /// # Errors
 /// If it cannot start or continue. A run that ended, but collapsed or lost data, is not an error here: see
-/// [`Finished::trouble`].
+/// [`CommandEnd::trouble`].
 pub(crate) fn train(
     recipe: &RunPlan,
     dir: &RunDir,
     options: &TrainOptions,
-) -> Result<Finished, Failure> {
+) -> Result<CommandEnd, Failure> {
     let ended = run(recipe, dir, options, Goal::Train)?;
     if !options.json {
         let history: Vec<StepRecord> =
@@ -119,7 +119,7 @@ pub(crate) fn evaluate(
     recipe: &RunPlan,
     dir: &RunDir,
     options: &TrainOptions,
-) -> Result<Finished, Failure> {
+) -> Result<CommandEnd, Failure> {
     let ended = run(recipe, dir, options, Goal::Measure)?;
     if !options.json {
         let example = ended.examples.first().map(|e| e.as_str());
@@ -131,9 +131,9 @@ pub(crate) fn evaluate(
 }
 
 /// The end of a command; all reasons of trouble in one failure.
-fn finished(last: serde_json::Value, ended: &RunOutcome) -> Finished {
+fn finished(last: serde_json::Value, ended: &RunOutcome) -> CommandEnd {
     let trouble = (!ended.trouble.is_empty()).then(|| Failure::system(ended.trouble.join("\n")));
-    Finished { last, trouble }
+    CommandEnd { last, trouble }
 }
 
 /// Message after the first signal.
@@ -233,9 +233,9 @@ pub(crate) fn in_session<T>(
     let started = Instant::now();
     let (bus, live) = (Bus::default(), !options.json && LiveView::is_possible());
     let out = match (live, options.json) {
-        (true, _) => Out::Live,
-        (false, true) => Out::Json,
-        (false, false) => Out::Lines,
+        (true, _) => OutputForm::Live,
+        (false, true) => OutputForm::Json,
+        (false, false) => OutputForm::Lines,
     };
     let printer = Printer { out, steps };
     printer.begin(&recipe.name, dir.path());

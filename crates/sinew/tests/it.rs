@@ -25,6 +25,8 @@ mod curricula;
 #[cfg(feature = "full")]
 #[path = "it/docs.rs"]
 mod docs;
+#[path = "it/doctor.rs"]
+mod doctor;
 #[cfg(feature = "egress")]
 #[path = "it/egress.rs"]
 mod egress;
@@ -64,8 +66,8 @@ mod own_data;
 mod own_envs;
 #[path = "it/own_tasks.rs"]
 mod own_tasks;
-#[path = "it/pins.rs"]
-mod pins;
+#[path = "it/pinned_inputs.rs"]
+mod pinned_inputs;
 #[cfg(feature = "pool")]
 #[path = "it/pool.rs"]
 mod pool;
@@ -96,6 +98,8 @@ mod serve;
 mod shell;
 #[path = "it/simulation.rs"]
 mod simulation;
+#[path = "it/snapshots.rs"]
+mod snapshots;
 #[path = "it/tail.rs"]
 mod tail;
 #[path = "it/template.rs"]

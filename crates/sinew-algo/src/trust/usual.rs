@@ -31,12 +31,12 @@ const FAMILIES: usize = 64;
 pub struct Sighting {
     /// Its task type.
     family: String,
-    seen: Seen,
+    seen: EpisodeDigest,
 }
 
 /// Turns, success, hash of the prompt, hash of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Seen(u32, bool, u64, Option<u64>);
+struct EpisodeDigest(u32, bool, u64, Option<u64>);
 
 impl Sighting {
     /// The sighting of a trace.
@@ -44,7 +44,7 @@ impl Sighting {
         let answer = Answer::of(trace).map(|a| a.hash());
         Self {
             family: trace.task_kind.clone(),
-            seen: Seen(turns(trace), solved(trace), hash(&prompt(trace)), answer),
+            seen: EpisodeDigest(turns(trace), solved(trace), hash(&prompt(trace)), answer),
         }
     }
 }
@@ -52,7 +52,7 @@ impl Sighting {
 /// The last episodes of each family of a run, in order; of bounded size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Sightings(BTreeMap<String, VecDeque<Seen>>);
+pub struct Sightings(BTreeMap<String, VecDeque<EpisodeDigest>>);
 
 impl Sightings {
     /// Whether nothing was seen.
@@ -167,7 +167,7 @@ impl Usual {
 }
 
 impl Family {
-    fn add(&mut self, Seen(turns, solved, prompt, answer): Seen) {
+    fn add(&mut self, EpisodeDigest(turns, solved, prompt, answer): EpisodeDigest) {
         if solved {
             self.turns.add(turns);
         }

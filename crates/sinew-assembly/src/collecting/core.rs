@@ -5,7 +5,9 @@
 //! has, so that a reward that is missing is requested again and a member that the system failed has another
 //! attempt.
 
-use sinew_orchestrator::{CollectProgress, Draw, EndedEpisode, Follows, Roster, Showed, TaskDraws};
+use sinew_orchestrator::{
+    CollectProgress, Draw, EpisodeResult, EpisodeSlots, SlotActions, TaskDraws, TaskOutcome,
+};
 use sinew_types::{EpisodeId, GroupId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -29,7 +31,7 @@ pub struct CollectConfig {
 
 /// Facts about an episode that the store returns without reading its trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Known {
+pub struct KnownEpisode {
     /// The system failed it.
     pub failed: bool,
     /// Success and reward, where it has them.
@@ -48,8 +50,8 @@ pub struct Collector {
     /// Episodes that have begun or were there.
     begun: u64,
     /// Episodes of earlier sessions that were not met yet.
-    known: HashMap<EpisodeId, Known>,
-    open: HashMap<GroupId, Roster>,
+    known: HashMap<EpisodeId, KnownEpisode>,
+    open: HashMap<GroupId, EpisodeSlots>,
     /// Groups of the attempts that run.
     owners: HashMap<EpisodeId, GroupId>,
     /// Episodes of `open`.
@@ -62,7 +64,11 @@ pub struct Collector {
 
 impl Collector {
     /// Goes on from what the store has.
-    pub fn new(config: CollectConfig, draws: TaskDraws, known: HashMap<EpisodeId, Known>) -> Self {
+    pub fn new(
+        config: CollectConfig,
+        draws: TaskDraws,
+        known: HashMap<EpisodeId, KnownEpisode>,
+    ) -> Self {
         let counts = CollectProgress {
             of: config.episodes,
             ..CollectProgress::default()
@@ -97,13 +103,13 @@ impl Collector {
             let Some(first) = group.first() else {
                 continue;
             };
-            let mut roster = Roster::new(self.config.retries);
-            roster.add(&group);
+            let mut slots = EpisodeSlots::new(self.config.retries);
+            slots.add(&group);
             for draw in &group {
                 self.owners
                     .insert(draw.episode.clone(), first.group.clone());
             }
-            self.open.insert(first.group.clone(), roster);
+            self.open.insert(first.group.clone(), slots);
             self.members += group.len();
             begin.extend(group);
         }
@@ -126,9 +132,9 @@ impl Collector {
 
     /// Takes the ends of a group that an earlier session stored whole, if nothing is left to do for it. A
     /// member without a reward may wait for that of its group, as its trace shows.
-    fn stored(&mut self, group: &[Draw]) -> Option<Vec<Known>> {
+    fn stored(&mut self, group: &[Draw]) -> Option<Vec<KnownEpisode>> {
         let last = |draw: &Draw| self.known.get(&draw.episode).copied();
-        let ends: Option<Vec<Known>> = group
+        let ends: Option<Vec<KnownEpisode>> = group
             .iter()
             .map(|draw| last(draw).filter(|known| known.outcome.is_some()))
             .collect();
@@ -139,14 +145,14 @@ impl Collector {
     }
 
     /// Records the end of an episode. Returns the attempt to run or the group to score next.
-    pub fn ended(&mut self, ended: EndedEpisode) -> Follows {
+    pub fn ended(&mut self, ended: EpisodeResult) -> SlotActions {
         let Some(group) = self.owners.remove(&ended.episode) else {
-            return Follows::default();
+            return SlotActions::default();
         };
-        let Some(roster) = self.open.get_mut(&group) else {
-            return Follows::default();
+        let Some(slots) = self.open.get_mut(&group) else {
+            return SlotActions::default();
         };
-        let follows = roster.ended(ended);
+        let follows = slots.ended(ended);
         if let Some(again) = &follows.again {
             self.owners.insert(again.episode.clone(), group.clone());
         }
@@ -155,33 +161,33 @@ impl Collector {
     }
 
     /// Takes the score of a group in.
-    pub fn scored(&mut self, group: &GroupId, showed: BTreeMap<EpisodeId, Showed>) {
-        if let Some(roster) = self.open.get_mut(group) {
-            roster.scored(group, showed);
+    pub fn scored(&mut self, group: &GroupId, outcomes: BTreeMap<EpisodeId, TaskOutcome>) {
+        if let Some(slots) = self.open.get_mut(group) {
+            slots.scored(group, outcomes);
         }
         self.close(group);
     }
 
     /// Counts a group and forgets it, if nothing of it is awaited.
     fn close(&mut self, group: &GroupId) {
-        if !self.open.get(group).is_some_and(Roster::is_complete) {
+        if !self.open.get(group).is_some_and(EpisodeSlots::is_complete) {
             return;
         }
-        let Some(roster) = self.open.remove(group) else {
+        let Some(slots) = self.open.remove(group) else {
             return;
         };
-        for ended in roster.ends() {
+        for ended in slots.ends() {
             self.members -= 1;
             self.now += u64::from(!ended.stored);
             let outcome = ended.outcome.as_ref();
-            self.count(Known {
+            self.count(KnownEpisode {
                 failed: ended.failed,
                 outcome: outcome.map(|(_, success, reward)| (*success, *reward)),
             });
         }
     }
 
-    fn count(&mut self, known: Known) {
+    fn count(&mut self, known: KnownEpisode) {
         let counts = &mut self.counts;
         counts.episodes += 1;
         match known.outcome {
@@ -231,7 +237,7 @@ mod tests {
     use sinew_orchestrator::TaskSampling;
     use std::collections::BTreeSet;
 
-    fn collector(episodes: u64, room: usize, known: HashMap<EpisodeId, Known>) -> Collector {
+    fn collector(episodes: u64, room: usize, known: HashMap<EpisodeId, KnownEpisode>) -> Collector {
         let config = CollectConfig {
             seed: 3,
             episodes,
@@ -242,8 +248,8 @@ mod tests {
         Collector::new(config, TaskDraws::new(TaskSampling::Uniform, 10), known)
     }
 
-    fn end(draw: &Draw, reward: Option<f64>) -> EndedEpisode {
-        EndedEpisode {
+    fn end(draw: &Draw, reward: Option<f64>) -> EpisodeResult {
+        EpisodeResult {
             episode: draw.episode.clone(),
             failed: reward.is_none(),
             stored: false,
@@ -286,7 +292,7 @@ mod tests {
     #[test]
     fn a_session_runs_what_the_others_did_not_and_more_begin_with_the_same() {
         let (all, _) = run(collector(300, 50, HashMap::new()), 1.0);
-        let stored = Known {
+        let stored = KnownEpisode {
             failed: false,
             outcome: Some((true, 1.0)),
         };
@@ -329,9 +335,9 @@ mod tests {
     fn a_group_stays_open_until_it_is_scored() {
         let mut c = collector(8, 4, HashMap::new());
         let draws = c.begin();
-        let mut follows = Follows::default();
+        let mut follows = SlotActions::default();
         for draw in &draws {
-            follows = c.ended(EndedEpisode {
+            follows = c.ended(EpisodeResult {
                 waits_for_group: true,
                 changed: None,
                 failed: false,
@@ -342,10 +348,10 @@ mod tests {
         assert_eq!(follows.group.unwrap().len(), 4);
         let group = draws[0].group.clone();
         assert!(c.is_open(&group) && c.begin().is_empty());
-        let showed = draws[..3]
+        let outcomes = draws[..3]
             .iter()
             .map(|d| (d.episode.clone(), (String::new(), true, 1.0)));
-        c.scored(&group, showed.collect());
+        c.scored(&group, outcomes.collect());
         assert_eq!((c.begin().len(), c.progress(1.0).unscored), (4, 1));
     }
 }

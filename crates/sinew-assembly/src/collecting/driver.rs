@@ -1,12 +1,12 @@
 //! Runs a collection with the ports of the training loop, in one thread.
 
-use crate::collecting::core::{CollectConfig, Collector, Known};
+use crate::collecting::core::{CollectConfig, Collector, KnownEpisode};
 use sinew_orchestrator::{
-    Bus, CollectProgress, Draw, EndedEpisode, Phase, PipelineError, RolloutProgress, RunEvent,
-    TaskDraws, showed,
+    Bus, CollectProgress, Draw, EpisodeResult, Phase, PipelineError, RolloutProgress, RunEvent,
+    TaskDraws, task_outcome,
 };
 use sinew_pipeline::{GroupScores, Rollouts, ScoredGroup, StoredEpisode};
-use sinew_queue::{Fed, Feed};
+use sinew_queue::{Feed, FeedOutcome};
 use sinew_store::{EndKind, Filter, MAX_PAGE, StoreStats, TraceStore};
 use sinew_types::{EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, HashMap};
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Collection {
 
 /// A collection that came to its end.
 #[derive(Clone, Debug, Default)]
-pub struct Collected {
+pub struct CollectionEnd {
     /// All sessions.
     pub progress: CollectProgress,
     /// Episodes that ended in this session.
@@ -64,7 +64,7 @@ pub struct Collected {
 ///
 /// # Errors
 /// If episodes cannot be run or stored, or the run is to stop.
-pub fn collect(collection: Collection) -> Result<Collected, PipelineError> {
+pub fn collect(collection: Collection) -> Result<CollectionEnd, PipelineError> {
     // A feed may lack what the store has: everything is asked for, and given from the store.
     let known = match collection.feed {
         None => known(collection.store.as_ref())?,
@@ -88,7 +88,7 @@ pub fn collect(collection: Collection) -> Result<Collected, PipelineError> {
     let progress = session.progress();
     session.bus.emit(RunEvent::Collected(progress.clone()))?;
     session.bus.emit(RunEvent::Phase(Phase::Done))?;
-    Ok(Collected {
+    Ok(CollectionEnd {
         progress,
         now: session.collector.now(),
         store: c.store.stats().map_err(PipelineError::system)?,
@@ -97,7 +97,7 @@ pub fn collect(collection: Collection) -> Result<Collected, PipelineError> {
 }
 
 /// Episodes of earlier sessions, read from the index only: it also lists those that `sinew gc` removed.
-fn known(store: &dyn TraceStore) -> Result<HashMap<EpisodeId, Known>, PipelineError> {
+fn known(store: &dyn TraceStore) -> Result<HashMap<EpisodeId, KnownEpisode>, PipelineError> {
     let mut known = HashMap::new();
     let mut filter = Filter {
         removed: true,
@@ -109,7 +109,7 @@ fn known(store: &dyn TraceStore) -> Result<HashMap<EpisodeId, Known>, PipelineEr
         for e in page.episodes {
             let failed = e.end == EndKind::Failed;
             let outcome = (!failed && !e.unscored).then_some((e.success, e.reward));
-            known.insert(e.episode, Known { failed, outcome });
+            known.insert(e.episode, KnownEpisode { failed, outcome });
         }
         match page.next {
             Some(next) => filter.after = Some(next),
@@ -186,7 +186,7 @@ impl Session {
         })?;
         failed?;
         for StoredEpisode { trace, known, .. } in ended {
-            let follows = self.collector.ended(EndedEpisode::of(&trace, known));
+            let follows = self.collector.ended(EpisodeResult::of(&trace, known));
             if let Some(again) = &follows.again {
                 self.rollouts.start(std::slice::from_ref(again), None)?;
             }
@@ -233,8 +233,8 @@ impl Session {
         let cancel = &self.cancel;
         let fed = feed.put(&members, &|| *cancel.borrow());
         match fed.map_err(|e| PipelineError::system(format!("--queue: {e}")))? {
-            Fed::Stopped => Err(PipelineError::Interrupted),
-            Fed::New(_) | Fed::Known => Ok(()),
+            FeedOutcome::Stopped => Err(PipelineError::Interrupted),
+            FeedOutcome::New(_) | FeedOutcome::Known => Ok(()),
         }
     }
 
@@ -248,11 +248,11 @@ impl Session {
                     trace.outcome = outcome;
                 }
             }
-            let showed = members
+            let outcomes = members
                 .iter()
-                .filter_map(|(episode, trace)| Some((episode.clone(), showed(trace)?)))
+                .filter_map(|(episode, trace)| Some((episode.clone(), task_outcome(trace)?)))
                 .collect();
-            self.collector.scored(&group, showed);
+            self.collector.scored(&group, outcomes);
             self.fed(members.into_values().collect())?;
         }
         Ok(())

@@ -9,7 +9,7 @@
 //! | `core` | the pure part: draws out, ends and scores of groups in |
 //! | `driver` | the session: known episodes, ports, progress |
 //! | `gold` | the environment's gold policy behind the port of rollouts |
-//! | `keep` | which stored episodes it is done with |
+//! | `scored_groups` | which stored episodes it is done with |
 //!
 //! # Invariants
 //!
@@ -21,9 +21,9 @@
 mod core;
 mod driver;
 mod gold;
-mod keep;
+mod scored_groups;
 
-pub use core::{CollectConfig, Collector, Known};
-pub use driver::{Collected, Collection, collect};
+pub use core::{CollectConfig, Collector, KnownEpisode};
+pub use driver::{Collection, CollectionEnd, collect};
 pub use gold::GoldRollouts;
-pub use keep::Whole;
+pub use scored_groups::ScoredGroups;

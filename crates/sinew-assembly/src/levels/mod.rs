@@ -75,7 +75,6 @@ pub fn sandbox_spec(section: &SandboxPlan) -> Result<SandboxSpec, LevelError> {
     let env = image.map(|i| i.config.env).unwrap_or_default();
     Ok(SandboxSpec {
         env,
-        live: section.live,
         limits: Limits {
             cpu_s: section.cpu_s,
             memory_bytes: section.memory_mb << 20,

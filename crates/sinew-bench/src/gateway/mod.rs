@@ -59,7 +59,7 @@ const IDLE: usize = 4096;
 /// Turns that each idle rollout had.
 const IDLE_TURNS: u32 = 4;
 
-/// What `sinew bench gateway` is told.
+/// Arguments of `sinew bench gateway`.
 #[derive(Debug, Args)]
 pub(crate) struct GatewayArgs {
     /// One JSON object a row

@@ -123,13 +123,14 @@ impl Peer {
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
         let mut process = Process::other(&mut command).map_err(started(python))?;
-        let out = process.stdout().ok_or(PeerError::NoOutput)?;
+        let out = process.stdout();
+        let out = out.ok_or_else(|| PeerError::Failed("it has no output".into()))?;
         let mut lines = BufReader::new(out).lines();
         let told = tokio::time::timeout(START_LIMIT, lines.next_line()).await;
         let told = told.map_err(|_| late("listen"))?;
-        let line = told?.ok_or(PeerError::Ended(": does this Python have agentlightning?"))?;
+        let line = told?.ok_or_else(|| ended(": does this Python have agentlightning?"))?;
         let told = serde_json::from_str(&line);
-        let told: Value = told.map_err(|error| PeerError::Line { line, error })?;
+        let told: Value = told.map_err(|e| PeerError::Failed(format!("{e}: {line}")))?;
         let paths = told["paths"].as_array().into_iter().flatten();
         let paths = paths.filter_map(|p| p.as_str().map(str::to_owned));
         let version = told["version"].as_str().unwrap_or_default();
@@ -160,7 +161,7 @@ impl Peer {
         let start = Instant::now();
         while start.elapsed() < START_LIMIT {
             if !self.process.is_running() {
-                return Err(PeerError::Ended(""));
+                return Err(ended(""));
             }
             if let Ok(mut agents) = self.target.open(1).await
                 && agents[0].turn(TOKENS, false).await.is_ok()
@@ -180,9 +181,12 @@ fn started(program: &Path) -> impl Fn(std::io::Error) -> PeerError {
     }
 }
 
-fn late(what: &'static str) -> PeerError {
-    let limit = START_LIMIT;
-    PeerError::NoStart { what, limit }
+fn ended(hint: &str) -> PeerError {
+    PeerError::Failed(format!("it ended while it started{hint}"))
+}
+
+fn late(what: &str) -> PeerError {
+    PeerError::Failed(format!("it did not {what} within {START_LIMIT:?}"))
 }
 
 /// Asks a Python for the version of the peer.
@@ -191,7 +195,8 @@ async fn version(python: &Path) -> Result<String, PeerError> {
     let done = Command::new(python).args(["-c", code]).output().await;
     let done = done.map_err(started(python))?;
     if !done.status.success() {
-        return Err(PeerError::NoPackage);
+        let why = "this Python has no litellm: pip install -r benches/peers/litellm.txt";
+        return Err(PeerError::Failed(why.into()));
     }
     let version = String::from_utf8_lossy(&done.stdout);
     Ok(format!("LiteLLM proxy {}", version.trim()))

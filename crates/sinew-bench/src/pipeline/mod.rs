@@ -25,7 +25,7 @@ use super::row::{Better, Printer, Row, Summary};
 use crate::{BenchError, programs};
 use clap::Args;
 use ideal::{Engine, Groups};
-use session::{Ran, Sampler, Shape};
+use session::{RunTimes, Sampler, Shape};
 use std::path::PathBuf;
 use std::time::Instant;
 use world::{Calls, Tool, World};
@@ -44,7 +44,7 @@ const OVERLAP: (usize, usize, usize, usize) = (8, 4, 3, 2);
 /// Steps that samples may be behind in mode async.
 const STALENESS: usize = 2;
 
-/// What `sinew bench pipeline` is told.
+/// Arguments of `sinew bench pipeline`.
 #[derive(Debug, Args)]
 pub(crate) struct PipelineArgs {
     /// One JSON object a row
@@ -158,7 +158,7 @@ fn folder() -> Result<tempfile::TempDir, BenchError> {
 }
 
 /// Runs a shape in a separate folder.
-fn in_folder(shape: &Shape, world: &World) -> Result<Ran, BenchError> {
+fn in_folder(shape: &Shape, world: &World) -> Result<RunTimes, BenchError> {
     shape.run(world, folder()?.path())
 }
 
@@ -311,7 +311,7 @@ impl Bench<'_> {
             let steps = shape.steps;
             format!("overlap: {mode} ({steps} steps of {of_step}x{size} episodes)")
         };
-        let wall = |runs: &[Ran]| {
+        let wall = |runs: &[RunTimes]| {
             let walls = runs.iter().map(|r| r.wall_s).collect();
             Summary::of(walls, Better::Less).unwrap_or_default()
         };
@@ -331,9 +331,9 @@ impl Bench<'_> {
     }
 
     /// Prints the trained episodes and rewards of runs in several modes.
-    fn showed(&self, name: &dyn Fn(&str) -> String, modes: &[(&str, &[Ran])]) {
+    fn showed(&self, name: &dyn Fn(&str) -> String, modes: &[(&str, &[RunTimes])]) {
         for (mode, runs) in modes {
-            let row = |what: &str, unit: &str, of: &dyn Fn(&Ran) -> f64| {
+            let row = |what: &str, unit: &str, of: &dyn Fn(&RunTimes) -> f64| {
                 let values = runs.iter().map(of).collect();
                 let values = Summary::of(values, Better::More).unwrap_or_default();
                 let row = Row::new(name(&format!("{what}, {mode}")), unit, values);
@@ -346,7 +346,7 @@ impl Bench<'_> {
     }
 
     /// Draws both runs on one axis, the medians of their wall times.
-    fn plot(&self, sync: &[Ran], ahead: &[Ran]) -> Result<(), BenchError> {
+    fn plot(&self, sync: &[RunTimes], ahead: &[RunTimes]) -> Result<(), BenchError> {
         let (Some(path), Some(sync), Some(ahead)) = (&self.args.plot, sync.last(), ahead.last())
         else {
             return Ok(());

@@ -75,7 +75,7 @@ pub(super) struct Shape {
 }
 
 /// Result of a run.
-pub(super) struct Ran {
+pub(super) struct RunTimes {
     /// Seconds from the start of the first step to the end of the last one; without loading and measurements.
     pub(super) wall_s: f64,
     /// The records of all steps, in their order.
@@ -88,7 +88,7 @@ pub(super) struct Ran {
     pub(super) timeline: Timeline,
 }
 
-impl Ran {
+impl RunTimes {
     /// Percent of the time in which the loop waited until something was on disk.
     pub(super) fn loop_disk_share(&self) -> f64 {
         let waited: f64 = self.steps.iter().map(|s| s.waits.loop_disk_s).sum();
@@ -237,7 +237,7 @@ impl Shape {
     }
 
     /// Runs it to its end in `folder`.
-    pub(super) fn run(&self, world: &World, folder: &Path) -> Result<Ran, BenchError> {
+    pub(super) fn run(&self, world: &World, folder: &Path) -> Result<RunTimes, BenchError> {
         let device = model::device()?;
         let own = Cpu::new(device.kernels(), device.threads());
         let renderer = TinyRenderer::new(ALPHABET);
@@ -298,7 +298,7 @@ impl Shape {
             return Err(BenchError::system("the run had no step"));
         };
         let begun = first.wall_s - first.rollout_s - first.train_s - first.publish_s;
-        Ok(Ran {
+        Ok(RunTimes {
             wall_s: last.wall_s - begun,
             reward: ended.after.reward,
             trained: ended.samples.trained,

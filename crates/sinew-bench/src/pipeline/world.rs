@@ -70,7 +70,7 @@ pub(super) enum Tool {
 
 /// Episodes that were made.
 #[derive(Default)]
-struct Made {
+struct StoredEpisodes {
     /// Members of each task.
     members: HashMap<usize, usize>,
     /// Training tasks in the order of their first episodes.
@@ -84,7 +84,7 @@ pub(super) struct World {
     pub(super) calls: Calls,
     pub(super) tool: Tool,
     /// Members that each task has had, over all clones.
-    made: Arc<Mutex<Made>>,
+    made: Arc<Mutex<StoredEpisodes>>,
 }
 
 impl World {

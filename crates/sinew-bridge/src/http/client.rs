@@ -7,8 +7,8 @@
 
 use super::keys::Http;
 use super::protocol::{
-    AskScore, Call, Called, Described, FaultKind, MAX_ID, MAX_TEXT, Opened, Scored, Status, cut,
-    observation, specs, wrong_tools,
+    AskScore, Call, CallReply, FaultKind, MAX_ID, MAX_TEXT, OpenReply, ScoreReply, ServerInfo,
+    Status, cut, observation, specs, wrong_tools,
 };
 use super::remote::{Remote, RemoteError};
 use super::server::{Server, gone, refused, worker};
@@ -21,7 +21,7 @@ use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, Score, StepResult, Unscored,
 };
-use sinew_types::{Given, Gives, Message, Outcome, Role, Task, ToolSpec, is_reward};
+use sinew_types::{Gives, InputPresence, Message, Outcome, Role, Task, ToolSpec, is_reward};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,7 +45,7 @@ struct Shared {
     /// Its runtime renews leases and ends episodes that were dropped.
     server: Server,
     /// Answer to `GET /sinew` at the start.
-    described: Described,
+    described: ServerInfo,
     /// Tools of all episodes, unless one has others.
     tools: Vec<ToolSpec>,
     /// Name for traces.
@@ -78,7 +78,7 @@ impl HttpEnvFactory {
         let server = Server::new(&keys.url, &keys.key_env, keys.timeout_s)?;
         let asking = server.remote.clone();
         let asked = async move { asking.json(Method::GET, "/sinew", None).await };
-        let asked: Result<Described, _> = block_on(&server.handle, asked).ok_or_else(gone)?;
+        let asked: Result<ServerInfo, _> = block_on(&server.handle, asked).ok_or_else(gone)?;
         let mut described = asked.map_err(worker)?;
         described.version = cut(&described.version, MAX_ID);
         if let Some(why) = described.wrong() {
@@ -134,13 +134,13 @@ impl EnvFactory for HttpEnvFactory {
         let counts = counted(!self.shared.tools.is_empty());
         let gives = Gives {
             states: match self.shared.described.states {
-                true => Given::Yes,
-                false => Given::No(
+                true => InputPresence::Yes,
+                false => InputPresence::No(
                     "answer GET /sinew with `states: true`, and turns with `state`, a text that is equal \
                      exactly in equal states",
                 ),
             },
-            turn_rewards: Given::Maybe,
+            turn_rewards: InputPresence::Maybe,
             tool_counts: counts,
             format_penalty: counts,
         };
@@ -321,7 +321,7 @@ impl HttpEnv {
         let body = json!({"episode": id, "task": self.task});
         let (remote, path) = (shared.server.remote.clone(), "/episodes");
         let asked = async move { remote.json(Method::POST, path, Some(&body)).await };
-        let opened: Opened = flat(spawn(&shared.server.handle, asked).await).map_err(worker)?;
+        let opened: OpenReply = flat(spawn(&shared.server.handle, asked).await).map_err(worker)?;
         let (lease_s, lost) = (shared.described.lease_s, Arc::clone(&place.lost));
         let renewed = renew(shared.server.remote.clone(), id, lease_s, lost);
         place.renewal = Some(shared.server.handle.spawn(renewed).abort_handle());
@@ -331,7 +331,7 @@ impl HttpEnv {
 
     /// The begin of the episode, from the answer of the server and its task. An episode without messages
     /// begins with the task's preamble and prompt; one without tools has those of the server.
-    fn started(&mut self, opened: Opened) -> Result<ResetResult, EnvError> {
+    fn started(&mut self, opened: OpenReply) -> Result<ResetResult, EnvError> {
         if let Some(why) = opened.tools.as_deref().and_then(wrong_tools) {
             return Err(worker(format!("POST /episodes: {why}")));
         }
@@ -358,7 +358,7 @@ impl HttpEnv {
     ///
     /// A fault of the tool is a result that the model reads. A fault of the server itself, or a reward that
     /// is not finite, fails the episode.
-    async fn call(&mut self, call: &Call) -> Result<Called, EnvError> {
+    async fn call(&mut self, call: &Call) -> Result<CallReply, EnvError> {
         let Some(place) = &self.place else {
             return Err(EnvError::Order("step before reset or after the end"));
         };
@@ -366,7 +366,7 @@ impl HttpEnv {
         let asked = place
             .ask(&format!("/calls/c{}", self.calls), json!(call))
             .await;
-        let called: Called = asked.map_err(|e| place.explained(&e))?;
+        let called: CallReply = asked.map_err(|e| place.explained(&e))?;
         if let Some(fault) = called.error.as_ref().filter(|f| f.kind == FaultKind::Infra) {
             return Err(worker(cut(&fault.text, MAX_ERROR)));
         }
@@ -466,7 +466,7 @@ impl HttpEnv {
 }
 
 /// Takes the answer to one call into the turn. The result is the observation, or an error of the model.
-fn taken(called: Called, turn: &mut Turn, state: &mut Option<String>) -> Result<String, String> {
+fn taken(called: CallReply, turn: &mut Turn, state: &mut Option<String>) -> Result<String, String> {
     turn.reward += called.reward;
     turn.done |= called.done;
     *state = called.state.or(state.take());
@@ -477,7 +477,7 @@ fn taken(called: Called, turn: &mut Turn, state: &mut Option<String>) -> Result<
 }
 
 /// The score of an answer. `null` and a missing `reward` are not a score.
-fn score(scored: Scored) -> Result<Score, Unscored> {
+fn score(scored: ScoreReply) -> Result<Score, Unscored> {
     let reason = |why: &str| Unscored::new(scored.reason.clone().unwrap_or_else(|| why.into()));
     if scored.status == Status::Unscored {
         return Err(reason("the server gave no score and no reason"));

@@ -3,7 +3,9 @@
 //! Each case opens its own episodes and ends them. A case that cannot be tried at this server (no key is set,
 //! too many places to fill) is skipped with the reason.
 
-use super::protocol::{Called, Described, FaultKind, MAX_BODY, Open, Scored, Status};
+use super::protocol::{
+    CallReply, FaultKind, MAX_BODY, OpenRequest, ScoreReply, ServerInfo, Status,
+};
 use super::remote::{Answer, Remote};
 use futures::future::join_all;
 use reqwest::Method;
@@ -76,7 +78,7 @@ fn skip<T>(why: impl Into<String>) -> Result<T, Result<String, String>> {
 /// If the address, the key or the task is invalid.
 pub async fn conformance(options: &ConformanceOptions) -> Result<Vec<ConformanceRow>, String> {
     let remote = Remote::new(&options.url, options.key.as_deref(), options.timeout)?;
-    let described = remote.json::<Described>(Method::GET, "/sinew", None).await;
+    let described = remote.json::<ServerInfo>(Method::GET, "/sinew", None).await;
     let wrong = match &described {
         Ok(described) => described.wrong(),
         Err(e) => Some(e.to_string()),
@@ -136,7 +138,7 @@ struct Trial<'a> {
     /// Server with the key of the options.
     remote: Remote,
     /// The server's description.
-    described: Described,
+    described: ServerInfo,
     /// Task of all episodes.
     task: Task,
     options: &'a ConformanceOptions,
@@ -197,7 +199,7 @@ impl Trial<'_> {
 
     /// Opens an episode of the trial's task. A refusal fails the case.
     async fn open(&self, id: &str) -> Result<Answer, Result<String, String>> {
-        let open = Open {
+        let open = OpenRequest {
             episode: id.to_owned(),
             task: self.task.clone(),
         };
@@ -329,7 +331,7 @@ impl Trial<'_> {
         self.open(&id).await?;
         let answer = self.call(&id, "c1").await?;
         self.close(&id).await?;
-        let called = serde_json::from_slice::<Called>(&answer.body);
+        let called = serde_json::from_slice::<CallReply>(&answer.body);
         match called.ok().and_then(|c| c.error) {
             Some(fault) if fault.kind == FaultKind::Tool => {
                 Ok("an error of the model, with a text".into())
@@ -397,7 +399,7 @@ impl Trial<'_> {
         let body = json!({"messages": [{"role": "user", "content": "x"}], "output": ""});
         let answer = self.ask(Method::POST, &path, &body).await?;
         self.close(&id).await?;
-        let scored: Scored = match serde_json::from_slice(&answer.body) {
+        let scored: ScoreReply = match serde_json::from_slice(&answer.body) {
             Ok(scored) if answer.status.is_success() => scored,
             _ => return fail(format!("{}: {}", answer.status, answer.text())),
         };
@@ -443,7 +445,7 @@ impl Trial<'_> {
         for id in &ids {
             opened = opened.and(self.open(id).await.map(|_| ()));
         }
-        let open = Open {
+        let open = OpenRequest {
             episode: self.id(),
             task: self.task.clone(),
         };

@@ -24,7 +24,7 @@ const MAX_EPISODES: usize = 100_000;
 
 /// Answer to `GET /sinew`: what the server is, and how much of it there is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Described {
+pub(crate) struct ServerInfo {
     /// Name of the environment.
     pub(crate) name: String,
     /// It changes if equal actions may lead to other observations or rewards.
@@ -72,7 +72,7 @@ impl From<&ToolSpec> for Tool {
     }
 }
 
-impl Described {
+impl ServerInfo {
     /// The fault of a declaration, if there is one.
     pub(crate) fn wrong(&self) -> Option<String> {
         let known = self.protocol == PROTOCOL;
@@ -133,7 +133,7 @@ pub(crate) fn specs(tools: Vec<Tool>) -> Vec<ToolSpec> {
 
 /// Body of `POST /episodes`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Open {
+pub(crate) struct OpenRequest {
     /// Id of the episode, chosen by the client. The same id opens nothing new.
     pub(crate) episode: String,
     /// All of the task, its columns as `data`.
@@ -142,7 +142,7 @@ pub(crate) struct Open {
 
 /// Answer to `POST /episodes`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Opened {
+pub(crate) struct OpenReply {
     /// All messages of the prompt, in the chat-completions protocol. Left out: those of the task.
     #[serde(
         default,
@@ -174,7 +174,7 @@ pub(crate) struct Call {
 
 /// Answer to a call.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Called {
+pub(crate) struct CallReply {
     /// The observation: text as it is, other values as JSON.
     #[serde(default)]
     pub(crate) content: Value,
@@ -238,7 +238,7 @@ pub(crate) enum Status {
 
 /// Answer to a request for a score.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Scored {
+pub(crate) struct ScoreReply {
     /// `reward` is the score; `success` and other names are measurements.
     #[serde(default)]
     pub(crate) rewards: BTreeMap<String, Option<f64>>,
@@ -279,7 +279,7 @@ mod tests {
         let wrong = |change: &dyn Fn(&mut Value)| {
             let mut value = good.clone();
             change(&mut value);
-            serde_json::from_value::<Described>(value).unwrap().wrong()
+            serde_json::from_value::<ServerInfo>(value).unwrap().wrong()
         };
         assert_eq!(wrong(&|_| ()), None);
         for (field, value, said) in [

@@ -1,4 +1,4 @@
-//! Any environment as a server of the protocol.
+//! Serves any environment over HTTP by the environment protocol.
 //!
 //! An episode is opened once for its id, and a call runs once for its id: repeats get the stored answer. A
 //! call continues if its client goes away, so that a repeat finds the whole answer. Episodes without a
@@ -6,8 +6,8 @@
 //! bounded.
 
 use super::protocol::{
-    AskScore, Call, Called, Described, Fault, FaultKind, MAX_BODY, MAX_ID, Open, Opened, PROTOCOL,
-    Refusal, Scored, Status, Tool, cut,
+    AskScore, Call, CallReply, Fault, FaultKind, MAX_BODY, MAX_ID, OpenReply, OpenRequest,
+    PROTOCOL, Refusal, ScoreReply, ServerInfo, Status, Tool, cut,
 };
 use axum::Router;
 use axum::body::Bytes;
@@ -81,7 +81,7 @@ struct Shared {
     /// Tasks for `GET /tasks`, if the server has some.
     tasks: Option<Arc<dyn Taskset>>,
     /// The answer to `GET /sinew`.
-    described: Described,
+    described: ServerInfo,
     key: ServeKey,
     /// Episodes by id, at most `described.max_episodes`.
     episodes: Mutex<HashMap<String, Arc<Episode>>>,
@@ -113,13 +113,13 @@ struct World {
     /// `None` before the first request and after the end.
     env: Option<Box<dyn Env>>,
     /// Answer to the request that opened it.
-    opened: Option<Opened>,
+    opened: Option<OpenReply>,
     /// The episode was deleted or freed.
     closed: bool,
     /// Score of an episode that the environment ended.
     outcome: Option<Outcome>,
     /// Answers to the last calls.
-    answers: VecDeque<(String, Called)>,
+    answers: VecDeque<(String, CallReply)>,
 }
 
 /// The value of a mutex, also after a panic of another holder.
@@ -156,7 +156,7 @@ impl EnvServer {
     /// # Errors
     /// The fault of the options.
     pub fn new(factory: Arc<dyn EnvFactory>, options: ServeOptions) -> Result<Self, String> {
-        let described = Described {
+        let described = ServerInfo {
             name: cut(factory.name(), MAX_ID - 32),
             version: factory.version().to_owned(),
             protocol: PROTOCOL,
@@ -371,7 +371,7 @@ fn unknown() -> Response {
 
 /// `POST /episodes`: takes a place, or finds the one that the id has already.
 async fn open(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
-    let asked: Open = match parsed(&body) {
+    let asked: OpenRequest = match parsed(&body) {
         Ok(asked) => asked,
         Err(refusal) => return *refusal,
     };
@@ -443,7 +443,7 @@ async fn begin(shared: &Shared, id: &str, episode: &Episode) -> Response {
         }
     };
     *lock(&episode.seen) = Instant::now();
-    let opened = Opened {
+    let opened = OpenReply {
         messages: Some(reset.messages),
         tools: Some(reset.tools.iter().map(Tool::from).collect()),
         state: reset.state_hash.map(|h| format!("{h:016x}")),
@@ -508,7 +508,7 @@ impl World {
                         });
                     }
                 }
-                Called {
+                CallReply {
                     content: text.into(),
                     done: step.done,
                     reward: step.process_reward,
@@ -517,12 +517,12 @@ impl World {
                     renewed: env.renewed().filter(|_| !step.done),
                 }
             }
-            Err(e) => Called {
+            Err(e) => CallReply {
                 error: Some(Fault {
                     kind: FaultKind::Infra,
                     text: e.to_string(),
                 }),
-                ..Called::default()
+                ..CallReply::default()
             },
         };
         if self.answers.len() >= ANSWERS {
@@ -560,7 +560,7 @@ async fn score(State(shared): State<Arc<Shared>>, Path(id): Path<String>, body: 
             match env.score().await {
                 Ok(outcome) => world.outcome = Some(outcome),
                 Err(e) => {
-                    return json(&Scored {
+                    return json(&ScoreReply {
                         rewards: HashMap::new().into_iter().collect(),
                         status: Status::Unscored,
                         reason: Some(e.to_string()),
@@ -576,7 +576,7 @@ async fn score(State(shared): State<Arc<Shared>>, Path(id): Path<String>, body: 
 }
 
 /// A score as the protocol has it: the reward, whether the task is solved, and the metrics.
-fn scored(outcome: Outcome) -> Scored {
+fn scored(outcome: Outcome) -> ScoreReply {
     let finite = outcome.metrics.into_iter().filter(|(_, v)| is_reward(*v));
     let mut rewards: std::collections::BTreeMap<_, _> =
         finite.map(|(name, value)| (name, Some(value))).collect();
@@ -590,7 +590,7 @@ fn scored(outcome: Outcome) -> Scored {
         let success = f64::from(u8::from(outcome.success));
         rewards.insert("success".into(), Some(success));
     }
-    Scored {
+    ScoreReply {
         rewards,
         status,
         reason: outcome.unscored_reason,

@@ -6,7 +6,7 @@
 
 use super::client::{CallFault, Session};
 use super::keys::{GIVES, Mcp};
-use super::server::Reached;
+use super::server::McpTarget;
 use crate::counts::Counts;
 use crate::error::McpError;
 use crate::http::{gone, worker};
@@ -35,7 +35,7 @@ pub struct McpEnvFactory {
 /// Parts that the environments of a factory share.
 struct Shared {
     /// Servers in the order of the recipe.
-    servers: Vec<Reached>,
+    servers: Vec<McpTarget>,
     /// Tools of all servers, in their order.
     tools: Vec<ToolSpec>,
     /// Index of the server of each tool.
@@ -56,7 +56,7 @@ struct Shared {
 
 impl std::fmt::Debug for McpEnvFactory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names = self.shared.servers.iter().map(Reached::shown);
+        let names = self.shared.servers.iter().map(McpTarget::shown);
         f.debug_struct("McpEnvFactory")
             .field("servers", &names.collect::<Vec<_>>())
             .finish_non_exhaustive()
@@ -86,7 +86,7 @@ impl McpEnvFactory {
         }
         let spec = sandboxes.map_or_else(SandboxSpec::default, |s| s.spec);
         let found = keys.servers.iter().enumerate().map(|(at, server)| {
-            let found = Reached::find(server, &spec, keys.sessions);
+            let found = McpTarget::find(server, &spec, keys.sessions);
             found.map_err(|e| config(format!("server {}", at + 1), e.to_string()))
         });
         let servers = found.collect::<Result<Vec<_>, _>>()?;
@@ -123,7 +123,7 @@ impl McpEnvFactory {
 }
 
 /// Tools of all servers, by a session of each.
-async fn ask(servers: Vec<Reached>, limit: Duration) -> Result<Vec<Vec<ToolSpec>>, McpError> {
+async fn ask(servers: Vec<McpTarget>, limit: Duration) -> Result<Vec<Vec<ToolSpec>>, McpError> {
     let each = servers.iter().map(|server| async move {
         let session = within(limit, Session::open(server)).await?;
         let tools = within(limit, session.tools()).await;
@@ -235,7 +235,7 @@ async fn answer(
         match sessions.all[*owner].call(call, shared.timeout).await {
             Ok(text) => turn.called(call, Ok(text)),
             Err(CallFault::Tool(text)) => turn.called(call, Err(text)),
-            Err(CallFault::Server(why)) => return (sessions, Err(McpError::Call(why))),
+            Err(CallFault::Server(why)) => return (sessions, Err(why)),
         }
     }
     (sessions, Ok(turn))

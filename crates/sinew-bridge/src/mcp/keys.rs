@@ -3,16 +3,16 @@
 use crate::http::address;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sinew_types::{Given, Gives};
+use sinew_types::{Gives, InputPresence};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Data of an episode that algorithms can read: the protocol has neither states nor rewards.
 pub(super) const GIVES: Gives = Gives {
-    states: Given::No(OF_A_CLASS),
-    turn_rewards: Given::No(OF_A_CLASS),
-    tool_counts: Given::Yes,
-    format_penalty: Given::Yes,
+    states: InputPresence::No(OF_A_CLASS),
+    turn_rewards: InputPresence::No(OF_A_CLASS),
+    tool_counts: InputPresence::Yes,
+    format_penalty: InputPresence::Yes,
 };
 
 /// Way out where an algorithm reads what the protocol does not have.

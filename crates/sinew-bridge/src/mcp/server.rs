@@ -38,7 +38,7 @@ const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
 
 /// A server that sessions can be opened with.
 #[derive(Clone)]
-pub(crate) enum Reached {
+pub(crate) enum McpTarget {
     /// A command in sandboxes.
     Command(Command),
     /// An address, with its key.
@@ -56,7 +56,7 @@ pub(crate) struct Command {
     shown: String,
 }
 
-impl Reached {
+impl McpTarget {
     /// Finds the program and the folders that it needs. `sessions` bounds the sandboxes at once.
     pub(crate) fn find(
         server: &McpServer,
@@ -66,7 +66,10 @@ impl Reached {
         if server.command.is_empty() {
             let key = match server.key_env.as_str() {
                 "" => None,
-                name => Some(std::env::var(name).map_err(|_| McpError::NoKey(name.to_owned()))?),
+                name => Some(std::env::var(name).map_err(|_| {
+                    let why = format!("the environment variable is not set: export {name}=...");
+                    McpError::Missing(why)
+                })?),
             };
             let url = server.url.clone();
             return Ok(Self::Url { url, key });
@@ -92,7 +95,8 @@ impl Command {
         search: &str,
     ) -> Result<Self, McpError> {
         let command = &server.command;
-        let (name, arguments) = command.split_first().ok_or(McpError::NoCommand)?;
+        let empty = || McpError::Missing("the command is empty".into());
+        let (name, arguments) = command.split_first().ok_or_else(empty)?;
         let file = Path::new(name).file_name().unwrap_or_default();
         let is_python = file.to_string_lossy().starts_with("python");
         let interpreter = if is_python { name } else { "python3" };
@@ -119,7 +123,6 @@ impl Command {
         ]);
         spec.env.extend(server.env.clone());
         spec.network = Network::Loopback;
-        spec.live = false;
         spec.limits = Limits {
             // Calls have deadlines.
             cpu_s: 1e8,
@@ -206,7 +209,8 @@ fn program(code: &mut PythonCode, name: &str, search: &str) -> Result<String, Mc
             .map(|folder| Path::new(folder).join(name))
             .find(|path| path.is_file()),
     };
-    let found = found.ok_or_else(|| McpError::NoProgram(name.to_owned()))?;
+    let none = || McpError::Missing(format!("there is no program {name} in PATH"));
+    let found = found.ok_or_else(none)?;
     if SYSTEM.iter().any(|s| found.starts_with(s)) {
         return Ok(found.to_string_lossy().into_owned());
     }
@@ -219,10 +223,8 @@ fn shown_file(code: &mut PythonCode, argument: &str) -> Result<String, McpError>
     if !path.is_file() || SYSTEM.iter().any(|s| path.starts_with(s)) {
         return Ok(argument.to_owned());
     }
-    let path = path.canonicalize().map_err(|error| McpError::Argument {
-        argument: argument.to_owned(),
-        error,
-    })?;
+    let real = path.canonicalize();
+    let path = real.map_err(|e| McpError::Missing(format!("{argument}: {e}")))?;
     let folder = shown_folder(&path);
     let inside = code.show(folder)?;
     let rest = path.strip_prefix(folder).unwrap_or(&path);

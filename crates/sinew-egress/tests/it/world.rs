@@ -4,7 +4,7 @@ use futures::future::BoxFuture;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use sinew_egress::{
     AuditLine, CredentialConfig, EgressConfig, Proxy, ProxyOptions, Resolve, RuleConfig,
-    RuleScheme, Served, Session,
+    RuleScheme, Session, SessionListener,
 };
 use std::collections::HashMap;
 use std::io;
@@ -231,7 +231,7 @@ impl World {
 /// Client of a session, as a program in a sandbox.
 pub(crate) struct Client {
     pub(crate) session: Session,
-    pub(crate) served: Option<Served>,
+    pub(crate) served: Option<SessionListener>,
     pub(crate) address: SocketAddr,
     log: std::path::PathBuf,
     authority: String,

@@ -18,9 +18,19 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// Run an attempt on an engine, by its index.
-    Start { engine: usize, attempt: Attempt },
+    Start {
+        /// Index of the engine.
+        engine: usize,
+        /// The attempt, with the prompt and the ids sampled so far.
+        attempt: Attempt,
+    },
     /// Close the connection of an attempt; its results are not wanted any more.
-    Cancel { engine: usize, attempt: AttemptId },
+    Cancel {
+        /// Index of the engine that runs it.
+        engine: usize,
+        /// Id of the attempt.
+        attempt: AttemptId,
+    },
     /// Hand an event to the sink of its request.
     Tell(EngineEvent),
 }
@@ -57,6 +67,7 @@ pub struct Counters {
 /// The state of an engine, for people.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EngineView {
+    /// Name of the backend, for messages.
     pub name: String,
     /// Attempts of this router that run on it.
     pub attempts: usize,

@@ -11,11 +11,11 @@
 //! | `length` | | out of tokens |
 //! | `abort` | | an error of the server |
 
+use crate::answer_pieces::AnswerPiece;
 use crate::attempt::{Attempt, ServerEnd};
 use crate::error::AttemptError;
 use crate::error::TokenFault;
 use crate::guided;
-use crate::pieces::Seen;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_types::{TokenId, TokenLogprob};
@@ -87,14 +87,14 @@ struct Span {
 #[derive(Debug, Deserialize)]
 struct Finish {
     r#type: String,
-    matched: Option<Matched>,
+    matched: Option<MatchedStop>,
     message: Option<String>,
     status_code: Option<u16>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-enum Matched {
+enum MatchedStop {
     Id(TokenId),
     Text(String),
     Ids(Vec<TokenId>),
@@ -107,7 +107,7 @@ pub(super) fn read(
     before: &[TokenId],
     prompt: usize,
     asked: usize,
-) -> Result<Seen, AttemptError> {
+) -> Result<AnswerPiece, AttemptError> {
     let meta = chunk.meta_info;
     if let Some(Finish {
         r#type,
@@ -152,7 +152,7 @@ pub(super) fn read(
         .collect();
     versions.push(meta.weight_version.unwrap_or_default());
     let top = tops.into_iter().skip(skip).map(|t| best(t, asked));
-    Ok(Seen {
+    Ok(AnswerPiece {
         prompt: chunk.prompt_token_ids,
         ids: chunk.output_ids[skip..].to_vec(),
         logprobs: entries[skip..].iter().map(|(l, _, _)| *l).collect(),
@@ -206,9 +206,9 @@ fn best(entries: Option<Vec<Entry>>, asked: usize) -> Vec<TokenLogprob> {
 
 fn end(finish: Finish) -> ServerEnd {
     match (finish.r#type.as_str(), finish.matched) {
-        ("stop", Some(Matched::Id(id))) => ServerEnd::StopId(Some(id)),
-        ("stop", Some(Matched::Text(text))) => ServerEnd::StopString(text),
-        ("stop", Some(Matched::Ids(ids))) => ServerEnd::StopId(ids.last().copied()),
+        ("stop", Some(MatchedStop::Id(id))) => ServerEnd::StopId(Some(id)),
+        ("stop", Some(MatchedStop::Text(text))) => ServerEnd::StopString(text),
+        ("stop", Some(MatchedStop::Ids(ids))) => ServerEnd::StopId(ids.last().copied()),
         ("stop", None) => ServerEnd::StopId(None),
         ("length", _) => ServerEnd::Length,
         (other, _) => ServerEnd::Aborted(other.to_owned()),

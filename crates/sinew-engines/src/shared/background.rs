@@ -1,6 +1,6 @@
 //! Publishes weights during the training: one thread, and one place for the version that waits.
 
-use super::publish::{Published, SharedWeights};
+use super::publish::{PublishedVersion, SharedWeights};
 use crate::folder::FolderError;
 use sinew_types::{PolicyVersion, TensorSource};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,7 @@ impl Shared {
 }
 
 /// Hears of every version: published, or the reason why not.
-pub type Heard = Box<dyn Fn(PolicyVersion, Result<Published, FolderError>) + Send>;
+pub type PublishObserver = Box<dyn Fn(PolicyVersion, Result<PublishedVersion, FolderError>) + Send>;
 
 /// Publishes the newest of the versions that it is given. Training continues meanwhile; a version that waits
 /// when the next one comes is left out. A version that waits when it is dropped is published first.
@@ -48,7 +48,7 @@ impl Publisher {
     ///
     /// # Errors
     /// If the system gives none.
-    pub fn start(mut weights: SharedWeights, heard: Heard) -> std::io::Result<Self> {
+    pub fn start(mut weights: SharedWeights, heard: PublishObserver) -> std::io::Result<Self> {
         let shared = Arc::<Shared>::default();
         let theirs = Arc::clone(&shared);
         let work = move || {

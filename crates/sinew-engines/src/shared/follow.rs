@@ -19,13 +19,22 @@ const MAX_MANIFEST: u64 = 64 << 20;
 /// Reasons why published weights are not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
+    /// A file of the version could not be read.
     #[error("{}: {source}", path.display())]
-    Io { path: PathBuf, source: io::Error },
+    Io {
+        /// File or folder that was read.
+        path: PathBuf,
+        /// Error of the operating system, or of a file that is malformed or too large.
+        source: io::Error,
+    },
     /// A sum, a length or a name differs from the manifest.
     #[error("{}: tensor `{tensor}`: {why}; these weights are not loaded", path.display())]
     Tensor {
+        /// Folder of the version.
         path: PathBuf,
+        /// Name of the tensor.
         tensor: String,
+        /// Reason in words.
         why: String,
     },
 }

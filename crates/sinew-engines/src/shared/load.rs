@@ -10,27 +10,31 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Result of a look.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Followed {
+pub enum FollowEvent {
     /// The engine samples with this version now.
     Loaded {
+        /// Version of the loaded weights.
         version: PolicyVersion,
         /// The version that it came as a difference of.
         base: Option<PolicyVersion>,
     },
     /// The engine continues with its weights; reported once for each reason in a row.
-    Kept { why: String },
+    Kept {
+        /// Error of the folder or the engine.
+        why: String,
+    },
 }
 
 /// One look: what it led to, if anything.
-fn look(follower: &mut WeightsFollower, engine: &dyn Engine) -> Option<Followed> {
+fn look(follower: &mut WeightsFollower, engine: &dyn Engine) -> Option<FollowEvent> {
     let found = match follower.look() {
         Ok(found) => found?,
-        Err(e) => return Some(Followed::Kept { why: e.to_string() }),
+        Err(e) => return Some(FollowEvent::Kept { why: e.to_string() }),
     };
     let (version, base) = (found.version(), found.base());
     Some(match engine.load_weights(version, Arc::new(found)) {
-        Ok(()) => Followed::Loaded { version, base },
-        Err(e) => Followed::Kept { why: e.to_string() },
+        Ok(()) => FollowEvent::Loaded { version, base },
+        Err(e) => FollowEvent::Kept { why: e.to_string() },
     })
 }
 
@@ -39,7 +43,7 @@ fn look(follower: &mut WeightsFollower, engine: &dyn Engine) -> Option<Followed>
 pub async fn follow(
     engine: Arc<dyn Engine>,
     follower: WeightsFollower,
-    mut heard: impl FnMut(Followed) -> bool,
+    mut heard: impl FnMut(FollowEvent) -> bool,
 ) {
     let mut follower = Some(follower);
     let mut last = None;

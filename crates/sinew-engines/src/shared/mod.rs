@@ -25,10 +25,10 @@ mod load;
 mod publish;
 mod tensors;
 
-pub use background::{Heard, Publisher};
+pub use background::{PublishObserver, Publisher};
 pub use follow::{FollowError, FollowedWeights, WeightsFollower};
-pub use load::{Followed, follow};
-pub use publish::{Published, SharedWeights};
+pub use load::{FollowEvent, follow};
+pub use publish::{PublishedVersion, SharedWeights};
 
 /// The name of the newest version.
 const LATEST: &str = "LATEST";

@@ -33,7 +33,8 @@ pub struct SharedWeights {
 
 /// A published version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Published {
+pub struct PublishedVersion {
+    /// Version of the weights.
     pub version: PolicyVersion,
     /// The version that it is a difference of.
     pub base: Option<PolicyVersion>,
@@ -62,7 +63,7 @@ impl SharedWeights {
         &mut self,
         version: PolicyVersion,
         weights: &dyn TensorSource,
-    ) -> Result<Published, FolderError> {
+    ) -> Result<PublishedVersion, FolderError> {
         let stage = self.folder.stage(version)?;
         let staged = match self.difference(&stage, version, weights)? {
             Some(manifest) => manifest,
@@ -84,7 +85,7 @@ impl SharedWeights {
         self.point_to(version)?;
         self.prune(version)?;
         self.before = Some(version);
-        Ok(Published {
+        Ok(PublishedVersion {
             version,
             base,
             bytes,

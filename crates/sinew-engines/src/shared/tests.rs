@@ -236,7 +236,7 @@ fn the_newest_version_is_published_and_the_last_one_always() {
     let dir = tempfile::tempdir().unwrap();
     let (sender, heard) = mpsc::sync_channel(64);
     let heard_by = Box::new(
-        move |version: PolicyVersion, result: Result<Published, _>| {
+        move |version: PolicyVersion, result: Result<PublishedVersion, _>| {
             sender.send((version.0, result.is_ok())).unwrap();
         },
     );

@@ -11,10 +11,10 @@
 //! Both get `cache_salt` = the version, so that the KV of other weights is not reused, `ignore_eos`,
 //! so that only the request's stop ids end it, and penalties that are off.
 
+use crate::answer_pieces::AnswerPiece;
 use crate::attempt::{Attempt, ServerEnd};
 use crate::error::AttemptError;
 use crate::guided;
-use crate::pieces::Seen;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sinew_types::{SamplingParams, TokenId, TokenLogprob};
@@ -162,12 +162,12 @@ struct PromptDetails {
 
 /// Reads a piece. The ids come twice, next to and inside the log-probabilities: they must
 /// be the same.
-pub(super) fn read(chunk: Chunk, sampling: &SamplingParams) -> Result<Seen, AttemptError> {
+pub(super) fn read(chunk: Chunk, sampling: &SamplingParams) -> Result<AnswerPiece, AttemptError> {
     let details = chunk.usage.and_then(|u| u.prompt_tokens_details);
-    let mut seen = Seen {
+    let mut seen = AnswerPiece {
         prompt: chunk.prompt_token_ids,
         cached: details.and_then(|d| d.cached_tokens),
-        ..Seen::default()
+        ..AnswerPiece::default()
     };
     if chunk.choices.len() > 1 {
         let why = format!("{} choices, one was asked for", chunk.choices.len());
@@ -208,7 +208,7 @@ pub(super) fn read(chunk: Chunk, sampling: &SamplingParams) -> Result<Seen, Atte
 fn read_logprobs(
     logprobs: Logprobs,
     asked: usize,
-    seen: &mut Seen,
+    seen: &mut AnswerPiece,
 ) -> Result<Vec<TokenId>, AttemptError> {
     if let Some(content) = logprobs.content {
         for token in &content {
@@ -257,7 +257,7 @@ fn token_id(text: &str) -> Result<TokenId, AttemptError> {
 mod tests {
     use super::*;
 
-    fn parse(text: &str, top: u8) -> Result<Seen, AttemptError> {
+    fn parse(text: &str, top: u8) -> Result<AnswerPiece, AttemptError> {
         let sampling = SamplingParams {
             top_logprobs: top,
             ..SamplingParams::default()

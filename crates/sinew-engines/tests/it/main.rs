@@ -11,7 +11,7 @@ mod evaluation;
 mod failover;
 mod faults;
 mod follow;
+mod llama_cpp;
 mod mock;
-mod real;
 mod support;
 mod weights;

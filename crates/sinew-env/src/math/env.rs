@@ -17,7 +17,7 @@ use crate::rng::hash64;
 use serde::{Deserialize, Serialize};
 
 use sinew_sandbox::{Sandbox, SandboxProvider, SandboxSpec};
-use sinew_types::{Given, Gives, Message, Outcome, Task};
+use sinew_types::{Gives, InputPresence, Message, Outcome, Task};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,10 +50,10 @@ impl Default for ToolMathConfig {
 /// Data of an episode that algorithms can read.
 pub(super) fn gives(process_reward: f64) -> Gives {
     Gives {
-        states: Given::Yes,
+        states: InputPresence::Yes,
         turn_rewards: turn_rewards(process_reward),
-        tool_counts: Given::Yes,
-        format_penalty: Given::Yes,
+        tool_counts: InputPresence::Yes,
+        format_penalty: InputPresence::Yes,
     }
 }
 

@@ -21,7 +21,7 @@ mod tests;
 mod types;
 
 pub use types::{
-    Ask, Begun, CallRecord, FinishRequest, Join, Reward, RolloutSpec, SampledTurn,
+    CallRecord, CallRequest, CallStart, FinishRequest, Join, Reward, RolloutSpec, SampledTurn,
     SamplingDefaults, SessionError, SessionStats,
 };
 
@@ -41,7 +41,7 @@ use sinew_types::{
 use states::States;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use types::Beginning;
+use types::CallPlan;
 pub(crate) use types::{Entry, MAX_METRIC_NAME};
 
 /// A call, running or ended.
@@ -313,9 +313,9 @@ impl Session {
     pub fn begin(
         &mut self,
         renderer: &dyn Renderer,
-        ask: &Ask<'_>,
+        ask: &CallRequest<'_>,
         now_s: f64,
-    ) -> Result<Begun, SessionError> {
+    ) -> Result<CallStart, SessionError> {
         self.touched_s = now_s;
         let begun = self.try_begin(renderer, ask, now_s);
         if let Err(Some(limit)) = begun.as_ref().map_err(SessionError::limit)
@@ -331,9 +331,9 @@ impl Session {
     fn try_begin(
         &mut self,
         renderer: &dyn Renderer,
-        ask: &Ask<'_>,
+        ask: &CallRequest<'_>,
         now_s: f64,
-    ) -> Result<Begun, SessionError> {
+    ) -> Result<CallStart, SessionError> {
         self.admit(ask)?;
         let mut last_path = std::mem::take(&mut self.last_path);
         let plan = self.plan(renderer, ask, &mut last_path);
@@ -352,7 +352,7 @@ impl Session {
                 context,
             });
         }
-        let beginning = Beginning {
+        let beginning = CallPlan {
             base: plan.base,
             nodes: plan.nodes,
             join: plan.join,
@@ -370,7 +370,7 @@ impl Session {
         if let (Prompt::Text(text), Some(running)) = (ask.prompt, self.running.get_mut(&call)) {
             running.text = Some(text.clone());
         }
-        Ok(Begun {
+        Ok(CallStart {
             call,
             max_tokens: context - prompt.len() as u32,
             prompt: Arc::new(prompt),
@@ -392,8 +392,8 @@ impl Session {
     }
 
     /// Opens a call that was planned, and gives its number.
-    fn begun(&mut self, beginning: Beginning) -> u32 {
-        let Beginning {
+    fn begun(&mut self, beginning: CallPlan) -> u32 {
+        let CallPlan {
             join,
             prompt_tokens,
             prompt_key,
@@ -448,7 +448,7 @@ impl Session {
     }
 
     /// Refuses a call that exceeds a limit of the rollout.
-    fn admit(&self, ask: &Ask<'_>) -> Result<(), SessionError> {
+    fn admit(&self, ask: &CallRequest<'_>) -> Result<(), SessionError> {
         if self.over {
             return Err(SessionError::Over);
         }

@@ -12,7 +12,7 @@
 
 use super::last_path::LastPath;
 use super::states::{NOWHERE, Walk};
-use super::types::{Ask, Join, Planned, SessionError};
+use super::types::{CallRequest, Join, PlannedNode, SessionError};
 use super::{Session, TextAnchor};
 use crate::keys::{self, Key, StateId};
 use sinew_dialect::Prompt;
@@ -24,7 +24,7 @@ use sinew_types::{FinishReason, Message, NodeId, Role, TokenId, TokenKind, ToolS
 pub(super) struct Plan {
     /// Node that everything new follows.
     pub(super) base: Option<NodeId>,
-    pub(super) nodes: Vec<Planned>,
+    pub(super) nodes: Vec<PlannedNode>,
     pub(super) join: Join,
     /// The last known state on the way, and the steps from there.
     pub(super) from: StateId,
@@ -32,15 +32,15 @@ pub(super) struct Plan {
 }
 
 /// Nodes that lead on from what is known.
-struct Joined {
+struct JoinPlan {
     base: NodeId,
-    nodes: Vec<Planned>,
+    nodes: Vec<PlannedNode>,
     join: Join,
 }
 
 impl Plan {
     /// Plan of a prompt that is one step from nowhere.
-    fn raw(base: Option<NodeId>, nodes: Vec<Planned>, join: Join, key: Key) -> Self {
+    fn raw(base: Option<NodeId>, nodes: Vec<PlannedNode>, join: Join, key: Key) -> Self {
         Self {
             base,
             nodes,
@@ -65,7 +65,7 @@ impl Session {
     pub(super) fn plan(
         &self,
         renderer: &dyn Renderer,
-        ask: &Ask<'_>,
+        ask: &CallRequest<'_>,
         last_path: &mut LastPath,
     ) -> Result<Plan, SessionError> {
         self.may_fit(renderer, ask.prompt)?;
@@ -76,7 +76,7 @@ impl Session {
         };
         if !ask.opening.is_empty() {
             let tokens = renderer.encode_text(ask.opening)?;
-            plan.nodes.push(Planned {
+            plan.nodes.push(PlannedNode {
                 kind: TokenKind::Forced,
                 tokens,
                 messages: Vec::new(),
@@ -107,7 +107,7 @@ impl Session {
         &self,
         renderer: &dyn Renderer,
         messages: &[Message],
-        ask: &Ask<'_>,
+        ask: &CallRequest<'_>,
         last_path: &mut LastPath,
     ) -> Result<Plan, SessionError> {
         let tools = ask.tools;
@@ -144,7 +144,7 @@ impl Session {
         if self.rewritten(&walk, messages) {
             plan.join = Join::Fork;
         }
-        plan.nodes = vec![Planned {
+        plan.nodes = vec![PlannedNode {
             kind: TokenKind::Prompt,
             tokens: renderer.render_prompt(messages, tools)?,
             messages: messages.to_vec(),
@@ -193,9 +193,9 @@ impl Session {
         tools: &[ToolSpec],
         loose: bool,
         last_path: &mut LastPath,
-    ) -> Result<Option<Joined>, SessionError> {
+    ) -> Result<Option<JoinPlan>, SessionError> {
         let foreign = rest.iter().position(|m| m.role == Role::Assistant);
-        let at = |base, join| Joined {
+        let at = |base, join| JoinPlan {
             base,
             nodes: Vec::new(),
             join,
@@ -211,7 +211,7 @@ impl Session {
                 let answers = &rest[..foreign.unwrap_or(rest.len())];
                 last_path.go(&self.nodes, Some(node));
                 let nodes = self.extend(renderer, node, last_path.ids(), answers, tools)?;
-                let joined = Joined {
+                let joined = JoinPlan {
                     nodes,
                     ..at(node, Join::Rollback)
                 };
@@ -229,7 +229,7 @@ impl Session {
         let Some(tokens) = render_after(renderer, &rest[from..], tools)? else {
             return Ok(None);
         };
-        joined.nodes.push(Planned {
+        joined.nodes.push(PlannedNode {
             kind: TokenKind::Forced,
             tokens,
             messages: rest[from..].to_vec(),
@@ -246,20 +246,20 @@ impl Session {
         path: &[TokenId],
         answers: &[Message],
         tools: &[ToolSpec],
-    ) -> Result<Vec<Planned>, SessionError> {
+    ) -> Result<Vec<PlannedNode>, SessionError> {
         let finish = self.nodes[turn as usize].finish.as_ref();
         let finish = finish.unwrap_or(&FinishReason::Length);
         let extension = renderer.extend(path, finish, answers, tools)?;
         let mut nodes = Vec::new();
         if !extension.forced.is_empty() {
-            nodes.push(Planned {
+            nodes.push(PlannedNode {
                 kind: TokenKind::Forced,
                 tokens: extension.forced,
                 messages: Vec::new(),
                 tools: Vec::new(),
             });
         }
-        nodes.push(Planned {
+        nodes.push(PlannedNode {
             kind: TokenKind::Observation,
             tokens: extension.observation,
             messages: answers.to_vec(),
@@ -332,9 +332,9 @@ impl Session {
         Ok(Plan::raw(base, nodes, join, keys::tokens(ids)))
     }
 
-    fn raw_node(&self, base: Option<NodeId>, tokens: Vec<TokenId>, text: &str) -> Planned {
+    fn raw_node(&self, base: Option<NodeId>, tokens: Vec<TokenId>, text: &str) -> PlannedNode {
         let message = Message::new(Role::User, text);
-        Planned {
+        PlannedNode {
             kind: match base {
                 Some(_) => TokenKind::Observation,
                 None => TokenKind::Prompt,

@@ -89,13 +89,13 @@ impl Client {
         self.turn(messages, &outputs).join
     }
 
-    fn turn(&mut self, messages: &[Message], texts: &[(&str, bool)]) -> Begun {
+    fn turn(&mut self, messages: &[Message], texts: &[(&str, bool)]) -> CallStart {
         let prompt = Prompt::Messages(messages.to_vec());
         self.prompt(&prompt, texts)
     }
 
-    fn prompt(&mut self, prompt: &Prompt, texts: &[(&str, bool)]) -> Begun {
-        let ask = Ask {
+    fn prompt(&mut self, prompt: &Prompt, texts: &[(&str, bool)]) -> CallStart {
+        let ask = CallRequest {
             prompt,
             known: None,
             tools: &self.tools,
@@ -173,7 +173,7 @@ fn what_clients_drop_does_not_break_the_thread() {
     let ask = [user("hi")];
     let prompt = Prompt::Messages(ask.to_vec());
     let begun = {
-        let ask = Ask {
+        let ask = CallRequest {
             prompt: &prompt,
             known: None,
             tools: &[],
@@ -361,7 +361,7 @@ fn text_and_token_prompts_extend_too() {
     let other = c.prompt(&Prompt::Tokens(vec![1, 2]), &[("z", false)]);
     assert_eq!(other.join, Join::Start);
     let beyond = Prompt::Tokens(vec![9999]);
-    let ask = Ask {
+    let ask = CallRequest {
         prompt: &beyond,
         known: None,
         tools: &[],
@@ -378,7 +378,7 @@ fn text_and_token_prompts_extend_too() {
 fn a_forced_opening_is_no_sampled_token() {
     let mut c = Client::new();
     let prompt = Prompt::Messages(vec![user("q")]);
-    let ask = Ask {
+    let ask = CallRequest {
         prompt: &prompt,
         known: None,
         tools: &[],
@@ -418,7 +418,7 @@ fn limits_end_the_episode_and_are_remembered() {
         Prompt::Messages(vec![user(&"q".repeat(64))]),
     );
     let begin = |s: &mut Session, prompt: &Prompt| {
-        let ask = Ask {
+        let ask = CallRequest {
             prompt,
             known: None,
             tools: &[],
@@ -529,7 +529,7 @@ fn a_reward_is_in_the_trace_or_refused() {
 fn what_the_engine_may_not_do_is_refused() {
     let mut c = Client::new();
     let prompt = Prompt::Messages(vec![user("q")]);
-    let ask = Ask {
+    let ask = CallRequest {
         prompt: &prompt,
         known: None,
         tools: &[],
@@ -586,7 +586,7 @@ fn a_session_is_made_again_from_what_happened() {
         })
         .unwrap();
     let prompt = Prompt::Messages(vec![user("lost")]);
-    let ask = Ask {
+    let ask = CallRequest {
         prompt: &prompt,
         known: None,
         tools: &[],
@@ -621,7 +621,7 @@ fn only_what_is_new_need_be_told() {
     let mut c = Client::new();
     let told = |c: &mut Client, known, messages: Vec<Message>, text: &str| {
         let prompt = Prompt::Messages(messages);
-        let ask = Ask {
+        let ask = CallRequest {
             prompt: &prompt,
             known,
             tools: &[],

@@ -153,7 +153,7 @@ impl RolloutSpec {
 
 /// One call of the model.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ask<'a> {
+pub struct CallRequest<'a> {
     pub prompt: &'a Prompt,
     /// State that messages before those of `prompt` lead to; `None`: there are none before.
     pub known: Option<u32>,
@@ -205,7 +205,7 @@ impl Join {
 
 /// A call that may be sampled.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Begun {
+pub struct CallStart {
     /// Number within the rollout, from 1.
     pub call: u32,
     /// Exact prompt for the engine; shared by the requests of all choices.
@@ -236,7 +236,7 @@ pub struct SampledTurn {
 
 /// A node that a call adds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedNode {
     /// Prompt, observation or forced; sampled ones come as outputs.
     pub(crate) kind: TokenKind,
     pub(crate) tokens: Vec<TokenId>,
@@ -249,10 +249,10 @@ pub(crate) struct Planned {
 
 /// Beginning of a call, without the parts that are known already.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Beginning {
+pub(crate) struct CallPlan {
     /// Node that everything new follows.
     pub(crate) base: Option<NodeId>,
-    pub(crate) nodes: Vec<Planned>,
+    pub(crate) nodes: Vec<PlannedNode>,
     pub(crate) join: Join,
     /// The last known state on the way, and the steps from there to the prompt's.
     pub(crate) from: StateId,
@@ -273,7 +273,7 @@ pub(crate) struct Beginning {
 #[serde(rename_all = "snake_case", tag = "type")]
 pub(crate) enum Entry {
     /// A call was opened.
-    Begun(Beginning),
+    Begun(CallPlan),
     /// An output of a call was captured.
     Output {
         call: u32,

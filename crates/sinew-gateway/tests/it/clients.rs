@@ -1,13 +1,11 @@
 //! Typical clients: they leave and ask again, use one key for everything, and check whether a server is
 //! there.
 
-use crate::support::{World, answer, client, world, world_with};
+use crate::support::{World, answer, world, world_with};
 use serde_json::{Value, json};
 use sinew_gateway::Secret;
 use sinew_infer::Fault;
 use sinew_types::Engine;
-use std::io::Write;
-use std::net::TcpStream;
 use std::time::Duration;
 
 const API_KEY: &str = "one-key-for-all";
@@ -32,20 +30,8 @@ fn patient() -> World {
 fn who_leaves_and_asks_again_gets_the_call_that_runs() {
     let world = patient();
     let rollout = world.open();
-    let text = body("x").to_string();
-    let path = &rollout.base_url[rollout.base_url.find("/r/").unwrap()..];
-    let request = format!(
-        "POST {path}/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: {}\r\n\
-         content-length: {}\r\n\r\n{text}",
-        rollout.key,
-        text.len()
-    );
     let stats = || world.gateway.stats();
-    let ask = || {
-        let mut client = TcpStream::connect(world.url.trim_start_matches("http://")).unwrap();
-        client.write_all(request.as_bytes()).unwrap();
-        client
-    };
+    let ask = || rollout.ask(&body("x"));
     // A repetition that comes before the server sees its client leave is one more sample.
     let leave = |client| {
         drop(client);
@@ -54,7 +40,7 @@ fn who_leaves_and_asks_again_gets_the_call_that_runs() {
     let first = ask();
     world.until("the call is sampled", || world.engine.status().running == 1);
     leave(first);
-    // No header marks it as a repetition: the body, and that nobody waits for it any more, do.
+    // No header marks the call as a repeat. The equal body does, as the first client has left.
     let second = ask();
     world.until("the call is joined", || stats().coalesced == 1);
     leave(second);
@@ -76,11 +62,9 @@ fn an_answer_that_nobody_got_is_given_to_the_next_who_asks() {
         fake.latency = Duration::from_millis(200);
     });
     let rollout = world.open();
-    let url = format!("{}/chat/completions", rollout.base_url);
-    let gone = client(Duration::from_millis(100))
-        .post(&url)
-        .header("authorization", &rollout.key);
-    assert!(gone.body(body("x").to_string()).send().is_err());
+    let first = rollout.ask(&body("x"));
+    world.until("the call runs", || world.gateway.running() == 1);
+    drop(first);
     world.until("the call ends", || world.gateway.running() == 0);
     let said = rollout.post("/chat/completions", &body("x")).ok();
     assert_eq!(said["choices"][0]["message"]["content"], "yes");

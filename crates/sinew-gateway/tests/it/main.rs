@@ -4,9 +4,9 @@
 mod agent_tools;
 mod agents;
 mod bad_input;
+mod call_ends;
 mod clients;
 mod dialects;
-mod ends;
 mod fields;
 mod frameworks;
 mod http;

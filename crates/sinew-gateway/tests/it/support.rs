@@ -12,7 +12,8 @@ use sinew_infer::{FakeConfig, FakeEngine, FakeModel, TokenBytes};
 use sinew_render::{ChatRenderer, Renderer};
 use sinew_store::{MemoryStore, TraceStore};
 use sinew_types::{Engine, GenerateRequest, TokenId};
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -293,6 +294,22 @@ impl Opened {
         let mut headers = vec![("authorization", self.key.as_str())];
         headers.extend_from_slice(more);
         answer("POST", &url, &headers, body.to_string().as_bytes())
+    }
+
+    /// A call whose client leaves when the connection is dropped.
+    pub(crate) fn ask(&self, body: &Value) -> TcpStream {
+        let address = self.base_url.strip_prefix("http://").unwrap();
+        let (address, path) = address.split_at(address.find('/').unwrap());
+        let text = body.to_string();
+        let mut client = TcpStream::connect(address).unwrap();
+        let request = format!(
+            "POST {path}/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: {}\r\n\
+             content-length: {}\r\n\r\n{text}",
+            self.key,
+            text.len()
+        );
+        client.write_all(request.as_bytes()).unwrap();
+        client
     }
 
     pub(crate) fn chat(&self, messages: &Value) -> Value {

@@ -262,7 +262,7 @@ mod tests {
         let add = |n, ms| all.add(address(n), began + Duration::from_millis(ms));
         let mut held: Held = [1, 1, 1].map(|n| add(n, 0).unwrap()).into();
         assert_eq!(ended(&held), [false; 3]);
-        // The first to end is of its own address, the next of the address that has the most.
+        // The first connection that ends is from the same address, the next from the address with the most.
         held.push(add(1, 200).unwrap());
         assert_eq!(ended(&held), [true, false, false, false]);
         held.extend([add(2, 200).unwrap(), add(3, 200).unwrap()]);

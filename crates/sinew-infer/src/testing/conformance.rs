@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 /// A sequence with separate blocks.
 #[derive(Clone, Debug)]
-struct Stored {
+struct BlockSequence {
     tokens: Vec<TokenId>,
     /// Tokens whose keys and values are stored.
     past: usize,
@@ -44,10 +44,10 @@ impl<F: Forward> Bench<F> {
         (first..self.next_block).collect()
     }
 
-    fn sequence(&mut self, tokens: Vec<TokenId>) -> Stored {
+    fn sequence(&mut self, tokens: Vec<TokenId>) -> BlockSequence {
         let size = self.forward.limits().block_tokens;
         let blocks = self.blocks((tokens.len() + 16).div_ceil(size));
-        Stored {
+        BlockSequence {
             tokens,
             past: 0,
             blocks,
@@ -56,7 +56,7 @@ impl<F: Forward> Bench<F> {
 
     /// Computes the next `rows` tokens of each sequence; the logits of the last `.2` of them are
     /// asked for.
-    fn batch(sequences: &mut [(&mut Stored, usize, usize)]) -> Batch {
+    fn batch(sequences: &mut [(&mut BlockSequence, usize, usize)]) -> Batch {
         let mut batch = Batch::default();
         for (sequence, rows, wanted) in sequences {
             let (first, table) = (batch.tokens.len(), batch.block_table.len());
@@ -88,7 +88,7 @@ impl<F: Forward> Bench<F> {
     }
 
     /// Computes the remaining tokens of the sequence, and draws its next one.
-    fn next(&mut self, sequence: &mut Stored, params: &SamplingParams) -> Draw {
+    fn next(&mut self, sequence: &mut BlockSequence, params: &SamplingParams) -> Draw {
         let rows = sequence.tokens.len() - sequence.past;
         let position = sequence.tokens.len();
         let batch = Self::batch(&mut [(sequence, rows, 1)]);

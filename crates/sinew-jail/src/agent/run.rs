@@ -257,7 +257,7 @@ impl Running<'_> {
     }
 
     /// Counts a process that ended: all of them count for the time, the first one gives the status.
-    fn reaped(&mut self, gone: sys::Gone) {
+    fn reaped(&mut self, gone: sys::ReapedChild) {
         let mine = gone.pid == self.child.pid;
         if !mine && self.waiting.lost(gone.pid) {
             return;

@@ -25,7 +25,7 @@ pub(super) use libc::{POLLHUP, POLLIN, POLLOUT, pollfd as PollFd};
 
 /// A child that is gone.
 #[derive(Debug)]
-pub(super) struct Gone {
+pub(super) struct ReapedChild {
     pub(super) pid: i32,
     /// Status in the form of `wait4`: signal in the low seven bits, else the code above eight.
     pub(super) status: i32,
@@ -71,7 +71,7 @@ pub(super) fn children() -> Result<SignalFd> {
 }
 
 /// A child that is gone, if there is one; `block` waits for one as long as there are children.
-pub(super) fn reap(block: bool) -> Option<Gone> {
+pub(super) fn reap(block: bool) -> Option<ReapedChild> {
     let flags = if block { 0 } else { libc::WNOHANG };
     loop {
         let mut status = 0;
@@ -80,7 +80,7 @@ pub(super) fn reap(block: bool) -> Option<Gone> {
         // SAFETY: writes to two local values.
         let pid = unsafe { libc::wait4(-1, &raw mut status, flags, &raw mut usage) };
         if pid > 0 {
-            return Some(Gone {
+            return Some(ReapedChild {
                 pid,
                 status,
                 cpu_us: process::ended_us(&usage),

@@ -11,7 +11,7 @@
 
 use super::group;
 use super::program::{Child, Setup};
-use super::sys::{self, Gone, POLLIN, PollFd};
+use super::sys::{self, POLLIN, PollFd, ReapedChild};
 use std::fs::File;
 use std::io::{Error, Read, Result, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -207,7 +207,7 @@ impl Waiting {
 
     /// Returns the next ended process after [`Waiting::kill_programs`], until nothing of the programs is
     /// left.
-    pub(super) fn next_end(&self) -> Option<Gone> {
+    pub(super) fn next_end(&self) -> Option<ReapedChild> {
         sys::reap(self.reserve.is_none() || !group::is_empty())
     }
 }

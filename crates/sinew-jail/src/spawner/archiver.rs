@@ -57,7 +57,7 @@ enum Task {
 
 /// A request for an archive of a snapshot, of at most `max_bytes`.
 #[derive(Clone, Copy, Debug)]
-struct Exported {
+struct ArchiveRequest {
     snapshot: u64,
     export: u64,
     max_bytes: u64,
@@ -227,7 +227,7 @@ impl Spawner {
                 export,
                 max_bytes,
             } => {
-                let what = Exported {
+                let what = ArchiveRequest {
                     snapshot,
                     export,
                     max_bytes,
@@ -243,7 +243,7 @@ impl Spawner {
     }
 
     /// A snapshot's archive into a file of the host's.
-    fn export(&mut self, seq: u64, what: Exported, given: Vec<OwnedFd>) {
+    fn export(&mut self, seq: u64, what: ArchiveRequest, given: Vec<OwnedFd>) {
         let begin = || {
             let out = given.into_iter().next().ok_or(NO_FILE)?;
             let layers = self.stores.layers(Some(what.snapshot))?;

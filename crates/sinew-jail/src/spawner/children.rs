@@ -43,7 +43,7 @@ pub(super) enum Fate {
 
 /// Report of the kernel about a process that ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ended {
+pub(super) struct ChildEnd {
     pub(super) fate: Fate,
     /// User and system time, of children that it waited for too.
     pub(super) cpu_us: u64,
@@ -62,7 +62,7 @@ pub(super) struct Child {
 }
 
 /// Waits for a process through a file; `None` if it has not ended.
-fn wait(pidfd: &OwnedFd, flags: i32) -> std::io::Result<Option<Ended>> {
+fn wait(pidfd: &OwnedFd, flags: i32) -> std::io::Result<Option<ChildEnd>> {
     // SAFETY: plain data, for which zero is a value.
     let (mut info, mut usage) = unsafe {
         (
@@ -93,7 +93,7 @@ fn wait(pidfd: &OwnedFd, flags: i32) -> std::io::Result<Option<Ended>> {
     }
     // SAFETY: the kernel has filled in what belongs to an end of a child, or nothing.
     let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
-    Ok((pid != 0).then(|| Ended {
+    Ok((pid != 0).then(|| ChildEnd {
         fate: match info.si_code {
             libc::CLD_EXITED => Fate::Code(status),
             _ => Fate::Signal(status),
@@ -251,7 +251,7 @@ impl Children {
     }
 
     /// Reaps children that have ended, a few at a time; none any more if this is empty.
-    pub(super) fn ended(&mut self) -> Vec<(Rc<Child>, Role, Ended)> {
+    pub(super) fn ended(&mut self) -> Vec<(Rc<Child>, Role, ChildEnd)> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
         let epoll = self.epoll.as_raw_fd();
         // SAFETY: a local array of that many events.
@@ -293,7 +293,7 @@ mod tests {
         }
     }
 
-    fn next(children: &mut Children) -> (Rc<Child>, Role, Ended) {
+    fn next(children: &mut Children) -> (Rc<Child>, Role, ChildEnd) {
         loop {
             if let Some(one) = children.ended().pop() {
                 return one;

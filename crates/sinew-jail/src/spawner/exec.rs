@@ -5,9 +5,9 @@
 
 use super::Spawner;
 use super::children::{Child, Role};
-use super::entrant::{Entrant, Way, c_strings, program_packet};
 use super::launch::Launch;
 use super::live::{Live, NO_SANDBOX};
+use super::pending_exec::{PendingExec, Way, c_strings, program_packet};
 use crate::error::{Error, Result, call};
 use crate::protocol::{Start, send_bytes};
 use crate::python::{self, BASE_ENV};
@@ -81,7 +81,7 @@ impl Spawner {
         code: &str,
         env: &[(String, String)],
         files: Vec<OwnedFd>,
-    ) -> Result<Entrant> {
+    ) -> Result<PendingExec> {
         let packet = program_packet(code, env)?;
         let warm = self.live.get_mut(&id).and_then(|live| live.warm.take());
         let mut entrant = match warm {
@@ -102,7 +102,7 @@ impl Spawner {
         argv: Vec<CString>,
         env: Vec<(String, String)>,
         (files, terminal): (Vec<OwnedFd>, bool),
-    ) -> Result<Entrant> {
+    ) -> Result<PendingExec> {
         if argv.is_empty() {
             return Err(Error::NoSuch("program"));
         }
@@ -116,7 +116,7 @@ impl Spawner {
             child.kill();
         }
         let serial = live.serial;
-        Ok(Entrant {
+        Ok(PendingExec {
             serial,
             child: None,
             way: Way::Program {
@@ -140,7 +140,7 @@ impl Spawner {
         if live.evict {
             return;
         }
-        let waits = |e: &Entrant| e.serial == serial && matches!(e.way, Way::Program { .. });
+        let waits = |e: &PendingExec| e.serial == serial && matches!(e.way, Way::Program { .. });
         if live.running.as_ref().is_some_and(waits)
             && let Err(why) = self.fork_program(id, &init)
         {
@@ -151,7 +151,7 @@ impl Spawner {
             return;
         };
         let both = [&live.running, &live.warm];
-        let plan = match both.into_iter().flatten().any(Entrant::lacks_plan) {
+        let plan = match both.into_iter().flatten().any(PendingExec::lacks_plan) {
             true => Plan::confine(
                 Who::Python,
                 &self.host.confinement(&live.creation, live.uid()),

@@ -5,7 +5,7 @@
 //! thousands of mounts would be copied with every new mount namespace. Kernels before 6.15 cannot copy a
 //! mount that is mounted nowhere; there it is mounted in the spawner.
 
-use super::beneath::{read_file, write_file};
+use super::openat2::{read_file, write_file};
 use super::users::User;
 use crate::error::{Result, call, on};
 use crate::mounts::{self, Context};

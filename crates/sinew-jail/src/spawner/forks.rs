@@ -7,8 +7,8 @@
 
 use super::Spawner;
 use super::children::{Child, Role};
-use super::entrant::{Entrant, Way};
 use super::live::NO_SANDBOX;
+use super::pending_exec::{PendingExec, Way};
 use super::zygote::{MAX_STARTS, START, Zygote};
 use crate::error::{Error, Result, call};
 use crate::protocol::Notice;
@@ -133,7 +133,7 @@ impl Spawner {
 
     /// Asks the zygote for a fork in the PID namespace of the sandbox. It is known by its number when
     /// the zygote reports it; until then its end of the socket is all there is of it.
-    pub(super) fn fork_python(&mut self, id: u64) -> Result<Entrant> {
+    pub(super) fn fork_python(&mut self, id: u64) -> Result<PendingExec> {
         let zygote = self.zygote.as_mut().ok_or(Error::NoSuch("zygote"))?;
         let live = self.live.get(&id).ok_or(NO_SANDBOX)?;
         let init = live.init.as_ref().ok_or(Error::NoSuch("namespaces"))?;
@@ -142,7 +142,7 @@ impl Spawner {
             .map_err(call("socketpair"))?;
         let fd = init.child.as_raw_fd();
         zygote.fork(id, init.serial, fd, theirs.as_raw_fd())?;
-        Ok(Entrant {
+        Ok(PendingExec {
             serial: init.serial,
             child: None,
             way: Way::Python {
@@ -197,8 +197,8 @@ impl Spawner {
         if self.zygote_starts > 0 && self.zygote_starts < MAX_STARTS {
             let _ = self.start_zygote();
         }
-        let unanswered = |e: &Option<Entrant>| {
-            let python = |e: &Entrant| e.child.is_none() && matches!(e.way, Way::Python { .. });
+        let unanswered = |e: &Option<PendingExec>| {
+            let python = |e: &PendingExec| e.child.is_none() && matches!(e.way, Way::Python { .. });
             e.as_ref().is_some_and(python)
         };
         let lost: Vec<u64> = self.live.keys().copied().collect();

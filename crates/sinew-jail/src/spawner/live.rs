@@ -2,8 +2,8 @@
 
 use super::children::Child;
 use super::cpu::Spent;
-use super::entrant::{Entrant, Way};
 use super::files::Files;
+use super::pending_exec::{PendingExec, Way};
 use super::users::User;
 use crate::cgroup::Group;
 use crate::error::{Error, Result};
@@ -46,10 +46,10 @@ pub(super) struct Live {
     /// Number of the last init.
     pub(super) serial: u32,
     /// An interpreter that waits for a program.
-    pub(super) warm: Option<Entrant>,
+    pub(super) warm: Option<PendingExec>,
     /// The next program is expected to be of Python, as the last one was.
     pub(super) python_next: bool,
-    pub(super) running: Option<Entrant>,
+    pub(super) running: Option<PendingExec>,
     /// Number of the request that runs.
     pub(super) run: u64,
     /// The end of what ran, while its namespaces are not gone yet.
@@ -132,9 +132,9 @@ impl Live {
     }
 
     /// The one that the zygote was asked for; there is at most one.
-    pub(super) fn unforked(&mut self, serial: u32) -> Option<&mut Entrant> {
+    pub(super) fn unforked(&mut self, serial: u32) -> Option<&mut PendingExec> {
         let both = [self.running.as_mut(), self.warm.as_mut()];
-        let python = |e: &&mut Entrant| matches!(e.way, Way::Python { .. });
+        let python = |e: &&mut PendingExec| matches!(e.way, Way::Python { .. });
         both.into_iter()
             .flatten()
             .find(|e| e.serial == serial && e.child.is_none() && python(e))

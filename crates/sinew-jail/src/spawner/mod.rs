@@ -7,22 +7,20 @@
 //! | part | what it has |
 //! |---|---|
 //! | `host` | facts of the host that do not change: control groups, filters, root of programs |
-//! | `live`, `create`, `exec`, `ends` | a sandbox, how it is made, what runs in it, how that ends |
+//! | `live`, `create`, `exec`, `exit` | a sandbox, how it is made, what runs in it, how that ends |
 //! | `init`, `launch`, `zygote`, `forks` | processes of sandboxes, and the interpreter that is forked |
 //! | `children`, `notices`, `cpu`, `warming` | what is waited for: ends, reports, CPU time, pauses |
-//! | `files`, `stores`, `beneath`, `tree`, `archiver` | files, snapshots and archives |
+//! | `files`, `stores`, `openat2`, `tree`, `archiver` | files, snapshots and archives |
 //!
 //! Invariants: no call here waits for a program, a reader or a disk; a long task is a child (`archiver`);
 //! every request is answered once, by [`Reply::Done`] or [`Reply::Ended`].
 
 mod archiver;
-mod beneath;
 mod children;
 mod cpu;
 mod create;
-mod ends;
-mod entrant;
 mod exec;
+mod exit;
 mod files;
 mod forks;
 mod host;
@@ -31,6 +29,8 @@ mod launch;
 mod live;
 mod network;
 mod notices;
+mod openat2;
+mod pending_exec;
 mod protections;
 mod root;
 mod stores;

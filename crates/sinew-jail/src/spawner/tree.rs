@@ -7,7 +7,7 @@
 //! Both directions run in an archiver, a separate process with a bound on memory: the spawner never reads a
 //! file whose size a program chose.
 
-use super::beneath::open_beneath;
+use super::openat2::open_beneath;
 use crate::archive::reader::{self, Budget, Entry, Kind, ReadError, ReadLimits};
 use crate::archive::{Held, Writer, fill};
 use crate::error::{Error, Result, call, on};
@@ -153,7 +153,7 @@ impl<W: Write> Walk<W> {
 }
 
 /// Outcome of one entry; the reader adds its number and path to a broken rule.
-type Put = std::result::Result<(), ReadError>;
+type EntryResult = std::result::Result<(), ReadError>;
 
 /// Folder into which an archive is unpacked.
 struct Target<'a> {
@@ -206,7 +206,7 @@ impl Target<'_> {
         fchown(made.as_fd(), self.owner.0, self.owner.1)
     }
 
-    fn put(&mut self, entry: &mut Entry<'_>, budget: &mut Budget) -> Put {
+    fn put(&mut self, entry: &mut Entry<'_>, budget: &mut Budget) -> EntryResult {
         let path = std::mem::take(&mut entry.path);
         let path = path.as_path();
         let above = path.parent().unwrap_or(Path::new(""));

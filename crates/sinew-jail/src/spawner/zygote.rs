@@ -5,7 +5,7 @@
 //! streams.
 
 use super::children::Child;
-use super::entrant::c_strings;
+use super::pending_exec::c_strings;
 use super::root;
 use crate::error::{Error, Result, call};
 use crate::exec::{execve, place, pointers};

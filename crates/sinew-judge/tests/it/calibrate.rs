@@ -4,7 +4,8 @@ use crate::support::{Scripted, asked, config};
 use serde_json::json;
 use sinew_env::Unscored;
 use sinew_judge::{
-    Calibration, ChatModel, Exhausted, Item, Judge, Labelled, Ledger, Mode, Rubric, read_labels,
+    BudgetEnd, Calibration, ChatModel, Item, Judge, LabelledAnswer, Ledger, Mode, Rubric,
+    read_labels,
 };
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ fn one_item() -> Rubric {
 }
 
 /// Rows of one item, with the grades of people.
-fn rows(mode: Mode, grades: &[i64]) -> Vec<Labelled> {
+fn rows(mode: Mode, grades: &[i64]) -> Vec<LabelledAnswer> {
     let line = |grade: &i64| {
         let label = if mode == Mode::Each {
             json!(*grade == 1)
@@ -107,7 +108,7 @@ async fn a_judge_is_run_on_labelled_rows() {
         asked_for,
         Arc::clone(&model) as Arc<dyn ChatModel>,
         Ledger::in_memory(),
-        Exhausted::Unscored,
+        BudgetEnd::Unscored,
     );
     let text = "{\"prompt\": \"p\", \"output\": \"a\", \"source\": \"a\", \"label\": [true, false]}\n\n\
                 {\"prompt\": \"p\", \"output\": \"a\", \"source\": \"b\", \"label\": [true, true]}\n";

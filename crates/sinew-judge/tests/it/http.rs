@@ -3,7 +3,7 @@
 use crate::support::{config, read_question, sample, serve};
 use serde_json::{Value, json};
 use sinew_env::{Reward, Score, Unscored};
-use sinew_judge::{AnswerFormat, Exhausted, Judge, Ledger, Mode, OpenAiChat, OpenAiConfig};
+use sinew_judge::{AnswerFormat, BudgetEnd, Judge, Ledger, Mode, OpenAiChat, OpenAiConfig};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ async fn judged(url: &str, timeout: Duration, retries: u32) -> Result<Score, Uns
     let mut config = config(Mode::Each);
     config.retries = retries;
     let model = Arc::new(model.unwrap());
-    let judge = Judge::new(config, model, Ledger::in_memory(), Exhausted::Unscored);
+    let judge = Judge::new(config, model, Ledger::in_memory(), BudgetEnd::Unscored);
     judge.score(&sample("x")).await
 }
 

@@ -5,14 +5,14 @@ use futures::future::join_all;
 use serde_json::json;
 use sinew_env::{Preference, Reward};
 use sinew_judge::{
-    Bench, ChatError, ChatModel, Exhausted, Judge, JudgeConfig, Ledger, Limits, Mode,
+    Bench, BudgetEnd, ChatError, ChatModel, Judge, JudgeConfig, Ledger, Limits, Mode,
 };
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 fn judge(config: JudgeConfig, model: &Arc<Scripted>) -> Judge {
     let model = Arc::clone(model) as Arc<dyn ChatModel>;
-    Judge::new(config, model, Ledger::in_memory(), Exhausted::Unscored)
+    Judge::new(config, model, Ledger::in_memory(), BudgetEnd::Unscored)
 }
 
 /// A model that finds every answer good, and "x" short.
@@ -105,7 +105,7 @@ async fn equal_questions_are_asked_once_also_at_the_same_time_and_after_a_restar
             config,
             model,
             Ledger::open(&path).unwrap(),
-            Exhausted::Unscored,
+            BudgetEnd::Unscored,
         )
     };
     let first = open(config(Mode::Each));
@@ -136,7 +136,7 @@ async fn a_spent_budget_stops_and_scores_nothing() {
         ..Limits::default()
     };
     let model = fair();
-    let on_end = Exhausted::Stop(Arc::new(move |why: &str| {
+    let on_end = BudgetEnd::Stop(Arc::new(move |why: &str| {
         stop.lock().unwrap().push(why.to_owned());
     }));
     let asked = Arc::clone(&model) as Arc<dyn ChatModel>;
@@ -210,7 +210,7 @@ fn judge_of_silence(config: JudgeConfig) -> Judge {
         config,
         Arc::new(Silent),
         Ledger::in_memory(),
-        Exhausted::Unscored,
+        BudgetEnd::Unscored,
     )
 }
 

@@ -9,7 +9,7 @@
 //! on the host, a sibling that does not answer. A case that a level cannot run is `not_applicable`, with the
 //! reason.
 
-mod ends;
+mod exit_reports;
 mod files;
 pub(crate) mod host;
 mod kernel;
@@ -259,7 +259,11 @@ pub async fn run(
             suite.row(name, outcome);
         }
     }
-    for special in special::ALL.iter().chain(state::ALL).chain(ends::ALL) {
+    for special in special::ALL
+        .iter()
+        .chain(state::ALL)
+        .chain(exit_reports::ALL)
+    {
         let name = title(special.number, special.name);
         if chosen(&name, filter) {
             let outcome = suite.special(special).await;

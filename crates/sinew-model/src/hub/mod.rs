@@ -33,7 +33,7 @@ const SIDE_FILES: [&str; 9] = [
     "merges.txt",
 ];
 
-/// Maximum bytes of the note of a data set's files.
+/// Maximum bytes of the marker file that lists a data set's files.
 const MAX_MARKER_BYTES: u64 = 64 << 20;
 
 /// Maximum files of a snapshot that another program made, and maximum folders within folders.

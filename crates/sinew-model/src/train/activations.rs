@@ -141,7 +141,7 @@ impl Leaving {
 
 /// Places in the last hidden states at which outputs are asked for, with these states.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct OutputPlaces {
     pub(super) places: Vec<u32>,
     /// `[asked, d]` before the last norm.
     pub(super) x: Scratch,
@@ -199,7 +199,7 @@ pub struct Activations {
     /// Activations of each layer with [`Keep::All`], else of one.
     pub(super) layers: Vec<LayerActs>,
     pub(super) work: Work,
-    pub(super) items: Asked,
+    pub(super) items: OutputPlaces,
     pub(super) targets: Vec<TokenId>,
     /// Temperature of each item; empty: 1 for all.
     pub(super) temperatures: Vec<f32>,
@@ -208,7 +208,7 @@ pub struct Activations {
     pub(super) lse: Vec<f32>,
     /// Entropy of each item, in nats; empty if it was not asked for.
     pub(super) entropy: Vec<f32>,
-    pub(super) values: Asked,
+    pub(super) values: OutputPlaces,
 }
 
 impl Activations {
@@ -231,14 +231,14 @@ impl Activations {
             xs: Vec::new(),
             layers: Vec::new(),
             work,
-            items: Asked::default(),
+            items: OutputPlaces::default(),
             targets: Vec::new(),
             temperatures: Vec::new(),
             masks: KeptMasks::default(),
             logprob: Vec::new(),
             lse: Vec::new(),
             entropy: Vec::new(),
-            values: Asked::default(),
+            values: OutputPlaces::default(),
         }
     }
 

@@ -5,7 +5,7 @@
 //! (`dx`) that every layer reads and updates; sums over rows run in a fixed order, so that the same
 //! inputs give the same bits.
 
-use super::activations::{Activations, Asked, Keep, LayerActs, Leaving, Work};
+use super::activations::{Activations, Keep, LayerActs, Leaving, OutputPlaces, Work};
 use super::value::{ValueGrads, ValueHead};
 use super::{Grads, GradsOf, Pass, TrainModel, Weights};
 use crate::decoder::{ForwardError, check_len, copy};
@@ -155,7 +155,13 @@ impl Pass<'_> {
     }
 
     /// Goes from `asked.dh` through the last norm into `work.dx`.
-    fn asked_backward(&self, asked: &mut Asked, left: usize, work: &mut Work, grads: &mut Grads) {
+    fn asked_backward(
+        &self,
+        asked: &mut OutputPlaces,
+        left: usize,
+        work: &mut Work,
+        grads: &mut Grads,
+    ) {
         let d = self.config().d_model;
         let n = asked.places.len();
         let norm = self.layout().final_norm.clone();

@@ -1,6 +1,6 @@
 //! The forward pass: hidden states of all rows, then log-probabilities of the asked tokens.
 
-use super::activations::{Activations, Asked, Keep, LayerActs, Leaving, Work};
+use super::activations::{Activations, Keep, LayerActs, Leaving, OutputPlaces, Work};
 use super::{Pass, TrainModel, Weights};
 use crate::decoder::{ForwardError, check_index, check_len, copy};
 use crate::lora::Group;
@@ -292,7 +292,7 @@ impl Pass<'_> {
         places: Vec<u32>,
         last: Option<&sinew_tensor::Buffer>,
         left: usize,
-        asked: &mut Asked,
+        asked: &mut OutputPlaces,
     ) {
         let c = self.config();
         let d = c.d_model;

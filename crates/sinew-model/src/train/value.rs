@@ -3,7 +3,7 @@
 //! The head is linear and computed in f32 with every kernel set: tiles of bfloat16 would round its
 //! one output.
 
-use super::activations::{Activations, Asked};
+use super::activations::{Activations, OutputPlaces};
 use super::{TrainModel, Weights};
 use crate::decoder::{ForwardError, check_len};
 use crate::params::Random;
@@ -58,7 +58,7 @@ impl ValueHead {
         &self,
         dev: &Cpu,
         d_values: &[f32],
-        asked: &mut Asked,
+        asked: &mut OutputPlaces,
         d: usize,
         grads: &mut ValueGrads,
     ) {

@@ -45,7 +45,7 @@ pub enum Goal {
 
 /// Source of training episodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Samples {
+pub enum SampleKind {
     /// They are run, on tasks that the core draws.
     Run,
     /// A source gives groups of them.
@@ -91,7 +91,7 @@ pub struct CoreConfig {
     /// Steps between two checkpoints; the last step has one in any case.
     pub checkpoint_every: u64,
     /// Run here, or given by a source.
-    pub samples: Samples,
+    pub samples: SampleKind,
     /// Groups of a step.
     pub tasks_per_step: usize,
     /// Groups that a step begins in addition, and of which it stops as many once enough are complete.
@@ -129,8 +129,8 @@ impl CoreConfig {
     pub fn draws_per_step(&self) -> u64 {
         // Given episodes replace no others.
         let refill = match self.samples {
-            Samples::Run => self.late_rounds.unwrap_or(self.refill),
-            Samples::Given => 0,
+            SampleKind::Run => self.late_rounds.unwrap_or(self.refill),
+            SampleKind::Given => 0,
         };
         draws_per_step(self.tasks_per_step + self.over_sample, refill)
     }
@@ -138,7 +138,7 @@ impl CoreConfig {
 
 /// Time of a held-out measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
+pub enum EvalTime {
     /// The first weights.
     Before,
     /// The measurement is between two steps, every [`EvalConfig::every`].
@@ -149,7 +149,7 @@ pub enum When {
     Now,
 }
 
-impl When {
+impl EvalTime {
     /// Name in records.
     pub fn name(self) -> &'static str {
         match self {

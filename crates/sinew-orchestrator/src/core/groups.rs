@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 impl PipelineCore {
     /// Lets the groups of a step wait for their rewards, with those of the steps before.
     pub(super) fn settle(&mut self, rollout: Rollout, wait: bool) -> Vec<Command> {
-        let groups = rollout.roster.groups();
+        let groups = rollout.slots.groups();
         self.stage = Stage::Settling(rollout);
-        vec![Command::Settle {
+        vec![Command::CollectLateRewards {
             step: self.state.step + 1,
             groups,
             wait,
@@ -53,7 +53,7 @@ impl PipelineCore {
             return self.end();
         }
         let begun = !rollout.used.is_empty();
-        if self.room && rollout.rounds < self.config.late_rounds.unwrap_or(0) {
+        if self.may_begin && rollout.rounds < self.config.late_rounds.unwrap_or(0) {
             rollout.rounds += u32::from(begun);
             return self.start(rollout, self.config.tasks_per_step);
         }
@@ -114,19 +114,19 @@ impl PipelineCore {
         rollout: Rollout,
         groups: Vec<Vec<EpisodeId>>,
     ) -> Vec<Command> {
-        let roster = &rollout.roster;
+        let slots = &rollout.slots;
         let counts = RunCounts {
-            retried: roster.retried,
-            recovered: roster.recovered,
+            retried: slots.retried,
+            recovered: slots.recovered,
             refilled: rollout.refilled,
-            not_begun: roster.not_begun,
+            not_begun: slots.not_begun,
         };
-        let mut dropped = roster.dropped.clone();
+        let mut dropped = slots.dropped.clone();
         dropped.extend(rollout.late);
         let batch = Batch {
             dropped,
             alone: rollout.alone,
-            outcomes: rollout.roster.outcomes().collect(),
+            outcomes: rollout.slots.outcomes().collect(),
             commit: UpdateCommit {
                 curriculum: rollout
                     .curriculum

@@ -1,7 +1,7 @@
 //! Inputs and outputs of the core, as data.
 
-use super::config::When;
-use super::roster::{Ended, Showed};
+use super::config::EvalTime;
+use super::slots::{EpisodeResult, TaskOutcome};
 use crate::curriculum::Curriculum;
 use crate::health::{Alarm, Health};
 use crate::record::StepRecord;
@@ -46,7 +46,7 @@ pub struct CoreState {
 
 /// Reason why a run comes to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum StopReason {
     /// Its steps are done, or its time is up.
     Done,
     /// Its last steps were bad.
@@ -61,21 +61,21 @@ pub enum Event {
     /// The first event of a session.
     Begin,
     /// A first measurement was found, so that none has to be made.
-    Reviewed,
+    FirstEvalFound,
     /// An episode is over and in the store.
-    EpisodeEnded(Ended),
+    EpisodeEnded(EpisodeResult),
     /// A group was scored: what its members with a reward showed.
     GroupScored {
         group: GroupId,
-        showed: BTreeMap<EpisodeId, Showed>,
+        outcomes: BTreeMap<EpisodeId, TaskOutcome>,
     },
     /// Result of a comparison of the step's groups.
-    GroupsCompared {
+    SpentGroupsCounted {
         /// Groups without a signal, or with too many failed episodes.
         spent: usize,
     },
     /// Groups that a source gave, and episodes of it that must not be trained.
-    Given {
+    GroupsFetched {
         /// Groups in the source's order.
         groups: Vec<Vec<EpisodeId>>,
         dropped: BTreeMap<EpisodeId, String>,
@@ -83,7 +83,7 @@ pub enum Event {
         alone: Vec<(String, f64)>,
     },
     /// A look at the groups that wait for rewards.
-    Settled {
+    LateRewardsCollected {
         /// Groups that can be trained.
         groups: Vec<Vec<EpisodeId>>,
         /// Episodes whose rewards did not come in time.
@@ -93,10 +93,10 @@ pub enum Event {
         /// Groups that continue to wait.
         waiting: usize,
         /// More groups may be begun.
-        room: bool,
+        may_begin: bool,
     },
     /// The episodes of a committed update; `None` if the store does not have them all.
-    Recalled(Option<Vec<Vec<EpisodeId>>>),
+    CommittedLoaded(Option<Vec<Vec<EpisodeId>>>),
     /// Rows were made: from these episodes, and not from those.
     RowsReady {
         rows: usize,
@@ -110,7 +110,7 @@ pub enum Event {
     /// Every later token is drawn by the new weights, which have this version.
     WeightsLive { version: u64 },
     /// Value of a complete group, or of its first episodes.
-    Weighed {
+    GroupInspected {
         group: GroupId,
         /// The rewards teach something.
         signal: bool,
@@ -152,7 +152,7 @@ pub struct UpdateCommit {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// Look for the first measurement of a resumed run.
-    Review(Vec<EvalSet>),
+    FindFirstEval(Vec<EvalSet>),
     /// Run episodes and report each end. Held-out ones at a separate temperature.
     Start {
         /// All at once; the driver decides how many run at a time.
@@ -170,22 +170,22 @@ pub enum Command {
     /// Ask the source for groups.
     Fetch { step: u64 },
     /// Read the episodes of a committed update.
-    Recall { step: u64 },
+    LoadCommitted { step: u64 },
     /// Let these groups wait for their rewards, and look which of all that wait can be trained: at once, or
     /// now and then where generation overlaps with training.
-    Settle {
+    CollectLateRewards {
         step: u64,
         groups: Vec<Vec<EpisodeId>>,
         /// Nothing else can be done: give rewards a moment to come.
         wait: bool,
     },
     /// Ask the algorithm which groups will leave the batch.
-    Compare {
+    CountSpentGroups {
         /// Their episodes have ended.
         groups: Vec<Vec<EpisodeId>>,
     },
     /// Say whether a group teaches something, and how old it is.
-    Weigh {
+    InspectGroup {
         group: GroupId,
         /// All of it, or the first ones. They have ended.
         episodes: Vec<EpisodeId>,
@@ -216,13 +216,13 @@ pub enum Command {
     Record { step: u64, alarm: Option<Alarm> },
     /// Sum up a measurement of these episodes.
     Measure {
-        when: When,
+        when: EvalTime,
         sets: Vec<Vec<EpisodeId>>,
     },
     /// The source has nothing more.
     SourceDry { step: u64 },
     /// The last command of a session.
-    Stop(Stop),
+    Stop(StopReason),
 }
 
 /// Episodes of a step in addition to the trained ones.

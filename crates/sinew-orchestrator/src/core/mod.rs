@@ -5,42 +5,46 @@
 //!
 //! One step passes through the stages `Rollout` (or `Fetching`, `Recalling` or `Collecting`), `Scoring`,
 //! `Training` and `Publishing`; measurements stand between steps. If generation overlaps with training, the
-//! episodes of later updates run during all stages: see `flow`. Time comes in as `now`, seconds of the run
-//! over all sessions.
+//! episodes of later updates run during all stages: see `async_groups`. Time comes in as `now`, seconds of
+//! the run over all sessions.
 
-mod config;
-mod flow;
+mod async_groups;
 #[cfg(test)]
-mod flow_tests;
+mod async_groups_tests;
+mod config;
 mod groups;
 mod messages;
 mod over_sample;
 #[cfg(test)]
 mod over_sample_tests;
-mod roster;
+mod slots;
 #[cfg(test)]
 mod tests;
 
-use crate::curriculum::{Curriculum, Request, Seen};
+use crate::curriculum::{Curriculum, CurriculumSample, DrawRequest};
 use crate::health::Alarm;
 use crate::record::StepRecord;
 use crate::schedule::{Draw, eval_episodes, other_tasks, refill_seed, train_groups, uniform_tasks};
-use flow::{Flow, Worth};
+use async_groups::{AsyncGroups, GroupValue};
 use sinew_algo::AdaptiveConfig;
 use sinew_algo::trust::Sighting;
 use sinew_types::{EpisodeId, GroupId, mix_seed};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-pub use config::{CoreConfig, EvalConfig, Goal, LateGroups, Overlap, Samples, TaskSampling, When};
-pub use messages::{Command, CoreState, EvalSet, Event, OpenDraws, RunCounts, Stop, UpdateCommit};
-pub use roster::{Decide, Ended, Follows, Roster, Showed, showed};
+pub use config::{
+    CoreConfig, EvalConfig, EvalTime, Goal, LateGroups, Overlap, SampleKind, TaskSampling,
+};
+pub use messages::{
+    Command, CoreState, EvalSet, Event, OpenDraws, RunCounts, StopReason, UpdateCommit,
+};
+pub use slots::{EpisodeResult, EpisodeSlots, GroupProbe, SlotActions, TaskOutcome, task_outcome};
 
 /// The training episodes of a step.
 #[derive(Debug, Default)]
 struct Rollout {
     /// Its episodes and their attempts.
-    roster: Roster,
+    slots: EpisodeSlots,
     /// Tasks drawn so far.
     used: Vec<usize>,
     /// Rounds of refill done, and groups that they added.
@@ -58,8 +62,8 @@ struct Rollout {
 /// A measurement whose episodes run, one set after the other.
 #[derive(Debug)]
 struct Evaluation {
-    when: When,
-    roster: Roster,
+    when: EvalTime,
+    slots: EpisodeSlots,
     /// Sets that have not begun.
     waiting: VecDeque<EvalSet>,
     /// Episodes of the sets that are complete.
@@ -76,7 +80,7 @@ struct Batch {
     /// The committed curriculum of an update that is done again.
     recalled: bool,
     /// Outcomes from which the curriculum learns.
-    outcomes: Vec<Seen>,
+    outcomes: Vec<CurriculumSample>,
     /// Task and reward of episodes without a group: baselines of later ones.
     alone: Vec<(String, f64)>,
 }
@@ -89,7 +93,7 @@ enum Stage {
     /// Waits for the first measurement of a resumed run.
     Reviewing,
     Evaluating(Evaluation),
-    Measuring(When),
+    Measuring(EvalTime),
     Rollout(Rollout),
     /// Waits for groups with their rewards.
     Settling(Rollout),
@@ -118,9 +122,9 @@ pub struct PipelineCore {
     /// Updates whose commit waits until the run is known to be well.
     held_back: Vec<UpdateCommit>,
     /// More groups may be begun: fewer wait for rewards than may.
-    room: bool,
+    may_begin: bool,
     /// Groups that run during training, once the first have begun.
-    flow: Option<Flow>,
+    ahead: Option<AsyncGroups>,
     stage: Stage,
 }
 
@@ -132,8 +136,8 @@ impl PipelineCore {
             saved: state.step,
             state,
             held_back: Vec::new(),
-            room: true,
-            flow: None,
+            may_begin: true,
+            ahead: None,
             stage: Stage::New,
         }
     }
@@ -165,40 +169,40 @@ impl PipelineCore {
         let stage = std::mem::replace(&mut self.stage, Stage::Stopped);
         match (stage, event) {
             (Stage::New, Event::Begin) => self.begin(),
-            (Stage::Reviewing, Event::Reviewed) => self.between(now),
+            (Stage::Reviewing, Event::FirstEvalFound) => self.between(now),
             (Stage::Evaluating(evaluation), Event::EpisodeEnded(ended)) => {
                 self.evaluated(evaluation, ended)
             }
-            (Stage::Evaluating(mut evaluation), Event::GroupScored { group, showed }) => {
-                evaluation.roster.scored(&group, showed);
+            (Stage::Evaluating(mut evaluation), Event::GroupScored { group, outcomes }) => {
+                evaluation.slots.scored(&group, outcomes);
                 self.set_done(evaluation)
             }
             (Stage::Measuring(when), Event::EvaluationDone) => self.measured(when, now),
             (Stage::Rollout(rollout), event) => self.running(rollout, event),
             (
                 Stage::Settling(mut rollout),
-                Event::Settled {
+                Event::LateRewardsCollected {
                     groups,
                     dropped,
                     alone,
                     waiting,
-                    room,
+                    may_begin,
                 },
             ) => {
-                self.room = room;
+                self.may_begin = may_begin;
                 rollout.alone = alone;
                 rollout.late.extend(dropped);
                 self.settled(rollout, groups, waiting, now)
             }
             (
                 Stage::Fetching,
-                Event::Given {
+                Event::GroupsFetched {
                     groups,
                     dropped,
                     alone,
                 },
             ) => self.given(groups, dropped, alone),
-            (Stage::Recalling, Event::Recalled(groups)) => self.recalled(groups),
+            (Stage::Recalling, Event::CommittedLoaded(groups)) => self.recalled(groups),
             (
                 Stage::Scoring(batch),
                 Event::RowsReady {
@@ -223,14 +227,14 @@ impl PipelineCore {
     fn running(&mut self, rollout: Rollout, event: Event) -> Vec<Command> {
         match event {
             Event::EpisodeEnded(ended) => self.rolled_out(rollout, ended),
-            Event::GroupScored { group, showed } => self.group_scored(rollout, &group, showed),
-            Event::Weighed {
+            Event::GroupScored { group, outcomes } => self.group_scored(rollout, &group, outcomes),
+            Event::GroupInspected {
                 group,
                 signal,
                 stored,
                 ..
             } => self.decided(rollout, &group, (signal, stored)),
-            Event::GroupsCompared { spent } => self.compared(rollout, spent),
+            Event::SpentGroupsCounted { spent } => self.compared(rollout, spent),
             _ => {
                 self.stage = Stage::Rollout(rollout);
                 Vec::new()
@@ -240,13 +244,13 @@ impl PipelineCore {
 
     /// Whether an event is one of the groups that run during training.
     fn is_beside(&self, event: &Event) -> bool {
-        let flow = self.flow.as_ref();
-        flow.is_some_and(|flow| match event {
-            Event::EpisodeEnded(ended) => flow.owns(&ended.episode),
-            Event::GroupScored { group, .. } | Event::Weighed { group, .. } => {
-                flow.owns_group(group)
+        let ahead = self.ahead.as_ref();
+        ahead.is_some_and(|ahead| match event {
+            Event::EpisodeEnded(ended) => ahead.owns(&ended.episode),
+            Event::GroupScored { group, .. } | Event::GroupInspected { group, .. } => {
+                ahead.owns_group(group)
             }
-            Event::Settled { .. } => true,
+            Event::LateRewardsCollected { .. } => true,
             _ => false,
         })
     }
@@ -254,25 +258,25 @@ impl PipelineCore {
     /// Takes such an event in.
     fn overlapping(&mut self, event: Event, now: f64) -> Vec<Command> {
         match event {
-            Event::EpisodeEnded(ended) => self.flow_ended(ended),
-            Event::GroupScored { group, showed } => self.flow_scored(&group, showed),
-            Event::Weighed {
+            Event::EpisodeEnded(ended) => self.async_ended(ended),
+            Event::GroupScored { group, outcomes } => self.async_scored(&group, outcomes),
+            Event::GroupInspected {
                 group,
                 signal,
                 oldest,
                 stored,
                 alone,
             } => {
-                let worth = Worth {
+                let value = GroupValue {
                     signal,
                     oldest,
                     alone,
                 };
-                self.weighed(&group, worth, stored)
+                self.weighed(&group, value, stored)
             }
-            Event::Settled {
+            Event::LateRewardsCollected {
                 groups, dropped, ..
-            } => self.flow_settled(groups, dropped, now),
+            } => self.async_settled(groups, dropped, now),
             _ => Vec::new(),
         }
     }
@@ -280,17 +284,17 @@ impl PipelineCore {
     /// The first command: a measurement, or the review of one.
     fn begin(&mut self) -> Vec<Command> {
         match (self.config.goal, self.state.step) {
-            (Goal::Measure, _) => self.evaluate(When::Now),
-            (Goal::Train, 0) => self.evaluate(When::Before),
+            (Goal::Measure, _) => self.evaluate(EvalTime::Now),
+            (Goal::Train, 0) => self.evaluate(EvalTime::Before),
             (Goal::Train, _) => {
                 self.stage = Stage::Reviewing;
-                vec![Command::Review(self.sets(When::Before))]
+                vec![Command::FindFirstEval(self.sets(EvalTime::Before))]
             }
         }
     }
 
     /// The episodes of a measurement: sampled ones, and greedy ones if the recipe asks for them.
-    fn sets(&self, when: When) -> Vec<EvalSet> {
+    fn sets(&self, when: EvalTime) -> Vec<EvalSet> {
         let (eval, step) = (&self.config.eval, self.state.step);
         let tasks = eval.tasks.min(self.config.held_out_tasks);
         let set = |purpose: &str, step: u64, episodes: usize, temperature: f32| {
@@ -307,10 +311,10 @@ impl PipelineCore {
             }
         };
         let (sampled, greedy, step) = match when {
-            When::Before => ("eval-before".to_owned(), Some("greedy-before"), 0),
-            When::During => (format!("eval-{step:05}"), None, step),
-            When::After => ("eval-after".to_owned(), Some("greedy-after"), step),
-            When::Now => ("eval".to_owned(), Some("greedy"), 0),
+            EvalTime::Before => ("eval-before".to_owned(), Some("greedy-before"), 0),
+            EvalTime::During => (format!("eval-{step:05}"), None, step),
+            EvalTime::After => ("eval-after".to_owned(), Some("greedy-after"), step),
+            EvalTime::Now => ("eval".to_owned(), Some("greedy"), 0),
         };
         let greedy = greedy.filter(|_| eval.greedy);
         let mut sets = vec![set(
@@ -324,10 +328,10 @@ impl PipelineCore {
     }
 
     /// Begins a measurement.
-    fn evaluate(&mut self, when: When) -> Vec<Command> {
+    fn evaluate(&mut self, when: EvalTime) -> Vec<Command> {
         let evaluation = Evaluation {
             when,
-            roster: Roster::default(),
+            slots: EpisodeSlots::default(),
             waiting: self.sets(when).into(),
             done: Vec::new(),
         };
@@ -341,8 +345,8 @@ impl PipelineCore {
                 evaluation.done.push(Vec::new());
                 continue;
             }
-            evaluation.roster = Roster::new(0);
-            evaluation.roster.add(&set.draws);
+            evaluation.slots = EpisodeSlots::new(0);
+            evaluation.slots.add(&set.draws);
             self.stage = Stage::Evaluating(evaluation);
             return vec![Command::Start {
                 draws: set.draws,
@@ -356,12 +360,12 @@ impl PipelineCore {
 
     /// Takes the end of a held-out episode in. One that the system failed in an earlier session is run once
     /// more.
-    fn evaluated(&mut self, mut evaluation: Evaluation, ended: Ended) -> Vec<Command> {
+    fn evaluated(&mut self, mut evaluation: Evaluation, ended: EpisodeResult) -> Vec<Command> {
         let temperature = match evaluation.done.len() {
             0 => self.config.eval.temperature,
             _ => 0.0,
         };
-        let follows = evaluation.roster.ended(ended);
+        let follows = evaluation.slots.ended(ended);
         let mut commands = follow(follows, Some(temperature));
         commands.extend(self.set_done(evaluation));
         commands
@@ -369,23 +373,23 @@ impl PipelineCore {
 
     /// Begins the next set once all episodes of one have ended and are scored.
     fn set_done(&mut self, mut evaluation: Evaluation) -> Vec<Command> {
-        if !evaluation.roster.is_complete() {
+        if !evaluation.slots.is_complete() {
             self.stage = Stage::Evaluating(evaluation);
             return Vec::new();
         }
-        evaluation.done.push(evaluation.roster.episodes());
+        evaluation.done.push(evaluation.slots.episodes());
         self.next_set(evaluation)
     }
 
     /// Goes on after a measurement.
-    fn measured(&mut self, when: When, now: f64) -> Vec<Command> {
+    fn measured(&mut self, when: EvalTime, now: f64) -> Vec<Command> {
         match when {
-            When::Before => self.between(now),
-            When::During => {
+            EvalTime::Before => self.between(now),
+            EvalTime::During => {
                 self.state.measured_at = self.state.step;
                 self.next_step(now)
             }
-            When::After | When::Now => vec![Command::Stop(Stop::Done)],
+            EvalTime::After | EvalTime::Now => vec![Command::Stop(StopReason::Done)],
         }
     }
 
@@ -395,7 +399,7 @@ impl PipelineCore {
         let (every, step) = (self.config.eval.every, self.state.step);
         let due = every > 0 && step > 0 && step.is_multiple_of(every);
         if due && step < self.config.steps && self.state.measured_at < step {
-            return self.evaluate(When::During);
+            return self.evaluate(EvalTime::During);
         }
         self.next_step(now)
     }
@@ -409,28 +413,28 @@ impl PipelineCore {
         let step = self.state.step + 1;
         if self.state.committed.contains_key(&step) {
             self.stage = Stage::Recalling;
-            return vec![Command::Recall { step }];
+            return vec![Command::LoadCommitted { step }];
         }
         self.draw_step()
     }
 
     /// The end of a run that did what it could: it is kept and measured, unless it has to be done again.
     fn end(&mut self) -> Vec<Command> {
-        if let Some(flow) = &mut self.flow {
-            flow.close();
+        if let Some(ahead) = &mut self.ahead {
+            ahead.close();
         }
         if let Some(why) = self.state.health.bad() {
-            return vec![Command::Stop(Stop::Bad(why.to_owned()))];
+            return vec![Command::Stop(StopReason::Bad(why.to_owned()))];
         }
         let mut commands = self.checkpoint();
-        commands.extend(self.evaluate(When::After));
+        commands.extend(self.evaluate(EvalTime::After));
         commands
     }
 
     /// Begins a step with new episodes.
     fn draw_step(&mut self) -> Vec<Command> {
         let step = self.state.step + 1;
-        if self.config.samples == Samples::Given {
+        if self.config.samples == SampleKind::Given {
             self.stage = Stage::Fetching;
             return vec![Command::Fetch { step }];
         }
@@ -438,10 +442,10 @@ impl PipelineCore {
             return self.collect();
         }
         let rollout = Rollout {
-            roster: Roster::new(self.config.retries),
+            slots: EpisodeSlots::new(self.config.retries),
             ..Rollout::default()
         };
-        if !self.room {
+        if !self.may_begin {
             return self.settle(rollout, false);
         }
         if self.config.over_sample > 0 {
@@ -466,7 +470,7 @@ impl PipelineCore {
                 let next = rollout
                     .curriculum
                     .get_or_insert_with(|| self.state.curriculum.clone());
-                let request = Request {
+                let request = DrawRequest {
                     seed,
                     draw_seed,
                     step,
@@ -490,7 +494,7 @@ impl PipelineCore {
         );
         rollout.used.extend(tasks);
         let draws: Vec<Draw> = groups.into_iter().flatten().collect();
-        let draws = rollout.roster.add_first(&draws, self.config.stop_decided);
+        let draws = rollout.slots.add_first(&draws, self.config.stop_decided);
         self.stage = Stage::Rollout(rollout);
         vec![Command::Start {
             draws,
@@ -500,9 +504,9 @@ impl PipelineCore {
 
     /// Takes the end of a training episode in. Once all have ended and are scored, groups are compared if
     /// refills are left, and rows are made otherwise.
-    fn rolled_out(&mut self, mut rollout: Rollout, ended: Ended) -> Vec<Command> {
-        let was_complete = rollout.roster.is_complete();
-        let follows = rollout.roster.ended(ended);
+    fn rolled_out(&mut self, mut rollout: Rollout, ended: EpisodeResult) -> Vec<Command> {
+        let was_complete = rollout.slots.is_complete();
+        let follows = rollout.slots.ended(ended);
         let mut commands = follow(follows, None);
         commands.extend(self.went_on(rollout, was_complete));
         commands
@@ -513,10 +517,10 @@ impl PipelineCore {
         &mut self,
         mut rollout: Rollout,
         group: &GroupId,
-        showed: BTreeMap<EpisodeId, Showed>,
+        outcomes: BTreeMap<EpisodeId, TaskOutcome>,
     ) -> Vec<Command> {
-        let was_complete = rollout.roster.is_complete();
-        rollout.roster.scored(group, showed);
+        let was_complete = rollout.slots.is_complete();
+        rollout.slots.scored(group, outcomes);
         self.went_on(rollout, was_complete)
     }
 
@@ -527,13 +531,13 @@ impl PipelineCore {
         group: &GroupId,
         (signal, stored): (bool, Vec<EpisodeId>),
     ) -> Vec<Command> {
-        let was_complete = rollout.roster.is_complete();
+        let was_complete = rollout.slots.is_complete();
         if signal {
-            let draws = rollout.roster.release(group);
+            let draws = rollout.slots.release(group);
             self.stage = Stage::Rollout(rollout);
             return start_more(draws);
         }
-        rollout.roster.cut(group, stored);
+        rollout.slots.cut(group, stored);
         self.went_on(rollout, was_complete)
     }
 
@@ -545,31 +549,31 @@ impl PipelineCore {
     }
 
     fn go_on(&mut self, rollout: Rollout, was_complete: bool) -> Vec<Command> {
-        let complete = rollout.roster.is_complete() && !was_complete;
+        let complete = rollout.slots.is_complete() && !was_complete;
         if complete && self.config.late_rounds.is_some() {
             return self.settle(rollout, false);
         }
         if complete && rollout.rounds >= self.config.refill {
-            let groups = rollout.roster.groups();
+            let groups = rollout.slots.groups();
             return self.score_rollout(rollout, groups);
         }
-        let groups = complete.then(|| rollout.roster.groups());
+        let groups = complete.then(|| rollout.slots.groups());
         self.stage = Stage::Rollout(rollout);
-        let compare = groups.map(|groups| Command::Compare { groups });
+        let compare = groups.map(|groups| Command::CountSpentGroups { groups });
         compare.into_iter().collect()
     }
 
     /// Replaces groups that will leave the batch, or makes rows.
     fn compared(&mut self, mut rollout: Rollout, spent: usize) -> Vec<Command> {
-        if !rollout.roster.is_complete() || rollout.rounds >= self.config.refill {
+        if !rollout.slots.is_complete() || rollout.rounds >= self.config.refill {
             self.stage = Stage::Rollout(rollout);
             return Vec::new();
         }
-        let groups = rollout.roster.groups().len();
+        let groups = rollout.slots.groups().len();
         let left = groups.saturating_sub(spent);
         let missing = self.config.tasks_per_step.saturating_sub(left);
         if missing == 0 {
-            let groups = rollout.roster.groups();
+            let groups = rollout.slots.groups();
             return self.score_rollout(rollout, groups);
         }
         rollout.rounds += 1;
@@ -605,7 +609,7 @@ impl PipelineCore {
     fn updated(&mut self, mut batch: Batch, record: &StepRecord) -> Vec<Command> {
         let mut alarm = self.state.health.step(record);
         // Scores of others may come later, or never: those of a run's own rewards are there.
-        if self.config.samples == Samples::Run && !self.config.is_late() {
+        if self.config.samples == SampleKind::Run && !self.config.is_late() {
             alarm = self.state.health.scores(record).or(alarm);
         }
         let learns = match &self.config.tasks {
@@ -658,7 +662,7 @@ impl PipelineCore {
             }
         }
         let stop = match &alarm {
-            Some(Alarm::Stop(why)) => Some(Stop::Bad(why.clone())),
+            Some(Alarm::Stop(why)) => Some(StopReason::Bad(why.clone())),
             _ => None,
         };
         commands.push(Command::Record { step, alarm });
@@ -687,7 +691,7 @@ impl PipelineCore {
             true => self.checkpoint(),
             false => Vec::new(),
         };
-        commands.push(Command::Stop(Stop::Interrupted));
+        commands.push(Command::Stop(StopReason::Interrupted));
         commands
     }
 
@@ -711,13 +715,13 @@ impl PipelineCore {
 }
 
 /// Turns the consequences of an episode's end into commands.
-fn follow(follows: Follows, temperature: Option<f32>) -> Vec<Command> {
+fn follow(follows: SlotActions, temperature: Option<f32>) -> Vec<Command> {
     let again = follows.again.map(|draw| Command::Start {
         draws: vec![draw],
         temperature,
     });
     let group = follows.group.map(|members| Command::ScoreGroup { members });
-    let decide = follows.decide.map(|decide| Command::Weigh {
+    let decide = follows.decide.map(|decide| Command::InspectGroup {
         group: decide.group,
         episodes: decide.episodes,
         held: decide.held,

@@ -10,7 +10,7 @@
 
 use super::messages::Command;
 use super::{PipelineCore, Rollout, Stage, TaskSampling};
-use crate::curriculum::Request;
+use crate::curriculum::DrawRequest;
 use crate::schedule::{Draw, train_groups};
 
 /// Reason why an episode of a group that was not needed is left out.
@@ -29,7 +29,7 @@ impl PipelineCore {
                 next.draw_uniform(config.train_tasks, config.seed, count)
             }
             (None, TaskSampling::Shares { tasks, adaptive }) => {
-                let request = Request {
+                let request = DrawRequest {
                     seed: config.seed,
                     draw_seed: config.seed,
                     step,
@@ -46,7 +46,7 @@ impl PipelineCore {
         let draws: Vec<Draw> = groups.into_iter().take(started).flatten().collect();
         rollout.used.extend(&tasks[..started]);
         rollout.curriculum = Some(next);
-        rollout.roster.add(&draws);
+        rollout.slots.add(&draws);
         self.stage = Stage::Rollout(rollout);
         vec![Command::Start {
             draws,
@@ -57,17 +57,17 @@ impl PipelineCore {
     /// Leaves out surplus groups once enough groups are complete. Returns the command that stops those of
     /// their episodes that still run.
     pub(super) fn stop_rest(&self, rollout: &mut Rollout) -> Option<Command> {
-        let (enough, roster) = (self.config.tasks_per_step, &rollout.roster);
+        let (enough, slots) = (self.config.tasks_per_step, &rollout.slots);
         // Episodes of an earlier session are all taken in first, so that each of their attempts is named.
-        if self.config.over_sample == 0 || (roster.recovers && !roster.is_complete()) {
+        if self.config.over_sample == 0 || (slots.recovers && !slots.is_complete()) {
             return None;
         }
-        let mut complete = roster.complete_groups();
+        let mut complete = slots.complete_groups();
         if complete.len() < enough {
             return None;
         }
         complete.truncate(enough);
-        let stopped = rollout.roster.keep(&complete, STOPPED);
+        let stopped = rollout.slots.keep(&complete, STOPPED);
         if let Some(next) = &mut rollout.curriculum {
             next.put_off(stopped.tasks);
         }

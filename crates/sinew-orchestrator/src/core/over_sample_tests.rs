@@ -22,7 +22,7 @@ fn core(state: CoreState) -> PipelineCore {
 }
 
 fn ended(draw: &Draw, failed: bool) -> Event {
-    Event::EpisodeEnded(Ended {
+    Event::EpisodeEnded(EpisodeResult {
         episode: draw.episode.clone(),
         failed,
         stored: false,

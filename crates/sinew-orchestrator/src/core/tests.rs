@@ -53,9 +53,9 @@ impl World {
         Arc::new(CoreConfig {
             checkpoint_every: self.every,
             samples: if self.given {
-                Samples::Given
+                SampleKind::Given
             } else {
-                Samples::Run
+                SampleKind::Run
             },
             over_sample: self.more,
             retries: self.retries,
@@ -80,7 +80,7 @@ impl CoreConfig {
             steps,
             max_wall_s: None,
             checkpoint_every: 1,
-            samples: Samples::Run,
+            samples: SampleKind::Run,
             tasks_per_step,
             over_sample: 0,
             group_size,
@@ -136,7 +136,7 @@ struct Play {
     handed: BTreeSet<EpisodeId>,
     checkpoint: u64,
     recorded: Vec<u64>,
-    measured: Vec<When>,
+    measured: Vec<EvalTime>,
     now: f64,
 }
 
@@ -221,10 +221,10 @@ impl Play {
         }
         let handed = ready.iter().map(|g: &Vec<EpisodeId>| &g[0]);
         self.handed.extend(handed.chain(dropped.keys()).cloned());
-        Event::Settled {
+        Event::LateRewardsCollected {
             alone: Vec::new(),
             waiting: open.len() - ready.len() - dropped.len() / self.world.size,
-            room: open.len() - ready.len() < 3 * self.world.tasks,
+            may_begin: open.len() - ready.len() < 3 * self.world.tasks,
             groups: ready,
             dropped,
         }
@@ -234,7 +234,7 @@ impl Play {
         self.now += 0.5;
         // A tick changes nothing, and neither does an end that nothing waits for.
         assert!(self.core.on(Event::Tick, self.now).is_empty());
-        let stray = Ended {
+        let stray = EpisodeResult {
             episode: EpisodeId::new("stray"),
             failed: true,
             stored: false,
@@ -277,7 +277,7 @@ impl Play {
             self.stored.extend(ids.iter().map(|id| (id.clone(), false)));
             groups.push(ids);
         }
-        Event::Given {
+        Event::GroupsFetched {
             groups,
             dropped: BTreeMap::new(),
             alone: Vec::new(),
@@ -296,16 +296,18 @@ impl Play {
                 self.score_group(members);
                 return Some(Vec::new());
             }
-            Command::Review(_) => Event::Reviewed,
+            Command::FindFirstEval(_) => Event::FirstEvalFound,
             Command::Fetch { step } => self.given(step),
-            Command::Settle { step, groups, wait } => self.settle(step, groups, wait),
-            Command::Recall { step } => Event::Recalled(self.orders.get(&step).cloned()),
-            Command::Compare { groups } => Event::GroupsCompared {
+            Command::CollectLateRewards { step, groups, wait } => self.settle(step, groups, wait),
+            Command::LoadCommitted { step } => {
+                Event::CommittedLoaded(self.orders.get(&step).cloned())
+            }
+            Command::CountSpentGroups { groups } => Event::SpentGroupsCounted {
                 // The same of the same groups, whenever it is asked.
                 spent: (mix_seed(self.world.seed, groups.len() as u64) % (groups.len() as u64 + 1))
                     as usize,
             },
-            Command::Weigh { .. } => unreachable!("nothing overlaps"),
+            Command::InspectGroup { .. } => unreachable!("nothing overlaps"),
             Command::Score { step, groups, .. } => {
                 assert_eq!(step, self.core.step() + 1);
                 assert!(self.flying.is_empty(), "a group is complete");
@@ -336,10 +338,7 @@ impl Play {
                 return Some(Vec::new());
             }
             Command::Checkpoint { step } => {
-                assert!(
-                    self.commits.contains_key(&step),
-                    "committed before it is kept"
-                );
+                assert!(self.commits.contains_key(&step), "not committed");
                 self.checkpoint = step;
                 return Some(Vec::new());
             }
@@ -349,7 +348,7 @@ impl Play {
             }
             Command::SourceDry { .. } => return Some(Vec::new()),
             Command::Stop(stop) => {
-                assert_eq!(stop, Stop::Done);
+                assert_eq!(stop, StopReason::Done);
                 return None;
             }
         };
@@ -384,11 +383,11 @@ impl Play {
         let at = self.draw(self.scoring.len() as u64) as usize;
         let members = self.scoring.swap_remove(at);
         let group = members[0].group.clone();
-        let showed = members
+        let outcomes = members
             .into_iter()
             .map(|m| (m.episode, ("k".into(), true, 1.0)));
-        let showed: BTreeMap<_, _> = showed.collect();
-        let scored = Event::GroupScored { group, showed };
+        let outcomes: BTreeMap<_, _> = outcomes.collect();
+        let scored = Event::GroupScored { group, outcomes };
         let commands = self.on(scored.clone());
         // The same scores once more change nothing.
         assert!(self.core.on(scored, self.now).is_empty());
@@ -416,7 +415,7 @@ impl Play {
         let salt = draw.seed ^ self.world.seed;
         let failed = known.unwrap_or(mix_seed(salt, 7).is_multiple_of(4));
         self.stored.insert(draw.episode.clone(), failed);
-        let ended = Ended {
+        let ended = EpisodeResult {
             episode: draw.episode,
             failed,
             stored: known.is_some(),
@@ -452,7 +451,7 @@ impl Play {
 
     /// Checks a run that came to its end.
     fn check(&self) {
-        let given = self.core.config.samples == Samples::Given;
+        let given = self.core.config.samples == SampleKind::Given;
         assert!(given || !self.grouped() || self.scored > 0);
         let steps: Vec<u64> = self.commits.keys().copied().collect();
         assert_eq!(steps, (1..=self.world.steps).collect::<Vec<_>>());
@@ -491,8 +490,8 @@ proptest! {
         let steps: Vec<u64> = (1..=world.steps).collect();
         prop_assert_eq!(&play.recorded, &steps);
         let measured = (play.measured.first(), play.measured.last());
-        prop_assert_eq!(measured, (Some(&When::Before), Some(&When::After)));
-        let during = play.measured.iter().filter(|w| **w == When::During).count() as u64;
+        prop_assert_eq!(measured, (Some(&EvalTime::Before), Some(&EvalTime::After)));
+        let during = play.measured.iter().filter(|w| **w == EvalTime::During).count() as u64;
         let due = match world.eval_every {
             0 => 0,
             every => (world.steps - 1) / every,
@@ -572,7 +571,7 @@ fn an_interrupted_run_keeps_whole_steps_alone() {
         let stopped = play.core.on(Event::Interrupted { whole }, 9.0);
         let mut expected: Vec<Command> = Vec::new();
         expected.extend(kept.map(|step| Command::Checkpoint { step }));
-        expected.push(Command::Stop(Stop::Interrupted));
+        expected.push(Command::Stop(StopReason::Interrupted));
         assert_eq!(stopped, expected);
         assert!(play.core.on(Event::Begin, 9.0).is_empty(), "it is over");
     }

@@ -18,7 +18,7 @@ use sinew_env::{
     KeyError, Needs, Observation, ResetResult, Sandboxes, Score, StepResult, Taskset, TasksetError,
     Unscored,
 };
-use sinew_types::{Given, Gives, Message, Outcome, Role, Task, ToolCall};
+use sinew_types::{Gives, InputPresence, Message, Outcome, Role, Task, ToolCall};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,10 +38,12 @@ pub static NEMO_KIND: EnvKind = EnvKind::new::<NemoGym>(
 
 /// Data of the episodes that algorithms can read. Rows without tools have no counts.
 const GIVES: Gives = Gives {
-    states: Given::No("NeMo Gym has no states; take a class of yours, with env.type = \"python\""),
-    turn_rewards: Given::No("NeMo Gym scores whole conversations"),
-    tool_counts: Given::Maybe,
-    format_penalty: Given::Maybe,
+    states: InputPresence::No(
+        "NeMo Gym has no states; take a class of yours, with env.type = \"python\"",
+    ),
+    turn_rewards: InputPresence::No("NeMo Gym scores whole conversations"),
+    tool_counts: InputPresence::Maybe,
+    format_penalty: InputPresence::Maybe,
 };
 /// Fields of `/verify` that are metrics, at most.
 const MAX_METRICS: usize = 32;

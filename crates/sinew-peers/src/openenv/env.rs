@@ -145,7 +145,7 @@ struct Session {
 }
 
 /// Answer of the server to a reset or a step.
-struct Answered {
+struct ServerAnswer {
     /// Observation as the server sent it; [`Form::seen`] makes the text for the model.
     observation: Value,
     /// Finite; 0 if the server sent none, 1 or 0 for a truth value.
@@ -165,7 +165,7 @@ enum Refusal {
 }
 
 /// Reads an answer.
-fn read(answer: Value) -> Result<Answered, Refusal> {
+fn read(answer: Value) -> Result<ServerAnswer, Refusal> {
     let data = &answer["data"];
     match answer["type"].as_str() {
         Some("observation") => {
@@ -177,7 +177,7 @@ fn read(answer: Value) -> Result<Answered, Refusal> {
             if !is_reward(reward) {
                 return Err(Refusal::Failed("the reward is no number up to 1e30".into()));
             }
-            Ok(Answered {
+            Ok(ServerAnswer {
                 observation: data["observation"].clone(),
                 reward,
                 done: data["done"].as_bool().unwrap_or(false),
@@ -202,7 +202,7 @@ fn read(answer: Value) -> Result<Answered, Refusal> {
 }
 
 /// Opens a session and begins an episode. A full server is asked again until the wait is over.
-async fn begin(shared: &Shared, reset: &Value) -> Result<(Socket, Answered), EnvError> {
+async fn begin(shared: &Shared, reset: &Value) -> Result<(Socket, ServerAnswer), EnvError> {
     let timeout = Duration::from_secs_f64(shared.keys.timeout_s);
     let end = Instant::now() + Duration::from_secs_f64(shared.keys.wait_s);
     let mut wait = WAITS.0;
@@ -312,7 +312,7 @@ impl OpenEnvEpisode {
     }
 
     /// Sends an action. The error of the model is a text.
-    async fn send(&mut self, action: Value) -> Result<Result<Answered, String>, EnvError> {
+    async fn send(&mut self, action: Value) -> Result<Result<ServerAnswer, String>, EnvError> {
         let Some(session) = &self.session else {
             return Err(EnvError::Order("step before reset or after the end"));
         };
@@ -341,7 +341,7 @@ impl OpenEnvEpisode {
     }
 
     /// Takes the answer to an action into the turn.
-    fn taken(&mut self, answered: Answered, turn: &mut Turn) -> String {
+    fn taken(&mut self, answered: ServerAnswer, turn: &mut Turn) -> String {
         turn.reward += answered.reward;
         turn.done |= answered.done;
         self.rewards = (self.rewards.0 + answered.reward, answered.reward);

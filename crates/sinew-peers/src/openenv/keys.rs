@@ -2,18 +2,18 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sinew_types::{Given, Gives};
+use sinew_types::{Gives, InputPresence};
 
 /// Data of the episodes that algorithms can read.
 pub(super) const GIVES: Gives = Gives {
-    states: Given::No(
+    states: InputPresence::No(
         "OpenEnv has no text of a whole state; take a class of yours, with env.type = \"python\"",
     ),
-    turn_rewards: Given::No(
+    turn_rewards: InputPresence::No(
         "the rewards of OpenEnv are added to the score; take a class of yours, with env.type = \"python\"",
     ),
-    tool_counts: Given::Yes,
-    format_penalty: Given::Yes,
+    tool_counts: InputPresence::Yes,
+    format_penalty: InputPresence::Yes,
 };
 
 /// Keys of `[env] type = "openenv"`.
@@ -70,7 +70,7 @@ pub struct OpenEnv {
     pub wait_s: f64,
 }
 
-/// Which rewards of an episode are its score.
+/// The rewards of an episode that are its score.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardOf {

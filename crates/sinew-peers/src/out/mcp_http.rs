@@ -27,7 +27,7 @@ use tokio::net::TcpListener;
 const SESSION: &str = "mcp-session-id";
 
 /// A session with the time of its last request.
-struct Kept {
+struct KeptSession {
     /// Locked during one request: requests of one session run one after another.
     session: tokio::sync::Mutex<McpSession>,
     /// Its lease counts from here, unless a request runs.
@@ -58,7 +58,7 @@ struct Shared {
     /// Number of the next training task of all sessions.
     next: Arc<AtomicU64>,
     /// Never more than `offer.sessions`.
-    sessions: Mutex<HashMap<String, Arc<Kept>>>,
+    sessions: Mutex<HashMap<String, Arc<KeptSession>>>,
 }
 
 /// Locks also after a panic of another request: nothing is left half changed.
@@ -91,7 +91,7 @@ impl McpServing {
     /// Ends sessions without a request for the length of a lease, or all.
     async fn sweep(&self, all: bool) {
         let lease = self.shared.offer.lease;
-        let over = |k: &Arc<Kept>| {
+        let over = |k: &Arc<KeptSession>| {
             all || (lock(&k.seen).elapsed() > lease && k.session.try_lock().is_ok())
         };
         let ended: Vec<_> = {
@@ -197,7 +197,7 @@ fn refused(status: StatusCode, code: i64, text: &str) -> Response {
 }
 
 /// The session of a request, if it names one that is open.
-fn find(shared: &Shared, headers: &HeaderMap) -> Result<Arc<Kept>, Box<Response>> {
+fn find(shared: &Shared, headers: &HeaderMap) -> Result<Arc<KeptSession>, Box<Response>> {
     let Some(id) = headers.get(SESSION).and_then(|v| v.to_str().ok()) else {
         let why = "no session: send initialize first, then its mcp-session-id";
         return Err(Box::new(refused(StatusCode::BAD_REQUEST, -32600, why)));
@@ -252,7 +252,7 @@ async fn on(shared: &Arc<Shared>, pick: Pick, headers: &HeaderMap, body: &Bytes)
 }
 
 /// Opens a session, whose id no one can guess.
-fn open(shared: &Shared, pick: Pick) -> Result<(Arc<Kept>, String), Box<Response>> {
+fn open(shared: &Shared, pick: Pick) -> Result<(Arc<KeptSession>, String), Box<Response>> {
     let failed = |text: String| {
         let status = StatusCode::SERVICE_UNAVAILABLE;
         Box::new(refused(status, -32000, &text))
@@ -261,7 +261,7 @@ fn open(shared: &Shared, pick: Pick) -> Result<(Arc<Kept>, String), Box<Response
     getrandom::fill(&mut random).map_err(|e| failed(e.to_string()))?;
     let id = format!("{:032x}", u128::from_be_bytes(random));
     let play = Play::new(shared.offer.worlds.clone(), Arc::clone(&shared.next));
-    let kept = Arc::new(Kept {
+    let kept = Arc::new(KeptSession {
         session: tokio::sync::Mutex::new(McpSession::new(play, pick)),
         seen: Mutex::new(Instant::now()),
     });

@@ -4,7 +4,7 @@
 //! (`list_tools`, `call_tool`) are answered in their form. HTTP routes keep no session in that protocol: here
 //! they answer with that.
 
-use super::play::{Acted, Begun, Offer, Pick, Play, PlayError, whole_text};
+use super::play::{ActionResult, EpisodeStart, Offer, Pick, Play, PlayError, whole_text};
 use super::{SHUTDOWN_GRACE, clients};
 use axum::extract::State;
 use axum::extract::ws::{Message as Frame, WebSocket, WebSocketUpgrade};
@@ -215,7 +215,7 @@ impl Session {
             Value::Null => begun.task.clone().into(),
             id => id.clone(),
         };
-        let Begun { task, messages } = begun;
+        let EpisodeStart { task, messages } = begun;
         let tools = functions(self.play.tools(), "parameters");
         let text = whole_text(&messages);
         // Clients for tools keep only the metadata of an observation.
@@ -256,7 +256,7 @@ impl Session {
                 return Err(PlayError::Client(why.into()));
             }
         };
-        let Acted {
+        let ActionResult {
             text,
             error,
             reward,

@@ -54,7 +54,7 @@ pub(crate) enum Pick {
 
 /// Begin of an episode.
 #[derive(Clone, Debug)]
-pub(crate) struct Begun {
+pub(crate) struct EpisodeStart {
     /// Id of the task.
     pub(crate) task: String,
     /// The whole prompt.
@@ -63,7 +63,7 @@ pub(crate) struct Begun {
 
 /// Result of an action.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Acted {
+pub(crate) struct ActionResult {
     /// Observation. Empty at the end.
     pub(crate) text: String,
     /// The model made an error.
@@ -144,7 +144,7 @@ impl Play {
     }
 
     /// Begins an episode. One that is open ends.
-    pub(crate) async fn begin(&mut self, pick: Pick) -> Result<Begun, PlayError> {
+    pub(crate) async fn begin(&mut self, pick: Pick) -> Result<EpisodeStart, PlayError> {
         self.close().await;
         let task = self.task(pick)?;
         let mut env = self.worlds.envs.create(&task)?;
@@ -163,7 +163,7 @@ impl Play {
         self.env = Some(env);
         (self.outcome, self.over) = (None, false);
         (self.steps, self.earned) = (0, 0.0);
-        Ok(Begun {
+        Ok(EpisodeStart {
             task: task.id.to_string(),
             messages: reset.messages,
         })
@@ -180,7 +180,11 @@ impl Play {
     }
 
     /// A turn with one call of a tool.
-    pub(crate) async fn call(&mut self, name: &str, arguments: Value) -> Result<Acted, PlayError> {
+    pub(crate) async fn call(
+        &mut self,
+        name: &str,
+        arguments: Value,
+    ) -> Result<ActionResult, PlayError> {
         let mut action = Action::say("");
         action.tool_calls.push(ToolCall {
             id: format!("call-{}", self.steps),
@@ -191,7 +195,7 @@ impl Play {
     }
 
     /// A turn of text.
-    pub(crate) async fn say(&mut self, text: &str) -> Result<Acted, PlayError> {
+    pub(crate) async fn say(&mut self, text: &str) -> Result<ActionResult, PlayError> {
         self.act(Action::say(text)).await
     }
 
@@ -199,7 +203,7 @@ impl Play {
     ///
     /// # Errors
     /// [`PlayError::Client`] if no episode is open, or it is over.
-    async fn act(&mut self, action: Action) -> Result<Acted, PlayError> {
+    async fn act(&mut self, action: Action) -> Result<ActionResult, PlayError> {
         let Some(env) = &mut self.env else {
             return Err(PlayError::Client("no episode is open: reset first".into()));
         };
@@ -221,12 +225,12 @@ impl Play {
     }
 
     /// The client's view of a turn. The outcome at the end is kept for [`Play::scored`].
-    fn taken(&mut self, step: StepResult) -> Acted {
+    fn taken(&mut self, step: StepResult) -> ActionResult {
         self.earned += step.process_reward;
-        let mut acted = Acted {
+        let mut acted = ActionResult {
             reward: Some(step.process_reward),
             done: step.done,
-            ..Acted::default()
+            ..ActionResult::default()
         };
         if let Some(seen) = step.observation {
             acted.text = cut(&seen.content.text(), MAX_TEXT);

@@ -7,8 +7,8 @@
 //! the two, the resumed run gives back the rows of the last commit once more, which changes nothing if they
 //! were given back already. A crash before the commit leaves the rows with the run, or gives them to another.
 
+use super::learner_thread::lock;
 use super::sync::{Driver, Pipeline};
-use super::work::lock;
 use sinew_orchestrator::{PipelineError, UpdateCommit};
 use std::time::Instant;
 
@@ -35,8 +35,8 @@ impl Driver {
         if let Some(source) = &mut self.p.source {
             made.consumed = source.consumes(commit.step)?;
         }
-        if let Some(shelf) = &mut self.shelf {
-            shelf.settled(commit.trained.iter().chain(commit.dropped.keys()));
+        if let Some(waiting_groups) = &mut self.waiting_groups {
+            waiting_groups.settled(commit.trained.iter().chain(commit.dropped.keys()));
         }
         self.samples.trained += commit.trained.len();
         self.samples.dropped += commit.dropped.len();

@@ -42,11 +42,12 @@ impl Driver {
         })
     }
 
-    /// A run that ends before its time. Its steps since the last checkpoint are done again.
+    /// A run that ends before its time. A resume goes back to its last checkpoint.
     pub(super) fn stopped(&self, why: &str) -> PipelineError {
         let (dir, command) = (self.run_dir().display(), self.p.config.command);
         let go_on = format!(
-            "`sinew {command} {dir}/recipe.toml --run-dir {dir} --resume` begins after step {} and runs failed episodes again",
+            "`sinew {command} {dir}/recipe.toml --run-dir {dir} --resume` goes back to step {}: committed steps after it \
+             are trained from their stored episodes, failed episodes of other steps run again",
             self.core.saved_step()
         );
         PipelineError::system(match why.contains("\n  hint: ") {

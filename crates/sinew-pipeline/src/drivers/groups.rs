@@ -2,7 +2,7 @@
 
 use super::sync::Driver;
 use crate::ports::ScoredGroup;
-use sinew_orchestrator::{Command, Draw, Event, PipelineError, showed};
+use sinew_orchestrator::{Command, Draw, Event, PipelineError, task_outcome};
 use std::collections::BTreeMap;
 
 impl Driver {
@@ -10,9 +10,9 @@ impl Driver {
     pub(super) fn score_group(&mut self, members: Vec<Draw>) -> Result<Vec<Event>, PipelineError> {
         let group = members.first().map(|m| m.group.clone());
         let Some(scorer) = &mut self.p.groups else {
-            let showed = BTreeMap::new();
+            let outcomes = BTreeMap::new();
             return Ok(group
-                .map(|group| Event::GroupScored { group, showed })
+                .map(|group| Event::GroupScored { group, outcomes })
                 .into_iter()
                 .collect());
         };
@@ -40,10 +40,10 @@ impl Driver {
                 }
             }
             let members = self.traces.values().filter(|t| t.group == group);
-            let showed = members
-                .filter_map(|t| Some((t.episode.clone(), showed(t)?)))
+            let outcomes = members
+                .filter_map(|t| Some((t.episode.clone(), task_outcome(t)?)))
                 .collect();
-            commands.extend(self.on(Event::GroupScored { group, showed }));
+            commands.extend(self.on(Event::GroupScored { group, outcomes }));
         }
         Ok(commands)
     }

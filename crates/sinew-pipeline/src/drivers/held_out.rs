@@ -2,7 +2,7 @@
 
 use super::sync::Driver;
 use sinew_orchestrator::{
-    Draw, EpisodeStats, EvalRecord, EvalSet, PipelineError, RunEvent, When, health,
+    Draw, EpisodeStats, EvalRecord, EvalSet, EvalTime, PipelineError, RunEvent, health,
 };
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl Driver {
     /// Sums a measurement up.
     pub(super) fn measure(
         &mut self,
-        when: When,
+        when: EvalTime,
         sets: Vec<Vec<EpisodeId>>,
     ) -> Result<(), PipelineError> {
         let mut sets = sets.into_iter().map(|set| self.take(&set));
@@ -63,24 +63,24 @@ impl Driver {
         if let Some(why) = &failed {
             self.emit(RunEvent::Warning(why.clone()))?;
         }
-        if matches!(when, When::Before | When::Now) {
+        if matches!(when, EvalTime::Before | EvalTime::Now) {
             refuse_hopeless(&sampled)?;
         }
         let stats = with_greedy(&sampled, &greedy);
         match when {
-            When::Before => self.measurements.before = stats.clone(),
-            When::After | When::Now => {
+            EvalTime::Before => self.measurements.before = stats.clone(),
+            EvalTime::After | EvalTime::Now => {
                 self.measurements.trouble = failed;
                 self.measurements.after = stats.clone();
             }
-            When::During => {}
+            EvalTime::During => {}
         }
         self.measured(when, stats, sampled, false)
     }
 
     fn measured(
         &mut self,
-        when: When,
+        when: EvalTime,
         stats: EpisodeStats,
         episodes: Vec<Trace>,
         again: bool,
@@ -92,13 +92,13 @@ impl Driver {
         let record = EvalRecord {
             when: when.name().into(),
             step: match when {
-                When::Before => 0,
+                EvalTime::Before => 0,
                 _ => self.core.step(),
             },
             wall_s: self.wall_s(),
             stats,
         };
-        if when != When::During {
+        if when != EvalTime::During {
             let first = episodes.first().map(|t| t.episode.clone());
             self.measurements.examples.extend(first);
         }
@@ -115,7 +115,7 @@ impl Driver {
 
     /// Reads the measurement that the run began with from the store. If its episodes are gone (a store in
     /// memory, a torn one), the written record counts: the current weights would measure something else.
-    pub(super) fn review(&mut self, sets: &[EvalSet]) -> Result<(), PipelineError> {
+    pub(super) fn find_first_eval(&mut self, sets: &[EvalSet]) -> Result<(), PipelineError> {
         let (mut stored, mut all) = (Vec::new(), true);
         for set in sets {
             let mut traces = Vec::with_capacity(set.draws.len());
@@ -135,7 +135,7 @@ impl Driver {
             (false, None) => return Err(self.unmeasured()),
         };
         self.measurements.before = stats.clone();
-        self.measured(When::Before, stats, sampled, again)
+        self.measured(EvalTime::Before, stats, sampled, again)
     }
 
     fn unmeasured(&self) -> PipelineError {

@@ -1,8 +1,10 @@
 //! Groups whose rewards come from outside, between their last episode and their rows.
 
+use super::learner_thread::lock;
 use super::sync::Driver;
-use super::work::lock;
-use sinew_orchestrator::{Command, Event, Look, Phase, PipelineError, RunEvent, Shelf};
+use sinew_orchestrator::{
+    CollectRequest, Command, Event, Phase, PipelineError, RunEvent, WaitingGroups,
+};
 use sinew_types::{EpisodeId, Trace};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -19,7 +21,7 @@ const LOOKS_SHARE: u32 = 20;
 impl Driver {
     /// Lets groups wait. If generation and training take turns, it also takes the scores that came, and gives
     /// the groups that can be trained.
-    pub(super) fn settle(
+    pub(super) fn collect_late_rewards(
         &mut self,
         step: u64,
         ids: &[Vec<EpisodeId>],
@@ -27,19 +29,21 @@ impl Driver {
     ) -> Result<Vec<Event>, PipelineError> {
         let groups: Vec<Vec<Trace>> = ids.iter().map(|group| self.take(group)).collect();
         self.begin_step();
-        let Some(shelf) = &mut self.shelf else {
+        let Some(waiting_groups) = &mut self.waiting_groups else {
             return Err(no_source());
         };
-        groups.iter().for_each(|group| shelf.add(group));
+        groups.iter().for_each(|group| waiting_groups.add(group));
         if self.overlaps() {
             return Ok(Vec::new());
         }
-        Ok(vec![self.look_at_shelf(step, wait)?])
+        Ok(vec![self.read_late_rewards(step, wait)?])
     }
 
     /// Groups that wait for rewards.
     pub(super) fn awaited(&self) -> usize {
-        self.shelf.as_ref().map_or(0, Shelf::waiting)
+        self.waiting_groups
+            .as_ref()
+            .map_or(0, WaitingGroups::waiting)
     }
 
     /// If training overlaps, takes in the rewards that came, now and then, or waits a moment for some.
@@ -48,19 +52,20 @@ impl Driver {
         if self.awaited() == 0 || (!wait && self.look_due.is_some_and(|due| began < due)) {
             return Ok(Vec::new());
         }
-        let event = self.look_at_shelf(self.core.step() + 1, wait)?;
+        let event = self.read_late_rewards(self.core.step() + 1, wait)?;
         self.look_due = Some(Instant::now() + LOOK_EVERY.max(began.elapsed() * LOOKS_SHARE));
         Ok(self.on(event))
     }
 
     /// Takes the scores that came, and gives the groups that can be trained.
-    fn look_at_shelf(&mut self, step: u64, wait: bool) -> Result<Event, PipelineError> {
+    fn read_late_rewards(&mut self, step: u64, wait: bool) -> Result<Event, PipelineError> {
         let overlaps = self.overlaps();
-        let (Some(shelf), Some(late)) = (&mut self.shelf, &mut self.p.late) else {
+        let (Some(waiting_groups), Some(late)) = (&mut self.waiting_groups, &mut self.p.late)
+        else {
             return Err(no_source());
         };
         if wait {
-            let groups = shelf.waiting();
+            let groups = waiting_groups.waiting();
             self.p
                 .bus
                 .emit(RunEvent::Phase(Phase::Waiting { step, groups }))?;
@@ -68,7 +73,7 @@ impl Driver {
         let store = self.p.store.traces.as_ref();
         late.scores.take(store, wait)?;
         let most = GROUPS_PER_TASK * self.p.config.core.tasks_per_step;
-        let look = Look {
+        let request = CollectRequest {
             now_s: late.scores.now_s(),
             // The learner may be at work in its own thread.
             version: match overlaps {
@@ -79,8 +84,8 @@ impl Driver {
             given: (0, 0),
             names: &BTreeSet::new(),
         };
-        let found = shelf.look(store, look)?;
-        let waiting = shelf.waiting();
+        let found = waiting_groups.collect(store, request)?;
+        let waiting = waiting_groups.waiting();
         let alone = found.groups.iter().filter_map(|g| alone(g)).collect();
         if !overlaps {
             let scored = found.groups.iter().flatten();
@@ -88,12 +93,12 @@ impl Driver {
             self.step.outcomes.extend(outcomes);
             self.step.left_out.extend(found.dropped.clone());
         }
-        Ok(Event::Settled {
+        Ok(Event::LateRewardsCollected {
             groups: self.keep(found.groups),
             dropped: found.dropped,
             alone,
             waiting,
-            room: found.room,
+            may_begin: found.may_begin,
         })
     }
 }

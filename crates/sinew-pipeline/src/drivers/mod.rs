@@ -5,15 +5,15 @@ mod disk;
 mod end;
 mod groups;
 mod held_out;
-mod kept;
 mod late;
+mod learner_thread;
 mod measurements;
 mod overlap;
-mod shelf;
+mod resumed;
 mod sync;
 #[cfg(test)]
 mod tests;
-mod work;
+mod waiting_groups;
 
+pub use learner_thread::SharedLearner;
 pub use sync::{Pipeline, run};
-pub use work::SharedLearner;

@@ -5,10 +5,10 @@
 //! meanwhile.
 
 use super::late::alone;
+use super::learner_thread::{LearnerParts, LearnerResult, LearnerTask, is_whole, none_runs};
 use super::sync::Driver;
-use super::work::{Task, Tools, Worked, is_whole, none_runs};
-use sinew_orchestrator::{Command, Event, PipelineError, Rows, Shelf};
-use sinew_rollout::{Trainer, Waits};
+use sinew_orchestrator::{Command, Event, PipelineError, Rows, WaitingGroups};
+use sinew_rollout::{TrainerActivity, WaitTimes};
 use sinew_types::{EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub(super) fn oldest<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Option<
 
 impl Driver {
     /// Notes what the time since the last look was spent on; from now on the trainer does this.
-    pub(super) fn look(&mut self, trainer: Option<Trainer>) {
+    pub(super) fn note_waits(&mut self, trainer: Option<TrainerActivity>) {
         let now_s = self.p.started.elapsed().as_secs_f64();
         let reading = self.p.rollouts.reading();
         let running = self.progress.0 < self.progress.1;
@@ -35,10 +35,10 @@ impl Driver {
     }
 
     /// Ends the intervals of a step, or of the run.
-    pub(super) fn waits(&mut self) -> Waits {
-        self.look(None);
+    pub(super) fn waits(&mut self) -> WaitTimes {
+        self.note_waits(None);
         let (loop_disk_s, episodes_disk_s) = self.disk.take(self.p.store.traces.waited_s());
-        Waits {
+        WaitTimes {
             loop_disk_s,
             episodes_disk_s,
             ..self.watch.take()
@@ -64,8 +64,8 @@ impl Driver {
         self.p.config.core.overlap.is_some()
     }
 
-    pub(super) fn tools(&self) -> Tools {
-        Tools {
+    pub(super) fn tools(&self) -> LearnerParts {
+        LearnerParts {
             learner: self.p.learner.clone(),
             algorithm: self.p.algorithm.clone(),
             grammars: self.p.grammars.clone(),
@@ -74,26 +74,26 @@ impl Driver {
     }
 
     /// Does a task of the learner: in its own thread where training overlaps, so that nothing follows yet.
-    pub(super) fn work(&mut self, task: Task) -> Result<Vec<Event>, PipelineError> {
-        self.look(Some(Trainer::Works));
+    pub(super) fn work(&mut self, task: LearnerTask) -> Result<Vec<Event>, PipelineError> {
+        self.note_waits(Some(TrainerActivity::Works));
         if !self.overlaps() {
             let worked = self.tools().work(task)?;
             return Ok(vec![self.worked(worked)?]);
         }
         let (tools, waker) = (self.tools(), self.p.rollouts.waker());
-        self.desk.begin(tools, task, waker)?;
+        self.learner_thread.begin(tools, task, waker)?;
         Ok(Vec::new())
     }
 
-    fn worked(&mut self, worked: Worked) -> Result<Event, PipelineError> {
+    fn worked(&mut self, worked: LearnerResult) -> Result<Event, PipelineError> {
         // New weights may wait for episodes.
-        self.look(Some(match (&worked, self.overlaps()) {
-            (Worked::Updated(..), true) => Trainer::WaitsForGroups,
-            _ => Trainer::Other,
+        self.note_waits(Some(match (&worked, self.overlaps()) {
+            (LearnerResult::Updated(..), true) => TrainerActivity::WaitsForGroups,
+            _ => TrainerActivity::Other,
         }));
         match worked {
-            Worked::Scored(groups, rows) => self.rows_made(groups, *rows),
-            Worked::Updated(rows, record) => {
+            LearnerResult::Scored(groups, rows) => self.rows_made(groups, *rows),
+            LearnerResult::Updated(rows, record) => {
                 (self.step.rows, self.step.record) = (rows.map(|r| *r), *record);
                 Ok(self.updated())
             }
@@ -113,7 +113,7 @@ impl Driver {
     }
 
     /// Says whether a group teaches something, and how old it is; the episodes are kept.
-    pub(super) fn weigh(
+    pub(super) fn inspect_group(
         &mut self,
         group: GroupId,
         episodes: &[EpisodeId],
@@ -123,12 +123,12 @@ impl Driver {
         let groups = vec![self.take(episodes)];
         let spent = self.p.algorithm.spent(&groups);
         let spent = spent.map_err(PipelineError::system)?;
-        let event = Event::Weighed {
+        let event = Event::GroupInspected {
             signal: spent.is_empty(),
             oldest: oldest(&groups[0]),
             group,
             stored,
-            alone: match self.shelf.is_some() {
+            alone: match self.waiting_groups.is_some() {
                 true => alone(&groups[0]),
                 false => None,
             },
@@ -140,7 +140,7 @@ impl Driver {
     /// Waits until something happened, whatever.
     pub(super) fn wait_for_any(&mut self) -> Result<Vec<Command>, PipelineError> {
         loop {
-            if let Some(worked) = self.desk.done(Some(Duration::ZERO))? {
+            if let Some(worked) = self.learner_thread.done(Some(Duration::ZERO))? {
                 let event = self.worked(worked)?;
                 return Ok(self.on(event));
             }
@@ -152,24 +152,24 @@ impl Driver {
             if self.progress.0 < self.progress.1 {
                 let before = self.progress.0;
                 let commands = self.wait_episodes()?;
-                self.look(None);
+                self.note_waits(None);
                 if self.progress.0 > before {
                     return Ok(commands);
                 }
                 // Otherwise the learner was done, or a look at groups is due.
-                let waits = self.desk.is_busy() || self.scoring > 0;
+                let waits = self.learner_thread.is_busy() || self.scoring > 0;
                 if !waits && !self.p.rollouts.is_running() {
                     return Err(none_runs());
                 }
                 continue;
             }
             let looks = self.scoring > 0 || self.awaited() > 0;
-            let worked = match (self.desk.is_busy(), looks) {
+            let worked = match (self.learner_thread.is_busy(), looks) {
                 (false, false) => return Err(none_runs()),
                 (false, true) if self.scoring > 0 => return self.scored_groups(true),
                 (false, true) => return self.late_groups(true),
-                (true, false) => self.desk.done(None)?,
-                (true, true) => self.desk.done(Some(LOOK_EVERY))?,
+                (true, false) => self.learner_thread.done(None)?,
+                (true, true) => self.learner_thread.done(Some(LOOK_EVERY))?,
             };
             if let Some(worked) = worked {
                 let event = self.worked(worked)?;
@@ -188,7 +188,11 @@ impl Driver {
         if self.overlaps() {
             return self.p.store.open_episodes();
         }
-        let waiting = self.shelf.iter().flat_map(Shelf::episodes).cloned();
+        let waiting = self
+            .waiting_groups
+            .iter()
+            .flat_map(WaitingGroups::episodes)
+            .cloned();
         let outside = self.p.source.iter().flat_map(|s| s.waiting_episodes());
         Ok(waiting.chain(outside).collect())
     }

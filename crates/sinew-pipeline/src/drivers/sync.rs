@@ -6,25 +6,26 @@
 //! resumes from them.
 
 use super::disk::DiskTime;
+use super::learner_thread::{LearnerTask, LearnerThread, SharedLearner, lock, none_runs};
 use super::measurements::Measurements;
-use super::shelf;
-use super::work::{Desk, SharedLearner, Task, lock, none_runs};
+use super::waiting_groups;
 use crate::config::PipelineConfig;
 use crate::files::RunFiles;
-use crate::late::Late;
+use crate::late::LateRewards;
 use crate::ports::{
-    GroupScores, RolloutReading, Rollouts, SampleSource, StoredEpisode, Wanted, WeightsTransport,
+    GroupRequest, GroupScores, RolloutReading, Rollouts, SampleSource, StoredEpisode,
+    WeightsTransport,
 };
-use crate::state::{Earlier, Made, RunStore, SavedState};
+use crate::state::{EarlierSessions, RunStore, SavedState, UpdateInputs};
 use sinew_algo::{Algorithm, Spread};
 use sinew_grammar::Grammars;
 use sinew_orchestrator::{
-    AdmissionRecord, Alarm, Bus, Command, Course, Draw, EndedEpisode, EpisodeStats, Event, LONGEST,
-    Phase, PipelineCore, PipelineError, RolloutProgress, Rows, RunCounts, RunEvent, RunOutcome,
-    SampleCounts, SampleStatus, Shelf, StepRecord, Stop, TokenSummary, Totals, completed, health,
-    joins,
+    AdmissionRecord, Alarm, Bus, Command, Draw, EpisodeResult, EpisodeStats, Event, LONGEST, Phase,
+    PipelineCore, PipelineError, RolloutProgress, Rows, RunCounts, RunEvent, RunOutcome,
+    SampleCounts, SampleStatus, StepRecord, StopReason, TokenSummary, Totals, VerdictInput,
+    WaitingGroups, completed, health, joins,
 };
-use sinew_rollout::{LiveEpisode, Trainer, Watch};
+use sinew_rollout::{LiveEpisode, TrainerActivity, WaitClock};
 use sinew_types::{EpisodeId, Outcome, Trace};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::Path;
@@ -46,7 +47,7 @@ pub struct Pipeline {
     /// Source of training episodes that are not run here.
     pub source: Option<Box<dyn SampleSource>>,
     /// Source of rewards that are missing when an episode ends.
-    pub late: Option<Late>,
+    pub late: Option<LateRewards>,
     /// Holds weights and optimizer.
     pub learner: SharedLearner,
     /// Transport of weights to the engine of `rollouts`.
@@ -99,8 +100,8 @@ impl Step {
     /// Enters the span, which begins with the first command that names the step.
     fn enter(&mut self, command: &Command) -> Option<tracing::span::EnteredSpan> {
         if let Command::Fetch { step }
-        | Command::Settle { step, .. }
-        | Command::Recall { step }
+        | Command::CollectLateRewards { step, .. }
+        | Command::LoadCommitted { step }
         | Command::Score { step, .. } = command
         {
             let begin = || tracing::info_span!("step", number = *step);
@@ -115,7 +116,7 @@ pub(crate) struct Driver {
     pub(super) p: Pipeline,
     pub(super) core: PipelineCore,
     /// Updates of earlier sessions that no checkpoint holds.
-    pub(super) earlier: Earlier,
+    pub(super) earlier: EarlierSessions,
     pub(super) samples: SampleCounts,
     pub(super) tokens: TokenSummary,
     pub(super) measurements: Measurements,
@@ -123,21 +124,21 @@ pub(crate) struct Driver {
     pub(super) traces: HashMap<EpisodeId, Trace>,
     pub(super) step: Step,
     /// Steps whose updates wait for their commits.
-    pub(super) uncommitted: BTreeMap<u64, Made>,
+    pub(super) uncommitted: BTreeMap<u64, UpdateInputs>,
     /// Groups that wait for rewards, where some come from outside.
-    pub(super) shelf: Option<Shelf>,
+    pub(super) waiting_groups: Option<WaitingGroups>,
     /// Number of ended episodes, and number of all, of the phase, or of the session if training overlaps.
     pub(super) progress: (usize, usize),
     /// The learner at work, where it has a separate thread.
-    pub(super) desk: Desk,
+    pub(super) learner_thread: LearnerThread,
     /// The version of the weights that are in use.
     pub(super) live: u64,
     /// State of engine and trainer for their wait times, and sums over all steps so far.
-    pub(super) watch: Watch,
+    pub(super) watch: WaitClock,
     pub(super) disk: DiskTime,
     pub(super) totals: Totals,
     /// Sums over all steps and measurements so far.
-    pub(super) course: Course,
+    pub(super) course: VerdictInput,
     /// Time of the next reading of groups that wait for rewards, if training overlaps.
     pub(super) look_due: Option<Instant>,
     /// Groups that are being scored.
@@ -193,7 +194,8 @@ impl Driver {
         p.resume_episodes(live)?;
         p.settle_consumed()?;
         let overlaps = p.config.core.overlap.is_some();
-        let shelf = shelf::restore(p.late.as_ref(), &p.store, (tasks, overlaps), &mut state)?;
+        let waiting_groups =
+            waiting_groups::restore(p.late.as_ref(), &p.store, (tasks, overlaps), &mut state)?;
         let driver = Self {
             core: PipelineCore::new(Arc::clone(&p.config.core), state),
             samples: p.saved.samples,
@@ -202,18 +204,18 @@ impl Driver {
             traces: HashMap::new(),
             step: Step::default(),
             uncommitted: BTreeMap::new(),
-            shelf,
+            waiting_groups,
             progress: (0, 0),
             look_due: None,
             scoring: 0,
             rescored: HashSet::new(),
             taken: None,
-            desk: Desk::default(),
+            learner_thread: LearnerThread::default(),
             live,
-            watch: Watch::default(),
+            watch: WaitClock::default(),
             disk: DiskTime::from(p.store.traces.waited_s()),
             totals: Totals::of(&written.steps),
-            course: Course::of(&written.steps, &written.evals),
+            course: VerdictInput::of(&written.steps, &written.evals),
             reminded: None,
             earlier,
             p,
@@ -249,9 +251,9 @@ impl Driver {
     /// Carries out a command, and returns the events that follow from it.
     fn carry_out(&mut self, command: Command) -> Result<Vec<Event>, PipelineError> {
         Ok(match command {
-            Command::Review(sets) => {
-                self.review(&sets)?;
-                vec![Event::Reviewed]
+            Command::FindFirstEval(sets) => {
+                self.find_first_eval(&sets)?;
+                vec![Event::FirstEvalFound]
             }
             Command::Start { draws, temperature } => {
                 self.start(&draws, temperature)?;
@@ -263,9 +265,11 @@ impl Driver {
             }
             Command::ScoreGroup { members } => self.score_group(members)?,
             Command::Fetch { step } => vec![self.fetch(step)?],
-            Command::Settle { step, groups, wait } => self.settle(step, &groups, wait)?,
-            Command::Recall { step } => vec![self.recall(step)?],
-            Command::Compare { groups } => vec![self.compare(&groups)?],
+            Command::CollectLateRewards { step, groups, wait } => {
+                self.collect_late_rewards(step, &groups, wait)?
+            }
+            Command::LoadCommitted { step } => vec![self.load_committed(step)?],
+            Command::CountSpentGroups { groups } => vec![self.count_spent_groups(&groups)?],
             Command::Score {
                 step,
                 groups,
@@ -275,11 +279,11 @@ impl Driver {
                 self.step.left_out.extend(left_out);
                 self.score(step, &groups, counts)?
             }
-            Command::Weigh {
+            Command::InspectGroup {
                 group,
                 episodes,
                 held,
-            } => vec![self.weigh(group, &episodes, held)?],
+            } => vec![self.inspect_group(group, &episodes, held)?],
             Command::Train { left_out, .. } => self.train(left_out)?,
             Command::Publish { step } => {
                 self.live = self.publish(step)?;
@@ -299,8 +303,8 @@ impl Driver {
             }
             Command::Measure { when, sets } => {
                 self.measure(when, sets)?;
-                if self.overlaps() && !self.desk.is_busy() {
-                    self.look(Some(Trainer::WaitsForGroups));
+                if self.overlaps() && !self.learner_thread.is_busy() {
+                    self.note_waits(Some(TrainerActivity::WaitsForGroups));
                 }
                 vec![Event::EvaluationDone]
             }
@@ -358,9 +362,9 @@ impl Driver {
             if rescored {
                 self.rescored.insert(trace.episode.clone());
             }
-            let ended = EndedEpisode {
+            let ended = EpisodeResult {
                 changed,
-                ..EndedEpisode::of(&trace, known)
+                ..EpisodeResult::of(&trace, known)
             };
             self.traces.insert(trace.episode.clone(), trace);
             commands.extend(self.on(Event::EpisodeEnded(ended)));
@@ -372,8 +376,8 @@ impl Driver {
     pub(super) fn begin_step(&mut self) {
         // If training overlaps, episodes begin before the step that is committed ends: see `record`.
         let begins = self.step.started.is_none();
-        if !self.desk.is_busy() && (begins || !self.overlaps()) {
-            self.look(Some(Trainer::WaitsForGroups));
+        if !self.learner_thread.is_busy() && (begins || !self.overlaps()) {
+            self.note_waits(Some(TrainerActivity::WaitsForGroups));
         }
         if self.step.started.is_none() {
             self.step.started = Some(Instant::now());
@@ -384,7 +388,7 @@ impl Driver {
     fn start(&mut self, draws: &[Draw], temperature: Option<f32>) -> Result<(), PipelineError> {
         let phase = match (temperature, draws.first()) {
             (Some(_), first) => {
-                self.look(Some(Trainer::Other));
+                self.note_waits(Some(TrainerActivity::Other));
                 Phase::Evaluating(first.map_or_else(String::new, |d| d.purpose.clone()))
             }
             (None, _) => {
@@ -394,11 +398,11 @@ impl Driver {
                 }
             }
         };
-        if !self.desk.is_busy() {
+        if !self.learner_thread.is_busy() {
             self.emit(RunEvent::Phase(phase))?;
         }
         self.progress.1 += draws.len();
-        self.look(None);
+        self.note_waits(None);
         self.p.rollouts.start(draws, temperature)
     }
 
@@ -422,7 +426,7 @@ impl Driver {
         let Some(source) = &mut self.p.source else {
             return Err(PipelineError::system("no source of episodes was given"));
         };
-        let given = source.groups(Wanted {
+        let given = source.groups(GroupRequest {
             step,
             groups: core.tasks_per_step,
             seed: core.seed,
@@ -437,7 +441,7 @@ impl Driver {
         let alone = alone.filter_map(|t| Some((t.task.as_str().to_owned(), t.score()?)));
         self.step.outcomes.extend(given.outcomes);
         self.step.left_out.extend(given.left_out);
-        Ok(Event::Given {
+        Ok(Event::GroupsFetched {
             alone: alone.collect(),
             groups: self.keep(given.groups),
             dropped: given.dropped,
@@ -445,7 +449,7 @@ impl Driver {
     }
 
     /// Reads the episodes of a committed update.
-    fn recall(&mut self, step: u64) -> Result<Event, PipelineError> {
+    fn load_committed(&mut self, step: u64) -> Result<Event, PipelineError> {
         self.begin_step();
         self.emit(RunEvent::Phase(Phase::Rollout { step }))?;
         let groups = match self.earlier.committed.get(&step) {
@@ -455,7 +459,9 @@ impl Driver {
         if groups.is_some() {
             self.step.recalled = self.earlier.record(step);
         }
-        Ok(Event::Recalled(groups.map(|groups| self.keep(groups))))
+        Ok(Event::CommittedLoaded(
+            groups.map(|groups| self.keep(groups)),
+        ))
     }
 
     /// Keeps episodes until something is made of them; gives their ids.
@@ -478,12 +484,12 @@ impl Driver {
     }
 
     /// Asks the algorithm which groups will leave the batch; the episodes are kept.
-    fn compare(&mut self, ids: &[Vec<EpisodeId>]) -> Result<Event, PipelineError> {
+    fn count_spent_groups(&mut self, ids: &[Vec<EpisodeId>]) -> Result<Event, PipelineError> {
         let groups: Vec<Vec<Trace>> = ids.iter().map(|group| self.take(group)).collect();
         let spent = self.p.algorithm.spent(&groups);
         let spent = spent.map_err(PipelineError::system)?.len();
         self.keep(groups);
-        Ok(Event::GroupsCompared { spent })
+        Ok(Event::SpentGroupsCounted { spent })
     }
 
     /// Makes rows of groups, and begins the step's record.
@@ -505,7 +511,7 @@ impl Driver {
         self.emit(RunEvent::Phase(Phase::Training { step }))?;
         self.step.training = Some(Instant::now());
         let curriculum = self.core.curriculum().clone();
-        self.work(Task::Score { groups, curriculum })
+        self.work(LearnerTask::Score { groups, curriculum })
     }
 
     /// Fills in what the rows of a step show.
@@ -521,8 +527,8 @@ impl Driver {
         record.formats = rows.formats.clone();
         record.samples = SampleStatus::of(&groups, &rows);
         record.samples.left_out(&self.step.left_out);
-        record.samples.waiting = match (&self.shelf, &self.p.source) {
-            (Some(shelf), _) => shelf.waiting(),
+        record.samples.waiting = match (&self.waiting_groups, &self.p.source) {
+            (Some(waiting_groups), _) => waiting_groups.waiting(),
             (None, Some(source)) => source.waiting_groups(),
             (None, None) => 0,
         };
@@ -591,7 +597,7 @@ impl Driver {
             Some(recalled) => recalled.dropped.clone(),
             None => left_out,
         };
-        let task = Task::Update {
+        let task = LearnerTask::Update {
             rows: step.rows.take().map(Box::new),
             spec: Box::new(self.p.algorithm.loss().clone()),
             record: Box::new(step.record.clone()),
@@ -609,7 +615,7 @@ impl Driver {
     /// Brings the weights to the engine and returns their version. The step's commit is prepared here and
     /// made once the core asks for it.
     fn publish(&mut self, step: u64) -> Result<u64, PipelineError> {
-        self.look(Some(Trainer::Other));
+        self.note_waits(Some(TrainerActivity::Other));
         let publishing = Instant::now();
         let (version, weights) = {
             let learner = lock(&self.p.learner);
@@ -623,7 +629,7 @@ impl Driver {
         record.wall_s = wall_s;
         self.step.live = Some(Instant::now());
         let order = self.step.groups.iter().flatten();
-        let made = Made {
+        let made = UpdateInputs {
             order: order.map(|t| t.episode.clone()).collect(),
             outcomes: std::mem::take(&mut self.step.outcomes),
             record: record.clone(),
@@ -693,11 +699,11 @@ impl Driver {
         self.emit(RunEvent::SourceDry { step, why })
     }
 
-    fn stop(&mut self, stop: Stop) -> Result<RunOutcome, PipelineError> {
+    fn stop(&mut self, stop: StopReason) -> Result<RunOutcome, PipelineError> {
         match stop {
-            Stop::Done => self.end(),
-            Stop::Bad(why) => Err(self.stopped(&why)),
-            Stop::Interrupted => Err(PipelineError::Interrupted),
+            StopReason::Done => self.end(),
+            StopReason::Bad(why) => Err(self.stopped(&why)),
+            StopReason::Interrupted => Err(PipelineError::Interrupted),
         }
     }
 

@@ -3,8 +3,8 @@
 use super::{Pipeline, run};
 use crate::config::PipelineConfig;
 use crate::ports::{
-    Given, GroupScores, Learner, RolloutReading, Rollouts, SampleSource, ScoredGroup,
-    StoredEpisode, Wanted, WeightsTransport,
+    GroupRequest, GroupScores, Learner, RolloutReading, Rollouts, SampleSource, ScoredGroup,
+    SourceGroups, StoredEpisode, WeightsTransport,
 };
 use crate::state::{RunStore, SavedState};
 use serde_json::Value;
@@ -13,8 +13,7 @@ use sinew_env::tiny::TinyTaskset;
 use sinew_env::{waits_for_group, with_group};
 use sinew_orchestrator::{
     Bus, CoreConfig, Draw, EvalConfig, Goal, Member, PipelineError, Recorder, RolloutProgress,
-    Rows, RunEvent, RunOutcome, SampleKind as Samples, StepRecord, TaskSampling, completed,
-    keep_scores,
+    Rows, RunEvent, RunOutcome, SampleKind, StepRecord, TaskSampling, completed, keep_scores,
 };
 use sinew_render::TinyRenderer;
 use sinew_rollout::RunInfo;
@@ -175,15 +174,15 @@ struct Queued {
 }
 
 impl SampleSource for Queued {
-    fn groups(&mut self, wanted: Wanted<'_>) -> Result<Given, PipelineError> {
+    fn groups(&mut self, wanted: GroupRequest<'_>) -> Result<SourceGroups, PipelineError> {
         let group = self.groups.get(wanted.step as usize - 1);
         let groups: Vec<Vec<Trace>> = group.cloned().into_iter().collect();
         for trace in groups.iter().flatten() {
             wanted.store.commit(trace).unwrap();
         }
-        Ok(Given {
+        Ok(SourceGroups {
             groups,
-            ..Given::default()
+            ..SourceGroups::default()
         })
     }
 
@@ -341,13 +340,13 @@ struct World {
     store: Arc<MemoryStore>,
     run_dir: tempfile::TempDir,
     log: Log,
-    samples: Samples,
+    samples: SampleKind,
     /// Episodes wait for the scores of their groups.
     grouped: bool,
 }
 
 impl World {
-    fn new(samples: Samples) -> Self {
+    fn new(samples: SampleKind) -> Self {
         Self {
             grouped: false,
             store: Arc::new(MemoryStore::new(1 << 20)),
@@ -370,7 +369,7 @@ impl World {
         &self,
         faults: Faults,
         core: CoreConfig,
-        late: Option<crate::late::Late>,
+        late: Option<crate::late::LateRewards>,
     ) -> Result<RunOutcome, PipelineError> {
         let saved = self.log.lock().unwrap().saved.clone();
         let updates = saved.as_ref().map_or(0, |(updates, _)| *updates);
@@ -407,7 +406,7 @@ impl World {
                     dies_after: faults.groups,
                 }) as Box<dyn GroupScores>
             }),
-            source: (self.samples == Samples::Given).then(|| {
+            source: (self.samples == SampleKind::Given).then(|| {
                 Box::new(Queued {
                     groups: given.collect(),
                     faults,
@@ -446,7 +445,7 @@ impl World {
     }
 }
 
-fn config(samples: Samples) -> CoreConfig {
+fn config(samples: SampleKind) -> CoreConfig {
     CoreConfig {
         goal: Goal::Train,
         seed: 7,
@@ -507,7 +506,7 @@ fn algorithm() -> Algorithm {
 
 /// A run without faults, to compare others with.
 fn unharmed() -> (Vec<(u64, Vec<EpisodeId>)>, Vec<EpisodeId>) {
-    let world = World::new(Samples::Run);
+    let world = World::new(SampleKind::Run);
     let ended = world.session(Faults::default()).unwrap();
     assert_eq!(ended.samples.trained, STEPS as usize * TASKS * GROUP);
     assert_eq!((ended.samples.lost, ended.samples.trained_twice), (0, 0));
@@ -527,7 +526,7 @@ fn a_run_trains_publishes_commits_and_saves_each_step() {
 
 #[test]
 fn given_groups_are_trained_without_rollouts() {
-    let world = World::new(Samples::Given);
+    let world = World::new(SampleKind::Given);
     let ended = world.session(Faults::default()).unwrap();
     assert_eq!(ended.samples.trained, STEPS as usize * GROUP);
     assert_eq!(world.log.lock().unwrap().published, [1, 2, 3]);
@@ -542,7 +541,7 @@ fn given_groups_are_trained_without_rollouts() {
 /// Checks a session with a fault in step 2, and the session that resumes after it.
 fn goes_on_after(faults: Faults, error: &str, committed: usize) -> Vec<u64> {
     let (commits, run) = unharmed();
-    let world = World::new(Samples::Run);
+    let world = World::new(SampleKind::Run);
     let failed = world.session(faults).unwrap_err();
     assert!(failed.to_string().contains(error), "{failed}");
     assert_eq!(world.commits(), commits[..committed]);
@@ -596,7 +595,7 @@ fn a_run_that_is_killed_after_a_commit_recalls_it() {
 /// A checkpoint after a recalled update counts that update: the session that resumes from it sees it no more.
 #[test]
 fn a_checkpoint_counts_the_updates_that_were_recalled() {
-    let world = World::new(Samples::Run);
+    let world = World::new(SampleKind::Run);
     let killed = Faults {
         killed_after: 2,
         ..Faults::default()
@@ -608,7 +607,7 @@ fn a_checkpoint_counts_the_updates_that_were_recalled() {
     };
     let each_step = CoreConfig {
         checkpoint_every: 1,
-        ..config(Samples::Run)
+        ..config(SampleKind::Run)
     };
     world.session_with(fails, each_step).unwrap_err();
     assert_eq!(world.log.lock().unwrap().saved.as_ref().unwrap().0, 2);
@@ -621,7 +620,7 @@ fn a_checkpoint_counts_the_updates_that_were_recalled() {
 fn grouped_run(faults: &[Faults]) -> (World, Vec<f64>) {
     let world = World {
         grouped: true,
-        ..World::new(Samples::Run)
+        ..World::new(SampleKind::Run)
     };
     for fault in faults {
         let error = world.session(*fault).unwrap_err().to_string();
@@ -681,7 +680,7 @@ fn groups_are_scored_once_and_a_killed_run_goes_on_with_their_scores() {
 fn episodes_without_the_score_of_their_group_are_left_out() {
     let world = World {
         grouped: true,
-        ..World::new(Samples::Run)
+        ..World::new(SampleKind::Run)
     };
     let (draws, store) = (
         sinew_orchestrator::eval_episodes(1, ("e", "e"), 1, 1),

@@ -1,9 +1,10 @@
 //! Producers: groups of episodes become rows once, whichever process is killed.
 
 use super::support::LIMITS;
-use sinew_queue::{Fed, Feed};
+use sinew_queue::{Feed, FeedOutcome};
 use sinew_store::queue::{
-    Ask, MemoryQueue, Queue, QueueLimits, Sample, Take, episode, scorer_consumer, trainer_consumer,
+    MemoryQueue, Queue, QueueLimits, RowRequest, RowSelection, Sample, episode, scorer_consumer,
+    trainer_consumer,
 };
 use sinew_store::{MemoryStore, TraceStore};
 use sinew_types::{
@@ -63,18 +64,18 @@ fn a_group_is_put_whole_and_once() {
         trace("b", "g", 4, Some(1.0)),
         failed,
     ];
-    assert_eq!(feed.put(&group, GO_ON).unwrap(), Fed::New(2));
-    assert_eq!(feed.put(&group, GO_ON).unwrap(), Fed::Known);
-    assert_eq!(feed.put(&group[2..], GO_ON).unwrap(), Fed::Known);
+    assert_eq!(feed.put(&group, GO_ON).unwrap(), FeedOutcome::New(2));
+    assert_eq!(feed.put(&group, GO_ON).unwrap(), FeedOutcome::Known);
+    assert_eq!(feed.put(&group[2..], GO_ON).unwrap(), FeedOutcome::Known);
     // Another session of the producer finds them.
     let mut again = Feed::new(Arc::clone(&queue), "run", true).unwrap();
     assert_eq!(
         (again.known(), again.put(&group, GO_ON).unwrap()),
-        (2, Fed::Known)
+        (2, FeedOutcome::Known)
     );
     // Another producer has separate keys.
     let mut other = Feed::new(Arc::clone(&queue), "other", false).unwrap();
-    assert_eq!(other.put(&group[..1], GO_ON).unwrap(), Fed::New(1));
+    assert_eq!(other.put(&group[..1], GO_ON).unwrap(), FeedOutcome::New(1));
     queue.join(&scorer_consumer()).unwrap();
     queue.join(&trainer_consumer("trainer")).unwrap();
     let stats = queue.stats().unwrap();
@@ -83,11 +84,11 @@ fn a_group_is_put_whole_and_once() {
         (stats.of("scorer").ready, stats.of("trainer").ready),
         (1, 2)
     );
-    let ask = Ask {
+    let ask = RowRequest {
         consumer: "trainer".into(),
         holder: "tests".into(),
         ttl_ms: 1000,
-        take: Take::Sample(Sample {
+        take: RowSelection::Sample(Sample {
             whole_groups: true,
             ..Sample::rows(9)
         }),
@@ -138,12 +139,12 @@ fn a_producer_that_is_to_stop_does_not_wait_for_room() {
     let mut feed = Feed::new(Arc::clone(&queue), "run", false).unwrap();
     assert_eq!(
         feed.put(&[trace("a", "g", 1, Some(1.0))], GO_ON).unwrap(),
-        Fed::New(1)
+        FeedOutcome::New(1)
     );
     let put = feed
         .put(&[trace("b", "g", 1, Some(1.0))], &|| true)
         .unwrap();
-    assert_eq!(put, Fed::Stopped);
+    assert_eq!(put, FeedOutcome::Stopped);
     let large = [trace("c", "h", 1, Some(1.0)), trace("d", "h", 1, Some(1.0))];
     assert!(feed.put(&large, GO_ON).is_err(), "it would never fit");
 }

@@ -14,11 +14,11 @@ mod support;
 mod wire;
 
 use bytes::Bytes;
-use sinew_queue::{HttpQueue, QueueServer, Serving};
+use sinew_queue::{HttpQueue, QueueServer, QueueServerConfig};
 use sinew_store::StoreError;
 use sinew_store::queue::{
-    Ask, Consumer, DiskQueue, Done, LeaseId, Loan, NewRow, Put, Queue, QueueLimits, QueueStats,
-    RowState, RowView, Settled,
+    AckedRow, Consumer, DiskQueue, LeaseBatch, LeaseId, NewRow, PutOutcome, Queue, QueueLimits,
+    QueueStats, ReturnOutcome, RowRequest, RowState, RowView,
 };
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 fn serve(path: &Path, limits: QueueLimits, port: u16, now: &Arc<AtomicU64>) -> QueueServer {
     let queue = Arc::new(DiskQueue::open(path, limits, false).unwrap());
     let now = Arc::clone(now);
-    let serving = Serving {
+    let serving = QueueServerConfig {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
         token: TOKEN.into(),
         clock: Arc::new(move || now.load(Ordering::SeqCst)),
@@ -66,22 +66,32 @@ impl Clocked {
 }
 
 impl Queue for Clocked {
-    fn put(&self, rows: &[NewRow]) -> Result<Vec<Put>, StoreError> {
+    fn put(&self, rows: &[NewRow]) -> Result<Vec<PutOutcome>, StoreError> {
         self.0.put(rows)
     }
-    fn fill(&self, rows: &[Done]) -> Result<usize, StoreError> {
+    fn fill(&self, rows: &[AckedRow]) -> Result<usize, StoreError> {
         self.0.fill(rows)
     }
     fn join(&self, consumer: &Consumer) -> Result<(), StoreError> {
         self.0.join(consumer)
     }
-    fn lease(&self, ask: &Ask, now_ms: u64) -> Result<Loan, StoreError> {
+    fn lease(&self, ask: &RowRequest, now_ms: u64) -> Result<LeaseBatch, StoreError> {
         self.at(now_ms).lease(ask, 0)
     }
-    fn ack(&self, consumer: &str, lease: LeaseId, rows: &[Done]) -> Result<Settled, StoreError> {
+    fn ack(
+        &self,
+        consumer: &str,
+        lease: LeaseId,
+        rows: &[AckedRow],
+    ) -> Result<ReturnOutcome, StoreError> {
         self.0.ack(consumer, lease, rows)
     }
-    fn release(&self, c: &str, lease: LeaseId, keys: &[String]) -> Result<Settled, StoreError> {
+    fn release(
+        &self,
+        c: &str,
+        lease: LeaseId,
+        keys: &[String],
+    ) -> Result<ReturnOutcome, StoreError> {
         self.0.release(c, lease, keys)
     }
     fn fail(
@@ -90,7 +100,7 @@ impl Queue for Clocked {
         lease: LeaseId,
         keys: &[String],
         reason: &str,
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<ReturnOutcome, StoreError> {
         self.0.fail(consumer, lease, keys, reason)
     }
     fn renew(
@@ -100,7 +110,7 @@ impl Queue for Clocked {
         keys: &[String],
         ttl_ms: u64,
         now_ms: u64,
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<ReturnOutcome, StoreError> {
         self.at(now_ms).renew(consumer, lease, keys, ttl_ms, 0)
     }
     fn revive(&self, consumer: &str, keys: &[String]) -> Result<usize, StoreError> {

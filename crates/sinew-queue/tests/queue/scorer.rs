@@ -2,11 +2,13 @@
 
 use super::feed::trace;
 use super::{RUNTIME, client, serve};
-use sinew_queue::{Feed, Score, ScoreError, Scored, ScorerConfig, bury, listed, score_rows};
+use sinew_queue::{
+    Feed, Score, ScoreError, ScoredCounts, ScorerConfig, bury, listed, score_rows,
+};
 use sinew_store::StoreError;
 use sinew_store::queue::{
-    Ask, Field, MemoryQueue, NewRow, Order, Queue, QueueError, QueueLimits, RowState, Sample, Take,
-    episode, fields, scorer_consumer, trainer_consumer,
+    Field, MemoryQueue, NewRow, Order, Queue, QueueError, QueueLimits, RowRequest, RowSelection,
+    RowState, Sample, episode, fields, scorer_consumer, trainer_consumer,
 };
 use sinew_types::{Outcome, Trace};
 use std::collections::BTreeSet;
@@ -49,19 +51,19 @@ fn config(lease: Duration) -> ScorerConfig {
     }
 }
 
-fn score(queue: &dyn Queue, by: &dyn Score, lease: Duration) -> Scored {
+fn score(queue: &dyn Queue, by: &dyn Score, lease: Duration) -> ScoredCounts {
     score_rows(queue, by, &config(lease), &|| false, &mut |_| {}).unwrap()
 }
 
 /// Rewards of the rows that a trainer is given, by key.
 fn trained(queue: &dyn Queue) -> Vec<(String, f64, bool)> {
     queue.join(&trainer_consumer("trainer")).unwrap();
-    let ask = Ask {
+    let ask = RowRequest {
         consumer: "trainer".into(),
         holder: "tests".into(),
         // Longer than any clock of a test.
         ttl_ms: 1 << 50,
-        take: Take::Sample(Sample::rows(100)),
+        take: RowSelection::Sample(Sample::rows(100)),
     };
     let rows = queue.lease(&ask, 0).unwrap().rows;
     let one = |row| {
@@ -91,16 +93,16 @@ fn several_scorers_over_a_server_score_each_row_once() {
     }
     // One died with rows in its hands.
     queue.join(&scorer_consumer()).unwrap();
-    let ask = Ask {
+    let ask = RowRequest {
         consumer: "scorer".into(),
         holder: "one that is killed".into(),
         ttl_ms: 50,
-        take: Take::Sample(Sample::rows(5)),
+        take: RowSelection::Sample(Sample::rows(5)),
     };
     let dead = queue.lease(&ask, 0).unwrap();
     now.store(50, Ordering::SeqCst);
     let by = Tokens::default();
-    let done: Vec<Scored> = std::thread::scope(|scope| {
+    let done: Vec<ScoredCounts> = std::thread::scope(|scope| {
         let run = || score(&client(&server), &by, HOUR);
         let running: Vec<_> = (0..3).map(|_| scope.spawn(run)).collect();
         running.into_iter().map(|r| r.join().unwrap()).collect()
@@ -188,7 +190,7 @@ fn a_scorer_that_is_to_stop_gives_its_rows_back() {
     let stop = || stops.load(Ordering::SeqCst) == 1;
     let by = Slow(&stops);
     let done = score_rows(queue.as_ref(), &by, &config(HOUR), &stop, &mut |_| {}).unwrap();
-    assert_eq!(done, Scored::default());
+    assert_eq!(done, ScoredCounts::default());
     let state = queue.state("scorer", "run:a").unwrap();
     assert_eq!(state, Some(RowState::Ready));
 }

@@ -3,19 +3,21 @@
 use super::{LIMITS, PATIENCE, RUNTIME, TOKEN, client, keys, row, serve, trainer};
 use sinew_queue::HttpQueue;
 use sinew_store::StoreError;
-use sinew_store::queue::{Ask, Done, Put, Queue, RowState, Sample, Take, put_within};
+use sinew_store::queue::{
+    AckedRow, PutOutcome, Queue, RowRequest, RowSelection, RowState, Sample, put_within,
+};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-fn ask(rows: usize) -> Ask {
-    Ask {
+fn ask(rows: usize) -> RowRequest {
+    RowRequest {
         consumer: "trainer".into(),
         holder: "tests".into(),
         ttl_ms: 1000,
-        take: Take::Sample(Sample::rows(rows)),
+        take: RowSelection::Sample(Sample::rows(rows)),
     }
 }
 
@@ -61,13 +63,13 @@ fn a_call_whose_answer_is_lost_is_done_once() {
     let queue = HttpQueue::new(&format!("http://{way}"), TOKEN, PATIENCE).unwrap();
     // The second answer is that of the first call, not what a second call would get.
     let put = queue.put(&[row("a", 1), row("b", 1), row("c", 1)]).unwrap();
-    assert_eq!(put, [Put::New; 3]);
+    assert_eq!(put, [PutOutcome::New; 3]);
     let loan = queue.lease(&ask(2), 0).unwrap();
     assert_eq!(keys(&loan), ["a", "b"]);
     assert_eq!(loan.rows[0].attempt, 1);
     assert_eq!(direct.stats().unwrap().of("trainer").leased, 2);
     let lease = loan.lease.unwrap();
-    let done = [Done::of("a")];
+    let done = [AckedRow::of("a")];
     assert_eq!(queue.ack("trainer", lease, &done).unwrap().changed, 1);
     let back = queue.fail("trainer", lease, &["b".into()], "no").unwrap();
     assert_eq!((back.changed, back.lost.len()), (1, 0));
@@ -93,9 +95,12 @@ fn calls_outlast_a_restart_of_the_server() {
         // It asks until it is answered.
         let put = scope.spawn(|| queue.put(&[row("b", 1), row("c", 1)]).unwrap());
         let server = serve(&path, LIMITS, port, &now);
-        assert_eq!(put.join().unwrap(), [Put::Duplicate, Put::New]);
+        assert_eq!(
+            put.join().unwrap(),
+            [PutOutcome::Duplicate, PutOutcome::New]
+        );
         // A lease of before is still one.
-        let done = [Done::of("a")];
+        let done = [AckedRow::of("a")];
         let acked = queue.ack("trainer", loan.lease.unwrap(), &done).unwrap();
         assert_eq!(acked.changed, 1);
         // A change of before is none of this server's.
@@ -221,9 +226,9 @@ fn waits_end_with_a_change_and_with_the_server() {
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| put_within(&queue, &[row("z", 1)], PATIENCE).unwrap());
         let loan = queue.lease(&ask(1), 0).unwrap();
-        let done = [Done::of(&loan.rows[0].key)];
+        let done = [AckedRow::of(&loan.rows[0].key)];
         queue.ack("trainer", loan.lease.unwrap(), &done).unwrap();
-        assert_eq!(waits.join().unwrap(), [Put::New]);
+        assert_eq!(waits.join().unwrap(), [PutOutcome::New]);
     });
     let seen = queue.wait(0, Duration::ZERO).unwrap();
     let short = HttpQueue::new(

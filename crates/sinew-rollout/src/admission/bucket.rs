@@ -12,7 +12,7 @@ pub(super) const BLOCK_TOKENS: usize = 16;
 
 /// A context as the bucket sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct HeldContext {
     /// Hash of each whole block and all before it.
     blocks: Vec<u64>,
     /// All its tokens.
@@ -21,7 +21,7 @@ pub(super) struct Held {
     kept: usize,
 }
 
-impl Held {
+impl HeldContext {
     pub(super) fn of(context: &[TokenId]) -> Self {
         let mut hash = 0;
         let chunks = context.chunks_exact(BLOCK_TOKENS);
@@ -78,13 +78,13 @@ impl Bucket {
     }
 
     /// Returns the growth of [`Bucket::used`] by a [`Bucket::add`].
-    pub(super) fn cost(&self, held: &Held) -> usize {
+    pub(super) fn cost(&self, held: &HeldContext) -> usize {
         let new = |hash: &&u64| !self.holders.contains_key(*hash);
         let blocks = held.blocks[held.kept..].iter().filter(new).count();
         blocks * BLOCK_TOKENS + held.tail() + self.reserve
     }
 
-    pub(super) fn add(&mut self, held: &Held) {
+    pub(super) fn add(&mut self, held: &HeldContext) {
         for &hash in &held.blocks[held.kept..] {
             *self.holders.entry(hash).or_default() += 1;
         }
@@ -93,7 +93,7 @@ impl Bucket {
     }
 
     /// `held` must have been added.
-    pub(super) fn remove(&mut self, held: &Held) {
+    pub(super) fn remove(&mut self, held: &HeldContext) {
         self.release(&held.blocks);
         self.tails -= held.tail();
         self.count -= 1;
@@ -101,7 +101,7 @@ impl Bucket {
 
     /// Removes `before`, whose place `held` is to take. Blocks that both begin with stay: most of a context
     /// is that of the turn before. They are to be added with the rest, or given up.
-    pub(super) fn follow(&mut self, before: &Held, held: &mut Held) {
+    pub(super) fn follow(&mut self, before: &HeldContext, held: &mut HeldContext) {
         let both = before.blocks.iter().zip(&held.blocks);
         held.kept = both.take_while(|(a, b)| a == b).count();
         self.release(&before.blocks[held.kept..]);
@@ -110,7 +110,7 @@ impl Bucket {
     }
 
     /// Removes the blocks that [`Bucket::follow`] let stay.
-    pub(super) fn give_up(&mut self, held: &mut Held) {
+    pub(super) fn give_up(&mut self, held: &mut HeldContext) {
         let kept = std::mem::take(&mut held.kept);
         self.release(&held.blocks[..kept]);
     }
@@ -139,7 +139,7 @@ mod tests {
             ids.extend([own; 10]);
             ids
         };
-        let (a, b) = (Held::of(&context(7)), Held::of(&context(8)));
+        let (a, b) = (HeldContext::of(&context(7)), HeldContext::of(&context(8)));
         let mut bucket = Bucket::new(100);
         assert_eq!(bucket.cost(&a), 64 + 100);
         bucket.add(&a);
@@ -162,7 +162,7 @@ mod tests {
             gives_up: bool,
         ) {
             let [other, before, next] = &contexts[..] else { unreachable!() };
-            let (other, before, mut next) = (Held::of(other), Held::of(before), Held::of(next));
+            let (other, before, mut next) = (HeldContext::of(other), HeldContext::of(before), HeldContext::of(next));
             let mut buckets = [Bucket::new(7), Bucket::new(7)];
             for bucket in &mut buckets {
                 bucket.add(&other);
@@ -177,7 +177,7 @@ mod tests {
                 fast.give_up(&mut next);
                 prop_assert_eq!(fast.used(), slow.used());
             }
-            slow.add(&Held { kept: 0, ..next.clone() });
+            slow.add(&HeldContext { kept: 0, ..next.clone() });
             fast.add(&next);
             prop_assert_eq!((fast.used(), fast.used()), (needed, slow.used()));
             prop_assert_eq!(&fast.holders, &slow.holders);
@@ -187,8 +187,8 @@ mod tests {
     #[test]
     fn the_same_block_elsewhere_is_another_one() {
         let block = [3; BLOCK_TOKENS];
-        let once = Held::of(&block);
-        let twice = Held::of(&[block, block].concat());
+        let once = HeldContext::of(&block);
+        let twice = HeldContext::of(&[block, block].concat());
         let mut bucket = Bucket::new(0);
         bucket.add(&once);
         assert_eq!(bucket.cost(&twice), BLOCK_TOKENS);

@@ -9,7 +9,7 @@
 //! order. A turn that has waited for `force_after_s` is granted in any case; and if no episode holds
 //! capacity, the next one gets it however large it is.
 
-use super::bucket::{Bucket, Held};
+use super::bucket::{Bucket, HeldContext};
 use super::pressure::{Pressure, PressureConfig};
 use sinew_types::{EngineStatus, TokenId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -67,10 +67,10 @@ enum Phase {
     New(Ticket),
     Starting,
     /// Turns that generate, each with what it holds. Calls of one episode may overlap.
-    Generating(Vec<(Ticket, Held)>),
+    Generating(Vec<(Ticket, HeldContext)>),
     /// The episode is in a tool; its last context is kept for it.
     Acting {
-        held: Held,
+        held: HeldContext,
         since_s: f64,
     },
     /// Holds nothing: in a tool, or with a turn that waits.
@@ -78,9 +78,9 @@ enum Phase {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingTicket {
     key: EpisodeKey,
-    held: Held,
+    held: HeldContext,
     since_s: f64,
 }
 
@@ -129,7 +129,7 @@ pub struct AdmissionCore {
     /// New episodes in order of arrival.
     new: BTreeMap<Ticket, EpisodeKey>,
     /// Waiting turns in order of arrival, and by size.
-    turns: BTreeMap<Ticket, Waiting>,
+    turns: BTreeMap<Ticket, WaitingTicket>,
     turns_by_size: BTreeSet<(usize, Ticket)>,
     acting_by_size: BTreeSet<(usize, EpisodeKey)>,
     starting: usize,
@@ -181,7 +181,7 @@ impl AdmissionCore {
     /// when [`AdmissionCore::decide`] gives the ticket; one of an episode that is not known does at once.
     pub fn ask_turn(&mut self, key: EpisodeKey, context: &[TokenId], now_s: f64) -> Ticket {
         let ticket = Ticket(self.number());
-        let mut held = Held::of(context);
+        let mut held = HeldContext::of(context);
         match self.episodes.get(&key) {
             None => {
                 self.granted.push(ticket);
@@ -213,7 +213,8 @@ impl AdmissionCore {
         }
         self.turns_by_size.insert((held.tokens(), ticket));
         let since_s = now_s;
-        self.turns.insert(ticket, Waiting { key, held, since_s });
+        self.turns
+            .insert(ticket, WaitingTicket { key, held, since_s });
         ticket
     }
 
@@ -326,7 +327,7 @@ impl AdmissionCore {
     }
 
     /// Whether a turn may continue. If nobody holds anything, any may.
-    fn fits(&self, held: &Held) -> bool {
+    fn fits(&self, held: &HeldContext) -> bool {
         let alone = self.generating == 0 && self.acting_by_size.is_empty();
         let fits = self.fits_kv(self.expected(0) + self.bucket.cost(held));
         alone || (self.active() < self.limit() && fits)
@@ -334,7 +335,7 @@ impl AdmissionCore {
 
     /// Pauses episodes that act, the smallest first, until `held` fits; none if all `who` may be
     /// paused would not be enough.
-    fn make_way(&mut self, held: &Held, who: impl Fn(f64) -> bool) -> bool {
+    fn make_way(&mut self, held: &HeldContext, who: impl Fn(f64) -> bool) -> bool {
         if self.fits(held) {
             return true;
         }
@@ -390,7 +391,7 @@ impl AdmissionCore {
         }
     }
 
-    fn grant_turn(&mut self, ticket: Ticket, key: EpisodeKey, held: Held) {
+    fn grant_turn(&mut self, ticket: Ticket, key: EpisodeKey, held: HeldContext) {
         self.granted.push(ticket);
         match self.episodes.get_mut(&key) {
             // The episode ended while its turn waited.
@@ -426,7 +427,7 @@ impl AdmissionCore {
             self.turns.insert(ticket, waiting);
             return false;
         }
-        let Waiting { key, held, since_s } = waiting;
+        let WaitingTicket { key, held, since_s } = waiting;
         self.turns_by_size.remove(&(held.tokens(), ticket));
         if now_s > since_s {
             self.counts.waited_turns += 1;

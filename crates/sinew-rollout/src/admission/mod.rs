@@ -73,13 +73,13 @@ impl Drop for Place {
 
 /// An episode that waits for its place.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct AdmissionRequest {
     place: Place,
     granted: oneshot::Receiver<()>,
     now_s: f64,
 }
 
-impl Asked {
+impl AdmissionRequest {
     /// Waits for it.
     pub(crate) async fn granted(self) -> Place {
         let mut place = self.place;
@@ -138,7 +138,7 @@ impl Admission {
     }
 
     /// Puts `episode` behind those that wait to begin.
-    pub(crate) fn ask(self: &Arc<Self>, episode: &EpisodeId) -> Asked {
+    pub(crate) fn ask(self: &Arc<Self>, episode: &EpisodeId) -> AdmissionRequest {
         let now_s = self.now_s();
         let mut state = self.lock();
         let (key, ticket) = state.core.ask();
@@ -152,7 +152,7 @@ impl Admission {
             ticket,
             waited: Duration::ZERO,
         };
-        Asked {
+        AdmissionRequest {
             place,
             granted,
             now_s,

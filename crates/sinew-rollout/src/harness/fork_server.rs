@@ -5,7 +5,7 @@
 use super::command::ProgramCommand;
 use super::error::ProgramError;
 use super::forward::PortForward;
-use super::sandboxed::{Ended, Sandboxes, tail};
+use super::sandboxed::{ProgramEnd, Sandboxes, tail};
 use serde::Deserialize;
 use serde_json::json;
 use sinew_sandbox::{Ending, ExecOptions, ExecRequest, PYTHON_GUARD, Program};
@@ -41,7 +41,7 @@ struct Episodes {
     /// The server ended. No episode is added after that.
     dead: bool,
     /// Running episodes by number.
-    running: HashMap<u64, oneshot::Sender<Ended>>,
+    running: HashMap<u64, oneshot::Sender<ProgramEnd>>,
 }
 
 fn lock(waiting: &Waiting) -> MutexGuard<'_, Episodes> {
@@ -177,7 +177,7 @@ impl ForkServer {
         env: Vec<(String, String)>,
         (cpu_s, alone): (f64, bool),
         deadline: Duration,
-    ) -> Result<Ended, ProgramError> {
+    ) -> Result<ProgramEnd, ProgramError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, mut ended) = oneshot::channel();
         {
@@ -199,7 +199,7 @@ impl ForkServer {
                 self.send(json!({ "kill": id })).await?;
                 let killed = tokio::time::timeout(Duration::from_secs(10), ended).await;
                 let ended = killed.map_err(|_| broken("did not end an episode"))?;
-                Ok(Ended {
+                Ok(ProgramEnd {
                     ending: Ending::Timeout,
                     ..ended.map_err(gone)?
                 })
@@ -269,7 +269,7 @@ async fn read_all(mut from: impl AsyncBufRead + Unpin, waiting: Waiting) {
 }
 
 impl Message {
-    fn ended(self) -> Ended {
+    fn ended(self) -> ProgramEnd {
         let ending = match (self.code, self.signal) {
             (_, Some(SIGXCPU)) => Ending::Timeout,
             (_, Some(signal)) => Ending::Signalled { signal },
@@ -285,7 +285,7 @@ impl Message {
                  episode of this program has a sandbox of its own"
             ));
         }
-        Ended {
+        ProgramEnd {
             ending,
             stdout,
             stderr,
@@ -342,7 +342,7 @@ mod tests {
     }
 
     /// An episode that waits, and the server's side of its connection.
-    async fn answered(bytes: Vec<u8>) -> Option<Ended> {
+    async fn answered(bytes: Vec<u8>) -> Option<ProgramEnd> {
         let waiting = Waiting::default();
         let (sender, ended) = oneshot::channel();
         lock(&waiting).running.insert(1, sender);

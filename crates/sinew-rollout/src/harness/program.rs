@@ -19,7 +19,7 @@ use super::error::ProgramError;
 use super::model_server::ModelServer;
 use super::programs::Programs;
 use super::report;
-use super::sandboxed::{Ended, tail};
+use super::sandboxed::{ProgramEnd, tail};
 use super::{Harness, grade_answer};
 use crate::episode::EpisodeSpec;
 use crate::gauges::Phase;
@@ -225,7 +225,7 @@ fn sandbox_kind(e: &SandboxError) -> FailureKind {
 
 /// Reason why an episode counts as failed, if it does. A program that gave up because a limit of its rollout
 /// refused it was cut, not failed.
-fn failure(ended: &Ended, trace: &Trace) -> Option<String> {
+fn failure(ended: &ProgramEnd, trace: &Trace) -> Option<String> {
     let cut = matches!(trace.end, EpisodeEnd::Truncated { .. });
     let why = match ended.ending {
         Ending::Exited { code: 0 } | Ending::Timeout => None,
@@ -256,7 +256,7 @@ fn last_line(stdout: &str) -> Option<&str> {
 /// The value of a function, else the last line that the program printed, else the last message of the model.
 /// Empty if there is none. The output of a function is not an answer, because processes that it started can
 /// print, too.
-fn answer(ended: &Ended, trace: &Trace) -> String {
+fn answer(ended: &ProgramEnd, trace: &Trace) -> String {
     match &ended.value {
         Some(serde_json::Value::String(text)) => return text.clone(),
         Some(serde_json::Value::Null) => {}

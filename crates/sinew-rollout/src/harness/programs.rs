@@ -4,7 +4,7 @@ use super::command::ProgramCommand;
 use super::error::{ProgramError, invalid, missing};
 use super::fork_server::ForkServer;
 use super::model_server::ModelAccess;
-use super::sandboxed::{Ended, Sandboxes, tail};
+use super::sandboxed::{ProgramEnd, Sandboxes, tail};
 use sinew_sandbox::{Ending, Limits, SandboxProvider};
 use sinew_types::Task;
 use std::collections::BTreeMap;
@@ -179,7 +179,7 @@ impl Programs {
         api_key: &str,
         task: &Task,
         limit: Duration,
-    ) -> Result<Ended, ProgramError> {
+    ) -> Result<ProgramEnd, ProgramError> {
         let mut env = variables(base_url, api_key, task);
         if self.config.agent_scores {
             env.push(("SINEW_REWARD_URL".into(), format!("{base_url}/reward")));
@@ -270,13 +270,13 @@ fn refused(why: impl Display) -> ProgramError {
 }
 
 /// The reason of a program that ended before it asked the model.
-fn not_asked(ended: Result<Ended, ProgramError>, limit: Duration) -> ProgramError {
+fn not_asked(ended: Result<ProgramEnd, ProgramError>, limit: Duration) -> ProgramError {
     let hint = "hint: start it by hand with OPENAI_BASE_URL and SINEW_TASK set; what it imports must be \
                 installed where its sandbox sees it";
     let how = match ended {
         Err(ProgramError::Failed(why)) => why,
         Err(other) => return other,
-        Ok(Ended {
+        Ok(ProgramEnd {
             ending: Ending::Timeout,
             ..
         }) => format!("{} s passed", limit.as_secs_f64()),
@@ -377,7 +377,7 @@ def solve(task):
         Programs::new(config, provider, ([127, 0, 0, 1], 9).into()).unwrap()
     }
 
-    async fn solved(programs: &Programs) -> Ended {
+    async fn solved(programs: &Programs) -> ProgramEnd {
         let task = Task {
             id: sinew_types::TaskId::new("t"),
             kind: "k".into(),

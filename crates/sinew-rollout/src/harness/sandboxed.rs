@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// End of a program, and its output as far as it was kept, with invalid UTF-8 replaced.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Ended {
+pub(super) struct ProgramEnd {
     pub(super) ending: Ending,
     pub(super) stdout: String,
     pub(super) stderr: String,
@@ -47,7 +47,6 @@ impl Sandboxes {
             env,
             strict: self.strict,
             network: Network::Loopback,
-            ..SandboxSpec::default()
         };
         let mut sandbox = self.provider.acquire(&spec).await?;
         let inside = sandbox.listen_inside(self.model.port()).await?;
@@ -59,13 +58,13 @@ impl Sandboxes {
     /// Runs the program once, in a separate sandbox, which is destroyed afterwards.
     ///
     /// # Errors
-    /// If the sandbox fails; a program that fails is an [`Ended`].
+    /// If the sandbox fails; a program that fails is an [`ProgramEnd`].
     pub(super) async fn run(
         &self,
         command: &ProgramCommand,
         env: Vec<(String, String)>,
         deadline: Duration,
-    ) -> Result<Ended, ProgramError> {
+    ) -> Result<ProgramEnd, ProgramError> {
         let (mut sandbox, _forward) = self.acquire(env).await?;
         let request = ExecRequest {
             program: Program::Argv(command.argv.clone()),
@@ -75,7 +74,7 @@ impl Sandboxes {
         let result = sandbox.exec_with(request, ExecOptions::default()).await?;
         sandbox.destroy().await?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Ok(Ended {
+        Ok(ProgramEnd {
             ending: result.ending,
             stdout: text(&result.stdout),
             stderr: text(&result.stderr),

@@ -60,7 +60,7 @@ impl std::fmt::Debug for ServiceHarness {
 }
 
 /// Reaction of a service to a task.
-enum Said {
+enum ServiceReply {
     /// The body of a good answer.
     Answer(String),
     /// It gave no answer in time.
@@ -89,15 +89,15 @@ impl ServiceHarness {
         })
     }
 
-    async fn ask(&self, access: &ModelAccess, task: &Task, limit: Duration) -> Said {
+    async fn ask(&self, access: &ModelAccess, task: &Task, limit: Duration) -> ServiceReply {
         let asked = self.post(access, task);
         match tokio::time::timeout(limit, asked).await {
-            Ok(said) => said.unwrap_or_else(Said::Failed),
-            Err(_) => Said::TimedOut,
+            Ok(said) => said.unwrap_or_else(ServiceReply::Failed),
+            Err(_) => ServiceReply::TimedOut,
         }
     }
 
-    async fn post(&self, access: &ModelAccess, task: &Task) -> Result<Said, String> {
+    async fn post(&self, access: &ModelAccess, task: &Task) -> Result<ServiceReply, String> {
         let body = Value::Object(filled(&self.config.body, task)?);
         let request = self
             .client
@@ -118,7 +118,7 @@ impl ServiceHarness {
         }
         let (status, text) = (answer.status(), String::from_utf8_lossy(&text).into_owned());
         match status.is_success() {
-            true => Ok(Said::Answer(text)),
+            true => Ok(ServiceReply::Answer(text)),
             false => Err(format!("it answered {status}: {}", quoted(&text))),
         }
     }
@@ -138,7 +138,7 @@ impl ServiceHarness {
             self.ask(&access, &spec.task, limit).await
         };
         let answer = match &said {
-            Said::Answer(text) => Some(Answer::read(text)),
+            ServiceReply::Answer(text) => Some(Answer::read(text)),
             _ => None,
         };
         let why = match (&answer, self.config.agent_scores) {
@@ -147,13 +147,13 @@ impl ServiceHarness {
             }
             _ => None,
         };
-        let end = matches!(said, Said::TimedOut).then_some(EpisodeEnd::Truncated {
+        let end = matches!(said, ServiceReply::TimedOut).then_some(EpisodeEnd::Truncated {
             limit: Limit::WallTime,
         });
         let finished = self.server.finish(&spec.episode, end).await;
         let mut trace = finished.map_err(|e| e.to_string())?;
         let failed = match &said {
-            Said::Failed(why) => Some(format!("the service {}: {why}", self.config.url)),
+            ServiceReply::Failed(why) => Some(format!("the service {}: {why}", self.config.url)),
             _ if trace.sampled_tokens() == 0 => Some(uncaptured(&access)),
             _ => None,
         };

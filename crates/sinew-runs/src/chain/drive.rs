@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// The weights that the folder of a run gives to whatever begins with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Handed {
+pub struct HandedWeights {
     /// Name of the checkpoint's folder.
     pub checkpoint: String,
     /// BLAKE3 of the weights in 32 bits, adapters merged: 64 hexadecimal digits.
@@ -17,7 +17,7 @@ pub struct Handed {
 
 /// A stage that is about to run.
 #[derive(Debug)]
-pub struct Begin<'a> {
+pub struct StageStart<'a> {
     /// Position of the stage, from 0.
     pub at: usize,
     /// Number of stages.
@@ -37,7 +37,7 @@ pub trait Stages {
     ///
     /// # Errors
     /// If the chain is asked to stop.
-    fn begin(&mut self, begin: &Begin<'_>) -> Result<(), Self::Error>;
+    fn begin(&mut self, begin: &StageStart<'_>) -> Result<(), Self::Error>;
 
     /// Runs a stage in its folder to its end, from where it was: the last line of the run.
     ///
@@ -49,7 +49,7 @@ pub trait Stages {
     ///
     /// # Errors
     /// If they cannot be read.
-    fn weights(&mut self, folder: &Path) -> Result<Handed, Self::Error>;
+    fn weights(&mut self, folder: &Path) -> Result<HandedWeights, Self::Error>;
 }
 
 /// Runs every stage that has not ended. It may be stopped at any instant, and called again.
@@ -77,7 +77,7 @@ pub fn drive<S: Stages>(
                 }));
             }
         }
-        stages.begin(&Begin {
+        stages.begin(&StageStart {
             at,
             of: chain.stages.len(),
             name: &stage.name,

@@ -107,7 +107,7 @@ pub struct StageEnd {
 
 /// `chain.json`.
 #[derive(Default, Serialize, Deserialize)]
-struct Ended {
+struct ChainRecord {
     ended: Vec<StageEnd>,
 }
 
@@ -195,7 +195,7 @@ impl ChainDir {
     }
 
     fn mark(&mut self, ended: Vec<StageEnd>) -> Result<(), ChainError> {
-        let all = Ended { ended };
+        let all = ChainRecord { ended };
         let text = serde_json::to_string_pretty(&all).map_err(|e| ChainError::Damaged {
             path: self.path.join(ENDED),
             message: e.to_string(),
@@ -345,7 +345,7 @@ fn ended(path: &Path) -> Result<Vec<StageEnd>, ChainError> {
             source,
         })?,
     };
-    let ended: Result<Ended, _> = serde_json::from_str(&text);
+    let ended: Result<ChainRecord, _> = serde_json::from_str(&text);
     let damaged = |e: serde_json::Error| ChainError::Damaged {
         path: file,
         message: e.to_string(),

@@ -25,7 +25,7 @@ mod drive;
 mod folder;
 mod report;
 
-pub use drive::{Begin, Handed, Stages, drive, last_line};
+pub use drive::{HandedWeights, StageStart, Stages, drive, last_line};
 pub use folder::{
     ChainDir, ChainError, StageEnd, check_alone, holds_chain, last_stage, run_folder,
 };

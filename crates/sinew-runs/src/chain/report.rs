@@ -70,7 +70,7 @@ pub fn table(dir: &ChainDir) -> String {
 }
 
 /// Records of a stage, with the steps of the stages before it.
-struct Recorded {
+struct StageRecords {
     name: String,
     before: u64,
     steps: Vec<StepRecord>,
@@ -92,7 +92,7 @@ pub fn write_report(chain: &ChainPlan, dir: &ChainDir) -> Result<(), ChainError>
             path: folder.clone(),
             message: error.to_string(),
         };
-        let recorded = Recorded {
+        let recorded = StageRecords {
             name: stage.name.clone(),
             before,
             steps: lines(&folder.join("metrics.jsonl")).map_err(unreadable)?,
@@ -110,8 +110,8 @@ pub fn write_report(chain: &ChainPlan, dir: &ChainDir) -> Result<(), ChainError>
 }
 
 /// Held-out success and the success of training episodes, over the steps of all stages; a curve a stage.
-fn plots(stages: &[Recorded]) -> Result<Vec<String>, ViewError> {
-    let held_out = |s: &Recorded| Curve {
+fn plots(stages: &[StageRecords]) -> Result<Vec<String>, ViewError> {
+    let held_out = |s: &StageRecords| Curve {
         name: s.name.clone(),
         points: s
             .evals

@@ -64,7 +64,7 @@ struct Reason {
 
 /// A result, with its output in Base64.
 #[derive(Deserialize)]
-struct Ran {
+struct ExecReply {
     ending: Ending,
     stdout: String,
     stderr: String,
@@ -75,7 +75,7 @@ struct Ran {
     protections: Vec<Protection>,
 }
 
-impl Ran {
+impl ExecReply {
     /// The result of the port.
     ///
     /// # Errors
@@ -99,13 +99,13 @@ enum Line {
     /// Output in Base64.
     Output { stream: OutputStream, data: String },
     /// The last line.
-    Result { result: Ran },
+    Result { result: ExecReply },
     /// The last line of an execution that failed.
     Error { error: Reason },
 }
 
 /// Line of a streamed execution.
-pub(crate) enum Streamed {
+pub(crate) enum ExecLine {
     /// A piece of output.
     Output(OutputChunk),
     /// The end.
@@ -234,9 +234,6 @@ impl Api {
                 "open_files": limits.open_files,
             },
         });
-        if spec.live {
-            body["live"] = json!(true);
-        }
         if let Some(image) = &self.image {
             body["image"] = json!(image);
         }
@@ -295,21 +292,21 @@ impl Api {
 
     /// The result of an execution that was not streamed.
     pub(crate) fn ran(&self, answer: Value) -> Result<ExecResult, SandboxError> {
-        let ran = serde_json::from_value::<Ran>(answer).map_err(|e| e.to_string());
-        ran.and_then(Ran::into_result)
+        let ran = serde_json::from_value::<ExecReply>(answer).map_err(|e| e.to_string());
+        ran.and_then(ExecReply::into_result)
             .map_err(|e| self.lost(&format!("its result: {e}")))
     }
 
     /// A line of a streamed execution.
-    pub(crate) fn line(&self, line: &[u8]) -> Result<Streamed, SandboxError> {
+    pub(crate) fn line(&self, line: &[u8]) -> Result<ExecLine, SandboxError> {
         let wrong = |e: String| self.lost(&format!("a line of its output: {e}"));
         match serde_json::from_slice(line).map_err(|e| wrong(e.to_string()))? {
             Line::Output { stream, data } => {
                 let bytes = decoded(&data).map_err(wrong)?;
-                Ok(Streamed::Output(OutputChunk { stream, bytes }))
+                Ok(ExecLine::Output(OutputChunk { stream, bytes }))
             }
-            Line::Result { result } => Ok(Streamed::Ended(result.into_result().map_err(wrong))),
-            Line::Error { error } => Ok(Streamed::Ended(Err(self.refused(error)))),
+            Line::Result { result } => Ok(ExecLine::Ended(result.into_result().map_err(wrong))),
+            Line::Error { error } => Ok(ExecLine::Ended(Err(self.refused(error)))),
         }
     }
 

@@ -1,6 +1,6 @@
 //! One sandbox on another host.
 
-use crate::client::api::{Api, LEASE, Streamed, too_long};
+use crate::client::api::{Api, ExecLine, LEASE, too_long};
 use reqwest::{Method, Response};
 use serde_json::json;
 use sinew_sandbox::{
@@ -20,7 +20,7 @@ static NEXT_SNAPSHOT: AtomicU64 = AtomicU64::new(1);
 
 /// A sandbox or a snapshot on the server. Dropping it destroys it there.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct RemoteHandle {
     /// The server.
     api: Api,
     /// `sandboxes/ID` or `snapshots/ID`.
@@ -29,7 +29,7 @@ pub(crate) struct Held {
     destroyed: AtomicBool,
 }
 
-impl Held {
+impl RemoteHandle {
     /// Handle for the object of the server at this path.
     fn new(api: &Api, path: String) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for RemoteHandle {
     fn drop(&mut self) {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
@@ -93,7 +93,7 @@ pub(crate) struct RemoteSandbox {
     /// Name of its level.
     level: &'static str,
     /// It on the server.
-    held: Held,
+    held: RemoteHandle,
     /// Its place among the sandboxes of this process.
     _place: OwnedSemaphorePermit,
     /// Renews the lease.
@@ -115,7 +115,7 @@ impl RemoteSandbox {
             api: api.clone(),
             level,
             renewal: tokio::spawn(renew(api.clone(), path.clone())),
-            held: Held::new(api, path),
+            held: RemoteHandle::new(api, path),
             _place: place,
             dead: false,
         }
@@ -200,8 +200,8 @@ impl RemoteSandbox {
             while let Some(end) = rest.iter().position(|b| *b == b'\n') {
                 let line: Vec<u8> = rest.drain(..=end).collect();
                 match self.api.line(&line)? {
-                    Streamed::Output(chunk) => output.send(chunk).await,
-                    Streamed::Ended(result) => return result,
+                    ExecLine::Output(chunk) => output.send(chunk).await,
+                    ExecLine::Ended(result) => return result,
                 }
             }
             if rest.len() > MAX_LINE {
@@ -309,19 +309,20 @@ pub(crate) fn snapshot_of(api: &Api, level: &'static str, id: &str) -> Snapshot 
     Snapshot {
         level,
         id: NEXT_SNAPSHOT.fetch_add(1, Ordering::Relaxed),
-        handle: Arc::new(Held::new(api, format!("snapshots/{id}"))),
+        handle: Arc::new(RemoteHandle::new(api, format!("snapshots/{id}"))),
         stores: Arc::new([]),
     }
 }
 
 /// The id of a snapshot on the server.
 pub(crate) fn snapshot_id(snapshot: &Snapshot) -> Result<&str, SandboxError> {
-    let held = snapshot.handle.downcast_ref::<Held>();
-    held.map(Held::id).ok_or_else(|| SandboxError::Request {
-        field: "snapshot",
-        value: json!(snapshot.id).to_string(),
-        allowed: "a snapshot of the same sandbox server".into(),
-    })
+    let held = snapshot.handle.downcast_ref::<RemoteHandle>();
+    held.map(RemoteHandle::id)
+        .ok_or_else(|| SandboxError::Request {
+            field: "snapshot",
+            value: json!(snapshot.id).to_string(),
+            allowed: "a snapshot of the same sandbox server".into(),
+        })
 }
 
 /// A path with its special characters escaped; slashes stay.

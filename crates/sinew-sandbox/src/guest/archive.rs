@@ -47,6 +47,7 @@ pub struct Entry {
     pub path: PathBuf,
     /// Rights, nine bits.
     pub mode: u32,
+    /// Type of the entry, with the content of a file or the target of a link.
     pub kind: EntryKind,
 }
 

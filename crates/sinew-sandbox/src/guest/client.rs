@@ -172,7 +172,7 @@ impl std::fmt::Debug for Guest {
     }
 }
 
-type Made<T> = Result<T, SandboxError>;
+type SandboxResult<T> = Result<T, SandboxError>;
 
 fn died(why: impl Into<String>) -> SandboxError {
     SandboxError::Died(why.into())
@@ -192,7 +192,7 @@ fn io(operation: &str, message: String) -> SandboxError {
 }
 
 impl Frames {
-    async fn next(&mut self) -> Made<(u8, Vec<u8>)> {
+    async fn next(&mut self) -> SandboxResult<(u8, Vec<u8>)> {
         loop {
             if let Some(start) = self.had.first_chunk::<HEAD>() {
                 let (kind, len) = wire::head(start);
@@ -217,7 +217,7 @@ impl Frames {
     }
 
     /// The numbers of a DONE, or why it failed.
-    async fn done(&mut self, operation: &str) -> Made<Vec<u64>> {
+    async fn done(&mut self, operation: &str) -> SandboxResult<Vec<u64>> {
         match self.next().await? {
             (tell::DONE, bytes) => numbers(&bytes).ok_or_else(|| odd(tell::DONE)),
             (tell::FAILED, bytes) => Err(io(operation, failure(&bytes)?.2)),
@@ -233,7 +233,7 @@ fn numbers(bytes: &[u8]) -> Option<Vec<u64>> {
 }
 
 /// Step, errno, text.
-fn failure(bytes: &[u8]) -> Made<(u64, i32, String)> {
+fn failure(bytes: &[u8]) -> SandboxResult<(u64, i32, String)> {
     let mut take = Take(bytes);
     let parts = (take.number(), take.number(), take.bytes());
     let (Some(step), Some(errno), Some(text)) = parts else {
@@ -295,7 +295,7 @@ impl Guest {
         stream: Box<dyn Stream>,
         level: &'static str,
         within: Duration,
-    ) -> Made<Self> {
+    ) -> SandboxResult<Self> {
         let (half, write) = tokio::io::split(stream);
         let had = Vec::new();
         let mut frames = Frames { half, had };
@@ -345,7 +345,7 @@ impl Guest {
     }
 
     /// Gets ready for a request: ends a program whose caller has given up.
-    async fn begin(&mut self) -> Made<()> {
+    async fn begin(&mut self) -> SandboxResult<()> {
         match self.state {
             State::Idle => {}
             State::Running { fed: true } => {
@@ -367,12 +367,17 @@ impl Guest {
         Ok(())
     }
 
-    async fn send(&mut self, frame: &[u8]) -> Made<()> {
+    async fn send(&mut self, frame: &[u8]) -> SandboxResult<()> {
         send(&mut self.write, frame).await
     }
 
     /// A request and its answer; afterwards the connection is idle again.
-    async fn ask(&mut self, operation: &str, frame: Vec<u8>, within: Duration) -> Made<Vec<u64>> {
+    async fn ask(
+        &mut self,
+        operation: &str,
+        frame: Vec<u8>,
+        within: Duration,
+    ) -> SandboxResult<Vec<u64>> {
         self.begin().await?;
         let asked = async {
             send(&mut self.write, &frame).await?;
@@ -385,7 +390,7 @@ impl Guest {
     }
 
     /// Only a failure that the agent reported leaves the connection usable.
-    fn settle<T>(&mut self, done: &Made<T>) {
+    fn settle<T>(&mut self, done: &SandboxResult<T>) {
         if matches!(done, Ok(_) | Err(SandboxError::Io { .. })) {
             self.state = State::Idle;
         }
@@ -395,7 +400,7 @@ impl Guest {
     ///
     /// # Errors
     /// If the walls cannot be described on this host or the agent refuses them.
-    pub async fn set_up(&mut self, setup: &Setup) -> Made<()> {
+    pub async fn set_up(&mut self, setup: &Setup) -> SandboxResult<()> {
         let filter = seccomp_filter(setup.tcp).map_err(|e| self.unavailable(e.to_string()))?;
         let env = [
             ("PATH", "/usr/local/bin:/usr/bin:/bin"),
@@ -439,7 +444,7 @@ impl Guest {
         env: &[(String, String)],
         output_bytes: u64,
         mut output: Option<mpsc::Sender<OutputChunk>>,
-    ) -> Made<Outcome> {
+    ) -> SandboxResult<Outcome> {
         let (python, args) = checked(&request.program)?;
         let frame = Put::of(ask::EXEC)
             .byte(u8::from(python))
@@ -496,12 +501,16 @@ impl Guest {
     ///
     /// # Errors
     /// If the path leaves the work folder or leads over a link, or if there is no room.
-    pub async fn write_file(&mut self, path: &str, bytes: &[u8]) -> Made<()> {
+    pub async fn write_file(&mut self, path: &str, bytes: &[u8]) -> SandboxResult<()> {
         let entry = [(path.as_bytes(), 0o644, file::REGULAR, bytes)];
         self.put(&format!("write {path}"), &entry).await
     }
 
-    async fn put(&mut self, operation: &str, entries: &[(&[u8], u32, u8, &[u8])]) -> Made<()> {
+    async fn put(
+        &mut self,
+        operation: &str,
+        entries: &[(&[u8], u32, u8, &[u8])],
+    ) -> SandboxResult<()> {
         if let Some((path, ..)) = entries.iter().find(|e| e.0.len() > 4000) {
             return Err(io(operation, format!("a path of {} bytes", path.len())));
         }
@@ -533,7 +542,7 @@ impl Guest {
     ///
     /// # Errors
     /// If it is none, is larger than `max_bytes`, or if the path leads over a link.
-    pub async fn read_file(&mut self, path: &str, max_bytes: u64) -> Made<Vec<u8>> {
+    pub async fn read_file(&mut self, path: &str, max_bytes: u64) -> SandboxResult<Vec<u8>> {
         let operation = format!("read {path}");
         if path.len() > 4000 {
             return Err(io(&operation, format!("a path of {} bytes", path.len())));
@@ -567,7 +576,7 @@ impl Guest {
     ///
     /// # Errors
     /// If there is more, or if it is too deep or too many.
-    pub async fn entries(&mut self, max_bytes: u64) -> Made<Vec<Entry>> {
+    pub async fn entries(&mut self, max_bytes: u64) -> SandboxResult<Vec<Entry>> {
         self.begin().await?;
         let frames = &mut self.frames;
         let asked = async {
@@ -585,7 +594,7 @@ impl Guest {
     ///
     /// # Errors
     /// Fails as [`Guest::write_file`] does.
-    pub async fn restore(&mut self, entries: &[Entry]) -> Made<()> {
+    pub async fn restore(&mut self, entries: &[Entry]) -> SandboxResult<()> {
         let list: Vec<_> = entries
             .iter()
             .map(|entry| {
@@ -605,7 +614,7 @@ impl Guest {
     ///
     /// # Errors
     /// If one cannot be removed.
-    pub async fn reset(&mut self) -> Made<()> {
+    pub async fn reset(&mut self) -> SandboxResult<()> {
         let frame = Put::of(ask::RESET).frame();
         self.ask("reset", frame, FILES).await.map(|_| ())
     }
@@ -614,7 +623,7 @@ impl Guest {
     ///
     /// # Errors
     /// If the agent is gone.
-    pub async fn count(&mut self) -> Made<Count> {
+    pub async fn count(&mut self) -> SandboxResult<Count> {
         let frame = Put::of(ask::STATS).frame();
         match self.ask("count", frame, GRACE).await?.as_slice() {
             &[file_bytes, file_count, processes] => Ok(Count {
@@ -631,7 +640,7 @@ impl Guest {
     ///
     /// # Errors
     /// If the agent cannot set them.
-    pub async fn resume(&mut self, time_ns: u64, entropy: &[u8], name: &str) -> Made<()> {
+    pub async fn resume(&mut self, time_ns: u64, entropy: &[u8], name: &str) -> SandboxResult<()> {
         let frame = Put::of(ask::RESUME).number(time_ns).bytes(entropy);
         let frame = frame.bytes(name.as_bytes()).frame();
         self.ask("resume", frame, GRACE).await.map(|_| ())
@@ -661,7 +670,7 @@ fn resource_limits(setup: &Setup) -> Vec<[u64; 3]> {
     all
 }
 
-async fn send(write: &mut WriteHalf<Box<dyn Stream>>, frame: &[u8]) -> Made<()> {
+async fn send(write: &mut WriteHalf<Box<dyn Stream>>, frame: &[u8]) -> SandboxResult<()> {
     let sent = async {
         write.write_all(frame).await?;
         write.flush().await
@@ -675,7 +684,7 @@ async fn listen(
     frames: &mut Frames,
     most: u64,
     output: &mut Option<mpsc::Sender<OutputChunk>>,
-) -> Made<Result<Outcome, (u64, i32)>> {
+) -> SandboxResult<Result<Outcome, (u64, i32)>> {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let (mut outs, mut errs) = (Characters::default(), Characters::default());
     loop {
@@ -725,7 +734,7 @@ async fn pass_on(
 /// File too large.
 const EFBIG: i32 = 27;
 
-async fn entries(frames: &mut Frames, max_bytes: u64) -> Made<Vec<Entry>> {
+async fn entries(frames: &mut Frames, max_bytes: u64) -> SandboxResult<Vec<Entry>> {
     let mut list: Vec<Entry> = Vec::new();
     let mut left = max_bytes;
     loop {

@@ -22,7 +22,7 @@ const READER_GRACE: Duration = Duration::from_secs(3);
 
 /// Output of a program on one stream.
 #[derive(Default)]
-pub(super) struct Captured {
+pub(super) struct StreamOutput {
     /// Captured bytes, at most the limit of the execution.
     pub(super) kept: Vec<u8>,
     pub(super) truncated: bool,
@@ -30,7 +30,7 @@ pub(super) struct Captured {
     pub(super) bytes: u64,
 }
 
-impl Captured {
+impl StreamOutput {
     /// Takes what was read, up to a bound; the bytes of it that are kept.
     fn add(&mut self, read: &[u8], max: usize) -> usize {
         self.bytes += read.len() as u64;
@@ -47,8 +47,8 @@ pub(super) async fn drain(
     max: usize,
     stream: OutputStream,
     output: Option<mpsc::Sender<OutputChunk>>,
-) -> std::io::Result<Captured> {
-    let mut captured = Captured::default();
+) -> std::io::Result<StreamOutput> {
+    let mut captured = StreamOutput::default();
     fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     let mut chunk = [0; CHUNK];
     loop {
@@ -145,10 +145,10 @@ pub(super) async fn capture(
     bounds: Bounds<'_>,
     stream: OutputStream,
     output: Option<mpsc::Sender<OutputChunk>>,
-) -> std::io::Result<Captured> {
+) -> std::io::Result<StreamOutput> {
     let mut delivery = Delivery::new(stream, output);
     let mut pipe = pipe::Receiver::from_owned_fd(pipe)?;
-    let mut captured = Captured::default();
+    let mut captured = StreamOutput::default();
     let mut chunk = vec![0; CHUNK];
     let mut over = bounds.over.clone();
     let mut ended = false;

@@ -2,7 +2,7 @@
 
 use super::client::unavailable;
 use super::sandbox::ProcessSandbox;
-use super::snapshot::{Kept, kept, own};
+use super::snapshot::{SpawnerSnapshot, kept, own};
 use super::supervisor::Supervisor;
 use crate::port::{
     Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
@@ -143,11 +143,6 @@ impl ProcessProvider {
         spec: &SandboxSpec,
         base: Option<&Snapshot>,
     ) -> Result<Box<dyn Sandbox>, SandboxError> {
-        if spec.live {
-            return Err(SandboxError::Unsupported {
-                operation: "keep an interpreter from one program to the next",
-            });
-        }
         if spec.strict {
             refuse_missing(&self.spawner.last().protections, spec.network)?;
         }
@@ -231,7 +226,7 @@ impl SandboxProvider for ProcessProvider {
             let _turn = self.turns.acquire().await;
             let mut file = crate::archive::spool(&[]).map_err(failed)?;
             // Dropped, it ends the export.
-            let kept = Kept::new(&client);
+            let kept = SpawnerSnapshot::new(&client);
             let request = Request::Export {
                 snapshot,
                 export: kept.id(),

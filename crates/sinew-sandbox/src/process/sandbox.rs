@@ -4,7 +4,7 @@
 //! sandbox is usable again when that is gone, and a request before that is refused.
 
 use super::client::{Answer, Client, gone, io_error, unavailable};
-use super::output::{Bounds, Captured, capture, drain, feed};
+use super::output::{Bounds, StreamOutput, capture, drain, feed};
 use super::snapshot::kept;
 use super::terminal;
 use crate::port::{
@@ -250,7 +250,7 @@ impl ProcessSandbox {
         (input, output): (&[u8], Option<mpsc::Sender<OutputChunk>>),
         until: Instant,
         mut ended: tokio::sync::oneshot::Receiver<End>,
-    ) -> Result<(Option<Ending>, Captured, Captured, End), SandboxError> {
+    ) -> Result<(Option<Ending>, StreamOutput, StreamOutput, End), SandboxError> {
         let overflow = Notify::new();
         let (no_more, over) = watch::channel(false);
         let (cutting, cut_short) = watch::channel(false);
@@ -339,7 +339,7 @@ impl ProcessSandbox {
         };
         guard.armed = false;
         master.finish(&terminal.output).await;
-        let nothing = Captured::default;
+        let nothing = StreamOutput::default;
         let result = self.result(started, cut, end, nothing(), nothing())?;
         self.executions += 1;
         self.cpu_s += result.usage.cpu_s;
@@ -370,8 +370,8 @@ impl ProcessSandbox {
         started: Instant,
         cut: Option<Ending>,
         end: End,
-        stdout: Captured,
-        stderr: Captured,
+        stdout: StreamOutput,
+        stderr: StreamOutput,
     ) -> Result<ExecResult, SandboxError> {
         if let Exit::Refused(why) = end.exit {
             return Err(io_error("sandbox", why));

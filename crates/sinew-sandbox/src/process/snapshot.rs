@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 /// A snapshot, or an export, that the spawner keeps under a number until this is dropped.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct SpawnerSnapshot {
     client: Arc<Client>,
     id: u64,
 }
 
-impl Kept {
+impl SpawnerSnapshot {
     /// A number for what is about to be made.
     pub(super) fn new(client: &Arc<Client>) -> Self {
         Self {
@@ -27,7 +27,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for SpawnerSnapshot {
     fn drop(&mut self) {
         self.client
             .tell(Request::DropSnapshot { snapshot: self.id });
@@ -40,7 +40,7 @@ pub(super) async fn kept(
     request: impl FnOnce(u64) -> Request,
     files: &[RawFd],
 ) -> Result<Snapshot, SandboxError> {
-    let kept = Kept::new(client);
+    let kept = SpawnerSnapshot::new(client);
     let id = kept.id;
     let answer = client.ask(request(id), files).await?;
     Ok(Snapshot {
@@ -61,7 +61,7 @@ pub(super) async fn kept(
 /// [`SandboxError::Died`] if the spawner that kept it is gone, [`SandboxError::Request`] if it is of
 /// another provider.
 pub(super) fn own(snapshot: &Snapshot, client: &Arc<Client>) -> Result<u64, SandboxError> {
-    match snapshot.handle.downcast_ref::<Kept>() {
+    match snapshot.handle.downcast_ref::<SpawnerSnapshot>() {
         Some(kept) if Arc::ptr_eq(&kept.client, client) => Ok(kept.id),
         Some(kept) if kept.client.is_dead() => Err(SandboxError::Died(
             "the process that kept the snapshot is gone".into(),

@@ -3,10 +3,10 @@
 
 #[expect(unsafe_code, reason = "it takes a descriptor of another process")]
 mod crowd;
-mod ends;
 mod files;
 mod guest;
 mod port;
+mod program_ends;
 mod terminal;
 mod watch;
 

@@ -6,7 +6,7 @@
 //! finds no room in the cache: these times are computed, and nothing happens between them.
 
 use super::cache::Cache;
-use super::{Job, Load, News, Speed, drawn};
+use super::{AttemptNews, Job, Load, Speed, drawn};
 use crate::agenda::{Micros, micros, seconds};
 use sinew_engines::AttemptId;
 use sinew_types::{SpreadMap, finalize64};
@@ -77,7 +77,7 @@ pub(super) struct Curves {
     /// Times that a sequence lost its room.
     preemptions: u64,
     /// News that were not taken yet.
-    news: Vec<News>,
+    news: Vec<AttemptNews>,
 }
 
 impl Curves {
@@ -165,7 +165,7 @@ impl Curves {
     }
 
     /// Works up to `now`, and gives the news.
-    pub(super) fn advance(&mut self, now: Micros, busy_s: &mut f64, news: &mut Vec<News>) {
+    pub(super) fn advance(&mut self, now: Micros, busy_s: &mut f64, news: &mut Vec<AttemptNews>) {
         self.work(now, busy_s);
         news.append(&mut self.news);
     }
@@ -271,7 +271,7 @@ impl Curves {
     /// Notes news of an attempt.
     fn tell(&mut self, job: &Job, (from, to): (usize, usize), ended: Option<usize>) {
         self.sampled += to.saturating_sub(from) as u64;
-        self.news.push(News {
+        self.news.push(AttemptNews {
             attempt: job.attempt,
             tokens: (from..to).map(|n| drawn(job.seed, n)).collect(),
             ended: ended.is_some(),
@@ -280,7 +280,7 @@ impl Curves {
     }
 
     /// Reports sampled ids that were not reported yet.
-    pub(super) fn flush(&mut self, news: &mut Vec<News>) {
+    pub(super) fn flush(&mut self, news: &mut Vec<AttemptNews>) {
         let mut due: Vec<(AttemptId, usize)> = self
             .running
             .values()

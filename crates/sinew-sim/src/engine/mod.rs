@@ -37,7 +37,7 @@ pub(crate) struct Job {
 
 /// News of an attempt.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct News {
+pub(crate) struct AttemptNews {
     /// Its number.
     pub(crate) attempt: AttemptId,
     /// Ids that are new.
@@ -188,7 +188,7 @@ impl Engine {
     }
 
     /// Works until `now`; adds what became of attempts.
-    pub(crate) fn advance(&mut self, now: Micros, news: &mut Vec<News>) {
+    pub(crate) fn advance(&mut self, now: Micros, news: &mut Vec<AttemptNews>) {
         match &mut self.inside {
             Inside::Curves(inside) => inside.advance(now, &mut self.busy_s, news),
             Inside::Scheduler(inside) => inside.advance(now, &mut self.busy_s, news),
@@ -196,7 +196,7 @@ impl Engine {
     }
 
     /// Reports sampled ids of running attempts that were not reported yet.
-    pub(crate) fn flush(&mut self, now: Micros, news: &mut Vec<News>) {
+    pub(crate) fn flush(&mut self, now: Micros, news: &mut Vec<AttemptNews>) {
         self.advance(now, news);
         if let Inside::Curves(inside) = &mut self.inside {
             inside.flush(news);

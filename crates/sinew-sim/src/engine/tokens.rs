@@ -1,6 +1,6 @@
 //! An engine whose scheduler, blocks and prefix cache are those of the embedded engine, pass by pass.
 
-use super::{Job, Load, News, Speed, VOCAB, drawn};
+use super::{AttemptNews, Job, Load, Speed, VOCAB, drawn};
 use crate::agenda::{Micros, micros};
 use sinew_engines::AttemptId;
 use sinew_infer::{
@@ -141,7 +141,7 @@ impl Tokens {
         self.pass = Some((now + micros(pass_s).max(1), events));
     }
 
-    pub(super) fn advance(&mut self, now: Micros, busy_s: &mut f64, news: &mut Vec<News>) {
+    pub(super) fn advance(&mut self, now: Micros, busy_s: &mut f64, news: &mut Vec<AttemptNews>) {
         while self.pass.as_ref().is_some_and(|(end, _)| *end <= now)
             && let Some((end, events)) = self.pass.take()
         {
@@ -218,9 +218,9 @@ fn stepper(speed: &Speed, version: u64, rows: &Arc<AtomicU64>) -> Option<Stepper
 }
 
 /// An event as news.
-fn told(event: EngineEvent) -> Option<News> {
+fn told(event: EngineEvent) -> Option<AttemptNews> {
     match event {
-        EngineEvent::Tokens { request, tokens } => Some(News {
+        EngineEvent::Tokens { request, tokens } => Some(AttemptNews {
             attempt: AttemptId(request.0),
             tokens: tokens.into_iter().map(|t| t.id).collect(),
             ended: false,
@@ -230,7 +230,7 @@ fn told(event: EngineEvent) -> Option<News> {
             request,
             cached_prompt_tokens,
             ..
-        } => Some(News {
+        } => Some(AttemptNews {
             attempt: AttemptId(request.0),
             tokens: Vec::new(),
             ended: true,

@@ -461,7 +461,7 @@ impl Plan {
             }
         };
         if let Some(run) = &typed.from_run {
-            record::Recorded::read(run)?.fill(&mut plan, text)?;
+            record::RecordedRun::read(run)?.fill(&mut plan, text)?;
         }
         if plan.name.is_empty() {
             let stem = path.file_stem().unwrap_or_default();

@@ -61,7 +61,7 @@ struct Equal {
 
 /// Lengths and times of a recorded run.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Recorded {
+pub struct RecordedRun {
     /// Values of each episode.
     pub turns: Vec<f64>,
     pub prompt_tokens: Vec<f64>,
@@ -79,7 +79,7 @@ pub struct Recorded {
     pub(crate) steps: Vec<Step>,
 }
 
-impl Recorded {
+impl RecordedRun {
     /// Reads the store and the metrics of a run's folder. Failed episodes and those of measurements are left
     /// out.
     ///
@@ -262,6 +262,6 @@ mod tests {
         assert!((fixed - 3.0).abs() < 1e-9 && (slope - 0.5).abs() < 1e-9);
         assert_eq!(empirical(&[2.0, 2.0]), Dist::Fixed(2.0));
         assert!((empirical(&y).mean() - y.iter().sum::<f64>() / 20.0).abs() < 0.05);
-        assert!(Recorded::read(Path::new("/nonexistent")).is_err());
+        assert!(RecordedRun::read(Path::new("/nonexistent")).is_err());
     }
 }

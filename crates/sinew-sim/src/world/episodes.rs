@@ -10,8 +10,8 @@ use crate::check::Bug;
 use crate::engine::VOCAB;
 use sinew_orchestrator::Draw;
 use sinew_rollout::{
-    EpisodeCommand, EpisodeEvent, EpisodeKey, EpisodeLimits, EpisodeMachine, EpisodeSpec, Rank,
-    RunInfo, Ticket, Took,
+    EpisodeCommand, EpisodeEvent, EpisodeKey, EpisodeLimits, EpisodeMachine, EpisodeSpec,
+    LengthEvidence, Rank, RunInfo, Ticket,
 };
 use sinew_types::{
     FailureKind, Outcome, SamplingParams, Task, TaskId, Timing, TokenId, Trace, mix_hash, mix_seed,
@@ -19,7 +19,7 @@ use sinew_types::{
 
 /// State of an episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Doing {
+pub(super) enum EpisodeState {
     /// Its place is free.
     Nothing,
     /// Has not begun.
@@ -36,7 +36,7 @@ pub(super) enum Doing {
 
 /// Purpose of a random number.
 #[derive(Clone, Copy)]
-enum For {
+enum RandomUse {
     Turns,
     Prompt,
     Tokens,
@@ -53,7 +53,7 @@ enum For {
 pub(super) struct Episode {
     /// Draw of the core.
     pub(super) draw: Draw,
-    pub(super) doing: Doing,
+    pub(super) doing: EpisodeState,
     /// Number of its stay in this place.
     pub(super) round: u32,
     /// Its name in admission.
@@ -92,7 +92,10 @@ impl Episode {
     pub(super) fn has_sandbox(&self) -> bool {
         matches!(
             self.doing,
-            Doing::Boots | Doing::WaitsForTurn | Doing::Generates | Doing::Acts
+            EpisodeState::Boots
+                | EpisodeState::WaitsForTurn
+                | EpisodeState::Generates
+                | EpisodeState::Acts
         )
     }
 
@@ -102,7 +105,7 @@ impl Episode {
     }
 
     /// Its key.
-    fn key_of(&self, what: For, n: u64) -> u64 {
+    fn key_of(&self, what: RandomUse, n: u64) -> u64 {
         mix_hash(mix_seed(self.draw.seed, what as u64), n)
     }
 
@@ -165,7 +168,7 @@ impl World {
         let round = self.episodes[slot as usize].round + 1;
         let mut episode = Episode::of(draw, round);
         episode.asked = self.now;
-        episode.doing = Doing::Waits;
+        episode.doing = EpisodeState::Waits;
         self.episodes[slot as usize] = episode;
         self.by_id.insert(id, slot);
         slot
@@ -223,8 +226,8 @@ impl World {
                 continue;
             };
             match self.episodes[slot as usize].doing {
-                Doing::Waits => self.boot(slot),
-                Doing::WaitsForTurn => self.generate(slot),
+                EpisodeState::Waits => self.boot(slot),
+                EpisodeState::WaitsForTurn => self.generate(slot),
                 _ => {}
             }
         }
@@ -237,7 +240,7 @@ impl World {
     }
 
     /// The episode of a happening, if it is still what it was.
-    fn at(&self, at: At, doing: Doing) -> bool {
+    fn at(&self, at: At, doing: EpisodeState) -> bool {
         let episode = &self.episodes[at.slot as usize];
         episode.round == at.round && episode.doing == doing
     }
@@ -246,8 +249,12 @@ impl World {
     fn boot(&mut self, slot: u32) {
         let now = self.now;
         let episode = &mut self.episodes[slot as usize];
-        (episode.doing, episode.began) = (Doing::Boots, now);
-        let boot_s = self.plan.tools.boot_s.draw(episode.key_of(For::Boot, 0));
+        (episode.doing, episode.began) = (EpisodeState::Boots, now);
+        let boot_s = self
+            .plan
+            .tools
+            .boot_s
+            .draw(episode.key_of(RandomUse::Boot, 0));
         let timeout_s = self.plan.rollout.timeout_s;
         self.then(slot, boot_s, Happening::Booted);
         if timeout_s < 86_400.0 {
@@ -262,19 +269,23 @@ impl World {
 
     /// Its world is up.
     pub(super) fn booted(&mut self, at: At) {
-        if !self.at(at, Doing::Boots) {
+        if !self.at(at, EpisodeState::Boots) {
             return;
         }
         let (plan, grain) = (self.plan.clone(), self.speed.grain);
         let episode = &mut self.episodes[at.slot as usize];
         let (share, common) = (plan.episode.task_share, episode.common(plan.seed));
         let turns = &plan.episode.turns;
-        let turns = turns.draw_shared(episode.key_of(For::Turns, 0), mix_seed(common, 1), share);
+        let turns = turns.draw_shared(
+            episode.key_of(RandomUse::Turns, 0),
+            mix_seed(common, 1),
+            share,
+        );
         episode.turns = turns.round().clamp(1.0, 1e6) as u32;
         let prompt = plan
             .episode
             .prompt_tokens
-            .draw(mix_hash(common, For::Prompt as u64));
+            .draw(mix_hash(common, RandomUse::Prompt as u64));
         let most = plan.episode.max_context_tokens / grain;
         episode.prompt = ids(prompt, grain).min(most.saturating_sub(1).max(1));
         let limits = EpisodeLimits {
@@ -331,12 +342,12 @@ impl World {
         let turn = u64::from(machine.turns());
         let common = mix_hash(episode.common(plan.seed), turn);
         let drawn = plan.episode.turn_tokens.draw_shared(
-            episode.key_of(For::Tokens, turn),
+            episode.key_of(RandomUse::Tokens, turn),
             common,
             plan.episode.task_share,
         );
         episode.length = ids(drawn, grain).min(most).max(1);
-        (episode.doing, episode.phase) = (Doing::WaitsForTurn, now);
+        (episode.doing, episode.phase) = (EpisodeState::WaitsForTurn, now);
         let ticket = self.admission.ask_turn(key, machine.context(), now_s);
         episode.turn = Some(ticket);
         self.measure.inputs += 1;
@@ -360,9 +371,13 @@ impl World {
     fn act(&mut self, slot: u32) {
         let now = self.now;
         let episode = &mut self.episodes[slot as usize];
-        (episode.doing, episode.phase) = (Doing::Acts, now);
+        (episode.doing, episode.phase) = (EpisodeState::Acts, now);
         let turn = u64::from(episode.machine.as_ref().map_or(0, EpisodeMachine::turns));
-        let call_s = self.plan.tools.call_s.draw(episode.key_of(For::Call, turn));
+        let call_s = self
+            .plan
+            .tools
+            .call_s
+            .draw(episode.key_of(RandomUse::Call, turn));
         if !std::mem::take(&mut episode.hangs) {
             self.then(slot, call_s, Happening::ToolDone);
         }
@@ -371,7 +386,7 @@ impl World {
 
     /// A tool answered.
     pub(super) fn tool_done(&mut self, at: At) {
-        if !self.at(at, Doing::Acts) {
+        if !self.at(at, EpisodeState::Acts) {
             return;
         }
         let now = self.now;
@@ -389,7 +404,7 @@ impl World {
                 },
             );
         }
-        let key = episode.key_of(For::Observation, u64::from(turn));
+        let key = episode.key_of(RandomUse::Observation, u64::from(turn));
         let observation = tokens(key, ids(plan.episode.observation_tokens.draw(key), grain));
         self.event(
             at.slot,
@@ -457,11 +472,11 @@ impl World {
         if let Some(key) = key {
             self.admission.ended(key);
         }
-        if self.plan.rollout.longest_first && doing != Doing::Waits {
+        if self.plan.rollout.longest_first && doing != EpisodeState::Waits {
             let now_s = self.now_s();
             self.outlook.ended(
                 &spec(&self.episodes[slot as usize].draw),
-                Took::Longer,
+                LengthEvidence::Longer,
                 now_s,
             );
         }
@@ -474,7 +489,7 @@ impl World {
         let episode = &mut self.episodes[slot as usize];
         self.by_id.remove(&episode.draw.episode);
         episode.round += 1;
-        episode.doing = Doing::Nothing;
+        episode.doing = EpisodeState::Nothing;
         (episode.machine, episode.trace) = (None, None);
         self.free.push(slot);
     }
@@ -495,12 +510,12 @@ impl World {
         };
         let trace = machine.into_trace(timing);
         episode.round += 1;
-        episode.doing = Doing::Stores;
+        episode.doing = EpisodeState::Stores;
         let (key, began) = (episode.key.take(), episode.began);
         self.ledger.ended(&trace);
         self.measure.episode(began, now, &trace);
         if self.plan.rollout.longest_first {
-            let took = Took::Seconds(timing.total_s);
+            let took = LengthEvidence::Seconds(timing.total_s);
             self.outlook
                 .ended(&spec(&self.episodes[slot as usize].draw), took, now_s);
         }
@@ -519,14 +534,14 @@ impl World {
     fn outcome(&self, slot: u32) -> Outcome {
         let episode = &self.episodes[slot as usize];
         let group = mix_hash(
-            mix_seed(self.plan.seed, For::NoSignal as u64),
+            mix_seed(self.plan.seed, RandomUse::NoSignal as u64),
             episode.draw.draw,
         );
         let alike = crate::dist::uniform(group) < self.plan.rollout.no_signal;
         // The first and the second member differ, so that a group has a signal.
         let member = episode.draw.episode.as_str().rsplit("-e").next();
         let member = member.and_then(|m| m.split('-').next()?.parse::<u64>().ok());
-        let drawn = mix_seed(episode.key_of(For::Reward, 0), 0).is_multiple_of(2);
+        let drawn = mix_seed(episode.key_of(RandomUse::Reward, 0), 0).is_multiple_of(2);
         let success = !alike && member.map_or(drawn, |m| if m < 2 { m == 0 } else { drawn });
         Outcome {
             reward: f64::from(success),
@@ -539,7 +554,7 @@ impl World {
     pub(super) fn sampling_seed(&self, slot: u32) -> u64 {
         let episode = &self.episodes[slot as usize];
         let turn = episode.machine.as_ref().map_or(0, EpisodeMachine::turns);
-        episode.key_of(For::Sampling, u64::from(turn))
+        episode.key_of(RandomUse::Sampling, u64::from(turn))
     }
 }
 
@@ -548,7 +563,7 @@ impl Episode {
     fn of(draw: Draw, round: u32) -> Self {
         Self {
             draw,
-            doing: Doing::Nothing,
+            doing: EpisodeState::Nothing,
             round,
             key: None,
             turn: None,

@@ -130,7 +130,7 @@ impl World {
         let checkpoint = self.kept.checkpoint;
         let grain = self.speed.grain;
         for slot in 0..self.episodes.len() as u32 {
-            if self.episodes[slot as usize].doing != super::episodes::Doing::Nothing {
+            if self.episodes[slot as usize].doing != super::episodes::EpisodeState::Nothing {
                 self.leave(slot);
             }
         }

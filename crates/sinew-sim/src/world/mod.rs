@@ -22,10 +22,10 @@ use crate::engine::{Engine, Speed};
 use crate::measure::{Measure, Report};
 use crate::plan::Plan;
 use episodes::Episode;
-use rows::{Kept, Scorers};
+use rows::{DurableState, Scorers};
 use sinew_engines::AttemptId;
 use sinew_engines::route::{Router, RouterConfig};
-use sinew_orchestrator::{Command, CoreConfig, Event, PipelineCore, Stop};
+use sinew_orchestrator::{Command, CoreConfig, Event, PipelineCore, StopReason};
 use sinew_rollout::{AdmissionConfig, AdmissionCore, OutlookCore, Ticket};
 use sinew_store::queue::{MemoryQueue, QueueLimits};
 use sinew_types::{EpisodeId, PolicyVersion};
@@ -110,7 +110,7 @@ pub(crate) struct World {
     /// Commands that are not carried out yet.
     commands: VecDeque<Command>,
     /// Reason of the run's end, once it has ended.
-    stopped: Option<Stop>,
+    stopped: Option<StopReason>,
     /// The update at work.
     updates: Updates,
     /// The real core of admission.
@@ -144,7 +144,7 @@ pub(crate) struct World {
     /// Those that score, and the state of the store.
     scorers: Scorers,
     /// Durable data.
-    kept: Kept,
+    kept: DurableState,
     /// Lead of the wall clock over the virtual time, in milliseconds.
     wall_ahead_ms: i64,
     /// It was set at some time: a lease that began before may have run out since.
@@ -203,7 +203,7 @@ impl World {
             held: Vec::new(),
             queue,
             scorers: Scorers::new(plan.scoring.scorers),
-            kept: Kept::default(),
+            kept: DurableState::default(),
             wall_ahead_ms: 0,
             wall_was_set: false,
             ledger: Ledger::new(checks, plan.ahead() as u64),
@@ -410,7 +410,7 @@ impl World {
         }
         let mut open: Vec<EpisodeId> = self.by_id.keys().cloned().collect();
         open.extend(self.updates.ended.keys().cloned());
-        // A session that went on would take the draws that no commit names.
+        // The next session would run draws again that no commit names: their stored episodes are open, too.
         let named = self
             .kept
             .stored

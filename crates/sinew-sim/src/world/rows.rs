@@ -3,13 +3,14 @@
 //! An episode becomes durable first. Then its row enters the queue, a scorer leases it and brings the reward;
 //! the trainer leases the rows of an update and acks them once the update is committed.
 
-use super::episodes::Doing;
+use super::episodes::EpisodeState;
 use super::{At, Happening, World};
 use crate::check::{Bug, Violation};
 use crate::measure::tokens_of;
-use sinew_orchestrator::{Draw, EndedEpisode, Event};
+use sinew_orchestrator::{Draw, EpisodeResult, Event};
 use sinew_store::queue::{
-    Ask, Consumer, Done, Field, LeaseId, NewRow, Queue, RowState, Sample, Take, fields,
+    AckedRow, Consumer, Field, LeaseId, NewRow, Queue, RowRequest, RowSelection, RowState, Sample,
+    fields,
 };
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -25,7 +26,7 @@ const KNOWN: usize = 4096;
 
 /// A stored episode, as far as the loop needs it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Stored {
+pub(super) struct StoredEpisode {
     /// Draw of the core.
     pub(super) draw: u64,
     /// Those that it is compared with.
@@ -48,9 +49,9 @@ pub(super) struct Stored {
 
 /// Data that outlive the process of the run.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct DurableState {
     /// Episodes that no update of a checkpoint names.
-    pub(super) stored: HashMap<EpisodeId, Arc<Stored>>,
+    pub(super) stored: HashMap<EpisodeId, Arc<StoredEpisode>>,
     /// Updates since the last checkpoint: groups in order, and the curriculum.
     pub(super) orders: BTreeMap<u64, Order>,
     /// Draws of updates that a checkpoint holds, and the first that none began.
@@ -119,7 +120,7 @@ fn key_of(episode: &EpisodeId) -> String {
 }
 
 /// The stored part of a trace.
-fn stored(trace: &Trace) -> Stored {
+fn stored(trace: &Trace) -> StoredEpisode {
     let versions = || {
         trace
             .nodes
@@ -127,7 +128,7 @@ fn stored(trace: &Trace) -> Stored {
             .flat_map(|n| &n.versions)
             .map(|s| s.version.0)
     };
-    Stored {
+    StoredEpisode {
         draw: trace.origin.draw,
         group: trace.group.clone(),
         failed: matches!(trace.end, EpisodeEnd::Failed { .. }),
@@ -193,7 +194,7 @@ impl World {
     /// A trace is durable.
     pub(super) fn stored(&mut self, at: At) {
         let episode = &mut self.episodes[at.slot as usize];
-        if episode.round != at.round || episode.doing != Doing::Stores {
+        if episode.round != at.round || episode.doing != EpisodeState::Stores {
             return;
         }
         let Some(trace) = episode.trace.take() else {
@@ -207,13 +208,13 @@ impl World {
         if record.failed {
             return self.tell_end(at.slot, &record, false);
         }
-        self.episodes[at.slot as usize].doing = Doing::Scores;
+        self.episodes[at.slot as usize].doing = EpisodeState::Scores;
         self.put(&id, &record);
         self.score_some();
     }
 
     /// An earlier session stored the episode: it is scored if it was not.
-    pub(super) fn recover(&mut self, draw: Draw, record: Arc<Stored>) {
+    pub(super) fn recover(&mut self, draw: Draw, record: Arc<StoredEpisode>) {
         let id = draw.episode.clone();
         let slot = self.place(draw);
         self.updates.ended.insert(id.clone(), Arc::clone(&record));
@@ -226,12 +227,12 @@ impl World {
         if record.failed || scored {
             return self.tell_end(slot, &record, true);
         }
-        self.episodes[slot as usize].doing = Doing::Scores;
+        self.episodes[slot as usize].doing = EpisodeState::Scores;
         self.put(&id, &record);
     }
 
     /// Keeps something.
-    fn put(&mut self, id: &EpisodeId, record: &Stored) {
+    fn put(&mut self, id: &EpisodeId, record: &StoredEpisode) {
         let row = NewRow {
             group: record.group.as_str().to_owned(),
             group_size: self.plan.rollout.group_size as u32,
@@ -250,11 +251,11 @@ impl World {
         if self.scorers.idle == 0 || self.scorers.open == 0 {
             return;
         }
-        let ask = Ask {
+        let ask = RowRequest {
             consumer: SCORE.into(),
             holder: "scorer".into(),
             ttl_ms: (self.plan.scoring.lease_s * 1e3).max(1.0) as u64,
-            take: Take::Sample(Sample::rows(self.scorers.idle.min(self.scorers.open))),
+            take: RowSelection::Sample(Sample::rows(self.scorers.idle.min(self.scorers.open))),
         };
         let wall_ms = self.wall_ms();
         self.measure.inputs += 1;
@@ -289,7 +290,7 @@ impl World {
         };
         self.scorers.idle += 1;
         let id = EpisodeId::new(key.clone());
-        let done = Done {
+        let done = AckedRow {
             key,
             fields: vec![Field::new(fields::REWARD, &b"1"[..])],
         };
@@ -299,7 +300,7 @@ impl World {
         if changed > 0 {
             self.scorers.open = self.scorers.open.saturating_sub(1);
             let slot = self.by_id.get(&id).copied();
-            let slot = slot.filter(|s| self.episodes[*s as usize].doing == Doing::Scores);
+            let slot = slot.filter(|s| self.episodes[*s as usize].doing == EpisodeState::Scores);
             let record = self.updates.ended.get(&id).cloned();
             if let (Some(slot), Some(record)) = (slot, record) {
                 self.tell_end(slot, &record, false);
@@ -309,11 +310,11 @@ impl World {
     }
 
     /// The loop hears of an episode's end.
-    fn tell_end(&mut self, slot: u32, record: &Stored, before: bool) {
+    fn tell_end(&mut self, slot: u32, record: &StoredEpisode, before: bool) {
         let episode = self.episodes[slot as usize].draw.episode.clone();
         self.leave(slot);
         let outcome = (record.kind.clone(), record.success, record.reward);
-        self.tell(Event::EpisodeEnded(EndedEpisode {
+        self.tell(Event::EpisodeEnded(EpisodeResult {
             episode,
             failed: record.failed,
             stored: before,
@@ -335,11 +336,11 @@ impl World {
         if ready.is_empty() {
             return;
         }
-        let ask = Ask {
+        let ask = RowRequest {
             consumer: TRAIN.into(),
             holder: "trainer".into(),
             ttl_ms: TRAIN_LEASE_MS,
-            take: Take::Keys(ready.clone()),
+            take: RowSelection::Keys(ready.clone()),
         };
         let wall_ms = self.wall_ms();
         self.measure.inputs += 1;
@@ -374,7 +375,7 @@ impl World {
         if let Some((lease, keys)) = self.updates.lease.take()
             && self.bug != Some(Bug::SkipAck)
         {
-            let done: Vec<Done> = keys.iter().cloned().map(Done::of).collect();
+            let done: Vec<AckedRow> = keys.iter().cloned().map(AckedRow::of).collect();
             self.measure.inputs += 1;
             let acked = self.queue.ack(TRAIN, lease, &done);
             let lost = self.expect(acked).map_or(0, |s| s.lost.len());

@@ -7,11 +7,11 @@
 //! Attempts on an engine that is down fail as a connection would. An engine that comes back gets the weights
 //! that sample now, and serves only after the router has looked at it.
 
-use super::episodes::Doing;
+use super::episodes::EpisodeState;
 use super::{Happening, World};
 use crate::agenda::micros;
 use crate::check::Bug;
-use crate::engine::{Job, Load, News};
+use crate::engine::{AttemptNews, Job, Load};
 use sinew_engines::route::Command as RouterCommand;
 use sinew_engines::{
     Attempt, AttemptEnd, AttemptError, AttemptId, AttemptToken, Probe, ServedWeights,
@@ -56,7 +56,7 @@ impl World {
             priority: 0,
         };
         episode.request = Some(number);
-        episode.doing = Doing::Generates;
+        episode.doing = EpisodeState::Generates;
         self.measure.inputs += 2;
         if let Err(error) = self.router.submit(now_s, request) {
             return self.fail(slot, FailureKind::Engine, &error.to_string());
@@ -152,7 +152,7 @@ impl World {
     }
 
     /// Hands on what an engine sampled.
-    fn take_news(&mut self, engine: usize, news: Vec<News>) {
+    fn take_news(&mut self, engine: usize, news: Vec<AttemptNews>) {
         if self.now < self.engines[engine].cut_until || self.dead {
             // Nothing reaches the router.
             return;
@@ -368,7 +368,7 @@ impl World {
     /// Turns that waited for the weights continue.
     pub(super) fn release_held(&mut self) {
         for slot in std::mem::take(&mut self.held) {
-            if self.episodes[slot as usize].doing == Doing::WaitsForTurn {
+            if self.episodes[slot as usize].doing == EpisodeState::WaitsForTurn {
                 self.generate(slot);
             }
         }

@@ -4,7 +4,7 @@
 //! store of a real run would return: the checkpoint, the commits after it, and the draws that no commit
 //! names.
 
-use super::rows::{Order, Stored};
+use super::rows::{Order, StoredEpisode};
 use super::{Happening, World};
 use crate::agenda::Micros;
 use crate::check::Bug;
@@ -27,7 +27,7 @@ const FAILED: &str = "failed";
 #[derive(Debug, Default)]
 pub(super) struct Updates {
     /// Episodes that ended and that no update named yet.
-    pub(super) ended: HashMap<EpisodeId, Arc<Stored>>,
+    pub(super) ended: HashMap<EpisodeId, Arc<StoredEpisode>>,
     /// The trainer's lease and its rows.
     pub(super) lease: Option<(LeaseId, Vec<String>)>,
     /// Time at which the lease was last made or renewed.
@@ -95,29 +95,29 @@ impl World {
     /// Carries out a command of the core.
     pub(super) fn carry_out(&mut self, command: Command) {
         match command {
-            Command::Review(_) => self.tell(Event::Reviewed),
+            Command::FindFirstEval(_) => self.tell(Event::FirstEvalFound),
             Command::Start { draws, .. } => self.start(draws),
             Command::Abandon { episodes } => {
                 for id in episodes {
                     self.abandon_one(&id);
                 }
             }
-            Command::Compare { groups } => {
+            Command::CountSpentGroups { groups } => {
                 let spent = groups.iter().filter(|g| !self.has_signal(g)).count();
-                self.tell(Event::GroupsCompared { spent });
+                self.tell(Event::SpentGroupsCounted { spent });
             }
             // Groups begin whole here: none of their episodes is held back.
-            Command::Weigh {
+            Command::InspectGroup {
                 group, episodes, ..
             } => self.weigh(group, &episodes),
-            Command::Recall { step } => {
+            Command::LoadCommitted { step } => {
                 let order = self.kept.orders.get(&step).map(|o| o.groups.clone());
                 for id in order.iter().flatten().flatten() {
                     if let Some(record) = self.kept.stored.get(id) {
                         self.updates.ended.insert(id.clone(), Arc::clone(record));
                     }
                 }
-                self.tell(Event::Recalled(order));
+                self.tell(Event::CommittedLoaded(order));
             }
             Command::Score { groups, .. } => self.make_rows(groups),
             Command::Train { step, .. } => self.train(step),
@@ -134,7 +134,7 @@ impl World {
             // Groups score themselves, and nothing comes from outside.
             Command::ScoreGroup { .. }
             | Command::Fetch { .. }
-            | Command::Settle { .. }
+            | Command::CollectLateRewards { .. }
             | Command::SourceDry { .. } => {}
         }
     }
@@ -164,7 +164,7 @@ impl World {
             .min();
         let hides = self.bug == Some(Bug::Stale);
         let signal = self.has_signal(episodes);
-        self.tell(Event::Weighed {
+        self.tell(Event::GroupInspected {
             group,
             signal,
             oldest: if hides { None } else { oldest },

@@ -1,8 +1,8 @@
 //! The training loop's core under virtual time: hours of a run in milliseconds.
 
 use sinew_orchestrator::{
-    Command, CoreConfig, CoreState, EndedEpisode, EvalConfig, Event, Goal, PipelineCore,
-    SampleKind, StepRecord, Stop, TaskSampling,
+    Command, CoreConfig, CoreState, EpisodeResult, EvalConfig, Event, Goal, PipelineCore,
+    SampleKind, StepRecord, StopReason, TaskSampling,
 };
 use sinew_types::{EpisodeId, mix_seed};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -77,7 +77,7 @@ impl World {
     }
 
     /// Runs to the end; gives why it ended.
-    fn run(&mut self) -> Stop {
+    fn run(&mut self) -> StopReason {
         let mut commands = VecDeque::from(self.on(Event::Begin));
         loop {
             let Some(command) = commands.pop_front() else {
@@ -96,7 +96,7 @@ impl World {
         let then = at as f64 / 1e6;
         self.rollout_s += then - self.now;
         self.now = then;
-        self.on(Event::EpisodeEnded(EndedEpisode {
+        self.on(Event::EpisodeEnded(EpisodeResult {
             episode,
             failed,
             stored: false,
@@ -122,7 +122,7 @@ impl World {
                 }
                 return Vec::new();
             }
-            Command::Compare { groups } => Event::GroupsCompared {
+            Command::CountSpentGroups { groups } => Event::SpentGroupsCounted {
                 spent: groups.len() / 4,
             },
             Command::Score { groups, .. } => {
@@ -175,7 +175,7 @@ impl World {
 #[test]
 fn a_run_of_hours_trains_every_episode_once_and_waits_for_its_longest() {
     let mut world = World::new(None, 1);
-    assert_eq!(world.run(), Stop::Done);
+    assert_eq!(world.run(), StopReason::Done);
     world.check();
     assert_eq!(world.core.step(), 200);
     assert_eq!(
@@ -199,7 +199,7 @@ fn a_run_of_hours_trains_every_episode_once_and_waits_for_its_longest() {
 #[test]
 fn a_run_whose_time_is_up_ends_with_whole_steps() {
     let mut world = World::new(Some(3600.0), 2);
-    assert_eq!(world.run(), Stop::Done);
+    assert_eq!(world.run(), StopReason::Done);
     world.check();
     let steps = world.core.step();
     assert!(steps > 10 && steps < 200, "{steps}");

@@ -2,10 +2,10 @@
 //! the order in which episodes begin, with as many places in every run.
 
 use sinew_orchestrator::{
-    Command, CoreConfig, CoreState, Draw, EndedEpisode, EvalConfig, Event, Goal, PipelineCore,
+    Command, CoreConfig, CoreState, Draw, EpisodeResult, EvalConfig, Event, Goal, PipelineCore,
     SampleKind, StepRecord, TaskSampling,
 };
-use sinew_rollout::{EpisodeSpec, OutlookCore, Took};
+use sinew_rollout::{EpisodeSpec, LengthEvidence, OutlookCore};
 use sinew_types::{EpisodeId, Task, TaskId, mix_seed};
 use std::collections::{BTreeMap, VecDeque};
 use std::f64::consts::TAU;
@@ -145,8 +145,9 @@ impl World {
         }
         let ((at, episode), (spec, takes)) = self.running.pop_first().unwrap();
         self.now = at as f64 / 1e6;
-        self.outlook.ended(&spec, Took::Seconds(takes), self.now);
-        let ended = EndedEpisode {
+        self.outlook
+            .ended(&spec, LengthEvidence::Seconds(takes), self.now);
+        let ended = EpisodeResult {
             episode,
             failed: false,
             stored: false,
@@ -171,7 +172,7 @@ impl World {
                     .running
                     .extract_if(.., |(_, e), _| episodes.contains(e));
                 for (_, (spec, _)) in stopped {
-                    self.outlook.ended(&spec, Took::Longer, self.now);
+                    self.outlook.ended(&spec, LengthEvidence::Longer, self.now);
                 }
                 return Vec::new();
             }

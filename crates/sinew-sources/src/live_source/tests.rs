@@ -7,7 +7,7 @@ use serde_json::Value;
 use sinew_algo::{Algorithm, AlgorithmConfig, Columns, Prepared, RunFacts};
 use sinew_env::Split;
 use sinew_env::tiny::TinyTaskset;
-use sinew_orchestrator::{After, Draw, LateConfig, Rows, StepRecord};
+use sinew_orchestrator::{Draw, LateConfig, Rows, StaleGroups, StepRecord};
 use sinew_pipeline::{LateScores, Learner};
 use sinew_rollout::RunInfo;
 use sinew_store::{MemoryStore, Score, ScoreRecord, ScoreRule, ScoreTerm, TraceStore};
@@ -77,8 +77,8 @@ impl LateScores for There {
     }
 }
 
-fn late() -> Late {
-    Late {
+fn late() -> LateRewards {
+    LateRewards {
         config: LateConfig {
             rule: ScoreRule {
                 own: None,
@@ -91,7 +91,7 @@ fn late() -> Late {
             own_if_given: false,
             wait_s: 100.0,
             max_staleness: 9,
-            after: After::Drop,
+            after: StaleGroups::Drop,
             partial: false,
             max_waiting: 8,
         },
@@ -166,7 +166,7 @@ fn silent_agents_end_a_step_that_cannot_take_what_is_ready() {
     let source = LiveSource::new(rollouts, Duration::ZERO, cancel, Box::new(()));
     let mut source = source.with_late(late());
     let mut given = |step| {
-        let wanted = Wanted {
+        let wanted = GroupRequest {
             step,
             groups: 3,
             seed: 1,

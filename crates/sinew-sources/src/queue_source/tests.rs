@@ -49,10 +49,10 @@ fn take(source: &QueueSource) -> LeaseId {
     let keys: Vec<String> = rows.into_iter().map(|row| row.key).collect();
     assert_eq!(keys, KEYS);
     source.holds.add(lease, &keys);
-    let taken = Taken {
+    let taken = StepLeases {
         step: 1,
         leases: vec![(lease.0, keys)],
-        ..Taken::default()
+        ..StepLeases::default()
     };
     source.ledger.note(&taken).unwrap();
     lease
@@ -154,13 +154,15 @@ fn rows_that_this_lease_acked_are_still_the_run_s() {
     let (queue, dir) = (memory(), tempfile::tempdir().unwrap());
     let mut source = source(&queue, dir.path(), LEASE);
     let lease = take(&source);
-    queue.ack("trainer", lease, &KEYS.map(Done::of)).unwrap();
+    queue
+        .ack("trainer", lease, &KEYS.map(AckedRow::of))
+        .unwrap();
     let (taken, gone) = source.hold(1, LEASE).unwrap();
     assert_eq!((taken.leases[0].0, gone), (lease.0, 0));
-    let other = Taken {
+    let other = StepLeases {
         step: 2,
         leases: vec![(lease.0 + 1, KEYS.map(String::from).to_vec())],
-        ..Taken::default()
+        ..StepLeases::default()
     };
     source.ledger.note(&other).unwrap();
     assert_eq!(

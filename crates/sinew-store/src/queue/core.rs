@@ -2,7 +2,7 @@
 //!
 //! Only [`QueueCore::apply`] changes it. A backing makes its [`Change`]s durable, and loads it from them.
 
-use super::words::{Consumer, ConsumerStats, QueueLimits, QueueStats, RowState, RowView};
+use super::rows::{Consumer, ConsumerStats, QueueLimits, QueueStats, RowState, RowView};
 use bytes::Bytes;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

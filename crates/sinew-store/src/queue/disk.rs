@@ -6,11 +6,11 @@
 
 use super::core::{Change, Claim, Hold, QueueCore, Row};
 use super::local::{Backing, Local, local};
-use super::words::{Consumer, QueueError, QueueLimits};
-use crate::aside;
+use super::rows::{Consumer, QueueError, QueueLimits};
 use crate::error::StoreError;
 use crate::private::{private_dir, restrict};
-use crate::signed::signed;
+use crate::quarantine;
+use crate::sqlite_int::signed;
 use bytes::Bytes;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, params};
 use std::path::{Path, PathBuf};
@@ -101,7 +101,7 @@ impl DiskQueue {
     pub fn open(path: &Path, limits: QueueLimits, accept_loss: bool) -> Result<Self, StoreError> {
         match load(path, limits) {
             Err(StoreError::LostQueue { .. }) if accept_loss => {
-                aside::put_aside(path)?;
+                quarantine::put_aside(path)?;
                 load(path, limits)
             }
             opened => opened,
@@ -132,17 +132,17 @@ fn open(path: &Path, core: &mut QueueCore) -> Result<Table, StoreError> {
         StoreError::Index(source) => bad_file(path, source),
         other => other,
     };
-    if aside::is_hollow(path) {
+    if quarantine::is_hollow(path) {
         return Err(StoreError::LostQueue {
             path: path.to_owned(),
             reason: "it has no bytes, and a queue without rows has some".into(),
         });
     }
     if !path.exists() {
-        let part = aside::part(path);
-        aside::remove(&part)?;
+        let part = quarantine::part(path);
+        quarantine::remove(&part)?;
         drop(open_at(&part, &mut QueueCore::new(QueueLimits::default())).map_err(blame)?);
-        aside::name(path)?;
+        quarantine::name(path)?;
     }
     open_at(path, core).map_err(blame)
 }
@@ -188,9 +188,9 @@ fn bad_file(path: &Path, source: rusqlite::Error) -> StoreError {
 
 /// Parts of a checksum.
 #[derive(Default)]
-struct Sum(crc32fast::Hasher);
+struct QueueChecksum(crc32fast::Hasher);
 
-impl Sum {
+impl QueueChecksum {
     fn number(mut self, value: i64) -> Self {
         self.0.update(&value.to_le_bytes());
         self
@@ -208,7 +208,7 @@ impl Sum {
 }
 
 fn row_sum(seq: i64, row: &Row, done: bool) -> Result<i64, StoreError> {
-    let sum = Sum::default().number(seq).number(i64::from(done));
+    let sum = QueueChecksum::default().number(seq).number(i64::from(done));
     let sum = sum.bytes(row.key.as_bytes()).bytes(row.group.as_bytes());
     let sum = sum
         .number(signed("unit", row.unit)?)
@@ -220,14 +220,21 @@ fn row_sum(seq: i64, row: &Row, done: bool) -> Result<i64, StoreError> {
 }
 
 fn field_sum(seq: i64, name: i64, value: &[u8]) -> i64 {
-    Sum::default().number(seq).number(name).bytes(value).end()
+    QueueChecksum::default()
+        .number(seq)
+        .number(name)
+        .bytes(value)
+        .end()
 }
 
 /// A claim as it lies in the file: state, until, text, lease, attempts.
 type Flat<'a> = (i64, i64, &'a str, Option<i64>, u32);
 
 fn claim_sum(seq: i64, consumer: i64, (state, until, text, lease, attempts): Flat<'_>) -> i64 {
-    let sum = Sum::default().number(seq).number(consumer).number(state);
+    let sum = QueueChecksum::default()
+        .number(seq)
+        .number(consumer)
+        .number(state);
     let sum = sum.number(until).bytes(text.as_bytes());
     sum.number(lease.unwrap_or(-1))
         .number(attempts.into())
@@ -235,7 +242,10 @@ fn claim_sum(seq: i64, consumer: i64, (state, until, text, lease, attempts): Fla
 }
 
 fn text_sum(number: i64, text: &str) -> i64 {
-    Sum::default().number(number).bytes(text.as_bytes()).end()
+    QueueChecksum::default()
+        .number(number)
+        .bytes(text.as_bytes())
+        .end()
 }
 
 impl Backing for Table {
@@ -338,7 +348,7 @@ fn write(tx: &Transaction<'_>, core: &QueueCore, change: &Change) -> Result<(), 
             insert(
                 tx,
                 statement,
-                params![next, Sum::default().number(next).end()],
+                params![next, QueueChecksum::default().number(next).end()],
             )
         }
         Change::Name(_) | Change::Join(_) => Ok(()),
@@ -460,7 +470,7 @@ impl Table {
             });
         let next: Option<(i64, i64)> = next.optional()?;
         if let Some((next, sum)) = next {
-            self.verify(sum == Sum::default().number(next).end())?;
+            self.verify(sum == QueueChecksum::default().number(next).end())?;
             changes.push(Change::NextLease(next.max(0) as u64));
         }
         Ok(changes)

@@ -4,7 +4,7 @@
 //! done. The outcome is in the field `reward`: a row without it waits for a scorer.
 
 use super::payload::{pack, unpack};
-use super::words::{Consumer, Done, Field, Leased, NewRow, field, fields};
+use super::rows::{AckedRow, Consumer, Field, LeasedRow, NewRow, field, fields};
 use crate::error::StoreError;
 use sinew_types::{Outcome, Trace};
 
@@ -50,8 +50,8 @@ pub fn reward_field(key: &str, outcome: &Outcome) -> Result<Field, StoreError> {
 ///
 /// # Errors
 /// If the outcome cannot be encoded.
-pub fn scored(key: &str, outcome: &Outcome) -> Result<Done, StoreError> {
-    Ok(Done {
+pub fn scored(key: &str, outcome: &Outcome) -> Result<AckedRow, StoreError> {
+    Ok(AckedRow {
         key: key.to_owned(),
         fields: vec![reward_field(key, outcome)?],
     })
@@ -61,7 +61,7 @@ pub fn scored(key: &str, outcome: &Outcome) -> Result<Done, StoreError> {
 ///
 /// # Errors
 /// [`StoreError::Row`] if a field is missing or holds something else.
-pub fn episode(row: &Leased) -> Result<Trace, StoreError> {
+pub fn episode(row: &LeasedRow) -> Result<Trace, StoreError> {
     let Some(value) = field(&row.fields, fields::TRACE) else {
         return Err(StoreError::Row {
             key: row.key.clone(),

@@ -2,10 +2,10 @@
 
 use super::Queue;
 use super::core::{Change, QueueCore};
-use super::plan::{Back, Given};
-use super::words::{
-    Ask, Consumer, Done, Field, LeaseId, Leased, Loan, NewRow, Put, QueueError, QueueLimits,
-    QueueStats, RowState, RowView, Settled,
+use super::plan::{PlannedLease, ReturnKind};
+use super::rows::{
+    AckedRow, Consumer, Field, LeaseBatch, LeaseId, LeasedRow, NewRow, PutOutcome, QueueError,
+    QueueLimits, QueueStats, ReturnOutcome, RowRequest, RowState, RowView,
 };
 use crate::error::{StoreError, guard};
 use bytes::Bytes;
@@ -89,7 +89,7 @@ impl<B: Backing> State<B> {
     }
 
     /// The rows of a lease with the values that its consumer needs.
-    fn loan(&mut self, consumer: &str, given: Given) -> Result<Loan, StoreError> {
+    fn loan(&mut self, consumer: &str, given: PlannedLease) -> Result<LeaseBatch, StoreError> {
         let reader = self.core.known_reader(consumer)?;
         let needs = &self.core.readers[reader].spec.needs;
         let numbers: Vec<usize> = needs.iter().filter_map(|n| self.core.field(n)).collect();
@@ -101,7 +101,7 @@ impl<B: Backing> State<B> {
                 name: self.core.names[number].clone(),
                 value,
             };
-            rows.push(Leased {
+            rows.push(LeasedRow {
                 key: row.key.to_string(),
                 group: row.group.to_string(),
                 attempt: row.claims[reader].attempts,
@@ -111,7 +111,7 @@ impl<B: Backing> State<B> {
                 fields: values.into_iter().map(named).collect(),
             });
         }
-        Ok(Loan {
+        Ok(LeaseBatch {
             lease: Some(given.lease),
             until_ms: given.until_ms,
             rows,
@@ -120,11 +120,11 @@ impl<B: Backing> State<B> {
 }
 
 impl<B: Backing> Queue for Local<B> {
-    fn put(&self, rows: &[NewRow]) -> Result<Vec<Put>, StoreError> {
+    fn put(&self, rows: &[NewRow]) -> Result<Vec<PutOutcome>, StoreError> {
         change(self, |core| core.plan_put(rows))
     }
 
-    fn fill(&self, rows: &[Done]) -> Result<usize, StoreError> {
+    fn fill(&self, rows: &[AckedRow]) -> Result<usize, StoreError> {
         change(self, |core| core.plan_fill(rows))
     }
 
@@ -132,21 +132,26 @@ impl<B: Backing> Queue for Local<B> {
         change(self, |core| Ok((core.plan_join(consumer)?, ())))
     }
 
-    fn lease(&self, ask: &Ask, now_ms: u64) -> Result<Loan, StoreError> {
+    fn lease(&self, ask: &RowRequest, now_ms: u64) -> Result<LeaseBatch, StoreError> {
         let mut state = guard(&self.state)?;
         let ended = state.core.plan_expire(now_ms);
         if state.persist(ended)? {
             self.changed.notify_all();
         }
         let Some((changes, given)) = state.core.plan_lease(ask, now_ms)? else {
-            return Ok(Loan::default());
+            return Ok(LeaseBatch::default());
         };
         state.persist(changes)?;
         self.changed.notify_all();
         state.loan(&ask.consumer, given)
     }
 
-    fn ack(&self, consumer: &str, lease: LeaseId, rows: &[Done]) -> Result<Settled, StoreError> {
+    fn ack(
+        &self,
+        consumer: &str,
+        lease: LeaseId,
+        rows: &[AckedRow],
+    ) -> Result<ReturnOutcome, StoreError> {
         change(self, |core| core.plan_ack(consumer, lease, rows))
     }
 
@@ -155,9 +160,9 @@ impl<B: Backing> Queue for Local<B> {
         consumer: &str,
         lease: LeaseId,
         keys: &[String],
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<ReturnOutcome, StoreError> {
         change(self, |core| {
-            core.plan_back(consumer, lease, keys, Back::Released)
+            core.plan_back(consumer, lease, keys, ReturnKind::Released)
         })
     }
 
@@ -167,9 +172,9 @@ impl<B: Backing> Queue for Local<B> {
         lease: LeaseId,
         keys: &[String],
         reason: &str,
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<ReturnOutcome, StoreError> {
         change(self, |core| {
-            core.plan_back(consumer, lease, keys, Back::Failed(reason))
+            core.plan_back(consumer, lease, keys, ReturnKind::Failed(reason))
         })
     }
 
@@ -180,8 +185,8 @@ impl<B: Backing> Queue for Local<B> {
         keys: &[String],
         ttl_ms: u64,
         now_ms: u64,
-    ) -> Result<Settled, StoreError> {
-        let until = Back::Renewed(now_ms.saturating_add(ttl_ms));
+    ) -> Result<ReturnOutcome, StoreError> {
+        let until = ReturnKind::Renewed(now_ms.saturating_add(ttl_ms));
         change(self, |core| core.plan_back(consumer, lease, keys, until))
     }
 

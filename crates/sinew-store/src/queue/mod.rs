@@ -9,7 +9,7 @@
 //! | part | purpose |
 //! |---|---|
 //! | [`Queue`] | what every queue does |
-//! | `words` | rows, consumers, leases as plain data |
+//! | `rows` | rows, consumers, leases as plain data |
 //! | `core`, `plan`, `sample` | the states of all rows, pure: operations are planned, made durable, applied |
 //! | `local` | [`MemoryQueue`] and [`DiskQueue`]: the core behind a lock, with values in a map or in SQLite |
 //! | `disk` | the SQLite file |
@@ -23,18 +23,19 @@ mod episode;
 mod local;
 mod payload;
 mod plan;
+mod rows;
 mod sample;
-mod words;
 
 pub(crate) use disk::file;
 pub use disk::{DiskQueue, Table};
 pub use episode::{episode, episode_row, reward_field, scored, scorer_consumer, trainer_consumer};
 pub use local::{Local, MemoryQueue, Values};
 pub use payload::{pack, unpack};
-pub use words::{
-    Ask, Consumer, ConsumerStats, Done, Field, LeaseId, Leased, Loan, MAX_CALL_ROWS, MAX_CONSUMERS,
-    MAX_FIELDS, MAX_KEY, MAX_NAME, MAX_REASON, NewRow, Order, Put, QueueError, QueueLimits,
-    QueueStats, RowState, RowView, Sample, Settled, Take, field, fields,
+pub use rows::{
+    AckedRow, Consumer, ConsumerStats, Field, LeaseBatch, LeaseId, LeasedRow, MAX_CALL_ROWS,
+    MAX_CONSUMERS, MAX_FIELDS, MAX_KEY, MAX_NAME, MAX_REASON, NewRow, Order, PutOutcome,
+    QueueError, QueueLimits, QueueStats, ReturnOutcome, RowRequest, RowSelection, RowState,
+    RowView, Sample, field, fields,
 };
 
 use crate::error::StoreError;
@@ -52,14 +53,14 @@ pub trait Queue: Send + Sync + Debug {
     ///
     /// # Errors
     /// [`QueueError::Full`] if they do not fit now, [`QueueError::TooLarge`] if they never will.
-    fn put(&self, rows: &[NewRow]) -> Result<Vec<Put>, StoreError>;
+    fn put(&self, rows: &[NewRow]) -> Result<Vec<PutOutcome>, StoreError>;
 
     /// Adds fields to rows that lack them, all or none; how many fields were new. A field that a row has
     /// stays as it is, and so does a row that is done.
     ///
     /// # Errors
     /// [`QueueError::UnknownRow`].
-    fn fill(&self, rows: &[Done]) -> Result<usize, StoreError>;
+    fn fill(&self, rows: &[AckedRow]) -> Result<usize, StoreError>;
 
     /// Makes a consumer known; its cursor begins at the oldest row. Joining again changes nothing.
     ///
@@ -71,14 +72,19 @@ pub trait Queue: Send + Sync + Debug {
     ///
     /// # Errors
     /// [`QueueError::NotReady`] for rows that were named; a sample is empty instead.
-    fn lease(&self, ask: &Ask, now_ms: u64) -> Result<Loan, StoreError>;
+    fn lease(&self, ask: &RowRequest, now_ms: u64) -> Result<LeaseBatch, StoreError>;
 
     /// The holder is done with rows. A lease that ran out counts as long as no other holder was given
     /// the row.
     ///
     /// # Errors
     /// [`QueueError::WrongFields`]; nothing is acked then.
-    fn ack(&self, consumer: &str, lease: LeaseId, rows: &[Done]) -> Result<Settled, StoreError>;
+    fn ack(
+        &self,
+        consumer: &str,
+        lease: LeaseId,
+        rows: &[AckedRow],
+    ) -> Result<ReturnOutcome, StoreError>;
 
     /// Gives rows back unused; the delivery does not count as an attempt.
     ///
@@ -89,7 +95,7 @@ pub trait Queue: Send + Sync + Debug {
         consumer: &str,
         lease: LeaseId,
         keys: &[String],
-    ) -> Result<Settled, StoreError>;
+    ) -> Result<ReturnOutcome, StoreError>;
 
     /// Gives rows back that the holder could not work on, with the reason. The delivery counts.
     ///
@@ -101,7 +107,7 @@ pub trait Queue: Send + Sync + Debug {
         lease: LeaseId,
         keys: &[String],
         reason: &str,
-    ) -> Result<Settled, StoreError>;
+    ) -> Result<ReturnOutcome, StoreError>;
 
     /// Extends a lease to `now_ms + ttl_ms`.
     ///
@@ -114,7 +120,7 @@ pub trait Queue: Send + Sync + Debug {
         keys: &[String],
         ttl_ms: u64,
         now_ms: u64,
-    ) -> Result<Settled, StoreError>;
+    ) -> Result<ReturnOutcome, StoreError>;
 
     /// Makes dead rows of a consumer ready again, as if never delivered; how many.
     ///
@@ -176,7 +182,7 @@ pub fn put_within(
     queue: &dyn Queue,
     rows: &[NewRow],
     at_most: Duration,
-) -> Result<Vec<Put>, StoreError> {
+) -> Result<Vec<PutOutcome>, StoreError> {
     let end = Instant::now() + at_most;
     loop {
         let seen = queue.wait(0, Duration::ZERO)?;

@@ -1,17 +1,17 @@
 //! Plans the changes of each queue operation without making them.
 
 use super::core::{Change, Claim, Hold, QueueCore, Row};
-use super::sample;
-use super::words::{
-    Ask, Consumer, Done, Field, LeaseId, MAX_CALL_ROWS, MAX_CONSUMERS, MAX_FIELDS, MAX_KEY,
-    MAX_NAME, MAX_REASON, NewRow, Put, QueueError, Settled, Take,
+use super::rows::{
+    AckedRow, Consumer, Field, LeaseId, MAX_CALL_ROWS, MAX_CONSUMERS, MAX_FIELDS, MAX_KEY,
+    MAX_NAME, MAX_REASON, NewRow, PutOutcome, QueueError, ReturnOutcome, RowRequest, RowSelection,
 };
+use super::sample;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// The rows of a lease, each with its part.
 #[derive(Debug)]
-pub(super) struct Given {
+pub(super) struct PlannedLease {
     pub(super) lease: LeaseId,
     pub(super) until_ms: u64,
     pub(super) rows: Vec<(u64, usize)>,
@@ -19,7 +19,7 @@ pub(super) struct Given {
 
 /// Ways in which a holder gives rows back unacked.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Back<'a> {
+pub(super) enum ReturnKind<'a> {
     /// Unused.
     Released,
     /// The rows failed, with a reason.
@@ -104,7 +104,10 @@ impl Names<'_> {
 
 impl QueueCore {
     /// New rows, all or none. Order is that of the first put.
-    pub(super) fn plan_put(&self, rows: &[NewRow]) -> Result<(Vec<Change>, Vec<Put>), QueueError> {
+    pub(super) fn plan_put(
+        &self,
+        rows: &[NewRow],
+    ) -> Result<(Vec<Change>, Vec<PutOutcome>), QueueError> {
         check_count("rows", rows.len(), 0)?;
         let first = self.rows.last_key_value().map_or(0, |(seq, _)| seq + 1);
         let (mut inserts, mut put) = (Vec::new(), Vec::with_capacity(rows.len()));
@@ -117,7 +120,7 @@ impl QueueCore {
         let mut bytes = 0u64;
         for new in rows {
             if self.by_key.contains_key(new.key.as_str()) || !new_keys.insert(&new.key) {
-                put.push(Put::Duplicate);
+                put.push(PutOutcome::Duplicate);
                 continue;
             }
             let seq = first + inserts.len() as u64;
@@ -125,7 +128,7 @@ impl QueueCore {
             row.unit = self.unit(seq, new, &mut units);
             bytes = bytes.saturating_add(row.bytes);
             inserts.push(Change::Insert { seq, row, values });
-            put.push(Put::New);
+            put.push(PutOutcome::New);
         }
         self.check_room(inserts.len(), bytes)?;
         let mut changes: Vec<Change> = names.new.into_iter().map(Change::Name).collect();
@@ -226,7 +229,7 @@ impl QueueCore {
     }
 
     /// Fields that rows lack, with their number.
-    pub(super) fn plan_fill(&self, rows: &[Done]) -> Result<(Vec<Change>, usize), QueueError> {
+    pub(super) fn plan_fill(&self, rows: &[AckedRow]) -> Result<(Vec<Change>, usize), QueueError> {
         check_count("rows", rows.len(), 0)?;
         let mut names = Names {
             known: self,
@@ -295,17 +298,17 @@ impl QueueCore {
     /// One lease on ready rows; `None` if there are none. Ended leases must have been taken back.
     pub(super) fn plan_lease(
         &self,
-        ask: &Ask,
+        ask: &RowRequest,
         now_ms: u64,
-    ) -> Result<Option<(Vec<Change>, Given)>, QueueError> {
+    ) -> Result<Option<(Vec<Change>, PlannedLease)>, QueueError> {
         let reader = self.known_reader(&ask.consumer)?;
         check_text("holder", &ask.holder, MAX_NAME)?;
         if ask.ttl_ms == 0 {
             return argument("ttl_ms", 0, "1 or more".into());
         }
         let rows = match &ask.take {
-            Take::Keys(keys) => self.named(reader, keys)?,
-            Take::Sample(sample) => {
+            RowSelection::Keys(keys) => self.named(reader, keys)?,
+            RowSelection::Sample(sample) => {
                 check_count("rows", sample.rows, 1)?;
                 check_count("parts", sample.parts, 1)?;
                 sample::choose(self, reader, sample)
@@ -333,7 +336,7 @@ impl QueueCore {
         changes.push(Change::NextLease(self.next_lease + 1));
         Ok(Some((
             changes,
-            Given {
+            PlannedLease {
                 lease,
                 until_ms,
                 rows,
@@ -369,8 +372,8 @@ impl QueueCore {
         lease: LeaseId,
         keys: impl Iterator<Item = &'a String>,
         mut each: impl FnMut(usize, u64, &Row, Claim) -> Result<bool, QueueError>,
-    ) -> Result<Settled, QueueError> {
-        let mut settled = Settled::default();
+    ) -> Result<ReturnOutcome, QueueError> {
+        let mut settled = ReturnOutcome::default();
         let mut seen = BTreeSet::new();
         for (place, key) in keys.enumerate() {
             let held = self.known(key).ok().filter(|(_, row)| {
@@ -394,8 +397,8 @@ impl QueueCore {
         &self,
         consumer: &str,
         lease: LeaseId,
-        rows: &[Done],
-    ) -> Result<(Vec<Change>, Settled), QueueError> {
+        rows: &[AckedRow],
+    ) -> Result<(Vec<Change>, ReturnOutcome), QueueError> {
         let number = self.known_reader(consumer)?;
         let reader = &self.readers[number];
         let mut changes = Vec::new();
@@ -434,7 +437,7 @@ impl QueueCore {
     fn written(
         &self,
         reader: usize,
-        done: &Done,
+        done: &AckedRow,
     ) -> Result<Vec<(usize, bytes::Bytes)>, QueueError> {
         let reader = &self.readers[reader];
         let number = |f: &Field| Some((self.field(&f.name)?, f.value.clone()));
@@ -457,8 +460,8 @@ impl QueueCore {
         consumer: &str,
         lease: LeaseId,
         keys: &[String],
-        how: Back<'_>,
-    ) -> Result<(Vec<Change>, Settled), QueueError> {
+        how: ReturnKind<'_>,
+    ) -> Result<(Vec<Change>, ReturnOutcome), QueueError> {
         let reader = self.known_reader(consumer)?;
         let mut changes = Vec::new();
         let mut late = Vec::new();
@@ -466,20 +469,20 @@ impl QueueCore {
             self.plan_held(reader, lease, keys.iter(), |place, seq, _, mut claim| {
                 let Hold::Leased { holder, .. } = &claim.hold else {
                     // A row that was taken back can be acked, but no longer kept from others.
-                    late.extend(matches!(how, Back::Renewed(_)).then(|| keys[place].clone()));
+                    late.extend(matches!(how, ReturnKind::Renewed(_)).then(|| keys[place].clone()));
                     return Ok(false);
                 };
                 match how {
-                    Back::Released => {
+                    ReturnKind::Released => {
                         claim.hold = Hold::Open;
                         claim.attempts -= 1;
                         claim.lease = None;
                     }
-                    Back::Failed(why) => {
+                    ReturnKind::Failed(why) => {
                         claim.hold = self.after(claim.attempts, || reason(why));
                         claim.lease = None;
                     }
-                    Back::Renewed(until_ms) => {
+                    ReturnKind::Renewed(until_ms) => {
                         let holder = Arc::clone(holder);
                         claim.hold = Hold::Leased { until_ms, holder };
                     }

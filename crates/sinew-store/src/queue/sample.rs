@@ -1,7 +1,7 @@
 //! Chooses the ready rows of a sample.
 
 use super::core::{Hold, QueueCore, Row};
-use super::words::{Order, Sample};
+use super::rows::{Order, Sample};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 

@@ -1,14 +1,14 @@
 //! Checks the behaviour that all stores share.
 
 use crate::support::{id, on_each, trace};
-use sinew_store::{Committed, EndKind, Filter, GcPolicy, MAX_PAGE, StoreError, TrainedBatch};
+use sinew_store::{CommitOutcome, EndKind, Filter, GcPolicy, MAX_PAGE, StoreError, TrainedBatch};
 use sinew_types::{Component, Media, MediaSource, Part, Provenance, SamplingParams};
 
 #[test]
 fn a_committed_trace_comes_back_equal() {
     on_each(|store| {
         for n in 0..5 {
-            assert_eq!(store.commit(&trace(n, 50)).unwrap(), Committed::New);
+            assert_eq!(store.commit(&trace(n, 50)).unwrap(), CommitOutcome::New);
         }
         for n in 0..5 {
             assert_eq!(store.get(&id(n)).unwrap(), Some(trace(n, 50)));
@@ -35,12 +35,19 @@ fn measurements_that_are_no_numbers_survive() {
 fn committing_again_keeps_the_first() {
     on_each(|store| {
         store.commit(&trace(0, 5)).unwrap();
-        assert_eq!(store.commit(&trace(0, 9)).unwrap(), Committed::Duplicate);
+        assert_eq!(
+            store.commit(&trace(0, 9)).unwrap(),
+            CommitOutcome::Duplicate
+        );
         assert_eq!(store.get(&id(0)).unwrap(), Some(trace(0, 5)));
         let batch = [trace(1, 5), trace(0, 5), trace(1, 6)];
         assert_eq!(
             store.commit_batch(&batch).unwrap(),
-            [Committed::New, Committed::Duplicate, Committed::Duplicate]
+            [
+                CommitOutcome::New,
+                CommitOutcome::Duplicate,
+                CommitOutcome::Duplicate
+            ]
         );
         assert_eq!(store.get(&id(1)).unwrap(), Some(trace(1, 5)));
         assert_eq!(store.stats().unwrap().episodes, 2);
@@ -242,10 +249,10 @@ fn an_episode_is_trained_in_one_batch() {
         let mark = |batch: &str, step, ids: &[_]| {
             store.commit_update(&TrainedBatch::new(batch, step, ids), false)
         };
-        assert_eq!(mark("b1", 1, &[id(0), id(1)]).unwrap(), Committed::New);
+        assert_eq!(mark("b1", 1, &[id(0), id(1)]).unwrap(), CommitOutcome::New);
         assert_eq!(
             mark("b1", 1, &[id(0), id(1)]).unwrap(),
-            Committed::Duplicate
+            CommitOutcome::Duplicate
         );
         for (step, ids) in [(2, vec![id(0), id(1)]), (1, vec![id(0)])] {
             let refused = mark("b1", step, &ids);
@@ -260,7 +267,7 @@ fn an_episode_is_trained_in_one_batch() {
         assert!(matches!(refused, Err(StoreError::TrainedTwice { .. })));
         let refused = mark("b4", 2, &[id(2), id(7)]);
         assert!(matches!(refused, Err(StoreError::UnknownEpisode { .. })));
-        assert_eq!(mark("b2", 2, &[id(2)]).unwrap(), Committed::New);
+        assert_eq!(mark("b2", 2, &[id(2)]).unwrap(), CommitOutcome::New);
         let batches = store.trained_batches().unwrap();
         assert_eq!(batches.len(), 2);
         assert_eq!((batches[1].batch.as_str(), batches[1].step), ("b2", 2));
@@ -299,7 +306,10 @@ fn gc_removes_traces_and_remembers_ids() {
             let expected = kept.then(|| trace(n, 40));
             assert_eq!(store.get(&id(n)).unwrap(), expected, "{n}");
         }
-        assert_eq!(store.commit(&trace(10, 40)).unwrap(), Committed::Duplicate);
+        assert_eq!(
+            store.commit(&trace(10, 40)).unwrap(),
+            CommitOutcome::Duplicate
+        );
         let again = store.commit_update(&TrainedBatch::new("c", 2, &[id(10)]), false);
         assert!(matches!(again, Err(StoreError::TrainedTwice { .. })));
         assert_eq!(store.gc(policy).unwrap().episodes, 0);
@@ -308,7 +318,7 @@ fn gc_removes_traces_and_remembers_ids() {
             keep_untrained: false,
         };
         assert_eq!(store.gc(all).unwrap().episodes, 15);
-        assert_eq!(store.commit(&trace(50, 4)).unwrap(), Committed::New);
+        assert_eq!(store.commit(&trace(50, 4)).unwrap(), CommitOutcome::New);
         assert_eq!(store.get(&id(50)).unwrap(), Some(trace(50, 4)));
         assert_eq!(store.trained_batches().unwrap().len(), 2);
     });
@@ -321,7 +331,7 @@ fn many_threads_commit_each_episode_once() {
             let commit = |t: u64| {
                 let range = (0..12).map(move |i| trace((i + t * 3) % 12, 10));
                 let committed = range.map(|t| store.commit(&t).unwrap());
-                committed.filter(|c| *c == Committed::New).count()
+                committed.filter(|c| *c == CommitOutcome::New).count()
             };
             let threads: Vec<_> = (0..4).map(|t| scope.spawn(move || commit(t))).collect();
             threads.into_iter().map(|t| t.join().unwrap()).sum()

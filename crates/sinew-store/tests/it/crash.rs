@@ -2,7 +2,8 @@
 
 use crate::support::{id, trace};
 use sinew_store::queue::{
-    Ask, Consumer, Done, Field, Leased, NewRow, Queue, QueueLimits, Sample, Take, fields,
+    AckedRow, Consumer, Field, LeasedRow, NewRow, Queue, QueueLimits, RowRequest, RowSelection,
+    Sample, fields,
 };
 use sinew_store::{DiskStore, StoreOptions, TraceStore, TrainedBatch};
 use std::io::{BufRead, BufReader, Write};
@@ -53,17 +54,17 @@ fn victim() {
         };
         queue.put(&(n..n + 4).map(row).collect::<Vec<_>>()).unwrap();
         say(format!("put {n}"));
-        let ask = Ask {
+        let ask = RowRequest {
             consumer: "trainer".into(),
             holder: "victim".into(),
             ttl_ms: 1,
-            take: Take::Sample(Sample::rows(3)),
+            take: RowSelection::Sample(Sample::rows(3)),
         };
         let loan = queue.lease(&ask, n).unwrap();
         // A row that comes again after its update was committed is only acknowledged.
         let batches = store.trained_batches().unwrap();
         let trained = |n: &u64| batches.iter().any(|b| b.episodes.contains(&id(*n)));
-        let number = |r: &Leased| u64::from_le_bytes(r.fields[0].value[..].try_into().unwrap());
+        let number = |r: &LeasedRow| u64::from_le_bytes(r.fields[0].value[..].try_into().unwrap());
         let numbers = loan.rows.iter().map(number);
         let fresh: Vec<u64> = numbers.filter(|n| !trained(n)).collect();
         if let Some(&first) = fresh.first() {
@@ -73,7 +74,7 @@ fn victim() {
             store.commit_update(&update, false).unwrap();
             say(format!("step {batch}"));
         }
-        let rows: Vec<Done> = loan.rows.iter().map(|r| Done::of(&r.key)).collect();
+        let rows: Vec<AckedRow> = loan.rows.iter().map(|r| AckedRow::of(&r.key)).collect();
         if let Some(lease) = loan.lease {
             queue.ack("trainer", lease, &rows).unwrap();
         }

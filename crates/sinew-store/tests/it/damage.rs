@@ -3,8 +3,8 @@
 use crate::support::{id, trace};
 use proptest::prelude::*;
 use sinew_store::{
-    Committed, DiskStore, EpisodeSummary, Filter, GcPolicy, StoreError, StoreOptions, TraceStore,
-    TrainedBatch,
+    CommitOutcome, DiskStore, EpisodeSummary, Filter, GcPolicy, StoreError, StoreOptions,
+    TraceStore, TrainedBatch,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -107,7 +107,7 @@ fn a_bad_frame_hides_nothing_behind_it_when_the_index_is_rebuilt() {
         if let Some(n) = missing {
             let n = n as u64 + 1;
             let again = store.commit(&trace(n, 20 * n as usize));
-            assert_eq!(again.unwrap(), Committed::New);
+            assert_eq!(again.unwrap(), CommitOutcome::New);
         }
         drop(store);
         // Accepted once, it is not asked again, unless the index goes.
@@ -146,7 +146,7 @@ fn a_flipped_bit_in_the_last_commit_is_no_torn_write() {
         let lost: &[_] = if indexed { &[id(2), id(3)] } else { &[] };
         assert_eq!(store.recovery().lost, lost);
         for n in 2..4 {
-            assert_eq!(store.commit(&trace(n, 5)).unwrap(), Committed::New);
+            assert_eq!(store.commit(&trace(n, 5)).unwrap(), CommitOutcome::New);
         }
         drop(store);
         let store = open(directory.path()).unwrap();
@@ -175,7 +175,10 @@ fn what_a_batch_trained_stays_trained_though_it_cannot_be_read() {
     remove_index(directory.path());
     let store = accepting(directory.path());
     assert_eq!(store.trained_batches().unwrap()[0].episodes, [id(0)]);
-    assert_eq!(store.commit(&trace(0, 50)).unwrap(), Committed::Duplicate);
+    assert_eq!(
+        store.commit(&trace(0, 50)).unwrap(),
+        CommitOutcome::Duplicate
+    );
     assert_eq!(store.get(&id(2)).unwrap(), Some(trace(2, 50)));
 }
 
@@ -239,7 +242,7 @@ proptest! {
         for n in 0..sizes.iter().sum() {
             if store.get(&id(n)).unwrap().is_none() {
                 let again = store.commit(&trace(n, 20 * n as usize)).unwrap();
-                prop_assert_eq!(again, Committed::New);
+                prop_assert_eq!(again, CommitOutcome::New);
             }
         }
         assert_readable(&store, &frames.iter().collect::<Vec<_>>());
@@ -311,7 +314,10 @@ fn a_flipped_bit_in_the_index_is_noticed_and_the_index_made_anew() {
         match open(directory.path()) {
             Ok(store) => {
                 assert_eq!(view(&store), expected, "byte {byte}");
-                assert_eq!(store.commit(&trace(3, 60)).unwrap(), Committed::Duplicate);
+                assert_eq!(
+                    store.commit(&trace(3, 60)).unwrap(),
+                    CommitOutcome::Duplicate
+                );
                 assert_eq!(store.get(&gone).unwrap(), None);
                 remade += usize::from(store.recovery().index_remade.is_some());
             }

@@ -3,7 +3,7 @@
 use crate::support::{id, trace};
 use proptest::prelude::*;
 use sinew_store::{
-    Committed, DiskStore, Filter, GcPolicy, MemoryStore, StoreError, StoreOptions, StoreReader,
+    CommitOutcome, DiskStore, Filter, GcPolicy, MemoryStore, StoreError, StoreOptions, StoreReader,
     TraceStore, TrainedBatch,
 };
 use std::fs::{self, OpenOptions};
@@ -46,7 +46,7 @@ fn what_was_committed_is_there_after_reopening() {
         let store = open(directory.path());
         assert_eq!(store.recovery(), &sinew_store::Recovery::default());
         for n in round * 5..round * 5 + 5 {
-            assert_eq!(store.commit(&trace(n, 60)).unwrap(), Committed::New);
+            assert_eq!(store.commit(&trace(n, 60)).unwrap(), CommitOutcome::New);
         }
         store
             .commit_update(
@@ -143,11 +143,11 @@ fn a_tail_that_the_index_knows_is_torn_off_and_its_episodes_come_again() {
             // Untrained episodes are committed again; trained ones stay so.
             let again = store.commit_batch(&[trace(2, 10), trace(3, 10)]).unwrap();
             let second = if marked {
-                Committed::Duplicate
+                CommitOutcome::Duplicate
             } else {
-                Committed::New
+                CommitOutcome::New
             };
-            assert_eq!(again, [second, Committed::New]);
+            assert_eq!(again, [second, CommitOutcome::New]);
             assert_eq!(
                 store.trained_batches().unwrap().len(),
                 1 + usize::from(marked)
@@ -231,7 +231,7 @@ fn blocks_of_zeros_at_the_end_are_a_torn_tail_but_damage_before_it_is_not() {
         let store = DiskStore::open(directory.path(), options).unwrap();
         assert_eq!(store.recovery().torn, [id(3)]);
         assert_eq!(store.get(&id(3)).unwrap(), None);
-        assert_eq!(store.commit(&trace(3, 10)).unwrap(), Committed::New);
+        assert_eq!(store.commit(&trace(3, 10)).unwrap(), CommitOutcome::New);
         let lost: &[_] = if damaged_too { &[id(1)] } else { &[] };
         assert_eq!(store.recovery().lost, lost);
         assert_eq!(store.get(&id(2)).unwrap(), Some(trace(2, 10)));
@@ -273,7 +273,7 @@ fn a_flipped_bit_is_found_and_hurts_one_episode() {
     drop(store);
     let store = open(directory.path());
     assert!(matches!(store.get(&id(0)), Err(StoreError::Corrupt { .. })));
-    assert_eq!(store.commit(&trace(2, 10)).unwrap(), Committed::New);
+    assert_eq!(store.commit(&trace(2, 10)).unwrap(), CommitOutcome::New);
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn a_lost_file_is_reported_and_the_rest_is_served() {
     drop(store);
     let store = open(directory.path());
     assert_eq!(store.recovery(), &sinew_store::Recovery::default());
-    assert_eq!(store.commit(&trace(0, 60)).unwrap(), Committed::New);
+    assert_eq!(store.commit(&trace(0, 60)).unwrap(), CommitOutcome::New);
     store.commit(&trace(12, 60)).unwrap();
 }
 
@@ -349,7 +349,10 @@ fn the_index_is_rebuilt_from_the_segments() {
     };
     assert_eq!(ids(&after.0), ids(&before.0));
     assert_eq!(after.1, before.1);
-    assert_eq!(store.commit(&trace(3, 30)).unwrap(), Committed::Duplicate);
+    assert_eq!(
+        store.commit(&trace(3, 30)).unwrap(),
+        CommitOutcome::Duplicate
+    );
     let again = store.commit_update(&TrainedBatch::new("c", 4, &[id(3)]), false);
     assert!(matches!(again, Err(StoreError::TrainedTwice { .. })));
 }
@@ -505,7 +508,7 @@ proptest! {
                 prop_assert_eq!(lost || lost_trained, !there[0]);
                 prop_assert_eq!(lost_trained, !there[0] && marked.contains(&n));
                 let again = store.commit(&trace(n, 5)).unwrap();
-                prop_assert_eq!(again == Committed::New, lost);
+                prop_assert_eq!(again == CommitOutcome::New, lost);
             }
         }
         prop_assert_eq!(store.trained_batches().unwrap().len(), marked.len());

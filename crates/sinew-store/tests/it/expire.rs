@@ -1,7 +1,7 @@
 //! Finding and removing equal episodes, old ones, and those of other environments.
 
 use crate::support::{id, on_each, score, trace};
-use sinew_store::{Committed, DiskStore, Filter, StoreError, StoreOptions, TraceStore};
+use sinew_store::{CommitOutcome, DiskStore, Filter, StoreError, StoreOptions, TraceStore};
 use sinew_types::{Component, PolicyVersion, Trace, VersionSpan};
 use std::collections::BTreeMap;
 
@@ -164,7 +164,7 @@ fn what_is_removed_stays_known_and_is_listed_where_it_is_asked_for() {
             store.commit(&trace(n, 30)).unwrap();
         }
         let scores = store.put_scores(&[score(2, "thumbs", 1, 1.0)]).unwrap();
-        assert_eq!(scores, [Ok(Committed::New)]);
+        assert_eq!(scores, [Ok(CommitOutcome::New)]);
         let before = store.stats().unwrap();
         let report = store.remove(&[id(2), id(4), id(77), id(2)]).unwrap();
         assert_eq!(report.episodes, 2);
@@ -174,7 +174,10 @@ fn what_is_removed_stays_known_and_is_listed_where_it_is_asked_for() {
         assert!(after.bytes < before.bytes);
         assert_eq!(store.get(&id(2)).unwrap(), None);
         assert_eq!(store.scores(&id(2)).unwrap(), []);
-        assert_eq!(store.commit(&trace(2, 30)).unwrap(), Committed::Duplicate);
+        assert_eq!(
+            store.commit(&trace(2, 30)).unwrap(),
+            CommitOutcome::Duplicate
+        );
         assert_eq!(listed(store, &Filter::default()), ["e0", "e1", "e3", "e5"]);
         let all = Filter {
             removed: true,
@@ -204,8 +207,8 @@ fn commits_that_share_a_frame_have_their_own_answers() {
             let n = (i + thread / 3 * 100) + 1;
             let tokens = if n.is_multiple_of(10) { 5_000 } else { 40 };
             match store.commit(&trace(n, tokens)) {
-                Ok(Committed::New) => new += 1,
-                Ok(Committed::Duplicate) => {}
+                Ok(CommitOutcome::New) => new += 1,
+                Ok(CommitOutcome::Duplicate) => {}
                 Err(StoreError::TooLarge { episode, .. }) => {
                     assert_eq!((episode, n % 10), (id(n), 0));
                 }

@@ -3,7 +3,7 @@
 use crate::support::{id, on_each, score, trace};
 use proptest::prelude::*;
 use sinew_store::{
-    Committed, Cursor, DiskStore, GcPolicy, MAX_SCORE_BATCH, MAX_SCORES, Score, ScoreRecord,
+    CommitOutcome, Cursor, DiskStore, GcPolicy, MAX_SCORE_BATCH, MAX_SCORES, Score, ScoreRecord,
     ScoreRefused, ScoreRule, ScoreTerm, StoreError, StoreOptions, StoreReader, TraceStore,
     in_force,
 };
@@ -37,14 +37,14 @@ fn a_score_is_taken_once_and_comes_back() {
         assert_eq!(
             taken,
             [
-                Ok(Committed::New),
-                Ok(Committed::New),
-                Ok(Committed::Duplicate)
+                Ok(CommitOutcome::New),
+                Ok(CommitOutcome::New),
+                Ok(CommitOutcome::Duplicate)
             ]
         );
         assert_eq!(
             store.put_scores(&put[..1]).unwrap(),
-            [Ok(Committed::Duplicate)]
+            [Ok(CommitOutcome::Duplicate)]
         );
         assert_eq!(store.scores(&id(0)).unwrap(), [score(0, "thumbs", 5, 1.0)]);
         assert_eq!(store.scores(&id(1)).unwrap(), [none]);
@@ -155,16 +155,20 @@ fn an_episode_and_a_call_have_limits() {
             .map(|n| score(0, "a", n, 1.0))
             .collect();
         let taken = store.put_scores(&many).unwrap();
-        assert!(taken[..MAX_SCORES].iter().all(|t| *t == Ok(Committed::New)));
+        assert!(
+            taken[..MAX_SCORES]
+                .iter()
+                .all(|t| *t == Ok(CommitOutcome::New))
+        );
         let refused = ScoreRefused::TooMany { episode: id(0) };
         assert_eq!(taken[MAX_SCORES], Err(refused));
         assert_eq!(
             store.put_scores(&many[..1]).unwrap(),
-            [Ok(Committed::Duplicate)]
+            [Ok(CommitOutcome::Duplicate)]
         );
         assert_eq!(
             store.put_scores(&[score(1, "a", 1, 1.0)]).unwrap(),
-            [Ok(Committed::New)]
+            [Ok(CommitOutcome::New)]
         );
         let flood = vec![score(1, "a", 1, 1.0); MAX_SCORE_BATCH + 1];
         let refused = store.put_scores(&flood);

@@ -2,8 +2,8 @@
 
 use super::{LIMITS, NO_LEASE, consumer, keys, on_each, refusal, row, trainer};
 use sinew_store::queue::{
-    Done, Field, MAX_CONSUMERS, NewRow, Put, QueueError, QueueLimits, RowState, Sample, Take,
-    field, fields, put_within,
+    AckedRow, Field, MAX_CONSUMERS, NewRow, PutOutcome, QueueError, QueueLimits, RowSelection,
+    RowState, Sample, field, fields, put_within,
 };
 use std::time::Duration;
 
@@ -19,7 +19,10 @@ fn rows_go_to_one_holder_and_leave_when_acked() {
             .queue
             .put(&[row("a", 3), row("b", 3), row("a", 9)])
             .unwrap();
-        assert_eq!(put, [Put::New, Put::New, Put::Duplicate]);
+        assert_eq!(
+            put,
+            [PutOutcome::New, PutOutcome::New, PutOutcome::Duplicate]
+        );
         let first = s.rows("trainer", 1, 0);
         assert_eq!(keys(&first), ["a"]);
         assert_eq!(field(&first.rows[0].fields, fields::TRACE).unwrap(), "aaa");
@@ -28,7 +31,10 @@ fn rows_go_to_one_holder_and_leave_when_acked() {
         assert_eq!(s.rows("trainer", 9, 0).lease, None);
         assert_eq!((s.ack("trainer", &first), s.ack("trainer", &first)), (1, 0));
         s.restart();
-        assert_eq!(s.queue.put(&[row("a", 3)]).unwrap(), [Put::Duplicate]);
+        assert_eq!(
+            s.queue.put(&[row("a", 3)]).unwrap(),
+            [PutOutcome::Duplicate]
+        );
         assert_eq!(s.queue.read("a", fields::TRACE).unwrap(), None);
         assert_eq!(
             s.queue.state("trainer", "a").unwrap(),
@@ -52,7 +58,7 @@ fn a_lease_runs_out_and_a_late_ack_counts_until_redelivery() {
         assert!(s.rows("trainer", 2, 9).rows.is_empty());
         let again = s.rows("trainer", 1, 10);
         assert_eq!((keys(&again)[0].as_str(), again.rows[0].attempt), ("a", 2));
-        let done = [Done::of("a"), Done::of("b")];
+        let done = [AckedRow::of("a"), AckedRow::of("b")];
         let late = s.queue.ack("trainer", first.lease.unwrap(), &done).unwrap();
         assert_eq!((late.changed, late.lost), (1, names(&["a"])));
         s.restart();
@@ -66,12 +72,12 @@ fn what_no_holder_survives_is_dead_with_the_reason_until_it_is_revived() {
         s.queue.join(&trainer()).unwrap();
         s.queue.put(&[row("a", 1), row("b", 1)]).unwrap();
         for now in 0..LIMITS.max_attempts as u64 {
-            let loan = s.lease("trainer", Take::Keys(names(&["a"])), 1, now);
+            let loan = s.lease("trainer", RowSelection::Keys(names(&["a"])), 1, now);
             assert_eq!(loan.rows[0].attempt, now as u32 + 1);
         }
         let why = "a bad row: \u{e4}".repeat(100);
         for _ in 0..LIMITS.max_attempts {
-            let loan = s.lease("trainer", Take::Keys(names(&["b"])), 10, 100);
+            let loan = s.lease("trainer", RowSelection::Keys(names(&["b"])), 10, 100);
             let failed = s
                 .queue
                 .fail("trainer", loan.lease.unwrap(), &keys(&loan), &why);
@@ -149,7 +155,7 @@ fn a_row_is_ready_for_whom_it_has_what_is_needed() {
         assert_eq!(keys(&loan), ["a"], "b needs no score");
         let lease = loan.lease.unwrap();
         for wrong in [vec![], vec![Field::new("value", "1")]] {
-            let done = Done {
+            let done = AckedRow {
                 key: "a".into(),
                 fields: wrong,
             };
@@ -159,7 +165,7 @@ fn a_row_is_ready_for_whom_it_has_what_is_needed() {
                 "{refused}"
             );
         }
-        let done = Done {
+        let done = AckedRow {
             key: "a".into(),
             fields: vec![Field::new("reward", "0.5")],
         };
@@ -187,7 +193,7 @@ fn fields_can_come_later_and_the_first_value_stays() {
             .unwrap();
         s.queue.put(&[row("a", 1)]).unwrap();
         let fill = |key: &str, value: &'static str| {
-            s.queue.fill(&[Done {
+            s.queue.fill(&[AckedRow {
                 key: key.into(),
                 fields: vec![Field::new("reward", value)],
             }])
@@ -234,7 +240,10 @@ fn quotas_push_back_and_nothing_is_half_put() {
             let full = put_within(s.queue.as_ref(), rows, Duration::from_millis(1));
             assert!(matches!(refusal(full), QueueError::Full { rows: 1, .. }));
         }
-        assert_eq!(s.queue.put(&[row("a", 600)]).unwrap(), [Put::Duplicate]);
+        assert_eq!(
+            s.queue.put(&[row("a", 600)]).unwrap(),
+            [PutOutcome::Duplicate]
+        );
         // A producer that waits continues as soon as a consumer made room.
         let queue = std::sync::Arc::clone(&s.queue);
         let waits = std::thread::spawn(move || {
@@ -244,14 +253,14 @@ fn quotas_push_back_and_nothing_is_half_put() {
             bytes: 1,
             ..Sample::rows(1)
         };
-        let loan = s.lease("trainer", Take::Sample(one), 10, 0);
+        let loan = s.lease("trainer", RowSelection::Sample(one), 10, 0);
         assert_eq!(
             keys(&loan),
             ["a"],
             "one row, even if it is larger than asked"
         );
         s.ack("trainer", &loan);
-        assert_eq!(waits.join().unwrap(), [Put::New]);
+        assert_eq!(waits.join().unwrap(), [PutOutcome::New]);
         let seen = s.queue.wait(0, Duration::ZERO).unwrap();
         assert_eq!(s.queue.wait(seen, Duration::from_millis(1)).unwrap(), seen);
     });
@@ -264,11 +273,16 @@ fn rows_are_chosen_and_removed_by_key() {
         s.queue
             .put(&[row("a", 1), row("b", 1), row("c", 1)])
             .unwrap();
-        let taken = s.lease("trainer", Take::Keys(names(&["c", "a", "c"])), 10, 0);
+        let taken = s.lease(
+            "trainer",
+            RowSelection::Keys(names(&["c", "a", "c"])),
+            10,
+            0,
+        );
         assert_eq!(keys(&taken), ["a", "c"]);
         // All or none, and not what another holds.
         for wrong in [names(&["b", "c"]), names(&["c"])] {
-            let refused = s.try_lease("trainer", Take::Keys(wrong.clone()), 10, 5);
+            let refused = s.try_lease("trainer", RowSelection::Keys(wrong.clone()), 10, 5);
             assert!(matches!(refusal(refused), QueueError::NotReady { .. }));
             let refused = s.queue.remove(&wrong);
             assert!(matches!(refusal(refused), QueueError::NotReady { .. }));
@@ -280,7 +294,7 @@ fn rows_are_chosen_and_removed_by_key() {
         assert_eq!(s.queue.remove(&names(&["b"])).unwrap(), 1);
         s.restart();
         assert_eq!(s.queue.read("b", fields::TRACE).unwrap(), None);
-        assert_eq!(s.queue.put(&[row("b", 1)]).unwrap(), [Put::New]);
+        assert_eq!(s.queue.put(&[row("b", 1)]).unwrap(), [PutOutcome::New]);
     });
 }
 
@@ -303,7 +317,7 @@ fn done_rows_are_forgotten_by_group_oldest_first() {
         assert_eq!(s.queue.sweep(2, 0).unwrap(), 2);
         s.restart();
         let put = s.queue.put(&grouped).unwrap();
-        use Put::{Duplicate, New};
+        use PutOutcome::{Duplicate, New};
         assert_eq!(put, [New, New, Duplicate, Duplicate, Duplicate]);
     });
 }
@@ -325,7 +339,7 @@ fn consumers_are_who_they_said_they_are() {
             let refused = refusal(s.queue.join(&wrong));
             assert!(matches!(refused, QueueError::Refused { .. }), "{refused}");
         }
-        let unknown = s.try_lease("judge", Take::Sample(Sample::rows(1)), 10, 0);
+        let unknown = s.try_lease("judge", RowSelection::Sample(Sample::rows(1)), 10, 0);
         assert!(matches!(
             refusal(unknown),
             QueueError::UnknownConsumer { .. }
@@ -382,13 +396,15 @@ fn values_out_of_range_are_refused_with_the_field() {
             assert!(matches!(refused, QueueError::Argument { .. }), "{refused}");
         }
         for (rows, ttl) in [(0, 1), (1, 0), (usize::MAX, 1)] {
-            let take = Take::Sample(Sample::rows(rows));
+            let take = RowSelection::Sample(Sample::rows(rows));
             let refused = refusal(s.try_lease("trainer", take, ttl, 0));
             assert!(matches!(refused, QueueError::Argument { .. }), "{refused}");
         }
-        let lost = s
-            .queue
-            .ack("trainer", NO_LEASE, &[Done::of("a"), Done::of("zz")]);
+        let lost = s.queue.ack(
+            "trainer",
+            NO_LEASE,
+            &[AckedRow::of("a"), AckedRow::of("zz")],
+        );
         assert_eq!(lost.unwrap().lost, names(&["a", "zz"]));
     });
 }

@@ -3,7 +3,9 @@
 use super::{LIMITS, Subject, consumer, random_subjects};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use sinew_store::queue::{Done, Field, LeaseId, NewRow, Put, QueueLimits, RowState, Sample, Take};
+use sinew_store::queue::{
+    AckedRow, Field, LeaseId, NewRow, PutOutcome, QueueLimits, RowSelection, RowState, Sample,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
@@ -72,7 +74,7 @@ impl World {
     fn lease(&mut self, c: usize, h: usize, sample: Sample, ttl: u64) -> Result<(), TestCaseError> {
         let loan = self
             .subject
-            .lease(NAMES[c], Take::Sample(sample), ttl, self.now);
+            .lease(NAMES[c], RowSelection::Sample(sample), ttl, self.now);
         for row in loan.rows {
             prop_assert!(!self.acked[c].contains(&row.key), "{} came back", row.key);
             prop_assert!(
@@ -101,7 +103,7 @@ impl World {
                 0 => vec![Field::new("reward", "1")],
                 _ => Vec::new(),
             };
-            let done = Done {
+            let done = AckedRow {
                 key: key.clone(),
                 fields,
             };
@@ -123,7 +125,7 @@ impl World {
             Event::Put(numbers) => {
                 let rows: Vec<NewRow> = numbers.iter().map(new_row).collect();
                 if let Ok(put) = self.subject.queue.put(&rows) {
-                    for (row, _) in rows.iter().zip(put).filter(|(_, p)| *p == Put::New) {
+                    for (row, _) in rows.iter().zip(put).filter(|(_, p)| *p == PutOutcome::New) {
                         prop_assert!(self.put.insert(row.key.clone()), "put twice");
                     }
                 }

@@ -1,7 +1,7 @@
 //! Checks the choice of ready rows for a holder.
 
 use super::{keys, on_each, row, trainer};
-use sinew_store::queue::{NewRow, Order, QueueLimits, Sample, Take};
+use sinew_store::queue::{NewRow, Order, QueueLimits, RowSelection, Sample};
 
 fn with(key: &str, group: &str, tokens: u64, version: u64) -> NewRow {
     NewRow {
@@ -29,7 +29,7 @@ fn higher_priorities_come_first_then_age_or_freshness() {
         ];
         s.queue.put(&rows).unwrap();
         let look = |sample: Sample| {
-            let loan = s.lease("trainer", Take::Sample(sample), 10, 0);
+            let loan = s.lease("trainer", RowSelection::Sample(sample), 10, 0);
             let lease = loan.lease.unwrap();
             s.queue.release("trainer", lease, &keys(&loan)).unwrap();
             keys(&loan)
@@ -72,7 +72,7 @@ fn groups_are_given_whole_or_not_at_all() {
             whole_groups: true,
             ..Sample::rows(rows)
         };
-        let take = |sample| s.lease("trainer", Take::Sample(sample), 10, 0);
+        let take = |sample| s.lease("trainer", RowSelection::Sample(sample), 10, 0);
         let loan = take(whole(9));
         assert_eq!(keys(&loan), ["c"]);
         s.queue
@@ -88,7 +88,7 @@ fn groups_are_given_whole_or_not_at_all() {
         // The rest of a group that was given out earlier still counts as whole.
         let lease = loan.lease.unwrap();
         s.queue
-            .ack("trainer", lease, &[sinew_store::queue::Done::of("a1")])
+            .ack("trainer", lease, &[sinew_store::queue::AckedRow::of("a1")])
             .unwrap();
         s.queue.release("trainer", lease, &["a2".into()]).unwrap();
         assert_eq!(keys(&take(whole(9))), ["b1", "b2", "a2"]);
@@ -108,7 +108,7 @@ fn budgets_bound_what_is_given_and_parts_have_equal_lengths() {
             .map(|(n, &t)| with(&format!("r{n}"), "", t, 0))
             .collect();
         s.queue.put(&rows).unwrap();
-        let take = |sample| s.lease("trainer", Take::Sample(sample), 10, 0);
+        let take = |sample| s.lease("trainer", RowSelection::Sample(sample), 10, 0);
         let first = take(Sample {
             tokens: 50,
             ..Sample::rows(9)

@@ -2,8 +2,8 @@
 
 use sinew_store::StoreError;
 use sinew_store::queue::{
-    Ask, Consumer, Done, Field, LeaseId, Loan, MemoryQueue, NewRow, Queue, QueueError, QueueLimits,
-    Sample, Take, fields,
+    AckedRow, Consumer, Field, LeaseBatch, LeaseId, MemoryQueue, NewRow, Queue, QueueError,
+    QueueLimits, RowRequest, RowSelection, Sample, fields,
 };
 use std::sync::Arc;
 
@@ -40,18 +40,24 @@ impl Subject {
         }
     }
 
-    pub(crate) fn lease(&self, consumer: &str, take: Take, ttl_ms: u64, now: u64) -> Loan {
+    pub(crate) fn lease(
+        &self,
+        consumer: &str,
+        take: RowSelection,
+        ttl_ms: u64,
+        now: u64,
+    ) -> LeaseBatch {
         self.try_lease(consumer, take, ttl_ms, now).unwrap()
     }
 
     pub(crate) fn try_lease(
         &self,
         consumer: &str,
-        take: Take,
+        take: RowSelection,
         ttl_ms: u64,
         now: u64,
-    ) -> Result<Loan, StoreError> {
-        let ask = Ask {
+    ) -> Result<LeaseBatch, StoreError> {
+        let ask = RowRequest {
             consumer: consumer.into(),
             holder: "tests".into(),
             ttl_ms,
@@ -60,18 +66,18 @@ impl Subject {
         self.queue.lease(&ask, now)
     }
 
-    pub(crate) fn rows(&self, consumer: &str, rows: usize, now: u64) -> Loan {
-        self.lease(consumer, Take::Sample(Sample::rows(rows)), 10, now)
+    pub(crate) fn rows(&self, consumer: &str, rows: usize, now: u64) -> LeaseBatch {
+        self.lease(consumer, RowSelection::Sample(Sample::rows(rows)), 10, now)
     }
 
-    pub(crate) fn ack(&self, consumer: &str, loan: &Loan) -> usize {
-        let done: Vec<Done> = keys(loan).iter().map(Done::of).collect();
+    pub(crate) fn ack(&self, consumer: &str, loan: &LeaseBatch) -> usize {
+        let done: Vec<AckedRow> = keys(loan).iter().map(AckedRow::of).collect();
         let lease = loan.lease.unwrap();
         self.queue.ack(consumer, lease, &done).unwrap().changed
     }
 }
 
-pub(crate) fn keys(loan: &Loan) -> Vec<String> {
+pub(crate) fn keys(loan: &LeaseBatch) -> Vec<String> {
     loan.rows.iter().map(|r| r.key.clone()).collect()
 }
 

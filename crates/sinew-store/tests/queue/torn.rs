@@ -2,7 +2,7 @@
 
 use super::{keys, row, trainer};
 use sinew_store::queue::{
-    Ask, DiskQueue, Done, Queue, QueueLimits, RowState, Sample, Take, fields,
+    AckedRow, DiskQueue, Queue, QueueLimits, RowRequest, RowSelection, RowState, Sample, fields,
 };
 use sinew_store::{DiskStore, StoreError, StoreOptions};
 use std::path::Path;
@@ -13,8 +13,8 @@ fn open(path: &Path) -> Result<DiskQueue, StoreError> {
 
 /// Steps 0 to 3 of a row's life, each a call that is answered.
 fn step(queue: &DiskQueue, n: usize) {
-    let take = Take::Sample(Sample::rows(9));
-    let ask = Ask {
+    let take = RowSelection::Sample(Sample::rows(9));
+    let ask = RowRequest {
         consumer: "trainer".into(),
         holder: "tests".into(),
         ttl_ms: 1_000,
@@ -29,7 +29,7 @@ fn step(queue: &DiskQueue, n: usize) {
             let lease = loan.lease.unwrap();
             assert_eq!(
                 queue
-                    .ack("trainer", lease, &[Done::of("a")])
+                    .ack("trainer", lease, &[AckedRow::of("a")])
                     .unwrap()
                     .changed,
                 1

@@ -101,7 +101,7 @@ pub(super) struct Span {
 }
 
 /// A segment that some rows of a strip see.
-struct Seen {
+struct SeenSegment {
     segment: usize,
     /// Rows that see all of it.
     by: u64,
@@ -286,11 +286,11 @@ impl<'a> Forest<'a> {
     /// `entry_of` holds `usize::MAX` for each segment, before and after.
     fn strip(&self, draft: &Draft, local: &[usize], entry_of: &mut [usize]) -> Strip {
         let mut strip = Strip::default();
-        let mut seen: Vec<Seen> = Vec::new();
+        let mut seen: Vec<SeenSegment> = Vec::new();
         let mut note = |segment: usize, by: u64, own: Option<(Part, usize)>| {
             if entry_of[segment] == usize::MAX {
                 entry_of[segment] = seen.len();
-                seen.push(Seen { segment, by, own });
+                seen.push(SeenSegment { segment, by, own });
             } else {
                 let entry = &mut seen[entry_of[segment]];
                 entry.by |= by;
@@ -333,7 +333,7 @@ struct Piece {
     seen_by: u64,
 }
 
-impl Seen {
+impl SeenSegment {
     /// Appends the keys of the segment, which has `len` rows from `local` on, in ascending order.
     fn add_pieces(&self, local: usize, len: usize, pieces: &mut Vec<Piece>) {
         let mut push = |offset: usize, len: usize, seen_by: u64| {

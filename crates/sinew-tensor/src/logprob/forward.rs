@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use super::masks::{SECTION_WORDS, bits, section};
 use super::{BLOCK_ROWS, LinearLogprob, LogprobOut, LogprobScratch, ROW_GRAIN, SECTION};
-use super::{Kept, SoftmaxRow, parts, row_stride, sections};
+use super::{ForwardState, SoftmaxRow, parts, row_stride, sections};
 use crate::attention::tile::exp2;
 use crate::buffer::SharedMut;
 use crate::cpu::Cpu;
@@ -268,7 +268,7 @@ unsafe fn scan_tokens<V: Vector, const MASKED: bool>(
 
 /// Log-probabilities, log-sum-exps and entropies from the statistics of whole rows; records the
 /// input that the kept logits belong to.
-fn finish(stats: &[Stat], out: LogprobOut<'_>, kept: &mut Kept, input: &LinearLogprob<'_>) {
+fn finish(stats: &[Stat], out: LogprobOut<'_>, kept: &mut ForwardState, input: &LinearLogprob<'_>) {
     for (row, stat) in stats.iter().enumerate() {
         let softmax = SoftmaxRow {
             max: stat.max,

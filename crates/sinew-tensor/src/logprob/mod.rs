@@ -85,7 +85,7 @@ impl LogprobGrad<'_> {
 pub struct LogprobScratch {
     /// Values of logits that forward may keep.
     limit: usize,
-    kept: Kept,
+    kept: ForwardState,
     /// `[kept rows, vocab]`, rows [`row_stride`] apart.
     logits: Scratch,
     /// `[BLOCK_ROWS, SECTION]`, rows [`row_stride`] apart.
@@ -99,7 +99,7 @@ pub struct LogprobScratch {
 
 /// The forward pass that the kept logits belong to.
 #[derive(Debug, Default)]
-struct Kept {
+struct ForwardState {
     /// The first rows have their logits kept.
     rows: usize,
     dim: usize,

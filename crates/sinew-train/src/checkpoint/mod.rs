@@ -71,7 +71,10 @@ pub enum CheckpointError {
     Corrupt { path: PathBuf, reason: String },
     /// There are checkpoints, but all are damaged; each is listed with its reason.
     #[error("no checkpoint in {dir} is usable: {}", listed(.tried))]
-    NoneUsable { dir: PathBuf, tried: Vec<Skipped> },
+    NoneUsable {
+        dir: PathBuf,
+        tried: Vec<SkippedCheckpoint>,
+    },
     /// A good checkpoint of another kind of run: other weights, or a newer format.
     #[error("checkpoint {path} does not fit this run: {reason}")]
     Mismatch { path: PathBuf, reason: String },
@@ -80,7 +83,7 @@ pub enum CheckpointError {
     Part { file: String, reason: String },
 }
 
-fn listed(skipped: &[Skipped]) -> String {
+fn listed(skipped: &[SkippedCheckpoint]) -> String {
     let mut text = String::new();
     for (n, s) in skipped.iter().enumerate() {
         let _ = write!(
@@ -120,7 +123,7 @@ impl CheckpointError {
 
 /// A checkpoint that was passed over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Skipped {
+pub struct SkippedCheckpoint {
     /// Its directory, or `LATEST`.
     pub name: String,
     /// Fault, for people.
@@ -129,13 +132,13 @@ pub struct Skipped {
 
 /// A checkpoint whose files all match their checksums.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Loaded {
+pub struct LoadedCheckpoint {
     pub path: PathBuf,
     /// Newer ones that were passed over; report them to the user.
-    pub skipped: Vec<Skipped>,
+    pub skipped: Vec<SkippedCheckpoint>,
 }
 
-impl Loaded {
+impl LoadedCheckpoint {
     /// The bytes of a file.
     ///
     /// # Errors
@@ -359,7 +362,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// If there are checkpoints and none is good.
-    pub fn load(&self) -> Result<Option<Loaded>, CheckpointError> {
+    pub fn load(&self) -> Result<Option<LoadedCheckpoint>, CheckpointError> {
         let mut skipped = Vec::new();
         let mut names = self.names()?;
         names.reverse();
@@ -368,14 +371,14 @@ impl CheckpointStore {
                 let latest = text.trim().to_owned();
                 match names.iter().position(|n| *n == latest) {
                     Some(at) => names[..=at].rotate_right(1),
-                    None => skipped.push(Skipped {
+                    None => skipped.push(SkippedCheckpoint {
                         name: LATEST.to_owned(),
                         reason: format!("names {latest:?}, which does not exist"),
                     }),
                 }
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound && names.is_empty() => {}
-            Err(e) => skipped.push(Skipped {
+            Err(e) => skipped.push(SkippedCheckpoint {
                 name: LATEST.to_owned(),
                 reason: format!(
                     "{e}: it names the newest checkpoint, which is looked for by its number"
@@ -385,8 +388,8 @@ impl CheckpointStore {
         for name in names {
             let path = self.dir.join(&name);
             match verify(&path) {
-                Ok(()) => return Ok(Some(Loaded { path, skipped })),
-                Err(error) => skipped.push(Skipped {
+                Ok(()) => return Ok(Some(LoadedCheckpoint { path, skipped })),
+                Err(error) => skipped.push(SkippedCheckpoint {
                     name,
                     reason: error.to_string(),
                 }),
@@ -408,7 +411,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn commit(&self, loaded: &Loaded) -> Result<(), CheckpointError> {
+    pub fn commit(&self, loaded: &LoadedCheckpoint) -> Result<(), CheckpointError> {
         let name = loaded.path.file_name().unwrap_or_default();
         let name = name.to_string_lossy();
         match fs::read_to_string(self.dir.join(LATEST)) {
@@ -421,10 +424,10 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// If it is not there, or damaged.
-    pub fn named(&self, name: &str) -> Result<Loaded, CheckpointError> {
+    pub fn named(&self, name: &str) -> Result<LoadedCheckpoint, CheckpointError> {
         let path = self.dir.join(name);
         verify(&path)?;
-        Ok(Loaded {
+        Ok(LoadedCheckpoint {
             path,
             skipped: Vec::new(),
         })

@@ -30,7 +30,7 @@ fn save(store: &CheckpointStore, step: u64) -> Result<PathBuf, CheckpointError> 
 }
 
 /// Loads and checks that all files are of one and the same step.
-fn load_step(store: &CheckpointStore) -> Option<(u64, Vec<Skipped>)> {
+fn load_step(store: &CheckpointStore) -> Option<(u64, Vec<SkippedCheckpoint>)> {
     let loaded = store.load().unwrap()?;
     let tensors = loaded.tensors("model.safetensors").unwrap();
     let view = tensors.tensor("w").unwrap();

@@ -17,7 +17,7 @@ use sinew_types::{Correction, RejectionLevel, RejectionMetric};
 
 /// The result of a correction for one trainable token.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Corrected {
+pub(super) struct CorrectedTerm {
     /// Constant factor on the surrogate.
     pub(super) factor: f64,
     /// The token left the loss altogether.
@@ -32,9 +32,9 @@ pub(super) fn corrections(
     row: &RowInputs<'_>,
     prox: &[f32],
     trained: &[usize],
-) -> Vec<Corrected> {
+) -> Vec<CorrectedTerm> {
     let gap = |t: usize| f64::from(prox[t]) - f64::from(row.behaviour[t]);
-    let plain = |factor: f64| Corrected {
+    let plain = |factor: f64| CorrectedTerm {
         factor,
         rejected: false,
         bounded: false,
@@ -46,7 +46,7 @@ pub(super) fn corrections(
             .map(|&t| {
                 let w = bounded_exp(gap(t)).0;
                 let factor = w.clamp(f64::from(low), f64::from(high));
-                Corrected {
+                CorrectedTerm {
                     bounded: factor != w,
                     ..plain(factor)
                 }
@@ -57,7 +57,7 @@ pub(super) fn corrections(
             .map(|&t| {
                 let w = bounded_exp(gap(t)).0;
                 let inside = (f64::from(low)..=f64::from(high)).contains(&w);
-                Corrected {
+                CorrectedTerm {
                     bounded: !inside,
                     ..plain(if inside { w } else { 0.0 })
                 }
@@ -66,7 +66,7 @@ pub(super) fn corrections(
         Correction::SequenceMask { high } => {
             let w = bounded_exp(trained.iter().map(|&t| gap(t)).sum()).0;
             let inside = w <= f64::from(high);
-            let masked = Corrected {
+            let masked = CorrectedTerm {
                 bounded: !inside,
                 ..plain(if inside { w } else { 0.0 })
             };
@@ -81,7 +81,7 @@ pub(super) fn corrections(
             let rejected = rejections(metric, level, f64::from(upper), &gaps);
             gaps.iter()
                 .zip(rejected)
-                .map(|(&g, rejected)| Corrected {
+                .map(|(&g, rejected)| CorrectedTerm {
                     rejected,
                     ..plain(bounded_exp(g).0)
                 })

@@ -1,6 +1,6 @@
 //! Measurements of a loss: sums that add up over rows and micro-batches, and their means.
 
-use super::correction::Corrected;
+use super::correction::CorrectedTerm;
 use super::surrogate::sequence_ratio;
 use super::{RowInputs, bounded_exp, uses_ratio};
 use serde::{Deserialize, Serialize};
@@ -161,7 +161,7 @@ impl MetricSums {
         self.teacher_kl += divergence;
     }
 
-    pub(super) fn add_corrections(&mut self, corrected: &[Corrected]) {
+    pub(super) fn add_corrections(&mut self, corrected: &[CorrectedTerm]) {
         for c in corrected {
             let masked = c.rejected || (c.bounded && c.factor == 0.0);
             self.trained += 1.0;

@@ -23,6 +23,7 @@ const EMPTY: &str = "an empty answer";
 const ONE: &str = "the answer \"1\"";
 const OTHER: &str = "the right answer of another task";
 const ROW: &str = "the row as JSON";
+const GOLD: &str = "the gold policy";
 
 /// The rewards that one kind of attempt got.
 #[derive(Debug, Default)]
@@ -74,9 +75,9 @@ impl Tally {
 
 /// All attempts so far, by name.
 #[derive(Debug, Default)]
-struct Tried(BTreeMap<String, Tally>);
+struct AttemptTallies(BTreeMap<String, Tally>);
 
-impl Tried {
+impl AttemptTallies {
     /// Takes in one attempt of the kind `name`.
     fn add(&mut self, name: &str, outcome: &Outcome) {
         self.0.entry(name.to_owned()).or_default().add(outcome);
@@ -121,7 +122,7 @@ pub(super) async fn attempts(
         right(envs, tasks, &answers).await?;
         let tried = match outside {
             // Each attempt is a request to somebody's server.
-            true => Tried::default(),
+            true => AttemptTallies::default(),
             false => wrong(envs, tasks, &answers).await?,
         };
         let text = format!("{name}: the right answers of {} tasks succeed", tasks.len());
@@ -144,8 +145,20 @@ pub(super) async fn attempts(
     let empty = tried.0.get(EMPTY).and_then(Tally::highest);
     let warning = match (empty, tried.best()) {
         (Some(empty), best) if !outside && best.is_none_or(|best| best <= empty) => {
-            "; warning: no attempt earned more than an empty answer: name a column with right answers \
-             (env.gold) to see whether the reward can be earned"
+            match (chat, tried.0.contains_key(GOLD)) {
+                (true, _) => {
+                    "; warning: no attempt earned more than an empty answer: name a column with right answers \
+                     (env.gold) to see whether the reward can be earned"
+                }
+                (false, false) => {
+                    "; warning: no attempt earned more than an empty answer: give the environment a gold policy \
+                     to see whether the recipe's reward can be earned"
+                }
+                (false, true) => {
+                    "; warning: the gold policy earns no more than an empty answer by the recipe's reward, which \
+                     takes the place of the environment's own score"
+                }
+            }
         }
         _ => "",
     };
@@ -201,8 +214,8 @@ async fn wrong(
     envs: &dyn EnvFactory,
     tasks: &[Task],
     answers: &[String],
-) -> Result<Tried, Failure> {
-    let (mut tried, begun) = (Tried::default(), Instant::now());
+) -> Result<AttemptTallies, Failure> {
+    let (mut tried, begun) = (AttemptTallies::default(), Instant::now());
     for (task, own) in tasks.iter().zip(answers) {
         let empty = trial(envs, task, "").await?;
         tried.add(EMPTY, &empty);
@@ -218,7 +231,7 @@ async fn wrong(
 }
 
 /// Rewards of wrong answers, and a warning about those that always succeed.
-fn not_told_apart(tried: &Tried) -> String {
+fn not_told_apart(tried: &AttemptTallies) -> String {
     let wrong = tried.text();
     let rewards = if wrong.is_empty() {
         wrong
@@ -238,8 +251,8 @@ fn not_told_apart(tried: &Tried) -> String {
     }
 }
 
-/// Tries a row's columns as answers, if there are no right ones. A reward that asks a server is tried once a
-/// task.
+/// Tries a row's columns as answers, and the environment's gold policy, if there are no right answers. A
+/// reward that asks a server is tried once a task.
 ///
 /// # Errors
 /// Same as [`trial`].
@@ -248,13 +261,18 @@ async fn unknown(
     tasks: &[Task],
     outside: bool,
     columns: bool,
-) -> Result<Tried, Failure> {
-    let (mut tried, begun) = (Tried::default(), Instant::now());
+) -> Result<AttemptTallies, Failure> {
+    let (mut tried, begun) = (AttemptTallies::default(), Instant::now());
     for task in tasks {
-        let named: &[(&str, &str)] = match outside {
-            true => &[(ONE, "1")],
-            false => &[(ONE, "1"), (EMPTY, "")],
+        let solved = gold(envs, task).await?;
+        let named: &[(&str, &str)] = match (outside, &solved) {
+            (true, Some(_)) => &[],
+            (true, None) => &[(ONE, "1")],
+            (false, _) => &[(ONE, "1"), (EMPTY, "")],
         };
+        if let Some(outcome) = &solved {
+            tried.add(GOLD, outcome);
+        }
         for &(name, said) in named {
             let outcome = trial(envs, task, said).await?;
             tried.add(name, &outcome);
@@ -272,6 +290,21 @@ async fn unknown(
         }
     }
     Ok(tried)
+}
+
+/// The score of the gold policy by the recipe's reward; `None` without one, and where a group is scored
+/// together.
+///
+/// # Errors
+/// If the environment fails.
+async fn gold(envs: &dyn EnvFactory, task: &Task) -> Result<Option<Outcome>, Failure> {
+    let failed = |e| Failure::input(format!("env: task {}: gold policy: {e}", task.id));
+    let alone = envs.group_reward(task).is_none();
+    if !alone || envs.gold(task, 0).map_err(failed)?.is_none() {
+        return Ok(None);
+    }
+    let played = sinew_env::gold_run(envs, task).await.map_err(failed)?;
+    Ok(Some(played.0))
 }
 
 /// The first columns of a row that can be an answer, as text.

@@ -33,21 +33,16 @@ fn weight_bytes(config: &ModelConfig) -> u64 {
     4 * ParamLayout::new(config).total() as u64
 }
 
-/// Whether the file system of a folder has `bytes` free. The folder need not exist yet: the nearest one
-/// above it counts.
+/// A folder, or the nearest one above it that exists.
+pub(crate) fn nearest(path: &Path) -> &Path {
+    let found = path.ancestors().find(|at| at.exists());
+    found.unwrap_or(Path::new("."))
+}
+
+/// Whether the file system of a folder has `bytes` free. The folder need not exist yet.
 fn room(path: &Path, bytes: u64) -> Result<(), Failure> {
-    let mut at = path;
-    while !at.exists() {
-        match at.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => at = parent,
-            _ => {
-                at = Path::new(".");
-                break;
-            }
-        }
-    }
-    let free = rustix::fs::statvfs(at)
-        .map(|s| s.f_bavail * s.f_frsize)
+    let at = nearest(path);
+    let free = sinew_telemetry::disk_free(at)
         .map_err(|e| Failure::system(format!("{}: {e}", at.display())))?;
     if free >= bytes {
         return Ok(());

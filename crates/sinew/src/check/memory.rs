@@ -3,7 +3,6 @@
 //! The estimate is an upper bound, made only of the shapes. Sandboxes are not counted: they have their own
 //! limits.
 
-use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision};
 use sinew_recipe::{EngineType, RunPlan};
@@ -112,7 +111,8 @@ pub(crate) fn memory(recipe: &RunPlan) -> Result<String, Failure> {
     }
     let kernels = sinew_assembly::device()?.kernels();
     let need = estimate(recipe, &config, &beside, kernels);
-    let installed = total_memory()?;
+    let looked = sinew_telemetry::Memory::look();
+    let installed = looked.map_err(Failure::system)?.installed;
     let mib = |bytes: u128| bytes.div_ceil(1 << 20);
     if need.total() > u128::from(installed) {
         return Err(Failure::input(format!(
@@ -138,17 +138,6 @@ pub(crate) fn memory(recipe: &RunPlan) -> Result<String, Failure> {
     ))
 }
 
-/// Memory of this machine, in bytes (`MemTotal`).
-fn total_memory() -> Result<u64, Failure> {
-    let text = std::fs::read_to_string("/proc/meminfo")
-        .map_err(|e| Failure::system(format!("/proc/meminfo: {e}")))?;
-    text.lines()
-        .find_map(|l| l.strip_prefix("MemTotal:"))
-        .and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<u64>().ok())
-        .map(|kib| kib << 10)
-        .ok_or_else(|| Failure::system("/proc/meminfo has no MemTotal"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,7 +147,8 @@ mod tests {
     #[test]
     fn the_quickstart_is_estimated_as_it_was_measured() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/quickstart.toml");
-        let recipe = RunPlan::load(std::path::Path::new(root), ENVIRONMENTS).unwrap();
+        let recipe =
+            RunPlan::load(std::path::Path::new(root), sinew_assembly::ENVIRONMENTS).unwrap();
         let config = ModelConfig {
             family: Family::Llama,
             vocab: 49152,

@@ -84,7 +84,7 @@ pub(super) fn pool(recipe: &RunPlan) -> Result<(), Failure> {
 ///
 /// # Errors
 /// The last problem, as something that is missing outside, with `hint`.
-fn reach(key: &str, url: &str, hint: &str) -> Result<(), Failure> {
+pub(crate) fn reach(key: &str, url: &str, hint: &str) -> Result<(), Failure> {
     let failed = |why: &dyn std::fmt::Display| {
         Failure::outside(format!(
             "{key} = {url:?} is not reachable: {why}\n  hint: {hint}"

@@ -7,9 +7,9 @@
 mod filter;
 mod user;
 
-use crate::kept::Kept;
 use crate::output;
 use crate::signals::StopSignals;
+use crate::snapshot_args::SnapshotArgs;
 use filter::Filter;
 use sinew_assembly::Failure;
 use sinew_recipe::SandboxPlan;
@@ -44,7 +44,7 @@ pub(crate) fn run(
     section: &SandboxPlan,
     argv: &[String],
     deadline: Duration,
-    kept: &Kept,
+    kept: &SnapshotArgs,
 ) -> Result<ExecResult, Failure> {
     UserTerminal::check()?;
     kept.check()?;

@@ -55,7 +55,7 @@ const SLACK_FILES: f64 = 8.0;
 /// Tasks of the runtime.
 const SLACK_TASKS: f64 = 8.0;
 
-/// What `sinew bench soak` is told.
+/// Arguments of `sinew bench soak`.
 #[derive(Debug, Args)]
 pub(crate) struct SoakArgs {
     /// One JSON object a row
@@ -64,7 +64,7 @@ pub(crate) struct SoakArgs {
     /// Calls of all agents together; the default is a day of 64 agents that call every 15 seconds
     #[arg(long, default_value_t = DAY)]
     turns: u64,
-    /// What agents do follows from it
+    /// Seed of the agents' actions
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }

@@ -2,7 +2,7 @@
 //! grow.
 
 use sinew_store::{
-    Committed, Cursor, Filter, GcPolicy, GcReport, Page, ScorePage, ScoreRecord, ScoreRefused,
+    CommitOutcome, Cursor, Filter, GcPolicy, GcReport, Page, ScorePage, ScoreRecord, ScoreRefused,
     StoreError, StoreStats, TraceStore, TrainedBatch,
 };
 use sinew_types::{EpisodeId, Trace};
@@ -41,13 +41,13 @@ fn refused<T>() -> Result<T, StoreError> {
 
 impl TraceStore for Proven {
     /// Counts the traces that are valid; an invalid one is an error of the gateway.
-    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<Committed>, StoreError> {
+    fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<CommitOutcome>, StoreError> {
         for trace in traces {
             trace.validate()?;
             let tokens = trace.sampled_tokens() as u64;
             self.sampled_tokens.fetch_add(tokens, Ordering::Relaxed);
         }
-        Ok(vec![Committed::New; traces.len()])
+        Ok(vec![CommitOutcome::New; traces.len()])
     }
 
     /// Nothing is kept.
@@ -61,7 +61,7 @@ impl TraceStore for Proven {
     }
 
     /// Refused: nothing is trained here.
-    fn commit_update(&self, _: &TrainedBatch, _: bool) -> Result<Committed, StoreError> {
+    fn commit_update(&self, _: &TrainedBatch, _: bool) -> Result<CommitOutcome, StoreError> {
         refused()
     }
 
@@ -78,7 +78,7 @@ impl TraceStore for Proven {
     fn put_scores(
         &self,
         _: &[ScoreRecord],
-    ) -> Result<Vec<Result<Committed, ScoreRefused>>, StoreError> {
+    ) -> Result<Vec<Result<CommitOutcome, ScoreRefused>>, StoreError> {
         refused()
     }
 

@@ -20,7 +20,7 @@ fn steps(of: &[u64]) -> Vec<Value> {
 
 /// Sessions with these faults, then one without. Gives what the source heard of commits.
 fn heard(faults: Faults, error: &str, committed: u64) -> Vec<Value> {
-    let world = World::new(Samples::Given);
+    let world = World::new(SampleKind::Given);
     let failed = world.session(faults).unwrap_err();
     assert!(failed.to_string().contains(error), "{failed}");
     let before: Vec<u64> = (1..=committed).collect();
@@ -35,12 +35,12 @@ fn heard(faults: Faults, error: &str, committed: u64) -> Vec<Value> {
 
 #[test]
 fn a_commit_names_what_it_consumes_and_the_source_hears_of_it_afterwards() {
-    let world = World::new(Samples::Given);
+    let world = World::new(SampleKind::Given);
     world.session(Faults::default()).unwrap();
     assert_eq!(named(&world), steps(&[1, 2, 3]));
     assert_eq!(world.log.lock().unwrap().consumed, steps(&[1, 2, 3]));
     // A run that samples its own episodes consumes nothing.
-    let world = World::new(Samples::Run);
+    let world = World::new(SampleKind::Run);
     world.session(Faults::default()).unwrap();
     assert_eq!(named(&world), [Value::Null, Value::Null, Value::Null]);
 }

@@ -1,8 +1,8 @@
 //! Runs whose rewards come from outside, some of them after their batch left.
 
 use super::*;
-use crate::late::{Late, LateScores};
-use sinew_orchestrator::{After, LateConfig, LateGroups, Overlap};
+use crate::late::{LateRewards, LateScores};
+use sinew_orchestrator::{LateConfig, LateGroups, Overlap, StaleGroups};
 use sinew_store::{Filter, Score, ScoreRecord, ScoreRule, ScoreTerm, TrainedBatch};
 
 /// Scores every group of an even draw at once, and those of odd draws once later ones have ended or nothing
@@ -68,7 +68,7 @@ fn late_config(max_staleness: u64) -> LateConfig {
         own_if_given: false,
         wait_s: 100.0,
         max_staleness,
-        after: After::Drop,
+        after: StaleGroups::Drop,
         partial: false,
         max_waiting: 8,
     }
@@ -76,7 +76,7 @@ fn late_config(max_staleness: u64) -> LateConfig {
 
 /// A world whose rewards come late.
 fn world() -> World {
-    World::new(Samples::Run)
+    World::new(SampleKind::Run)
 }
 
 fn session(
@@ -87,9 +87,9 @@ fn session(
 ) -> Result<RunOutcome, PipelineError> {
     let core = CoreConfig {
         late_rounds: Some(3),
-        ..config(Samples::Run)
+        ..config(SampleKind::Run)
     };
-    let late = Late {
+    let late = LateRewards {
         config: late,
         scores: Box::new(person),
     };
@@ -145,7 +145,7 @@ fn a_group_is_trained_when_its_reward_comes() {
     let draws: Vec<BTreeSet<u64>> = batches(&world).iter().map(of_step).collect();
     assert_eq!(draws.len(), STEPS as usize);
     let later = draws.iter().enumerate().any(|(n, draws)| {
-        let first = n as u64 * config(Samples::Run).tasks_per_step as u64 * 4;
+        let first = n as u64 * config(SampleKind::Run).tasks_per_step as u64 * 4;
         draws.iter().any(|d| *d < first)
     });
     assert!(later, "{draws:?}");
@@ -247,7 +247,7 @@ fn rewards_that_never_come_are_left_out_when_their_time_is_up() {
 
 #[test]
 fn offline_trains_groups_that_are_too_old_and_drop_does_not() {
-    let trained = |after: After| {
+    let trained = |after: StaleGroups| {
         let world = world();
         let late = LateConfig {
             after,
@@ -259,7 +259,7 @@ fn offline_trains_groups_that_are_too_old_and_drop_does_not() {
         let too_old = dropped.filter(|(_, why)| why.starts_with("late: ")).count();
         (ended.samples.trained, too_old)
     };
-    let (dropping, offline) = (trained(After::Drop), trained(After::Offline));
+    let (dropping, offline) = (trained(StaleGroups::Drop), trained(StaleGroups::Offline));
     assert!(dropping.1 > 0, "{dropping:?}");
     assert_eq!(offline.1, 0, "{offline:?}");
     assert!(offline.0 > dropping.0, "{offline:?} {dropping:?}");
@@ -315,7 +315,7 @@ fn overlapping(
         steps,
         ..overlapping_core(max_staleness)
     };
-    let late = Late {
+    let late = LateRewards {
         config: late_config(max_staleness),
         scores: Box::new(person),
     };
@@ -334,7 +334,7 @@ fn overlapping_core(max_staleness: u64) -> CoreConfig {
     };
     CoreConfig {
         overlap: Some(overlap),
-        ..config(Samples::Run)
+        ..config(SampleKind::Run)
     }
 }
 
@@ -458,7 +458,7 @@ fn a_run_whose_time_is_up_leaves_what_waits_to_the_next_session() {
         max_wall_s: Some(0.1),
         ..overlapping_core(16)
     };
-    let late = Late {
+    let late = LateRewards {
         config: late_config(16),
         scores: Box::new(silent),
     };

@@ -1,6 +1,6 @@
 //! Sessions whose generation and training overlap: the learner has a separate thread.
 
-use super::super::work::{SharedLearner, is_whole};
+use super::super::learner_thread::{SharedLearner, is_whole};
 use super::*;
 use sinew_orchestrator::Overlap;
 
@@ -12,7 +12,7 @@ fn core(in_order: bool) -> CoreConfig {
             in_order,
             late: None,
         }),
-        ..config(Samples::Run)
+        ..config(SampleKind::Run)
     }
 }
 
@@ -40,7 +40,7 @@ fn check(world: &World, ended: &RunOutcome) {
 #[test]
 fn steps_are_trained_while_the_next_episodes_run() {
     for in_order in [true, false] {
-        let world = World::new(Samples::Run);
+        let world = World::new(SampleKind::Run);
         let ended = world
             .session_with(Faults::default(), core(in_order))
             .unwrap();
@@ -66,7 +66,7 @@ fn faults_lose_no_episode_and_train_none_twice() {
         ..Faults::default()
     };
     let whole = |in_order| {
-        let world = World::new(Samples::Run);
+        let world = World::new(SampleKind::Run);
         world
             .session_with(Faults::default(), core(in_order))
             .unwrap();
@@ -79,7 +79,7 @@ fn faults_lose_no_episode_and_train_none_twice() {
             fault(0, 0, 1),
             fault(0, 0, 2),
         ] {
-            let world = World::new(Samples::Run);
+            let world = World::new(SampleKind::Run);
             world.session_with(faults, core(in_order)).unwrap_err();
             let committed = world.commits();
             let ended = world
@@ -105,7 +105,7 @@ fn faults_lose_no_episode_and_train_none_twice() {
 /// A learner whose thread panics ends the run with a message, not with a wait for ever.
 #[test]
 fn a_panic_of_the_learner_ends_the_run() {
-    let world = World::new(Samples::Run);
+    let world = World::new(SampleKind::Run);
     let faults = Faults {
         learner: u64::MAX,
         ..Faults::default()
@@ -140,7 +140,7 @@ fn weights_of_a_learner_that_panicked_are_not_whole() {
 #[test]
 fn episodes_of_weights_that_were_lost_are_left_out() {
     for in_order in [true, false] {
-        let world = World::new(Samples::Run);
+        let world = World::new(SampleKind::Run);
         let draw = &sinew_orchestrator::train_groups(7, 2, (0, &[0]), GROUP, 1)[0][0];
         let mut trace = episode(draw);
         trace.nodes[1].versions[0].version = PolicyVersion(1);

@@ -55,8 +55,8 @@ fn trace(says: &[&str]) -> Trace {
     trace
 }
 
-fn ended(ending: Ending, stderr: &str) -> Ended {
-    Ended {
+fn ended(ending: Ending, stderr: &str) -> ProgramEnd {
+    ProgramEnd {
         ending,
         stdout: String::new(),
         stderr: stderr.into(),
@@ -66,9 +66,9 @@ fn ended(ending: Ending, stderr: &str) -> Ended {
 }
 
 /// A program that ended well: what it printed, and the value of a function.
-fn said(stdout: &str, value: Option<serde_json::Value>) -> Ended {
+fn said(stdout: &str, value: Option<serde_json::Value>) -> ProgramEnd {
     let good = ended(Ending::Exited { code: 0 }, "");
-    Ended {
+    ProgramEnd {
         stdout: stdout.into(),
         value,
         ..good

@@ -8,7 +8,7 @@ const MAX_FILE_LINES: usize = 800;
 const MAX_FUNCTION_LINES: usize = 70;
 /// Public items of a crate, and the project's crates that it depends on.
 const MAX_PUBLIC_ITEMS: usize = 220;
-const MAX_DEPENDENCIES: usize = 12;
+const MAX_DEPENDENCIES: usize = 13;
 const MAX_BLOB_BYTES: u64 = 200 * 1024;
 
 /// Functions that are still longer: they may only become shorter.

@@ -61,6 +61,28 @@ fn lines_fit_the_screen() {
     fail_if_any(&problems, "lines above 110 columns");
 }
 
+/// Words that no comment opens with: the subject of the sentence would be left out.
+const OPENINGS: [&str; 8] = ["What", "Of", "Who", "Whose", "Why", "Which", "Where", "How"];
+
+#[test]
+fn comments_open_with_their_subject() {
+    let mut problems = Vec::new();
+    for path in rust_files() {
+        let mut before = String::new();
+        for (i, line) in source::lines(&path).iter().enumerate() {
+            let is_comment = matches!(line.kind, Kind::Doc | Kind::Comment);
+            let text = line.text.trim_start().trim_start_matches(['/', '!']).trim();
+            let text = if is_comment { text } else { "" };
+            let first = text.split(|c: char| !c.is_alphanumeric()).next();
+            if before.is_empty() && first.is_some_and(|word| OPENINGS.contains(&word)) {
+                problems.push(format!("{}:{}: {text}", shown(&path), i + 1));
+            }
+            before = text.to_owned();
+        }
+    }
+    fail_if_any(&problems, "comments without a subject");
+}
+
 #[test]
 fn every_file_opens_with_its_purpose() {
     let mut problems = Vec::new();
