@@ -17,18 +17,17 @@ use crate::config::{ConfigError, Timeouts};
 use crate::error::{AttemptError, Stage};
 use crate::sse::SseParser;
 use bytes::Bytes;
-use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
-use reqwest::{Client, Method, Response, StatusCode, Url};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use sinew_http::{cause, tls};
+use sinew_http::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
+use sinew_http::{Client, ClientOptions, HttpError, Method, Response, address, bearer, read};
 use sinew_types::EngineError;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::time::Duration;
 
-/// Maximum length of an answer that is not a stream, 16 MiB: the metrics of a large server fit.
-const MAX_BODY_BYTES: usize = 16 << 20;
+/// Maximum length of an answer that is no stream, 16 MiB: the metrics of a large server fit.
+const MAX_BODY_BYTES: u64 = 16 << 20;
 /// Maximum length of a quoted error text, in characters.
 const MAX_QUOTED: usize = 400;
 
@@ -65,12 +64,7 @@ impl Http {
             url: url.to_owned(),
             why,
         };
-        let address = Url::parse(url);
-        let known = |u: &Url| matches!(u.scheme(), "http" | "https");
-        if !url.contains("://") || !address.as_ref().map_or(true, known) {
-            return Err(wrong("it must start with http:// or https://".to_owned()));
-        }
-        let address = address.map_err(|e| wrong(e.to_string()))?;
+        let address = address(url).map_err(|e| wrong(e.to_string()))?;
         if address.query().is_some() {
             return Err(wrong("it must not have a query".to_owned()));
         }
@@ -79,22 +73,16 @@ impl Http {
         let accept = "application/json, text/event-stream, text/plain";
         let mut headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(accept))]);
         if let Some(key) = api_key {
-            let mut value = HeaderValue::try_from(format!("Bearer {key}"))
-                .map_err(|_| wrong("its key has characters that no header may have".to_owned()))?;
-            value.set_sensitive(true);
-            headers.insert(AUTHORIZATION, value);
+            headers.extend(bearer(key).map_err(|e| wrong(e.to_string()))?);
         }
-        let client = Client::builder()
-            .default_headers(headers)
-            .connect_timeout(Duration::from_secs_f64(timeouts.connect_s))
-            .pool_max_idle_per_host(0)
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .tls_backend_preconfigured(tls())
-            .build()
-            .map_err(|e| wrong(cause(&e)))?;
+        let client = Client::new(ClientOptions {
+            connect: Some(Duration::from_secs_f64(timeouts.connect_s)),
+            keep_alive: false,
+            headers,
+            ..ClientOptions::default()
+        });
         Ok(Self {
-            client,
+            client: client.map_err(|e| wrong(e.to_string()))?,
             name: url.to_owned(),
             base,
             timeouts,
@@ -114,31 +102,30 @@ impl Http {
         body: Option<&Value>,
         head: (Stage, f64),
     ) -> Result<Response, AttemptError> {
-        let mut request = self.client.request(method, format!("{}{path}", self.base));
+        let url = format!("{}{path}", self.base);
+        let mut request = self.client.request(method, &url);
         if let Some(body) = body {
             request = request
                 .header(CONTENT_TYPE, "application/json")
                 .body(body.to_string());
         }
         let answer = within(head.0, head.1 + self.timeouts.connect_s, request.send()).await;
-        answer?.map_err(|e| self.failed(path, &e))
+        answer?.map_err(|e| self.failed(path, e.into()))
     }
 
     /// An error of the client, in the words of this crate.
-    fn failed(&self, path: &str, error: &reqwest::Error) -> AttemptError {
-        if error.is_builder() {
-            return AttemptError::Unsupported(format!("{path}: {}", cause(error)));
-        }
-        match (error.is_connect(), error.is_timeout()) {
-            (true, true) => AttemptError::Timeout {
+    fn failed(&self, path: &str, error: HttpError) -> AttemptError {
+        match error {
+            HttpError::Address(why) => AttemptError::Unsupported(format!("{path}: {why}")),
+            HttpError::Connect { late: true, .. } => AttemptError::Timeout {
                 stage: Stage::Connect,
                 limit_s: self.timeouts.connect_s,
             },
-            (true, false) => AttemptError::Connect {
+            HttpError::Connect { why, .. } => AttemptError::Connect {
                 to: self.name.clone(),
-                why: cause(error),
+                why,
             },
-            (false, _) => AttemptError::Cut(cause(error)),
+            error => cut(error),
         }
     }
 
@@ -153,7 +140,8 @@ impl Http {
         let stage = Stage::Control;
         let all = async {
             let answer = self.send(method, path, body, (stage, limit_s)).await?;
-            read(checked(answer).await?).await
+            let body = read(checked(answer).await?, MAX_BODY_BYTES).await;
+            body.map(Bytes::from).map_err(cut)
         };
         within(stage, limit_s, all).await?
     }
@@ -207,21 +195,12 @@ impl Http {
     }
 }
 
-/// A whole body within its limit.
-async fn read(mut answer: Response) -> Result<Bytes, AttemptError> {
-    let mut all = Vec::new();
-    while let Some(data) = answer.chunk().await.map_err(cut)? {
-        all.extend_from_slice(&data);
-        if all.len() > MAX_BODY_BYTES {
-            let why = format!("an answer is longer than {MAX_BODY_BYTES} bytes");
-            return Err(AttemptError::Protocol(why));
-        }
+/// An error after the connection was there.
+fn cut(error: HttpError) -> AttemptError {
+    match error {
+        HttpError::TooLarge(_) => AttemptError::Protocol(error.to_string()),
+        error => AttemptError::Cut(error.to_string()),
     }
-    Ok(Bytes::from(all))
-}
-
-fn cut(error: reqwest::Error) -> AttemptError {
-    AttemptError::Cut(cause(&error))
 }
 
 /// `future`, or the error that it took too long.
@@ -241,24 +220,21 @@ async fn checked(answer: Response) -> Result<Response, AttemptError> {
     if status.is_success() {
         return Ok(answer);
     }
-    let body = read(answer).await.unwrap_or_default();
+    let body = read(answer, MAX_BODY_BYTES).await.unwrap_or_default();
     let body = quoted(&String::from_utf8_lossy(&body));
-    Err(match status {
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => AttemptError::Busy {
-            status: status.as_u16(),
-            body,
-        },
-        StatusCode::BAD_REQUEST
-        | StatusCode::PAYLOAD_TOO_LARGE
-        | StatusCode::UNPROCESSABLE_ENTITY => {
-            let why = format!("the server answered {}: {body}", status.as_u16());
+    Err(refusal(status.as_u16(), body))
+}
+
+/// The error that a status stands for.
+fn refusal(status: u16, body: String) -> AttemptError {
+    match status {
+        400 | 413 | 422 => {
+            let why = format!("the server answered {status}: {body}");
             AttemptError::Refused(EngineError::Failed(why))
         }
-        _ => AttemptError::Status {
-            status: status.as_u16(),
-            body,
-        },
-    })
+        429 | 503 => AttemptError::Busy { status, body },
+        _ => AttemptError::Status { status, body },
+    }
 }
 
 /// The beginning of a text, on one line, for an error message.
@@ -303,7 +279,8 @@ impl EventStream {
             if let Some(event) = self.ready.pop_front() {
                 return Ok(Some(event));
             }
-            let Some(data) = self.answer.chunk().await.map_err(cut)? else {
+            let data = self.answer.chunk().await.map_err(HttpError::from);
+            let Some(data) = data.map_err(cut)? else {
                 if self.parser.is_cut() {
                     return Err(AttemptError::Cut("in the middle of an event".to_owned()));
                 }
@@ -350,18 +327,7 @@ fn stream_error(error: &Value) -> AttemptError {
         None => error.to_string(),
     });
     match error.get("code").and_then(Value::as_u64) {
-        Some(code @ (400 | 413 | 422)) => {
-            let why = format!("the server answered {code}: {body}");
-            AttemptError::Refused(EngineError::Failed(why))
-        }
-        Some(code @ (429 | 503)) => AttemptError::Busy {
-            status: code as u16,
-            body,
-        },
-        Some(code) => AttemptError::Status {
-            status: code.min(599) as u16,
-            body,
-        },
+        Some(code) => refusal(code.min(599) as u16, body),
         None => AttemptError::Cut(format!("the server reports: {body}")),
     }
 }

@@ -1,31 +1,29 @@
-//! The parts that HTTP clients and servers of Sinew share: trusted certificates, errors in one line, and the
-//! server behind every listener.
+//! The parts that HTTP clients and servers of Sinew share: trusted certificates, the client with its limits,
+//! its errors and its retries, and the server behind every listener.
 //!
 //! Invariants:
 //! - Trust does not depend on the machine: Mozilla's root certificates are built into the program.
-//! - Without the feature `server` nothing here opens a connection.
+//! - Without the features `client` and `server` nothing here opens a connection.
 //! - A server's connections never take more than their share of the files that the process may open.
 
+#[cfg(feature = "blocking")]
+pub mod blocking;
+#[cfg(feature = "client")]
+mod client;
+#[cfg(feature = "client")]
+mod error;
+#[cfg(feature = "client")]
+mod retry;
 #[cfg(feature = "server")]
 pub mod server;
+mod trust;
 
-use rustls::{ClientConfig, RootCertStore};
-use std::error::Error;
-
-/// TLS settings that trust Mozilla's root certificates, without a certificate of the client. Machines
-/// without a certificate store work, too.
-pub fn tls() -> ClientConfig {
-    let roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    ClientConfig::builder()
-        .with_root_certificates(roots)
-        .with_no_client_auth()
-}
-
-/// The innermost reason of an error: the outer ones of an HTTP client repeat the address.
-pub fn cause(error: &(dyn Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
-}
+#[cfg(feature = "client")]
+pub use client::{Answer, Client, ClientOptions, address, bearer, read, retry, retry_after};
+#[cfg(feature = "client")]
+pub use error::{HttpError, line};
+#[cfg(feature = "client")]
+pub use reqwest::{Method, RequestBuilder, Response, StatusCode, Url, header};
+#[cfg(feature = "client")]
+pub use retry::{Failure, Retry, may_pass};
+pub use trust::{cause, tls};

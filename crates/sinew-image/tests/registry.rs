@@ -4,6 +4,8 @@
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use sinew_http::blocking::Client;
+use sinew_http::{ClientOptions, Method};
 use sinew_image::{Credentials, Image, ImageError, PullLimits, UnpackLimits, pull};
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,12 +37,8 @@ fn machine() -> &'static str {
     }
 }
 
-fn http() -> reqwest::blocking::Client {
-    let client = reqwest::blocking::Client::builder();
-    client
-        .tls_backend_preconfigured(sinew_http::tls())
-        .build()
-        .unwrap()
+fn http() -> Client {
+    Client::new(ClientOptions::default()).unwrap()
 }
 
 /// An image with one file, for an architecture.
@@ -147,9 +145,10 @@ impl Registry {
         for blob in [&image.layer, &image.config] {
             let http = http();
             let url = format!("http://{}/v2/{name}/blobs/uploads/", self.host);
-            let begun = http.post(url).send().unwrap();
+            let begun = http.request(Method::POST, &url).send().unwrap();
             let location = begun.headers()["location"].to_str().unwrap();
-            let put = http.put(format!("{location}&digest={}", sha256(blob)));
+            let url = format!("{location}&digest={}", sha256(blob));
+            let put = http.request(Method::PUT, &url);
             assert_eq!(put.body(blob.clone()).send().unwrap().status(), 201);
         }
         self.put(name, tag, MANIFEST, &image.manifest);
@@ -157,7 +156,9 @@ impl Registry {
 
     fn put(&self, name: &str, tag: &str, kind: &str, manifest: &[u8]) {
         let url = format!("http://{}/v2/{name}/manifests/{tag}", self.host);
-        let put = http().put(url).header("content-type", kind);
+        let put = http()
+            .request(Method::PUT, &url)
+            .header("content-type", kind);
         let answer = put.body(manifest.to_vec()).send().unwrap();
         assert_eq!(answer.status(), 201, "{}", answer.text().unwrap());
     }

@@ -1,11 +1,10 @@
 //! Whether to ask again: the course of one vote, without I/O and without a clock.
 
+use sinew_http::Retry;
 use std::time::Duration;
 
-/// First pause before a question is asked again; it doubles each time.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// Maximum pause.
-const MAX_PAUSE: Duration = Duration::from_secs(8);
+/// First and longest pause after an outage; it doubles each time.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
 
 /// Result of one question.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,16 +40,17 @@ pub enum VoteAction<V> {
 /// One vote: asked up to `1 + retries` times.
 #[derive(Clone, Debug)]
 pub struct Vote {
-    attempt: u32,
-    retries: u32,
+    asked: u32,
+    retry: Retry,
 }
 
 impl Vote {
     /// A vote that asks up to `retries` times more than once.
     pub fn new(retries: u32) -> Self {
+        let (attempts, (first, longest)) = (retries.saturating_add(1), PAUSES);
         Self {
-            attempt: 0,
-            retries,
+            asked: 0,
+            retry: Retry::doubling(attempts, first, longest),
         }
     }
 
@@ -65,31 +65,22 @@ impl Vote {
 
     /// Decides the next action after an answer.
     pub fn on<V>(&mut self, heard: JudgeReply<V>) -> VoteAction<V> {
-        let (why, refused, pause) = match heard {
+        let (why, refused) = match heard {
             JudgeReply::Verdict(verdict) => return VoteAction::Done(verdict),
             JudgeReply::Lasting(why) => return VoteAction::Failed(why),
-            JudgeReply::NoVerdict(why) => (why.clone(), Some(why), Duration::ZERO),
-            JudgeReply::Passing(why) => (why, None, self.pause()),
+            JudgeReply::NoVerdict(why) => (why.clone(), Some(why)),
+            JudgeReply::Passing(why) => (why, None),
         };
-        if self.attempt >= self.retries {
-            let times = self.attempt + 1;
-            return VoteAction::Failed(match times {
-                1 => why,
-                _ => format!("{why} (asked {times} times)"),
-            });
+        self.asked += 1;
+        match (self.retry.pause(self.asked, None), self.asked) {
+            (None, 1) => VoteAction::Failed(why),
+            (None, times) => VoteAction::Failed(format!("{why} (asked {times} times)")),
+            (Some(pause), attempt) => VoteAction::Ask {
+                attempt,
+                pause: refused.as_ref().map_or(pause, |_| Duration::ZERO),
+                refused,
+            },
         }
-        self.attempt += 1;
-        VoteAction::Ask {
-            attempt: self.attempt,
-            pause,
-            refused,
-        }
-    }
-
-    /// Time to wait after an outage.
-    fn pause(&self) -> Duration {
-        let doubled = FIRST_PAUSE.saturating_mul(1 << self.attempt.min(16));
-        doubled.min(MAX_PAUSE)
     }
 }
 
@@ -124,7 +115,7 @@ mod tests {
         assert_eq!(vote.on(lasting), VoteAction::Failed("wrong key".into()));
         for _ in 0..100 {
             let next: VoteAction<i32> = vote.on(JudgeReply::Passing("down".into()));
-            assert!(matches!(next, VoteAction::Ask { pause, .. } if pause <= MAX_PAUSE));
+            assert!(matches!(next, VoteAction::Ask { pause, .. } if pause <= PAUSES.1));
         }
     }
 }

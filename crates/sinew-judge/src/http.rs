@@ -1,14 +1,13 @@
 //! JSON over HTTP: one question, one answer, each with a limit.
 
 use crate::chat::ChatError;
-use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
-use reqwest::{Client, Response, StatusCode, Url};
 use serde_json::Value;
-use sinew_http::{cause, tls};
+use sinew_http::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
+use sinew_http::{Client, ClientOptions, HttpError, Method, Url, bearer, may_pass};
 use std::time::Duration;
 
 /// Maximum bytes of an answer, 4 MiB.
-const MAX_ANSWER: usize = 4 << 20;
+const MAX_ANSWER: u64 = 4 << 20;
 /// Maximum characters of a server's words in a message.
 const MAX_QUOTED: usize = 160;
 /// Time for a connection.
@@ -26,13 +25,11 @@ pub(crate) struct JsonServer {
 /// # Errors
 /// Fails with the fault of the address.
 pub(crate) fn address(url: &str) -> Result<Url, String> {
-    let wrong = |why: String| format!("{url:?} is no address: {why}");
-    let parsed = Url::parse(url.trim_end_matches('/')).map_err(|e| wrong(e.to_string()))?;
-    if !matches!(parsed.scheme(), "http" | "https") {
-        return Err(wrong("it must begin with http:// or https://".into()));
-    }
+    let wrong = |why: &str| format!("{url:?} is no address: {why}");
+    let parsed = sinew_http::address(url.trim_end_matches('/'));
+    let parsed = parsed.map_err(|e| wrong(&e.to_string()))?;
     if !parsed.username().is_empty() || parsed.password().is_some() {
-        return Err(wrong("a key belongs into the variable of key_env".into()));
+        return Err(wrong("a key belongs into the variable of key_env"));
     }
     Ok(parsed)
 }
@@ -46,19 +43,15 @@ impl JsonServer {
         let json = HeaderValue::from_static("application/json");
         let mut headers = HeaderMap::from_iter([(ACCEPT, json.clone()), (CONTENT_TYPE, json)]);
         if let Some(key) = key {
-            let mut value = HeaderValue::try_from(format!("Bearer {}", key.trim()))
-                .map_err(|_| "the key has characters that no header may have".to_owned())?;
-            value.set_sensitive(true);
-            headers.insert(AUTHORIZATION, value);
+            headers.extend(bearer(key.trim()).map_err(|e| e.to_string())?);
         }
-        let client = Client::builder()
-            .default_headers(headers)
-            .connect_timeout(CONNECT)
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .tls_backend_preconfigured(tls())
-            .build()
-            .map_err(|e| format!("{url}: {}", cause(&e)))?;
+        let client = Client::new(ClientOptions {
+            connect: Some(CONNECT),
+            body_max: MAX_ANSWER,
+            headers,
+            ..ClientOptions::default()
+        });
+        let client = client.map_err(|e| format!("{url}: {e}"))?;
         Ok(Self { client, url })
     }
 
@@ -88,55 +81,22 @@ impl JsonServer {
     }
 
     async fn exchange(&self, body: String) -> Result<Value, ChatError> {
-        let host = self.host();
-        let lost = |e: reqwest::Error| {
-            let why = format!("{host}: {}", cause(&e));
-            match e.is_connect() {
-                true => ChatError::Passing(why),
-                false => ChatError::Unheard(why),
+        let failed = |e: HttpError| {
+            let why = format!("{}: {e}", self.host());
+            match e {
+                HttpError::Connect { .. } => ChatError::Passing(why),
+                HttpError::Status { code: 504, .. } => ChatError::Unheard(why),
+                HttpError::Status { code, .. } if may_pass(code) => ChatError::Passing(why),
+                HttpError::Status { .. } | HttpError::TooLarge(_) => ChatError::Lasting(why),
+                _ => ChatError::Unheard(why),
             }
         };
-        let request = self.client.post(self.url.clone()).body(body);
-        let answer = request.send().await.map_err(lost)?;
-        let status = answer.status();
-        let body = read(answer).await.map_err(lost)?;
-        if !status.is_success() {
-            let said = quoted(body.as_deref().unwrap_or_default());
-            let why = format!("{host}: status {}: {said}", status.as_u16());
-            let passing = status.is_server_error()
-                || matches!(
-                    status,
-                    StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT
-                );
-            return Err(match passing {
-                true if status == StatusCode::GATEWAY_TIMEOUT => ChatError::Unheard(why),
-                true => ChatError::Passing(why),
-                false => ChatError::Lasting(why),
-            });
-        }
-        let lasting = |why: &str| ChatError::Lasting(format!("{host}: {why}"));
-        let body = body.ok_or_else(|| lasting("the answer is longer than 4 MiB"))?;
-        serde_json::from_slice(&body).map_err(|_| lasting("the answer is no JSON"))
+        let request = self.client.request(Method::POST, self.url.as_str());
+        let answer = self.client.ask(request.body(body)).await;
+        let body = answer.and_then(|a| a.success(MAX_QUOTED)).map_err(failed)?;
+        serde_json::from_slice(&body)
+            .map_err(|_| ChatError::Lasting(format!("{}: the answer is no JSON", self.host())))
     }
-}
-
-/// The body, `None` if it is longer than [`MAX_ANSWER`].
-async fn read(mut answer: Response) -> Result<Option<Vec<u8>>, reqwest::Error> {
-    let mut all = Vec::new();
-    while let Some(data) = answer.chunk().await? {
-        if all.len() + data.len() > MAX_ANSWER {
-            return Ok(None);
-        }
-        all.extend_from_slice(&data);
-    }
-    Ok(Some(all))
-}
-
-/// The beginning of a server's words, on one line and without control characters.
-fn quoted(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MAX_QUOTED)]);
-    let shown = |c: char| if c.is_control() { ' ' } else { c };
-    text.chars().take(MAX_QUOTED).map(shown).collect()
 }
 
 #[cfg(test)]
@@ -157,11 +117,5 @@ mod tests {
         }
         let server = JsonServer::new(address("http://h:1").unwrap(), Some("a\nb"));
         assert!(server.unwrap_err().contains("key"));
-    }
-
-    #[test]
-    fn words_of_servers_are_short_and_harmless() {
-        let said = quoted("a\n\u{1b}[31m".repeat(200).as_bytes());
-        assert!(said.chars().count() == MAX_QUOTED && !said.contains(char::is_control));
     }
 }

@@ -78,92 +78,18 @@ pub enum HubError {
     File { path: PathBuf, error: io::Error },
     #[error("{}: more than {limit} bytes", path.display())]
     LargeFile { path: PathBuf, limit: u64 },
-    #[error("writing the cache: {0}")]
-    Cache(#[from] io::Error),
-    /// The HTTP client cannot be made, with its reason.
+    /// A request failed, or its answer cannot be used; with the address.
     #[error("{0}")]
-    Client(String),
-    /// The request failed, or the answer breaks off; the reason is that of the HTTP client.
-    #[error("{url}: {reason}")]
-    Request { url: String, reason: String },
-    #[error("{url} answers {status}{hint}")]
-    Status {
-        url: String,
-        status: u16,
-        /// What may be wrong, and what helps.
-        hint: &'static str,
-    },
-    #[error("{url}: more than {limit} bytes")]
-    LargeAnswer { url: String, limit: u64 },
-    #[error("{url}: more than the {limit} bytes announced")]
-    Announced { url: String, limit: u64 },
-    #[error("{url}: {found} of {size} bytes")]
-    Short { url: String, found: u64, size: u64 },
-    #[error("{url}: larger than {limit} bytes")]
-    LargeRemote { url: String, limit: u64 },
-    #[error("{url}: more than {limit} redirects")]
-    Redirects { url: String, limit: usize },
-    #[error("{url}: tag `{tag}` does not identify a file")]
-    Tag { url: String, tag: String },
-    #[error("{url}: {error}")]
-    Json {
-        url: String,
-        error: serde_json::Error,
-    },
-    #[error("{url}: `{sha}` is no commit")]
-    Commit { url: String, sha: String },
-    #[error("{url}: {error}")]
-    Read { url: String, error: io::Error },
-    #[error("{url}: content has SHA-256 {found}, expected {expected}")]
-    Digest {
-        url: String,
-        found: String,
-        expected: String,
-    },
-    #[error("no attempt was made")]
-    NoAttempt,
-    #[error("{name}: {bytes} bytes; allowed: up to {limit}")]
-    Limit {
-        name: String,
-        bytes: u64,
-        limit: u64,
-    },
-    #[error("the repository has no config.json")]
-    NoConfig,
-    #[error("the repository has neither `{0}` nor `{1}`")]
-    NoWeights(&'static str, &'static str),
+    Request(String),
+    /// Its files are missing, too many or too large, or belong to several configurations.
+    #[error("{0}")]
+    Repository(String),
+    /// The index of the files of weights cannot be read.
     #[error(transparent)]
     Index(#[from] SafetensorsError),
-    #[error(
-        "its files have {bytes} bytes; allowed: up to {limit}. Take a configuration, or a data set of its own \
-         with the rows that are needed"
-    )]
-    LargeDataset { bytes: u64, limit: u64 },
     /// The note of a data set's files cannot be encoded.
     #[error(transparent)]
     Note(serde_json::Error),
-    #[error("the YAML at the top of README.md: {0}")]
-    Readme(String),
-    #[error("dataset_infos.json: {0}")]
-    Infos(serde_json::Error),
-    #[error("more than {0} configurations or patterns")]
-    Entries(usize),
-    /// The endings of files of rows.
-    #[error("the data set has no files that end in {0}")]
-    NoRows(String),
-    #[error("the configuration `{0}` has no files of rows")]
-    EmptyConfig(String),
-    #[error(
-        "{count} files of rows; allowed: up to {limit}. Name a configuration, or convert the data set to \
-         fewer files"
-    )]
-    Files { count: usize, limit: usize },
-    #[error("no configuration `{wanted}`; allowed: {names}")]
-    NoSuchConfig { wanted: String, names: String },
-    #[error(
-        "the data set has {count} configurations: {names}; name one as hf:ORG/NAME/CONFIGURATION"
-    )]
-    SeveralConfigs { count: usize, names: String },
     /// The download failed, and the cache has a copy.
     #[error("{0} (HF_HUB_OFFLINE=1 uses the copy in the cache)")]
     Cached(Box<HubError>),

@@ -4,10 +4,10 @@ use crate::wire::{
     self, Answer, CALL_ID, Call, MAX_ANSWER, MAX_PAGE, MAX_REQUEST, MAX_WAIT_MS, MESSAGE_PACK,
 };
 use bytes::Bytes;
-use reqwest::blocking::{Client, RequestBuilder, Response};
-use reqwest::header::CONTENT_TYPE;
 use serde_json::Value;
-use sinew_http::{cause, tls};
+use sinew_http::blocking::{Client, RequestBuilder, retry};
+use sinew_http::header::CONTENT_TYPE;
+use sinew_http::{ClientOptions, Failure, HttpError, Method, Retry, may_pass};
 use sinew_store::StoreError;
 use sinew_store::queue::{
     AckedRow, Consumer, LeaseBatch, LeaseId, NewRow, PutOutcome, Queue, QueueStats, ReturnOutcome,
@@ -15,7 +15,6 @@ use sinew_store::queue::{
 };
 use std::borrow::Cow;
 use std::fmt;
-use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -23,8 +22,8 @@ use std::time::{Duration, Instant};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for an answer, beyond that of a wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Pauses between two attempts: the first, and the longest.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// Pauses between two attempts. Only the patience ends them.
+const PAUSES: Retry = Retry::doubling(u32::MAX, Duration::from_millis(50), Duration::from_secs(2));
 
 /// A queue behind an address. A call without an answer is repeated under the same name until it is answered
 /// or the patience ends, so a lost answer does not change the queue twice.
@@ -47,14 +46,8 @@ impl fmt::Debug for HttpQueue {
     }
 }
 
-/// Result of one attempt.
-enum Attempt<T> {
-    Answered(T),
-    /// Asking again is of no use.
-    Refused(String),
-    /// It may pass.
-    Failed(String),
-}
+/// Result of an attempt.
+type Attempt<T> = Result<T, Failure<String>>;
 
 impl HttpQueue {
     /// The queue at `url`, such as `http://127.0.0.1:8090`. A server that is away is waited for as long as
@@ -70,11 +63,15 @@ impl HttpQueue {
         if !(url.starts_with("http://") || url.starts_with("https://")) {
             return Err(remote("allowed: http:// or https:// and a host".into()));
         }
-        let client = Client::builder()
-            .tls_backend_preconfigured(tls())
-            .connect_timeout(CONNECT_TIMEOUT)
-            .build()
-            .map_err(|e| remote(cause(&e)))?;
+        let client = Client::new(ClientOptions {
+            connect: Some(CONNECT_TIMEOUT),
+            deadline: Some(ANSWER_TIMEOUT),
+            body_max: MAX_ANSWER,
+            redirects: 10,
+            proxy: true,
+            ..ClientOptions::default()
+        });
+        let client = client.map_err(|e| remote(e.to_string()))?;
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|e| remote(format!("no randomness: {e}")))?;
         Ok(Self {
@@ -95,41 +92,25 @@ impl HttpQueue {
     }
 
     /// Repeats `attempt` until it is answered, or refused, or the patience ends.
-    fn persist<T>(&self, mut attempt: impl FnMut() -> Attempt<T>) -> Result<T, StoreError> {
-        let (end, mut pause) = (Instant::now() + self.patience, PAUSE.0);
-        loop {
-            match attempt() {
-                Attempt::Answered(value) => return Ok(value),
-                Attempt::Refused(why) => return Err(self.remote(why)),
-                Attempt::Failed(why) => {
-                    let left = end.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        let given = self.patience.as_secs();
-                        return Err(self.remote(format!(
-                            "{why} (asked for {given} s)\n  hint: is `sinew queue serve` running there?"
-                        )));
-                    }
-                    std::thread::sleep(pause.min(left));
-                    pause = (pause * 2).min(PAUSE.1);
-                }
-            }
-        }
+    fn persist<T>(&self, attempt: impl FnMut() -> Attempt<T>) -> Result<T, StoreError> {
+        let end = Instant::now() + self.patience;
+        let left = |pause: Duration| {
+            let left = end.saturating_duration_since(Instant::now());
+            (!left.is_zero()).then(|| pause.min(left))
+        };
+        retry(PAUSES, left, attempt).map_err(|failure| match failure {
+            Failure::Lasting(why) => self.remote(why),
+            Failure::Passing(why, _) => self.remote(format!(
+                "{why} (asked for {} s)\n  hint: is `sinew queue serve` running there?",
+                self.patience.as_secs()
+            )),
+        })
     }
 
     /// Sends a request with the token, and reads the whole answer: its status and its body.
-    fn send(&self, request: RequestBuilder) -> Result<(u16, Vec<u8>), String> {
-        let response: Response = request
-            .bearer_auth(&self.token)
-            .send()
-            .map_err(|e| cause(&e))?;
-        let status = response.status().as_u16();
-        let mut body = Vec::new();
-        let mut from = response.take(MAX_ANSWER + 1);
-        from.read_to_end(&mut body).map_err(|e| cause(&e))?;
-        match body.len() as u64 > MAX_ANSWER {
-            true => Err(format!("the answer is longer than {MAX_ANSWER} bytes")),
-            false => Ok((status, body)),
-        }
+    fn send(&self, request: RequestBuilder) -> Result<(u16, Vec<u8>), HttpError> {
+        let answer = self.client.ask(request.bearer_auth(&self.token))?;
+        Ok((answer.status.as_u16(), answer.body))
     }
 
     /// The answer of a call, or the queue's refusal.
@@ -148,17 +129,13 @@ impl HttpQueue {
         let answer = self.persist(|| {
             let request = self
                 .client
-                .post(format!("{}/queue", self.url))
-                .timeout(ANSWER_TIMEOUT)
+                .request(Method::POST, &format!("{}/queue", self.url))
                 .header(CONTENT_TYPE, MESSAGE_PACK);
             let request = id.iter().fold(request, |r, id| r.header(CALL_ID, id));
-            match self.send(request.body(body.clone())) {
-                Ok((200 | 409, answer)) => match wire::decode(&answer) {
-                    Ok(answer) => Attempt::Answered(answer),
-                    Err(why) => Attempt::Refused(format!("its answer cannot be read: {why}")),
-                },
-                Ok((status, answer)) => unanswered(status, &answer),
-                Err(why) => Attempt::Failed(why),
+            match self.send(request.body(body.clone()))? {
+                (200 | 409, answer) => wire::decode(&answer)
+                    .map_err(|why| Failure::Lasting(format!("its answer cannot be read: {why}"))),
+                (status, answer) => Err(unanswered(status, &answer)),
             }
         })?;
         match answer {
@@ -190,28 +167,28 @@ impl HttpQueue {
     fn wait_once(&self, seen: u64, ms: u64) -> Result<u64, StoreError> {
         let url = format!("{}/queue/wait?seen={seen}&ms={ms}", self.url);
         let limit = ANSWER_TIMEOUT + Duration::from_millis(ms);
-        self.persist(|| match self.send(self.client.get(&url).timeout(limit)) {
-            Ok((200, body)) => {
-                let value: Value = serde_json::from_slice(&body).unwrap_or_default();
-                match value["change"].as_u64() {
-                    Some(change) => Attempt::Answered(change),
-                    None => Attempt::Refused("its answer names no change".into()),
+        self.persist(|| {
+            let request = self.client.request(Method::GET, &url).timeout(limit);
+            match self.send(request)? {
+                (200, body) => {
+                    let value: Value = serde_json::from_slice(&body).unwrap_or_default();
+                    let change = value["change"].as_u64();
+                    change.ok_or_else(|| Failure::Lasting("its answer names no change".into()))
                 }
+                (status, body) => Err(unanswered(status, &body)),
             }
-            Ok((status, body)) => unanswered(status, &body),
-            Err(why) => Attempt::Failed(why),
         })
     }
 }
 
-/// Meaning of a status that is not one of an answer.
-fn unanswered<T>(status: u16, body: &[u8]) -> Attempt<T> {
+/// The failure that a status other than those of an answer stands for.
+fn unanswered(status: u16, body: &[u8]) -> Failure<String> {
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
     let said = value["error"]["message"].as_str().unwrap_or_default();
     let text = format!("{status}: {said}");
-    match status {
-        408 | 429 | 500.. => Attempt::Failed(text),
-        _ => Attempt::Refused(text),
+    match may_pass(status) {
+        true => Failure::Passing(text, None),
+        false => Failure::Lasting(text),
     }
 }
 

@@ -1,11 +1,9 @@
 //! A data pool over HTTP, as `sinew serve --pool` answers.
 
-use reqwest::blocking::{Client, RequestBuilder};
-use reqwest::{Method, header};
 use serde_json::Value;
-use sinew_http::{cause, tls};
+use sinew_http::blocking::{Client, RequestBuilder, retry};
+use sinew_http::{ClientOptions, Failure, Method, Retry, header};
 use sinew_orchestrator::PipelineError;
-use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,7 +15,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Attempts at a request that may be repeated.
-const ATTEMPTS: u32 = 4;
+const TRIES: Retry = Retry::doubling(4, Duration::from_millis(200), Duration::from_millis(800));
 
 /// A pool over HTTP.
 #[derive(Clone, Debug)]
@@ -47,14 +45,17 @@ impl PoolClient {
                 token_file.display()
             ))
         })?;
-        let client = Client::builder()
-            .tls_backend_preconfigured(tls())
-            .connect_timeout(CONNECT_TIMEOUT)
-            .timeout(ANSWER_TIMEOUT)
-            .build()
-            .map_err(|e| PipelineError::system(format!("the pool's client: {}", cause(&e))))?;
+        let client = Client::new(ClientOptions {
+            connect: Some(CONNECT_TIMEOUT),
+            stall: Some(ANSWER_TIMEOUT),
+            body_max: MAX_ANSWER_BYTES,
+            redirects: 10,
+            proxy: true,
+            ..ClientOptions::default()
+        });
+        let failed = |e| PipelineError::system(format!("the pool's client: {e}"));
         Ok(Self {
-            client,
+            client: client.map_err(failed)?,
             url: url.trim_end_matches('/').to_owned(),
             token: token.trim().to_owned(),
         })
@@ -63,7 +64,7 @@ impl PoolClient {
     /// One request without retries: status and body, or the reason why there was no answer.
     fn once(&self, method: &str, path: &str, body: &Value) -> Result<(u16, Value), String> {
         let kind = Method::from_bytes(method.as_bytes()).map_err(|e| e.to_string())?;
-        let request = self.client.request(kind, format!("{}{path}", self.url));
+        let request = self.client.request(kind, &format!("{}{path}", self.url));
         self.send(match method {
             "GET" | "DELETE" => request,
             _ => request
@@ -74,17 +75,10 @@ impl PoolClient {
 
     /// The status and the JSON that a request with the token is answered with.
     fn send(&self, request: RequestBuilder) -> Result<(u16, Value), String> {
-        let response = request.bearer_auth(&self.token).send();
-        let response = response.map_err(|e| cause(&e))?;
-        let status = response.status().as_u16();
-        let mut text = Vec::new();
-        let mut body = response.take(MAX_ANSWER_BYTES + 1);
-        body.read_to_end(&mut text).map_err(|e| cause(&e))?;
-        if text.len() as u64 > MAX_ANSWER_BYTES {
-            return Err(format!("an answer is longer than {MAX_ANSWER_BYTES} bytes"));
-        }
-        let value = serde_json::from_slice(&text).map_err(|e| format!("no JSON: {e}"))?;
-        Ok((status, value))
+        let answer = self.client.ask(request.bearer_auth(&self.token));
+        let answer = answer.map_err(|e| e.to_string())?;
+        let value = serde_json::from_slice(&answer.body).map_err(|e| format!("no JSON: {e}"))?;
+        Ok((answer.status.as_u16(), value))
     }
 
     /// Returns the pool's answer; a request that never arrived is sent again.
@@ -92,28 +86,23 @@ impl PoolClient {
     /// # Errors
     /// Fails if the pool refuses the request or does not answer.
     pub fn call(&self, method: &str, path: &str, body: &Value) -> Result<Value, PipelineError> {
-        let mut pause = Duration::from_millis(200);
-        for attempt in 1.. {
-            let problem = match self.once(method, path, body) {
-                Ok((status, value)) if status < 300 => return Ok(value),
-                Ok((status, value)) if status < 500 && status != 429 => {
-                    let message = value["error"]["message"].as_str().unwrap_or_default();
-                    let text = format!("{method} {}{path}: {status}: {message}", self.url);
-                    return Err(PipelineError::input(text));
-                }
-                Ok((status, value)) => format!("{status}: {value}"),
-                Err(e) => e,
-            };
-            if attempt == ATTEMPTS {
-                return Err(PipelineError::system(format!(
-                    "{method} {}{path}: {problem}\n  hint: is `sinew serve --pool` running there?",
-                    self.url
-                )));
+        let what = format!("{method} {}{path}", self.url);
+        let attempt = || match self.once(method, path, body) {
+            Ok((status, value)) if status < 300 => Ok(value),
+            Ok((status, value)) if status < 500 && status != 429 => {
+                let message = value["error"]["message"].as_str().unwrap_or_default();
+                let text = format!("{what}: {status}: {message}");
+                Err(Failure::Lasting(PipelineError::input(text)))
             }
-            std::thread::sleep(pause);
-            pause *= 2;
-        }
-        unreachable!("the last attempt returns")
+            Ok((status, value)) => Err(Failure::Passing(format!("{status}: {value}"), None)),
+            Err(why) => Err(Failure::Passing(why, None)),
+        };
+        retry(TRIES, Some, attempt).map_err(|failure| match failure {
+            Failure::Lasting(error) => error,
+            Failure::Passing(why, _) => PipelineError::system(format!(
+                "{what}: {why}\n  hint: is `sinew serve --pool` running there?"
+            )),
+        })
     }
 }
 
@@ -127,7 +116,7 @@ impl PoolClient {
         let bytes = std::fs::read(file).map_err(unreadable)?;
         let request = self
             .client
-            .post(format!("{}/pool/trajectories", self.url))
+            .request(Method::POST, &format!("{}/pool/trajectories", self.url))
             .header(header::CONTENT_TYPE, "application/json")
             .body(bytes);
         let (status, told) = self.send(request).map_err(|e| {

@@ -34,16 +34,6 @@ pub enum SignalsError {
         /// Allowed values, in words.
         allowed: &'static str,
     },
-    /// A value of `[alerts.mail]` that does not work on this host.
-    #[error("alerts.mail.{key} = {value:?}: {reason}")]
-    Mail {
-        /// Key in the table.
-        key: &'static str,
-        /// Value as typed, or the name of the variable.
-        value: String,
-        /// Fault of the address, of TLS or of the variable.
-        reason: String,
-    },
     /// Something outside could not be opened.
     #[error("{0}")]
     System(String),

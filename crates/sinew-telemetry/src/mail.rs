@@ -1,13 +1,13 @@
 //! Alerts by mail: a bounded queue, a task, a few tries each, one connection for each message.
 
 use crate::config::{MailConfig, SignalsError, Tls};
-use crate::send::{Counts, PAUSES, Queue};
-use lettre::address::AddressError;
+use crate::send::{Counts, Queue, TRIES};
 use lettre::message::Mailbox;
 use lettre::message::header::ContentType;
 use lettre::transport::smtp::authentication::Credentials;
 use lettre::transport::smtp::client::{Tls as Security, TlsParameters};
 use lettre::{AsyncSmtpTransport, AsyncTransport, Message, Tokio1Executor};
+use sinew_http::{Failure, cause, retry};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,18 +52,15 @@ pub(crate) fn start(
 }
 
 /// # Errors
-/// If it is not an address of mail.
-fn mailbox(key: &'static str, address: &str) -> Result<Mailbox, SignalsError> {
-    let parsed = address.parse();
-    parsed.map_err(|e: AddressError| refused(key, address, &e))
+/// If it is not an address of mail; the text names the key.
+fn mailbox(key: &str, address: &str) -> Result<Mailbox, SignalsError> {
+    let parsed = address.parse::<Mailbox>();
+    parsed.map_err(|e| wrong(key, address, e))
 }
 
-fn refused(key: &'static str, value: &str, reason: &dyn Display) -> SignalsError {
-    SignalsError::Mail {
-        key,
-        value: value.to_owned(),
-        reason: reason.to_string(),
-    }
+/// A key of `[alerts.mail]` that does not work on this host.
+fn wrong(key: &str, value: &str, why: impl Display) -> SignalsError {
+    SignalsError::System(format!("alerts.mail.{key} = {value:?}: {why}"))
 }
 
 /// The connection that a message will need.
@@ -73,7 +70,7 @@ fn refused(key: &'static str, value: &str, reason: &dyn Display) -> SignalsError
 fn transport(config: &MailConfig) -> Result<Transport, SignalsError> {
     let host = config.host();
     let tls =
-        || TlsParameters::new(host.to_owned()).map_err(|e| refused("server", &config.server, &e));
+        || TlsParameters::new(host.to_owned()).map_err(|e| wrong("server", &config.server, e));
     let security = match config.tls {
         Tls::Always => Security::Wrapper(tls()?),
         Tls::Starttls => Security::Required(tls()?),
@@ -84,8 +81,7 @@ fn transport(config: &MailConfig) -> Result<Transport, SignalsError> {
         .tls(security)
         .timeout(Some(TRY));
     if let (Some(user), Some(variable)) = (&config.user, &config.password_env) {
-        let password =
-            std::env::var(variable).map_err(|e| refused("password_env", variable, &e))?;
+        let password = std::env::var(variable).map_err(|e| wrong("password_env", variable, e))?;
         builder = builder.credentials(Credentials::new(user.clone(), password));
     }
     Ok(builder.build())
@@ -117,16 +113,15 @@ async fn send(
     mail: &Mail,
 ) -> Result<(), String> {
     let message = message((from, to), mail)?;
-    let mut sent = transport.send(message.clone()).await;
-    for pause in PAUSES {
-        // A server that refuses for good is not asked again.
-        if !sent.as_ref().is_err_and(|e| !e.is_permanent()) {
-            break;
+    let once = || async {
+        match transport.send(message.clone()).await {
+            Ok(_) => Ok(()),
+            // A server that refuses for good is not asked again.
+            Err(e) if e.is_permanent() => Err(Failure::Lasting(cause(&e))),
+            Err(e) => Err(Failure::Passing(cause(&e), None)),
         }
-        tokio::time::sleep(pause).await;
-        sent = transport.send(message.clone()).await;
-    }
-    sent.map(|_| ()).map_err(|e| sinew_http::cause(&e))
+    };
+    retry(TRIES, Some, once).await.map_err(String::from)
 }
 
 /// A message of plain text.

@@ -1,6 +1,6 @@
 //! Sends data over the network: bounded queues, a task each, a few tries for every request.
 
-use reqwest::Client;
+use sinew_http::{Client, ClientOptions, Failure, HttpError, Method, Retry, retry};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +12,13 @@ use tokio::task::JoinHandle;
 const QUEUE: usize = 256;
 /// Time of one try.
 const TRY: Duration = Duration::from_secs(10);
-/// Pauses between tries; with the first there is one try more than pauses.
-pub(crate) const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
+/// Tries of one message or request, with pauses of 1 s and 4 s.
+pub(crate) const TRIES: Retry = Retry {
+    attempts: 3,
+    first: Duration::from_secs(1),
+    factor: 4,
+    longest: Duration::from_secs(4),
+};
 /// Bytes of a refusal that are read and shown.
 const SHOWN: usize = 300;
 
@@ -24,15 +29,6 @@ pub(crate) struct Request {
     pub(crate) content_type: &'static str,
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: Vec<u8>,
-}
-
-/// Reason why a request did not succeed.
-#[derive(Clone, Debug)]
-struct SendError {
-    /// Reason, in one line.
-    why: String,
-    /// Status of the server's answer, if there was one.
-    status: Option<u16>,
 }
 
 /// Counts of requests by result.
@@ -94,12 +90,13 @@ pub(crate) fn start(
     runtime: &tokio::runtime::Handle,
 ) -> Result<(Queue<Request>, JoinHandle<()>), String> {
     // A redirect of a webhook could carry its key to another place.
-    let client = Client::builder()
-        .tls_backend_preconfigured(sinew_http::tls())
-        .redirect(reqwest::redirect::Policy::none())
-        .timeout(TRY)
-        .build()
-        .map_err(|e| sinew_http::cause(&e))?;
+    let client = Client::new(ClientOptions {
+        deadline: Some(TRY),
+        body_max: SHOWN as u64,
+        proxy: true,
+        ..ClientOptions::default()
+    });
+    let client = client.map_err(|e| e.to_string())?;
     let (queue, requests, counts) = Queue::new(QUEUE);
     let task = runtime.spawn(work(client, requests, counts));
     Ok((queue, task))
@@ -108,12 +105,12 @@ pub(crate) fn start(
 /// Sends one request after another, so that a receiver is never met by many at once.
 async fn work(client: Client, mut requests: mpsc::Receiver<Request>, counts: Arc<Counts>) {
     while let Some(request) = requests.recv().await {
-        let result = tries(&client, &request).await;
-        if let Err(refused) = &result {
-            let host = host(&request.url);
-            tracing::warn!(host, why = refused.why, "a signal was not taken");
-        }
+        let result = retry(TRIES, Some, || once(&client, &request)).await;
         counts.add(result.is_ok());
+        if let Err(failure) = result {
+            let (host, why) = (host(&request.url), String::from(failure));
+            tracing::warn!(host, why, "a signal was not taken");
+        }
     }
 }
 
@@ -124,52 +121,24 @@ fn host(url: &str) -> &str {
     authority.rsplit('@').next().unwrap_or_default()
 }
 
-/// Sends a request, again where another try may help.
-///
-/// # Errors
-/// The error of the last try.
-async fn tries(client: &Client, request: &Request) -> Result<(), SendError> {
-    let mut result = once(client, request).await;
-    for pause in PAUSES {
-        let again = |r: &SendError| r.status.is_none_or(|s| s >= 500 || s == 429);
-        if !result.as_ref().is_err_and(again) {
-            break;
-        }
-        tokio::time::sleep(pause).await;
-        result = once(client, request).await;
-    }
-    result
-}
-
-/// One try.
-async fn once(client: &Client, request: &Request) -> Result<(), SendError> {
-    let broken = |e: reqwest::Error| SendError {
-        why: sinew_http::cause(&e),
-        status: None,
-    };
+/// One try. Statuses below 500, but for 429, are not tried again.
+async fn once(client: &Client, request: &Request) -> Result<(), Failure<String>> {
     let mut call = client
-        .post(&request.url)
+        .request(Method::POST, &request.url)
         .body(request.body.clone())
         .header("content-type", request.content_type);
     for (name, value) in &request.headers {
         call = call.header(name, value);
     }
-    let mut answer = call.send().await.map_err(broken)?;
-    let status = answer.status();
-    let mut said = Vec::new();
-    while said.len() < SHOWN
-        && let Some(part) = answer.chunk().await.map_err(broken)?
-    {
-        said.extend_from_slice(&part[..part.len().min(SHOWN - said.len())]);
+    let answer = client.ask(call).await;
+    match answer.and_then(|answer| answer.success(SHOWN)) {
+        // The answer to a request that was taken may have any length.
+        Ok(_) | Err(HttpError::TooLarge(_)) => Ok(()),
+        Err(e) if matches!(e, HttpError::Status { code, .. } if code < 500 && code != 429) => {
+            Err(Failure::Lasting(e.to_string()))
+        }
+        Err(e) => Err(e.into()),
     }
-    if status.is_success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&said).replace(['\r', '\n'], " ");
-    Err(SendError {
-        why: format!("status {status}: {said}"),
-        status: Some(status.as_u16()),
-    })
 }
 
 #[cfg(test)]

@@ -15,12 +15,12 @@ use super::server::{Server, gone, refused, worker};
 use crate::counts::{Counts, counted};
 use crate::runtime::{block_on, spawn};
 use crate::turn::Turn;
-use reqwest::Method;
 use serde_json::{Value, json};
 use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, Score, StepResult, Unscored,
 };
+use sinew_http::Method;
 use sinew_types::{Gives, InputPresence, Message, Outcome, Role, Task, ToolSpec, is_reward};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -6,11 +6,11 @@
 use super::protocol::{
     CallReply, FaultKind, MAX_BODY, OpenRequest, ScoreReply, ServerInfo, Status,
 };
-use super::remote::{Answer, Remote};
+use super::remote::{Remote, text};
 use futures::future::join_all;
-use reqwest::Method;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use sinew_http::{Answer, Method};
 use sinew_types::{Task, TaskId};
 use std::time::Duration;
 
@@ -178,7 +178,7 @@ impl Trial<'_> {
         let sent = (!body.is_null()).then(|| body.to_string().into_bytes());
         let asked = self.remote.once(method, path, sent);
         match tokio::time::timeout(self.options.timeout, asked).await {
-            Ok(answer) => answer,
+            Ok(answer) => answer.map_err(|e| e.to_string()),
             Err(_) => Err(format!(
                 "no answer within {} s",
                 self.options.timeout.as_secs_f64()
@@ -209,7 +209,7 @@ impl Trial<'_> {
             false => fail(format!(
                 "POST /episodes: {}: {}",
                 answer.status,
-                answer.text()
+                text(&answer)
             )),
         }
     }
@@ -235,7 +235,8 @@ impl Trial<'_> {
         for key in [None, Some("wrong")] {
             let other = Remote::new(&self.options.url, key, self.options.timeout);
             let other = other.map_err(Err)?;
-            let answer = other.once(Method::GET, "/sinew", None).await.map_err(Err)?;
+            let answer = other.once(Method::GET, "/sinew", None).await;
+            let answer = answer.map_err(|e| Err(e.to_string()))?;
             if answer.status.as_u16() != 401 {
                 return fail(format!("{key:?} as key: {}, expected 401", answer.status));
             }
@@ -265,7 +266,7 @@ impl Trial<'_> {
             this.close(id).await?;
             match called.status.is_success() {
                 true => Ok(()),
-                false => fail(format!("a call: {}: {}", called.status, called.text())),
+                false => fail(format!("a call: {}: {}", called.status, text(&called))),
             }
         });
         join_all(played)
@@ -289,9 +290,9 @@ impl Trial<'_> {
             false => fail(format!(
                 "{}: {}, then {}: {}",
                 first.status,
-                first.text(),
+                text(&first),
                 second.status,
-                second.text()
+                text(&second)
             )),
         }
     }
@@ -339,7 +340,7 @@ impl Trial<'_> {
             _ => fail(format!(
                 "{}: expected 200 with error.kind = \"tool\": {}",
                 answer.status,
-                answer.text()
+                text(&answer)
             )),
         }
     }
@@ -366,7 +367,7 @@ impl Trial<'_> {
         for body in ["", "{", "[]", "{\"episode\": 7}"] {
             let sent = Some(body.as_bytes().to_vec());
             let answer = self.remote.once(Method::POST, "/episodes", sent).await;
-            let status = answer.map_err(Err)?.status;
+            let status = answer.map_err(|e| Err(e.to_string()))?.status;
             if !status.is_client_error() {
                 return fail(format!(
                     "POST /episodes with {body:?}: {status}, expected 400"
@@ -401,7 +402,7 @@ impl Trial<'_> {
         self.close(&id).await?;
         let scored: ScoreReply = match serde_json::from_slice(&answer.body) {
             Ok(scored) if answer.status.is_success() => scored,
-            _ => return fail(format!("{}: {}", answer.status, answer.text())),
+            _ => return fail(format!("{}: {}", answer.status, text(&answer))),
         };
         let value = scored.rewards.get("reward").copied().flatten();
         match (scored.status, value, scored.reason) {

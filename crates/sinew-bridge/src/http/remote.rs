@@ -10,21 +10,19 @@
 //! | 429, 500 and above, none | repeated after a wait that doubles; at last [`RemoteError::Unreachable`] |
 
 use super::protocol::{Fault, MAX_BODY, Refusal, cut};
-use reqwest::header::{
-    AUTHORIZATION, CONTENT_TYPE, COOKIE, HeaderMap, HeaderValue, RETRY_AFTER, SET_COOKIE,
-};
-use reqwest::{Client, ClientBuilder, Method, Response, StatusCode, Url};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use sinew_http::{cause, tls};
+use sinew_http::header::{CONTENT_TYPE, COOKIE, HeaderMap, SET_COOKIE};
+use sinew_http::{
+    Answer, Client, ClientOptions, Failure, HttpError, Method, RequestBuilder, Retry, Url, bearer,
+    retry, retry_after,
+};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// First wait before a repeat. Each next one is twice as long.
-const FIRST_WAIT: Duration = Duration::from_millis(50);
-/// Longest wait before a repeat, also where the server asks for a longer one.
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// Waits before repeats: at most 5 s, also where the server asks for more. Only the deadline ends them.
+const WAITS: Retry = Retry::doubling(u32::MAX, Duration::from_millis(50), Duration::from_secs(5));
 /// Time to connect.
 const CONNECT: Duration = Duration::from_secs(10);
 /// Maximum characters of a quoted error.
@@ -72,32 +70,13 @@ impl RemoteError {
     }
 }
 
-/// One answer: its status and its body.
-#[derive(Clone, Debug)]
-pub(crate) struct Answer {
-    /// Any status, errors included.
-    pub(crate) status: StatusCode,
-    /// Body, up to 16 MiB.
-    pub(crate) body: Vec<u8>,
-    /// Wait before a repeat that the server asks for.
-    retry_after: Option<Duration>,
-}
-
-impl Answer {
-    /// Text of the error, for people.
-    pub(crate) fn text(&self) -> String {
-        match serde_json::from_slice::<Refusal>(&self.body) {
-            Ok(Refusal {
-                error: Fault { text, .. },
-            }) => cut(&text, MAX_QUOTED),
-            Err(_) => cut(&String::from_utf8_lossy(&self.body), MAX_QUOTED),
-        }
-    }
-
-    /// True if a repeat may succeed. All other errors have the request itself as their cause, so the same
-    /// request would fail again.
-    fn may_pass(&self) -> bool {
-        self.status == StatusCode::TOO_MANY_REQUESTS || self.status.is_server_error()
+/// Text of an error, for people.
+pub(crate) fn text(answer: &Answer) -> String {
+    match serde_json::from_slice::<Refusal>(&answer.body) {
+        Ok(Refusal {
+            error: Fault { text, .. },
+        }) => cut(&text, MAX_QUOTED),
+        Err(_) => cut(&String::from_utf8_lossy(&answer.body), MAX_QUOTED),
     }
 }
 
@@ -126,45 +105,76 @@ impl Remote {
     /// If `url` is not an `http://` or `https://` address, or `key` not a header value.
     pub fn new(url: &str, key: Option<&str>, timeout: Duration) -> Result<Self, String> {
         let parsed = address(url)?;
-        let mut headers = HeaderMap::new();
-        if let Some(key) = key {
-            let mut value = HeaderValue::try_from(format!("Bearer {key}"))
-                .map_err(|_| "its key has characters that no header may have".to_owned())?;
-            value.set_sensitive(true);
-            headers.insert(AUTHORIZATION, value);
-        }
-        let client = builder()
-            .default_headers(headers)
-            .connect_timeout(CONNECT.min(timeout))
-            .build()
-            .map_err(|e| cause(&e))?;
+        let headers = key.map_or_else(|| Ok(HeaderMap::new()), bearer);
+        let client = headers.and_then(|headers| {
+            Client::new(ClientOptions {
+                connect: Some(CONNECT.min(timeout)),
+                body_max: MAX_BODY as u64,
+                headers,
+                ..ClientOptions::default()
+            })
+        });
         Ok(Self {
-            client,
+            client: client.map_err(|e| e.to_string())?,
             base: parsed.as_str().trim_end_matches('/').to_owned(),
             timeout,
         })
     }
 
-    /// One attempt, whatever its status. `Err` is the reason why there is no answer. Only the connection has
-    /// a separate limit: the caller sets the deadline.
+    /// A request with a body of JSON, or none.
+    fn request(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> RequestBuilder {
+        let request = self.client.request(method, &format!("{}{path}", self.base));
+        match body {
+            Some(body) => request.header(CONTENT_TYPE, "application/json").body(body),
+            None => request,
+        }
+    }
+
+    /// One attempt, whatever its status.
+    /// Only the connection has a separate limit: the caller sets the deadline.
     pub(crate) async fn once(
         &self,
         method: Method,
         path: &str,
         body: Option<Vec<u8>>,
-    ) -> Result<Answer, String> {
-        let mut request = self.client.request(method, format!("{}{path}", self.base));
-        if let Some(body) = body {
-            request = request.header(CONTENT_TYPE, "application/json").body(body);
+    ) -> Result<Answer, HttpError> {
+        self.client.ask(self.request(method, path, body)).await
+    }
+
+    /// The attempt number `number`, from 1, of a request that ends at `end`.
+    async fn attempt(
+        &self,
+        (method, path): (Method, &str),
+        body: Option<Vec<u8>>,
+        (end, number): (Instant, u32),
+    ) -> Result<Answer, Failure<RemoteError>> {
+        let what = || format!("{method} {}{path}", self.base);
+        let once = self.once(method.clone(), path, body);
+        let answer = match tokio::time::timeout_at(end, once).await {
+            Err(_) => return Err(Failure::Passing("the deadline is over".to_owned(), None)),
+            Ok(Err(e @ HttpError::TooLarge(_))) => {
+                let (what, why) = (what(), e.to_string());
+                return Err(Failure::Lasting(RemoteError::Protocol { what, why }));
+            }
+            Ok(answer) => answer?,
+        };
+        if answer.status.is_success() {
+            return Ok(answer);
         }
-        let answer = request.send().await.map_err(|e| cause(&e))?;
-        let asked = answer.headers().get(RETRY_AFTER);
-        let asked = asked.and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-        Ok(Answer {
-            status: answer.status(),
-            retry_after: asked.map(Duration::from_secs),
-            body: read(answer).await?,
-        })
+        let (status, text) = (answer.status.as_u16(), text(&answer));
+        match status {
+            // The cause of all other errors is the request itself, so that the same one would fail again.
+            429 | 500.. => {
+                let least = WAITS.pause(number, None).unwrap_or_default();
+                let asked = retry_after(&answer.headers).map(|asked| asked.max(least));
+                Err(Failure::Passing(format!("{status}: {text}"), asked))
+            }
+            _ => Err(Failure::Lasting(RemoteError::Refused {
+                what: what(),
+                status,
+                text,
+            })),
+        }
     }
 
     /// A request with repeats, within `limit`. Answers with a status of 400 or more are errors.
@@ -180,7 +190,7 @@ impl Remote {
         body: Option<&Value>,
         limit: Duration,
     ) -> Result<Answer, RemoteError> {
-        let (end, mut wait) = (Instant::now() + limit, FIRST_WAIT);
+        let (end, mut number) = (Instant::now() + limit, 0);
         let what = || format!("{method} {}{path}", self.base);
         let body = body.map(|b| b.to_string().into_bytes());
         if body.as_ref().is_some_and(|b| b.len() > MAX_BODY) {
@@ -189,39 +199,20 @@ impl Remote {
                 why: format!("the request is longer than {MAX_BODY} bytes"),
             });
         }
-        loop {
-            let once = self.once(method.clone(), path, body.clone());
-            let (last, asked) = match tokio::time::timeout_at(end, once).await {
-                Err(_) => ("the deadline is over".to_owned(), None),
-                Ok(Err(why)) if why == TOO_LONG => {
-                    return Err(RemoteError::Protocol { what: what(), why });
-                }
-                Ok(Err(why)) => (why, None),
-                Ok(Ok(answer)) if answer.status.is_success() => return Ok(answer),
-                Ok(Ok(answer)) if answer.may_pass() => {
-                    let last = format!("{}: {}", answer.status.as_u16(), answer.text());
-                    (last, answer.retry_after)
-                }
-                Ok(Ok(answer)) => {
-                    return Err(RemoteError::Refused {
-                        what: what(),
-                        status: answer.status.as_u16(),
-                        text: answer.text(),
-                    });
-                }
-            };
-            let next = asked.unwrap_or(wait).clamp(wait, LONGEST_WAIT);
-            if Instant::now() + next >= end {
-                let seconds = limit.as_secs_f64();
-                return Err(RemoteError::Unreachable {
-                    what: what(),
-                    seconds,
-                    last,
-                });
-            }
-            tokio::time::sleep(next).await;
-            wait = (2 * wait).min(LONGEST_WAIT);
-        }
+        let in_time = |wait: Duration| (Instant::now() + wait < end).then_some(wait);
+        let attempt = || {
+            number += 1;
+            self.attempt((method.clone(), path), body.clone(), (end, number))
+        };
+        let answer = retry(WAITS, in_time, attempt).await;
+        answer.map_err(|failure| match failure {
+            Failure::Lasting(error) => error,
+            Failure::Passing(last, _) => RemoteError::Unreachable {
+                what: what(),
+                seconds: limit.as_secs_f64(),
+                last,
+            },
+        })
     }
 
     /// One attempt with cookies, within the deadline: for requests that must not be repeated. Cookies of the
@@ -236,49 +227,35 @@ impl Remote {
         cookies: &mut BTreeMap<String, String>,
     ) -> Result<Value, RemoteError> {
         let what = || format!("{method} {}{path}", self.base);
-        let mut request = self
-            .client
-            .request(method.clone(), format!("{}{path}", self.base));
-        if let Some(body) = body {
-            request = request
-                .header(CONTENT_TYPE, "application/json")
-                .body(body.to_string());
-        }
+        let body = body.map(|b| b.to_string().into_bytes());
+        let mut request = self.request(method.clone(), path, body);
         if !cookies.is_empty() {
             let all: Vec<String> = cookies.iter().map(|(k, v)| format!("{k}={v}")).collect();
             request = request.header(COOKIE, all.join("; "));
         }
-        let asked = async {
-            let answer = request.send().await.map_err(|e| cause(&e))?;
-            let status = answer.status();
-            let set = answer.headers().get_all(SET_COOKIE).iter();
-            let set: Vec<String> = set
-                .filter_map(|v| v.to_str().ok().map(str::to_owned))
-                .collect();
-            Ok::<_, String>((status, set, read(answer).await?))
-        };
         let unreachable = |last: String| RemoteError::Unreachable {
             what: what(),
             seconds: self.timeout.as_secs_f64(),
             last,
         };
-        let asked = tokio::time::timeout(self.timeout, asked).await;
+        let asked = tokio::time::timeout(self.timeout, self.client.ask(request)).await;
         let asked = asked.map_err(|_| unreachable("the deadline is over".into()))?;
-        let (status, set, body) = asked.map_err(unreachable)?;
-        for cookie in set.iter().take(MAX_COOKIES) {
+        let answer = asked.map_err(|e| unreachable(e.to_string()))?;
+        let set = answer.headers.get_all(SET_COOKIE).iter();
+        for cookie in set.filter_map(|v| v.to_str().ok()).take(MAX_COOKIES) {
             let pair = cookie.split(';').next().unwrap_or_default();
             if let Some((name, value)) = pair.split_once('=') {
                 cookies.insert(name.trim().to_owned(), value.trim().to_owned());
             }
         }
-        if !status.is_success() {
+        if !answer.status.is_success() {
             return Err(RemoteError::Refused {
                 what: what(),
-                status: status.as_u16(),
-                text: cut(&String::from_utf8_lossy(&body), MAX_QUOTED),
+                status: answer.status.as_u16(),
+                text: cut(&String::from_utf8_lossy(&answer.body), MAX_QUOTED),
             });
         }
-        sinew_types::json::from_slice(&body).map_err(|e| RemoteError::Protocol {
+        sinew_types::json::from_slice(&answer.body).map_err(|e| RemoteError::Protocol {
             what: what(),
             why: format!("the answer is no JSON: {e}"),
         })
@@ -304,22 +281,14 @@ impl Remote {
     }
 }
 
-/// Reason of an answer above the limit.
-const TOO_LONG: &str = "the answer is longer than 16 MiB";
-
-/// A client that follows no redirects and uses no proxy.
-fn builder() -> ClientBuilder {
-    Client::builder()
-        .redirect(reqwest::redirect::Policy::none())
-        .no_proxy()
-        .tls_backend_preconfigured(tls())
-}
-
 /// A client for another protocol than this one.
 #[cfg(feature = "mcp")]
-pub(crate) fn client() -> Result<Client, String> {
-    let client = builder().connect_timeout(CONNECT).pool_max_idle_per_host(0);
-    client.build().map_err(|e| cause(&e))
+pub(crate) fn client() -> Result<Client, HttpError> {
+    Client::new(ClientOptions {
+        connect: Some(CONNECT),
+        keep_alive: false,
+        ..ClientOptions::default()
+    })
 }
 
 /// An address of a server, parsed.
@@ -327,24 +296,9 @@ pub(crate) fn client() -> Result<Client, String> {
 /// # Errors
 /// If it is none, has another scheme than HTTP or HTTPS, or has a query.
 pub fn address(url: &str) -> Result<Url, String> {
-    let parsed = Url::parse(url).map_err(|e| e.to_string());
-    match parsed {
-        Ok(parsed) if !matches!(parsed.scheme(), "http" | "https") => {
-            Err("it must start with http:// or https://".into())
-        }
-        Ok(parsed) if parsed.query().is_some() => Err("it must not have a query".into()),
-        other => other,
+    let parsed = sinew_http::address(url).map_err(|e| e.to_string())?;
+    match parsed.query() {
+        Some(_) => Err("it must not have a query".into()),
+        None => Ok(parsed),
     }
-}
-
-/// A whole body within its limit.
-async fn read(mut answer: Response) -> Result<Vec<u8>, String> {
-    let mut all = Vec::new();
-    while let Some(data) = answer.chunk().await.map_err(|e| cause(&e))? {
-        all.extend_from_slice(&data);
-        if all.len() > MAX_BODY {
-            return Err(TOO_LONG.into());
-        }
-    }
-    Ok(all)
 }

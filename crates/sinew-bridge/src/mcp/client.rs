@@ -56,7 +56,9 @@ impl Session {
                 }
             }
             McpTarget::Url { url, key } => {
-                let client = http_client().map_err(failed)?;
+                let client = http_client()
+                    .map_err(|e| failed(e.to_string()))?
+                    .into_inner();
                 let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str());
                 // A session that the server forgot must not begin again without its state.
                 config.reinit_on_expired_session = false;

@@ -1,6 +1,6 @@
 //! Requests of agents and harnesses, over real connections.
 
-use crate::support::{answer, client, events, send, world, world_in, world_with};
+use crate::support::{answer, events, request, send, world, world_in, world_with};
 use serde_json::{Value, json};
 use sinew_gateway::{Journal, JournalOptions};
 use sinew_infer::Fault;
@@ -533,8 +533,7 @@ fn stopping_keeps_what_was_captured() {
     assert_eq!(trace.leaves().len(), 2);
     assert!(matches!(trace.end, sinew_types::EpisodeEnd::Failed { .. }));
     assert!(
-        client(Duration::from_secs(30))
-            .get(&world.url)
+        request(Duration::from_secs(30), "GET", &world.url)
             .send()
             .is_err()
     );

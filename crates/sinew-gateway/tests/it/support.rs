@@ -1,13 +1,12 @@
 //! A gateway with a fake engine, and a client for it.
 
-use reqwest::Method;
-use reqwest::blocking::Client;
-use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
 use sinew_gateway::{
     Capacity, Gateway, GatewayConfig, GatewayParts, Journal, JournalOptions, Server,
 };
 use sinew_grammar::{Grammars, GuidedGrammars, Vocabulary};
+use sinew_http::blocking::{Client, RequestBuilder};
+use sinew_http::{ClientOptions, HttpError, Method};
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel, TokenBytes};
 use sinew_render::{ChatRenderer, Renderer};
 use sinew_store::{MemoryStore, TraceStore};
@@ -179,14 +178,15 @@ impl Answer {
     }
 }
 
-/// A client that waits so long for a whole answer.
-pub(crate) fn client(patience: Duration) -> Client {
-    let tls = ClientConfig::builder()
-        .with_root_certificates(RootCertStore::empty())
-        .with_no_client_auth();
-    let client = Client::builder().no_proxy().timeout(patience);
-    let client = client.tls_backend_preconfigured(tls);
-    client.pool_max_idle_per_host(0).build().unwrap()
+/// A request that waits so long for an answer, and again for each further read of it.
+pub(crate) fn request(patience: Duration, method: &str, url: &str) -> RequestBuilder {
+    let method = Method::from_bytes(method.as_bytes()).unwrap();
+    let client = Client::new(ClientOptions {
+        stall: Some(patience),
+        keep_alive: false,
+        ..ClientOptions::default()
+    });
+    client.unwrap().request(method, url)
 }
 
 /// One request on a separate connection.
@@ -195,9 +195,8 @@ pub(crate) fn send(
     url: &str,
     headers: &[(&str, &str)],
     body: &[u8],
-) -> reqwest::Result<(u16, Option<String>, Box<dyn Read + Send>)> {
-    let method = Method::from_bytes(method.as_bytes()).unwrap();
-    let mut request = client(Duration::from_secs(30)).request(method, url);
+) -> Result<(u16, Option<String>, Box<dyn Read + Send>), HttpError> {
+    let mut request = request(Duration::from_secs(30), method, url);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }

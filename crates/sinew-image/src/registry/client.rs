@@ -8,14 +8,14 @@ use super::credentials::Login;
 use super::reference::{Reference, is_loopback};
 use crate::documents::hex;
 use crate::{ImageError, io_error};
-use reqwest::Url;
-use reqwest::blocking::Response;
-use reqwest::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, RANGE, RETRY_AFTER, WWW_AUTHENTICATE,
-};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use sinew_http::{cause, tls};
+use sinew_http::blocking::{self, RequestBuilder, Response};
+use sinew_http::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE, USER_AGENT,
+    WWW_AUTHENTICATE,
+};
+use sinew_http::{ClientOptions, HttpError, Method, Retry, Url, cause, may_pass, retry_after};
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -37,7 +37,7 @@ const MANIFESTS: &str = "application/vnd.oci.image.index.v1+json, application/vn
 /// A repository of a registry.
 pub(super) struct Client<'a> {
     /// Connections.
-    http: reqwest::blocking::Client,
+    http: blocking::Client,
     /// The image.
     reference: &'a Reference,
     /// User and password, if there are any.
@@ -50,17 +50,12 @@ pub(super) struct Client<'a> {
     deadline: Instant,
 }
 
-/// Reasons why an attempt failed.
-enum Failed {
-    /// It may work later, after a pause that the registry can name.
-    Now(String, Option<Duration>),
-    /// It will not work.
-    Ever(ImageError),
-}
+/// A failed attempt.
+type Failure = sinew_http::Failure<ImageError>;
 
-impl From<ImageError> for Failed {
+impl From<ImageError> for Failure {
     fn from(e: ImageError) -> Self {
-        Self::Ever(e)
+        Self::Lasting(e)
     }
 }
 
@@ -131,18 +126,18 @@ impl<'a> Client<'a> {
         limits: &'a PullLimits,
         deadline: Instant,
     ) -> Result<Self, ImageError> {
-        let http = reqwest::blocking::Client::builder()
-            .tls_backend_preconfigured(tls())
-            .user_agent(concat!("sinew/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(CONNECT_TIMEOUT)
-            // The timeout applies to each read, too, so that a large layer may take longer.
-            .timeout(limits.stall)
-            .redirect(reqwest::redirect::Policy::limited(MAX_REDIRECTS))
-            .https_only(!reference.plain)
-            .build()
-            .map_err(|e| io_error("make an HTTP client", cause(&e)))?;
+        let agent = HeaderValue::from_static(concat!("sinew/", env!("CARGO_PKG_VERSION")));
+        let http = blocking::Client::new(ClientOptions {
+            connect: Some(CONNECT_TIMEOUT),
+            stall: Some(limits.stall),
+            redirects: MAX_REDIRECTS,
+            proxy: true,
+            https_only: !reference.plain,
+            headers: HeaderMap::from_iter([(USER_AGENT, agent)]),
+            ..ClientOptions::default()
+        });
         Ok(Self {
-            http,
+            http: http.map_err(|e| io_error("make an HTTP client", e))?,
             reference,
             login,
             authorization: RefCell::new(None),
@@ -185,9 +180,7 @@ impl<'a> Client<'a> {
             let mut chunk = vec![0; 256 << 10];
             loop {
                 self.in_time()?;
-                let read = answer
-                    .read(&mut chunk)
-                    .map_err(|e| Failed::Now(cause(&e), None))?;
+                let read = answer.read(&mut chunk).map_err(broken)?;
                 if read == 0 {
                     break;
                 }
@@ -200,10 +193,10 @@ impl<'a> Client<'a> {
             }
             match have == size {
                 true => Ok(()),
-                false => Err(Failed::Now(
-                    format!("it ended after {have} of {size} bytes"),
-                    None,
-                )),
+                false => {
+                    let why = format!("it ended after {have} of {size} bytes");
+                    Err(Failure::Passing(why, None))
+                }
             }
         })?;
         let found = format!("sha256:{}", hex(&hash.finalize()));
@@ -218,27 +211,28 @@ impl<'a> Client<'a> {
     /// # Errors
     /// Those that are final, at once; [`ImageError::Unreachable`] with the last reason after
     /// [`PullLimits::retries`] further attempts, or where the next one would begin after the deadline.
-    fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Failed>) -> Result<T, ImageError> {
-        let mut pause = self.limits.pause;
+    fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, ImageError> {
+        let tries = self.limits.retries.saturating_add(1);
+        let schedule = Retry::doubling(tries, self.limits.pause, MAX_PAUSE);
+        let in_time = |wait: Duration| (Instant::now() + wait <= self.deadline).then_some(wait);
         let mut attempts = 0;
-        loop {
+        let counted = || {
             attempts += 1;
-            let (reason, named) = match attempt() {
-                Ok(value) => return Ok(value),
-                Err(Failed::Ever(e)) => return Err(e),
-                Err(Failed::Now(reason, named)) => (reason, named),
-            };
-            let wait = named.unwrap_or(pause).min(MAX_PAUSE);
-            if attempts > self.limits.retries || Instant::now() + wait > self.deadline {
-                return Err(ImageError::Unreachable {
-                    registry: self.reference.host.clone(),
-                    reason,
-                    attempts,
-                });
-            }
-            std::thread::sleep(wait);
-            pause *= 2;
-        }
+            attempt()
+        };
+        blocking::retry(schedule, in_time, counted).map_err(|failure| match failure {
+            Failure::Lasting(e) => e,
+            Failure::Passing(reason, _) => ImageError::Unreachable {
+                registry: self.reference.host.clone(),
+                reason,
+                attempts,
+            },
+        })
+    }
+
+    /// Sends a request and waits for the head of its answer.
+    fn send(&self, request: RequestBuilder) -> Result<Response, Failure> {
+        Ok(request.send().map_err(HttpError::from)?)
     }
 
     /// Sends a request to a path of the repository, with what the registry asks for to let this user in.
@@ -246,12 +240,12 @@ impl<'a> Client<'a> {
     /// A challenge is answered once a request: a token can end between two of them, and one that is refused
     /// right after it was made will be refused again. `from` is the first byte that is asked for; a registry
     /// may answer with all of them (status 200 in place of 206).
-    fn get(&self, path: &str, accept: Option<&str>, from: u64) -> Result<Response, Failed> {
+    fn get(&self, path: &str, accept: Option<&str>, from: u64) -> Result<Response, Failure> {
         let url = format!("{}/{path}", self.reference.base());
         let mut asked = false;
         loop {
             self.in_time()?;
-            let mut request = self.http.get(&url);
+            let mut request = self.http.request(Method::GET, &url);
             if let Some(accept) = accept {
                 request = request.header(ACCEPT, accept);
             }
@@ -261,7 +255,7 @@ impl<'a> Client<'a> {
             if let Some(value) = self.authorization.borrow().as_ref() {
                 request = request.header(AUTHORIZATION, value);
             }
-            let answer = request.send().map_err(|e| Failed::Now(cause(&e), None))?;
+            let answer = self.send(request)?;
             let status = answer.status().as_u16();
             match status {
                 200 | 206 => return Ok(answer),
@@ -283,13 +277,11 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// A status that is not an answer to the question: that of a registry in trouble is asked again.
-    fn other(&self, status: u16, headers: &HeaderMap) -> Failed {
-        let pause = headers.get(RETRY_AFTER).and_then(|v| v.to_str().ok());
-        let pause = pause.and_then(|v| v.parse().ok()).map(Duration::from_secs);
-        match status {
-            408 | 429 | 500..=599 => Failed::Now(format!("it answered {status}"), pause),
-            _ => Failed::Ever(ImageError::Document {
+    /// A status that does not answer the question. A registry with a fault is asked again.
+    fn other(&self, status: u16, headers: &HeaderMap) -> Failure {
+        match may_pass(status) {
+            true => Failure::Passing(format!("it answered {status}"), retry_after(headers)),
+            false => Failure::Lasting(ImageError::Document {
                 document: format!("the answer of registry {}", self.reference.host),
                 reason: format!("has the status {status}"),
             }),
@@ -299,7 +291,7 @@ impl<'a> Client<'a> {
     /// Does what a challenge asks for: the header for all further requests.
     ///
     /// Many registries ask for a token even for pulls without a password.
-    fn authorize(&self, headers: &HeaderMap) -> Result<(), Failed> {
+    fn authorize(&self, headers: &HeaderMap) -> Result<(), Failure> {
         let login = self
             .login
             .as_ref()
@@ -331,8 +323,8 @@ impl<'a> Client<'a> {
         realm: &str,
         service: Option<&str>,
         login: Option<&Login>,
-    ) -> Result<String, Failed> {
-        let refused = |why: &str| Failed::Ever(self.unauthorized(why));
+    ) -> Result<String, Failure> {
+        let refused = |why: &str| Failure::Lasting(self.unauthorized(why));
         let mut url = Url::parse(realm).map_err(|_| refused("the address for tokens is none"))?;
         let host = url.host_str().unwrap_or_default();
         let plain = url.scheme() == "http" && (is_loopback(host) || login.is_none());
@@ -344,11 +336,11 @@ impl<'a> Client<'a> {
         if let Some(service) = service {
             url.query_pairs_mut().append_pair("service", service);
         }
-        let mut request = self.http.get(url);
+        let mut request = self.http.request(Method::GET, url.as_str());
         if let Some(login) = login {
             request = request.header(AUTHORIZATION, basic(login));
         }
-        let answer = request.send().map_err(|e| Failed::Now(cause(&e), None))?;
+        let answer = self.send(request)?;
         match answer.status().as_u16() {
             200 => {}
             400 | 401 | 403 if login.is_none() => return Err(self.no_login().into()),
@@ -413,17 +405,19 @@ fn wrong(digest: &str, size: u64, found: String) -> ImageError {
 }
 
 /// The body of an answer that is a document.
-fn document(answer: Response) -> Result<Vec<u8>, Failed> {
-    let mut bytes = Vec::new();
-    let read = answer.take(MAX_DOCUMENT + 1).read_to_end(&mut bytes);
-    read.map_err(|e| Failed::Now(cause(&e), None))?;
-    if bytes.len() as u64 > MAX_DOCUMENT {
-        return Err(Failed::Ever(ImageError::Limit {
+fn document(answer: Response) -> Result<Vec<u8>, Failure> {
+    blocking::read(answer, MAX_DOCUMENT).map_err(|e| match e {
+        HttpError::TooLarge(limit) => Failure::Lasting(ImageError::Limit {
             what: "bytes in a document of its registry",
-            limit: MAX_DOCUMENT,
-        }));
-    }
-    Ok(bytes)
+            limit,
+        }),
+        e => e.into(),
+    })
+}
+
+/// A connection that ended within a blob.
+fn broken(error: std::io::Error) -> Failure {
+    Failure::Passing(cause(&error), None)
 }
 
 #[cfg(test)]

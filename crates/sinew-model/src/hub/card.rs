@@ -99,15 +99,16 @@ impl Card {
     /// # Errors
     /// The file and the reason, if one of them is damaged: without it the wrong files could be taken.
     pub(super) fn read(readme: Option<&str>, infos: Option<&str>) -> Result<Self, HubError> {
+        let wrong = |file, why: String| HubError::Repository(format!("{file}: {why}"));
         let header = match readme.and_then(yaml) {
             None => Header::default(),
-            Some(yaml) => {
-                serde_saphyr::from_str(yaml).map_err(|e| HubError::Readme(first_line(&e)))?
-            }
+            Some(yaml) => serde_saphyr::from_str(yaml)
+                .map_err(|e| wrong("the YAML at the top of README.md", first_line(&e)))?,
         };
         let infos: BTreeMap<String, IgnoredAny> = match infos {
             None => BTreeMap::new(),
-            Some(json) => serde_json::from_str(json).map_err(HubError::Infos)?,
+            Some(json) => serde_json::from_str(json)
+                .map_err(|e| wrong("dataset_infos.json", e.to_string()))?,
         };
         let named = header.dataset_info.map(OneOrMany::list).unwrap_or_default();
         let named = named.into_iter().filter_map(|info| info.config_name);
@@ -121,7 +122,8 @@ impl Card {
             .chain([configs.len(), names.len()])
             .any(|n| n > MAX_ENTRIES)
         {
-            return Err(HubError::Entries(MAX_ENTRIES));
+            let why = format!("more than {MAX_ENTRIES} configurations or patterns");
+            return Err(HubError::Repository(why));
         }
         Ok(Self { configs, names })
     }

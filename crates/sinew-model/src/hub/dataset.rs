@@ -80,7 +80,9 @@ pub(super) fn select(
         .filter(|n| is_rows(n))
         .collect();
     if rows.is_empty() {
-        return Err(HubError::NoRows(DATA_FILES.join(", ")));
+        let endings = DATA_FILES.join(", ");
+        let why = format!("the data set has no files that end in {endings}");
+        return Err(HubError::Repository(why));
     }
     let configs = configs(&rows, card);
     let (config, files) = choose(configs, wanted)?;
@@ -90,11 +92,14 @@ pub(super) fn select(
     };
     let count = selection.files().count();
     match count {
-        0 => Err(HubError::EmptyConfig(config.name)),
-        count if count > MAX_FILES => Err(HubError::Files {
-            count,
-            limit: MAX_FILES,
-        }),
+        0 => Err(HubError::Repository(format!(
+            "the configuration `{}` has no files of rows",
+            config.name
+        ))),
+        n if n > MAX_FILES => Err(HubError::Repository(format!(
+            "{n} files of rows; allowed: up to {MAX_FILES}. Name a configuration, or convert the data set \
+             to fewer files"
+        ))),
         _ => Ok(selection),
     }
 }
@@ -195,14 +200,15 @@ fn choose<'a>(
     });
     match (fitting.next(), wanted) {
         (Some(found), _) => Ok(found),
-        (None, Some(wanted)) => Err(HubError::NoSuchConfig {
-            wanted: wanted.to_owned(),
-            names: listed(),
-        }),
-        (None, None) => Err(HubError::SeveralConfigs {
-            count: names.len(),
-            names: listed(),
-        }),
+        (None, Some(wanted)) => Err(HubError::Repository(format!(
+            "no configuration `{wanted}`; allowed: {}",
+            listed()
+        ))),
+        (None, None) => Err(HubError::Repository(format!(
+            "the data set has {} configurations: {}; name one as hf:ORG/NAME/CONFIGURATION",
+            names.len(),
+            listed()
+        ))),
     }
 }
 

@@ -14,12 +14,11 @@ use super::{SIDE_FILES, marker};
 use crate::error::HubError;
 use crate::lookup::{Progress, ResolveEnv};
 use crate::safetensors::{INDEX, SINGLE, read_index};
-use reqwest::blocking::{Client, RequestBuilder, Response};
-use reqwest::header;
-use reqwest::redirect::Policy;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use sinew_http::{cause, tls};
+use sinew_http::blocking::{self, Client, RequestBuilder, Response};
+use sinew_http::header::{self, HeaderMap, HeaderValue};
+use sinew_http::{ClientOptions, HttpError, Method, Retry, cause, may_pass};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -35,9 +34,7 @@ const MAX_DATASET_BYTES: u64 = 64 << 30;
 /// Maximum redirects of one request.
 const MAX_REDIRECTS: usize = 5;
 /// Attempts in a row that bring no byte before a download is given up.
-const MAX_ATTEMPTS: u32 = 4;
-/// Pause after the first failed attempt; doubles with each one.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const TRIES: Retry = Retry::doubling(4, Duration::from_millis(200), Duration::from_millis(800));
 /// Limit of a TCP and TLS connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Wall time of a question about a file.
@@ -84,13 +81,13 @@ struct Remote {
     limit: u64,
 }
 
-/// Kind of an attempt's failure.
-enum Failure {
-    /// Another attempt can succeed: no answer, an interrupted transfer, a server that is
-    /// overloaded.
-    Passing(HubError),
-    /// Another attempt would fail as well: no such file, no access, a local error.
-    Final(HubError),
+/// A failed attempt. No answer, an interrupted transfer and an overloaded server may pass; no such file, no
+/// access and a local error last.
+type Failure = sinew_http::Failure<String>;
+
+/// The failure of an attempt that can succeed later.
+fn passing(url: &str, why: impl std::fmt::Display) -> Failure {
+    Failure::Passing(format!("{url}: {why}"), None)
 }
 
 impl<'a> Hub<'a> {
@@ -107,8 +104,8 @@ impl<'a> Hub<'a> {
             repo,
             root,
             env,
-            client: client(Policy::limited(MAX_REDIRECTS))?,
-            direct: client(Policy::none())?,
+            client: client(MAX_REDIRECTS)?,
+            direct: client(0)?,
         })
     }
 
@@ -124,7 +121,8 @@ impl<'a> Hub<'a> {
         fs::create_dir_all(&dir).map_err(HubError::file(&dir))?;
         let has = |name: &str| listing.siblings.iter().any(|file| file.rfilename == name);
         if !has("config.json") {
-            return Err(HubError::NoConfig);
+            let why = "the repository has no config.json";
+            return Err(HubError::Repository(why.to_owned()));
         }
         let fetch = |file: &str| {
             self.file(&listing.sha, file, &dir, MAX_FILE_BYTES)
@@ -142,7 +140,8 @@ impl<'a> Hub<'a> {
             let shards: std::collections::BTreeSet<_> = index.values().collect();
             shards.into_iter().try_for_each(|shard| fetch(shard))?;
         } else {
-            return Err(HubError::NoWeights(SINGLE, INDEX));
+            let why = format!("the repository has neither `{SINGLE}` nor `{INDEX}`");
+            return Err(HubError::Repository(why));
         }
         self.refer(revision, &listing.sha)?;
         Ok(dir)
@@ -187,10 +186,10 @@ impl<'a> Hub<'a> {
         let mut left = MAX_DATASET_BYTES;
         let announced = known.fold(0_u64, |sum, size| sum.saturating_add(*size));
         if announced > left {
-            return Err(HubError::LargeDataset {
-                bytes: announced,
-                limit: MAX_DATASET_BYTES,
-            });
+            return Err(HubError::Repository(format!(
+                "its files have {announced} bytes; allowed: up to {MAX_DATASET_BYTES}. Take a \
+                 configuration, or a data set of its own with the rows that are needed"
+            )));
         }
         for name in selection.files() {
             left = left.saturating_sub(self.file(&listing.sha, name, &dir, left)?);
@@ -229,29 +228,26 @@ impl<'a> Hub<'a> {
             false => ("api/models", ""),
         };
         let url = self.url(&format!("{kind}/{}/revision/{revision}{sizes}", self.repo));
-        let text = self.retry(|| {
-            let mut text = String::new();
-            let mut body = self.get(&url, None)?.take(MAX_API_BYTES + 1);
-            body.read_to_string(&mut text)
-                .map_err(|error| broken(&url, &error))?;
-            match text.len() as u64 > MAX_API_BYTES {
-                true => Err(Failure::Final(HubError::LargeAnswer {
-                    url: url.clone(),
-                    limit: MAX_API_BYTES,
-                })),
-                false => Ok(text),
-            }
+        let text = retry(|| {
+            blocking::read(self.get(&url, None)?, MAX_API_BYTES).map_err(|error| match error {
+                HttpError::TooLarge(limit) => {
+                    Failure::Lasting(format!("{url}: more than {limit} bytes"))
+                }
+                error => passing(&url, error),
+            })
         })?;
-        match serde_json::from_str::<Revision>(&text) {
-            Ok(listing) if super::is_commit(&listing.sha) => Ok(listing),
-            Ok(Revision { sha, .. }) => Err(HubError::Commit { url, sha }),
-            Err(error) => Err(HubError::Json { url, error }),
+        let wrong = |why: &dyn std::fmt::Display| HubError::Request(format!("{url}: {why}"));
+        let listing: Revision = serde_json::from_slice(&text).map_err(|e| wrong(&e))?;
+        match super::is_commit(&listing.sha) {
+            true => Ok(listing),
+            false => Err(wrong(&format_args!("`{}` is no commit", listing.sha))),
         }
     }
 
     /// A GET from byte `from` on (a range), or of the whole.
     fn get(&self, url: &str, from: Option<u64>) -> Result<Response, Failure> {
-        let mut request = self.client.get(url).timeout(TRANSFER_TIMEOUT);
+        let request = self.client.request(Method::GET, url);
+        let mut request = request.timeout(TRANSFER_TIMEOUT);
         if let Some(from) = from {
             request = request.header(header::RANGE, format!("bytes={from}-"));
         }
@@ -264,8 +260,7 @@ impl<'a> Hub<'a> {
         if let Some(token) = &self.env.hub_token {
             request = request.bearer_auth(token);
         }
-        let response = request.send();
-        let response = response.map_err(|e| broken(url, &e))?;
+        let response = request.send().map_err(|e| passing(url, cause(&e)))?;
         self.check(url, response)
     }
 
@@ -281,39 +276,19 @@ impl<'a> Hub<'a> {
             404 => ": no such repository, revision or file",
             _ => "",
         };
-        let error = HubError::Status {
-            url: url.to_owned(),
-            status,
-            hint,
-        };
-        Err(match status {
-            408 | 429 | 500..=599 => Failure::Passing(error),
-            _ => Failure::Final(error),
+        let text = format!("{url} answers {status}{hint}");
+        Err(match may_pass(status) {
+            true => Failure::Passing(text, None),
+            false => Failure::Lasting(text),
         })
-    }
-
-    /// Runs `attempt` until it succeeds, fails for good, or has failed [`MAX_ATTEMPTS`] times in a
-    /// row.
-    fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, HubError> {
-        let mut pause = FIRST_PAUSE;
-        for left in (0..MAX_ATTEMPTS).rev() {
-            match attempt() {
-                Ok(value) => return Ok(value),
-                Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Passing(error)) if left == 0 => return Err(error),
-                Err(Failure::Passing(_)) => std::thread::sleep(pause),
-            }
-            pause *= 2;
-        }
-        Err(HubError::NoAttempt)
     }
 
     /// Identity and size of a file, from the answer before any redirect to another host.
     fn remote(&self, url: &str) -> Result<Remote, Failure> {
         let mut url = url.to_owned();
         for _ in 0..MAX_REDIRECTS {
-            let request = self.direct.head(&url).timeout(HEAD_TIMEOUT);
-            let response = self.send(&url, request)?;
+            let request = self.direct.request(Method::HEAD, &url);
+            let response = self.send(&url, request.timeout(HEAD_TIMEOUT))?;
             let text = |name: &str| response.headers().get(name)?.to_str().ok();
             let linked = text("x-linked-etag");
             // A renamed repository redirects within the hub; large files elsewhere, with a linked tag.
@@ -328,8 +303,9 @@ impl<'a> Hub<'a> {
             let etag = raw.trim_start_matches("W/").trim_matches('"').to_owned();
             let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
             if etag.is_empty() || etag.len() > 128 || !etag.bytes().all(plain) {
-                let tag = raw.to_owned();
-                return Err(Failure::Final(HubError::Tag { url, tag }));
+                return Err(Failure::Lasting(format!(
+                    "{url}: tag `{raw}` does not identify a file"
+                )));
             }
             let size = if linked.is_some() {
                 text("x-linked-size")
@@ -338,14 +314,16 @@ impl<'a> Hub<'a> {
             };
             let size = size.and_then(|size| size.parse().ok());
             if size.is_some_and(|size: u64| size > MAX_FILE_BYTES) {
-                let limit = MAX_FILE_BYTES;
-                return Err(Failure::Final(HubError::LargeRemote { url, limit }));
+                return Err(Failure::Lasting(format!(
+                    "{url}: larger than {MAX_FILE_BYTES} bytes"
+                )));
             }
             let limit = MAX_FILE_BYTES;
             return Ok(Remote { etag, size, limit });
         }
-        let limit = MAX_REDIRECTS;
-        Err(Failure::Final(HubError::Redirects { url, limit }))
+        Err(Failure::Lasting(format!(
+            "{url}: more than {MAX_REDIRECTS} redirects"
+        )))
     }
 
     /// Brings one file of commit `sha`, of at most `limit` bytes, into the cache and links it into `dir`.
@@ -354,18 +332,17 @@ impl<'a> Hub<'a> {
         let link = dir.join(name);
         let size = || link.metadata().map(|meta| meta.len());
         let too_large = |bytes| match bytes > limit {
-            true => Err(HubError::Limit {
-                name: name.to_owned(),
-                bytes,
-                limit,
-            }),
+            true => {
+                let why = format!("{name}: {bytes} bytes; allowed: up to {limit}");
+                Err(HubError::Repository(why))
+            }
             false => Ok(bytes),
         };
         if let Ok(bytes) = size() {
             return too_large(bytes);
         }
         let url = self.url(&format!("{}/resolve/{sha}/{}", self.repo, escaped(name)));
-        let mut remote = self.retry(|| self.remote(&url))?;
+        let mut remote = retry(|| self.remote(&url))?;
         remote.size.map_or(Ok(0), too_large)?;
         remote.limit = limit.min(MAX_FILE_BYTES);
         let blobs = self.root.join("blobs");
@@ -409,15 +386,15 @@ impl<'a> Hub<'a> {
         let mut last = file.metadata().map_err(failed)?.len();
         // Attempts count anew after each that brought bytes.
         loop {
-            let done = self.retry(|| match self.transfer(url, name, remote, &mut file) {
-                Err(Failure::Passing(error)) => {
+            let done = retry(|| match self.transfer(url, name, remote, &mut file) {
+                Err(Failure::Passing(text, _)) => {
                     let length = file.metadata().map(|meta| meta.len()).unwrap_or(last);
                     let moved = length > last;
                     last = length;
                     if moved {
                         Ok(false)
                     } else {
-                        Err(Failure::Passing(error))
+                        Err(Failure::Passing(text, None))
                     }
                 }
                 other => other.map(|()| true),
@@ -443,7 +420,7 @@ impl<'a> Hub<'a> {
         remote: &Remote,
         file: &mut File,
     ) -> Result<(), Failure> {
-        let local = |error: io::Error| Failure::Final(error.into());
+        let local = |error: io::Error| Failure::Lasting(format!("writing the cache: {error}"));
         let mut at = file.seek(SeekFrom::End(0)).map_err(local)?;
         if remote.size == Some(at) {
             return Ok(());
@@ -460,15 +437,16 @@ impl<'a> Hub<'a> {
         let mut buffer = vec![0; COPY_BYTES];
         let limit = remote.size.unwrap_or(remote.limit);
         loop {
-            let n = match response.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(n) => n,
-                Err(error) => return Err(broken(url, &error)),
-            };
+            let n = response.read(&mut buffer);
+            let n = n.map_err(|error| passing(url, cause(&error)))?;
+            if n == 0 {
+                break;
+            }
             at += n as u64;
             if at > limit {
-                let url = url.to_owned();
-                return Err(Failure::Final(HubError::Announced { url, limit }));
+                return Err(Failure::Lasting(format!(
+                    "{url}: more than the {limit} bytes announced"
+                )));
             }
             file.write_all(&buffer[..n]).map_err(local)?;
             if let Some(progress) = &self.env.progress {
@@ -480,33 +458,28 @@ impl<'a> Hub<'a> {
             }
         }
         match remote.size {
-            Some(size) if at < size => Err(Failure::Passing(HubError::Short {
-                url: url.to_owned(),
-                found: at,
-                size,
-            })),
+            Some(size) if at < size => Err(passing(url, format!("{at} of {size} bytes"))),
             _ => Ok(()),
         }
     }
 }
 
-/// A request without an answer, or an answer that breaks off: another attempt can succeed.
-fn broken(url: &str, error: &(dyn std::error::Error + 'static)) -> Failure {
-    Failure::Passing(HubError::Request {
-        url: url.to_owned(),
-        reason: cause(error),
-    })
+/// A client that follows so many redirects.
+fn client(redirects: usize) -> Result<Client, HubError> {
+    let agent = HeaderValue::from_static(concat!("sinew/", env!("CARGO_PKG_VERSION")));
+    let client = Client::new(ClientOptions {
+        connect: Some(CONNECT_TIMEOUT),
+        redirects,
+        proxy: true,
+        headers: HeaderMap::from_iter([(header::USER_AGENT, agent)]),
+        ..ClientOptions::default()
+    });
+    client.map_err(|error| HubError::Request(error.to_string()))
 }
 
-/// A client that trusts Mozilla's root certificates, which are built into the program.
-fn client(redirects: Policy) -> Result<Client, HubError> {
-    Client::builder()
-        .tls_backend_preconfigured(tls())
-        .redirect(redirects)
-        .connect_timeout(CONNECT_TIMEOUT)
-        .user_agent(concat!("sinew/", env!("CARGO_PKG_VERSION")))
-        .build()
-        .map_err(|error| HubError::Client(cause(&error)))
+/// Runs `attempt` until it succeeds, fails for good, or no try is left.
+fn retry<T>(attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, HubError> {
+    blocking::retry(TRIES, Some, attempt).map_err(|failure| HubError::Request(failure.into()))
 }
 
 /// Compares a large file with its SHA-256. Small files have git's id as their name, and are checked only by
@@ -518,10 +491,7 @@ fn verify(file: &mut File, url: &str, remote: &Remote) -> Result<(), HubError> {
     }
     let mut hash = Sha256::new();
     let mut buffer = vec![0; COPY_BYTES];
-    let unread = |error| HubError::Read {
-        url: url.to_owned(),
-        error,
-    };
+    let unread = |error: io::Error| HubError::Request(format!("{url}: {error}"));
     file.seek(SeekFrom::Start(0)).map_err(unread)?;
     loop {
         let n = file.read(&mut buffer).map_err(unread)?;
@@ -538,11 +508,10 @@ fn verify(file: &mut File, url: &str, remote: &Remote) -> Result<(), HubError> {
     if found.eq_ignore_ascii_case(&remote.etag) {
         return Ok(());
     }
-    Err(HubError::Digest {
-        url: url.to_owned(),
-        found,
-        expected: remote.etag.clone(),
-    })
+    Err(HubError::Request(format!(
+        "{url}: content has SHA-256 {found}, expected {}",
+        remote.etag
+    )))
 }
 
 /// A file's path as part of an address: every byte but letters, digits, `-._~` and `/` as `%XX`.

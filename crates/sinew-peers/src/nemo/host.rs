@@ -1,9 +1,9 @@
 //! A server with places: its number of episodes at once, and requests that are sent once.
 
-use reqwest::Method;
 use serde_json::Value;
 use sinew_bridge::remote::{RemoteError, Server, spawn, worker};
 use sinew_env::EnvError;
+use sinew_http::Method;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

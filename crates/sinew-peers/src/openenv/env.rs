@@ -5,13 +5,13 @@ use super::keys::{GIVES, OpenEnv, RewardOf};
 use super::socket::{Socket, SocketError};
 use crate::counts::Counts;
 use crate::turn::Turn;
-use reqwest::{Method, Url};
 use serde_json::{Map, Value, json};
 use sinew_bridge::remote::{Server, address, block_on, cut, gone, refused, spawn, worker};
 use sinew_env::{
     Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
     ResetResult, Score, StepResult,
 };
+use sinew_http::{Method, Url};
 use sinew_types::{Message, Outcome, Role, Task, is_reward};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,10 +1,9 @@
 //! Messages over WebSocket, one at a time, with deadlines.
 
 use futures::{SinkExt, StreamExt};
-use reqwest::Url;
 use serde_json::Value;
 use sinew_bridge::remote::MAX_BODY;
-use sinew_http::tls;
+use sinew_http::{Url, tls};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};

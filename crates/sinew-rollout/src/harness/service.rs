@@ -11,16 +11,15 @@ use crate::episode::EpisodeSpec;
 use crate::gauges::Phase;
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use futures::future::BoxFuture;
-use reqwest::Client;
-use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use serde_json::{Map, Value};
-use sinew_http::{cause, tls};
+use sinew_http::header::CONTENT_TYPE;
+use sinew_http::{Client, ClientOptions, HttpError, Method};
 use sinew_types::{EpisodeEnd, FailureKind, Limit, Task, Trace};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Largest answer of a service.
-const MAX_ANSWER_BYTES: usize = 1 << 20;
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
 /// Characters of an answer that an error quotes.
 const MAX_QUOTED: usize = 300;
 /// Time for a connection.
@@ -75,16 +74,14 @@ impl ServiceHarness {
     /// # Errors
     /// If no HTTP client can be made.
     pub fn new(config: ServiceConfig, server: Arc<dyn ModelServer>) -> Result<Self, String> {
-        let client = Client::builder()
-            .tls_backend_preconfigured(tls())
-            .connect_timeout(CONNECT_TIMEOUT)
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .build()
-            .map_err(|e| format!("the service's client: {e}"))?;
+        let client = Client::new(ClientOptions {
+            connect: Some(CONNECT_TIMEOUT),
+            body_max: MAX_ANSWER_BYTES,
+            ..ClientOptions::default()
+        });
         Ok(Self {
             config,
-            client,
+            client: client.map_err(|e| format!("the service's client: {e}"))?,
             server,
         })
     }
@@ -101,25 +98,19 @@ impl ServiceHarness {
         let body = Value::Object(filled(&self.config.body, task)?);
         let request = self
             .client
-            .post(&self.config.url)
+            .request(Method::POST, &self.config.url)
             .bearer_auth(&access.api_key)
             .header("traceparent", &access.traceparent)
-            .header(CONTENT_TYPE, HeaderValue::from_static("application/json"))
+            .header(CONTENT_TYPE, "application/json")
             .body(body.to_string());
-        let mut answer = request.send().await.map_err(|e| unreachable(&e))?;
-        let mut text = Vec::new();
-        while let Some(chunk) = answer.chunk().await.map_err(|e| unreachable(&e))? {
-            if text.len() + chunk.len() > MAX_ANSWER_BYTES {
-                return Err(format!(
-                    "its answer is longer than {MAX_ANSWER_BYTES} bytes"
-                ));
-            }
-            text.extend_from_slice(&chunk);
-        }
-        let (status, text) = (answer.status(), String::from_utf8_lossy(&text).into_owned());
-        match status.is_success() {
+        let answer = self.client.ask(request).await.map_err(|e| match e {
+            HttpError::TooLarge(limit) => format!("its answer is longer than {limit} bytes"),
+            e => format!("it could not be asked: {e}\n  hint: is the service running there?"),
+        })?;
+        let text = String::from_utf8_lossy(&answer.body).into_owned();
+        match answer.status.is_success() {
             true => Ok(ServiceReply::Answer(text)),
-            false => Err(format!("it answered {status}: {}", quoted(&text))),
+            false => Err(format!("it answered {}: {}", answer.status, quoted(&text))),
         }
     }
 
@@ -323,14 +314,6 @@ fn columns(task: &Task) -> String {
 
 fn quoted(text: &str) -> String {
     text.chars().take(MAX_QUOTED).collect()
-}
-
-/// Reason why a service could not be asked.
-fn unreachable(error: &reqwest::Error) -> String {
-    format!(
-        "it could not be asked: {}\n  hint: is the service running there?",
-        cause(error)
-    )
 }
 
 #[cfg(test)]

@@ -2,10 +2,9 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use reqwest::{Client, Method, RequestBuilder, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sinew_http::{cause, tls};
+use sinew_http::{Client, ClientOptions, HttpError, Method, RequestBuilder, Response, read};
 use sinew_sandbox::{
     Ending, ExecRequest, ExecResult, OutputChunk, OutputStream, Program, Protection, SandboxError,
     SandboxSpec, TerminalInput, TerminalSize, Usage,
@@ -133,13 +132,15 @@ impl Api {
         if !(url.starts_with("http://") || url.starts_with("https://")) {
             return Err("allowed: http:// or https:// and a host".into());
         }
-        let client = Client::builder()
-            .tls_backend_preconfigured(tls())
-            .connect_timeout(CONNECT_TIMEOUT)
-            .build()
-            .map_err(|e| cause(&e))?;
+        let client = Client::new(ClientOptions {
+            connect: Some(CONNECT_TIMEOUT),
+            deadline: Some(ANSWER_TIMEOUT),
+            redirects: 10,
+            proxy: true,
+            ..ClientOptions::default()
+        });
         Ok(Self {
-            client,
+            client: client.map_err(|e| e.to_string())?,
             url: url.trim_end_matches('/').into(),
             token: token.into(),
             level,
@@ -150,9 +151,8 @@ impl Api {
     /// A request to a path below `/v1`.
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.client
-            .request(method, format!("{}/v1/{path}", self.url))
+            .request(method, &format!("{}/v1/{path}", self.url))
             .bearer_auth(&self.token)
-            .timeout(ANSWER_TIMEOUT)
     }
 
     /// A request with a JSON body.
@@ -164,7 +164,7 @@ impl Api {
 
     /// Sends a request. An answer that is an error becomes one of the port.
     pub(crate) async fn send(&self, request: RequestBuilder) -> Result<Response, SandboxError> {
-        let answer = request.send().await.map_err(|e| self.lost(&cause(&e)))?;
+        let answer = request.send().await.map_err(|e| self.broken(e.into()))?;
         if answer.status().is_success() {
             return Ok(answer);
         }
@@ -190,17 +190,11 @@ impl Api {
     /// If the connection ends, or there are more than `max_bytes`.
     pub(crate) async fn body(
         &self,
-        mut answer: Response,
+        answer: Response,
         max_bytes: u64,
     ) -> Result<Vec<u8>, SandboxError> {
-        let mut body = Vec::new();
-        while let Some(chunk) = answer.chunk().await.map_err(|e| self.lost(&cause(&e)))? {
-            if (body.len() + chunk.len()) as u64 > max_bytes {
-                return Err(too_long(max_bytes));
-            }
-            body.extend_from_slice(&chunk);
-        }
-        Ok(body)
+        let body = read(answer, max_bytes).await;
+        body.map_err(|e| self.broken(e))
     }
 
     /// Path for archives of snapshots: below `/v1`, with the level and the image of the sandboxes that start
@@ -313,6 +307,14 @@ impl Api {
     /// A server that does not answer as it should.
     pub(crate) fn lost(&self, why: &str) -> SandboxError {
         SandboxError::Died(format!("the sandbox server {}: {why}", self.url))
+    }
+
+    /// An error of the connection, or an answer that is too long.
+    fn broken(&self, error: HttpError) -> SandboxError {
+        match error {
+            HttpError::TooLarge(max_bytes) => too_long(max_bytes),
+            error => self.lost(&error.to_string()),
+        }
     }
 
     /// A refusal of the server as an error of the port.

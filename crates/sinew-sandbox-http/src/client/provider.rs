@@ -2,9 +2,8 @@
 
 use crate::client::api::{Api, too_long};
 use crate::client::remote_sandbox::{RemoteSandbox, snapshot_id, snapshot_of};
-use reqwest::Method;
 use serde::Deserialize;
-use sinew_http::cause;
+use sinew_http::{ClientOptions, Method, Retry, blocking, cause};
 use sinew_sandbox::{
     Network, Protection, Sandbox, SandboxError, SandboxFuture, SandboxProvider, SandboxSpec,
     Snapshot,
@@ -18,8 +17,8 @@ use tokio::time::Instant;
 
 /// Time for which a server without room, or away, is asked again.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Pauses between two attempts: the first, and the longest.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// Pauses between two attempts. Only the patience ends them.
+const PAUSES: Retry = Retry::doubling(u32::MAX, Duration::from_millis(50), Duration::from_secs(2));
 /// Maximum bytes of an archive that the server takes at once (docs/sandbox-http.md).
 const MAX_UPLOAD: u64 = 64 << 20;
 
@@ -156,7 +155,7 @@ impl RemoteProvider {
             });
         }
         let place = self.place().await?;
-        let (end, mut pause) = (Instant::now() + PATIENCE, PAUSE.0);
+        let (end, mut tries) = (Instant::now() + PATIENCE, 0);
         let made = loop {
             let made = self.api.create(spec, snapshot).await;
             let again = match &made {
@@ -164,11 +163,12 @@ impl RemoteProvider {
                 Err(SandboxError::NoRoom { .. }) => true,
                 _ => false,
             };
-            if !again || Instant::now() + pause > end {
-                break made;
+            tries += 1;
+            let pause = PAUSES.pause(tries, None).filter(|_| again);
+            match pause.filter(|pause| Instant::now() + *pause <= end) {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => break made,
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(PAUSE.1);
         };
         let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
         *broken = made.as_ref().err().map(ToString::to_string);
@@ -184,25 +184,24 @@ impl RemoteProvider {
 /// # Errors
 /// Fails if it does not answer, refuses the token or is not a sandbox server.
 fn levels(url: &str, token: &str) -> Result<Levels, String> {
-    let client = reqwest::blocking::Client::builder()
-        .tls_backend_preconfigured(sinew_http::tls())
-        .timeout(Duration::from_secs(10))
-        .build()
-        .map_err(|e| cause(&e))?;
+    let client = blocking::Client::new(ClientOptions {
+        stall: Some(Duration::from_secs(10)),
+        redirects: 10,
+        proxy: true,
+        ..ClientOptions::default()
+    });
+    let client = client.map_err(|e| e.to_string())?;
     let hint = "\n  hint: is `sinew serve --sandbox-only` running there?";
-    let answer = client
-        .get(format!("{url}/v1/levels"))
-        .bearer_auth(token)
-        .send()
-        .map_err(|e| format!("{}{hint}", cause(&e)))?;
-    let status = answer.status();
+    let request = client.request(Method::GET, &format!("{url}/v1/levels"));
+    let answer = client.ask(request.bearer_auth(token));
+    let answer = answer.map_err(|e| format!("{e}{hint}"))?;
+    let status = answer.status;
     if status.as_u16() == 401 {
         return Err(
             "it refuses the token; set the variable that sandbox.server_key_env names".into(),
         );
     }
-    let body = answer.bytes().map_err(|e| cause(&e))?;
-    serde_json::from_slice(&body)
+    serde_json::from_slice(&answer.body)
         .map_err(|_| format!("it answered {status}, but not as a sandbox server{hint}"))
 }
 

@@ -1,8 +1,8 @@
 //! One sandbox on another host.
 
 use crate::client::api::{Api, ExecLine, LEASE, too_long};
-use reqwest::{Method, Response};
 use serde_json::json;
+use sinew_http::{Method, Response};
 use sinew_sandbox::{
     ExecOptions, ExecRequest, ExecResult, OutputChunk, Sandbox, SandboxError, SandboxFuture,
     SandboxStats, Snapshot, Terminal,
