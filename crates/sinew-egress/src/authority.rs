@@ -1,7 +1,6 @@
 //! Certificate authority of a run. It signs a certificate for every host whose TLS the proxy terminates.
 //! Only sandboxes trust it. Its key never leaves the process.
 
-use crate::error::LeafError;
 use crate::host::Host;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -9,10 +8,19 @@ use rcgen::{
 };
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio_rustls::rustls::{ServerConfig, crypto::CryptoProvider, pki_types::PrivateKeyDer};
+use tokio_rustls::rustls::{self, ServerConfig, crypto::CryptoProvider, pki_types::PrivateKeyDer};
 
 /// Maximum number of cached certificates. A full cache is cleared.
 const MAX_LEAVES: usize = 1024;
+
+/// Reasons for which the TLS of a host cannot be terminated.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LeafError {
+    #[error("certificate for {0}: {1}")]
+    Certificate(Host, rcgen::Error),
+    #[error("TLS for {0}: {1}")]
+    Tls(Host, rustls::Error),
+}
 
 /// Certificate authority with a cache of host certificates.
 pub struct Authority {
@@ -74,10 +82,7 @@ impl Authority {
 
     /// Signs a certificate for one host.
     fn leaf(&self, host: &Host) -> Result<ServerConfig, LeafError> {
-        let failed = |error| LeafError::Certificate {
-            host: host.clone(),
-            error,
-        };
+        let failed = |error| LeafError::Certificate(host.clone(), error);
         let mut params = CertificateParams::default();
         params.distinguished_name = name("Sinew sandbox egress leaf");
         params.subject_alt_names = vec![match host {
@@ -96,10 +101,7 @@ impl Authority {
                 b.with_no_client_auth()
                     .with_single_cert(vec![certificate.der().clone()], private)
             })
-            .map_err(|error| LeafError::Tls {
-                host: host.clone(),
-                error,
-            })?;
+            .map_err(|error| LeafError::Tls(host.clone(), error))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }

@@ -5,6 +5,7 @@ use crate::host::HostPattern;
 use crate::policy::{Credential, PathPattern, Policy, Rule, Scheme};
 use crate::quota::Quota;
 use serde::{Deserialize, Serialize};
+use std::fmt::Display;
 use std::path::PathBuf;
 
 /// Minimum bytes of a secret. A shorter one could occur in ordinary responses.
@@ -139,10 +140,10 @@ pub struct ConfigError {
 }
 
 /// Creates a [`ConfigError`] for a field below `sandbox.egress`.
-fn wrong(field: impl Into<String>, value: impl Into<String>, allowed: &str) -> ConfigError {
+fn wrong(field: impl Into<String>, value: impl Display, allowed: &str) -> ConfigError {
     ConfigError {
         field: format!("sandbox.egress.{}", field.into()),
-        value: value.into(),
+        value: value.to_string(),
         allowed: allowed.into(),
     }
 }
@@ -269,19 +270,14 @@ impl RuleConfig {
         let paths = self.paths.iter().map(|p| PathPattern::parse(p));
         let paths = paths
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|e| wrong(field("paths"), e.to_string(), "/v1/models, /v1/*"))?;
+            .map_err(|e| wrong(field("paths"), e, "/v1/models, /v1/*"))?;
         let addresses = self
             .addresses
             .iter()
             .map(|a| a.parse::<Cidr>())
             .collect::<Result<Vec<_>, _>>();
-        let addresses = addresses.map_err(|e| {
-            wrong(
-                field("addresses"),
-                e.to_string(),
-                "ranges such as 127.0.0.0/8",
-            )
-        })?;
+        let addresses =
+            addresses.map_err(|e| wrong(field("addresses"), e, "ranges such as 127.0.0.0/8"))?;
         let https = scheme == Scheme::Https;
         let intercept = https && self.intercept.unwrap_or(config.intercept);
         let looks = !paths.is_empty() || !self.methods.is_empty() || self.credential.is_some();

@@ -1,7 +1,4 @@
-//! Reasons for which a text is not a part of a rule, or a host has no certificate.
-
-use crate::host::Host;
-use tokio_rustls::rustls;
+//! Reasons for which a text is not a part of a rule.
 
 /// A text that is not a part of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -10,13 +7,4 @@ pub enum PatternError {
     Range(String),
     #[error("path {0:?}; allowed: /v1/models, or /v1/* for all that begin so")]
     Path(String),
-}
-
-/// Reasons for which the TLS of a host cannot be terminated.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum LeafError {
-    #[error("certificate for {host}: {error}")]
-    Certificate { host: Host, error: rcgen::Error },
-    #[error("TLS for {host}: {error}")]
-    Tls { host: Host, error: rustls::Error },
 }

@@ -6,10 +6,12 @@ use std::fmt;
 /// A text that does not name a mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModeError {
+    /// It is not one of log-probabilities.
     #[error("{0:?} is neither raw nor processed")]
     Logprobs(String),
-    #[error("{0:?}: allowed: guided, advice, refuse")]
-    Format(String),
+    /// It is not one of formats; with those that are.
+    #[error("{0:?}: allowed: {1}")]
+    Format(String, String),
 }
 
 /// Tokens that cannot be right. Positions count from the attempt's first token.

@@ -47,7 +47,7 @@ impl FromStr for FormatMode {
             "guided" => Ok(Self::Guided),
             "advice" => Ok(Self::Advice),
             "refuse" => Ok(Self::Refuse),
-            _ => Err(ModeError::Format(text.to_owned())),
+            _ => Err(ModeError::Format(text.into(), Self::NAMES.join(", "))),
         }
     }
 }

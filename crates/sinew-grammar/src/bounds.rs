@@ -106,10 +106,11 @@ impl Strings {
             .map(|(name, rules)| (name.as_str(), product(rules)));
         for (name, own) in names.chain([("", 1.0)]) {
             if own * shared > MAX_PRODUCT {
-                return Err(CompileError::Patterns {
-                    at: name.to_owned(),
-                    max: MAX_PRODUCT,
-                });
+                return Err(CompileError::Limit(format!(
+                    "too many patterns, formats and lengths of strings apply together at {name:?} (allOf, or a \
+                     $ref or anyOf beside other keys): allowed is a product of their branches of {MAX_PRODUCT}; \
+                     join them into one pattern"
+                )));
             }
         }
         Ok(())
@@ -148,10 +149,8 @@ impl Strings {
                 "properties" | "patternProperties" | "dependentSchemas" => {
                     let members = value.as_object().into_iter().flatten();
                     if key == "patternProperties" && members.clone().count() > MAX_KEY_PATTERNS {
-                        return Err(CompileError::KeyPatterns {
-                            key: key.clone(),
-                            max: MAX_KEY_PATTERNS,
-                        });
+                        let why = format!("{key} has more than {MAX_KEY_PATTERNS} patterns");
+                        return Err(CompileError::Limit(why));
                     }
                     for (property, value) in members {
                         self.read(value, property, false)?;
@@ -223,7 +222,8 @@ fn refers(schema: &Value) -> bool {
 /// Their number, and what is allowed.
 fn lark(grammar: &str) -> Result<(), CompileError> {
     if grammar.contains("%json") && grammar.contains("allOf") {
-        return Err(CompileError::AllOf);
+        let why = "allOf inside %json of a Lark grammar: give the schema as a JSON Schema";
+        return Err(CompileError::Unsupported(why.into()));
     }
     let (mut members, mut all) = (1.0, 1.0);
     let mut rest = grammar;
@@ -245,11 +245,11 @@ fn lark(grammar: &str) -> Result<(), CompileError> {
         }
     }
     match members > 1.0 && (1.0 + all / members).powf(members) > MAX_PRODUCT {
-        true => Err(CompileError::Intersections {
-            members: members - 1.0,
-            branches: all,
-            max: MAX_PRODUCT,
-        }),
+        true => Err(CompileError::Limit(format!(
+            "{} intersections and complements (& and ~) over {all} branches: allowed is a product of \
+             {MAX_PRODUCT}; use fewer of them",
+            members - 1.0
+        ))),
         false => Ok(()),
     }
 }

@@ -3,7 +3,7 @@
 use sinew_types::{FormatError, TokenId};
 
 /// Reason why a format has no matcher, or a matcher no mask. Positions count tokens from 0.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
     /// The format itself is invalid.
     #[error(transparent)]
@@ -38,40 +38,15 @@ pub enum GrammarError {
 }
 
 /// Reason why a format cannot be compiled, and what to change.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
     /// The compiler refused it.
     #[error("{0}")]
     Compiler(String),
-    #[error(
-        "too many patterns, formats and lengths of strings apply together at {at:?} (allOf, or a \
-         $ref or anyOf beside other keys): allowed is a product of their branches of {max}; \
-         join them into one pattern"
-    )]
-    Patterns { at: String, max: f64 },
-    #[error("{key} has more than {max} patterns")]
-    KeyPatterns { key: String, max: usize },
-    #[error("allOf inside %json of a Lark grammar: give the schema as a JSON Schema")]
-    AllOf,
-    #[error(
-        "{members} intersections and complements (& and ~) over {branches} branches: allowed is a product of \
-         {max}; use fewer of them"
-    )]
-    Intersections {
-        members: f64,
-        branches: f64,
-        max: f64,
-    },
-    #[error("it is not JSON: {0}")]
-    Json(String),
-    #[error("a schema is a JSON object, or true")]
-    Schema,
-    #[error("{0:?} is not a key of JSON Schema: remove it")]
-    Key(&'static str),
-    #[error("{0:?} cannot be enforced: remove it, or check the output yourself")]
-    Unenforced(&'static str),
-    #[error("it has more than {0} levels")]
-    Depth(usize),
-    #[error("the trigger {0:?} mixes text and control tokens: use one or the other")]
-    Trigger(String),
+    /// It could take too long to compile or to match.
+    #[error("{0}")]
+    Limit(String),
+    /// It is not a schema, or has a part that cannot be enforced.
+    #[error("{0}")]
+    Unsupported(String),
 }

@@ -41,18 +41,23 @@ pub(crate) fn grammar(
 
 /// Parses a JSON Schema and adds settings that fix the whitespace of the output.
 fn schema_of(text: &str, space: Whitespace) -> Result<Value, CompileError> {
+    let wrong = CompileError::Unsupported;
     let schema: Value =
-        serde_json::from_str(text).map_err(|e| CompileError::Json(e.to_string()))?;
+        serde_json::from_str(text).map_err(|e| wrong(format!("it is not JSON: {e}")))?;
     let mut schema: Map<String, Value> = match schema {
         Value::Object(map) => map,
         Value::Bool(true) => Map::new(),
-        _ => return Err(CompileError::Schema),
+        _ => return Err(wrong("a schema is a JSON object, or true".to_owned())),
     };
     if schema.contains_key(SETTINGS_KEY) {
-        return Err(CompileError::Key(SETTINGS_KEY));
+        return Err(wrong(format!(
+            "{SETTINGS_KEY:?} is not a key of JSON Schema: remove it"
+        )));
     }
     if let Some(key) = ignored(&Value::Object(schema.clone()), 0)? {
-        return Err(CompileError::Unenforced(key));
+        return Err(wrong(format!(
+            "{key:?} cannot be enforced: remove it, or check the output yourself"
+        )));
     }
     let (item, key) = match space {
         Whitespace::Spaced => (", ", ": "),
@@ -76,7 +81,8 @@ const IGNORED: [&str; 2] = ["$dynamicRef", "$recursiveRef"];
 /// Finds a keyword of [`IGNORED`] anywhere in `schema`.
 fn ignored(schema: &Value, depth: usize) -> Result<Option<&'static str>, CompileError> {
     if depth > MAX_DEPTH {
-        return Err(CompileError::Depth(MAX_DEPTH));
+        let why = format!("it has more than {MAX_DEPTH} levels");
+        return Err(CompileError::Limit(why));
     }
     let children: Vec<&Value> = match schema {
         Value::Object(map) => {
@@ -165,7 +171,9 @@ fn free_text(trigger: &Pieces, text: &str) -> Result<(String, String), CompileEr
             let head = format!("head[lazy]: /(.|\\n)*{escaped}/\n");
             Ok((head, format!("{ANY} & ~/(.|\\n)*{escaped}(.|\\n)*/")))
         }
-        _ => Err(CompileError::Trigger(text.to_owned())),
+        _ => Err(CompileError::Unsupported(format!(
+            "the trigger {text:?} mixes text and control tokens: use one or the other"
+        ))),
     }
 }
 

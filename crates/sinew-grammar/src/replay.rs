@@ -4,7 +4,7 @@ use crate::{GrammarError, Grammars, format_hash};
 use sinew_types::{Enforced, Node, NodeFormat, RowMasks};
 
 /// Reason why the masks of a node cannot be recomputed. Its tokens must not be trained on.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayError {
     /// The recorded implementation, environment or format differs from the current one.
     #[error("{field} was {recorded:?} at sampling time and is {here:?} now")]

@@ -74,16 +74,8 @@ pub enum DeviceError {
     #[error(transparent)]
     Weights(#[from] TensorMismatch),
     /// A device outside this crate failed.
-    #[error("{reason}")]
-    Device { reason: String },
-}
-
-impl DeviceError {
-    /// The error of a device outside this crate.
-    pub fn device(reason: impl Into<String>) -> Self {
-        let reason = reason.into();
-        Self::Device { reason }
-    }
+    #[error("{0}")]
+    Device(String),
 }
 
 /// The device seam of generation: computes passes, keeps keys and values in numbered blocks, and draws

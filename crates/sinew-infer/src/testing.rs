@@ -128,8 +128,8 @@ impl Forward for HashForward {
     fn logits(&mut self, batch: &Batch) -> Result<&[f32], DeviceError> {
         self.passes += 1;
         if self.fail_at_pass == Some(self.passes - 1) {
-            let reason = format!("pass {} was to fail", self.passes - 1);
-            return Err(DeviceError::Device { reason });
+            let why = format!("pass {} was to fail", self.passes - 1);
+            return Err(DeviceError::Device(why));
         }
         let mut hashes = vec![0; batch.tokens.len()];
         for s in &batch.sequences {
@@ -161,10 +161,10 @@ impl Forward for HashForward {
     fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), DeviceError> {
         let number = weights
             .tensor("number")
-            .ok_or_else(|| DeviceError::device("tensor `number` is missing"))?;
+            .ok_or_else(|| DeviceError::Device("tensor `number` is missing".into()))?;
         if number.shape() != [1] {
-            let reason = format!("tensor `number` has shape {:?}, not [1]", number.shape());
-            return Err(DeviceError::Device { reason });
+            let why = format!("tensor `number` has shape {:?}, not [1]", number.shape());
+            return Err(DeviceError::Device(why));
         }
         self.weights = number.into_f32()[0] as u64;
         Ok(())

@@ -24,24 +24,13 @@ pub(crate) enum QmpError {
     Io(#[from] io::Error),
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    #[error("the monitor is gone")]
-    Gone,
-    #[error("a line of more than {max} bytes, or cut", max = MAX_LINE)]
-    Line,
-    #[error("its greeting is not that of QMP")]
-    Greeting,
-    /// The monitor's error.
+    /// The monitor's error, or an answer that is missing, late or of another kind.
     #[error("{0}")]
-    Refused(String),
-    #[error("{max} events and no answer", max = MAX_EVENTS)]
-    Events,
-    #[error("no answer in {max:?}", max = ANSWER)]
-    Late,
-    #[error("{command}: {error}")]
-    Command {
-        command: String,
-        error: Box<QmpError>,
-    },
+    Answer(String),
+}
+
+fn wrong(text: impl Into<String>) -> QmpError {
+    QmpError::Answer(text.into())
 }
 
 impl From<QmpError> for SandboxError {
@@ -73,9 +62,11 @@ impl Qmp {
         let mut bounded = (&mut self.stream).take(MAX_LINE);
         bounded.read_until(b'\n', &mut line).await?;
         match line.last() {
-            None => Err(QmpError::Gone),
+            None => Err(wrong("the monitor is gone")),
             Some(b'\n') => Ok(serde_json::from_slice(&line)?),
-            Some(_) => Err(QmpError::Line),
+            Some(_) => Err(wrong(format!(
+                "a line of more than {MAX_LINE} bytes, or cut"
+            ))),
         }
     }
 
@@ -92,18 +83,17 @@ impl Qmp {
             if !self.greeted {
                 let greeting = self.line().await?;
                 if greeting.get("QMP").is_none() {
-                    return Err(QmpError::Greeting);
+                    return Err(wrong("its greeting is not that of QMP"));
                 }
                 self.ask("qmp_capabilities", json!({})).await?;
                 self.greeted = true;
             }
             self.ask(name, arguments).await
         });
-        let answered = answered.await.unwrap_or(Err(QmpError::Late));
-        answered.map_err(|error| QmpError::Command {
-            command: name.to_owned(),
-            error: Box::new(error),
-        })
+        match answered.await {
+            Ok(answer) => answer.map_err(|e| wrong(format!("{name}: {e}"))),
+            Err(_) => Err(wrong(format!("{name}: no answer in {ANSWER:?}"))),
+        }
     }
 
     /// Sends a command and waits for its answer. Events before it are dropped.
@@ -117,11 +107,10 @@ impl Qmp {
                 return Ok(value.take());
             }
             if let Some(error) = answer.get("error") {
-                let text = error["desc"].as_str().unwrap_or("an error");
-                return Err(QmpError::Refused(text.to_owned()));
+                return Err(wrong(error["desc"].as_str().unwrap_or("an error")));
             }
         }
-        Err(QmpError::Events)
+        Err(wrong(format!("{MAX_EVENTS} events and no answer")))
     }
 }
 

@@ -155,7 +155,7 @@ const MAX_LOGS: usize = 10_000;
 
 /// A log that is not there yet: `NAME.jsonl`, else `NAME.2.jsonl`, ... Names come from clients, which must
 /// not be able to overwrite what was logged under them.
-fn unused(folder: &Path, name: &str) -> Result<PathBuf, EgressError> {
+fn unused(folder: &Path, name: &str) -> std::io::Result<PathBuf> {
     std::fs::create_dir_all(folder)?;
     for number in 1..=MAX_LOGS {
         let path = folder.join(match number {
@@ -165,13 +165,11 @@ fn unused(folder: &Path, name: &str) -> Result<PathBuf, EgressError> {
         match File::create_new(&path) {
             Ok(_) => return Ok(path),
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(e.into()),
+            Err(e) => return Err(e),
         }
     }
-    Err(EgressError::Logs {
-        name: name.to_owned(),
-        limit: MAX_LOGS,
-    })
+    let why = format!("there are {MAX_LOGS} of {name} already");
+    Err(std::io::Error::other(why))
 }
 
 impl Egress for EgressProxy {

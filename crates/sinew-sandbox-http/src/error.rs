@@ -91,8 +91,6 @@ pub enum EgressError {
     Name(String),
     #[error("audit log: {0}")]
     Log(#[from] io::Error),
-    #[error("audit log: there are {limit} of {name} already")]
-    Logs { name: String, limit: usize },
     #[error("recordings of {episode}: {error}")]
     Recordings { episode: String, error: io::Error },
     /// The proxy's own error.

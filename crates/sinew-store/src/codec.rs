@@ -74,7 +74,7 @@ impl Mark {
 /// If the value cannot be encoded, or is larger than 4 GiB.
 pub(crate) fn encode<T: Serialize>(value: &T, compress: bool) -> Result<Encoded, RecordError> {
     let raw = rmp_serde::to_vec_named(value)?;
-    let raw_len = u32::try_from(raw.len()).map_err(|_| RecordError::TooLarge)?;
+    let raw_len = u32::try_from(raw.len()).map_err(|_| RecordError::Bytes("larger than 4 GiB"))?;
     let plain = |raw| Encoded {
         codec: Codec::Plain,
         raw_len,

@@ -138,8 +138,6 @@ pub enum StoreError {
 /// Reasons for which the bytes of a record cannot be made or read.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    #[error("larger than 4 GiB")]
-    TooLarge,
     #[error(transparent)]
     Encode(#[from] rmp_serde::encode::Error),
     #[error(transparent)]
@@ -153,20 +151,9 @@ pub enum RecordError {
     Kind(u8),
     #[error("holds {found} bytes, expected {expected}")]
     Length { found: usize, expected: usize },
-    #[error("shorter than its header")]
-    NoHeader,
-    #[error("record is shorter than its header")]
-    ShortRecord,
-    #[error("record has another length")]
-    OtherLength,
-    #[error("checksum does not match")]
-    Checksum,
-    #[error("the file ends")]
-    FileEnds,
-    #[error("its columns end early")]
-    ShortColumns,
-    #[error("its columns are of another number of nodes")]
-    OtherNodes,
+    /// The bytes are cut or changed, or the value does not fit into a record.
+    #[error("{0}")]
+    Bytes(&'static str),
     #[error("{0} bytes follow its columns")]
     Trailing(usize),
     #[error("holds episode {0}")]

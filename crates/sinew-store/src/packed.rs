@@ -160,7 +160,7 @@ fn encode_columns(trace: &Trace) -> Result<Encoded, RecordError> {
     let numbers = |of: fn(&Node) -> usize| trace.nodes.iter().map(of).sum::<usize>();
     let count = numbers(|n| n.tokens.len()) + numbers(|n| n.logprobs.len());
     let raw_len = 4 + head.len() + 4 * count;
-    let raw_len = u32::try_from(raw_len).map_err(|_| RecordError::TooLarge)?;
+    let raw_len = u32::try_from(raw_len).map_err(|_| RecordError::Bytes("larger than 4 GiB"))?;
     let mut raw = Vec::with_capacity(raw_len as usize);
     raw.extend((head.len() as u32).to_le_bytes());
     raw.extend(head);
@@ -207,23 +207,20 @@ fn decode_columns(raw_len: u32, bytes: &[u8]) -> Result<Trace, RecordError> {
             expected: raw_len as usize,
         });
     }
-    let (length, rest) = raw
-        .split_first_chunk::<4>()
-        .ok_or(RecordError::ShortColumns)?;
+    let short = || RecordError::Bytes("its columns end early");
+    let (length, rest) = raw.split_first_chunk::<4>().ok_or_else(short)?;
     let length = u32::from_le_bytes(*length) as usize;
-    let (head, mut columns) = rest
-        .split_at_checked(length)
-        .ok_or(RecordError::ShortColumns)?;
+    let (head, mut columns) = rest.split_at_checked(length).ok_or_else(short)?;
     let head: Head = rmp_serde::from_slice(head)?;
     let mut trace = head.trace;
     let nodes = trace.nodes.len();
     if head.tokens.len() != nodes || head.logprobs.len() != nodes {
-        return Err(RecordError::OtherNodes);
+        let why = "its columns are of another number of nodes";
+        return Err(RecordError::Bytes(why));
     }
     let sum = |counts: &[u32]| counts.iter().map(|&n| n as usize).sum();
-    let tokens = take_column(&mut columns, sum(&head.tokens)).ok_or(RecordError::ShortColumns)?;
-    let logprobs =
-        take_column(&mut columns, sum(&head.logprobs)).ok_or(RecordError::ShortColumns)?;
+    let tokens = take_column(&mut columns, sum(&head.tokens)).ok_or_else(short)?;
+    let logprobs = take_column(&mut columns, sum(&head.logprobs)).ok_or_else(short)?;
     if !columns.is_empty() {
         return Err(RecordError::Trailing(columns.len()));
     }

@@ -132,7 +132,9 @@ impl Segment {
         let mut bytes = vec![0; count];
         let read = self.file.read_exact_at(&mut bytes, at);
         read.map_err(|e| match e.kind() {
-            ErrorKind::UnexpectedEof => corrupt(&self.path, at, RecordError::FileEnds),
+            ErrorKind::UnexpectedEof => {
+                corrupt(&self.path, at, RecordError::Bytes("the file ends"))
+            }
             _ => StoreError::io(&self.path, e),
         })?;
         Ok(bytes)

@@ -205,7 +205,7 @@ impl SegmentDir {
         file.read_exact_at(&mut bytes, at.offset)
             .map_err(|e| match e.kind() {
                 std::io::ErrorKind::UnexpectedEof => {
-                    corrupt(&path, at.offset, RecordError::FileEnds)
+                    corrupt(&path, at.offset, RecordError::Bytes("the file ends"))
                 }
                 _ => StoreError::io(&path, e),
             })?;
@@ -273,14 +273,14 @@ pub(crate) fn check_header(path: &Path, header: &[u8], segment: u32) -> Header {
 /// The faulty part.
 pub(crate) fn parse_record(bytes: &[u8], location: Location) -> Result<Record, RecordError> {
     if bytes.len() < RECORD_HEADER {
-        return Err(RecordError::ShortRecord);
+        return Err(RecordError::Bytes("record is shorter than its header"));
     }
     let (header, payload) = bytes.split_at(RECORD_HEADER);
     if u32_at(header, 8) as usize != payload.len() {
-        return Err(RecordError::OtherLength);
+        return Err(RecordError::Bytes("record has another length"));
     }
     if record_crc(&header[..12], payload) != u32_at(header, 12) {
-        return Err(RecordError::Checksum);
+        return Err(RecordError::Bytes("checksum does not match"));
     }
     Ok(Record {
         kind: RecordKind::from_code(header[0]).ok_or(RecordError::Kind(header[0]))?,

@@ -74,6 +74,10 @@ pub fn open_regular(path: &Path) -> std::io::Result<File> {
 /// The whole lines of a file that a run may be writing; none if it is not there yet.
 /// A file that cannot be parsed is an error that names it.
 pub fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, ViewError> {
+    let failed = |reason| ViewError::Records {
+        path: path.to_owned(),
+        reason,
+    };
     let text = open_regular(path).and_then(|file| {
         let mut text = String::new();
         file.take(MAX_RECORD_BYTES).read_to_string(&mut text)?;
@@ -81,23 +85,17 @@ pub fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, ViewError> {
     });
     let text = match text {
         Ok(text) if text.len() as u64 == MAX_RECORD_BYTES => {
-            let (path, limit) = (path.to_owned(), MAX_RECORD_BYTES);
-            return Err(ViewError::TooLarge { path, limit });
+            let most = MAX_RECORD_BYTES;
+            return Err(failed(format!("it is larger than {most} bytes")));
         }
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-        Err(error) => {
-            let path = path.to_owned();
-            return Err(ViewError::Read { path, error });
-        }
+        Err(e) => return Err(failed(e.to_string())),
     };
     let whole = text.split_inclusive('\n').filter(|l| l.ends_with('\n'));
     let parsed = whole.map(serde_json::from_str);
     let parsed: Result<Vec<T>, _> = parsed.collect();
-    parsed.map_err(|error| ViewError::Record {
-        path: path.to_owned(),
-        error,
-    })
+    parsed.map_err(|e| failed(e.to_string()))
 }
 
 impl RunSummary {

@@ -2,9 +2,7 @@
 
 use super::feed::trace;
 use super::{RUNTIME, client, serve};
-use sinew_queue::{
-    Feed, Score, ScoreError, ScoredCounts, ScorerConfig, bury, listed, score_rows,
-};
+use sinew_queue::{Feed, Score, ScoreError, ScoredCounts, ScorerConfig, bury, listed, score_rows};
 use sinew_store::StoreError;
 use sinew_store::queue::{
     Field, MemoryQueue, NewRow, Order, Queue, QueueError, QueueLimits, RowRequest, RowSelection,

@@ -17,11 +17,10 @@ const MAX_DEPTH: usize = 65;
 /// Reasons for which an archive cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
-    /// The entry does not fit into an archive.
-    #[error("{}: {error}", path.display())]
-    Entry { path: PathBuf, error: io::Error },
+    /// An entry does not fit into an archive, or a file cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// The archive, or an entry of it, is not allowed.
     #[error(transparent)]
     Read(#[from] ReadError),
     /// The thread that read or wrote it panicked.
@@ -70,10 +69,7 @@ pub fn pack<W: Write>(entries: &[Entry], out: W, max_bytes: u64) -> Result<W, Ar
             EntryKind::Folder => writer.folder(path, *mode),
             EntryKind::Link(target) => writer.link(path, *mode, target),
         };
-        written.map_err(|error| ArchiveError::Entry {
-            path: path.clone(),
-            error,
-        })?;
+        written.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
     }
     Ok(writer.end()?)
 }
@@ -132,7 +128,7 @@ pub fn unpack(archive: impl Read, max_bytes: u64) -> Result<Vec<Entry>, ArchiveE
 /// # Errors
 /// Fails as [`pack`] does.
 pub async fn export(entries: Arc<Vec<Entry>>, max_bytes: u64) -> Result<File, SandboxError> {
-    let work = move || {
+    let work = move || -> Result<File, ArchiveError> {
         let file = spool(&[])?;
         let mut file = pack(&entries, file, max_bytes)?;
         file.rewind()?;

@@ -49,7 +49,8 @@ impl Forward for Counts {
     }
 
     fn logits(&mut self, _: &Batch) -> Result<&[f32], DeviceError> {
-        Err(DeviceError::device("the simulation computes no logits"))
+        let why = "the simulation computes no logits";
+        Err(DeviceError::Device(why.into()))
     }
 
     fn load_weights(&mut self, _: &dyn TensorSource) -> Result<(), DeviceError> {

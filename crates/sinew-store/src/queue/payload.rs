@@ -31,7 +31,7 @@ pub fn unpack<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T, StoreEr
         reason: reason.to_string(),
     };
     let [codec, a, b, c, d, rest @ ..] = bytes else {
-        return Err(corrupt(RecordError::NoHeader));
+        return Err(corrupt(RecordError::Bytes("shorter than its header")));
     };
     let raw_len = u32::from_le_bytes([*a, *b, *c, *d]);
     codec::decode(*codec, raw_len, rest).map_err(corrupt)
