@@ -8,6 +8,8 @@ const REWARD_FALL: f64 = 2.0;
 const REWARD_SURE: f64 = 4.0;
 /// Standard deviations of the difference of means for a gain.
 const REWARD_GAIN: f64 = 3.0;
+/// Least scored episodes of each set whose rewards are compared: the standard deviation of fewer is a guess.
+const REWARD_LEAST: f64 = 8.0;
 
 /// Scored episodes that are looked at together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -67,8 +69,11 @@ impl EpisodeSums {
     }
 
     /// Distance of the mean reward of `later` above this one: in standard deviations of an episode, and of
-    /// the difference of the means.
+    /// the difference of the means. It is 0 with too few episodes for a standard deviation.
     fn reward_gain(&self, later: &Self) -> (f64, f64) {
+        if self.n.min(later.n) < REWARD_LEAST {
+            return (0.0, 0.0);
+        }
         let gain = later.mean() - self.mean();
         // Equal rewards have no deviation; what is not rounding is a change then.
         let least = 1e-6 * self.mean().abs().max(later.mean().abs()).max(1e-9);

@@ -1,7 +1,7 @@
 //! Decides which stored episodes of a folder may be removed: by rules of a person, and by the needs of runs
 //! and collections.
 
-use crate::collecting::ScoredGroups;
+use crate::collection::ScoredGroups;
 use crate::env::{self, Tasks};
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;

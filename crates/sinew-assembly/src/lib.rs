@@ -33,8 +33,8 @@
 //! - A failure has one of three causes: the recipe, the machine, or something outside.
 
 mod admission;
-mod collect;
-pub mod collecting;
+
+pub mod collection;
 mod device;
 mod engine;
 mod env;
@@ -64,7 +64,7 @@ mod step_changes;
 mod store;
 mod token;
 
-pub use collect::{Gathering, check_collect, collection};
+pub use collection::{CollectOptions, check_collect, collection};
 pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
 pub use environments::{ENVIRONMENTS, recipe_of};

@@ -1,6 +1,6 @@
 //! Stored episodes and updates of a run, done again with the parts that its recipe makes now.
 
-use crate::collect::sampler;
+use crate::collection::sampler;
 use crate::env::{self, Tasks, World};
 use crate::failure::Failure;
 use crate::levels::egress;

@@ -403,9 +403,13 @@ impl VerdictInput {
         (equal && long && self.gain().is_none() && self.solved().is_none()).then(|| self.no_gain())
     }
 
+    /// Success in all held-out episodes. Training episodes count only before trained weights are measured.
     fn solved(&self) -> Option<String> {
-        if let Some((_, _, last, _)) = self.held_out.filter(|(_, _, last, _)| last.is_solved()) {
-            return Some(format!("held-out success {}", last.told(true)));
+        if let Some((_, _, last, step)) = self.held_out
+            && (last.is_solved() || step > 0)
+        {
+            let success = || format!("held-out success {}", last.told(true));
+            return last.is_solved().then(success);
         }
         let now = self.window();
         now.is_solved()

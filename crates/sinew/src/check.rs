@@ -51,7 +51,7 @@ struct Report {
 }
 
 impl Report {
-    /// Prints one check; whether it succeeded. A failure of the kind `Outside` counts as missing and not
+    /// Prints one check; whether it succeeded. A text with "warning: " is marked. A failure of the kind `Outside` counts as missing and not
     /// as a refusal.
     fn row(&mut self, name: &str, result: Result<String, Failure>) -> bool {
         let (ok, text) = match result {
@@ -66,10 +66,16 @@ impl Report {
                 (false, text.to_string())
             }
         };
+        let warns = ok && text.contains("warning: ");
         if self.json {
-            output::print_json(&json!({ "check": name, "ok": ok, "detail": text }));
+            let row = json!({ "check": name, "ok": ok, "warning": warns, "detail": text });
+            output::print_json(&row);
         } else {
-            let mark = if ok { "ok  " } else { "FAIL" };
+            let mark = match (ok, warns) {
+                (false, _) => "FAIL",
+                (true, true) => "warn",
+                (true, false) => "ok  ",
+            };
             output::print(&format!("{mark}  {name:12} {text}\n"));
         }
         ok

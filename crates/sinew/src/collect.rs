@@ -11,8 +11,8 @@
 
 use crate::{RunArgs, check, output, train};
 use clap::Args;
-use sinew_assembly::collecting::CollectionEnd;
-use sinew_assembly::{Failure, Gathering};
+use sinew_assembly::collection::CollectionEnd;
+use sinew_assembly::{CollectOptions, Failure};
 use sinew_orchestrator::{CollectProgress, FAILING, Process, RunEvent};
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_runs::{COLLECTION, RunDir};
@@ -61,7 +61,7 @@ fn gathered(args: &CollectArgs) -> Result<train::CommandEnd, Failure> {
     if own.is_some() {
         recipe.data = None;
     }
-    let mut how = Gathering {
+    let mut how = CollectOptions {
         episodes: args.episodes,
         engine: args.engine.clone(),
         queue: None,
@@ -98,7 +98,7 @@ fn gather(
     recipe: &RunPlan,
     dir: &RunDir,
     options: &train::TrainOptions,
-    how: &Gathering,
+    how: &CollectOptions,
 ) -> Result<train::CommandEnd, Failure> {
     let trouble = |progress: &CollectProgress| {
         let (failed, all) = (progress.failed, progress.episodes);
@@ -118,7 +118,7 @@ fn gather(
         let bus = session.bus.clone();
         let collection = sinew_assembly::collection(recipe, how, session)?;
         dir.write_recipe(recipe).map_err(Failure::input)?;
-        let done = sinew_assembly::collecting::collect(collection);
+        let done = sinew_assembly::collection::collect(collection);
         if let Ok(done) = &done {
             let (process, why) = (Process::Ended, trouble(&done.progress));
             let told = bus.emit(RunEvent::Ended { process, why });

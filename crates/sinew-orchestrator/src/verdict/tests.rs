@@ -220,3 +220,31 @@ fn the_process_decides_where_the_records_do_not() {
     }
     assert_eq!(Process::parse("other"), None);
 }
+
+#[test]
+fn demonstrations_that_succeed_do_not_solve_held_out_tasks() {
+    let run = steps(&[16, 16, 16, 16]);
+    let evals = [eval("before", 0, 50, 0), eval("after", 4, 50, 0)];
+    let v = judged(&run, &evals);
+    assert_eq!(v.verdict, Judgement::Healthy, "{v:?}");
+    let evals = [eval("before", 0, 50, 0)];
+    assert_eq!(judged(&run, &evals).verdict, Judgement::Solved);
+}
+
+#[test]
+fn rewards_of_few_episodes_are_no_gain() {
+    let reward = |at, n, reward| {
+        let mut r = eval("after", at, n, 0);
+        r.stats.reward = reward;
+        r.stats.reward_spread = Some(Spread {
+            std: 0.0,
+            min: reward,
+            max: reward,
+        });
+        r
+    };
+    for (n, verdict) in [(1, Judgement::Healthy), (8, Judgement::Learning)] {
+        let evals = [reward(0, n, 0.1), reward(4, n, 0.9)];
+        assert_eq!(judged(&steps(&[0; 4]), &evals).verdict, verdict, "{n}");
+    }
+}

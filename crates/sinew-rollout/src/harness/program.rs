@@ -35,6 +35,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Metrics that an environment measures of the tool that it offers itself.
 const OF_THE_TOOL: [&str; 3] = ["tool_calls", "tool_errors", "used_tool"];
 
+/// Metric of an episode that did not fail: 1 if its program ended with an error, after a limit had cut the
+/// episode. The mean over episodes is the share of such programs.
+const PROGRAM_FAILED: &str = "program_failed";
+
 /// Largest text of a task: one environment variable may have 128 KiB.
 const MAX_TASK_BYTES: usize = 96 << 10;
 
@@ -152,6 +156,10 @@ impl ProgramHarness {
             };
             return Ok(trace);
         }
+        // After a cut the exit may be the refusal of the next call, or a fault of the program.
+        let failed = f64::from(u8::from(bad_exit(&ended).is_some()));
+        let metrics = &mut trace.outcome.metrics;
+        metrics.insert(PROGRAM_FAILED.to_owned(), failed);
         if self.programs.agent_scores() {
             report::explain(&mut trace, why);
             return Ok(trace);
@@ -223,16 +231,20 @@ fn sandbox_kind(e: &SandboxError) -> FailureKind {
     }
 }
 
+/// Exit of a program that ended with an error. A program that was stopped in time has none.
+fn bad_exit(ended: &ProgramEnd) -> Option<String> {
+    match ended.ending {
+        Ending::Exited { code: 0 } | Ending::Timeout => None,
+        Ending::Exited { code } => Some(format!("exit code {code}")),
+        other => Some(other.to_string()),
+    }
+}
+
 /// Reason why an episode counts as failed, if it does. A program that gave up because a limit of its rollout
 /// refused it was cut, not failed.
 fn failure(ended: &ProgramEnd, trace: &Trace) -> Option<String> {
     let cut = matches!(trace.end, EpisodeEnd::Truncated { .. });
-    let why = match ended.ending {
-        Ending::Exited { code: 0 } | Ending::Timeout => None,
-        _ if cut => None,
-        Ending::Exited { code } => Some(format!("exit code {code}")),
-        other => Some(other.to_string()),
-    };
+    let why = bad_exit(ended).filter(|_| !cut);
     let sampled = trace.sampled_tokens() > 0;
     match why {
         Some(why) => Some(format!(

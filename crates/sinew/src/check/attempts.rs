@@ -95,6 +95,21 @@ impl AttemptTallies {
             .reduce(f64::max)
     }
 
+    /// A warning if the reward scores only some of the attempts.
+    fn missing(&self) -> String {
+        let (scored, none): (Vec<_>, Vec<_>) = self.all().partition(|(_, t)| t.unscored == 0);
+        let Some((_, first)) = none.first() else {
+            return String::new();
+        };
+        let tried: usize = scored.iter().chain(&none).map(|(_, t)| t.tried).sum();
+        let unscored: usize = none.iter().map(|(_, t)| t.unscored).sum();
+        format!(
+            "; warning: {unscored} of {tried} attempts have no score, so that such episodes train nothing; the \
+             first: {}",
+            first.reason
+        )
+    }
+
     /// All of them, one after the other.
     fn text(&self) -> String {
         let each: Vec<String> = self.all().map(|(name, tally)| tally.text(name)).collect();
@@ -163,8 +178,9 @@ pub(super) async fn attempts(
         _ => "",
     };
     Ok(format!(
-        "{name}: rewards of attempts: {}{warning}",
-        tried.text()
+        "{name}: rewards of attempts: {}{}{warning}",
+        tried.text(),
+        tried.missing()
     ))
 }
 
@@ -236,7 +252,7 @@ fn not_told_apart(tried: &AttemptTallies) -> String {
     let rewards = if wrong.is_empty() {
         wrong
     } else {
-        format!("; {wrong}")
+        format!("; {wrong}{}", tried.missing())
     };
     let same = tried
         .all()

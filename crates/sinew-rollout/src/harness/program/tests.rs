@@ -121,6 +121,7 @@ fn bad_ends_are_failures_and_limits_are_not() {
         limit: Limit::Turns,
     };
     assert_eq!(failure(&crash, &cut), None);
+    assert!(bad_exit(&crash).is_some() && bad_exit(&good).is_none());
 }
 
 #[test]

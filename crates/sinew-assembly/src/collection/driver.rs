@@ -1,6 +1,6 @@
 //! Runs a collection with the ports of the training loop, in one thread.
 
-use crate::collecting::core::{CollectConfig, Collector, KnownEpisode};
+use crate::collection::core::{CollectConfig, Collector, KnownEpisode};
 use sinew_orchestrator::{
     Bus, CollectProgress, Draw, EpisodeResult, Phase, PipelineError, RolloutProgress, RunEvent,
     TaskDraws, task_outcome,

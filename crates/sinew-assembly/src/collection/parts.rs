@@ -1,6 +1,6 @@
 //! A collection: the parts of the training loop without its trainer.
 
-use crate::collecting::{CollectConfig, Collection, GoldRollouts};
+use super::{CollectConfig, Collection, GoldRollouts};
 use crate::env::{self, World};
 use crate::failure::Failure;
 use crate::model::{check_context, keep_renderer, loaded_params, model_config, renderer};
@@ -24,7 +24,7 @@ const ROOM: usize = 2;
 
 /// Settings of a collection from the command line.
 #[derive(Clone, Debug)]
-pub struct Gathering {
+pub struct CollectOptions {
     /// Number of episodes, those of earlier sessions included.
     pub episodes: u64,
     /// Addresses of servers in place of the engine of the recipe.
@@ -37,7 +37,7 @@ pub struct Gathering {
 ///
 /// # Errors
 /// Fails for a live harness, for data that exists already, and for a store in memory.
-pub fn check_collect(recipe: &RunPlan, how: &Gathering) -> Result<(), Failure> {
+pub fn check_collect(recipe: &RunPlan, how: &CollectOptions) -> Result<(), Failure> {
     if recipe.harness.live().is_some() {
         return Err(Failure::input(
             "harness.type = \"live\": agents bring their own tasks, so there are none to run\n  hint: \
@@ -84,7 +84,7 @@ pub fn check_collect(recipe: &RunPlan, how: &Gathering) -> Result<(), Failure> {
 /// Fails if the recipe is refused, or if a part cannot be reached.
 pub fn collection(
     recipe: &RunPlan,
-    how: &Gathering,
+    how: &CollectOptions,
     session: Session<'_>,
 ) -> Result<Collection, Failure> {
     let device = device()?;
@@ -206,7 +206,7 @@ impl RecipeParts<'_> {
     }
 
     /// Returns the engine: the servers of the command line, or the result of [`sampler`] for `pinned`.
-    fn engine(&self, pinned: &RunPlan, how: &Gathering) -> Result<Arc<dyn Engine>, Failure> {
+    fn engine(&self, pinned: &RunPlan, how: &CollectOptions) -> Result<Arc<dyn Engine>, Failure> {
         if let Some(urls) = &how.engine {
             let context = self.recipe.rollout.max_context_tokens as usize;
             return serve_engine(urls, None, None, &self.renderer, context);
@@ -222,7 +222,7 @@ impl RecipeParts<'_> {
     fn rollout_parts(
         &self,
         engine: &Arc<dyn Engine>,
-        how: &Gathering,
+        how: &CollectOptions,
     ) -> Result<RolloutParts, Failure> {
         let mut run = self.gold().run;
         if how.engine.is_some() {

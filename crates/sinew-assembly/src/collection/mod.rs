@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `core` | the pure part: draws out, ends and scores of groups in |
 //! | `driver` | the session: known episodes, ports, progress |
+//! | `parts` | the parts of the training loop without its trainer |
 //! | `gold` | the environment's gold policy behind the port of rollouts |
 //! | `scored_groups` | which stored episodes it is done with |
 //!
@@ -21,9 +22,12 @@
 mod core;
 mod driver;
 mod gold;
+mod parts;
 mod scored_groups;
 
 pub use core::{CollectConfig, Collector, KnownEpisode};
 pub use driver::{Collection, CollectionEnd, collect};
 pub use gold::GoldRollouts;
+pub(crate) use parts::sampler;
+pub use parts::{CollectOptions, check_collect, collection};
 pub use scored_groups::ScoredGroups;
