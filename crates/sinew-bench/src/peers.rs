@@ -6,7 +6,7 @@
 use super::row::{Better, Summary};
 use serde::Deserialize;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -40,27 +40,26 @@ pub(crate) struct PeerResult {
 /// Reasons for which a peer has no result, as its row prints them.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PeerError {
-    #[error("give {0}")]
-    NoPython(&'static str),
-    #[error("{}: {error}", program.display())]
-    Start {
-        program: PathBuf,
-        error: std::io::Error,
-    },
     #[error(transparent)]
     Io(#[from] std::io::Error),
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// The program's result cannot be read; with the last line of its errors.
-    #[error("{script}: {error}: {last}")]
-    Script {
-        script: String,
-        error: Box<PeerError>,
-        last: String,
-    },
-    /// It lacks a part, ended early, takes too long or prints something else.
+    /// It lacks a part, does not start, takes too long or prints something else.
     #[error("{0}")]
     Failed(String),
+}
+
+impl From<&str> for PeerError {
+    fn from(why: &str) -> Self {
+        Self::Failed(why.to_owned())
+    }
+}
+
+impl PeerError {
+    /// The error of a program that could not be started.
+    pub(crate) fn start(program: &Path) -> impl Fn(std::io::Error) -> Self {
+        move |e: std::io::Error| Self::Failed(format!("{}: {e}", program.display()))
+    }
 }
 
 /// Line that the script prints.
@@ -77,9 +76,10 @@ struct Line {
 impl Peers {
     /// Runs `script`.
     pub(crate) fn run(&self, script: &str, args: &[&str]) -> Result<PeerResult, PeerError> {
-        let python = self.python.as_ref().ok_or(PeerError::NoPython(
-            "--peer-python: a Python with the packages that benches/peers names",
-        ))?;
+        let python = self
+            .python
+            .as_ref()
+            .ok_or("give --peer-python: a Python with the packages that benches/peers names")?;
         let path = self.scripts.join(script);
         if !path.is_file() {
             let why = format!("{} is missing: see --peers", path.display());
@@ -95,10 +95,7 @@ impl Peers {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|error| PeerError::Start {
-                program: python.clone(),
-                error,
-            })?;
+            .map_err(PeerError::start(python))?;
         let outputs = (child.stdout.take(), child.stderr.take());
         let (out, errors) = std::thread::scope(|scope| {
             let out = scope.spawn(|| outputs.0.map(read_all).unwrap_or_default());
@@ -111,11 +108,8 @@ impl Peers {
         })?;
         parse(&out).map_err(|e| {
             let last = errors.lines().rev().find(|l| !l.trim().is_empty());
-            PeerError::Script {
-                script: script.to_owned(),
-                error: Box::new(e),
-                last: last.unwrap_or("it said nothing").to_owned(),
-            }
+            let last = last.unwrap_or("it said nothing");
+            PeerError::Failed(format!("{script}: {e}: {last}"))
         })
     }
 }
@@ -152,9 +146,8 @@ fn wait(child: &mut Child, limit: Duration) -> Result<(), PeerError> {
 /// The last line that is JSON.
 fn parse(out: &str) -> Result<PeerResult, PeerError> {
     let line = out.lines().rev().find(|l| l.starts_with('{'));
-    let none = |what: &str| PeerError::Failed(format!("no {what}"));
-    let line: Line = serde_json::from_str(line.ok_or_else(|| none("result"))?)?;
-    let summary = Summary::of(line.values, Better::More).ok_or_else(|| none("values"))?;
+    let line: Line = serde_json::from_str(line.ok_or("no result")?)?;
+    let summary = Summary::of(line.values, Better::More).ok_or("no values")?;
     Ok(PeerResult {
         version: line.version,
         summary,

@@ -59,11 +59,15 @@ fn labelled(
     mode: Mode,
     items: usize,
 ) -> Result<LabelledAnswer, LabelError> {
-    let mut take = |key: &'static str| row.remove(key).ok_or(LabelError::Missing(key));
+    let wrong = LabelError::Field;
+    let mut take = |key: &str| {
+        let value = row.remove(key);
+        value.ok_or_else(|| wrong(format!("there is no {key:?}")))
+    };
     let label = take("label")?;
     let output = match take("output")? {
         Value::String(text) => text,
-        _ => return Err(LabelError::Output),
+        _ => return Err(wrong("\"output\" is no text".to_owned())),
     };
     let prompt = row
         .remove("prompt")
@@ -74,7 +78,10 @@ fn labelled(
             said.into_iter().map(|s| s.message).collect()
         }
         (None, Some(text)) => vec![Message::new(Role::User, text.clone())],
-        (None, None) => return Err(LabelError::NoPrompt),
+        (None, None) => {
+            let why = "there is neither \"prompt\" nor \"messages\"";
+            return Err(wrong(why.to_owned()));
+        }
     };
     messages.push(Message::new(Role::Assistant, output.clone()));
     let grades = match label {
@@ -82,13 +89,17 @@ fn labelled(
         one => vec![one],
     };
     if grades.len() != items {
-        let grades = grades.len();
-        return Err(LabelError::Grades { grades, items });
+        return Err(wrong(format!(
+            "{} grades for {items} items of the rubric",
+            grades.len()
+        )));
     }
     let grades = grades.iter().map(|g| grade(g, mode));
-    let grades = grades.collect::<Option<_>>().ok_or(match mode {
-        Mode::Scale { low, high } => LabelError::NotOnScale { low, high },
-        _ => LabelError::NotBool,
+    let grades = grades.collect::<Option<_>>().ok_or_else(|| match mode {
+        Mode::Scale { low, high } => {
+            wrong(format!("a grade is no whole number from {low} to {high}"))
+        }
+        _ => wrong("a grade is neither true nor false".to_owned()),
     })?;
     let task = Task {
         id: TaskId::new(format!("label/{}", at + 1)),

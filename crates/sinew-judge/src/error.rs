@@ -7,27 +7,8 @@ use std::io;
 
 /// Reason why a text is not a verdict. It can be shown to the judge: it holds nothing of the text itself.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum VerdictError {
-    #[error("it is not one JSON object and nothing else")]
-    NotObject,
-    #[error("a key occurs twice")]
-    Twice,
-    /// The verdict belongs to another question.
-    #[error("\"id\" is not \"{0}\"")]
-    OtherId(String),
-    #[error("\"reasons\" is no text")]
-    NoReasons,
-    #[error("it has {0} keys that were not asked for")]
-    Unasked(usize),
-    #[error("\"{0}\" is missing")]
-    Missing(String),
-    #[error("\"{name}\" is no whole number from {low} to {high}")]
-    NotOnScale { name: String, low: i64, high: i64 },
-    #[error("\"{0}\" is neither true nor false")]
-    NotBool(String),
-    #[error("\"better\" is neither of the labels")]
-    NoLabel,
-}
+#[error("{0}")]
+pub struct VerdictError(pub(crate) String);
 
 /// Reasons for which rows of labels cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -46,20 +27,11 @@ pub enum LabelsError {
 pub enum LabelError {
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    #[error("there is no {0:?}")]
-    Missing(&'static str),
-    #[error("\"output\" is no text")]
-    Output,
     #[error(transparent)]
     Messages(#[from] StrictError),
-    #[error("there is neither \"prompt\" nor \"messages\"")]
-    NoPrompt,
-    #[error("{grades} grades for {items} items of the rubric")]
-    Grades { grades: usize, items: usize },
-    #[error("a grade is no whole number from {low} to {high}")]
-    NotOnScale { low: i64, high: i64 },
-    #[error("a grade is neither true nor false")]
-    NotBool,
+    /// A field is missing or of another kind, or the grades do not fit the rubric.
+    #[error("{0}")]
+    Field(String),
 }
 
 /// Reasons for which a reward model has no score for a sample.

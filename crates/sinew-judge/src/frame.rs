@@ -200,18 +200,18 @@ impl Frame {
         let read = |text: &str| serde_json::from_str::<Entries>(object(text));
         let Entries(entries) = read(text)
             .or_else(|_| read(&Turn::split(text, false).answer))
-            .map_err(|_| VerdictError::NotObject)?;
+            .map_err(|_| wrong("it is not one JSON object and nothing else"))?;
         let mut found = Map::new();
         for (key, value) in entries {
             if found.insert(key, value).is_some() {
-                return Err(VerdictError::Twice);
+                return Err(wrong("a key occurs twice"));
             }
         }
         if found.remove(ID).as_ref().and_then(Value::as_str) != Some(&self.id) {
-            return Err(VerdictError::OtherId(self.id.clone()));
+            return Err(wrong(format!("\"{ID}\" is not \"{}\"", self.id)));
         }
         if self.reasons && !found.remove(WHY).is_some_and(|w| w.is_string()) {
-            return Err(VerdictError::NoReasons);
+            return Err(wrong(format!("\"{WHY}\" is no text")));
         }
         let values = match self.mode {
             Mode::Compare => self.better(&mut found)?,
@@ -219,7 +219,10 @@ impl Frame {
         };
         match found.is_empty() {
             true => Ok(values),
-            false => Err(VerdictError::Unasked(found.len())),
+            false => Err(wrong(format!(
+                "it has {} keys that were not asked for",
+                found.len()
+            ))),
         }
     }
 
@@ -227,21 +230,19 @@ impl Frame {
     fn items(&self, found: &mut Map<String, Value>) -> Result<Vec<f64>, VerdictError> {
         let value = |name: &String| {
             let given = found.remove(name);
-            let given = given.ok_or_else(|| VerdictError::Missing(name.clone()))?;
+            let given = given.ok_or_else(|| wrong(format!("\"{name}\" is missing")))?;
             match self.mode {
                 Mode::Scale { low, high } => match given.as_i64() {
                     Some(v) if (low..=high).contains(&v) => {
                         Ok((v - low) as f64 / (high - low) as f64)
                     }
-                    _ => Err(VerdictError::NotOnScale {
-                        name: name.clone(),
-                        low,
-                        high,
-                    }),
+                    _ => Err(wrong(format!(
+                        "\"{name}\" is no whole number from {low} to {high}"
+                    ))),
                 },
                 _ => match given.as_bool() {
                     Some(met) => Ok(f64::from(u8::from(met))),
-                    None => Err(VerdictError::NotBool(name.clone())),
+                    None => Err(wrong(format!("\"{name}\" is neither true nor false"))),
                 },
             }
         };
@@ -256,7 +257,7 @@ impl Frame {
         let values: Vec<f64> = values.map(|won| f64::from(u8::from(won))).collect();
         match values.contains(&1.0) {
             true => Ok(values),
-            false => Err(VerdictError::NoLabel),
+            false => Err(wrong(format!("\"{BETTER}\" is neither of the labels"))),
         }
     }
 
@@ -269,6 +270,10 @@ impl Frame {
         hash.update(self.schema().to_string().as_bytes());
         hash.finalize()
     }
+}
+
+fn wrong(why: impl Into<String>) -> VerdictError {
+    VerdictError(why.into())
 }
 
 /// Data as JSON on one line that holds no control token of a chat template. Outside of strings, JSON has

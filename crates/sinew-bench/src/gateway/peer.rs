@@ -67,9 +67,7 @@ async fn between() -> std::io::Result<(JoinHandle<()>, SocketAddr, SocketAddr)> 
 impl Peer {
     /// LiteLLM's proxy, with the Python that has it.
     pub(super) async fn litellm(python: Option<&Path>) -> Result<Self, PeerError> {
-        let python = python.ok_or(PeerError::NoPython(
-            "--peer-python: a Python with benches/peers/litellm.txt",
-        ))?;
+        let python = python.ok_or("give --peer-python: a Python with benches/peers/litellm.txt")?;
         let version = version(python).await?;
         let (task, upstream, address) = between().await?;
         let folder = tempfile::tempdir()?;
@@ -96,7 +94,7 @@ impl Peer {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        let process = Process::other(&mut command).map_err(started(&program))?;
+        let process = Process::other(&mut command).map_err(PeerError::start(&program))?;
         let peer = Self {
             version,
             process,
@@ -109,9 +107,8 @@ impl Peer {
 
     /// Agent Lightning's proxy, whose store counts and keeps what its rollouts do.
     pub(super) async fn lightning(python: Option<&Path>, peers: &Path) -> Result<Self, PeerError> {
-        let python = python.ok_or(PeerError::NoPython(
-            "--lightning-python: a Python with benches/peers/agent_lightning.txt",
-        ))?;
+        let python = python
+            .ok_or("give --lightning-python: a Python with benches/peers/agent_lightning.txt")?;
         let (task, upstream, address) = between().await?;
         let most = ROLLOUTS.iter().max().copied().unwrap_or(1);
         let mut command = Command::new(python);
@@ -122,13 +119,13 @@ impl Peer {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
-        let mut process = Process::other(&mut command).map_err(started(python))?;
-        let out = process.stdout();
-        let out = out.ok_or_else(|| PeerError::Failed("it has no output".into()))?;
+        let mut process = Process::other(&mut command).map_err(PeerError::start(python))?;
+        let out = process.stdout().ok_or("it has no output")?;
         let mut lines = BufReader::new(out).lines();
         let told = tokio::time::timeout(START_LIMIT, lines.next_line()).await;
         let told = told.map_err(|_| late("listen"))?;
-        let line = told?.ok_or_else(|| ended(": does this Python have agentlightning?"))?;
+        let line =
+            told?.ok_or("it ended while it started: does this Python have agentlightning?")?;
         let told = serde_json::from_str(&line);
         let told: Value = told.map_err(|e| PeerError::Failed(format!("{e}: {line}")))?;
         let paths = told["paths"].as_array().into_iter().flatten();
@@ -161,7 +158,7 @@ impl Peer {
         let start = Instant::now();
         while start.elapsed() < START_LIMIT {
             if !self.process.is_running() {
-                return Err(ended(""));
+                return Err("it ended while it started".into());
             }
             if let Ok(mut agents) = self.target.open(1).await
                 && agents[0].turn(TOKENS, false).await.is_ok()
@@ -174,17 +171,6 @@ impl Peer {
     }
 }
 
-fn started(program: &Path) -> impl Fn(std::io::Error) -> PeerError {
-    move |error| PeerError::Start {
-        program: program.to_owned(),
-        error,
-    }
-}
-
-fn ended(hint: &str) -> PeerError {
-    PeerError::Failed(format!("it ended while it started{hint}"))
-}
-
 fn late(what: &str) -> PeerError {
     PeerError::Failed(format!("it did not {what} within {START_LIMIT:?}"))
 }
@@ -193,10 +179,9 @@ fn late(what: &str) -> PeerError {
 async fn version(python: &Path) -> Result<String, PeerError> {
     let code = "import importlib.metadata as m; print(m.version('litellm'))";
     let done = Command::new(python).args(["-c", code]).output().await;
-    let done = done.map_err(started(python))?;
+    let done = done.map_err(PeerError::start(python))?;
     if !done.status.success() {
-        let why = "this Python has no litellm: pip install -r benches/peers/litellm.txt";
-        return Err(PeerError::Failed(why.into()));
+        return Err("this Python has no litellm: pip install -r benches/peers/litellm.txt".into());
     }
     let version = String::from_utf8_lossy(&done.stdout);
     Ok(format!("LiteLLM proxy {}", version.trim()))
