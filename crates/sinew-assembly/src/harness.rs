@@ -21,8 +21,8 @@ use sinew_recipe::{
 };
 use sinew_rollout::{
     AgentReport, BuiltInLoop, EpisodeOptions, EpisodeParts, EpisodeSpec, Harness, ModelAccess,
-    ModelServer, ProgramCommand, ProgramConfig, ProgramError, ProgramHarness, Programs,
-    ServiceConfig, ServiceHarness,
+    ModelServer, ModelServerError, ProgramCommand, ProgramConfig, ProgramError, ProgramHarness,
+    Programs, ServiceConfig, ServiceHarness,
 };
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
@@ -317,18 +317,18 @@ impl ModelServer for GatewayModel {
         parts: &EpisodeParts,
         options: &EpisodeOptions,
         spec: &EpisodeSpec,
-    ) -> Result<ModelAccess, String> {
+    ) -> Result<ModelAccess, ModelServerError> {
         let spec = RolloutSpec {
             agent_scores: self.trusted,
             ..rollout(parts, options, spec)
         };
         let opened = self.gateway.open_rollout(spec);
-        Ok(access(opened.map_err(|e| e.to_string())?))
+        Ok(access(opened.map_err(ModelServerError::refused)?))
     }
 
     /// Records what an agent reported: the reward of the episode, then those of turns, counted from 1. A turn
     /// that is refused leaves the reward of the episode, and never a 0 in its place.
-    fn score(&self, episode: &EpisodeId, report: &AgentReport) -> Result<(), String> {
+    fn score(&self, episode: &EpisodeId, report: &AgentReport) -> Result<(), ModelServerError> {
         let of_turns = report.rewards.iter().zip(1..);
         let of_turns = of_turns.filter_map(|(reward, turn)| Some(((*reward)?, Some(turn))));
         let whole = report.reward.map(|reward| (reward, None));
@@ -340,7 +340,7 @@ impl ModelServer for GatewayModel {
                 turn,
             };
             let scored = self.gateway.reward(episode, &reward);
-            scored.map_err(|e| e.to_string())?;
+            scored.map_err(ModelServerError::refused)?;
         }
         Ok(())
     }
@@ -350,10 +350,10 @@ impl ModelServer for GatewayModel {
         &'a self,
         episode: &'a EpisodeId,
         end: Option<EpisodeEnd>,
-    ) -> BoxFuture<'a, Result<Trace, String>> {
+    ) -> BoxFuture<'a, Result<Trace, ModelServerError>> {
         Box::pin(async move {
             let trace = self.gateway.finish(episode, end).await;
-            trace.map_err(|e| e.to_string())
+            trace.map_err(ModelServerError::refused)
         })
     }
 }

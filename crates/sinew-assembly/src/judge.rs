@@ -10,8 +10,8 @@ use crate::judge_settings::{chat_config, judge_config, reward_server_config};
 use crate::model::{chat_renderer, loaded_params, renderer, resolve_env, unresolved};
 use sinew_env::{Split, Taskset};
 use sinew_judge::{
-    Bench, ChatModel, EngineChat, Judge, LazyChat, OpenAiChat, RewardModel, RewardServer,
-    ServerConfig,
+    Bench, ChatError, ChatModel, EngineChat, Judge, LazyChat, OpenAiChat, RewardModel,
+    RewardServer, ServerConfig,
 };
 use sinew_model::{ModelFiles, Params, check_model, load_model, resolve_model};
 use sinew_recipe::{EnginePlan, JudgePlan, RewardServerPlan, RolloutPlan, RunPlan};
@@ -60,7 +60,7 @@ pub fn judge(
     }
     bench.judge(name, || {
         let model = model(recipe, plan, &full)?;
-        let config = judge_config(&full, plan).map_err(Failure::input)?;
+        let config = judge_config(&full, plan)?;
         let ledger = bench.ledger(name).map_err(Failure::system)?;
         if ledger.torn() > 0 {
             tracing::error!(
@@ -83,7 +83,8 @@ fn model(recipe: &RunPlan, plan: &JudgePlan, full: &str) -> Result<Arc<dyn ChatM
     if plan.is_policy() {
         let source = recipe.model_source();
         let (recipe, known) = (recipe.clone(), format!("policy {source} {}", recipe.seed));
-        let load = move || policy(recipe.clone()).map_err(|e| e.text().to_owned());
+        let load =
+            move || policy(recipe.clone()).map_err(|e| ChatError::Lasting(e.text().to_owned()));
         return Ok(Arc::new(LazyChat::new(known, Arc::new(load))));
     }
     let Some(url) = &plan.url else {
@@ -106,7 +107,7 @@ fn model(recipe: &RunPlan, plan: &JudgePlan, full: &str) -> Result<Arc<dyn ChatM
                 Arc::clone(&renderer) as Arc<dyn Renderer>,
                 &engine,
             );
-            loaded.map_err(|e| e.text().to_owned())
+            loaded.map_err(|e| ChatError::Lasting(e.text().to_owned()))
         };
         return Ok(Arc::new(LazyChat::new(known, Arc::new(load))));
     };

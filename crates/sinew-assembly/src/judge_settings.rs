@@ -2,6 +2,7 @@
 //!
 //! Keys of servers are not part of a recipe: the caller that reads the environment passes them.
 
+use crate::failure::Failure;
 use sinew_judge::{
     AnswerFormat, Item, JudgeConfig, Limits, Mode, OpenAiConfig, Rubric, ServerConfig, View,
 };
@@ -14,11 +15,11 @@ use std::time::Duration;
 ///
 /// # Errors
 /// If the file cannot be read, or holds no rubric.
-pub(crate) fn judge_config(name: &str, plan: &JudgePlan) -> Result<JudgeConfig, String> {
+pub(crate) fn judge_config(name: &str, plan: &JudgePlan) -> Result<JudgeConfig, Failure> {
     let [low, high] = plan.scale;
     Ok(JudgeConfig {
         name: name.to_owned(),
-        rubric: rubric(plan.rubric.as_ref()).map_err(|e| format!("{name}.rubric: {e}"))?,
+        rubric: rubric(name, plan.rubric.as_ref())?,
         view: match plan.view {
             JudgeView::Last => View::Last,
             JudgeView::Dialogue => View::Dialogue,
@@ -47,11 +48,13 @@ pub(crate) fn judge_config(name: &str, plan: &JudgePlan) -> Result<JudgeConfig, 
 }
 
 /// The rubric, read from its file if it has one.
-fn rubric(source: Option<&RubricSource>) -> Result<Rubric, String> {
+fn rubric(judge: &str, source: Option<&RubricSource>) -> Result<Rubric, Failure> {
+    let refused = |e: &dyn std::fmt::Display| Failure::input(format!("{judge}.rubric: {e}"));
     let rubric = match source {
         Some(RubricSource::File(path)) => {
             let text = std::fs::read_to_string(path);
-            Rubric::from_markdown(&text.map_err(|e| format!("{path:?}: {e}"))?)
+            let text = text.map_err(|e| refused(&format_args!("{path:?}: {e}")))?;
+            Rubric::from_markdown(&text)
         }
         Some(RubricSource::Items(items)) => {
             let parts = items.iter().map(RubricItem::parts);
@@ -63,7 +66,7 @@ fn rubric(source: Option<&RubricSource>) -> Result<Rubric, String> {
         }
         None => Rubric::new(Vec::new()),
     };
-    rubric.map_err(|e| e.to_string())
+    rubric.map_err(|e| refused(&e))
 }
 
 /// Settings of a judge's server at `url`.

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::model::renderer;
 use crate::token::token_of;
 use sinew_gateway::{ApiError, RolloutHooks, RolloutSpec};
-use sinew_queue::{Feed, Place, Score, open};
+use sinew_queue::{Feed, Place, Score, ScoreError, open};
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
 use sinew_rollout::{outcomes, tasks_of};
@@ -201,10 +201,10 @@ impl RecipeScore {
 }
 
 impl Score for RecipeScore {
-    fn score(&self, episodes: Vec<Trace>) -> Vec<Result<Outcome, String>> {
+    fn score(&self, episodes: Vec<Trace>) -> Vec<Result<Outcome, ScoreError>> {
         let wanted = episodes.iter().map(|t| t.task.clone()).collect();
         let tasks = self.find(&wanted);
-        let mut results: Vec<Result<Outcome, String>> = Vec::with_capacity(episodes.len());
+        let mut results: Vec<Result<Outcome, ScoreError>> = Vec::with_capacity(episodes.len());
         let (mut known, mut places) = (Vec::new(), Vec::new());
         for trace in episodes {
             let found = tasks.get(&trace.task).cloned().flatten();
@@ -216,17 +216,14 @@ impl Score for RecipeScore {
                 Some((task, reward)) => {
                     places.push(results.len());
                     known.push((trace, task, reward));
-                    results.push(Err(String::new()));
+                    results.push(Err(ScoreError::Unscored(String::new())));
                 }
-                None => results.push(Err(format!(
-                    "task {} is not among those of the scorer's recipe",
-                    trace.task
-                ))),
+                None => results.push(Err(ScoreError::OtherTask(trace.task))),
             }
         }
         let scored = outcomes(self.renderer.as_ref(), known);
         for (place, outcome) in places.into_iter().zip(self.runtime.block_on(scored)) {
-            results[place] = outcome;
+            results[place] = outcome.map_err(|e| ScoreError::Unscored(e.reason));
         }
         results
     }

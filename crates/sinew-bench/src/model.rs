@@ -65,15 +65,15 @@ fn places() -> ResolveEnv {
 /// The tokenizer and template of a model.
 ///
 /// Renderer from the files of a folder, or from the metadata of a GGUF file.
-fn renderer(files: &ModelFiles) -> Result<ChatRenderer, String> {
+fn renderer(files: &ModelFiles) -> Result<ChatRenderer, BenchError> {
     let path = match files {
         ModelFiles::Dir(dir) => {
-            return ChatRenderer::from_dir(dir, serde_json::Map::new()).map_err(|e| e.to_string());
+            return ChatRenderer::from_dir(dir, serde_json::Map::new()).map_err(BenchError::system);
         }
         ModelFiles::Gguf(path) => path,
     };
-    let meta = load_gguf_metadata(path).map_err(|e| e.to_string())?;
-    let failed = |e: sinew_model::ConfigError| e.to_string();
+    let meta = load_gguf_metadata(path).map_err(BenchError::system)?;
+    let failed = |e: sinew_model::ConfigError| BenchError::system(e);
     let types = meta.token_types().map_err(failed)?.unwrap_or_default();
     let vocab = GgufVocab {
         model: meta.tokenizer_model().map_err(failed)?.into(),
@@ -91,28 +91,28 @@ fn renderer(files: &ModelFiles) -> Result<ChatRenderer, String> {
         meta.token_id("eos").map_err(failed)?,
         serde_json::Map::new(),
     )
-    .map_err(|e| e.to_string())
+    .map_err(BenchError::system)
 }
 
 /// The model `source`, as a recipe's `model` names it, with prompts of the `tool_math` environment.
 ///
 /// # Errors
-/// A message in words, as a row prints it: a bench without its model continues with the other parts.
-pub(crate) fn load(source: &str) -> Result<Real, String> {
-    let files = resolve_model(source, &places()).map_err(|e| e.to_string())?;
-    let params = load_model(&files).map_err(|e| e.to_string())?.params;
+/// The reason, as a row prints it: a bench without its model continues with the other parts.
+pub(crate) fn load(source: &str) -> Result<Real, BenchError> {
+    let files = resolve_model(source, &places()).map_err(BenchError::system)?;
+    let params = load_model(&files).map_err(BenchError::system)?.params;
     let renderer: Arc<dyn Renderer> = Arc::new(renderer(&files)?);
-    let tasks = Mixed::new(MathTaskConfig::default()).map_err(|e| e.to_string())?;
+    let tasks = Mixed::new(MathTaskConfig::default()).map_err(BenchError::system)?;
     let prompts = (0..Real::PROMPTS).map(|i| {
-        let task = tasks.get(Split::Train, i).map_err(|e| e.to_string())?;
+        let task = tasks.get(Split::Train, i).map_err(BenchError::system)?;
         let messages = PromptConfig::default().messages(&task.prompt);
         let prompt = renderer.render_prompt(&messages, &[]);
-        prompt.map_err(|e| e.to_string())
+        prompt.map_err(BenchError::system)
     });
     let prompts = prompts.collect::<Result<_, _>>()?;
     let columns = params.config().vocab;
     Ok(Real {
-        grammars: sinew_pipeline::grammars(&renderer, columns).map_err(|e| e.to_string())?,
+        grammars: sinew_pipeline::grammars(&renderer, columns).map_err(BenchError::system)?,
         prompts,
         params,
         renderer,

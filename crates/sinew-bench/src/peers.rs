@@ -6,7 +6,7 @@
 use super::row::{Better, Summary};
 use serde::Deserialize;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,31 @@ pub(crate) struct PeerResult {
     pub(crate) peak_bytes: Option<f64>,
 }
 
+/// Reasons for which a peer has no result, as its row prints them.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PeerError {
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// It lacks a part, does not start, takes too long or prints something else.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<&str> for PeerError {
+    fn from(why: &str) -> Self {
+        Self::Failed(why.to_owned())
+    }
+}
+
+impl PeerError {
+    /// The error of a program that could not be started.
+    pub(crate) fn start(program: &Path) -> impl Fn(std::io::Error) -> Self {
+        move |e: std::io::Error| Self::Failed(format!("{}: {e}", program.display()))
+    }
+}
+
 /// Line that the script prints.
 #[derive(Deserialize)]
 struct Line {
@@ -49,15 +74,16 @@ struct Line {
 }
 
 impl Peers {
-    /// Runs `script`; why it could not run, on `Err`.
-    pub(crate) fn run(&self, script: &str, args: &[&str]) -> Result<PeerResult, String> {
+    /// Runs `script`.
+    pub(crate) fn run(&self, script: &str, args: &[&str]) -> Result<PeerResult, PeerError> {
         let python = self
             .python
             .as_ref()
             .ok_or("give --peer-python: a Python with the packages that benches/peers names")?;
         let path = self.scripts.join(script);
         if !path.is_file() {
-            return Err(format!("{} is missing: see --peers", path.display()));
+            let why = format!("{} is missing: see --peers", path.display());
+            return Err(PeerError::Failed(why));
         }
         let threads = self.threads.to_string();
         let mut child = Command::new(python)
@@ -69,7 +95,7 @@ impl Peers {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|e| format!("{}: {e}", python.display()))?;
+            .map_err(PeerError::start(python))?;
         let outputs = (child.stdout.take(), child.stderr.take());
         let (out, errors) = std::thread::scope(|scope| {
             let out = scope.spawn(|| outputs.0.map(read_all).unwrap_or_default());
@@ -82,7 +108,8 @@ impl Peers {
         })?;
         parse(&out).map_err(|e| {
             let last = errors.lines().rev().find(|l| !l.trim().is_empty());
-            format!("{script}: {e}: {}", last.unwrap_or("it said nothing"))
+            let last = last.unwrap_or("it said nothing");
+            PeerError::Failed(format!("{script}: {e}: {last}"))
         })
     }
 }
@@ -96,7 +123,7 @@ fn read_all(from: impl Read) -> String {
 }
 
 /// Waits for the end; a child that takes too long is killed.
-fn wait(child: &mut Child, limit: Duration) -> Result<(), String> {
+fn wait(child: &mut Child, limit: Duration) -> Result<(), PeerError> {
     let start = Instant::now();
     loop {
         match child.try_wait() {
@@ -108,20 +135,18 @@ fn wait(child: &mut Child, limit: Duration) -> Result<(), String> {
                 // A child that is gone already is what was wanted.
                 let _ = child.kill();
                 let _ = child.wait();
-                return match ended {
-                    Err(e) => Err(e.to_string()),
-                    _ => Err(format!("not done after {} s", limit.as_secs())),
-                };
+                ended?;
+                let why = format!("not done after {} s", limit.as_secs());
+                return Err(PeerError::Failed(why));
             }
         }
     }
 }
 
 /// The last line that is JSON.
-fn parse(out: &str) -> Result<PeerResult, String> {
+fn parse(out: &str) -> Result<PeerResult, PeerError> {
     let line = out.lines().rev().find(|l| l.starts_with('{'));
-    let line = line.ok_or("no result")?;
-    let line: Line = serde_json::from_str(line).map_err(|e| e.to_string())?;
+    let line: Line = serde_json::from_str(line.ok_or("no result")?)?;
     let summary = Summary::of(line.values, Better::More).ok_or("no values")?;
     Ok(PeerResult {
         version: line.version,
@@ -162,12 +187,12 @@ mod tests {
             "echo no module named torch >&2; exit 1",
             Duration::from_secs(20),
         );
-        let why = p.run("peer.py", &[]).unwrap_err();
-        assert!(why.contains("no module named torch"), "{why}");
-        assert!(p.run("other.py", &[]).unwrap_err().contains("is missing"));
+        let why = |p: &Peers, script| p.run(script, &[]).unwrap_err().to_string();
+        assert!(why(&p, "peer.py").contains("no module named torch"));
+        assert!(why(&p, "other.py").contains("is missing"));
         p.python = None;
-        assert!(p.run("peer.py", &[]).unwrap_err().contains("--peer-python"));
+        assert!(why(&p, "peer.py").contains("--peer-python"));
         let (_dir, slow) = peers("exec sleep 20", Duration::from_millis(50));
-        assert!(slow.run("peer.py", &[]).unwrap_err().contains("not done"));
+        assert!(why(&slow, "peer.py").contains("not done"));
     }
 }

@@ -91,12 +91,16 @@ impl Row {
     }
 
     /// A row for what could not be measured here.
-    pub(crate) fn missing(name: impl Into<String>, unit: &str, why: impl Into<String>) -> Self {
+    pub(crate) fn missing(
+        name: impl Into<String>,
+        unit: &str,
+        why: impl std::fmt::Display,
+    ) -> Self {
         Self {
             name: name.into(),
             unit: unit.to_owned(),
             met: Some(false),
-            why: Some(why.into()),
+            why: Some(why.to_string()),
             ..Self::default()
         }
     }
@@ -115,10 +119,10 @@ impl Row {
 
     /// The peer could not run: the target, if there is one, is not met.
     #[must_use]
-    pub(crate) fn without_peer(mut self, peer: &str, why: impl Into<String>) -> Self {
+    pub(crate) fn without_peer(mut self, peer: &str, why: impl std::fmt::Display) -> Self {
         self.peer = Some(peer.to_owned());
         self.met = Some(false);
-        self.why = Some(why.into());
+        self.why = Some(why.to_string());
         self
     }
 

@@ -1,5 +1,6 @@
 //! Errors of workers and of calls.
 
+use crate::frame::FrameError;
 use sinew_env::EnvError;
 
 /// Workers that could not be started: an error of the user, of the recipe or of the host.
@@ -39,6 +40,65 @@ pub enum StartError {
         /// Allowed values.
         allowed: String,
     },
+}
+
+/// Reasons for which a class or a function gives no rows.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RowsError {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("the answer of a Python worker is not as expected: {0}")]
+    Answer(#[from] serde_json::Error),
+    #[error("index {index}: {reason}")]
+    Row { index: usize, reason: RowError },
+    /// More than the limit. The rows may have no end.
+    #[error("it gives {over} for the split {split}; end it, for example with itertools.islice")]
+    Over { over: String, split: &'static str },
+}
+
+/// Fault of one row.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RowError {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// The value is not a row, or one of its columns is of another type.
+    #[error("{0}")]
+    Value(String),
+}
+
+/// Reasons for which an MCP server has no session.
+#[cfg(feature = "mcp")]
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum McpError {
+    #[error("the MCP server {server:?} did not start: {reason}")]
+    Start { server: String, reason: String },
+    /// It is gone, breaks the protocol, or gives too many tools.
+    #[error("the MCP server {server:?}: {reason}")]
+    Server { server: String, reason: String },
+    #[error("an MCP server did not answer within {0} s")]
+    Late(f64),
+    #[error("all {0} sessions are in use; raise env.sessions")]
+    InUse(usize),
+    /// The key of the server, its program or a file of its command is not there.
+    #[error("{0}")]
+    Missing(String),
+    #[error(transparent)]
+    Python(#[from] StartError),
+}
+
+/// Reasons for which a worker breaks its protocol.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProtocolError {
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error(transparent)]
+    Parse(#[from] tokio::task::JoinError),
+    #[error("an answer to call {0}, which does not wait")]
+    NotWaiting(u64),
+    #[error("too many runs of code at once")]
+    TooManyRuns,
 }
 
 /// A call without a value.

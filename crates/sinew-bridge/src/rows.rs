@@ -8,7 +8,7 @@
 //! depend on code that runs during training.
 
 use crate::code::PythonCode;
-use crate::error::StartError;
+use crate::error::{RowError, RowsError, StartError};
 use crate::target::{Target, TargetKind};
 use crate::worker::THREADED;
 use crate::workers::{PythonWorkers, WorkersConfig};
@@ -59,22 +59,19 @@ pub(crate) fn read_rows<T>(
     target: usize,
     (split, seed): (Split, u64),
     limits: RowLimits,
-    made: impl Fn(usize, &str) -> Result<T, String>,
-) -> Result<Vec<T>, String> {
+    made: impl Fn(usize, &str) -> Result<T, RowError>,
+) -> Result<Vec<T>, RowsError> {
     let (mut rows, mut bytes, started) = (Vec::new(), 0, Instant::now());
     loop {
         let request = json!({
             "op": "tasks", "target": target, "split": split.as_str(), "seed": seed, "offset": rows.len(),
         });
-        let page = workers.call_blocking(request, THREADED);
-        let page = page.map_err(|e| e.to_string())?;
-        let page: Page = serde_json::from_value(page)
-            .map_err(|e| format!("the answer of a Python worker is not as expected: {e}"))?;
+        let page: Page = serde_json::from_value(workers.call_blocking(request, THREADED)?)?;
         let done = page.done || page.rows.is_empty();
         bytes += page.rows.iter().map(String::len).sum::<usize>();
         for row in &page.rows {
             let index = rows.len();
-            let row = made(index, row).map_err(|why| format!("index {index}: {why}"))?;
+            let row = made(index, row).map_err(|reason| RowsError::Row { index, reason })?;
             rows.push(row);
         }
         let split = split.as_str();
@@ -88,9 +85,7 @@ pub(crate) fn read_rows<T>(
             () if done => return Ok(rows),
             () => continue,
         };
-        return Err(format!(
-            "it gives {over} for the split {split}; end it, for example with itertools.islice"
-        ));
+        return Err(RowsError::Over { over, split });
     }
 }
 
@@ -136,9 +131,9 @@ impl PythonRows {
         seed: u64,
         limits: RowLimits,
     ) -> Result<Self, StartError> {
-        let wrong = |reason: String| StartError::Target {
+        let wrong = |reason: RowsError| StartError::Target {
             value: source.into(),
-            reason,
+            reason: reason.to_string(),
         };
         let split = |split: Split| {
             read_rows(workers, 0, (split, seed), limits, |_, row| columns(row)).map_err(wrong)
@@ -155,12 +150,14 @@ impl PythonRows {
 ///
 /// # Errors
 /// If the text is not JSON, or its value is not an object. The message quotes at most 60 characters of it.
-fn columns(row: &str) -> Result<Map<String, Value>, String> {
-    match sinew_types::json::from_str(row).map_err(|e| format!("no JSON: {e}"))? {
+fn columns(row: &str) -> Result<Map<String, Value>, RowError> {
+    let value = sinew_types::json::from_str(row);
+    match value.map_err(|e| RowError::Value(format!("no JSON: {e}")))? {
         Value::Object(columns) => Ok(columns),
         other => {
             let shown: String = other.to_string().chars().take(60).collect();
-            Err(format!("a row is a text or a dict of columns, not {shown}"))
+            let why = format!("a row is a text or a dict of columns, not {shown}");
+            Err(RowError::Value(why))
         }
     }
 }

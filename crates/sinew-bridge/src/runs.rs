@@ -2,7 +2,7 @@
 //! the worker, the user's folder or the packages of the interpreter.
 
 use crate::code::PythonCode;
-use crate::error::StartError;
+use crate::error::{ProtocolError, StartError};
 use crate::frame::encode;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -100,9 +100,9 @@ impl Runs {
     ///
     /// # Errors
     /// If the worker asks for more at once than it has threads.
-    pub(crate) fn start(&self, run: CodeRun) -> Result<JoinHandle<()>, String> {
+    pub(crate) fn start(&self, run: CodeRun) -> Result<JoinHandle<()>, ProtocolError> {
         let room = Arc::clone(&self.room).try_acquire_owned();
-        let room = room.map_err(|_| "too many runs of code at once")?;
+        let room = room.map_err(|_| ProtocolError::TooManyRuns)?;
         let (sandboxes, frames, limit) =
             (Arc::clone(&self.sandboxes), self.frames.clone(), self.limit);
         Ok(tokio::spawn(async move {

@@ -1,6 +1,7 @@
 //! Tasks that the class of an environment provides itself.
 
 use crate::env::EnvInfo;
+use crate::error::RowError;
 use crate::rows::{RowLimits, read_rows};
 use crate::workers::PythonWorkers;
 use serde_json::{Map, Value, json};
@@ -100,14 +101,16 @@ fn read_split(
 ) -> Result<Vec<Task>, TasksetError> {
     let limits = RowLimits::default();
     let made = |index: usize, row: &str| task(row, index, split, seed);
-    read_rows(workers, target, (split, seed), limits, made).map_err(|why| config_error(name, why))
+    read_rows(workers, target, (split, seed), limits, made)
+        .map_err(|why| config_error(name, why.to_string()))
 }
 
 /// A task of a row, which is JSON text.
-fn task(row: &str, index: usize, split: Split, seed: u64) -> Result<Task, String> {
-    let row: Value = sinew_types::json::from_str(row).map_err(|e| e.to_string())?;
+fn task(row: &str, index: usize, split: Split, seed: u64) -> Result<Task, RowError> {
+    let row: Value = sinew_types::json::from_str(row)?;
     let Value::Object(mut columns) = row else {
-        return Err("a row is a text or an object with columns".into());
+        let why = "a row is a text or an object with columns";
+        return Err(RowError::Value(why.into()));
     };
     let id = match columns.shift_remove("id") {
         None | Some(Value::Null) => format!("{}-{index}", split.as_str()),
@@ -128,11 +131,14 @@ fn task(row: &str, index: usize, split: Split, seed: u64) -> Result<Task, String
 }
 
 /// Takes a column of text out of a row.
-fn named_text(columns: &mut Map<String, Value>, name: &str) -> Result<Option<String>, String> {
+fn named_text(columns: &mut Map<String, Value>, name: &str) -> Result<Option<String>, RowError> {
     match columns.shift_remove(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(other) => Err(format!("{name} is {other}: a text is needed")),
+        Some(other) => {
+            let why = format!("{name} is {other}: a text is needed");
+            Err(RowError::Value(why))
+        }
     }
 }
 

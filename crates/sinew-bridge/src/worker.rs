@@ -8,7 +8,7 @@
 //! JSON, too long, an id that does not wait), a call passes its deadline, or the handle is dropped. All calls
 //! that wait then fail with the first reason, and the sandbox is destroyed with everything in it.
 
-use crate::error::{CallError, StartError};
+use crate::error::{CallError, ProtocolError, StartError};
 use crate::frame::{FrameReader, MAX_FRAME, encode};
 use crate::plan::Plan;
 use crate::runs::{CodeRun, Runs};
@@ -529,16 +529,19 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>, runs: Runs) {
 
 /// Hands complete answers to the calls that wait for them. Long ones are parsed by a separate thread: the
 /// runtime of all workers continues.
-async fn take_frames(reader: &mut FrameReader, shared: &Shared, runs: &Runs) -> Result<(), String> {
-    while let Some(frame) = reader.next_frame().map_err(|e| e.to_string())? {
-        let parse =
-            |frame: &[u8]| sinew_types::json::from_slice::<Reply>(frame).map_err(|e| e.to_string());
+async fn take_frames(
+    reader: &mut FrameReader,
+    shared: &Shared,
+    runs: &Runs,
+) -> Result<(), ProtocolError> {
+    while let Some(frame) = reader.next_frame()? {
+        let parse = |frame: &[u8]| sinew_types::json::from_slice::<Reply>(frame);
         let reply = match frame.len() > CHUNK {
             false => parse(frame)?,
             true => {
                 let frame = frame.to_vec();
                 let parsed = tokio::task::spawn_blocking(move || parse(&frame));
-                parsed.await.map_err(|e| e.to_string())??
+                parsed.await??
             }
         };
         if let Some(run) = reply.run {
@@ -547,7 +550,7 @@ async fn take_frames(reader: &mut FrameReader, shared: &Shared, runs: &Runs) -> 
         }
         let id = reply.id;
         let Some(waiter) = lock(&shared.waiting).calls.remove(&id) else {
-            return Err(format!("an answer to call {id}, which does not wait"));
+            return Err(ProtocolError::NotWaiting(id));
         };
         let _ = waiter.send(reply);
     }

@@ -1,5 +1,6 @@
 //! Work, waits and faults of a run, from the records of steps. Pure, except for the file of samples.
 
+use crate::error::ViewError;
 use serde_json::{Value, json};
 use sinew_orchestrator::{SampleStatus, StepRecord, Totals};
 use std::cmp::Ordering;
@@ -55,14 +56,14 @@ const PARTS: usize = 240;
 pub(crate) fn phases(
     folder: &Path,
     (from, to): (Option<f64>, Option<f64>),
-) -> Result<Value, String> {
+) -> Result<Value, ViewError> {
     let asked = (
         from.unwrap_or(f64::NEG_INFINITY),
         to.unwrap_or(f64::INFINITY),
     );
     // NaN is below nothing.
     if asked.0.partial_cmp(&asked.1) != Some(Ordering::Less) {
-        return Err("from: allowed: a time before `to`".into());
+        return Err(ViewError::request("from: allowed: a time before `to`"));
     }
     let mut found = sinew_view::phases(folder, asked);
     let kept = found.kept;

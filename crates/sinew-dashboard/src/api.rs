@@ -179,7 +179,7 @@ pub(crate) async fn phases(
     let runs = Arc::clone(&shared.runs);
     answer(&shared, move || {
         let run = runs.get(&run)?;
-        activity::phases(&run.path, (window.from, window.to)).map_err(ViewError::request)
+        activity::phases(&run.path, (window.from, window.to))
     })
     .await
 }
@@ -297,9 +297,9 @@ impl EpisodeQuery {
             task_kind: self.kind,
             env: self.env,
             failed: self.failed == Some(true),
-            turns: turns.map_err(bad("turns"))?,
+            turns: turns.map_err(|e| bad("turns")(e.to_string()))?,
             at_turn: self.at_turn,
-            versions: versions.map_err(bad("versions"))?,
+            versions: versions.map_err(|e| bad("versions")(e.to_string()))?,
             draws: self.draw.map(|d| d..=d),
             updates: self.step.map(|s| s..=s),
             purpose: self.purpose,

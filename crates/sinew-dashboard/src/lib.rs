@@ -41,7 +41,7 @@ mod series;
 mod server;
 mod shared;
 
-pub use outcomes::{Flagged, ListError, Outcomes, Row, WAITS, range};
+pub use outcomes::{Flagged, ListError, Outcomes, RangeError, Row, WAITS, range};
 pub use runs::{LateOf, OpenRenderer, Ports};
 pub use server::Dashboard;
 pub use sinew_algo::trust::Suspicion;

@@ -206,19 +206,25 @@ fn fits(e: &EpisodeSummary, filter: &Filter) -> bool {
         && range.is_none_or(|range| !e.unscored && range.contains(&e.reward))
 }
 
+/// A text that is not a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RangeError {
+    #[error("allowed: a number such as 3, or a range such as 2..5")]
+    Number,
+    #[error("the first number is above the last")]
+    Order,
+}
+
 /// A number, or a range such as `2..5`, both ends included.
 ///
 /// # Errors
 /// If the text is neither, or the range is empty.
-pub fn range<T: FromStr + Copy + PartialOrd>(text: &str) -> Result<RangeInclusive<T>, String> {
-    let number = |text: &str| {
-        let number = text.parse::<T>();
-        number.map_err(|_| "allowed: a number such as 3, or a range such as 2..5".to_owned())
-    };
+pub fn range<T: FromStr + Copy + PartialOrd>(text: &str) -> Result<RangeInclusive<T>, RangeError> {
+    let number = |text: &str| text.parse::<T>().map_err(|_| RangeError::Number);
     let (first, last) = text.split_once("..").unwrap_or((text, text));
     let (first, last) = (number(first)?, number(last)?);
     match first <= last {
         true => Ok(first..=last),
-        false => Err("the first number is above the last".to_owned()),
+        false => Err(RangeError::Order),
     }
 }

@@ -109,16 +109,27 @@ impl Conversations {
     }
 }
 
+/// Reason why a conversation is not one of a protocol with fixed fields.
+#[derive(Debug, thiserror::Error)]
+pub enum StrictError {
+    #[error(transparent)]
+    Refused(#[from] ApiError),
+    #[error("{0} is not known: remove it")]
+    Unknown(String),
+}
+
 /// Reads with `read` and refuses fields that are not known. Protocols with fixed fields use it.
 ///
 /// # Errors
 /// The refusal of `read`, or the name of a field that is not known.
-pub fn strictly<T>(read: impl FnOnce(&Conversations) -> Result<T, ApiError>) -> Result<T, String> {
+pub fn strictly<T>(
+    read: impl FnOnce(&Conversations) -> Result<T, ApiError>,
+) -> Result<T, StrictError> {
     let reader = Conversations::default();
-    let value = read(&reader).map_err(|e| e.message)?;
+    let value = read(&reader)?;
     match reader.unknown().into_keys().next() {
         None => Ok(value),
-        Some(field) => Err(format!("{field} is not known: remove it")),
+        Some(field) => Err(StrictError::Unknown(field)),
     }
 }
 

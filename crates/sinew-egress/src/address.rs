@@ -1,5 +1,6 @@
 //! Addresses that the proxy must not connect to.
 
+use crate::error::PatternError;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -102,12 +103,10 @@ impl Cidr {
 }
 
 impl FromStr for Cidr {
-    type Err = String;
+    type Err = PatternError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let allowed = || {
-            format!("{text:?} is no range of addresses; allowed: 10.0.0.0/8, ::1/128, 192.0.2.1")
-        };
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        let allowed = || PatternError::Range(text.to_owned());
         let (base, prefix) = text
             .split_once('/')
             .map_or((text, None), |(b, p)| (b, Some(p)));

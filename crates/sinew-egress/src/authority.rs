@@ -8,10 +8,19 @@ use rcgen::{
 };
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio_rustls::rustls::{ServerConfig, crypto::CryptoProvider, pki_types::PrivateKeyDer};
+use tokio_rustls::rustls::{self, ServerConfig, crypto::CryptoProvider, pki_types::PrivateKeyDer};
 
 /// Maximum number of cached certificates. A full cache is cleared.
 const MAX_LEAVES: usize = 1024;
+
+/// Reasons for which the TLS of a host cannot be terminated.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LeafError {
+    #[error("certificate for {0}: {1}")]
+    Certificate(Host, rcgen::Error),
+    #[error("TLS for {0}: {1}")]
+    Tls(Host, rustls::Error),
+}
 
 /// Certificate authority with a cache of host certificates.
 pub struct Authority {
@@ -57,7 +66,7 @@ impl Authority {
     }
 
     /// TLS settings for one host. HTTP/1.1 only: an HTTP/2 client may use one connection for several hosts.
-    pub(crate) fn server(&self, host: &Host) -> Result<Arc<ServerConfig>, String> {
+    pub(crate) fn server(&self, host: &Host) -> Result<Arc<ServerConfig>, LeafError> {
         let lock = || self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(config) = lock().get(host) {
             return Ok(Arc::clone(config));
@@ -72,19 +81,19 @@ impl Authority {
     }
 
     /// Signs a certificate for one host.
-    fn leaf(&self, host: &Host) -> Result<ServerConfig, String> {
-        let text = |e: rcgen::Error| format!("certificate for {host}: {e}");
+    fn leaf(&self, host: &Host) -> Result<ServerConfig, LeafError> {
+        let failed = |error| LeafError::Certificate(host.clone(), error);
         let mut params = CertificateParams::default();
         params.distinguished_name = name("Sinew sandbox egress leaf");
         params.subject_alt_names = vec![match host {
-            Host::Name(n) => SanType::DnsName(n.as_str().try_into().map_err(text)?),
+            Host::Name(n) => SanType::DnsName(n.as_str().try_into().map_err(failed)?),
             Host::Address(a) => SanType::IpAddress(*a),
         }];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.use_authority_key_identifier_extension = true;
-        let key = KeyPair::generate().map_err(text)?;
-        let certificate = params.signed_by(&key, &self.issuer).map_err(text)?;
+        let key = KeyPair::generate().map_err(failed)?;
+        let certificate = params.signed_by(&key, &self.issuer).map_err(failed)?;
         let private = PrivateKeyDer::Pkcs8(key.serialize_der().into());
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()
@@ -92,7 +101,7 @@ impl Authority {
                 b.with_no_client_auth()
                     .with_single_cert(vec![certificate.der().clone()], private)
             })
-            .map_err(|e| format!("TLS for {host}: {e}"))?;
+            .map_err(|error| LeafError::Tls(host.clone(), error))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }

@@ -5,6 +5,7 @@ use crate::host::HostPattern;
 use crate::policy::{Credential, PathPattern, Policy, Rule, Scheme};
 use crate::quota::Quota;
 use serde::{Deserialize, Serialize};
+use std::fmt::Display;
 use std::path::PathBuf;
 
 /// Minimum bytes of a secret. A shorter one could occur in ordinary responses.
@@ -139,10 +140,10 @@ pub struct ConfigError {
 }
 
 /// Creates a [`ConfigError`] for a field below `sandbox.egress`.
-fn wrong(field: impl Into<String>, value: impl Into<String>, allowed: &str) -> ConfigError {
+fn wrong(field: impl Into<String>, value: impl Display, allowed: &str) -> ConfigError {
     ConfigError {
         field: format!("sandbox.egress.{}", field.into()),
-        value: value.into(),
+        value: value.to_string(),
         allowed: allowed.into(),
     }
 }

@@ -32,6 +32,7 @@ mod client_hello;
 mod config;
 #[cfg(feature = "proxy")]
 mod connection;
+mod error;
 #[cfg(feature = "proxy")]
 mod exchange;
 mod host;
@@ -64,6 +65,7 @@ pub use authority::Authority;
 #[cfg(feature = "proxy")]
 pub use client_hello::{Hello, client_hello};
 pub use config::{ConfigError, CredentialConfig, EgressConfig, Mode, RuleConfig, RuleScheme};
+pub use error::PatternError;
 pub use host::{Host, HostError, HostPattern};
 pub use policy::{
     Credential, Denial, PathPattern, Policy, Reason, RequestInfo, Rule, Scheme, TunnelMode,

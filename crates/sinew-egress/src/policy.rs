@@ -5,6 +5,7 @@
 //! resolution ([`Rule::address`]): a rule opens special addresses, such as loopback, only if it lists them.
 
 use crate::address::{Cidr, forbidden};
+use crate::error::PatternError;
 use crate::host::{Host, HostPattern};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -121,13 +122,11 @@ impl PathPattern {
     /// Parses `/v1/models` or `/v1/*`. A star is allowed only at the end.
     ///
     /// # Errors
-    /// A message with the value and the allowed forms.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    /// [`PatternError::Path`] with the value and the allowed forms.
+    pub fn parse(text: &str) -> Result<Self, PatternError> {
         let (front, prefix) = text.strip_suffix('*').map_or((text, false), |f| (f, true));
         if !front.starts_with('/') || front.contains(['*', '?', '#']) || ambiguous(front) {
-            return Err(format!(
-                "path {text:?}; allowed: /v1/models, or /v1/* for all that begin so"
-            ));
+            return Err(PatternError::Path(text.to_owned()));
         }
         Ok(if prefix {
             Self::Prefix(front.into())

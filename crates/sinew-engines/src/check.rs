@@ -6,7 +6,7 @@
 //! tokens.
 
 use crate::attempt::{Attempt, AttemptToken, ServerEnd};
-use crate::error::{AttemptError, TokenFault};
+use crate::error::{AttemptError, ModeError, TokenFault};
 use sinew_types::{EngineError, FinishReason, SamplingParams, TokenId, TokenLogprob};
 use std::fmt;
 use std::sync::Arc;
@@ -52,13 +52,13 @@ pub enum LogprobMode {
 }
 
 impl std::str::FromStr for LogprobMode {
-    type Err = String;
+    type Err = ModeError;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self, ModeError> {
         match name {
             "raw" => Ok(Self::Raw),
             "processed" => Ok(Self::Processed),
-            other => Err(format!("{other:?} is neither raw nor processed")),
+            other => Err(ModeError::Logprobs(other.to_owned())),
         }
     }
 }

@@ -3,6 +3,17 @@
 use sinew_types::{EngineError, PolicyVersion, TokenId};
 use std::fmt;
 
+/// A text that does not name a mode.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ModeError {
+    /// It is not one of log-probabilities.
+    #[error("{0:?} is neither raw nor processed")]
+    Logprobs(String),
+    /// It is not one of formats; with those that are.
+    #[error("{0:?}: allowed: {1}")]
+    Format(String, String),
+}
+
 /// Tokens that cannot be right. Positions count from the attempt's first token.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TokenFault {

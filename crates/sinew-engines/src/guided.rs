@@ -13,6 +13,7 @@
 //! | optional tool calls | `structural_tag`, as text | `structural_tag`, as text |
 //! | required, single or constrained answers with calls | refused | refused |
 
+use crate::error::ModeError;
 use serde_json::{Map, Value, json};
 use sinew_types::{
     Enforced, EngineError, Format, FormatLaw, Grammar, SamplingParams, ToolNeed, Whitespace,
@@ -39,14 +40,14 @@ impl FormatMode {
 }
 
 impl FromStr for FormatMode {
-    type Err = String;
+    type Err = ModeError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, ModeError> {
         match text {
             "guided" => Ok(Self::Guided),
             "advice" => Ok(Self::Advice),
             "refuse" => Ok(Self::Refuse),
-            _ => Err(format!("{text:?}: allowed: {}", Self::NAMES.join(", "))),
+            _ => Err(ModeError::Format(text.into(), Self::NAMES.join(", "))),
         }
     }
 }

@@ -54,7 +54,7 @@ pub use check::LogprobMode;
 pub use config::{ConfigError, Jitter, RemoteConfig, ServerConfig, Timeouts};
 pub use connect::{ConnectError, ConnectOptions, EngineKind, connect, split_url};
 pub use engine::RemoteEngine;
-pub use error::{AttemptError, Blame, Stage, TokenFault};
+pub use error::{AttemptError, Blame, ModeError, Stage, TokenFault};
 pub use folder::{FolderDtype, FolderError, WeightsFolder};
 pub use guided::FormatMode;
 pub use local::LocalBackend;

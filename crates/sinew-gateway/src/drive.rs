@@ -29,6 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until};
+use tracing::Instrument;
 
 /// Events taken from the engine at once.
 const EVENT_BATCH: usize = 64;
@@ -96,7 +97,8 @@ pub(crate) async fn drive(work: Work, running: Arc<RunningCall>, permit: OwnedSe
     let counters = Arc::clone(&work.counters);
     let call = work.call;
     let mut driver = Driver::new(work, Arc::clone(&running));
-    let result = driver.run().await;
+    let span = tracing::debug_span!("episode", id = %rollout.session().id(), call);
+    let result = driver.run().instrument(span).await;
     if let Err(error) = &result {
         counters.count(|stats| {
             stats.failed += 1;

@@ -160,8 +160,8 @@ impl Gateway {
     /// Result of the first call of the model, once there is one: taken, or the reason of its refusal.
     ///
     /// # Errors
-    /// The refusal, for a person.
-    pub async fn first_answer(&self) -> Result<(), String> {
+    /// The refusal.
+    pub async fn first_answer(&self) -> Result<(), ApiError> {
         self.inner.counters.first_answer().await
     }
 

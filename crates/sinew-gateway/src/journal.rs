@@ -115,12 +115,12 @@ struct PendingLine {
     /// It is the rollout's last.
     finished: bool,
     /// Answered after the synchronization.
-    done: oneshot::Sender<Result<(), String>>,
+    done: oneshot::Sender<std::io::Result<()>>,
 }
 
 /// Resolves when an append is on disk.
 #[derive(Debug)]
-pub(crate) struct Receipt(oneshot::Receiver<Result<(), String>>);
+pub(crate) struct Receipt(oneshot::Receiver<std::io::Result<()>>);
 
 impl Receipt {
     /// Waits until the append is durable.
@@ -128,7 +128,7 @@ impl Receipt {
         let told = self
             .0
             .await
-            .unwrap_or_else(|_| Err("its thread ended".into()));
+            .unwrap_or_else(|_| Err(std::io::Error::other("its thread ended")));
         told.map_err(|why| ApiError::overloaded("journal_failed", format!("journal: {why}")))
     }
 }
@@ -457,14 +457,13 @@ impl Writer {
     }
 
     /// Writes an append, unless the rollout has a gap already.
-    fn append(&mut self, append: &PendingLine) -> Result<(), String> {
+    fn append(&mut self, append: &PendingLine) -> std::io::Result<()> {
         if self.gaps.contains(&append.rollout) && !append.finished {
-            return Err(
-                "an earlier part of this rollout could not be written: open another".into(),
-            );
+            return Err(std::io::Error::other(
+                "an earlier part of this rollout could not be written: open another",
+            ));
         }
         self.write(&append.rollout, &append.line)
-            .map_err(|e| e.to_string())
     }
 
     /// Takes waiting appends, writes them, synchronizes once and answers, until the journal is closed.
@@ -488,7 +487,7 @@ impl Writer {
                 // Unknown lines of these are on disk, so nothing may follow them.
                 for (append, told) in batch.iter().zip(&mut told) {
                     self.gaps.insert(append.rollout.clone());
-                    *told = Err(e.to_string());
+                    *told = Err(std::io::Error::new(e.kind(), e.to_string()));
                 }
                 if let Err(error) = self.rotate() {
                     tracing::error!(%error, "no new file of the journal");

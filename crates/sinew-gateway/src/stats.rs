@@ -60,7 +60,7 @@ pub(crate) struct Counters {
     /// The warning was given.
     alarmed: AtomicBool,
     /// Result of the first call: taken, or the reason of its refusal.
-    first_answer: OnceLock<Result<(), String>>,
+    first_answer: OnceLock<Result<(), ApiError>>,
     first_answered: Notify,
 }
 
@@ -80,7 +80,7 @@ impl Counters {
     /// Records the result of a call of the model; the first one is remembered.
     pub(crate) fn answered(&self, refused: Option<&ApiError>) {
         if self.first_answer.get().is_none() {
-            let answer = refused.map_or(Ok(()), |error| Err(error.message.clone()));
+            let answer = refused.map_or(Ok(()), |error| Err(error.clone()));
             // Calls that are answered at the same time are as good as each other.
             let _ = self.first_answer.set(answer);
             self.first_answered.notify_waiters();
@@ -88,7 +88,7 @@ impl Counters {
     }
 
     /// Result of the first call of the model, once there is one: taken, or the reason of its refusal.
-    pub(crate) async fn first_answer(&self) -> Result<(), String> {
+    pub(crate) async fn first_answer(&self) -> Result<(), ApiError> {
         loop {
             let answered = self.first_answered.notified();
             if let Some(answer) = self.first_answer.get() {

@@ -5,6 +5,7 @@
 //! within one step. Formats are therefore refused before they are compiled if that product is too large. It
 //! is estimated from the text, and never too low: a refused format can be written with fewer patterns.
 
+use crate::error::CompileError;
 use serde_json::{Map, Value};
 use sinew_types::{Format, Grammar};
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +38,7 @@ const NOTES: [&str; 12] = [
 ///
 /// # Errors
 /// The limit that is exceeded, and the way to keep it.
-pub(crate) fn check(format: &Format) -> Result<(), String> {
+pub(crate) fn check(format: &Format) -> Result<(), CompileError> {
     match &format.grammar {
         Grammar::JsonSchema { schema } => json(schema),
         Grammar::Lark { grammar } => lark(grammar),
@@ -64,7 +65,7 @@ fn quoted_branches(pattern: &str) -> f64 {
 }
 
 /// A text that is not JSON is left to the compiler, which names the place.
-fn json(text: &str) -> Result<(), String> {
+fn json(text: &str) -> Result<(), CompileError> {
     match serde_json::from_str(text) {
         Ok(schema) => Strings::default().check(&schema),
         Err(_) => Ok(()),
@@ -90,7 +91,7 @@ impl Strings {
     ///
     /// # Errors
     /// The place, and what is allowed.
-    fn check(mut self, schema: &Value) -> Result<(), String> {
+    fn check(mut self, schema: &Value) -> Result<(), CompileError> {
         self.read(schema, "", false)?;
         if !self.meet {
             return Ok(());
@@ -105,11 +106,11 @@ impl Strings {
             .map(|(name, rules)| (name.as_str(), product(rules)));
         for (name, own) in names.chain([("", 1.0)]) {
             if own * shared > MAX_PRODUCT {
-                return Err(format!(
+                return Err(CompileError::Limit(format!(
                     "too many patterns, formats and lengths of strings apply together at {name:?} (allOf, or a \
                      $ref or anyOf beside other keys): allowed is a product of their branches of {MAX_PRODUCT}; \
                      join them into one pattern"
-                ));
+                )));
             }
         }
         Ok(())
@@ -120,7 +121,7 @@ impl Strings {
     ///
     /// # Errors
     /// An object with too many `patternProperties`.
-    fn read(&mut self, schema: &Value, name: &str, defined: bool) -> Result<(), String> {
+    fn read(&mut self, schema: &Value, name: &str, defined: bool) -> Result<(), CompileError> {
         let map = match schema {
             Value::Object(map) => map,
             Value::Array(items) => {
@@ -148,7 +149,8 @@ impl Strings {
                 "properties" | "patternProperties" | "dependentSchemas" => {
                     let members = value.as_object().into_iter().flatten();
                     if key == "patternProperties" && members.clone().count() > MAX_KEY_PATTERNS {
-                        return Err(format!("{key} has more than {MAX_KEY_PATTERNS} patterns"));
+                        let why = format!("{key} has more than {MAX_KEY_PATTERNS} patterns");
+                        return Err(CompileError::Limit(why));
                     }
                     for (property, value) in members {
                         self.read(value, property, false)?;
@@ -218,11 +220,10 @@ fn refers(schema: &Value) -> bool {
 ///
 /// # Errors
 /// Their number, and what is allowed.
-fn lark(grammar: &str) -> Result<(), String> {
+fn lark(grammar: &str) -> Result<(), CompileError> {
     if grammar.contains("%json") && grammar.contains("allOf") {
-        return Err(
-            "allOf inside %json of a Lark grammar: give the schema as a JSON Schema".into(),
-        );
+        let why = "allOf inside %json of a Lark grammar: give the schema as a JSON Schema";
+        return Err(CompileError::Unsupported(why.into()));
     }
     let (mut members, mut all) = (1.0, 1.0);
     let mut rest = grammar;
@@ -244,11 +245,11 @@ fn lark(grammar: &str) -> Result<(), String> {
         }
     }
     match members > 1.0 && (1.0 + all / members).powf(members) > MAX_PRODUCT {
-        true => Err(format!(
+        true => Err(CompileError::Limit(format!(
             "{} intersections and complements (& and ~) over {all} branches: allowed is a product of \
              {MAX_PRODUCT}; use fewer of them",
             members - 1.0
-        )),
+        ))),
         false => Ok(()),
     }
 }
@@ -276,7 +277,7 @@ mod tests {
         (0..n).map(one).collect()
     }
 
-    fn check_json(schema: &Value) -> Result<(), String> {
+    fn check_json(schema: &Value) -> Result<(), CompileError> {
         json(&schema.to_string())
     }
 
@@ -303,13 +304,17 @@ mod tests {
         ];
         for schema in refused {
             let why = check_json(&schema).unwrap_err();
-            assert!(why.contains("join them into one pattern"), "{why}");
+            assert!(
+                why.to_string().contains("join them into one pattern"),
+                "{why}"
+            );
         }
         let keys = letters(26)
             .into_iter()
             .map(|p| (p["pattern"].to_string(), json!({})));
         let keys = json!({"patternProperties": keys.collect::<Map<_, _>>()});
-        assert!(check_json(&keys).unwrap_err().contains("patternProperties"));
+        let refused = check_json(&keys).unwrap_err().to_string();
+        assert!(refused.contains("patternProperties"), "{refused}");
     }
 
     #[test]

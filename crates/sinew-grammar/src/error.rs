@@ -8,9 +8,12 @@ pub enum GrammarError {
     /// The format itself is invalid.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The compiler refused the format.
+    /// The format cannot be compiled.
     #[error("{kind} cannot be compiled: {why}")]
-    Compile { kind: &'static str, why: String },
+    Compile {
+        kind: &'static str,
+        why: CompileError,
+    },
     /// [`ListGrammars`](crate::ListGrammars) supports fixed texts only.
     #[error("{kind} is not a list of fixed texts: use an engine that compiles grammars")]
     Unsupported { kind: &'static str },
@@ -32,4 +35,18 @@ pub enum GrammarError {
     /// The compiler reached one of its limits.
     #[error("after {position} tokens: {why}")]
     Limit { position: usize, why: String },
+}
+
+/// Reason why a format cannot be compiled, and what to change.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// The compiler refused it.
+    #[error("{0}")]
+    Compiler(String),
+    /// It could take too long to compile or to match.
+    #[error("{0}")]
+    Limit(String),
+    /// It is not a schema, or has a part that cannot be enforced.
+    #[error("{0}")]
+    Unsupported(String),
 }

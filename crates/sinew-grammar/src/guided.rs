@@ -6,7 +6,7 @@
 use crate::bounds;
 use crate::cache::Cache;
 use crate::lark;
-use crate::{Encode, GrammarError, Grammars, Mask, Matcher, Vocabulary, format_hash};
+use crate::{CompileError, Encode, GrammarError, Grammars, Mask, Matcher, Vocabulary, format_hash};
 use llguidance::ParserFactory;
 use llguidance::api::{StopReason, TopLevelGrammar};
 use llguidance::toktrie::{
@@ -171,14 +171,14 @@ impl GuidedGrammars {
     /// Compiles a format without the cache.
     fn compile(&self, format: &Format) -> Result<Compiled, GrammarError> {
         let kind = format.grammar.name();
-        let wrong = |why: String| GrammarError::Compile { kind, why };
+        let wrong = |why| GrammarError::Compile { kind, why };
         bounds::check(format).map_err(wrong)?;
         let built = self.built()?;
         let grammar: TopLevelGrammar = lark::grammar(format, &built.specials).map_err(wrong)?;
         let parser = built.factory.create_parser(grammar);
         let matcher = llguidance::Matcher::new(parser);
         match matcher.get_error() {
-            Some(why) => Err(wrong(first_lines(&why))),
+            Some(why) => Err(wrong(CompileError::Compiler(first_lines(&why)))),
             None => Ok(Compiled(Arc::new(Mutex::new(matcher)))),
         }
     }

@@ -1,5 +1,6 @@
 //! Conversion of formats to grammars that `llguidance` compiles.
 
+use crate::error::CompileError;
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Value, json};
 use sinew_types::{Format, Grammar, TokenId, ToolGrammar, ToolNeed, Whitespace};
@@ -14,7 +15,7 @@ const SETTINGS_KEY: &str = "x-guidance";
 pub(crate) fn grammar(
     format: &Format,
     specials: &[(String, TokenId)],
-) -> Result<TopLevelGrammar, String> {
+) -> Result<TopLevelGrammar, CompileError> {
     let space = format.whitespace;
     match &format.grammar {
         Grammar::JsonSchema { schema } => {
@@ -39,22 +40,24 @@ pub(crate) fn grammar(
 }
 
 /// Parses a JSON Schema and adds settings that fix the whitespace of the output.
-fn schema_of(text: &str, space: Whitespace) -> Result<Value, String> {
-    let schema: Value = serde_json::from_str(text).map_err(|e| format!("it is not JSON: {e}"))?;
+fn schema_of(text: &str, space: Whitespace) -> Result<Value, CompileError> {
+    let wrong = CompileError::Unsupported;
+    let schema: Value =
+        serde_json::from_str(text).map_err(|e| wrong(format!("it is not JSON: {e}")))?;
     let mut schema: Map<String, Value> = match schema {
         Value::Object(map) => map,
         Value::Bool(true) => Map::new(),
-        _ => return Err("a schema is a JSON object, or true".to_owned()),
+        _ => return Err(wrong("a schema is a JSON object, or true".to_owned())),
     };
     if schema.contains_key(SETTINGS_KEY) {
-        return Err(format!(
+        return Err(wrong(format!(
             "{SETTINGS_KEY:?} is not a key of JSON Schema: remove it"
-        ));
+        )));
     }
     if let Some(key) = ignored(&Value::Object(schema.clone()), 0)? {
-        return Err(format!(
+        return Err(wrong(format!(
             "{key:?} cannot be enforced: remove it, or check the output yourself"
-        ));
+        )));
     }
     let (item, key) = match space {
         Whitespace::Spaced => (", ", ": "),
@@ -76,9 +79,10 @@ const MAX_DEPTH: usize = 64;
 const IGNORED: [&str; 2] = ["$dynamicRef", "$recursiveRef"];
 
 /// Finds a keyword of [`IGNORED`] anywhere in `schema`.
-fn ignored(schema: &Value, depth: usize) -> Result<Option<&'static str>, String> {
+fn ignored(schema: &Value, depth: usize) -> Result<Option<&'static str>, CompileError> {
     if depth > MAX_DEPTH {
-        return Err(format!("it has more than {MAX_DEPTH} levels"));
+        let why = format!("it has more than {MAX_DEPTH} levels");
+        return Err(CompileError::Limit(why));
     }
     let children: Vec<&Value> = match schema {
         Value::Object(map) => {
@@ -109,7 +113,7 @@ fn tool_rules(
     tools: &ToolGrammar,
     space: Whitespace,
     specials: &[(String, TokenId)],
-) -> Result<String, String> {
+) -> Result<String, CompileError> {
     let mut rules = String::new();
     let trigger = Pieces::of(&tools.trigger, specials);
     let times = if tools.parallel { "*" } else { "?" };
@@ -155,7 +159,7 @@ fn tool_rules(
 }
 
 /// Returns the rule `head` (free text that ends with the trigger) and a pattern for text without a trigger.
-fn free_text(trigger: &Pieces, text: &str) -> Result<(String, String), String> {
+fn free_text(trigger: &Pieces, text: &str) -> Result<(String, String), CompileError> {
     const ANY: &str = "/(.|\\n)*/";
     match &trigger.0[..] {
         [Piece::Special(id)] => Ok((
@@ -167,9 +171,9 @@ fn free_text(trigger: &Pieces, text: &str) -> Result<(String, String), String> {
             let head = format!("head[lazy]: /(.|\\n)*{escaped}/\n");
             Ok((head, format!("{ANY} & ~/(.|\\n)*{escaped}(.|\\n)*/")))
         }
-        _ => Err(format!(
+        _ => Err(CompileError::Unsupported(format!(
             "the trigger {text:?} mixes text and control tokens: use one or the other"
-        )),
+        ))),
     }
 }
 

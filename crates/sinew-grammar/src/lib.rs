@@ -24,7 +24,7 @@ mod mask;
 mod replay;
 mod vocabulary;
 
-pub use error::GrammarError;
+pub use error::{CompileError, GrammarError};
 pub use guided::{GuidedGrammars, IMPLEMENTATION};
 pub use list::ListGrammars;
 pub use mask::Mask;

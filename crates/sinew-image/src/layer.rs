@@ -98,14 +98,14 @@ pub(crate) struct Builder<'a> {
 /// Names created by the current layer: inode of the folder, and name. Whiteouts do not remove them.
 type LayerNames = HashSet<(u64, OsString)>;
 
-/// Converts an error to text.
-fn text(e: impl std::fmt::Display) -> String {
-    e.to_string()
+/// The error of the current entry.
+fn failed(e: impl std::fmt::Display) -> ReadError {
+    e.to_string().into()
 }
 
 /// Inode number of a file descriptor.
-fn inode(fd: impl AsFd) -> Result<u64, String> {
-    Ok(rustix::fs::fstat(fd).map_err(text)?.st_ino)
+fn inode(fd: impl AsFd) -> Result<u64, ReadError> {
+    Ok(rustix::fs::fstat(fd).map_err(failed)?.st_ino)
 }
 
 /// Removes a name and everything below it, except names in `made`. Returns true if nothing remains.
@@ -114,14 +114,14 @@ fn remove(
     name: &OsStr,
     made: Option<&LayerNames>,
     depth: usize,
-) -> Result<bool, String> {
+) -> Result<bool, ReadError> {
     if depth > MAX_DEPTH {
-        return Err(format!("deeper than {MAX_DEPTH} folders"));
+        return Err(format!("deeper than {MAX_DEPTH} folders").into());
     }
     let meta = match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(meta) => meta,
         Err(Errno::NOENT) => return Ok(true),
-        Err(e) => return Err(text(e)),
+        Err(e) => return Err(failed(e)),
     };
     let own = match made {
         None => false,
@@ -129,13 +129,13 @@ fn remove(
     };
     if FileType::from_raw_mode(meta.st_mode) != FileType::Directory {
         if !own {
-            unlinkat(dir, name, AtFlags::empty()).map_err(text)?;
+            unlinkat(dir, name, AtFlags::empty()).map_err(failed)?;
         }
         return Ok(!own);
     }
     let empty = empty_folder(dir, name, made, depth + 1)?;
     if empty && !own {
-        unlinkat(dir, name, AtFlags::REMOVEDIR).map_err(text)?;
+        unlinkat(dir, name, AtFlags::REMOVEDIR).map_err(failed)?;
     }
     Ok(empty && !own)
 }
@@ -146,14 +146,14 @@ fn empty_folder(
     name: &OsStr,
     made: Option<&LayerNames>,
     depth: usize,
-) -> Result<bool, String> {
+) -> Result<bool, ReadError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    let folder = openat2(dir, name, flags, Mode::empty(), resolve).map_err(text)?;
-    let listing = rustix::fs::Dir::read_from(&folder).map_err(text)?;
+    let folder = openat2(dir, name, flags, Mode::empty(), resolve).map_err(failed)?;
+    let listing = rustix::fs::Dir::read_from(&folder).map_err(failed)?;
     let mut names = Vec::new();
     for entry in listing {
-        let entry = entry.map_err(text)?;
+        let entry = entry.map_err(failed)?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
             names.push(OsString::from_vec(name.to_vec()));
@@ -171,7 +171,8 @@ impl<'a> Builder<'a> {
     pub(crate) fn new(root: &Path, limits: &'a UnpackLimits) -> Result<Self, ImageError> {
         let failed = |e: &dyn std::fmt::Display| io_error(root.display().to_string(), e);
         let folder = File::open(root).map_err(|e| failed(&e))?;
-        let depths = HashMap::from([(inode(&folder).map_err(|e| failed(&e))?, 0)]);
+        let stat = rustix::fs::fstat(&folder).map_err(|e| failed(&e))?;
+        let depths = HashMap::from([(stat.st_ino, 0)]);
         Ok(Self {
             root: folder.into(),
             limits,
@@ -295,7 +296,7 @@ impl<'a> Builder<'a> {
         };
         let above = path.parent().unwrap_or(Path::new(""));
         if name.as_bytes() == OPAQUE {
-            return Ok(self.opaque(above, made)?);
+            return self.opaque(above, made);
         }
         if let Some(hidden) = name.as_bytes().strip_prefix(WHITEOUT) {
             if matches!(hidden, b"" | b"." | b"..") || hidden.starts_with(WHITEOUT) {
@@ -326,7 +327,7 @@ impl<'a> Builder<'a> {
             }
             Kind::Symlink(target) => {
                 remove(folder.as_fd(), name, None, 0)?;
-                symlinkat(target, &folder, name).map_err(text)?;
+                symlinkat(target, &folder, name).map_err(failed)?;
             }
             Kind::HardLink(target) => self.hard_link(target, &folder, name)?,
             Kind::Device(_) => {}
@@ -336,7 +337,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Removes what lower layers have in a folder.
-    fn opaque(&self, path: &Path, made: &mut LayerNames) -> Result<(), String> {
+    fn opaque(&self, path: &Path, made: &mut LayerNames) -> Result<(), ReadError> {
         let (Some(name), Some(above)) = (path.file_name(), path.parent()) else {
             return Err("the root cannot be opaque".into());
         };
@@ -350,7 +351,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Opens a folder of the root. Links are resolved within the root.
-    fn lookup(&self, path: &Path) -> Result<Option<OwnedFd>, String> {
+    fn lookup(&self, path: &Path) -> Result<Option<OwnedFd>, ReadError> {
         let path = if path.as_os_str().is_empty() {
             Path::new(".")
         } else {
@@ -369,8 +370,8 @@ impl<'a> Builder<'a> {
         match opened {
             Ok(fd) => Ok(Some(fd)),
             Err(Errno::NOENT) => Ok(None),
-            Err(Errno::NOTDIR) => Err(format!("{} is no folder", path.display())),
-            Err(e) => Err(format!("{}: {e}", path.display())),
+            Err(Errno::NOTDIR) => Err(format!("{} is no folder", path.display()).into()),
+            Err(e) => Err(format!("{}: {e}", path.display()).into()),
         }
     }
 
@@ -400,20 +401,20 @@ impl<'a> Builder<'a> {
     }
 
     /// Creates a folder within the maximum depth. Removing a tree needs a file descriptor per level.
-    fn make_folder(&mut self, above: &OwnedFd, name: &OsStr, mode: Mode) -> Result<(), String> {
+    fn make_folder(&mut self, above: &OwnedFd, name: &OsStr, mode: Mode) -> Result<(), ReadError> {
         let depth = self.depths.get(&inode(above)?).copied();
         let depth = depth.ok_or("its folder was not made here")? + 1;
         if depth > MAX_DEPTH {
-            return Err(format!("it is deeper than {MAX_DEPTH} folders"));
+            return Err(format!("it is deeper than {MAX_DEPTH} folders").into());
         }
-        mkdirat(above, name, mode).map_err(text)?;
-        let made = statat(above, name, AtFlags::SYMLINK_NOFOLLOW).map_err(text)?;
+        mkdirat(above, name, mode).map_err(failed)?;
+        let made = statat(above, name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
         self.depths.insert(made.st_ino, depth);
         Ok(())
     }
 
     /// Creates a folder entry, or updates the mode of an existing folder.
-    fn directory(&mut self, folder: &OwnedFd, name: &OsStr, mode: u32) -> Result<(), String> {
+    fn directory(&mut self, folder: &OwnedFd, name: &OsStr, mode: u32) -> Result<(), ReadError> {
         let there = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
         let kept = there.is_ok_and(|m| FileType::from_raw_mode(m.st_mode) == FileType::Directory);
         if !kept {
@@ -422,13 +423,13 @@ impl<'a> Builder<'a> {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let made = openat2(folder, name, flags, Mode::empty(), resolve).map_err(text)?;
+        let made = openat2(folder, name, flags, Mode::empty(), resolve).map_err(failed)?;
         // The owner must be able to read and remove the folder.
-        fchmod(&made, Mode::from_raw_mode(mode & 0o1777 | 0o700)).map_err(text)
+        fchmod(&made, Mode::from_raw_mode(mode & 0o1777 | 0o700)).map_err(failed)
     }
 
     /// Creates a hard link within the root.
-    fn hard_link(&self, target: &Path, folder: &OwnedFd, name: &OsStr) -> Result<(), String> {
+    fn hard_link(&self, target: &Path, folder: &OwnedFd, name: &OsStr) -> Result<(), ReadError> {
         let file = target.file_name().ok_or("it links to the root")?;
         let above = self.lookup(target.parent().unwrap_or(Path::new("")))?;
         let above =
@@ -439,31 +440,28 @@ impl<'a> Builder<'a> {
             FileType::from_raw_mode(meta.st_mode),
             FileType::RegularFile | FileType::Symlink
         ) {
-            return Err(format!(
-                "it links to {}, which is no file",
-                target.display()
-            ));
+            return Err(format!("it links to {}, which is no file", target.display()).into());
         }
         if (inode(&above)?, file) == (inode(folder)?, name) {
             return Ok(());
         }
         remove(folder.as_fd(), name, None, 0)?;
-        linkat(&above, file, folder, name, AtFlags::empty()).map_err(text)
+        linkat(&above, file, folder, name, AtFlags::empty()).map_err(failed)
     }
 }
 
 /// Creates a file with its mode and modification time.
-fn file(folder: &OwnedFd, name: &OsStr, entry: &mut Entry<'_>) -> Result<(), String> {
+fn file(folder: &OwnedFd, name: &OsStr, entry: &mut Entry<'_>) -> Result<(), ReadError> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let private = Mode::RUSR | Mode::WUSR;
-    let mut file = File::from(openat2(folder, name, flags, private, resolve).map_err(text)?);
+    let mut file = File::from(openat2(folder, name, flags, private, resolve).map_err(failed)?);
     let (size, seconds) = (entry.size, entry.seconds.min(i64::MAX as u64) as i64);
-    let copied = std::io::copy(&mut entry.content.take(size), &mut file).map_err(text)?;
+    let copied = std::io::copy(&mut entry.content.take(size), &mut file).map_err(failed)?;
     if copied != size {
-        return Err(format!("it ends after {copied} of {size} bytes"));
+        return Err(format!("it ends after {copied} of {size} bytes").into());
     }
-    fchmod(&file, Mode::from_raw_mode(entry.mode & 0o777 | 0o400)).map_err(text)?;
+    fchmod(&file, Mode::from_raw_mode(entry.mode & 0o777 | 0o400)).map_err(failed)?;
     // Python uses a compiled file only if the modification time of its source matches.
     let time = Timespec {
         tv_sec: seconds,
@@ -473,7 +471,7 @@ fn file(folder: &OwnedFd, name: &OsStr, entry: &mut Entry<'_>) -> Result<(), Str
         last_access: time,
         last_modification: time,
     };
-    futimens(&file, &times).map_err(text)
+    futimens(&file, &times).map_err(failed)
 }
 
 /// Decompresses a blob. Its first bytes show the compression.

@@ -4,7 +4,8 @@
 #![expect(clippy::print_stdout, reason = "a bench prints its results")]
 
 use sinew_infer::{
-    Batch, BlockCopy, EmbeddedEngine, EngineConfig, Forward, ForwardLimits, SchedulerConfig,
+    Batch, BlockCopy, DeviceError, EmbeddedEngine, EngineConfig, Forward, ForwardLimits,
+    SchedulerConfig,
 };
 use sinew_tensor::{Cpu, KernelSet};
 use sinew_types::{Engine, EngineEvent, GenerateRequest, RequestId, SamplingParams, TensorSource};
@@ -45,10 +46,10 @@ impl Forward for Still {
         self.limits
     }
     fn copy_block(&mut self, _: BlockCopy) {}
-    fn logits(&mut self, batch: &Batch) -> Result<&[f32], String> {
+    fn logits(&mut self, batch: &Batch) -> Result<&[f32], DeviceError> {
         Ok(&self.logits[..batch.logit_rows.len() * self.limits.vocab])
     }
-    fn load_weights(&mut self, _: &dyn TensorSource) -> Result<(), String> {
+    fn load_weights(&mut self, _: &dyn TensorSource) -> Result<(), DeviceError> {
         Ok(())
     }
     fn cpu(&self) -> Option<Cpu> {

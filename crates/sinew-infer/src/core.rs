@@ -95,7 +95,7 @@ impl<F: Forward> ModelCore<F> {
         });
         let samplers: Vec<Sampler<'_>> = samplers.collect();
         let drawn = self.forward.step(&plan.batch, &samplers);
-        let drawn = drawn.map_err(EngineError::Failed)?;
+        let drawn = drawn.map_err(|e| EngineError::Failed(e.to_string()))?;
         if drawn.len() != samplers.len() {
             return Err(failed("a pass gave not one result for each sampler"));
         }
@@ -199,7 +199,7 @@ impl<F: Forward> Core for ModelCore<F> {
         weights: &dyn TensorSource,
     ) -> Result<(), EngineError> {
         let loaded = self.forward.load_weights(weights);
-        loaded.map_err(EngineError::Weights)?;
+        loaded.map_err(|e| EngineError::Weights(e.to_string()))?;
         self.scheduler.swap_weights(version);
         Ok(())
     }

@@ -5,6 +5,7 @@
 
 use crate::draw::Drawn;
 use crate::sampler::{self, Sampler};
+use sinew_model::{ForwardError, TensorMismatch};
 use sinew_tensor::Cpu;
 use sinew_types::{TensorSource, TokenId};
 use std::ops::Range;
@@ -64,6 +65,19 @@ pub struct Batch {
     pub logit_rows: Vec<usize>,
 }
 
+/// Reasons for which a device computes no pass or takes no weights.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    #[error(transparent)]
+    Pass(#[from] ForwardError),
+    /// The tensors are not those of the model.
+    #[error(transparent)]
+    Weights(#[from] TensorMismatch),
+    /// A device outside this crate failed.
+    #[error("{0}")]
+    Device(String),
+}
+
 /// The device seam of generation: computes passes, keeps keys and values in numbered blocks, and draws
 /// tokens.
 ///
@@ -93,8 +107,8 @@ pub trait Forward: Send {
     /// Stores keys and values of all rows, and draws tokens: the result of each sampler, in order.
     ///
     /// # Errors
-    /// The reason; all requests in the batch fail with it. An error of one sampler concerns only its request.
-    fn step(&mut self, batch: &Batch, samplers: &[Sampler<'_>]) -> Result<Vec<Drawn>, String> {
+    /// All requests in the batch fail with it. An error of one sampler concerns only its request.
+    fn step(&mut self, batch: &Batch, samplers: &[Sampler<'_>]) -> Result<Vec<Drawn>, DeviceError> {
         let (vocab, cpu) = (self.limits().vocab, self.cpu());
         let logits = self.logits(batch)?;
         Ok(sampler::sample(logits, vocab, samplers, cpu.as_ref()))
@@ -105,13 +119,13 @@ pub trait Forward: Send {
     ///
     /// # Errors
     /// Same as [`Forward::step`].
-    fn logits(&mut self, batch: &Batch) -> Result<&[f32], String>;
+    fn logits(&mut self, batch: &Batch) -> Result<&[f32], DeviceError>;
 
     /// Replaces the weights. Checks names and shapes first; element types can be any.
     ///
     /// # Errors
     /// If the tensors are not those of the model; then nothing changed.
-    fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), String>;
+    fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), DeviceError>;
 
     /// Threads for drawing tokens while no pass runs; `None`: the engine's own thread draws.
     fn cpu(&self) -> Option<Cpu> {

@@ -51,7 +51,7 @@ pub use draw::{Draw, Drawn};
 pub use embedded::EngineConfig;
 pub use engine_thread::EmbeddedEngine;
 pub use fake::{FakeConfig, FakeEngine, FakeModel, Fault, Script};
-pub use forward::{Batch, BatchSequence, BlockCopy, BlockId, Forward, ForwardLimits};
+pub use forward::{Batch, BatchSequence, BlockCopy, BlockId, DeviceError, Forward, ForwardLimits};
 pub use model::ModelForward;
 pub use rng::uniform;
 pub use sampler::Sampler;

@@ -1,6 +1,6 @@
 //! The forward pass of a real model: packed weights and paged keys and values on the CPU.
 
-use crate::forward::{Batch, BlockCopy, Forward, ForwardLimits};
+use crate::forward::{Batch, BlockCopy, DeviceError, Forward, ForwardLimits};
 use sinew_model::{InferBatch, InferModel, InferScratch};
 use sinew_tensor::Cpu;
 use sinew_tensor::paged::{KvPool, KvPoolError, PANEL_TOKENS, PagedSequence};
@@ -55,7 +55,7 @@ impl Forward for ModelForward {
         self.kv.copy_block(copy.from, copy.to);
     }
 
-    fn logits(&mut self, batch: &Batch) -> Result<&[f32], String> {
+    fn logits(&mut self, batch: &Batch) -> Result<&[f32], DeviceError> {
         let sequences = batch.sequences.iter().map(|s| PagedSequence {
             blocks: &batch.block_table[s.blocks.clone()],
             past: s.past,
@@ -68,13 +68,11 @@ impl Forward for ModelForward {
             logit_rows: &batch.logit_rows,
         };
         let (kv, scratch) = (&mut self.kv, &mut self.scratch);
-        let logits = self.model.forward(&self.device, kv, &batch, scratch);
-        logits.map_err(|e| e.to_string())
+        Ok(self.model.forward(&self.device, kv, &batch, scratch)?)
     }
 
-    fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), String> {
-        let repacked = self.model.repack(&self.device, weights);
-        repacked.map_err(|e| e.to_string())
+    fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), DeviceError> {
+        Ok(self.model.repack(&self.device, weights)?)
     }
 
     fn cpu(&self) -> Option<Cpu> {

@@ -5,7 +5,7 @@ mod conformance;
 
 pub use conformance::conformance;
 
-use crate::forward::{Batch, BlockCopy, Forward, ForwardLimits};
+use crate::forward::{Batch, BlockCopy, DeviceError, Forward, ForwardLimits};
 use sinew_types::{GOLDEN_GAMMA, TensorSource, TensorView, TokenId, finalize64};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -125,10 +125,11 @@ impl Forward for HashForward {
         self.slots[to + copy.tokens..to + size].fill(None);
     }
 
-    fn logits(&mut self, batch: &Batch) -> Result<&[f32], String> {
+    fn logits(&mut self, batch: &Batch) -> Result<&[f32], DeviceError> {
         self.passes += 1;
         if self.fail_at_pass == Some(self.passes - 1) {
-            return Err(format!("pass {} was to fail", self.passes - 1));
+            let why = format!("pass {} was to fail", self.passes - 1);
+            return Err(DeviceError::Device(why));
         }
         let mut hashes = vec![0; batch.tokens.len()];
         for s in &batch.sequences {
@@ -157,15 +158,13 @@ impl Forward for HashForward {
         Ok(&self.logits)
     }
 
-    fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), String> {
+    fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), DeviceError> {
         let number = weights
             .tensor("number")
-            .ok_or("tensor `number` is missing")?;
+            .ok_or_else(|| DeviceError::Device("tensor `number` is missing".into()))?;
         if number.shape() != [1] {
-            return Err(format!(
-                "tensor `number` has shape {:?}, not [1]",
-                number.shape()
-            ));
+            let why = format!("tensor `number` has shape {:?}, not [1]", number.shape());
+            return Err(DeviceError::Device(why));
         }
         self.weights = number.into_f32()[0] as u64;
         Ok(())

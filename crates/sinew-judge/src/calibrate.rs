@@ -4,6 +4,7 @@
 //! columns of the task. `label` is one grade for each item of the rubric, in order: true or false, or a
 //! number of the scale; a single grade where there is one item.
 
+use crate::error::{LabelError, LabelsError};
 use crate::frame::Mode;
 use crate::judge::Judge;
 use crate::rubric::Rubric;
@@ -29,19 +30,25 @@ pub struct LabelledAnswer {
 ///
 /// # Errors
 /// The first row that is none, with its line; any of [`Mode::Compare`], which grades no single answer.
-pub fn read_labels(text: &str, mode: Mode, rubric: &Rubric) -> Result<Vec<LabelledAnswer>, String> {
+pub fn read_labels(
+    text: &str,
+    mode: Mode,
+    rubric: &Rubric,
+) -> Result<Vec<LabelledAnswer>, LabelsError> {
     if mode == Mode::Compare {
-        let why = "labels grade single answers, and mode = \"compare\" compares two; calibrate its rubric with \
-                   mode = \"each\"";
-        return Err(why.to_owned());
+        return Err(LabelsError::Compare);
     }
     let lines = text
         .lines()
         .enumerate()
         .filter(|(_, l)| !l.trim().is_empty());
     let read = |(i, line): (usize, &str)| {
-        let row = json::from_str(line).map_err(|e| format!("line {}: {e}", i + 1))?;
-        labelled(row, i, mode, rubric.items().len()).map_err(|e| format!("line {}: {e}", i + 1))
+        let row = json::from_str(line).map_err(LabelError::from);
+        let row = row.and_then(|row| labelled(row, i, mode, rubric.items().len()));
+        row.map_err(|reason| LabelsError::Row {
+            line: i + 1,
+            reason,
+        })
     };
     lines.map(read).collect()
 }
@@ -51,12 +58,16 @@ fn labelled(
     at: usize,
     mode: Mode,
     items: usize,
-) -> Result<LabelledAnswer, String> {
-    let mut take = |key: &str| row.remove(key).ok_or(format!("there is no {key:?}"));
+) -> Result<LabelledAnswer, LabelError> {
+    let wrong = LabelError::Field;
+    let mut take = |key: &str| {
+        let value = row.remove(key);
+        value.ok_or_else(|| wrong(format!("there is no {key:?}")))
+    };
     let label = take("label")?;
     let output = match take("output")? {
         Value::String(text) => text,
-        _ => return Err("\"output\" is no text".to_owned()),
+        _ => return Err(wrong("\"output\" is no text".to_owned())),
     };
     let prompt = row
         .remove("prompt")
@@ -67,7 +78,10 @@ fn labelled(
             said.into_iter().map(|s| s.message).collect()
         }
         (None, Some(text)) => vec![Message::new(Role::User, text.clone())],
-        (None, None) => return Err("there is neither \"prompt\" nor \"messages\"".to_owned()),
+        (None, None) => {
+            let why = "there is neither \"prompt\" nor \"messages\"";
+            return Err(wrong(why.to_owned()));
+        }
     };
     messages.push(Message::new(Role::Assistant, output.clone()));
     let grades = match label {
@@ -75,15 +89,17 @@ fn labelled(
         one => vec![one],
     };
     if grades.len() != items {
-        return Err(format!(
+        return Err(wrong(format!(
             "{} grades for {items} items of the rubric",
             grades.len()
-        ));
+        )));
     }
     let grades = grades.iter().map(|g| grade(g, mode));
     let grades = grades.collect::<Option<_>>().ok_or_else(|| match mode {
-        Mode::Scale { low, high } => format!("a grade is no whole number from {low} to {high}"),
-        _ => "a grade is neither true nor false".to_owned(),
+        Mode::Scale { low, high } => {
+            wrong(format!("a grade is no whole number from {low} to {high}"))
+        }
+        _ => wrong("a grade is neither true nor false".to_owned()),
     })?;
     let task = Task {
         id: TaskId::new(format!("label/{}", at + 1)),

@@ -9,6 +9,7 @@
 //!    hash of itself, so a verdict that was written into it, and that a judge repeats, is refused.
 //! 3. A verdict is one JSON object with exactly the asked keys, once each, and nothing around it.
 
+use crate::error::VerdictError;
 use crate::rubric::Rubric;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -193,25 +194,24 @@ impl Frame {
     /// Values of a verdict, 0 to 1: one for each item, or one for each answer in the order of the question.
     ///
     /// # Errors
-    /// Reason why the text is not a verdict, in words that can be shown to the judge: nothing of the text
-    /// itself.
-    pub fn read(&self, text: &str) -> Result<Vec<f64>, String> {
+    /// If the text is not a verdict.
+    pub fn read(&self, text: &str) -> Result<Vec<f64>, VerdictError> {
         // The words of a verdict may have a closing tag of thoughts in them.
         let read = |text: &str| serde_json::from_str::<Entries>(object(text));
         let Entries(entries) = read(text)
             .or_else(|_| read(&Turn::split(text, false).answer))
-            .map_err(|_| "it is not one JSON object and nothing else".to_owned())?;
+            .map_err(|_| wrong("it is not one JSON object and nothing else"))?;
         let mut found = Map::new();
         for (key, value) in entries {
             if found.insert(key, value).is_some() {
-                return Err("a key occurs twice".to_owned());
+                return Err(wrong("a key occurs twice"));
             }
         }
         if found.remove(ID).as_ref().and_then(Value::as_str) != Some(&self.id) {
-            return Err(format!("\"{ID}\" is not \"{}\"", self.id));
+            return Err(wrong(format!("\"{ID}\" is not \"{}\"", self.id)));
         }
         if self.reasons && !found.remove(WHY).is_some_and(|w| w.is_string()) {
-            return Err(format!("\"{WHY}\" is no text"));
+            return Err(wrong(format!("\"{WHY}\" is no text")));
         }
         let values = match self.mode {
             Mode::Compare => self.better(&mut found)?,
@@ -219,29 +219,30 @@ impl Frame {
         };
         match found.is_empty() {
             true => Ok(values),
-            false => Err(format!(
+            false => Err(wrong(format!(
                 "it has {} keys that were not asked for",
                 found.len()
-            )),
+            ))),
         }
     }
 
     /// Values of items in their order, taken out of `found`.
-    fn items(&self, found: &mut Map<String, Value>) -> Result<Vec<f64>, String> {
+    fn items(&self, found: &mut Map<String, Value>) -> Result<Vec<f64>, VerdictError> {
         let value = |name: &String| {
-            let given = found.remove(name).ok_or(format!("\"{name}\" is missing"))?;
+            let given = found.remove(name);
+            let given = given.ok_or_else(|| wrong(format!("\"{name}\" is missing")))?;
             match self.mode {
                 Mode::Scale { low, high } => match given.as_i64() {
                     Some(v) if (low..=high).contains(&v) => {
                         Ok((v - low) as f64 / (high - low) as f64)
                     }
-                    _ => Err(format!(
+                    _ => Err(wrong(format!(
                         "\"{name}\" is no whole number from {low} to {high}"
-                    )),
+                    ))),
                 },
                 _ => match given.as_bool() {
                     Some(met) => Ok(f64::from(u8::from(met))),
-                    None => Err(format!("\"{name}\" is neither true nor false")),
+                    None => Err(wrong(format!("\"{name}\" is neither true nor false"))),
                 },
             }
         };
@@ -249,14 +250,14 @@ impl Frame {
     }
 
     /// 1 for the better answer, 0 for the other one.
-    fn better(&self, found: &mut Map<String, Value>) -> Result<Vec<f64>, String> {
+    fn better(&self, found: &mut Map<String, Value>) -> Result<Vec<f64>, VerdictError> {
         let given = found.remove(BETTER);
         let given = given.as_ref().and_then(Value::as_str);
         let values = self.names.iter().map(|name| given == Some(name));
         let values: Vec<f64> = values.map(|won| f64::from(u8::from(won))).collect();
         match values.contains(&1.0) {
             true => Ok(values),
-            false => Err(format!("\"{BETTER}\" is neither of the labels")),
+            false => Err(wrong(format!("\"{BETTER}\" is neither of the labels"))),
         }
     }
 
@@ -269,6 +270,10 @@ impl Frame {
         hash.update(self.schema().to_string().as_bytes());
         hash.finalize()
     }
+}
+
+fn wrong(why: impl Into<String>) -> VerdictError {
+    VerdictError(why.into())
 }
 
 /// Data as JSON on one line that holds no control token of a chat template. Outside of strings, JSON has

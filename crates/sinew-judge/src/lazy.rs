@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::sync::OnceCell;
 
 /// Loads a model; blocks meanwhile.
-pub type LoadChat = Arc<dyn Fn() -> Result<EngineChat, String> + Send + Sync>;
+pub type LoadChat = Arc<dyn Fn() -> Result<EngineChat, ChatError> + Send + Sync>;
 
 /// A model in this process that is loaded with the first question.
 pub struct LazyChat {
@@ -43,7 +43,9 @@ impl ChatModel for LazyChat {
         let load = || async {
             let load = Arc::clone(&self.load);
             let loading = tokio::task::spawn_blocking(move || load());
-            loading.await.map_err(|e| e.to_string())?
+            loading
+                .await
+                .map_err(|e| ChatError::Lasting(e.to_string()))?
         };
         async move {
             let loaded = self.cell.get_or_try_init(load).await;

@@ -3,6 +3,7 @@
 //! The model has a separate thread and is loaded with the first sample. Samples that wait together are scored
 //! in one pass, up to [`MAX_PASS`] tokens.
 
+use crate::error::RewardModelError;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_env::{Reward, RewardSample, Score, Unscored};
@@ -20,14 +21,14 @@ const MAX_PASS: usize = 8192;
 const MAX_WAITING: usize = 256;
 
 /// Messages to the tokens that the model reads: the whole conversation in its own chat template.
-pub type ToTokens = Arc<dyn Fn(&[Message]) -> Result<Vec<TokenId>, String> + Send + Sync>;
+pub type ToTokens = Arc<dyn Fn(&[Message]) -> Result<Vec<TokenId>, RewardModelError> + Send + Sync>;
 /// Loads the model and the device that computes it.
-pub type LoadScorer = Box<dyn FnOnce() -> Result<(Scorer, Cpu), String> + Send>;
+pub type LoadScorer = Box<dyn FnOnce() -> Result<(Scorer, Cpu), RewardModelError> + Send>;
 
 /// A sample on its way to the thread.
 struct Job {
     tokens: Vec<TokenId>,
-    answer: oneshot::Sender<Result<f32, String>>,
+    answer: oneshot::Sender<Result<f32, Unscored>>,
 }
 
 /// A reward model as a reward. Its value is the output of the head at the last token, which has no
@@ -52,18 +53,17 @@ impl RewardModel {
     ///
     /// # Errors
     /// If the folder holds no reward model, or no chat template.
-    pub fn open(name: String, files: ModelFiles, dev: Cpu) -> Result<Self, String> {
-        check_scorer(&files).map_err(|e| e.to_string())?;
+    pub fn open(name: String, files: ModelFiles, dev: Cpu) -> Result<Self, RewardModelError> {
+        check_scorer(&files)?;
         let chat = match &files {
             ModelFiles::Dir(dir) | ModelFiles::Gguf(dir) => {
                 ChatRenderer::from_dir(dir, serde_json::Map::new())
             }
         };
-        let chat = chat.map_err(|e| e.to_string())?;
-        let render = move |messages: &[_]| chat.render_whole(messages).map_err(|e| e.to_string());
-        let load = move || Ok((Scorer::load(&files).map_err(|e| e.to_string())?, dev));
-        let model = Self::new(name, Arc::new(render), Box::new(load));
-        model.map_err(|e| e.to_string())
+        let chat = chat?;
+        let render = move |m: &[_]| chat.render_whole(m).map_err(RewardModelError::from);
+        let load = move || Ok((Scorer::load(&files).map_err(RewardModelError::from)?, dev));
+        Ok(Self::new(name, Arc::new(render), Box::new(load))?)
     }
 
     /// A model that `load` loads when the first sample comes.
@@ -78,13 +78,13 @@ impl RewardModel {
     }
 
     async fn value(&self, sample: &RewardSample) -> Result<f64, Unscored> {
-        let tokens = (self.render)(&sample.messages).map_err(Unscored::new)?;
+        let tokens = (self.render)(&sample.messages).map_err(unscored)?;
         let (answer, value) = oneshot::channel();
         let ended = || Unscored::new("the reward model has ended");
         let job = Job { tokens, answer };
         self.jobs.send(job).await.map_err(|_| ended())?;
         let value = value.await.map_err(|_| ended())?;
-        value.map(f64::from).map_err(Unscored::new)
+        value.map(f64::from)
     }
 }
 
@@ -114,17 +114,21 @@ fn serve(mut waiting: mpsc::Receiver<Job>, load: LoadScorer) {
     }
 }
 
+fn unscored(why: impl fmt::Display) -> Unscored {
+    Unscored::new(why.to_string())
+}
+
 /// One pass over the samples that the model can read; the others get the reason.
-fn score(loaded: &mut Result<(Scorer, Cpu), String>, jobs: Vec<Job>) {
+fn score(loaded: &mut Result<(Scorer, Cpu), RewardModelError>, jobs: Vec<Job>) {
     // Nobody waits for an answer whose episode was cancelled.
     let answer = |job: Job, value| drop(job.answer.send(value));
     let (scorer, dev) = match loaded {
         Ok(loaded) => (&mut loaded.0, &loaded.1),
         Err(why) => {
-            let why: &String = why;
+            let why: &RewardModelError = why;
             return jobs
                 .into_iter()
-                .for_each(|job| answer(job, Err(why.clone())));
+                .for_each(|job| answer(job, Err(unscored(why))));
         }
     };
     let context = scorer.config().max_context;
@@ -133,7 +137,7 @@ fn score(loaded: &mut Result<(Scorer, Cpu), String>, jobs: Vec<Job>) {
     for job in others {
         let len = job.tokens.len();
         let why = format!("{len} tokens do not fit: the context of the reward model is {context}");
-        answer(job, Err(why));
+        answer(job, Err(Unscored::new(why)));
     }
     let sequences: Vec<Vec<TokenId>> = jobs.iter().map(|j| j.tokens.clone()).collect();
     match scorer.scores(dev, &sequences) {
@@ -143,7 +147,7 @@ fn score(loaded: &mut Result<(Scorer, Cpu), String>, jobs: Vec<Job>) {
         }
         Err(e) => jobs
             .into_iter()
-            .for_each(|job| answer(job, Err(e.to_string()))),
+            .for_each(|job| answer(job, Err(unscored(&e)))),
     }
 }
 

@@ -268,24 +268,21 @@ impl Qemu {
 impl QemuControl {
     /// State of everything but memory.
     async fn devices(&mut self) -> Result<Vec<u8>, SandboxError> {
-        let name = self.qmp.command("query-name", json!({})).await;
-        let name = name.map_err(SandboxError::Died)?;
+        let name = self.qmp.command("query-name", json!({})).await?;
         let number = name["name"].as_str().and_then(|n| n.strip_prefix("out"));
         let number: u32 = number.and_then(|n| n.parse().ok()).unwrap_or_default();
         let path = format!("/proc/self/fd/{number}");
         let asked = json!({ "filename": path, "live": false });
-        let saved = self.qmp.command("xen-save-devices-state", asked).await;
-        saved.map_err(SandboxError::Died)?;
+        self.qmp.command("xen-save-devices-state", asked).await?;
         ram::content(&self.out, jail::FILE_BYTES).map_err(|e| io("save devices", e))
     }
 
     /// Changes of the machine since it was started from its base. `pid` is the monitor's process; `folder`
     /// takes files without a name. The machine is stopped meanwhile, and continues also after a failure.
     pub(crate) async fn change(&mut self, pid: u32, folder: &Path) -> Result<Change, SandboxError> {
-        let failed = |e: String| SandboxError::Died(e);
-        self.qmp.command("stop", json!({})).await.map_err(failed)?;
+        self.qmp.command("stop", json!({})).await?;
         let changed = self.change_stopped(pid, folder.to_path_buf()).await;
-        self.qmp.command("cont", json!({})).await.map_err(failed)?;
+        self.qmp.command("cont", json!({})).await?;
         changed
     }
 
@@ -301,8 +298,7 @@ impl QemuControl {
     /// Stops a machine that was booted, for good. Returns its memory and the state of its devices. Nothing
     /// writes to the memory once the monitor has ended.
     pub(crate) async fn finish(&mut self) -> Result<(Ram, Vec<u8>), SandboxError> {
-        let stopped = self.qmp.command("stop", json!({})).await;
-        stopped.map_err(SandboxError::Died)?;
+        self.qmp.command("stop", json!({})).await?;
         let devices = self.devices().await?;
         let ram = self.ram.take();
         let ram = ram.ok_or_else(|| io("save memory", "the machine was not booted"))?;
@@ -313,6 +309,9 @@ impl QemuControl {
     pub(crate) async fn console(&mut self) -> String {
         let asked = json!({ "device": "console", "size": CONSOLE_BYTES });
         let printed = self.qmp.command("ringbuf-read", asked).await;
-        printed.map_or_else(|e| e, |v| v.as_str().unwrap_or_default().to_owned())
+        printed.map_or_else(
+            |e| e.to_string(),
+            |v| v.as_str().unwrap_or_default().to_owned(),
+        )
     }
 }

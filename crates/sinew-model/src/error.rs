@@ -1,11 +1,12 @@
-//! Errors of files: models and adapters that cannot be read, do not fit, or cannot be written.
+//! Errors of files: models and adapters that cannot be read, do not fit, or cannot be written, and
+//! repositories of the hub that cannot be brought into the cache.
 
 use crate::config::ConfigError;
 use crate::gguf::GgufError;
 use crate::params::TensorMismatch;
 use crate::safetensors::SafetensorsError;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Reasons for which a model could not be loaded or saved.
 #[derive(Debug, thiserror::Error)]
@@ -68,4 +69,43 @@ pub enum LoraError {
     /// An `adapter_config.json` that cannot be read, or that asks for another kind of adapter.
     #[error("adapter_config.json: {0}")]
     Config(String),
+}
+
+/// Reasons for which the files of a repository cannot be brought into the cache, or chosen.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    #[error("{}: {error}", path.display())]
+    File { path: PathBuf, error: io::Error },
+    #[error("{}: more than {limit} bytes", path.display())]
+    LargeFile { path: PathBuf, limit: u64 },
+    /// A request failed, or its answer cannot be used; with the address.
+    #[error("{0}")]
+    Request(String),
+    /// Its files are missing, too many or too large, or belong to several configurations.
+    #[error("{0}")]
+    Repository(String),
+    /// The index of the files of weights cannot be read.
+    #[error(transparent)]
+    Index(#[from] SafetensorsError),
+    /// The note of a data set's files cannot be encoded.
+    #[error(transparent)]
+    Note(serde_json::Error),
+    /// The download failed, and the cache has a copy.
+    #[error("{0} (HF_HUB_OFFLINE=1 uses the copy in the cache)")]
+    Cached(Box<HubError>),
+    #[error(
+        "this build has no `hub` feature: put the files into the cache with `hf download` ({})",
+        .0.display()
+    )]
+    NoFeature(PathBuf),
+}
+
+impl HubError {
+    /// Adds its path to the error of a file.
+    pub(crate) fn file(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
+        move |error| Self::File {
+            path: path.to_owned(),
+            error,
+        }
+    }
 }

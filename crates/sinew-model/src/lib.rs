@@ -49,7 +49,7 @@ mod train;
 pub use config::{ConfigError, Family, ModelConfig, RopeScaling};
 pub use decoder::ForwardError;
 pub use dequant::StoredType;
-pub use error::{LoadError, LoraError};
+pub use error::{HubError, LoadError, LoraError};
 pub use gguf::{Gguf, GgufArray, GgufError, GgufMetadata, GgufTensor, GgufValue};
 pub use hub::HubRows;
 pub use infer::{InferBatch, InferModel, InferModelError, InferScratch};

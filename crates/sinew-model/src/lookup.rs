@@ -1,5 +1,6 @@
 //! Places in which models are looked for, and the errors if one is not found.
 
+use crate::error::HubError;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -122,7 +123,7 @@ pub enum ResolveError {
     Offline { repo: String, cache: PathBuf },
     /// The hub does not have it, gives no access, or does not answer.
     #[error("{repo}: {reason}")]
-    Hub { repo: String, reason: String },
+    Hub { repo: String, reason: HubError },
     #[error("{}: {error}", path.display())]
     Io {
         path: PathBuf,

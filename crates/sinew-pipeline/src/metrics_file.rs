@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sinew_orchestrator::{EvalRecord, StepRecord};
+use sinew_orchestrator::{EvalRecord, PipelineError, StepRecord};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io::Write as _;
@@ -90,11 +90,11 @@ impl MetricsFile {
         Ok((Self { path, file }, kept, damage))
     }
 
-    pub(crate) fn append(&mut self, record: &impl Serialize) -> Result<(), String> {
+    pub(crate) fn append(&mut self, record: &impl Serialize) -> Result<(), PipelineError> {
         serde_json::to_string(record)
             .map_err(std::io::Error::from)
             .and_then(|line| writeln!(self.file, "{line}"))
-            .map_err(|e| format!("{}: {e}", self.path.display()))
+            .map_err(|e| PipelineError::System(format!("{}: {e}", self.path.display())))
     }
 }
 

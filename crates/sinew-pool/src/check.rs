@@ -21,7 +21,7 @@ use crate::text::conversation;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use sinew_dialect::conversation::strictly;
+use sinew_dialect::conversation::{StrictError, strictly};
 use sinew_render::{Renderer, parse_tokens};
 use sinew_types::{
     EpisodeEnd, EpisodeId, GroupId, Message, NO_PARENT, Node, NodeId, Origin, Outcome,
@@ -90,6 +90,7 @@ impl Checker<'_> {
     /// The first reason against it.
     pub(crate) fn check(&self, pushed: &Pushed) -> Result<Entry, Reason> {
         let refused = |detail: String| Reason::Schema { detail };
+        let unread = |e: StrictError| refused(e.to_string());
         let (trajectory, rendered) = self.read(pushed)?;
         if let Some(expected) = &self.config.model
             && pushed.model.as_ref() != Some(expected)
@@ -113,10 +114,10 @@ impl Checker<'_> {
             }
             (None, Some(_)) if kind == Kind::Rl => return Err(Reason::TextOnly),
             (None, Some(messages)) => {
-                let said = strictly(|r| r.messages(messages, "messages")).map_err(refused)?;
+                let said = strictly(|r| r.messages(messages, "messages")).map_err(unread)?;
                 self.limit("messages", said.len(), self.config.max_nodes)?;
                 let tools = trajectory.tools.as_ref().unwrap_or(&Value::Null);
-                let tools = strictly(|r| r.tools(tools, "tools")).map_err(refused)?;
+                let tools = strictly(|r| r.tools(tools, "tools")).map_err(unread)?;
                 let trained = |at: usize| said.get(at).is_some_and(|s| s.trained);
                 let messages: Vec<Message> = said.iter().map(|s| s.message.clone()).collect();
                 let most = self.config.max_tokens;

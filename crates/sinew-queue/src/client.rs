@@ -115,7 +115,9 @@ impl HttpQueue {
 
     /// The answer of a call, or the queue's refusal.
     fn call(&self, call: &Call<'_>) -> Result<Answer, StoreError> {
-        let body: Bytes = wire::encode(call).map_err(|e| self.remote(e))?.into();
+        let body: Bytes = wire::encode(call)
+            .map_err(|e| self.remote(e.to_string()))?
+            .into();
         if body.len() > MAX_REQUEST {
             return Err(self.remote(format!(
                 "a call of {} bytes, allowed: {MAX_REQUEST}; put fewer rows",

@@ -34,6 +34,6 @@ pub use client::HttpQueue;
 pub use dead_letters::{bury, listed};
 pub use feed::{Feed, FeedOutcome};
 pub use place::{Place, QUEUE_NAME, open};
-pub use scorer::{Score, ScoredCounts, ScorerConfig, score_rows};
+pub use scorer::{Score, ScoreError, ScoredCounts, ScorerConfig, score_rows};
 pub use server::{Clock, QueueServer, QueueServerConfig, system_clock};
 pub use wire::{MAX_LEASE, MAX_PAGE, MAX_REQUEST};

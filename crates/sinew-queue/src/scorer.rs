@@ -9,17 +9,27 @@ use sinew_store::queue::{
     AckedRow, LeaseId, LeasedRow, Order, Queue, RowRequest, RowSelection, Sample, episode, scored,
     scorer_consumer,
 };
-use sinew_types::{Outcome, Trace};
+use sinew_types::{Outcome, TaskId, Trace};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 /// Longest wait for rows before it is looked whether to stop.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Reasons for which an episode has no outcome now.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScoreError {
+    /// The reason of the reward.
+    #[error("{0}")]
+    Unscored(String),
+    #[error("task {0} is not among those of the scorer's recipe")]
+    OtherTask(TaskId),
+}
+
 /// Scores episodes; blocks.
 pub trait Score: Sync {
     /// The outcome of each, or the reason why it has none now.
-    fn score(&self, episodes: Vec<Trace>) -> Vec<Result<Outcome, String>>;
+    fn score(&self, episodes: Vec<Trace>) -> Vec<Result<Outcome, ScoreError>>;
 }
 
 /// Settings of a scorer.
@@ -146,10 +156,10 @@ impl Work<'_> {
         for ((key, attempt), outcome) in whole.into_iter().zip(outcomes) {
             match outcome {
                 Ok(outcome) => acks.push(scored(&key, &outcome)?),
-                Err(why) if attempt < self.config.attempts => failed.push((key, why)),
+                Err(why) if attempt < self.config.attempts => failed.push((key, why.to_string())),
                 Err(why) => {
                     unscored += 1;
-                    acks.push(scored(&key, &without(&why))?);
+                    acks.push(scored(&key, &without(&why.to_string()))?);
                 }
             }
         }
@@ -172,7 +182,7 @@ impl Work<'_> {
         keys: &[String],
         traces: Vec<Trace>,
         stop: &dyn Fn() -> bool,
-    ) -> Result<Option<Vec<Result<Outcome, String>>>, StoreError> {
+    ) -> Result<Option<Vec<Result<Outcome, ScoreError>>>, StoreError> {
         if traces.is_empty() {
             return Ok(Some(Vec::new()));
         }

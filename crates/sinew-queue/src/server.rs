@@ -14,7 +14,7 @@
 use crate::replies::{Replies, Reply};
 use crate::wire::{
     self, Answer, CALL_ID, Call, MAX_CALL_ID, MAX_LEASE, MAX_PAGE, MAX_REQUEST, MAX_WAIT_MS,
-    MESSAGE_PACK,
+    MESSAGE_PACK, WireError,
 };
 use axum::body::Bytes;
 use axum::extract::{Query, Request, State};
@@ -389,7 +389,7 @@ async fn read(request: Request) -> Result<Bytes, Refusal> {
 /// Does a call. Failures of the queue are refusals, which nothing keeps: they may pass.
 async fn reply(api: &Api, body: Bytes) -> Result<Reply, Refusal> {
     let now_ms = (api.clock)();
-    let invalid = |why: String| Refusal(400, "invalid_body", why);
+    let invalid = |why: WireError| Refusal(400, "invalid_body", why.to_string());
     let made = api.blocking(move |queue| {
         let call: Call<'static> = match wire::decode(&body) {
             Ok(call) => call,

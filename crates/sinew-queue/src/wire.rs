@@ -88,14 +88,23 @@ pub(crate) enum Answer {
 /// The value of a field.
 pub(crate) type Value = sinew_store::queue::Field;
 
+/// Reasons for which a call or an answer cannot be sent or read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WireError {
+    #[error(transparent)]
+    Encode(#[from] rmp_serde::encode::Error),
+    #[error(transparent)]
+    Decode(#[from] rmp_serde::decode::Error),
+}
+
 /// Encodes as MessagePack.
-pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, String> {
-    rmp_serde::to_vec_named(value).map_err(|e| e.to_string())
+pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, WireError> {
+    Ok(rmp_serde::to_vec_named(value)?)
 }
 
 /// Decodes MessagePack.
-pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
-    rmp_serde::from_slice(bytes).map_err(|e| e.to_string())
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
+    Ok(rmp_serde::from_slice(bytes)?)
 }
 
 #[cfg(test)]

@@ -55,11 +55,7 @@ impl RewardSpec {
     /// # Errors
     /// [`SpecError`] with the place of the first character that does not fit.
     pub fn parse(text: &str) -> Result<Self, SpecError> {
-        let mut parser = Parser { text, at: 0 };
-        parser.spec().map_err(|reason| SpecError {
-            spec: text.into(),
-            reason,
-        })
+        Parser { text, at: 0 }.spec()
     }
 }
 
@@ -71,7 +67,7 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    fn spec(&mut self) -> Result<RewardSpec, String> {
+    fn spec(&mut self) -> Result<RewardSpec, SpecError> {
         let name = self.word().ok_or_else(|| self.expected("a name"))?;
         let mut spec = RewardSpec {
             name,
@@ -97,7 +93,7 @@ impl Parser<'_> {
     }
 
     /// One argument, with or without a name. A name is given once.
-    fn argument(&mut self, spec: &mut RewardSpec) -> Result<(), String> {
+    fn argument(&mut self, spec: &mut RewardSpec) -> Result<(), SpecError> {
         let value = self.value()?;
         if !self.takes('=') {
             if !spec.named.is_empty() {
@@ -107,10 +103,10 @@ impl Parser<'_> {
             return Ok(());
         }
         let Argument::Column(key) = value else {
-            return Err(format!("{value} before `=` is no name"));
+            return Err(self.wrong(format!("{value} before `=` is no name")));
         };
         if spec.named.iter().any(|(k, _)| *k == key) {
-            return Err(format!("`{key}` is given twice"));
+            return Err(self.wrong(format!("`{key}` is given twice")));
         }
         let value = self.value()?;
         spec.named.push((key, value));
@@ -118,7 +114,7 @@ impl Parser<'_> {
     }
 
     /// A number, text in quotes, or a column.
-    fn value(&mut self) -> Result<Argument, String> {
+    fn value(&mut self) -> Result<Argument, SpecError> {
         self.skip();
         if self.rest().starts_with(['"', '\'']) {
             return self.quoted();
@@ -144,7 +140,7 @@ impl Parser<'_> {
     }
 
     /// Text in double or single quotes.
-    fn quoted(&mut self) -> Result<Argument, String> {
+    fn quoted(&mut self) -> Result<Argument, SpecError> {
         let mut chars = self.rest().char_indices();
         let quote = chars.next().map_or('"', |(_, c)| c);
         let (mut text, mut escaped) = (String::new(), false);
@@ -166,7 +162,7 @@ impl Parser<'_> {
                 _ => text.push(c),
             }
         }
-        Err(format!("the text that starts with {quote} has no end"))
+        Err(self.wrong(format!("the text that starts with {quote} has no end")))
     }
 
     /// A word of letters, digits and `_` that starts with no digit.
@@ -201,8 +197,15 @@ impl Parser<'_> {
         &self.text[self.at..]
     }
 
-    fn expected(&self, what: &str) -> String {
+    fn expected(&self, what: &str) -> SpecError {
         let column = self.text[..self.at].chars().count() + 1;
-        format!("column {column}: expected {what}")
+        self.wrong(format!("column {column}: expected {what}"))
+    }
+
+    fn wrong(&self, reason: String) -> SpecError {
+        SpecError {
+            spec: self.text.into(),
+            reason,
+        }
     }
 }

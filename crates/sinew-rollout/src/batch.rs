@@ -12,6 +12,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
+use tracing::Instrument;
 
 /// Reason why a batch of episodes stopped.
 #[derive(Debug, thiserror::Error)]
@@ -201,7 +202,8 @@ impl Runner {
             let (parts, job) = (self.parts.clone(), (spec.clone(), Arc::clone(&options)));
             let begun = self.parts.outlook.as_ref().map(|o| o.begin(&spec));
             let asked = parts.admission.ask(&spec.episode);
-            let handle = self.running.spawn(async move {
+            let span = tracing::debug_span!("episode", id = %spec.episode, task = %spec.task.id);
+            let episode = async move {
                 let place = asked.granted().await;
                 let _in_flight = parts.gauges.begin(&spec.episode);
                 let mut trace = parts.harness.run(&parts, &options, &spec).await;
@@ -209,7 +211,8 @@ impl Runner {
                 trace.bound_rewards();
                 begun.into_iter().for_each(|b| b.ended(&trace));
                 trace
-            });
+            };
+            let handle = self.running.spawn(episode.instrument(span));
             self.owners.insert(handle.id(), (job, handle));
         }
     }

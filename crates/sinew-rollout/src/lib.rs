@@ -53,8 +53,9 @@ pub use gauges::{
     PhaseGuard, PhaseSpan,
 };
 pub use harness::{
-    AgentReport, BuiltInLoop, ModelAccess, ModelServer, ProgramCommand, ProgramConfig,
-    ProgramError, ProgramHarness, Programs, ServiceConfig, ServiceHarness, grade_answer,
+    AgentReport, BuiltInLoop, ModelAccess, ModelServer, ModelServerError, ProgramCommand,
+    ProgramConfig, ProgramError, ProgramHarness, Programs, ServiceConfig, ServiceHarness,
+    grade_answer,
 };
 pub use in_flight::{InFlight, ResumedCounts, SavedEpisode};
 pub use outlook::{LengthEvidence, Outlook, OutlookCore, Rank, TurnOrder};

@@ -144,18 +144,15 @@ pub async fn rescore<'a>(
 pub async fn outcomes<'a>(
     renderer: &dyn Renderer,
     episodes: Vec<(Trace, Task, &'a dyn Reward)>,
-) -> Vec<Result<Outcome, String>> {
+) -> Vec<Result<Outcome, Unscored>> {
     let one = |(trace, task, reward): (Trace, Task, &'a dyn Reward)| async move {
         let sample = sample_of(&trace, task, renderer);
-        let mut outcome = match reward.score(&sample).await {
-            Ok(score) => score.into_outcome(),
-            Err(unscored) => return Err(unscored.reason),
-        };
+        let mut outcome = reward.score(&sample).await?.into_outcome();
         for (name, value) in sample.metrics {
             outcome.metrics.entry(name).or_insert(value);
         }
         outcome.answer = trace.outcome.answer;
-        Ok(outcome)
+        Ok::<_, Unscored>(outcome)
     };
     let scored = futures::stream::iter(episodes).map(one);
     scored.buffered(AT_ONCE).collect().await

@@ -17,7 +17,7 @@
 use sinew_env::Registry;
 use sinew_orchestrator::Process;
 use sinew_recipe::{CHAIN_FILE, Change, RecipeError, RunPlan, changes};
-use sinew_view::RunSummary;
+use sinew_view::{RunSummary, ViewError};
 use std::fs::File;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -72,8 +72,8 @@ pub enum RunDirError {
     #[error(transparent)]
     Plan(#[from] RecipeError),
     /// The records of the steps cannot be read.
-    #[error("{0}")]
-    Metrics(String),
+    #[error(transparent)]
+    Metrics(#[from] ViewError),
 }
 
 /// End of the names of recipes of collections.
@@ -378,7 +378,7 @@ pub fn recipe(run_dir: &Path, registry: Registry) -> Result<RunPlan, RunDirError
 /// Fails as [`recipe`] does, or if the metrics cannot be read.
 pub fn summary(run_dir: &Path, registry: Registry) -> Result<RunSummary, RunDirError> {
     let recipe = recipe(run_dir, registry)?;
-    RunSummary::read(run_dir, recipe.name, recipe.train.steps).map_err(RunDirError::Metrics)
+    Ok(RunSummary::read(run_dir, recipe.name, recipe.train.steps)?)
 }
 
 /// Whether a folder is of `sinew collect`, which trains nothing.

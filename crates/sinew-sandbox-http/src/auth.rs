@@ -49,9 +49,9 @@ impl fmt::Debug for Token {
 pub struct Tokens(Vec<Token>);
 
 /// Returns `bytes` random bytes as hexadecimal digits.
-pub(crate) fn random_hex(bytes: usize) -> Result<String, String> {
+pub(crate) fn random_hex(bytes: usize) -> Result<String, getrandom::Error> {
     let mut raw = vec![0; bytes];
-    getrandom::fill(&mut raw).map_err(|e| e.to_string())?;
+    getrandom::fill(&mut raw)?;
     Ok(raw.iter().map(|b| format!("{b:02x}")).collect())
 }
 
@@ -61,7 +61,7 @@ impl Tokens {
     /// # Errors
     /// [`TokenError::Random`] if the system has no random numbers.
     pub fn generate() -> Result<(Self, String), TokenError> {
-        let text = random_hex(32).map_err(TokenError::Random)?;
+        let text = random_hex(32).map_err(|e| TokenError::Random(e.to_string()))?;
         let token = Token {
             owner: "default".into(),
             digest: blake3::hash(text.as_bytes()),

@@ -17,6 +17,7 @@
 //! - Quotas and the audit log are those of one sandbox.
 //! - Credentials stay in the proxy: a sandbox never sees their values.
 
+use crate::error::EgressError;
 use crate::registry::Egress;
 use sinew_egress::{
     EgressConfig, Mode, Policy, Proxy, ProxyOptions, SessionListener, SystemResolver, begin_empty,
@@ -124,21 +125,25 @@ impl EgressProxy {
         episode: &str,
         log: &str,
         listener: TcpListener,
-    ) -> Result<SessionListener, String> {
+    ) -> Result<SessionListener, EgressError> {
         let log = self.audit.as_ref().map(|dir| unused(dir, log));
         let log = log.transpose()?;
         let session = self
             .proxy
             .session(episode, self.policy.clone(), &self.config, log.as_deref())
-            .map_err(|e| e.to_string())?;
-        session.serve(listener).map_err(|e| e.to_string())
+            .map_err(|e| EgressError::Proxy(e.into()))?;
+        let served = session.serve(listener);
+        served.map_err(|e| EgressError::Proxy(e.into()))
     }
 
     /// In replay, an episode without recordings gets no answer, and each request is logged.
-    fn begins_empty(&self, episode: &str) -> Result<(), String> {
+    fn begins_empty(&self, episode: &str) -> Result<(), EgressError> {
         match (self.config.mode, &self.config.folder) {
             (Mode::Replay, Some(folder)) => {
-                begin_empty(folder, episode).map_err(|e| format!("recordings of {episode}: {e}"))
+                begin_empty(folder, episode).map_err(|error| EgressError::Recordings {
+                    episode: episode.to_owned(),
+                    error,
+                })
             }
             _ => Ok(()),
         }
@@ -150,9 +155,8 @@ const MAX_LOGS: usize = 10_000;
 
 /// A log that is not there yet: `NAME.jsonl`, else `NAME.2.jsonl`, ... Names come from clients, which must
 /// not be able to overwrite what was logged under them.
-fn unused(folder: &Path, name: &str) -> Result<PathBuf, String> {
-    let failed = |e: std::io::Error| format!("audit log: {e}");
-    std::fs::create_dir_all(folder).map_err(failed)?;
+fn unused(folder: &Path, name: &str) -> std::io::Result<PathBuf> {
+    std::fs::create_dir_all(folder)?;
     for number in 1..=MAX_LOGS {
         let path = folder.join(match number {
             1 => format!("{name}.jsonl"),
@@ -161,10 +165,11 @@ fn unused(folder: &Path, name: &str) -> Result<PathBuf, String> {
         match File::create_new(&path) {
             Ok(_) => return Ok(path),
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(failed(e)),
+            Err(e) => return Err(e),
         }
     }
-    Err(format!("audit log: there are {MAX_LOGS} of {name} already"))
+    let why = format!("there are {MAX_LOGS} of {name} already");
+    Err(std::io::Error::other(why))
 }
 
 impl Egress for EgressProxy {
@@ -181,14 +186,12 @@ impl Egress for EgressProxy {
         owner: &str,
         name: &str,
         listener: TcpListener,
-    ) -> Result<Box<dyn Send + Sync>, String> {
+    ) -> Result<Box<dyn Send + Sync>, EgressError> {
         // The name becomes the name of a file.
         let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
         if name.is_empty() || name.len() > 128 || name.starts_with('.') || !name.bytes().all(plain)
         {
-            return Err(format!(
-                "episode {name:?}: allowed: 1 to 128 of a-z, A-Z, 0-9, -, _ and . inside"
-            ));
+            return Err(EgressError::Name(name.to_owned()));
         }
         // No owner's name has a dot.
         let name = format!("{owner}.{name}");
@@ -235,9 +238,9 @@ impl WithEgress {
             .proxy
             .begins_empty(&episode)
             .and_then(|()| self.proxy.open(&episode, &log, listener));
-        let served = served.map_err(|message| SandboxError::Io {
+        let served = served.map_err(|e| SandboxError::Io {
             operation: "open the egress proxy".into(),
-            message,
+            message: e.to_string(),
         })?;
         Ok(Box::new(Guarded { inner, served }))
     }
@@ -264,7 +267,7 @@ impl SandboxProvider for WithEgress {
         self.inner.degradations()
     }
 
-    fn health(&self) -> Result<(), String> {
+    fn health(&self) -> Result<(), SandboxError> {
         self.inner.health()
     }
 

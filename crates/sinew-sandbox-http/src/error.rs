@@ -5,6 +5,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use sinew_sandbox::SandboxError;
+use std::error::Error;
+use std::io;
 
 /// Error of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -79,6 +81,21 @@ pub enum ApiError {
     /// Error of the sandbox level.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
+}
+
+/// Reasons for which the egress proxy does not serve a sandbox.
+#[derive(Debug, thiserror::Error)]
+pub enum EgressError {
+    /// The name becomes the name of a file.
+    #[error("episode {0:?}: allowed: 1 to 128 of a-z, A-Z, 0-9, -, _ and . inside")]
+    Name(String),
+    #[error("audit log: {0}")]
+    Log(#[from] io::Error),
+    #[error("recordings of {episode}: {error}")]
+    Recordings { episode: String, error: io::Error },
+    /// The proxy's own error.
+    #[error(transparent)]
+    Proxy(Box<dyn Error + Send + Sync>),
 }
 
 /// Creates an [`ApiError::Request`]. Values are cut to 100 characters.

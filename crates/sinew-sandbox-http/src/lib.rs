@@ -33,7 +33,7 @@ pub use api::{CreateRequest, ExecBody, ForkRequest, LimitsRequest, SandboxView, 
 pub use auth::{Token, TokenError, Tokens};
 #[cfg(feature = "egress")]
 pub use egress_proxy::{EgressProxy, EgressStartError, WithEgress};
-pub use error::ApiError;
+pub use error::{ApiError, EgressError};
 pub use registry::{Bounds, Egress, Service};
 pub use routes::router;
 pub use server::{ServeError, serve};

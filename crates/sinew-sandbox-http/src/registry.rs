@@ -3,7 +3,7 @@
 use crate::api::{CreateRequest, ForkRequest, SandboxView, env, seconds};
 use crate::auth::{Tokens, random_hex};
 pub use crate::bounds::Bounds;
-use crate::error::{ApiError, bad};
+use crate::error::{ApiError, EgressError, bad};
 use crate::roots::Roots;
 use sinew_sandbox::{
     Network, Sandbox, SandboxProvider, SandboxSpec, SandboxStats, Snapshot, TerminalInput,
@@ -33,13 +33,13 @@ pub trait Egress: Send + Sync {
     /// recordings and in the audit log, separately for each owner.
     ///
     /// # Errors
-    /// Returns a message if the proxy cannot start.
+    /// If the proxy cannot start.
     fn serve(
         &self,
         owner: &str,
         name: &str,
         listener: TcpListener,
-    ) -> Result<Box<dyn Send + Sync>, String>;
+    ) -> Result<Box<dyn Send + Sync>, EgressError>;
 }
 
 /// A live sandbox.
@@ -742,9 +742,9 @@ fn not_found(what: &'static str, id: &str) -> ApiError {
 }
 
 /// Error for a failure of the server itself.
-fn internal(message: String) -> ApiError {
+fn internal(message: impl std::fmt::Display) -> ApiError {
     ApiError::Sandbox(sinew_sandbox::SandboxError::Io {
         operation: "prepare a sandbox".into(),
-        message,
+        message: message.to_string(),
     })
 }

@@ -377,7 +377,7 @@ impl SandboxProvider for Pool {
         self.0.provider.degradations()
     }
 
-    fn health(&self) -> Result<(), String> {
+    fn health(&self) -> Result<(), SandboxError> {
         self.0.provider.health()
     }
 

@@ -364,8 +364,8 @@ pub trait SandboxProvider: Send + Sync {
     /// Whether sandboxes can be made now, else why not.
     ///
     /// # Errors
-    /// Fails with the broken part, in words for people.
-    fn health(&self) -> Result<(), String> {
+    /// [`SandboxError::Unavailable`] with the broken part.
+    fn health(&self) -> Result<(), SandboxError> {
         Ok(())
     }
 

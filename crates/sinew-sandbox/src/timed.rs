@@ -72,7 +72,7 @@ impl SandboxProvider for TimedProvider {
         self.inner.degradations()
     }
 
-    fn health(&self) -> Result<(), String> {
+    fn health(&self) -> Result<(), crate::SandboxError> {
         self.inner.health()
     }
 

@@ -1,6 +1,7 @@
 //! A report for people: text with curves of blocks, and SVG.
 
 use crate::measure::{Gauge, Report};
+use sinew_view::ViewError;
 use sinew_view::plot::{Curve, plot};
 use std::fmt::Write;
 
@@ -125,7 +126,7 @@ fn curves(out: &mut String, report: &Report) {
 ///
 /// # Errors
 /// If it cannot be drawn.
-pub fn svg(report: &Report) -> Result<String, String> {
+pub fn svg(report: &Report) -> Result<String, ViewError> {
     let curve = |name: &str, of: fn(&Gauge) -> f64| Curve {
         name: name.into(),
         points: report.gauges.iter().map(|g| (g.at_s, of(g))).collect(),

@@ -6,6 +6,7 @@
 //! of queue rows, which begin with the same five bytes. A field of a structure that is added, renamed or
 //! removed makes another format.
 
+use crate::error::RecordError;
 use crate::store::TrainedBatch;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::BTreeMap;
@@ -70,10 +71,10 @@ impl Mark {
 /// Encodes a value. Compression is kept only where it makes the payload smaller.
 ///
 /// # Errors
-/// A message in words: the value cannot be encoded, or is larger than 4 GiB.
-pub(crate) fn encode<T: Serialize>(value: &T, compress: bool) -> Result<Encoded, String> {
-    let raw = rmp_serde::to_vec_named(value).map_err(|e| e.to_string())?;
-    let raw_len = u32::try_from(raw.len()).map_err(|_| "larger than 4 GiB".to_owned())?;
+/// If the value cannot be encoded, or is larger than 4 GiB.
+pub(crate) fn encode<T: Serialize>(value: &T, compress: bool) -> Result<Encoded, RecordError> {
+    let raw = rmp_serde::to_vec_named(value)?;
+    let raw_len = u32::try_from(raw.len()).map_err(|_| RecordError::Bytes("larger than 4 GiB"))?;
     let plain = |raw| Encoded {
         codec: Codec::Plain,
         raw_len,
@@ -82,7 +83,7 @@ pub(crate) fn encode<T: Serialize>(value: &T, compress: bool) -> Result<Encoded,
     if !compress || raw.len() < COMPRESS_FROM {
         return Ok(plain(raw));
     }
-    let packed = zstd::bulk::compress(&raw, LEVEL).map_err(|e| e.to_string())?;
+    let packed = zstd::bulk::compress(&raw, LEVEL)?;
     if packed.len() >= raw.len() {
         return Ok(plain(raw));
     }
@@ -100,21 +101,24 @@ pub(crate) fn decode<T: DeserializeOwned>(
     codec: u8,
     raw_len: u32,
     bytes: &[u8],
-) -> Result<T, String> {
+) -> Result<T, RecordError> {
     let raw_len = raw_len as usize;
     let unpacked;
     let raw = match codec {
         c if c == Codec::Plain as u8 => bytes,
         c if c == Codec::Zstd as u8 => {
-            unpacked = zstd::bulk::decompress(bytes, raw_len).map_err(|e| e.to_string())?;
+            unpacked = zstd::bulk::decompress(bytes, raw_len)?;
             &unpacked
         }
-        other => return Err(format!("unknown codec {other}")),
+        other => return Err(RecordError::Codec(other)),
     };
     if raw.len() != raw_len {
-        return Err(format!("holds {} bytes, expected {raw_len}", raw.len()));
+        return Err(RecordError::Length {
+            found: raw.len(),
+            expected: raw_len,
+        });
     }
-    rmp_serde::from_slice(raw).map_err(|e| e.to_string())
+    Ok(rmp_serde::from_slice(raw)?)
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub enum StoreError {
     Corrupt {
         path: PathBuf,
         offset: u64,
-        reason: String,
+        reason: RecordError,
     },
     /// Opening found damage and was not asked to accept it; nothing was changed.
     #[error("{0}")]
@@ -93,7 +93,10 @@ pub enum StoreError {
     },
     /// The value cannot be written in the store's encoding.
     #[error("cannot encode trace {episode}: {reason}")]
-    Encode { episode: EpisodeId, reason: String },
+    Encode {
+        episode: EpisodeId,
+        reason: RecordError,
+    },
     /// Any other failure of a file.
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
@@ -130,6 +133,31 @@ pub enum StoreError {
     /// A panic left a lock; the state behind it is not trusted.
     #[error("an earlier call panicked inside the store; open it anew")]
     Poisoned,
+}
+
+/// Reasons for which the bytes of a record cannot be made or read.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error(transparent)]
+    Encode(#[from] rmp_serde::encode::Error),
+    #[error(transparent)]
+    Decode(#[from] rmp_serde::decode::Error),
+    /// The compressor failed.
+    #[error(transparent)]
+    Zstd(#[from] io::Error),
+    #[error("unknown codec {0}")]
+    Codec(u8),
+    #[error("unknown record kind {0}")]
+    Kind(u8),
+    #[error("holds {found} bytes, expected {expected}")]
+    Length { found: usize, expected: usize },
+    /// The bytes are cut or changed, or the value does not fit into a record.
+    #[error("{0}")]
+    Bytes(&'static str),
+    #[error("{0} bytes follow its columns")]
+    Trailing(usize),
+    #[error("holds episode {0}")]
+    OtherEpisode(EpisodeId),
 }
 
 impl StoreError {

@@ -49,7 +49,7 @@ mod store;
 
 pub use damage::{Damage, Loss, Recovery};
 pub use disk::{DiskStore, StoreOptions};
-pub use error::StoreError;
+pub use error::{RecordError, StoreError};
 pub use export::{ExportedRows, export};
 pub use export_row::ExportFormat;
 pub use import::{

@@ -15,6 +15,7 @@
 //! log-probabilities, has 1,586 bytes; in memory only these numbers have 2,080.
 
 use crate::codec::{self, Codec, Encoded};
+use crate::error::RecordError;
 use serde::{Deserialize, Serialize};
 use sinew_types::{Node, Trace};
 use std::cell::RefCell;
@@ -132,7 +133,7 @@ fn take_column(bytes: &mut &[u8], count: usize) -> Option<Vec<u32>> {
 ///
 /// # Errors
 /// Same as [`codec::encode`].
-pub(crate) fn encode(trace: &Trace, compress: bool) -> Result<Encoded, String> {
+pub(crate) fn encode(trace: &Trace, compress: bool) -> Result<Encoded, RecordError> {
     if compress {
         let packed = encode_columns(trace)?;
         if packed.bytes.len() < packed.raw_len as usize {
@@ -146,7 +147,7 @@ pub(crate) fn encode(trace: &Trace, compress: bool) -> Result<Encoded, String> {
 ///
 /// # Errors
 /// Same as [`codec::decode`].
-pub(crate) fn decode(codec: u8, raw_len: u32, bytes: &[u8]) -> Result<Trace, String> {
+pub(crate) fn decode(codec: u8, raw_len: u32, bytes: &[u8]) -> Result<Trace, RecordError> {
     match codec {
         c if c == Codec::Columns as u8 => decode_columns(raw_len, bytes),
         _ => codec::decode(codec, raw_len, bytes),
@@ -154,13 +155,12 @@ pub(crate) fn decode(codec: u8, raw_len: u32, bytes: &[u8]) -> Result<Trace, Str
 }
 
 /// A trace in columns.
-fn encode_columns(trace: &Trace) -> Result<Encoded, String> {
-    let head = rmp_serde::to_vec_named(&Head::of(trace)).map_err(|e| e.to_string())?;
+fn encode_columns(trace: &Trace) -> Result<Encoded, RecordError> {
+    let head = rmp_serde::to_vec_named(&Head::of(trace))?;
     let numbers = |of: fn(&Node) -> usize| trace.nodes.iter().map(of).sum::<usize>();
     let count = numbers(|n| n.tokens.len()) + numbers(|n| n.logprobs.len());
     let raw_len = 4 + head.len() + 4 * count;
-    let too_large = |_| "larger than 4 GiB".to_owned();
-    let raw_len = u32::try_from(raw_len).map_err(too_large)?;
+    let raw_len = u32::try_from(raw_len).map_err(|_| RecordError::Bytes("larger than 4 GiB"))?;
     let mut raw = Vec::with_capacity(raw_len as usize);
     raw.extend((head.len() as u32).to_le_bytes());
     raw.extend(head);
@@ -174,7 +174,7 @@ fn encode_columns(trace: &Trace) -> Result<Encoded, String> {
     Ok(Encoded {
         codec: Codec::Columns,
         raw_len,
-        bytes: compress(&raw).map_err(|e| e.to_string())?,
+        bytes: compress(&raw)?,
     })
 }
 
@@ -199,26 +199,30 @@ fn decompress(bytes: &[u8], raw_len: usize) -> std::io::Result<Vec<u8>> {
 }
 
 /// The inverse of [`encode_columns`].
-fn decode_columns(raw_len: u32, bytes: &[u8]) -> Result<Trace, String> {
-    let raw = decompress(bytes, raw_len as usize).map_err(|e| e.to_string())?;
+fn decode_columns(raw_len: u32, bytes: &[u8]) -> Result<Trace, RecordError> {
+    let raw = decompress(bytes, raw_len as usize)?;
     if raw.len() != raw_len as usize {
-        return Err(format!("holds {} bytes, expected {raw_len}", raw.len()));
+        return Err(RecordError::Length {
+            found: raw.len(),
+            expected: raw_len as usize,
+        });
     }
-    let short = || "its columns end early".to_owned();
+    let short = || RecordError::Bytes("its columns end early");
     let (length, rest) = raw.split_first_chunk::<4>().ok_or_else(short)?;
     let length = u32::from_le_bytes(*length) as usize;
     let (head, mut columns) = rest.split_at_checked(length).ok_or_else(short)?;
-    let head: Head = rmp_serde::from_slice(head).map_err(|e| e.to_string())?;
+    let head: Head = rmp_serde::from_slice(head)?;
     let mut trace = head.trace;
     let nodes = trace.nodes.len();
     if head.tokens.len() != nodes || head.logprobs.len() != nodes {
-        return Err("its columns are of another number of nodes".to_owned());
+        let why = "its columns are of another number of nodes";
+        return Err(RecordError::Bytes(why));
     }
     let sum = |counts: &[u32]| counts.iter().map(|&n| n as usize).sum();
     let tokens = take_column(&mut columns, sum(&head.tokens)).ok_or_else(short)?;
     let logprobs = take_column(&mut columns, sum(&head.logprobs)).ok_or_else(short)?;
     if !columns.is_empty() {
-        return Err(format!("{} bytes follow its columns", columns.len()));
+        return Err(RecordError::Trailing(columns.len()));
     }
     let (mut tokens, mut logprobs) = (tokens.into_iter(), logprobs.into_iter());
     let counts = head.tokens.iter().zip(&head.logprobs);

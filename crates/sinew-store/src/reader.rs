@@ -1,7 +1,6 @@
 //! Reads a store that another process may be writing.
 
-use crate::error::StoreError;
-use crate::error::guard;
+use crate::error::{RecordError, StoreError, guard};
 use crate::index;
 use crate::ledger;
 use crate::listing;
@@ -111,7 +110,7 @@ pub(crate) fn read_trace(
         let trace =
             packed::decode(record.codec, record.raw_len, &record.payload).map_err(corrupt)?;
         if &trace.episode != episode {
-            return Err(corrupt(format!("holds episode {}", trace.episode)));
+            return Err(corrupt(RecordError::OtherEpisode(trace.episode)));
         }
         return Ok(Some(trace));
     }

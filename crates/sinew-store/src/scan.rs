@@ -3,7 +3,7 @@
 //! A frame is recognized by its magic, its lengths and its checksums. After an unreadable frame, the scan
 //! looks for the next whole one: first at the end that its header or records state, then byte by byte.
 
-use crate::error::StoreError;
+use crate::error::{RecordError, StoreError};
 use crate::segment::{
     FILE_HEADER, FRAME_HEADER, FRAME_MAGIC, Header, Location, RECORD_HEADER, Record, RecordKind,
     SegmentDir, check_header, corrupt, parse_record, record_crc, u32_at,
@@ -132,7 +132,9 @@ impl Segment {
         let mut bytes = vec![0; count];
         let read = self.file.read_exact_at(&mut bytes, at);
         read.map_err(|e| match e.kind() {
-            ErrorKind::UnexpectedEof => corrupt(&self.path, at, "the file ends"),
+            ErrorKind::UnexpectedEof => {
+                corrupt(&self.path, at, RecordError::Bytes("the file ends"))
+            }
             _ => StoreError::io(&self.path, e),
         })?;
         Ok(bytes)

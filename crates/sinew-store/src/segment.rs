@@ -14,7 +14,7 @@
 //! A failed append is cut off again; if that fails too, the writer continues in a new file.
 
 use crate::codec::Encoded;
-use crate::error::StoreError;
+use crate::error::{RecordError, StoreError};
 use crate::private::{private_dir, private_file};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -204,7 +204,9 @@ impl SegmentDir {
         let mut bytes = vec![0; at.bytes as usize];
         file.read_exact_at(&mut bytes, at.offset)
             .map_err(|e| match e.kind() {
-                std::io::ErrorKind::UnexpectedEof => corrupt(&path, at.offset, "the file ends"),
+                std::io::ErrorKind::UnexpectedEof => {
+                    corrupt(&path, at.offset, RecordError::Bytes("the file ends"))
+                }
                 _ => StoreError::io(&path, e),
             })?;
         parse_record(&bytes, at).map_err(|reason| corrupt(&path, at.offset, reason))
@@ -231,11 +233,11 @@ fn file_header(segment: u32) -> Vec<u8> {
 }
 
 /// The error of bytes that cannot be read.
-pub(crate) fn corrupt(path: &Path, offset: u64, reason: impl Into<String>) -> StoreError {
+pub(crate) fn corrupt(path: &Path, offset: u64, reason: RecordError) -> StoreError {
     StoreError::Corrupt {
         path: path.to_owned(),
         offset,
-        reason: reason.into(),
+        reason,
     }
 }
 
@@ -268,21 +270,20 @@ pub(crate) fn check_header(path: &Path, header: &[u8], segment: u32) -> Header {
 /// Checks and takes a record apart.
 ///
 /// # Errors
-/// A message in words about the faulty part.
-pub(crate) fn parse_record(bytes: &[u8], location: Location) -> Result<Record, String> {
+/// The faulty part.
+pub(crate) fn parse_record(bytes: &[u8], location: Location) -> Result<Record, RecordError> {
     if bytes.len() < RECORD_HEADER {
-        return Err("record is shorter than its header".into());
+        return Err(RecordError::Bytes("record is shorter than its header"));
     }
     let (header, payload) = bytes.split_at(RECORD_HEADER);
     if u32_at(header, 8) as usize != payload.len() {
-        return Err("record has another length".into());
+        return Err(RecordError::Bytes("record has another length"));
     }
     if record_crc(&header[..12], payload) != u32_at(header, 12) {
-        return Err("checksum does not match".into());
+        return Err(RecordError::Bytes("checksum does not match"));
     }
-    let kind = RecordKind::from_code(header[0]);
     Ok(Record {
-        kind: kind.ok_or_else(|| format!("unknown record kind {}", header[0]))?,
+        kind: RecordKind::from_code(header[0]).ok_or(RecordError::Kind(header[0]))?,
         codec: header[1],
         raw_len: u32_at(header, 4),
         payload: payload.to_vec(),

@@ -1,6 +1,6 @@
 //! Alerts by mail: a bounded queue, a task, a few tries each, one connection for each message.
 
-use crate::config::{MailConfig, Tls};
+use crate::config::{MailConfig, SignalsError, Tls};
 use crate::send::{Counts, Queue, TRIES};
 use lettre::message::Mailbox;
 use lettre::message::header::ContentType;
@@ -8,6 +8,7 @@ use lettre::transport::smtp::authentication::Credentials;
 use lettre::transport::smtp::client::{Tls as Security, TlsParameters};
 use lettre::{AsyncSmtpTransport, AsyncTransport, Message, Tokio1Executor};
 use sinew_http::{Failure, cause, retry};
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -37,7 +38,7 @@ pub(crate) struct Mail {
 pub(crate) fn start(
     config: &MailConfig,
     runtime: &tokio::runtime::Handle,
-) -> Result<(Queue<Mail>, JoinHandle<()>), String> {
+) -> Result<(Queue<Mail>, JoinHandle<()>), SignalsError> {
     let transport = transport(config)?;
     let from = mailbox("from", &config.from)?;
     let to: Vec<Mailbox> = config
@@ -52,22 +53,24 @@ pub(crate) fn start(
 
 /// # Errors
 /// If it is not an address of mail; the text names the key.
-fn mailbox(key: &str, address: &str) -> Result<Mailbox, String> {
-    address
-        .parse()
-        .map_err(|e| format!("alerts.mail.{key} = {address:?}: {e}"))
+fn mailbox(key: &str, address: &str) -> Result<Mailbox, SignalsError> {
+    let parsed = address.parse::<Mailbox>();
+    parsed.map_err(|e| wrong(key, address, e))
+}
+
+/// A key of `[alerts.mail]` that does not work on this host.
+fn wrong(key: &str, value: &str, why: impl Display) -> SignalsError {
+    SignalsError::System(format!("alerts.mail.{key} = {value:?}: {why}"))
 }
 
 /// The connection that a message will need.
 ///
 /// # Errors
 /// If the variable with the password is not set, or TLS cannot be set up.
-fn transport(config: &MailConfig) -> Result<Transport, String> {
+fn transport(config: &MailConfig) -> Result<Transport, SignalsError> {
     let host = config.host();
-    let tls = || {
-        TlsParameters::new(host.to_owned())
-            .map_err(|e| format!("alerts.mail.server = {:?}: {e}", config.server))
-    };
+    let tls =
+        || TlsParameters::new(host.to_owned()).map_err(|e| wrong("server", &config.server, e));
     let security = match config.tls {
         Tls::Always => Security::Wrapper(tls()?),
         Tls::Starttls => Security::Required(tls()?),
@@ -78,8 +81,7 @@ fn transport(config: &MailConfig) -> Result<Transport, String> {
         .tls(security)
         .timeout(Some(TRY));
     if let (Some(user), Some(variable)) = (&config.user, &config.password_env) {
-        let password = std::env::var(variable)
-            .map_err(|e| format!("alerts.mail.password_env = {variable:?}: {e}"))?;
+        let password = std::env::var(variable).map_err(|e| wrong("password_env", variable, e))?;
         builder = builder.credentials(Credentials::new(user.clone(), password));
     }
     Ok(builder.build())

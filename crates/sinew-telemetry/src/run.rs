@@ -98,7 +98,7 @@ fn worker(
     let mut tasks = vec![calling, sending];
     let mail = config.alerts.as_ref().and_then(|a| a.mail.as_ref());
     let mail = mail.map(|m| mail::start(m, runtime)).transpose();
-    let mail = mail.map_err(SignalsError::System)?.map(|(mail, task)| {
+    let mail = mail?.map(|(mail, task)| {
         tasks.push(task);
         mail
     });

@@ -16,6 +16,7 @@
 
 mod date;
 mod episode;
+mod error;
 mod interference;
 mod live;
 mod live_file;
@@ -33,6 +34,7 @@ mod visible;
 
 pub use date::date;
 pub use episode::{ShowOptions, json, text};
+pub use error::ViewError;
 pub use live::LiveView;
 pub use live_file::{LIVE_FILE, LiveFile, LiveRow, LiveState, Sample, TIMELINE_FILE, timeline};
 pub use log::{say, writer};

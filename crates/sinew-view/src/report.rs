@@ -15,6 +15,7 @@
 //! | episodes | the first held-out tasks, before and after side by side |
 
 use crate::date::date;
+use crate::error::ViewError;
 use crate::interference::interference;
 use crate::plot::{Curve, Lane, Span, plot_with_points, timeline};
 use crate::status::duration;
@@ -116,7 +117,7 @@ impl ReportFile {
             renderer: self.renderer.as_ref(),
         }
         .html()
-        .map_err(PipelineError::System)?;
+        .map_err(|e| PipelineError::System(e.to_string()))?;
         // A reader sees the old page or the new one, never a part.
         let temporary = self.path.with_extension("new");
         let written = std::fs::write(&temporary, html);
@@ -194,7 +195,7 @@ td:first-child,th:first-child{text-align:left}.plots{display:flex;flex-wrap:wrap
 impl Report<'_> {
     /// The whole page, with nothing outside it.
     /// Order: facts, end table, what became of episodes, time, curves, episodes, recipe.
-    fn html(&self) -> Result<String, String> {
+    fn html(&self) -> Result<String, ViewError> {
         let title = escape(&format!("Sinew run: {}", self.facts.name));
         let mut page = format!(
             "<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"
@@ -356,7 +357,7 @@ impl Report<'_> {
     ///
     /// # Errors
     /// If the plotter fails.
-    fn plots(&self) -> Result<Vec<String>, String> {
+    fn plots(&self) -> Result<Vec<String>, ViewError> {
         let by = |title: &str, y, curves: &[Curve]| plot_with_points(title, "step", y, curves, &[]);
         let success = self.means("training", |s| s.success);
         let held_out = Curve {
@@ -427,7 +428,7 @@ impl Report<'_> {
     ///
     /// # Errors
     /// If the plotter fails.
-    fn who_works(&self) -> Result<Option<String>, String> {
+    fn who_works(&self) -> Result<Option<String>, ViewError> {
         let length = |r: &StepRecord| r.waits.rows()[..4].iter().map(|(_, s)| s).sum::<f64>();
         if self.steps.iter().map(length).sum::<f64>() <= 0.0 {
             return Ok(None);

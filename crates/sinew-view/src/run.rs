@@ -3,6 +3,7 @@
 //! It reads `metrics.jsonl` and `evals.jsonl` of the run's folder, which a running process appends to: a torn
 //! last line is left out. The field names are those of `sinew show RUN --json`.
 
+use crate::error::ViewError;
 use crate::status::duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -72,7 +73,11 @@ pub fn open_regular(path: &Path) -> std::io::Result<File> {
 
 /// The whole lines of a file that a run may be writing; none if it is not there yet.
 /// A file that cannot be parsed is an error that names it.
-pub fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, String> {
+pub fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, ViewError> {
+    let failed = |reason| ViewError::Records {
+        path: path.to_owned(),
+        reason,
+    };
     let text = open_regular(path).and_then(|file| {
         let mut text = String::new();
         file.take(MAX_RECORD_BYTES).read_to_string(&mut text)?;
@@ -81,19 +86,16 @@ pub fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, String> {
     let text = match text {
         Ok(text) if text.len() as u64 == MAX_RECORD_BYTES => {
             let most = MAX_RECORD_BYTES;
-            return Err(format!(
-                "{}: it is larger than {most} bytes",
-                path.display()
-            ));
+            return Err(failed(format!("it is larger than {most} bytes")));
         }
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-        Err(e) => return Err(format!("{}: {e}", path.display())),
+        Err(e) => return Err(failed(e.to_string())),
     };
     let whole = text.split_inclusive('\n').filter(|l| l.ends_with('\n'));
     let parsed = whole.map(serde_json::from_str);
     let parsed: Result<Vec<T>, _> = parsed.collect();
-    parsed.map_err(|e| format!("{}: {e}", path.display()))
+    parsed.map_err(|e| failed(e.to_string()))
 }
 
 impl RunSummary {
@@ -102,7 +104,7 @@ impl RunSummary {
     ///
     /// # Errors
     /// If it holds a record that is none.
-    pub fn read(folder: &Path, name: String, of_steps: u64) -> Result<Self, String> {
+    pub fn read(folder: &Path, name: String, of_steps: u64) -> Result<Self, ViewError> {
         let steps: Vec<StepRecord> = lines(&folder.join("metrics.jsonl"))?;
         let evals: Vec<EvalRecord> = lines(&folder.join("evals.jsonl"))?;
         let mut left_out = BTreeMap::<String, usize>::new();
@@ -307,6 +309,7 @@ mod tests {
         assert!(
             RunSummary::read(dir.path(), "t".into(), 9)
                 .unwrap_err()
+                .to_string()
                 .contains("metrics.jsonl")
         );
     }
@@ -320,6 +323,7 @@ mod tests {
         assert!(
             lines::<StepRecord>(&path)
                 .unwrap_err()
+                .to_string()
                 .contains("no regular file")
         );
         std::fs::remove_file(&path).unwrap();
@@ -327,6 +331,7 @@ mod tests {
         assert!(
             lines::<StepRecord>(&path)
                 .unwrap_err()
+                .to_string()
                 .contains("no regular file")
         );
     }

@@ -147,7 +147,7 @@ impl SandboxProvider for WasmProvider {
         Arc::clone(&self.inner.protections)
     }
 
-    fn health(&self) -> Result<(), String> {
+    fn health(&self) -> Result<(), SandboxError> {
         self.inner.workers.health()
     }
 

@@ -147,7 +147,7 @@ impl Workers {
     }
 
     /// Checks that the level below can create sandboxes for workers.
-    pub(crate) fn health(&self) -> Result<(), String> {
+    pub(crate) fn health(&self) -> Result<(), SandboxError> {
         self.below.health()
     }
 

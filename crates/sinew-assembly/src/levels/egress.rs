@@ -171,7 +171,7 @@ mod absent {
             _: &str,
             _: &str,
             _: std::net::TcpListener,
-        ) -> Result<Box<dyn Send + Sync>, String> {
+        ) -> Result<Box<dyn Send + Sync>, sinew_sandbox_http::EgressError> {
             match *self {}
         }
     }

@@ -23,6 +23,7 @@ pub(super) mod soak;
 
 use super::row::{Better, Printer, Row, Summary};
 use crate::BenchError;
+use crate::peers::PeerError;
 use clap::Args;
 use client::{Target, grow};
 use load::{Load, drive, engine_only};
@@ -133,13 +134,13 @@ struct Rival {
     name: &'static str,
     /// Mark of its rows.
     mark: &'static str,
-    peer: Result<Peer, String>,
+    peer: Result<Peer, PeerError>,
 }
 
 impl Rival {
     /// Requests per second of its CPU under a load, bounded in calls and in time.
     async fn per_cpu_s(&self, load: &Load) -> Result<(&str, f64), String> {
-        let peer = self.peer.as_ref().map_err(String::clone)?;
+        let peer = self.peer.as_ref().map_err(ToString::to_string)?;
         let load = Load {
             measured: Duration::from_secs_f64(PEER_SECONDS),
             in_flight: PEER_IN_FLIGHT,

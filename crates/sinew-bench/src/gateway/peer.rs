@@ -7,6 +7,7 @@
 use super::client::Target;
 use super::process::Process;
 use super::{PASS, ROLLOUTS, TOKENS};
+use crate::peers::PeerError;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -64,19 +65,18 @@ async fn between() -> std::io::Result<(JoinHandle<()>, SocketAddr, SocketAddr)> 
 }
 
 impl Peer {
-    /// LiteLLM's proxy, with the Python that has it; why that did not work, on `Err`.
-    pub(super) async fn litellm(python: Option<&Path>) -> Result<Self, String> {
+    /// LiteLLM's proxy, with the Python that has it.
+    pub(super) async fn litellm(python: Option<&Path>) -> Result<Self, PeerError> {
         let python = python.ok_or("give --peer-python: a Python with benches/peers/litellm.txt")?;
         let version = version(python).await?;
-        let failed = |e: std::io::Error| e.to_string();
-        let (task, upstream, address) = between().await.map_err(failed)?;
-        let folder = tempfile::tempdir().map_err(failed)?;
+        let (task, upstream, address) = between().await?;
+        let folder = tempfile::tempdir()?;
         let config = folder.path().join("config.yaml");
         let text = format!(
             "model_list:\n  - model_name: fake\n    litellm_params:\n      model: openai/fake\n      \
              api_base: http://{upstream}/v1\n      api_key: sk-none\n"
         );
-        std::fs::write(&config, text).map_err(failed)?;
+        std::fs::write(&config, text)?;
         let program = python.with_file_name("litellm");
         let mut command = Command::new(&program);
         command
@@ -94,8 +94,7 @@ impl Peer {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        let process =
-            Process::other(&mut command).map_err(|e| format!("{}: {e}", program.display()))?;
+        let process = Process::other(&mut command).map_err(PeerError::start(&program))?;
         let peer = Self {
             version,
             process,
@@ -107,11 +106,10 @@ impl Peer {
     }
 
     /// Agent Lightning's proxy, whose store counts and keeps what its rollouts do.
-    pub(super) async fn lightning(python: Option<&Path>, peers: &Path) -> Result<Self, String> {
+    pub(super) async fn lightning(python: Option<&Path>, peers: &Path) -> Result<Self, PeerError> {
         let python = python
             .ok_or("give --lightning-python: a Python with benches/peers/agent_lightning.txt")?;
-        let failed = |e: std::io::Error| e.to_string();
-        let (task, upstream, address) = between().await.map_err(failed)?;
+        let (task, upstream, address) = between().await?;
         let most = ROLLOUTS.iter().max().copied().unwrap_or(1);
         let mut command = Command::new(python);
         command
@@ -121,16 +119,15 @@ impl Peer {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
-        let mut process =
-            Process::other(&mut command).map_err(|e| format!("{}: {e}", python.display()))?;
+        let mut process = Process::other(&mut command).map_err(PeerError::start(python))?;
         let out = process.stdout().ok_or("it has no output")?;
         let mut lines = BufReader::new(out).lines();
         let told = tokio::time::timeout(START_LIMIT, lines.next_line()).await;
-        let told = told.map_err(|_| format!("it did not listen within {START_LIMIT:?}"))?;
-        let line = told
-            .map_err(failed)?
-            .ok_or("it ended while it started: does this Python have agentlightning?")?;
-        let told: Value = serde_json::from_str(&line).map_err(|e| format!("{e}: {line}"))?;
+        let told = told.map_err(|_| late("listen"))?;
+        let line =
+            told?.ok_or("it ended while it started: does this Python have agentlightning?")?;
+        let told = serde_json::from_str(&line);
+        let told: Value = told.map_err(|e| PeerError::Failed(format!("{e}: {line}")))?;
         let paths = told["paths"].as_array().into_iter().flatten();
         let paths = paths.filter_map(|p| p.as_str().map(str::to_owned));
         let version = told["version"].as_str().unwrap_or_default();
@@ -157,7 +154,7 @@ impl Peer {
     /// Once it answers a whole request.
     ///
     /// Asks four times a second, for at most `START_LIMIT`; a peer that ended meanwhile is not waited for.
-    async fn answering(mut self) -> Result<Self, String> {
+    async fn answering(mut self) -> Result<Self, PeerError> {
         let start = Instant::now();
         while start.elapsed() < START_LIMIT {
             if !self.process.is_running() {
@@ -170,15 +167,19 @@ impl Peer {
             }
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
-        Err(format!("it did not answer within {START_LIMIT:?}"))
+        Err(late("answer"))
     }
 }
 
+fn late(what: &str) -> PeerError {
+    PeerError::Failed(format!("it did not {what} within {START_LIMIT:?}"))
+}
+
 /// Asks a Python for the version of the peer.
-async fn version(python: &Path) -> Result<String, String> {
+async fn version(python: &Path) -> Result<String, PeerError> {
     let code = "import importlib.metadata as m; print(m.version('litellm'))";
     let done = Command::new(python).args(["-c", code]).output().await;
-    let done = done.map_err(|e| format!("{}: {e}", python.display()))?;
+    let done = done.map_err(PeerError::start(python))?;
     if !done.status.success() {
         return Err("this Python has no litellm: pip install -r benches/peers/litellm.txt".into());
     }

@@ -7,6 +7,7 @@
 use sinew_orchestrator::{Phase, PipelineError, Recorder, RunEvent};
 use sinew_rollout::Gauges;
 use sinew_types::Engine;
+use sinew_view::ViewError;
 use sinew_view::plot::{Lane, Span, timeline};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -179,7 +180,7 @@ impl Drop for Looking {
 ///
 /// # Errors
 /// If it cannot be drawn.
-pub(super) fn draw(runs: &[(&str, &Timeline)]) -> Result<String, String> {
+pub(super) fn draw(runs: &[(&str, &Timeline)]) -> Result<String, ViewError> {
     let most = runs.iter().map(|(_, t)| t.most_tools()).max();
     let lanes: Vec<Lane> = runs
         .iter()

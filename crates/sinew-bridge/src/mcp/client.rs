@@ -1,6 +1,7 @@
 //! One session with an MCP server, by `rmcp`. Lines, pages of tools, results and waits are bounded.
 
 use super::server::{McpTarget, Process};
+use crate::error::McpError;
 use crate::http::{client as http_client, cut};
 use rmcp::model::{CallToolRequestParams, CallToolResult, ContentBlock, PaginatedRequestParams};
 use rmcp::service::{RunningService, ServiceError};
@@ -31,14 +32,17 @@ pub(crate) enum CallFault {
     /// The model's error, or one of the tool: an observation.
     Tool(String),
     /// The server is gone or breaks the protocol: the episode fails.
-    Server(String),
+    Server(McpError),
 }
 
 impl Session {
     /// Starts or reaches a server, and greets it.
-    pub(crate) async fn open(server: &McpTarget) -> Result<Self, String> {
+    pub(crate) async fn open(server: &McpTarget) -> Result<Self, McpError> {
         let shown = server.shown().to_owned();
-        let failed = |e: String| format!("the MCP server {shown:?} did not start: {e}");
+        let failed = |reason: String| McpError::Start {
+            server: server.shown().to_owned(),
+            reason,
+        };
         let (started, process) = match server {
             McpTarget::Command(command) => {
                 let (stream, mut process) = command.start().await.map_err(failed)?;
@@ -72,13 +76,12 @@ impl Session {
     }
 
     /// Tools of the server.
-    pub(crate) async fn tools(&self) -> Result<Vec<ToolSpec>, String> {
-        let failed = |e: &dyn std::fmt::Display| format!("the MCP server {:?}: {e}", self.shown);
+    pub(crate) async fn tools(&self) -> Result<Vec<ToolSpec>, McpError> {
         let (mut tools, mut cursor) = (Vec::new(), None);
         for _ in 0..MAX_PAGES {
             let page = PaginatedRequestParams::default().with_cursor(cursor);
             let page = self.service.list_tools(Some(page)).await;
-            let page = page.map_err(|e| failed(&e))?;
+            let page = page.map_err(|e| self.failed(&e))?;
             for tool in page.tools {
                 let spec = ToolSpec {
                     name: tool.name.into_owned(),
@@ -88,7 +91,7 @@ impl Session {
                 if spec.name.is_empty() || spec.name.len() > 128 || tools.len() >= MAX_TOOLS {
                     let why =
                         format!("more than {MAX_TOOLS} tools, or a name that is empty or too long");
-                    return Err(failed(&why));
+                    return Err(self.failed(&why));
                 }
                 tools.push(spec);
             }
@@ -97,7 +100,14 @@ impl Session {
                 return Ok(tools);
             }
         }
-        Err(failed(&format!("more than {MAX_PAGES} pages of tools")))
+        Err(self.failed(&format!("more than {MAX_PAGES} pages of tools")))
+    }
+
+    fn failed(&self, reason: &dyn std::fmt::Display) -> McpError {
+        McpError::Server {
+            server: self.shown.clone(),
+            reason: reason.to_string(),
+        }
     }
 
     /// Calls a tool. A call that takes longer than `timeout` is cancelled.
@@ -127,10 +137,7 @@ impl Session {
                     None => None,
                 };
                 let why = ending.map_or_else(|| e.to_string(), |why| format!("it ended: {why}"));
-                Err(CallFault::Server(format!(
-                    "the MCP server {:?}: {why}",
-                    self.shown
-                )))
+                Err(CallFault::Server(self.failed(&why)))
             }
         }
     }

@@ -8,6 +8,7 @@ use super::client::{CallFault, Session};
 use super::keys::{GIVES, Mcp};
 use super::server::McpTarget;
 use crate::counts::Counts;
+use crate::error::McpError;
 use crate::http::{gone, worker};
 use crate::runtime::{OwnRuntime, block_on, spawn};
 use crate::turn::Turn;
@@ -86,7 +87,7 @@ impl McpEnvFactory {
         let spec = sandboxes.map_or_else(SandboxSpec::default, |s| s.spec);
         let found = keys.servers.iter().enumerate().map(|(at, server)| {
             let found = McpTarget::find(server, &spec, keys.sessions);
-            found.map_err(|e| config(format!("server {}", at + 1), e))
+            found.map_err(|e| config(format!("server {}", at + 1), e.to_string()))
         });
         let servers = found.collect::<Result<Vec<_>, _>>()?;
         let runtime = OwnRuntime::start().map_err(worker)?;
@@ -122,7 +123,7 @@ impl McpEnvFactory {
 }
 
 /// Tools of all servers, by a session of each.
-async fn ask(servers: Vec<McpTarget>, limit: Duration) -> Result<Vec<Vec<ToolSpec>>, String> {
+async fn ask(servers: Vec<McpTarget>, limit: Duration) -> Result<Vec<Vec<ToolSpec>>, McpError> {
     let each = servers.iter().map(|server| async move {
         let session = within(limit, Session::open(server)).await?;
         let tools = within(limit, session.tools()).await;
@@ -135,17 +136,10 @@ async fn ask(servers: Vec<McpTarget>, limit: Duration) -> Result<Vec<Vec<ToolSpe
 /// The result of some work, or that it took too long.
 async fn within<T>(
     limit: Duration,
-    work: impl Future<Output = Result<T, String>>,
-) -> Result<T, String> {
-    let late = || {
-        format!(
-            "an MCP server did not answer within {} s",
-            limit.as_secs_f64()
-        )
-    };
-    tokio::time::timeout(limit, work)
-        .await
-        .unwrap_or_else(|_| Err(late()))
+    work: impl Future<Output = Result<T, McpError>>,
+) -> Result<T, McpError> {
+    let done = tokio::time::timeout(limit, work).await;
+    done.unwrap_or_else(|_| Err(McpError::Late(limit.as_secs_f64())))
 }
 
 impl EnvFactory for McpEnvFactory {
@@ -208,13 +202,10 @@ struct McpEnv {
 }
 
 /// Opens a session with each server, once there is a place.
-async fn sessions(shared: Arc<Shared>) -> Result<Sessions, String> {
+async fn sessions(shared: Arc<Shared>) -> Result<Sessions, McpError> {
     let free = Arc::clone(&shared.places).acquire_owned();
     let Ok(Ok(permit)) = tokio::time::timeout(shared.startup, free).await else {
-        return Err(format!(
-            "all {} sessions are in use; raise env.sessions",
-            shared.sessions
-        ));
+        return Err(McpError::InUse(shared.sessions));
     };
     let opened = try_join_all(shared.servers.iter().map(Session::open));
     Ok(Sessions {
@@ -228,7 +219,7 @@ async fn answer(
     shared: Arc<Shared>,
     mut sessions: Sessions,
     calls: Vec<ToolCall>,
-) -> (Sessions, Result<Turn, String>) {
+) -> (Sessions, Result<Turn, McpError>) {
     let mut turn = Turn::default();
     for call in &calls {
         let Some(owner) = shared.owners.get(&call.name) else {

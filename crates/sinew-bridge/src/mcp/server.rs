@@ -7,6 +7,7 @@
 
 use super::keys::{McpServer, shown_folder};
 use crate::code::PythonCode;
+use crate::error::McpError;
 use sinew_sandbox::{
     ExecOptions, ExecRequest, Limits, Network, Program, Sandbox, SandboxProvider, SandboxSpec,
 };
@@ -61,12 +62,13 @@ impl McpTarget {
         server: &McpServer,
         spec: &SandboxSpec,
         sessions: usize,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, McpError> {
         if server.command.is_empty() {
             let key = match server.key_env.as_str() {
                 "" => None,
                 name => Some(std::env::var(name).map_err(|_| {
-                    format!("the environment variable is not set: export {name}=...")
+                    let why = format!("the environment variable is not set: export {name}=...");
+                    McpError::Missing(why)
                 })?),
             };
             let url = server.url.clone();
@@ -91,13 +93,14 @@ impl Command {
         server: &McpServer,
         (spec, sessions): (&SandboxSpec, usize),
         search: &str,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, McpError> {
         let command = &server.command;
-        let (name, arguments) = command.split_first().ok_or("the command is empty")?;
+        let empty = || McpError::Missing("the command is empty".into());
+        let (name, arguments) = command.split_first().ok_or_else(empty)?;
         let file = Path::new(name).file_name().unwrap_or_default();
         let is_python = file.to_string_lossy().starts_with("python");
         let interpreter = if is_python { name } else { "python3" };
-        let mut code = PythonCode::find(&[], interpreter, search).map_err(|e| e.to_string())?;
+        let mut code = PythonCode::find(&[], interpreter, search)?;
         let mut argv = vec![
             code.python.clone(),
             "-c".into(),
@@ -127,9 +130,7 @@ impl Command {
             processes: spec.limits.processes.max(PROCESSES),
             ..spec.limits
         };
-        let provider = code
-            .process_provider(sessions + 1)
-            .map_err(|e| e.to_string())?;
+        let provider = code.process_provider(sessions + 1)?;
         Ok(Self {
             provider,
             spec,
@@ -199,7 +200,7 @@ async fn run(mut sandbox: Box<dyn Sandbox>, argv: Vec<String>, ended: oneshot::S
 }
 
 /// Path inside of a program that is not a Python: those of the system keep their place.
-fn program(code: &mut PythonCode, name: &str, search: &str) -> Result<String, String> {
+fn program(code: &mut PythonCode, name: &str, search: &str) -> Result<String, McpError> {
     let found = match name.contains('/') {
         true => Some(PathBuf::from(name)),
         false => search
@@ -208,7 +209,8 @@ fn program(code: &mut PythonCode, name: &str, search: &str) -> Result<String, St
             .map(|folder| Path::new(folder).join(name))
             .find(|path| path.is_file()),
     };
-    let found = found.ok_or_else(|| format!("there is no program {name} in PATH"))?;
+    let none = || McpError::Missing(format!("there is no program {name} in PATH"));
+    let found = found.ok_or_else(none)?;
     if SYSTEM.iter().any(|s| found.starts_with(s)) {
         return Ok(found.to_string_lossy().into_owned());
     }
@@ -216,16 +218,15 @@ fn program(code: &mut PythonCode, name: &str, search: &str) -> Result<String, St
 }
 
 /// An argument inside: the path of a file is that of its folder as the sandbox shows it.
-fn shown_file(code: &mut PythonCode, argument: &str) -> Result<String, String> {
+fn shown_file(code: &mut PythonCode, argument: &str) -> Result<String, McpError> {
     let path = Path::new(argument);
     if !path.is_file() || SYSTEM.iter().any(|s| path.starts_with(s)) {
         return Ok(argument.to_owned());
     }
-    let path = path
-        .canonicalize()
-        .map_err(|e| format!("{argument}: {e}"))?;
+    let real = path.canonicalize();
+    let path = real.map_err(|e| McpError::Missing(format!("{argument}: {e}")))?;
     let folder = shown_folder(&path);
-    let inside = code.show(folder).map_err(|e| e.to_string())?;
+    let inside = code.show(folder)?;
     let rest = path.strip_prefix(folder).unwrap_or(&path);
     Ok(format!("{inside}/{}", rest.to_string_lossy()))
 }

@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
+use tracing::Instrument;
 
 /// Capacity of the channel of tokens, in messages, over all attempts; attempts wait while it is
 /// full.
@@ -499,7 +500,8 @@ impl Worker {
         let to = self.token_sender.clone();
         let mut sink = AttemptSink::new(&attempt, limits.vocab, limits.context, to, self.hold);
         let id = attempt.id;
-        let handle = self.tasks.spawn(async move {
+        let span = tracing::debug_span!("attempt", id = id.0, engine, version = attempt.version.0);
+        let generated = async move {
             let mut result = backend.generate(&attempt, &mut sink).await;
             // Tokens that were held are good unless the error is about trust.
             let trusted = !matches!(&result, Err(e) if e.blame() == crate::error::Blame::Trust);
@@ -510,7 +512,8 @@ impl Worker {
                 attempt: attempt.id,
                 result,
             }
-        });
+        };
+        let handle = self.tasks.spawn(generated.instrument(span));
         self.attempts.insert(id, handle);
     }
 

@@ -3,7 +3,7 @@
 use crate::{PATIENCE, channel, collect, ids, request};
 use sinew_infer::testing::{HashForward, HashWeights};
 use sinew_infer::{
-    Batch, BlockCopy, EmbeddedEngine, EngineConfig, Forward, ForwardLimits, TokenBytes,
+    Batch, BlockCopy, DeviceError, EmbeddedEngine, EngineConfig, Forward, ForwardLimits, TokenBytes,
 };
 use sinew_types::{
     Engine, EngineError, EngineEvent, FinishReason, PolicyVersion, RequestId, TensorSource,
@@ -49,12 +49,12 @@ impl Forward for Gated {
     fn copy_block(&mut self, copy: BlockCopy) {
         self.inner.copy_block(copy);
     }
-    fn logits(&mut self, batch: &Batch) -> Result<&[f32], String> {
+    fn logits(&mut self, batch: &Batch) -> Result<&[f32], DeviceError> {
         // The engine runs freely when no tickets are left and the test that gives them has ended.
         let _ = self.tickets.recv();
         self.inner.logits(batch)
     }
-    fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), String> {
+    fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), DeviceError> {
         self.inner.load_weights(weights)
     }
 }
@@ -210,12 +210,12 @@ impl Forward for Panicking {
     fn copy_block(&mut self, copy: BlockCopy) {
         self.0.copy_block(copy);
     }
-    fn logits(&mut self, batch: &Batch) -> Result<&[f32], String> {
+    fn logits(&mut self, batch: &Batch) -> Result<&[f32], DeviceError> {
         self.1 += 1;
         assert!(self.1 < 3, "pass {} went wrong", self.1);
         self.0.logits(batch)
     }
-    fn load_weights(&mut self, _: &dyn TensorSource) -> Result<(), String> {
+    fn load_weights(&mut self, _: &dyn TensorSource) -> Result<(), DeviceError> {
         panic!("weights went wrong")
     }
 }

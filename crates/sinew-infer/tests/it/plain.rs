@@ -5,8 +5,8 @@ use crate::{channel, collect, request};
 use sinew_grammar::Mask;
 use sinew_infer::testing::{HashForward, conformance};
 use sinew_infer::{
-    Batch, BlockCopy, Draw, Drawn, EmbeddedEngine, EngineConfig, Forward, ForwardLimits,
-    ModelForward, Sampler, SchedulerConfig, uniform,
+    Batch, BlockCopy, DeviceError, Draw, Drawn, EmbeddedEngine, EngineConfig, Forward,
+    ForwardLimits, ModelForward, Sampler, SchedulerConfig, uniform,
 };
 use sinew_model::InferModel;
 use sinew_types::{
@@ -135,7 +135,7 @@ impl Forward for Plain {
     }
 
     /// Draws on the spot; under a constraint only the first row, which the contract allows.
-    fn step(&mut self, batch: &Batch, samplers: &[Sampler<'_>]) -> Result<Vec<Drawn>, String> {
+    fn step(&mut self, batch: &Batch, samplers: &[Sampler<'_>]) -> Result<Vec<Drawn>, DeviceError> {
         let rows: Vec<Vec<f32>> = self
             .logits(batch)?
             .chunks(LIMITS.vocab)
@@ -168,7 +168,7 @@ impl Forward for Plain {
         Ok(drawn.collect())
     }
 
-    fn logits(&mut self, batch: &Batch) -> Result<&[f32], String> {
+    fn logits(&mut self, batch: &Batch) -> Result<&[f32], DeviceError> {
         self.logits.clear();
         for s in &batch.sequences {
             let table = &batch.block_table[s.blocks.clone()];
@@ -186,11 +186,11 @@ impl Forward for Plain {
         Ok(&self.logits)
     }
 
-    fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), String> {
-        Err(format!(
-            "this model has no weights, {} were given",
-            weights.names().len()
-        ))
+    fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), DeviceError> {
+        let count = weights.names().len();
+        Err(DeviceError::Device(format!(
+            "this model has no weights, {count} were given"
+        )))
     }
 }
 

@@ -248,10 +248,10 @@ impl Entry<'_> {
 ///
 /// # Errors
 /// The broken rule: an absolute path, `..`, a zero byte, or more than a limit.
-pub fn clean(raw: &[u8], limits: &ReadLimits) -> Result<PathBuf, String> {
+pub fn clean(raw: &[u8], limits: &ReadLimits) -> Result<PathBuf, ReadError> {
     let (len, max) = (raw.len(), limits.path_bytes);
     if len > max {
-        return Err(format!("its path has {len} bytes, at most {max}"));
+        return Err(format!("its path has {len} bytes, at most {max}").into());
     }
     let parts: Vec<&[u8]> = raw
         .split(|b| *b == b'/')
@@ -261,14 +261,14 @@ pub fn clean(raw: &[u8], limits: &ReadLimits) -> Result<PathBuf, String> {
         return Err("an absolute path is not allowed".into());
     }
     if parts.len() > limits.depth {
-        return Err(format!("it is deeper than {} folders", limits.depth));
+        return Err(format!("it is deeper than {} folders", limits.depth).into());
     }
     for part in &parts {
         if *part == b".." {
             return Err("`..` is not allowed in a path".into());
         }
         if part.len() > MAX_NAME || part.contains(&0) {
-            return Err(format!("a name has zeros or more than {MAX_NAME} bytes"));
+            return Err(format!("a name has zeros or more than {MAX_NAME} bytes").into());
         }
     }
     Ok(parts.iter().map(|p| OsStr::from_bytes(p)).collect())

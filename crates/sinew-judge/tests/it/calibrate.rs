@@ -123,7 +123,9 @@ async fn a_judge_is_run_on_labelled_rows() {
 fn wrong_labels_are_refused_with_their_line() {
     let read = |row: &str, mode| {
         let text = format!("{{\"prompt\": \"p\", \"output\": \"o\", \"label\": true}}\n{row}\n");
-        read_labels(&text, mode, &one_item()).unwrap_err()
+        read_labels(&text, mode, &one_item())
+            .unwrap_err()
+            .to_string()
     };
     for (row, expected) in [
         ("{", "line 2"),
@@ -155,5 +157,5 @@ fn wrong_labels_are_refused_with_their_line() {
     }
     let scaled = "{\"prompt\": \"p\", \"output\": \"o\", \"label\": 4}";
     let why = read_labels(scaled, Mode::Scale { low: 1, high: 3 }, &one_item()).unwrap_err();
-    assert!(why.contains("from 1 to 3"), "{why}");
+    assert!(why.to_string().contains("from 1 to 3"), "{why}");
 }

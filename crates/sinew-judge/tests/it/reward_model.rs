@@ -3,7 +3,7 @@
 use crate::support::sample;
 use futures::future::join_all;
 use sinew_env::Reward;
-use sinew_judge::RewardModel;
+use sinew_judge::{RewardModel, RewardModelError};
 use sinew_model::{ModelFiles, Scorer};
 use sinew_render::byte_renderer;
 use sinew_tensor::{Cpu, KernelSet};
@@ -68,7 +68,7 @@ async fn samples_are_scored_together_as_they_are_alone() {
     let expected: Vec<f64> = tokens
         .map(|t| f64::from(scorer.scores(&dev, &[t]).unwrap()[0]))
         .collect();
-    let render = move |m: &[_]| renderer.render_whole(m).map_err(|e| e.to_string());
+    let render = move |m: &[_]| renderer.render_whole(m).map_err(RewardModelError::from);
     let load = move || Ok((scorer, dev));
     let model = RewardModel::new("rm".into(), Arc::new(render), Box::new(load)).unwrap();
     let scores = join_all(samples.iter().map(|s| model.score(s))).await;
@@ -86,7 +86,8 @@ async fn samples_are_scored_together_as_they_are_alone() {
 
 #[tokio::test]
 async fn a_model_that_cannot_be_loaded_scores_nothing() {
-    let load = || Err("the disk is gone".to_owned());
+    let gone = || std::io::Error::other("the disk is gone");
+    let load = move || Err(RewardModelError::Thread(gone()));
     let render = |_: &[_]| Ok(vec![1]);
     let model = RewardModel::new("rm".into(), Arc::new(render), Box::new(load)).unwrap();
     for _ in 0..2 {

@@ -249,6 +249,11 @@ impl std::fmt::Debug for Subjects {
     }
 }
 
+/// A name that is not a measurement.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no part {0:?}; allowed: {names}", names = Parts::NAMES.join(", "))]
+pub struct UnknownPart(String);
+
 /// Selection of measurements, each of which can run separately.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parts(Vec<String>);
@@ -276,14 +281,11 @@ impl Parts {
     ///
     /// # Errors
     /// Names what is not one of [`Parts::NAMES`].
-    pub fn parse(names: &str) -> Result<Self, String> {
+    pub fn parse(names: &str) -> Result<Self, UnknownPart> {
         let parts: Vec<String> = names.split(',').map(|n| n.trim().to_owned()).collect();
         match parts.iter().find(|p| !Self::NAMES.contains(&p.as_str())) {
             None => Ok(Self(parts)),
-            Some(other) => Err(format!(
-                "there is no part {other:?}; allowed: {}",
-                Self::NAMES.join(", ")
-            )),
+            Some(other) => Err(UnknownPart(other.clone())),
         }
     }
 
@@ -486,6 +488,7 @@ mod tests {
         let some = Parts::parse("calls, idle").expect("both exist");
         assert!(some.has("calls") && some.has("idle") && !some.has("creates"));
         let refused = Parts::parse("calls,memory").expect_err("no such part");
+        let refused = refused.to_string();
         assert!(refused.contains("\"memory\"") && refused.contains("prewarmed"));
     }
 }

@@ -4,6 +4,7 @@
 //! A configuration is a variant of a data set, such as `main` and `socratic` of `openai/gsm8k`. Only names of
 //! configurations, patterns of files and the default are used of the description.
 
+use crate::error::HubError;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
@@ -97,17 +98,17 @@ impl Card {
     ///
     /// # Errors
     /// The file and the reason, if one of them is damaged: without it the wrong files could be taken.
-    pub(super) fn read(readme: Option<&str>, infos: Option<&str>) -> Result<Self, String> {
+    pub(super) fn read(readme: Option<&str>, infos: Option<&str>) -> Result<Self, HubError> {
+        let wrong = |file, why: String| HubError::Repository(format!("{file}: {why}"));
         let header = match readme.and_then(yaml) {
             None => Header::default(),
             Some(yaml) => serde_saphyr::from_str(yaml)
-                .map_err(|e| format!("the YAML at the top of README.md: {}", first_line(&e)))?,
+                .map_err(|e| wrong("the YAML at the top of README.md", first_line(&e)))?,
         };
         let infos: BTreeMap<String, IgnoredAny> = match infos {
             None => BTreeMap::new(),
-            Some(json) => {
-                serde_json::from_str(json).map_err(|e| format!("dataset_infos.json: {e}"))?
-            }
+            Some(json) => serde_json::from_str(json)
+                .map_err(|e| wrong("dataset_infos.json", e.to_string()))?,
         };
         let named = header.dataset_info.map(OneOrMany::list).unwrap_or_default();
         let named = named.into_iter().filter_map(|info| info.config_name);
@@ -121,9 +122,8 @@ impl Card {
             .chain([configs.len(), names.len()])
             .any(|n| n > MAX_ENTRIES)
         {
-            return Err(format!(
-                "more than {MAX_ENTRIES} configurations or patterns"
-            ));
+            let why = format!("more than {MAX_ENTRIES} configurations or patterns");
+            return Err(HubError::Repository(why));
         }
         Ok(Self { configs, names })
     }
@@ -285,10 +285,11 @@ mod tests {
             Card::default()
         );
         let error = Card::read(Some("---\nconfigs: [{data_files: 3}]\n---\n"), None).unwrap_err();
-        assert!(error.contains("README.md"), "{error}");
+        assert!(error.to_string().contains("README.md"), "{error}");
         assert!(
             Card::read(None, Some("[]"))
                 .unwrap_err()
+                .to_string()
                 .contains("dataset_infos.json")
         );
         // Aliases that multiply are refused, not followed.

@@ -5,6 +5,7 @@
 //! splits; else each folder is a configuration.
 
 use super::card::{Card, Config, fits};
+use crate::error::HubError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -72,7 +73,7 @@ pub(super) fn select(
     names: &[String],
     card: &Card,
     wanted: Option<&str>,
-) -> Result<Selection, String> {
+) -> Result<Selection, HubError> {
     let rows: Vec<&str> = names
         .iter()
         .map(String::as_str)
@@ -80,7 +81,8 @@ pub(super) fn select(
         .collect();
     if rows.is_empty() {
         let endings = DATA_FILES.join(", ");
-        return Err(format!("the data set has no files that end in {endings}"));
+        let why = format!("the data set has no files that end in {endings}");
+        return Err(HubError::Repository(why));
     }
     let configs = configs(&rows, card);
     let (config, files) = choose(configs, wanted)?;
@@ -90,14 +92,14 @@ pub(super) fn select(
     };
     let count = selection.files().count();
     match count {
-        0 => Err(format!(
+        0 => Err(HubError::Repository(format!(
             "the configuration `{}` has no files of rows",
             config.name
-        )),
-        n if n > MAX_FILES => Err(format!(
+        ))),
+        n if n > MAX_FILES => Err(HubError::Repository(format!(
             "{n} files of rows; allowed: up to {MAX_FILES}. Name a configuration, or convert the data set \
              to fewer files"
-        )),
+        ))),
         _ => Ok(selection),
     }
 }
@@ -182,7 +184,7 @@ fn under<'a>(folder: &str, name: &'a str) -> Option<&'a str> {
 fn choose<'a>(
     configs: Configs<'a>,
     wanted: Option<&str>,
-) -> Result<(Config, Vec<&'a str>), String> {
+) -> Result<(Config, Vec<&'a str>), HubError> {
     let names: Vec<String> = configs.iter().map(|(c, _)| c.name.clone()).collect();
     let listed = || {
         let more = names.len().saturating_sub(SHOWN);
@@ -198,15 +200,15 @@ fn choose<'a>(
     });
     match (fitting.next(), wanted) {
         (Some(found), _) => Ok(found),
-        (None, Some(wanted)) => Err(format!(
+        (None, Some(wanted)) => Err(HubError::Repository(format!(
             "no configuration `{wanted}`; allowed: {}",
             listed()
-        )),
-        (None, None) => Err(format!(
+        ))),
+        (None, None) => Err(HubError::Repository(format!(
             "the data set has {} configurations: {}; name one as hf:ORG/NAME/CONFIGURATION",
             names.len(),
             listed()
-        )),
+        ))),
     }
 }
 
@@ -298,7 +300,7 @@ fn split_of(name: &str) -> Option<Split> {
 mod tests {
     use super::*;
 
-    fn chosen(names: &[&str], readme: &str, wanted: Option<&str>) -> Result<Selection, String> {
+    fn chosen(names: &[&str], readme: &str, wanted: Option<&str>) -> Result<Selection, HubError> {
         let names: Vec<String> = names.iter().map(|&n| n.to_owned()).collect();
         let card = Card::read(Some(readme), None)?;
         select(&names, &card, wanted)
@@ -317,8 +319,9 @@ mod tests {
         let info = "---\ndataset_info:\n- config_name: main\n- config_name: socratic\n---\n";
         for readme in ["", info] {
             let error = chosen(&FOLDERS, readme, None).unwrap_err();
-            assert!(error.contains("main, socratic"), "{error}");
+            assert!(error.to_string().contains("main, socratic"), "{error}");
             let error = chosen(&FOLDERS, readme, Some("mian")).unwrap_err();
+            let error = error.to_string();
             assert!(error.contains("`mian`; allowed: main, socratic"), "{error}");
             let main = chosen(&FOLDERS, readme, Some("main")).unwrap();
             assert_eq!(main.train, ["main/train-00000-of-00001.parquet"]);
@@ -376,7 +379,7 @@ mod tests {
             found.notes
         );
         let error = chosen(&["c.csv"], readme, None).unwrap_err();
-        assert!(error.contains("no files of rows"), "{error}");
+        assert!(error.to_string().contains("no files of rows"), "{error}");
     }
 
     #[test]

@@ -11,6 +11,7 @@
 use super::card::{Card, MAX_CARD_BYTES};
 use super::dataset::{Selection, select};
 use super::{SIDE_FILES, marker};
+use crate::error::HubError;
 use crate::lookup::{Progress, ResolveEnv};
 use crate::safetensors::{INDEX, SINGLE, read_index};
 use serde::Deserialize;
@@ -94,7 +95,11 @@ impl<'a> Hub<'a> {
     ///
     /// # Errors
     /// If no HTTP client can be made, with the reason.
-    pub(super) fn new(repo: &'a str, root: &'a Path, env: &'a ResolveEnv) -> Result<Self, String> {
+    pub(super) fn new(
+        repo: &'a str,
+        root: &'a Path,
+        env: &'a ResolveEnv,
+    ) -> Result<Self, HubError> {
         Ok(Self {
             repo,
             root,
@@ -110,13 +115,14 @@ impl<'a> Hub<'a> {
     ///
     /// # Errors
     /// The address and the reason. Files that are complete stay in the cache.
-    pub(super) fn snapshot(&self, revision: &str) -> Result<PathBuf, String> {
+    pub(super) fn snapshot(&self, revision: &str) -> Result<PathBuf, HubError> {
         let listing = self.listing(revision)?;
         let dir = self.root.join("snapshots").join(&listing.sha);
-        fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        fs::create_dir_all(&dir).map_err(HubError::file(&dir))?;
         let has = |name: &str| listing.siblings.iter().any(|file| file.rfilename == name);
         if !has("config.json") {
-            return Err("the repository has no config.json".to_owned());
+            let why = "the repository has no config.json";
+            return Err(HubError::Repository(why.to_owned()));
         }
         let fetch = |file: &str| {
             self.file(&listing.sha, file, &dir, MAX_FILE_BYTES)
@@ -130,13 +136,12 @@ impl<'a> Hub<'a> {
             fetch(SINGLE)?;
         } else if has(INDEX) {
             fetch(INDEX)?;
-            let index = read_index(&dir.join(INDEX)).map_err(|error| error.to_string())?;
+            let index = read_index(&dir.join(INDEX))?;
             let shards: std::collections::BTreeSet<_> = index.values().collect();
             shards.into_iter().try_for_each(|shard| fetch(shard))?;
         } else {
-            return Err(format!(
-                "the repository has neither `{SINGLE}` nor `{INDEX}`"
-            ));
+            let why = format!("the repository has neither `{SINGLE}` nor `{INDEX}`");
+            return Err(HubError::Repository(why));
         }
         self.refer(revision, &listing.sha)?;
         Ok(dir)
@@ -152,13 +157,13 @@ impl<'a> Hub<'a> {
         &self,
         revision: &str,
         config: Option<&str>,
-    ) -> Result<(String, Selection), String> {
+    ) -> Result<(String, Selection), HubError> {
         let listing = self.listing(revision)?;
         let dir = self.root.join("snapshots").join(&listing.sha);
         // The folder of the marker means that this download has begun: without its marker it is not whole.
         let marker = marker(self.root, &listing.sha, config);
         for dir in [Some(dir.as_path()), marker.parent()].into_iter().flatten() {
-            fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+            fs::create_dir_all(dir).map_err(HubError::file(dir))?;
         }
         let names: Vec<String> = listing
             .siblings
@@ -181,34 +186,33 @@ impl<'a> Hub<'a> {
         let mut left = MAX_DATASET_BYTES;
         let announced = known.fold(0_u64, |sum, size| sum.saturating_add(*size));
         if announced > left {
-            return Err(format!(
+            return Err(HubError::Repository(format!(
                 "its files have {announced} bytes; allowed: up to {MAX_DATASET_BYTES}. Take a \
                  configuration, or a data set of its own with the rows that are needed"
-            ));
+            )));
         }
         for name in selection.files() {
             left = left.saturating_sub(self.file(&listing.sha, name, &dir, left)?);
         }
-        let json = serde_json::to_vec(&selection).map_err(|error| error.to_string())?;
-        write_atomic(&marker, &json).map_err(|error| format!("{}: {error}", marker.display()))?;
+        let json = serde_json::to_vec(&selection).map_err(HubError::Note)?;
+        write_atomic(&marker, &json).map_err(HubError::file(&marker))?;
         self.refer(revision, &listing.sha)?;
         Ok((listing.sha, selection))
     }
 
     /// The text of a small file that describes a data set.
-    fn description(&self, sha: &str, name: &str, dir: &Path) -> Result<String, String> {
+    fn description(&self, sha: &str, name: &str, dir: &Path) -> Result<String, HubError> {
         self.file(sha, name, dir, MAX_CARD_BYTES)?;
         super::read_text(&dir.join(name), MAX_CARD_BYTES)
     }
 
     /// Notes the commit of a branch or tag, after its files.
-    fn refer(&self, revision: &str, sha: &str) -> Result<(), String> {
+    fn refer(&self, revision: &str, sha: &str) -> Result<(), HubError> {
         if super::is_commit(revision) {
             return Ok(());
         }
         let reference = self.root.join("refs").join(revision);
-        write_atomic(&reference, sha.as_bytes())
-            .map_err(|error| format!("{}: {error}", reference.display()))
+        write_atomic(&reference, sha.as_bytes()).map_err(HubError::file(&reference))
     }
 
     /// Address of a path of the hub.
@@ -217,7 +221,7 @@ impl<'a> Hub<'a> {
     }
 
     /// Commit and files of a revision.
-    fn listing(&self, revision: &str) -> Result<Revision, String> {
+    fn listing(&self, revision: &str) -> Result<Revision, HubError> {
         let revision = revision.replace('/', "%2F");
         let (kind, sizes) = match self.repo.starts_with("datasets/") {
             true => ("api", "?blobs=true"),
@@ -232,12 +236,12 @@ impl<'a> Hub<'a> {
                 error => passing(&url, error),
             })
         })?;
-        let listing: Revision =
-            serde_json::from_slice(&text).map_err(|error| format!("{url}: {error}"))?;
-        if !super::is_commit(&listing.sha) {
-            return Err(format!("{url}: `{}` is no commit", listing.sha));
+        let wrong = |why: &dyn std::fmt::Display| HubError::Request(format!("{url}: {why}"));
+        let listing: Revision = serde_json::from_slice(&text).map_err(|e| wrong(&e))?;
+        match super::is_commit(&listing.sha) {
+            true => Ok(listing),
+            false => Err(wrong(&format_args!("`{}` is no commit", listing.sha))),
         }
-        Ok(listing)
     }
 
     /// A GET from byte `from` on (a range), or of the whole.
@@ -324,11 +328,14 @@ impl<'a> Hub<'a> {
 
     /// Brings one file of commit `sha`, of at most `limit` bytes, into the cache and links it into `dir`.
     /// Returns its bytes.
-    fn file(&self, sha: &str, name: &str, dir: &Path, limit: u64) -> Result<u64, String> {
+    fn file(&self, sha: &str, name: &str, dir: &Path, limit: u64) -> Result<u64, HubError> {
         let link = dir.join(name);
         let size = || link.metadata().map(|meta| meta.len());
         let too_large = |bytes| match bytes > limit {
-            true => Err(format!("{name}: {bytes} bytes; allowed: up to {limit}")),
+            true => {
+                let why = format!("{name}: {bytes} bytes; allowed: up to {limit}");
+                Err(HubError::Repository(why))
+            }
             false => Ok(bytes),
         };
         if let Ok(bytes) = size() {
@@ -340,7 +347,7 @@ impl<'a> Hub<'a> {
         remote.limit = limit.min(MAX_FILE_BYTES);
         let blobs = self.root.join("blobs");
         let blob = blobs.join(&remote.etag);
-        let failed = |error: io::Error| format!("{}: {error}", blob.display());
+        let failed = HubError::file(&blob);
         fs::create_dir_all(&blobs).map_err(failed)?;
         let _lock = self.lock(&remote.etag).map_err(failed)?;
         if !blob.is_file() {
@@ -370,9 +377,9 @@ impl<'a> Hub<'a> {
 
     /// Downloads a file next to its final name, checks it, and renames it. Attempts are counted
     /// anew after each one that has brought bytes.
-    fn blob(&self, url: &str, name: &str, remote: &Remote, blob: &Path) -> Result<(), String> {
+    fn blob(&self, url: &str, name: &str, remote: &Remote, blob: &Path) -> Result<(), HubError> {
         let partial = blob.with_file_name(format!("{}.incomplete", remote.etag));
-        let failed = |error: io::Error| format!("{}: {error}", partial.display());
+        let failed = HubError::file(&partial);
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false);
         let mut file = options.open(&partial).map_err(failed)?;
@@ -396,10 +403,10 @@ impl<'a> Hub<'a> {
                 break;
             }
         }
-        if let Err(text) = verify(&mut file, remote) {
+        if let Err(error) = verify(&mut file, url, remote) {
             // A wrong file would be resumed for ever.
             let _ = fs::remove_file(&partial);
-            return Err(format!("{url}: {text}"));
+            return Err(error);
         }
         file.sync_all().map_err(failed)?;
         fs::rename(&partial, blob).map_err(failed)
@@ -458,7 +465,7 @@ impl<'a> Hub<'a> {
 }
 
 /// A client that follows so many redirects.
-fn client(redirects: usize) -> Result<Client, String> {
+fn client(redirects: usize) -> Result<Client, HubError> {
     let agent = HeaderValue::from_static(concat!("sinew/", env!("CARGO_PKG_VERSION")));
     let client = Client::new(ClientOptions {
         connect: Some(CONNECT_TIMEOUT),
@@ -467,27 +474,27 @@ fn client(redirects: usize) -> Result<Client, String> {
         headers: HeaderMap::from_iter([(header::USER_AGENT, agent)]),
         ..ClientOptions::default()
     });
-    client.map_err(|error| error.to_string())
+    client.map_err(|error| HubError::Request(error.to_string()))
 }
 
 /// Runs `attempt` until it succeeds, fails for good, or no try is left.
-fn retry<T>(attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, String> {
-    blocking::retry(TRIES, Some, attempt).map_err(String::from)
+fn retry<T>(attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, HubError> {
+    blocking::retry(TRIES, Some, attempt).map_err(|failure| HubError::Request(failure.into()))
 }
 
 /// Compares a large file with its SHA-256. Small files have git's id as their name, and are checked only by
 /// length.
-fn verify(file: &mut File, remote: &Remote) -> Result<(), String> {
+fn verify(file: &mut File, url: &str, remote: &Remote) -> Result<(), HubError> {
     let is_sha256 = remote.etag.len() == 64 && remote.etag.bytes().all(|b| b.is_ascii_hexdigit());
     if !is_sha256 {
         return Ok(());
     }
     let mut hash = Sha256::new();
     let mut buffer = vec![0; COPY_BYTES];
-    file.seek(SeekFrom::Start(0))
-        .map_err(|error| error.to_string())?;
+    let unread = |error: io::Error| HubError::Request(format!("{url}: {error}"));
+    file.seek(SeekFrom::Start(0)).map_err(unread)?;
     loop {
-        let n = file.read(&mut buffer).map_err(|error| error.to_string())?;
+        let n = file.read(&mut buffer).map_err(unread)?;
         if n == 0 {
             break;
         }
@@ -501,10 +508,10 @@ fn verify(file: &mut File, remote: &Remote) -> Result<(), String> {
     if found.eq_ignore_ascii_case(&remote.etag) {
         return Ok(());
     }
-    Err(format!(
-        "content has SHA-256 {found}, expected {}",
+    Err(HubError::Request(format!(
+        "{url}: content has SHA-256 {found}, expected {}",
         remote.etag
-    ))
+    )))
 }
 
 /// A file's path as part of an address: every byte but letters, digits, `-._~` and `/` as `%XX`.

@@ -10,6 +10,7 @@ mod dataset;
 #[cfg(feature = "hub")]
 mod download;
 
+use crate::error::HubError;
 use crate::lookup::{ResolveEnv, ResolveError};
 use crate::safetensors::{INDEX, SINGLE, read_index};
 use card::{Card, MAX_CARD_BYTES};
@@ -145,7 +146,7 @@ fn cached_rows(
     commit: &str,
     config: Option<&str>,
     offline: bool,
-) -> Result<Option<Selection>, String> {
+) -> Result<Option<Selection>, HubError> {
     let dir = root.join("snapshots").join(commit);
     let marker = marker(root, commit, config);
     if let Ok(text) = read_text(&marker, MAX_MARKER_BYTES) {
@@ -158,7 +159,7 @@ fn cached_rows(
         return Ok(None);
     }
     let mut names = Vec::new();
-    walk(&dir, "", 0, &mut names).map_err(|error| format!("{}: {error}", dir.display()))?;
+    walk(&dir, "", 0, &mut names).map_err(HubError::file(&dir))?;
     let text = |name: &str| match dir.join(name).is_file() {
         true => read_text(&dir.join(name), MAX_CARD_BYTES).map(Some),
         false => Ok(None),
@@ -186,13 +187,16 @@ fn walk(dir: &Path, prefix: &str, depth: usize, names: &mut Vec<String>) -> std:
 }
 
 /// A file of text of at most `limit` bytes.
-fn read_text(path: &Path, limit: u64) -> Result<String, String> {
-    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+fn read_text(path: &Path, limit: u64) -> Result<String, HubError> {
+    let failed = HubError::file(path);
     let mut text = String::new();
     let mut file = fs::File::open(path).map_err(failed)?.take(limit + 1);
     file.read_to_string(&mut text).map_err(failed)?;
     match text.len() as u64 > limit {
-        true => Err(format!("{}: more than {limit} bytes", path.display())),
+        true => Err(HubError::LargeFile {
+            path: path.to_owned(),
+            limit,
+        }),
         false => Ok(text),
     }
 }
@@ -201,19 +205,19 @@ fn read_text(path: &Path, limit: u64) -> Result<String, String> {
 fn online<T>(
     repo: &str,
     cached: bool,
-    download: impl FnOnce() -> Result<T, String>,
+    download: impl FnOnce() -> Result<T, HubError>,
 ) -> Result<T, ResolveError> {
     download().map_err(|reason| ResolveError::Hub {
         repo: repo.to_owned(),
         reason: match cached {
-            true => format!("{reason} (HF_HUB_OFFLINE=1 uses the copy in the cache)"),
+            true => HubError::Cached(Box::new(reason)),
             false => reason,
         },
     })
 }
 
 #[cfg(feature = "hub")]
-fn model(repo: &str, revision: &str, root: &Path, env: &ResolveEnv) -> Result<PathBuf, String> {
+fn model(repo: &str, revision: &str, root: &Path, env: &ResolveEnv) -> Result<PathBuf, HubError> {
     download::Hub::new(repo, root, env)?.snapshot(revision)
 }
 
@@ -224,14 +228,19 @@ fn rows(
     revision: &str,
     root: &Path,
     env: &ResolveEnv,
-) -> Result<(String, Selection), String> {
+) -> Result<(String, Selection), HubError> {
     let repo = format!("datasets/{repo}");
     download::Hub::new(&repo, root, env)?.data_files(revision, config)
 }
 
 #[cfg(not(feature = "hub"))]
-fn model(_repo: &str, _revision: &str, _root: &Path, env: &ResolveEnv) -> Result<PathBuf, String> {
-    Err(no_hub(env))
+fn model(
+    _repo: &str,
+    _revision: &str,
+    _root: &Path,
+    env: &ResolveEnv,
+) -> Result<PathBuf, HubError> {
+    Err(HubError::NoFeature(env.hub_cache.clone()))
 }
 
 #[cfg(not(feature = "hub"))]
@@ -241,16 +250,8 @@ fn rows(
     _revision: &str,
     _root: &Path,
     env: &ResolveEnv,
-) -> Result<(String, Selection), String> {
-    Err(no_hub(env))
-}
-
-#[cfg(not(feature = "hub"))]
-fn no_hub(env: &ResolveEnv) -> String {
-    format!(
-        "this build has no `hub` feature: put the files into the cache with `hf download` ({})",
-        env.hub_cache.display()
-    )
+) -> Result<(String, Selection), HubError> {
+    Err(HubError::NoFeature(env.hub_cache.clone()))
 }
 
 /// Whether a revision names a commit: it never changes.

@@ -75,6 +75,8 @@ impl std::fmt::Debug for Pipeline {
 /// The step at work.
 #[derive(Default)]
 pub(super) struct Step {
+    /// Span of its log lines, since its groups were taken.
+    span: Option<tracing::Span>,
     /// Start of its first episodes.
     pub(super) started: Option<Instant>,
     /// Counters at that time.
@@ -92,6 +94,21 @@ pub(super) struct Step {
     /// Outcomes of its episodes that follow from later scores, and episodes whose scores did not come.
     pub(super) outcomes: BTreeMap<EpisodeId, Outcome>,
     pub(super) left_out: BTreeMap<EpisodeId, String>,
+}
+
+impl Step {
+    /// Enters the span, which begins with the first command that names the step.
+    fn enter(&mut self, command: &Command) -> Option<tracing::span::EnteredSpan> {
+        if let Command::Fetch { step }
+        | Command::CollectLateRewards { step, .. }
+        | Command::LoadCommitted { step }
+        | Command::Score { step, .. } = command
+        {
+            let begin = || tracing::info_span!("step", number = *step);
+            self.span.get_or_insert_with(begin);
+        }
+        self.span.clone().map(tracing::Span::entered)
+    }
 }
 
 /// A session at work.
@@ -139,6 +156,7 @@ pub(crate) struct Driver {
 /// Fails with the error of a port, if the run is stopped because its steps are bad, or if it was asked to
 /// stop.
 pub fn run(pipeline: Pipeline) -> Result<RunOutcome, PipelineError> {
+    let _run = tracing::info_span!("run", folder = %pipeline.config.run_dir.display()).entered();
     let mut driver = Driver::begin(pipeline)?;
     match driver.run() {
         Err(PipelineError::Interrupted) => {
@@ -218,6 +236,7 @@ impl Driver {
             if let Command::Stop(stop) = command {
                 return self.stop(stop);
             }
+            let _step = self.step.enter(&command);
             for event in self.carry_out(command)? {
                 commands.extend(self.on(event));
             }

@@ -2,7 +2,7 @@
 
 use super::feed::trace;
 use super::{RUNTIME, client, serve};
-use sinew_queue::{Feed, Score, ScoredCounts, ScorerConfig, bury, listed, score_rows};
+use sinew_queue::{Feed, Score, ScoreError, ScoredCounts, ScorerConfig, bury, listed, score_rows};
 use sinew_store::StoreError;
 use sinew_store::queue::{
     Field, MemoryQueue, NewRow, Order, Queue, QueueError, QueueLimits, RowRequest, RowSelection,
@@ -21,11 +21,11 @@ struct Tokens {
 }
 
 impl Score for Tokens {
-    fn score(&self, episodes: Vec<Trace>) -> Vec<Result<Outcome, String>> {
+    fn score(&self, episodes: Vec<Trace>) -> Vec<Result<Outcome, ScoreError>> {
         let one = |trace: Trace| {
             let name = trace.episode.as_str().to_owned();
             if name.starts_with("bad") {
-                return Err("the judge\nhas no idea".to_owned());
+                return Err(ScoreError::Unscored("the judge\nhas no idea".to_owned()));
             }
             self.scored.lock().unwrap().push(name);
             Ok(Outcome {
@@ -173,7 +173,7 @@ fn a_row_that_cannot_be_scored_goes_on_without_a_reward_after_some_attempts() {
 struct Slow<'a>(&'a AtomicU64);
 
 impl Score for Slow<'_> {
-    fn score(&self, episodes: Vec<Trace>) -> Vec<Result<Outcome, String>> {
+    fn score(&self, episodes: Vec<Trace>) -> Vec<Result<Outcome, ScoreError>> {
         self.0.store(1, Ordering::SeqCst);
         episodes.iter().map(|_| Ok(Outcome::default())).collect()
     }

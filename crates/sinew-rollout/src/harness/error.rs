@@ -1,6 +1,7 @@
-//! Reasons why an agent program cannot be run.
+//! Reasons why an agent program cannot be run, or its model not served.
 
 use sinew_sandbox::SandboxError;
+use std::error::Error;
 
 /// Reason why a program cannot be run, or did not run; never a mistake of the model.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +28,23 @@ pub enum ProgramError {
     /// The fork server or the connection to the model failed.
     #[error("{0}")]
     Failed(String),
+}
+
+/// Reasons for which a model server refuses a call, or a report of an agent cannot be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelServerError {
+    /// The server's own error.
+    #[error(transparent)]
+    Refused(Box<dyn Error + Send + Sync>),
+    #[error("the agent's own reward cannot be read: {0}")]
+    Report(#[from] serde_json::Error),
+}
+
+impl ModelServerError {
+    /// The error of a server.
+    pub fn refused(error: impl Error + Send + Sync + 'static) -> Self {
+        Self::Refused(Box::new(error))
+    }
 }
 
 pub(super) fn invalid(field: &'static str, reason: impl Into<String>) -> ProgramError {

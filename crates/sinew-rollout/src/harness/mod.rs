@@ -17,7 +17,7 @@ mod sandboxed;
 mod service;
 
 pub use command::ProgramCommand;
-pub use error::ProgramError;
+pub use error::{ModelServerError, ProgramError};
 pub use model_server::{AgentReport, ModelAccess, ModelServer};
 pub use program::ProgramHarness;
 pub use programs::{ProgramConfig, Programs};

@@ -1,5 +1,6 @@
 //! Port of the server that serves the model to agents outside and captures the sampled tokens.
 
+use super::error::ModelServerError;
 use crate::episode::EpisodeSpec;
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use futures::future::BoxFuture;
@@ -20,13 +21,13 @@ pub trait ModelServer: Send + Sync {
         parts: &EpisodeParts,
         options: &EpisodeOptions,
         spec: &EpisodeSpec,
-    ) -> Result<ModelAccess, String>;
+    ) -> Result<ModelAccess, ModelServerError>;
 
     /// Takes the score that the agent of an open episode reports for itself.
     ///
     /// # Errors
     /// Fails if the rollout is not open, a reward is not a number, or a call has no output.
-    fn score(&self, episode: &EpisodeId, report: &AgentReport) -> Result<(), String>;
+    fn score(&self, episode: &EpisodeId, report: &AgentReport) -> Result<(), ModelServerError>;
 
     /// Ends the calls of an episode, and gives the trace of them. `end: None` leaves it to the server
     /// how the episode ended: by a limit that it enforced, or else because its task did.
@@ -37,7 +38,7 @@ pub trait ModelServer: Send + Sync {
         &'a self,
         episode: &'a EpisodeId,
         end: Option<EpisodeEnd>,
-    ) -> BoxFuture<'a, Result<Trace, String>>;
+    ) -> BoxFuture<'a, Result<Trace, ModelServerError>>;
 }
 
 /// The way of one program to its model.
@@ -73,9 +74,8 @@ impl AgentReport {
     ///
     /// # Errors
     /// Fails with the fault of the report, in one line.
-    pub fn of(value: &Value) -> Result<Self, String> {
-        let report = Self::deserialize(value);
-        report.map_err(|e| format!("the agent's own reward cannot be read: {e}"))
+    pub fn of(value: &Value) -> Result<Self, ModelServerError> {
+        Ok(Self::deserialize(value)?)
     }
 
     /// Whether it has any reward.

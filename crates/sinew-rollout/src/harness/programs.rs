@@ -8,6 +8,7 @@ use super::sandboxed::{ProgramEnd, Sandboxes, tail};
 use sinew_sandbox::{Ending, Limits, SandboxProvider};
 use sinew_types::Task;
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -152,7 +153,7 @@ impl Programs {
         &self,
         access: &ModelAccess,
         task: &Task,
-        answered: impl Future<Output = Result<(), String>>,
+        answered: impl Future<Output = Result<(), impl Display>>,
     ) -> Result<(), ProgramError> {
         let limit = self.config.timeout.min(ASKS_WITHIN);
         let run = self.run(&access.base_url, &access.api_key, task, limit);
@@ -261,7 +262,7 @@ fn variables(base_url: &str, api_key: &str, task: &Task) -> Vec<(String, String)
 }
 
 /// The reason of a program whose first call of the model was refused.
-fn refused(why: String) -> ProgramError {
+fn refused(why: impl Display) -> ProgramError {
     missing(
         "command",
         format!("the model server refused the program's first call: {why}"),

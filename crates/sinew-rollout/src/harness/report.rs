@@ -17,7 +17,7 @@ pub(super) fn hand_over(
     let report = match AgentReport::of(value) {
         Ok(report) if report.is_scored() => report,
         Ok(_) => return Some("the agent's last words have no field `reward` or `rewards`".into()),
-        Err(why) => return Some(why),
+        Err(why) => return Some(why.to_string()),
     };
     let handed = server.score(episode, &report);
     let why = handed.err()?;
@@ -57,6 +57,7 @@ mod tests {
             assert!(
                 AgentReport::of(&bad)
                     .unwrap_err()
+                    .to_string()
                     .contains("cannot be read"),
                 "{bad}"
             );

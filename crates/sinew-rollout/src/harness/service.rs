@@ -120,7 +120,8 @@ impl ServiceHarness {
         options: &EpisodeOptions,
         spec: &EpisodeSpec,
     ) -> Result<Trace, String> {
-        let access = self.server.open(parts, options, spec)?;
+        let opened = self.server.open(parts, options, spec);
+        let access = opened.map_err(|e| e.to_string())?;
         let limit = self.config.timeout.min(options.timeout);
         let said = {
             let deadline = Some(tokio::time::Instant::now() + limit);
@@ -140,7 +141,8 @@ impl ServiceHarness {
         let end = matches!(said, ServiceReply::TimedOut).then_some(EpisodeEnd::Truncated {
             limit: Limit::WallTime,
         });
-        let mut trace = self.server.finish(&spec.episode, end).await?;
+        let finished = self.server.finish(&spec.episode, end).await;
+        let mut trace = finished.map_err(|e| e.to_string())?;
         let failed = match &said {
             ServiceReply::Failed(why) => Some(format!("the service {}: {why}", self.config.url)),
             _ if trace.sampled_tokens() == 0 => Some(uncaptured(&access)),

@@ -6,7 +6,7 @@ use crate::chain::folder::{ChainDir, ChainError, StageEnd};
 use sinew_orchestrator::{EvalRecord, StepRecord};
 use sinew_recipe::ChainPlan;
 use sinew_view::plot::{Curve, plot, plot_with_points};
-use sinew_view::{duration, lines, smoothed};
+use sinew_view::{ViewError, duration, lines, smoothed};
 use std::fmt::Write;
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}\
@@ -88,9 +88,9 @@ pub fn write_report(chain: &ChainPlan, dir: &ChainDir) -> Result<(), ChainError>
     let mut before = 0;
     for stage in &chain.stages {
         let folder = dir.stage(&stage.name);
-        let unreadable = |message: String| ChainError::Damaged {
+        let unreadable = |error: ViewError| ChainError::Damaged {
             path: folder.clone(),
-            message,
+            message: error.to_string(),
         };
         let recorded = StageRecords {
             name: stage.name.clone(),
@@ -102,15 +102,15 @@ pub fn write_report(chain: &ChainPlan, dir: &ChainDir) -> Result<(), ChainError>
         before += recorded.steps.last().map_or(0, |s| s.step);
         stages.push(recorded);
     }
-    let plots = plots(&stages).map_err(|message| ChainError::Damaged {
+    let plots = plots(&stages).map_err(|e| ChainError::Damaged {
         path: dir.path().join("report.html"),
-        message,
+        message: e.to_string(),
     })?;
     dir.write("report.html", page(chain, dir, &plots).as_bytes())
 }
 
 /// Held-out success and the success of training episodes, over the steps of all stages; a curve a stage.
-fn plots(stages: &[StageRecords]) -> Result<Vec<String>, String> {
+fn plots(stages: &[StageRecords]) -> Result<Vec<String>, ViewError> {
     let held_out = |s: &StageRecords| Curve {
         name: s.name.clone(),
         points: s

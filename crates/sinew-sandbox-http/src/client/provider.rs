@@ -226,9 +226,13 @@ impl SandboxProvider for RemoteProvider {
         Arc::clone(&self.protections)
     }
 
-    fn health(&self) -> Result<(), String> {
+    fn health(&self) -> Result<(), SandboxError> {
         let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
-        broken.clone().map_or(Ok(()), Err)
+        let unavailable = |reason| SandboxError::Unavailable {
+            level: self.level().to_owned(),
+            reason,
+        };
+        broken.clone().map(unavailable).map_or(Ok(()), Err)
     }
 
     fn fork<'a>(

@@ -3,7 +3,7 @@
 use crate::{ANN, BOB, Server, request, server};
 use serde_json::{Value, json};
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
-use sinew_sandbox_http::{Egress, Service, Tokens};
+use sinew_sandbox_http::{Egress, EgressError, Service, Tokens};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -289,7 +289,7 @@ impl Egress for Asked {
         owner: &str,
         name: &str,
         listener: TcpListener,
-    ) -> Result<Box<dyn Send + Sync>, String> {
+    ) -> Result<Box<dyn Send + Sync>, EgressError> {
         self.0.lock().unwrap().push((owner.into(), name.into()));
         Ok(Box::new(listener))
     }

@@ -4,15 +4,29 @@
 //! snapshot of one level can be started at another.
 
 use crate::SandboxError;
-use crate::archive::reader::{self, Budget, Kind, ReadLimits};
+use crate::archive::reader::{self, Budget, Kind, ReadError, ReadLimits};
 use crate::archive::{Writer, spool};
 use std::fs::File;
-use std::io::{BufReader, Read, Seek, Write};
+use std::io::{self, BufReader, Read, Seek, Write};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 /// Maximum number of names in a path, as in [`ReadLimits::work_folder`].
 const MAX_DEPTH: usize = 65;
+
+/// Reasons for which an archive cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum ArchiveError {
+    /// An entry does not fit into an archive, or a file cannot be read or written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The archive, or an entry of it, is not allowed.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The thread that read or wrote it panicked.
+    #[error(transparent)]
+    Thread(#[from] tokio::task::JoinError),
+}
 
 /// Kind of an entry, with its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +61,7 @@ pub(crate) fn plain(path: &Path) -> bool {
 ///
 /// # Errors
 /// If a name does not fit into an archive, or the archive not where it is written.
-pub fn pack<W: Write>(entries: &[Entry], out: W, max_bytes: u64) -> Result<W, String> {
+pub fn pack<W: Write>(entries: &[Entry], out: W, max_bytes: u64) -> Result<W, ArchiveError> {
     let mut writer = Writer::new(out, max_bytes);
     for Entry { path, mode, kind } in entries {
         let written = match kind {
@@ -55,9 +69,9 @@ pub fn pack<W: Write>(entries: &[Entry], out: W, max_bytes: u64) -> Result<W, St
             EntryKind::Folder => writer.folder(path, *mode),
             EntryKind::Link(target) => writer.link(path, *mode, target),
         };
-        written.map_err(|e| format!("{}: {e}", path.display()))?;
+        written.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
     }
-    writer.end().map_err(|e| e.to_string())
+    Ok(writer.end()?)
 }
 
 /// The entries of an archive with at most `max_bytes` of content.
@@ -65,7 +79,7 @@ pub fn pack<W: Write>(entries: &[Entry], out: W, max_bytes: u64) -> Result<W, St
 /// # Errors
 /// Fails if an entry is not a plain file, folder or link in a folder that is one, or if it is too large.
 /// Holes count as the zeros that they read as, further names of a file as separate files.
-pub fn unpack(archive: impl Read, max_bytes: u64) -> Result<Vec<Entry>, String> {
+pub fn unpack(archive: impl Read, max_bytes: u64) -> Result<Vec<Entry>, ArchiveError> {
     let mut entries = Vec::<Entry>::new();
     let mut links = std::collections::HashSet::new();
     let mut files = std::collections::HashMap::new();
@@ -105,7 +119,7 @@ pub fn unpack(archive: impl Read, max_bytes: u64) -> Result<Vec<Entry>, String> 
         entries.push(Entry { path, mode, kind });
         Ok(())
     });
-    read.map_err(|e| e.to_string())?;
+    read?;
     Ok(entries)
 }
 
@@ -114,10 +128,10 @@ pub fn unpack(archive: impl Read, max_bytes: u64) -> Result<Vec<Entry>, String> 
 /// # Errors
 /// Fails as [`pack`] does.
 pub async fn export(entries: Arc<Vec<Entry>>, max_bytes: u64) -> Result<File, SandboxError> {
-    let work = move || {
-        let file = spool(&[]).map_err(|e| e.to_string())?;
+    let work = move || -> Result<File, ArchiveError> {
+        let file = spool(&[])?;
         let mut file = pack(&entries, file, max_bytes)?;
-        file.rewind().map_err(|e| e.to_string())?;
+        file.rewind()?;
         Ok(file)
     };
     apart("export", work).await
@@ -133,13 +147,13 @@ pub async fn import(archive: File, max_bytes: u64) -> Result<Vec<Entry>, Sandbox
 
 async fn apart<T: Send + 'static>(
     operation: &str,
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+    work: impl FnOnce() -> Result<T, ArchiveError> + Send + 'static,
 ) -> Result<T, SandboxError> {
     let done = tokio::task::spawn_blocking(work).await;
-    let done = done.unwrap_or_else(|e| Err(e.to_string()));
-    done.map_err(|message| SandboxError::Io {
+    let done = done.unwrap_or_else(|e| Err(e.into()));
+    done.map_err(|e| SandboxError::Io {
         operation: operation.into(),
-        message,
+        message: e.to_string(),
     })
 }
 
@@ -148,7 +162,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn packed(entries: &[Entry]) -> Result<Vec<u8>, String> {
+    fn packed(entries: &[Entry]) -> Result<Vec<u8>, ArchiveError> {
         pack(entries, Vec::new(), 1 << 30)
     }
 
@@ -186,6 +200,7 @@ mod tests {
         assert!(
             unpack(big.as_slice(), 99)
                 .unwrap_err()
+                .to_string()
                 .contains("more than 99")
         );
         let behind = [
@@ -196,6 +211,7 @@ mod tests {
         assert!(
             unpack(behind.as_slice(), 100)
                 .unwrap_err()
+                .to_string()
                 .contains("entry 2")
         );
         assert!(packed(&[entry("../x", EntryKind::Folder)]).is_err());
@@ -215,6 +231,7 @@ mod tests {
         assert!(
             unpack(archive.as_slice(), 199)
                 .unwrap_err()
+                .to_string()
                 .contains("more than 199")
         );
         let mut writer = Writer::new(Vec::new(), 1 << 20);
@@ -225,6 +242,7 @@ mod tests {
         assert!(
             unpack(none.as_slice(), 9)
                 .unwrap_err()
+                .to_string()
                 .contains("no file before")
         );
     }
@@ -247,7 +265,7 @@ mod tests {
             .append_data(&mut header, &name[..name.len() - 1], &b""[..])
             .unwrap();
         let archive = builder.into_inner().unwrap();
-        let told = unpack(archive.as_slice(), 1000).unwrap_err();
+        let told = unpack(archive.as_slice(), 1000).unwrap_err().to_string();
         assert!(
             told.contains("names and extensions") && told.len() < 200,
             "{}",

@@ -10,7 +10,7 @@ mod archive;
 mod client;
 mod program;
 
-pub use archive::{Entry, EntryKind, export, import, pack, unpack};
+pub use archive::{ArchiveError, Entry, EntryKind, export, import, pack, unpack};
 pub use client::{Count, Ended, Guest, Hello, Outcome, Setup, Stream};
 pub use program::checked;
 

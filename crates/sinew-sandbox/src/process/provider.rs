@@ -202,7 +202,7 @@ impl SandboxProvider for ProcessProvider {
         self.spawner.last().degradations.clone()
     }
 
-    fn health(&self) -> Result<(), String> {
+    fn health(&self) -> Result<(), SandboxError> {
         self.spawner.health()
     }
 

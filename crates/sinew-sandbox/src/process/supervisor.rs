@@ -95,13 +95,14 @@ impl Supervisor {
     }
 
     /// Whether one runs now, else why not.
-    pub(super) fn health(&self) -> Result<(), String> {
+    pub(super) fn health(&self) -> Result<(), SandboxError> {
         match &*self.state.borrow() {
             State::Running(client) if !client.is_dead() => Ok(()),
             State::Running(_) | State::Starting => {
-                Err("the process that starts sandboxes died and is being started again".into())
+                let again = "the process that starts sandboxes died and is being started again";
+                Err(unavailable(again))
             }
-            State::Down(why) => Err(why.clone()),
+            State::Down(why) => Err(unavailable(why.clone())),
         }
     }
 }

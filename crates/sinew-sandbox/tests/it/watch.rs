@@ -124,7 +124,7 @@ async fn a_spawner_that_cannot_be_started_again_is_reported_and_tried_again() {
     signal("KILL", inner());
     let why = loop {
         match provider.health() {
-            Err(why) if why.contains("could not be started again") => break why,
+            Err(why) if why.to_string().contains("could not be started again") => break why,
             _ => tokio::time::sleep(Duration::from_millis(5)).await,
         }
     };

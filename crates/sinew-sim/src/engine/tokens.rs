@@ -4,8 +4,8 @@ use super::{AttemptNews, Job, Load, Speed, VOCAB, drawn};
 use crate::agenda::{Micros, micros};
 use sinew_engines::AttemptId;
 use sinew_infer::{
-    Batch, BlockCopy, Draw, Drawn, Forward, ForwardLimits, Sampler, SchedulerConfig, Stepper,
-    SwapPolicy,
+    Batch, BlockCopy, DeviceError, Draw, Drawn, Forward, ForwardLimits, Sampler, SchedulerConfig,
+    Stepper, SwapPolicy,
 };
 use sinew_types::{
     EngineEvent, GenerateRequest, PolicyVersion, RequestId, SamplingParams, TensorSource,
@@ -34,7 +34,7 @@ impl Forward for Counts {
     fn copy_block(&mut self, _: BlockCopy) {}
 
     /// One more.
-    fn step(&mut self, batch: &Batch, samplers: &[Sampler<'_>]) -> Result<Vec<Drawn>, String> {
+    fn step(&mut self, batch: &Batch, samplers: &[Sampler<'_>]) -> Result<Vec<Drawn>, DeviceError> {
         self.rows
             .store(batch.tokens.len() as u64, Ordering::Relaxed);
         let draw = |s: &Sampler<'_>| {
@@ -48,11 +48,12 @@ impl Forward for Counts {
         Ok(samplers.iter().map(draw).collect())
     }
 
-    fn logits(&mut self, _: &Batch) -> Result<&[f32], String> {
-        Err("the simulation computes no logits".into())
+    fn logits(&mut self, _: &Batch) -> Result<&[f32], DeviceError> {
+        let why = "the simulation computes no logits";
+        Err(DeviceError::Device(why.into()))
     }
 
-    fn load_weights(&mut self, _: &dyn TensorSource) -> Result<(), String> {
+    fn load_weights(&mut self, _: &dyn TensorSource) -> Result<(), DeviceError> {
         Ok(())
     }
 }

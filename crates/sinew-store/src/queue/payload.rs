@@ -1,7 +1,7 @@
 //! Values of any type as the bytes of a field, compressed.
 
 use crate::codec;
-use crate::error::StoreError;
+use crate::error::{RecordError, StoreError};
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -26,12 +26,12 @@ pub fn pack<T: Serialize>(key: &str, value: &T) -> Result<Bytes, StoreError> {
 /// # Errors
 /// [`StoreError::Row`] if the bytes are of something else.
 pub fn unpack<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T, StoreError> {
-    let corrupt = |reason: String| StoreError::Row {
+    let corrupt = |reason: RecordError| StoreError::Row {
         key: key.to_owned(),
-        reason,
+        reason: reason.to_string(),
     };
     let [codec, a, b, c, d, rest @ ..] = bytes else {
-        return Err(corrupt("shorter than its header".into()));
+        return Err(corrupt(RecordError::Bytes("shorter than its header")));
     };
     let raw_len = u32::from_le_bytes([*a, *b, *c, *d]);
     codec::decode(*codec, raw_len, rest).map_err(corrupt)

@@ -1,5 +1,6 @@
 //! Draws activity over time: one lane below the other.
 
+use crate::error::ViewError;
 use crate::plot::{COLORS, number};
 use plotters::prelude::{
     ChartBuilder, Color, IntoDrawingArea, IntoFont, IntoTextStyle, Rectangle, SVGBackend,
@@ -36,10 +37,10 @@ const AROUND: u32 = 90;
 /// begins at 0. The names' first word, up to a colon, gives the color.
 ///
 /// # Errors
-/// Returns a message with the title if it cannot be drawn.
-pub fn timeline(title: &str, x: &str, lanes: &[Lane]) -> Result<String, String> {
+/// If it cannot be drawn.
+pub fn timeline(title: &str, x: &str, lanes: &[Lane]) -> Result<String, ViewError> {
     let mut svg = String::new();
-    draw(&mut svg, (title, x), lanes).map_err(|e| format!("plot {title}: {e}"))?;
+    draw(&mut svg, (title, x), lanes).map_err(|e| ViewError::plot(title, &*e))?;
     Ok(svg)
 }
 

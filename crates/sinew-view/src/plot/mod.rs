@@ -8,6 +8,7 @@ mod lanes;
 
 pub use lanes::{Lane, Span, timeline};
 
+use crate::error::ViewError;
 use plotters::prelude::{
     ChartBuilder, Circle, Color, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend,
     SeriesLabelPosition, TRANSPARENT, WHITE,
@@ -27,8 +28,8 @@ pub struct Curve {
 /// units. Axes are linear and include y = 0.
 ///
 /// # Errors
-/// Returns a message with the title if the plot cannot be drawn.
-pub fn plot(title: &str, x: &str, y: &str, curves: &[Curve]) -> Result<String, String> {
+/// If the plot cannot be drawn.
+pub fn plot(title: &str, x: &str, y: &str, curves: &[Curve]) -> Result<String, ViewError> {
     plot_with_points(title, x, y, curves, &[])
 }
 
@@ -42,10 +43,10 @@ pub fn plot_with_points(
     y: &str,
     curves: &[Curve],
     marked: &[Curve],
-) -> Result<String, String> {
+) -> Result<String, ViewError> {
     let mut svg = String::new();
     let drawn = draw_plot(&mut svg, (title, x, y), curves, marked);
-    drawn.map_err(|e| format!("plot {title}: {e}"))?;
+    drawn.map_err(|e| ViewError::plot(title, &*e))?;
     Ok(svg)
 }
 

@@ -1,0 +1,48 @@
+//! Reasons for which a verdict, a row of labels or a reward model cannot be used.
+
+use sinew_dialect::conversation::StrictError;
+use sinew_model::LoadError;
+use sinew_render::RenderError;
+use std::io;
+
+/// Reason why a text is not a verdict. It can be shown to the judge: it holds nothing of the text itself.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct VerdictError(pub(crate) String);
+
+/// Reasons for which rows of labels cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LabelsError {
+    #[error(
+        "labels grade single answers, and mode = \"compare\" compares two; calibrate its rubric with \
+         mode = \"each\""
+    )]
+    Compare,
+    #[error("line {line}: {reason}")]
+    Row { line: usize, reason: LabelError },
+}
+
+/// Fault of one row of labels.
+#[derive(Debug, thiserror::Error)]
+pub enum LabelError {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error(transparent)]
+    Messages(#[from] StrictError),
+    /// A field is missing or of another kind, or the grades do not fit the rubric.
+    #[error("{0}")]
+    Field(String),
+}
+
+/// Reasons for which a reward model has no score for a sample.
+#[derive(Debug, thiserror::Error)]
+pub enum RewardModelError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// Its chat template cannot be read, or does not take the messages.
+    #[error(transparent)]
+    Render(#[from] RenderError),
+    /// The system has no thread for it.
+    #[error(transparent)]
+    Thread(#[from] io::Error),
+}
