@@ -51,8 +51,8 @@ struct Report {
 }
 
 impl Report {
-    /// Prints one check; whether it succeeded. A text with "warning: " is marked. A failure of the kind `Outside` counts as missing and not
-    /// as a refusal.
+    /// Prints one check; whether it succeeded. A text with "warning: " is marked. A failure of the kind
+    /// `Outside` counts as missing and not as a refusal.
     fn row(&mut self, name: &str, result: Result<String, Failure>) -> bool {
         let (ok, text) = match result {
             Ok(text) => (true, text),
