@@ -321,9 +321,12 @@ impl Estimates {
         let weights: Vec<f64> = kinds.iter().map(|k| self.weight(config, k)).collect();
         let total: f64 = weights.iter().sum();
         let uniform = 1.0 / kinds.len() as f64;
-        let share = |w: &f64| match total > 0.0 && total.is_finite() {
-            true => config.floor * uniform + (1.0 - config.floor) * w / total,
-            false => uniform,
+        let share = |w: &f64| {
+            if total > 0.0 && total.is_finite() {
+                config.floor * uniform + (1.0 - config.floor) * w / total
+            } else {
+                uniform
+            }
         };
         weights.iter().map(share).collect()
     }

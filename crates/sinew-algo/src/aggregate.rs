@@ -93,14 +93,18 @@ fn without_signal(path: &Path) -> bool {
 
 /// Sampling temperatures of the trained tokens. Empty if all are 1.
 fn temperatures(episode: &Episode<'_>, path: &Path) -> Vec<f32> {
-    let at = |t: usize| match path.trains[t] && episode.tempered {
-        true => path.tokens[t].temperature,
-        false => 1.0,
+    let at = |t: usize| {
+        if path.trains[t] && episode.tempered {
+            path.tokens[t].temperature
+        } else {
+            1.0
+        }
     };
     let all: Vec<f32> = (0..path.tokens.len()).map(at).collect();
-    match all.iter().all(|&t| t == 1.0) {
-        true => Vec::new(),
-        false => all,
+    if all.iter().all(|&t| t == 1.0) {
+        Vec::new()
+    } else {
+        all
     }
 }
 

@@ -244,9 +244,10 @@ fn admit_episode<'a>(
         let mut episode = Episode::new(c, trace, false);
         episode.trains = false;
         let credible = episode.reward.abs() <= MAX_REWARD;
-        return match credible && trace.validate().is_ok() {
-            true => EpisodeRole::Failed(episode),
-            false => EpisodeRole::Broken,
+        return if credible && trace.validate().is_ok() {
+            EpisodeRole::Failed(episode)
+        } else {
+            EpisodeRole::Broken
         };
     }
     let mut reason = trace.validate().err().map(|e| e.to_string());

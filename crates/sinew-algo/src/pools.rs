@@ -55,13 +55,13 @@ impl Pool {
             }
         }
         let total: f64 = shares.iter().sum();
-        match total > 0.0 {
-            true => shares.map(|s| s / total),
+        if total > 0.0 {
+            shares.map(|s| s / total)
+        } else {
             // The pools that have tasks have no shares: tasks are drawn uniformly.
-            false => {
-                let all = sizes.iter().sum::<usize>().max(1) as f64;
-                sizes.map(|n| n as f64 / all)
-            }
+
+            let all = sizes.iter().sum::<usize>().max(1) as f64;
+            sizes.map(|n| n as f64 / all)
         }
     }
 }

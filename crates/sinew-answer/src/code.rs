@@ -49,13 +49,12 @@ pub fn code(answer: &str, tests: &str) -> Code {
     let all = blocks(answer);
     let names = names(tests);
     let fenced: Vec<usize> = (0..all.len()).filter(|i| all[*i].fenced).collect();
-    let found = match fenced.is_empty() {
-        false => Some(chosen(&all, &fenced, &names)),
-        true => {
-            let indented: Vec<usize> = (0..all.len()).collect();
-            let wanted = !defines(answer, &names) && all.iter().any(|b| defines(&b.text, &names));
-            wanted.then(|| chosen(&all, &indented, &names))
-        }
+    let found = if fenced.is_empty() {
+        let indented: Vec<usize> = (0..all.len()).collect();
+        let wanted = !defines(answer, &names) && all.iter().any(|b| defines(&b.text, &names));
+        wanted.then(|| chosen(&all, &indented, &names))
+    } else {
+        Some(chosen(&all, &fenced, &names))
     };
     match found {
         Some(taken) => {
@@ -130,11 +129,12 @@ fn chosen(all: &[Block], among: &[usize], names: &BTreeSet<&str>) -> Vec<usize> 
         .collect();
     let wanted = |i: &&usize| defines(&all[**i].text, names);
     // A block in another language that defines the names is mislabelled.
-    let pool: Vec<usize> =
-        match likely.iter().any(|i| wanted(&i)) || !among.iter().any(|i| wanted(&i)) {
-            true => likely,
-            false => among.to_vec(),
-        };
+    let pool: Vec<usize> = if likely.iter().any(|i| wanted(&i)) || !among.iter().any(|i| wanted(&i))
+    {
+        likely
+    } else {
+        among.to_vec()
+    };
     let defined: Vec<(usize, BTreeSet<&str>)> =
         pool.iter().map(|i| (*i, defined(&all[*i].text))).collect();
     let last = |name: &str| {

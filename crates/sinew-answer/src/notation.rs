@@ -106,9 +106,10 @@ pub(crate) fn plain(text: &str) -> String {
         }
     }
     out.push_str(if raised { "}" } else { "" });
-    match out.contains('\\') || out.contains('{') || out.contains('~') {
-        true => tex(&out),
-        false => out,
+    if out.contains('\\') || out.contains('{') || out.contains('~') {
+        tex(&out)
+    } else {
+        out
     }
 }
 
@@ -295,12 +296,13 @@ pub fn improper(text: &str) -> String {
         }
     });
     // Blanks between groups of digits are not part of a number for packages.
-    match replaced.contains(GROUP) {
-        true => GROUPS.get().map_or_else(
+    if replaced.contains(GROUP) {
+        GROUPS.get().map_or_else(
             || replaced.to_string(),
             |p| p.replace_all(&replaced, "$1$2").into_owned(),
-        ),
-        false => replaced.into_owned(),
+        )
+    } else {
+        replaced.into_owned()
     }
 }
 

@@ -115,15 +115,14 @@ fn boxed(answer: &str) -> Option<&str> {
         let rest = &answer[at + word.len()..];
         let begins = before.ends_with('\\') || before.ends_with("\\f");
         let open = rest.trim_start();
-        match begins && open.starts_with('{') {
-            true => braces(open).map(|end| &open[1..end]),
-            false => {
-                let one = open
-                    .chars()
-                    .next()
-                    .filter(|c| begins && c.is_alphanumeric())?;
-                open.get(..one.len_utf8())
-            }
+        if begins && open.starts_with('{') {
+            braces(open).map(|end| &open[1..end])
+        } else {
+            let one = open
+                .chars()
+                .next()
+                .filter(|c| begins && c.is_alphanumeric())?;
+            open.get(..one.len_utf8())
         }
     });
     found.map(str::trim)

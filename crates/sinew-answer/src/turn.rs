@@ -135,12 +135,12 @@ impl Turn {
 /// that the prompt opened.
 fn first_close(text: &str, opened: bool) -> Option<(&'static str, usize, usize)> {
     let found = MARKS.iter().filter_map(|(open, close, tag)| {
-        let at = match opened {
-            true => text.find(close)?,
-            false => text
-                .match_indices(close)
+        let at = if opened {
+            text.find(close)?
+        } else {
+            text.match_indices(close)
                 .map(|(at, _)| at)
-                .find(|at| is_mark(text, *at))?,
+                .find(|at| is_mark(text, *at))?
         };
         let before = &text[..at];
         (opened || !before.contains(open)).then_some((*tag, at, close.len()))

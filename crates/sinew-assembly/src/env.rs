@@ -76,9 +76,10 @@ pub fn tasks(recipe: &RunPlan) -> Result<Tasks, Failure> {
     let mut digests = BTreeMap::new();
     for world in recipe.worlds() {
         let (tasks, own, digest) = member(recipe, &world, taskset(recipe, &world, &mut notes))?;
-        let name = match recipe.env.is_mixture() {
-            true => format!("env.{}.tasks.rows", world.env.name),
-            false => "tasks.rows".to_owned(),
+        let name = if recipe.env.is_mixture() {
+            format!("env.{}.tasks.rows", world.env.name)
+        } else {
+            "tasks.rows".to_owned()
         };
         digests.extend(digest.map(|digest| (name, digest)));
         let add = |(a, b): (usize, usize)| own.map_or((a, b), |(c, d)| (a + c, b + d));
@@ -105,9 +106,12 @@ fn member<T>(
     world: &sinew_recipe::World<'_>,
     made: Result<T, Failure>,
 ) -> Result<T, Failure> {
-    made.map_err(|e| match recipe.env.is_mixture() {
-        true => e.of(&format!("env {:?}", world.env.name)),
-        false => e,
+    made.map_err(|e| {
+        if recipe.env.is_mixture() {
+            e.of(&format!("env {:?}", world.env.name))
+        } else {
+            e
+        }
     })
 }
 
@@ -417,14 +421,13 @@ fn made_world(recipe: &RunPlan, tasks: &Tasks, bench: Option<&Bench>) -> Result<
         )?;
     }
     let sandbox_wait = Arc::<SandboxWait>::default();
-    let sandboxes = match recipe.env.needs().sandbox {
-        false => None,
-        true => {
-            let mut sandboxes = with_images(recipe, sandboxed(&recipe.sandbox)?)?;
-            let timed = TimedProvider::new(sandboxes.provider, Arc::clone(&sandbox_wait));
-            sandboxes.provider = Arc::new(timed);
-            Some(sandboxes)
-        }
+    let sandboxes = if recipe.env.needs().sandbox {
+        let mut sandboxes = with_images(recipe, sandboxed(&recipe.sandbox)?)?;
+        let timed = TimedProvider::new(sandboxes.provider, Arc::clone(&sandbox_wait));
+        sandboxes.provider = Arc::new(timed);
+        Some(sandboxes)
+    } else {
+        None
     };
     let mut envs = Vec::new();
     for (world, taskset) in recipe.worlds().into_iter().zip(&tasks.each) {

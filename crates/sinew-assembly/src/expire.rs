@@ -93,9 +93,10 @@ pub fn expire(
             run_dir.display()
         )));
     }
-    let through = match collected {
-        true => None,
-        false => Some(oldest_step(&run_dir.join("checkpoints"))?),
+    let through = if collected {
+        None
+    } else {
+        Some(oldest_step(&run_dir.join("checkpoints"))?)
     };
     let store = disk_store(&path, accept_loss).map_err(|e| match e {
         e @ StoreError::Locked { .. } => Failure::input(e),
@@ -112,12 +113,13 @@ pub fn expire(
             chosen(&store, expiry, |e| whole.is_done_with(e), 0)?
         }
     };
-    let report = match dry_run {
-        true => GcReport {
+    let report = if dry_run {
+        GcReport {
             episodes: doomed.len() as u64,
             bytes: 0,
-        },
-        false => store.remove(&doomed).map_err(Failure::system)?,
+        }
+    } else {
+        store.remove(&doomed).map_err(Failure::system)?
     };
     Ok(RemovedEpisodes {
         through_step: through,
@@ -146,9 +148,10 @@ fn chosen(
         loop {
             let page = store.list(&filter).map_err(Failure::system)?;
             for e in page.episodes {
-                match is_done_with(&e) {
-                    true => doomed.insert(e.episode),
-                    false => needed.insert(e.episode),
+                if is_done_with(&e) {
+                    doomed.insert(e.episode)
+                } else {
+                    needed.insert(e.episode)
                 };
             }
             match page.next {

@@ -94,9 +94,10 @@ fn model(recipe: &RunPlan, plan: &JudgePlan, full: &str) -> Result<Arc<dyn ChatM
         let renderer = chat_renderer(&files, &plan.template)
             .map_err(|e| Failure::input(format!("{full}: {}", e.text())))?;
         // Verdicts of another template are those of another judge.
-        let known = match plan.template.is_empty() {
-            true => name,
-            false => format!("{name} {}", renderer.template_hash().unwrap_or_default()),
+        let known = if plan.template.is_empty() {
+            name
+        } else {
+            format!("{name} {}", renderer.template_hash().unwrap_or_default())
         };
         let (engine, renderer) = (recipe.engine.clone(), Arc::new(renderer));
         let named = known.clone();

@@ -292,9 +292,10 @@ fn core(
         steps: t.steps,
         max_wall_s: (t.max_wall_s > 0.0).then_some(t.max_wall_s),
         checkpoint_every: t.checkpoint_every,
-        samples: match recipe.data.is_some() || recipe.harness.live().is_some() {
-            true => SampleKind::Given,
-            false => SampleKind::Run,
+        samples: if recipe.data.is_some() || recipe.harness.live().is_some() {
+            SampleKind::Given
+        } else {
+            SampleKind::Run
         },
         tasks_per_step: r.tasks_per_step,
         over_sample: r.over_sample,

@@ -28,9 +28,10 @@ pub(crate) fn package_dirs() -> Vec<PathBuf> {
 /// `PREFIX` of `PREFIX/bin/program`; Debian's `pip` installs for `/usr` below `/usr/local`.
 fn above(program: &Path) -> Option<PathBuf> {
     let prefix = program.parent()?.parent()?;
-    match prefix == Path::new("/usr") || prefix == Path::new("/") {
-        true => Some("/usr/local".into()),
-        false => Some(prefix.to_owned()),
+    if prefix == Path::new("/usr") || prefix == Path::new("/") {
+        Some("/usr/local".into())
+    } else {
+        Some(prefix.to_owned())
     }
 }
 

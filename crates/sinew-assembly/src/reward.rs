@@ -42,9 +42,10 @@ pub(crate) fn rewards(
     let config = BuildConfig {
         columns: splits.into_iter().collect::<Result<_, _>>()?,
         made,
-        sandboxes: match section.has_code() {
-            true => Some(sandboxed(&recipe.sandbox)?),
-            false => None,
+        sandboxes: if section.has_code() {
+            Some(sandboxed(&recipe.sandbox)?)
+        } else {
+            None
         },
         spec: sandbox_spec(&recipe.sandbox)?,
         workers: section.workers(),

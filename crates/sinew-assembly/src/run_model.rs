@@ -59,9 +59,10 @@ pub fn run_model(source: &str) -> Result<Option<RunModel>, Failure> {
 /// The source of a model that is typed on the command line, where the folder of a run needs no `run:`.
 pub fn typed_source(source: &str) -> String {
     let folder = Path::new(source);
-    match sinew_runs::holds_run(folder) || sinew_runs::chain::holds_chain(folder) {
-        true => format!("{RUN}{source}"),
-        false => source.to_owned(),
+    if sinew_runs::holds_run(folder) || sinew_runs::chain::holds_chain(folder) {
+        format!("{RUN}{source}")
+    } else {
+        source.to_owned()
     }
 }
 
@@ -152,15 +153,16 @@ impl RunModel {
     /// If they differ: the same id would mean another character.
     pub fn check_alphabet(&self, env: &EnvSection) -> Result<(), Failure> {
         let own = self.recipe.env.needs().alphabet;
-        match own == env.needs().alphabet {
-            true => Ok(()),
-            false => Err(Failure::input(format!(
+        if own == env.needs().alphabet {
+            Ok(())
+        } else {
+            Err(Failure::input(format!(
                 "model = \"{RUN}{}\": it was trained with the tokenizer of env.type = \"{}\", and env.type = \"{}\" \
                  has another",
                 self.folder.display(),
                 self.recipe.env.name(),
                 env.name()
-            ))),
+            )))
         }
     }
 }

@@ -206,9 +206,10 @@ impl RunPins {
     /// Versions of the rewards: of their keys in the recipe, and of the files that it names.
     pub(crate) fn rewards(&self, recipe: &RunPlan) -> BTreeMap<String, String> {
         let files = self.new.inputs.iter().filter_map(|(name, version)| {
-            let name = match name.starts_with(REWARD) {
-                true => name.clone(),
-                false => format!("{REWARD}{}", name.strip_suffix(".rubric")?),
+            let name = if name.starts_with(REWARD) {
+                name.clone()
+            } else {
+                format!("{REWARD}{}", name.strip_suffix(".rubric")?)
             };
             Some((name, version.get(..16).unwrap_or(version).to_owned()))
         });

@@ -118,9 +118,10 @@ impl Recorder for StopAfter {
         let records = self.records.lock();
         let mut records = records.unwrap_or_else(PoisonError::into_inner);
         records.push((**record).clone());
-        match record.step >= self.step {
-            true => Err(PipelineError::Interrupted),
-            false => Ok(()),
+        if record.step >= self.step {
+            Err(PipelineError::Interrupted)
+        } else {
+            Ok(())
         }
     }
 }

@@ -236,9 +236,10 @@ async fn simple(factory: &dyn EnvFactory, tasks: &[Task], policy: Policy) -> Env
         );
     }
     let detail = format!("reward {mean:.3}, {successes} of {count} succeed");
-    let finding = match above(mean, successes, (count, None)) {
-        true => Finding::Warning,
-        false => Finding::Ok,
+    let finding = if above(mean, successes, (count, None)) {
+        Finding::Warning
+    } else {
+        Finding::Ok
     };
     let detail = match (finding, unscored) {
         (Finding::Warning, _) => format!("{detail}: a model could learn to do nothing useful"),
@@ -489,9 +490,10 @@ async fn speed(factory: &dyn EnvFactory, tasks: &[Task], sessions: usize) -> Env
         _ => format!("{sessions} episodes at once"),
     };
     let detail = format!("{rate:.0} steps/s in {at_once}, {median_ms:.2} ms a step (median)");
-    let finding = match median_ms > 1000.0 && sessions == 1 {
-        true => Finding::Warning,
-        false => Finding::Ok,
+    let finding = if median_ms > 1000.0 && sessions == 1 {
+        Finding::Warning
+    } else {
+        Finding::Ok
     };
     line(
         "speed",

@@ -102,9 +102,10 @@ impl PythonCode {
         code.load(targets)?;
         for entry in asked.path.iter().filter(|p| p.is_dir()) {
             let within = entry.starts_with(&asked.prefix) && asked.prefix != Path::new("/");
-            let inside = match within || SYSTEM.iter().any(|s| entry.starts_with(s)) {
-                true => text(entry),
-                false => code.show(entry)?,
+            let inside = if within || SYSTEM.iter().any(|s| entry.starts_with(s)) {
+                text(entry)
+            } else {
+                code.show(entry)?
             };
             if !code.path.contains(&inside) {
                 code.path.push(inside);
@@ -284,9 +285,10 @@ impl PythonCode {
             return Ok(inside.clone());
         }
         // Node.js finds packages by the name of the folder.
-        let modules = match folder.ends_with("node_modules") {
-            true => "/node_modules",
-            false => "",
+        let modules = if folder.ends_with("node_modules") {
+            "/node_modules"
+        } else {
+            ""
         };
         let inside = format!("{SHOWN}/{}{modules}", self.places.len());
         self.places.push((inside.clone(), text(folder)));

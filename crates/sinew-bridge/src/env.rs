@@ -57,11 +57,12 @@ impl EnvInfo {
     fn gives(&self) -> Gives {
         let counts = counted(self.has_tools());
         Gives {
-            states: match self.state {
-                true => InputPresence::Yes,
-                false => InputPresence::No(
+            states: if self.state {
+                InputPresence::Yes
+            } else {
+                InputPresence::No(
                     "add the method `state(self)` to your class, whose value is equal exactly in equal states",
-                ),
+                )
             },
             turn_rewards: InputPresence::Maybe,
             tool_counts: counts,

@@ -72,9 +72,10 @@ impl Draw {
             let picked = options
                 .get(self.below(options.len()))
                 .unwrap_or(&Value::Null);
-            return match schema["enum"].is_array() {
-                true => picked.clone(),
-                false => self.value(picked, depth),
+            return if schema["enum"].is_array() {
+                picked.clone()
+            } else {
+                self.value(picked, depth)
             };
         }
         match schema["type"].as_str() {

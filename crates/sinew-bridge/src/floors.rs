@@ -240,9 +240,10 @@ async fn transferred(
         if started.elapsed() > BUDGET {
             break;
         }
-        let turns = match blind {
-            false => other.gold.clone(),
-            true => replaced(other, &one.words),
+        let turns = if blind {
+            replaced(other, &one.words)
+        } else {
+            other.gold.clone()
         };
         if let Err(e) = sum.play(factory, one.task, &turns).await {
             return line(name, Finding::Error, e, Value::Null);
@@ -302,12 +303,11 @@ impl ScriptRun {
             "reward {mean:.3}{of}, {} of {count} succeed: {what}",
             self.successes
         );
-        match above(mean, self.successes, (count, gold)) {
-            true => {
-                let detail = format!("{detail}; that is above a third");
-                line(name, Finding::Warning, detail, values)
-            }
-            false => line(name, Finding::Ok, detail, values),
+        if above(mean, self.successes, (count, gold)) {
+            let detail = format!("{detail}; that is above a third");
+            line(name, Finding::Warning, detail, values)
+        } else {
+            line(name, Finding::Ok, detail, values)
         }
     }
 }
@@ -353,9 +353,10 @@ fn replaced(other: &KnownTask<'_>, now: &[String]) -> Vec<Action> {
             .flatten()?;
         // Counted from the nearer end: first observations differ in length.
         let from_end = known.len() - at;
-        let at = match at <= from_end {
-            true => at,
-            false => now.len().checked_sub(from_end)?,
+        let at = if at <= from_end {
+            at
+        } else {
+            now.len().checked_sub(from_end)?
         };
         now.get(at..at + asked.len()).map(|found| found.join(" "))
     };
@@ -369,11 +370,11 @@ fn replaced(other: &KnownTask<'_>, now: &[String]) -> Vec<Action> {
                 .flat_map(|o| o.values_mut())
             {
                 if let Some(new) = word(&plain(value)) {
-                    *value = match value.is_number() {
-                        true => new
-                            .parse()
-                            .map_or(value.clone(), |n: serde_json::Number| n.into()),
-                        false => new.into(),
+                    *value = if value.is_number() {
+                        new.parse()
+                            .map_or(value.clone(), |n: serde_json::Number| n.into())
+                    } else {
+                        new.into()
                     };
                 }
             }
@@ -451,9 +452,12 @@ fn odd_turns(one: &KnownTask<'_>) -> Vec<Action> {
         turns.push(Action::say(text));
         for gold in one.gold.iter().filter(|a| a.tool_calls.is_empty()) {
             let lines = gold.text.lines().map(|l| {
-                let parts = l.split(' ').map(|p| match number(p) {
-                    true => p.replace(p.trim_matches(','), text),
-                    false => p.to_owned(),
+                let parts = l.split(' ').map(|p| {
+                    if number(p) {
+                        p.replace(p.trim_matches(','), text)
+                    } else {
+                        p.to_owned()
+                    }
                 });
                 parts.collect::<Vec<_>>().join(" ")
             });

@@ -129,9 +129,10 @@ impl PythonReward {
         let whole = self.info.group || compares;
         let known = |name: &str| {
             // Outputs of several samples are fields of the members.
-            let own = match whole {
-                true => OF_TASK.contains(&name),
-                false => NAMES.contains(&name),
+            let own = if whole {
+                OF_TASK.contains(&name)
+            } else {
+                NAMES.contains(&name)
             };
             let members =
                 (self.info.group && name == "group") || (compares && PAIR.contains(&name));

@@ -40,12 +40,11 @@ impl PythonTasks {
             return Err(config_error(name, format!("{}: {why}", info.place)));
         }
         let rows = |split: Split| read_split(workers, target, name, split, seed);
-        let (train, held_out) = match info.splits {
-            true => (rows(Split::Train)?, rows(Split::HeldOut)?),
-            false => {
-                let held = |t: &Task| row_hash(t).is_multiple_of(HELD_OUT_EVERY);
-                rows(Split::Train)?.into_iter().partition(|t| !held(t))
-            }
+        let (train, held_out) = if info.splits {
+            (rows(Split::Train)?, rows(Split::HeldOut)?)
+        } else {
+            let held = |t: &Task| row_hash(t).is_multiple_of(HELD_OUT_EVERY);
+            rows(Split::Train)?.into_iter().partition(|t| !held(t))
         };
         let tasks = Self {
             name: name.into(),

@@ -486,13 +486,14 @@ pub(crate) fn ending(result: &ExecResult) -> String {
     let error = String::from_utf8_lossy(&result.stderr);
     let lines: Vec<&str> = error.lines().filter(|l| !l.trim().is_empty()).collect();
     let last = lines[lines.len().saturating_sub(3)..].join(" | ");
-    match last.is_empty() {
-        true => result.ending.to_string(),
-        false => format!(
+    if last.is_empty() {
+        result.ending.to_string()
+    } else {
+        format!(
             "{}: {}",
             result.ending,
             last.chars().take(400).collect::<String>()
-        ),
+        )
     }
 }
 
@@ -536,13 +537,12 @@ async fn take_frames(
 ) -> Result<(), ProtocolError> {
     while let Some(frame) = reader.next_frame()? {
         let parse = |frame: &[u8]| sinew_types::json::from_slice::<Reply>(frame);
-        let reply = match frame.len() > CHUNK {
-            false => parse(frame)?,
-            true => {
-                let frame = frame.to_vec();
-                let parsed = tokio::task::spawn_blocking(move || parse(&frame));
-                parsed.await??
-            }
+        let reply = if frame.len() > CHUNK {
+            let frame = frame.to_vec();
+            let parsed = tokio::task::spawn_blocking(move || parse(&frame));
+            parsed.await??
+        } else {
+            parse(frame)?
         };
         if let Some(run) = reply.run {
             shared.own(runs.start(run)?);

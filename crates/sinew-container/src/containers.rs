@@ -134,9 +134,10 @@ impl Containers {
         let start = StartSpec {
             name: format!("sinew-{provider}-c{number}"),
             folder: folder.path(),
-            uid: match self.own_users {
-                true => next_uid(),
-                false => SHARED_UID,
+            uid: if self.own_users {
+                next_uid()
+            } else {
+                SHARED_UID
             },
             host,
             spec,

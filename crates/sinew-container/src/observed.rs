@@ -100,9 +100,10 @@ impl Observed {
             row(
                 "own user",
                 self.own_users,
-                match self.own_users {
-                    true => "each container has a user id of its own",
-                    false => "the engine takes no other user than 65534: all containers share it",
+                if self.own_users {
+                    "each container has a user id of its own"
+                } else {
+                    "the engine takes no other user than 65534: all containers share it"
                 },
             ),
             row("no_new_privs", self.field("NoNewPrivs:") == "1", "set"),

@@ -164,9 +164,10 @@ impl Sandbox for ContainerSandbox {
     fn reset(&mut self) -> SandboxFuture<'_, ()> {
         Box::pin(async move {
             self.guest.reset().await?;
-            match self.base.is_empty() {
-                true => Ok(()),
-                false => self.guest.restore(&self.base).await,
+            if self.base.is_empty() {
+                Ok(())
+            } else {
+                self.guest.restore(&self.base).await
             }
         })
     }

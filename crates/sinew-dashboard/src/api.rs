@@ -518,12 +518,11 @@ pub(crate) async fn scaling(
     let runs = Arc::clone(&shared.runs);
     answer(&shared, move || {
         let names: Vec<&str> = query.runs.split(',').filter(|n| !n.is_empty()).collect();
-        let chosen = match names.is_empty() {
-            true => runs.all(),
-            false => names
-                .iter()
-                .map(|n| runs.get(n))
-                .collect::<Result<_, _>>()?,
+        let chosen = if names.is_empty() {
+            runs.all()
+        } else {
+            let named = names.iter().map(|n| runs.get(n));
+            named.collect::<Result<_, _>>()?
         };
         let input = |run: &Arc<Run>| scaling::Input {
             world: run.world(),

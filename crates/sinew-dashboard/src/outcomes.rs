@@ -223,8 +223,9 @@ pub fn range<T: FromStr + Copy + PartialOrd>(text: &str) -> Result<RangeInclusiv
     let number = |text: &str| text.parse::<T>().map_err(|_| RangeError::Number);
     let (first, last) = text.split_once("..").unwrap_or((text, text));
     let (first, last) = (number(first)?, number(last)?);
-    match first <= last {
-        true => Ok(first..=last),
-        false => Err(RangeError::Order),
+    if first <= last {
+        Ok(first..=last)
+    } else {
+        Err(RangeError::Order)
     }
 }

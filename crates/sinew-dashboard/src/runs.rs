@@ -499,9 +499,10 @@ fn env_names(steps: &[StepRecord], evals: &[EvalRecord]) -> String {
     let Some(stats) = stats.or_else(|| evals.last().map(|e| &e.stats)) else {
         return String::new();
     };
-    let names: Vec<&str> = match stats.by_env.is_empty() {
-        true => stats.success_by_kind.keys().map(String::as_str).collect(),
-        false => stats.by_env.keys().map(String::as_str).collect(),
+    let names: Vec<&str> = if stats.by_env.is_empty() {
+        stats.success_by_kind.keys().map(String::as_str).collect()
+    } else {
+        stats.by_env.keys().map(String::as_str).collect()
     };
     names.join(", ")
 }

@@ -160,9 +160,10 @@ fn same_site(uri: &Uri) -> String {
     let rest: Vec<_> = pairs
         .filter(|p| !p.is_empty() && !p.starts_with("token="))
         .collect();
-    match rest.is_empty() {
-        true => format!("/{path}"),
-        false => format!("/{path}?{}", rest.join("&")),
+    if rest.is_empty() {
+        format!("/{path}")
+    } else {
+        format!("/{path}?{}", rest.join("&"))
     }
 }
 

@@ -220,13 +220,12 @@ fn open_regular(path: &Path) -> io::Result<File> {
         .read(true)
         .custom_flags(nonblock)
         .open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let text = format!("{name} is no regular file");
-            Err(io::Error::new(io::ErrorKind::InvalidData, text))
-        }
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let text = format!("{name} is no regular file");
+        Err(io::Error::new(io::ErrorKind::InvalidData, text))
     }
 }
 
@@ -234,12 +233,11 @@ fn open_regular(path: &Path) -> io::Result<File> {
 fn read_regular(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_regular(path)?.take(max + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > max {
-        true => {
-            let text = format!("it is larger than {max} bytes");
-            Err(io::Error::new(io::ErrorKind::FileTooLarge, text))
-        }
-        false => Ok(bytes),
+    if bytes.len() as u64 > max {
+        let text = format!("it is larger than {max} bytes");
+        Err(io::Error::new(io::ErrorKind::FileTooLarge, text))
+    } else {
+        Ok(bytes)
     }
 }
 

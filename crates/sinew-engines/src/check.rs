@@ -75,9 +75,10 @@ pub(crate) fn refused(name: &str, value: &dyn fmt::Display, allowed: &str) -> At
 /// Refuses temperatures at which log-probabilities of raw logits are not those of the policy. They
 /// are at temperature 1, and for greedy sampling, which is recorded at temperature 1.
 pub(crate) fn raw_fits(sampling: &SamplingParams, instead: &str) -> Result<(), AttemptError> {
-    match sampling.policy_temperature() == 1.0 {
-        true => Ok(()),
-        false => Err(refused("temperature", &sampling.temperature, instead)),
+    if sampling.policy_temperature() == 1.0 {
+        Ok(())
+    } else {
+        Err(refused("temperature", &sampling.temperature, instead))
     }
 }
 

@@ -230,9 +230,10 @@ impl WeightsFolder {
         let mut stored = Vec::with_capacity(names.len());
         let mut listed = Vec::with_capacity(names.len());
         for name in &names {
-            let source = match copied && name == OUTPUT {
-                true => EMBEDDING,
-                false => name,
+            let source = if copied && name == OUTPUT {
+                EMBEDDING
+            } else {
+                name
             };
             let view = weights.tensor(source);
             let view = view.ok_or_else(|| FolderError::Missing(name.clone()))?;

@@ -21,9 +21,10 @@ pub struct Counts {
 
 /// Whether episodes have the counts: those with tools.
 pub fn counted(tools: bool) -> InputPresence {
-    match tools {
-        true => InputPresence::Yes,
-        false => InputPresence::No("without tools there are no calls to count; add a tool"),
+    if tools {
+        InputPresence::Yes
+    } else {
+        InputPresence::No("without tools there are no calls to count; add a tool")
     }
 }
 

@@ -61,9 +61,10 @@ pub struct Needs {
 
 /// Whether turns have rewards, by the key `process_reward`.
 pub(crate) fn turn_rewards(process_reward: f64) -> InputPresence {
-    match process_reward > 0.0 {
-        true => InputPresence::Yes,
-        false => InputPresence::No("env.process_reward = 0; set it above 0"),
+    if process_reward > 0.0 {
+        InputPresence::Yes
+    } else {
+        InputPresence::No("env.process_reward = 0; set it above 0")
     }
 }
 

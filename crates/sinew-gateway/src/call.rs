@@ -193,9 +193,10 @@ impl Caller {
         if self.ended.load(Ordering::Acquire) {
             return Err(ApiError::run_ended());
         }
-        match self.draining.load(Ordering::Acquire) {
-            true => Err(ApiError::stopping("it takes no more calls")),
-            false => Ok(()),
+        if self.draining.load(Ordering::Acquire) {
+            Err(ApiError::stopping("it takes no more calls"))
+        } else {
+            Ok(())
         }
     }
 
@@ -367,9 +368,10 @@ impl Caller {
 
     /// Data for writing the answer.
     fn context(&self, id: String, request: ModelRequest, prompt: &[TokenId]) -> AnswerContext {
-        let prompt_ids = match request.return_token_ids {
-            true => prompt.to_vec(),
-            false => Vec::new(),
+        let prompt_ids = if request.return_token_ids {
+            prompt.to_vec()
+        } else {
+            Vec::new()
         };
         AnswerContext {
             id,

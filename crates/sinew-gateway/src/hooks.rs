@@ -73,9 +73,10 @@ impl RolloutHooks for TrainingHooks {
         if spec.group.as_str() == ALONE {
             spec.group = GroupId::new(id.as_str());
         } else if none(spec.group.as_str()) {
-            spec.group = GroupId::new(match none(spec.task.as_str()) {
-                true => id.as_str(),
-                false => spec.task.as_str(),
+            spec.group = GroupId::new(if none(spec.task.as_str()) {
+                id.as_str()
+            } else {
+                spec.task.as_str()
             });
         }
         if spec.seed == 0 {

@@ -430,10 +430,7 @@ mod tests {
             let cut = cut.min(kinds.len() - 1);
             let make = if anthropic { block } else { item };
             let items: Vec<Value> = kinds.iter().enumerate().map(|(i, &k)| make(k, i)).collect();
-            let body = |items: &[Value]| match anthropic {
-                true => json!({"model": "m", "max_tokens": 9, "system": "s", "messages": items}),
-                false => json!({"model": "m", "instructions": "s", "input": items}),
-            };
+            let body = |items: &[Value]| if anthropic { json!({"model": "m", "max_tokens": 9, "system": "s", "messages": items}) } else { json!({"model": "m", "instructions": "s", "input": items}) };
             let dialect: &dyn Dialect = if anthropic { &Messages } else { &Responses };
             let Some(before) = messages(dialect, &body(&items[..cut])) else { return Ok(()) };
             let spoken = before.last().is_none_or(|m| m.role == Role::Assistant);

@@ -123,9 +123,10 @@ fn grammar(
     };
     let mut tags = Vec::new();
     for tool in request.tools.iter().filter(|t| wanted(&t.name)) {
-        let schema = match request.is_strict(&tool.name) {
-            true => tool.parameters.to_string(),
-            false => ANY_OBJECT.to_owned(),
+        let schema = if request.is_strict(&tool.name) {
+            tool.parameters.to_string()
+        } else {
+            ANY_OBJECT.to_owned()
         };
         tags.push(ToolTag {
             begin: forced_opening(calls, Some(&tool.name))?,
@@ -133,9 +134,10 @@ fn grammar(
             end: end.to_owned(),
         });
     }
-    let need = match must || answer.is_some() {
-        true => ToolNeed::Required,
-        false => ToolNeed::Auto,
+    let need = if must || answer.is_some() {
+        ToolNeed::Required
+    } else {
+        ToolNeed::Auto
     };
     Some(ToolGrammar {
         trigger: trigger.to_owned(),

@@ -198,9 +198,10 @@ fn trace(headers: &HeaderMap) -> Option<[u8; 16]> {
 /// The answer to an unknown path: it does not list paths, but names the place where a model is served.
 async fn unknown(uri: Uri) -> RouteError {
     let path = uri.path();
-    RouteError(match path.starts_with("/v1/") {
-        true => no_rollout(),
-        false => ApiError::not_found(format!("there is no {path}")),
+    RouteError(if path.starts_with("/v1/") {
+        no_rollout()
+    } else {
+        ApiError::not_found(format!("there is no {path}"))
     })
 }
 
@@ -251,11 +252,10 @@ fn refusal(error: &ApiError, body: &Value) -> Response {
 }
 
 async fn control_only(State(service): Api, request: Request, next: Next) -> Response {
-    match service.is_control(request.headers()) {
-        true => next.run(request).await,
-        false => {
-            RouteError(ApiError::unauthorized("this path needs the control token")).into_response()
-        }
+    if service.is_control(request.headers()) {
+        next.run(request).await
+    } else {
+        RouteError(ApiError::unauthorized("this path needs the control token")).into_response()
     }
 }
 

@@ -96,9 +96,10 @@ impl Strings {
         if !self.meet {
             return Ok(());
         }
-        let shared = match self.definitions_meet {
-            true => product(&self.defined),
-            false => 1.0,
+        let shared = if self.definitions_meet {
+            product(&self.defined)
+        } else {
+            1.0
         };
         let names = self
             .by_name
@@ -132,13 +133,13 @@ impl Strings {
             _ => return Ok(()),
         };
         let rules = rules(map);
-        match defined {
-            true => self.defined.extend(rules),
-            false => self
-                .by_name
+        if defined {
+            self.defined.extend(rules)
+        } else {
+            self.by_name
                 .entry(name.to_owned())
                 .or_default()
-                .extend(rules),
+                .extend(rules)
         }
         if meets(map) {
             self.meet = true;
@@ -244,13 +245,14 @@ fn lark(grammar: &str) -> Result<(), CompileError> {
             _ => {}
         }
     }
-    match members > 1.0 && (1.0 + all / members).powf(members) > MAX_PRODUCT {
-        true => Err(CompileError::Limit(format!(
+    if members > 1.0 && (1.0 + all / members).powf(members) > MAX_PRODUCT {
+        Err(CompileError::Limit(format!(
             "{} intersections and complements (& and ~) over {all} branches: allowed is a product of \
              {MAX_PRODUCT}; use fewer of them",
             members - 1.0
-        ))),
-        false => Ok(()),
+        )))
+    } else {
+        Ok(())
     }
 }
 

@@ -92,9 +92,10 @@ impl TokenizerEnv for Env {
         let canonical = |text: &str| {
             let tokens = (self.encode)(text);
             let plain = tokens.iter().all(|t| !self.special.contains(t));
-            match plain && self.trie.decode_raw(&tokens) == text.as_bytes() {
-                true => tokens,
-                false => self.trie.greedy_tokenize(text.as_bytes()),
+            if plain && self.trie.decode_raw(&tokens) == text.as_bytes() {
+                tokens
+            } else {
+                self.trie.greedy_tokenize(text.as_bytes())
             }
         };
         self.trie.tokenize_with_greedy_fallback(bytes, canonical)
@@ -219,9 +220,10 @@ impl GuidedGrammars {
         let position = tokens.len();
         let complete =
             matcher.is_stopped() || matcher.is_accepting().map_err(|e| limit(position, &e))?;
-        match complete {
-            true => Ok(()),
-            false => Err(GrammarError::Incomplete { position }),
+        if complete {
+            Ok(())
+        } else {
+            Err(GrammarError::Incomplete { position })
         }
     }
 

@@ -236,9 +236,10 @@ impl Pieces {
             Piece::Text(text) => quoted(text),
             Piece::Special(id) => format!("<[{id}]>"),
         };
-        match self.0.is_empty() {
-            true => "\"\"".to_owned(),
-            false => self.0.iter().map(item).collect::<Vec<_>>().join(" "),
+        if self.0.is_empty() {
+            "\"\"".to_owned()
+        } else {
+            self.0.iter().map(item).collect::<Vec<_>>().join(" ")
         }
     }
 }

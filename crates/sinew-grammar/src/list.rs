@@ -68,9 +68,10 @@ impl Grammars for ListGrammars {
             .iter()
             .try_for_each(|&token| matcher.advance(token))?;
         let position = tokens.len();
-        match matcher.ended() || matcher.mask()?.allows(self.table.end) {
-            true => Ok(()),
-            false => Err(GrammarError::Incomplete { position }),
+        if matcher.ended() || matcher.mask()?.allows(self.table.end) {
+            Ok(())
+        } else {
+            Err(GrammarError::Incomplete { position })
         }
     }
 

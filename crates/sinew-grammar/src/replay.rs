@@ -70,13 +70,14 @@ pub fn replay(grammars: &dyn Grammars, node: &Node) -> Result<Option<RowMasks>, 
 
 /// Compares a recorded identifier with the current one.
 fn same(field: &'static str, recorded: &str, here: &str) -> Result<(), ReplayError> {
-    match recorded == here {
-        true => Ok(()),
-        false => Err(ReplayError::Differs {
+    if recorded == here {
+        Ok(())
+    } else {
+        Err(ReplayError::Differs {
             field,
             recorded: recorded.to_owned(),
             here: here.to_owned(),
-        }),
+        })
     }
 }
 

@@ -140,13 +140,14 @@ impl Answer {
         whole: bool,
         limit: u64,
     ) -> Result<Self, HttpError> {
-        match whole || !status.is_success() {
-            true => Ok(Self {
+        if whole || !status.is_success() {
+            Ok(Self {
                 status,
                 headers,
                 body,
-            }),
-            false => Err(HttpError::TooLarge(limit)),
+            })
+        } else {
+            Err(HttpError::TooLarge(limit))
         }
     }
 
@@ -155,12 +156,13 @@ impl Answer {
     /// # Errors
     /// [`HttpError::Status`] with the first `max_chars` characters for every other status.
     pub fn success(self, max_chars: usize) -> Result<Vec<u8>, HttpError> {
-        match self.status.is_success() {
-            true => Ok(self.body),
-            false => Err(HttpError::Status {
+        if self.status.is_success() {
+            Ok(self.body)
+        } else {
+            Err(HttpError::Status {
                 code: self.status.as_u16(),
                 text: line(&self.body, max_chars),
-            }),
+            })
         }
     }
 }
@@ -198,9 +200,10 @@ pub fn address(url: &str) -> Result<Url, HttpError> {
     let wrong = |why: &str| HttpError::Address(why.to_owned());
     let parsed = Url::parse(url);
     let known = |u: &Url| matches!(u.scheme(), "http" | "https");
-    match parsed.as_ref().map_or_else(|_| url.contains(':'), known) {
-        true => parsed.map_err(|e| wrong(&e.to_string())),
-        false => Err(wrong("it must start with http:// or https://")),
+    if parsed.as_ref().map_or_else(|_| url.contains(':'), known) {
+        parsed.map_err(|e| wrong(&e.to_string()))
+    } else {
+        Err(wrong("it must start with http:// or https://"))
     }
 }
 

@@ -24,11 +24,12 @@ fn serve(answers: &[&str]) -> (String, JoinHandle<usize>) {
             while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
                 head.push(byte[0]);
             }
-            match answer.is_empty() {
+            if answer.is_empty() {
                 // Until the client goes.
-                true => drop(stream.read(&mut byte)),
+                drop(stream.read(&mut byte))
+            } else {
                 // A client that has read enough closes the connection.
-                false => drop(stream.write_all(answer.as_bytes())),
+                drop(stream.write_all(answer.as_bytes()))
             }
         }
         answers.len()

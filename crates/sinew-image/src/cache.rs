@@ -183,9 +183,10 @@ fn lock(cache: &Path, name: &str, wait: bool) -> Result<Option<File>, ImageError
         .write(true)
         .open(&path);
     let file = opened.map_err(at(&path))?;
-    let how = match wait {
-        true => FlockOperation::LockExclusive,
-        false => FlockOperation::NonBlockingLockExclusive,
+    let how = if wait {
+        FlockOperation::LockExclusive
+    } else {
+        FlockOperation::NonBlockingLockExclusive
     };
     match flock(&file, how) {
         Ok(()) => Ok(Some(file)),
@@ -215,12 +216,13 @@ fn sweep(cache: &Path, own: &str) -> Result<(), ImageError> {
         let Some(name) = file_name.to_str().and_then(|n| n.strip_suffix(".partial")) else {
             continue;
         };
-        let held = match name == own {
-            true => None,
-            false => match lock(cache, name, false)? {
+        let held = if name == own {
+            None
+        } else {
+            match lock(cache, name, false)? {
                 None => continue,
                 held => held,
-            },
+            }
         };
         fs::remove_dir_all(entry.path()).map_err(at(&entry.path()))?;
         drop(held);

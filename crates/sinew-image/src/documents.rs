@@ -203,9 +203,10 @@ struct Kind {
 /// which counts where the document itself names none.
 pub(crate) fn describe(bytes: &[u8], said: &str) -> Result<Descriptor, ImageError> {
     let kind: Kind = parse("the image's manifest", bytes)?;
-    let shown = match kind.manifests.is_some() {
-        true => "application/vnd.oci.image.index.v1+json",
-        false => "application/vnd.oci.image.manifest.v1+json",
+    let shown = if kind.manifests.is_some() {
+        "application/vnd.oci.image.index.v1+json"
+    } else {
+        "application/vnd.oci.image.manifest.v1+json"
     };
     let known = said
         .starts_with("application/vnd.")

@@ -310,12 +310,13 @@ impl<'a> Builder<'a> {
         }
         if let Kind::Device(kind) = &entry.kind {
             // Sandboxes create their own /dev.
-            return match path.starts_with("dev") {
-                true => Ok(()),
-                false => Err(format!(
+            return if path.starts_with("dev") {
+                Ok(())
+            } else {
+                Err(format!(
                     "it is a device or pipe ({kind}), which are allowed in dev only, and not created there"
                 )
-                .into()),
+                .into())
             };
         }
         let folder = self.folder(above, budget, made)?;

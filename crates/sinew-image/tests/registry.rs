@@ -523,9 +523,10 @@ fn a_token_is_fetched_with_the_password_and_no_other_host_sees_it() {
                 "{query}"
             );
             // ann:secret
-            return match head.contains("basic yw5uonnly3jlda==") {
-                true => plain(br#"{"token": "t0k3n"}"#),
-                false => (401, Vec::new(), Vec::new()),
+            return if head.contains("basic yw5uonnly3jlda==") {
+                plain(br#"{"token": "t0k3n"}"#)
+            } else {
+                (401, Vec::new(), Vec::new())
             };
         }
         if !head.contains("authorization: bearer t0k3n") {

@@ -65,11 +65,12 @@ pub(crate) fn check_constraint(
     request: &GenerateRequest,
     constraint: Option<&Constraint>,
 ) -> Result<(), EngineError> {
-    match request.sampling.format.is_some() == constraint.is_some() {
-        true => Ok(()),
-        false => Err(EngineError::Format(
+    if request.sampling.format.is_some() == constraint.is_some() {
+        Ok(())
+    } else {
+        Err(EngineError::Format(
             "the request has a format and no constraint, or the reverse".to_owned(),
-        )),
+        ))
     }
 }
 

@@ -185,18 +185,24 @@ impl Hierarchy {
     /// Returns the controller that limits processes.
     #[must_use]
     pub fn limits_processes(&self) -> Option<&'static str> {
-        self.pids.as_ref().map(|_| match self.v2 {
-            false => "cgroup v1 pids controller",
-            true => "cgroup v2 pids controller",
+        self.pids.as_ref().map(|_| {
+            if self.v2 {
+                "cgroup v2 pids controller"
+            } else {
+                "cgroup v1 pids controller"
+            }
         })
     }
 
     /// Returns the controller that counts the CPU time of an execution.
     #[must_use]
     pub fn counts_cpu(&self) -> Option<&'static str> {
-        self.cpu.as_ref().map(|_| match self.v2 {
-            false => "cgroup v1 cpuacct controller",
-            true => "cgroup v2",
+        self.cpu.as_ref().map(|_| {
+            if self.v2 {
+                "cgroup v2"
+            } else {
+                "cgroup v1 cpuacct controller"
+            }
         })
     }
 
@@ -561,17 +567,16 @@ impl Group {
     #[must_use]
     pub fn processors(&self) -> Option<f64> {
         let cpu = self.cpu.as_ref()?;
-        let (quota, period) = match self.v2 {
-            true => {
-                let text = cpu.text("cpu.max");
-                let mut parts = text.split_whitespace().map(str::parse::<f64>);
-                (parts.next()?.ok()?, parts.next()?.ok()?)
-            }
+        let (quota, period) = if self.v2 {
+            let text = cpu.text("cpu.max");
+            let mut parts = text.split_whitespace().map(str::parse::<f64>);
+            (parts.next()?.ok()?, parts.next()?.ok()?)
+        } else {
             // Version 1 has -1 where there is no bound.
-            false => (
+            (
                 cpu.number("cpu.cfs_quota_us")? as f64,
                 cpu.number("cpu.cfs_period_us")? as f64,
-            ),
+            )
         };
         (period > 0.0).then(|| quota / period)
     }
@@ -585,9 +590,10 @@ impl Group {
     /// CPU time of all that ever ran in it; `None` where nothing counts it.
     pub(crate) fn cpu_us(&self) -> Option<u64> {
         let cpu = self.cpu.as_ref()?;
-        match self.v2 {
-            true => Some(cpu.count("cpu.stat", "usage_usec ")),
-            false => Some(cpu.number("cpuacct.usage")? / 1000),
+        if self.v2 {
+            Some(cpu.count("cpu.stat", "usage_usec "))
+        } else {
+            Some(cpu.number("cpuacct.usage")? / 1000)
         }
     }
 

@@ -68,9 +68,10 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 fn separated(path: &Path) -> String {
-    match path.as_os_str().is_empty() {
-        true => String::new(),
-        false => format!(" {}", path.display()),
+    if path.as_os_str().is_empty() {
+        String::new()
+    } else {
+        format!(" {}", path.display())
     }
 }
 

@@ -19,9 +19,12 @@ pub(crate) fn place(files: &[RawFd]) -> Result<(), i32> {
     // SAFETY: descriptors that are targets themselves are first moved out of the way; nothing in
     // this process uses those that are replaced.
     unsafe {
-        let away = |&fd: &RawFd| match fd < targets {
-            true => libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, targets),
-            false => fd,
+        let away = |&fd: &RawFd| {
+            if fd < targets {
+                libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, targets)
+            } else {
+                fd
+            }
         };
         let mut high = [-1; 5];
         for (high, fd) in high.iter_mut().zip(files) {

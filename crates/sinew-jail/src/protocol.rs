@@ -331,14 +331,13 @@ pub fn receive<T: for<'a> Deserialize<'a>>(
         return Err(Error::refused("message", "it was cut"));
     }
     let kept;
-    let bytes = match &buffer[..len] == IN_FILE {
-        false => &buffer[..len],
-        true => {
-            kept = whole(File::from(
-                fds.pop().ok_or(Error::NoSuch("file of a long message"))?,
-            ))?;
-            &kept
-        }
+    let bytes = if &buffer[..len] == IN_FILE {
+        kept = whole(File::from(
+            fds.pop().ok_or(Error::NoSuch("file of a long message"))?,
+        ))?;
+        &kept
+    } else {
+        &buffer[..len]
     };
     let message = serde_json::from_slice(bytes)?;
     Ok(Some((message, fds)))

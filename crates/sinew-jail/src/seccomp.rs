@@ -278,9 +278,10 @@ mod tests {
             None => REFUSE,
             Some(Answer::Return(value)) => *value,
             Some(Answer::Check(lists, otherwise)) => {
-                match lists.iter().any(|l| l.iter().all(holds)) {
-                    true => ALLOW,
-                    false => *otherwise,
+                if lists.iter().any(|l| l.iter().all(holds)) {
+                    ALLOW
+                } else {
+                    *otherwise
                 }
             }
         }

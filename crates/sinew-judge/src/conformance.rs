@@ -65,9 +65,10 @@ impl Probe<'_> {
         let turned: Vec<Value> = samples.iter().rev().cloned().collect();
         let mut back = self.scores(&turned).await?;
         back.reverse();
-        match value_of(&forth) == value_of(&back) {
-            true => Ok(format!("{} samples, forwards and backwards", samples.len())),
-            false => Err("the scores depend on the order of the samples".to_owned()),
+        if value_of(&forth) == value_of(&back) {
+            Ok(format!("{} samples, forwards and backwards", samples.len()))
+        } else {
+            Err("the scores depend on the order of the samples".to_owned())
         }
     }
 

@@ -118,9 +118,10 @@ impl EngineChat {
             marks => Turn::split(&text, marks.as_ref().is_some_and(|m| m.opened_by_prompt)),
         };
         // A masked turn has no thoughts, whatever the prompt opened.
-        match turn.finished {
-            true => turn.answer,
-            false => self.renderer.decode(ids),
+        if turn.finished {
+            turn.answer
+        } else {
+            self.renderer.decode(ids)
         }
     }
 

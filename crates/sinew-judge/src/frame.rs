@@ -217,12 +217,13 @@ impl Frame {
             Mode::Compare => self.better(&mut found)?,
             _ => self.items(&mut found)?,
         };
-        match found.is_empty() {
-            true => Ok(values),
-            false => Err(wrong(format!(
+        if found.is_empty() {
+            Ok(values)
+        } else {
+            Err(wrong(format!(
                 "it has {} keys that were not asked for",
                 found.len()
-            ))),
+            )))
         }
     }
 
@@ -255,9 +256,10 @@ impl Frame {
         let given = given.as_ref().and_then(Value::as_str);
         let values = self.names.iter().map(|name| given == Some(name));
         let values: Vec<f64> = values.map(|won| f64::from(u8::from(won))).collect();
-        match values.contains(&1.0) {
-            true => Ok(values),
-            false => Err(wrong(format!("\"{BETTER}\" is neither of the labels"))),
+        if values.contains(&1.0) {
+            Ok(values)
+        } else {
+            Err(wrong(format!("\"{BETTER}\" is neither of the labels")))
         }
     }
 

@@ -291,9 +291,10 @@ mod tests {
             let mut disk = self.0.lock().unwrap();
             let room = disk.1.saturating_sub(disk.0.len()).min(bytes.len());
             disk.0.extend_from_slice(&bytes[..room]);
-            match room == bytes.len() {
-                true => Ok(()),
-                false => Err(io::ErrorKind::StorageFull.into()),
+            if room == bytes.len() {
+                Ok(())
+            } else {
+                Err(io::ErrorKind::StorageFull.into())
             }
         }
 

@@ -83,11 +83,12 @@ pub(crate) fn body(samples: &[Value]) -> String {
 pub(crate) fn sample_json(sample: &RewardSample) -> Result<Value, Unscored> {
     let value = serde_json::to_value(sample).map_err(|e| Unscored::new(e.to_string()))?;
     let bytes = value.to_string().len();
-    match bytes <= MAX_SAMPLE {
-        true => Ok(value),
-        false => Err(Unscored::new(format!(
+    if bytes <= MAX_SAMPLE {
+        Ok(value)
+    } else {
+        Err(Unscored::new(format!(
             "the sample has {bytes} bytes; at most {MAX_SAMPLE} are sent"
-        ))),
+        )))
     }
 }
 

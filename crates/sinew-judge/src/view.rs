@@ -51,11 +51,12 @@ impl View {
         }
         let data = Value::Object(data);
         let bytes = data.to_string().len();
-        match bytes <= MAX_DATA_BYTES {
-            true => Ok(data),
-            false => Err(Unscored::new(format!(
+        if bytes <= MAX_DATA_BYTES {
+            Ok(data)
+        } else {
+            Err(Unscored::new(format!(
                 "the judged data has {bytes} bytes; at most {MAX_DATA_BYTES} are judged"
-            ))),
+            )))
         }
     }
 }

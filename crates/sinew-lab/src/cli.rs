@@ -212,11 +212,12 @@ fn count_leaks(level: Level, loops: usize, as_json: bool) -> Result<(), LabError
             report.level
         ));
     }
-    match report.left.is_empty() {
-        true => Ok(()),
-        false => Err(LabError::system(format!(
+    if report.left.is_empty() {
+        Ok(())
+    } else {
+        Err(LabError::system(format!(
             "left: {}",
             report.left.join(", ")
-        ))),
+        )))
     }
 }

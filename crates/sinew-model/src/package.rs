@@ -55,14 +55,13 @@ pub(crate) fn find_gguf(name: &str, env: &ResolveEnv) -> Result<PathBuf, Resolve
         .collect();
     Err(ResolveError::NoPackage {
         name: name.to_owned(),
-        searched: match searched.is_empty() {
-            true => {
-                "any folder (SINEW_PACKAGE_DIRS and .cache/wheels name none that exists)".to_owned()
-            }
-            false => format!(
+        searched: if searched.is_empty() {
+            "any folder (SINEW_PACKAGE_DIRS and .cache/wheels name none that exists)".to_owned()
+        } else {
+            format!(
                 "{} (neither `{module}/*.gguf` nor `{module}-*.whl`)",
                 searched.join(", ")
-            ),
+            )
         },
         destination: wheels(env),
     })

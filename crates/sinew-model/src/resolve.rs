@@ -64,9 +64,10 @@ pub fn resolve_model(spec: &str, env: &ResolveEnv) -> Result<ModelFiles, Resolve
     let looks_like_repo = spec.split('/').count() == 2 && !spec.starts_with(['.', '/']);
     Err(ResolveError::Missing {
         spec: spec.to_owned(),
-        reason: match looks_like_repo {
-            true => format!("there is no such directory (for the hub, write `hf:{spec}`)"),
-            false => "there is no such file or directory".to_owned(),
+        reason: if looks_like_repo {
+            format!("there is no such directory (for the hub, write `hf:{spec}`)")
+        } else {
+            "there is no such file or directory".to_owned()
         },
     })
 }

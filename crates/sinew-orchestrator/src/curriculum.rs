@@ -206,14 +206,15 @@ fn check_pools(taskset: &dyn Taskset, tasks: usize) -> Result<(), TasksetError> 
     let allowed = format!(
         "at most {MAX_TASK_KEYS} training tasks with tasks.signal = \"pools\", which keeps numbers of each"
     );
-    match tasks <= MAX_TASK_KEYS {
-        true => Ok(()),
-        false => Err(refused(
+    if tasks <= MAX_TASK_KEYS {
+        Ok(())
+    } else {
+        Err(refused(
             taskset,
             "signal",
             format!("pools of {tasks} tasks"),
             allowed,
-        )),
+        ))
     }
 }
 
@@ -233,9 +234,10 @@ fn types(
 /// The type as its environment calls it: in a mixture, types begin with the name of the environment.
 /// Elsewhere a `:` is a character like others.
 fn own(kind: &str, mixture: bool) -> &str {
-    match mixture {
-        true => kind.split_once(':').map_or(kind, |(_, own)| own),
-        false => kind,
+    if mixture {
+        kind.split_once(':').map_or(kind, |(_, own)| own)
+    } else {
+        kind
     }
 }
 

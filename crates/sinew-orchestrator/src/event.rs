@@ -252,9 +252,10 @@ mod tests {
     impl Recorder for Count {
         fn record(&mut self, _: &RunEvent) -> Result<(), PipelineError> {
             let seen = self.0.fetch_add(1, Ordering::Relaxed) + 1;
-            match seen == self.1 {
-                true => Err(PipelineError::system("the disk is full")),
-                false => Ok(()),
+            if seen == self.1 {
+                Err(PipelineError::system("the disk is full"))
+            } else {
+                Ok(())
             }
         }
     }

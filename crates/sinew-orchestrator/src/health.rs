@@ -108,11 +108,12 @@ impl Health {
         let failed = failures(r);
         if let (1.., Some(what)) = (failing, &failed) {
             self.why_bad.clone_from(what);
-            return Some(match failing >= BAD {
-                true => Alarm::Stop(format!(
+            return Some(if failing >= BAD {
+                Alarm::Stop(format!(
                     "most episodes failed in {failing} steps in a row; {what}"
-                )),
-                false => Alarm::Warning(what.clone()),
+                ))
+            } else {
+                Alarm::Warning(what.clone())
             });
         }
         if skipping > 0 {
@@ -121,12 +122,13 @@ impl Health {
                 r.step
             );
             self.why_bad.clone_from(&what);
-            return Some(match skipping >= BAD {
-                true => Alarm::Stop(format!(
+            return Some(if skipping >= BAD {
+                Alarm::Stop(format!(
                     "{what}, as in the {} steps before: the model has diverged\n  hint: start again with a lower train.learning_rate",
                     skipping - 1
-                )),
-                false => Alarm::Warning(what),
+                ))
+            } else {
+                Alarm::Warning(what)
             });
         }
         let still = (idle > 0 && idle.is_multiple_of(IDLE))

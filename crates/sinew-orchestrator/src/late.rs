@@ -380,12 +380,13 @@ impl WaitingGroups {
         if now_s < entry.ended_s + self.config.wait_s {
             return Ok(Readiness::Waiting);
         }
-        Ok(match self.config.partial && answered > 0 {
-            true => Readiness::Ready,
-            false => Readiness::Expired(format!(
+        Ok(if self.config.partial && answered > 0 {
+            Readiness::Ready
+        } else {
+            Readiness::Expired(format!(
                 "{NOT_GIVEN}{name}: not given within {} s",
                 self.config.wait_s
-            )),
+            ))
         })
     }
 
@@ -435,13 +436,14 @@ fn score(config: &LateConfig, trace: &mut Trace, scores: &[ScoreRecord]) {
     if matches!(trace.end, EpisodeEnd::Failed { .. }) {
         return;
     }
-    trace.outcome = match config.own_if_given && trace.outcome.unscored {
-        true => ScoreRule {
+    trace.outcome = if config.own_if_given && trace.outcome.unscored {
+        ScoreRule {
             own: None,
             ..config.rule.clone()
         }
-        .outcome(trace, scores),
-        false => config.rule.outcome(trace, scores),
+        .outcome(trace, scores)
+    } else {
+        config.rule.outcome(trace, scores)
     };
 }
 

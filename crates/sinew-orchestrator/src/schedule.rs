@@ -17,9 +17,10 @@ fn train_index(seed: u64, len: usize, n: u64) -> usize {
 
 /// Entry `at` of a permutation of `0..len`, in constant time for many entries.
 pub(crate) fn permuted(seed: u64, len: usize, at: usize) -> usize {
-    match len > SHUFFLE_UP_TO {
-        true => walked(seed, len as u64, at as u64) as usize,
-        false => shuffled(seed, len, at),
+    if len > SHUFFLE_UP_TO {
+        walked(seed, len as u64, at as u64) as usize
+    } else {
+        shuffled(seed, len, at)
     }
 }
 
@@ -134,9 +135,10 @@ pub(crate) fn other_tasks(len: usize, seed: u64, used: &[usize], tasks: usize) -
     // Tasks are tried in this order: of a large taskset a sample of it.
     let tries = len.min(used.len() + 8 * tasks + 64);
     let random = |n: usize| (mix_seed(seed, n as u64) % len as u64) as usize;
-    let mut order: Vec<usize> = match len > SHUFFLE_UP_TO {
-        true => (0..tries).map(random).collect(),
-        false => permutation(seed, len),
+    let mut order: Vec<usize> = if len > SHUFFLE_UP_TO {
+        (0..tries).map(random).collect()
+    } else {
+        permutation(seed, len)
     };
     // Those that are not used first, each part in its order.
     order.sort_by_key(|index| used.contains(index));

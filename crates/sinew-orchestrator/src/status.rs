@@ -125,9 +125,10 @@ impl SampleStatus {
     /// Adds episodes that were left out before rows were made.
     pub fn left_out(&mut self, dropped: &BTreeMap<EpisodeId, String>) {
         for (episode, why) in dropped {
-            match why.starts_with(TOO_OLD) || why.starts_with(BEHIND) {
-                true => self.too_old.add(episode, why),
-                false => self.unscored.add(episode, why),
+            if why.starts_with(TOO_OLD) || why.starts_with(BEHIND) {
+                self.too_old.add(episode, why)
+            } else {
+                self.unscored.add(episode, why)
             }
         }
     }

@@ -240,12 +240,11 @@ impl VerdictInput {
         self.steps += 1;
         self.trained |= moved(r);
         let pool = sums(&r.rollout);
-        match moved(r) || pool.is_solved() {
-            true => self.idle = 0,
-            false => {
-                self.idle = self.idle.saturating_add(1);
-                self.why_idle = why_idle(r);
-            }
+        if moved(r) || pool.is_solved() {
+            self.idle = 0
+        } else {
+            self.idle = self.idle.saturating_add(1);
+            self.why_idle = why_idle(r);
         }
         self.all = EpisodeSums::sum([&self.all, &pool]);
         if self.first.len() < WINDOW {

@@ -90,12 +90,13 @@ fn system(e: impl std::fmt::Display) -> PipelineError {
     let diverged = ["is NaN", "is inf", "is -inf"]
         .iter()
         .any(|n| text.contains(n));
-    let (what, hint) = match diverged {
-        true => (
+    let (what, hint) = if diverged {
+        (
             "the model has diverged: ",
             "\n  hint: start again with a lower train.learning_rate or train.lora.alpha",
-        ),
-        false => ("", ""),
+        )
+    } else {
+        ("", "")
     };
     PipelineError::system(format!("trainer: {what}{text}{hint}"))
 }
@@ -197,9 +198,10 @@ impl EmbeddedLearner {
         self.cancel = Some(cancel.clone());
         self.trainer.on_progress(Box::new(move |progress| {
             tell(progress);
-            match *cancel.borrow() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
+            if *cancel.borrow() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
             }
         }));
     }

@@ -403,9 +403,12 @@ impl RunStore {
         let stored = self.stored()?;
         let settled: BTreeSet<u64> = seen.iter().filter_map(draw_of).collect();
         let step_of = |draw: u64| draw / self.draws_per_step.max(1) + 1;
-        let is_settled = |draw: u64| match by_draw {
-            true => settled.contains(&draw),
-            false => steps.contains(&step_of(draw)),
+        let is_settled = |draw: u64| {
+            if by_draw {
+                settled.contains(&draw)
+            } else {
+                steps.contains(&step_of(draw))
+            }
         };
         let stray = stored
             .iter()

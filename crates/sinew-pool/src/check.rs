@@ -193,9 +193,10 @@ impl Checker<'_> {
             }
             nodes.push(checked);
         }
-        match nodes.iter().any(|n| n.kind == TokenKind::Sampled) {
-            true => Ok(nodes),
-            false => Err(Reason::NothingSampled),
+        if nodes.iter().any(|n| n.kind == TokenKind::Sampled) {
+            Ok(nodes)
+        } else {
+            Err(Reason::NothingSampled)
         }
     }
 
@@ -248,9 +249,10 @@ impl Checker<'_> {
         }
         let extra = pushed.logprobs.as_ref().is_some_and(|l| !l.is_empty());
         let spans = pushed.versions.as_ref().is_some_and(|v| !v.is_empty());
-        match extra || spans || pushed.version.is_some() || pushed.temperature.is_some() {
-            true => Err(Reason::NotSampled { node, kind: name }),
-            false => Ok(out),
+        if extra || spans || pushed.version.is_some() || pushed.temperature.is_some() {
+            Err(Reason::NotSampled { node, kind: name })
+        } else {
+            Ok(out)
         }
     }
 
@@ -286,9 +288,10 @@ impl Checker<'_> {
         };
         let calls: Vec<String> = turn.calls.iter().map(|c| c.name.clone()).collect();
         let parsed = same(&turn.content, &said) && calls == called(message);
-        match parsed || (message.tool_calls.is_empty() && same(&text, &said)) {
-            true => Ok(()),
-            false => Err(differ(&text, message)),
+        if parsed || (message.tool_calls.is_empty() && same(&text, &said)) {
+            Ok(())
+        } else {
+            Err(differ(&text, message))
         }
     }
 
@@ -396,24 +399,26 @@ fn clipped(text: &str) -> String {
 
 /// Refuses a number that is not finite, or too large for sums and differences.
 fn bounded(field: &str, value: f64) -> Result<f64, Reason> {
-    match is_reward(value) {
-        true => Ok(value),
-        false => Err(Reason::NotFinite {
+    if is_reward(value) {
+        Ok(value)
+    } else {
+        Err(Reason::NotFinite {
             field: field.into(),
             value: value.to_string(),
-        }),
+        })
     }
 }
 
 /// The temperature of a sampled node; 1 if it is left out.
 fn temperature(node: NodeId, pushed: &PushedNode) -> Result<f32, Reason> {
     let temperature = pushed.temperature.unwrap_or(1.0);
-    match TEMPERATURES.contains(&temperature) {
-        true => Ok(temperature),
-        false => Err(Reason::Temperature {
+    if TEMPERATURES.contains(&temperature) {
+        Ok(temperature)
+    } else {
+        Err(Reason::Temperature {
             node,
             value: temperature.to_string(),
-        }),
+        })
     }
 }
 
@@ -474,9 +479,10 @@ fn versions(node: NodeId, pushed: &PushedNode, kind: Kind) -> Result<Vec<Version
                 }
                 next = next.saturating_add(span.len);
             }
-            match next as usize == tokens {
-                true => Ok(spans.clone()),
-                false => wrong(format!("spans cover {next} of {tokens} tokens")),
+            if next as usize == tokens {
+                Ok(spans.clone())
+            } else {
+                wrong(format!("spans cover {next} of {tokens} tokens"))
             }
         }
     }

@@ -271,14 +271,15 @@ fn curriculum(config: &AdaptiveConfig) -> Result<(), ConfigError> {
         memory: config.memory,
         ..AdaptiveConfig::default()
     };
-    match follows && own == *config {
-        true => Ok(()),
-        false => Err(refused(
+    if follows && own == *config {
+        Ok(())
+    } else {
+        Err(refused(
             "sampling",
             format!("{config:?}"),
             "the signals \"success\" and \"reward\", with prior_successes, prior_failures, floor and memory; the \
              others are of [tasks] in a recipe",
-        )),
+        ))
     }
 }
 

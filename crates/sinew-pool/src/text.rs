@@ -92,12 +92,13 @@ impl Tree<'_> {
         let dense = |text: &str| text.split_whitespace().collect::<String>();
         let reasoning = dense(reasoning.unwrap_or_default());
         let written = || dense(&self.renderer.decode_with_special(&tokens));
-        match reasoning.is_empty() || written().contains(&reasoning) {
-            true => Ok(tokens),
-            false => Err(render(
+        if reasoning.is_empty() || written().contains(&reasoning) {
+            Ok(tokens)
+        } else {
+            Err(render(
                 "the chat template leaves out the reasoning of a turn: leave it out of the data, or use a model \
                  whose template writes it",
-            )),
+            ))
         }
     }
 
@@ -198,9 +199,10 @@ pub fn conversation(
     let mut at = tree.prompt(&messages[..first])?;
     let mut said = first;
     loop {
-        at = match trained(said) {
-            true => tree.say(at, &messages[..=said])?,
-            false => tree.quote(at, &messages[..=said])?,
+        at = if trained(said) {
+            tree.say(at, &messages[..=said])?
+        } else {
+            tree.quote(at, &messages[..=said])?
         };
         let rest = &messages[said + 1..];
         if rest.is_empty() {

@@ -66,9 +66,10 @@ fn send(
 }
 
 fn call(pool: &Arc<Pool>, now_s: f64, method: &str, target: &str, body: &Value) -> (u16, Value) {
-    let body = match body.is_null() {
-        true => Vec::new(),
-        false => body.to_string().into_bytes(),
+    let body = if body.is_null() {
+        Vec::new()
+    } else {
+        body.to_string().into_bytes()
     };
     let (status, _, body) = send(pool, now_s, (method, target), "application/json", body);
     (status, serde_json::from_slice(&body).unwrap())

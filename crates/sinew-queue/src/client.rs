@@ -186,9 +186,10 @@ fn unanswered(status: u16, body: &[u8]) -> Failure<String> {
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
     let said = value["error"]["message"].as_str().unwrap_or_default();
     let text = format!("{status}: {said}");
-    match may_pass(status) {
-        true => Failure::Passing(text, None),
-        false => Failure::Lasting(text),
+    if may_pass(status) {
+        Failure::Passing(text, None)
+    } else {
+        Failure::Lasting(text)
     }
 }
 

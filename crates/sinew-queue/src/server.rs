@@ -266,12 +266,11 @@ impl Api {
     fn authorize(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let given = headers.get(AUTHORIZATION).and_then(|v| v.to_str().ok());
         let token = given.and_then(|v| v.strip_prefix("Bearer "));
-        match token.is_some_and(|t| blake3::hash(t.trim().as_bytes()) == self.secret) {
-            true => Ok(()),
-            false => {
-                let text = "the header `authorization: Bearer TOKEN` must bring the queue's token";
-                Err(Refusal(401, "unauthorized", text.into()))
-            }
+        if token.is_some_and(|t| blake3::hash(t.trim().as_bytes()) == self.secret) {
+            Ok(())
+        } else {
+            let text = "the header `authorization: Bearer TOKEN` must bring the queue's token";
+            Err(Refusal(401, "unauthorized", text.into()))
         }
     }
 

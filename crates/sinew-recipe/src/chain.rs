@@ -77,9 +77,10 @@ impl Recipe {
             path: path.into(),
             source,
         })?;
-        match is_chain(&text) {
-            true => ChainPlan::parse(path, &text, registry).map(Self::Chain),
-            false => RunPlan::load(path, registry).map(|plan| Self::Run(Box::new(plan))),
+        if is_chain(&text) {
+            ChainPlan::parse(path, &text, registry).map(Self::Chain)
+        } else {
+            RunPlan::load(path, registry).map(|plan| Self::Run(Box::new(plan)))
         }
     }
 
@@ -88,9 +89,10 @@ impl Recipe {
     /// # Errors
     /// Fails as [`Recipe::load`] does, but not for the file.
     pub fn parse(path: &Path, text: &str, registry: Registry) -> Result<Self, RecipeError> {
-        match is_chain(text) {
-            true => ChainPlan::parse(path, text, registry).map(Self::Chain),
-            false => RunPlan::parse(path, text, registry).map(|plan| Self::Run(Box::new(plan))),
+        if is_chain(text) {
+            ChainPlan::parse(path, text, registry).map(Self::Chain)
+        } else {
+            RunPlan::parse(path, text, registry).map(|plan| Self::Run(Box::new(plan)))
         }
     }
 
@@ -232,9 +234,10 @@ impl ChainPlan {
         let known: Vec<String> = self.stages.iter().map(|s| s.name.clone()).collect();
         for (key, named) in references(&stage.plan) {
             if !known.contains(&named) {
-                let reason = match known.is_empty() {
-                    true => "names no stage before this one: this is the first".to_owned(),
-                    false => format!("allowed: a stage before this one: {}", known.join(", ")),
+                let reason = if known.is_empty() {
+                    "names no stage before this one: this is the first".to_owned()
+                } else {
+                    format!("allowed: a stage before this one: {}", known.join(", "))
                 };
                 return refuse(key, &reason);
             }
@@ -267,14 +270,15 @@ impl ChainPlan {
             made.map_or(u32::MAX, |m| m.plan.rollout.max_context_tokens),
         );
         let scratch = matches!(stage.plan.model, ModelSection::Scratch { .. });
-        match scratch && asked > most {
-            true => refuse(
+        if scratch && asked > most {
+            refuse(
                 "rollout.max_context_tokens",
                 &format!(
                     "allowed: up to {most}, the context of the model from scratch, which its first stage sets"
                 ),
-            ),
-            false => Ok(()),
+            )
+        } else {
+            Ok(())
         }
     }
 

@@ -159,9 +159,10 @@ impl RunPlan {
             .map(|env| World {
                 env,
                 tasks: env.tasks.as_ref().unwrap_or(&self.tasks),
-                reward: match self.env.mixture {
-                    true => env.reward.as_ref(),
-                    false => self.reward.as_ref(),
+                reward: if self.env.mixture {
+                    env.reward.as_ref()
+                } else {
+                    self.reward.as_ref()
                 },
             })
             .collect()
@@ -327,9 +328,10 @@ pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
 impl EnvSection {
     /// Path of the table of a member, for messages.
     pub fn key(&self, member: usize) -> String {
-        match self.mixture {
-            true => format!("env[{member}]"),
-            false => "env".to_owned(),
+        if self.mixture {
+            format!("env[{member}]")
+        } else {
+            "env".to_owned()
         }
     }
 }

@@ -86,9 +86,10 @@ impl RunPlan {
                 "take an algorithm that keeps all episodes, such as `dapo`",
             ),
         };
-        let (key, value) = match own {
-            true => ("algorithm.type", format!("\"{kind}\"")),
-            false => (part, "{ ... }".to_owned()),
+        let (key, value) = if own {
+            ("algorithm.type", format!("\"{kind}\""))
+        } else {
+            (part, "{ ... }".to_owned())
         };
         let (name, of) = (&env.name, env.kind_name());
         let source = match (self.harness.is_built_in(), name.is_empty()) {

@@ -181,9 +181,10 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let used: Vec<&str> = rewards.flat_map(RewardSection::judges).collect();
     for name in &used {
         let known: Vec<&str> = plan.judges.keys().map(String::as_str).collect();
-        let known = match known.is_empty() {
-            true => "there is none".to_owned(),
-            false => format!("there are {}", known.join(", ")),
+        let known = if known.is_empty() {
+            "there is none".to_owned()
+        } else {
+            format!("there are {}", known.join(", "))
         };
         rules.custom(
             "reward",

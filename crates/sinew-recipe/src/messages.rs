@@ -318,9 +318,10 @@ fn without_names(message: &str, kind: &str, words: &str) -> String {
         let name = after.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
         let (name, behind) = after.split_at(name.unwrap_or(after.len()));
         out.push_str(before);
-        match name.starts_with(|c: char| c.is_ascii_uppercase()) {
-            true => out.push_str(words),
-            false => out.push_str(&rest[at..at + kind.len() + name.len()]),
+        if name.starts_with(|c: char| c.is_ascii_uppercase()) {
+            out.push_str(words)
+        } else {
+            out.push_str(&rest[at..at + kind.len() + name.len()])
         }
         rest = behind;
     }
@@ -380,9 +381,10 @@ fn table_with(key: &str, registry: Registry) -> Option<String> {
 /// A value as it was typed, where it is short.
 pub(crate) fn value(text: &str, span: Option<Range<usize>>) -> String {
     let typed = span.and_then(|span| text.get(span)).unwrap_or_default();
-    match typed.is_empty() || typed.starts_with(['{', '[']) || typed.contains('\n') {
-        true => "{ ... }".into(),
-        false => typed.into(),
+    if typed.is_empty() || typed.starts_with(['{', '[']) || typed.contains('\n') {
+        "{ ... }".into()
+    } else {
+        typed.into()
     }
 }
 

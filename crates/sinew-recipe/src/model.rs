@@ -163,15 +163,16 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let alphabet = plan.env.needs().alphabet.is_some();
     let scratch = matches!(plan.model, ModelSection::Scratch { .. });
     let env = plan.env.name();
-    let reason = match alphabet {
-        true => format!(
+    let reason = if alphabet {
+        format!(
             "env.type = \"{env}\" has an alphabet of its own, which only models from scratch have: use \
              type = \"scratch\""
-        ),
-        false => format!(
+        )
+    } else {
+        format!(
             "a model from scratch cannot learn env.type = \"{env}\" within a run: use a pretrained one, or \
              env.type = \"tiny\""
-        ),
+        )
     };
     let kind = if scratch {
         "\"scratch\""

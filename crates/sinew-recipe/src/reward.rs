@@ -272,9 +272,10 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
             "rewards from outside need a single [env]; remove `late`".into(),
             !(mixture && world.reward.is_some_and(|r| r.late().is_some())),
         );
-        let key = match mixture {
-            true => format!("{}.reward", plan.env.key(i)),
-            false => "reward".to_owned(),
+        let key = if mixture {
+            format!("{}.reward", plan.env.key(i))
+        } else {
+            "reward".to_owned()
         };
         match world.reward {
             Some(reward) => terms(reward, &key, plan, rules),

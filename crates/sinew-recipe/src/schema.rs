@@ -308,9 +308,10 @@ fn rows<'a>(page: &mut String, keys: impl Iterator<Item = &'a Key>) {
         let with = key.only_with.as_ref();
         let with = with.map_or_else(String::new, |w| format!("With `{w}`: "));
         let meaning = key.schema["description"].as_str().unwrap_or_default();
-        let choice = match is_tag(&key.schema) {
-            true => String::new(),
-            false => allowed(&key.schema),
+        let choice = if is_tag(&key.schema) {
+            String::new()
+        } else {
+            allowed(&key.schema)
         };
         let _ = writeln!(
             page,

@@ -261,9 +261,10 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         }
     }
     for (i, world) in plan.worlds().into_iter().enumerate() {
-        let key = match plan.env.is_mixture() {
-            true => format!("{}.tasks", plan.env.key(i)),
-            false => "tasks".to_owned(),
+        let key = if plan.env.is_mixture() {
+            format!("{}.tasks", plan.env.key(i))
+        } else {
+            "tasks".to_owned()
         };
         let env = (world.env.kind_name(), world.env.needs());
         rows(env, (&key, world.tasks), plan, rules);

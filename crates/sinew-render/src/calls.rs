@@ -570,9 +570,10 @@ fn mistral(text: &str, scan: &mut Scan, last: bool) -> Region {
         }
     };
     let Some(used) = scan.json.advance(text, json_at, text.len()) else {
-        return match last {
-            false => Region::More,
-            true => broken(ToolCallError::Json("the JSON value does not end".into())),
+        return if last {
+            broken(ToolCallError::Json("the JSON value does not end".into()))
+        } else {
+            Region::More
         };
     };
     let json = &text[json_at..used];

@@ -291,10 +291,11 @@ fn play(
             join.read_back(renderer, trajectory)?;
             report.turns_with_calls += 1;
         }
-        let rewrites = match join.is_exact() {
-            true => Vec::new(),
-            false => explain(renderer, trajectory, &join)
-                .ok_or_else(|| join.mismatch(renderer, trajectory))?,
+        let rewrites = if join.is_exact() {
+            Vec::new()
+        } else {
+            explain(renderer, trajectory, &join)
+                .ok_or_else(|| join.mismatch(renderer, trajectory))?
         };
         report.steps.push(ConformanceStep {
             trajectory: trajectory.name.clone(),

@@ -72,9 +72,10 @@ impl Reader<'_> {
         let (mut items, mut commas) = (Vec::new(), 0);
         while !self.took(close) {
             items.push(self.value()?);
-            match self.took(',') {
-                true => commas += 1,
-                false => return self.took(close).then_some((items, commas)),
+            if self.took(',') {
+                commas += 1
+            } else {
+                return self.took(close).then_some((items, commas));
             }
         }
         Some((items, commas))
@@ -87,9 +88,10 @@ impl Reader<'_> {
             let first = self.value()?;
             if map.is_empty() && !self.rest.trim_start().starts_with(':') {
                 let more = self.took(',');
-                let (mut items, _) = match more {
-                    true => self.items('}')?,
-                    false => self.took('}').then(|| (Vec::new(), 0))?,
+                let (mut items, _) = if more {
+                    self.items('}')?
+                } else {
+                    self.took('}').then(|| (Vec::new(), 0))?
                 };
                 items.insert(0, first);
                 return Some(items.into());

@@ -265,26 +265,31 @@ fn message_value(message: &Message, style: MessageStyle) -> serde_json::Value {
     let mut value = Map::new();
     value.insert("role".into(), json!(role_name(message.role)));
     let calls_alone = message.content.is_empty() && !message.tool_calls.is_empty();
-    let content = match style.null_content && calls_alone {
-        true => serde_json::Value::Null,
-        false => json!(message.content.text()),
+    let content = if style.null_content && calls_alone {
+        serde_json::Value::Null
+    } else {
+        json!(message.content.text())
     };
     value.insert("content".into(), content);
     if let Some(reasoning) = &message.reasoning {
         value.insert("reasoning_content".into(), json!(reasoning));
     }
-    let id_of = |id: &str| match style.short_ids {
-        true => short_id(id),
-        false => id.to_owned(),
+    let id_of = |id: &str| {
+        if style.short_ids {
+            short_id(id)
+        } else {
+            id.to_owned()
+        }
     };
     if !message.tool_calls.is_empty() {
         let calls: Vec<_> = message
             .tool_calls
             .iter()
             .map(|call| {
-                let arguments = match style.text_arguments {
-                    true => json!(to_python_json(&call.arguments)),
-                    false => call.arguments.clone(),
+                let arguments = if style.text_arguments {
+                    json!(to_python_json(&call.arguments))
+                } else {
+                    call.arguments.clone()
                 };
                 json!({
                     "id": id_of(&call.id),
@@ -469,9 +474,10 @@ impl serde_json::ser::Formatter for PythonFormat {
     fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
         let plain = serde_json::Number::from_f64(value)
             .map_or_else(|| value.to_string(), |n| n.to_string());
-        let text = match plain.contains('e') || (value != 0.0 && value.abs() < 1e-4) {
-            true => format!("{value:e}"),
-            false => plain,
+        let text = if plain.contains('e') || (value != 0.0 && value.abs() < 1e-4) {
+            format!("{value:e}")
+        } else {
+            plain
         };
         match text.split_once('e') {
             None => writer.write_all(text.as_bytes()),

@@ -180,9 +180,12 @@ impl TurnParser {
         };
         let close = marks.close.clone();
         let found = self.buffer.find(&close);
-        let end = found.unwrap_or_else(|| match last {
-            true => self.buffer.len(),
-            false => self.buffer.len() - half_mark(&self.buffer, [close.as_str()].into_iter()),
+        let end = found.unwrap_or_else(|| {
+            if last {
+                self.buffer.len()
+            } else {
+                self.buffer.len() - half_mark(&self.buffer, [close.as_str()].into_iter())
+            }
         });
         let text: String = self.buffer.drain(..end).collect();
         self.held.push_str(&text);
@@ -233,9 +236,10 @@ impl TurnParser {
             }
         }
         let Some((at, len, found)) = self.first_mark() else {
-            let keep = match last {
-                true => 0,
-                false => half_mark(&self.buffer, self.all_marks()),
+            let keep = if last {
+                0
+            } else {
+                half_mark(&self.buffer, self.all_marks())
             };
             self.say_upto(self.buffer.len() - keep, out);
             return false;

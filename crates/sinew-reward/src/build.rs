@@ -118,9 +118,10 @@ fn refused(e: impl std::fmt::Display) -> BuildError {
 pub fn build(terms: &[TermSpec<'_>], config: &BuildConfig<'_>) -> Result<Rewards, BuildError> {
     let in_workers = terms.iter().map(|t| t.name).filter(|n| needs_workers(n));
     let functions: Vec<&str> = in_workers.collect();
-    let workers = match functions.is_empty() {
-        true => None,
-        false => Some(workers(&functions, config).map_err(refused)?),
+    let workers = if functions.is_empty() {
+        None
+    } else {
+        Some(workers(&functions, config).map_err(refused)?)
     };
     let (mut single, mut group) = (Vec::new(), Vec::new());
     for spec in terms {
@@ -130,9 +131,10 @@ pub fn build(terms: &[TermSpec<'_>], config: &BuildConfig<'_>) -> Result<Rewards
             (Some(target), Some(workers)) => {
                 let reward = PythonReward::new(workers.clone(), target, short(spec.name));
                 let reward = reward.map_err(refused)?;
-                match spec.is_function() {
-                    true => function(reward, spec, config)?,
-                    false => BuiltReward::Single(equivalence(reward, spec, config)?),
+                if spec.is_function() {
+                    function(reward, spec, config)?
+                } else {
+                    BuiltReward::Single(equivalence(reward, spec, config)?)
                 }
             }
             _ => match config.made.get(spec.name) {
@@ -150,15 +152,16 @@ pub fn build(terms: &[TermSpec<'_>], config: &BuildConfig<'_>) -> Result<Rewards
         }
     }
     let single = RewardSum::new(single);
-    Ok(match group.is_empty() {
-        true => Rewards {
+    Ok(if group.is_empty() {
+        Rewards {
             single,
             group: None,
-        },
-        false => Rewards {
+        }
+    } else {
+        Rewards {
             single: single.before_group(),
             group: Some(GroupSum::new(group)),
-        },
+        }
     })
 }
 
@@ -196,9 +199,10 @@ fn term<R: ?Sized>(name: &str, reward: Arc<R>, spec: &TermSpec<'_>) -> Term<R> {
 /// Name of a term in metrics. Two rewards of one short name must not share it.
 fn metric<'a>(name: &'a str, terms: &[TermSpec<'_>]) -> &'a str {
     let twin = |other: &TermSpec<'_>| other.name != name && short(other.name) == short(name);
-    match terms.iter().any(twin) {
-        true => name,
-        false => short(name),
+    if terms.iter().any(twin) {
+        name
+    } else {
+        short(name)
     }
 }
 
@@ -207,9 +211,10 @@ fn short(name: &str) -> &str {
     if name.contains("://") {
         return name;
     }
-    match is_function(name) {
-        true => name.rsplit_once(':').map_or(name, |(_, function)| function),
-        false => name.split_once('(').map_or(name, |(short, _)| short),
+    if is_function(name) {
+        name.rsplit_once(':').map_or(name, |(_, function)| function)
+    } else {
+        name.split_once('(').map_or(name, |(short, _)| short)
     }
 }
 
@@ -261,9 +266,12 @@ fn check_columns(name: &str, config: &BuildConfig<'_>) -> Result<(), BuildError>
 
 /// Starts workers that have loaded all functions.
 fn workers(functions: &[&str], config: &BuildConfig<'_>) -> Result<PythonWorkers, StartError> {
-    let parsed = functions.iter().map(|f| match is_function(f) {
-        true => Target::parse(f, TargetKind::Reward, config.folder),
-        false => Ok(equivalence::target()),
+    let parsed = functions.iter().map(|f| {
+        if is_function(f) {
+            Target::parse(f, TargetKind::Reward, config.folder)
+        } else {
+            Ok(equivalence::target())
+        }
     });
     let targets = parsed.collect::<Result<Vec<_>, _>>()?;
     let code = PythonCode::find(&targets, config.python, config.search_path)?;

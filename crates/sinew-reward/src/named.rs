@@ -107,12 +107,13 @@ pub(crate) fn runs(name: &str) -> Option<Runs> {
 pub(crate) fn only_column(text: &str) -> Result<String, SpecError> {
     let spec = RewardSpec::parse(text)?;
     let one = spec.positional.len() == 1 && spec.named.is_empty();
-    let column = match one {
-        true => column(&spec),
-        false => Err(format!(
+    let column = if one {
+        column(&spec)
+    } else {
+        Err(format!(
             "allowed: one column, such as {}(answer)",
             spec.name
-        )),
+        ))
     };
     column.map_err(|reason| SpecError {
         spec: text.into(),
@@ -196,9 +197,10 @@ fn rule(spec: &RewardSpec) -> Result<Rule, String> {
         "citations" => Rule::Citations(column(spec)?),
         "number" => Rule::Number {
             column: column(spec)?,
-            tolerance: match spec.named.iter().any(|(k, _)| k == "tolerance") {
-                true => Some(number(spec, "tolerance", None, 0.0)?),
-                false => None,
+            tolerance: if spec.named.iter().any(|(k, _)| k == "tolerance") {
+                Some(number(spec, "tolerance", None, 0.0)?)
+            } else {
+                None
             },
         },
         "regex" => match spec.positional.as_slice() {

@@ -86,9 +86,10 @@ impl Parser<'_> {
             }
         }
         self.skip();
-        match self.rest().is_empty() {
-            true => Ok(spec),
-            false => Err(self.expected("the end")),
+        if self.rest().is_empty() {
+            Ok(spec)
+        } else {
+            Err(self.expected("the end"))
         }
     }
 

@@ -155,9 +155,10 @@ impl UnitTests {
         let list = given
             .as_array()
             .is_some_and(|l| !l.is_empty() && l.iter().all(text));
-        match (text(given) || list) && given.to_string().len() <= MAX_BYTES {
-            true => Ok(given),
-            false => Err(self.wrong("tests in Python: a text or a list of texts, up to 256 KiB")),
+        if (text(given) || list) && given.to_string().len() <= MAX_BYTES {
+            Ok(given)
+        } else {
+            Err(self.wrong("tests in Python: a text or a list of texts, up to 256 KiB"))
         }
     }
 

@@ -59,11 +59,12 @@ impl WinRate {
         let orders = (self.preference.prefer(a, b), self.preference.prefer(b, a));
         let (first, second) = futures::join!(orders.0, orders.1);
         let mean = (first? + 1.0 - second?) / 2.0;
-        match (0.0..=1.0).contains(&mean) {
-            true => Ok(mean),
-            false => Err(Unscored::new(format!(
+        if (0.0..=1.0).contains(&mean) {
+            Ok(mean)
+        } else {
+            Err(Unscored::new(format!(
                 "a preference is {mean}; allowed: 0 to 1"
-            ))),
+            )))
         }
     }
 
@@ -163,9 +164,10 @@ mod tests {
                 std::cmp::Ordering::Equal => 0.5,
                 std::cmp::Ordering::Greater => 0.75,
             };
-            let answer = match a.output == "?" {
-                true => Err(Unscored::new("no answer")),
-                false => Ok(wins + self.lean),
+            let answer = if a.output == "?" {
+                Err(Unscored::new("no answer"))
+            } else {
+                Ok(wins + self.lean)
             };
             futures::future::ready(answer).boxed()
         }

@@ -92,9 +92,10 @@ pub(crate) fn message(
     let turn = parse_tokens(renderer, tokens, &format, tools);
     let mut said = Message::new(Role::Assistant, turn.content);
     said.reasoning = turn.reasoning;
-    said.tool_calls = match of_template {
-        true => turn.calls.into_iter().enumerate().map(call).collect(),
-        false => action.tool_calls.clone(),
+    said.tool_calls = if of_template {
+        turn.calls.into_iter().enumerate().map(call).collect()
+    } else {
+        action.tool_calls.clone()
     };
     said
 }

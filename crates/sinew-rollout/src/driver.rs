@@ -294,9 +294,10 @@ impl<'a> EpisodeRun<'a> {
         let stops = |id| self.parts.renderer.stop_ids().contains(&id);
         let finish = saved.finish.clone().or_else(|| {
             let last = saved.turn.last().map(|t| t.id)?;
-            match stops(last) {
-                true => Some(FinishReason::StopId { id: last }),
-                false => (saved.turn.len() >= max_tokens as usize).then_some(FinishReason::Length),
+            if stops(last) {
+                Some(FinishReason::StopId { id: last })
+            } else {
+                (saved.turn.len() >= max_tokens as usize).then_some(FinishReason::Length)
             }
         });
         if finish.is_none() && self.options.sampling.format.is_some() {

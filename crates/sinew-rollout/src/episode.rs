@@ -102,9 +102,12 @@ impl RunInfo {
         let (was, now) = (&was.tools, &self.provenance.tools);
         let names = was.keys().chain(now.keys());
         let mut changed = names.filter(|name| was.get(*name) != now.get(*name));
-        changed.next().map(|name| match name.starts_with(REWARD) {
-            true => name.clone(),
-            false => format!("tool {name}"),
+        changed.next().map(|name| {
+            if name.starts_with(REWARD) {
+                name.clone()
+            } else {
+                format!("tool {name}")
+            }
         })
     }
 

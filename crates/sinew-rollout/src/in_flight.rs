@@ -213,15 +213,12 @@ impl InFlight {
     /// Notes whether an episode continued.
     pub(crate) fn went_on(&self, saved: &SavedEpisode, goes_on: bool) {
         let (resumed, tokens) = (&mut lock(&self.0).resumed, saved.sampled_tokens());
-        match goes_on {
-            true => {
-                resumed.episodes += 1;
-                resumed.tokens += tokens;
-            }
-            false => {
-                resumed.restarted += 1;
-                resumed.tokens_lost += tokens;
-            }
+        if goes_on {
+            resumed.episodes += 1;
+            resumed.tokens += tokens;
+        } else {
+            resumed.restarted += 1;
+            resumed.tokens_lost += tokens;
         }
     }
 

@@ -198,13 +198,14 @@ impl OutlookCore {
             let Some(oldest) = self.order.pop_front() else {
                 return;
             };
-            match self
+            if self
                 .tasks
                 .get(&oldest)
                 .is_some_and(|t| t.running.is_empty())
             {
-                true => drop(self.tasks.remove(&oldest)),
-                false => self.order.push_back(oldest),
+                drop(self.tasks.remove(&oldest))
+            } else {
+                self.order.push_back(oldest)
             }
         }
     }

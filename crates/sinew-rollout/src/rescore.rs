@@ -116,9 +116,10 @@ pub async fn rescore<'a>(
     let one = |(trace, task, reward): (Trace, Task, &'a dyn Reward)| async move {
         let sample = sample_of(&trace, task, renderer);
         let scored = reward.score(&sample).await;
-        let old = match trace.outcome.unscored {
-            true => BTreeMap::new(),
-            false => components(&trace.outcome.metrics, trace.outcome.reward),
+        let old = if trace.outcome.unscored {
+            BTreeMap::new()
+        } else {
+            components(&trace.outcome.metrics, trace.outcome.reward)
         };
         let (new, success, unscored) = match scored {
             Ok(score) => {

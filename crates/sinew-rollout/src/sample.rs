@@ -48,9 +48,10 @@ fn path(trace: &Trace) -> Vec<&Node> {
     while let Some(node) = trace.nodes.get(at as usize) {
         path.push(node);
         // Parents of valid traces stand before their children.
-        at = match node.parent < at {
-            true => node.parent,
-            false => NO_PARENT,
+        at = if node.parent < at {
+            node.parent
+        } else {
+            NO_PARENT
         };
     }
     path.reverse();

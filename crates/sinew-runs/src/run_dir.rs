@@ -206,9 +206,10 @@ impl RunDir {
     /// Compares with the recipe of the last session, of which `recipe.toml` is a copy that people edit.
     fn check_same(&self, recipe: &RunPlan, resume: &Resume) -> Result<(), RunDirError> {
         let began = self.began_path();
-        let path = match began.exists() {
-            true => began,
-            false => self.recipe_path(),
+        let path = if began.exists() {
+            began
+        } else {
+            self.recipe_path()
         };
         let damaged = |message: String| RunDirError::Damaged {
             path: path.clone(),

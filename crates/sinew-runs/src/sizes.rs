@@ -68,20 +68,22 @@ pub fn sizes(found: &Proposal, measured: &RecipeMeasures) -> Sizes {
             "the rows do not show the way to an answer, which takes tokens too".to_owned(),
         ),
     };
-    let (turn, why) = match measured.thinks {
-        true => (
+    let (turn, why) = if measured.thinks {
+        (
             turn + THOUGHT,
             format!("{why}; with {THOUGHT} for the thought before it"),
-        ),
-        false => (turn, why),
+        )
+    } else {
+        (turn, why)
     };
     let turn_tokens = turn.next_multiple_of(32);
     let context_tokens = (measured.prompt_tokens + turn_tokens).next_multiple_of(256);
     let lora_rank = measured.large.then_some(LORA_RANK);
     let (learning_rate, rate) = learning_rate(measured.parameters, lora_rank.is_some());
-    let counted = match measured.counted {
-        true => "",
-        false => " (estimated from bytes: the model's tokenizer is not here)",
+    let counted = if measured.counted {
+        ""
+    } else {
+        " (estimated from bytes: the model's tokenizer is not here)"
     };
     let mut because = vec![
         format!("max_turn_tokens = {turn_tokens}: {why}{counted}"),
@@ -118,9 +120,10 @@ fn learning_rate(parameters: Option<u64>, lora: bool) -> (f64, String) {
         }
         None => (1e-5, "a model of unknown size".to_owned()),
     };
-    let (rate, why) = match lora {
-        true => (full * LORA_FACTOR, format!("for adapters on {size}")),
-        false => (full, format!("for {size}")),
+    let (rate, why) = if lora {
+        (full * LORA_FACTOR, format!("for adapters on {size}"))
+    } else {
+        (full, format!("for {size}"))
     };
     let digits = 10f64.powi(1 - rate.log10().floor() as i32);
     ((rate * digits).round() / digits, why)

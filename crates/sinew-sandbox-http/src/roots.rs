@@ -92,9 +92,10 @@ impl Roots {
     ) -> Result<&Arc<dyn SandboxProvider>, ApiError> {
         let Some(Image { provider, .. }) = self.images.get(name) else {
             let names: Vec<&str> = self.images().collect();
-            let allowed = match names.is_empty() {
-                true => "nothing, as this server offers no images".into(),
-                false => names.join(", "),
+            let allowed = if names.is_empty() {
+                "nothing, as this server offers no images".into()
+            } else {
+                names.join(", ")
             };
             return Err(bad("image", name, allowed));
         };

@@ -115,12 +115,11 @@ fn json_body<T: Default + DeserializeOwned>(
 async fn health(State(service): Api) -> Response {
     let broken = service.roots.providers().filter(|p| p.health().is_err());
     let broken: Vec<&str> = broken.map(|p| p.level()).collect();
-    match broken.is_empty() {
-        true => Json(json!({ "status": "ok" })).into_response(),
-        false => {
-            let body = Json(json!({ "status": "unavailable", "levels": broken }));
-            (StatusCode::SERVICE_UNAVAILABLE, body).into_response()
-        }
+    if broken.is_empty() {
+        Json(json!({ "status": "ok" })).into_response()
+    } else {
+        let body = Json(json!({ "status": "unavailable", "levels": broken }));
+        (StatusCode::SERVICE_UNAVAILABLE, body).into_response()
     }
 }
 

@@ -25,11 +25,12 @@ pub fn unspool(file: &std::fs::File, max_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(max_bytes.saturating_add(1))
         .read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > max_bytes {
-        true => Err(io::Error::other(format!(
+    if bytes.len() as u64 > max_bytes {
+        Err(io::Error::other(format!(
             "it is larger than {max_bytes} bytes"
-        ))),
-        false => Ok(bytes),
+        )))
+    } else {
+        Ok(bytes)
     }
 }
 

@@ -56,9 +56,10 @@ pub fn advise(plan: &Plan, report: &mut Report) -> Result<(), Violation> {
         variants.push(Variant {
             what,
             updates_per_h: after.throughput.updates_per_h,
-            gain: match before > 0.0 {
-                true => after.throughput.updates_per_h / before,
-                false => 1.0,
+            gain: if before > 0.0 {
+                after.throughput.updates_per_h / before
+            } else {
+                1.0
             },
             cost_per_update: after.cost.per_update,
         });

@@ -82,9 +82,10 @@ impl<T> Agenda<T> {
         self.number += 1;
         let number = self.number;
         let (bucket, entry) = (at >> BUCKET_BITS, Reverse(Entry { at, number, what }));
-        match bucket <= self.open {
-            true => self.near.push(entry),
-            false => self.far.entry(bucket).or_default().push(entry),
+        if bucket <= self.open {
+            self.near.push(entry)
+        } else {
+            self.far.entry(bucket).or_default().push(entry)
         }
     }
 

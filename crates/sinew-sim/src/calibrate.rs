@@ -165,9 +165,12 @@ impl ObservedRun {
         let saved: f64 = steps[1..].iter().map(|s| s.checkpoint_s).sum();
         // Tools that take no time are not waited for: what looks so is the runner's work between passes.
         let calls = recorded.call_s.iter().sum::<f64>() / recorded.call_s.len().max(1) as f64;
-        let busy = |s: &Step| match calls < INSTANT_S {
-            true => s.waits.engine_busy_s + s.waits.engine_tools_s,
-            false => s.waits.engine_busy_s,
+        let busy = |s: &Step| {
+            if calls < INSTANT_S {
+                s.waits.engine_busy_s + s.waits.engine_tools_s
+            } else {
+                s.waits.engine_busy_s
+            }
         };
         let busy: f64 = steps[1..].iter().map(busy).sum();
         let mut plan = plan_of(&recipe);
@@ -290,13 +293,12 @@ fn predict(
     let own_s = step_s(own)?;
     let without = |m: &usize| *m != n;
     let others: Vec<usize> = (0..kind.len()).filter(without).collect();
-    let others_s = match others.len() >= OTHERS {
-        true => {
-            let work: Vec<Work> = others.iter().map(|m| work[*m]).collect();
-            let others: Vec<&ObservedRun> = others.iter().map(|m| kind[*m]).collect();
-            Some(step_s((Costs::fit(&work, ratios), updates(&others)))?)
-        }
-        false => None,
+    let others_s = if others.len() >= OTHERS {
+        let work: Vec<Work> = others.iter().map(|m| work[*m]).collect();
+        let others: Vec<&ObservedRun> = others.iter().map(|m| kind[*m]).collect();
+        Some(step_s((Costs::fit(&work, ratios), updates(&others)))?)
+    } else {
+        None
     };
     let error = |s: f64| (s / run.step_s - 1.0).abs();
     let r = &run.plan.rollout;

@@ -84,9 +84,10 @@ impl Dist {
     /// the rest: episodes of one task resemble each other.
     pub(crate) fn draw_shared(&self, key: u64, common: u64, shared: f64) -> f64 {
         let own = normal(key);
-        let z = match shared > 0.0 {
-            true => shared.sqrt() * normal(common) + (1.0 - shared).sqrt() * own,
-            false => own,
+        let z = if shared > 0.0 {
+            shared.sqrt() * normal(common) + (1.0 - shared).sqrt() * own
+        } else {
+            own
         };
         match self {
             Self::Fixed(value) => *value,
@@ -203,9 +204,10 @@ fn z_of(q: f64) -> f64 {
     let (mut low, mut high) = (-8.0, 8.0);
     for _ in 0..50 {
         let middle = 0.5 * (low + high);
-        match share_below(middle) < q {
-            true => low = middle,
-            false => high = middle,
+        if share_below(middle) < q {
+            low = middle
+        } else {
+            high = middle
         }
     }
     0.5 * (low + high)

@@ -197,15 +197,14 @@ impl Measure {
             ..self.now
         };
         let skipped = self.warm_up as usize;
-        let (from, to, updates) = match self.steps.len() > skipped {
-            true => {
-                let from = skipped
-                    .checked_sub(1)
-                    .map_or(Point::default(), |n| self.steps[n].1);
-                let to = self.steps[self.steps.len() - 1].1;
-                (from, to, self.steps.len() - skipped)
-            }
-            false => (Point::default(), last, self.steps.len()),
+        let (from, to, updates) = if self.steps.len() > skipped {
+            let from = skipped
+                .checked_sub(1)
+                .map_or(Point::default(), |n| self.steps[n].1);
+            let to = self.steps[self.steps.len() - 1].1;
+            (from, to, self.steps.len() - skipped)
+        } else {
+            (Point::default(), last, self.steps.len())
         };
         let window_s = seconds(to.at - from.at).max(1e-9);
         let throughput = self.throughput(plan, (from, to), updates, window_s);
@@ -289,10 +288,11 @@ fn utilization(plan: &Plan, (from, to): (Point, Point), window_s: f64) -> Utiliz
 fn cost(plan: &Plan, throughput: &Throughput) -> Cost {
     let p = &plan.prices;
     let engines = plan.engines.count as f64 * plan.engines.devices * p.engine_device_hour;
-    let trainer = match plan.trainer.colocated {
+    let trainer = if plan.trainer.colocated {
         // The same devices.
-        true => 0.0,
-        false => plan.trainer.devices * p.trainer_device_hour,
+        0.0
+    } else {
+        plan.trainer.devices * p.trainer_device_hour
     };
     let per_hour = engines + trainer + plan.tools.sandboxes as f64 * p.sandbox_hour;
     let over = |rate: f64| if rate > 0.0 { per_hour / rate } else { 0.0 };

@@ -229,9 +229,10 @@ impl Rows<'_> {
             )));
         }
         let group = |row: &Row| {
-            let made = match pairs {
-                true => self.pair(&row.columns),
-                false => self.demonstration(&row.columns),
+            let made = if pairs {
+                self.pair(&row.columns)
+            } else {
+                self.demonstration(&row.columns)
             };
             made.map_err(|e| named(&format!("line {}: {e}", row.line)))
         };
@@ -285,9 +286,10 @@ impl Rows<'_> {
             .reader
             .texts(value, name, role)
             .map_err(|e| e.message)?;
-        match said.is_empty() {
-            true => Err(format!("{name} is empty; a list of messages is expected")),
-            false => Ok(said),
+        if said.is_empty() {
+            Err(format!("{name} is empty; a list of messages is expected"))
+        } else {
+            Ok(said)
         }
     }
 

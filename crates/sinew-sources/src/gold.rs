@@ -123,9 +123,10 @@ impl GoldRun {
         let calls: Vec<String> = calls
             .map(|c| format!("{}({})", c.name, c.arguments))
             .collect();
-        match calls.is_empty() {
-            true => "a turn of text".into(),
-            false => calls.join(", "),
+        if calls.is_empty() {
+            "a turn of text".into()
+        } else {
+            calls.join(", ")
         }
     }
 }
@@ -222,9 +223,10 @@ impl GoldRuns {
             }
         }
         trace.outcome = said.outcome.clone();
-        match self.reads_back(&trace, &said) {
-            true => Ok(trace),
-            false => fail(trace, FailureKind::Render, READ_BACK, said.calls_told()),
+        if self.reads_back(&trace, &said) {
+            Ok(trace)
+        } else {
+            fail(trace, FailureKind::Render, READ_BACK, said.calls_told())
         }
     }
 

@@ -271,9 +271,10 @@ impl SampleSource for PoolSource {
             stored.map_err(PipelineError::system)?;
         }
         // If there are no traces, the entries that the ledger has for the step were given back.
-        let lost = match traces.is_empty() {
-            true => BTreeSet::new(),
-            false => self.acknowledge(wanted.step)?,
+        let lost = if traces.is_empty() {
+            BTreeSet::new()
+        } else {
+            self.acknowledge(wanted.step)?
         };
         let mut given = SourceGroups::default();
         for group in by_group(traces) {

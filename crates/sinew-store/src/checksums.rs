@@ -60,9 +60,10 @@ fn sum_of(row: &Row<'_>, columns: usize) -> rusqlite::Result<i64> {
 
 /// A number as SQLite keeps it in a column of reals: NaN is null, and there is one zero.
 pub(crate) fn real(x: f64) -> ValueRef<'static> {
-    match x.is_nan() {
-        true => ValueRef::Null,
-        false => ValueRef::Real(x + 0.0),
+    if x.is_nan() {
+        ValueRef::Null
+    } else {
+        ValueRef::Real(x + 0.0)
     }
 }
 

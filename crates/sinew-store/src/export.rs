@@ -109,10 +109,11 @@ fn rows(
     let mut held: Vec<ExportRow> = Vec::new();
     let mut filter = filter.clone();
     while left > 0 {
-        let page_rows = match filter.unique {
+        let page_rows = if filter.unique {
             // Each page reads the contents before it again.
-            true => MAX_PAGE,
-            false => PAGE_ROWS,
+            MAX_PAGE
+        } else {
+            PAGE_ROWS
         };
         filter.limit = page_rows.min(left);
         let found = store.list(&filter)?;

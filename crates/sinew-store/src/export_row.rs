@@ -173,13 +173,16 @@ fn conversation(nodes: &[&Node]) -> Option<Vec<Value>> {
     let shows_tools = nodes.iter().any(|n| !n.tools.is_empty());
     let written = |node: &&Node| -> Vec<Value> {
         let in_text = node.kind == TokenKind::Sampled && !shows_tools;
-        let message = |m: &Message| match in_text && !m.content.is_empty() {
-            true => Message {
-                tool_calls: Vec::new(),
-                ..m.clone()
+        let message = |m: &Message| {
+            if in_text && !m.content.is_empty() {
+                Message {
+                    tool_calls: Vec::new(),
+                    ..m.clone()
+                }
+                .to_chat()
+            } else {
+                m.to_chat()
             }
-            .to_chat(),
-            false => m.to_chat(),
         };
         node.messages.iter().map(message).collect()
     };

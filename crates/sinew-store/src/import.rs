@@ -429,9 +429,10 @@ impl Inbox {
                 }
             }
             new += put_all(store, &records, &mut faults)?;
-            match faults.is_empty() {
-                true => std::fs::remove_file(&path).map_err(error)?,
-                false => std::fs::rename(&path, path.with_extension("bad")).map_err(error)?,
+            if faults.is_empty() {
+                std::fs::remove_file(&path).map_err(error)?
+            } else {
+                std::fs::rename(&path, path.with_extension("bad")).map_err(error)?
             }
             bad.extend(faults);
         }
@@ -471,12 +472,13 @@ pub fn import_file(
     let mut rows = BufReader::new(rows);
     // Refuses a folder without a store, which opening one for writing would make.
     let reader = StoreReader::open(directory)?;
-    let opened = match live {
-        true => None,
-        false => match DiskStore::open(directory, StoreOptions::default()) {
+    let opened = if live {
+        None
+    } else {
+        match DiskStore::open(directory, StoreOptions::default()) {
             Err(StoreError::Locked { .. }) => None,
             opened => Some(opened?),
-        },
+        }
     };
     let inbox = Inbox::of_store(directory);
     let target = match &opened {

@@ -192,9 +192,10 @@ const SUCCEEDED: i64 = 1;
 const UNSCORED: i64 = 2;
 
 fn score_code(s: &EpisodeSummary) -> i64 {
-    match s.unscored {
-        true => UNSCORED,
-        false => i64::from(s.success),
+    if s.unscored {
+        UNSCORED
+    } else {
+        i64::from(s.success)
     }
 }
 
@@ -262,10 +263,7 @@ pub(crate) fn insert(tx: &Transaction<'_>, entry: &Entry, at: Location) -> Resul
          ON CONFLICT (episode) DO NOTHING",
         &values,
     )?;
-    let seq = match new {
-        true => seq,
-        false => complete(tx, s, at)?,
-    };
+    let seq = if new { seq } else { complete(tx, s, at)? };
     facets::insert(tx, seq, &entry.facets)?;
     match &entry.external {
         Some(external) => ledger::name_externally(tx, external, s.episode.as_str()),

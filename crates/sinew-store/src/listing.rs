@@ -54,10 +54,11 @@ fn conditions(filter: &Filter) -> Conditions {
     let text = |text: &str| Value::Text(text.to_owned());
     let flag = |flag: bool| Value::Integer(flag.into());
     let mut row = Conditions::default();
-    match filter.removed {
+    if filter.removed {
         // All but those of which only a mark is known.
-        true => row.add("ended >= 0", []),
-        false => row.add("segment IS NOT NULL", []),
+        row.add("ended >= 0", [])
+    } else {
+        row.add("segment IS NOT NULL", [])
     }
     row.add(
         "seq > ?",
@@ -100,9 +101,10 @@ fn conditions(filter: &Filter) -> Conditions {
     if let Some(now) = &filter.env_changed {
         let pair = |(env, version): (&String, &String)| [text(env), text(version)];
         let pairs = vec!["(env = ? AND env_version <> ?)"; now.len()].join(" OR ");
-        match now.is_empty() {
-            true => facets.add("0", []),
-            false => facets.add(&format!("({pairs})"), now.iter().flat_map(pair)),
+        if now.is_empty() {
+            facets.add("0", [])
+        } else {
+            facets.add(&format!("({pairs})"), now.iter().flat_map(pair))
         }
     }
     if !facets.sql.is_empty() {
@@ -130,14 +132,13 @@ fn query(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
 /// One page of a listing, in commit order. One row more than the page is read, to know whether more follow.
 pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, StoreError> {
     let limit = filter.checked_limit()?;
-    let mut episodes: Vec<EpisodeSummary> = match filter.unique {
-        true => firsts(connection, filter, limit + 1)?,
-        false => {
-            let (sql, values) = query(filter, limit + 1);
-            let mut query = connection.prepare_cached(&sql)?;
-            let rows = query.query_map(params_from_iter(values), index::summary)?;
-            rows.collect::<Result<_, _>>()?
-        }
+    let mut episodes: Vec<EpisodeSummary> = if filter.unique {
+        firsts(connection, filter, limit + 1)?
+    } else {
+        let (sql, values) = query(filter, limit + 1);
+        let mut query = connection.prepare_cached(&sql)?;
+        let rows = query.query_map(params_from_iter(values), index::summary)?;
+        rows.collect::<Result<_, _>>()?
     };
     let more = episodes.len() > limit;
     episodes.truncate(limit);

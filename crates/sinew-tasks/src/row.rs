@@ -118,13 +118,14 @@ pub struct Row {
 impl Row {
     /// An error that names this row.
     pub(crate) fn error(&self, message: impl Into<String>) -> TasksError {
-        match self.made {
-            false => row_error(&self.path, self.line, message),
-            true => TasksError::Made {
+        if self.made {
+            TasksError::Made {
                 by: self.path.display().to_string(),
                 index: self.line,
                 message: message.into(),
-            },
+            }
+        } else {
+            row_error(&self.path, self.line, message)
         }
     }
 }

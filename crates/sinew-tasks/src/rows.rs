@@ -293,9 +293,10 @@ mod tests {
             sent: &sent,
         };
         let all = head.as_bytes().chain(tail);
-        let error = match head.starts_with('[') {
-            true => json_array(&path, all, &mut rows),
-            false => csv_rows(&path, all, b',', &mut rows),
+        let error = if head.starts_with('[') {
+            json_array(&path, all, &mut rows)
+        } else {
+            csv_rows(&path, all, b',', &mut rows)
         };
         (error.unwrap_err().to_string(), sent.get())
     }

@@ -65,9 +65,12 @@ impl PromptTemplate {
         env.set_undefined_behavior(UndefinedBehavior::Strict);
         env.set_fuel(Some(FUEL));
         // An empty cell prints nothing: `none` would be a word of the prompt.
-        env.set_formatter(|out, state, value| match value.is_none() {
-            true => Ok(()),
-            false => minijinja::escape_formatter(out, state, value),
+        env.set_formatter(|out, state, value| {
+            if value.is_none() {
+                Ok(())
+            } else {
+                minijinja::escape_formatter(out, state, value)
+            }
         });
         env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         let wrong = |key, text: &str, e: &Error| TasksError::Key {
@@ -115,9 +118,10 @@ impl PromptTemplate {
         let plain = |text| Ok((vec![Message::new(Role::User, text)], Ignored::new()));
         if self.source.is_some() {
             let text = self.text(PROMPT, row)?;
-            return match text.trim().is_empty() {
-                true => Err(row.error("the prompt is empty")),
-                false => plain(text),
+            return if text.trim().is_empty() {
+                Err(row.error("the prompt is empty"))
+            } else {
+                plain(text)
             };
         }
         match row.columns.get("prompt") {

@@ -227,22 +227,23 @@ impl Alerts {
         let same = equal > 0.0 && whole && self.signs.iter().all(|s| s.1 > equal);
         let entropy = r.entropy().unwrap_or(f64::NAN);
         let share = self.signs.back().map_or(0.0, |s| s.1);
-        let (text, values) = match flat {
-            true => (
+        let (text, values) = if flat {
+            (
                 format!(
                     "step {}: entropy is {entropy:.4} nats, for {COLLAPSE_STEPS} steps below {low}",
                     r.step
                 ),
                 (entropy, low),
-            ),
-            false => (
+            )
+        } else {
+            (
                 format!(
                     "step {}: {:.0} % of the episodes are in groups of equal reward, for {COLLAPSE_STEPS} steps",
                     r.step,
                     100.0 * share
                 ),
                 (share, equal),
-            ),
+            )
         };
         self.judge(Rule::Collapse, flat || same, values, text, now_s, out);
     }

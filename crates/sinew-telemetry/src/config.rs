@@ -95,9 +95,10 @@ impl OtlpConfig {
         if self.url.is_none() {
             return refused("otlp.share", &share.to_string(), "only with `url`");
         }
-        match (0.0..=1.0).contains(&share) {
-            true => Ok(()),
-            false => refused("otlp.share", &share.to_string(), "0 to 1"),
+        if (0.0..=1.0).contains(&share) {
+            Ok(())
+        } else {
+            refused("otlp.share", &share.to_string(), "0 to 1")
         }
     }
 
@@ -355,9 +356,10 @@ impl SignalsConfig {
 /// # Errors
 /// If it is not an address of HTTP.
 fn address(key: &'static str, url: &str) -> Result<(), SignalsError> {
-    match url.starts_with("http://") || url.starts_with("https://") {
-        true => Ok(()),
-        false => refused(key, url, "an address that begins with http:// or https://"),
+    if url.starts_with("http://") || url.starts_with("https://") {
+        Ok(())
+    } else {
+        refused(key, url, "an address that begins with http:// or https://")
     }
 }
 

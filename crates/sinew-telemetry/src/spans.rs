@@ -62,9 +62,10 @@ impl Collector {
                 continue;
             }
             let phases = self.open.entry(id.to_owned()).or_default();
-            match phases.len() < MAX_PHASES {
-                true => phases.push(span.clone()),
-                false => self.lost += 1,
+            if phases.len() < MAX_PHASES {
+                phases.push(span.clone())
+            } else {
+                self.lost += 1
             }
         }
     }
@@ -154,9 +155,10 @@ fn episode((run, model): (&str, &str), (phases, ended): &CompleteEpisode) -> Vec
     // A turn that is sampled in pieces has several phases: its tokens cannot be assigned then.
     let turns = ended.as_ref().map_or(&[][..], |e| &e.turns);
     let generated = phases.iter().filter(|p| p.phase == Phase::Generate);
-    let mut turns = match generated.count() == turns.len() {
-        true => turns.iter(),
-        false => [].iter(),
+    let mut turns = if generated.count() == turns.len() {
+        turns.iter()
+    } else {
+        [].iter()
     };
     for phase in phases {
         if phase.phase == Phase::Generate {

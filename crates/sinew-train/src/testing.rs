@@ -71,9 +71,12 @@ impl Bigram {
         let at = token as usize * self.vocab;
         let row = self.logits[at..at + self.vocab].iter().enumerate();
         let allowed = |id: usize| mask.is_none_or(|mask| mask[id / 32] >> (id % 32) & 1 == 1);
-        let divided = row.map(|(id, &z)| match allowed(id) {
-            true => f64::from(z) / f64::from(temperature),
-            false => f64::NEG_INFINITY,
+        let divided = row.map(|(id, &z)| {
+            if allowed(id) {
+                f64::from(z) / f64::from(temperature)
+            } else {
+                f64::NEG_INFINITY
+            }
         });
         let divided: Vec<f64> = divided.collect();
         let lse = divided.iter().map(|z| z.exp()).sum::<f64>().ln();

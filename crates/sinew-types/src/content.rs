@@ -152,9 +152,10 @@ impl fmt::Display for Content {
 
 impl From<String> for Content {
     fn from(text: String) -> Self {
-        match text.is_empty() {
-            true => Self::new(),
-            false => Self(vec![Part::Text { text }]),
+        if text.is_empty() {
+            Self::new()
+        } else {
+            Self(vec![Part::Text { text }])
         }
     }
 }

@@ -459,13 +459,16 @@ impl Trace {
                 expected: TRACE_FORMAT_VERSION,
             });
         }
-        let reward = |field, value| match is_reward(value) {
-            true => Ok(()),
-            false => Err(TraceError::Reward {
-                episode: episode(),
-                field,
-                value,
-            }),
+        let reward = |field, value| {
+            if is_reward(value) {
+                Ok(())
+            } else {
+                Err(TraceError::Reward {
+                    episode: episode(),
+                    field,
+                    value,
+                })
+            }
         };
         reward("outcome.reward", self.outcome.reward)?;
         for (index, node) in self.nodes.iter().enumerate() {
@@ -512,9 +515,10 @@ impl Trace {
                 value: node.logprobs[i],
             });
         }
-        let fits = match sampled {
-            true => TEMPERATURES.contains(&node.temperature),
-            false => node.temperature == 1.0,
+        let fits = if sampled {
+            TEMPERATURES.contains(&node.temperature)
+        } else {
+            node.temperature == 1.0
         };
         if !fits {
             return Err(TraceError::Temperature {

@@ -370,9 +370,10 @@ fn about(id: usize, node: &Node) -> String {
     words.push(format!("{} tokens", node.tokens.len()));
     let versions: BTreeSet<u64> = node.versions.iter().map(|s| s.version.0).collect();
     if let (Some(first), Some(last)) = (versions.first(), versions.last()) {
-        words.push(match first == last {
-            true => format!("weights {first}"),
-            false => format!("weights {first} to {last}"),
+        words.push(if first == last {
+            format!("weights {first}")
+        } else {
+            format!("weights {first} to {last}")
         });
     }
     if !node.logprobs.is_empty() {

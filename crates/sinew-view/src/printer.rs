@@ -165,10 +165,12 @@ fn measured_line(record: &EvalRecord) -> String {
 /// Success of each environment of a mixture; nothing for a single one.
 /// `-` stands for an environment none of whose episodes has a score.
 pub(crate) fn by_env(stats: &EpisodeStats) -> String {
-    let one = |(name, own): (&String, &EpisodeStats)| match own.episodes > own.failed + own.unscored
-    {
-        true => format!("  {name} {:.1} %", 100.0 * own.success),
-        false => format!("  {name} -"),
+    let one = |(name, own): (&String, &EpisodeStats)| {
+        if own.episodes > own.failed + own.unscored {
+            format!("  {name} {:.1} %", 100.0 * own.success)
+        } else {
+            format!("  {name} -")
+        }
     };
     stats.by_env.iter().map(one).collect()
 }

@@ -229,9 +229,10 @@ impl Report<'_> {
     fn facts(&self) -> String {
         let starts = self.episodes_before.iter().map(|t| t.timing.started_unix_s);
         let started = starts.filter(|s| *s > 0.0).fold(f64::INFINITY, f64::min);
-        let started = match started.is_finite() {
-            true => format!("started {} UTC, ", date(started)),
-            false => String::new(),
+        let started = if started.is_finite() {
+            format!("started {} UTC, ", date(started))
+        } else {
+            String::new()
         };
         let done = self.steps.last().map_or(0, |s| s.step);
         let state = match self.after {

@@ -65,9 +65,10 @@ pub fn open_regular(path: &Path) -> std::io::Result<File> {
         .read(true)
         .custom_flags(nonblock)
         .open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(std::io::Error::other("it is no regular file")),
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(std::io::Error::other("it is no regular file"))
     }
 }
 

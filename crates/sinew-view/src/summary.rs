@@ -46,9 +46,10 @@ fn text(s: &Summary<'_>) -> String {
     };
     let rows = comparison(before, after);
     let width = rows.iter().map(|r| r.0.len()).max().unwrap_or(0).max(23);
-    let (what, columns) = match measured {
-        true => ("held-out", ["before", "after"]),
-        false => ("in training", ["first step", "last step"]),
+    let (what, columns) = if measured {
+        ("held-out", ["before", "after"])
+    } else {
+        ("in training", ["first step", "last step"])
     };
     let title = format!("{what} ({} episodes)", before.episodes);
     let [first, last] = columns;

@@ -35,9 +35,10 @@ pub fn json_line(value: &serde_json::Value) -> String {
     }
     let mut out = String::with_capacity(text.len() + 16);
     for c in text.chars() {
-        match commands(c) {
-            true => _ = write!(out, "\\u{:04x}", u32::from(c)),
-            false => out.push(c),
+        if commands(c) {
+            _ = write!(out, "\\u{:04x}", u32::from(c))
+        } else {
+            out.push(c)
         }
     }
     out

@@ -321,12 +321,13 @@ impl Live {
     pub(crate) fn warm(&mut self, running: Running, setting: Setting) -> Result<(), String> {
         let program = crate::wire::program(&crate::wire::base_env(), WARM_UP);
         let (outcome, alive) = self.run(running, setting, program, true);
-        match alive && outcome.0.ending == (Ending::Exited { code: 0 }) {
-            true => Ok(()),
-            false => Err(format!(
+        if alive && outcome.0.ending == (Ending::Exited { code: 0 }) {
+            Ok(())
+        } else {
+            Err(format!(
                 "the warm-up program of Python ended with {:?}",
                 outcome.0.ending
-            )),
+            ))
         }
     }
 }

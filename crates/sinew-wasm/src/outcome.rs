@@ -50,9 +50,10 @@ pub(crate) fn finish(host: &mut Host, ending: Ending, failure: Option<String>) -
         cpu_s: cpu.as_secs_f64(),
         peak_memory_bytes: host.ceiling.peak as u64,
         failure,
-        ..JobResult::new(match failed && host.ceiling.refused {
-            true => Ending::OutOfMemory,
-            false => ending,
+        ..JobResult::new(if failed && host.ceiling.refused {
+            Ending::OutOfMemory
+        } else {
+            ending
         })
     };
     (done, host.fs.changes())

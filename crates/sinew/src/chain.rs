@@ -53,11 +53,13 @@ pub(crate) fn run(
         typed: typed.clone(),
         signals,
     };
-    let driven =
-        drive(chain, &mut dir, &mut stages).map_err(|e| match matches!(e, Failure::Interrupt(_)) {
-            true => interrupted(dir.path(), &typed),
-            false => e,
-        });
+    let driven = drive(chain, &mut dir, &mut stages).map_err(|e| {
+        if matches!(e, Failure::Interrupt(_)) {
+            interrupted(dir.path(), &typed)
+        } else {
+            e
+        }
+    });
     let reported = sinew_runs::chain::write_report(chain, &dir);
     // The stage's failure is reported first; a report that cannot be written often fails with it.
     driven?;

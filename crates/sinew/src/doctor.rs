@@ -109,9 +109,10 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
                 let detail = row.detail.lines().next().unwrap_or_default();
                 missing.push(format!("{}: {detail}", row.name));
             }
-            match args.json {
-                true => output::print_json(&row.json(group)),
-                false => output::print(&shown(&row, columns())),
+            if args.json {
+                output::print_json(&row.json(group))
+            } else {
+                output::print(&shown(&row, columns()))
             }
         }
     }
@@ -126,12 +127,13 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
         };
         output::print(&format!("A first run works here: {FIRST}\n{warned}"));
     }
-    match missing.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::outside(format!(
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure::outside(format!(
             "missing for a first run: {}",
             missing.join("; ")
-        ))),
+        )))
     }
 }
 
@@ -144,10 +146,7 @@ fn start(probe: &'static Probe) -> Receiver<Vec<Row>> {
 
 /// The row of a probe that gave none.
 fn silent(probe: &Probe) -> Row {
-    let mark = match probe.needed {
-        true => Mark::Fail,
-        false => Mark::Warn,
-    };
+    let mark = if probe.needed { Mark::Fail } else { Mark::Warn };
     let detail = format!("no answer within {} s", PATIENCE.as_secs());
     let hint = match probe.group {
         "sandboxes" => format!("`sinew sandbox probe --level {}` waits longer", probe.name),

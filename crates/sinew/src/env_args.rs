@@ -28,10 +28,11 @@ pub(crate) fn key(name: Option<&String>) -> Result<Option<String>, Failure> {
 /// # Errors
 /// If it is not 0.01 to 86400, or not a number.
 pub(crate) fn seconds(name: &str, value: f64) -> Result<Duration, Failure> {
-    match (0.01..=86_400.0).contains(&value) {
-        true => Ok(Duration::from_secs_f64(value)),
-        false => Err(Failure::input(format!(
+    if (0.01..=86_400.0).contains(&value) {
+        Ok(Duration::from_secs_f64(value))
+    } else {
+        Err(Failure::input(format!(
             "{name} {value}: allowed: 0.01 to 86400"
-        ))),
+        )))
     }
 }

@@ -173,10 +173,11 @@ fn check(args: &CheckArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Fail
 /// Prints a report. Status 1 if training would fail.
 fn finish(args: &CheckArgs, report: &CheckReport) -> Result<(), Failure> {
     print(args, report);
-    match report.passed() {
-        true => Ok(()),
+    if report.passed() {
+        Ok(())
+    } else {
         // The report names what failed.
-        false => Err(Failure::Program(1, String::new())),
+        Err(Failure::Program(1, String::new()))
     }
 }
 
@@ -197,14 +198,16 @@ async fn test(args: &TestArgs) -> Result<(), Failure> {
             CaseOutcome::Failed => "FAIL",
             CaseOutcome::Skipped => "skip",
         };
-        match args.json {
-            true => output::print_json(&json!(row)),
-            false => output::print(&format!("{mark}  {:16} {}\n", row.case, row.why)),
+        if args.json {
+            output::print_json(&json!(row))
+        } else {
+            output::print(&format!("{mark}  {:16} {}\n", row.case, row.why))
         }
     }
-    match rows.iter().all(|r| r.outcome != CaseOutcome::Failed) {
-        true => Ok(()),
-        false => Err(Failure::Program(1, String::new())),
+    if rows.iter().all(|r| r.outcome != CaseOutcome::Failed) {
+        Ok(())
+    } else {
+        Err(Failure::Program(1, String::new()))
     }
 }
 

@@ -254,22 +254,22 @@ fn of_class(keys: &Python, seed: u64) -> Result<ServerParts, Failure> {
     let factory =
         PythonEnvFactory::new(workers.clone(), 0, &keys.module).map_err(Failure::input)?;
     let (has_tasks, tools) = (factory.has_tasks(), factory.specs().to_vec());
-    let tasks: Arc<dyn Taskset> = match has_tasks {
-        true => {
-            Arc::new(PythonTasks::read(&workers, 0, &keys.module, seed).map_err(Failure::input)?)
-        }
-        false => Arc::new(NoTasks),
+    let tasks: Arc<dyn Taskset> = if has_tasks {
+        Arc::new(PythonTasks::read(&workers, 0, &keys.module, seed).map_err(Failure::input)?)
+    } else {
+        Arc::new(NoTasks)
     };
-    let example = match has_tasks {
-        true => tasks.get(Split::Train, 0).ok(),
-        false => Some(Task {
+    let example = if has_tasks {
+        tasks.get(Split::Train, 0).ok()
+    } else {
+        Some(Task {
             id: TaskId::new("empty"),
             kind: "python".into(),
             preamble: Vec::new(),
             prompt: String::new(),
             data: json!({}),
             seed,
-        }),
+        })
     };
     Ok(ServerParts {
         worlds: Worlds {

@@ -164,16 +164,15 @@ pub(crate) fn list(args: &EpisodesArgs) -> Result<(), Failure> {
     }
     let (rows, next) = rows(args, run_dir, &store, &filter)?;
     for ((e, waits), flags) in &rows {
-        match args.json {
-            true => {
-                let mut row = json!(e);
-                row["waits"] = json!(waits);
-                if args.suspicious {
-                    row["suspicious"] = json!(flags);
-                }
-                output::print_json(&row);
+        if args.json {
+            let mut row = json!(e);
+            row["waits"] = json!(waits);
+            if args.suspicious {
+                row["suspicious"] = json!(flags);
             }
-            false => output::print(&(line(e, *waits) + &reasons(flags))),
+            output::print_json(&row);
+        } else {
+            output::print(&(line(e, *waits) + &reasons(flags)))
         }
     }
     let unfiltered = Filter {
@@ -227,19 +226,18 @@ fn rows(
     filter: &Filter,
 ) -> Result<(Vec<Flagged>, Option<Cursor>), Failure> {
     let outcomes = outcomes(run_dir, store)?;
-    let page = match args.suspicious {
-        true => {
-            let protected = match sinew_assembly::recipe_of(run_dir) {
-                Ok(recipe) => recipe.trust.protected,
-                Err(RunDirError::NoRun { .. }) => Vec::new(),
-                Err(e) => return Err(e.into()),
-            };
-            outcomes.suspicious(filter, &protected)
-        }
-        false => outcomes.page(filter).map(|(rows, next)| {
+    let page = if args.suspicious {
+        let protected = match sinew_assembly::recipe_of(run_dir) {
+            Ok(recipe) => recipe.trust.protected,
+            Err(RunDirError::NoRun { .. }) => Vec::new(),
+            Err(e) => return Err(e.into()),
+        };
+        outcomes.suspicious(filter, &protected)
+    } else {
+        outcomes.page(filter).map(|(rows, next)| {
             let rows = rows.into_iter().map(|row| (row, Vec::new()));
             (rows.collect(), next)
-        }),
+        })
     };
     page.map_err(|e| match e {
         ListError::Filter(e) => Failure::input(e),
@@ -295,16 +293,18 @@ fn line(e: &EpisodeSummary, waits: bool) -> String {
         },
         visible(&e.purpose),
         visible(&e.task_kind),
-        match e.unscored || e.end == EndKind::Failed {
-            true => "-".to_owned(),
-            false => format!("{:.3}", e.reward),
+        if e.unscored || e.end == EndKind::Failed {
+            "-".to_owned()
+        } else {
+            format!("{:.3}", e.reward)
         },
         e.turns,
         e.sampled_tokens,
         e.end.name(),
-        match waits {
-            true => format!("  {WAITS}"),
-            false => String::new(),
+        if waits {
+            format!("  {WAITS}")
+        } else {
+            String::new()
         }
     )
 }

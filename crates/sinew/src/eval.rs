@@ -83,9 +83,10 @@ fn other_model(recipe: &RunPlan, source: &str) -> Result<ModelSection, Failure> 
         )));
     }
     // Variables of the template belong to the recipe's model, unless the other one is a run with its own.
-    let template = match source.starts_with(RUN) {
-        true => TemplateOptions::default(),
-        false => recipe.model.template().clone(),
+    let template = if source.starts_with(RUN) {
+        TemplateOptions::default()
+    } else {
+        recipe.model.template().clone()
     };
     Ok(ModelSection::Pretrained { source, template })
 }

@@ -88,9 +88,10 @@ pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
         _ => "episodes".to_owned(),
     };
     let (count, mib) = (report.episodes, report.bytes as f64 / f64::from(1 << 20));
-    let mut text = match args.dry_run {
-        true => format!("{count} {what} would be removed"),
-        false => format!("{count} {what} removed, {mib:.1} MiB freed"),
+    let mut text = if args.dry_run {
+        format!("{count} {what} would be removed")
+    } else {
+        format!("{count} {what} removed, {mib:.1} MiB freed")
     };
     if removed.needed > 0 {
         let needed = removed.needed;

@@ -95,9 +95,10 @@ fn calibrate(args: &CalibrateArgs) -> Result<(), Failure> {
     let config = judge.config();
     let rows = read_labels(&text, config.mode, &config.rubric).map_err(|e| wrong(&e))?;
     let table = runtime()?.block_on(Calibration::of(&judge, &rows));
-    match args.json {
-        true => print_json(&json!(table)),
-        false => print(&table.text()),
+    if args.json {
+        print_json(&json!(table))
+    } else {
+        print(&table.text())
     }
     match (table.rows, table.first_cause) {
         (0, Some(cause)) => Err(Failure::outside(format!("no row was judged: {cause}"))),
@@ -131,17 +132,19 @@ fn servers(args: &ServerArgs) -> Result<(), Failure> {
         for finding in findings.map_err(|e| Failure::input(format!("reward: {e}")))? {
             passed &= finding.ok;
             let mark = if finding.ok { "ok  " } else { "FAIL" };
-            match args.json {
-                true => print_json(&json!(finding)),
-                false => print(&format!(
+            if args.json {
+                print_json(&json!(finding))
+            } else {
+                print(&format!(
                     "{mark}  {:12} {}\n",
                     finding.check, finding.detail
-                )),
+                ))
             }
         }
     }
-    match passed {
-        true => Ok(()),
-        false => Err(Failure::Program(1, String::new())),
+    if passed {
+        Ok(())
+    } else {
+        Err(Failure::Program(1, String::new()))
     }
 }

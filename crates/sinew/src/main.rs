@@ -392,9 +392,10 @@ fn page_size(text: &str) -> Result<usize, String> {
 /// A number, but not NaN or infinite: filters with those fit nothing or everything.
 fn finite(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|e| format!("{e}"))?;
-    match number.is_finite() {
-        true => Ok(number),
-        false => Err("allowed: finite numbers".into()),
+    if number.is_finite() {
+        Ok(number)
+    } else {
+        Err("allowed: finite numbers".into())
     }
 }
 
@@ -480,9 +481,10 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Init(args) => init::run(&args),
         Command::Tasks(args) => tasks::run(&args),
         Command::Schema { markdown } => {
-            match markdown {
-                true => output::print(&sinew_recipe::markdown(ENVIRONMENTS)),
-                false => output::print(&format!("{:#}\n", sinew_recipe::json_schema(ENVIRONMENTS))),
+            if markdown {
+                output::print(&sinew_recipe::markdown(ENVIRONMENTS))
+            } else {
+                output::print(&format!("{:#}\n", sinew_recipe::json_schema(ENVIRONMENTS)))
             }
             Ok(())
         }
@@ -607,9 +609,12 @@ impl RunArgs {
     ) -> Result<(PathBuf, train::TrainOptions), Failure> {
         self.serve.address(&recipe.harness)?;
         let default = || PathBuf::from("runs").join(&recipe.name);
-        let fresh = || match command == "eval" && !self.resume {
-            true => unused(default()),
-            false => default(),
+        let fresh = || {
+            if command == "eval" && !self.resume {
+                unused(default())
+            } else {
+                default()
+            }
         };
         let path = self.run_dir.clone().unwrap_or_else(fresh);
         let resume = (self.resume && sinew_runs::holds_run(&path)).then(|| Resume {

@@ -30,9 +30,10 @@ pub(crate) fn say_error(text: &str) {
 /// Prints what a program wrote to its standard error: as it is, unless that is a terminal.
 pub(crate) fn print_error(bytes: &[u8]) {
     let mut out = std::io::stderr().lock();
-    let text = match out.is_terminal() {
-        true => visible(&String::from_utf8_lossy(bytes)).into_bytes(),
-        false => bytes.to_vec(),
+    let text = if out.is_terminal() {
+        visible(&String::from_utf8_lossy(bytes)).into_bytes()
+    } else {
+        bytes.to_vec()
     };
     let _ = out.write_all(&text).and_then(|()| out.flush());
 }

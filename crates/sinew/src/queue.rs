@@ -354,9 +354,10 @@ pub(crate) fn run(args: &QueueArgs) -> Result<(), Failure> {
 
 /// Says how many rows a command changed.
 fn counted(what: &str, count: usize, json: bool) {
-    match json {
-        true => output::print_json(&json!({ what: count })),
-        false => output::print(&format!("{count} rows {what}\n")),
+    if json {
+        output::print_json(&json!({ what: count }))
+    } else {
+        output::print(&format!("{count} rows {what}\n"))
     }
 }
 
@@ -406,14 +407,13 @@ async fn listen(args: &ServeArgs, queue: Arc<dyn Queue>, token: String) -> Resul
         .map_err(|e| Failure::input(format!("--listen {}: {e}", args.listen)))?;
     let url = format!("http://{}", server.address());
     let rows = queue.stats().map_err(Failure::system)?.rows;
-    match args.json {
-        true => output::print_json(&json!({"url": url, "token": shown, "rows": rows})),
-        false => {
-            let token = shown.as_deref().unwrap_or("in --token-file");
-            output::print(&format!(
-                "listening on {url}\ntoken: {token}\n{rows} rows are not done\n"
-            ));
-        }
+    if args.json {
+        output::print_json(&json!({"url": url, "token": shown, "rows": rows}))
+    } else {
+        let token = shown.as_deref().unwrap_or("in --token-file");
+        output::print(&format!(
+            "listening on {url}\ntoken: {token}\n{rows} rows are not done\n"
+        ));
     }
     signals.next().await;
     tokio::select! {
@@ -421,9 +421,10 @@ async fn listen(args: &ServeArgs, queue: Arc<dyn Queue>, token: String) -> Resul
         () = signals.next() => {}
     }
     let stats = queue.stats().map_err(Failure::system)?;
-    match args.json {
-        true => output::print_json(&json!({ "stopped": stats })),
-        false => output::print(&format!("stopped: {} rows are not done\n", stats.rows)),
+    if args.json {
+        output::print_json(&json!({ "stopped": stats }))
+    } else {
+        output::print(&format!("stopped: {} rows are not done\n", stats.rows))
     }
     Ok(())
 }
@@ -495,9 +496,10 @@ fn rows(args: &RowsArgs) -> Result<(), Failure> {
     let limit = args.limit.min(MAX_PAGE);
     let rows = listed(queue.as_ref(), args.after, limit, &fits).map_err(Failure::outside)?;
     for row in &rows {
-        match args.place.json {
-            true => output::print_json(&row_json(row)),
-            false => output::print(&row_text(row)),
+        if args.place.json {
+            output::print_json(&row_json(row))
+        } else {
+            output::print(&row_text(row))
         }
     }
     Ok(())
@@ -528,9 +530,10 @@ fn row_text(row: &RowView) -> String {
         format!("{name}: {}{more}", State::of(state).name())
     };
     let states: Vec<String> = row.states.iter().map(state).collect();
-    let fields = match row.done {
-        true => "done".to_owned(),
-        false => row.fields.join(","),
+    let fields = if row.done {
+        "done".to_owned()
+    } else {
+        row.fields.join(",")
     };
     let text = format!(
         "{:>8} {}  [{fields}]  {}",
@@ -543,17 +546,16 @@ fn row_text(row: &RowView) -> String {
 
 fn revive(args: &ReviveArgs) -> Result<(), Failure> {
     let queue = args.place.open()?;
-    let keys = match args.all {
-        false => args.keys.clone(),
-        true => {
-            let dead = |row: &RowView| {
-                let state = row.state(&args.consumer);
-                matches!(state, Some(RowState::Dead { .. }))
-            };
-            let rows = listed(queue.as_ref(), None, usize::MAX, &dead);
-            let rows = rows.map_err(Failure::outside)?;
-            rows.into_iter().map(|row| row.key).collect()
-        }
+    let keys = if args.all {
+        let dead = |row: &RowView| {
+            let state = row.state(&args.consumer);
+            matches!(state, Some(RowState::Dead { .. }))
+        };
+        let rows = listed(queue.as_ref(), None, usize::MAX, &dead);
+        let rows = rows.map_err(Failure::outside)?;
+        rows.into_iter().map(|row| row.key).collect()
+    } else {
+        args.keys.clone()
     };
     let mut count = 0;
     for keys in keys.chunks(MAX_PAGE) {
@@ -588,9 +590,10 @@ fn score(args: &ScoreArgs) -> Result<(), Failure> {
             .unwrap_or_else(|| format!("process {}", std::process::id())),
         rows: args.rows,
         tokens: args.tokens,
-        order: match args.freshest {
-            true => Order::Freshest,
-            false => Order::Oldest,
+        order: if args.freshest {
+            Order::Freshest
+        } else {
+            Order::Oldest
         },
         lease: Duration::from_secs(args.lease_s),
         attempts: args.attempts,
@@ -604,12 +607,13 @@ fn score(args: &ScoreArgs) -> Result<(), Failure> {
     let stop = || *signals.borrow() > 0;
     let done = score_rows(queue.as_ref(), &score, &config, &stop, &mut report);
     let done = done.map_err(|e| Failure::outside(format!("--queue: {e}")))?;
-    match args.json {
-        true => output::print_json(&json!({ "scored": done })),
-        false => output::print(&format!(
+    if args.json {
+        output::print_json(&json!({ "scored": done }))
+    } else {
+        output::print(&format!(
             "{} rows scored, {} left without a reward, {} given back, {} went to others\n",
             done.scored, done.unscored, done.failed, done.lost
-        )),
+        ))
     }
     Ok(())
 }

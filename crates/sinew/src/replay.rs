@@ -131,9 +131,12 @@ fn place(change: &ReplayChange) -> String {
 
 /// Parts of other versions, as a hint.
 fn drifted(drift: &[PartDrift]) -> String {
-    let part = |d: &PartDrift| match d.is.is_empty() {
-        true => format!("{} {} is gone", d.part, d.was),
-        false => format!("{} was {}, is {}", d.part, d.was, d.is),
+    let part = |d: &PartDrift| {
+        if d.is.is_empty() {
+            format!("{} {} is gone", d.part, d.was)
+        } else {
+            format!("{} was {}, is {}", d.part, d.was, d.is)
+        }
     };
     match drift {
         [] => String::new(),
@@ -237,15 +240,16 @@ fn step_again(args: &ReplayArgs, step: u64) -> Result<(), Failure> {
 fn recorded(run_dir: &Path, step: u64) -> Result<Vec<StepRecord>, Failure> {
     let metrics = run_dir.join("metrics.jsonl");
     let records: Vec<StepRecord> = sinew_view::lines(&metrics).map_err(Failure::system)?;
-    match records.iter().any(|r| r.step == step) {
-        true => Ok(records),
-        false => Err(Failure::input(format!(
+    if records.iter().any(|r| r.step == step) {
+        Ok(records)
+    } else {
+        Err(Failure::input(format!(
             "--step {step}: the run has {}",
             match records.last() {
                 Some(last) => format!("steps 1 to {}", last.step),
                 None => "no step yet".into(),
             }
-        ))),
+        )))
     }
 }
 

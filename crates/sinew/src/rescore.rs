@@ -75,9 +75,10 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
         .build();
     let runtime = runtime.map_err(Failure::system)?;
     let renderer = sinew_assembly::renderer_of(&args.run_dir, &run)?;
-    let store = match args.dry_run {
-        true => None,
-        false => Some(sinew_assembly::disk_store(&folder, false).map_err(Failure::input)?),
+    let store = if args.dry_run {
+        None
+    } else {
+        Some(sinew_assembly::disk_store(&folder, false).map_err(Failure::input)?)
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_us = now.map_or(0, |d| d.as_micros() as u64);
@@ -188,9 +189,10 @@ fn write(store: &DiskStore, records: &[ScoreRecord]) -> Result<usize, Failure> {
 fn show(changes: &ScoreChanges, (own, new): (usize, usize), json: bool) {
     let shown = |mean: Option<f64>| mean.map_or_else(|| "-".into(), |m| format!("{m:.4}"));
     for c in changes.components() {
-        match json {
-            true => print_json(&json!(c)),
-            false => print(&format!(
+        if json {
+            print_json(&json!(c))
+        } else {
+            print(&format!(
                 "{:<24} old {:>9} of {:>5}   new {:>9} of {:>5}   changed {}\n",
                 c.component,
                 shown(c.old_mean),
@@ -198,15 +200,16 @@ fn show(changes: &ScoreChanges, (own, new): (usize, usize), json: bool) {
                 shown(c.new_mean),
                 c.new_episodes,
                 c.changed
-            )),
+            ))
         }
     }
     let (episodes, count, first) = (changes.episodes, changes.unscored, &changes.first);
-    match json {
-        true => print_json(&json!({
+    if json {
+        print_json(&json!({
             "episodes": episodes, "unscored": count, "first": first, "scores": new, "without_reward": own,
-        })),
-        false => print(&format!(
+        }))
+    } else {
+        print(&format!(
             "{episodes} episodes, {count} unscored{}, {new} scores written{}\n",
             first
                 .as_ref()
@@ -217,6 +220,6 @@ fn show(changes: &ScoreChanges, (own, new): (usize, usize), json: bool) {
                     "; {own} of environments without a reward in the recipe left as they are"
                 ),
             }
-        )),
+        ))
     }
 }

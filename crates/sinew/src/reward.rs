@@ -76,9 +76,10 @@ pub(crate) fn run(args: &RewardArgs) -> Result<(), Failure> {
 
 /// The report in a line.
 fn summary(report: &ImportReport) -> String {
-    let how = match report.queued {
-        true => "left for the run, which takes them at its next step",
-        false => "stored",
+    let how = if report.queued {
+        "left for the run, which takes them at its next step"
+    } else {
+        "stored"
     };
     format!(
         "{} new scores {how}, {} known already\n",

@@ -253,14 +253,16 @@ fn shell(
 /// image, on the image's own `PATH`.
 fn words(section: &SandboxPlan, argv: &[String]) -> Result<Program, Failure> {
     let Some(image) = sinew_assembly::levels::image(section)? else {
-        return match argv.is_empty() {
-            false => Ok(Program::Argv(argv.to_vec())),
-            true => Err(nothing_to_run()),
+        return if argv.is_empty() {
+            Err(nothing_to_run())
+        } else {
+            Ok(Program::Argv(argv.to_vec()))
         };
     };
-    let mut words = match argv.is_empty() {
-        false => argv.to_vec(),
-        true => image.config.argv(),
+    let mut words = if argv.is_empty() {
+        image.config.argv()
+    } else {
+        argv.to_vec()
     };
     let first = words.first_mut().ok_or_else(nothing_to_run)?;
     *first = image.program(first).map_err(Failure::input)?;
@@ -363,9 +365,10 @@ fn probe(level: &str, as_json: bool) -> Result<(), Failure> {
         }
     }
     for degradation in probed.degradations {
-        match as_json {
-            true => output::print_json(&json!({ "degradation": degradation })),
-            false => output::print(&format!("degradation: {degradation}\n")),
+        if as_json {
+            output::print_json(&json!({ "degradation": degradation }))
+        } else {
+            output::print(&format!("degradation: {degradation}\n"))
         }
     }
     Ok(())
@@ -425,9 +428,10 @@ fn show(result: &ExecResult, digest: Option<&str>, as_json: bool) -> Result<(), 
             code => Err(Failure::Program(code, String::new())),
         };
     }
-    match std::io::stdout().is_terminal() {
-        true => output::print(&String::from_utf8_lossy(&result.stdout)),
-        false => output::print_as_it_is(&result.stdout),
+    if std::io::stdout().is_terminal() {
+        output::print(&String::from_utf8_lossy(&result.stdout))
+    } else {
+        output::print_as_it_is(&result.stdout)
     }
     if let Some(digest) = digest {
         output::print(&format!("snapshot {digest}\n"));

@@ -300,9 +300,10 @@ fn api_key(args: &ServeArgs) -> Result<Option<Secret>, Failure> {
 /// The model's name for clients: not where it lies on this host.
 fn model_name(model: &str) -> String {
     let path = Path::new(model.split_once(':').map_or(model, |(_, path)| path));
-    let name = match path.is_file() {
-        true => path.file_stem(),
-        false => path.file_name().filter(|_| path.exists()),
+    let name = if path.is_file() {
+        path.file_stem()
+    } else {
+        path.file_name().filter(|_| path.exists())
     };
     match name {
         Some(name) => name.to_string_lossy().into_owned(),
@@ -420,9 +421,10 @@ fn as_run(args: &ServeArgs, folder: &Path, renderer: &dyn Renderer) -> Result<()
         Some(path) => RunPlan::load(Path::new(path), ENVIRONMENTS),
         None => {
             let path = std::path::absolute(model).map_err(failed)?;
-            let source = match path.exists() {
-                true => sinew_assembly::typed_source(&path.to_string_lossy()),
-                false => model.to_owned(),
+            let source = if path.exists() {
+                sinew_assembly::typed_source(&path.to_string_lossy())
+            } else {
+                model.to_owned()
             };
             let text =
                 format!("name = \"serve\"\nmodel = {source:?}\nharness = {{ type = \"live\" }}\n");
@@ -619,12 +621,13 @@ fn check_logprobs(args: &ServeArgs, engine: &str) -> Result<(), Failure> {
              leave it out"
         )));
     }
-    match args.engine_logprobs.is_some() && !engine.contains("://") {
-        false => Ok(()),
-        true => Err(Failure::input(format!(
+    if args.engine_logprobs.is_some() && !engine.contains("://") {
+        Err(Failure::input(format!(
             "--engine-logprobs: it says what log-probs of servers are taken from, those of --engine {engine} are of the \
              policy that samples; leave it out"
-        ))),
+        )))
+    } else {
+        Ok(())
     }
 }
 

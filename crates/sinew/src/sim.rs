@@ -71,9 +71,10 @@ fn broken(violation: &Violation) -> Failure {
 pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     if args.presets {
         let names = PRESETS.iter().map(|(name, _)| *name);
-        match args.json {
-            true => output::print_json(&json!(names.collect::<Vec<_>>())),
-            false => names.for_each(|name| output::print(&format!("{name}\n"))),
+        if args.json {
+            output::print_json(&json!(names.collect::<Vec<_>>()))
+        } else {
+            names.for_each(|name| output::print(&format!("{name}\n")))
         }
         return Ok(());
     }
@@ -109,14 +110,13 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
         write_atomic(file, drawn.as_bytes())
             .map_err(|e| Failure::system(format!("{}: {e}", file.display())))?;
     }
-    match args.json {
-        true => {
-            let mut line = json!(report);
-            line["wall_s"] = json!(wall_s);
-            line["events_per_s"] = json!(report.events as f64 / wall_s.max(1e-9));
-            output::print_json(&line);
-        }
-        false => output::print(&text(&report)),
+    if args.json {
+        let mut line = json!(report);
+        line["wall_s"] = json!(wall_s);
+        line["events_per_s"] = json!(report.events as f64 / wall_s.max(1e-9));
+        output::print_json(&line);
+    } else {
+        output::print(&text(&report))
     }
     Ok(())
 }
@@ -135,9 +135,12 @@ fn load(path: &Path) -> Result<Plan, Failure> {
 fn check(plan: &Plan, args: &SimArgs) -> Result<(), Failure> {
     let mut lines = Vec::new();
     let found = replay(plan, None, args.events.then_some(&mut lines));
-    lines.iter().for_each(|line| match args.json {
-        true => output::print_json(&json!({ "event": line })),
-        false => output::print(&format!("{line}\n")),
+    lines.iter().for_each(|line| {
+        if args.json {
+            output::print_json(&json!({ "event": line }))
+        } else {
+            output::print(&format!("{line}\n"))
+        }
     });
     match found {
         Some(violation) => Err(broken(&violation)),
@@ -167,18 +170,20 @@ fn again(seed: u64, args: &SimArgs) -> Result<(), Failure> {
 fn search(first: u64, count: u64, json: bool) -> Result<(), Failure> {
     let last = first.saturating_add(count);
     let Some(failure) = find(first..last, None) else {
-        match json {
-            true => output::print_json(&json!({ "seeds": count, "first": first, "holds": true })),
-            false => output::print(&format!("seeds {first} to {last}: every invariant holds\n")),
+        if json {
+            output::print_json(&json!({ "seeds": count, "first": first, "holds": true }))
+        } else {
+            output::print(&format!("seeds {first} to {last}: every invariant holds\n"))
         }
         return Ok(());
     };
     let plan = toml::to_string(&failure.plan).map_err(Failure::system)?;
-    match json {
-        true => output::print_json(&json!({
+    if json {
+        output::print_json(&json!({
             "seed": failure.seed, "holds": false, "violation": failure.violation, "plan": plan,
-        })),
-        false => output::print(&plan),
+        }))
+    } else {
+        output::print(&plan)
     }
     Err(Failure::system(format!(
         "seed {} breaks invariant {}\n  hint: keep the plan above in a file and replay it with \
@@ -246,9 +251,10 @@ fn published(json: bool) -> Result<(), Failure> {
             continue;
         }
         let (least, most) = claim.published;
-        let said = match least == most {
-            true => format!("{least:.2}x"),
-            false => format!("{least:.2}x to {most:.2}x"),
+        let said = if least == most {
+            format!("{least:.2}x")
+        } else {
+            format!("{least:.2}x to {most:.2}x")
         };
         let steps = claim.step_s.map_or(String::new(), |(ours, theirs)| {
             format!(" (published {ours:.0} s and {theirs:.0} s)")

@@ -68,12 +68,13 @@ pub(crate) fn run(args: &TasksArgs) -> Result<(), Failure> {
     for index in 0..taskset.len(split).min(args.limit) {
         let task = taskset.get(split, index).map_err(Failure::input)?;
         let shown = runtime.block_on(show(envs.as_ref(), renderer.as_ref(), task))?;
-        match args.json {
-            true => print_json(&json!({
+        if args.json {
+            print_json(&json!({
                 "task": shown.task.id, "kind": shown.task.kind, "data": shown.task.data,
                 "prompt": shown.text, "tokens": shown.tokens,
-            })),
-            false => print(&text(&shown, limit)),
+            }))
+        } else {
+            print(&text(&shown, limit))
         }
     }
     if !args.json {
@@ -112,9 +113,10 @@ async fn show(
 /// A task for people: its name and size, the prompt, the columns.
 fn text(shown: &Shown, limit: usize) -> String {
     let Shown { task, text, tokens } = shown;
-    let over = match *tokens < limit {
-        true => String::new(),
-        false => format!(" (too long: rollout.max_context_tokens = {limit})"),
+    let over = if *tokens < limit {
+        String::new()
+    } else {
+        format!(" (too long: rollout.max_context_tokens = {limit})")
     };
     let mut out = format!(
         "--- {} [{}], {tokens} tokens{over}\n{text}\n",

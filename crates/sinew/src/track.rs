@@ -81,9 +81,10 @@ impl TrackArgs {
         }
         let why = String::from_utf8_lossy(&checked.stderr);
         let why = format!("--track {}: {}", trackers.names, why.trim());
-        match checked.status.code() == Some(UNKNOWN) {
-            true => Err(Failure::input(why)),
-            false => Err(Failure::outside(why)),
+        if checked.status.code() == Some(UNKNOWN) {
+            Err(Failure::input(why))
+        } else {
+            Err(Failure::outside(why))
         }
     }
 

@@ -42,9 +42,10 @@ fn ports() -> Ports {
 /// # Errors
 /// If a folder is not there, or the address cannot be taken.
 pub(crate) fn run(args: &ViewArgs) -> Result<(), Failure> {
-    let folders = match args.runs.is_empty() {
-        true => vec![PathBuf::from("runs")],
-        false => args.runs.clone(),
+    let folders = if args.runs.is_empty() {
+        vec![PathBuf::from("runs")]
+    } else {
+        args.runs.clone()
     };
     if let Some(folder) = folders.iter().find(|f| !f.is_dir()) {
         return Err(Failure::input(format!(
@@ -57,15 +58,14 @@ pub(crate) fn run(args: &ViewArgs) -> Result<(), Failure> {
         let mut signals = StopSignals::new()?;
         let dashboard = bind("--listen", args.listen, folders).await?;
         let runs = dashboard.runs();
-        match args.json {
-            true => output::print_json(&json!({
+        if args.json {
+            output::print_json(&json!({
                 "url": dashboard.url(), "listen": dashboard.address().to_string(),
                 "token": dashboard.token(), "runs": runs,
-            })),
-            false => {
-                let what = if runs == 1 { "run" } else { "runs" };
-                output::print(&format!("{runs} {what}: {}\n", dashboard.url()));
-            }
+            }))
+        } else {
+            let what = if runs == 1 { "run" } else { "runs" };
+            output::print(&format!("{runs} {what}: {}\n", dashboard.url()));
         }
         tokio::select! {
             () = dashboard.serve() => {}
@@ -100,9 +100,10 @@ pub(crate) fn of_run(
     json: bool,
 ) -> Result<(), Failure> {
     let dashboard = runtime.block_on(bind("--view", listen, vec![folder.to_owned()]))?;
-    match json {
-        true => output::print_json(&json!({ "view": dashboard.url() })),
-        false => say(&format!("dashboard: {}", dashboard.url())),
+    if json {
+        output::print_json(&json!({ "view": dashboard.url() }))
+    } else {
+        say(&format!("dashboard: {}", dashboard.url()))
     }
     runtime.spawn(dashboard.serve());
     Ok(())

@@ -33,9 +33,10 @@ impl Answer {
         let mut last = said.next_back()?.messages.iter();
         let text = last.rfind(|m| m.tool_calls.is_empty())?.content.text();
         let moves = said.any(|n| n.messages.iter().all(|m| m.tool_calls.is_empty()));
-        match moves {
-            true => None,
-            false => Self::plain(final_line(&text)),
+        if moves {
+            None
+        } else {
+            Self::plain(final_line(&text))
         }
     }
 

@@ -173,8 +173,9 @@ fn clip(text: &str, most: usize) -> &str {
 /// A text as evidence: one line, not long.
 fn excerpt(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.chars().count() > EXCERPT {
-        true => line.chars().take(EXCERPT).chain(['…']).collect(),
-        false => line,
+    if line.chars().count() > EXCERPT {
+        line.chars().take(EXCERPT).chain(['…']).collect()
+    } else {
+        line
     }
 }

@@ -93,9 +93,10 @@ pub fn collection(
     keep_renderer(session.dir.path(), renderer.as_ref())?;
     let apart = how.queue.as_ref().is_some_and(|q| q.apart);
     let in_run = env::in_run(recipe, session.dir.path());
-    let world = match apart {
-        false => env::world_with(&in_run, &session.tasks, &session.bench)?,
-        true => env::world_unscored(&in_run, &session.tasks)?,
+    let world = if apart {
+        env::world_unscored(&in_run, &session.tasks)?
+    } else {
+        env::world_with(&in_run, &session.tasks, &session.bench)?
     };
     pins.inputs(recipe, world.envs.as_ref(), &session, None)?;
     let store = store::open_store(&recipe.store, session.dir)?.traces;

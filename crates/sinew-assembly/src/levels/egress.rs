@@ -66,9 +66,10 @@ pub fn replayed(section: &SandboxPlan, run_dir: &Path, scratch: &Path) -> Sandbo
     let mut section = section.clone();
     if let Some(rules) = &mut section.egress {
         let kept = run_dir.join(RECORDINGS);
-        rules.folder = Some(match kept.is_dir() {
-            true => kept,
-            false => scratch.join(RECORDINGS),
+        rules.folder = Some(if kept.is_dir() {
+            kept
+        } else {
+            scratch.join(RECORDINGS)
         });
         rules.mode = Mode::Replay;
         section.egress_audit = Some(scratch.join(AUDIT).to_string_lossy().into_owned());

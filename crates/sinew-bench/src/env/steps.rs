@@ -242,9 +242,10 @@ impl World {
         let rates = self.rates(at_once).await?;
         let name = format!("{}: steps through the loop, {at_once} at once", self.name);
         let row = Row::new(name, "steps/s", rates).others(CpuTime::others_since(cpu));
-        Ok(match self.name == "tiny" && at_once > 1 {
-            true => row.at_least(TINY),
-            false => row,
+        Ok(if self.name == "tiny" && at_once > 1 {
+            row.at_least(TINY)
+        } else {
+            row
         })
     }
 

@@ -110,9 +110,10 @@ fn on_disk(folder: &Path) -> std::io::Result<u64> {
     let mut bytes = 0;
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
-        bytes += match entry.file_type()?.is_dir() {
-            true => on_disk(&entry.path())?,
-            false => entry.metadata()?.len(),
+        bytes += if entry.file_type()?.is_dir() {
+            on_disk(&entry.path())?
+        } else {
+            entry.metadata()?.len()
         };
     }
     Ok(bytes)

@@ -157,9 +157,10 @@ impl EnvFactory for World {
     fn create(&self, task: &Task) -> Result<Box<dyn Env>, EnvError> {
         let waits = task.data["waits"] == true;
         let index = task.data["index"].as_u64().unwrap_or_default() as usize;
-        let delays = match waits {
-            true => self.next(index),
-            false => vec![0.0; self.calls.turns],
+        let delays = if waits {
+            self.next(index)
+        } else {
+            vec![0.0; self.calls.turns]
         };
         Ok(Box::new(Episode {
             delays,

@@ -133,12 +133,13 @@ impl EnvFactory for HttpEnvFactory {
     fn capabilities(&self) -> Capabilities {
         let counts = counted(!self.shared.tools.is_empty());
         let gives = Gives {
-            states: match self.shared.described.states {
-                true => InputPresence::Yes,
-                false => InputPresence::No(
+            states: if self.shared.described.states {
+                InputPresence::Yes
+            } else {
+                InputPresence::No(
                     "answer GET /sinew with `states: true`, and turns with `state`, a text that is equal \
                      exactly in equal states",
-                ),
+                )
             },
             turn_rewards: InputPresence::Maybe,
             tool_counts: counts,
@@ -189,11 +190,12 @@ impl Place {
 
     /// The error of a request, with the reason if the server has lost the episode.
     fn explained(&self, error: &RemoteError) -> EnvError {
-        match error.is_unknown() || self.lost.load(Ordering::Relaxed) {
-            true => worker(format!(
+        if error.is_unknown() || self.lost.load(Ordering::Relaxed) {
+            worker(format!(
                 "the server does not know the episode any more: its lease ran out, or it started again ({error})"
-            )),
-            false => worker(error),
+            ))
+        } else {
+            worker(error)
         }
     }
 

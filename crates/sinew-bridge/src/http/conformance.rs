@@ -204,13 +204,14 @@ impl Trial<'_> {
             task: self.task.clone(),
         };
         let answer = self.ask(Method::POST, "/episodes", &json!(open)).await?;
-        match answer.status.is_success() {
-            true => Ok(answer),
-            false => fail(format!(
+        if answer.status.is_success() {
+            Ok(answer)
+        } else {
+            fail(format!(
                 "POST /episodes: {}: {}",
                 answer.status,
                 text(&answer)
-            )),
+            ))
         }
     }
 
@@ -249,9 +250,10 @@ impl Trial<'_> {
         let id = self.id();
         let (first, second) = (self.open(&id).await?, self.open(&id).await?);
         self.close(&id).await?;
-        match first.body == second.body {
-            true => Ok("the same id gives the same answer".into()),
-            false => fail("the same id was answered in two ways"),
+        if first.body == second.body {
+            Ok("the same id gives the same answer".into())
+        } else {
+            fail("the same id was answered in two ways")
         }
     }
 
@@ -264,18 +266,20 @@ impl Trial<'_> {
             this.open(id).await?;
             let called = this.call(id, "c1").await?;
             this.close(id).await?;
-            match called.status.is_success() {
-                true => Ok(()),
-                false => fail(format!("a call: {}: {}", called.status, text(&called))),
+            if called.status.is_success() {
+                Ok(())
+            } else {
+                fail(format!("a call: {}: {}", called.status, text(&called)))
             }
         });
         join_all(played)
             .await
             .into_iter()
             .collect::<Result<Vec<()>, _>>()?;
-        match count < self.options.group {
-            true => Ok(format!("{count} episodes, all that it has places for")),
-            false => Ok(format!("{count} episodes at once")),
+        if count < self.options.group {
+            Ok(format!("{count} episodes, all that it has places for"))
+        } else {
+            Ok(format!("{count} episodes at once"))
         }
     }
 
@@ -285,15 +289,16 @@ impl Trial<'_> {
         self.open(&id).await?;
         let (first, second) = (self.call(&id, "c1").await?, self.call(&id, "c1").await?);
         self.close(&id).await?;
-        match first.status.is_success() && first.body == second.body {
-            true => Ok("the same call id gives the stored answer".into()),
-            false => fail(format!(
+        if first.status.is_success() && first.body == second.body {
+            Ok("the same call id gives the stored answer".into())
+        } else {
+            fail(format!(
                 "{}: {}, then {}: {}",
                 first.status,
                 text(&first),
                 second.status,
                 text(&second)
-            )),
+            ))
         }
     }
 
@@ -304,12 +309,13 @@ impl Trial<'_> {
         let calls = join_all((0..4).map(|_| self.call(&id, "c1"))).await;
         self.close(&id).await?;
         let answers = calls.into_iter().collect::<Result<Vec<_>, _>>()?;
-        match answers
+        if answers
             .windows(2)
             .all(|a| a[0].body == a[1].body && a[0].status.is_success())
         {
-            true => Ok("four requests with one call id at once: one answer".into()),
-            false => fail("four requests with one call id at once were answered in different ways"),
+            Ok("four requests with one call id at once: one answer".into())
+        } else {
+            fail("four requests with one call id at once were answered in different ways")
         }
     }
 
@@ -320,9 +326,10 @@ impl Trial<'_> {
         let _ = tokio::time::timeout(CUT_AFTER, self.call(&id, "c1")).await;
         let (second, third) = (self.call(&id, "c1").await?, self.call(&id, "c1").await?);
         self.close(&id).await?;
-        match second.status.is_success() && second.body == third.body {
-            true => Ok("a repeat after a cut request is answered".into()),
-            false => fail(format!("a repeat after a cut request: {}", second.status)),
+        if second.status.is_success() && second.body == third.body {
+            Ok("a repeat after a cut request is answered".into())
+        } else {
+            fail(format!("a repeat after a cut request: {}", second.status))
         }
     }
 
@@ -421,15 +428,16 @@ impl Trial<'_> {
         let (first, second) = (self.close(&id).await?, self.close(&id).await?);
         let gone = self.call(&id, "c1").await?;
         let again = [200, 204, 404, 410].contains(&second.status.as_u16());
-        match first.status.is_success() && again && gone.status.as_u16() == 404 {
-            true => Ok(format!(
+        if first.status.is_success() && again && gone.status.as_u16() == 404 {
+            Ok(format!(
                 "{}, again {}, a call after it 404",
                 first.status, second.status
-            )),
-            false => fail(format!(
+            ))
+        } else {
+            fail(format!(
                 "{}, again {} (expected 204 or 404), a call after it {} (expected 404)",
                 first.status, second.status, gone.status
-            )),
+            ))
         }
     }
 

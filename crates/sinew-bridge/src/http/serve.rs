@@ -580,9 +580,10 @@ fn scored(outcome: Outcome) -> ScoreReply {
     let finite = outcome.metrics.into_iter().filter(|(_, v)| is_reward(*v));
     let mut rewards: std::collections::BTreeMap<_, _> =
         finite.map(|(name, value)| (name, Some(value))).collect();
-    let status = match outcome.unscored || !is_reward(outcome.reward) {
-        true => Status::Unscored,
-        false => Status::Scored,
+    let status = if outcome.unscored || !is_reward(outcome.reward) {
+        Status::Unscored
+    } else {
+        Status::Scored
     };
     let value = (status == Status::Scored).then_some(outcome.reward);
     rewards.insert("reward".into(), value);

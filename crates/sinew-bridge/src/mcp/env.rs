@@ -274,16 +274,17 @@ impl McpEnv {
         let mut turn = turn.map_err(worker)?;
         turn.notation(&action);
         self.counts.turn(&action, turn.errors);
-        let step = match turn.messages.is_empty() {
-            false => turn.step(None),
+        let step = if turn.messages.is_empty() {
             // A turn without calls is the answer.
-            true => StepResult {
+            StepResult {
                 observation: None,
                 process_reward: 0.0,
                 done: true,
                 outcome: Some(self.outcome()),
                 state_hash: None,
-            },
+            }
+        } else {
+            turn.step(None)
         };
         self.last = turn.messages;
         Ok(step)

@@ -107,9 +107,10 @@ impl Command {
             CONNECT.into(),
             PORT.to_string(),
         ];
-        argv.push(match is_python {
-            true => code.python.clone(),
-            false => program(&mut code, name, search)?,
+        argv.push(if is_python {
+            code.python.clone()
+        } else {
+            program(&mut code, name, search)?
         });
         for argument in arguments {
             argv.push(shown_file(&mut code, argument)?);
@@ -201,13 +202,14 @@ async fn run(mut sandbox: Box<dyn Sandbox>, argv: Vec<String>, ended: oneshot::S
 
 /// Path inside of a program that is not a Python: those of the system keep their place.
 fn program(code: &mut PythonCode, name: &str, search: &str) -> Result<String, McpError> {
-    let found = match name.contains('/') {
-        true => Some(PathBuf::from(name)),
-        false => search
+    let found = if name.contains('/') {
+        Some(PathBuf::from(name))
+    } else {
+        search
             .split(':')
             .filter(|folder| !folder.is_empty())
             .map(|folder| Path::new(folder).join(name))
-            .find(|path| path.is_file()),
+            .find(|path| path.is_file())
     };
     let none = || McpError::Missing(format!("there is no program {name} in PATH"));
     let found = found.ok_or_else(none)?;

@@ -291,9 +291,10 @@ async fn liar(rest: &'static [u8]) -> String {
                     "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
                     body.len()
                 );
-                let answer = match head[..read].starts_with(b"GET /sinew") {
-                    true => good.as_bytes(),
-                    false => rest,
+                let answer = if head[..read].starts_with(b"GET /sinew") {
+                    good.as_bytes()
+                } else {
+                    rest
                 };
                 let _ = stream.write_all(answer).await;
             });

@@ -359,12 +359,13 @@ fn trace(draw: u64, e: u64, step: u64, p: f64, renderer: &dyn Renderer) -> Trace
             .into(),
             ..Outcome::default()
         },
-        end: match failed {
-            true => EpisodeEnd::Failed {
+        end: if failed {
+            EpisodeEnd::Failed {
                 kind: FailureKind::Environment,
                 message: "the tool server closed the connection (os error 104)".into(),
-            },
-            false => EpisodeEnd::Terminated,
+            }
+        } else {
+            EpisodeEnd::Terminated
         },
         timing: Timing {
             started_unix_s: 1.7e9 + seed as f64,

@@ -416,9 +416,10 @@ fn a_fit_of_a_share_stays_a_share() {
     assert!(highs.fold(0.0, f64::max) <= 1.0, "{fit}");
     assert!(fit["high"].as_f64().unwrap() <= 1.0, "{fit}");
     let row = text(&mut browser, "tbody tr");
-    let shown = match fit["reached"].as_bool().unwrap() {
-        true => format!("{:.1} %", 100.0 * fit["high"].as_f64().unwrap()),
-        false => "not determined".into(),
+    let shown = if fit["reached"].as_bool().unwrap() {
+        format!("{:.1} %", 100.0 * fit["high"].as_f64().unwrap())
+    } else {
+        "not determined".into()
     };
     assert!(row.contains(&shown), "{shown} not in {row}");
     assert!(browser.errors.is_empty(), "{:#?}", browser.errors);

@@ -105,9 +105,10 @@ impl ModelRequest {
 
     /// Adds a function, once.
     pub(super) fn add_spec(&mut self, spec: ToolSpec, deferred: bool) {
-        let list = match deferred {
-            true => &mut self.deferred_tools,
-            false => &mut self.tools,
+        let list = if deferred {
+            &mut self.deferred_tools
+        } else {
+            &mut self.tools
         };
         // A search may find a tool again, and the tool may have been declared as deferred.
         if !deferred || !list.iter().any(|t| t.name == spec.name) {
@@ -406,9 +407,10 @@ pub(super) fn chosen(
 ) -> Result<String, ApiError> {
     let mut fields = Fields::of(value, path, notes)?;
     let kind = fields.required_string("type")?;
-    let mut own = match nested {
-        true => fields.inner(&kind)?.unwrap_or(fields),
-        false => fields,
+    let mut own = if nested {
+        fields.inner(&kind)?.unwrap_or(fields)
+    } else {
+        fields
     };
     let name = match kind.as_str() {
         "function" | "custom" => own.required_string("name")?,

@@ -388,13 +388,12 @@ fn tool_call(
         ));
     }
     let plain = source == Source::Data && !fields.has("function");
-    let mut function = match plain {
-        true => fields,
-        false => {
-            let function = fields.required_inner("function")?;
-            fields.end()?;
-            function
-        }
+    let mut function = if plain {
+        fields
+    } else {
+        let function = fields.required_inner("function")?;
+        fields.end()?;
+        function
     };
     let name = function.required_string("name")?;
     let at = function.path("arguments");

@@ -12,12 +12,13 @@ pub(super) fn image(url: &str, path: &str) -> Result<Part, ApiError> {
     let expected = "an http or https URL, or data:image/TYPE;base64,BYTES";
     let refused = || wrong(path, &Value::String(shortened(url)), expected);
     let Some(data) = url.strip_prefix("data:") else {
-        return match url.starts_with("https://") || url.starts_with("http://") {
-            true => Ok(Part::Image(Media {
+        return if url.starts_with("https://") || url.starts_with("http://") {
+            Ok(Part::Image(Media {
                 source: MediaSource::Url(url.to_owned()),
                 media_type: None,
-            })),
-            false => Err(refused()),
+            }))
+        } else {
+            Err(refused())
         };
     };
     let (media_type, bytes) = data.split_once(";base64,").ok_or_else(refused)?;

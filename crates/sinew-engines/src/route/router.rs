@@ -249,9 +249,10 @@ impl Router {
             target.breaker.succeeded();
             target.trouble = None;
             let (count, forgotten) = state.remembered;
-            let known = match self.seen.forgotten(engine) == forgotten {
-                true => count,
-                false => 0,
+            let known = if self.seen.forgotten(engine) == forgotten {
+                count
+            } else {
+                0
             };
             let new = &state.blocks.hashes()[known..];
             self.seen.remember(engine, new, self.config.max_blocks);
@@ -727,9 +728,10 @@ impl Router {
         if let Some(state) = self.engines.get_mut(engine) {
             state.attempts.remove(&attempt);
             // Sums of parts that were added and taken away are not exact.
-            state.load = match state.attempts.is_empty() {
-                true => 0.0,
-                false => state.load - rest,
+            state.load = if state.attempts.is_empty() {
+                0.0
+            } else {
+                state.load - rest
             };
             self.loads.changed(engine, state);
         }

@@ -167,9 +167,10 @@ impl WeightsFollower {
                 (None, None) => {}
                 _ => return Err(wrong("it is not published as the others are".into())),
             }
-            match blake3::hash(&bytes).to_hex().as_str() == tensor.blake3 {
-                true => Ok(bytes),
-                false => Err(wrong("its checksum is wrong".into())),
+            if blake3::hash(&bytes).to_hex().as_str() == tensor.blake3 {
+                Ok(bytes)
+            } else {
+                Err(wrong("its checksum is wrong".into()))
             }
         };
         manifest.tensors.iter().map(read).collect()
@@ -192,12 +193,13 @@ fn limited(path: &Path, limit: u64) -> Result<Vec<u8>, FollowError> {
         .take(limit + 1)
         .read_to_end(&mut bytes)
         .map_err(failed)?;
-    match read as u64 > limit {
-        true => Err(refused(
+    if read as u64 > limit {
+        Err(refused(
             path,
             invalid(format!("it has more than {limit} bytes")),
-        )),
-        false => Ok(bytes),
+        ))
+    } else {
+        Ok(bytes)
     }
 }
 

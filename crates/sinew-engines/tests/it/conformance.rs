@@ -88,9 +88,12 @@ fn local(name: &'static str, engine: Arc<dyn Engine>, truth: Truth) -> Subject {
 fn outside(name: &'static str, mocks: Vec<Mock>, generate: bool) -> Subject {
     let dir = tempfile::tempdir().unwrap();
     let folder = WeightsFolder::new(dir.path(), None, FolderDtype::F32);
-    let backends = mocks.iter().map(|m| match generate {
-        true => vllm(m, VllmApi::Generate),
-        false => backend(m),
+    let backends = mocks.iter().map(|m| {
+        if generate {
+            vllm(m, VllmApi::Generate)
+        } else {
+            backend(m)
+        }
     });
     let engine = with_folder(backends.collect(), Some(folder), config());
     Subject {

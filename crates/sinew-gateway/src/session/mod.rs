@@ -730,9 +730,10 @@ impl Session {
             self.reward_bytes + reward.bytes(),
             self.limits.max_reward_bytes,
         );
-        match bytes > limit {
-            true => Err(SessionError::RewardBytes { bytes, limit }),
-            false => Ok(()),
+        if bytes > limit {
+            Err(SessionError::RewardBytes { bytes, limit })
+        } else {
+            Ok(())
         }
     }
 

@@ -10,11 +10,10 @@ fn calls(prompt: &str) -> Option<String> {
     let asked = prompt.split("CALL ").nth(1)?.split(" END").next()?;
     let (name, arguments) = asked.split_once(' ')?;
     let answered = last.starts_with("tool\n") || last.starts_with("system\n");
-    Some(match answered {
-        true => "done".into(),
-        false => format!(
-            "<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>"
-        ),
+    Some(if answered {
+        "done".into()
+    } else {
+        format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
     })
 }
 
@@ -145,12 +144,13 @@ fn tools_of_agents_come_back_in_their_own_items() {
                 json!({"model": "m", "input": input, "tools": [row.tool, {"type": "web_search"}],
                     "stream": stream, "store": false})
             };
-            let output = |answer: &crate::support::Answer| match stream {
-                false => answer.ok()["output"].clone(),
-                true => {
+            let output = |answer: &crate::support::Answer| {
+                if stream {
                     let (kind, last) = events(&answer.text).pop().unwrap();
                     assert_eq!(kind, "response.completed", "{name}: {}", answer.text);
                     last["response"]["output"].clone()
+                } else {
+                    answer.ok()["output"].clone()
                 }
             };
             let first = rollout.post("/responses", &body(&json!([ask])));
@@ -163,9 +163,10 @@ fn tools_of_agents_come_back_in_their_own_items() {
             );
             // Its result, and the call as the client got it.
             let mut result = row.output.clone();
-            let id = match result["type"] == "local_shell_call_output" {
-                true => "id",
-                false => "call_id",
+            let id = if result["type"] == "local_shell_call_output" {
+                "id"
+            } else {
+                "call_id"
             };
             result[id] = call["call_id"].clone();
             let second = rollout.post("/responses", &body(&json!([ask, call, result])));

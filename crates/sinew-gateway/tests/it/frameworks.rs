@@ -33,16 +33,14 @@ fn written_loop(prompt: &str) -> Option<String> {
     let observed = prompt.contains("bservation: 391") || prompt.contains("## observation_0 ##");
     if prompt.contains("\nAction Input:") {
         // CrewAI, when LiteLLM does not know whether the model can call tools.
-        return Some(match observed {
-            false => "Thought: I compute.\nAction: calculator\nAction Input: {\"expression\": \"17 * 23\"}",
-            true => "Thought: I know.\nFinal Answer: Answer: 391",
-        }
+        return Some((if observed { "Thought: I know.\nFinal Answer: Answer: 391" } else { "Thought: I compute.\nAction: calculator\nAction Input: {\"expression\": \"17 * 23\"}" })
         .to_owned());
     }
     if prompt.contains("next_tool_name") {
-        let (name, arguments) = match observed {
-            false => ("calculator", r#"{"expression": "17 * 23"}"#),
-            true => ("finish", "{}"),
+        let (name, arguments) = if observed {
+            ("finish", "{}")
+        } else {
+            ("calculator", r#"{"expression": "17 * 23"}"#)
         };
         return Some(format!(
             "[[ ## next_thought ## ]]\nI compute.\n\n[[ ## next_tool_name ## ]]\n{name}\n\n\

@@ -189,13 +189,16 @@ pub(crate) fn request(patience: Duration, method: &str, url: &str) -> RequestBui
     client.unwrap().request(method, url)
 }
 
+/// Status, pause that is asked for, and body of an answer.
+type Reply = (u16, Option<String>, Box<dyn Read + Send>);
+
 /// One request on a separate connection.
 pub(crate) fn send(
     method: &str,
     url: &str,
     headers: &[(&str, &str)],
     body: &[u8],
-) -> Result<(u16, Option<String>, Box<dyn Read + Send>), HttpError> {
+) -> Result<Reply, HttpError> {
     let mut request = request(Duration::from_secs(30), method, url);
     for (name, value) in headers {
         request = request.header(*name, *value);

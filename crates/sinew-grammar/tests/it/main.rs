@@ -96,9 +96,10 @@ fn walk(matcher: &mut dyn Matcher, seed: u64, limit: usize) -> Vec<Step> {
         let mask = matcher.mask().unwrap();
         let tokens: Vec<TokenId> = mask.tokens().collect();
         let r = random(&mut state);
-        let token = match mask.allows(END) && r >> 63 == 1 {
-            true => END,
-            false => tokens[(r % tokens.len() as u64) as usize],
+        let token = if mask.allows(END) && r >> 63 == 1 {
+            END
+        } else {
+            tokens[(r % tokens.len() as u64) as usize]
         };
         matcher.advance(token).unwrap();
         steps.push(Step { token, mask });

@@ -191,12 +191,11 @@ impl<'a> Client<'a> {
                 hash.update(&chunk[..read]);
                 file.write_all(&chunk[..read]).map_err(at)?;
             }
-            match have == size {
-                true => Ok(()),
-                false => {
-                    let why = format!("it ended after {have} of {size} bytes");
-                    Err(Failure::Passing(why, None))
-                }
+            if have == size {
+                Ok(())
+            } else {
+                let why = format!("it ended after {have} of {size} bytes");
+                Err(Failure::Passing(why, None))
             }
         })?;
         let found = format!("sha256:{}", hex(&hash.finalize()));
@@ -279,12 +278,13 @@ impl<'a> Client<'a> {
 
     /// A status that does not answer the question. A registry with a fault is asked again.
     fn other(&self, status: u16, headers: &HeaderMap) -> Failure {
-        match may_pass(status) {
-            true => Failure::Passing(format!("it answered {status}"), retry_after(headers)),
-            false => Failure::Lasting(ImageError::Document {
+        if may_pass(status) {
+            Failure::Passing(format!("it answered {status}"), retry_after(headers))
+        } else {
+            Failure::Lasting(ImageError::Document {
                 document: format!("the answer of registry {}", self.reference.host),
                 reason: format!("has the status {status}"),
-            }),
+            })
         }
     }
 
@@ -378,12 +378,13 @@ impl<'a> Client<'a> {
 
     /// Ends the pull after its time.
     fn in_time(&self) -> Result<(), ImageError> {
-        match Instant::now() < self.deadline {
-            true => Ok(()),
-            false => Err(ImageError::Limit {
+        if Instant::now() < self.deadline {
+            Ok(())
+        } else {
+            Err(ImageError::Limit {
                 what: "seconds to pull",
                 limit: self.limits.time.as_secs(),
-            }),
+            })
         }
     }
 }

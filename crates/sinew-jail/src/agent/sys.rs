@@ -170,9 +170,10 @@ pub(super) fn set_mode(dir: impl AsFd, name: &CStr, mode: u32) -> Result<()> {
 }
 
 pub(super) fn remove(dir: impl AsFd, name: &CStr, folder: bool) -> Result<()> {
-    let flags = match folder {
-        true => rustix::fs::AtFlags::REMOVEDIR,
-        false => rustix::fs::AtFlags::empty(),
+    let flags = if folder {
+        rustix::fs::AtFlags::REMOVEDIR
+    } else {
+        rustix::fs::AtFlags::empty()
     };
     Ok(rustix::fs::unlinkat(dir, name, flags)?)
 }

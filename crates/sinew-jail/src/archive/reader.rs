@@ -157,12 +157,11 @@ impl Budget {
     /// # Errors
     /// [`ReadError::Limit`] beyond [`ReadLimits::bytes`]; nothing is charged then.
     pub fn charge(&mut self, bytes: u64) -> Result<(), ReadError> {
-        match bytes <= self.left() {
-            true => {
-                self.bytes += bytes;
-                Ok(())
-            }
-            false => Err(self.full()),
+        if bytes <= self.left() {
+            self.bytes += bytes;
+            Ok(())
+        } else {
+            Err(self.full())
         }
     }
 
@@ -173,12 +172,13 @@ impl Budget {
     pub fn count_entry(&mut self) -> Result<(), ReadError> {
         self.entries += 1;
         let limit = self.limits.entries;
-        match self.entries > limit {
-            true => Err(ReadError::Limit {
+        if self.entries > limit {
+            Err(ReadError::Limit {
                 what: "entries",
                 limit,
-            }),
-            false => Ok(()),
+            })
+        } else {
+            Ok(())
         }
     }
 }
@@ -237,9 +237,10 @@ impl Entry<'_> {
         let mut bytes = Vec::new();
         let read = self.content.take(self.size).read_to_end(&mut bytes);
         read.map_err(ReadError::Broken)?;
-        match bytes.len() as u64 == self.size {
-            true => Ok(bytes),
-            false => Err(ReadError::Broken(io::ErrorKind::UnexpectedEof.into())),
+        if bytes.len() as u64 == self.size {
+            Ok(bytes)
+        } else {
+            Err(ReadError::Broken(io::ErrorKind::UnexpectedEof.into()))
         }
     }
 }

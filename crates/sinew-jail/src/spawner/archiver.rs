@@ -91,9 +91,10 @@ impl Archiver {
         let mut why = String::new();
         let _ = self.why.rewind();
         let _ = (&mut self.why).take(MAX_WHY).read_to_string(&mut why);
-        Err(failed(match why.is_empty() {
-            true => "it took too much memory, or was killed".into(),
-            false => why,
+        Err(failed(if why.is_empty() {
+            "it took too much memory, or was killed".into()
+        } else {
+            why
         }))
     }
 }

@@ -151,13 +151,14 @@ impl Spawner {
             return;
         };
         let both = [&live.running, &live.warm];
-        let plan = match both.into_iter().flatten().any(PendingExec::lacks_plan) {
-            true => Plan::confine(
+        let plan = if both.into_iter().flatten().any(PendingExec::lacks_plan) {
+            Plan::confine(
                 Who::Python,
                 &self.host.confinement(&live.creation, live.uid()),
             )
-            .encode(),
-            false => Vec::new(),
+            .encode()
+        } else {
+            Vec::new()
         };
         let Some(live) = self.live.get_mut(&id) else {
             return;

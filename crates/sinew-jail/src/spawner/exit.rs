@@ -151,9 +151,10 @@ impl Spawner {
             return;
         };
         if let Some(live) = self.live.remove(&id) {
-            let gone = match live.group.removed() {
-                true => Ok(()),
-                false => Err(Error::Unavailable("its cgroup cannot be removed".into())),
+            let gone = if live.group.removed() {
+                Ok(())
+            } else {
+                Err(Error::Unavailable("its cgroup cannot be removed".into()))
             };
             self.done(seq, gone);
             // Freeing its files takes longer than the answer.

@@ -311,9 +311,10 @@ impl Files {
         if open_folder(&self.store.mount, &scratch).is_err() {
             own_folder(&self.store, &scratch, None)?;
         }
-        self.merged = Some(match self.mounting.detached {
-            true => self.merge_detached(&scratch)?,
-            false => self.merge_attached(&scratch)?,
+        self.merged = Some(if self.mounting.detached {
+            self.merge_detached(&scratch)?
+        } else {
+            self.merge_attached(&scratch)?
         });
         Ok(())
     }

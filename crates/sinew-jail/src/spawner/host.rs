@@ -164,13 +164,14 @@ impl Privilege {
         let (first, last) = uid_range();
         Self {
             in_user_namespace: !maps(&map, 0, u32::MAX - 1),
-            own_users: match maps(&map, first, last) && maps(&groups, first, last) {
-                true => Ok(()),
-                false => Err(format!(
+            own_users: if maps(&map, first, last) && maps(&groups, first, last) {
+                Ok(())
+            } else {
+                Err(format!(
                     "all sandboxes share one user: the user namespace that Sinew runs in does not \
                      map the ids {first} to {last}; run as root of the host for a user each, or \
                      map them (newuidmap, newgidmap)"
-                )),
+                ))
             },
         }
     }

@@ -89,9 +89,12 @@ extern "C" fn child(shared: *mut libc::c_void) -> libc::c_int {
     let done = joined.and_then(|()| launch.plan.run([launch.init, launch.ruleset]));
     let placed = |()| place(&shared.files).map_err(|errno| (walls::EXECVE, errno));
     let terminal = launch.terminal;
-    let taken = |()| match terminal {
-        true => take_terminal().map_err(|errno| (walls::TERMINAL, errno)),
-        false => Ok(()),
+    let taken = |()| {
+        if terminal {
+            take_terminal().map_err(|errno| (walls::TERMINAL, errno))
+        } else {
+            Ok(())
+        }
     };
     let failure = match done.and_then(placed).and_then(taken) {
         Err(failure) => failure,

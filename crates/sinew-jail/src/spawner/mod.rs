@@ -284,9 +284,10 @@ impl Spawner {
     /// A sandbox in which nothing runs.
     fn idle(&mut self, id: u64) -> Result<&mut Live> {
         let live = self.live.get_mut(&id).ok_or(NO_SANDBOX)?;
-        match live.busy() {
-            true => Err(Error::Busy),
-            false => Ok(live),
+        if live.busy() {
+            Err(Error::Busy)
+        } else {
+            Ok(live)
         }
     }
 

@@ -391,8 +391,9 @@ async fn judge(
         deadline: Duration::from_secs(20),
     };
     let healthy = sibling.exec(check).await?;
-    Ok(match healthy.stdout == b"42\n" {
-        true => special::held(ended),
-        false => escaped(format!("another sandbox answers no more; {ended}")),
+    Ok(if healthy.stdout == b"42\n" {
+        special::held(ended)
+    } else {
+        escaped(format!("another sandbox answers no more; {ended}"))
     })
 }

@@ -54,9 +54,10 @@ pub struct BenchRow {
 
 /// A row, for a program or for a reader.
 pub(crate) fn print(row: &BenchRow, as_json: bool) {
-    match as_json {
-        true => output::json(row),
-        false => output::print(&line(row)),
+    if as_json {
+        output::json(row)
+    } else {
+        output::print(&line(row))
     }
 }
 

@@ -86,9 +86,10 @@ pub(super) fn select(
     }
     let configs = configs(&rows, card);
     let (config, files) = choose(configs, wanted)?;
-    let selection = match config.files.is_empty() {
-        true => by_name(&config, &files),
-        false => by_pattern(&config, &files),
+    let selection = if config.files.is_empty() {
+        by_name(&config, &files)
+    } else {
+        by_pattern(&config, &files)
     };
     let count = selection.files().count();
     match count {
@@ -167,9 +168,10 @@ fn configs<'a>(rows: &[&'a str], card: &Card) -> Configs<'a> {
         .into_keys()
         .map(|name| {
             let (config, files) = of_folder(name, name.to_owned());
-            match files.is_empty() {
-                true => of_folder(name, format!("data/{name}")),
-                false => (config, files),
+            if files.is_empty() {
+                of_folder(name, format!("data/{name}"))
+            } else {
+                (config, files)
             }
         })
         .collect()
@@ -218,9 +220,10 @@ fn by_pattern(config: &Config, files: &[&str]) -> Selection {
     for (split, patterns) in &config.files {
         let mut named: Vec<String> = Vec::new();
         for file in files {
-            let short = match config.folder.is_empty() {
-                true => file,
-                false => under(&config.folder, file).unwrap_or(file),
+            let short = if config.folder.is_empty() {
+                file
+            } else {
+                under(&config.folder, file).unwrap_or(file)
             };
             if patterns.iter().any(|p| fits(p, file) || fits(p, short)) {
                 named.push((*file).to_owned());
@@ -245,9 +248,10 @@ fn by_name(config: &Config, files: &[&str]) -> Selection {
     let mut selection = Selection::default();
     let mut others = Vec::new();
     for file in files {
-        let short = match config.folder.is_empty() {
-            true => file,
-            false => under(&config.folder, file).unwrap_or(file),
+        let short = if config.folder.is_empty() {
+            file
+        } else {
+            under(&config.folder, file).unwrap_or(file)
         };
         match short.rsplit('/').find_map(split_of) {
             Some(Split::Train) => selection.train.push((*file).to_owned()),

@@ -170,9 +170,12 @@ impl<'a> Hub<'a> {
             .iter()
             .map(|f| f.rfilename.clone())
             .collect();
-        let text = |name: &str| match names.iter().any(|n| n == name) {
-            false => Ok(None),
-            true => self.description(&listing.sha, name, &dir).map(Some),
+        let text = |name: &str| {
+            if names.iter().any(|n| n == name) {
+                self.description(&listing.sha, name, &dir).map(Some)
+            } else {
+                Ok(None)
+            }
         };
         let (readme, infos) = (text("README.md")?, text("dataset_infos.json")?);
         let card = Card::read(readme.as_deref(), infos.as_deref())?;
@@ -223,9 +226,10 @@ impl<'a> Hub<'a> {
     /// Commit and files of a revision.
     fn listing(&self, revision: &str) -> Result<Revision, HubError> {
         let revision = revision.replace('/', "%2F");
-        let (kind, sizes) = match self.repo.starts_with("datasets/") {
-            true => ("api", "?blobs=true"),
-            false => ("api/models", ""),
+        let (kind, sizes) = if self.repo.starts_with("datasets/") {
+            ("api", "?blobs=true")
+        } else {
+            ("api/models", "")
         };
         let url = self.url(&format!("{kind}/{}/revision/{revision}{sizes}", self.repo));
         let text = retry(|| {
@@ -238,9 +242,10 @@ impl<'a> Hub<'a> {
         })?;
         let wrong = |why: &dyn std::fmt::Display| HubError::Request(format!("{url}: {why}"));
         let listing: Revision = serde_json::from_slice(&text).map_err(|e| wrong(&e))?;
-        match super::is_commit(&listing.sha) {
-            true => Ok(listing),
-            false => Err(wrong(&format_args!("`{}` is no commit", listing.sha))),
+        if super::is_commit(&listing.sha) {
+            Ok(listing)
+        } else {
+            Err(wrong(&format_args!("`{}` is no commit", listing.sha)))
         }
     }
 
@@ -277,9 +282,10 @@ impl<'a> Hub<'a> {
             _ => "",
         };
         let text = format!("{url} answers {status}{hint}");
-        Err(match may_pass(status) {
-            true => Failure::Passing(text, None),
-            false => Failure::Lasting(text),
+        Err(if may_pass(status) {
+            Failure::Passing(text, None)
+        } else {
+            Failure::Lasting(text)
         })
     }
 
@@ -331,12 +337,13 @@ impl<'a> Hub<'a> {
     fn file(&self, sha: &str, name: &str, dir: &Path, limit: u64) -> Result<u64, HubError> {
         let link = dir.join(name);
         let size = || link.metadata().map(|meta| meta.len());
-        let too_large = |bytes| match bytes > limit {
-            true => {
+        let too_large = |bytes| {
+            if bytes > limit {
                 let why = format!("{name}: {bytes} bytes; allowed: up to {limit}");
                 Err(HubError::Repository(why))
+            } else {
+                Ok(bytes)
             }
-            false => Ok(bytes),
         };
         if let Ok(bytes) = size() {
             return too_large(bytes);

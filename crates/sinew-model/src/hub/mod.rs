@@ -105,10 +105,11 @@ pub(crate) fn dataset(
         repo: repo.to_owned(),
         reason,
     };
-    let commit = match is_commit(revision) {
-        true => Some(revision.to_owned()),
+    let commit = if is_commit(revision) {
+        Some(revision.to_owned())
+    } else {
         // The reference is written after the last file.
-        false => fs::read_to_string(root.join("refs").join(revision)).ok(),
+        fs::read_to_string(root.join("refs").join(revision)).ok()
     };
     let commit = commit.map(|c| c.trim().to_owned()).filter(|c| is_commit(c));
     let cached = commit.map(|c| cached_rows(&root, &c, config, env.offline).map(|rows| (c, rows)));
@@ -160,9 +161,12 @@ fn cached_rows(
     }
     let mut names = Vec::new();
     walk(&dir, "", 0, &mut names).map_err(HubError::file(&dir))?;
-    let text = |name: &str| match dir.join(name).is_file() {
-        true => read_text(&dir.join(name), MAX_CARD_BYTES).map(Some),
-        false => Ok(None),
+    let text = |name: &str| {
+        if dir.join(name).is_file() {
+            read_text(&dir.join(name), MAX_CARD_BYTES).map(Some)
+        } else {
+            Ok(None)
+        }
     };
     let (readme, infos) = (text("README.md")?, text("dataset_infos.json")?);
     let card = Card::read(readme.as_deref(), infos.as_deref())?;
@@ -192,12 +196,13 @@ fn read_text(path: &Path, limit: u64) -> Result<String, HubError> {
     let mut text = String::new();
     let mut file = fs::File::open(path).map_err(failed)?.take(limit + 1);
     file.read_to_string(&mut text).map_err(failed)?;
-    match text.len() as u64 > limit {
-        true => Err(HubError::LargeFile {
+    if text.len() as u64 > limit {
+        Err(HubError::LargeFile {
             path: path.to_owned(),
             limit,
-        }),
-        false => Ok(text),
+        })
+    } else {
+        Ok(text)
     }
 }
 
@@ -209,9 +214,10 @@ fn online<T>(
 ) -> Result<T, ResolveError> {
     download().map_err(|reason| ResolveError::Hub {
         repo: repo.to_owned(),
-        reason: match cached {
-            true => HubError::Cached(Box::new(reason)),
-            false => reason,
+        reason: if cached {
+            HubError::Cached(Box::new(reason))
+        } else {
+            reason
         },
     })
 }
@@ -261,12 +267,13 @@ fn is_commit(revision: &str) -> bool {
 
 /// The snapshot that `revision` names in the cache, if all its weights are there.
 fn cached_snapshot(root: &Path, revision: &str) -> Option<PathBuf> {
-    let commit = match is_commit(revision) {
-        true => revision.to_owned(),
-        false => fs::read_to_string(root.join("refs").join(revision))
+    let commit = if is_commit(revision) {
+        revision.to_owned()
+    } else {
+        fs::read_to_string(root.join("refs").join(revision))
             .ok()?
             .trim()
-            .to_owned(),
+            .to_owned()
     };
     let dir = root.join("snapshots").join(&commit);
     (is_commit(&commit) && is_complete(&dir)).then_some(dir)

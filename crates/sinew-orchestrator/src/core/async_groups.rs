@@ -259,9 +259,10 @@ impl AsyncGroups {
                 break;
             }
             choice.draws.push(*draw);
-            match group.value.signal || choice.replaced >= spare {
-                true => choice.filled += 1,
-                false => choice.replaced += 1,
+            if group.value.signal || choice.replaced >= spare {
+                choice.filled += 1
+            } else {
+                choice.replaced += 1
             }
         }
         choice

@@ -403,16 +403,15 @@ impl Play {
     fn rows(&mut self, step: u64, groups: Vec<Vec<EpisodeId>>) -> Event {
         assert_eq!(step, self.core.step() + 1);
         let now = (step - 1) * UPDATES;
-        match self.kept.commits.contains_key(&step) {
-            true => assert_eq!(self.kept.orders[&step], groups),
-            false => {
-                let old = groups.iter().filter_map(|g| self.oldest(g));
-                let behind = old.map(|old| now.saturating_sub(old)).max().unwrap_or(0);
-                assert!(behind <= self.world.oldest(), "{behind} behind");
-                let most = self.world.tasks * (1 + self.world.refill as usize);
-                let least = self.world.late.map_or(self.world.tasks, |_| 0);
-                assert!((least..=most).contains(&groups.len()), "{groups:?}");
-            }
+        if self.kept.commits.contains_key(&step) {
+            assert_eq!(self.kept.orders[&step], groups)
+        } else {
+            let old = groups.iter().filter_map(|g| self.oldest(g));
+            let behind = old.map(|old| now.saturating_sub(old)).max().unwrap_or(0);
+            assert!(behind <= self.world.oldest(), "{behind} behind");
+            let most = self.world.tasks * (1 + self.world.refill as usize);
+            let least = self.world.late.map_or(self.world.tasks, |_| 0);
+            assert!((least..=most).contains(&groups.len()), "{groups:?}");
         }
         self.kept.orders.insert(step, groups.clone());
         let (failed, trained): (Vec<_>, Vec<_>) = groups

@@ -299,9 +299,10 @@ impl PipelineCore {
         let tasks = eval.tasks.min(self.config.held_out_tasks);
         let set = |purpose: &str, step: u64, episodes: usize, temperature: f32| {
             // A run may end several times, each time with other weights.
-            let ids = match purpose.ends_with("-after") {
-                true => format!("{purpose}-{step}"),
-                false => purpose.to_owned(),
+            let ids = if purpose.ends_with("-after") {
+                format!("{purpose}-{step}")
+            } else {
+                purpose.to_owned()
             };
             let ids = (ids.as_str(), purpose);
             EvalSet {
@@ -687,9 +688,10 @@ impl PipelineCore {
         // A step between an update and its commit is not whole.
         let in_step = matches!(self.stage, Stage::Publishing(..) | Stage::Holding(..));
         self.stage = Stage::Stopped;
-        let mut commands = match whole && !in_step && self.state.health.bad().is_none() {
-            true => self.checkpoint(),
-            false => Vec::new(),
+        let mut commands = if whole && !in_step && self.state.health.bad().is_none() {
+            self.checkpoint()
+        } else {
+            Vec::new()
         };
         commands.push(Command::Stop(StopReason::Interrupted));
         commands

@@ -150,9 +150,10 @@ impl EpisodeSlots {
     pub(crate) fn add_first(&mut self, draws: &[Draw], first: Option<usize>) -> Vec<Draw> {
         let (mut started, mut place) = (Vec::with_capacity(draws.len()), 0);
         for (n, draw) in draws.iter().enumerate() {
-            place = match n > 0 && draws[n - 1].group == draw.group {
-                true => place + 1,
-                false => 0,
+            place = if n > 0 && draws[n - 1].group == draw.group {
+                place + 1
+            } else {
+                0
             };
             let held = first.is_some_and(|first| place >= first);
             if !held {

@@ -30,9 +30,10 @@ fn world() -> impl Strategy<Value = World> {
         |((steps, tasks, size, retries, refill), every, eval_every, (given, late), seed)| World {
             steps,
             tasks,
-            more: match given || late || refill > 0 {
-                true => 0,
-                false => (seed % 3) as usize,
+            more: if given || late || refill > 0 {
+                0
+            } else {
+                (seed % 3) as usize
             },
             size,
             retries,
@@ -183,9 +184,10 @@ impl Play {
         let draws = self.stored.keys().filter(|e| e.as_str().starts_with('d'));
         let last = draws.filter_map(number).filter(|d| *d >= first).max();
         let rounds = last.map_or(0, |last| (last - first) / self.world.tasks as u64);
-        match self.world.late {
-            true => (done + 1, rounds as u32),
-            false => (0, 0),
+        if self.world.late {
+            (done + 1, rounds as u32)
+        } else {
+            (0, 0)
         }
     }
 
@@ -256,9 +258,10 @@ impl Play {
         }
         let (mut trained, mut dropped) = (Vec::new(), BTreeMap::new());
         for episode in all {
-            match self.stored[&episode] {
-                true => drop(dropped.insert(episode, "failed".to_owned())),
-                false => trained.push(episode),
+            if self.stored[&episode] {
+                drop(dropped.insert(episode, "failed".to_owned()))
+            } else {
+                trained.push(episode)
             }
         }
         Event::RowsReady {

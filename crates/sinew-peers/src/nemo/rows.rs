@@ -44,9 +44,10 @@ impl NemoTasks {
                 line: number + 1,
                 message,
             })?;
-            match number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 || (number == 1) {
-                true => tasks.held_out.push(task),
-                false => tasks.train.push(task),
+            if number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 || (number == 1) {
+                tasks.held_out.push(task)
+            } else {
+                tasks.train.push(task)
             }
         }
         if tasks.train.is_empty() || tasks.held_out.is_empty() {

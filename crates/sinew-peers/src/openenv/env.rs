@@ -358,11 +358,12 @@ impl OpenEnvEpisode {
         }
         let mut turn = Turn::default();
         for call in &action.tool_calls {
-            let result = match call.name == ACT && call.arguments.is_object() {
-                true => self.send(call.arguments.clone()).await?,
-                false => Err(format!(
+            let result = if call.name == ACT && call.arguments.is_object() {
+                self.send(call.arguments.clone()).await?
+            } else {
+                Err(format!(
                     "there is one tool, {ACT}, with an object of arguments"
-                )),
+                ))
             };
             let result = result.map(|answered| self.taken(answered, &mut turn));
             turn.called(call, result);

@@ -69,13 +69,12 @@ impl Socket {
         let tcp = tcp.map_err(|e| lost(&e))?;
         tcp.set_nodelay(true).map_err(|e| lost(&e))?;
         let secure = url.scheme() == "https";
-        let wire: Box<dyn Wire> = match secure {
-            false => Box::new(tcp),
-            true => {
-                let name = ServerName::try_from(host.to_owned()).map_err(|e| lost(&e))?;
-                let connector = TlsConnector::from(Arc::new(tls()));
-                Box::new(connector.connect(name, tcp).await.map_err(|e| lost(&e))?)
-            }
+        let wire: Box<dyn Wire> = if secure {
+            let name = ServerName::try_from(host.to_owned()).map_err(|e| lost(&e))?;
+            let connector = TlsConnector::from(Arc::new(tls()));
+            Box::new(connector.connect(name, tcp).await.map_err(|e| lost(&e))?)
+        } else {
+            Box::new(tcp)
         };
         let scheme = if secure { "wss" } else { "ws" };
         let path = url.path().trim_end_matches('/');

@@ -223,15 +223,16 @@ async fn on(shared: &Arc<Shared>, pick: Pick, headers: &HeaderMap, body: &Bytes)
         Err(e) => return refused(StatusCode::BAD_REQUEST, -32700, &format!("no JSON: {e}")),
     };
     let opens = message["method"] == "initialize";
-    let (kept, id) = match opens {
-        true => match open(shared, pick) {
+    let (kept, id) = if opens {
+        match open(shared, pick) {
             Ok((kept, id)) => (kept, Some(id)),
             Err(refusal) => return *refusal,
-        },
-        false => match find(shared, headers) {
+        }
+    } else {
+        match find(shared, headers) {
             Ok(kept) => (kept, None),
             Err(refusal) => return *refusal,
-        },
+        }
     };
     *lock(&kept.seen) = Instant::now();
     // A call continues if its client goes away: it may be in the middle of a change.

@@ -262,13 +262,12 @@ impl Session {
             reward,
             done,
         } = acted;
-        let observation = match own_form {
-            false => json!({"text": text, "error": error, "score": self.play.scored()}),
-            true => {
-                let fault = json!({"error_type": "execution_error", "message": text});
-                let fault = if error { fault } else { Value::Null };
-                json!({"tool_name": name, "result": text, "error": fault})
-            }
+        let observation = if own_form {
+            let fault = json!({"error_type": "execution_error", "message": text});
+            let fault = if error { fault } else { Value::Null };
+            json!({"tool_name": name, "result": text, "error": fault})
+        } else {
+            json!({"text": text, "error": error, "score": self.play.scored()})
         };
         Ok(json!({"observation": observation, "reward": reward, "done": done}))
     }

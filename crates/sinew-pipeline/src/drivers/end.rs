@@ -50,11 +50,10 @@ impl Driver {
              are trained from their stored episodes, failed episodes of other steps run again",
             self.core.saved_step()
         );
-        PipelineError::system(match why.contains("\n  hint: ") {
-            true => format!("the run was stopped: {why}; {go_on}"),
-            false => {
-                format!("the run was stopped: {why}\n  hint: when the cause is put right, {go_on}")
-            }
+        PipelineError::system(if why.contains("\n  hint: ") {
+            format!("the run was stopped: {why}; {go_on}")
+        } else {
+            format!("the run was stopped: {why}\n  hint: when the cause is put right, {go_on}")
         })
     }
 }

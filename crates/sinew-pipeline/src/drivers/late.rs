@@ -76,9 +76,10 @@ impl Driver {
         let request = CollectRequest {
             now_s: late.scores.now_s(),
             // The learner may be at work in its own thread.
-            version: match overlaps {
-                true => self.live,
-                false => lock(&self.p.learner).version().0,
+            version: if overlaps {
+                self.live
+            } else {
+                lock(&self.p.learner).version().0
             },
             most: if overlaps { usize::MAX } else { most },
             given: (0, 0),

@@ -128,9 +128,10 @@ impl Driver {
             oldest: oldest(&groups[0]),
             group,
             stored,
-            alone: match self.waiting_groups.is_some() {
-                true => alone(&groups[0]),
-                false => None,
+            alone: if self.waiting_groups.is_some() {
+                alone(&groups[0])
+            } else {
+                None
             },
         };
         self.keep(groups);

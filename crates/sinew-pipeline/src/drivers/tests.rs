@@ -187,9 +187,10 @@ impl SampleSource for Queued {
     }
 
     fn consumes(&mut self, step: u64) -> Result<Option<Value>, PipelineError> {
-        match step == self.faults.consumes {
-            true => Err(PipelineError::system("rows went to another trainer")),
-            false => Ok(Some(step.into())),
+        if step == self.faults.consumes {
+            Err(PipelineError::system("rows went to another trainer"))
+        } else {
+            Ok(Some(step.into()))
         }
     }
 
@@ -288,9 +289,10 @@ impl WeightsTransport for Written {
         _: Arc<dyn TensorSource>,
     ) -> Result<(), PipelineError> {
         self.log.lock().unwrap().published.push(version.0);
-        match version.0 == self.dies_at {
-            true => Err(PipelineError::system("transport: gone")),
-            false => Ok(()),
+        if version.0 == self.dies_at {
+            Err(PipelineError::system("transport: gone"))
+        } else {
+            Ok(())
         }
     }
 }

@@ -211,9 +211,10 @@ fn published_templates_render_like_transformers() {
             "{name} is in no family"
         );
         // The golden texts use these.
-        let options = match source(name).contains("strftime_now") {
-            true => dated(),
-            false => Map::new(),
+        let options = if source(name).contains("strftime_now") {
+            dated()
+        } else {
+            Map::new()
         };
         let renderer = from_folder(name, "<s>", "</s>", options).unwrap();
         assert_eq!(Value::from(renderer.shows().calls), row["calls"], "{name}");

@@ -142,9 +142,10 @@ impl ForkServer {
         let (queue, messages) = mpsc::channel(QUEUE);
         tasks.spawn(write_all(write, messages));
         let (mut read, mut line) = (BufReader::new(read), Vec::new());
-        let ready = match read_line(&mut read, &mut line).await {
-            true => serde_json::from_slice::<Ready>(&line).map_err(broken)?,
-            false => return Err(broken(death.await.unwrap_or_default())),
+        let ready = if read_line(&mut read, &mut line).await {
+            serde_json::from_slice::<Ready>(&line).map_err(broken)?
+        } else {
+            return Err(broken(death.await.unwrap_or_default()));
         };
         tasks.spawn(read_all(read, Arc::clone(&waiting)));
         Ok(Self {

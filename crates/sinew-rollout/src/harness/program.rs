@@ -107,9 +107,10 @@ impl ProgramHarness {
         options: &EpisodeOptions,
         spec: &EpisodeSpec,
     ) -> Result<Trace, Refusal> {
-        let data = match self.programs.agent_scores() {
-            true => spec.task.data.to_string().len(),
-            false => 0,
+        let data = if self.programs.agent_scores() {
+            spec.task.data.to_string().len()
+        } else {
+            0
         };
         let bytes = spec.task.prompt.len().max(data);
         if bytes > MAX_TASK_BYTES {

@@ -108,9 +108,10 @@ impl ServiceHarness {
             e => format!("it could not be asked: {e}\n  hint: is the service running there?"),
         })?;
         let text = String::from_utf8_lossy(&answer.body).into_owned();
-        match answer.status.is_success() {
-            true => Ok(ServiceReply::Answer(text)),
-            false => Err(format!("it answered {}: {}", answer.status, quoted(&text))),
+        if answer.status.is_success() {
+            Ok(ServiceReply::Answer(text))
+        } else {
+            Err(format!("it answered {}: {}", answer.status, quoted(&text)))
         }
     }
 

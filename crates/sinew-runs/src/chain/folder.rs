@@ -258,9 +258,10 @@ impl ChainDir {
         };
         let changes = changes(&saved, &chain.run(at, &self.path).portable(&self.path));
         let keys: Vec<String> = changes.into_iter().map(|c| c.key).collect();
-        match keys.is_empty() {
-            true => String::new(),
-            false => format!(" ({})", keys.join(", ")),
+        if keys.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", keys.join(", "))
         }
     }
 
@@ -322,12 +323,13 @@ pub fn check_alone(run_dir: &Path) -> Result<(), ChainError> {
         return Ok(());
     };
     let holds = holds_chain(chain) && ended(chain)?.iter().any(|end| *end.name == *name);
-    match holds {
-        true => Err(ChainError::Alone {
+    if holds {
+        Err(ChainError::Alone {
             stage: name.to_string_lossy().into_owned(),
             chain: chain.to_owned(),
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 
@@ -375,8 +377,9 @@ pub fn last_stage(path: &Path) -> Result<StageEnd, ChainError> {
 /// # Errors
 /// Fails as [`last_stage`] does.
 pub fn run_folder(path: &Path) -> Result<PathBuf, ChainError> {
-    match holds_chain(path) {
-        false => Ok(path.to_owned()),
-        true => Ok(path.join(last_stage(path)?.name)),
+    if holds_chain(path) {
+        Ok(path.join(last_stage(path)?.name))
+    } else {
+        Ok(path.to_owned())
     }
 }

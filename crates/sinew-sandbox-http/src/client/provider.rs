@@ -72,9 +72,10 @@ impl Levels {
         if let Some(name) = image
             && !self.images.iter().any(|own| own == name)
         {
-            let allowed = match self.images.is_empty() {
-                true => "nothing, it offers none (--named-image)".into(),
-                false => self.images.join(", "),
+            let allowed = if self.images.is_empty() {
+                "nothing, it offers none (--named-image)".into()
+            } else {
+                self.images.join(", ")
             };
             return Err(format!(
                 "it has no image {name:?}; allowed for sandbox.image: {allowed}"

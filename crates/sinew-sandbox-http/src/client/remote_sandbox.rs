@@ -329,9 +329,10 @@ pub(crate) fn snapshot_id(snapshot: &Snapshot) -> Result<&str, SandboxError> {
 fn escaped(path: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~/".contains(&b);
     path.bytes().fold(String::new(), |mut out, byte| {
-        match plain(byte) {
-            true => out.push(char::from(byte)),
-            false => out.push_str(&format!("%{byte:02X}")),
+        if plain(byte) {
+            out.push(char::from(byte))
+        } else {
+            out.push_str(&format!("%{byte:02X}"))
         }
         out
     })

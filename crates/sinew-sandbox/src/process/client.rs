@@ -218,9 +218,10 @@ impl Client {
 /// A spawner that dies closes its socket a moment before that is noticed.
 fn unsent(waiting: &Waiting, why: &sinew_jail::Error) -> SandboxError {
     let hung_up = matches!(why.errno(), Some(libc::EPIPE | libc::ECONNRESET));
-    match waiting.dead.is_some() || hung_up {
-        true => gone(),
-        false => io_error("ask the spawner", why),
+    if waiting.dead.is_some() || hung_up {
+        gone()
+    } else {
+        io_error("ask the spawner", why)
     }
 }
 

@@ -95,9 +95,10 @@ fn pipes(fed: bool) -> std::io::Result<Pipes> {
     // A program without input gets a separate pipe, too: the flags of a shared file would be visible to
     // programs of others.
     let (stdin_r, w) = std::io::pipe()?;
-    let stdin = match fed {
-        true => Some(pipe::Sender::from_owned_fd(w.into())?),
-        false => None,
+    let stdin = if fed {
+        Some(pipe::Sender::from_owned_fd(w.into())?)
+    } else {
+        None
     };
     Ok(Pipes {
         stdin,

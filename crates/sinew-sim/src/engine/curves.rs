@@ -114,9 +114,10 @@ impl Curves {
 
     /// Seconds in which every sequence gets an id.
     fn pass_s(&self) -> f64 {
-        let prefill = match self.prefill.is_empty() {
-            true => 0.0,
-            false => self.chunk() * self.speed.prefill_s,
+        let prefill = if self.prefill.is_empty() {
+            0.0
+        } else {
+            self.chunk() * self.speed.prefill_s
         };
         self.speed.decode_s(self.running.len(), self.kv_used()) + prefill
     }
@@ -183,9 +184,10 @@ impl Curves {
             self.settle();
         }
         let rest_s = (end - self.at).max(0.0);
-        match self.running.is_empty() && self.prefill.is_empty() {
-            true => self.at = self.at.max(end),
-            false => self.go_on(rest_s / self.pass_s(), rest_s, busy_s),
+        if self.running.is_empty() && self.prefill.is_empty() {
+            self.at = self.at.max(end)
+        } else {
+            self.go_on(rest_s / self.pass_s(), rest_s, busy_s)
         }
     }
 

@@ -205,9 +205,10 @@ fn stepper(speed: &Speed, version: u64, rows: &Arc<AtomicU64>) -> Option<Stepper
     let config = SchedulerConfig {
         max_num_seqs: speed.max_running,
         max_batched_tokens: speed.max_batched,
-        swap: match speed.keep_kv {
-            true => SwapPolicy::Keep,
-            false => SwapPolicy::Recompute,
+        swap: if speed.keep_kv {
+            SwapPolicy::Keep
+        } else {
+            SwapPolicy::Recompute
         },
         speculative_tokens: 0,
     };

@@ -23,9 +23,10 @@ fn refused<T>(key: &str, value: impl ToString, allowed: &str) -> Result<T, PlanE
 
 /// Refuses a count out of its bounds.
 fn count(key: &str, value: usize, most: usize) -> Result<(), PlanError> {
-    match (1..=most).contains(&value) {
-        true => Ok(()),
-        false => refused(key, value, &format!("1 to {most}")),
+    if (1..=most).contains(&value) {
+        Ok(())
+    } else {
+        refused(key, value, &format!("1 to {most}"))
     }
 }
 
@@ -102,9 +103,10 @@ impl Plan {
                 "4,000,000 episodes begun at once",
             );
         }
-        match self.faults.len() > MAX_FAULTS {
-            true => refused("fault", self.faults.len(), "10,000 of them"),
-            false => Ok(()),
+        if self.faults.len() > MAX_FAULTS {
+            refused("fault", self.faults.len(), "10,000 of them")
+        } else {
+            Ok(())
         }
     }
 

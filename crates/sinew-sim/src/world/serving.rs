@@ -270,12 +270,13 @@ impl World {
         let mut news = Vec::new();
         self.engines[engine].advance(self.now, &mut news);
         self.take_news(engine, news);
-        let result = match self.engines[engine].is_up(self.now) {
-            true => Ok(self.seen(engine)),
-            false => Err(AttemptError::Connect {
+        let result = if self.engines[engine].is_up(self.now) {
+            Ok(self.seen(engine))
+        } else {
+            Err(AttemptError::Connect {
                 to: format!("engine-{engine}"),
                 why: "no answer".into(),
-            }),
+            })
         };
         self.measure.inputs += 1;
         self.router.probed(self.now_s(), engine, result);
@@ -339,18 +340,17 @@ impl World {
         }
         let mut results = Vec::with_capacity(up.len());
         for (engine, up) in up.into_iter().enumerate() {
-            let result = match up {
-                true => {
-                    let forgets = self.bug == Some(Bug::OldWeights) && engine == 0;
-                    if !forgets {
-                        self.engines[engine].load(version);
-                    }
-                    Ok(())
+            let result = if up {
+                let forgets = self.bug == Some(Bug::OldWeights) && engine == 0;
+                if !forgets {
+                    self.engines[engine].load(version);
                 }
-                false => Err(AttemptError::Connect {
+                Ok(())
+            } else {
+                Err(AttemptError::Connect {
                     to: format!("engine-{engine}"),
                     why: "it is down".into(),
-                }),
+                })
             };
             results.push((engine, result));
         }

@@ -214,9 +214,10 @@ impl World {
             self.ledger.trains(id, age);
         }
         let [tokens, sampled] = [tokens, sampled].map(|n| (n * self.speed.grain) as f64);
-        let train_s = match behind.is_empty() {
-            true => 0.0,
-            false => self.plan.trainer.fixed_s + tokens / self.plan.trainer.tokens_per_s,
+        let train_s = if behind.is_empty() {
+            0.0
+        } else {
+            self.plan.trainer.fixed_s + tokens / self.plan.trainer.tokens_per_s
         };
         self.measure.update((tokens, sampled), train_s, &behind);
         self.updates.trains = true;

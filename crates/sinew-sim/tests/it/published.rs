@@ -52,9 +52,10 @@ fn holds(system: &str, measure: impl Fn(Claim) -> f64, documented: f64) {
         assert!(change < documented, "{what}, documented {:.2}x", line.gain);
         let (least, most) = claim.published;
         let near = 1.0 - line.within / 100.0..=1.0 + line.within / 100.0;
-        let off = match gain < least {
-            true => gain / least,
-            false => (gain / most).max(1.0),
+        let off = if gain < least {
+            gain / least
+        } else {
+            (gain / most).max(1.0)
         };
         assert!(near.contains(&off), "{what}, stated {least} to {most}");
     }

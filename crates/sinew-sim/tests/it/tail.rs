@@ -131,9 +131,10 @@ impl World {
     fn next_end(&mut self) -> Vec<Command> {
         while self.running.len() < self.how.places && !self.waiting.is_empty() {
             let ranks = self.waiting.iter().enumerate();
-            let first = match self.how.longest_first {
-                true => ranks.min_by_key(|(_, s)| self.outlook.rank(s, self.now)),
-                false => ranks.min_by_key(|(at, _)| *at),
+            let first = if self.how.longest_first {
+                ranks.min_by_key(|(_, s)| self.outlook.rank(s, self.now))
+            } else {
+                ranks.min_by_key(|(at, _)| *at)
             };
             let at = first.map_or(0, |(at, _)| at);
             let spec = self.waiting.remove(at).unwrap();

@@ -380,9 +380,10 @@ impl QueueCore {
 
 /// Keeps the set of groups that have no row left.
 fn track(finished: &mut BTreeSet<u64>, unit: u64, group: &Group) {
-    match group.live.is_empty() {
-        true => finished.insert(unit),
-        false => finished.remove(&unit),
+    if group.live.is_empty() {
+        finished.insert(unit)
+    } else {
+        finished.remove(&unit)
     };
 }
 
@@ -390,26 +391,25 @@ fn track(finished: &mut BTreeSet<u64>, unit: u64, group: &Group) {
 fn index(reader: &mut Reader, number: usize, (seq, row): (u64, &Row), link: bool) {
     let open = Hold::Open;
     let hold = row.claims.get(number).map_or(&open, |c| &c.hold);
-    let count = |n: &mut usize| match link {
-        true => *n += 1,
-        false => *n -= 1,
-    };
+    let count = |n: &mut usize| if link { *n += 1 } else { *n -= 1 };
     match hold {
         Hold::Acked => count(&mut reader.acked),
         Hold::Dead { .. } => count(&mut reader.dead),
         Hold::Open if row.done || !reader.wants(row.fields) => {}
         Hold::Open => {
             let place = (Reverse(row.priority), seq);
-            match link {
-                true => reader.ready.insert(place),
-                false => reader.ready.remove(&place),
+            if link {
+                reader.ready.insert(place)
+            } else {
+                reader.ready.remove(&place)
             };
         }
         Hold::Leased { until_ms, .. } => {
             let place = (*until_ms, seq);
-            match link {
-                true => reader.leased.insert(place),
-                false => reader.leased.remove(&place),
+            if link {
+                reader.leased.insert(place)
+            } else {
+                reader.leased.remove(&place)
             };
         }
     }

@@ -477,9 +477,10 @@ impl Table {
     }
 
     fn verify(&self, fits: bool) -> Result<(), StoreError> {
-        match fits {
-            true => Ok(()),
-            false => Err(self.damaged("a row fails its checksum")),
+        if fits {
+            Ok(())
+        } else {
+            Err(self.damaged("a row fails its checksum"))
         }
     }
 

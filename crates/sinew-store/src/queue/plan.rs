@@ -51,9 +51,10 @@ fn check_text(field: &str, text: &str, limit: usize) -> Result<(), QueueError> {
 
 /// Refuses a number of rows of one call.
 fn check_count(field: &str, rows: usize, least: usize) -> Result<(), QueueError> {
-    match (least..=MAX_CALL_ROWS).contains(&rows) {
-        true => Ok(()),
-        false => argument(field, rows, format!("{least} to {MAX_CALL_ROWS}")),
+    if (least..=MAX_CALL_ROWS).contains(&rows) {
+        Ok(())
+    } else {
+        argument(field, rows, format!("{least} to {MAX_CALL_ROWS}"))
     }
 }
 
@@ -149,14 +150,15 @@ impl QueueCore {
         }
         let (rows, bytes) = (self.live(), self.bytes);
         let over = rows + count > max_rows || bytes.saturating_add(added) > max_bytes;
-        match over && count > 0 {
-            false => Ok(()),
-            true => Err(QueueError::Full {
+        if over && count > 0 {
+            Err(QueueError::Full {
                 rows,
                 max_rows,
                 bytes,
                 max_bytes,
-            }),
+            })
+        } else {
+            Ok(())
         }
     }
 
@@ -261,12 +263,13 @@ impl QueueCore {
         };
         if let Some(number) = self.reader(&spec.name) {
             let known = &self.readers[number].spec;
-            return match known == spec {
-                true => Ok(Vec::new()),
-                false => refused(format!(
+            return if known == spec {
+                Ok(Vec::new())
+            } else {
+                refused(format!(
                     "it joined with needs {:?}, writes {:?}, last {}",
                     known.needs, known.writes, known.last
-                )),
+                ))
             };
         }
         if self.readers.len() == MAX_CONSUMERS {
@@ -496,9 +499,10 @@ impl QueueCore {
 
     /// State of a row after its delivery of this number failed.
     fn after(&self, attempts: u32, why: impl FnOnce() -> Arc<str>) -> Hold {
-        match attempts >= self.limits.max_attempts {
-            true => Hold::Dead { reason: why() },
-            false => Hold::Open,
+        if attempts >= self.limits.max_attempts {
+            Hold::Dead { reason: why() }
+        } else {
+            Hold::Open
         }
     }
 
@@ -518,9 +522,10 @@ impl QueueCore {
                         "delivered {count} times; the last lease, of {holder}, ran out"
                     ))
                 };
-                claim.hold = match row.done {
-                    true => Hold::Open,
-                    false => self.after(claim.attempts, why),
+                claim.hold = if row.done {
+                    Hold::Open
+                } else {
+                    self.after(claim.attempts, why)
                 };
                 changes.push(Change::Claim {
                     seq,

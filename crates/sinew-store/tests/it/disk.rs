@@ -131,9 +131,10 @@ fn a_tail_that_the_index_knows_is_torn_off_and_its_episodes_come_again() {
             let store = reopen();
             let recovery = store.recovery();
             assert!(recovery.damaged.is_empty(), "{recovery:?}");
-            let (torn, trained) = match marked {
-                false => (vec![id(2), id(3)], vec![]),
-                true => (vec![id(3)], vec![id(2)]),
+            let (torn, trained) = if marked {
+                (vec![id(3)], vec![id(2)])
+            } else {
+                (vec![id(2), id(3)], vec![])
             };
             assert_eq!(recovery.torn, torn, "{cut}");
             assert_eq!(recovery.torn_trained, trained, "{cut}");

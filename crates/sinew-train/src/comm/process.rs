@@ -45,9 +45,10 @@ fn read_message(input: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut message = Vec::new();
     // Grows with what really comes, whatever the length claims.
     input.take(length).read_to_end(&mut message)?;
-    match message.len() as u64 == length {
-        true => Ok(Some(message)),
-        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    if message.len() as u64 == length {
+        Ok(Some(message))
+    } else {
+        Err(io::ErrorKind::UnexpectedEof.into())
     }
 }
 
@@ -225,12 +226,11 @@ impl ProcessComm {
     /// # Errors
     /// If the slot is too small.
     fn place(&self, slot: usize, at: usize, len: usize) -> Result<u64, CommError> {
-        match at + len <= self.slot {
-            true => Ok(4 * (slot * self.slot + at) as u64),
-            false => {
-                let (slot, wanted) = (self.slot, at + len);
-                Err(self.memory_failed(&format!("a slot has {slot} numbers, {wanted} are sent")))
-            }
+        if at + len <= self.slot {
+            Ok(4 * (slot * self.slot + at) as u64)
+        } else {
+            let (slot, wanted) = (self.slot, at + len);
+            Err(self.memory_failed(&format!("a slot has {slot} numbers, {wanted} are sent")))
         }
     }
 

@@ -441,9 +441,12 @@ fn a_step_is_cancelled_while_it_scores_and_between_its_updates() {
         let mut trainer = trainer(config);
         let rows = batch(trainer.policy());
         let before = trainer.policy().logits.clone();
-        trainer.on_progress(Box::new(move |p| match p.update == updates {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        trainer.on_progress(Box::new(move |p| {
+            if p.update == updates {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
         }));
         let cancelled = trainer.step(&rows, &clipped);
         assert_eq!(cancelled, Err(TrainError::Cancelled { updates }));

@@ -61,9 +61,10 @@ fn number(value: f64) -> String {
     }
     let decimals = (2.0 - size.log10().floor()).clamp(0.0, 6.0) as usize;
     let text = format!("{value:.decimals$}");
-    match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').into(),
-        false => text,
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').into()
+    } else {
+        text
     }
 }
 

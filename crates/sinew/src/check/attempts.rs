@@ -135,10 +135,11 @@ pub(super) async fn attempts(
     let answers = if chat { answers(envs, tasks)? } else { None };
     if let Some(answers) = answers {
         right(envs, tasks, &answers).await?;
-        let tried = match outside {
+        let tried = if outside {
             // Each attempt is a request to somebody's server.
-            true => AttemptTallies::default(),
-            false => wrong(envs, tasks, &answers).await?,
+            AttemptTallies::default()
+        } else {
+            wrong(envs, tasks, &answers).await?
         };
         let text = format!("{name}: the right answers of {} tasks succeed", tasks.len());
         return Ok(format!("{text}{}", not_told_apart(&tried)));

@@ -112,9 +112,10 @@ fn authority(url: &str) -> String {
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let host = rest[..end].rsplit('@').next().unwrap_or_default();
     let after_address = host.rsplit(']').next().unwrap_or(host);
-    match after_address.contains(':') {
-        true => host.to_owned(),
-        false => format!("{host}:{port}"),
+    if after_address.contains(':') {
+        host.to_owned()
+    } else {
+        format!("{host}:{port}")
     }
 }
 

@@ -128,9 +128,10 @@ pub(super) fn memory(name: &str) -> Vec<Row> {
 pub(super) fn disk(name: &str) -> Vec<Row> {
     let (here, runs) = (Path::new("."), nearest(Path::new("runs")));
     let device = |path: &Path| path.metadata().map(|m| m.dev()).ok();
-    match device(here) == device(runs) {
-        true => vec![room(name, "here and under runs/", runs)],
-        false => vec![room(name, "here", here), room(name, "under runs/", runs)],
+    if device(here) == device(runs) {
+        vec![room(name, "here and under runs/", runs)]
+    } else {
+        vec![room(name, "here", here), room(name, "under runs/", runs)]
     }
 }
 

@@ -64,14 +64,15 @@ pub(super) fn hub(name: &str) -> Vec<Row> {
     };
     if env.offline {
         let detail = format!("{held}; HF_HUB_OFFLINE is set: nothing is downloaded");
-        return vec![match cached.is_empty() {
-            false => Row::ok(name, detail),
-            true => Row::new(
+        return vec![if cached.is_empty() {
+            Row::new(
                 Mark::Warn,
                 name,
                 detail,
                 "unset HF_HUB_OFFLINE, or copy a cache here and name it with HF_HUB_CACHE",
-            ),
+            )
+        } else {
+            Row::ok(name, detail)
         }];
     }
     let proxy = PROXIES.iter().find_map(|name| {

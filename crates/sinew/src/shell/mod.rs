@@ -50,9 +50,10 @@ pub(crate) fn run(
     kept.check()?;
     let provider = sinew_assembly::levels::sandboxes(section)?;
     let spec = sinew_assembly::levels::sandbox_spec(section)?;
-    let argv = match argv.is_empty() {
-        true => vec![SHELL.to_owned()],
-        false => argv.to_vec(),
+    let argv = if argv.is_empty() {
+        vec![SHELL.to_owned()]
+    } else {
+        argv.to_vec()
     };
     let request = ExecRequest {
         program: Program::Argv(argv),

@@ -29,12 +29,13 @@ pub(super) struct UserTerminal {
 impl UserTerminal {
     /// Refuses standard streams that are not a terminal.
     pub(super) fn check() -> Result<(), Failure> {
-        match isatty(std::io::stdin()) && isatty(std::io::stdout()) {
-            true => Ok(()),
-            false => Err(Failure::input(
+        if isatty(std::io::stdin()) && isatty(std::io::stdout()) {
+            Ok(())
+        } else {
+            Err(Failure::input(
                 "sinew sandbox shell needs a terminal as standard input and output\n  \
                  hint: sinew sandbox run --shell SCRIPT runs without one",
-            )),
+            ))
         }
     }
 

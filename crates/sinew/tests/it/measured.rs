@@ -38,18 +38,17 @@ fn answer(mut stream: TcpStream) -> Option<()> {
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
-    let (kind, text) = match head.starts_with("GET") {
-        true => (
+    let (kind, text) = if head.starts_with("GET") {
+        (
             "application/json",
             json!({ "data": [{ "id": "m" }] }).to_string(),
-        ),
-        false => {
-            let chunk = json!({ "choices": [{ "text": SAID, "finish_reason": "stop" }] });
-            (
-                "text/event-stream",
-                format!("data: {chunk}\n\ndata: [DONE]\n\n"),
-            )
-        }
+        )
+    } else {
+        let chunk = json!({ "choices": [{ "text": SAID, "finish_reason": "stop" }] });
+        (
+            "text/event-stream",
+            format!("data: {chunk}\n\ndata: [DONE]\n\n"),
+        )
     };
     write!(
         stream,

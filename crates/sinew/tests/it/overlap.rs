@@ -31,9 +31,10 @@ pub(crate) fn copy(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();
         let to = to.join(path.file_name().unwrap());
-        match path.is_dir() {
-            true => copy(&path, &to),
-            false => drop(std::fs::copy(&path, &to).unwrap()),
+        if path.is_dir() {
+            copy(&path, &to)
+        } else {
+            std::fs::copy(&path, &to).unwrap();
         }
     }
 }

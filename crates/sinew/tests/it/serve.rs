@@ -290,9 +290,10 @@ fn permissions(folder: &Path) -> Vec<(std::path::PathBuf, u32)> {
     let mut found = vec![(folder.to_owned(), mode(folder))];
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        match path.is_dir() {
-            true => found.extend(permissions(&path)),
-            false => found.push((path.clone(), mode(&path))),
+        if path.is_dir() {
+            found.extend(permissions(&path))
+        } else {
+            found.push((path.clone(), mode(&path)))
         }
     }
     found

@@ -319,16 +319,16 @@ fn assistant_block(
 fn tool_result(block: &mut Fields<'_>, request: &ModelRequest) -> Result<Message, ApiError> {
     let path = block.path("content");
     let said = blocks(block.take("content"), &path, block.notes(), Some(request))?;
-    let content = match block.bool("is_error")?.unwrap_or(false) {
+    let content = if block.bool("is_error")?.unwrap_or(false) {
         // The one place where a model can read it.
-        true => {
-            let mut failed = Content::from("Error: ");
-            said.parts()
-                .iter()
-                .for_each(|part| failed.push(part.clone()));
-            failed
-        }
-        false => said,
+
+        let mut failed = Content::from("Error: ");
+        said.parts()
+            .iter()
+            .for_each(|part| failed.push(part.clone()));
+        failed
+    } else {
+        said
     };
     let mut message = Message::new(Role::Tool, content);
     message.tool_call_id = Some(block.required_string("tool_use_id")?);

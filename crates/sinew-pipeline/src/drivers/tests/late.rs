@@ -289,9 +289,10 @@ fn partial_hands_on_the_episodes_of_a_group_that_have_their_rewards() {
         let left_out = batches(&world).into_iter().flat_map(|b| b.dropped);
         let (mut answered, mut silent) = (BTreeSet::new(), BTreeSet::new());
         for (episode, why) in left_out {
-            match episode.as_str().ends_with("e0") {
-                true => silent.insert(why),
-                false => answered.insert(why),
+            if episode.as_str().ends_with("e0") {
+                silent.insert(why)
+            } else {
+                answered.insert(why)
             };
         }
         let not_given = |why: &String| why.contains("reward thumbs: not given");

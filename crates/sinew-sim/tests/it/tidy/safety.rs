@@ -44,9 +44,10 @@ fn roots(dir: &Path) -> Vec<PathBuf> {
     for folder in ["src/bin", "tests", "benches", "examples"] {
         for entry in std::fs::read_dir(dir.join(folder)).into_iter().flatten() {
             let path = entry.unwrap().path();
-            match path.is_dir() {
-                true => roots.push(path.join("main.rs")),
-                false => roots.push(path),
+            if path.is_dir() {
+                roots.push(path.join("main.rs"))
+            } else {
+                roots.push(path)
             }
         }
     }
@@ -75,9 +76,10 @@ fn reach(path: &Path, is_root: bool, seen: &mut BTreeSet<PathBuf>) {
     }
     let parent = path.parent().unwrap();
     let own = path.file_stem().unwrap();
-    let folder = match is_root || own == "mod" {
-        true => parent.to_path_buf(),
-        false => parent.join(own),
+    let folder = if is_root || own == "mod" {
+        parent.to_path_buf()
+    } else {
+        parent.join(own)
     };
     let mut place = None;
     for line in source::lines(path) {
