@@ -161,12 +161,8 @@ fn connected(
     renderer: &Arc<dyn Renderer>,
 ) -> Result<Vec<Arc<dyn Backend>>, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
-    let kind = match section.kind {
-        EngineType::Vllm => EngineKind::Vllm,
-        EngineType::Sglang => EngineKind::Sglang,
-        EngineType::Openai => EngineKind::Openai,
-        EngineType::Embedded => return Err(failed(&"type embedded is no server")),
-    };
+    let kind = section.kind.name().parse::<EngineKind>();
+    let kind = kind.map_err(|e| failed(&e))?;
     let logprobs = section.logprobs.map(logprob_mode);
     let mut backends = Vec::new();
     for url in section.urls() {
