@@ -65,7 +65,7 @@ impl OpenEnvFactory {
     /// # Errors
     /// If the key is missing, the server does not answer, or a key names a field that it does not have.
     pub fn connect(keys: &OpenEnv) -> Result<Self, EnvError> {
-        let url = address(&keys.url).map_err(|e| refused("url", &keys.url, e))?;
+        let url = address(&keys.url).map_err(|e| refused("url", &keys.url, e.to_string()))?;
         let server = Server::new(&keys.url, &keys.key_env, keys.timeout_s)?;
         let remote = server.remote.clone();
         let asked = block_on(&server.handle, async move {
