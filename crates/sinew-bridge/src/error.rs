@@ -2,6 +2,7 @@
 
 use crate::frame::FrameError;
 use sinew_env::EnvError;
+use sinew_http::HttpError;
 
 /// Workers that could not be started: an error of the user, of the recipe or of the host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,6 +41,17 @@ pub enum StartError {
         /// Allowed values.
         allowed: String,
     },
+}
+
+/// Reason why a server of environments cannot be made or tried.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// The address or the key cannot be one.
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    /// An option is out of range or of another form.
+    #[error("{0}")]
+    Options(String),
 }
 
 /// Reasons for which a class or a function gives no rows.

@@ -62,7 +62,7 @@ pub mod remote {
 pub use check::{CheckReport, EnvCheck, Finding};
 pub use code::PythonCode;
 pub use env::PythonEnvFactory;
-pub use error::{CallError, StartError};
+pub use error::{CallError, SetupError, StartError};
 pub use frame::{FrameError, FrameReader, MAX_FRAME, encode};
 pub use http::{
     CaseOutcome, ConformanceOptions, ConformanceRow, EnvServer, HTTP_KIND, Http, HttpEnvFactory,

@@ -15,7 +15,7 @@ mod chromium;
 mod data;
 
 use serde_json::json;
-use sinew_dashboard::{Dashboard, Ports};
+use sinew_dashboard::{Dashboard, NoRenderer, Ports};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ fn main() -> std::io::Result<()> {
     let ports = Ports {
         renderer: Arc::new(|_, _| match sinew_render::byte_renderer() {
             Ok(renderer) => Ok(Arc::new(renderer)),
-            Err(e) => Err(e.to_string()),
+            Err(e) => Err(NoRenderer(e.to_string())),
         }),
         late: Arc::new(|_| None),
         environments: sinew_env::Registry::new(&sinew_env::BUILT_IN),

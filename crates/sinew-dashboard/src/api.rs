@@ -425,7 +425,8 @@ pub(crate) async fn one_episode(
         let outcomes = Outcomes::new(&store, run.late());
         let waits = outcomes.settle(&mut trace).map_err(list_error)?;
         let renderer = run.renderer();
-        let renderer = renderer.as_ref().map(AsRef::as_ref).map_err(String::as_str);
+        let renderer = renderer.as_ref().map(AsRef::as_ref);
+        let renderer = renderer.map_err(|e| e.0.as_str());
         let mut view = episode::view(&trace, waits, renderer);
         let group = Filter {
             group: Some(trace.group.clone()),

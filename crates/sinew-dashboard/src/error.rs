@@ -19,6 +19,11 @@ pub(crate) enum ViewError {
     System(String),
 }
 
+/// Reason why a run has no tokenizer. It is shown in place of the text of tokens.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NoRenderer(pub String);
+
 impl ViewError {
     /// The requested thing is not there.
     pub(crate) fn missing(text: impl std::fmt::Display) -> Self {

@@ -41,6 +41,7 @@ mod series;
 mod server;
 mod shared;
 
+pub use error::NoRenderer;
 pub use outcomes::{Flagged, ListError, Outcomes, RangeError, Row, WAITS, range};
 pub use runs::{LateOf, OpenRenderer, Ports};
 pub use server::Dashboard;

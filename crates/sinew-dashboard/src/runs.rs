@@ -3,7 +3,7 @@
 //! Files of records are read on from the end of the last reading, as a run appends whole lines. A resumed run
 //! may write a file anew: then it is read from its start.
 
-use crate::error::ViewError;
+use crate::error::{NoRenderer, ViewError};
 use crate::series::{Spread, pooled};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -24,8 +24,9 @@ pub(crate) const MAX_RUNS: usize = 500;
 /// Steps at the end of a run whose training episodes its row shows.
 const RECENT: usize = 5;
 
-/// Makes the tokenizer of a run from its folder and recipe; an error is shown in place of the text of tokens.
-pub type OpenRenderer = dyn Fn(&Path, &RunPlan) -> Result<Arc<dyn Renderer>, String> + Send + Sync;
+/// Makes the tokenizer of a run from its folder and recipe.
+pub type OpenRenderer =
+    dyn Fn(&Path, &RunPlan) -> Result<Arc<dyn Renderer>, NoRenderer> + Send + Sync;
 /// Config of a run's rewards from outside.
 pub type LateOf = dyn Fn(&RunPlan) -> Option<sinew_orchestrator::LateConfig> + Send + Sync;
 
@@ -384,13 +385,13 @@ impl Run {
         Ok(store)
     }
 
-    /// The tokenizer, made once. The error is the reason why there is none.
-    pub(crate) fn renderer(&self) -> Result<Arc<dyn Renderer>, String> {
+    /// The tokenizer, made once.
+    pub(crate) fn renderer(&self) -> Result<Arc<dyn Renderer>, NoRenderer> {
         let mut open = lock(&self.renderer);
         if let Some(renderer) = open.as_ref() {
             return Ok(Arc::clone(renderer));
         }
-        let recipe = self.recipe().map_err(|e| e.to_string())?;
+        let recipe = self.recipe().map_err(|e| NoRenderer(e.to_string()))?;
         let renderer = (self.ports.renderer)(&self.path, &recipe)?;
         *open = Some(Arc::clone(&renderer));
         Ok(renderer)
@@ -530,7 +531,7 @@ mod tests {
     #[test]
     fn equal_names_of_folders_stay_apart() {
         let ports = Ports {
-            renderer: Arc::new(|_, _| Err("none".into())),
+            renderer: Arc::new(|_, _| Err(NoRenderer("none".into()))),
             late: Arc::new(|_| None),
             environments: Registry::new(&sinew_env::BUILT_IN),
         };

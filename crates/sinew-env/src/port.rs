@@ -142,7 +142,7 @@ impl Action {
     }
 }
 
-/// Error in the notation of tool calls.
+/// Error of the model in its tool calls.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     /// The start of a call without its end.
@@ -160,6 +160,9 @@ pub enum CallError {
     /// A call with invalid content.
     #[error("{0}")]
     Invalid(String),
+    /// A call that failed, or text where a call is expected. The model reads the reason.
+    #[error("{0}")]
+    Failed(String),
 }
 
 /// Response of the environment to a turn.

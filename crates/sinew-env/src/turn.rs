@@ -1,6 +1,6 @@
 //! Collects the results of a turn's calls, as messages and as the result of a step.
 
-use crate::port::{Action, Observation, StepResult};
+use crate::port::{Action, CallError, Observation, StepResult};
 use sinew_types::{Content, Message, Role, ToolCall};
 
 /// Results of a turn so far.
@@ -19,13 +19,13 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Adds the result of a call: an observation, or the text of an error of the model.
-    pub fn called(&mut self, call: &ToolCall, result: Result<String, String>) {
+    /// Adds the result of a call: an observation, or an error of the model.
+    pub fn called(&mut self, call: &ToolCall, result: Result<String, CallError>) {
         self.answered(call, result.map(Into::into));
     }
 
     /// Adds a result like [`Turn::called`], but one that may have images.
-    pub fn answered(&mut self, call: &ToolCall, result: Result<Content, String>) {
+    pub fn answered(&mut self, call: &ToolCall, result: Result<Content, CallError>) {
         self.errors += u32::from(result.is_err());
         let mut message = self.message(Role::Tool, result);
         message.tool_call_id = Some(call.id.clone());
@@ -34,7 +34,7 @@ impl Turn {
     }
 
     /// Adds a message to the model outside of calls: an answer to its text, or an error of the notation.
-    pub fn said(&mut self, result: Result<String, String>) {
+    pub fn said(&mut self, result: Result<String, CallError>) {
         let message = self.message(Role::User, result.map(Into::into));
         self.messages.push(message);
     }
@@ -42,12 +42,12 @@ impl Turn {
     /// Adds the error of a call that could not be parsed, if there is one.
     pub fn notation(&mut self, action: &Action) {
         if let Some(error) = action.call_error.as_ref().filter(|_| !self.done) {
-            self.said(Err(error.to_string()));
+            self.said(Err(error.clone()));
         }
     }
 
     /// A message with a result, or with the error as the model reads it.
-    fn message(&mut self, role: Role, result: Result<Content, String>) -> Message {
+    fn message(&mut self, role: Role, result: Result<Content, CallError>) -> Message {
         self.error |= result.is_err();
         let content = result.unwrap_or_else(|error| format!("Error: {error}").into());
         Message::new(role, content)

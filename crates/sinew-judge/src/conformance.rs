@@ -11,6 +11,7 @@
 //! | `key` | a wrong key, where the recipe has one | 401 |
 
 use crate::chat::ChatError;
+use crate::error::ServerError;
 use crate::http::{JsonServer, address};
 use crate::server::{PROTOCOL, ServerConfig, body, read_scores, sample_json};
 use futures::future::join_all;
@@ -43,24 +44,24 @@ type Scores = Vec<Result<Score, Unscored>>;
 
 impl Probe<'_> {
     /// Scores of samples in one request.
-    async fn scores(&self, samples: &[Value]) -> Result<Scores, String> {
+    async fn scores(&self, samples: &[Value]) -> Result<Scores, ServerError> {
         let answer = self.server.post(body(samples), self.config.timeout).await;
-        read_scores(&answer.map_err(|e| e.to_string())?, samples.len())
+        read_scores(&answer?, samples.len())
     }
 
     /// Whether a body that is not a request is refused with a status of 4xx.
-    async fn refuses(&self, body: String) -> Result<String, String> {
+    async fn refuses(&self, body: String) -> Result<String, ServerError> {
         match self.server.post(body.clone(), self.config.timeout).await {
             Err(ChatError::Lasting(why)) if why.contains(": status 4") => Ok(why),
-            Err(e) => Err(format!("{body}: {e}; a status of 4xx is expected")),
-            Ok(_) => Err(format!(
+            Err(e) => Err(wrong(format!("{body}: {e}; a status of 4xx is expected"))),
+            Ok(_) => Err(wrong(format!(
                 "{body}: it was answered; a status of 4xx is expected"
-            )),
+            ))),
         }
     }
 
     /// Scores belong to their samples, whatever other samples the request has.
-    async fn order(&self, samples: &[Value]) -> Result<String, String> {
+    async fn order(&self, samples: &[Value]) -> Result<String, ServerError> {
         let forth = self.scores(samples).await?;
         let turned: Vec<Value> = samples.iter().rev().cloned().collect();
         let mut back = self.scores(&turned).await?;
@@ -68,12 +69,12 @@ impl Probe<'_> {
         if value_of(&forth) == value_of(&back) {
             Ok(format!("{} samples, forwards and backwards", samples.len()))
         } else {
-            Err("the scores depend on the order of the samples".to_owned())
+            Err(wrong("the scores depend on the order of the samples"))
         }
     }
 
     /// Wrong requests are refused, and harm no later one.
-    async fn wrong_input(&self, sample: &Value) -> Result<String, String> {
+    async fn wrong_input(&self, sample: &Value) -> Result<String, ServerError> {
         self.refuses("{".to_owned()).await?;
         self.refuses(json!({"protocol": PROTOCOL}).to_string())
             .await?;
@@ -81,33 +82,37 @@ impl Probe<'_> {
         self.refuses(later).await?;
         self.refuses(body(&[json!({"task": 3})])).await?;
         let after = self.scores(std::slice::from_ref(sample)).await;
-        after.map_err(|e| format!("after wrong input it fails: {e}"))?;
+        after.map_err(|e| wrong(format!("after wrong input it fails: {e}")))?;
         Ok("no JSON, no samples, a later protocol and a broken sample are refused".to_owned())
     }
 
     /// Equal samples get equal scores, also at the same time.
-    async fn at_once(&self, sample: &Value) -> Result<String, String> {
+    async fn at_once(&self, sample: &Value) -> Result<String, ServerError> {
         let one = [sample.clone()];
         let alone = self.scores(&one).await?;
         let all = join_all((0..AT_ONCE).map(|_| self.scores(&one))).await;
         for scores in all {
             if value_of(&scores?) != value_of(&alone) {
-                return Err("equal samples get different scores".to_owned());
+                return Err(wrong("equal samples get different scores"));
             }
         }
         Ok(format!("{AT_ONCE} requests"))
     }
 
     /// A wrong key is refused.
-    async fn key(&self, sample: &Value) -> Result<String, String> {
+    async fn key(&self, sample: &Value) -> Result<String, ServerError> {
         let other = JsonServer::new(address(&self.config.url)?, Some("wrong"))?;
         let one = body(std::slice::from_ref(sample));
         match other.post(one, self.config.timeout).await {
             Err(ChatError::Lasting(why)) if why.contains(": status 401") => Ok(why),
-            Err(e) => Err(format!("a wrong key: {e}; status 401 is expected")),
-            Ok(_) => Err("a wrong key is answered; status 401 is expected".to_owned()),
+            Err(e) => Err(wrong(format!("a wrong key: {e}; status 401 is expected"))),
+            Ok(_) => Err(wrong("a wrong key is answered; status 401 is expected")),
         }
     }
+}
+
+fn wrong(why: impl Into<String>) -> ServerError {
+    ServerError::Wrong(why.into())
 }
 
 /// Takes only the values: equal samples need not have equal reasons.
@@ -140,17 +145,19 @@ pub fn samples_of(tasks: &[Task]) -> Vec<RewardSample> {
 pub async fn check_server(
     config: &ServerConfig,
     samples: &[RewardSample],
-) -> Result<Vec<ServerFinding>, String> {
+) -> Result<Vec<ServerFinding>, ServerError> {
     let server = JsonServer::new(address(&config.url)?, config.key.as_deref())?;
     let sent = samples
         .iter()
         .map(sample_json)
         .collect::<Result<Vec<_>, _>>();
-    let sent = sent.map_err(|e| e.reason)?;
-    let first = samples.first().ok_or("there is no sample to send")?;
+    let sent = sent.map_err(|e| wrong(e.reason))?;
+    let first = samples
+        .first()
+        .ok_or_else(|| wrong("there is no sample to send"))?;
     let mut odd = first.clone();
     odd.output = "\u{0}\u{202e}\"\\ \u{1f600}".repeat(4000);
-    let odd = sample_json(&odd).map_err(|e| e.reason)?;
+    let odd = sample_json(&odd).map_err(|e| wrong(e.reason))?;
     let probe = Probe { server, config };
     let alone = probe
         .scores(&sent[..1])
@@ -174,8 +181,8 @@ pub async fn check_server(
     Ok(findings)
 }
 
-fn finding(check: &'static str, result: Result<String, String>) -> ServerFinding {
+fn finding(check: &'static str, result: Result<String, ServerError>) -> ServerFinding {
     let ok = result.is_ok();
-    let (Ok(detail) | Err(detail)) = result;
+    let detail = result.unwrap_or_else(|e| e.to_string());
     ServerFinding { check, ok, detail }
 }

@@ -1,6 +1,8 @@
 //! Reasons for which a verdict, a row of labels or a reward model cannot be used.
 
+use crate::chat::ChatError;
 use sinew_dialect::conversation::StrictError;
+use sinew_http::HttpError;
 use sinew_model::LoadError;
 use sinew_render::RenderError;
 use std::io;
@@ -45,4 +47,18 @@ pub enum RewardModelError {
     /// The system has no thread for it.
     #[error(transparent)]
     Thread(#[from] io::Error),
+}
+
+/// Reason why a reward server cannot be asked, or breaks the protocol.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// Its address or key cannot be one.
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    /// It has no answer.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// A sample cannot be sent, or an answer is not one of the protocol.
+    #[error("{0}")]
+    Wrong(String),
 }

@@ -24,8 +24,8 @@ pub(crate) struct JsonServer {
 ///
 /// # Errors
 /// Fails with the fault of the address.
-pub(crate) fn address(url: &str) -> Result<Url, String> {
-    let wrong = |why: &str| format!("{url:?} is no address: {why}");
+pub(crate) fn address(url: &str) -> Result<Url, HttpError> {
+    let wrong = |why: &str| HttpError::Address(format!("{url:?} is no address: {why}"));
     let parsed = sinew_http::address(url.trim_end_matches('/'));
     let parsed = parsed.map_err(|e| wrong(&e.to_string()))?;
     if !parsed.username().is_empty() || parsed.password().is_some() {
@@ -39,11 +39,11 @@ impl JsonServer {
     ///
     /// # Errors
     /// Fails if `url` is not an address, or `key` has characters that no header may have.
-    pub(crate) fn new(url: Url, key: Option<&str>) -> Result<Self, String> {
+    pub(crate) fn new(url: Url, key: Option<&str>) -> Result<Self, HttpError> {
         let json = HeaderValue::from_static("application/json");
         let mut headers = HeaderMap::from_iter([(ACCEPT, json.clone()), (CONTENT_TYPE, json)]);
         if let Some(key) = key {
-            headers.extend(bearer(key.trim()).map_err(|e| e.to_string())?);
+            headers.extend(bearer(key.trim())?);
         }
         let client = Client::new(ClientOptions {
             connect: Some(CONNECT),
@@ -51,7 +51,7 @@ impl JsonServer {
             headers,
             ..ClientOptions::default()
         });
-        let client = client.map_err(|e| format!("{url}: {e}"))?;
+        let client = client.map_err(|e| HttpError::Address(format!("{url}: {e}")))?;
         Ok(Self { client, url })
     }
 
@@ -112,10 +112,10 @@ mod tests {
             ("http://", "host"),
             ("http://me:secret@h", "key_env"),
         ] {
-            let error = address(url).unwrap_err();
+            let error = address(url).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
         let server = JsonServer::new(address("http://h:1").unwrap(), Some("a\nb"));
-        assert!(server.unwrap_err().contains("key"));
+        assert!(server.unwrap_err().to_string().contains("key"));
     }
 }

@@ -38,7 +38,7 @@ pub use calibrate::{Calibration, ItemAgreement, LabelledAnswer, read_labels};
 pub use chat::{ChatAnswer, ChatError, ChatModel, ChatRequest, Usage};
 pub use conformance::{ServerFinding, check_server, samples_of};
 pub use engine::EngineChat;
-pub use error::{LabelError, LabelsError, RewardModelError, VerdictError};
+pub use error::{LabelError, LabelsError, RewardModelError, ServerError, VerdictError};
 pub use frame::{Frame, Mode};
 pub use judge::{BudgetEnd, Judge, JudgeConfig};
 pub use lazy::{LazyChat, LoadChat};

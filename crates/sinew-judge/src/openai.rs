@@ -5,6 +5,7 @@ use crate::http::{JsonServer, address};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
+use sinew_http::HttpError;
 use std::time::Duration;
 
 /// Form of an answer that a server is asked for.
@@ -45,7 +46,7 @@ impl OpenAiChat {
     ///
     /// # Errors
     /// If the address or the key cannot be one.
-    pub fn new(config: OpenAiConfig) -> Result<Self, String> {
+    pub fn new(config: OpenAiConfig) -> Result<Self, HttpError> {
         let mut url = address(&config.url)?;
         let path = format!("{}/chat/completions", url.path().trim_end_matches('/'));
         url.set_path(&path);

@@ -5,11 +5,13 @@
 
 use crate::asking::{JudgeReply, Vote, VoteAction};
 use crate::chat::ChatError;
+use crate::error::ServerError;
 use crate::http::{JsonServer, address};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use sinew_env::{Reward, RewardSample, Score, Unscored};
+use sinew_http::HttpError;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -99,12 +101,14 @@ pub(crate) fn sample_json(sample: &RewardSample) -> Result<Value, Unscored> {
 pub(crate) fn read_scores(
     answer: &Value,
     count: usize,
-) -> Result<Vec<Result<Score, Unscored>>, String> {
+) -> Result<Vec<Result<Score, Unscored>>, ServerError> {
     let Some(scores) = answer.get("scores").and_then(Value::as_array) else {
-        return Err("the answer has no list \"scores\"".to_owned());
+        let why = "the answer has no list \"scores\"";
+        return Err(ServerError::Wrong(why.to_owned()));
     };
     if scores.len() != count {
-        return Err(format!("{} scores for {count} samples", scores.len()));
+        let why = format!("{} scores for {count} samples", scores.len());
+        return Err(ServerError::Wrong(why));
     }
     Ok(scores.iter().map(read_score).collect())
 }
@@ -178,7 +182,7 @@ impl RewardServer {
     ///
     /// # Errors
     /// If the address or the key cannot be one.
-    pub fn new(config: ServerConfig) -> Result<Self, String> {
+    pub fn new(config: ServerConfig) -> Result<Self, HttpError> {
         let server = JsonServer::new(address(&config.url)?, config.key.as_deref())?;
         Ok(Self {
             shared: Arc::new(Shared {
@@ -323,13 +327,16 @@ mod tests {
         let answer = json!({"scores": [1, null, 0]});
         assert_eq!(read_scores(&answer, 3).unwrap().len(), 3);
         assert_eq!(
-            read_scores(&answer, 4).unwrap_err(),
+            read_scores(&answer, 4).unwrap_err().to_string(),
             "3 scores for 4 samples"
         );
         assert_eq!(
-            read_scores(&json!({"scores": [0]}), 2).unwrap_err(),
+            read_scores(&json!({"scores": [0]}), 2)
+                .unwrap_err()
+                .to_string(),
             "1 scores for 2 samples"
         );
-        assert!(read_scores(&json!([1]), 1).unwrap_err().contains("no list"));
+        let why = read_scores(&json!([1]), 1).unwrap_err().to_string();
+        assert!(why.contains("no list"));
     }
 }

@@ -21,6 +21,17 @@ const PROBE_BYTES: u64 = 256 << 20;
 /// Maximum time of the program that inspects a guest, emulated on a busy machine.
 const LOOK_TIME: Duration = Duration::from_secs(30);
 
+/// Reason why a probe did not succeed.
+#[derive(Clone, Debug, Serialize, Deserialize, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct ProbeError(String);
+
+impl ProbeError {
+    fn new(why: impl std::fmt::Display) -> Self {
+        Self(why.to_string())
+    }
+}
+
 /// Result of the probes.
 #[derive(Clone, Debug)]
 pub(crate) struct ProbeResult {
@@ -35,9 +46,9 @@ pub(crate) struct ProbeResult {
     /// True if its network namespace is not the host's.
     pub(crate) own_network: bool,
     /// Its filter of system calls, or the reason why it has none.
-    pub(crate) filter: Result<String, String>,
+    pub(crate) filter: Result<String, ProbeError>,
     /// Walls around programs inside of an inspected machine, or the reason why they are not known.
-    pub(crate) guest: Result<String, String>,
+    pub(crate) guest: Result<String, ProbeError>,
 }
 
 impl ProbeResult {
@@ -51,8 +62,8 @@ impl ProbeResult {
             no_walls: None,
             status: fs::read_to_string(proc.join("status")).unwrap_or_default(),
             own_network: network(&proc) != network(Path::new("/proc/self")),
-            filter: Err("none is in force".into()),
-            guest: Err("no machine was looked into".into()),
+            filter: Err(ProbeError::new("none is in force")),
+            guest: Err(ProbeError::new("no machine was looked into")),
         }
     }
 }
@@ -112,7 +123,7 @@ impl ProbeResult {
             protection(
                 "monitor_seccomp",
                 filter.is_ok(),
-                filter.map_or_else(String::as_str, String::as_str),
+                filter.map_or_else(|e| e.0.as_str(), String::as_str),
             ),
             protection("no_new_privs", self.field("NoNewPrivs:") == "1", "prctl"),
             protection(
@@ -125,14 +136,14 @@ impl ProbeResult {
             ),
             match &self.guest {
                 Ok(how) => protection("guest_walls", true, how.as_str()),
-                Err(why) => protection("guest_walls", false, why.as_str()),
+                Err(why) => protection("guest_walls", false, why.to_string()),
             },
         ]
     }
 }
 
 /// Starts QEMU without a machine and looks at it from outside.
-async fn qemu_alone(qemu: &Qemu) -> Result<ProbeResult, String> {
+async fn qemu_alone(qemu: &Qemu) -> Result<ProbeResult, ProbeError> {
     let args = [
         "-M",
         "none",
@@ -147,7 +158,7 @@ async fn qemu_alone(qemu: &Qemu) -> Result<ProbeResult, String> {
         ..qemu.launch(PROBE_BYTES, Vec::new(), args.map(String::from).to_vec())
     };
     let process = qemu.host.launch(launch).await;
-    let mut process = process.map_err(|e| e.to_string())?;
+    let mut process = process.map_err(ProbeError::new)?;
     let began = Instant::now();
     while began.elapsed() < START {
         let mut found = ProbeResult::look(process.pid());
@@ -157,13 +168,13 @@ async fn qemu_alone(qemu: &Qemu) -> Result<ProbeResult, String> {
             return Ok(found);
         }
         if let Some(ended) = process.ended() {
-            return Err(ended);
+            return Err(ProbeError(ended));
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    Err(format!(
+    Err(ProbeError(format!(
         "its filter of system calls is not in force after {START:?}"
-    ))
+    )))
 }
 
 /// QEMU with walls, or without them if it cannot be started behind them.
@@ -195,7 +206,7 @@ pub(crate) fn qemu(
                 ))
             })?;
             ProbeResult {
-                no_walls: Some(why),
+                no_walls: Some(why.0),
                 ..without
             }
         }
@@ -210,8 +221,9 @@ pub(crate) fn qemu(
             }
             Err(why) => {
                 qemu.accel = Accel::Tcg;
-                found.no_kvm = Some(why.clone());
-                format!("QEMU, which emulates; KVM: {why}")
+                let how = format!("QEMU, which emulates; KVM: {why}");
+                found.no_kvm = Some(why.0);
+                how
             }
         },
     };
@@ -221,11 +233,15 @@ pub(crate) fn qemu(
 /// Result of an earlier probe from a file, else that of `find`, which is written to the file.
 fn remembered<T: Serialize + for<'a> Deserialize<'a>>(
     path: &Path,
-    find: impl FnOnce() -> Result<T, String>,
-) -> Result<T, String> {
+    find: impl FnOnce() -> Result<T, ProbeError>,
+) -> Result<T, ProbeError> {
     let kept = fs::read(path).ok();
-    if let Some(told) = kept.and_then(|b| serde_json::from_slice::<Result<T, String>>(&b).ok()) {
-        let again = |e| format!("{e} (found before: remove {} to try again)", path.display());
+    if let Some(told) = kept.and_then(|b| serde_json::from_slice::<Result<T, ProbeError>>(&b).ok())
+    {
+        let again = |e| {
+            let path = path.display();
+            ProbeError(format!("{e} (found before: remove {path} to try again)"))
+        };
         return told.map_err(again);
     }
     let told = find();
@@ -235,18 +251,20 @@ fn remembered<T: Serialize + for<'a> Deserialize<'a>>(
 }
 
 /// Runs a future on a separate thread, because the caller may be inside of a runtime.
-fn aside<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -> Result<T, String> {
+fn aside<T: Send>(
+    work: impl Future<Output = Result<T, ProbeError>> + Send,
+) -> Result<T, ProbeError> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
-                .map_err(|e| e.to_string())?;
+                .map_err(ProbeError::new)?;
             runtime.block_on(work)
         });
         thread
             .join()
-            .unwrap_or_else(|_| Err("the probe failed".into()))
+            .unwrap_or_else(|_| Err(ProbeError::new("the probe failed")))
     })
 }
 
@@ -290,7 +308,7 @@ fn weak(printed: &str, landlock_abi: u64) -> Option<String> {
 
 /// Inspects the walls inside of a machine that is set up like a sandbox: user, capabilities, filters,
 /// devices, and the memory limit.
-async fn inside(guest: &mut sinew_sandbox::guest::Guest) -> Result<String, String> {
+async fn inside(guest: &mut sinew_sandbox::guest::Guest) -> Result<String, ProbeError> {
     let ran = async |guest: &mut sinew_sandbox::guest::Guest, code: &str| {
         let request = ExecRequest {
             program: Program::Python(code.into()),
@@ -298,20 +316,20 @@ async fn inside(guest: &mut sinew_sandbox::guest::Guest) -> Result<String, Strin
             deadline: LOOK_TIME,
         };
         let outcome = guest.exec(&request, &[], 1 << 16, None).await;
-        outcome.map_err(|e| e.to_string())
+        outcome.map_err(ProbeError::new)
     };
     let looked = ran(guest, LOOK).await?;
     let printed = String::from_utf8_lossy(&looked.stdout).into_owned();
     let abi = guest.hello().landlock_abi;
     if let Some(why) = weak(&printed, abi) {
-        return Err(format!("inside: {why}"));
+        return Err(ProbeError(format!("inside: {why}")));
     }
     let bomb = ran(guest, TAKE).await?.ended;
     if bomb.ending(bomb.oom_kills, bomb.refusals, f64::MAX) != Ending::OutOfMemory {
-        return Err(format!(
+        return Err(ProbeError(format!(
             "inside: a program that takes memory without end ended with {:?}",
             bomb.exit
-        ));
+        )));
     }
     Ok(format!(
         "seen inside a machine: user, no capabilities, no_new_privs, seccomp, landlock {abi}; a memory limit killed"
@@ -334,13 +352,13 @@ pub(crate) fn guest_walls(
         found.guest = Ok(how);
         return found;
     }
-    let mut seen = Err("no machine was looked into".into());
+    let mut seen = Err(ProbeError::new("no machine was looked into"));
     let looked = aside(async {
         let setup = crate::provider::setup_of(&spec);
         let base = templates.base(qemu, PROBE_BYTES, &setup).await;
-        let base = base.map_err(|e| e.to_string())?;
+        let base = base.map_err(ProbeError::new)?;
         let machine = restore(qemu, &base).await;
-        let mut machine = machine.map_err(|e| e.to_string())?;
+        let mut machine = machine.map_err(ProbeError::new)?;
         seen = inside(&mut machine.guest).await;
         machine.end().await;
         Ok(())
@@ -366,14 +384,14 @@ fn closed_to_monitors(kvm: &Path) -> Option<String> {
 
 /// Boots a machine with KVM, as opening `/dev/kvm` proves little. The result is remembered for this kernel
 /// and this image.
-fn kvm(qemu: &mut Qemu, folder: &Path) -> Result<Result<(), String>, SandboxError> {
+fn kvm(qemu: &mut Qemu, folder: &Path) -> Result<Result<(), ProbeError>, SandboxError> {
     let device = Path::new(KVM);
     let opened = fs::File::options().read(true).write(true).open(device);
     if let Err(e) = opened {
-        return Ok(Err(format!("{}: {e}", device.display())));
+        return Ok(Err(ProbeError(format!("{}: {e}", device.display()))));
     }
     if let Some(why) = closed_to_monitors(device) {
-        return Ok(Err(why));
+        return Ok(Err(ProbeError(why)));
     }
     qemu.accel = Accel::Kvm;
     let version = fs::read("/proc/version").map_err(|e| io("/proc/version", e))?;
@@ -382,14 +400,16 @@ fn kvm(qemu: &mut Qemu, folder: &Path) -> Result<Result<(), String>, SandboxErro
     let qemu = &*qemu;
     Ok(remembered(&path, || {
         let tried = aside(async {
-            let machine = qemu.boot(PROBE_BYTES).await.map_err(|e| e.to_string())?;
+            let machine = qemu.boot(PROBE_BYTES).await.map_err(ProbeError::new)?;
             machine.end().await;
             Ok(())
         });
         tried.map_err(|e| {
-            let short: String = e.chars().take(300).collect();
+            let short: String = e.0.chars().take(300).collect();
             let device = device.display();
-            format!("{device} is there, but no machine boots with it: {short}")
+            ProbeError(format!(
+                "{device} is there, but no machine boots with it: {short}"
+            ))
         })
     }))
 }

@@ -267,7 +267,7 @@ fn read(
     let member = Spanned::new(span.clone(), DeValue::Table(of_mixture));
     let member = MemberKeys::deserialize(ValueDeserializer::from(member)).map_err(failed)?;
     Ok(EnvMember {
-        tasks: member.plan().map_err(|message| (span.clone(), message))?,
+        tasks: member.plan().map_err(|e| (span.clone(), e.to_string()))?,
         name: member.name,
         weight: member.weight,
         reward: member.reward,

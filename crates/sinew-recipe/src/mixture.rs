@@ -28,6 +28,11 @@ pub(crate) struct MemberKeys {
     pub(crate) reward: Option<RewardSection>,
 }
 
+/// A key about the order of draws in an environment of a mixture.
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` belongs to [tasks]: it is the order of draws of the whole run")]
+pub(crate) struct OrderKeyError(&'static str);
+
 fn one() -> f64 {
     1.0
 }
@@ -44,14 +49,12 @@ impl MemberKeys {
     ///
     /// # Errors
     /// Fails for a key about the order of draws, which belongs to the run.
-    pub(crate) fn plan(&self) -> Result<Option<TasksPlan>, String> {
+    pub(crate) fn plan(&self) -> Result<Option<TasksPlan>, OrderKeyError> {
         let Some(tasks) = &self.tasks else {
             return Ok(None);
         };
         match tasks.typed_order() {
-            Some(key) => Err(format!(
-                "`{key}` belongs to [tasks]: it is the order of draws of the whole run"
-            )),
+            Some(key) => Err(OrderKeyError(key)),
             None => Ok(Some(tasks.clone().resolve())),
         }
     }

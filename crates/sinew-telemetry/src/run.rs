@@ -93,8 +93,8 @@ fn worker(
     board: Arc<Mutex<Board>>,
     runtime: &Handle,
 ) -> Result<(Worker, Vec<JoinHandle<()>>), SignalsError> {
-    let (caller, calling) = send::start(runtime).map_err(SignalsError::System)?;
-    let (sender, sending) = send::start(runtime).map_err(SignalsError::System)?;
+    let (caller, calling) = send::start(runtime)?;
+    let (sender, sending) = send::start(runtime)?;
     let mut tasks = vec![calling, sending];
     let mail = config.alerts.as_ref().and_then(|a| a.mail.as_ref());
     let mail = mail.map(|m| mail::start(m, runtime)).transpose();

@@ -1,5 +1,6 @@
 //! Sends data over the network: bounded queues, a task each, a few tries for every request.
 
+use crate::config::SignalsError;
 use sinew_http::{Client, ClientOptions, Failure, HttpError, Method, Retry, retry};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -88,7 +89,7 @@ impl<T> Queue<T> {
 /// If the client cannot be made.
 pub(crate) fn start(
     runtime: &tokio::runtime::Handle,
-) -> Result<(Queue<Request>, JoinHandle<()>), String> {
+) -> Result<(Queue<Request>, JoinHandle<()>), SignalsError> {
     // A redirect of a webhook could carry its key to another place.
     let client = Client::new(ClientOptions {
         deadline: Some(TRY),
@@ -96,7 +97,7 @@ pub(crate) fn start(
         proxy: true,
         ..ClientOptions::default()
     });
-    let client = client.map_err(|e| e.to_string())?;
+    let client = client.map_err(|e| SignalsError::System(e.to_string()))?;
     let (queue, requests, counts) = Queue::new(QUEUE);
     let task = runtime.spawn(work(client, requests, counts));
     Ok((queue, task))

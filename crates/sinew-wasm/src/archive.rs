@@ -5,6 +5,7 @@
 //! permissions and links: files have mode 0600 and folders 0700, like those of programs at the other levels.
 //! An archive with a symbolic link is refused. A hard link becomes a separate file.
 
+use crate::error::WasmError;
 use crate::fs::resolve;
 use crate::wire::Tree;
 use sinew_sandbox::archive::Writer;
@@ -20,7 +21,7 @@ const MAX_ENTRIES: u64 = 4096;
 ///
 /// # Errors
 /// Returns an error if a name does not fit into an archive, or the archive exceeds `max_bytes`.
-pub(crate) fn pack<W: Write>(tree: &Tree, out: W, max_bytes: u64) -> Result<W, String> {
+pub(crate) fn pack<W: Write>(tree: &Tree, out: W, max_bytes: u64) -> Result<W, WasmError> {
     let mut writer = Writer::new(out, max_bytes);
     // Sorted by path components, like at the other levels: `a/b` before `a.txt`.
     let mut entries: Vec<_> = tree.iter().collect();
@@ -33,14 +34,14 @@ pub(crate) fn pack<W: Write>(tree: &Tree, out: W, max_bytes: u64) -> Result<W, S
         };
         written.map_err(|e| format!("{path}: {e}"))?;
     }
-    writer.end().map_err(|e| e.to_string())
+    Ok(writer.end()?)
 }
 
 /// Reads an archive with at most `max_bytes` of content.
 ///
 /// # Errors
 /// Returns an error if an entry is neither a file nor a folder with a normal path, or a limit is exceeded.
-pub(crate) fn unpack(archive: impl Read, max_bytes: u64) -> Result<Tree, String> {
+pub(crate) fn unpack(archive: impl Read, max_bytes: u64) -> Result<Tree, WasmError> {
     let mut tree = Tree::new();
     let limits = ReadLimits {
         entries: MAX_ENTRIES,
@@ -141,12 +142,14 @@ mod tests {
         assert!(
             unpack(link.as_slice(), 100)
                 .unwrap_err()
+                .to_string()
                 .contains("symbolic")
         );
         let big = packed("a", regular, &[0; 101]);
         assert!(
             unpack(big.as_slice(), 100)
                 .unwrap_err()
+                .to_string()
                 .contains("more than 100")
         );
     }
@@ -162,7 +165,7 @@ mod tests {
             .append_data(&mut header, &name[..name.len() - 1], &b""[..])
             .unwrap();
         let archive = builder.into_inner().unwrap();
-        let told = unpack(archive.as_slice(), 1000).unwrap_err();
+        let told = unpack(archive.as_slice(), 1000).unwrap_err().to_string();
         assert!(
             told.contains("bytes of names and extensions") && told.len() < 200,
             "{}",

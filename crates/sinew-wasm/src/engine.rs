@@ -1,5 +1,6 @@
 //! Loads compiled interpreters and runs instances.
 
+use crate::error::WasmError;
 use crate::live::{Frozen, Live};
 use crate::outcome::{Outcome, ended, failed, finish, store};
 use crate::ticks::{Running, Ticker};
@@ -42,7 +43,7 @@ fn config() -> Config {
 
 impl Interpreters {
     /// Loads `NAME.cwasm` from a folder for each name. Keeps `warm` Python instances ready.
-    pub(crate) fn load(folder: &Path, names: &[String], warm: usize) -> Result<Self, String> {
+    pub(crate) fn load(folder: &Path, names: &[String], warm: usize) -> Result<Self, WasmError> {
         let engine = Engine::new(&config()).map_err(|e| format!("wasm engine: {e:?}"))?;
         let mut linker = Linker::new(&engine);
         crate::calls::define(&mut linker).map_err(|e| format!("wasm interface: {e:?}"))?;
@@ -68,7 +69,7 @@ impl Interpreters {
     }
 
     /// Starts Python once for all sandboxes. `None` if the module does not support turns.
-    fn boot(&self) -> Result<Option<Frozen>, String> {
+    fn boot(&self) -> Result<Option<Frozen>, WasmError> {
         let Some(module) = self.modules.get(PYTHON) else {
             return Ok(None);
         };
@@ -88,12 +89,12 @@ impl Interpreters {
     ///
     /// # Errors
     /// If this Python has no turns: its module does not export the table of functions.
-    pub(crate) fn fork(&mut self) -> Result<Live, String> {
+    pub(crate) fn fork(&mut self) -> Result<Live, WasmError> {
         self.waiting.pop_front().map_or_else(|| self.thaw(), Ok)
     }
 
     /// A new instance with the memory of the template. It costs a mapping, not a copy.
-    fn thaw(&self) -> Result<Live, String> {
+    fn thaw(&self) -> Result<Live, WasmError> {
         let template = self.template.as_ref().ok_or("this Python has no turns")?;
         let module = self.modules.get(PYTHON).ok_or("there is no Python")?;
         Live::thaw(module, template, boot_setting())
@@ -106,7 +107,7 @@ impl Interpreters {
 
     /// Prepares a Python instance. It runs an empty turn, which copies the pages that every turn writes: a
     /// program then starts without page faults.
-    pub(crate) fn add(&mut self) -> Result<(), String> {
+    pub(crate) fn add(&mut self) -> Result<(), WasmError> {
         let mut live = self.thaw()?;
         live.warm(self.ticker.running(), boot_setting())?;
         self.waiting.push_back(live);

@@ -29,6 +29,7 @@ mod archive;
 mod calls;
 mod config;
 mod engine;
+mod error;
 mod fs;
 mod live;
 mod manifest;

@@ -9,6 +9,7 @@
 //! requires the on-demand allocator, which unmaps the memory of a dropped instance. A pooling allocator
 //! would reuse the mapping for another instance.
 
+use crate::error::WasmError;
 use crate::outcome::{Outcome, ended, finish, store};
 use crate::ticks::Running;
 use crate::wasi::{Fd, Host, Setting};
@@ -110,7 +111,7 @@ pub(crate) struct Live {
 }
 
 /// The linear memory, which every interpreter exports under this name.
-fn memory(store: &mut Store<Host>, instance: &Instance) -> Result<Memory, String> {
+fn memory(store: &mut Store<Host>, instance: &Instance) -> Result<Memory, WasmError> {
     let memory = instance.get_memory(store, "memory");
     memory.ok_or_else(|| "no memory".into())
 }
@@ -126,7 +127,7 @@ impl Live {
     /// # Errors
     /// If the module exports no memory or table, or the step is not a function of one address that returns an
     /// address.
-    fn new(mut store: Store<Host>, instance: Instance, entry: Entry) -> Result<Self, String> {
+    fn new(mut store: Store<Host>, instance: Instance, entry: Entry) -> Result<Self, WasmError> {
         let memory = memory(&mut store, &instance)?;
         let table = instance.get_table(&mut store, TABLE).ok_or("no table")?;
         let step = match table.get(&mut store, entry.step.into()) {
@@ -163,7 +164,7 @@ impl Live {
         module: &InstancePre<Host>,
         setting: Setting,
         env: Vec<(String, String)>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, WasmError> {
         let args = ["python", "-S", "-B", "-c", START, BOOT].map(String::from);
         let mut host = Host::new(args.to_vec(), env, setting);
         host.boots = true;
@@ -197,7 +198,7 @@ impl Live {
         module: &InstancePre<Host>,
         frozen: &Frozen,
         setting: Setting,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, WasmError> {
         let mut host = Host::new(Vec::new(), Vec::new(), setting);
         host.fds.clone_from(&frozen.fds);
         let mut store = store(module, host);
@@ -222,7 +223,7 @@ impl Live {
 
     /// Maps a snapshot over the memory of this instance.
     #[expect(unsafe_code, reason = "mapping memory is unsafe by its nature")]
-    fn cover(&mut self, frozen: &Frozen) -> Result<(), String> {
+    fn cover(&mut self, frozen: &Frozen) -> Result<(), WasmError> {
         let at = self.memory.data_ptr(&self.store);
         let (read_write, how) = (
             ProtFlags::READ | ProtFlags::WRITE,
@@ -245,17 +246,17 @@ impl Live {
         match mapped {
             Ok(place) if place.cast() == at => Ok(()),
             Ok(_) => Err("the kernel mapped the memory elsewhere".into()),
-            Err(e) => Err(format!("map the memory of a fork: {e}")),
+            Err(e) => Err(format!("map the memory of a fork: {e}").into()),
         }
     }
 
     /// Takes a snapshot. This interpreter continues.
-    pub(crate) fn freeze(&mut self) -> Result<Frozen, String> {
+    pub(crate) fn freeze(&mut self) -> Result<Frozen, WasmError> {
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let memfd = rustix::fs::memfd_create("sinew-python", flags);
         let file = File::from(memfd.map_err(|e| format!("make a memfd: {e}"))?);
         let data = self.memory.data(&self.store);
-        file.set_len(data.len() as u64).map_err(|e| e.to_string())?;
+        file.set_len(data.len() as u64)?;
         let zeros = [0; PAGE];
         for (n, page) in data.chunks(PAGE).enumerate() {
             if page != &zeros[..page.len()] {
@@ -318,7 +319,7 @@ impl Live {
 
     /// Runs a warm-up turn with the usual environment. It seeds random numbers and writes to the pages that
     /// programs write to.
-    pub(crate) fn warm(&mut self, running: Running, setting: Setting) -> Result<(), String> {
+    pub(crate) fn warm(&mut self, running: Running, setting: Setting) -> Result<(), WasmError> {
         let program = crate::wire::program(&crate::wire::base_env(), WARM_UP);
         let (outcome, alive) = self.run(running, setting, program, true);
         if alive && outcome.0.ending == (Ending::Exited { code: 0 }) {
@@ -327,7 +328,8 @@ impl Live {
             Err(format!(
                 "the warm-up program of Python ended with {:?}",
                 outcome.0.ending
-            ))
+            )
+            .into())
         }
     }
 }

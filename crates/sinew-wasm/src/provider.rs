@@ -1,6 +1,7 @@
 //! Host side of the level: sandboxes are file trees, and workers run their programs.
 
 use crate::config::{WasmConfig, io_error};
+use crate::error::WasmError;
 use crate::fs::resolve;
 use crate::manifest::Manifest;
 use crate::wire::{Job, Tree, base_env, pack_job};
@@ -167,9 +168,9 @@ impl SandboxProvider for WasmProvider {
         Box::pin(async move {
             let tree = own(snapshot)?;
             apart("export", move || {
-                let file = sinew_sandbox::archive::spool(&[]).map_err(|e| e.to_string())?;
+                let file = sinew_sandbox::archive::spool(&[])?;
                 let mut file = crate::archive::pack(&tree, file, max_bytes)?;
-                file.rewind().map_err(|e| e.to_string())?;
+                file.rewind()?;
                 Ok(file)
             })
             .await
@@ -188,7 +189,7 @@ impl SandboxProvider for WasmProvider {
 /// Runs file I/O on a blocking thread.
 async fn apart<T: Send + 'static>(
     operation: &'static str,
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+    work: impl FnOnce() -> Result<T, WasmError> + Send + 'static,
 ) -> Result<T, SandboxError> {
     let done = tokio::task::spawn_blocking(work).await;
     let done = done.map_err(|e| io_error(operation, e.to_string()))?;
@@ -424,7 +425,7 @@ impl WasmSandbox {
     }
 
     /// Writes a file into the tree, with the folders above it. The tree is copied if a snapshot shares it.
-    fn write(&mut self, path: &str, content: &[u8]) -> Result<(), String> {
+    fn write(&mut self, path: &str, content: &[u8]) -> Result<(), WasmError> {
         let path = plain(path)?;
         let old = self
             .tree
@@ -433,9 +434,9 @@ impl WasmSandbox {
             .unwrap_or_default();
         let limit = self.spec.limits.work_bytes;
         if bytes(&self.tree) - old + content.len() as u64 > limit {
-            return Err(format!(
-                "quota exceeded: the sandbox's files may have {limit} bytes"
-            ));
+            return Err(
+                format!("quota exceeded: the sandbox's files may have {limit} bytes").into(),
+            );
         }
         if self.tree.get(&path).is_some_and(Option::is_none) {
             return Err("is a folder".into());
@@ -444,7 +445,7 @@ impl WasmSandbox {
         for (at, _) in path.match_indices('/') {
             let folder = tree.entry(path[..at].into()).or_insert(None);
             if folder.is_some() {
-                return Err(format!("{} is no folder", &path[..at]));
+                return Err(format!("{} is no folder", &path[..at]).into());
             }
         }
         tree.insert(path, Some(content.into()));
@@ -452,10 +453,10 @@ impl WasmSandbox {
     }
 
     /// Reads a file from the tree.
-    fn read(&self, path: &str, max_bytes: u64) -> Result<Vec<u8>, String> {
+    fn read(&self, path: &str, max_bytes: u64) -> Result<Vec<u8>, WasmError> {
         match self.tree.get(&plain(path)?) {
             Some(Some(file)) if file.len() as u64 <= max_bytes => Ok(file.to_vec()),
-            Some(Some(_)) => Err(format!("is larger than {max_bytes} bytes")),
+            Some(Some(_)) => Err(format!("is larger than {max_bytes} bytes").into()),
             Some(None) => Err("is a folder".into()),
             None => Err("does not exist".into()),
         }
@@ -463,7 +464,7 @@ impl WasmSandbox {
 }
 
 /// Normalizes a path relative to the work folder.
-fn plain(path: &str) -> Result<String, String> {
+fn plain(path: &str) -> Result<String, WasmError> {
     let named = !path.split('/').any(|p| matches!(p, "" | "." | ".."));
     let resolved = resolve("", path)
         .ok()

@@ -3,6 +3,7 @@
 //! Compiled code compares the epoch at loops and calls, and checks its limits when it has changed. The thread
 //! pauses when no program has run for 0.1 s, so that an idle worker takes no CPU time.
 
+use crate::error::WasmError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::Thread;
@@ -34,7 +35,7 @@ pub(crate) struct Ticker {
 
 impl Ticker {
     /// Starts the thread.
-    pub(crate) fn start(engine: Engine) -> Result<Self, String> {
+    pub(crate) fn start(engine: Engine) -> Result<Self, WasmError> {
         let ticks = Arc::<Ticks>::default();
         let counter = Arc::clone(&ticks);
         let thread = std::thread::Builder::new()

@@ -1,5 +1,6 @@
 //! Protocol between host and worker: frames of length, kind and bytes on a stream.
 
+use crate::error::WasmError;
 use serde::{Deserialize, Serialize};
 use sinew_sandbox::{Ending, Limits};
 use std::collections::BTreeMap;
@@ -137,8 +138,8 @@ fn paths(tree: &Tree) -> Paths {
 }
 
 /// Serializes the length of a header, the header, and blobs.
-pub(crate) fn pack(header: &impl Serialize, blobs: &[&[u8]]) -> Result<Vec<u8>, String> {
-    let header = serde_json::to_vec(header).map_err(|e| e.to_string())?;
+pub(crate) fn pack(header: &impl Serialize, blobs: &[&[u8]]) -> Result<Vec<u8>, WasmError> {
+    let header = serde_json::to_vec(header)?;
     let mut out =
         Vec::with_capacity(4 + header.len() + blobs.iter().map(|b| b.len()).sum::<usize>());
     out.extend((header.len() as u32).to_le_bytes());
@@ -151,26 +152,22 @@ pub(crate) fn pack(header: &impl Serialize, blobs: &[&[u8]]) -> Result<Vec<u8>, 
 ///
 /// # Errors
 /// If the frame is shorter than its header states, or the header is not JSON of this type.
-pub(crate) fn unpack<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<(T, &[u8]), String> {
-    let cut = || "a frame was cut".to_string();
-    let (len, rest) = bytes.split_first_chunk::<4>().ok_or_else(cut)?;
+pub(crate) fn unpack<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<(T, &[u8]), WasmError> {
+    let (len, rest) = bytes.split_first_chunk::<4>().ok_or(WasmError::Cut)?;
     let (header, blobs) = rest
         .split_at_checked(u32::from_le_bytes(*len) as usize)
-        .ok_or_else(cut)?;
-    Ok((
-        serde_json::from_slice(header).map_err(|e| e.to_string())?,
-        blobs,
-    ))
+        .ok_or(WasmError::Cut)?;
+    Ok((serde_json::from_slice(header)?, blobs))
 }
 
 /// Files by the lengths of a header. Blobs that are too short are an error.
-fn tree(paths: Paths, mut blobs: &[u8]) -> Result<Tree, String> {
+fn tree(paths: Paths, mut blobs: &[u8]) -> Result<Tree, WasmError> {
     let mut tree = Tree::new();
     for (path, len) in paths {
         let file = match len {
             None => None,
             Some(len) => {
-                let (file, rest) = blobs.split_at_checked(len).ok_or("a frame was cut")?;
+                let (file, rest) = blobs.split_at_checked(len).ok_or(WasmError::Cut)?;
                 blobs = rest;
                 Some(file.into())
             }
@@ -186,7 +183,7 @@ fn blobs(tree: &Tree) -> impl Iterator<Item = &[u8]> {
 }
 
 /// Serializes a job. The lengths of input and files are filled in.
-pub(crate) fn pack_job(mut job: Job, stdin: &[u8], files: &Tree) -> Result<Vec<u8>, String> {
+pub(crate) fn pack_job(mut job: Job, stdin: &[u8], files: &Tree) -> Result<Vec<u8>, WasmError> {
     job.stdin_len = stdin.len();
     job.paths = paths(files);
     let all: Vec<&[u8]> = std::iter::once(stdin).chain(blobs(files)).collect();
@@ -194,17 +191,17 @@ pub(crate) fn pack_job(mut job: Job, stdin: &[u8], files: &Tree) -> Result<Vec<u
 }
 
 /// Parses a job, its input and its files.
-pub(crate) fn unpack_job(bytes: &[u8]) -> Result<(Job, Vec<u8>, Tree), String> {
+pub(crate) fn unpack_job(bytes: &[u8]) -> Result<(Job, Vec<u8>, Tree), WasmError> {
     let (mut job, blobs): (Job, _) = unpack(bytes)?;
     let (stdin, blobs) = blobs
         .split_at_checked(job.stdin_len)
-        .ok_or("a frame was cut")?;
+        .ok_or(WasmError::Cut)?;
     let files = tree(std::mem::take(&mut job.paths), blobs)?;
     Ok((job, stdin.to_vec(), files))
 }
 
 /// Serializes a result, with files only if they have changed.
-pub(crate) fn pack_done(mut done: JobResult, files: Option<&Tree>) -> Result<Vec<u8>, String> {
+pub(crate) fn pack_done(mut done: JobResult, files: Option<&Tree>) -> Result<Vec<u8>, WasmError> {
     done.changed = files.is_some();
     done.paths = files.map(paths).unwrap_or_default();
     let all: Vec<&[u8]> = files.into_iter().flat_map(blobs).collect();
@@ -212,7 +209,7 @@ pub(crate) fn pack_done(mut done: JobResult, files: Option<&Tree>) -> Result<Vec
 }
 
 /// Parses a result. The files are `None` if they have not changed.
-pub(crate) fn unpack_done(bytes: &[u8]) -> Result<(JobResult, Option<Tree>), String> {
+pub(crate) fn unpack_done(bytes: &[u8]) -> Result<(JobResult, Option<Tree>), WasmError> {
     let (mut done, blobs): (JobResult, _) = unpack(bytes)?;
     let files = tree(std::mem::take(&mut done.paths), blobs)?;
     let files = done.changed.then_some(files);
@@ -229,12 +226,12 @@ pub(crate) fn head(kind: Kind, len: usize) -> [u8; 5] {
 ///
 /// # Errors
 /// If the kind is unknown, or there are more than [`MAX_FRAME`] bytes, before anything is allocated.
-pub(crate) fn read_head(head: [u8; 5]) -> Result<(Kind, usize), String> {
+pub(crate) fn read_head(head: [u8; 5]) -> Result<(Kind, usize), WasmError> {
     let [a, b, c, d, kind] = head;
     let len = u32::from_le_bytes([a, b, c, d]) as usize;
     let kind = Kind::of(kind).ok_or("a frame of no known kind")?;
     if len > MAX_FRAME {
-        return Err(format!("a frame of {len} bytes, at most {MAX_FRAME}"));
+        return Err(format!("a frame of {len} bytes, at most {MAX_FRAME}").into());
     }
     Ok((kind, len))
 }

@@ -5,6 +5,7 @@
 //! asked for 2 ms.
 
 use crate::engine::{Interpreters, PYTHON, python_env};
+use crate::error::WasmError;
 use crate::outcome::{Outcome, failed};
 use crate::wasi::{Bounds, Setting};
 use crate::wire::{Job, Kind, Tree, head, pack_done, program, read_head, unpack_job};
@@ -71,16 +72,17 @@ pub fn worker_main_if_requested() -> Option<i32> {
 }
 
 /// Parses a number of the command line.
-fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| format!("{text:?} is no number"))
+fn number<T: std::str::FromStr>(text: &str) -> Result<T, WasmError> {
+    text.parse()
+        .map_err(|_| format!("{text:?} is no number").into())
 }
 
 /// Connects to the host, loads the modules and runs jobs until the host closes the connection.
-fn serve(port: &str, folder: &Path, warm: &str, names: &[String]) -> Result<(), String> {
+fn serve(port: &str, folder: &Path, warm: &str, names: &[String]) -> Result<(), WasmError> {
     let stream = TcpStream::connect(("127.0.0.1", number(port)?))
         .map_err(|e| format!("connect to the host: {e}"))?;
-    stream.set_nodelay(true).map_err(|e| e.to_string())?;
-    let again = stream.try_clone().map_err(|e| e.to_string())?;
+    stream.set_nodelay(true)?;
+    let again = stream.try_clone()?;
     let mut worker = Worker {
         interpreters: Interpreters::load(folder, names, number(warm)?)?,
         output: Rc::new(RefCell::new(Output {
@@ -109,14 +111,14 @@ fn serve(port: &str, folder: &Path, warm: &str, names: &[String]) -> Result<(), 
             .map_err(|e| format!("read a job: {e}"))?;
         match kind {
             Kind::Job => worker.job(&bytes)?,
-            other => return Err(format!("a frame of kind {other:?} is not for a worker")),
+            other => return Err(format!("a frame of kind {other:?} is not for a worker").into()),
         }
     }
 }
 
 /// True if the worker is idle. No interpreter is started in advance between jobs in close succession, because
 /// the warm-up takes longer than it saves.
-fn quiet(stream: &TcpStream) -> Result<bool, String> {
+fn quiet(stream: &TcpStream) -> Result<bool, WasmError> {
     let time = rustix::time::Timespec {
         tv_sec: 0,
         tv_nsec: QUIET.as_nanos() as i64,
@@ -125,7 +127,7 @@ fn quiet(stream: &TcpStream) -> Result<bool, String> {
     match poll(&mut asked, Some(&time)) {
         Ok(ready) => Ok(ready == 0),
         Err(Errno::INTR) => Ok(false),
-        Err(e) => Err(format!("wait for the host: {e}")),
+        Err(e) => Err(format!("wait for the host: {e}").into()),
     }
 }
 
@@ -139,10 +141,10 @@ struct Worker {
 
 impl Worker {
     /// Sends a frame at once.
-    fn answer(&self, kind: Kind, bytes: &[u8]) -> Result<(), String> {
+    fn answer(&self, kind: Kind, bytes: &[u8]) -> Result<(), WasmError> {
         let mut output = self.output.borrow_mut();
         output.frame(kind, bytes);
-        output.send().map_err(|e| format!("answer: {e}"))
+        output.send().map_err(|e| format!("answer: {e}").into())
     }
 
     /// Limits and input of a job. Times count from now on.
@@ -175,14 +177,14 @@ impl Worker {
 
     /// Runs a job in a fork of Python, or from the start of a module. The instance is dropped after the
     /// response.
-    fn job(&mut self, bytes: &[u8]) -> Result<(), String> {
+    fn job(&mut self, bytes: &[u8]) -> Result<(), WasmError> {
         let (mut job, stdin, files) = unpack_job(bytes)?;
         let setting = self.setting(&job, stdin, files);
         let code = match job.code.take() {
             Some(code) if self.interpreters.has_turns() => {
                 let mut live = match self.interpreters.fork() {
                     Ok(live) => live,
-                    Err(problem) => return self.end(failed(problem)),
+                    Err(problem) => return self.end(failed(problem.to_string())),
                 };
                 let running = self.interpreters.running();
                 let (outcome, _) = live.run(running, setting, program(&job.env, &code), false);
@@ -204,7 +206,7 @@ impl Worker {
     }
 
     /// Answers with the result of a program.
-    fn end(&self, (done, files): Outcome) -> Result<(), String> {
+    fn end(&self, (done, files): Outcome) -> Result<(), WasmError> {
         self.answer(Kind::Done, &pack_done(done, files.as_ref())?)
     }
 }

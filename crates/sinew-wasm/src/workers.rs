@@ -5,6 +5,7 @@
 //! The next job starts another one.
 
 use crate::config::{FOLDER_INSIDE, PROGRAM_INSIDE, WasmConfig, io_error};
+use crate::error::WasmError;
 use crate::manifest::Manifest;
 use crate::wire::{JobResult, Kind, Tree, head, read_head, unpack_done};
 use crate::worker::FLAG;
@@ -256,14 +257,12 @@ fn not_up(ended: Result<Result<ExecResult, SandboxError>, tokio::task::JoinError
 
 impl Worker {
     /// Reads a frame.
-    async fn read(&mut self) -> Result<(Kind, Vec<u8>), String> {
+    async fn read(&mut self) -> Result<(Kind, Vec<u8>), WasmError> {
         let mut start = [0; 5];
-        let read = self.stream.read_exact(&mut start).await;
-        read.map_err(|e| e.to_string())?;
+        self.stream.read_exact(&mut start).await?;
         let (kind, len) = read_head(start)?;
         let mut bytes = vec![0; len];
-        let read = self.stream.read_exact(&mut bytes).await;
-        read.map_err(|e| e.to_string())?;
+        self.stream.read_exact(&mut bytes).await?;
         Ok((kind, bytes))
     }
 
@@ -272,10 +271,9 @@ impl Worker {
         &mut self,
         job: &[u8],
         output: &mut Output,
-    ) -> Result<(JobResult, Option<Tree>), String> {
+    ) -> Result<(JobResult, Option<Tree>), WasmError> {
         for bytes in [head(Kind::Job, job.len()).as_slice(), job] {
-            let written = self.stream.write_all(bytes).await;
-            written.map_err(|e| e.to_string())?;
+            self.stream.write_all(bytes).await?;
         }
         loop {
             let (kind, bytes) = self.read().await?;
@@ -283,7 +281,7 @@ impl Worker {
                 Kind::Stdout => (0, OutputStream::Stdout),
                 Kind::Stderr => (1, OutputStream::Stderr),
                 Kind::Done => return unpack_done(&bytes),
-                other => return Err(format!("an answer of kind {other:?}")),
+                other => return Err(format!("an answer of kind {other:?}").into()),
             };
             output.kept[at].extend_from_slice(&bytes);
             if let Some(onward) = &output.onward {

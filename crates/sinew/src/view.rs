@@ -5,7 +5,7 @@ use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
 use sinew_assembly::Failure;
-use sinew_dashboard::{Dashboard, Ports};
+use sinew_dashboard::{Dashboard, NoRenderer, Ports};
 use sinew_recipe::RunPlan;
 use sinew_view::say;
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ fn ports() -> Ports {
     Ports {
         renderer: Arc::new(|folder: &Path, recipe: &RunPlan| {
             let renderer = sinew_assembly::renderer_of(folder, recipe);
-            renderer.map_err(|e| e.text().to_owned())
+            renderer.map_err(|e| NoRenderer(e.text().to_owned()))
         }),
         late: Arc::new(sinew_assembly::late_config),
         environments: sinew_assembly::ENVIRONMENTS,

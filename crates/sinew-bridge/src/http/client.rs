@@ -17,8 +17,8 @@ use crate::runtime::{block_on, spawn};
 use crate::turn::Turn;
 use serde_json::{Value, json};
 use sinew_env::{
-    Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
-    ResetResult, Score, StepResult, Unscored,
+    Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture,
+    Observation, ResetResult, Score, StepResult, Unscored,
 };
 use sinew_http::Method;
 use sinew_types::{Gives, InputPresence, Message, Outcome, Role, Task, ToolSpec, is_reward};
@@ -433,7 +433,7 @@ impl HttpEnv {
     }
 
     /// Takes a context that begins anew; later calls of the turn add to it what they answered.
-    fn renew(&mut self, renewed: Option<Vec<Message>>, result: &Result<String, String>) {
+    fn renew(&mut self, renewed: Option<Vec<Message>>, result: &Result<String, CallError>) {
         match (renewed, &mut self.renewed) {
             (Some(messages), kept) => *kept = Some(messages),
             (None, Some(kept)) => {
@@ -468,12 +468,16 @@ impl HttpEnv {
 }
 
 /// Takes the answer to one call into the turn. The result is the observation, or an error of the model.
-fn taken(called: CallReply, turn: &mut Turn, state: &mut Option<String>) -> Result<String, String> {
+fn taken(
+    called: CallReply,
+    turn: &mut Turn,
+    state: &mut Option<String>,
+) -> Result<String, CallError> {
     turn.reward += called.reward;
     turn.done |= called.done;
     *state = called.state.or(state.take());
     match called.error {
-        Some(fault) => Err(cut(&fault.text, MAX_TEXT)),
+        Some(fault) => Err(CallError::Failed(cut(&fault.text, MAX_TEXT))),
         None => Ok(observation(&called.content)),
     }
 }

@@ -7,10 +7,11 @@ use super::protocol::{
     CallReply, FaultKind, MAX_BODY, OpenRequest, ScoreReply, ServerInfo, Status,
 };
 use super::remote::{Remote, text};
+use crate::error::SetupError;
 use futures::future::join_all;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use sinew_http::{Answer, Method};
+use sinew_http::{Answer, HttpError, Method};
 use sinew_types::{Task, TaskId};
 use std::time::Duration;
 
@@ -59,24 +60,34 @@ pub struct ConformanceOptions {
     pub timeout: Duration,
 }
 
-/// Reason why a case did not pass: `Err(Ok(why))` is skipped, `Err(Err(why))` failed.
-type Case = Result<String, Result<String, String>>;
+/// Reason why a case did not pass.
+enum NotPassed {
+    Skipped(String),
+    Failed(String),
+}
+
+type Case<T = String> = Result<T, NotPassed>;
 
 /// The case failed.
-fn fail<T>(why: impl Into<String>) -> Result<T, Result<String, String>> {
-    Err(Err(why.into()))
+fn fail<T>(why: impl Into<String>) -> Case<T> {
+    Err(NotPassed::Failed(why.into()))
 }
 
 /// The case cannot be tried at this server.
-fn skip<T>(why: impl Into<String>) -> Result<T, Result<String, String>> {
-    Err(Ok(why.into()))
+fn skip<T>(why: impl Into<String>) -> Case<T> {
+    Err(NotPassed::Skipped(why.into()))
+}
+
+/// A request of the case has no answer.
+fn unanswered(error: HttpError) -> NotPassed {
+    NotPassed::Failed(error.to_string())
 }
 
 /// Runs all cases. The report has a row for each; a server that does not describe itself has one row.
 ///
 /// # Errors
 /// If the address, the key or the task is invalid.
-pub async fn conformance(options: &ConformanceOptions) -> Result<Vec<ConformanceRow>, String> {
+pub async fn conformance(options: &ConformanceOptions) -> Result<Vec<ConformanceRow>, SetupError> {
     let remote = Remote::new(&options.url, options.key.as_deref(), options.timeout)?;
     let described = remote.json::<ServerInfo>(Method::GET, "/sinew", None).await;
     let wrong = match &described {
@@ -94,14 +105,15 @@ pub async fn conformance(options: &ConformanceOptions) -> Result<Vec<Conformance
     let place = format!("{}: {} tools", described.name, described.tools.len());
     rows.push(row("describe", Ok(place)));
     let mut random = [0; 6];
-    getrandom::fill(&mut random).map_err(|e| e.to_string())?;
+    getrandom::fill(&mut random).map_err(|e| SetupError::Options(e.to_string()))?;
     let mut example = json!(described.example.clone().unwrap_or_else(empty));
     for (field, value) in &options.task {
         example[field] = value.clone();
     }
     let mut trial = Trial {
         remote,
-        task: serde_json::from_value(example).map_err(|e| format!("the task: {e}"))?,
+        task: serde_json::from_value(example)
+            .map_err(|e| SetupError::Options(format!("the task: {e}")))?,
         described,
         options,
         prefix: format!("test-{}", random.map(|b| format!("{b:02x}")).concat()),
@@ -115,8 +127,8 @@ pub async fn conformance(options: &ConformanceOptions) -> Result<Vec<Conformance
 fn row(case: &'static str, result: Case) -> ConformanceRow {
     let (outcome, why) = match result {
         Ok(why) => (CaseOutcome::Passed, why),
-        Err(Ok(why)) => (CaseOutcome::Skipped, why),
-        Err(Err(why)) => (CaseOutcome::Failed, why),
+        Err(NotPassed::Skipped(why)) => (CaseOutcome::Skipped, why),
+        Err(NotPassed::Failed(why)) => (CaseOutcome::Failed, why),
     };
     ConformanceRow { case, outcome, why }
 }
@@ -173,32 +185,22 @@ impl Trial<'_> {
         format!("{}-{}", self.prefix, self.next)
     }
 
-    /// One request within the deadline, whatever its status.
-    async fn once(&self, method: Method, path: &str, body: &Value) -> Result<Answer, String> {
+    /// One request within the deadline, which must have an answer, whatever its status.
+    async fn ask(&self, method: Method, path: &str, body: &Value) -> Case<Answer> {
         let sent = (!body.is_null()).then(|| body.to_string().into_bytes());
-        let asked = self.remote.once(method, path, sent);
+        let asked = self.remote.once(method.clone(), path, sent);
         match tokio::time::timeout(self.options.timeout, asked).await {
-            Ok(answer) => answer.map_err(|e| e.to_string()),
-            Err(_) => Err(format!(
-                "no answer within {} s",
-                self.options.timeout.as_secs_f64()
-            )),
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(e)) => fail(format!("{method} {path}: {e}")),
+            Err(_) => {
+                let seconds = self.options.timeout.as_secs_f64();
+                fail(format!("{method} {path}: no answer within {seconds} s"))
+            }
         }
     }
 
-    /// One request, which must have an answer.
-    async fn ask(
-        &self,
-        method: Method,
-        path: &str,
-        body: &Value,
-    ) -> Result<Answer, Result<String, String>> {
-        let answer = self.once(method.clone(), path, body).await;
-        answer.map_err(|e| Err(format!("{method} {path}: {e}")))
-    }
-
     /// Opens an episode of the trial's task. A refusal fails the case.
-    async fn open(&self, id: &str) -> Result<Answer, Result<String, String>> {
+    async fn open(&self, id: &str) -> Case<Answer> {
         let open = OpenRequest {
             episode: id.to_owned(),
             task: self.task.clone(),
@@ -216,13 +218,13 @@ impl Trial<'_> {
     }
 
     /// Ends an episode. The status is that of the server: a case decides which it needs.
-    async fn close(&self, id: &str) -> Result<Answer, Result<String, String>> {
+    async fn close(&self, id: &str) -> Case<Answer> {
         self.ask(Method::DELETE, &format!("/episodes/{id}"), &Value::Null)
             .await
     }
 
     /// A call that every server must answer with 200: one of a tool that it does not have.
-    async fn call(&self, id: &str, call: &str) -> Result<Answer, Result<String, String>> {
+    async fn call(&self, id: &str, call: &str) -> Case<Answer> {
         let path = format!("/episodes/{id}/calls/{call}");
         let body = json!({"tool": "no_such_tool", "args": {}});
         self.ask(Method::POST, &path, &body).await
@@ -235,9 +237,9 @@ impl Trial<'_> {
         }
         for key in [None, Some("wrong")] {
             let other = Remote::new(&self.options.url, key, self.options.timeout);
-            let other = other.map_err(Err)?;
+            let other = other.map_err(unanswered)?;
             let answer = other.once(Method::GET, "/sinew", None).await;
-            let answer = answer.map_err(|e| Err(e.to_string()))?;
+            let answer = answer.map_err(unanswered)?;
             if answer.status.as_u16() != 401 {
                 return fail(format!("{key:?} as key: {}, expected 401", answer.status));
             }
@@ -374,7 +376,7 @@ impl Trial<'_> {
         for body in ["", "{", "[]", "{\"episode\": 7}"] {
             let sent = Some(body.as_bytes().to_vec());
             let answer = self.remote.once(Method::POST, "/episodes", sent).await;
-            let status = answer.map_err(|e| Err(e.to_string()))?.status;
+            let status = answer.map_err(unanswered)?.status;
             if !status.is_client_error() {
                 return fail(format!(
                     "POST /episodes with {body:?}: {status}, expected 400"

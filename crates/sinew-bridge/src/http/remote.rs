@@ -103,7 +103,7 @@ impl Remote {
     ///
     /// # Errors
     /// If `url` is not an `http://` or `https://` address, or `key` not a header value.
-    pub fn new(url: &str, key: Option<&str>, timeout: Duration) -> Result<Self, String> {
+    pub fn new(url: &str, key: Option<&str>, timeout: Duration) -> Result<Self, HttpError> {
         let parsed = address(url)?;
         let headers = key.map_or_else(|| Ok(HeaderMap::new()), bearer);
         let client = headers.and_then(|headers| {
@@ -115,7 +115,7 @@ impl Remote {
             })
         });
         Ok(Self {
-            client: client.map_err(|e| e.to_string())?,
+            client: client?,
             base: parsed.as_str().trim_end_matches('/').to_owned(),
             timeout,
         })
@@ -295,10 +295,10 @@ pub(crate) fn client() -> Result<Client, HttpError> {
 ///
 /// # Errors
 /// If it is none, has another scheme than HTTP or HTTPS, or has a query.
-pub fn address(url: &str) -> Result<Url, String> {
-    let parsed = sinew_http::address(url).map_err(|e| e.to_string())?;
+pub fn address(url: &str) -> Result<Url, HttpError> {
+    let parsed = sinew_http::address(url)?;
     match parsed.query() {
-        Some(_) => Err("it must not have a query".into()),
+        Some(_) => Err(HttpError::Address("it must not have a query".into())),
         None => Ok(parsed),
     }
 }

@@ -9,6 +9,7 @@ use super::protocol::{
     AskScore, Call, CallReply, Fault, FaultKind, MAX_BODY, MAX_ID, OpenReply, OpenRequest,
     PROTOCOL, Refusal, ScoreReply, ServerInfo, Status, Tool, cut,
 };
+use crate::error::SetupError;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
@@ -155,7 +156,7 @@ impl EnvServer {
     ///
     /// # Errors
     /// The fault of the options.
-    pub fn new(factory: Arc<dyn EnvFactory>, options: ServeOptions) -> Result<Self, String> {
+    pub fn new(factory: Arc<dyn EnvFactory>, options: ServeOptions) -> Result<Self, SetupError> {
         let described = ServerInfo {
             name: cut(factory.name(), MAX_ID - 32),
             version: factory.version().to_owned(),
@@ -171,7 +172,7 @@ impl EnvServer {
             }),
         };
         if let Some(why) = described.wrong() {
-            return Err(why);
+            return Err(SetupError::Options(why));
         }
         let requests = 2 * described.max_episodes + SPARE_REQUESTS;
         Ok(Self {

@@ -60,7 +60,7 @@ impl Server {
         let remote = Remote::new(url, key.as_deref(), timeout);
         let runtime = OwnRuntime::start().map_err(worker)?;
         Ok(Self {
-            remote: remote.map_err(|e| refused("url", url, e))?,
+            remote: remote.map_err(|e| refused("url", url, e.to_string()))?,
             key,
             handle: runtime.handle().ok_or_else(gone)?,
             _runtime: runtime,

@@ -45,7 +45,7 @@ impl Session {
         };
         let (started, process) = match server {
             McpTarget::Command(command) => {
-                let (stream, mut process) = command.start().await.map_err(failed)?;
+                let (stream, mut process) = command.start().await?;
                 match serve_client((), stream.into_split()).await {
                     Ok(service) => (service, Some(process)),
                     // The end of the process tells more than the end of its connection.

@@ -15,8 +15,8 @@ use crate::turn::Turn;
 use futures::future::try_join_all;
 use serde_json::json;
 use sinew_env::{
-    Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
-    ResetResult, Sandboxes, StepResult,
+    Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture,
+    Observation, ResetResult, Sandboxes, StepResult,
 };
 use sinew_sandbox::SandboxSpec;
 use sinew_types::{Message, Outcome, Role, Task, ToolCall, ToolSpec};
@@ -229,12 +229,12 @@ async fn answer(
                 call.name,
                 known.join(", ")
             );
-            turn.called(call, Err(why));
+            turn.called(call, Err(CallError::Failed(why)));
             continue;
         };
         match sessions.all[*owner].call(call, shared.timeout).await {
             Ok(text) => turn.called(call, Ok(text)),
-            Err(CallFault::Tool(text)) => turn.called(call, Err(text)),
+            Err(CallFault::Tool(text)) => turn.called(call, Err(CallError::Failed(text))),
             Err(CallFault::Server(why)) => return (sessions, Err(why)),
         }
     }

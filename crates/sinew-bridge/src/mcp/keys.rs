@@ -112,7 +112,7 @@ impl McpServer {
             (None, _) if !self.key_env.chars().all(variable) => Some(
                 "key_env: allowed: the name of an environment variable, not the key itself".into(),
             ),
-            (None, url) => address(url).err(),
+            (None, url) => address(url).err().map(|e| e.to_string()),
         }
     }
 }

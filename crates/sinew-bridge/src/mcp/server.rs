@@ -9,7 +9,8 @@ use super::keys::{McpServer, shown_folder};
 use crate::code::PythonCode;
 use crate::error::McpError;
 use sinew_sandbox::{
-    ExecOptions, ExecRequest, Limits, Network, Program, Sandbox, SandboxProvider, SandboxSpec,
+    ExecOptions, ExecRequest, Limits, Network, Program, Sandbox, SandboxError, SandboxProvider,
+    SandboxSpec,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -141,23 +142,28 @@ impl Command {
     }
 
     /// Starts the command in a separate sandbox, and connects to it.
-    pub(crate) async fn start(&self) -> Result<(TcpStream, Process), String> {
-        let text = |e: sinew_sandbox::SandboxError| e.to_string();
+    pub(crate) async fn start(&self) -> Result<(TcpStream, Process), McpError> {
+        let failed = |reason: String| McpError::Start {
+            server: self.shown.clone(),
+            reason,
+        };
+        let text = |e: SandboxError| failed(e.to_string());
+        let io = |e: std::io::Error| failed(e.to_string());
         let mut sandbox = self.provider.acquire(&self.spec).await.map_err(text)?;
         let inside = sandbox.listen_inside(PORT).await.map_err(text)?;
-        inside.set_nonblocking(true).map_err(|e| e.to_string())?;
-        let listener = TcpListener::from_std(inside).map_err(|e| e.to_string())?;
+        inside.set_nonblocking(true).map_err(io)?;
+        let listener = TcpListener::from_std(inside).map_err(io)?;
         let (sender, mut ended) = oneshot::channel();
         let running = tokio::spawn(run(sandbox, self.argv.clone(), sender));
         // Dropping it ends the program and destroys the sandbox.
         let task = Task(running.abort_handle());
         tokio::select! {
             accepted = listener.accept() => {
-                let (stream, _) = accepted.map_err(|e| e.to_string())?;
-                stream.set_nodelay(true).map_err(|e| e.to_string())?;
+                let (stream, _) = accepted.map_err(io)?;
+                stream.set_nodelay(true).map_err(io)?;
                 Ok((stream, Process { ended: Some(ended), _task: task }))
             }
-            why = &mut ended => Err(why.unwrap_or_default()),
+            why = &mut ended => Err(failed(why.unwrap_or_default())),
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::browser::{open, show};
 use crate::chromium::Browser;
 use crate::{data, serve, serve_with};
 use serde_json::{Value, json};
-use sinew_dashboard::Ports;
+use sinew_dashboard::{NoRenderer, Ports};
 use sinew_store::{DiskStore, StoreOptions, TraceStore};
 use sinew_types::{EpisodeId, Message, Node, Role, TokenKind};
 use std::path::Path;
@@ -202,7 +202,7 @@ fn episodes_are_compared_by_their_tokens_with_and_without_the_tokenizer() {
     data::run(&run, 2, 2, 0.0);
     wordless(&run);
     let none = Ports {
-        renderer: Arc::new(|_, _| Err("it was never here".into())),
+        renderer: Arc::new(|_, _| Err(NoRenderer("it was never here".into()))),
         environments: sinew_env::Registry::new(&sinew_env::BUILT_IN),
         late: Arc::new(|_| None),
     };

@@ -252,7 +252,7 @@ fn read_turn(action: &Action) -> Turn<'_> {
         ([], Some(CallError::Unclosed)) => Turn::Malformed(Mistake::Unclosed),
         ([], Some(CallError::Unopened)) => Turn::Malformed(Mistake::Unopened),
         ([], Some(CallError::Empty)) => Turn::Malformed(Mistake::Empty),
-        ([], Some(CallError::Trailing | CallError::Invalid(_))) => {
+        ([], Some(CallError::Trailing | CallError::Invalid(_) | CallError::Failed(_))) => {
             Turn::Malformed(Mistake::Neither)
         }
         ([], None) => match final_answer(&action.answer(), action.truncated) {

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sinew_bridge::remote::{MAX_TEXT, RemoteError, Server, address, check_timeouts, cut, worker};
 use sinew_env::{
-    Action, CallNotation, Capabilities, Env, EnvConfig, EnvError, EnvFactory, EnvFuture, EnvKind,
-    KeyError, Needs, Observation, ResetResult, Sandboxes, Score, StepResult, Taskset, TasksetError,
-    Unscored,
+    Action, CallError, CallNotation, Capabilities, Env, EnvConfig, EnvError, EnvFactory, EnvFuture,
+    EnvKind, KeyError, Needs, Observation, ResetResult, Sandboxes, Score, StepResult, Taskset,
+    TasksetError, Unscored,
 };
 use sinew_types::{Gives, InputPresence, Message, Outcome, Role, Task, ToolCall};
 use std::collections::BTreeMap;
@@ -273,23 +273,27 @@ impl Episode {
     }
 
     /// One call of a tool. The server's refusal is an error of the model.
-    async fn call(&self, call: &ToolCall) -> Result<Result<String, String>, EnvError> {
+    async fn call(&self, call: &ToolCall) -> Result<Result<String, CallError>, EnvError> {
         let Some(place) = &self.place else {
             return Err(EnvError::Order("step before reset or after the end"));
         };
         // Other routes of the server are not the model's to call.
         if !tools(&self.task.data).iter().any(|t| t.name == call.name) {
-            return Ok(Err(format!("there is no tool {}", call.name)));
+            let why = format!("there is no tool {}", call.name);
+            return Ok(Err(CallError::Failed(why)));
         }
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         if !call.name.chars().all(plain) || !call.arguments.is_object() {
-            return Ok(Err("the arguments of a call are an object".into()));
+            let why = "the arguments of a call are an object";
+            return Ok(Err(CallError::Failed(why.into())));
         }
         let path = format!("/{}", call.name);
         match place.post(&path, call.arguments.clone()).await {
             Ok(Value::String(text)) => Ok(Ok(cut(&text, MAX_TEXT))),
             Ok(value) => Ok(Ok(cut(&value.to_string(), MAX_TEXT))),
-            Err(RemoteError::Refused { status, text, .. }) if status < 500 => Ok(Err(text)),
+            Err(RemoteError::Refused { status, text, .. }) if status < 500 => {
+                Ok(Err(CallError::Failed(text)))
+            }
             Err(e) => Err(worker(e)),
         }
     }
@@ -355,8 +359,8 @@ impl Episode {
         self.output.said(&action.answer());
         for call in &action.tool_calls {
             let result = self.call(call).await?;
-            let shown = result.as_ref().unwrap_or_else(|e| e);
-            self.output.called(call, shown);
+            let shown = result.clone().unwrap_or_else(|e| e.to_string());
+            self.output.called(call, &shown);
             turn.called(call, result);
         }
         turn.notation(&action);

@@ -8,8 +8,8 @@ use crate::turn::Turn;
 use serde_json::{Map, Value, json};
 use sinew_bridge::remote::{Server, address, block_on, cut, gone, refused, spawn, worker};
 use sinew_env::{
-    Action, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation,
-    ResetResult, Score, StepResult,
+    Action, CallError, CallNotation, Capabilities, Env, EnvError, EnvFactory, EnvFuture,
+    Observation, ResetResult, Score, StepResult,
 };
 use sinew_http::{Method, Url};
 use sinew_types::{Message, Outcome, Role, Task, is_reward};
@@ -65,7 +65,7 @@ impl OpenEnvFactory {
     /// # Errors
     /// If the key is missing, the server does not answer, or a key names a field that it does not have.
     pub fn connect(keys: &OpenEnv) -> Result<Self, EnvError> {
-        let url = address(&keys.url).map_err(|e| refused("url", &keys.url, e))?;
+        let url = address(&keys.url).map_err(|e| refused("url", &keys.url, e.to_string()))?;
         let server = Server::new(&keys.url, &keys.key_env, keys.timeout_s)?;
         let remote = server.remote.clone();
         let asked = block_on(&server.handle, async move {
@@ -311,8 +311,8 @@ impl OpenEnvEpisode {
         })
     }
 
-    /// Sends an action. The error of the model is a text.
-    async fn send(&mut self, action: Value) -> Result<Result<ServerAnswer, String>, EnvError> {
+    /// Sends an action. A refused one is an error of the model.
+    async fn send(&mut self, action: Value) -> Result<Result<ServerAnswer, CallError>, EnvError> {
         let Some(session) = &self.session else {
             return Err(EnvError::Order("step before reset or after the end"));
         };
@@ -335,7 +335,7 @@ impl OpenEnvEpisode {
         let answer = answer.map_err(|e| worker(format!("step: {e}: the session is gone")))?;
         match read(answer) {
             Ok(answered) => Ok(Ok(answered)),
-            Err(Refusal::Action(why)) => Ok(Err(why)),
+            Err(Refusal::Action(why)) => Ok(Err(CallError::Failed(why))),
             Err(Refusal::Full(why) | Refusal::Failed(why)) => Err(worker(format!("step: {why}"))),
         }
     }
@@ -361,9 +361,9 @@ impl OpenEnvEpisode {
             let result = if call.name == ACT && call.arguments.is_object() {
                 self.send(call.arguments.clone()).await?
             } else {
-                Err(format!(
+                Err(CallError::Failed(format!(
                     "there is one tool, {ACT}, with an object of arguments"
-                ))
+                )))
             };
             let result = result.map(|answered| self.taken(answered, &mut turn));
             turn.called(call, result);

@@ -3,6 +3,7 @@
 use super::keys::OpenEnv;
 use serde_json::{Map, Value, json};
 use sinew_bridge::remote::{MAX_TEXT, cut};
+use sinew_env::CallError;
 use sinew_types::ToolSpec;
 
 /// Name of the tool whose arguments are an action.
@@ -71,11 +72,13 @@ impl Form {
         })
     }
 
-    /// The action of a turn of text, or the text of the model's error.
-    pub(super) fn said(&self, text: &str) -> Result<Value, String> {
+    /// The action of a turn of text, or the model's error.
+    pub(super) fn said(&self, text: &str) -> Result<Value, CallError> {
         match &self.text_field {
             Some(field) => Ok(json!({ field: text })),
-            None => Err(format!("call the tool {ACT}: text alone is no action here")),
+            None => Err(CallError::Failed(format!(
+                "call the tool {ACT}: text alone is no action here"
+            ))),
         }
     }
 
@@ -118,7 +121,8 @@ mod tests {
         assert_eq!(form.said("hi").unwrap(), json!({"message": "hi"}));
         assert_eq!(form.tool.parameters["properties"]["metadata"], Value::Null);
         let form = Form::of(&schemas(json!({"guess": {"type": "integer"}})), &keys).unwrap();
-        assert!(form.said("17").unwrap_err().contains("call the tool act"));
+        let why = form.said("17").unwrap_err().to_string();
+        assert!(why.contains("call the tool act"));
         assert_eq!(
             form.seen(&json!({"hint": "up", "metadata": {}})),
             "{\"hint\":\"up\"}"

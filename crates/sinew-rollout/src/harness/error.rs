@@ -3,7 +3,7 @@
 use sinew_sandbox::SandboxError;
 use std::error::Error;
 
-/// Reason why a program cannot be run, or did not run; never a mistake of the model.
+/// Reason why a program or a service cannot be run, or did not run; never a mistake of the model.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// A setting that cannot work, whatever the host has.
@@ -25,7 +25,7 @@ pub enum ProgramError {
     /// The sandbox refused or failed.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
-    /// The fork server or the connection to the model failed.
+    /// The fork server, the service or the connection to the model failed.
     #[error("{0}")]
     Failed(String),
 }

@@ -4,6 +4,7 @@
 //! works on. So its calls are captured under the right rollout, whatever they contain. Nothing of the service
 //! is started or ended here; its answers are bounded in bytes and time.
 
+use super::error::{ModelServerError, ProgramError, invalid};
 use super::model_server::{ModelAccess, ModelServer};
 use super::program::{failed_trace, grade};
 use super::{Harness, report};
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 /// Characters of an answer that an error quotes.
 const MAX_QUOTED: usize = 300;
+/// Key of the template of a request.
+const BODY: &str = "harness.body";
 /// Time for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -73,15 +76,16 @@ impl ServiceHarness {
     ///
     /// # Errors
     /// If no HTTP client can be made.
-    pub fn new(config: ServiceConfig, server: Arc<dyn ModelServer>) -> Result<Self, String> {
+    pub fn new(config: ServiceConfig, server: Arc<dyn ModelServer>) -> Result<Self, ProgramError> {
         let client = Client::new(ClientOptions {
             connect: Some(CONNECT_TIMEOUT),
             body_max: MAX_ANSWER_BYTES,
             ..ClientOptions::default()
         });
+        let failed = |e| ProgramError::Failed(format!("the service's client: {e}"));
         Ok(Self {
             config,
-            client: client.map_err(|e| format!("the service's client: {e}"))?,
+            client: client.map_err(failed)?,
             server,
         })
     }
@@ -89,12 +93,12 @@ impl ServiceHarness {
     async fn ask(&self, access: &ModelAccess, task: &Task, limit: Duration) -> ServiceReply {
         let asked = self.post(access, task);
         match tokio::time::timeout(limit, asked).await {
-            Ok(said) => said.unwrap_or_else(ServiceReply::Failed),
+            Ok(said) => said.unwrap_or_else(|e| ServiceReply::Failed(e.to_string())),
             Err(_) => ServiceReply::TimedOut,
         }
     }
 
-    async fn post(&self, access: &ModelAccess, task: &Task) -> Result<ServiceReply, String> {
+    async fn post(&self, access: &ModelAccess, task: &Task) -> Result<ServiceReply, ProgramError> {
         let body = Value::Object(filled(&self.config.body, task)?);
         let request = self
             .client
@@ -103,15 +107,18 @@ impl ServiceHarness {
             .header("traceparent", &access.traceparent)
             .header(CONTENT_TYPE, "application/json")
             .body(body.to_string());
-        let answer = self.client.ask(request).await.map_err(|e| match e {
-            HttpError::TooLarge(limit) => format!("its answer is longer than {limit} bytes"),
-            e => format!("it could not be asked: {e}\n  hint: is the service running there?"),
+        let answer = self.client.ask(request).await.map_err(|e| {
+            ProgramError::Failed(match e {
+                HttpError::TooLarge(limit) => format!("its answer is longer than {limit} bytes"),
+                e => format!("it could not be asked: {e}\n  hint: is the service running there?"),
+            })
         })?;
         let text = String::from_utf8_lossy(&answer.body).into_owned();
         if answer.status.is_success() {
             Ok(ServiceReply::Answer(text))
         } else {
-            Err(format!("it answered {}: {}", answer.status, quoted(&text)))
+            let why = format!("it answered {}: {}", answer.status, quoted(&text));
+            Err(ProgramError::Failed(why))
         }
     }
 
@@ -120,9 +127,8 @@ impl ServiceHarness {
         parts: &EpisodeParts,
         options: &EpisodeOptions,
         spec: &EpisodeSpec,
-    ) -> Result<Trace, String> {
-        let opened = self.server.open(parts, options, spec);
-        let access = opened.map_err(|e| e.to_string())?;
+    ) -> Result<Trace, ModelServerError> {
+        let access = self.server.open(parts, options, spec)?;
         let limit = self.config.timeout.min(options.timeout);
         let said = {
             let deadline = Some(tokio::time::Instant::now() + limit);
@@ -142,8 +148,7 @@ impl ServiceHarness {
         let end = matches!(said, ServiceReply::TimedOut).then_some(EpisodeEnd::Truncated {
             limit: Limit::WallTime,
         });
-        let finished = self.server.finish(&spec.episode, end).await;
-        let mut trace = finished.map_err(|e| e.to_string())?;
+        let mut trace = self.server.finish(&spec.episode, end).await?;
         let failed = match &said {
             ServiceReply::Failed(why) => Some(format!("the service {}: {why}", self.config.url)),
             _ if trace.sampled_tokens() == 0 => Some(uncaptured(&access)),
@@ -161,8 +166,8 @@ impl ServiceHarness {
                     let within = options.score_timeout;
                     grade(parts, spec, within, &mut trace, &text).await;
                 }
-                Err(message) => {
-                    let kind = FailureKind::Harness;
+                Err(why) => {
+                    let (kind, message) = (FailureKind::Harness, why.to_string());
                     trace.end = EpisodeEnd::Failed { kind, message };
                 }
             }
@@ -185,9 +190,9 @@ impl Harness for ServiceHarness {
         Box::pin(async move {
             let started = Instant::now();
             let trace = self.episode(parts, options, spec).await;
-            trace.unwrap_or_else(|message| {
+            trace.unwrap_or_else(|why| {
                 let trace = spec.empty_trace(&parts.run, &options.turn_sampling());
-                failed_trace(trace, FailureKind::Harness, message, started)
+                failed_trace(trace, FailureKind::Harness, why.to_string(), started)
             })
         })
     }
@@ -218,7 +223,7 @@ impl<'a> Answer<'a> {
     }
 
     /// The agent's answer: a field by its path, or all of it.
-    fn output(&self, path: Option<&str>) -> Result<String, String> {
+    fn output(&self, path: Option<&str>) -> Result<String, ProgramError> {
         let Some(path) = path else {
             let text = self.json.as_ref().and_then(Value::as_str);
             return Ok(text.unwrap_or(self.text).to_owned());
@@ -232,23 +237,23 @@ impl<'a> Answer<'a> {
         }
         match at {
             Some(Value::String(text)) => Ok(text.clone()),
-            Some(Value::Null) | None => Err(format!(
+            Some(Value::Null) | None => Err(ProgramError::Failed(format!(
                 "harness.output = {path:?}: the service's answer has no such field: {}",
                 quoted(self.text)
-            )),
+            ))),
             Some(value) => Ok(value.to_string()),
         }
     }
 }
 
 /// The body with the task's values in the places of their names.
-fn filled(body: &Map<String, Value>, task: &Task) -> Result<Map<String, Value>, String> {
+fn filled(body: &Map<String, Value>, task: &Task) -> Result<Map<String, Value>, ProgramError> {
     let entries = body.iter();
     let filled = entries.map(|(key, value)| Ok((key.clone(), fill(value, task)?)));
     filled.collect()
 }
 
-fn fill(value: &Value, task: &Task) -> Result<Value, String> {
+fn fill(value: &Value, task: &Task) -> Result<Value, ProgramError> {
     Ok(match value {
         Value::String(text) => Value::String(fill_text(text, task)?),
         Value::Array(items) => {
@@ -261,7 +266,7 @@ fn fill(value: &Value, task: &Task) -> Result<Value, String> {
 }
 
 /// `{name}` is the value of `name`; `{{` and `}}` are braces.
-fn fill_text(text: &str, task: &Task) -> Result<String, String> {
+fn fill_text(text: &str, task: &Task) -> Result<String, ProgramError> {
     let (mut out, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(at) = rest.find(['{', '}']) {
         out.push_str(&rest[..at]);
@@ -276,9 +281,8 @@ fn fill_text(text: &str, task: &Task) -> Result<String, String> {
             .split_once('}')
             .filter(|_| brace == "{")
             .ok_or_else(|| {
-                format!(
-                    "harness.body: {text:?} has a single {brace:?}; write it twice to mean itself"
-                )
+                let why = format!("{text:?} has a single {brace:?}; write it twice to mean itself");
+                invalid(BODY, why)
             })?;
         out.push_str(&named(name, task)?);
         rest = after;
@@ -287,7 +291,7 @@ fn fill_text(text: &str, task: &Task) -> Result<String, String> {
     Ok(out)
 }
 
-fn named(name: &str, task: &Task) -> Result<String, String> {
+fn named(name: &str, task: &Task) -> Result<String, ProgramError> {
     let column = |value: &Value| match value {
         Value::String(text) => text.clone(),
         other => other.to_string(),
@@ -297,10 +301,13 @@ fn named(name: &str, task: &Task) -> Result<String, String> {
         ("prompt", None) => Ok(task.prompt.clone()),
         ("id", None) => Ok(task.id.as_str().to_owned()),
         ("kind", None) => Ok(task.kind.clone()),
-        _ => Err(format!(
-            "harness.body: {{{name}}}: allowed are prompt, id, kind and the columns of the task, which are: {}",
-            columns(task)
-        )),
+        _ => {
+            let columns = columns(task);
+            let why = format!(
+                "{{{name}}}: allowed are prompt, id, kind and the columns of the task, which are: {columns}"
+            );
+            Err(invalid(BODY, why))
+        }
     }
 }
 

@@ -128,9 +128,10 @@ impl Api {
         token: &str,
         level: &'static str,
         image: Option<String>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, HttpError> {
         if !(url.starts_with("http://") || url.starts_with("https://")) {
-            return Err("allowed: http:// or https:// and a host".into());
+            let why = "allowed: http:// or https:// and a host";
+            return Err(HttpError::Address(why.to_owned()));
         }
         let client = Client::new(ClientOptions {
             connect: Some(CONNECT_TIMEOUT),
@@ -140,7 +141,7 @@ impl Api {
             ..ClientOptions::default()
         });
         Ok(Self {
-            client: client.map_err(|e| e.to_string())?,
+            client: client?,
             url: url.trim_end_matches('/').into(),
             token: token.into(),
             level,

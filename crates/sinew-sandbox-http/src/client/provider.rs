@@ -111,7 +111,8 @@ impl RemoteProvider {
             reason: format!("sandbox.server = {:?}: {reason}", config.url),
         };
         let image = config.image.clone();
-        let api = Api::new(&config.url, &config.token, level, image).map_err(unavailable)?;
+        let api = Api::new(&config.url, &config.token, level, image);
+        let api = api.map_err(|e| unavailable(e.to_string()))?;
         let asked = (
             config.url.trim_end_matches('/').to_owned(),
             config.token.clone(),
