@@ -142,11 +142,7 @@ fn check_recipe(
         .map(|i| taskset.get(Split::Train, i).map_err(Failure::system))
         .collect::<Result<Vec<_>, _>>()?;
     let place = args.module.clone();
-    Ok(runtime.block_on(CheckReport::any(
-        envs.as_ref(),
-        &some,
-        (place, args.sessions),
-    )))
+    Ok(runtime.block_on(CheckReport::any(envs.as_ref(), &some, place, args.sessions)))
 }
 
 /// `sinew env check`: plays some tasks with one worker, and prints what was found.
