@@ -45,7 +45,7 @@ pub fn plot_with_points(
     marked: &[Curve],
 ) -> Result<String, ViewError> {
     let mut svg = String::new();
-    let drawn = draw_plot(&mut svg, (title, x, y), curves, marked);
+    let drawn = draw_plot(&mut svg, title, x, y, curves, marked);
     drawn.map_err(|e| ViewError::plot(title, &*e))?;
     Ok(svg)
 }
@@ -85,7 +85,9 @@ fn parts(curve: &Curve) -> impl Iterator<Item = &[(f64, f64)]> {
 /// about 1.
 fn draw_plot(
     svg: &mut String,
-    (title, x, y): (&str, &str, &str),
+    title: &str,
+    x: &str,
+    y: &str,
     curves: &[Curve],
     marked: &[Curve],
 ) -> Result<(), Box<dyn std::error::Error>> {
