@@ -161,33 +161,17 @@ pub(crate) fn read(
     schemas: &Schemas,
 ) -> Region {
     match format {
-        ToolCallFormat::Hermes | ToolCallFormat::SmolLm => tagged(
-            text,
-            TOOL_CALL,
-            TOOL_CALL_END,
-            scan,
-            last,
-            Body::Json,
-            json_calls,
-        ),
-        ToolCallFormat::Glm => tagged(
-            text,
-            TOOL_CALL,
-            TOOL_CALL_END,
-            scan,
-            last,
-            GLM_VALUES,
-            |body| glm(body, schemas).map(|call| vec![call]),
-        ),
-        ToolCallFormat::Xml if text.starts_with(TOOL_CALL) => tagged(
-            text,
-            TOOL_CALL,
-            TOOL_CALL_END,
-            scan,
-            last,
-            XML_VALUES,
-            |body| xml(body, schemas).map(|call| vec![call]),
-        ),
+        ToolCallFormat::Hermes | ToolCallFormat::SmolLm => {
+            tool_call(text, scan, last, Body::Json, json_calls)
+        }
+        ToolCallFormat::Glm => tool_call(text, scan, last, GLM_VALUES, |body| {
+            glm(body, schemas).map(|call| vec![call])
+        }),
+        ToolCallFormat::Xml if text.starts_with(TOOL_CALL) => {
+            tool_call(text, scan, last, XML_VALUES, |body| {
+                xml(body, schemas).map(|call| vec![call])
+            })
+        }
         ToolCallFormat::Xml => bare_function(text, scan, last, schemas),
         ToolCallFormat::Tag { tag, tool } => {
             let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
@@ -302,6 +286,17 @@ fn span(text: &str, open: &str, close: &str, scan: &mut Scan, last: bool, body: 
         Some(end) => Span::End(end),
         None => Span::Missing,
     }
+}
+
+/// Parses a call in `<tool_call>`.
+fn tool_call(
+    text: &str,
+    scan: &mut Scan,
+    last: bool,
+    body: Body,
+    parse: impl Fn(&str) -> Result<Vec<ParsedCall>, ToolCallError>,
+) -> Region {
+    tagged(text, TOOL_CALL, TOOL_CALL_END, scan, last, body, parse)
 }
 
 /// Parses a call between two markers.

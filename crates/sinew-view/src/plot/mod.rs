@@ -94,9 +94,8 @@ fn draw_plot(
     let all = || curves.iter().chain(marked).flat_map(finite);
     let bound = |pick: fn(&(f64, f64)) -> f64| {
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
-        for p in all() {
-            low = low.min(pick(&p));
-            high = high.max(pick(&p));
+        for value in all().map(|p| pick(&p)) {
+            (low, high) = (low.min(value), high.max(value));
         }
         if low > high { (0.0, 1.0) } else { (low, high) }
     };
