@@ -50,7 +50,8 @@ impl<'a> Batch<'a> {
         c: &Composition,
         group_size: usize,
         groups: &'a [Vec<Trace>],
-        (paths, left_out): (bool, &BTreeSet<&EpisodeId>),
+        paths: bool,
+        left_out: &BTreeSet<&EpisodeId>,
         report: &mut AlgoReport,
     ) -> Result<Self, AlgoError> {
         let mut batch = Self {

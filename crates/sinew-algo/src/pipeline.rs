@@ -91,7 +91,7 @@ impl Algorithm {
         let none = BTreeSet::new();
         // Rewards suffice, but where those of turns are compared.
         let paths = matches!(c.rewards.process, ProcessRewards::Separate { .. });
-        let mut batch = Batch::admit(&c, self.group_size, groups, (paths, &none), &mut report)?;
+        let mut batch = Batch::admit(&c, self.group_size, groups, paths, &none, &mut report)?;
         batch.shape_rewards(&c)?;
         repair::settle(&self.repair, &c, &mut batch, &mut report.repair);
         filter::resample(&c, &mut batch, &mut report)?;
@@ -124,7 +124,7 @@ impl Algorithm {
     ) -> Result<Prepared<'a>, AlgoError> {
         let mut report = AlgoReport::default();
         let c = &self.composition;
-        let batch = Batch::admit(c, self.group_size, groups, (true, left_out), &mut report)?;
+        let batch = Batch::admit(c, self.group_size, groups, true, left_out, &mut report)?;
         Ok(Prepared {
             algorithm: self,
             batch,

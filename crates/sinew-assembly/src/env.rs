@@ -191,7 +191,7 @@ fn source(
         return Ok((files(key, source, notes)?, None));
     }
     let spec = sandbox_spec(&recipe.sandbox)?;
-    let made = PythonRows::read(source, ("python3", recipe.seed), spec, RowLimits::default());
+    let made = PythonRows::read(source, "python3", recipe.seed, spec, RowLimits::default());
     let made = made.map_err(|e| Failure::input(format!("{key}: {e}")))?;
     let by = |rows| Source::Made {
         by: source.into(),

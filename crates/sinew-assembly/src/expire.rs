@@ -75,7 +75,8 @@ pub struct RemovedEpisodes {
 pub fn expire(
     run_dir: &Path,
     expiry: &Expiry,
-    (dry_run, accept_loss): (bool, bool),
+    dry_run: bool,
+    accept_loss: bool,
 ) -> Result<RemovedEpisodes, Failure> {
     let recipe = crate::environments::recipe_of(run_dir)?;
     let path = store_path(run_dir);

@@ -128,8 +128,10 @@ pub fn clock() -> Clock {
 fn run_info(
     recipe: &RunPlan,
     dir: &Path,
-    (envs, renderer): (&dyn EnvFactory, &dyn Renderer),
-    (device, rewards): (&Cpu, BTreeMap<String, String>),
+    envs: &dyn EnvFactory,
+    renderer: &dyn Renderer,
+    device: &Cpu,
+    rewards: BTreeMap<String, String>,
 ) -> RunInfo {
     let name = dir.file_name().unwrap_or_default();
     let embedded = recipe.engine.kind == EngineType::Embedded;
@@ -188,8 +190,10 @@ fn episode_parts(
     recipe: &RunPlan,
     session: &Session<'_>,
     mut run: RunInfo,
-    (engine, renderer): (&Arc<dyn Engine>, &Arc<dyn Renderer>),
-    (envs, sandbox_wait): (Arc<dyn EnvFactory>, Arc<SandboxWait>),
+    engine: &Arc<dyn Engine>,
+    renderer: &Arc<dyn Renderer>,
+    envs: Arc<dyn EnvFactory>,
+    sandbox_wait: Arc<SandboxWait>,
 ) -> Result<EpisodeParts, Failure> {
     let mut bounds = admission::config(&recipe.rollout, &recipe.harness);
     bounds.max_running = bounds
@@ -241,8 +245,8 @@ pub fn pipeline(
     let parts = (&device, params, &algorithm, files);
     let (learner, saved) = learner::begin(recipe, pins, parts, &session)?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, model.vocab)?;
-    let shown = (envs.as_ref(), renderer.as_ref());
-    let run = run_info(recipe, dir.path(), shown, (&device, rewards));
+    let (shown, path) = (renderer.as_ref(), dir.path());
+    let run = run_info(recipe, path, envs.as_ref(), shown, &device, rewards);
     let gold = source::Gold {
         taskset: &taskset,
         envs: &envs,
@@ -253,16 +257,16 @@ pub fn pipeline(
     let mut late = late(recipe, &session);
     let own = engine::threads(recipe, &device);
     let (engine, cross) = engine::engines(recipe, &own, &renderer, &grammars, &learner)?;
-    let made = (envs, world.sandbox_wait);
-    let episode = episode_parts(recipe, &session, run, (&engine, &renderer), made)?;
+    let wait = world.sandbox_wait;
+    let episode = episode_parts(recipe, &session, run, &engine, &renderer, envs, wait)?;
     let transport = publish::transport(recipe, engine, &learner, &session)?;
     let options = plan::episode_options(&recipe.rollout);
-    let live = live::source(recipe, &session, (&episode, &options), &store, &mut late)?;
+    let live = live::source(recipe, &session, &episode, &options, &store, &mut late)?;
     let turns = plan::turns(recipe, &config.core);
-    let parts = rollout_parts(recipe, dir, (episode, options), taskset, (cross, turns));
+    let parts = rollout_parts(recipe, dir, episode, options, taskset, cross, turns);
     let traces = Arc::clone(&store.traces);
-    let world = (&parts.episode.envs, &parts.taskset);
-    let groups = groups(&session, world, &renderer, &traces);
+    let (envs, taskset) = (&parts.episode.envs, &parts.taskset);
+    let groups = groups(&session, envs, taskset, &renderer, &traces);
     let rollouts = EngineRollouts::new(session.runtime, parts, traces, session.cancel);
     let described = RunEvent::Described(describe(&model, &device));
     session.bus.emit(described)?;
@@ -302,9 +306,11 @@ fn kept(recipe: &RunPlan, goal: Goal, dir: &RunDir) -> Result<Arc<dyn Renderer>,
 fn rollout_parts(
     recipe: &RunPlan,
     dir: &RunDir,
-    (episode, options): (EpisodeParts, EpisodeOptions),
+    episode: EpisodeParts,
+    options: EpisodeOptions,
     taskset: Arc<dyn Taskset>,
-    (cross, turns): (Option<Arc<CrossPolicy>>, Option<TurnSchedule>),
+    cross: Option<Arc<CrossPolicy>>,
+    turns: Option<TurnSchedule>,
 ) -> RolloutParts {
     RolloutParts {
         episode,
@@ -331,7 +337,8 @@ fn late(recipe: &RunPlan, session: &Session<'_>) -> Option<LateRewards> {
 /// Scorer of groups, for environments with a reward of groups.
 fn groups(
     session: &Session<'_>,
-    (envs, taskset): (&Arc<dyn EnvFactory>, &Arc<dyn Taskset>),
+    envs: &Arc<dyn EnvFactory>,
+    taskset: &Arc<dyn Taskset>,
     renderer: &Arc<dyn Renderer>,
     store: &Arc<dyn TraceStore>,
 ) -> GroupRewards {

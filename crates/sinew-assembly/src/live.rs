@@ -181,7 +181,8 @@ impl Drop for LiveServer {
 pub(crate) fn source(
     recipe: &RunPlan,
     session: &Session<'_>,
-    (parts, options): (&EpisodeParts, &EpisodeOptions),
+    parts: &EpisodeParts,
+    options: &EpisodeOptions,
     store: &RunStore,
     late: &mut Option<LateRewards>,
 ) -> Result<Option<Box<dyn SampleSource>>, Failure> {

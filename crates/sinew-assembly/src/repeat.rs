@@ -37,7 +37,8 @@ pub struct RepeatReport {
 /// # Errors
 /// If the run keeps no episodes on disk, a part of it is gone or not what it was, or the copy cannot be made.
 pub fn repeat_steps(
-    (run_dir, copy): (&Path, &Path),
+    run_dir: &Path,
+    copy: &Path,
     step: u64,
     allow_change: &[String],
     runtime: Handle,

@@ -98,9 +98,15 @@ impl Replayer {
 
     /// Parts with the environments of the run, or `envs` around them.
     fn parts(&self, engine: Arc<dyn Engine>, envs: Arc<dyn EnvFactory>) -> EpisodeParts {
-        let shown = (envs.as_ref(), self.renderer.as_ref());
-        let unknown = BTreeMap::new();
-        let run = run_info(&self.recipe, &self.folder, shown, (&self.device, unknown));
+        let (renderer, unknown) = (self.renderer.as_ref(), BTreeMap::new());
+        let run = run_info(
+            &self.recipe,
+            &self.folder,
+            envs.as_ref(),
+            renderer,
+            &self.device,
+            unknown,
+        );
         let rollout = &self.recipe.rollout;
         let bounds = AdmissionConfig::new(1, rollout.max_turn_tokens as usize);
         let mut parts = EpisodeParts::new(engine, Arc::clone(&self.renderer), envs, bounds);
@@ -144,7 +150,8 @@ impl Replayer {
     pub async fn fork(
         &self,
         trace: &Trace,
-        (turn, number): (u32, u64),
+        turn: u32,
+        number: u64,
         say: Option<&str>,
         engine: Arc<dyn Engine>,
     ) -> Result<ForkedEpisode, Failure> {
@@ -157,7 +164,7 @@ impl Replayer {
         let id = format!("{}-fork-{turn}-{number}", trace.episode);
         let mut spec = spec_of(trace, task, EpisodeId::new(id), FORK);
         spec.seed = mix_seed(spec.seed, number);
-        let forked = fork(&parts, &self.options, (trace, turn), &spec, engine);
+        let forked = fork(&parts, &self.options, trace, turn, &spec, engine);
         // The recordings belong to the episode that is forked.
         let forked = sinew_sandbox::owned(trace.episode.as_str(), forked).await;
         forked.map_err(Failure::input)

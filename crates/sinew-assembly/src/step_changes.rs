@@ -46,13 +46,13 @@ pub fn step_changes(was: &StepRecord, is: &StepRecord) -> Result<Vec<StepChange>
     let (was, is) = (record(was)?, record(is)?);
     let mut changes = Vec::new();
     for key in REPEATED {
-        differ(step, key.to_owned(), (&was[key], &is[key]), &mut changes);
+        differ(step, key.to_owned(), &was[key], &is[key], &mut changes);
     }
     Ok(changes)
 }
 
 /// Adds the leaves in which two values differ.
-fn differ(step: u64, field: String, (was, is): (&Value, &Value), changes: &mut Vec<StepChange>) {
+fn differ(step: u64, field: String, was: &Value, is: &Value, changes: &mut Vec<StepChange>) {
     if was == is {
         return;
     }
@@ -60,7 +60,7 @@ fn differ(step: u64, field: String, (was, is): (&Value, &Value), changes: &mut V
         let keys: std::collections::BTreeSet<_> = a.keys().chain(b.keys()).collect();
         for key in keys {
             let field = format!("{field}.{key}");
-            differ(step, field, (&was[key], &is[key]), changes);
+            differ(step, field, &was[key], &is[key], changes);
         }
         return;
     }

@@ -96,14 +96,14 @@ pub(crate) fn run(args: &QueueArgs) -> Result<(), BenchError> {
     let rows = args.rows as usize;
     if wanted("memory") {
         let queue = MemoryQueue::in_memory(QueueLimits::default());
-        bench.part("memory", &queue, rows, (Some(ROWS.0), Some(GIGABYTES)))?;
+        bench.part("memory", &queue, rows, Some(ROWS.0), Some(GIGABYTES))?;
     }
     if wanted("disk") {
         let folder = tempfile::tempdir().map_err(BenchError::system)?;
         let path = folder.path().join("queue.sqlite");
         let queue = DiskQueue::open(&path, QueueLimits::default(), false);
         let queue = queue.map_err(BenchError::system)?;
-        bench.part("disk", &queue, rows / 10, (Some(ROWS.1), None))?;
+        bench.part("disk", &queue, rows / 10, Some(ROWS.1), None)?;
     }
     if wanted("http") {
         http(&bench, rows / 2)?;
@@ -125,7 +125,7 @@ fn http(bench: &Bench, rows: usize) -> Result<(), BenchError> {
     let server = server.map_err(BenchError::system)?;
     let client = HttpQueue::new(&format!("http://{}", server.address()), TOKEN, ROOM);
     let client = client.map_err(BenchError::system)?;
-    let done = bench.part("http", &client, rows, (None, None));
+    let done = bench.part("http", &client, rows, None, None);
     runtime.block_on(server.stop());
     done
 }
@@ -144,7 +144,8 @@ impl Bench {
         part: &str,
         queue: &dyn Queue,
         rows: usize,
-        (least_rows, least_gb): (Option<f64>, Option<f64>),
+        least_rows: Option<f64>,
+        least_gb: Option<f64>,
     ) -> Result<(), BenchError> {
         let small = Load {
             rows,
@@ -159,8 +160,8 @@ impl Bench {
         queue.join(&consumer()).map_err(BenchError::system)?;
         let per_row = |_: Load, rate: f64| rate;
         let gigabytes = |load: Load, rate: f64| rate * load.bytes as f64 / 1e9;
-        self.row(part, queue, small, ("rows/s", least_rows), per_row)?;
-        self.row(part, queue, large, ("GB/s", least_gb), gigabytes)
+        self.row(part, queue, small, "rows/s", least_rows, per_row)?;
+        self.row(part, queue, large, "GB/s", least_gb, gigabytes)
     }
 
     /// One measurement, and a second row with the peer, where it has such a part.
@@ -169,7 +170,8 @@ impl Bench {
         part: &str,
         queue: &dyn Queue,
         load: Load,
-        (unit, least): (&str, Option<f64>),
+        unit: &str,
+        least: Option<f64>,
         scale: impl Fn(Load, f64) -> f64,
     ) -> Result<(), BenchError> {
         let cpu = CpuTime::now();
@@ -231,7 +233,7 @@ fn pass(queue: &dyn Queue, load: Load, round: u32) -> Result<f64, sinew_store::S
     let time = clock();
     let source = vec![round as u8; load.bytes];
     std::thread::scope(|scope| {
-        let producer = scope.spawn(|| produce(queue, load, (round, &source)));
+        let producer = scope.spawn(|| produce(queue, load, round, &source));
         let consumed = consume(queue, load);
         // A panic of it is one of the test ware.
         let produced = producer.join().unwrap_or(Ok(()));
@@ -244,7 +246,8 @@ fn pass(queue: &dyn Queue, load: Load, round: u32) -> Result<f64, sinew_store::S
 fn produce(
     queue: &dyn Queue,
     load: Load,
-    (round, source): (u32, &[u8]),
+    round: u32,
+    source: &[u8],
 ) -> Result<(), sinew_store::StoreError> {
     let mut next = 0;
     while next < load.rows {

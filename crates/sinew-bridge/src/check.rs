@@ -49,7 +49,8 @@ impl CheckReport {
     pub async fn any(
         factory: &dyn EnvFactory,
         tasks: &[Task],
-        (place, sessions): (String, usize),
+        place: String,
+        sessions: usize,
     ) -> Self {
         let mut checks = common(factory, tasks).await;
         checks.push(speed(factory, tasks, sessions).await);
@@ -158,11 +159,12 @@ struct PolicyRun {
 async fn play(
     factory: &dyn EnvFactory,
     task: &Task,
-    (policy, seed): (Policy, u64),
+    policy: Policy,
+    seed: u64,
     times: &mut Vec<Duration>,
 ) -> Result<PolicyRun, EnvError> {
     let mut env = factory.create(task)?;
-    let played = turns(env.as_mut(), (policy, seed), times).await;
+    let played = turns(env.as_mut(), policy, seed, times).await;
     env.close().await?;
     played
 }
@@ -170,18 +172,20 @@ async fn play(
 /// Begins an episode and plays it to its end.
 async fn turns(
     env: &mut dyn Env,
-    (policy, seed): (Policy, u64),
+    policy: Policy,
+    seed: u64,
     times: &mut Vec<Duration>,
 ) -> Result<PolicyRun, EnvError> {
     let tools = env.reset().await?.tools;
-    rest(env, &tools, (policy, seed), times).await
+    rest(env, &tools, policy, seed, times).await
 }
 
 /// Plays an episode that has begun to its end.
 async fn rest(
     env: &mut dyn Env,
     tools: &[ToolSpec],
-    (policy, seed): (Policy, u64),
+    policy: Policy,
+    seed: u64,
     times: &mut Vec<Duration>,
 ) -> Result<PolicyRun, EnvError> {
     let (mut draw, mut seen) = (Draw(seed), Vec::new());
@@ -203,7 +207,7 @@ async fn rest(
 async fn simple(factory: &dyn EnvFactory, tasks: &[Task], policy: Policy) -> EnvCheck {
     let (mut rewards, mut successes, mut unscored) = (Vec::new(), 0, None);
     for (i, task) in tasks.iter().enumerate() {
-        match play(factory, task, (policy, i as u64), &mut Vec::new()).await {
+        match play(factory, task, policy, i as u64, &mut Vec::new()).await {
             Err(e) => {
                 return line(
                     policy.name(),
@@ -236,7 +240,7 @@ async fn simple(factory: &dyn EnvFactory, tasks: &[Task], policy: Policy) -> Env
         );
     }
     let detail = format!("reward {mean:.3}, {successes} of {count} succeed");
-    let finding = if above(mean, successes, (count, None)) {
+    let finding = if above(mean, successes, count, None) {
         Finding::Warning
     } else {
         Finding::Ok
@@ -292,9 +296,8 @@ async fn gold(factory: &dyn EnvFactory, tasks: &[Task]) -> EnvCheck {
 /// played twice in the same worker, so randomness of the process (its hash seed is fixed) is not seen here.
 async fn determinism(factory: &dyn EnvFactory, tasks: &[Task]) -> EnvCheck {
     for (i, task) in tasks.iter().enumerate() {
-        let run = || async move {
-            play(factory, task, (Policy::Random, i as u64), &mut Vec::new()).await
-        };
+        let run =
+            || async move { play(factory, task, Policy::Random, i as u64, &mut Vec::new()).await };
         match (run().await, run().await) {
             (Ok(a), Ok(b)) if a == b => {}
             (Ok(a), Ok(b)) => {
@@ -385,7 +388,7 @@ async fn resumed(
     };
     let mut played = Vec::new();
     for env in [&mut first, &mut second] {
-        played.push(rest(env, &tools, (Policy::Random, draw.0), &mut Vec::new()).await);
+        played.push(rest(env, &tools, Policy::Random, draw.0, &mut Vec::new()).await);
         env.close().await?;
     }
     let (second, first) = (played.pop(), played.pop());
@@ -462,7 +465,7 @@ async fn speed(factory: &dyn EnvFactory, tasks: &[Task], sessions: usize) -> Env
         let mut times = Vec::new();
         for (i, task) in tasks.iter().cycle().skip(own).take(each).enumerate() {
             let seed = (own * each + i) as u64;
-            let played = play(factory, task, (Policy::Random, seed), &mut times).await;
+            let played = play(factory, task, Policy::Random, seed, &mut times).await;
             played.map_err(|e| format!("task {}: {e}", task.id))?;
             if started.elapsed() > Duration::from_secs(5) {
                 break;

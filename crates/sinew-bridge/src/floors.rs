@@ -76,11 +76,11 @@ pub(crate) async fn floors(factory: &dyn EnvFactory, tasks: &[Task]) -> Vec<EnvC
     let gold = (count > 0).then(|| reward / f64::from(count));
     let mut lines = Vec::new();
     if known.len() > 1 {
-        lines.push(best("constant", factory, &known, (constants(&known), gold)).await);
+        lines.push(best("constant", factory, &known, constants(&known), gold).await);
         lines.push(transferred("other_gold", factory, &known, gold).await);
         lines.push(transferred("blind", factory, &known, gold).await);
     }
-    lines.push(best("no_tool", factory, &known, (texts(&known), gold)).await);
+    lines.push(best("no_tool", factory, &known, texts(&known), gold).await);
     lines.retain(|line| line.values.get("episodes").is_none_or(|n| *n != json!(0)));
     lines.push(odd(factory, &known).await);
     lines
@@ -183,7 +183,8 @@ async fn best(
     name: &'static str,
     factory: &dyn EnvFactory,
     known: &[KnownTask<'_>],
-    (scripts, gold): (Vec<Script>, Option<f64>),
+    scripts: Vec<Script>,
+    gold: Option<f64>,
 ) -> EnvCheck {
     let (started, mut found, mut tried) = (Instant::now(), None::<(f64, ScriptRun)>, 0);
     for script in scripts.iter().take(SCRIPTS) {
@@ -303,7 +304,7 @@ impl ScriptRun {
             "reward {mean:.3}{of}, {} of {count} succeed: {what}",
             self.successes
         );
-        if above(mean, self.successes, (count, gold)) {
+        if above(mean, self.successes, count, gold) {
             let detail = format!("{detail}; that is above a third");
             line(name, Finding::Warning, detail, values)
         } else {
@@ -314,7 +315,7 @@ impl ScriptRun {
 
 /// Whether a policy that does not use the task earns more than a third of gold, or succeeds in more than a
 /// third. The scale of rewards is not known if there is no gold policy.
-pub(crate) fn above(mean: f64, successes: usize, (count, gold): (usize, Option<f64>)) -> bool {
+pub(crate) fn above(mean: f64, successes: usize, count: usize, gold: Option<f64>) -> bool {
     let share = successes as f64 / count.max(1) as f64;
     gold.is_some_and(|gold| gold > 0.0 && mean > FLOOR * gold) || share > FLOOR
 }
@@ -590,8 +591,8 @@ mod tests {
 
     #[test]
     fn a_floor_is_a_share_of_gold() {
-        assert!(above(0.4, 0, (10, Some(1.0))) && !above(0.3, 3, (10, Some(1.0))));
-        assert!(above(0.2, 0, (10, Some(0.5))) && above(0.0, 4, (10, Some(1.0))));
-        assert!(!above(20.0, 0, (10, None)) && above(20.0, 4, (10, None)));
+        assert!(above(0.4, 0, 10, Some(1.0)) && !above(0.3, 3, 10, Some(1.0)));
+        assert!(above(0.2, 0, 10, Some(0.5)) && above(0.0, 4, 10, Some(1.0)));
+        assert!(!above(20.0, 0, 10, None) && above(20.0, 4, 10, None));
     }
 }

@@ -57,7 +57,8 @@ struct Page {
 pub(crate) fn read_rows<T>(
     workers: &PythonWorkers,
     target: usize,
-    (split, seed): (Split, u64),
+    split: Split,
+    seed: u64,
     limits: RowLimits,
     made: impl Fn(usize, &str) -> Result<T, RowError>,
 ) -> Result<Vec<T>, RowsError> {
@@ -108,7 +109,8 @@ impl PythonRows {
     /// its index, from 0.
     pub fn read(
         source: &str,
-        (python, seed): (&str, u64),
+        python: &str,
+        seed: u64,
         spec: SandboxSpec,
         limits: RowLimits,
     ) -> Result<Self, StartError> {
@@ -136,7 +138,7 @@ impl PythonRows {
             reason: reason.to_string(),
         };
         let split = |split: Split| {
-            read_rows(workers, 0, (split, seed), limits, |_, row| columns(row)).map_err(wrong)
+            read_rows(workers, 0, split, seed, limits, |_, row| columns(row)).map_err(wrong)
         };
         let splits = workers.describe(0)["splits"] == true;
         Ok(Self {

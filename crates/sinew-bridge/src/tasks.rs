@@ -100,7 +100,7 @@ fn read_split(
 ) -> Result<Vec<Task>, TasksetError> {
     let limits = RowLimits::default();
     let made = |index: usize, row: &str| task(row, index, split, seed);
-    read_rows(workers, target, (split, seed), limits, made)
+    read_rows(workers, target, split, seed, limits, made)
         .map_err(|why| config_error(name, why.to_string()))
 }
 

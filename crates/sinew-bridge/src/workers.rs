@@ -207,7 +207,7 @@ impl PythonWorkers {
         if let Some(place) = code_of(&worker.targets) {
             inner.separate(place);
         }
-        let images = in_images(&config, &code, (inner.sessions_of_worker(), code_runs))?;
+        let images = in_images(&config, &code, inner.sessions_of_worker(), code_runs)?;
         Ok(Self {
             inner,
             handle,
@@ -304,7 +304,8 @@ impl PythonWorkers {
 fn in_images(
     config: &WorkersConfig,
     code: &PythonCode,
-    (sessions_per_worker, code_runs): (usize, Arc<CodeSandboxes>),
+    sessions_per_worker: usize,
+    code_runs: Arc<CodeSandboxes>,
 ) -> Result<Option<Arc<ImageWorkers>>, StartError> {
     if config.images.images.is_empty() {
         return Ok(None);

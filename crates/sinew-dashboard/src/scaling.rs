@@ -250,7 +250,7 @@ fn best(points: &[(f64, f64)], bounds: (f64, f64)) -> Option<Curve> {
         (least * 0.5) * (most * 4.0 / (least * 0.5)).powf(t)
     });
     let grid = middles.flat_map(|middle| SLOPES.map(|slope| (middle, slope)));
-    let curves = grid.filter_map(|(middle, slope)| linear(points, (middle, slope), bounds));
+    let curves = grid.filter_map(|(middle, slope)| linear(points, middle, slope, bounds));
     curves.min_by(|a, b| a.error.total_cmp(&b.error))
 }
 
@@ -258,7 +258,8 @@ fn best(points: &[(f64, f64)], bounds: (f64, f64)) -> Option<Curve> {
 /// so that its least value within the bounds is the free one, or lies where one of them is at a bound.
 fn linear(
     points: &[(f64, f64)],
-    (middle, slope): (f64, f64),
+    middle: f64,
+    slope: f64,
     (least, most): (f64, f64),
 ) -> Option<Curve> {
     let n = points.len() as f64;

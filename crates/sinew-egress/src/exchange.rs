@@ -145,7 +145,7 @@ async fn forward(
     session.meter.up(head_bytes(first, &parts.headers))?;
     let (body, held) = read_body(session, body, deadline).await?;
     entry.line.bytes_up = body.len() as u64;
-    let outgoing = outgoing(parts, target, (body, held), deadline);
+    let outgoing = outgoing(parts, target, body, held, deadline);
     if session.recordings.is_none() {
         let (head, body) = send(connection, rule, outgoing, entry).await?;
         return Ok((head, ResponseBody::Streaming(body)));
@@ -208,7 +208,8 @@ async fn read_body(
 fn outgoing(
     parts: Parts,
     target: Target,
-    (body, held): (Bytes, Held),
+    body: Bytes,
+    held: Held,
     deadline: tokio::time::Instant,
 ) -> Outgoing {
     let path = parts

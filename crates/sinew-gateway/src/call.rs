@@ -300,7 +300,7 @@ impl Caller {
         };
         self.count(&begun, &id);
         self.counters.ignored(&request.ignored);
-        let turn = self.turn(&request, (&begun, &id), format, opening);
+        let turn = self.turn(&request, &begun, &id, format, opening);
         let context = self.context(id, request, &begun.prompt);
         let deadline = Instant::now() + self.config.server.call_timeout;
         let running = RunningCall::new(context, deadline);
@@ -328,7 +328,8 @@ impl Caller {
     fn turn(
         &self,
         request: &ModelRequest,
-        (begun, id): (&CallStart, &str),
+        begun: &CallStart,
+        id: &str,
         mut format: TurnFormat,
         opening: String,
     ) -> TurnOptions {

@@ -272,7 +272,7 @@ impl Gateway {
         };
         let session = Session::new(id.clone(), spec, self.inner.config.session, now_s);
         let journal = self.inner.archive.journal().cloned();
-        let rollout = Rollout::new((key, trace_id), session, Answers::default(), journal);
+        let rollout = Rollout::new(key, trace_id, session, Answers::default(), journal);
         let record = || self.inner.archive.append(&id, opened);
         let receipt = self.inner.rollouts.open(&id, rollout, record)?;
         self.inner.counters.count(|stats| stats.opened += 1);
@@ -327,8 +327,7 @@ impl Gateway {
             self.inner
                 .counters
                 .count(|stats| stats.sampled_tokens += tokens);
-            let rollout =
-                Rollout::new((key, trace_id), session, answers, Some(Arc::clone(journal)));
+            let rollout = Rollout::new(key, trace_id, session, answers, Some(Arc::clone(journal)));
             self.inner.rollouts.restore(&found.id, rollout);
             count += 1;
         }

@@ -51,7 +51,8 @@ pub(crate) struct Calls {
 impl Rollout {
     /// A rollout that `key` and `trace_id` open. The journal, if there is one, records its events.
     pub(crate) fn new(
-        (key, trace_id): (Secret, [u8; 16]),
+        key: Secret,
+        trace_id: [u8; 16],
         mut session: Session,
         answers: Answers,
         journal: Option<Arc<Journal>>,

@@ -350,7 +350,7 @@ async fn put_score(
     request: Request,
 ) -> Answer {
     let row = body::control(&service.read(request, MAX_CONTROL_BYTES).await?)?;
-    let answer = scores::put_one(&service.gateway, (&id, &name), row).await?;
+    let answer = scores::put_one(&service.gateway, &id, &name, row).await?;
     Ok(Json(answer).into_response())
 }
 
@@ -481,7 +481,7 @@ async fn call(
     let limit = service.gateway.config().server.max_body_bytes;
     let (uri, headers) = (request.uri().clone(), request.headers().clone());
     let body = service.read(request, limit).await?;
-    answer(service, (uri, headers, body), rollout, dialect).await
+    answer(service, uri, headers, body, rollout, dialect).await
 }
 
 /// A call of a client with the fixed key, in the rollout of its conversation.
@@ -499,13 +499,15 @@ async fn plain_call(
         LargeBody(body.clone()).with(move |body| fixed_key::rollout(&gateway, dialect, body));
     let rollout = found.await?;
     fixed_key::trim(&service.gateway).await;
-    answer(service, (uri, headers, body), rollout, dialect).await
+    answer(service, uri, headers, body, rollout, dialect).await
 }
 
 /// Calls the model for a rollout.
 async fn answer(
     service: Service,
-    (uri, headers, body): (Uri, HeaderMap, Bytes),
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
     rollout: Arc<Rollout>,
     dialect: &'static dyn Dialect,
 ) -> Result<Response, ApiError> {

@@ -40,7 +40,8 @@ impl Archive {
 /// If the rollout is open or unknown, or the score is refused.
 pub(crate) async fn put_one(
     gateway: &Gateway,
-    (id, name): (&str, &str),
+    id: &str,
+    name: &str,
     mut row: Map<String, Value>,
 ) -> Result<Value, ApiError> {
     for (field, value) in [("episode", id), ("name", name)] {

@@ -123,12 +123,12 @@ pub(crate) fn draw(
     let log_sum = divided(maxima.max) + sum.ln();
     let u = rng::uniform(params.seed, position as u64);
     let id = if params.logit_bias.is_empty() {
-        choose(logits, &maxima, (sum, sums), params, u)
+        choose(logits, &maxima, sum, sums, params, u)
     } else {
         let biased = biased(logits, params);
         let maxima = softmax::maxima(&biased)?;
         let sum = softmax::exp_sums(&biased, maxima.max, scale, &mut sums);
-        choose(&biased, &maxima, (sum, sums), params, u)
+        choose(&biased, &maxima, sum, sums, params, u)
     };
     let logprob = |logit: f32| (divided(logit) - log_sum) as f32;
     let count = usize::from(params.top_logprobs);
@@ -241,7 +241,8 @@ fn biased(logits: &[f32], params: &SamplingParams) -> Vec<f32> {
 fn choose(
     logits: &[f32],
     maxima: &Maxima,
-    (total, chunks): (f64, Vec<f32>),
+    total: f64,
+    chunks: Vec<f32>,
     params: &SamplingParams,
     u: f64,
 ) -> TokenId {

@@ -185,8 +185,8 @@ fn measure(
         }
         Level::Microvm => {
             let provider = levels::microvm()?;
-            let runs = sandbox::microvm::RUNS;
-            runtime()?.block_on(sandbox::microvm::run(&provider, runs, &mut on_row))
+            let (runs, boots) = sandbox::microvm::RUNS;
+            runtime()?.block_on(sandbox::microvm::run(&provider, runs, boots, &mut on_row))
         }
     };
     measured.map_err(LabError::system)

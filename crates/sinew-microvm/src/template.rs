@@ -137,7 +137,7 @@ impl Templates {
                 let _lock = lock(&self.folder).await?;
                 match self.find(&key).await {
                     Some(base) => base,
-                    None => self.make(qemu, bytes, setup, (&first, &key)).await?,
+                    None => self.make(qemu, bytes, setup, &first, &key).await?,
                 }
             }
         };
@@ -171,7 +171,8 @@ impl Templates {
         qemu: &Qemu,
         bytes: u64,
         setup: &Setup,
-        (first, key): (&str, &str),
+        first: &str,
+        key: &str,
     ) -> Result<Shared, SandboxError> {
         let booted = match self.find(first).await {
             Some(base) => base,

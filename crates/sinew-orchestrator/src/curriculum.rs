@@ -385,7 +385,7 @@ impl Curriculum {
             // Draws of one part do not follow each other: batches are cut in the order of draws.
             let place = shuffled(mix_seed(seed, 1), count, n) as f64;
             let chosen = choose(&probabilities, (place + offset) / count as f64)?;
-            self.next_of(shares, chosen, (request.seed, adaptive))
+            self.next_of(shares, chosen, request.seed, adaptive)
         };
         (0..count).filter_map(one).collect()
     }
@@ -395,11 +395,12 @@ impl Curriculum {
         &mut self,
         shares: &TaskShares,
         chosen: usize,
-        (seed, adaptive): (u64, Option<&AdaptiveConfig>),
+        seed: u64,
+        adaptive: Option<&AdaptiveConfig>,
     ) -> Option<usize> {
         let part = &shares.0[chosen];
         if let (Indices::Pool(tasks, pool), Some(config)) = (&part.tasks, adaptive) {
-            return self.next_in(config, tasks.clone(), (*pool, seed));
+            return self.next_in(config, tasks.clone(), *pool, seed);
         }
         let drawn = self.drawn.entry(part.name.clone()).or_default();
         let len = part.tasks.len() as u64;
@@ -417,7 +418,8 @@ impl Curriculum {
         &mut self,
         shares: &TaskShares,
         adaptive: &AdaptiveConfig,
-        (seed, draw): (u64, u64),
+        seed: u64,
+        draw: u64,
     ) -> usize {
         const RATIO: f64 = 0.618_033_988_749_894_9;
         if self.next_draw <= draw {
@@ -427,7 +429,7 @@ impl Curriculum {
                 let at = (offset + next as f64 * RATIO).fract();
                 let chosen = choose(&probabilities, at).unwrap_or(0);
                 let task = self
-                    .next_of(shares, chosen, (seed, Some(adaptive)))
+                    .next_of(shares, chosen, seed, Some(adaptive))
                     .unwrap_or(0);
                 self.open.insert(next, task);
             }
@@ -448,7 +450,8 @@ impl Curriculum {
         &mut self,
         config: &AdaptiveConfig,
         tasks: Range<usize>,
-        (pool, seed): (Pool, u64),
+        pool: Pool,
+        seed: u64,
     ) -> Option<usize> {
         let order = |task: usize, drawn: u32| {
             let round = mix_seed(seed ^ ORDER, u64::from(drawn));

@@ -55,7 +55,8 @@ impl TaskDraws {
         &mut self,
         seed: u64,
         step: u64,
-        (count, group_size): (usize, usize),
+        count: usize,
+        group_size: usize,
     ) -> Vec<Vec<Draw>> {
         let indices = self.indices(seed, step, count);
         train_groups(seed, step, (0, &indices), group_size, count as u64)

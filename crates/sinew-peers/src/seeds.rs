@@ -25,7 +25,8 @@ impl SeedTasks {
     pub(crate) fn new(
         name: &'static str,
         prompt: &str,
-        (train, held_out): (usize, usize),
+        train: usize,
+        held_out: usize,
         seed: u64,
     ) -> Self {
         Self {
@@ -83,7 +84,7 @@ mod tests {
 
     #[test]
     fn seeds_of_both_splits_differ_and_come_back() {
-        let tasks = SeedTasks::new("x", "Go.", (40, 10), 7);
+        let tasks = SeedTasks::new("x", "Go.", 40, 10, 7);
         let seeds = |split: Split| {
             let all = (0..tasks.len(split)).map(|i| tasks.get(split, i).unwrap().seed);
             all.collect::<BTreeSet<u64>>()

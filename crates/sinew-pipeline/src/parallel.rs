@@ -261,8 +261,14 @@ pub fn work(
     let options = File::options().read(true).write(true).open(&setup.memory);
     let memory = options.map_err(|e| PipelineError::system(format!("{}: {e}", setup.memory)))?;
     let link = Link::new(0, input, std::io::stdout());
-    let own = (setup.rank, setup.ranks);
-    let mut comm = ProcessComm::follower(own, link, memory, setup.numbers, device.clone());
+    let mut comm = ProcessComm::follower(
+        setup.rank,
+        setup.ranks,
+        link,
+        memory,
+        setup.numbers,
+        device.clone(),
+    );
     let loaded = load(&setup.run, &device);
     let ready: WorkerReady = match &loaded {
         Ok(trainer) => Ok(numbers(trainer.policy())),

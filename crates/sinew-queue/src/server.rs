@@ -101,8 +101,8 @@ impl QueueServer {
         let (stop, stopped) = watch::channel(false);
         let (changes, changed) = watch::channel(0);
         let base = system_clock()().wrapping_mul(1000);
-        let changes = (base, changes);
-        let watcher = watch_changes(Arc::clone(&queue), &serving, changes, stopped.clone())?;
+        let watched = Arc::clone(&queue);
+        let watcher = watch_changes(watched, &serving, base, changes, stopped.clone())?;
         let api = Api {
             queue,
             secret: blake3::hash(serving.token.as_bytes()),
@@ -159,7 +159,8 @@ impl Drop for QueueServer {
 fn watch_changes(
     queue: Arc<dyn Queue>,
     serving: &QueueServerConfig,
-    (base, changes): (u64, watch::Sender<u64>),
+    base: u64,
+    changes: watch::Sender<u64>,
     stopped: watch::Receiver<bool>,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
     let (clock, sweep) = (Arc::clone(&serving.clock), serving.sweep);

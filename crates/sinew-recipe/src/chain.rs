@@ -156,7 +156,7 @@ impl ChainPlan {
             }
             lay_over(&mut merged, own.clone());
             let title = format!("{}-{name}", chain.name);
-            let plan = chain.stage_plan(&source, (&title, &name), &mut merged, &own)?;
+            let plan = chain.stage_plan(&source, &title, &name, &mut merged, &own)?;
             spans(&merged, "", &mut |_, span| {
                 used.insert((span.start, span.end));
             });
@@ -192,7 +192,8 @@ impl ChainPlan {
     fn stage_plan<'a>(
         &self,
         source: &Source<'a>,
-        (title, name): (&str, &str),
+        title: &str,
+        name: &str,
         merged: &mut DeTable<'a>,
         own: &DeTable<'a>,
     ) -> Result<RunPlan, RecipeError> {

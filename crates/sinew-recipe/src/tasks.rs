@@ -2,6 +2,7 @@
 
 use crate::Level;
 use crate::RunPlan;
+use crate::World;
 use crate::rule::Rules;
 use crate::section::{choice, section};
 use schemars::JsonSchema;
@@ -10,7 +11,6 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use sinew_algo::AdaptiveConfig;
 use sinew_algo::Signal;
-use sinew_env::Needs;
 use sinew_tasks::Example;
 use std::collections::BTreeMap;
 
@@ -266,19 +266,14 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         } else {
             "tasks".to_owned()
         };
-        let env = (world.env.kind_name(), world.env.needs());
-        rows(env, (&key, world.tasks), plan, rules);
+        rows(&world, &key, plan, rules);
     }
     order(plan, rules);
 }
 
 /// Whether an environment has tasks, from rows or its own.
-fn rows(
-    (env, needs): (&str, Needs),
-    (key, tasks): (&str, &TasksPlan),
-    plan: &RunPlan,
-    rules: &mut Rules,
-) {
+fn rows(world: &World<'_>, key: &str, plan: &RunPlan, rules: &mut Rules) {
+    let (tasks, env, needs) = (world.tasks, world.env.kind_name(), world.env.needs());
     let given = tasks.source.is_some();
     rules.allowed(
         key,

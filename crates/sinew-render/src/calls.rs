@@ -161,40 +161,27 @@ pub(crate) fn read(
     schemas: &Schemas,
 ) -> Region {
     match format {
-        ToolCallFormat::Hermes | ToolCallFormat::SmolLm => tagged(
-            text,
-            (TOOL_CALL, TOOL_CALL_END),
-            scan,
-            last,
-            Body::Json,
-            json_calls,
-        ),
-        ToolCallFormat::Glm => tagged(
-            text,
-            (TOOL_CALL, TOOL_CALL_END),
-            scan,
-            last,
-            GLM_VALUES,
-            |body| glm(body, schemas).map(|call| vec![call]),
-        ),
-        ToolCallFormat::Xml if text.starts_with(TOOL_CALL) => tagged(
-            text,
-            (TOOL_CALL, TOOL_CALL_END),
-            scan,
-            last,
-            XML_VALUES,
-            |body| xml(body, schemas).map(|call| vec![call]),
-        ),
+        ToolCallFormat::Hermes | ToolCallFormat::SmolLm => {
+            tool_call(text, scan, last, Body::Json, json_calls)
+        }
+        ToolCallFormat::Glm => tool_call(text, scan, last, GLM_VALUES, |body| {
+            glm(body, schemas).map(|call| vec![call])
+        }),
+        ToolCallFormat::Xml if text.starts_with(TOOL_CALL) => {
+            tool_call(text, scan, last, XML_VALUES, |body| {
+                xml(body, schemas).map(|call| vec![call])
+            })
+        }
         ToolCallFormat::Xml => bare_function(text, scan, last, schemas),
         ToolCallFormat::Tag { tag, tool } => {
             let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
-            tagged(text, (&open, &close), scan, last, Body::Text, |body| {
+            tagged(text, &open, &close, scan, last, Body::Text, |body| {
                 code(body, tool)
             })
         }
         ToolCallFormat::Fence { language, tool } => {
             let open = format!("```{language}");
-            tagged(text, (&open, "```"), scan, last, Body::Text, |body| {
+            tagged(text, &open, "```", scan, last, Body::Text, |body| {
                 code(body, tool)
             })
         }
@@ -202,7 +189,8 @@ pub(crate) fn read(
         ToolCallFormat::Mistral => mistral(text, scan, last),
         ToolCallFormat::DeepSeek if text.starts_with(DSML_INVOKE) => tagged(
             text,
-            (DSML_INVOKE, DSML_INVOKE_END),
+            DSML_INVOKE,
+            DSML_INVOKE_END,
             scan,
             last,
             DSML_VALUES,
@@ -210,7 +198,8 @@ pub(crate) fn read(
         ),
         ToolCallFormat::DeepSeek => tagged(
             text,
-            (DEEPSEEK_BEGIN, DEEPSEEK_END),
+            DEEPSEEK_BEGIN,
+            DEEPSEEK_END,
             scan,
             last,
             Body::Json,
@@ -299,10 +288,22 @@ fn span(text: &str, open: &str, close: &str, scan: &mut Scan, last: bool, body: 
     }
 }
 
+/// Parses a call in `<tool_call>`.
+fn tool_call(
+    text: &str,
+    scan: &mut Scan,
+    last: bool,
+    body: Body,
+    parse: impl Fn(&str) -> Result<Vec<ParsedCall>, ToolCallError>,
+) -> Region {
+    tagged(text, TOOL_CALL, TOOL_CALL_END, scan, last, body, parse)
+}
+
 /// Parses a call between two markers.
 fn tagged(
     text: &str,
-    (open, close): (&str, &str),
+    open: &str,
+    close: &str,
     scan: &mut Scan,
     last: bool,
     body: Body,
@@ -469,7 +470,8 @@ fn llama(text: &str, scan: &mut Scan, last: bool) -> Region {
     if text.starts_with(FUNCTION) {
         return tagged(
             text,
-            (FUNCTION, FUNCTION_END),
+            FUNCTION,
+            FUNCTION_END,
             scan,
             last,
             Body::Json,
@@ -628,7 +630,7 @@ fn deepseek(body: &str) -> Result<ParsedCall, ToolCallError> {
 /// Parses `<function=` without `<tool_call>`, which Qwen3-Coder sometimes omits. A following `</tool_call>`
 /// is part of the call.
 fn bare_function(text: &str, scan: &mut Scan, last: bool, schemas: &Schemas) -> Region {
-    let region = tagged(text, ("", FUNCTION_END), scan, last, XML_VALUES, |body| {
+    let region = tagged(text, "", FUNCTION_END, scan, last, XML_VALUES, |body| {
         xml(&format!("{body}{FUNCTION_END}"), schemas).map(|call| vec![call])
     });
     let used = match &region {

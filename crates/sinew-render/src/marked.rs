@@ -46,7 +46,7 @@ pub(crate) fn dsml(body: &str) -> Result<ParsedCall, ToolCallError> {
         let (head, value) = after
             .split_once('>')
             .ok_or_else(|| ToolCallError::syntax(after, "> after the attributes"))?;
-        let (value, tail) = value_to(value, (DSML_PARAMETER, DSML_PARAMETER_END), DSML_PARAMETER)?;
+        let (value, tail) = value_to(value, DSML_PARAMETER, DSML_PARAMETER_END, DSML_PARAMETER)?;
         let key = attribute(head, "name")?;
         let value = match attribute(head, "string")?.as_str() {
             "true" => Value::String(value.to_owned()),
@@ -88,7 +88,7 @@ pub(crate) fn glm(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallE
     let mut arguments = Map::new();
     while !rest.trim().is_empty() {
         let (key, after) = between(rest, ARG_KEY, "</arg_key>")?;
-        let (value, after) = value_of(after, (ARG_VALUE, ARG_VALUE_END), ARG_KEY)?;
+        let (value, after) = value_of(after, ARG_VALUE, ARG_VALUE_END, ARG_KEY)?;
         let key = key.trim();
         arguments.insert(key.to_owned(), typed(schemas, name, key, value));
         rest = after;
@@ -117,20 +117,22 @@ fn between<'t>(
 /// arguments are over, or the next one begins.
 fn value_of<'t>(
     text: &'t str,
-    (open, close): (&'static str, &'static str),
+    open: &'static str,
+    close: &'static str,
     next: &str,
 ) -> Result<(&'t str, &'t str), ToolCallError> {
     let body = text
         .trim_start()
         .strip_prefix(open)
         .ok_or_else(|| ToolCallError::syntax(text, open))?;
-    value_to(body, (open, close), next)
+    value_to(body, open, close, next)
 }
 
 /// Reads like [`value_of`], after the opening.
 fn value_to<'t>(
     body: &'t str,
-    (open, close): (&'static str, &'static str),
+    open: &'static str,
+    close: &'static str,
     next: &str,
 ) -> Result<(&'t str, &'t str), ToolCallError> {
     let mut ends = body.match_indices(close).map(|(at, _)| at);
@@ -170,7 +172,7 @@ pub(crate) fn xml(body: &str, schemas: &Schemas) -> Result<ParsedCall, ToolCallE
     let name = name.trim();
     let mut arguments = Map::new();
     while !rest.trim().is_empty() {
-        let (parameter, after) = value_of(rest, (PARAMETER, PARAMETER_END), PARAMETER)?;
+        let (parameter, after) = value_of(rest, PARAMETER, PARAMETER_END, PARAMETER)?;
         let (key, value) = parameter
             .split_once('>')
             .ok_or_else(|| ToolCallError::syntax(parameter, "> after the name"))?;

@@ -136,7 +136,7 @@ pub async fn run_episode(
     // Each beginning numbers its sandboxes anew: what was recorded of one that was given up is gone.
     let owner = spec.episode.as_str();
     if let Some((all, earlier)) = saved.take() {
-        if owned(owner, running.take_up(&mut machine, (all, &earlier))).await {
+        if owned(owner, running.take_up(&mut machine, all, &earlier)).await {
             return running.over(machine);
         }
         machine = options.machine(spec, &parts.run);
@@ -219,7 +219,8 @@ impl<'a> EpisodeRun<'a> {
     async fn take_up(
         &mut self,
         machine: &mut EpisodeMachine,
-        (all, saved): (&InFlight, &SavedEpisode),
+        all: &InFlight,
+        saved: &SavedEpisode,
     ) -> bool {
         let Some(mut world) = self.world(machine) else {
             all.went_on(saved, false);
@@ -264,7 +265,7 @@ impl<'a> EpisodeRun<'a> {
             self.last_finish = reason.clone();
             let sampled = &turn.sampled.tokens;
             context.extend_from_slice(sampled);
-            let (_, answer) = self.act((&context, sampled), env).await;
+            let (_, answer) = self.act(&context, sampled, env).await;
             let seen = turn.observation;
             if !turn.is_answered_by(&answer) {
                 return false;
@@ -517,8 +518,8 @@ impl<'a> EpisodeRun<'a> {
 
     /// Lets the environment act on the sampled turn, and renders its answer as tokens that follow it.
     async fn step(&mut self, machine: &mut EpisodeMachine, env: &mut dyn Env) -> EpisodeEvent {
-        let turn = (machine.context(), machine.turn_tokens());
-        let (said, event) = self.act(turn, env).await;
+        let (context, turn) = (machine.context(), machine.turn_tokens());
+        let (said, event) = self.act(context, turn, env).await;
         machine.said(said);
         event
     }
@@ -527,7 +528,8 @@ impl<'a> EpisodeRun<'a> {
     /// message.
     async fn act(
         &mut self,
-        (context, turn): (&[TokenId], &[TokenId]),
+        context: &[TokenId],
+        turn: &[TokenId],
         env: &mut dyn Env,
     ) -> (Message, EpisodeEvent) {
         let truncated = matches!(

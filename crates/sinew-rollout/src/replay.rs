@@ -127,7 +127,8 @@ pub struct ForkedEpisode {
 pub async fn fork(
     parts: &EpisodeParts,
     options: &EpisodeOptions,
-    (recorded, turn): (&Trace, u32),
+    recorded: &Trace,
+    turn: u32,
     spec: &EpisodeSpec,
     engine: Arc<dyn Engine>,
 ) -> Result<ForkedEpisode, PlaybackError> {

@@ -225,7 +225,8 @@ pub fn init_from(
     folder: &Path,
     rows: &Path,
     model: Option<&str>,
-    (found, sizes): (&Proposal, &Sizes),
+    found: &Proposal,
+    sizes: &Sizes,
 ) -> Result<Vec<String>, InitError> {
     let recipe = format!(
         "# A model learns from the rows of {rows}: {because}.\n\nname = \"{name}\"\n{head}{rest}",

@@ -588,7 +588,8 @@ impl Service {
     pub(crate) async fn import(
         &self,
         owner: &str,
-        (level, image): (Option<&str>, Option<&str>),
+        level: Option<&str>,
+        image: Option<&str>,
         archive: File,
     ) -> Result<String, ApiError> {
         let provider = self.roots.provider(level, image)?;

@@ -290,8 +290,8 @@ async fn import(
             format!("that of the body, {digest}"),
         ));
     }
-    let place = (query.level.as_deref(), query.image.as_deref());
-    let id = service.import(&owner, place, received.file).await?;
+    let (level, image) = (query.level.as_deref(), query.image.as_deref());
+    let id = service.import(&owner, level, image, received.file).await?;
     let response = json!({ "snapshot": id, "digest": digest });
     Ok((StatusCode::CREATED, Json(response)).into_response())
 }

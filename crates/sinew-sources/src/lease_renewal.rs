@@ -57,7 +57,8 @@ impl LeaseRenewal {
     /// If the machine has no thread left.
     pub(crate) fn new(
         queue: Arc<dyn Queue>,
-        (consumer, holder): (String, String),
+        consumer: String,
+        holder: String,
         lease: Duration,
     ) -> std::io::Result<Self> {
         let held = Arc::new(Mutex::new(Vec::new()));

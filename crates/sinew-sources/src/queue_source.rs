@@ -99,8 +99,8 @@ impl QueueSource {
             .map_err(refused)?;
         let name = config.run_dir.file_name().unwrap_or_default();
         let holder = format!("{:.64}", name.to_string_lossy());
-        let names = (config.consumer.clone(), holder.clone());
-        let holds = LeaseRenewal::new(Arc::clone(&queue), names, config.lease);
+        let (renewed, consumer) = (Arc::clone(&queue), config.consumer.clone());
+        let holds = LeaseRenewal::new(renewed, consumer, holder.clone(), config.lease);
         let ledger = Ledger::new(config.run_dir.join("queue.jsonl"));
         Ok(Self {
             holder,

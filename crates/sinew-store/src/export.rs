@@ -51,7 +51,8 @@ pub fn export(
     store: &StoreReader,
     filter: &Filter,
     limit: Option<usize>,
-    (path, format): (&Path, ExportFormat),
+    path: &Path,
+    format: ExportFormat,
     tokens: bool,
 ) -> Result<ExportedRows, StoreError> {
     let part = part_of(path);

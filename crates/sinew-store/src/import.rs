@@ -465,7 +465,8 @@ fn put_all(
 pub fn import_file(
     directory: &Path,
     file: &Path,
-    (source, now_us): (&str, u64),
+    source: &str,
+    now_us: u64,
     live: bool,
 ) -> Result<ImportReport, StoreError> {
     let rows = File::open(file).map_err(|e| StoreError::io(file, e))?;

@@ -180,19 +180,13 @@ impl Alerts {
             r.step, r.rollout.failed, r.rollout.episodes
         );
         let holds = above > 0.0 && share > above;
-        self.judge(Rule::Failures, holds, (share, above), text, now_s, &mut out);
+        out.extend(self.judge(Rule::Failures, holds, share, above, text, now_s));
         let oldest = r.staleness.keys().last().copied().unwrap_or(0);
         let above = self.config.staleness_above;
         let text = format!("step {}: a trained row was {oldest} updates behind", r.step);
-        let values = (oldest as f64, above as f64);
-        self.judge(
-            Rule::Staleness,
-            above > 0 && oldest > above,
-            values,
-            text,
-            now_s,
-            &mut out,
-        );
+        let holds = above > 0 && oldest > above;
+        let (oldest, above) = (oldest as f64, above as f64);
+        out.extend(self.judge(Rule::Staleness, holds, oldest, above, text, now_s));
         out
     }
 
@@ -201,7 +195,7 @@ impl Alerts {
         let verdict = self.course.verdict(Process::Running, None);
         let fell = verdict.verdict == Judgement::Collapsed;
         if fell {
-            self.judge(Rule::Collapse, true, (0.0, 0.0), verdict.why, now_s, out);
+            out.extend(self.judge(Rule::Collapse, true, 0.0, 0.0, verdict.why, now_s));
         }
         fell
     }
@@ -227,13 +221,14 @@ impl Alerts {
         let same = equal > 0.0 && whole && self.signs.iter().all(|s| s.1 > equal);
         let entropy = r.entropy().unwrap_or(f64::NAN);
         let share = self.signs.back().map_or(0.0, |s| s.1);
-        let (text, values) = if flat {
+        let (text, value, limit) = if flat {
             (
                 format!(
                     "step {}: entropy is {entropy:.4} nats, for {COLLAPSE_STEPS} steps below {low}",
                     r.step
                 ),
-                (entropy, low),
+                entropy,
+                low,
             )
         } else {
             (
@@ -242,10 +237,11 @@ impl Alerts {
                     r.step,
                     100.0 * share
                 ),
-                (share, equal),
+                share,
+                equal,
             )
         };
-        self.judge(Rule::Collapse, flat || same, values, text, now_s, out);
+        out.extend(self.judge(Rule::Collapse, flat || same, value, limit, text, now_s));
     }
 
     /// The reward of this step next to those before.
@@ -264,7 +260,7 @@ impl Alerts {
             "step {}: the mean reward is {reward:.3} after {mean:.3} in the {n} steps before",
             r.step
         );
-        self.judge(Rule::RewardJump, holds, (jump, limit), text, now_s, out);
+        out.extend(self.judge(Rule::RewardJump, holds, jump, limit, text, now_s));
         self.rewards.push_back(reward);
         if self.rewards.len() > BEFORE {
             self.rewards.pop_front();
@@ -285,14 +281,7 @@ impl Alerts {
                 first.phase_s
             );
             let holds = limit > 0.0 && first.phase_s > limit;
-            self.judge(
-                Rule::Hang,
-                holds,
-                (first.phase_s, limit),
-                text,
-                now_s,
-                &mut out,
-            );
+            out.extend(self.judge(Rule::Hang, holds, first.phase_s, limit, text, now_s));
             out.iter_mut()
                 .for_each(|a| a.episode = Some(first.episode.clone()));
         }
@@ -310,43 +299,36 @@ impl Alerts {
         if let Some(free) = look.disk_free {
             let (free, limit) = (free as f64 / GIB, self.config.disk_free_below_gb);
             let text = format!("the disk of the run has {free:.2} GiB left");
-            self.judge(
-                Rule::Disk,
-                free < limit,
-                (free, limit),
-                text,
-                now_s,
-                &mut out,
-            );
+            out.extend(self.judge(Rule::Disk, free < limit, free, limit, text, now_s));
         }
         if let Some(used) = look.memory_used {
             let limit = self.config.memory_above;
             let text = format!("{:.0} % of the memory is in use", 100.0 * used);
             let holds = limit > 0.0 && used > limit;
-            self.judge(Rule::Memory, holds, (used, limit), text, now_s, &mut out);
+            out.extend(self.judge(Rule::Memory, holds, used, limit, text, now_s));
         }
         let silent = self.heard_s.map_or(0.0, |at| now_s - at);
         let limit = self.config.hang_s;
         if limit > 0.0 && silent > limit {
             let text = format!("the run has said nothing for {silent:.0} s");
-            self.judge(Rule::Hang, true, (silent, limit), text, now_s, &mut out);
+            out.extend(self.judge(Rule::Hang, true, silent, limit, text, now_s));
         }
         out
     }
 
-    /// Adds an alert if its condition begins to hold and the limits allow it.
+    /// Returns an alert if its condition begins to hold and the limits allow it.
     fn judge(
         &mut self,
         rule: Rule,
         holds: bool,
-        (value, threshold): (f64, f64),
+        value: f64,
+        threshold: f64,
         text: String,
         now_s: f64,
-        out: &mut Vec<Alert>,
-    ) {
+    ) -> Option<Alert> {
         let held = self.holding.insert(rule, holds).unwrap_or(false);
         if !holds || held {
-            return;
+            return None;
         }
         while self.sent.front().is_some_and(|at| now_s - at > HOUR_S) {
             self.sent.pop_front();
@@ -357,18 +339,18 @@ impl Alerts {
             .is_some_and(|at| now_s - at < self.config.every_s);
         if early || self.sent.len() >= self.config.max_per_hour as usize {
             self.held_back += 1;
-            return;
+            return None;
         }
         self.last.insert(rule, now_s);
         self.sent.push_back(now_s);
-        out.push(Alert {
+        Some(Alert {
             rule,
             text,
             value,
             threshold,
             held_back: std::mem::take(&mut self.held_back),
             episode: None,
-        });
+        })
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn start(
         .map(|to| mailbox("to", to))
         .collect::<Result<_, _>>()?;
     let (queue, mails, counts) = Queue::new(QUEUE);
-    let task = runtime.spawn(work(transport, (from, to), mails, counts));
+    let task = runtime.spawn(work(transport, from, to, mails, counts));
     Ok((queue, task))
 }
 
@@ -90,12 +90,13 @@ fn transport(config: &MailConfig) -> Result<Transport, SignalsError> {
 /// Sends one message after another.
 async fn work(
     transport: Transport,
-    (from, to): (Mailbox, Vec<Mailbox>),
+    from: Mailbox,
+    to: Vec<Mailbox>,
     mut mails: mpsc::Receiver<Mail>,
     counts: Arc<Counts>,
 ) {
     while let Some(mail) = mails.recv().await {
-        let sent = send(&transport, (&from, &to), &mail).await;
+        let sent = send(&transport, &from, &to, &mail).await;
         if let Err(why) = &sent {
             tracing::warn!(why, "an alert was not mailed");
         }
@@ -109,10 +110,11 @@ async fn work(
 /// The error of the last try.
 async fn send(
     transport: &Transport,
-    (from, to): (&Mailbox, &[Mailbox]),
+    from: &Mailbox,
+    to: &[Mailbox],
     mail: &Mail,
 ) -> Result<(), String> {
-    let message = message((from, to), mail)?;
+    let message = message(from, to, mail)?;
     let once = || async {
         match transport.send(message.clone()).await {
             Ok(_) => Ok(()),
@@ -128,7 +130,7 @@ async fn send(
 ///
 /// # Errors
 /// If it has no recipient.
-fn message((from, to): (&Mailbox, &[Mailbox]), mail: &Mail) -> Result<Message, String> {
+fn message(from: &Mailbox, to: &[Mailbox], mail: &Mail) -> Result<Message, String> {
     let plain = |c: char| if c.is_control() { ' ' } else { c };
     let subject: String = mail.subject.chars().map(plain).collect();
     let subject = &subject[..subject.floor_char_boundary(MAX_SUBJECT)];
@@ -154,7 +156,7 @@ mod tests {
             subject: format!("run\r\nBcc: evil@example.org {}", "x".repeat(999)),
             text: "é".repeat(MAX_TEXT),
         };
-        let bytes = message((&one, std::slice::from_ref(&one)), &mail)
+        let bytes = message(&one, std::slice::from_ref(&one), &mail)
             .unwrap()
             .formatted();
         let text = String::from_utf8(bytes).unwrap();

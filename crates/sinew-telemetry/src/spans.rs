@@ -118,7 +118,8 @@ impl Collector {
 /// The request of OTLP with the traces of episodes.
 pub(crate) fn request(
     service: &str,
-    (run, model): (&str, &str),
+    run: &str,
+    model: &str,
     episodes: &[CompleteEpisode],
 ) -> ExportTraceServiceRequest {
     ExportTraceServiceRequest {
@@ -128,7 +129,7 @@ pub(crate) fn request(
                 scope: Some(otlp::scope()),
                 spans: episodes
                     .iter()
-                    .flat_map(|e| episode((run, model), e))
+                    .flat_map(|e| episode(run, model, e))
                     .collect(),
                 ..ScopeSpans::default()
             }],
@@ -138,7 +139,7 @@ pub(crate) fn request(
 }
 
 /// The spans of an episode, its own first.
-fn episode((run, model): (&str, &str), (phases, ended): &CompleteEpisode) -> Vec<Span> {
+fn episode(run: &str, model: &str, (phases, ended): &CompleteEpisode) -> Vec<Span> {
     let Some(first) = phases.first() else {
         return Vec::new();
     };
@@ -321,7 +322,7 @@ mod tests {
             turns: vec![(10, 3), (17, 2)],
         };
         let complete = (phases, Some(ended));
-        let spans = episode(("run", "hf:org/model"), &complete);
+        let spans = episode("run", "hf:org/model", &complete);
         let names: Vec<&str> = spans.iter().map(|s| s.name.as_str()).collect();
         assert_eq!(
             names,
@@ -341,7 +342,7 @@ mod tests {
         assert_eq!([parent(6), parent(7)], [Some(5), Some(0)]);
         assert_eq!(spans[2].end_time_unix_nano, spans[4].end_time_unix_nano);
         assert_eq!(spans[0].start_time_unix_nano, 10_000_000_000);
-        let again = episode(("run", "hf:org/model"), &complete);
+        let again = episode("run", "hf:org/model", &complete);
         assert_eq!(spans, again);
         let has = |span: usize, wanted| spans[span].attributes.contains(&wanted);
         assert!(has(0, float("sinew.reward", 0.5)) && has(0, boolean("sinew.success", true)));
@@ -360,7 +361,7 @@ mod tests {
         };
         let phases = vec![phase("e", Phase::Generate, 11.0, 1.0)];
         for ended in [Some(ended), None] {
-            let spans = episode(("run", "m"), &(phases.clone(), ended));
+            let spans = episode("run", "m", &(phases.clone(), ended));
             let named = |key: &str| {
                 spans
                     .iter()
@@ -376,7 +377,8 @@ mod tests {
     #[test]
     fn the_first_span_has_the_id_that_log_records_name() {
         let spans = episode(
-            ("run", "m"),
+            "run",
+            "m",
             &(vec![phase("e", Phase::Boot, 11.0, 1.0)], None),
         );
         let ids = (spans[0].trace_id.clone(), spans[0].span_id.clone());

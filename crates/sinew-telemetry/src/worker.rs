@@ -280,8 +280,8 @@ fn export(
             .is_some_and(|p| chosen(p.episode.as_str(), config.traced()))
     });
     for part in episodes.chunks(EPISODES) {
-        let run = (run.name.as_str(), run.model.as_str());
-        let body = spans::request(&config.service, run, part).encode_to_vec();
+        let body = spans::request(&config.service, &run.name, &run.model, part);
+        let body = body.encode_to_vec();
         sender.put(otlp_post(config, url, body));
     }
 }

@@ -319,7 +319,7 @@ impl<P: Policy> Trainer<P> {
                 let row = &state.rows[packed.row];
                 state.prox[packed.row] = Some(spread(row.tokens.len(), packed, &scores.logprobs));
             }
-            self.report_progress(state, (index + 1, all), batch.tokens.len())?;
+            self.report_progress(state, index + 1, all, batch.tokens.len())?;
         }
         state.report.seconds.prox = (self.clock)() - started;
         Ok(())
@@ -343,7 +343,7 @@ impl<P: Policy> Trainer<P> {
             if first {
                 state.first.merge(&sums);
             }
-            self.report_progress(state, (index + 1, own.len()), batch.tokens.len())?;
+            self.report_progress(state, index + 1, own.len(), batch.tokens.len())?;
         }
         let rows = |share: &Vec<usize>| ranks::rows_of(batches, share);
         self.gather(first, state, shares.iter().map(rows).collect())?;
@@ -354,7 +354,8 @@ impl<P: Policy> Trainer<P> {
     fn report_progress(
         &mut self,
         state: &StepState<'_>,
-        (micro_batch, micro_batches): (usize, usize),
+        micro_batch: usize,
+        micro_batches: usize,
         tokens: usize,
     ) -> Result<(), TrainError> {
         let Some(sink) = &mut self.progress else {

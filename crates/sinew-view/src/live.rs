@@ -75,7 +75,7 @@ impl LiveView {
         };
         let thread = std::thread::spawn(move || {
             let mut over = false;
-            let drawn = draw_until(status, &events, (&stopped, &mut over), &lines);
+            let drawn = draw_until(status, &events, &stopped, &mut over, &lines);
             log::undivert();
             for text in lines.try_iter() {
                 log::say(&text);
@@ -84,7 +84,7 @@ impl LiveView {
                 log::say(&format!(
                     "no live view, lines follow: the terminal does not answer ({e})"
                 ));
-                print_until(printer, &events, (&stopped, over));
+                print_until(printer, &events, &stopped, over);
             }
         });
         Self {
@@ -150,7 +150,8 @@ fn terminal() -> std::io::Result<Terminal<CrosstermBackend<std::io::Stderr>>> {
 fn draw_until(
     mut status: Status,
     events: &Receiver<Arc<RunEvent>>,
-    (stopped, over): (&Receiver<()>, &mut bool),
+    stopped: &Receiver<()>,
+    over: &mut bool,
     lines: &Receiver<String>,
 ) -> std::io::Result<()> {
     let mut terminal = terminal()?;
@@ -191,7 +192,8 @@ fn is_stopped(stopped: &Receiver<()>) -> bool {
 fn print_until(
     mut printer: Printer,
     events: &Receiver<Arc<RunEvent>>,
-    (stopped, mut over): (&Receiver<()>, bool),
+    stopped: &Receiver<()>,
+    mut over: bool,
 ) {
     loop {
         for event in events.try_iter() {
@@ -660,14 +662,14 @@ mod tests {
         bus.emit(RunEvent::Warning("said by the printer".into()))
             .unwrap();
         stop.send(()).unwrap();
-        print_until(printer, &events, (&stopped, false));
+        print_until(printer, &events, &stopped, false);
         log::undivert();
         let printed: Vec<String> = lines.try_iter().collect();
         assert_eq!(printed, ["model of 2 layers"]);
         // Lines from before the view's last drawing are printed, too.
         bus.emit(RunEvent::Described("more".into())).unwrap();
         let lines = log::divert();
-        print_until(printer, &events, (&stopped, true));
+        print_until(printer, &events, &stopped, true);
         log::undivert();
         assert_eq!(lines.try_iter().collect::<Vec<_>>(), ["more"]);
     }

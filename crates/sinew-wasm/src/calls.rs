@@ -117,7 +117,7 @@ fn descriptors(l: &mut Linker<Host>) -> wasmtime::Result<()> {
             put(m, at, &name[..name.len().min(len as usize)])
         };
         fd_readdir |m, h, fd: u32, b: u32, len: u32, cookie: u64, used: u32| {
-            readdir(m, h, fd, (b, len), cookie, used)
+            readdir(m, h, fd, b, len, cookie, used)
         };
         fd_sync |_, h, fd: u32| h.fd(fd).map(|_| ());
         fd_datasync |_, h, fd: u32| h.fd(fd).map(|_| ());

@@ -567,7 +567,8 @@ pub(crate) fn readdir(
     memory: &mut [u8],
     host: &mut Host,
     fd: u32,
-    (buffer, len): (u32, u32),
+    buffer: u32,
+    len: u32,
     cookie: u64,
     used: u32,
 ) -> Answer {

@@ -107,15 +107,12 @@ pub(crate) fn run(args: &EnvArgs) -> Result<(), Failure> {
 }
 
 /// Starts the class, and reads some of its tasks.
-fn start(
-    keys: &Python,
-    (limit, seed): (usize, u64),
-) -> Result<(PythonEnvFactory, Vec<Task>), Failure> {
+fn start(keys: &Python, limit: usize, seed: u64) -> Result<(PythonEnvFactory, Vec<Task>), Failure> {
     keys.check().map_err(Failure::input)?;
     let workers = keys.workers(None).map_err(Failure::input)?;
     let factory =
         PythonEnvFactory::new(workers.clone(), 0, &keys.module).map_err(Failure::input)?;
-    let tasks = tasks((&keys.module, limit, seed), &workers, &factory)?;
+    let tasks = tasks(&keys.module, limit, seed, &workers, &factory)?;
     Ok((factory, tasks))
 }
 
@@ -142,11 +139,7 @@ fn check_recipe(
         .map(|i| taskset.get(Split::Train, i).map_err(Failure::system))
         .collect::<Result<Vec<_>, _>>()?;
     let place = args.module.clone();
-    Ok(runtime.block_on(CheckReport::any(
-        envs.as_ref(),
-        &some,
-        (place, args.sessions),
-    )))
+    Ok(runtime.block_on(CheckReport::any(envs.as_ref(), &some, place, args.sessions)))
 }
 
 /// `sinew env check`: plays some tasks with one worker, and prints what was found.
@@ -165,7 +158,7 @@ fn check(args: &CheckArgs, runtime: &tokio::runtime::Runtime) -> Result<(), Fail
         options: options(&args.options)?,
         ..Python::new(&args.module)
     };
-    let (factory, tasks) = start(&keys, (args.tasks, args.seed))?;
+    let (factory, tasks) = start(&keys, args.tasks, args.seed)?;
     let report = runtime.block_on(CheckReport::at_once(&factory, &tasks, args.sessions));
     finish(args, &report)
 }
@@ -213,7 +206,9 @@ async fn test(args: &TestArgs) -> Result<(), Failure> {
 
 /// Tasks of the class, else one without a prompt.
 fn tasks(
-    (module, limit, seed): (&str, usize, u64),
+    module: &str,
+    limit: usize,
+    seed: u64,
     workers: &PythonWorkers,
     factory: &PythonEnvFactory,
 ) -> Result<Vec<Task>, Failure> {

@@ -330,7 +330,7 @@ fn write(
             "this build writes .jsonl only: build with `--features parquet` (the wheel has it)",
         ));
     }
-    let done = export(store, filter, args.limit, (file, format), args.tokens);
+    let done = export(store, filter, args.limit, file, format, args.tokens);
     let done = done.map_err(Failure::system)?;
     let (count, mute) = (done.episodes, done.without_messages);
     if args.json {

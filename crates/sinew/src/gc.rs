@@ -73,8 +73,7 @@ pub(crate) fn run(args: &GcArgs) -> Result<(), Failure> {
             .map(sinew_assembly::versions)
             .transpose()?,
     };
-    let how = (args.dry_run, args.accept_loss);
-    let removed = sinew_assembly::expire(&args.run_dir, &expiry, how)?;
+    let removed = sinew_assembly::expire(&args.run_dir, &expiry, args.dry_run, args.accept_loss)?;
     let (step, report) = (removed.through_step, removed.report);
     if args.json {
         output::print_json(&json!({

@@ -60,7 +60,7 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
         Some(rows) => {
             let found = sinew_runs::propose(rows).map_err(Failure::input)?;
             let sizes = sinew_runs::sizes(&found, &measured(rows, &found, model));
-            let files = sinew_runs::init_from(folder, rows, model, (&found, &sizes));
+            let files = sinew_runs::init_from(folder, rows, model, &found, &sizes);
             let reward = format!("reward = {:?}: {}", found.reward, found.because);
             let note = [&[reward], &sizes.because[..]].concat().join("\n  ");
             let note = format!("proposed\n  {note}\n");

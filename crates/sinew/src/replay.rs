@@ -208,9 +208,15 @@ fn step_again(args: &ReplayArgs, step: u64) -> Result<(), Failure> {
             let _ = stop.send(true);
         }
     });
-    let folders = (run_dir.as_path(), copy.path());
     let handle = runtime.handle().clone();
-    let again = sinew_assembly::repeat_steps(folders, step, &args.allow_change, handle, cancel)?;
+    let again = sinew_assembly::repeat_steps(
+        run_dir,
+        copy.path(),
+        step,
+        &args.allow_change,
+        handle,
+        cancel,
+    )?;
     let mut changes = Vec::new();
     for record in &again.records {
         if let Some(was) = recorded.iter().find(|r| r.step == record.step) {
@@ -327,8 +333,9 @@ pub(crate) fn fork(args: &ForkArgs) -> Result<(), Failure> {
     let engine = replayer.engine()?;
     for number in 1..=args.count {
         let engine = std::sync::Arc::clone(&engine);
-        let at = (args.at_turn, number);
-        let forked = runtime.block_on(replayer.fork(&trace, at, args.say.as_deref(), engine))?;
+        let say = args.say.as_deref();
+        let forked = replayer.fork(&trace, args.at_turn, number, say, engine);
+        let forked = runtime.block_on(forked)?;
         if let Some(change) = &forked.change {
             return Err(Failure::system(format!(
                 "the world cannot be restored: {} is not as recorded\n    was {}\n    is  {}\n  hint: `sinew replay {}` \

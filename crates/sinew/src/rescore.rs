@@ -104,7 +104,7 @@ pub(crate) fn run(args: &RescoreArgs) -> Result<(), Failure> {
         }
         Ok(())
     })?;
-    show(&changes, (own, new), args.json);
+    show(&changes, own, new, args.json);
     Ok(())
 }
 
@@ -186,7 +186,7 @@ fn write(store: &DiskStore, records: &[ScoreRecord]) -> Result<usize, Failure> {
 
 /// Prints the change of each component, then the whole: with episodes that only their environment can score,
 /// and scores that were written.
-fn show(changes: &ScoreChanges, (own, new): (usize, usize), json: bool) {
+fn show(changes: &ScoreChanges, own: usize, new: usize, json: bool) {
     let shown = |mean: Option<f64>| mean.map_or_else(|| "-".into(), |m| format!("{m:.4}"));
     for c in changes.components() {
         if json {

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &RewardArgs) -> Result<(), Failure> {
     let store = sinew_runs::store_path(&args.run_dir);
     let live = sinew_runs::in_use(&args.run_dir);
     let report =
-        import_file(&store, &args.file, (&args.source, now_us), live).map_err(|e| match e {
+        import_file(&store, &args.file, &args.source, now_us, live).map_err(|e| match e {
             StoreError::Missing { .. } | StoreError::Io { .. } => Failure::input(e),
             e => Failure::system(format!("store: {e}")),
         })?;

@@ -163,7 +163,8 @@ fn stop_on_signal(
     mut signals: watch::Receiver<u32>,
     sender: watch::Sender<bool>,
     bus: Bus,
-    (command, live): (&'static str, bool),
+    command: &'static str,
+    live: bool,
 ) {
     runtime.spawn(async move {
         // Nobody asks any more once the counting ends.
@@ -261,8 +262,8 @@ pub(crate) fn in_session<T>(
         .transpose()?;
     let (sender, cancel) = watch::channel(false);
     let bench = Bench::of_run(dir.path(), sender.clone());
-    let how = (options.command, live);
-    stop_on_signal(&runtime, signals, sender, bus.clone(), how);
+    let command = options.command;
+    stop_on_signal(&runtime, signals, sender, bus.clone(), command, live);
     let tasks = options.tasks.clone();
     let tasks = tasks.map_or_else(|| sinew_assembly::tasks(recipe), Ok)?;
     let session = sinew_assembly::Session {

@@ -53,21 +53,29 @@ pub(crate) fn advantages(
             let path = &mut batch.episodes[i].paths[p];
             let positions: Vec<usize> = (0..rewards.len()).filter(|&t| path.sampled[t]).collect();
             let mut returns = vec![0.0; rewards.len()];
-            let discounts = (gamma, lambda);
-            gae(discounts, &positions, &rewards, &values, after, |t, a| {
-                path.advantages[t] = a;
-                returns[t] = a + values[t];
-            });
+            gae(
+                gamma,
+                lambda,
+                &positions,
+                &rewards,
+                &values,
+                after,
+                |t, a| {
+                    path.advantages[t] = a;
+                    returns[t] = a + values[t];
+                },
+            );
             path.returns = Some(returns);
         }
     }
     Ok(())
 }
 
-/// GAE backward over `positions` with the discounts `(γ, λ)`. `after` is the value after the last position, 0
+/// GAE backward over `positions` with the discounts γ and λ. `after` is the value after the last position, 0
 /// at the end of an episode. Calls `each` with position and advantage.
 pub(crate) fn gae(
-    (gamma, lambda): (f64, f64),
+    gamma: f64,
+    lambda: f64,
     positions: &[usize],
     rewards: &[f64],
     values: &[f64],

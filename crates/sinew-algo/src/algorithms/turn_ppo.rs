@@ -57,13 +57,7 @@ pub(crate) fn advantages(
             let values = super::required(c, episode, path, "values", |c| c.values.as_ref())?;
             let after = super::value_after(c, episode, path)?;
             let path = &mut batch.episodes[i].paths[p];
-            bi_level(
-                discounts,
-                c.rewards.process,
-                outcome,
-                (&values, after),
-                path,
-            );
+            bi_level(discounts, c.rewards.process, outcome, &values, after, path);
         }
     }
     Ok(())
@@ -74,7 +68,8 @@ fn bi_level(
     d: Discounts,
     process: ProcessRewards,
     outcome: f64,
-    (values, after): (&[f64], f64),
+    values: &[f64],
+    after: f64,
     path: &mut Path,
 ) {
     let count = path.steps.len();
@@ -90,7 +85,8 @@ fn bi_level(
     let last_values: Vec<f64> = path.steps.iter().map(|s| values[s.last]).collect();
     let mut turn_returns = vec![0.0; count];
     ppo::gae(
-        (d.gamma_turn, d.lambda_turn),
+        d.gamma_turn,
+        d.lambda_turn,
         &turns,
         &rewards,
         &last_values,
@@ -106,7 +102,8 @@ fn bi_level(
         let inside = step.first..=step.last;
         let positions: Vec<usize> = inside.filter(|&t| path.sampled[t]).collect();
         ppo::gae(
-            (d.gamma, d.lambda),
+            d.gamma,
+            d.lambda,
             &positions,
             &token_rewards,
             values,

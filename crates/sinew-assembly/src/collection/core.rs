@@ -120,8 +120,8 @@ impl Collector {
     fn next_group(&mut self) -> Vec<Draw> {
         if self.drawn.is_empty() {
             self.blocks += 1;
-            let size = (BLOCK, self.config.group_size);
-            let groups = self.draws.groups(self.config.seed, self.blocks, size);
+            let (seed, group_size) = (self.config.seed, self.config.group_size);
+            let groups = self.draws.groups(seed, self.blocks, BLOCK, group_size);
             self.drawn.extend(groups);
         }
         let mut group = self.drawn.pop_front().unwrap_or_default();

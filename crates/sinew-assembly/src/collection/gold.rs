@@ -31,7 +31,8 @@ impl GoldRollouts {
         runs: Arc<GoldRuns>,
         store: Arc<dyn TraceStore>,
         seed: u64,
-        (runtime, cancel): (Handle, watch::Receiver<bool>),
+        runtime: Handle,
+        cancel: watch::Receiver<bool>,
     ) -> Self {
         Self {
             runs,

@@ -106,7 +106,7 @@ pub fn collection(
     let pinned = pins.plan.clone();
     let rewards = pins.rewards(recipe);
     pins.keep(&session, 0)?;
-    let groups = groups(&session, (&world.envs, &world.taskset), &renderer, &store);
+    let groups = groups(&session, &world.envs, &world.taskset, &renderer, &store);
     let made = RecipeParts {
         recipe,
         session: &session,
@@ -118,8 +118,8 @@ pub fn collection(
     let (rollouts, group_size, retries): (Box<dyn Rollouts>, _, _) = match recipe.data {
         Some(_) => {
             let runs = made.gold().runs(recipe);
-            let at = (session.runtime.clone(), session.cancel.clone());
-            let played = GoldRollouts::new(runs, Arc::clone(&store), recipe.seed, at);
+            let (runtime, cancel) = (session.runtime.clone(), session.cancel.clone());
+            let played = GoldRollouts::new(runs, Arc::clone(&store), recipe.seed, runtime, cancel);
             (Box::new(played), 1, 0)
         }
         None => {
@@ -192,7 +192,6 @@ struct RecipeParts<'a> {
 impl RecipeParts<'_> {
     fn gold(&self) -> source::Gold<'_> {
         let World { taskset, envs, .. } = &self.world;
-        let shown = (envs.as_ref(), self.renderer.as_ref());
         source::Gold {
             taskset,
             envs,
@@ -200,8 +199,10 @@ impl RecipeParts<'_> {
             run: run_info(
                 self.recipe,
                 self.session.dir.path(),
-                shown,
-                (self.device, self.rewards.clone()),
+                envs.as_ref(),
+                self.renderer.as_ref(),
+                self.device,
+                self.rewards.clone(),
             ),
         }
     }
@@ -229,11 +230,16 @@ impl RecipeParts<'_> {
         if how.engine.is_some() {
             run.provenance.kernels = None;
         }
-        let (envs, wait) = (&self.world.envs, &self.world.sandbox_wait);
-        let made = (Arc::clone(envs), Arc::clone(wait));
-        let with = (engine, &self.renderer);
         Ok(RolloutParts {
-            episode: episode_parts(self.recipe, self.session, run, with, made)?,
+            episode: episode_parts(
+                self.recipe,
+                self.session,
+                run,
+                engine,
+                &self.renderer,
+                Arc::clone(&self.world.envs),
+                Arc::clone(&self.world.sandbox_wait),
+            )?,
             taskset: Arc::clone(&self.world.taskset),
             options: plan::episode_options(&self.recipe.rollout),
             max_in_flight: self.recipe.rollout.max_in_flight,

@@ -137,7 +137,7 @@ fn native(name: &str) -> Result<(&'static EnvKind, ReadConfig), BenchError> {
 }
 
 /// The row compared with what a peer's program makes of as many environments, or why it makes nothing.
-fn compared(row: Row, peers: &Peers, (peer, program): (&str, &str)) -> Row {
+fn compared(row: Row, peers: &Peers, peer: &str, program: &str) -> Row {
     match peers.run(program, &[&PEER.to_string()]) {
         Ok(made) => row
             .against(&made.version, made.summary.median, Better::More)
@@ -223,7 +223,7 @@ impl World {
         if self.name != "tiny" {
             return Ok(row);
         }
-        Ok(compared(row, peers, ("Gymnasium", "gymnasium_corridor.py")))
+        Ok(compared(row, peers, "Gymnasium", "gymnasium_corridor.py"))
     }
 
     /// Waves of episodes through the whole loop, compared with the loop of `verifiers` around the same
@@ -233,7 +233,7 @@ impl World {
         let rates = runtime.block_on(self.rates(PEER))?;
         let name = format!("{}: loop of {PEER} at once, whole episodes", self.name);
         let row = Row::new(name, "steps/s", rates).others(CpuTime::others_since(cpu));
-        Ok(compared(row, peers, ("verifiers", "verifiers_corridor.py")))
+        Ok(compared(row, peers, "verifiers", "verifiers_corridor.py"))
     }
 
     /// Waves of episodes through the whole loop.

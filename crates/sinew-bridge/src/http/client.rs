@@ -205,7 +205,7 @@ impl Place {
         match shared
             .server
             .remote
-            .within((Method::DELETE, &path), None, limit)
+            .within(Method::DELETE, &path, None, limit)
             .await
         {
             Err(e) if !e.is_unknown() => Err(e),
@@ -249,7 +249,7 @@ async fn renew(remote: Remote, id: String, lease_s: f64, lost: Arc<AtomicBool>) 
     loop {
         tokio::time::sleep(Duration::from_secs_f64(lease_s / 3.0)).await;
         let limit = SHORT.min(Duration::from_secs_f64(lease_s));
-        match remote.within((Method::POST, &path), None, limit).await {
+        match remote.within(Method::POST, &path, None, limit).await {
             Err(e) if e.is_unknown() => {
                 lost.store(true, Ordering::Relaxed);
                 return;

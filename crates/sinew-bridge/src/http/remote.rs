@@ -144,9 +144,11 @@ impl Remote {
     /// The attempt number `number`, from 1, of a request that ends at `end`.
     async fn attempt(
         &self,
-        (method, path): (Method, &str),
+        method: Method,
+        path: &str,
         body: Option<Vec<u8>>,
-        (end, number): (Instant, u32),
+        end: Instant,
+        number: u32,
     ) -> Result<Answer, Failure<RemoteError>> {
         let what = || format!("{method} {}{path}", self.base);
         let once = self.once(method.clone(), path, body);
@@ -186,7 +188,8 @@ impl Remote {
     /// [`RemoteError`]. A request above the limit of a body is not sent.
     pub(crate) async fn within(
         &self,
-        (method, path): (Method, &str),
+        method: Method,
+        path: &str,
         body: Option<&Value>,
         limit: Duration,
     ) -> Result<Answer, RemoteError> {
@@ -202,7 +205,7 @@ impl Remote {
         let in_time = |wait: Duration| (Instant::now() + wait < end).then_some(wait);
         let attempt = || {
             number += 1;
-            self.attempt((method.clone(), path), body.clone(), (end, number))
+            self.attempt(method.clone(), path, body.clone(), end, number)
         };
         let answer = retry(WAITS, in_time, attempt).await;
         answer.map_err(|failure| match failure {
@@ -222,7 +225,8 @@ impl Remote {
     /// [`RemoteError`], for every status but 200 to 299.
     pub async fn once_with(
         &self,
-        (method, path): (Method, &str),
+        method: Method,
+        path: &str,
         body: Option<&Value>,
         cookies: &mut BTreeMap<String, String>,
     ) -> Result<Value, RemoteError> {
@@ -272,7 +276,7 @@ impl Remote {
         body: Option<&Value>,
     ) -> Result<T, RemoteError> {
         let answer = self
-            .within((method.clone(), path), body, self.timeout)
+            .within(method.clone(), path, body, self.timeout)
             .await?;
         sinew_types::json::from_slice(&answer.body).map_err(|e| RemoteError::Protocol {
             what: format!("{method} {}{path}", self.base),

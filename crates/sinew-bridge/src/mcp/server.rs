@@ -76,7 +76,7 @@ impl McpTarget {
             return Ok(Self::Url { url, key });
         }
         let search = std::env::var("PATH").unwrap_or_default();
-        Command::find(server, (spec, sessions), &search).map(Self::Command)
+        Command::find(server, spec, sessions, &search).map(Self::Command)
     }
 
     /// Name for messages.
@@ -92,7 +92,8 @@ impl Command {
     /// Finds the program, and shows what it and its arguments need.
     fn find(
         server: &McpServer,
-        (spec, sessions): (&SandboxSpec, usize),
+        spec: &SandboxSpec,
+        sessions: usize,
         search: &str,
     ) -> Result<Self, McpError> {
         let command = &server.command;

@@ -294,7 +294,8 @@ pub(super) fn read_openai(
     value: Value,
     path: &str,
     notes: &Notes,
-    (namespace, later): (Option<&str>, bool),
+    namespace: Option<&str>,
+    later: bool,
     request: &mut ModelRequest,
 ) -> Result<(), ApiError> {
     let mut fields = Fields::of(value, path, notes)?;

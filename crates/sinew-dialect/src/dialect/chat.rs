@@ -25,7 +25,7 @@ use super::agent_tools::{ToolForm, input_of};
 use super::fields::{Fields, Notes, wrong};
 use super::format::{guided, response_format};
 use super::media;
-use super::openai::{self, Chunks, MAX_TOP_LOGPROBS};
+use super::openai::{self, Chunks, MAX_TOP_LOGPROBS, ObjectName};
 use super::{
     AnswerContext, Choice, Delta, Dialect, EventWriter, ModelRequest, ModelResponse, SamplingAsk,
     TurnEnd, data_event, openai_error,
@@ -37,10 +37,16 @@ use serde_json::{Value, json};
 use sinew_render::Piece;
 use sinew_types::{Content, Message, Role, SampledToken, TokenId, ToolCall};
 
-/// Beginning of the ids and type of an answer, and of a chunk of one.
-const ANSWER: (&str, &str) = ("chatcmpl", "chat.completion");
-/// Prefix of ids, and `object` of chunks.
-const CHUNK: (&str, &str) = ("chatcmpl", "chat.completion.chunk");
+/// Id prefix and type of an answer.
+const ANSWER: ObjectName = ObjectName {
+    prefix: "chatcmpl",
+    object: "chat.completion",
+};
+/// Id prefix and type of a chunk of an answer.
+const CHUNK: ObjectName = ObjectName {
+    object: "chat.completion.chunk",
+    ..ANSWER
+};
 
 /// Most entries of `logit_bias`, `stop`.
 const MAX_BIAS: usize = 1024;

@@ -10,7 +10,7 @@
 
 use super::chat::{common, sampling};
 use super::fields::{Fields, Notes, wrong};
-use super::openai::{self, Chunks, token_text};
+use super::openai::{self, Chunks, ObjectName, token_text};
 use super::{
     AnswerContext, Delta, Dialect, EventWriter, ModelRequest, ModelResponse, TurnEnd, data_event,
     openai_error,
@@ -24,8 +24,11 @@ use sinew_types::{SampledToken, TokenId};
 /// Most alternatives of a token that may be asked for.
 const MAX_LOGPROBS: i64 = 20;
 
-/// Beginning of the ids, and type of an answer and of its chunks.
-const NAME: (&str, &str) = ("cmpl", "text_completion");
+/// Id prefix and type of an answer and of its chunks.
+const NAME: ObjectName = ObjectName {
+    prefix: "cmpl",
+    object: "text_completion",
+};
 
 /// `POST /v1/completions`.
 #[derive(Clone, Copy, Debug)]

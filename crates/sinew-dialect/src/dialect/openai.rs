@@ -39,7 +39,8 @@ pub(super) fn tools(
             &format!("tools[{i}]"),
             nested,
             notes,
-            (None, false),
+            None,
+            false,
             request,
         )?;
     }
@@ -117,8 +118,8 @@ fn word_choice(word: &str) -> Option<ToolChoice> {
     }
 }
 
-/// One tool. `place` is the namespace that it is in, and whether it may be called only from a later point of
-/// the conversation on.
+/// One tool, in a namespace or in none. It may be called only from a later point of the conversation on if
+/// `later`.
 ///
 /// # Errors
 /// If a field is wrong or unknown.
@@ -127,7 +128,8 @@ pub(super) fn read_tool(
     path: &str,
     nested: Option<&str>,
     notes: &Notes,
-    place: (Option<&str>, bool),
+    namespace: Option<&str>,
+    later: bool,
     request: &mut ModelRequest,
 ) -> Result<(), ApiError> {
     let kind = value["type"].as_str().unwrap_or("function").to_owned();
@@ -139,8 +141,8 @@ pub(super) fn read_tool(
             None => value,
         };
         return match kind.as_str() {
-            "namespace" => read_namespace(value, path, notes, place.1, request),
-            _ => agent_tools::read_openai(value, path, notes, place, request),
+            "namespace" => read_namespace(value, path, notes, later, request),
+            _ => agent_tools::read_openai(value, path, notes, namespace, later, request),
         };
     }
     let mut fields = Fields::of(value, path, notes)?;
@@ -155,7 +157,14 @@ pub(super) fn read_tool(
     };
     let empty = || json!({"type": "object", "properties": {}});
     let parameters = function.object("parameters")?.unwrap_or_else(empty);
-    add_tool(&mut function, "parameters", parameters, place, request)?;
+    add_tool(
+        &mut function,
+        "parameters",
+        parameters,
+        namespace,
+        later,
+        request,
+    )?;
     agent_tools::only_the_model_calls(&mut function)?;
     function.end()
 }
@@ -183,7 +192,7 @@ fn read_namespace(
     }
     for (i, tool) in tools.into_iter().enumerate() {
         let path = format!("{path}.tools[{i}]");
-        read_tool(tool, &path, None, notes, (Some(&name), later), request)?;
+        read_tool(tool, &path, None, notes, Some(&name), later, request)?;
     }
     agent_tools::only_the_model_calls(&mut fields)?;
     fields.end()
@@ -207,7 +216,8 @@ pub(super) fn add_tool(
     fields: &mut Fields<'_>,
     schema: &str,
     parameters: Value,
-    (namespace, later): (Option<&str>, bool),
+    namespace: Option<&str>,
+    later: bool,
     request: &mut ModelRequest,
 ) -> Result<(), ApiError> {
     let spec = ToolSpec {
@@ -296,15 +306,25 @@ pub(super) fn add_ids(context: &AnswerContext, choice: &mut Value, tokens: &[Sam
     }
 }
 
-/// The object of an answer, or of a chunk of one: `prefix` begins its id, `object` names its type.
+/// Id prefix and type of an answer, or of a chunk of one.
+#[derive(Clone, Copy)]
+pub(super) struct ObjectName {
+    /// Beginning of its id.
+    pub(super) prefix: &'static str,
+    /// Its type, in the field `object`.
+    pub(super) object: &'static str,
+}
+
+/// The object of an answer, or of a chunk of one.
 pub(super) fn object(
     context: &AnswerContext,
-    (prefix, object): (&str, &str),
+    name: ObjectName,
     choices: Vec<Value>,
 ) -> Map<String, Value> {
     let mut map = Map::new();
-    map.insert("id".into(), json!(format!("{prefix}-{}", context.id)));
-    map.insert("object".into(), json!(object));
+    let id = format!("{}-{}", name.prefix, context.id);
+    map.insert("id".into(), json!(id));
+    map.insert("object".into(), json!(name.object));
     map.insert("created".into(), json!(context.created_s));
     map.insert("model".into(), json!(context.request.model));
     map.insert("choices".into(), choices.into());
@@ -314,7 +334,7 @@ pub(super) fn object(
 /// A whole answer: its choices, the usage, and the ids of the prompt if they were asked for.
 pub(super) fn answer(
     context: &AnswerContext,
-    name: (&str, &str),
+    name: ObjectName,
     choices: Vec<Value>,
     used: &Usage,
 ) -> Value {
@@ -328,8 +348,8 @@ pub(super) fn answer(
 
 /// Chunks of a stream, one choice in each.
 pub(super) struct Chunks {
-    /// Begins the id, and names the type of each chunk.
-    pub(super) name: (&'static str, &'static str),
+    /// Id prefix and type of each chunk.
+    pub(super) name: ObjectName,
     /// Whether a chunk was written: the first one has the ids of the prompt, if they were asked for.
     pub(super) opened: bool,
 }

@@ -144,7 +144,8 @@ impl Setup {
         theirs: &[RawFd],
         argv: &[CString],
         env: &[CString],
-        (waits, apart): (bool, bool),
+        waits: bool,
+        apart: bool,
     ) -> std::result::Result<i32, Failure> {
         let failed = at(FORK);
         let (said, say) = sys::pipe().map_err(&failed)?;
@@ -152,7 +153,7 @@ impl Setup {
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let ready_s = if waits { READY_S } else { 0 };
-            let (step, errno) = become_program(&self.walls, (ready_s, apart), theirs, argv, env);
+            let (step, errno) = become_program(&self.walls, ready_s, apart, theirs, argv, env);
             let mut record = step.to_ne_bytes().to_vec();
             record.extend_from_slice(&errno.to_ne_bytes());
             let _ = File::from(say).write_all(&record);
@@ -190,7 +191,7 @@ impl Setup {
         let (control_r, control) = sys::pipe().map_err(&failed)?;
         let theirs = [&in_r, &out_w, &err_w, &control_r].map(AsRawFd::as_raw_fd);
         let theirs = if waits { &theirs[..] } else { &theirs[..3] };
-        let pid = self.launch(theirs, argv, env, (waits, false))?;
+        let pid = self.launch(theirs, argv, env, waits, false)?;
         let child = Child::waiting(pid, [stdin, out_r, err_r, control]);
         let mut child = child.map_err(&failed)?;
         if !waits {
@@ -226,7 +227,7 @@ impl Setup {
         let (ours, theirs) = UnixStream::pair().ok()?;
         let null = null.as_raw_fd();
         let fds = [null, null, null, theirs.as_raw_fd()];
-        let pid = self.launch(&fds, &argv, &env, (true, true)).ok()?;
+        let pid = self.launch(&fds, &argv, &env, true, true).ok()?;
         Some((pid, ours))
     }
 
@@ -248,7 +249,8 @@ pub(super) fn texts(list: &[Vec<u8>]) -> Result<Vec<CString>> {
 /// Turns the child into the program: from here on it keeps nothing of the agent but what the program gets.
 fn become_program(
     walls: &Walls,
-    (ready_s, apart): (u64, bool),
+    ready_s: u64,
+    apart: bool,
     fds: &[RawFd],
     argv: &[CString],
     env: &[CString],

@@ -179,7 +179,8 @@ fn rows(times: Times) -> [Row; 12] {
 /// If a sandbox cannot be made or a program fails.
 pub async fn run(
     provider: &MicrovmProvider,
-    (runs, boots): (usize, usize),
+    runs: usize,
+    boots: usize,
     on_row: &mut (dyn FnMut(BenchRow) + Send),
 ) -> Result<(), SandboxError> {
     let spec = SandboxSpec::default();

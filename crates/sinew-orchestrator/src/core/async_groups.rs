@@ -61,7 +61,7 @@ impl Drawer {
             return None;
         };
         let adaptive = adaptive.as_ref()?;
-        Some(self.adapted.task_of(tasks, adaptive, (config.seed, draw)))
+        Some(self.adapted.task_of(tasks, adaptive, config.seed, draw))
     }
 
     /// The task of a draw; draws are asked for in ascending order.

@@ -211,10 +211,10 @@ impl PipelineCore {
                     dropped,
                     sightings,
                 },
-            ) => self.scored(batch, (trained, dropped), sightings),
+            ) => self.scored(batch, trained, dropped, sightings),
             (Stage::Training(batch), Event::UpdateDone(record)) => self.updated(batch, &record),
             (Stage::Publishing(batch, alarm), Event::WeightsLive { version }) => {
-                self.live(batch, alarm, (version, now))
+                self.live(batch, alarm, version, now)
             }
             (stage, _) => {
                 self.stage = stage;
@@ -233,7 +233,7 @@ impl PipelineCore {
                 signal,
                 stored,
                 ..
-            } => self.decided(rollout, &group, (signal, stored)),
+            } => self.decided(rollout, &group, signal, stored),
             Event::SpentGroupsCounted { spent } => self.compared(rollout, spent),
             _ => {
                 self.stage = Stage::Rollout(rollout);
@@ -530,7 +530,8 @@ impl PipelineCore {
         &mut self,
         mut rollout: Rollout,
         group: &GroupId,
-        (signal, stored): (bool, Vec<EpisodeId>),
+        signal: bool,
+        stored: Vec<EpisodeId>,
     ) -> Vec<Command> {
         let was_complete = rollout.slots.is_complete();
         if signal {
@@ -586,7 +587,8 @@ impl PipelineCore {
     fn scored(
         &mut self,
         mut batch: Batch,
-        (trained, dropped): (Vec<EpisodeId>, BTreeMap<EpisodeId, String>),
+        trained: Vec<EpisodeId>,
+        dropped: BTreeMap<EpisodeId, String>,
         sightings: Vec<Sighting>,
     ) -> Vec<Command> {
         if !batch.recalled {
@@ -637,12 +639,7 @@ impl PipelineCore {
 
     /// Ends a step: commit, checkpoint if one is due, record. A commit waits while the run's health is in
     /// doubt, so that steps which have to be done again are never committed.
-    fn live(
-        &mut self,
-        batch: Batch,
-        alarm: Option<Alarm>,
-        (version, now): (u64, f64),
-    ) -> Vec<Command> {
+    fn live(&mut self, batch: Batch, alarm: Option<Alarm>, version: u64, now: f64) -> Vec<Command> {
         self.state.version = version;
         self.state.step += 1;
         let step = self.state.step;

@@ -67,7 +67,7 @@ impl Place {
             let mut cookies = place.cookies.lock().await;
             let remote = &place.host.server.remote;
             remote
-                .once_with((Method::POST, &path), Some(&body), &mut cookies)
+                .once_with(Method::POST, &path, Some(&body), &mut cookies)
                 .await
         });
         sent.await.unwrap_or_else(|e| {

@@ -47,11 +47,11 @@ impl EnvConfig for OpenEnv {
     }
 
     fn taskset(&self, seed: u64) -> Result<Arc<dyn Taskset>, TasksetError> {
-        let sizes = (self.train, self.held_out);
         Ok(Arc::new(SeedTasks::new(
             "openenv",
             &self.prompt,
-            sizes,
+            self.train,
+            self.held_out,
             seed,
         )))
     }

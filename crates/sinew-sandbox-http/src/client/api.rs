@@ -253,7 +253,8 @@ impl Api {
         id: &str,
         request: &ExecRequest,
         env: Vec<(String, String)>,
-        (stream, terminal): (bool, Option<TerminalSize>),
+        stream: bool,
+        terminal: Option<TerminalSize>,
     ) -> RequestBuilder {
         let env: serde_json::Map<String, Value> =
             env.into_iter().map(|(n, v)| (n, json!(v))).collect();

@@ -141,7 +141,7 @@ impl RemoteSandbox {
         let stream = options.output.is_some();
         let asked = self
             .api
-            .exec(self.held.id(), &request, options.env, (stream, None));
+            .exec(self.held.id(), &request, options.env, stream, None);
         match options.output {
             None => self.api.ran(self.api.value(asked).await?),
             Some(output) => {
@@ -165,7 +165,7 @@ impl RemoteSandbox {
             output,
         } = terminal;
         let id = self.held.id();
-        let asked = self.api.exec(id, &request, env, (true, Some(size)));
+        let asked = self.api.exec(id, &request, env, true, Some(size));
         let answer = self.api.send(asked).await?;
         let show = Output::Terminal(output.clone());
         let typed = async {

@@ -230,7 +230,7 @@ impl ProcessSandbox {
             None => {
                 let until = started + request.deadline;
                 let input = &request.stdin;
-                self.attend(pipes, (input, output), until, ended).await?
+                self.attend(pipes, input, output, until, ended).await?
             }
         };
         // It wrote too much and ended before anybody looked.
@@ -248,7 +248,8 @@ impl ProcessSandbox {
     async fn attend(
         &self,
         pipes: Pipes,
-        (input, output): (&[u8], Option<mpsc::Sender<OutputChunk>>),
+        input: &[u8],
+        output: Option<mpsc::Sender<OutputChunk>>,
         until: Instant,
         mut ended: tokio::sync::oneshot::Receiver<End>,
     ) -> Result<(Option<Ending>, StreamOutput, StreamOutput, End), SandboxError> {

@@ -332,7 +332,7 @@ proptest! {
             if !format.is_built() {
                 continue;
             }
-            let done = export(&reader, &Filter::default(), None, (&path, format), false).unwrap();
+            let done = export(&reader, &Filter::default(), None, &path, format, false).unwrap();
             prop_assert_eq!((done.episodes, done.without_messages), (traces.len() as u64, 0));
             let config = DatasetConfig::Demonstrations { path: path.display().to_string() };
             let data = Dataset::load(&config, &renderer, 1 << 16).unwrap();

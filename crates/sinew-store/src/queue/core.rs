@@ -275,14 +275,14 @@ impl QueueCore {
         if let Some(row) = self.rows.get_mut(&seq) {
             let readers = &mut self.readers;
             work(row, &mut |reader, row, link| {
-                index(&mut readers[reader], reader, (seq, row), link);
+                index(&mut readers[reader], reader, seq, row, link);
             });
         }
     }
 
     fn insert(&mut self, seq: u64, row: Row) {
         for (n, reader) in self.readers.iter_mut().enumerate() {
-            index(reader, n, (seq, &row), true);
+            index(reader, n, seq, &row, true);
         }
         let group = self.groups.entry(row.unit).or_default();
         group.size = group.size.max(row.size);
@@ -334,7 +334,7 @@ impl QueueCore {
             return;
         };
         for (n, reader) in self.readers.iter_mut().enumerate() {
-            index(reader, n, (seq, &row), false);
+            index(reader, n, seq, &row, false);
         }
         self.by_key.remove(&row.key);
         self.done -= usize::from(row.done);
@@ -372,7 +372,7 @@ impl QueueCore {
             dead: 0,
         };
         for (seq, row) in &self.rows {
-            index(&mut reader, number, (*seq, row), true);
+            index(&mut reader, number, *seq, row, true);
         }
         self.readers.push(reader);
     }
@@ -388,7 +388,7 @@ fn track(finished: &mut BTreeSet<u64>, unit: u64, group: &Group) {
 }
 
 /// Takes a row out of the indexes of a consumer, or puts it in, as it stands now.
-fn index(reader: &mut Reader, number: usize, (seq, row): (u64, &Row), link: bool) {
+fn index(reader: &mut Reader, number: usize, seq: u64, row: &Row, link: bool) {
     let open = Hold::Open;
     let hold = row.claims.get(number).map_or(&open, |c| &c.hold);
     let count = |n: &mut usize| if link { *n += 1 } else { *n -= 1 };

@@ -35,12 +35,12 @@ fn rows_have_what_the_traces_have() {
     let directory = tempfile::tempdir().unwrap();
     let store = store(&directory.path().join("store"));
     let path = directory.path().join("a.jsonl");
-    let to = (path.as_path(), ExportFormat::of(&path).unwrap());
+    let format = ExportFormat::of(&path).unwrap();
     let filter = Filter {
         task_kind: Some("code".into()),
         ..Filter::default()
     };
-    let count = export(&store, &filter, Some(30), to, true).unwrap();
+    let count = export(&store, &filter, Some(30), &path, format, true).unwrap();
     let rows = lines(&path);
     assert_eq!((count.episodes, rows.len()), (30, 30));
     assert_eq!(rows[1]["episode"], "e2");
@@ -62,7 +62,7 @@ fn rows_have_what_the_traces_have() {
     );
     assert_eq!(rows[25]["success"], serde_json::Value::Null);
     // This export has no tokens and several pages, in the order of commits; it replaces the earlier file.
-    let count = export(&store, &Filter::default(), None, to, false).unwrap();
+    let count = export(&store, &Filter::default(), None, &path, format, false).unwrap();
     let rows = lines(&path);
     assert_eq!((count.episodes, rows.len() as u64), (ROWS, ROWS));
     assert!(
@@ -105,8 +105,8 @@ fn a_row_is_the_whole_conversation_or_says_that_it_is_not() {
     disk.commit_batch(&traces).unwrap();
     let reader = StoreReader::open(&directory.path().join("store")).unwrap();
     let path = directory.path().join("a.jsonl");
-    let to = (path.as_path(), ExportFormat::JsonLines);
-    let done = export(&reader, &Filter::default(), None, to, false).unwrap();
+    let format = ExportFormat::JsonLines;
+    let done = export(&reader, &Filter::default(), None, &path, format, false).unwrap();
     assert_eq!((done.episodes, done.without_messages), (3, 1));
     let rows = lines(&path);
     let last = &rows[0]["messages"][1];
@@ -130,8 +130,8 @@ fn a_file_is_whole_or_not_there() {
     let path = directory.path().join("a.jsonl");
     std::fs::write(&path, "before\n").unwrap();
     std::fs::remove_dir_all(folder.join("segments")).unwrap();
-    let to = (path.as_path(), ExportFormat::JsonLines);
-    assert!(export(&store, &Filter::default(), None, to, false).is_err());
+    let format = ExportFormat::JsonLines;
+    assert!(export(&store, &Filter::default(), None, &path, format, false).is_err());
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "before\n");
     let left: Vec<_> = directory.path().read_dir().unwrap().flatten().collect();
     assert_eq!(left.len(), 2, "{left:?}");
@@ -146,8 +146,8 @@ fn pyarrow_duckdb_and_datasets_read_the_same_rows() {
     let store = store(&directory.path().join("store"));
     for ending in ["jsonl", "parquet", "arrow"] {
         let path = directory.path().join(format!("episodes.{ending}"));
-        let to = (path.as_path(), ExportFormat::of(&path).unwrap());
-        let count = export(&store, &Filter::default(), None, to, true).unwrap();
+        let format = ExportFormat::of(&path).unwrap();
+        let count = export(&store, &Filter::default(), None, &path, format, true).unwrap();
         assert_eq!(count.episodes, ROWS);
     }
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");

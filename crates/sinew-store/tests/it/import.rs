@@ -104,12 +104,12 @@ fn a_store_that_another_process_writes_takes_scores_from_its_inbox() {
                 \"name\": \"a\", \"value\": 1}\n";
     std::fs::write(&file, rows).unwrap();
     let folder = directory.path().join("store");
-    let missing = import_file(&folder, &file, (IMPORT_SOURCE, 1), false);
+    let missing = import_file(&folder, &file, IMPORT_SOURCE, 1, false);
     assert!(matches!(missing, Err(StoreError::Missing { .. })));
     assert!(!folder.exists());
     let store = DiskStore::open(&folder, StoreOptions::default()).unwrap();
     filled(&store);
-    let report = import_file(&folder, &file, (IMPORT_SOURCE, 1), false).unwrap();
+    let report = import_file(&folder, &file, IMPORT_SOURCE, 1, false).unwrap();
     assert_eq!((report.new, report.refused, report.queued), (1, 1, true));
     assert_eq!(store.scores(&id(0)).unwrap(), []);
     let inbox = Inbox::of_store(&folder);
@@ -118,7 +118,7 @@ fn a_store_that_another_process_writes_takes_scores_from_its_inbox() {
     assert_eq!(inbox.take(&store).unwrap(), (0, Vec::new()));
     drop(store);
     // Nobody writes it: at once, and it is known.
-    let report = import_file(&folder, &file, (IMPORT_SOURCE, 9), false).unwrap();
+    let report = import_file(&folder, &file, IMPORT_SOURCE, 9, false).unwrap();
     assert_eq!((report.known, report.queued), (1, false));
 }
 

@@ -130,7 +130,10 @@ impl Product<'_> {
                         data: data[p * nr..].as_ptr(),
                         stride: k * nr,
                     },
-                    Source::Split(split) => PanelsOfB::Split(split, p / BLOCK),
+                    Source::Split(split) => PanelsOfB::Split(SplitPart {
+                        split,
+                        first: p / BLOCK,
+                    }),
                 };
                 self.pass(cols, steps, b, shared.then_some(packed));
             }
@@ -188,7 +191,11 @@ impl Product<'_> {
             load_c: self.accumulate || steps.start > 0,
         };
         let col_panels = cols.len().div_ceil(nr);
-        let size = (m, cols.len(), depth);
+        let size = PassSize {
+            rows: m,
+            cols: cols.len(),
+            depth,
+        };
         let grid = Grid::new(self.dev, panels, col_panels, size, shared.is_some());
         let joined = match b {
             PanelsOfB::Split(..) if m > FEW * sizes.split_rows => joined_len(depth, nr),
@@ -240,8 +247,15 @@ enum PanelsOfB<'a> {
     /// Panels of `f32` from the first column and step of a pass on, `stride` words from one panel to the
     /// next.
     Wide { data: *const f32, stride: usize },
-    /// Panels of 12 bits a value: all columns from a block on.
-    Split(&'a Split, usize),
+    /// Panels of 12 bits a value.
+    Split(SplitPart<'a>),
+}
+
+/// Panels of 12 bits a value: all columns from block `first` on.
+#[derive(Clone, Copy)]
+struct SplitPart<'a> {
+    split: &'a Split,
+    first: usize,
 }
 
 /// Data that all tasks of a pass share.
@@ -272,6 +286,14 @@ fn even_tasks(panels: usize, wanted: usize, threads: usize) -> usize {
     best.map_or(wanted, tasks)
 }
 
+/// Rows and columns of the part of `c` that a pass computes, and the steps of the pass.
+#[derive(Clone, Copy, Debug)]
+struct PassSize {
+    rows: usize,
+    cols: usize,
+    depth: usize,
+}
+
 /// Tasks of a pass: panels of rows by panels of columns.
 struct Grid {
     row_panels: usize,
@@ -283,13 +305,8 @@ struct Grid {
 }
 
 impl Grid {
-    fn new(
-        dev: &Cpu,
-        panels: Panels,
-        col_panels: usize,
-        (rows, cols, depth): (usize, usize, usize),
-        shared: bool,
-    ) -> Self {
+    fn new(dev: &Cpu, panels: Panels, col_panels: usize, size: PassSize, shared: bool) -> Self {
+        let PassSize { rows, cols, depth } = size;
         let wanted = (dev.threads() * TASKS_PER_THREAD)
             .min(rows.max(STREAM_ROWS) * cols * depth / TASK_WORK)
             .max(1);
@@ -390,30 +407,24 @@ impl Job<'_> {
         }
     }
 
-    /// The tile of row panel `i` from column `col` on, over `depth` steps from `step` of the pass on, which
-    /// `left` has. Nothing of `b` yet.
+    /// The tile of row panel `i` from column `col` on, over `steps` of the pass, which `left` has. Nothing of
+    /// `b` yet.
     #[inline(always)]
-    fn tile(
-        &self,
-        left: Left,
-        i: usize,
-        col: usize,
-        (step, depth): (usize, usize),
-    ) -> (usize, Operands) {
+    fn tile(&self, left: Left, i: usize, col: usize, steps: &Range<usize>) -> (usize, Operands) {
         let start = self.panels.start(i);
         let count = self.panels.start(i + 1) - start;
         let c = self.c.wrapping_add(start * self.ldc + col);
         let x = Operands {
             a: left
                 .data
-                .wrapping_add((start - left.top) * left.depth + (step - left.first) * count),
+                .wrapping_add((start - left.top) * left.depth + (steps.start - left.first) * count),
             b: std::ptr::null(),
             b_stride: 0,
             c,
             ldc: self.ldc,
             cols: self.n - col,
-            depth,
-            load_c: self.load_c || step > 0,
+            depth: steps.len(),
+            load_c: self.load_c || steps.start > 0,
             next_c: c.wrapping_add(count * self.ldc),
             ahead: c,
             ahead_step: 0,
@@ -438,18 +449,19 @@ fn compute<V: Tile>(job: &Job<'_>, rows: Range<usize>, cols: Range<usize>, block
     let mut p = 0;
     while p < job.depth {
         let depth = depth_block(job.depth - p);
-        let left = job.left::<V>(&rows, p..p + depth, block);
+        let steps = p..p + depth;
+        let left = job.left::<V>(&rows, steps.clone(), block);
         let mut j = cols.start;
         while j < cols.end {
             j += match job.b {
                 PanelsOfB::Wide { data, stride } => {
-                    compute_wide::<V>(job, left, &rows, j..cols.end, (p, depth), (data, stride))
+                    compute_wide::<V>(job, left, &rows, j..cols.end, &steps, data, stride)
                 }
-                PanelsOfB::Split(split, first) if few => {
-                    compute_few::<V>(job, left, &rows, j..cols.end, (p, depth), (split, first))
+                PanelsOfB::Split(b) if few => {
+                    compute_few::<V>(job, left, &rows, j..cols.end, &steps, b)
                 }
-                PanelsOfB::Split(split, first) => {
-                    compute_group::<V>(job, left, &rows, j, (p, depth), (split, first), joined);
+                PanelsOfB::Split(b) => {
+                    compute_group::<V>(job, left, &rows, j, &steps, b, joined);
                     1
                 }
             };
@@ -459,8 +471,7 @@ fn compute<V: Tile>(job: &Job<'_>, rows: Range<usize>, cols: Range<usize>, block
 }
 }
 
-/// Computes the first of `cols`, or some of the first for few rows, over `depth` steps from `p` on. Returns
-/// how many.
+/// Computes the first of `cols`, or some of the first for few rows, over `steps`. Returns how many.
 ///
 /// # Safety
 /// Same as for `compute`.
@@ -470,14 +481,15 @@ unsafe fn compute_wide<V: Tile>(
     left: Left,
     rows: &Range<usize>,
     cols: Range<usize>,
-    (p, depth): (usize, usize),
-    (data, stride): (*const f32, usize),
+    steps: &Range<usize>,
+    data: *const f32,
+    stride: usize,
 ) -> usize {
     let (j, whole) = (cols.start, job.n / V::NR);
     let mut done = 1;
     for i in rows.clone() {
-        let (count, mut x) = job.tile(left, i, j * V::NR, (p, depth));
-        x.b = data.wrapping_add(j * stride + p * V::NR);
+        let (count, mut x) = job.tile(left, i, j * V::NR, steps);
+        x.b = data.wrapping_add(j * stride + steps.start * V::NR);
         (x.b_stride, x.cols) = (stride, x.cols.min(V::NR));
         read_ahead(&mut x, i - rows.start, rows.len(), UNROLL * V::NR);
         // Several panels at once only where there is a single panel of rows: then this loop
@@ -509,13 +521,14 @@ unsafe fn compute_few<V: Tile>(
     left: Left,
     rows: &Range<usize>,
     cols: Range<usize>,
-    (p, depth): (usize, usize),
-    (split, first): (&Split, usize),
+    steps: &Range<usize>,
+    b: SplitPart<'_>,
 ) -> usize {
-    let (j, first) = (cols.start, first + p / BLOCK);
+    let (j, split) = (cols.start, b.split);
+    let first = b.first + steps.start / BLOCK;
     let mut done = 1;
     for i in rows.clone() {
-        let (count, mut x) = job.tile(left, i, j * V::SPLIT_NR, (p, depth));
+        let (count, mut x) = job.tile(left, i, j * V::SPLIT_NR, steps);
         let panels = match rows.len() {
             1 => cols.end.min(job.n / V::SPLIT_NR).saturating_sub(j),
             _ => 1,
@@ -546,11 +559,12 @@ unsafe fn compute_group<V: Tile>(
     left: Left,
     rows: &Range<usize>,
     group: usize,
-    (p, depth): (usize, usize),
-    (split, first): (&Split, usize),
+    steps: &Range<usize>,
+    b: SplitPart<'_>,
     joined: *mut f32,
 ) {
-    let (nr, first) = (V::SPLIT_NR * V::GROUP, first + p / BLOCK);
+    let (split, depth) = (b.split, steps.len());
+    let (nr, first) = (V::SPLIT_NR * V::GROUP, b.first + steps.start / BLOCK);
     let panels = nr / V::NR;
     let tiles = rows.len() * panels;
     // SAFETY: the caller's promise.
@@ -561,7 +575,7 @@ unsafe fn compute_group<V: Tile>(
             if col >= job.n {
                 break;
             }
-            let (count, mut x) = job.tile(left, i, col, (p, depth));
+            let (count, mut x) = job.tile(left, i, col, steps);
             x.b = joined.wrapping_add(panel * depth.next_multiple_of(BLOCK) * V::NR);
             x.cols = x.cols.min(V::NR);
             // The panels of the next group, shared out to the tiles.
@@ -606,7 +620,7 @@ fn depth_block(left: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{Grid, LAST_PARTS, Panels, even_tasks};
+    use super::{Grid, LAST_PARTS, Panels, PassSize, even_tasks};
     use crate::cpu::{Cpu, KernelSet};
 
     #[test]
@@ -623,7 +637,7 @@ mod tests {
                 (32, 960, 576),
             ] {
                 let (panels, col_panels) = (Panels::new(rows, 9), cols.div_ceil(48));
-                let size = (rows, cols, depth);
+                let size = PassSize { rows, cols, depth };
                 let grid = Grid::new(&dev, panels, col_panels, size, rows < 193);
                 let mut seen = vec![0; panels.count * col_panels];
                 for task in 0..grid.tasks() {

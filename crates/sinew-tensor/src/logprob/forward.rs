@@ -85,32 +85,52 @@ pub(super) fn forward(
             let y = MatMut::with_ld(to, rows.len(), tokens.len(), ld);
             dev.matmul_nt(x, input.weights(&tokens), y, false);
             let stats = &mut scratch.stats[rows.clone()];
-            scan(dev, input, (to, ld), (rows.clone(), tokens), entropy, stats);
+            let products = Products {
+                values: to,
+                ld,
+                rows: rows.clone(),
+                tokens,
+            };
+            scan(dev, input, products, entropy, stats);
         }
     }
     finish(&scratch.stats, out, &mut scratch.kept, input);
     scratch.kept.rows = kept;
 }
 
-/// Adds a section's products, `ld` values from row to row, to the statistics of its rows.
+/// Products of some rows with a section of the vocabulary.
+struct Products<'a> {
+    values: &'a [f32],
+    /// Number of values from row to row.
+    ld: usize,
+    rows: Range<usize>,
+    tokens: Range<usize>,
+}
+
+/// Adds a section's products to the statistics of its rows.
 fn scan(
     dev: &Cpu,
     input: &LinearLogprob<'_>,
-    (products, ld): (&[f32], usize),
-    (rows, tokens): (Range<usize>, Range<usize>),
+    products: Products<'_>,
     entropy: bool,
     stats: &mut [Stat],
 ) {
+    let Products {
+        values,
+        ld,
+        rows,
+        tokens,
+    } = products;
     let stats = SharedMut::new(stats);
     dev.pool().parallel_ranges(rows.len(), ROW_GRAIN, &|part| {
         for i in part {
-            let products = &products[i * ld..][..tokens.len()];
+            let products = &values[i * ld..][..tokens.len()];
             // SAFETY: each row is in one part.
             let stat = unsafe { &mut stats.range(i..i + 1)[0] };
             let scale = input.scale(rows.start + i);
             let mask = input.mask(rows.start + i);
             stat.join(
-                scan_some(dev, products, (mask, &tokens), scale, entropy),
+                scan_some(dev, products, mask, &tokens, scale, entropy),
                 scale,
             );
             let target = input.targets[rows.start + i] as usize;
@@ -125,7 +145,8 @@ fn scan(
 fn scan_some(
     dev: &Cpu,
     products: &[f32],
-    (mask, tokens): (Option<&[u32]>, &Range<usize>),
+    mask: Option<&[u32]>,
+    tokens: &Range<usize>,
     scale: f32,
     entropy: bool,
 ) -> Stat {
@@ -151,10 +172,7 @@ pub(super) fn row(
     let mut stat = Stat::default();
     for tokens in sections(products.len()) {
         let products = &products[tokens.clone()];
-        stat.join(
-            scan_some(dev, products, (mask, &tokens), scale, false),
-            scale,
-        );
+        stat.join(scan_some(dev, products, mask, &tokens, scale, false), scale);
     }
     SoftmaxRow {
         max: stat.max,

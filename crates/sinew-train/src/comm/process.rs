@@ -151,7 +151,8 @@ impl ProcessComm {
 
     /// Another rank. It waits without limit for messages of rank 0, at the other end of `link`.
     pub fn follower(
-        (rank, ranks): (usize, usize),
+        rank: usize,
+        ranks: usize,
         link: Link,
         memory: File,
         numbers: usize,

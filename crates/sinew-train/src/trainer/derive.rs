@@ -43,8 +43,9 @@ pub(super) fn derive(
         }
         if let Some(teacher) = &state.spec.teacher {
             let (logprobs, weights) = (&scores.logprobs, &columns.weights);
-            let into = (&mut grads.logprobs[..], &mut sums);
-            state.report.loss += teacher_loss(teacher, row, packed, logprobs, weights, into);
+            let slopes = &mut grads.logprobs;
+            state.report.loss +=
+                teacher_loss(teacher, row, packed, logprobs, weights, slopes, &mut sums);
         }
         if let Some((coefficient, clip)) = state.spec.value {
             let value = columns.value_loss(coefficient, clip).map_err(failed)?;
@@ -65,7 +66,8 @@ fn teacher_loss(
     packed: &PackedRow,
     logprobs: &[f32],
     weights: &[f32],
-    (grads, sums): (&mut [f32], &mut MetricSums),
+    grads: &mut [f32],
+    sums: &mut MetricSums,
 ) -> f64 {
     let mut loss = 0.0;
     let mut items = packed.tops.iter().map(|&item| item as usize);

@@ -593,7 +593,7 @@ fn group(ranks: usize) -> Vec<ProcessComm> {
         let (down, up) = (pipe(), pipe());
         links.push(Link::new(rank, up.0, down.1));
         let (link, memory) = (Link::new(0, down.0, up.1), memory.try_clone().unwrap());
-        let comm = ProcessComm::follower((rank, ranks), link, memory, numbers, device());
+        let comm = ProcessComm::follower(rank, ranks, link, memory, numbers, device());
         all.push(comm);
     }
     let deadline = std::time::Duration::from_secs(60);

@@ -40,7 +40,7 @@ const AROUND: u32 = 90;
 /// If it cannot be drawn.
 pub fn timeline(title: &str, x: &str, lanes: &[Lane]) -> Result<String, ViewError> {
     let mut svg = String::new();
-    draw(&mut svg, (title, x), lanes).map_err(|e| ViewError::plot(title, &*e))?;
+    draw(&mut svg, title, x, lanes).map_err(|e| ViewError::plot(title, &*e))?;
     Ok(svg)
 }
 
@@ -63,7 +63,8 @@ fn columns(lane: &Lane, end: f64) -> Vec<f64> {
 
 fn draw(
     svg: &mut String,
-    (title, x): (&str, &str),
+    title: &str,
+    x: &str,
     lanes: &[Lane],
 ) -> Result<(), Box<dyn std::error::Error>> {
     let ends = lanes.iter().flat_map(|l| &l.spans).map(|s| s.to);

@@ -45,7 +45,7 @@ pub fn plot_with_points(
     marked: &[Curve],
 ) -> Result<String, ViewError> {
     let mut svg = String::new();
-    let drawn = draw_plot(&mut svg, (title, x, y), curves, marked);
+    let drawn = draw_plot(&mut svg, title, x, y, curves, marked);
     drawn.map_err(|e| ViewError::plot(title, &*e))?;
     Ok(svg)
 }
@@ -85,16 +85,17 @@ fn parts(curve: &Curve) -> impl Iterator<Item = &[(f64, f64)]> {
 /// about 1.
 fn draw_plot(
     svg: &mut String,
-    (title, x, y): (&str, &str, &str),
+    title: &str,
+    x: &str,
+    y: &str,
     curves: &[Curve],
     marked: &[Curve],
 ) -> Result<(), Box<dyn std::error::Error>> {
     let all = || curves.iter().chain(marked).flat_map(finite);
     let bound = |pick: fn(&(f64, f64)) -> f64| {
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
-        for p in all() {
-            low = low.min(pick(&p));
-            high = high.max(pick(&p));
+        for value in all().map(|p| pick(&p)) {
+            (low, high) = (low.min(value), high.max(value));
         }
         if low > high { (0.0, 1.0) } else { (low, high) }
     };

@@ -50,8 +50,8 @@ pub(crate) fn measure(
         .map_err(Failure::system)?;
     let (mut sizes, begun) = (Vec::new(), Instant::now());
     for task in super::some_tasks(taskset.as_ref(), TASKS)? {
-        let asked = runtime.block_on(ask(envs.as_ref(), &task))?;
-        sizes.push(size(envs.as_ref(), renderer, &task, asked)?);
+        let (messages, tools) = runtime.block_on(ask(envs.as_ref(), &task))?;
+        sizes.push(size(envs.as_ref(), renderer, &task, messages, tools)?);
         if begun.elapsed() > super::PATIENCE {
             break;
         }
@@ -78,7 +78,8 @@ fn size(
     envs: &dyn EnvFactory,
     renderer: &dyn Renderer,
     task: &Task,
-    (messages, tools): (Vec<Message>, Vec<ToolSpec>),
+    messages: Vec<Message>,
+    tools: Vec<ToolSpec>,
 ) -> Result<Size, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::input(format!("task {}: {e}", task.id));
     let prompt = renderer

@@ -283,7 +283,7 @@ fn tool(
     if kind == "custom" || tool.has("input_schema") {
         let schema = tool.object("input_schema")?;
         let schema = schema.ok_or_else(|| tool.missing("input_schema"))?;
-        openai::add_tool(&mut tool, "input_schema", schema, (None, later), request)?;
+        openai::add_tool(&mut tool, "input_schema", schema, None, later, request)?;
         return tool.end();
     }
     let Some((spec, special)) = agent_tools::of_anthropic(kind, &mut tool)? else {

@@ -304,7 +304,8 @@ impl Turns {
                 &format!("{path}[{i}]"),
                 None,
                 notes,
-                (None, true),
+                None,
+                true,
                 &mut own,
             )?;
         }
