@@ -4,7 +4,8 @@
 //! it. Its random numbers follow from its seed and their purpose. A place is given back before the trace is
 //! written, as in the runner.
 
-use super::{At, Happening, World};
+use super::World;
+use super::clock::{At, Happening};
 use crate::agenda::{Micros, seconds};
 use crate::check::Bug;
 use crate::engine::VOCAB;
@@ -167,7 +168,7 @@ impl World {
         };
         let round = self.episodes[slot as usize].round + 1;
         let mut episode = Episode::of(draw, round);
-        episode.asked = self.now;
+        episode.asked = self.clock.now;
         episode.doing = EpisodeState::Waits;
         self.episodes[slot as usize] = episode;
         self.by_id.insert(id, slot);
@@ -193,7 +194,7 @@ impl World {
         if !self.plan.rollout.longest_first {
             return self.waiting.pop_front();
         }
-        let now_s = self.now_s();
+        let now_s = self.clock.now_s();
         // The rank depends only on the task and the time; members of a group follow each other.
         let mut last: Option<(usize, Rank)> = None;
         let mut rank = |slot: u32| {
@@ -219,7 +220,7 @@ impl World {
 
     /// Lets waiting turns continue if admission allows.
     fn settle_once(&mut self) {
-        let now_s = self.now_s();
+        let now_s = self.clock.now_s();
         self.measure.inputs += 1;
         for ticket in self.admission.decide(now_s) {
             let Some(slot) = self.tickets.remove(&ticket) else {
@@ -236,7 +237,7 @@ impl World {
     /// The next happening of an episode.
     fn then(&mut self, slot: u32, delay_s: f64, what: fn(At) -> Happening) {
         let round = self.episodes[slot as usize].round;
-        self.after(delay_s, what(At { slot, round }));
+        self.clock.after(delay_s, what(At { slot, round }));
     }
 
     /// The episode of a happening, if it is still what it was.
@@ -247,7 +248,7 @@ impl World {
 
     /// Its world is being made.
     fn boot(&mut self, slot: u32) {
-        let now = self.now;
+        let now = self.clock.now;
         let episode = &mut self.episodes[slot as usize];
         (episode.doing, episode.began) = (EpisodeState::Boots, now);
         let boot_s = self
@@ -261,7 +262,7 @@ impl World {
             self.then(slot, timeout_s, Happening::Deadline);
         }
         if self.plan.rollout.longest_first {
-            let now_s = self.now_s();
+            let now_s = self.clock.now_s();
             self.outlook
                 .began(&spec(&self.episodes[slot as usize].draw), now_s);
         }
@@ -333,7 +334,7 @@ impl World {
 
     /// It wants to generate.
     fn ask_turn(&mut self, slot: u32, most: usize) {
-        let (now, now_s) = (self.now, self.now_s());
+        let (now, now_s) = (self.clock.now, self.clock.now_s());
         let (plan, grain) = (self.plan.clone(), self.speed.grain);
         let episode = &mut self.episodes[slot as usize];
         let (Some(machine), Some(key)) = (&episode.machine, episode.key) else {
@@ -357,7 +358,7 @@ impl World {
 
     /// A turn is over: its place is given back, and the episode continues.
     pub(super) fn turn_over(&mut self, slot: u32) {
-        let (now, now_s) = (self.now, self.now_s());
+        let (now, now_s) = (self.clock.now, self.clock.now_s());
         let episode = &mut self.episodes[slot as usize];
         episode.request = None;
         episode.generate_s += seconds(now - episode.phase);
@@ -369,7 +370,7 @@ impl World {
 
     /// A tool runs.
     fn act(&mut self, slot: u32) {
-        let now = self.now;
+        let now = self.clock.now;
         let episode = &mut self.episodes[slot as usize];
         (episode.doing, episode.phase) = (EpisodeState::Acts, now);
         let turn = u64::from(episode.machine.as_ref().map_or(0, EpisodeMachine::turns));
@@ -389,7 +390,7 @@ impl World {
         if !self.at(at, EpisodeState::Acts) {
             return;
         }
-        let now = self.now;
+        let now = self.clock.now;
         let (plan, grain) = (self.plan.clone(), self.speed.grain);
         let episode = &mut self.episodes[at.slot as usize];
         episode.tool_s += seconds(now - episode.phase);
@@ -473,7 +474,7 @@ impl World {
             self.admission.ended(key);
         }
         if self.plan.rollout.longest_first && doing != EpisodeState::Waits {
-            let now_s = self.now_s();
+            let now_s = self.clock.now_s();
             self.outlook.ended(
                 &spec(&self.episodes[slot as usize].draw),
                 LengthEvidence::Longer,
@@ -496,7 +497,7 @@ impl World {
 
     /// The machine is done: the sandbox goes, the trace becomes durable.
     fn over(&mut self, slot: u32) {
-        let (now, now_s) = (self.now, self.now_s());
+        let (now, now_s) = (self.clock.now, self.clock.now_s());
         let episode = &mut self.episodes[slot as usize];
         let Some(machine) = episode.machine.take() else {
             return;

@@ -3,8 +3,9 @@
 //! Engines and scorers are separate processes: a kill of the run's process leaves them running and cuts their
 //! connections. The next session has only the data that were durable before the kill.
 
+use super::clock::Happening;
 use super::rows::Scorers;
-use super::{Happening, World, admission, router};
+use super::{World, admission, router};
 use crate::agenda::micros;
 use crate::plan::{Fault, FaultKind};
 use sinew_engines::{AttemptError, AttemptId, Stage};
@@ -40,15 +41,14 @@ impl World {
             }
             FaultKind::ScorerCrash => self.scorers.crash(),
             FaultKind::StorePause => {
-                let until = self.now + micros(fault.for_s);
+                let until = self.clock.now + micros(fault.for_s);
                 self.scorers.paused_until = self.scorers.paused_until.max(until);
             }
             FaultKind::SlowDisk => {
-                self.scorers.slow = (fault.by.max(0.0), self.now + micros(fault.for_s));
+                self.scorers.slow = (fault.by.max(0.0), self.clock.now + micros(fault.for_s));
             }
             FaultKind::ClockJump => {
-                self.wall_ahead_ms += (fault.by * 1e3) as i64;
-                self.wall_was_set = true;
+                self.clock.set_wall(fault.by);
             }
             FaultKind::Kill => self.kill(&fault),
         }
@@ -73,14 +73,15 @@ impl World {
 
     /// Loses everything.
     fn crash(&mut self, engine: usize, fault: &Fault) {
-        let until = self.now + micros(fault.for_s);
+        let until = self.clock.now + micros(fault.for_s);
         // Events that it had sent before have arrived.
         let cut = self.attempts_on(engine);
         let down = &mut self.engines[engine];
         down.down_until = down.down_until.max(until);
         down.crash();
         self.wake(engine);
-        self.after(fault.for_s, Happening::EngineBack(engine as u32));
+        self.clock
+            .after(fault.for_s, Happening::EngineBack(engine as u32));
         for attempt in cut {
             self.attempt_over(attempt, Err(AttemptError::Cut("the engine is gone".into())));
         }
@@ -88,15 +89,16 @@ impl World {
 
     /// Nothing reaches an engine.
     fn partition(&mut self, engine: usize, fault: &Fault) {
-        let until = self.now + micros(fault.for_s);
+        let until = self.clock.now + micros(fault.for_s);
         let cut = self.attempts_on(engine);
         for attempt in &cut {
-            self.engines[engine].cancel(*attempt, self.now);
+            self.engines[engine].cancel(*attempt, self.clock.now);
         }
         let away = &mut self.engines[engine];
         away.cut_until = away.cut_until.max(until);
         self.wake(engine);
-        self.after(fault.for_s, Happening::EngineBack(engine as u32));
+        self.clock
+            .after(fault.for_s, Happening::EngineBack(engine as u32));
         for attempt in cut {
             let stage = Stage::BetweenTokens;
             let limit_s = fault.for_s;
@@ -110,16 +112,16 @@ impl World {
             return;
         }
         self.dead = true;
-        self.agenda.retain(Happening::outlives);
+        self.clock.agenda.retain(Happening::outlives);
         self.commands.clear();
         for engine in 0..self.engines.len() {
             for attempt in self.attempts_on(engine) {
-                self.engines[engine].cancel(attempt, self.now);
+                self.engines[engine].cancel(attempt, self.clock.now);
             }
         }
         self.attempts.clear();
         self.ledger.killed();
-        self.after(fault.for_s, Happening::Session);
+        self.clock.after(fault.for_s, Happening::Session);
     }
 
     /// Another session continues from what is durable.
@@ -151,7 +153,7 @@ impl World {
         self.updates.version = checkpoint;
         self.ledger.goes_on(checkpoint);
         for engine in 0..self.engines.len() {
-            if self.engines[engine].is_up(self.now) {
+            if self.engines[engine].is_up(self.clock.now) {
                 self.engines[engine].load(checkpoint);
             }
         }

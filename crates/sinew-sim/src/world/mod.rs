@@ -10,17 +10,19 @@
 //!
 //! A world is a function of its plan: two worlds with equal plans have equal events.
 
+mod clock;
 mod episodes;
 mod faults;
 mod rows;
 mod serving;
 mod updates;
 
-use crate::agenda::{Agenda, Micros, micros, seconds};
+use crate::agenda::{Micros, micros, seconds};
 use crate::check::{Bug, Ledger, Violation};
 use crate::engine::{Engine, Speed};
 use crate::measure::{Measure, Report};
 use crate::plan::Plan;
+use clock::{Clock, Happening};
 use episodes::Episode;
 use rows::{DurableState, Scorers};
 use sinew_engines::AttemptId;
@@ -37,50 +39,6 @@ use updates::Updates;
 const LOOK_S: f64 = 0.25;
 /// Ids of a block of the router's memory, at least: blocks of single ids would cost a look for each id.
 const BLOCK_IDS: usize = 2;
-/// The wall clock at the start, in milliseconds: room for a clock that is set back.
-const WALL_MS: i64 = 1_000_000_000_000;
-
-/// An episode's place in the slab, and the number of the happening that counts for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct At {
-    /// Place in the slab.
-    slot: u32,
-    /// Number of its stay in this place.
-    round: u32,
-}
-
-/// Event of the simulation.
-#[derive(Clone, Debug, PartialEq)]
-enum Happening {
-    Booted(At),
-    ToolDone(At),
-    Deadline(At),
-    Stored(At),
-    /// An engine has news, if this wake-up still counts.
-    Engine(u32, u32),
-    EngineBack(u32),
-    EngineReady(u32),
-    Scored(u64),
-    Trained(u64),
-    Transferred,
-    Loaded,
-    Look,
-    Probe,
-    RouterTick,
-    Fault(u32),
-    /// Another session begins after a kill.
-    Session,
-}
-
-impl Happening {
-    /// Whether it outlives a kill of the run's process: engines and failures do.
-    fn outlives(&self) -> bool {
-        matches!(
-            self,
-            Self::EngineBack(_) | Self::Fault(_) | Self::Session | Self::Engine(..)
-        )
-    }
-}
 
 /// End of a simulation.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,10 +57,8 @@ pub(crate) struct World {
     plan: Arc<Plan>,
     /// Times and sizes of an engine, in ids.
     speed: Speed,
-    /// The virtual time.
-    now: Micros,
-    /// Future events.
-    agenda: Agenda<Happening>,
+    /// Time, and future events.
+    clock: Clock,
     /// Config of the core, from the plan.
     config: Arc<CoreConfig>,
     /// The real core of the loop.
@@ -145,10 +101,6 @@ pub(crate) struct World {
     scorers: Scorers,
     /// Durable data.
     kept: DurableState,
-    /// Lead of the wall clock over the virtual time, in milliseconds.
-    wall_ahead_ms: i64,
-    /// It was set at some time: a lease that began before may have run out since.
-    wall_was_set: bool,
     /// State of every episode.
     pub(crate) ledger: Ledger,
     /// Counters of the report.
@@ -183,8 +135,7 @@ impl World {
             ),
             config,
             speed,
-            now: 0,
-            agenda: Agenda::default(),
+            clock: Clock::default(),
             commands: VecDeque::new(),
             stopped: None,
             updates: Updates::default(),
@@ -204,8 +155,6 @@ impl World {
             queue,
             scorers: Scorers::new(plan.scoring.scorers),
             kept: DurableState::default(),
-            wall_ahead_ms: 0,
-            wall_was_set: false,
             ledger: Ledger::new(checks, plan.ahead() as u64),
             measure: Measure::new(&plan),
             dead: false,
@@ -216,7 +165,7 @@ impl World {
         world.join();
         for n in 0..world.plan.faults.len() {
             let at = micros(world.plan.faults[n].at_s);
-            world.agenda.add(at, Happening::Fault(n as u32));
+            world.clock.agenda.add(at, Happening::Fault(n as u32));
         }
         world.begin_session();
         world
@@ -239,48 +188,33 @@ impl World {
                     None => End::Done,
                 };
             }
-            let Some((at, what)) = self.agenda.next() else {
+            let Some((at, what)) = self.clock.agenda.next() else {
                 return End::Broken(Violation::new(
                     "progress",
                     "nothing is left to happen, and the run goes on",
                 ));
             };
             if at > limit {
-                self.now = limit;
+                self.clock.now = limit;
                 self.measure.end(limit);
                 return End::Time;
             }
-            self.now = self.now.max(at);
+            self.clock.now = self.clock.now.max(at);
             self.measure.events += 1;
             if let Some(log) = &mut self.log {
-                log.push(format!("{:12.6}  {what:?}", seconds(self.now)));
+                log.push(format!("{:12.6}  {what:?}", seconds(self.clock.now)));
             }
             self.happen(what);
-            if self.ledger.is_stuck(self.now) {
+            if self.ledger.is_stuck(self.clock.now) {
                 return End::Broken(Violation::new("progress", "no update in four hours"));
             }
         }
     }
 
-    /// Virtual seconds.
-    fn now_s(&self) -> f64 {
-        seconds(self.now)
-    }
-
-    /// The wall clock, which can be set.
-    fn wall_ms(&self) -> u64 {
-        (WALL_MS + (self.now / 1000) as i64 + self.wall_ahead_ms).max(0) as u64
-    }
-
-    /// Something happens later.
-    fn after(&mut self, delay_s: f64, what: Happening) {
-        self.agenda.add(self.now + micros(delay_s), what);
-    }
-
     /// An event for the loop's core.
     fn tell(&mut self, event: Event) {
         self.measure.inputs += 1;
-        let commands = self.core.on(event, self.now_s());
+        let commands = self.core.on(event, self.clock.now_s());
         self.commands.extend(commands);
     }
 
@@ -338,7 +272,7 @@ impl World {
 
     /// Admission looks at the engines now and then, and scorers at the queue.
     fn look(&mut self) {
-        let now_s = self.now_s();
+        let now_s = self.clock.now_s();
         self.measure.inputs += 1;
         let status = self.router.status(now_s);
         self.admission.read(&status, now_s);
@@ -351,12 +285,12 @@ impl World {
                 .note("progress", "nothing runs, and the run goes on".into());
         }
         self.measure.gauge(
-            self.now,
+            self.clock.now,
             &self.admission.reading(),
             status.running,
             self.updates.trains,
         );
-        self.after(LOOK_S, Happening::Look);
+        self.clock.after(LOOK_S, Happening::Look);
     }
 
     /// Whether nothing is under way that could bring the run on.

@@ -3,8 +3,9 @@
 //! An episode becomes durable first. Then its row enters the queue, a scorer leases it and brings the reward;
 //! the trainer leases the rows of an update and acks them once the update is committed.
 
+use super::World;
+use super::clock::{At, Happening};
 use super::episodes::EpisodeState;
-use super::{At, Happening, World};
 use crate::check::{Bug, Violation};
 use crate::measure::tokens_of;
 use sinew_orchestrator::{Draw, EpisodeResult, Event};
@@ -186,8 +187,12 @@ impl World {
     /// Seconds until what is written now is durable.
     pub(super) fn commit_s(&self) -> f64 {
         let s = &self.scorers;
-        let slow = if self.now < s.slow.1 { s.slow.0 } else { 1.0 };
-        let pause = s.paused_until.saturating_sub(self.now);
+        let slow = if self.clock.now < s.slow.1 {
+            s.slow.0
+        } else {
+            1.0
+        };
+        let pause = s.paused_until.saturating_sub(self.clock.now);
         crate::agenda::seconds(pause) + self.plan.store.commit_s * slow
     }
 
@@ -257,7 +262,7 @@ impl World {
             ttl_ms: (self.plan.scoring.lease_s * 1e3).max(1.0) as u64,
             take: RowSelection::Sample(Sample::rows(self.scorers.idle.min(self.scorers.open))),
         };
-        let wall_ms = self.wall_ms();
+        let wall_ms = self.clock.wall_ms();
         self.measure.inputs += 1;
         let leased = self.queue.lease(&ask, wall_ms);
         let Some(loan) = self.expect(leased) else {
@@ -276,7 +281,7 @@ impl World {
                 .score_s
                 .draw(sinew_types::mix_seed(self.plan.seed ^ 0x5c0e, job));
             self.scorers.jobs.insert(job, (lease, row.key));
-            self.after(score_s, Happening::Scored(job));
+            self.clock.after(score_s, Happening::Scored(job));
             if self.scorers.idle == 0 {
                 break;
             }
@@ -342,24 +347,24 @@ impl World {
             ttl_ms: TRAIN_LEASE_MS,
             take: RowSelection::Keys(ready.clone()),
         };
-        let wall_ms = self.wall_ms();
+        let wall_ms = self.clock.wall_ms();
         self.measure.inputs += 1;
         let leased = self.queue.lease(&ask, wall_ms);
         let lease = self.expect(leased).and_then(|loan| loan.lease);
-        self.updates.renewed = self.now;
+        self.updates.renewed = self.clock.now;
         self.updates.lease = lease.map(|lease| (lease, ready));
     }
 
     /// The trainer keeps what it leased: it renews after a third of the lease's time, as that of a run does.
     pub(super) fn renew_rows(&mut self) {
-        if self.now < self.updates.renewed + TRAIN_LEASE_MS * 1000 / 3 {
+        if self.clock.now < self.updates.renewed + TRAIN_LEASE_MS * 1000 / 3 {
             return;
         }
         let Some((lease, keys)) = self.updates.lease.take() else {
             return;
         };
-        self.updates.renewed = self.now;
-        let wall_ms = self.wall_ms();
+        self.updates.renewed = self.clock.now;
+        let wall_ms = self.clock.wall_ms();
         self.measure.inputs += 1;
         let renewed = self
             .queue
@@ -392,7 +397,7 @@ impl World {
             .filter(|key| !held.contains(key) && !skips);
         self.kept.leaving.extend(others);
         self.forget_rows();
-        let wall_ms = self.wall_ms();
+        let wall_ms = self.clock.wall_ms();
         let swept = self.queue.sweep(KNOWN, wall_ms);
         self.expect(swept);
         if self.ledger.checks {
@@ -442,7 +447,7 @@ impl World {
         let stats = self.queue.stats();
         let score = self.expect(stats)?.of(SCORE);
         let (leased, held) = (score.leased, self.scorers.jobs.len());
-        if held > self.scorers.all || (held > 0 && leased == 0 && !self.wall_was_set) {
+        if held > self.scorers.all || (held > 0 && leased == 0 && !self.clock.wall_was_set) {
             let why = format!("{held} scorers work, {leased} rows are leased to them");
             return Some(Violation::new("leases", why));
         }

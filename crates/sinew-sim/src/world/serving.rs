@@ -7,8 +7,9 @@
 //! Attempts on an engine that is down fail as a connection would. An engine that comes back gets the weights
 //! that sample now, and serves only after the router has looked at it.
 
+use super::World;
+use super::clock::Happening;
 use super::episodes::EpisodeState;
-use super::{Happening, World};
 use crate::agenda::micros;
 use crate::check::Bug;
 use crate::engine::{AttemptNews, Job, Load};
@@ -37,7 +38,7 @@ impl World {
             self.held.push(slot);
             return;
         }
-        let now_s = self.now_s();
+        let now_s = self.clock.now_s();
         let seed = self.sampling_seed(slot);
         let episode = &mut self.episodes[slot as usize];
         let Some(machine) = &episode.machine else {
@@ -82,7 +83,7 @@ impl World {
                 RouterCommand::Start { engine, attempt } => self.start_attempt(engine, attempt),
                 RouterCommand::Cancel { engine, attempt } => {
                     self.attempts.remove(&attempt);
-                    self.engines[engine].cancel(attempt, self.now);
+                    self.engines[engine].cancel(attempt, self.clock.now);
                     self.wake(engine);
                 }
                 RouterCommand::Tell(event) => self.heard(event),
@@ -102,7 +103,7 @@ impl World {
         let slot = slot_of(request);
         let served = self.engines[engine].version;
         self.attempts.insert(id, (engine, request.0));
-        if !self.engines[engine].is_up(self.now) {
+        if !self.engines[engine].is_up(self.clock.now) {
             let why = AttemptError::Connect {
                 to: format!("engine-{engine}"),
                 why: "it is down".into(),
@@ -125,7 +126,7 @@ impl World {
             group,
             shared: episode.prompt,
         };
-        self.engines[engine].start(job, self.now);
+        self.engines[engine].start(job, self.clock.now);
         self.wake(engine);
     }
 
@@ -135,8 +136,10 @@ impl World {
         target.wake = target.wake.wrapping_add(1);
         if let Some(at) = target.next() {
             let wake = target.wake;
-            self.agenda
-                .add(at.max(self.now), Happening::Engine(engine as u32, wake));
+            self.clock.agenda.add(
+                at.max(self.clock.now),
+                Happening::Engine(engine as u32, wake),
+            );
         }
     }
 
@@ -146,14 +149,14 @@ impl World {
             return;
         }
         let mut news = Vec::new();
-        self.engines[engine].advance(self.now, &mut news);
+        self.engines[engine].advance(self.clock.now, &mut news);
         self.take_news(engine, news);
         self.wake(engine);
     }
 
     /// Hands on what an engine sampled.
     fn take_news(&mut self, engine: usize, news: Vec<AttemptNews>) {
-        if self.now < self.engines[engine].cut_until || self.dead {
+        if self.clock.now < self.engines[engine].cut_until || self.dead {
             // Nothing reaches the router.
             return;
         }
@@ -195,7 +198,7 @@ impl World {
         let spread = crate::dist::uniform(mix_seed(self.plan.seed ^ 0x5b7e, attempt.0));
         self.measure.inputs += 1;
         self.router
-            .attempt_ended(self.now_s(), attempt, result, spread);
+            .attempt_ended(self.clock.now_s(), attempt, result, spread);
         self.pump();
         if self.updates.drains && self.attempts.is_empty() {
             self.begin_load();
@@ -237,23 +240,23 @@ impl World {
 
     /// Puts the router's next tick down, if it is sooner than the one that is.
     fn tick_router(&mut self) {
-        let Some(next_s) = self.router.next_tick(self.now_s()) else {
+        let Some(next_s) = self.router.next_tick(self.clock.now_s()) else {
             return;
         };
-        let at = micros(next_s).max(self.now) + 1;
+        let at = micros(next_s).max(self.clock.now) + 1;
         if self.tick_at.is_none_or(|due| at < due) {
             self.tick_at = Some(at);
-            self.agenda.add(at, Happening::RouterTick);
+            self.clock.agenda.add(at, Happening::RouterTick);
         }
     }
 
     /// Time of the router is up.
     pub(super) fn router_tick(&mut self) {
-        if self.tick_at.is_some_and(|at| at <= self.now) {
+        if self.tick_at.is_some_and(|at| at <= self.clock.now) {
             self.tick_at = None;
         }
         self.measure.inputs += 1;
-        self.router.tick(self.now_s());
+        self.router.tick(self.clock.now_s());
         self.pump();
     }
 
@@ -262,15 +265,16 @@ impl World {
         for engine in 0..self.engines.len() {
             self.probe_one(engine);
         }
-        self.after(self.plan.engines.probe_s, Happening::Probe);
+        self.clock
+            .after(self.plan.engines.probe_s, Happening::Probe);
     }
 
     /// The router looks at an engine.
     pub(super) fn probe_one(&mut self, engine: usize) {
         let mut news = Vec::new();
-        self.engines[engine].advance(self.now, &mut news);
+        self.engines[engine].advance(self.clock.now, &mut news);
         self.take_news(engine, news);
-        let result = if self.engines[engine].is_up(self.now) {
+        let result = if self.engines[engine].is_up(self.clock.now) {
             Ok(self.seen(engine))
         } else {
             Err(AttemptError::Connect {
@@ -279,7 +283,7 @@ impl World {
             })
         };
         self.measure.inputs += 1;
-        self.router.probed(self.now_s(), engine, result);
+        self.router.probed(self.clock.now_s(), engine, result);
         self.pump();
         self.wake(engine);
     }
@@ -319,24 +323,29 @@ impl World {
         self.updates.drains = false;
         for engine in 0..self.engines.len() {
             let mut news = Vec::new();
-            if self.engines[engine].is_up(self.now) {
-                self.engines[engine].flush(self.now, &mut news);
+            if self.engines[engine].is_up(self.clock.now) {
+                self.engines[engine].flush(self.clock.now, &mut news);
             }
             self.take_news(engine, news);
         }
         self.measure.inputs += 1;
-        self.router.load_begins(self.now_s());
+        self.router.load_begins(self.clock.now_s());
         self.pump();
         self.updates.loads = true;
-        self.after(self.plan.weights.load_s, Happening::Loaded);
+        self.clock
+            .after(self.plan.weights.load_s, Happening::Loaded);
     }
 
     /// Engines have loaded, as far as they could.
     pub(super) fn loaded(&mut self) {
         let version = self.updates.version_to_come;
-        let up: Vec<bool> = self.engines.iter().map(|e| e.is_up(self.now)).collect();
+        let up: Vec<bool> = self
+            .engines
+            .iter()
+            .map(|e| e.is_up(self.clock.now))
+            .collect();
         if !up.contains(&true) {
-            return self.after(AGAIN_S, Happening::Loaded);
+            return self.clock.after(AGAIN_S, Happening::Loaded);
         }
         let mut results = Vec::with_capacity(up.len());
         for (engine, up) in up.into_iter().enumerate() {
@@ -357,7 +366,7 @@ impl World {
         self.updates.loads = false;
         self.measure.inputs += 1;
         self.router
-            .loaded(self.now_s(), PolicyVersion(version), &results);
+            .loaded(self.clock.now_s(), PolicyVersion(version), &results);
         for engine in 0..self.engines.len() {
             self.probe_one(engine);
         }
@@ -376,8 +385,8 @@ impl World {
 
     /// An engine answers again: it is given the weights that sample.
     pub(super) fn engine_back(&mut self, engine: usize) {
-        if self.engines[engine].is_up(self.now) && !self.dead {
-            self.after(
+        if self.engines[engine].is_up(self.clock.now) && !self.dead {
+            self.clock.after(
                 self.plan.weights.load_s,
                 Happening::EngineReady(engine as u32),
             );
@@ -386,11 +395,13 @@ impl World {
 
     /// An engine has its weights.
     pub(super) fn engine_ready(&mut self, engine: usize) {
-        if !self.engines[engine].is_up(self.now) {
+        if !self.engines[engine].is_up(self.clock.now) {
             return;
         }
         if self.updates.loads {
-            return self.after(AGAIN_S, Happening::EngineReady(engine as u32));
+            return self
+                .clock
+                .after(AGAIN_S, Happening::EngineReady(engine as u32));
         }
         let version = self.router.version().0;
         if self.engines[engine].version != Some(version) {
@@ -403,7 +414,7 @@ impl World {
     pub(super) fn busy_s(&mut self) -> f64 {
         for engine in 0..self.engines.len() {
             let mut news = Vec::new();
-            self.engines[engine].advance(self.now, &mut news);
+            self.engines[engine].advance(self.clock.now, &mut news);
             self.take_news(engine, news);
             self.wake(engine);
         }

@@ -4,8 +4,9 @@
 //! store of a real run would return: the checkpoint, the commits after it, and the draws that no commit
 //! names.
 
+use super::World;
+use super::clock::Happening;
 use super::rows::{Order, StoredEpisode};
-use super::{Happening, World};
 use crate::agenda::Micros;
 use crate::check::Bug;
 use crate::plan::{Mode, Plan};
@@ -127,7 +128,7 @@ impl World {
             Command::Record { step, .. } => self.record(step),
             Command::Measure { .. } => self.tell(Event::EvaluationDone),
             Command::Stop(stop) => {
-                let now = self.now;
+                let now = self.clock.now;
                 self.measure.end(now);
                 self.stopped = Some(stop);
             }
@@ -221,7 +222,7 @@ impl World {
         };
         self.measure.update((tokens, sampled), train_s, &behind);
         self.updates.trains = true;
-        self.after(train_s, Happening::Trained(step));
+        self.clock.after(train_s, Happening::Trained(step));
     }
 
     /// An update is computed.
@@ -242,7 +243,8 @@ impl World {
     fn publish(&mut self, step: u64) {
         self.updates.version_to_come = step;
         self.updates.publishes = true;
-        self.after(self.plan.weights.transfer_s, Happening::Transferred);
+        self.clock
+            .after(self.plan.weights.transfer_s, Happening::Transferred);
     }
 
     /// The new weights sample from now on.
@@ -297,7 +299,7 @@ impl World {
     /// An update is over.
     fn record(&mut self, step: u64) {
         let busy_s = self.busy_s();
-        let now = self.now;
+        let now = self.clock.now;
         self.ledger.progress(now);
         self.measure.step(step, now, busy_s);
     }
