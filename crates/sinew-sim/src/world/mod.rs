@@ -13,8 +13,11 @@
 mod clock;
 mod episodes;
 mod faults;
+mod fleet;
+mod gate;
 mod rows;
 mod serving;
+mod slab;
 mod updates;
 
 use crate::agenda::{Micros, micros, seconds};
@@ -23,22 +26,19 @@ use crate::engine::{Engine, Speed};
 use crate::measure::{Measure, Report};
 use crate::plan::Plan;
 use clock::{Clock, Happening};
-use episodes::Episode;
+use fleet::Fleet;
+use gate::Gate;
 use rows::{DurableState, Scorers};
-use sinew_engines::AttemptId;
-use sinew_engines::route::{Router, RouterConfig};
 use sinew_orchestrator::{Command, CoreConfig, Event, PipelineCore, StopReason};
-use sinew_rollout::{AdmissionConfig, AdmissionCore, OutlookCore, Ticket};
 use sinew_store::queue::{MemoryQueue, QueueLimits};
-use sinew_types::{EpisodeId, PolicyVersion};
-use std::collections::{HashMap, HashSet, VecDeque};
+use sinew_types::EpisodeId;
+use slab::Slab;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use updates::Updates;
 
 /// Interval of admission's looks at the engines, as in the runner.
 const LOOK_S: f64 = 0.25;
-/// Ids of a block of the router's memory, at least: blocks of single ids would cost a look for each id.
-const BLOCK_IDS: usize = 2;
 
 /// End of a simulation.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,30 +69,12 @@ pub(crate) struct World {
     stopped: Option<StopReason>,
     /// The update at work.
     updates: Updates,
-    /// The real core of admission.
-    admission: AdmissionCore,
-    /// Estimates which episodes take long, if the longest begin first.
-    outlook: OutlookCore,
-    /// The real router.
-    router: Router,
-    /// The servers, by their number.
-    engines: Vec<Engine>,
-    /// Engine and request of each attempt that runs.
-    attempts: HashMap<AttemptId, (usize, u64)>,
-    /// The router's commands are being carried out.
-    pumping: bool,
-    /// Time of the router's next tick.
-    tick_at: Option<Micros>,
-    /// Places of episodes, reused.
-    episodes: Vec<Episode>,
-    /// Places without an episode.
-    free: Vec<u32>,
-    /// The place of each episode that has not left.
-    by_id: HashMap<EpisodeId, u32>,
-    /// Those that have not asked to begin, in their order.
-    waiting: VecDeque<u32>,
-    /// Place of each admission ticket.
-    tickets: HashMap<Ticket, u32>,
+    /// Admission, and those that wait for it.
+    gate: Gate,
+    /// Engines and their router.
+    fleet: Fleet,
+    /// Episodes in their places.
+    episodes: Slab,
     /// Turns that are held while weights wait for those that run.
     held: Vec<u32>,
     /// The real queue, in memory.
@@ -119,11 +101,6 @@ impl World {
         let grain = plan.grain();
         let speed = Speed::of(&plan.engines, &plan.weights, grain);
         let config = Arc::new(updates::config(&plan));
-        let filled = match bug {
-            Some(Bug::Overfill) => 8,
-            _ => 1,
-        };
-        let engine = |_| Engine::new(plan.engines.model, speed, filled);
         let queue = MemoryQueue::in_memory(QueueLimits {
             max_rows: 1 << 22,
             ..QueueLimits::default()
@@ -139,18 +116,9 @@ impl World {
             commands: VecDeque::new(),
             stopped: None,
             updates: Updates::default(),
-            admission: admission(&plan, grain),
-            outlook: OutlookCore::default(),
-            router: router(&plan, grain, 0),
-            engines: (0..plan.engines.count).map(engine).collect(),
-            attempts: HashMap::new(),
-            pumping: false,
-            tick_at: None,
-            episodes: Vec::new(),
-            free: Vec::new(),
-            by_id: HashMap::new(),
-            waiting: VecDeque::new(),
-            tickets: HashMap::new(),
+            gate: Gate::new(&plan, grain),
+            fleet: Fleet::new(&plan, speed, bug),
+            episodes: Slab::default(),
             held: Vec::new(),
             queue,
             scorers: Scorers::new(plan.scoring.scorers),
@@ -254,7 +222,7 @@ impl World {
     pub(crate) fn report(&mut self) -> Report {
         let busy_s = self.busy_s();
         let mut report = self.measure.report(&self.plan, busy_s);
-        for load in self.engines.iter().map(Engine::load_now) {
+        for load in self.fleet.engines.iter().map(Engine::load_now) {
             report.work.passes += load.passes;
             report.work.sampled += load.sampled;
             report.work.prefilled += load.prefilled;
@@ -274,8 +242,8 @@ impl World {
     fn look(&mut self) {
         let now_s = self.clock.now_s();
         self.measure.inputs += 1;
-        let status = self.router.status(now_s);
-        self.admission.read(&status, now_s);
+        let status = self.fleet.router.status(now_s);
+        self.gate.admission.read(&status, now_s);
         self.settle();
         self.score_some();
         self.renew_rows();
@@ -286,7 +254,7 @@ impl World {
         }
         self.measure.gauge(
             self.clock.now,
-            &self.admission.reading(),
+            &self.gate.admission.reading(),
             status.running,
             self.updates.trains,
         );
@@ -297,7 +265,7 @@ impl World {
     fn is_idle(&self) -> bool {
         let updates = &self.updates;
         let works = updates.trains || updates.publishes || updates.drains || updates.loads;
-        self.by_id.is_empty() && !works && self.commands.is_empty() && self.measure.events > 1
+        self.episodes.is_empty() && !works && self.commands.is_empty() && self.measure.events > 1
     }
 
     /// The first invariant that is broken now, if there is one.
@@ -305,7 +273,7 @@ impl World {
         if !self.ledger.checks {
             return None;
         }
-        let reading = self.admission.reading();
+        let reading = self.gate.admission.reading();
         let places = self.plan.places();
         if let Some(found) = self.ledger.take() {
             return Some(found);
@@ -317,7 +285,7 @@ impl World {
                 format!("{begun} episodes have begun, allowed: {places}"),
             ));
         }
-        let inside = self.episodes.iter().filter(|e| e.has_sandbox()).count();
+        let inside = self.episodes.with_sandbox().count();
         if inside > places {
             return Some(Violation::new(
                 "slots",
@@ -330,7 +298,7 @@ impl World {
             );
             return Some(Violation::new("slots", why));
         }
-        let full = self.engines.iter().find_map(Engine::fault);
+        let full = self.fleet.engines.iter().find_map(Engine::fault);
         if let Some(why) = full {
             return Some(Violation::new("kv", why));
         }
@@ -342,7 +310,7 @@ impl World {
         if !self.ledger.checks || self.dead {
             return None;
         }
-        let mut open: Vec<EpisodeId> = self.by_id.keys().cloned().collect();
+        let mut open: Vec<EpisodeId> = self.episodes.ids().cloned().collect();
         open.extend(self.updates.ended.keys().cloned());
         // The next session would run draws again that no commit names: their stored episodes are open, too.
         let named = self
@@ -358,38 +326,11 @@ impl World {
     }
 }
 
-fn admission(plan: &Plan, grain: usize) -> AdmissionCore {
-    let turn = (plan.episode.turn_tokens.mean() as usize / grain).max(1);
-    let mut config = AdmissionConfig::new(plan.places(), turn);
-    config.max_starting = plan.tools.starting;
-    config.reserve_tokens = config.reserve_tokens.div_ceil(grain);
-    AdmissionCore::new(config)
-}
-
-/// The router's rules in ids. Its memory of an engine is of as many tokens as in a run.
-fn router_config(plan: &Plan, grain: usize) -> RouterConfig {
-    let defaults = RouterConfig::default();
-    let block = defaults.block_tokens.div_ceil(grain).max(BLOCK_IDS);
-    let remembered = defaults.max_blocks * defaults.block_tokens;
-    RouterConfig {
-        max_waiting: plan.places().max(defaults.max_waiting),
-        max_running: plan.engines.max_running,
-        block_tokens: block,
-        max_blocks: remembered.div_ceil(block * grain),
-        reserve_tokens: defaults.reserve_tokens.div_ceil(grain),
-        ..defaults
-    }
-}
-
-fn router(plan: &Plan, grain: usize, version: u64) -> Router {
-    let names = (0..plan.engines.count).map(|n| format!("engine-{n}"));
-    let config = router_config(plan, grain);
-    Router::new(config, names.collect(), PolicyVersion(version))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::fleet::{BLOCK_IDS, router_config};
     use super::*;
+    use sinew_engines::route::RouterConfig;
     use std::path::Path;
 
     /// Two engines, and contexts that take five times what 1,024 blocks of 64 tokens hold.
@@ -424,7 +365,7 @@ mod tests {
         let hits = |grain| {
             let mut world = World::new(Arc::new(plan(grain)), true, None);
             assert_eq!(world.run(), End::Time);
-            let counters = world.router.counters();
+            let counters = world.fleet.router.counters();
             assert!(counters.attempts > 1000, "{counters:?}");
             counters.affinity_hits as f64 / counters.attempts as f64
         };

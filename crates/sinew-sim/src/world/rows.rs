@@ -5,7 +5,7 @@
 
 use super::World;
 use super::clock::{At, Happening};
-use super::episodes::EpisodeState;
+use super::slab::EpisodeState;
 use crate::check::{Bug, Violation};
 use crate::measure::tokens_of;
 use sinew_orchestrator::{Draw, EpisodeResult, Event};
@@ -198,11 +198,10 @@ impl World {
 
     /// A trace is durable.
     pub(super) fn stored(&mut self, at: At) {
-        let episode = &mut self.episodes[at.slot as usize];
-        if episode.round != at.round || episode.doing != EpisodeState::Stores {
+        if !self.episodes.is(at, EpisodeState::Stores) {
             return;
         }
-        let Some(trace) = episode.trace.take() else {
+        let Some(trace) = self.episodes[at.slot].trace.take() else {
             return;
         };
         let id = trace.episode.clone();
@@ -213,7 +212,7 @@ impl World {
         if record.failed {
             return self.tell_end(at.slot, &record, false);
         }
-        self.episodes[at.slot as usize].doing = EpisodeState::Scores;
+        self.episodes[at.slot].doing = EpisodeState::Scores;
         self.put(&id, &record);
         self.score_some();
     }
@@ -221,7 +220,7 @@ impl World {
     /// An earlier session stored the episode: it is scored if it was not.
     pub(super) fn recover(&mut self, draw: Draw, record: Arc<StoredEpisode>) {
         let id = draw.episode.clone();
-        let slot = self.place(draw);
+        let slot = self.episodes.place(draw, self.clock.now);
         self.updates.ended.insert(id.clone(), Arc::clone(&record));
         let key = key_of(&id);
         let known = self.queue.state(TRAIN, &key);
@@ -232,7 +231,7 @@ impl World {
         if record.failed || scored {
             return self.tell_end(slot, &record, true);
         }
-        self.episodes[slot as usize].doing = EpisodeState::Scores;
+        self.episodes[slot].doing = EpisodeState::Scores;
         self.put(&id, &record);
     }
 
@@ -304,8 +303,8 @@ impl World {
         let changed = self.expect(acked).map_or(0, |s| s.changed);
         if changed > 0 {
             self.scorers.open = self.scorers.open.saturating_sub(1);
-            let slot = self.by_id.get(&id).copied();
-            let slot = slot.filter(|s| self.episodes[*s as usize].doing == EpisodeState::Scores);
+            let slot = self.episodes.find(&id);
+            let slot = slot.filter(|s| self.episodes[*s].doing == EpisodeState::Scores);
             let record = self.updates.ended.get(&id).cloned();
             if let (Some(slot), Some(record)) = (slot, record) {
                 self.tell_end(slot, &record, false);
@@ -316,8 +315,8 @@ impl World {
 
     /// The loop hears of an episode's end.
     fn tell_end(&mut self, slot: u32, record: &StoredEpisode, before: bool) {
-        let episode = self.episodes[slot as usize].draw.episode.clone();
-        self.leave(slot);
+        let episode = self.episodes[slot].draw.episode.clone();
+        self.episodes.leave(slot);
         let outcome = (record.kind.clone(), record.success, record.reward);
         self.tell(Event::EpisodeEnded(EpisodeResult {
             episode,

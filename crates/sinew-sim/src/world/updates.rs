@@ -142,7 +142,7 @@ impl World {
 
     /// One that became durable is named by the commit, and goes with it.
     fn abandon_one(&mut self, id: &EpisodeId) {
-        if let Some(slot) = self.by_id.get(id).copied() {
+        if let Some(slot) = self.episodes.find(id) {
             self.abandon(slot);
         }
         if let Some(record) = self.kept.stored.get(id) {
