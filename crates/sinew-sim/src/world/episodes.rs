@@ -335,7 +335,10 @@ impl World {
             self.measure.inputs += 1;
             self.gate.admission.ended(key);
         }
-        let commit_s = self.commit_s();
+        let commit_s = self
+            .rows
+            .scorers
+            .commit_s(self.clock.now, self.plan.store.commit_s);
         self.then(slot, commit_s, Happening::Stored);
         self.settle();
     }

@@ -6,7 +6,6 @@
 use super::World;
 use super::clock::Happening;
 use super::gate::Gate;
-use super::rows::Scorers;
 use crate::agenda::micros;
 use crate::plan::{Fault, FaultKind};
 use sinew_engines::{AttemptError, Stage};
@@ -39,13 +38,13 @@ impl World {
                     self.episodes[slot].hangs = true;
                 }
             }
-            FaultKind::ScorerCrash => self.scorers.crash(),
+            FaultKind::ScorerCrash => self.rows.scorers.crash(),
             FaultKind::StorePause => {
                 let until = self.clock.now + micros(fault.for_s);
-                self.scorers.paused_until = self.scorers.paused_until.max(until);
+                self.rows.scorers.paused_until = self.rows.scorers.paused_until.max(until);
             }
             FaultKind::SlowDisk => {
-                self.scorers.slow = (fault.by.max(0.0), self.clock.now + micros(fault.for_s));
+                self.rows.scorers.slow = (fault.by.max(0.0), self.clock.now + micros(fault.for_s));
             }
             FaultKind::ClockJump => self.clock.set_wall(fault.by),
             FaultKind::Kill => self.kill(&fault),
@@ -109,13 +108,12 @@ impl World {
         let grain = self.speed.grain;
         self.episodes.leave_all();
         self.held.clear();
-        let open = (self.scorers.paused_until, self.scorers.slow);
-        self.scorers = Scorers::new(self.plan.scoring.scorers);
-        (self.scorers.paused_until, self.scorers.slow) = open;
+        self.rows.begin_session();
         self.gate = Gate::new(&self.plan, grain);
         self.fleet
             .begin_session(&self.plan, grain, checkpoint, self.clock.now);
-        self.core = PipelineCore::new(Arc::clone(&self.config), self.state());
+        let state = self.kept.core_state(self.plan.run.mode, &self.ledger);
+        self.core = PipelineCore::new(Arc::clone(&self.config), state);
         self.updates = super::Updates::default();
         self.updates.version = checkpoint;
         self.ledger.goes_on(checkpoint);

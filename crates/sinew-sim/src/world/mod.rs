@@ -3,18 +3,23 @@
 //! | part | what is real | what is a model |
 //! |---|---|---|
 //! | `updates` | `PipelineCore` | trainer, transfer of weights |
-//! | `episodes` | `EpisodeMachine`, `AdmissionCore`, `OutlookCore` | sandboxes, tools |
-//! | `serving` | `Router`; with `engines.model = "scheduler"` the embedded engine's scheduler | passes, probes |
-//! | `rows` | the queue with its leases | scorers, the store |
-//! | `faults` | - | what fails |
+//! | `episodes`, `slab`, `gate` | `EpisodeMachine`, `AdmissionCore`, `OutlookCore` | sandboxes, tools |
+//! | `serving`, `fleet` | `Router`; engine scheduler if `engines.model = "scheduler"` | passes, probes |
+//! | `rows`, `queue`, `durable` | the queue with its leases | scorers, the store |
+//! | `faults`, `clock` | - | what fails, time |
+//!
+//! `slab`, `gate`, `fleet`, `queue`, `durable` and `clock` have the state; the others are the methods of
+//! `World` that connect these parts.
 //!
 //! A world is a function of its plan: two worlds with equal plans have equal events.
 
 mod clock;
+mod durable;
 mod episodes;
 mod faults;
 mod fleet;
 mod gate;
+mod queue;
 mod rows;
 mod serving;
 mod slab;
@@ -26,14 +31,14 @@ use crate::engine::{Engine, Speed};
 use crate::measure::{Measure, Report};
 use crate::plan::Plan;
 use clock::{Clock, Happening};
+use durable::DurableState;
 use fleet::Fleet;
 use gate::Gate;
-use rows::{DurableState, Scorers};
+use queue::Rows;
 use sinew_orchestrator::{Command, CoreConfig, Event, PipelineCore, StopReason};
-use sinew_store::queue::{MemoryQueue, QueueLimits};
 use sinew_types::EpisodeId;
 use slab::Slab;
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use updates::Updates;
 
@@ -77,10 +82,8 @@ pub(crate) struct World {
     episodes: Slab,
     /// Turns that are held while weights wait for those that run.
     held: Vec<u32>,
-    /// The real queue, in memory.
-    queue: MemoryQueue,
-    /// Those that score, and the state of the store.
-    scorers: Scorers,
+    /// The queue, and those that lease its rows.
+    rows: Rows,
     /// Durable data.
     kept: DurableState,
     /// State of every episode.
@@ -101,10 +104,7 @@ impl World {
         let grain = plan.grain();
         let speed = Speed::of(&plan.engines, &plan.weights, grain);
         let config = Arc::new(updates::config(&plan));
-        let queue = MemoryQueue::in_memory(QueueLimits {
-            max_rows: 1 << 22,
-            ..QueueLimits::default()
-        });
+        let mut ledger = Ledger::new(checks, plan.ahead() as u64);
         let mut world = Self {
             core: PipelineCore::new(
                 Arc::clone(&config),
@@ -120,17 +120,15 @@ impl World {
             fleet: Fleet::new(&plan, speed, bug),
             episodes: Slab::default(),
             held: Vec::new(),
-            queue,
-            scorers: Scorers::new(plan.scoring.scorers),
+            rows: Rows::new(plan.scoring.scorers, &mut ledger),
             kept: DurableState::default(),
-            ledger: Ledger::new(checks, plan.ahead() as u64),
+            ledger,
             measure: Measure::new(&plan),
             dead: false,
             bug,
             log: None,
             plan,
         };
-        world.join();
         for n in 0..world.plan.faults.len() {
             let at = micros(world.plan.faults[n].at_s);
             world.clock.agenda.add(at, Happening::Fault(n as u32));
@@ -247,7 +245,7 @@ impl World {
         self.settle();
         self.score_some();
         self.renew_rows();
-        self.forget_rows();
+        self.rows.forget(&mut self.ledger);
         if self.is_idle() {
             self.ledger
                 .note("progress", "nothing runs, and the run goes on".into());
@@ -263,9 +261,10 @@ impl World {
 
     /// Whether nothing is under way that could bring the run on.
     fn is_idle(&self) -> bool {
-        let updates = &self.updates;
-        let works = updates.trains || updates.publishes || updates.drains || updates.loads;
-        self.episodes.is_empty() && !works && self.commands.is_empty() && self.measure.events > 1
+        self.episodes.is_empty()
+            && !self.updates.is_busy()
+            && self.commands.is_empty()
+            && self.measure.events > 1
     }
 
     /// The first invariant that is broken now, if there is one.
@@ -302,7 +301,7 @@ impl World {
         if let Some(why) = full {
             return Some(Violation::new("kv", why));
         }
-        self.check_rows()
+        self.rows.check(self.clock.wall_was_set, &mut self.ledger)
     }
 
     /// The first invariant that is broken at the end of a run, if there is one.
@@ -312,16 +311,7 @@ impl World {
         }
         let mut open: Vec<EpisodeId> = self.episodes.ids().cloned().collect();
         open.extend(self.updates.ended.keys().cloned());
-        // The next session would run draws again that no commit names: their stored episodes are open, too.
-        let named = self
-            .kept
-            .stored
-            .iter()
-            .filter(|(id, _)| self.ledger.is_named(id));
-        let settled: HashSet<u64> = named.map(|(_, r)| r.draw).collect();
-        let settled = |draw: &u64| settled.contains(draw) || self.kept.named.contains(draw);
-        let stored = self.kept.stored.iter().filter(|(_, r)| !settled(&r.draw));
-        open.extend(stored.map(|(id, _)| id.clone()));
+        open.extend(self.kept.open_episodes(&self.ledger));
         self.ledger.end(&open)
     }
 }
