@@ -447,7 +447,7 @@ impl Driver {
         }
         self.emit(RunEvent::Phase(Phase::Training { step }))?;
         self.step.training = Some(Instant::now());
-        let curriculum = self.core.curriculum().clone();
+        let curriculum = Arc::clone(self.core.curriculum());
         self.work(LearnerTask::Score { groups, curriculum })
     }
 
@@ -587,7 +587,7 @@ impl Driver {
         let saved = self.p.saved.now(
             self.core.step(),
             self.wall_s(),
-            self.core.curriculum().clone(),
+            (**self.core.curriculum()).clone(),
             self.p.config.recipe.clone(),
             self.sums.samples,
         );

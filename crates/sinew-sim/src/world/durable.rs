@@ -47,7 +47,7 @@ pub(super) struct DurableState {
     pub(super) next: u64,
     pub(super) checkpoint: u64,
     /// Curriculum of the checkpoint.
-    pub(super) curriculum: Curriculum,
+    pub(super) curriculum: Arc<Curriculum>,
 }
 
 /// Content of a committed update.
@@ -56,7 +56,7 @@ pub(super) struct Order {
     /// The groups of the update.
     pub(super) groups: Vec<Vec<EpisodeId>>,
     /// Curriculum after the update.
-    pub(super) curriculum: Curriculum,
+    pub(super) curriculum: Arc<Curriculum>,
     /// Episodes that the commit names.
     pub(super) named: Vec<EpisodeId>,
 }
@@ -88,7 +88,7 @@ impl StoredEpisode {
 
 impl DurableState {
     /// Forgets the episodes that the checkpoint covers: the core does not ask for them again.
-    pub(super) fn checkpoint(&mut self, step: u64, curriculum: Curriculum) {
+    pub(super) fn checkpoint(&mut self, step: u64, curriculum: Arc<Curriculum>) {
         self.checkpoint = step;
         self.curriculum = curriculum;
         let later = self.orders.split_off(&(step + 1));

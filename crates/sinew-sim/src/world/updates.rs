@@ -140,7 +140,7 @@ impl World {
             Command::Publish { step } => self.publish(step),
             Command::Commit(commit) => self.commit(commit),
             Command::Checkpoint { step } => {
-                let curriculum = self.core.curriculum().clone();
+                let curriculum = Arc::clone(self.core.curriculum());
                 self.kept.checkpoint(step, curriculum);
             }
             Command::Record { step, .. } => self.record(step),
