@@ -205,7 +205,7 @@ impl RunStore {
     ) -> Result<(), PipelineError> {
         let detail = CommitDetail {
             version,
-            curriculum: commit.curriculum,
+            curriculum: Arc::unwrap_or_clone(commit.curriculum),
             record: made.record,
             evals,
             order: made.order,
@@ -430,10 +430,11 @@ impl EarlierSessions {
     ) -> CoreState {
         let during = evals.iter().filter(|r| r.when == "during");
         let committed = self.committed.values();
-        let committed = committed.filter_map(|b| Some((b.step, detail_of(b)?.curriculum)));
+        let committed =
+            committed.filter_map(|b| Some((b.step, Arc::new(detail_of(b)?.curriculum))));
         CoreState {
             step: saved.step,
-            curriculum: saved.curriculum.clone(),
+            curriculum: Arc::new(saved.curriculum.clone()),
             measured_at: during.map(|r| r.step).max().unwrap_or(0),
             health: sinew_orchestrator::Health::after(steps),
             committed: committed.collect(),

@@ -155,6 +155,9 @@ impl RecoveryPass<'_> {
         } else if length < indexed {
             self.damage(number, length, indexed);
             return index::set_indexed(self.tx, number, length);
+        } else if length == indexed && length < FILE_HEADER {
+            // Its loss was accepted earlier.
+            return Ok(());
         }
         let good = self.catch_up(number, indexed)?;
         let torn = last && good < length && self.segments.looks_torn(number, good)?;

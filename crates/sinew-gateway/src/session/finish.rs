@@ -4,23 +4,15 @@
 //! hash of the prompt that the engine got. Prompts whose calls all failed have no outputs; they are
 //! left out of the trace.
 
+use super::Session;
+use super::calls::Call;
 use super::last_path::LastPath;
 use super::types::SessionError;
-use super::{Call, Session};
-use sinew_types::{
-    EpisodeEnd, NO_PARENT, NodeId, Origin, TRACE_FORMAT_VERSION, Timing, TokenKind, Trace,
-};
+use sinew_types::{EpisodeEnd, NO_PARENT, NodeId, Origin, TRACE_FORMAT_VERSION, TokenKind, Trace};
 
 impl Session {
     /// The trace as it is now, with everything in it.
     pub fn snapshot(&self, now_s: f64) -> Trace {
-        let total_s = (now_s - self.opened_s).max(0.0);
-        let open = if self.running.is_empty() {
-            0.0
-        } else {
-            (now_s - self.busy_since_s).max(0.0)
-        };
-        let generate_s = (self.generate_s + open).min(total_s);
         Trace {
             format_version: TRACE_FORMAT_VERSION,
             episode: self.id.clone(),
@@ -34,17 +26,10 @@ impl Session {
                 external: self.spec.external.clone(),
             },
             provenance: self.spec.provenance.clone(),
-            nodes: self.nodes.clone(),
-            outcome: self.outcome.clone(),
+            nodes: self.graph.nodes.clone(),
+            outcome: self.rewards.outcome.clone(),
             end: self.natural_end(),
-            timing: Timing {
-                started_unix_s: self.opened_s,
-                total_s,
-                generate_s,
-                // Time of the agent between its calls: tools and its own work.
-                tool_s: total_s - generate_s,
-                queue_s: 0.0,
-            },
+            timing: self.times.timing(!self.calls.running.is_empty(), now_s),
             ignored: self.ignored.clone(),
         }
     }
@@ -62,7 +47,7 @@ impl Session {
             trace.outcome.metrics.insert(name, f64::from(*count));
         }
         let mut path = LastPath::default();
-        for (index, call) in self.calls.iter().enumerate() {
+        for (index, call) in self.calls.all.iter().enumerate() {
             prove(&trace, index, call, &mut path)?;
         }
         prune(&mut trace);

@@ -11,13 +11,17 @@
 //! A session changes only by `Entry`s: each change is noted first, and a restart replays the notes. It has no
 //! clock: times are arguments.
 
+mod calls;
 mod finish;
+mod graph;
 mod known_turns;
 mod last_path;
 mod plan;
+mod rewards;
 mod states;
 #[cfg(test)]
 mod tests;
+mod times;
 mod types;
 
 pub use types::{
@@ -25,65 +29,24 @@ pub use types::{
     SamplingDefaults, SessionError, SessionStats,
 };
 
-use crate::keys::{self, Key, StateId, hex};
+use crate::keys::{self, Key, StateId};
 use crate::known_bodies::{KnownBodies, Scan};
 use crate::limits::SessionLimits;
-use known_turns::KnownTurns;
+use calls::{Call, Calls, Running};
+use graph::Graph;
 use last_path::LastPath;
+use rewards::Rewards;
 use sinew_dialect::StoredAnswer;
 use sinew_dialect::{Ignored, count_ignored};
 use sinew_dialect::{Prompt, message_bytes};
 use sinew_render::Renderer;
 use sinew_types::{
-    EpisodeEnd, EpisodeId, FinishReason, Limit, MAX_REWARD, Message, NO_PARENT, Node, NodeFormat,
-    NodeId, Outcome, TokenId, TokenKind, VersionSpan, mix_seed,
+    EpisodeEnd, EpisodeId, FinishReason, Limit, NO_PARENT, NodeId, TokenId, mix_seed,
 };
-use states::States;
-use std::collections::BTreeMap;
 use std::sync::Arc;
+use times::Times;
 use types::CallPlan;
-pub(crate) use types::{Entry, MAX_METRIC_NAME};
-
-/// A call, running or ended.
-#[derive(Clone, Debug)]
-struct Call {
-    /// Kind of the request's join to the captured tokens.
-    join: Join,
-    parent: NodeId,
-    prompt_tokens: u32,
-    /// Key of the ids that the engine got; compared when the rollout is finished.
-    prompt_key: Key,
-    /// Sampled nodes, one a choice.
-    outputs: Vec<NodeId>,
-    started_s: f64,
-    ended_s: Option<f64>,
-    error: Option<String>,
-}
-
-impl Call {
-    /// Whether it failed before anything was sampled.
-    fn is_void(&self) -> bool {
-        self.outputs.is_empty() && self.error.is_some()
-    }
-}
-
-/// State of a call until its output is there.
-#[derive(Clone, Debug)]
-struct Running {
-    /// State that the messages of the prompt lead to.
-    state: StateId,
-    /// The prompt, if it was text.
-    text: Option<String>,
-    choices_left: u32,
-}
-
-/// Text that a client has seen, up to the end of an output.
-#[derive(Clone, Copy, Debug)]
-struct TextAnchor {
-    bytes: usize,
-    key: Key,
-    node: NodeId,
-}
+pub(crate) use types::Entry;
 
 /// One rollout.
 #[derive(Debug)]
@@ -91,34 +54,17 @@ pub struct Session {
     id: EpisodeId,
     spec: RolloutSpec,
     limits: SessionLimits,
-    /// The trace so far. Nodes are only added.
-    nodes: Vec<Node>,
-    /// Conversations that are known, as a trie of messages.
-    states: States,
-    /// Ends of text prompts and their outputs.
-    texts: Vec<TextAnchor>,
-    /// The model's turns, by their content.
-    known_turns: KnownTurns,
-    /// Calls in the order of their numbers.
-    calls: Vec<Call>,
-    /// Calls that have not ended, by number.
-    running: BTreeMap<u32, Running>,
+    /// The captured tokens.
+    graph: Graph,
+    calls: Calls,
     stats: SessionStats,
     /// Fields of its requests that had no effect.
     ignored: Ignored,
-    outcome: Outcome,
+    rewards: Rewards,
     /// The first limit that refused a call.
     limit_hit: Option<Limit>,
-    opened_s: f64,
-    touched_s: f64,
-    /// Start of the time in which at least one call runs; `generate_s` is the time before that.
-    busy_since_s: f64,
-    generate_s: f64,
+    times: Times,
     over: bool,
-    /// Its trace was made: no reward is taken any more.
-    sealed: bool,
-    /// Bytes of all its rewards.
-    reward_bytes: u64,
     /// Path of the last prompt.
     last_path: LastPath,
     /// KnownBodies whose messages were read.
@@ -134,26 +80,14 @@ impl Session {
             id,
             limits: spec.limits(gateway),
             spec,
-            nodes: Vec::new(),
-            states: States::new(),
-            texts: Vec::new(),
-            known_turns: KnownTurns::default(),
-            calls: Vec::new(),
-            running: BTreeMap::new(),
+            graph: Graph::new(),
+            calls: Calls::default(),
             stats: SessionStats::default(),
             ignored: Ignored::new(),
-            outcome: Outcome {
-                unscored: true,
-                ..Outcome::default()
-            },
+            rewards: Rewards::new(),
             limit_hit: None,
-            opened_s: now_s,
-            touched_s: now_s,
-            busy_since_s: now_s,
-            generate_s: 0.0,
+            times: Times::new(now_s),
             over: false,
-            sealed: false,
-            reward_bytes: 0,
             last_path: LastPath::default(),
             bodies: KnownBodies::default(),
             entries: None,
@@ -168,21 +102,19 @@ impl Session {
         for entry in entries {
             self.replay(entry)?;
         }
-        for call in self.running.keys().copied().collect::<Vec<_>>() {
+        for call in self.calls.running.keys().copied().collect::<Vec<_>>() {
             self.failed(call, "the gateway was restarted", now_s);
         }
-        self.touched_s = now_s;
+        self.times.touched_s = now_s;
         Ok(self)
     }
 
     /// Applies one entry of a journal.
     fn replay(&mut self, entry: Entry) -> Result<(), SessionError> {
-        let exists = |session: &Self, call| session.running.contains_key(&call);
+        let exists = |session: &Self, call| session.calls.running.contains_key(&call);
         match entry {
             Entry::Begun(beginning) => {
-                let nodes = self.nodes.len() as NodeId;
-                let fits = beginning.base.is_none_or(|base| base < nodes)
-                    && self.states.contains(beginning.from);
+                let fits = self.graph.contains(beginning.base, beginning.from);
                 if !fits || (beginning.base.is_none() && beginning.nodes.is_empty()) {
                     return Err(SessionError::Broken("a call begins nowhere".into()));
                 }
@@ -191,7 +123,7 @@ impl Session {
             Entry::Output { call, .. } if !exists(self, call) => {
                 return Err(SessionError::UnknownCall { call });
             }
-            Entry::Failed { call, .. } if call == 0 || call as usize > self.calls.len() => {
+            Entry::Failed { call, .. } if call == 0 || call as usize > self.calls.all.len() => {
                 return Err(SessionError::UnknownCall { call });
             }
             Entry::Output {
@@ -236,7 +168,7 @@ impl Session {
 
     /// The messages of a body, after what `head` stands for, have led to a running call.
     pub(crate) fn remember(&mut self, call: u32, body: &[u8], scan: &Scan, head: Key) {
-        if let Some(running) = self.running.get(&call) {
+        if let Some(running) = self.calls.running.get(&call) {
             self.bodies
                 .remember(body, scan, head, (call, running.state));
         }
@@ -270,7 +202,7 @@ impl Session {
 
     /// Time of its last call.
     pub fn touched_s(&self) -> f64 {
-        self.touched_s
+        self.times.touched_s
     }
 
     /// Whether it takes no more calls.
@@ -291,18 +223,7 @@ impl Session {
 
     /// Every call so far.
     pub fn calls(&self) -> Vec<CallRecord> {
-        let record = |(i, c): (usize, &Call)| CallRecord {
-            call: i as u32 + 1,
-            join: c.join,
-            parent: c.parent,
-            prompt_tokens: c.prompt_tokens,
-            prompt_hash: hex(&c.prompt_key),
-            outputs: c.outputs.clone(),
-            started_s: c.started_s,
-            ended_s: c.ended_s,
-            error: c.error.clone(),
-        };
-        self.calls.iter().enumerate().map(record).collect()
+        self.calls.records()
     }
 
     /// Joins a request to what was captured, renders what is new, and opens a call.
@@ -316,7 +237,7 @@ impl Session {
         ask: &CallRequest<'_>,
         now_s: f64,
     ) -> Result<CallStart, SessionError> {
-        self.touched_s = now_s;
+        self.times.touched_s = now_s;
         let begun = self.try_begin(renderer, ask, now_s);
         if let Err(Some(limit)) = begun.as_ref().map_err(SessionError::limit)
             && self.limit_hit.is_none()
@@ -335,17 +256,15 @@ impl Session {
         now_s: f64,
     ) -> Result<CallStart, SessionError> {
         self.admit(ask)?;
-        let mut last_path = std::mem::take(&mut self.last_path);
-        let plan = self.plan(renderer, ask, &mut last_path);
-        // Whatever came of it, the path is worth keeping.
-        self.last_path = last_path;
-        let mut plan = plan?;
-        plan.join = self.join_again(&plan);
-        self.last_path.go(&self.nodes, plan.base);
+        let context = self.limits.max_context_tokens;
+        let mut plan = self
+            .graph
+            .plan(renderer, ask, context, &mut self.last_path)?;
+        plan.join = self.calls.join_again(plan.base, plan.join);
+        self.last_path.go(&self.graph.nodes, plan.base);
         let new: Vec<&[TokenId]> = plan.nodes.iter().map(|n| n.tokens.as_slice()).collect();
         let prompt_key = self.last_path.key_with(&new);
         let prompt = [&[self.last_path.ids()], &new[..]].concat().concat();
-        let context = self.limits.max_context_tokens;
         if prompt.len() >= context as usize {
             return Err(SessionError::ContextFull {
                 prompt: prompt.len(),
@@ -367,7 +286,8 @@ impl Session {
         };
         self.note(|| Entry::Begun(beginning.clone()));
         let call = self.begun(beginning);
-        if let (Prompt::Text(text), Some(running)) = (ask.prompt, self.running.get_mut(&call)) {
+        if let (Prompt::Text(text), Some(running)) = (ask.prompt, self.calls.running.get_mut(&call))
+        {
             running.text = Some(text.clone());
         }
         Ok(CallStart {
@@ -376,19 +296,6 @@ impl Session {
             prompt: Arc::new(prompt),
             join: plan.join,
         })
-    }
-
-    /// Kind of a call's join: a repeated request after a call without output joins in the same way.
-    fn join_again(&self, plan: &plan::Plan) -> Join {
-        let before = self
-            .calls
-            .iter()
-            .rev()
-            .find(|c| Some(c.parent) == plan.base);
-        match before {
-            Some(call) if plan.join == Join::Resample && call.is_void() => call.join,
-            _ => plan.join,
-        }
     }
 
     /// Opens a call that was planned, and gives its number.
@@ -405,21 +312,21 @@ impl Session {
         for planned in beginning.nodes {
             // Turns are found again by their messages, whether they were opened or not.
             spoken = parent;
-            parent = self.push(parent, planned.kind, planned.tokens, planned.messages);
-            self.nodes[parent as usize].tools = planned.tools;
+            self.stats.trace_tokens += planned.tokens.len() as u64;
+            self.stats.message_bytes += planned.messages.iter().map(message_bytes).sum::<u64>();
+            parent = self.graph.add(parent, planned);
         }
         if !beginning.forced {
             spoken = parent;
         }
-        let keys = beginning.keys.into_iter();
-        let state = keys.fold(beginning.from, |at, key| self.states.step(at, key));
-        if self.states.get(state).prompt.is_none() {
-            self.states.set_prompt(state, spoken);
-        }
+        let state = self.graph.step(beginning.from, beginning.keys, spoken);
         for (path, count) in &beginning.ignored {
             count_ignored(&mut self.ignored, path, *count);
         }
-        self.calls.push(Call {
+        if self.calls.running.is_empty() {
+            self.times.busy(now_s);
+        }
+        let call = Call {
             join,
             parent,
             prompt_tokens,
@@ -428,21 +335,15 @@ impl Session {
             started_s: now_s,
             ended_s: None,
             error: None,
-        });
-        let call = self.calls.len() as u32;
-        if self.running.is_empty() {
-            self.busy_since_s = now_s;
-        }
-        self.running.insert(
-            call,
-            Running {
-                state,
-                text: None,
-                choices_left: beginning.choices,
-            },
-        );
+        };
+        let running = Running {
+            state,
+            text: None,
+            choices_left: beginning.choices,
+        };
+        let call = self.calls.open(call, running);
         self.stats.calls = call;
-        self.stats.running = self.running.len() as u32;
+        self.stats.running = self.calls.running.len() as u32;
         *self.stats.joins.entry(join).or_default() += 1;
         call
     }
@@ -454,13 +355,13 @@ impl Session {
         }
         let limits = &self.limits;
         // Calls that gave nothing are tried again by their clients.
-        let turns = (self.calls.len() as u32).saturating_sub(self.stats.failed);
+        let turns = (self.calls.all.len() as u32).saturating_sub(self.stats.failed);
         if turns >= limits.max_turns {
             return Err(SessionError::Turns {
                 limit: limits.max_turns,
             });
         }
-        let running = self.running.len() as u32;
+        let running = self.calls.running.len() as u32;
         if running >= limits.max_concurrent {
             return Err(SessionError::Concurrent {
                 running,
@@ -485,25 +386,6 @@ impl Session {
         Ok(())
     }
 
-    fn push(
-        &mut self,
-        parent: NodeId,
-        kind: TokenKind,
-        tokens: Vec<TokenId>,
-        messages: Vec<Message>,
-    ) -> NodeId {
-        let turn = match self.nodes.get(parent as usize) {
-            Some(node) => node.turn,
-            None => 0,
-        };
-        self.stats.trace_tokens += tokens.len() as u64;
-        self.stats.message_bytes += messages.iter().map(message_bytes).sum::<u64>();
-        let turn = turn + u32::from(kind == TokenKind::Sampled);
-        self.nodes
-            .push(Node::given(parent, turn, kind, tokens, messages));
-        (self.nodes.len() - 1) as NodeId
-    }
-
     /// Records one output of a call. Gives its node; an output without tokens has none.
     ///
     /// # Errors
@@ -515,7 +397,7 @@ impl Session {
         output: SampledTurn,
         now_s: f64,
     ) -> Result<Option<NodeId>, SessionError> {
-        let running = self.running.get(&call);
+        let running = self.calls.running.get(&call);
         let running = running.ok_or(SessionError::UnknownCall { call })?;
         let bad = |v: f32| !v.is_finite() || v > 1e-3;
         if let Some(token) = output.tokens.iter().find(|t| bad(t.logprob)) {
@@ -555,9 +437,11 @@ impl Session {
         now_s: f64,
     ) -> Option<NodeId> {
         self.stats.aborted += u32::from(output.finish == FinishReason::Aborted);
-        let state = self.running.get(&call).map(|r| r.state)?;
+        let state = self.calls.running.get(&call).map(|r| r.state)?;
         let node = (!output.tokens.is_empty()).then(|| self.push_output(call, state, output, text));
-        self.one_less(call, now_s);
+        if self.calls.end_choice(call) {
+            self.ended(call, now_s);
+        }
         node
     }
 
@@ -568,61 +452,20 @@ impl Session {
         output: SampledTurn,
         text: Option<(usize, Key)>,
     ) -> NodeId {
-        let parent = self.calls[call as usize - 1].parent;
-        let ids = output.tokens.iter().map(|t| t.id).collect();
-        let id = self.push(parent, TokenKind::Sampled, ids, Vec::new());
-        let node = &mut self.nodes[id as usize];
-        node.logprobs = output.tokens.iter().map(|t| t.logprob).collect();
-        node.temperature = output.temperature;
-        for (start, token) in output.tokens.iter().enumerate() {
-            NodeFormat::push(&mut node.format, token);
-            match node.versions.last_mut() {
-                Some(span) if span.version == token.version => span.len += 1,
-                _ => node.versions.push(VersionSpan {
-                    start: start as u32,
-                    len: 1,
-                    version: token.version,
-                }),
-            }
-        }
-        node.finish = Some(output.finish);
-        self.stats.sampled_tokens += output.tokens.len() as u64;
+        let tokens = output.tokens.len() as u64;
+        self.stats.trace_tokens += tokens;
+        self.stats.sampled_tokens += tokens;
         self.stats.message_bytes += message_bytes(&output.message);
-        match text {
-            Some((bytes, key)) => self.texts.push(TextAnchor {
-                bytes,
-                key,
-                node: id,
-            }),
-            None => {
-                self.states.add_turn(state, &output.message, id);
-                let before = self.last_message(parent).map(keys::exact);
-                self.known_turns.add(before, &output.message);
-            }
-        }
-        self.nodes[id as usize].messages = vec![output.message];
-        self.calls[call as usize - 1].outputs.push(id);
+        let call = &mut self.calls.all[call as usize - 1];
+        let id = self.graph.add_output(call.parent, state, output, text);
+        call.outputs.push(id);
         id
-    }
-
-    /// The last message on the path of a node.
-    fn last_message(&self, node: NodeId) -> Option<&Message> {
-        let mut at = self.nodes.get(node as usize);
-        while let Some(node) = at {
-            if let Some(message) = node.messages.last() {
-                return Some(message);
-            }
-            at = self.nodes.get(node.parent as usize);
-        }
-        None
     }
 
     /// Ends a call that gave nothing more. Gives how it joined if it gave nothing at all: it counts under no
     /// join then.
     pub fn fail(&mut self, call: u32, why: &str, now_s: f64) -> Option<Join> {
-        let record = call.checked_sub(1).and_then(|i| self.calls.get(i as usize));
-        let silent = record.is_some_and(|c| c.outputs.is_empty() && c.error.is_none());
-        if silent || self.running.contains_key(&call) {
+        if self.calls.may_fail(call) {
             self.note(|| Entry::Failed {
                 call,
                 why: why.to_owned(),
@@ -634,16 +477,11 @@ impl Session {
     }
 
     fn failed(&mut self, call: u32, why: &str, now_s: f64) -> Option<Join> {
-        let ran = self.running.remove(&call).is_some();
         self.stats.failed += 1;
-        if let Some(record) = self.calls.get_mut(call as usize - 1) {
-            record.error = Some(why.to_owned());
-        }
-        if ran {
+        if self.calls.fail(call, why) {
             self.ended(call, now_s);
         }
-        let void = self.calls.get(call as usize - 1).filter(|c| c.is_void());
-        let join = void.map(|c| c.join)?;
+        let join = self.calls.void_join(call)?;
         if let Some(count) = self.stats.joins.get_mut(&join) {
             *count -= 1;
         }
@@ -651,35 +489,21 @@ impl Session {
         Some(join)
     }
 
-    fn one_less(&mut self, call: u32, now_s: f64) {
-        if let Some(running) = self.running.get_mut(&call) {
-            running.choices_left = running.choices_left.saturating_sub(1);
-            if running.choices_left == 0 {
-                self.running.remove(&call);
-                self.ended(call, now_s);
-            }
-        }
-    }
-
     fn ended(&mut self, call: u32, now_s: f64) {
-        self.stats.running = self.running.len() as u32;
-        self.touched_s = now_s;
-        if let Some(record) = self.calls.get_mut(call as usize - 1) {
-            record.ended_s = Some(now_s);
-        }
-        if self.running.is_empty() {
-            self.generate_s += (now_s - self.busy_since_s).max(0.0);
-        }
+        self.calls.end(call, now_s);
+        let running = self.calls.running.len() as u32;
+        self.stats.running = running;
+        self.times.ended(running == 0, now_s);
     }
 
     /// Takes no rewards from here on: those that were taken are in the trace.
     pub(crate) fn seal(&mut self) {
-        self.sealed = true;
+        self.rewards.sealed = true;
     }
 
     /// Whether its trace was made.
     pub(crate) fn is_sealed(&self) -> bool {
-        self.sealed
+        self.rewards.sealed
     }
 
     /// Scores the episode, or with `turn` the outputs of one call.
@@ -688,16 +512,14 @@ impl Session {
     /// reason of an episode that gets no other reward.
     ///
     /// # Errors
-    /// If a number is not finite or beyond [`MAX_REWARD`], the turn does not exist, the rewards of the
-    /// rollout exceed a limit, or its trace was made.
+    /// If a number is not finite or beyond [`MAX_REWARD`](sinew_types::MAX_REWARD), the turn does not
+    /// exist, the rewards of the rollout exceed a limit, or its trace was made.
     pub fn reward(&mut self, reward: &Reward) -> Result<(), SessionError> {
-        if self.sealed {
+        if self.rewards.sealed {
             return Err(SessionError::Sealed);
         }
-        if let Err(error) = self.check_reward(reward) {
-            if self.outcome.unscored {
-                self.outcome.unscored_reason = Some(format!("a reward was refused: {error}"));
-            }
+        if let Err(error) = self.rewards.check(reward, &self.limits) {
+            self.rewards.refused(&error);
             return Err(error);
         }
         self.rewarded(reward)?;
@@ -707,68 +529,26 @@ impl Session {
         Ok(())
     }
 
-    fn check_reward(&self, reward: &Reward) -> Result<(), SessionError> {
-        let metrics = reward.metrics.values().copied();
-        // NaN is not below the limit.
-        let fits = |v: &f64| v.abs() <= MAX_REWARD;
-        if let Some(value) = std::iter::once(reward.reward)
-            .chain(metrics)
-            .find(|v| !fits(v))
-        {
-            return Err(SessionError::Reward { value });
-        }
-        if let Some(name) = reward.metrics.keys().find(|n| n.len() > MAX_METRIC_NAME) {
-            return Err(SessionError::MetricName { bytes: name.len() });
-        }
-        let known = &self.outcome.metrics;
-        let new = reward.metrics.keys().filter(|n| !known.contains_key(*n));
-        let (names, limit) = (known.len() + new.count(), self.limits.max_metrics);
-        if names > limit as usize {
-            return Err(SessionError::Metrics { names, limit });
-        }
-        let (bytes, limit) = (
-            self.reward_bytes + reward.bytes(),
-            self.limits.max_reward_bytes,
-        );
-        if bytes > limit {
-            Err(SessionError::RewardBytes { bytes, limit })
-        } else {
-            Ok(())
-        }
-    }
-
     /// Takes a reward that was checked.
     fn rewarded(&mut self, reward: &Reward) -> Result<(), SessionError> {
         if let Some(turn) = reward.turn {
-            let call = (turn as usize)
-                .checked_sub(1)
-                .and_then(|i| self.calls.get(i));
-            let outputs = call.map(|c| c.outputs.clone()).unwrap_or_default();
+            let outputs = self.calls.outputs(turn);
             if outputs.is_empty() {
-                return Err(SessionError::Turn {
-                    turn,
-                    calls: self.calls.len() as u32,
-                });
+                let calls = self.calls.all.len() as u32;
+                return Err(SessionError::Turn { turn, calls });
             }
             for node in outputs {
-                self.nodes[node as usize].process_reward = reward.reward;
+                self.graph.nodes[node as usize].process_reward = reward.reward;
             }
-        } else {
-            self.outcome.reward = reward.reward;
         }
-        self.reward_bytes += reward.bytes();
-        self.outcome.unscored = false;
-        self.outcome.unscored_reason = None;
-        if let Some(success) = reward.success {
-            self.outcome.success = success;
-        }
-        self.outcome.metrics.extend(reward.metrics.clone());
+        self.rewards.take(reward);
         Ok(())
     }
 
     /// Its natural end: truncated if a limit refused a call, or cut the last answer.
     pub fn natural_end(&self) -> EpisodeEnd {
-        match self.limit_hit.or_else(|| sinew_types::cut(&self.nodes)) {
+        let cut = || sinew_types::cut(&self.graph.nodes);
+        match self.limit_hit.or_else(cut) {
             Some(limit) => EpisodeEnd::Truncated { limit },
             None => EpisodeEnd::Terminated,
         }

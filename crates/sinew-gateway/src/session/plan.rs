@@ -10,10 +10,10 @@
 //! The anchors of a text are the ends of earlier prompts and outputs; the anchor of ids is the longest path
 //! that they begin with.
 
+use super::graph::{Graph, TextAnchor};
 use super::last_path::LastPath;
 use super::states::{NOWHERE, Walk};
 use super::types::{CallRequest, Join, PlannedNode, SessionError};
-use super::{Session, TextAnchor};
 use crate::keys::{self, Key, StateId};
 use sinew_dialect::Prompt;
 use sinew_render::{Renderer, exceeds, render_after, text_exceeds};
@@ -60,15 +60,32 @@ enum Position {
     Prompt(NodeId),
 }
 
-impl Session {
-    /// Plans the addition of a request. Changes nothing but `last_path`.
+/// Refuses a prompt that has more tokens than the context however it is tokenized, before it
+/// is: that takes microseconds and hundreds of bytes for each token.
+fn may_fit(renderer: &dyn Renderer, prompt: &Prompt, context: u32) -> Result<(), SessionError> {
+    let limit = context as usize;
+    let too_many = match prompt {
+        Prompt::Messages(messages) => exceeds(renderer, messages, limit)?,
+        Prompt::Text(text) => text_exceeds(renderer, text, limit)?,
+        Prompt::Tokens(ids) => Some(ids.len()).filter(|&count| count >= limit),
+    };
+    match too_many {
+        None => Ok(()),
+        Some(prompt) => Err(SessionError::ContextFull { prompt, context }),
+    }
+}
+
+impl Graph {
+    /// Plans the addition of a request to a context of at most `context` tokens. Changes nothing but
+    /// `last_path`.
     pub(super) fn plan(
         &self,
         renderer: &dyn Renderer,
         ask: &CallRequest<'_>,
+        context: u32,
         last_path: &mut LastPath,
     ) -> Result<Plan, SessionError> {
-        self.may_fit(renderer, ask.prompt)?;
+        may_fit(renderer, ask.prompt, context)?;
         let mut plan = match ask.prompt {
             Prompt::Messages(messages) => self.plan_messages(renderer, messages, ask, last_path)?,
             Prompt::Text(text) => self.plan_text(renderer, text)?,
@@ -84,22 +101,6 @@ impl Session {
             });
         }
         Ok(plan)
-    }
-
-    /// Refuses a prompt that has more tokens than the context however it is tokenized, before it
-    /// is: that takes microseconds and hundreds of bytes for each token.
-    fn may_fit(&self, renderer: &dyn Renderer, prompt: &Prompt) -> Result<(), SessionError> {
-        let context = self.limits.max_context_tokens;
-        let limit = context as usize;
-        let too_many = match prompt {
-            Prompt::Messages(messages) => exceeds(renderer, messages, limit)?,
-            Prompt::Text(text) => text_exceeds(renderer, text, limit)?,
-            Prompt::Tokens(ids) => Some(ids.len()).filter(|&count| count >= limit),
-        };
-        match too_many {
-            None => Ok(()),
-            Some(prompt) => Err(SessionError::ContextFull { prompt, context }),
-        }
     }
 
     /// A plan for a conversation.

@@ -4,7 +4,9 @@ use super::*;
 use proptest::prelude::*;
 use sinew_render::ChatRenderer;
 use sinew_render::byte_renderer;
-use sinew_types::{PolicyVersion, Role, SampledToken, ToolCall, ToolSpec, Trace};
+use sinew_types::{
+    Message, PolicyVersion, Role, SampledToken, TokenKind, ToolCall, ToolSpec, Trace,
+};
 
 const NOW: f64 = 1_000.0;
 
@@ -319,7 +321,7 @@ fn windows_and_summaries_are_forks() {
         assert_eq!(c.say(&history, &[said]), Join::Start);
         history.extend([a(said), user("two")]);
         assert_eq!(c.say(&history, &["ok"]), Join::Extend);
-        c.session.known_turns.add(None, &called);
+        c.session.graph.known_turns.add(None, &called);
         // A turn after one of the model's own remaining turns is a branch of it.
         let expected = if case == 6 {
             Join::Rollback
@@ -546,7 +548,7 @@ fn what_the_engine_may_not_do_is_refused() {
     assert_eq!(c.session.stats().failed, 1);
     // Damage to what was captured does not get into a trace.
     c.say(&[user("q")], &["a"]);
-    c.session.nodes[0].tokens[0] += 1;
+    c.session.graph.nodes[0].tokens[0] += 1;
     let error = c.session.trace(EpisodeEnd::Terminated, NOW).unwrap_err();
     assert!(error.to_string().contains("other tokens"), "{error}");
 }

@@ -24,6 +24,7 @@ use crate::schedule::{Draw, draw_of, train_groups, uniform_tasks};
 use crate::status::{BEHIND, came_late};
 use sinew_types::{EpisodeId, GroupId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 
 /// Value of a group for training.
 #[derive(Debug)]
@@ -51,7 +52,7 @@ struct Drawer {
     blocks: u64,
     tasks: BTreeMap<u64, usize>,
     /// Curriculum with adaptive shares: that of the last commit, with the draws since.
-    adapted: Curriculum,
+    adapted: Arc<Curriculum>,
 }
 
 impl Drawer {
@@ -61,7 +62,8 @@ impl Drawer {
             return None;
         };
         let adaptive = adaptive.as_ref()?;
-        Some(self.adapted.task_of(tasks, adaptive, config.seed, draw))
+        let adapted = Arc::make_mut(&mut self.adapted);
+        Some(adapted.task_of(tasks, adaptive, config.seed, draw))
     }
 
     /// The task of a draw; draws are asked for in ascending order.
@@ -127,9 +129,9 @@ struct UpdateChoice {
 impl AsyncGroups {
     /// Groups of a session that begins with the curriculum of the last commit. Draws that an earlier session
     /// has begun take their tasks now: later, estimates of another commit would choose them.
-    pub(super) fn new(draws: OpenDraws, curriculum: &Curriculum, config: &CoreConfig) -> Self {
+    pub(super) fn new(draws: OpenDraws, curriculum: &Arc<Curriculum>, config: &CoreConfig) -> Self {
         let mut drawer = Drawer {
-            adapted: curriculum.clone(),
+            adapted: Arc::clone(curriculum),
             ..Drawer::default()
         };
         if let Some(last) = draws.next.checked_sub(1) {
@@ -334,8 +336,8 @@ impl AsyncGroups {
     /// on: a session that resumes from this commit draws the same.
     fn committed(&mut self, commit: &mut UpdateCommit) {
         let named = commit.trained.iter().chain(commit.dropped.keys());
-        self.drawer.adapted.settle(named.filter_map(draw_of));
-        commit.curriculum.follow(&self.drawer.adapted);
+        Arc::make_mut(&mut self.drawer.adapted).settle(named.filter_map(draw_of));
+        Arc::make_mut(&mut commit.curriculum).follow(&self.drawer.adapted);
         self.drawer.adapted = commit.curriculum.clone();
     }
 }

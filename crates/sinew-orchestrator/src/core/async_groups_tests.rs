@@ -166,7 +166,7 @@ struct LastingState {
     orders: BTreeMap<u64, Vec<Vec<EpisodeId>>>,
     checkpoint: u64,
     /// Curriculum of the checkpoint.
-    curriculum: Curriculum,
+    curriculum: Arc<Curriculum>,
 }
 
 impl LastingState {

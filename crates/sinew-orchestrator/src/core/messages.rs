@@ -9,6 +9,7 @@ use crate::schedule::Draw;
 use sinew_algo::trust::Sighting;
 use sinew_types::{EpisodeId, GroupId};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Draws that earlier sessions began and no commit names, and the first draw that none began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,14 +28,14 @@ pub struct CoreState {
     /// Steps that the weights have seen.
     pub step: u64,
     /// Curriculum of the checkpoint.
-    pub curriculum: Curriculum,
+    pub curriculum: Arc<Curriculum>,
     /// The last step after which held-out tasks were measured in between.
     pub measured_at: u64,
     /// Counts of what went wrong in the steps before.
     pub health: Health,
     /// Later updates that were committed, with the curriculum after each: they are done again from the same
     /// episodes.
-    pub committed: BTreeMap<u64, Curriculum>,
+    pub committed: BTreeMap<u64, Arc<Curriculum>>,
     /// The step that was begun and not committed, with the rounds of groups that it began after its first:
     /// they are begun again, so that none of their episodes is forgotten.
     pub begun: (u64, u32),
@@ -139,16 +140,12 @@ pub struct UpdateCommit {
     /// Episodes left out, with the reason of each.
     pub dropped: BTreeMap<EpisodeId, String>,
     /// Curriculum after the update.
-    pub curriculum: Curriculum,
+    pub curriculum: Arc<Curriculum>,
     /// It takes the place of an earlier commit of the step.
     pub again: bool,
 }
 
 /// Output of the core: an action for the driver.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "few exist at a time, each moved once"
-)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// Look for the first measurement of a resumed run.

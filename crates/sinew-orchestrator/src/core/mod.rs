@@ -52,7 +52,7 @@ struct Rollout {
     /// Reported in the step's record.
     refilled: usize,
     /// Curriculum after the draws; counts once the step is done.
-    curriculum: Option<Curriculum>,
+    curriculum: Option<Arc<Curriculum>>,
     /// Episodes whose rewards did not come in time.
     late: BTreeMap<EpisodeId, String>,
     /// Task and reward of late episodes that are alone in their group.
@@ -153,7 +153,7 @@ impl PipelineCore {
     }
 
     /// Curriculum for a checkpoint taken now.
-    pub fn curriculum(&self) -> &Curriculum {
+    pub fn curriculum(&self) -> &Arc<Curriculum> {
         &self.state.curriculum
     }
 
@@ -477,7 +477,7 @@ impl PipelineCore {
                     step,
                     count,
                 };
-                next.draw(tasks, adaptive.as_ref(), request)
+                Arc::make_mut(next).draw(tasks, adaptive.as_ref(), request)
             }
             TaskSampling::Uniform if first == 0 => {
                 uniform_tasks(self.config.train_tasks, draw_seed, step, count)
@@ -592,7 +592,7 @@ impl PipelineCore {
         sightings: Vec<Sighting>,
     ) -> Vec<Command> {
         if !batch.recalled {
-            batch.commit.curriculum.saw(sightings);
+            Arc::make_mut(&mut batch.commit.curriculum).saw(sightings);
         }
         batch.commit.trained = trained;
         batch.commit.dropped = dropped;
@@ -620,11 +620,11 @@ impl PipelineCore {
             TaskSampling::Uniform => None,
         };
         if let (Some((tasks, config)), false) = (learns, batch.recalled) {
-            let curriculum = &mut batch.commit.curriculum;
+            let curriculum = Arc::make_mut(&mut batch.commit.curriculum);
             curriculum.learn(tasks, config, &batch.outcomes);
         }
         for (task, reward) in &batch.alone {
-            batch.commit.curriculum.reward_alone(task, *reward);
+            Arc::make_mut(&mut batch.commit.curriculum).reward_alone(task, *reward);
         }
         self.state.curriculum = batch.commit.curriculum.clone();
         if self.holds() {

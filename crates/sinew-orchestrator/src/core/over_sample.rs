@@ -12,6 +12,7 @@ use super::messages::Command;
 use super::{PipelineCore, Rollout, Stage, TaskSampling};
 use crate::curriculum::DrawRequest;
 use crate::schedule::{Draw, train_groups};
+use std::sync::Arc;
 
 /// Reason why an episode of a group that was not needed is left out.
 pub(crate) const STOPPED: &str = "stopped: enough groups";
@@ -21,7 +22,7 @@ impl PipelineCore {
     pub(super) fn start_more(&mut self, mut rollout: Rollout) -> Vec<Command> {
         let (config, step) = (&self.config, self.state.step + 1);
         let count = config.tasks_per_step + config.over_sample;
-        let mut next = self.state.curriculum.clone();
+        let mut next = (*self.state.curriculum).clone();
         let put_off = next.take_put_off(config.tasks_per_step);
         let mut tasks = match (put_off, &config.tasks) {
             (Some(tasks), _) => tasks,
@@ -45,7 +46,7 @@ impl PipelineCore {
         let groups = train_groups(config.seed, step, (0, &tasks), config.group_size, per_step);
         let draws: Vec<Draw> = groups.into_iter().take(started).flatten().collect();
         rollout.used.extend(&tasks[..started]);
-        rollout.curriculum = Some(next);
+        rollout.curriculum = Some(Arc::new(next));
         rollout.slots.add(&draws);
         self.stage = Stage::Rollout(rollout);
         vec![Command::Start {
@@ -69,7 +70,7 @@ impl PipelineCore {
         complete.truncate(enough);
         let stopped = rollout.slots.keep(&complete, STOPPED);
         if let Some(next) = &mut rollout.curriculum {
-            next.put_off(stopped.tasks);
+            Arc::make_mut(next).put_off(stopped.tasks);
         }
         (!stopped.open.is_empty()).then_some(Command::Abandon {
             episodes: stopped.open,

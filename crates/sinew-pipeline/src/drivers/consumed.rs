@@ -35,21 +35,17 @@ impl Driver {
         if let Some(source) = &mut self.p.source {
             made.consumed = source.consumes(commit.step)?;
         }
-        if let Some(waiting_groups) = &mut self.waiting_groups {
-            waiting_groups.settled(commit.trained.iter().chain(commit.dropped.keys()));
+        if let Some(groups) = &mut self.awaited.groups {
+            groups.settled(commit.trained.iter().chain(commit.dropped.keys()));
         }
-        self.samples.trained += commit.trained.len();
-        self.samples.dropped += commit.dropped.len();
+        self.sums.count(commit.trained.len(), commit.dropped.len());
         let evals = std::mem::take(&mut self.measurements.uncommitted);
-        commit
-            .dropped
-            .keys()
-            .for_each(|e| drop(self.traces.remove(e)));
+        self.episodes.forget(commit.dropped.keys());
         let version = lock(&self.p.learner).version();
         let consumed = made.consumed.clone();
         let began = Instant::now();
         self.p.store.commit(commit, made, version, evals)?;
-        self.disk.committed(began);
+        self.waits.disk.committed(began);
         match (&mut self.p.source, consumed) {
             (Some(source), Some(consumed)) => source.committed(&consumed),
             _ => Ok(()),

@@ -7,16 +7,16 @@ impl Driver {
     /// The results of a run that came to its end.
     pub(super) fn end(&mut self) -> Result<RunOutcome, PipelineError> {
         let since = self.p.saved.step;
-        let rest = self.waits();
-        self.totals.waits.add(&rest);
+        let rest = self.take_waits();
+        self.sums.totals.waits.add(&rest);
         let (waiting, by_draw) = (self.waiting()?, self.overlaps());
-        let (samples, torn) = self
-            .p
-            .store
-            .samples(self.samples, (since, by_draw), &waiting)?;
+        let (samples, torn) =
+            self.p
+                .store
+                .samples(self.sums.samples, (since, by_draw), &waiting)?;
         self.warn_of_loss(torn, None)?;
         self.emit(RunEvent::Phase(Phase::Done))?;
-        let verdict = self.course.verdict(Process::Ended, None);
+        let verdict = self.sums.course.verdict(Process::Ended, None);
         let mut trouble: Vec<String> = verdict.trouble().into_iter().collect();
         trouble.extend(self.measurements.trouble.take());
         let lost = self.earlier.lost + torn;
@@ -34,9 +34,9 @@ impl Driver {
             after: std::mem::take(&mut self.measurements.after),
             examples: std::mem::take(&mut self.measurements.examples),
             samples,
-            tokens: std::mem::take(&mut self.tokens),
+            tokens: std::mem::take(&mut self.sums.tokens),
             wall_s: self.wall_s(),
-            totals: std::mem::take(&mut self.totals),
+            totals: std::mem::take(&mut self.sums.totals),
             verdict: Some(verdict),
             trouble,
         })

@@ -55,7 +55,7 @@ impl Driver {
         when: EvalTime,
         sets: Vec<Vec<EpisodeId>>,
     ) -> Result<(), PipelineError> {
-        let mut sets = sets.into_iter().map(|set| self.take(&set));
+        let mut sets = sets.into_iter().map(|set| self.episodes.take(&set));
         let sampled = sets.next().unwrap_or_default();
         let greedy = sets.next().unwrap_or_default();
         drop(sets);
@@ -103,7 +103,7 @@ impl Driver {
             self.measurements.examples.extend(first);
         }
         if !again {
-            self.course.measured(&record);
+            self.sums.course.measured(&record);
             self.measurements.uncommitted.push(record.clone());
         }
         self.emit(RunEvent::Measured {

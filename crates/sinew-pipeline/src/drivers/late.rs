@@ -2,21 +2,13 @@
 
 use super::learner_thread::lock;
 use super::sync::Driver;
-use sinew_orchestrator::{
-    CollectRequest, Command, Event, Phase, PipelineError, RunEvent, WaitingGroups,
-};
+use sinew_orchestrator::{CollectRequest, Command, Event, Phase, PipelineError, RunEvent};
 use sinew_types::{EpisodeId, Trace};
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Groups of a step at most, as multiples of those that it runs: its own, and as many from before.
 const GROUPS_PER_TASK: usize = 2;
-
-/// Interval between two readings while episodes run or the learner works.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
-
-/// Part of the time that looks may take: a look reads the scores of all groups that wait.
-const LOOKS_SHARE: u32 = 20;
 
 impl Driver {
     /// Lets groups wait. If generation and training take turns, it also takes the scores that came, and gives
@@ -27,9 +19,9 @@ impl Driver {
         ids: &[Vec<EpisodeId>],
         wait: bool,
     ) -> Result<Vec<Event>, PipelineError> {
-        let groups: Vec<Vec<Trace>> = ids.iter().map(|group| self.take(group)).collect();
+        let groups = self.episodes.take_groups(ids);
         self.begin_step();
-        let Some(waiting_groups) = &mut self.waiting_groups else {
+        let Some(waiting_groups) = &mut self.awaited.groups else {
             return Err(no_source());
         };
         groups.iter().for_each(|group| waiting_groups.add(group));
@@ -39,28 +31,21 @@ impl Driver {
         Ok(vec![self.read_late_rewards(step, wait)?])
     }
 
-    /// Groups that wait for rewards.
-    pub(super) fn awaited(&self) -> usize {
-        self.waiting_groups
-            .as_ref()
-            .map_or(0, WaitingGroups::waiting)
-    }
-
     /// If training overlaps, takes in the rewards that came, now and then, or waits a moment for some.
     pub(super) fn late_groups(&mut self, wait: bool) -> Result<Vec<Command>, PipelineError> {
         let began = Instant::now();
-        if self.awaited() == 0 || (!wait && self.look_due.is_some_and(|due| began < due)) {
+        if !self.awaited.is_look_due(began, wait) {
             return Ok(Vec::new());
         }
         let event = self.read_late_rewards(self.core.step() + 1, wait)?;
-        self.look_due = Some(Instant::now() + LOOK_EVERY.max(began.elapsed() * LOOKS_SHARE));
+        self.awaited.looked(began);
         Ok(self.on(event))
     }
 
     /// Takes the scores that came, and gives the groups that can be trained.
     fn read_late_rewards(&mut self, step: u64, wait: bool) -> Result<Event, PipelineError> {
         let overlaps = self.overlaps();
-        let (Some(waiting_groups), Some(late)) = (&mut self.waiting_groups, &mut self.p.late)
+        let (Some(waiting_groups), Some(late)) = (&mut self.awaited.groups, &mut self.p.late)
         else {
             return Err(no_source());
         };
@@ -95,7 +80,7 @@ impl Driver {
             self.step.left_out.extend(found.dropped.clone());
         }
         Ok(Event::LateRewardsCollected {
-            groups: self.keep(found.groups),
+            groups: self.episodes.keep(found.groups),
             dropped: found.dropped,
             alone,
             waiting,

@@ -39,12 +39,11 @@ pub(super) fn is_whole(learner: &SharedLearner, live: Option<u64>) -> bool {
 }
 
 /// Task of the learner.
-#[expect(clippy::large_enum_variant, reason = "one exists at a time")]
 pub(super) enum LearnerTask {
     /// Rows of the groups of a step.
     Score {
         groups: Vec<Vec<Trace>>,
-        curriculum: Curriculum,
+        curriculum: Arc<Curriculum>,
     },
     /// An update on rows, if there are some, with the record of the step.
     Update {

@@ -28,21 +28,14 @@ impl Driver {
     pub(super) fn note_waits(&mut self, trainer: Option<TrainerActivity>) {
         let now_s = self.p.started.elapsed().as_secs_f64();
         let reading = self.p.rollouts.reading();
-        let running = self.progress.0 < self.progress.1;
-        let counters = (reading.engine_busy_s, reading.sandbox_s);
-        self.watch.look(now_s, counters, running);
-        self.watch.trainer = trainer.unwrap_or(self.watch.trainer);
+        let running = self.episodes.is_running();
+        self.waits.look(now_s, &reading, running, trainer);
     }
 
     /// Ends the intervals of a step, or of the run.
-    pub(super) fn waits(&mut self) -> WaitTimes {
+    pub(super) fn take_waits(&mut self) -> WaitTimes {
         self.note_waits(None);
-        let (loop_disk_s, episodes_disk_s) = self.disk.take(self.p.store.traces.waited_s());
-        WaitTimes {
-            loop_disk_s,
-            episodes_disk_s,
-            ..self.watch.take()
-        }
+        self.waits.take(self.p.store.traces.waited_s())
     }
 
     /// Rows by how many updates the oldest token of their episode is behind the weights that are trained.
@@ -120,7 +113,7 @@ impl Driver {
         held: Vec<EpisodeId>,
     ) -> Result<Event, PipelineError> {
         let stored = self.p.store.attempts(held)?;
-        let groups = vec![self.take(episodes)];
+        let groups = vec![self.episodes.take(episodes)];
         let spent = self.p.algorithm.spent(&groups);
         let spent = spent.map_err(PipelineError::system)?;
         let event = Event::GroupInspected {
@@ -128,13 +121,13 @@ impl Driver {
             oldest: oldest(&groups[0]),
             group,
             stored,
-            alone: if self.waiting_groups.is_some() {
+            alone: if self.awaited.groups.is_some() {
                 alone(&groups[0])
             } else {
                 None
             },
         };
-        self.keep(groups);
+        self.episodes.keep(groups);
         Ok(event)
     }
 
@@ -150,24 +143,24 @@ impl Driver {
             if !commands.is_empty() {
                 return Ok(commands);
             }
-            if self.progress.0 < self.progress.1 {
-                let before = self.progress.0;
+            if self.episodes.is_running() {
+                let before = self.episodes.ended();
                 let commands = self.wait_episodes()?;
                 self.note_waits(None);
-                if self.progress.0 > before {
+                if self.episodes.ended() > before {
                     return Ok(commands);
                 }
                 // Otherwise the learner was done, or a look at groups is due.
-                let waits = self.learner_thread.is_busy() || self.scoring > 0;
+                let waits = self.learner_thread.is_busy() || self.episodes.scoring > 0;
                 if !waits && !self.p.rollouts.is_running() {
                     return Err(none_runs());
                 }
                 continue;
             }
-            let looks = self.scoring > 0 || self.awaited() > 0;
+            let looks = self.episodes.scoring > 0 || self.awaited.count() > 0;
             let worked = match (self.learner_thread.is_busy(), looks) {
                 (false, false) => return Err(none_runs()),
-                (false, true) if self.scoring > 0 => return self.scored_groups(true),
+                (false, true) if self.episodes.scoring > 0 => return self.scored_groups(true),
                 (false, true) => return self.late_groups(true),
                 (true, false) => self.learner_thread.done(None)?,
                 (true, true) => self.learner_thread.done(Some(LOOK_EVERY))?,
@@ -190,7 +183,8 @@ impl Driver {
             return self.p.store.open_episodes();
         }
         let waiting = self
-            .waiting_groups
+            .awaited
+            .groups
             .iter()
             .flat_map(WaitingGroups::episodes)
             .cloned();

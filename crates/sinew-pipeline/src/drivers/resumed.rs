@@ -26,9 +26,9 @@ impl Driver {
     /// step: the store has the scores of before, and later ones may come. An update is done again from the
     /// outcomes that it was made of.
     pub(super) fn note_rescored(&mut self, groups: &[Vec<Trace>]) {
-        let outside = self.overlaps() && self.waiting_groups.is_some();
+        let outside = self.overlaps() && self.awaited.groups.is_some();
         for trace in groups.iter().flatten() {
-            let rescored = self.rescored.remove(&trace.episode);
+            let rescored = self.episodes.rescored.remove(&trace.episode);
             self.step.record.rescored += usize::from(rescored);
             if rescored || outside {
                 let outcome = trace.outcome.clone();

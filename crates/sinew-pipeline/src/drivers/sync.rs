@@ -5,35 +5,32 @@
 //! them overlap: see `overlap`. An error of a port ends the session. Commits stay, and the next session
 //! resumes from them.
 
-use super::disk::DiskTime;
+use super::episodes::Episodes;
 use super::learner_thread::{LearnerTask, LearnerThread, SharedLearner, lock, none_runs};
 use super::measurements::Measurements;
-use super::waiting_groups;
+use super::sums::Sums;
+use super::waiting_groups::AwaitedGroups;
+use super::waits::Waits;
 use crate::config::PipelineConfig;
 use crate::files::RunFiles;
 use crate::late::LateRewards;
 use crate::ports::{
-    GroupRequest, GroupScores, RolloutReading, Rollouts, SampleSource, StoredEpisode,
-    WeightsTransport,
+    GroupRequest, GroupScores, RolloutReading, Rollouts, SampleSource, WeightsTransport,
 };
 use crate::state::{EarlierSessions, RunStore, SavedState, UpdateInputs};
 use sinew_algo::{Algorithm, Spread};
 use sinew_grammar::Grammars;
 use sinew_orchestrator::{
-    AdmissionRecord, Alarm, Bus, Command, Draw, EpisodeResult, EpisodeStats, Event, LONGEST, Phase,
-    PipelineCore, PipelineError, RolloutProgress, Rows, RunCounts, RunEvent, RunOutcome,
-    SampleCounts, SampleStatus, StepRecord, StopReason, TokenSummary, Totals, VerdictInput,
-    WaitingGroups, completed, health, joins,
+    AdmissionRecord, Alarm, Bus, Command, Draw, EpisodeStats, Event, Phase, PipelineCore,
+    PipelineError, RolloutProgress, Rows, RunCounts, RunEvent, RunOutcome, SampleStatus,
+    StepRecord, StopReason, completed, health, joins,
 };
-use sinew_rollout::{LiveEpisode, TrainerActivity, WaitClock};
+use sinew_rollout::TrainerActivity;
 use sinew_types::{EpisodeId, Outcome, Trace};
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Time in one phase after which an episode is reported, and between two reports.
-const LONG: Duration = Duration::from_secs(30);
+use std::time::Instant;
 
 /// Settings and ports of a run.
 pub struct Pipeline {
@@ -117,37 +114,20 @@ pub(crate) struct Driver {
     pub(super) core: PipelineCore,
     /// Updates of earlier sessions that no checkpoint holds.
     pub(super) earlier: EarlierSessions,
-    pub(super) samples: SampleCounts,
-    pub(super) tokens: TokenSummary,
+    pub(super) sums: Sums,
     pub(super) measurements: Measurements,
-    /// Episodes that ended and that nothing was made of yet.
-    pub(super) traces: HashMap<EpisodeId, Trace>,
+    pub(super) episodes: Episodes,
     pub(super) step: Step,
     /// Steps whose updates wait for their commits.
     pub(super) uncommitted: BTreeMap<u64, UpdateInputs>,
-    /// Groups that wait for rewards, where some come from outside.
-    pub(super) waiting_groups: Option<WaitingGroups>,
-    /// Number of ended episodes, and number of all, of the phase, or of the session if training overlaps.
-    pub(super) progress: (usize, usize),
+    pub(super) awaited: AwaitedGroups,
     /// The learner at work, where it has a separate thread.
     pub(super) learner_thread: LearnerThread,
     /// The version of the weights that are in use.
     pub(super) live: u64,
-    /// State of engine and trainer for their wait times, and sums over all steps so far.
-    pub(super) watch: WaitClock,
-    pub(super) disk: DiskTime,
-    pub(super) totals: Totals,
-    /// Sums over all steps and measurements so far.
-    pub(super) course: VerdictInput,
-    /// Time of the next reading of groups that wait for rewards, if training overlaps.
-    pub(super) look_due: Option<Instant>,
-    /// Groups that are being scored.
-    pub(super) scoring: usize,
-    /// Episodes whose outcome is not the stored one.
-    pub(super) rescored: HashSet<EpisodeId>,
+    pub(super) waits: Waits,
     /// Time at which groups were last taken for an update, and the counters then, if training overlaps.
     pub(super) taken: Option<(Instant, RolloutReading)>,
-    reminded: Option<Instant>,
 }
 
 /// Runs a pipeline to its end. If it is interrupted, weights of whole steps are kept before it returns.
@@ -194,29 +174,20 @@ impl Driver {
         p.resume_episodes(live)?;
         p.settle_consumed()?;
         let overlaps = p.config.core.overlap.is_some();
-        let waiting_groups =
-            waiting_groups::restore(p.late.as_ref(), &p.store, (tasks, overlaps), &mut state)?;
+        let awaited =
+            AwaitedGroups::restore(p.late.as_ref(), &p.store, (tasks, overlaps), &mut state)?;
         let driver = Self {
             core: PipelineCore::new(Arc::clone(&p.config.core), state),
-            samples: p.saved.samples,
-            tokens: TokenSummary::of(&written.steps),
+            sums: Sums::new(p.saved.samples, &written.steps, &written.evals),
             measurements: Measurements::new(&written.evals),
-            traces: HashMap::new(),
+            episodes: Episodes::default(),
             step: Step::default(),
             uncommitted: BTreeMap::new(),
-            waiting_groups,
-            progress: (0, 0),
-            look_due: None,
-            scoring: 0,
-            rescored: HashSet::new(),
+            awaited,
             taken: None,
             learner_thread: LearnerThread::default(),
             live,
-            watch: WaitClock::default(),
-            disk: DiskTime::from(p.store.traces.waited_s()),
-            totals: Totals::of(&written.steps),
-            course: VerdictInput::of(&written.steps, &written.evals),
-            reminded: None,
+            waits: Waits::new(p.store.traces.waited_s()),
             earlier,
             p,
         };
@@ -321,12 +292,12 @@ impl Driver {
         if self.overlaps() {
             return self.wait_for_any();
         }
-        let all_ended = self.progress.0 >= self.progress.1;
+        let all_ended = !self.episodes.is_running();
         let mut commands = self.scored_groups(all_ended)?;
         if all_ended && !commands.is_empty() {
             return Ok(commands);
         }
-        if !all_ended || self.scoring == 0 {
+        if !all_ended || self.episodes.scoring == 0 {
             commands.extend(self.wait_episodes()?);
         }
         Ok(commands)
@@ -334,39 +305,25 @@ impl Driver {
 
     /// Waits for episodes.
     pub(super) fn wait_episodes(&mut self) -> Result<Vec<Command>, PipelineError> {
-        let (bus, progress) = (self.p.bus.clone(), self.progress);
+        let bus = self.p.bus.clone();
         let wall_s = (self.p.started, self.p.saved.wall_s);
         // A group that is scored meanwhile, or a reward that comes, wakes no wait: such a wait ends at its
         // first look.
-        let looks = self.overlaps() && (self.scoring > 0 || self.awaited() > 0);
+        let looks = self.overlaps() && (self.episodes.scoring > 0 || self.awaited.count() > 0);
         let waker = looks.then(|| self.p.rollouts.waker());
-        let (mut failed, reminded) = (Ok(()), &mut self.reminded);
+        let (mut failed, episodes) = (Ok(()), &mut self.episodes);
         let ended = self.p.rollouts.ended(&mut |seen| {
             waker.iter().for_each(|wake| wake());
-            let told = tell(&bus, seen, progress, wall_s, reminded);
+            let told = episodes.report(&bus, seen, wall_s);
             failed = std::mem::replace(&mut failed, Ok(())).and(told);
         })?;
         failed?;
         if ended.is_empty() && !self.overlaps() {
             return Err(none_runs());
         }
-        self.progress.0 += ended.len();
         let mut commands = Vec::new();
-        for StoredEpisode {
-            trace,
-            known,
-            changed,
-            rescored,
-        } in ended
-        {
-            if rescored {
-                self.rescored.insert(trace.episode.clone());
-            }
-            let ended = EpisodeResult {
-                changed,
-                ..EpisodeResult::of(&trace, known)
-            };
-            self.traces.insert(trace.episode.clone(), trace);
+        for stored in ended {
+            let ended = self.episodes.add(stored);
             commands.extend(self.on(Event::EpisodeEnded(ended)));
         }
         Ok(commands)
@@ -401,7 +358,7 @@ impl Driver {
         if !self.learner_thread.is_busy() {
             self.emit(RunEvent::Phase(phase))?;
         }
-        self.progress.1 += draws.len();
+        self.episodes.began(draws.len());
         self.note_waits(None);
         self.p.rollouts.start(draws, temperature)
     }
@@ -443,7 +400,7 @@ impl Driver {
         self.step.left_out.extend(given.left_out);
         Ok(Event::GroupsFetched {
             alone: alone.collect(),
-            groups: self.keep(given.groups),
+            groups: self.episodes.keep(given.groups),
             dropped: given.dropped,
         })
     }
@@ -460,35 +417,16 @@ impl Driver {
             self.step.recalled = self.earlier.record(step);
         }
         Ok(Event::CommittedLoaded(
-            groups.map(|groups| self.keep(groups)),
+            groups.map(|groups| self.episodes.keep(groups)),
         ))
-    }
-
-    /// Keeps episodes until something is made of them; gives their ids.
-    pub(super) fn keep(&mut self, groups: Vec<Vec<Trace>>) -> Vec<Vec<EpisodeId>> {
-        let mut keep = |trace: Trace| {
-            let episode = trace.episode.clone();
-            self.traces.insert(episode.clone(), trace);
-            episode
-        };
-        let ids = groups
-            .into_iter()
-            .map(|g| g.into_iter().map(&mut keep).collect());
-        ids.collect()
-    }
-
-    /// Episodes that ended, in this order.
-    pub(super) fn take(&mut self, episodes: &[EpisodeId]) -> Vec<Trace> {
-        let taken = episodes.iter().filter_map(|e| self.traces.remove(e));
-        taken.collect()
     }
 
     /// Asks the algorithm which groups will leave the batch; the episodes are kept.
     fn count_spent_groups(&mut self, ids: &[Vec<EpisodeId>]) -> Result<Event, PipelineError> {
-        let groups: Vec<Vec<Trace>> = ids.iter().map(|group| self.take(group)).collect();
+        let groups = self.episodes.take_groups(ids);
         let spent = self.p.algorithm.spent(&groups);
         let spent = spent.map_err(PipelineError::system)?.len();
-        self.keep(groups);
+        self.episodes.keep(groups);
         Ok(Event::SpentGroupsCounted { spent })
     }
 
@@ -499,18 +437,17 @@ impl Driver {
         ids: &[Vec<EpisodeId>],
         counts: RunCounts,
     ) -> Result<Vec<Event>, PipelineError> {
-        let groups: Vec<Vec<Trace>> = ids.iter().map(|group| self.take(group)).collect();
+        let groups = self.episodes.take_groups(ids);
         self.since_last_score();
         self.step.record = self.rollout_record(step, &groups, counts);
         self.note_rescored(&groups);
         if !self.overlaps() {
             // Episodes that were run again are not needed any more.
-            self.traces.clear();
-            self.progress = (0, 0);
+            self.episodes.end_phase();
         }
         self.emit(RunEvent::Phase(Phase::Training { step }))?;
         self.step.training = Some(Instant::now());
-        let curriculum = self.core.curriculum().clone();
+        let curriculum = Arc::clone(self.core.curriculum());
         self.work(LearnerTask::Score { groups, curriculum })
     }
 
@@ -527,8 +464,8 @@ impl Driver {
         record.formats = rows.formats.clone();
         record.samples = SampleStatus::of(&groups, &rows);
         record.samples.left_out(&self.step.left_out);
-        record.samples.waiting = match (&self.waiting_groups, &self.p.source) {
-            (Some(waiting_groups), _) => waiting_groups.waiting(),
+        record.samples.waiting = match (&self.awaited.groups, &self.p.source) {
+            (Some(groups), _) => groups.waiting(),
             (None, Some(source)) => source.waiting_groups(),
             (None, None) => 0,
         };
@@ -639,8 +576,7 @@ impl Driver {
         // A recalled update has its commit already. A checkpoint that follows must count it.
         let recalled = self.step.recalled.is_some();
         if let Some(batch) = self.earlier.committed.get(&step).filter(|_| recalled) {
-            self.samples.trained += batch.episodes.len();
-            self.samples.dropped += batch.dropped.len();
+            self.sums.count(batch.episodes.len(), batch.dropped.len());
         }
         Ok(version.0)
     }
@@ -651,15 +587,15 @@ impl Driver {
         let saved = self.p.saved.now(
             self.core.step(),
             self.wall_s(),
-            self.core.curriculum().clone(),
+            (**self.core.curriculum()).clone(),
             self.p.config.recipe.clone(),
-            self.samples,
+            self.sums.samples,
         );
         let state = serde_json::to_value(saved).map_err(PipelineError::system)?;
         let began = Instant::now();
         lock(&self.p.learner).save(self.core.step(), state)?;
         let saved = self.p.rollouts.save();
-        self.disk.saved(began);
+        self.waits.disk.saved(began);
         saved
     }
 
@@ -667,15 +603,13 @@ impl Driver {
     fn record(&mut self, step: u64, alarm: Option<Alarm>) -> Result<(), PipelineError> {
         let done = std::mem::take(&mut self.step);
         let mut record = done.record;
-        record.waits = self.waits();
+        record.waits = self.take_waits();
         record.checkpoint_s = done.live.map_or(0.0, |t| t.elapsed().as_secs_f64());
         if done.recalled.is_some() {
             self.uncommitted.remove(&step);
             self.earlier.committed.remove(&step);
         }
-        self.tokens.add(&record);
-        self.totals.add(&record);
-        self.course.step(&record);
+        self.sums.add(&record);
         self.emit(RunEvent::Step(Arc::new(record)))?;
         if let Some(Alarm::Warning(text)) = alarm {
             self.emit(RunEvent::Warning(text))?;
@@ -740,29 +674,4 @@ impl Driver {
         let trace = store.get(episode).map_err(PipelineError::system)?;
         trace.map(|trace| completed(store, trace)).transpose()
     }
-}
-
-/// Reports the progress while episodes run, and now and then those that stay in one phase.
-fn tell(
-    bus: &Bus,
-    mut seen: RolloutProgress,
-    (done, total): (usize, usize),
-    (started, earlier_s): (Instant, f64),
-    reminded: &mut Option<Instant>,
-) -> Result<(), PipelineError> {
-    (seen.done, seen.total) = (done, total);
-    seen.wall_s = earlier_s + started.elapsed().as_secs_f64();
-    // The time of a phase that has a limit is worth a line from its half on: a first step of a slow engine
-    // is none.
-    let near = |l: &LiveEpisode| l.left_s.is_none_or(|left_s| left_s < l.phase_s);
-    let long = seen
-        .longest
-        .iter()
-        .any(|l| l.phase_s >= LONG.as_secs_f64() && near(l));
-    let longest = (long && reminded.is_none_or(|at| at.elapsed() >= LONG)).then(|| {
-        *reminded = Some(Instant::now());
-        seen.longest.iter().take(LONGEST).cloned().collect()
-    });
-    bus.emit(RunEvent::Rollout(Box::new(seen)))?;
-    longest.map_or(Ok(()), |longest| bus.emit(RunEvent::Longest(longest)))
 }

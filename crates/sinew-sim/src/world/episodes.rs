@@ -1,139 +1,19 @@
 //! Episodes: admission, sandboxes, turns and tools.
 //!
 //! An episode waits for its place, boots, and then turns between generating and a tool until its machine ends
-//! it. Its random numbers follow from its seed and their purpose. A place is given back before the trace is
-//! written, as in the runner.
+//! it. A place is given back before the trace is written, as in the runner.
 
-use super::{At, Happening, World};
-use crate::agenda::{Micros, seconds};
+use super::World;
+use super::clock::{At, Happening};
+use super::slab::{EpisodeState, RandomUse};
+use crate::agenda::seconds;
 use crate::check::Bug;
 use crate::engine::VOCAB;
 use sinew_orchestrator::Draw;
 use sinew_rollout::{
-    EpisodeCommand, EpisodeEvent, EpisodeKey, EpisodeLimits, EpisodeMachine, EpisodeSpec,
-    LengthEvidence, Rank, RunInfo, Ticket,
+    EpisodeCommand, EpisodeEvent, EpisodeLimits, EpisodeMachine, LengthEvidence, RunInfo,
 };
-use sinew_types::{
-    FailureKind, Outcome, SamplingParams, Task, TaskId, Timing, TokenId, Trace, mix_hash, mix_seed,
-};
-
-/// State of an episode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EpisodeState {
-    /// Its place is free.
-    Nothing,
-    /// Has not begun.
-    Waits,
-    Boots,
-    WaitsForTurn,
-    Generates,
-    Acts,
-    /// The episode is over and becomes durable.
-    Stores,
-    /// Durable; waits for its score.
-    Scores,
-}
-
-/// Purpose of a random number.
-#[derive(Clone, Copy)]
-enum RandomUse {
-    Turns,
-    Prompt,
-    Tokens,
-    Observation,
-    Boot,
-    Call,
-    Reward,
-    NoSignal,
-    Sampling,
-}
-
-/// An episode of the simulation.
-#[derive(Debug)]
-pub(super) struct Episode {
-    /// Draw of the core.
-    pub(super) draw: Draw,
-    pub(super) doing: EpisodeState,
-    /// Number of its stay in this place.
-    pub(super) round: u32,
-    /// Its name in admission.
-    pub(super) key: Option<EpisodeKey>,
-    /// Its ticket while it has a turn.
-    pub(super) turn: Option<Ticket>,
-    /// The real machine, while it runs.
-    pub(super) machine: Option<EpisodeMachine>,
-    /// Its trace, until it is durable.
-    pub(super) trace: Option<Trace>,
-    /// Turns that it will take, and ids of the next one.
-    turns: u32,
-    pub(super) length: usize,
-    /// Number of its running request, and of all it had.
-    pub(super) request: Option<u64>,
-    /// Requests that it has made.
-    pub(super) requests: u32,
-    /// Time at which it asked to begin.
-    asked: Micros,
-    /// Time at which it began.
-    began: Micros,
-    /// Time at which its present state began.
-    phase: Micros,
-    /// Seconds of its turns.
-    generate_s: f64,
-    /// Seconds of its tools.
-    tool_s: f64,
-    /// Its next tool never answers.
-    pub(super) hangs: bool,
-    /// Prompt's length.
-    pub(super) prompt: usize,
-}
-
-impl Episode {
-    /// Whether it has a sandbox: from the end of its wait to its own end.
-    pub(super) fn has_sandbox(&self) -> bool {
-        matches!(
-            self.doing,
-            EpisodeState::Boots
-                | EpisodeState::WaitsForTurn
-                | EpisodeState::Generates
-                | EpisodeState::Acts
-        )
-    }
-
-    /// Seed of what its task decides.
-    fn common(&self, seed: u64) -> u64 {
-        mix_hash(mix_seed(seed, 0x7a5c), self.draw.task as u64)
-    }
-
-    /// Its key.
-    fn key_of(&self, what: RandomUse, n: u64) -> u64 {
-        mix_hash(mix_seed(self.draw.seed, what as u64), n)
-    }
-
-    /// Keys of an engine's cache: of its context, and of its prompt.
-    pub(super) fn cache_keys(&self, seed: u64, slot: u32) -> (u64, u64) {
-        let own = u64::from(slot) << 32 | u64::from(self.round) | 1 << 62;
-        (own, self.common(seed) | 1 << 63)
-    }
-}
-
-/// The spec that the real loop would have for the episode.
-fn spec(draw: &Draw) -> EpisodeSpec {
-    EpisodeSpec {
-        episode: draw.episode.clone(),
-        group: draw.group.clone(),
-        task: Task {
-            id: TaskId::new(draw.task.to_string()),
-            kind: "k".into(),
-            preamble: Vec::new(),
-            prompt: String::new(),
-            data: serde_json::Value::Null,
-            seed: 0,
-        },
-        draw: draw.draw,
-        purpose: draw.purpose.clone(),
-        seed: draw.seed,
-    }
-}
+use sinew_types::{FailureKind, SamplingParams, Timing, TokenId, mix_hash, mix_seed};
 
 impl World {
     /// Episodes are to be run.
@@ -149,66 +29,23 @@ impl World {
                 self.recover(draw, stored.clone());
                 continue;
             }
-            let slot = self.place(draw);
-            self.waiting.push_back(slot);
+            let slot = self.episodes.place(draw, self.clock.now);
+            self.gate.wait(slot);
         }
         self.begin_some();
     }
 
-    /// A place in the slab for an episode.
-    pub(super) fn place(&mut self, draw: Draw) -> u32 {
-        let id = draw.episode.clone();
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None => {
-                self.episodes.push(Episode::of(draw.clone(), 0));
-                (self.episodes.len() - 1) as u32
-            }
-        };
-        let round = self.episodes[slot as usize].round + 1;
-        let mut episode = Episode::of(draw, round);
-        episode.asked = self.now;
-        episode.doing = EpisodeState::Waits;
-        self.episodes[slot as usize] = episode;
-        self.by_id.insert(id, slot);
-        slot
-    }
-
-    /// Lets those that wait ask to begin: one that would not begin yet is the last.
+    /// Lets those that wait ask to begin.
     pub(super) fn begin_some(&mut self) {
-        while !self.waiting.is_empty() && self.admission.reading().new == 0 {
-            let Some(slot) = self.first_waiting() else {
+        while self.gate.may_ask() {
+            let now_s = self.clock.now_s();
+            let Some(slot) = self.gate.first_waiting(&self.episodes, now_s) else {
                 return;
             };
-            let (key, ticket) = self.admission.ask();
+            self.episodes[slot].key = Some(self.gate.ask(slot));
             self.measure.inputs += 1;
-            self.episodes[slot as usize].key = Some(key);
-            self.tickets.insert(ticket, slot);
             self.settle_once();
         }
-    }
-
-    /// The one that begins next.
-    fn first_waiting(&mut self) -> Option<u32> {
-        if !self.plan.rollout.longest_first {
-            return self.waiting.pop_front();
-        }
-        let now_s = self.now_s();
-        // The rank depends only on the task and the time; members of a group follow each other.
-        let mut last: Option<(usize, Rank)> = None;
-        let mut rank = |slot: u32| {
-            let draw = &self.episodes[slot as usize].draw;
-            match last {
-                Some((task, rank)) if task == draw.task => rank,
-                _ => {
-                    let rank = self.outlook.rank(&spec(draw), now_s);
-                    last = Some((draw.task, rank));
-                    rank
-                }
-            }
-        };
-        let at = (0..self.waiting.len()).min_by_key(|at| rank(self.waiting[*at]))?;
-        self.waiting.remove(at)
     }
 
     /// Lets waiting turns continue if admission allows, and further episodes begin.
@@ -219,13 +56,13 @@ impl World {
 
     /// Lets waiting turns continue if admission allows.
     fn settle_once(&mut self) {
-        let now_s = self.now_s();
+        let now_s = self.clock.now_s();
         self.measure.inputs += 1;
-        for ticket in self.admission.decide(now_s) {
-            let Some(slot) = self.tickets.remove(&ticket) else {
+        for ticket in self.gate.admission.decide(now_s) {
+            let Some(slot) = self.gate.take(ticket) else {
                 continue;
             };
-            match self.episodes[slot as usize].doing {
+            match self.episodes[slot].doing {
                 EpisodeState::Waits => self.boot(slot),
                 EpisodeState::WaitsForTurn => self.generate(slot),
                 _ => {}
@@ -235,20 +72,14 @@ impl World {
 
     /// The next happening of an episode.
     fn then(&mut self, slot: u32, delay_s: f64, what: fn(At) -> Happening) {
-        let round = self.episodes[slot as usize].round;
-        self.after(delay_s, what(At { slot, round }));
-    }
-
-    /// The episode of a happening, if it is still what it was.
-    fn at(&self, at: At, doing: EpisodeState) -> bool {
-        let episode = &self.episodes[at.slot as usize];
-        episode.round == at.round && episode.doing == doing
+        let round = self.episodes[slot].round;
+        self.clock.after(delay_s, what(At { slot, round }));
     }
 
     /// Its world is being made.
     fn boot(&mut self, slot: u32) {
-        let now = self.now;
-        let episode = &mut self.episodes[slot as usize];
+        let now = self.clock.now;
+        let episode = &mut self.episodes[slot];
         (episode.doing, episode.began) = (EpisodeState::Boots, now);
         let boot_s = self
             .plan
@@ -260,20 +91,17 @@ impl World {
         if timeout_s < 86_400.0 {
             self.then(slot, timeout_s, Happening::Deadline);
         }
-        if self.plan.rollout.longest_first {
-            let now_s = self.now_s();
-            self.outlook
-                .began(&spec(&self.episodes[slot as usize].draw), now_s);
-        }
+        let now_s = self.clock.now_s();
+        self.gate.began(&self.episodes[slot], now_s);
     }
 
     /// Its world is up.
     pub(super) fn booted(&mut self, at: At) {
-        if !self.at(at, EpisodeState::Boots) {
+        if !self.episodes.is(at, EpisodeState::Boots) {
             return;
         }
         let (plan, grain) = (self.plan.clone(), self.speed.grain);
-        let episode = &mut self.episodes[at.slot as usize];
+        let episode = &mut self.episodes[at.slot];
         let (share, common) = (plan.episode.task_share, episode.common(plan.seed));
         let turns = &plan.episode.turns;
         let turns = turns.draw_shared(
@@ -294,7 +122,7 @@ impl World {
             max_context_tokens: most.max(2) as u32,
         };
         let sampling = SamplingParams::default();
-        let trace = spec(&episode.draw).empty_trace(&RunInfo::default(), &sampling);
+        let trace = episode.spec().empty_trace(&RunInfo::default(), &sampling);
         episode.machine = Some(EpisodeMachine::new(trace, limits, 1.0));
         let prompt = tokens(common, episode.prompt);
         self.event(
@@ -310,14 +138,14 @@ impl World {
     /// An event of an episode's machine, and what it asks for.
     pub(super) fn event(&mut self, slot: u32, event: EpisodeEvent) {
         self.measure.inputs += 1;
-        let Some(machine) = &mut self.episodes[slot as usize].machine else {
+        let Some(machine) = &mut self.episodes[slot].machine else {
             return;
         };
         match machine.on_event(event) {
             EpisodeCommand::Generate { max_tokens } => self.ask_turn(slot, max_tokens as usize),
             EpisodeCommand::Step => self.act(slot),
             EpisodeCommand::Score => {
-                let outcome = self.outcome(slot);
+                let outcome = self.episodes[slot].outcome(&self.plan);
                 self.event(
                     slot,
                     EpisodeEvent::Done {
@@ -333,9 +161,9 @@ impl World {
 
     /// It wants to generate.
     fn ask_turn(&mut self, slot: u32, most: usize) {
-        let (now, now_s) = (self.now, self.now_s());
+        let (now, now_s) = (self.clock.now, self.clock.now_s());
         let (plan, grain) = (self.plan.clone(), self.speed.grain);
-        let episode = &mut self.episodes[slot as usize];
+        let episode = &mut self.episodes[slot];
         let (Some(machine), Some(key)) = (&episode.machine, episode.key) else {
             return;
         };
@@ -348,29 +176,28 @@ impl World {
         );
         episode.length = ids(drawn, grain).min(most).max(1);
         (episode.doing, episode.phase) = (EpisodeState::WaitsForTurn, now);
-        let ticket = self.admission.ask_turn(key, machine.context(), now_s);
+        let ticket = self.gate.ask_turn(slot, key, machine.context(), now_s);
         episode.turn = Some(ticket);
         self.measure.inputs += 1;
-        self.tickets.insert(ticket, slot);
         self.settle();
     }
 
     /// A turn is over: its place is given back, and the episode continues.
     pub(super) fn turn_over(&mut self, slot: u32) {
-        let (now, now_s) = (self.now, self.now_s());
-        let episode = &mut self.episodes[slot as usize];
+        let (now, now_s) = (self.clock.now, self.clock.now_s());
+        let episode = &mut self.episodes[slot];
         episode.request = None;
         episode.generate_s += seconds(now - episode.phase);
         if let (Some(key), Some(ticket)) = (episode.key, episode.turn.take()) {
             self.measure.inputs += 1;
-            self.admission.turn_ended(key, ticket, now_s);
+            self.gate.admission.turn_ended(key, ticket, now_s);
         }
     }
 
     /// A tool runs.
     fn act(&mut self, slot: u32) {
-        let now = self.now;
-        let episode = &mut self.episodes[slot as usize];
+        let now = self.clock.now;
+        let episode = &mut self.episodes[slot];
         (episode.doing, episode.phase) = (EpisodeState::Acts, now);
         let turn = u64::from(episode.machine.as_ref().map_or(0, EpisodeMachine::turns));
         let call_s = self
@@ -386,16 +213,16 @@ impl World {
 
     /// A tool answered.
     pub(super) fn tool_done(&mut self, at: At) {
-        if !self.at(at, EpisodeState::Acts) {
+        if !self.episodes.is(at, EpisodeState::Acts) {
             return;
         }
-        let now = self.now;
+        let now = self.clock.now;
         let (plan, grain) = (self.plan.clone(), self.speed.grain);
-        let episode = &mut self.episodes[at.slot as usize];
+        let episode = &mut self.episodes[at.slot];
         episode.tool_s += seconds(now - episode.phase);
         let turn = episode.machine.as_ref().map_or(0, EpisodeMachine::turns);
         if turn >= episode.turns {
-            let outcome = self.outcome(at.slot);
+            let outcome = episode.outcome(&plan);
             return self.event(
                 at.slot,
                 EpisodeEvent::Done {
@@ -420,7 +247,7 @@ impl World {
 
     /// Its time is up.
     pub(super) fn deadline(&mut self, at: At) {
-        let episode = &self.episodes[at.slot as usize];
+        let episode = &self.episodes[at.slot];
         if episode.round == at.round && episode.has_sandbox() && episode.machine.is_some() {
             self.cut(at.slot);
             self.event(at.slot, EpisodeEvent::Deadline);
@@ -430,16 +257,16 @@ impl World {
     /// The system fails an episode.
     pub(super) fn fail(&mut self, slot: u32, kind: FailureKind, message: &str) {
         self.cut(slot);
-        if self.episodes[slot as usize].machine.is_none() {
+        if self.episodes[slot].machine.is_none() {
             // Its world was not up.
-            let draw = &self.episodes[slot as usize].draw;
-            let trace = spec(draw).empty_trace(&RunInfo::default(), &SamplingParams::default());
+            let spec = self.episodes[slot].spec();
+            let trace = spec.empty_trace(&RunInfo::default(), &SamplingParams::default());
             let limits = EpisodeLimits {
                 max_turns: 1,
                 max_turn_tokens: 1,
                 max_context_tokens: 1,
             };
-            self.episodes[slot as usize].machine = Some(EpisodeMachine::new(trace, limits, 1.0));
+            self.episodes[slot].machine = Some(EpisodeMachine::new(trace, limits, 1.0));
         }
         let message = message.to_owned();
         self.event(slot, EpisodeEvent::Failed { kind, message });
@@ -447,11 +274,11 @@ impl World {
 
     /// Ends what an episode waits for: its turn, its request.
     pub(super) fn cut(&mut self, slot: u32) {
-        let episode = &mut self.episodes[slot as usize];
+        let episode = &mut self.episodes[slot];
         let request = episode.request.take();
         let ticket = episode.turn;
         if let Some(ticket) = ticket {
-            self.tickets.remove(&ticket);
+            self.gate.take(ticket);
             self.held.retain(|s| *s != slot);
             self.turn_over(slot);
         }
@@ -464,40 +291,26 @@ impl World {
     pub(super) fn abandon(&mut self, slot: u32) {
         self.cut(slot);
         let (doing, key) = {
-            let episode = &mut self.episodes[slot as usize];
+            let episode = &mut self.episodes[slot];
             (episode.doing, episode.key.take())
         };
-        self.waiting.retain(|s| *s != slot);
-        self.tickets.retain(|_, s| *s != slot);
+        self.gate.forget(slot);
         if let Some(key) = key {
-            self.admission.ended(key);
+            self.gate.admission.ended(key);
         }
-        if self.plan.rollout.longest_first && doing != EpisodeState::Waits {
-            let now_s = self.now_s();
-            self.outlook.ended(
-                &spec(&self.episodes[slot as usize].draw),
-                LengthEvidence::Longer,
-                now_s,
-            );
+        if doing != EpisodeState::Waits {
+            let now_s = self.clock.now_s();
+            self.gate
+                .ended(&self.episodes[slot], LengthEvidence::Longer, now_s);
         }
-        self.leave(slot);
+        self.episodes.leave(slot);
         self.settle();
-    }
-
-    /// Its place in the slab is free.
-    pub(super) fn leave(&mut self, slot: u32) {
-        let episode = &mut self.episodes[slot as usize];
-        self.by_id.remove(&episode.draw.episode);
-        episode.round += 1;
-        episode.doing = EpisodeState::Nothing;
-        (episode.machine, episode.trace) = (None, None);
-        self.free.push(slot);
     }
 
     /// The machine is done: the sandbox goes, the trace becomes durable.
     fn over(&mut self, slot: u32) {
-        let (now, now_s) = (self.now, self.now_s());
-        let episode = &mut self.episodes[slot as usize];
+        let (now, now_s) = (self.clock.now, self.clock.now_s());
+        let episode = &mut self.episodes[slot];
         let Some(machine) = episode.machine.take() else {
             return;
         };
@@ -514,73 +327,20 @@ impl World {
         let (key, began) = (episode.key.take(), episode.began);
         self.ledger.ended(&trace);
         self.measure.episode(began, now, &trace);
-        if self.plan.rollout.longest_first {
-            let took = LengthEvidence::Seconds(timing.total_s);
-            self.outlook
-                .ended(&spec(&self.episodes[slot as usize].draw), took, now_s);
-        }
-        self.episodes[slot as usize].trace = Some(trace);
+        let took = LengthEvidence::Seconds(timing.total_s);
+        self.gate.ended(&self.episodes[slot], took, now_s);
+        self.episodes[slot].trace = Some(trace);
         let leaks = self.bug == Some(Bug::LeakSlot) && self.ledger.begun > 5;
         if let Some(key) = key.filter(|_| !leaks) {
             self.measure.inputs += 1;
-            self.admission.ended(key);
+            self.gate.admission.ended(key);
         }
-        let commit_s = self.commit_s();
+        let commit_s = self
+            .rows
+            .scorers
+            .commit_s(self.clock.now, self.plan.store.commit_s);
         self.then(slot, commit_s, Happening::Stored);
         self.settle();
-    }
-
-    /// Outcome from the environment: groups have a signal, except for a share of them.
-    fn outcome(&self, slot: u32) -> Outcome {
-        let episode = &self.episodes[slot as usize];
-        let group = mix_hash(
-            mix_seed(self.plan.seed, RandomUse::NoSignal as u64),
-            episode.draw.draw,
-        );
-        let alike = crate::dist::uniform(group) < self.plan.rollout.no_signal;
-        // The first and the second member differ, so that a group has a signal.
-        let member = episode.draw.episode.as_str().rsplit("-e").next();
-        let member = member.and_then(|m| m.split('-').next()?.parse::<u64>().ok());
-        let drawn = mix_seed(episode.key_of(RandomUse::Reward, 0), 0).is_multiple_of(2);
-        let success = !alike && member.map_or(drawn, |m| if m < 2 { m == 0 } else { drawn });
-        Outcome {
-            reward: f64::from(success),
-            success,
-            ..Outcome::default()
-        }
-    }
-
-    /// Seed of a request of an episode.
-    pub(super) fn sampling_seed(&self, slot: u32) -> u64 {
-        let episode = &self.episodes[slot as usize];
-        let turn = episode.machine.as_ref().map_or(0, EpisodeMachine::turns);
-        episode.key_of(RandomUse::Sampling, u64::from(turn))
-    }
-}
-
-impl Episode {
-    /// A new episode in a place.
-    fn of(draw: Draw, round: u32) -> Self {
-        Self {
-            draw,
-            doing: EpisodeState::Nothing,
-            round,
-            key: None,
-            turn: None,
-            machine: None,
-            trace: None,
-            turns: 1,
-            length: 1,
-            request: None,
-            requests: 0,
-            asked: 0,
-            began: 0,
-            phase: 0,
-            generate_s: 0.0,
-            tool_s: 0.0,
-            hangs: false,
-            prompt: 1,
-        }
     }
 }
 

@@ -3,84 +3,47 @@
 //! | part | what is real | what is a model |
 //! |---|---|---|
 //! | `updates` | `PipelineCore` | trainer, transfer of weights |
-//! | `episodes` | `EpisodeMachine`, `AdmissionCore`, `OutlookCore` | sandboxes, tools |
-//! | `serving` | `Router`; with `engines.model = "scheduler"` the embedded engine's scheduler | passes, probes |
-//! | `rows` | the queue with its leases | scorers, the store |
-//! | `faults` | - | what fails |
+//! | `episodes`, `slab`, `gate` | `EpisodeMachine`, `AdmissionCore`, `OutlookCore` | sandboxes, tools |
+//! | `serving`, `fleet` | `Router`; engine scheduler if `engines.model = "scheduler"` | passes, probes |
+//! | `rows`, `queue`, `durable` | the queue with its leases | scorers, the store |
+//! | `faults`, `clock` | - | what fails, time |
+//!
+//! `slab`, `gate`, `fleet`, `queue`, `durable` and `clock` have the state; the others are the methods of
+//! `World` that connect these parts.
 //!
 //! A world is a function of its plan: two worlds with equal plans have equal events.
 
+mod clock;
+mod durable;
 mod episodes;
 mod faults;
+mod fleet;
+mod gate;
+mod queue;
 mod rows;
 mod serving;
+mod slab;
 mod updates;
 
-use crate::agenda::{Agenda, Micros, micros, seconds};
+use crate::agenda::{Micros, micros, seconds};
 use crate::check::{Bug, Ledger, Violation};
 use crate::engine::{Engine, Speed};
 use crate::measure::{Measure, Report};
 use crate::plan::Plan;
-use episodes::Episode;
-use rows::{DurableState, Scorers};
-use sinew_engines::AttemptId;
-use sinew_engines::route::{Router, RouterConfig};
+use clock::{Clock, Happening};
+use durable::DurableState;
+use fleet::Fleet;
+use gate::Gate;
+use queue::Rows;
 use sinew_orchestrator::{Command, CoreConfig, Event, PipelineCore, StopReason};
-use sinew_rollout::{AdmissionConfig, AdmissionCore, OutlookCore, Ticket};
-use sinew_store::queue::{MemoryQueue, QueueLimits};
-use sinew_types::{EpisodeId, PolicyVersion};
-use std::collections::{HashMap, HashSet, VecDeque};
+use sinew_types::EpisodeId;
+use slab::Slab;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use updates::Updates;
 
 /// Interval of admission's looks at the engines, as in the runner.
 const LOOK_S: f64 = 0.25;
-/// Ids of a block of the router's memory, at least: blocks of single ids would cost a look for each id.
-const BLOCK_IDS: usize = 2;
-/// The wall clock at the start, in milliseconds: room for a clock that is set back.
-const WALL_MS: i64 = 1_000_000_000_000;
-
-/// An episode's place in the slab, and the number of the happening that counts for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct At {
-    /// Place in the slab.
-    slot: u32,
-    /// Number of its stay in this place.
-    round: u32,
-}
-
-/// Event of the simulation.
-#[derive(Clone, Debug, PartialEq)]
-enum Happening {
-    Booted(At),
-    ToolDone(At),
-    Deadline(At),
-    Stored(At),
-    /// An engine has news, if this wake-up still counts.
-    Engine(u32, u32),
-    EngineBack(u32),
-    EngineReady(u32),
-    Scored(u64),
-    Trained(u64),
-    Transferred,
-    Loaded,
-    Look,
-    Probe,
-    RouterTick,
-    Fault(u32),
-    /// Another session begins after a kill.
-    Session,
-}
-
-impl Happening {
-    /// Whether it outlives a kill of the run's process: engines and failures do.
-    fn outlives(&self) -> bool {
-        matches!(
-            self,
-            Self::EngineBack(_) | Self::Fault(_) | Self::Session | Self::Engine(..)
-        )
-    }
-}
 
 /// End of a simulation.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,10 +62,8 @@ pub(crate) struct World {
     plan: Arc<Plan>,
     /// Times and sizes of an engine, in ids.
     speed: Speed,
-    /// The virtual time.
-    now: Micros,
-    /// Future events.
-    agenda: Agenda<Happening>,
+    /// Time, and future events.
+    clock: Clock,
     /// Config of the core, from the plan.
     config: Arc<CoreConfig>,
     /// The real core of the loop.
@@ -113,42 +74,18 @@ pub(crate) struct World {
     stopped: Option<StopReason>,
     /// The update at work.
     updates: Updates,
-    /// The real core of admission.
-    admission: AdmissionCore,
-    /// Estimates which episodes take long, if the longest begin first.
-    outlook: OutlookCore,
-    /// The real router.
-    router: Router,
-    /// The servers, by their number.
-    engines: Vec<Engine>,
-    /// Engine and request of each attempt that runs.
-    attempts: HashMap<AttemptId, (usize, u64)>,
-    /// The router's commands are being carried out.
-    pumping: bool,
-    /// Time of the router's next tick.
-    tick_at: Option<Micros>,
-    /// Places of episodes, reused.
-    episodes: Vec<Episode>,
-    /// Places without an episode.
-    free: Vec<u32>,
-    /// The place of each episode that has not left.
-    by_id: HashMap<EpisodeId, u32>,
-    /// Those that have not asked to begin, in their order.
-    waiting: VecDeque<u32>,
-    /// Place of each admission ticket.
-    tickets: HashMap<Ticket, u32>,
+    /// Admission, and those that wait for it.
+    gate: Gate,
+    /// Engines and their router.
+    fleet: Fleet,
+    /// Episodes in their places.
+    episodes: Slab,
     /// Turns that are held while weights wait for those that run.
     held: Vec<u32>,
-    /// The real queue, in memory.
-    queue: MemoryQueue,
-    /// Those that score, and the state of the store.
-    scorers: Scorers,
+    /// The queue, and those that lease its rows.
+    rows: Rows,
     /// Durable data.
     kept: DurableState,
-    /// Lead of the wall clock over the virtual time, in milliseconds.
-    wall_ahead_ms: i64,
-    /// It was set at some time: a lease that began before may have run out since.
-    wall_was_set: bool,
     /// State of every episode.
     pub(crate) ledger: Ledger,
     /// Counters of the report.
@@ -167,15 +104,7 @@ impl World {
         let grain = plan.grain();
         let speed = Speed::of(&plan.engines, &plan.weights, grain);
         let config = Arc::new(updates::config(&plan));
-        let filled = match bug {
-            Some(Bug::Overfill) => 8,
-            _ => 1,
-        };
-        let engine = |_| Engine::new(plan.engines.model, speed, filled);
-        let queue = MemoryQueue::in_memory(QueueLimits {
-            max_rows: 1 << 22,
-            ..QueueLimits::default()
-        });
+        let mut ledger = Ledger::new(checks, plan.ahead() as u64);
         let mut world = Self {
             core: PipelineCore::new(
                 Arc::clone(&config),
@@ -183,40 +112,26 @@ impl World {
             ),
             config,
             speed,
-            now: 0,
-            agenda: Agenda::default(),
+            clock: Clock::default(),
             commands: VecDeque::new(),
             stopped: None,
             updates: Updates::default(),
-            admission: admission(&plan, grain),
-            outlook: OutlookCore::default(),
-            router: router(&plan, grain, 0),
-            engines: (0..plan.engines.count).map(engine).collect(),
-            attempts: HashMap::new(),
-            pumping: false,
-            tick_at: None,
-            episodes: Vec::new(),
-            free: Vec::new(),
-            by_id: HashMap::new(),
-            waiting: VecDeque::new(),
-            tickets: HashMap::new(),
+            gate: Gate::new(&plan, grain),
+            fleet: Fleet::new(&plan, speed, bug),
+            episodes: Slab::default(),
             held: Vec::new(),
-            queue,
-            scorers: Scorers::new(plan.scoring.scorers),
+            rows: Rows::new(plan.scoring.scorers, &mut ledger),
             kept: DurableState::default(),
-            wall_ahead_ms: 0,
-            wall_was_set: false,
-            ledger: Ledger::new(checks, plan.ahead() as u64),
+            ledger,
             measure: Measure::new(&plan),
             dead: false,
             bug,
             log: None,
             plan,
         };
-        world.join();
         for n in 0..world.plan.faults.len() {
             let at = micros(world.plan.faults[n].at_s);
-            world.agenda.add(at, Happening::Fault(n as u32));
+            world.clock.agenda.add(at, Happening::Fault(n as u32));
         }
         world.begin_session();
         world
@@ -239,48 +154,33 @@ impl World {
                     None => End::Done,
                 };
             }
-            let Some((at, what)) = self.agenda.next() else {
+            let Some((at, what)) = self.clock.agenda.next() else {
                 return End::Broken(Violation::new(
                     "progress",
                     "nothing is left to happen, and the run goes on",
                 ));
             };
             if at > limit {
-                self.now = limit;
+                self.clock.now = limit;
                 self.measure.end(limit);
                 return End::Time;
             }
-            self.now = self.now.max(at);
+            self.clock.now = self.clock.now.max(at);
             self.measure.events += 1;
             if let Some(log) = &mut self.log {
-                log.push(format!("{:12.6}  {what:?}", seconds(self.now)));
+                log.push(format!("{:12.6}  {what:?}", seconds(self.clock.now)));
             }
             self.happen(what);
-            if self.ledger.is_stuck(self.now) {
+            if self.ledger.is_stuck(self.clock.now) {
                 return End::Broken(Violation::new("progress", "no update in four hours"));
             }
         }
     }
 
-    /// Virtual seconds.
-    fn now_s(&self) -> f64 {
-        seconds(self.now)
-    }
-
-    /// The wall clock, which can be set.
-    fn wall_ms(&self) -> u64 {
-        (WALL_MS + (self.now / 1000) as i64 + self.wall_ahead_ms).max(0) as u64
-    }
-
-    /// Something happens later.
-    fn after(&mut self, delay_s: f64, what: Happening) {
-        self.agenda.add(self.now + micros(delay_s), what);
-    }
-
     /// An event for the loop's core.
     fn tell(&mut self, event: Event) {
         self.measure.inputs += 1;
-        let commands = self.core.on(event, self.now_s());
+        let commands = self.core.on(event, self.clock.now_s());
         self.commands.extend(commands);
     }
 
@@ -320,7 +220,7 @@ impl World {
     pub(crate) fn report(&mut self) -> Report {
         let busy_s = self.busy_s();
         let mut report = self.measure.report(&self.plan, busy_s);
-        for load in self.engines.iter().map(Engine::load_now) {
+        for load in self.fleet.engines.iter().map(Engine::load_now) {
             report.work.passes += load.passes;
             report.work.sampled += load.sampled;
             report.work.prefilled += load.prefilled;
@@ -338,32 +238,33 @@ impl World {
 
     /// Admission looks at the engines now and then, and scorers at the queue.
     fn look(&mut self) {
-        let now_s = self.now_s();
+        let now_s = self.clock.now_s();
         self.measure.inputs += 1;
-        let status = self.router.status(now_s);
-        self.admission.read(&status, now_s);
+        let status = self.fleet.router.status(now_s);
+        self.gate.admission.read(&status, now_s);
         self.settle();
         self.score_some();
         self.renew_rows();
-        self.forget_rows();
+        self.rows.forget(&mut self.ledger);
         if self.is_idle() {
             self.ledger
                 .note("progress", "nothing runs, and the run goes on".into());
         }
         self.measure.gauge(
-            self.now,
-            &self.admission.reading(),
+            self.clock.now,
+            &self.gate.admission.reading(),
             status.running,
             self.updates.trains,
         );
-        self.after(LOOK_S, Happening::Look);
+        self.clock.after(LOOK_S, Happening::Look);
     }
 
     /// Whether nothing is under way that could bring the run on.
     fn is_idle(&self) -> bool {
-        let updates = &self.updates;
-        let works = updates.trains || updates.publishes || updates.drains || updates.loads;
-        self.by_id.is_empty() && !works && self.commands.is_empty() && self.measure.events > 1
+        self.episodes.is_empty()
+            && !self.updates.is_busy()
+            && self.commands.is_empty()
+            && self.measure.events > 1
     }
 
     /// The first invariant that is broken now, if there is one.
@@ -371,7 +272,7 @@ impl World {
         if !self.ledger.checks {
             return None;
         }
-        let reading = self.admission.reading();
+        let reading = self.gate.admission.reading();
         let places = self.plan.places();
         if let Some(found) = self.ledger.take() {
             return Some(found);
@@ -383,7 +284,7 @@ impl World {
                 format!("{begun} episodes have begun, allowed: {places}"),
             ));
         }
-        let inside = self.episodes.iter().filter(|e| e.has_sandbox()).count();
+        let inside = self.episodes.with_sandbox().count();
         if inside > places {
             return Some(Violation::new(
                 "slots",
@@ -396,11 +297,11 @@ impl World {
             );
             return Some(Violation::new("slots", why));
         }
-        let full = self.engines.iter().find_map(Engine::fault);
+        let full = self.fleet.engines.iter().find_map(Engine::fault);
         if let Some(why) = full {
             return Some(Violation::new("kv", why));
         }
-        self.check_rows()
+        self.rows.check(self.clock.wall_was_set, &mut self.ledger)
     }
 
     /// The first invariant that is broken at the end of a run, if there is one.
@@ -408,54 +309,18 @@ impl World {
         if !self.ledger.checks || self.dead {
             return None;
         }
-        let mut open: Vec<EpisodeId> = self.by_id.keys().cloned().collect();
+        let mut open: Vec<EpisodeId> = self.episodes.ids().cloned().collect();
         open.extend(self.updates.ended.keys().cloned());
-        // The next session would run draws again that no commit names: their stored episodes are open, too.
-        let named = self
-            .kept
-            .stored
-            .iter()
-            .filter(|(id, _)| self.ledger.is_named(id));
-        let settled: HashSet<u64> = named.map(|(_, r)| r.draw).collect();
-        let settled = |draw: &u64| settled.contains(draw) || self.kept.named.contains(draw);
-        let stored = self.kept.stored.iter().filter(|(_, r)| !settled(&r.draw));
-        open.extend(stored.map(|(id, _)| id.clone()));
+        open.extend(self.kept.open_episodes(&self.ledger));
         self.ledger.end(&open)
     }
 }
 
-fn admission(plan: &Plan, grain: usize) -> AdmissionCore {
-    let turn = (plan.episode.turn_tokens.mean() as usize / grain).max(1);
-    let mut config = AdmissionConfig::new(plan.places(), turn);
-    config.max_starting = plan.tools.starting;
-    config.reserve_tokens = config.reserve_tokens.div_ceil(grain);
-    AdmissionCore::new(config)
-}
-
-/// The router's rules in ids. Its memory of an engine is of as many tokens as in a run.
-fn router_config(plan: &Plan, grain: usize) -> RouterConfig {
-    let defaults = RouterConfig::default();
-    let block = defaults.block_tokens.div_ceil(grain).max(BLOCK_IDS);
-    let remembered = defaults.max_blocks * defaults.block_tokens;
-    RouterConfig {
-        max_waiting: plan.places().max(defaults.max_waiting),
-        max_running: plan.engines.max_running,
-        block_tokens: block,
-        max_blocks: remembered.div_ceil(block * grain),
-        reserve_tokens: defaults.reserve_tokens.div_ceil(grain),
-        ..defaults
-    }
-}
-
-fn router(plan: &Plan, grain: usize, version: u64) -> Router {
-    let names = (0..plan.engines.count).map(|n| format!("engine-{n}"));
-    let config = router_config(plan, grain);
-    Router::new(config, names.collect(), PolicyVersion(version))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::fleet::{BLOCK_IDS, router_config};
     use super::*;
+    use sinew_engines::route::RouterConfig;
     use std::path::Path;
 
     /// Two engines, and contexts that take five times what 1,024 blocks of 64 tokens hold.
@@ -490,7 +355,7 @@ mod tests {
         let hits = |grain| {
             let mut world = World::new(Arc::new(plan(grain)), true, None);
             assert_eq!(world.run(), End::Time);
-            let counters = world.router.counters();
+            let counters = world.fleet.router.counters();
             assert!(counters.attempts > 1000, "{counters:?}");
             counters.affinity_hits as f64 / counters.attempts as f64
         };

@@ -7,15 +7,14 @@
 //! Attempts on an engine that is down fail as a connection would. An engine that comes back gets the weights
 //! that sample now, and serves only after the router has looked at it.
 
-use super::episodes::EpisodeState;
-use super::{Happening, World};
-use crate::agenda::micros;
+use super::World;
+use super::clock::Happening;
+use super::fleet::no_connection;
+use super::slab::EpisodeState;
 use crate::check::Bug;
-use crate::engine::{AttemptNews, Job, Load};
+use crate::engine::{AttemptNews, Job};
 use sinew_engines::route::Command as RouterCommand;
-use sinew_engines::{
-    Attempt, AttemptEnd, AttemptError, AttemptId, AttemptToken, Probe, ServedWeights,
-};
+use sinew_engines::{Attempt, AttemptEnd, AttemptError, AttemptId, AttemptToken};
 use sinew_rollout::EpisodeEvent;
 use sinew_types::{
     EngineEvent, FailureKind, FinishReason, GenerateRequest, PolicyVersion, RequestId,
@@ -26,8 +25,8 @@ use sinew_types::{
 const AGAIN_S: f64 = 1.0;
 
 /// The episode's place, from a request's number.
-fn slot_of(request: RequestId) -> usize {
-    (request.0 & 0xffff_ffff) as usize
+fn slot_of(request: RequestId) -> u32 {
+    (request.0 & 0xffff_ffff) as u32
 }
 
 impl World {
@@ -37,9 +36,9 @@ impl World {
             self.held.push(slot);
             return;
         }
-        let now_s = self.now_s();
-        let seed = self.sampling_seed(slot);
-        let episode = &mut self.episodes[slot as usize];
+        let now_s = self.clock.now_s();
+        let seed = self.episodes[slot].sampling_seed();
+        let episode = &mut self.episodes[slot];
         let Some(machine) = &episode.machine else {
             return;
         };
@@ -58,56 +57,52 @@ impl World {
         episode.request = Some(number);
         episode.doing = EpisodeState::Generates;
         self.measure.inputs += 2;
-        if let Err(error) = self.router.submit(now_s, request) {
+        if let Err(error) = self.fleet.router.submit(now_s, request) {
             return self.fail(slot, FailureKind::Engine, &error.to_string());
         }
-        self.router.tick(now_s);
+        self.fleet.router.tick(now_s);
         self.pump();
     }
 
     /// Ends a request that is not wanted any more.
     pub(super) fn abort(&mut self, request: u64) {
         self.measure.inputs += 1;
-        self.router.abort(RequestId(request));
+        self.fleet.router.abort(RequestId(request));
         self.pump();
     }
 
     /// Carries out the router's commands.
     pub(super) fn pump(&mut self) {
-        if std::mem::replace(&mut self.pumping, true) {
+        if std::mem::replace(&mut self.fleet.pumping, true) {
             return;
         }
-        while let Some(command) = self.router.command() {
+        while let Some(command) = self.fleet.router.command() {
             match command {
                 RouterCommand::Start { engine, attempt } => self.start_attempt(engine, attempt),
                 RouterCommand::Cancel { engine, attempt } => {
-                    self.attempts.remove(&attempt);
-                    self.engines[engine].cancel(attempt, self.now);
-                    self.wake(engine);
+                    self.fleet.attempts.remove(&attempt);
+                    self.fleet.engines[engine].cancel(attempt, self.clock.now);
+                    self.fleet.wake(engine, &mut self.clock);
                 }
                 RouterCommand::Tell(event) => self.heard(event),
             }
         }
-        self.pumping = false;
-        self.tick_router();
+        self.fleet.pumping = false;
+        self.fleet.plan_tick(&mut self.clock);
     }
 
     /// An engine begins an attempt.
     fn start_attempt(&mut self, engine: usize, attempt: Attempt) {
         let id = attempt.id;
         // The router's attempt does not name its owner; its request is the one that waits for it.
-        let Some(request) = self.router.request_of(id) else {
+        let Some(request) = self.fleet.router.request_of(id) else {
             return;
         };
         let slot = slot_of(request);
-        let served = self.engines[engine].version;
-        self.attempts.insert(id, (engine, request.0));
-        if !self.engines[engine].is_up(self.now) {
-            let why = AttemptError::Connect {
-                to: format!("engine-{engine}"),
-                why: "it is down".into(),
-            };
-            return self.attempt_over(id, Err(why));
+        let served = self.fleet.engines[engine].version;
+        self.fleet.attempts.insert(id, (engine, request.0));
+        if !self.fleet.engines[engine].is_up(self.clock.now) {
+            return self.attempt_over(id, Err(no_connection(engine, "it is down")));
         }
         if served != Some(attempt.version.0) && self.bug != Some(Bug::OldWeights) {
             let found = served.map_or("no label".to_owned(), |v| format!("v{v}"));
@@ -115,7 +110,7 @@ impl World {
             return self.attempt_over(id, Err(AttemptError::Version { expected, found }));
         }
         let episode = &self.episodes[slot];
-        let (own, group) = episode.cache_keys(self.plan.seed, slot as u32);
+        let (own, group) = episode.cache_keys(self.plan.seed, slot);
         let job = Job {
             attempt: id,
             length: attempt.sampling.max_tokens as usize,
@@ -125,46 +120,40 @@ impl World {
             group,
             shared: episode.prompt,
         };
-        self.engines[engine].start(job, self.now);
-        self.wake(engine);
-    }
-
-    /// The next time at which something happens in an engine is looked up again.
-    pub(super) fn wake(&mut self, engine: usize) {
-        let target = &mut self.engines[engine];
-        target.wake = target.wake.wrapping_add(1);
-        if let Some(at) = target.next() {
-            let wake = target.wake;
-            self.agenda
-                .add(at.max(self.now), Happening::Engine(engine as u32, wake));
-        }
+        self.fleet.engines[engine].start(job, self.clock.now);
+        self.fleet.wake(engine, &mut self.clock);
     }
 
     /// Something happened in an engine.
     pub(super) fn engine_woke(&mut self, engine: usize, wake: u32) {
-        if self.engines[engine].wake != wake {
+        if self.fleet.engines[engine].wake != wake {
             return;
         }
+        self.advance(engine);
+        self.fleet.wake(engine, &mut self.clock);
+    }
+
+    /// An engine works until now.
+    fn advance(&mut self, engine: usize) {
         let mut news = Vec::new();
-        self.engines[engine].advance(self.now, &mut news);
+        self.fleet.engines[engine].advance(self.clock.now, &mut news);
         self.take_news(engine, news);
-        self.wake(engine);
     }
 
     /// Hands on what an engine sampled.
     fn take_news(&mut self, engine: usize, news: Vec<AttemptNews>) {
-        if self.now < self.engines[engine].cut_until || self.dead {
+        if self.clock.now < self.fleet.engines[engine].cut_until || self.dead {
             // Nothing reaches the router.
             return;
         }
         for one in news {
-            let Some(&(_, request)) = self.attempts.get(&one.attempt) else {
+            let Some(&(_, request)) = self.fleet.attempts.get(&one.attempt) else {
                 continue;
             };
             let length = one.tokens.len() as u64;
             self.measure.sampled += length;
             self.ledger
-                .sampled(request, self.engines[engine].version, length);
+                .sampled(request, self.fleet.engines[engine].version, length);
             let token = |id| AttemptToken {
                 id,
                 logprob: -1.0,
@@ -173,7 +162,7 @@ impl World {
             let end = one.ended.then_some(FinishReason::Length);
             let tokens: Vec<AttemptToken> = one.tokens.into_iter().map(token).collect();
             self.measure.inputs += 1;
-            self.router.tokens(one.attempt, tokens, end);
+            self.fleet.router.tokens(one.attempt, tokens, end);
             self.pump();
             if one.ended {
                 let end = AttemptEnd {
@@ -191,13 +180,14 @@ impl World {
         attempt: AttemptId,
         result: Result<AttemptEnd, AttemptError>,
     ) {
-        self.attempts.remove(&attempt);
+        self.fleet.attempts.remove(&attempt);
         let spread = crate::dist::uniform(mix_seed(self.plan.seed ^ 0x5b7e, attempt.0));
         self.measure.inputs += 1;
-        self.router
-            .attempt_ended(self.now_s(), attempt, result, spread);
+        self.fleet
+            .router
+            .attempt_ended(self.clock.now_s(), attempt, result, spread);
         self.pump();
-        if self.updates.drains && self.attempts.is_empty() {
+        if self.updates.drains && self.fleet.attempts.is_empty() {
             self.begin_load();
         }
     }
@@ -213,7 +203,6 @@ impl World {
         if self.episodes[slot].request != Some(request.0) {
             return;
         }
-        let slot = slot as u32;
         match event {
             EngineEvent::Tokens { tokens, .. } => {
                 let versions = tokens.first().zip(tokens.last());
@@ -235,79 +224,35 @@ impl World {
         }
     }
 
-    /// Puts the router's next tick down, if it is sooner than the one that is.
-    fn tick_router(&mut self) {
-        let Some(next_s) = self.router.next_tick(self.now_s()) else {
-            return;
-        };
-        let at = micros(next_s).max(self.now) + 1;
-        if self.tick_at.is_none_or(|due| at < due) {
-            self.tick_at = Some(at);
-            self.agenda.add(at, Happening::RouterTick);
-        }
-    }
-
     /// Time of the router is up.
     pub(super) fn router_tick(&mut self) {
-        if self.tick_at.is_some_and(|at| at <= self.now) {
-            self.tick_at = None;
-        }
         self.measure.inputs += 1;
-        self.router.tick(self.now_s());
+        self.fleet.tick(&self.clock);
         self.pump();
     }
 
     /// The router looks at every engine.
     pub(super) fn probe(&mut self) {
-        for engine in 0..self.engines.len() {
+        for engine in 0..self.fleet.engines.len() {
             self.probe_one(engine);
         }
-        self.after(self.plan.engines.probe_s, Happening::Probe);
+        self.clock
+            .after(self.plan.engines.probe_s, Happening::Probe);
     }
 
     /// The router looks at an engine.
     pub(super) fn probe_one(&mut self, engine: usize) {
-        let mut news = Vec::new();
-        self.engines[engine].advance(self.now, &mut news);
-        self.take_news(engine, news);
-        let result = if self.engines[engine].is_up(self.now) {
-            Ok(self.seen(engine))
-        } else {
-            Err(AttemptError::Connect {
-                to: format!("engine-{engine}"),
-                why: "no answer".into(),
-            })
-        };
+        self.advance(engine);
+        let result = self.fleet.probe(engine, self.clock.now, self.bug);
         self.measure.inputs += 1;
-        self.router.probed(self.now_s(), engine, result);
+        self.fleet.router.probed(self.clock.now_s(), engine, result);
         self.pump();
-        self.wake(engine);
-    }
-
-    /// Result of a probe.
-    fn seen(&self, engine: usize) -> Probe {
-        let load: Load = self.engines[engine].load_now();
-        let weights = match (self.engines[engine].version, self.bug) {
-            (_, Some(Bug::OldWeights)) => ServedWeights::Version(self.router.version()),
-            (Some(version), _) => ServedWeights::Version(PolicyVersion(version)),
-            (None, _) => ServedWeights::Unlabelled,
-        };
-        Probe {
-            running: load.running,
-            waiting: load.waiting,
-            kv_tokens_total: Some(load.kv_total),
-            kv_tokens_free: Some(load.kv_total.saturating_sub(load.kv_used)),
-            sampled_tokens: load.sampled,
-            prefill_tokens: load.prefilled,
-            cached_prompt_tokens: load.cached,
-            preemptions: load.preemptions,
-            ..Probe::new(weights)
-        }
+        self.fleet.wake(engine, &mut self.clock);
     }
 
     /// The new weights could be loaded.
     pub(super) fn transferred(&mut self) {
-        if self.plan.weights.drain && !self.attempts.is_empty() {
+        if self.plan.weights.drain && !self.fleet.attempts.is_empty() {
             self.updates.drains = true;
             return;
         }
@@ -317,48 +262,35 @@ impl World {
     /// Engines stop to load.
     fn begin_load(&mut self) {
         self.updates.drains = false;
-        for engine in 0..self.engines.len() {
+        for engine in 0..self.fleet.engines.len() {
             let mut news = Vec::new();
-            if self.engines[engine].is_up(self.now) {
-                self.engines[engine].flush(self.now, &mut news);
+            if self.fleet.engines[engine].is_up(self.clock.now) {
+                self.fleet.engines[engine].flush(self.clock.now, &mut news);
             }
             self.take_news(engine, news);
         }
         self.measure.inputs += 1;
-        self.router.load_begins(self.now_s());
+        self.fleet.router.load_begins(self.clock.now_s());
         self.pump();
         self.updates.loads = true;
-        self.after(self.plan.weights.load_s, Happening::Loaded);
+        self.clock
+            .after(self.plan.weights.load_s, Happening::Loaded);
     }
 
     /// Engines have loaded, as far as they could.
     pub(super) fn loaded(&mut self) {
         let version = self.updates.version_to_come;
-        let up: Vec<bool> = self.engines.iter().map(|e| e.is_up(self.now)).collect();
-        if !up.contains(&true) {
-            return self.after(AGAIN_S, Happening::Loaded);
+        let now = self.clock.now;
+        if !self.fleet.engines.iter().any(|e| e.is_up(now)) {
+            return self.clock.after(AGAIN_S, Happening::Loaded);
         }
-        let mut results = Vec::with_capacity(up.len());
-        for (engine, up) in up.into_iter().enumerate() {
-            let result = if up {
-                let forgets = self.bug == Some(Bug::OldWeights) && engine == 0;
-                if !forgets {
-                    self.engines[engine].load(version);
-                }
-                Ok(())
-            } else {
-                Err(AttemptError::Connect {
-                    to: format!("engine-{engine}"),
-                    why: "it is down".into(),
-                })
-            };
-            results.push((engine, result));
-        }
+        let results = self.fleet.load(version, now, self.bug);
         self.updates.loads = false;
         self.measure.inputs += 1;
-        self.router
-            .loaded(self.now_s(), PolicyVersion(version), &results);
-        for engine in 0..self.engines.len() {
+        self.fleet
+            .router
+            .loaded(self.clock.now_s(), PolicyVersion(version), &results);
+        for engine in 0..self.fleet.engines.len() {
             self.probe_one(engine);
         }
         self.release_held();
@@ -368,7 +300,7 @@ impl World {
     /// Turns that waited for the weights continue.
     pub(super) fn release_held(&mut self) {
         for slot in std::mem::take(&mut self.held) {
-            if self.episodes[slot as usize].doing == EpisodeState::WaitsForTurn {
+            if self.episodes[slot].doing == EpisodeState::WaitsForTurn {
                 self.generate(slot);
             }
         }
@@ -376,8 +308,8 @@ impl World {
 
     /// An engine answers again: it is given the weights that sample.
     pub(super) fn engine_back(&mut self, engine: usize) {
-        if self.engines[engine].is_up(self.now) && !self.dead {
-            self.after(
+        if self.fleet.engines[engine].is_up(self.clock.now) && !self.dead {
+            self.clock.after(
                 self.plan.weights.load_s,
                 Happening::EngineReady(engine as u32),
             );
@@ -386,27 +318,27 @@ impl World {
 
     /// An engine has its weights.
     pub(super) fn engine_ready(&mut self, engine: usize) {
-        if !self.engines[engine].is_up(self.now) {
+        if !self.fleet.engines[engine].is_up(self.clock.now) {
             return;
         }
         if self.updates.loads {
-            return self.after(AGAIN_S, Happening::EngineReady(engine as u32));
+            return self
+                .clock
+                .after(AGAIN_S, Happening::EngineReady(engine as u32));
         }
-        let version = self.router.version().0;
-        if self.engines[engine].version != Some(version) {
-            self.engines[engine].load(version);
+        let version = self.fleet.router.version().0;
+        if self.fleet.engines[engine].version != Some(version) {
+            self.fleet.engines[engine].load(version);
         }
         self.probe_one(engine);
     }
 
     /// Seconds that all engines computed.
     pub(super) fn busy_s(&mut self) -> f64 {
-        for engine in 0..self.engines.len() {
-            let mut news = Vec::new();
-            self.engines[engine].advance(self.now, &mut news);
-            self.take_news(engine, news);
-            self.wake(engine);
+        for engine in 0..self.fleet.engines.len() {
+            self.advance(engine);
+            self.fleet.wake(engine, &mut self.clock);
         }
-        self.engines.iter().map(|e| e.busy_s).sum()
+        self.fleet.engines.iter().map(|e| e.busy_s).sum()
     }
 }

@@ -1,19 +1,16 @@
 //! The commands of the loop's core: groups, updates, weights, commits.
 //!
-//! Updates number the weights: update `n` made version `n`. A session that begins after a kill gets what the
-//! store of a real run would return: the checkpoint, the commits after it, and the draws that no commit
-//! names.
+//! Updates number the weights: update `n` made version `n`.
 
-use super::rows::{Order, StoredEpisode};
-use super::{Happening, World};
-use crate::agenda::Micros;
+use super::World;
+use super::clock::Happening;
+use super::durable::{Order, StoredEpisode};
 use crate::check::Bug;
 use crate::plan::{Mode, Plan};
 use sinew_orchestrator::{
-    Command, CoreConfig, CoreState, EvalConfig, Event, Goal, OpenDraws, Overlap, SampleKind,
-    StepRecord, TaskSampling, UpdateCommit,
+    Command, CoreConfig, EvalConfig, Event, Goal, Overlap, SampleKind, StepRecord, TaskSampling,
+    UpdateCommit,
 };
-use sinew_store::queue::LeaseId;
 use sinew_types::{EpisodeId, GroupId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -28,10 +25,6 @@ const FAILED: &str = "failed";
 pub(super) struct Updates {
     /// Episodes that ended and that no update named yet.
     pub(super) ended: HashMap<EpisodeId, Arc<StoredEpisode>>,
-    /// The trainer's lease and its rows.
-    pub(super) lease: Option<(LeaseId, Vec<String>)>,
-    /// Time at which the lease was last made or renewed.
-    pub(super) renewed: Micros,
     /// Weights that sample.
     pub(super) version: u64,
     pub(super) version_to_come: u64,
@@ -91,6 +84,26 @@ pub(super) fn config(plan: &Plan) -> CoreConfig {
     }
 }
 
+impl Updates {
+    /// Whether an update is under way that brings the run on.
+    pub(super) fn is_busy(&self) -> bool {
+        self.trains || self.publishes || self.drains || self.loads
+    }
+
+    /// Whether rewards of a group differ.
+    fn has_signal(&self, group: &[EpisodeId]) -> bool {
+        let ended = group.iter().filter_map(|id| self.ended.get(id));
+        let rewards = ended.filter(|e| !e.failed).map(|e| e.reward.to_bits());
+        rewards.collect::<BTreeSet<_>>().len() > 1
+    }
+
+    /// The oldest weights that sampled a token of a group.
+    fn oldest(&self, group: &[EpisodeId]) -> Option<u64> {
+        let ended = group.iter().filter_map(|id| self.ended.get(id));
+        ended.filter_map(|e| e.oldest).min()
+    }
+}
+
 impl World {
     /// Carries out a command of the core.
     pub(super) fn carry_out(&mut self, command: Command) {
@@ -103,7 +116,10 @@ impl World {
                 }
             }
             Command::CountSpentGroups { groups } => {
-                let spent = groups.iter().filter(|g| !self.has_signal(g)).count();
+                let spent = groups
+                    .iter()
+                    .filter(|g| !self.updates.has_signal(g))
+                    .count();
                 self.tell(Event::SpentGroupsCounted { spent });
             }
             // Groups begin whole here: none of their episodes is held back.
@@ -123,11 +139,14 @@ impl World {
             Command::Train { step, .. } => self.train(step),
             Command::Publish { step } => self.publish(step),
             Command::Commit(commit) => self.commit(commit),
-            Command::Checkpoint { step } => self.checkpoint(step),
+            Command::Checkpoint { step } => {
+                let curriculum = Arc::clone(self.core.curriculum());
+                self.kept.checkpoint(step, curriculum);
+            }
             Command::Record { step, .. } => self.record(step),
             Command::Measure { .. } => self.tell(Event::EvaluationDone),
             Command::Stop(stop) => {
-                let now = self.now;
+                let now = self.clock.now;
                 self.measure.end(now);
                 self.stopped = Some(stop);
             }
@@ -141,7 +160,7 @@ impl World {
 
     /// One that became durable is named by the commit, and goes with it.
     fn abandon_one(&mut self, id: &EpisodeId) {
-        if let Some(slot) = self.by_id.get(id).copied() {
+        if let Some(slot) = self.episodes.find(id) {
             self.abandon(slot);
         }
         if let Some(record) = self.kept.stored.get(id) {
@@ -149,21 +168,11 @@ impl World {
         }
     }
 
-    /// Whether rewards of a group differ.
-    fn has_signal(&self, group: &[EpisodeId]) -> bool {
-        let ended = group.iter().filter_map(|id| self.updates.ended.get(id));
-        let rewards = ended.filter(|e| !e.failed).map(|e| e.reward.to_bits());
-        rewards.collect::<BTreeSet<_>>().len() > 1
-    }
-
     /// Says what a group is worth.
     fn weigh(&mut self, group: GroupId, episodes: &[EpisodeId]) {
-        let oldest = episodes
-            .iter()
-            .filter_map(|id| self.updates.ended.get(id)?.oldest)
-            .min();
+        let oldest = self.updates.oldest(episodes);
         let hides = self.bug == Some(Bug::Stale);
-        let signal = self.has_signal(episodes);
+        let signal = self.updates.has_signal(episodes);
         self.tell(Event::GroupInspected {
             group,
             signal,
@@ -177,7 +186,7 @@ impl World {
     fn make_rows(&mut self, groups: Vec<Vec<EpisodeId>>) {
         let (mut trained, mut dropped) = (Vec::new(), BTreeMap::new());
         for group in &groups {
-            let signal = self.has_signal(group);
+            let signal = self.updates.has_signal(group);
             for id in group {
                 let failed = self.updates.ended.get(id).is_none_or(|e| e.failed);
                 match (failed, signal) {
@@ -221,7 +230,7 @@ impl World {
         };
         self.measure.update((tokens, sampled), train_s, &behind);
         self.updates.trains = true;
-        self.after(train_s, Happening::Trained(step));
+        self.clock.after(train_s, Happening::Trained(step));
     }
 
     /// An update is computed.
@@ -242,7 +251,8 @@ impl World {
     fn publish(&mut self, step: u64) {
         self.updates.version_to_come = step;
         self.updates.publishes = true;
-        self.after(self.plan.weights.transfer_s, Happening::Transferred);
+        self.clock
+            .after(self.plan.weights.transfer_s, Happening::Transferred);
     }
 
     /// The new weights sample from now on.
@@ -279,83 +289,11 @@ impl World {
         self.ack_rows(named().cloned());
     }
 
-    /// Forgets the episodes that the checkpoint covers: the core does not ask for them again.
-    fn checkpoint(&mut self, step: u64) {
-        self.kept.checkpoint = step;
-        self.kept.curriculum = self.core.curriculum().clone();
-        let later = self.kept.orders.split_off(&(step + 1));
-        for (_, order) in std::mem::replace(&mut self.kept.orders, later) {
-            for id in order.named {
-                if let Some(record) = self.kept.stored.remove(&id) {
-                    self.kept.named.insert(record.draw);
-                    self.kept.next = self.kept.next.max(record.draw + 1);
-                }
-            }
-        }
-    }
-
     /// An update is over.
     fn record(&mut self, step: u64) {
         let busy_s = self.busy_s();
-        let now = self.now;
+        let now = self.clock.now;
         self.ledger.progress(now);
         self.measure.step(step, now, busy_s);
-    }
-
-    /// State from which the next session continues.
-    pub(super) fn state(&self) -> CoreState {
-        let checkpoint = self.kept.checkpoint;
-        let later = self.kept.orders.range(checkpoint + 1..);
-        CoreState {
-            step: checkpoint,
-            curriculum: self.kept.curriculum.clone(),
-            version: checkpoint,
-            committed: later.map(|(s, o)| (*s, o.curriculum.clone())).collect(),
-            draws: match self.plan.run.mode {
-                Mode::Sync => OpenDraws::default(),
-                Mode::OneStepOff | Mode::Async => self.open_draws(),
-            },
-            ..CoreState::default()
-        }
-    }
-
-    /// Draws that earlier sessions began and no commit names, as the store of a run finds them.
-    fn open_draws(&self) -> OpenDraws {
-        let mut named: HashMap<u64, bool> = HashMap::new();
-        for (id, record) in &self.kept.stored {
-            *named.entry(record.draw).or_default() |= self.ledger.is_named(id);
-        }
-        let settled = |d: &u64| self.kept.named.contains(d) || named.get(d) == Some(&true);
-        let next = named
-            .keys()
-            .map(|d| d + 1)
-            .max()
-            .unwrap_or(0)
-            .max(self.kept.next);
-        let commits = self.kept.orders.keys().next_back().copied();
-        let known = commits.unwrap_or(0).max(self.kept.checkpoint);
-        let in_order = self.plan.run.mode == Mode::OneStepOff;
-        let lost: BTreeSet<u64> = self
-            .kept
-            .stored
-            .values()
-            .filter(|r| !in_order && r.newest.is_some_and(|v| v > known) && !settled(&r.draw))
-            .map(|r| r.draw)
-            .collect();
-        let dropped = self
-            .kept
-            .stored
-            .iter()
-            .filter(|(_, r)| lost.contains(&r.draw));
-        let reason = "sampled by weights that were lost before their commit".to_owned();
-        OpenDraws {
-            dropped: dropped
-                .map(|(id, _)| (id.clone(), reason.clone()))
-                .collect(),
-            open: (0..next)
-                .filter(|d| !settled(d) && !lost.contains(d))
-                .collect(),
-            next,
-        }
     }
 }

@@ -253,6 +253,27 @@ proptest! {
 }
 
 #[test]
+fn the_loss_of_a_file_that_ends_within_its_header_is_accepted_once() {
+    for with_index in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let written = write(directory.path(), &[1; 12]);
+        let files = contents(directory.path());
+        assert!(files.len() > 1, "the cut file is not the newest");
+        let path = &files[0].0;
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.set_len(9).unwrap();
+        if !with_index {
+            remove_index(directory.path());
+        }
+        open(directory.path()).unwrap_err();
+        drop(accepting(directory.path()));
+        let store = open(directory.path()).unwrap();
+        let others: Vec<&Written> = written.iter().filter(|w| w.0 != *path).collect();
+        assert_readable(&store, &others);
+    }
+}
+
+#[test]
 fn a_file_with_a_bad_header_that_is_cut_too_is_gone_on_with() {
     for bit in [0, 64, 65, 66] {
         for cut in [0.15, 0.5, 0.9074] {
