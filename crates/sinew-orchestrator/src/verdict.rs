@@ -1,7 +1,8 @@
 //! The one verdict on a run, shown by terminal, list of runs, dashboard, alerts and exit code.
 //!
-//! Pure: a [`VerdictInput`] takes in the records of steps and held-out measurements, of one run in their order, and
-//! gives the [`Verdict`]. It keeps sums and a few windows, so that its size does not grow with the run.
+//! Pure: a [`VerdictInput`] takes in the records of steps and held-out measurements, of one run in their
+//! order, and gives the [`Verdict`]. It keeps sums and a few windows, so that its size does not grow with
+//! the run.
 //!
 //! | verdict | condition, the first that holds |
 //! |---|---|

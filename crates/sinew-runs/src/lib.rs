@@ -1,8 +1,8 @@
 //! Folders that people see: the project that `sinew init` writes, and the folder of a run.
 //!
-//! [`init()`] writes the files of a [`ProjectKind`]; [`init_from`] those for rows that are there, as [`propose`]
-//! understands them, in the [`Sizes`] that they need. A [`RunDir`] is held by one process at a time; it keeps
-//! the recipe that ran and refuses to resume with another one.
+//! [`init()`] writes the files of a [`ProjectKind`]; [`init_from`] those for rows that are there, as
+//! [`propose`] understands them, in the [`Sizes`] that they need. A [`RunDir`] is held by one process at a
+//! time; it keeps the recipe that ran and refuses to resume with another one.
 //!
 //! Invariants:
 //! - A file of the user is never overwritten.

@@ -72,20 +72,7 @@ fn text(s: &Summary<'_>) -> String {
         x.trained, x.dropped, x.trained_twice, x.lost
     );
     failures(&mut out, s.history);
-    let mut left_out = std::collections::BTreeMap::<&str, u64>::new();
-    for (reason, episodes) in s.history.iter().flat_map(|r| &r.dropped) {
-        *left_out.entry(reason).or_default() += *episodes as u64;
-    }
-    for (reason, episodes) in left_out {
-        let _ = writeln!(out, "          left out {episodes}: {reason}");
-    }
-    if e.totals.not_begun > 0 {
-        let _ = writeln!(
-            out,
-            "          not begun {}: the first ones of their group decided it (rollout.stop_decided)",
-            e.totals.not_begun
-        );
-    }
+    left_out(&mut out, s);
     let r = e.totals.resumed;
     if !r.is_empty() {
         let _ = writeln!(
@@ -106,6 +93,25 @@ fn text(s: &Summary<'_>) -> String {
     }
     next_commands(&mut out, s);
     out
+}
+
+/// Episodes that were not trained, by reason, and those that did not begin.
+fn left_out(out: &mut String, s: &Summary<'_>) {
+    let mut left_out = std::collections::BTreeMap::<&str, u64>::new();
+    for (reason, episodes) in s.history.iter().flat_map(|r| &r.dropped) {
+        *left_out.entry(reason).or_default() += *episodes as u64;
+    }
+    for (reason, episodes) in left_out {
+        let _ = writeln!(out, "          left out {episodes}: {reason}");
+    }
+    let not_begun = s.ended.totals.not_begun;
+    if not_begun > 0 {
+        let _ = writeln!(
+            out,
+            "          not begun {}: the first ones of their group decided it (rollout.stop_decided)",
+            not_begun
+        );
+    }
 }
 
 /// Episodes that the system failed, in which steps and why; nothing where there are none.

@@ -162,7 +162,7 @@ mod tests {
             gives_up: bool,
         ) {
             let [other, before, next] = &contexts[..] else { unreachable!() };
-            let (other, before, mut next) = (HeldContext::of(other), HeldContext::of(before), HeldContext::of(next));
+            let [other, before, mut next] = [other, before, next].map(|tokens| HeldContext::of(tokens));
             let mut buckets = [Bucket::new(7), Bucket::new(7)];
             for bucket in &mut buckets {
                 bucket.add(&other);
