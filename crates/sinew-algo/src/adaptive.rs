@@ -255,7 +255,8 @@ impl Trials {
 pub struct Estimates {
     /// Kinds with at least one outcome.
     pub kinds: BTreeMap<String, Trials>,
-    /// The last trials of each kind, two windows at most, for [`Signal::Progress`].
+    /// Success of the newest trials of each kind, at most twice [`AdaptiveConfig::window`], for
+    /// [`Signal::Progress`].
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     recent: BTreeMap<String, VecDeque<bool>>,
 }

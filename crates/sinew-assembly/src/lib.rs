@@ -168,7 +168,7 @@ pub struct Session<'a> {
     pub cancel: watch::Receiver<bool>,
     /// Judges of the run: their stored decisions, and the run that a spent budget ends.
     pub bench: Bench,
-    /// Start of this session, for wall times.
+    /// Time at which this session started. Wall times are measured from it.
     pub started: Instant,
     /// Address at which agents outside reach the run.
     pub serve: ServeAt,

@@ -131,7 +131,8 @@ struct Shared {
 /// A running worker. Dropping it ends the process.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
-    /// Frames to write. The permits of `room` bound them.
+    /// Queue of frames for the task that writes to the worker process. Callers hold permits of `room`
+    /// meanwhile, which bounds its length.
     frames: mpsc::Sender<Vec<u8>>,
     /// Id of the next call. The host chooses ids, so that code inside cannot answer a call of another worker.
     next: AtomicU64,

@@ -53,7 +53,8 @@ impl Conversations {
         Ok(said)
     }
 
-    /// Reads texts as [`Conversations::messages`] reads messages. A single text is one message of `role`.
+    /// Reads messages like [`Conversations::messages`], and accepts one plain text as well, which becomes one
+    /// message of `role`.
     ///
     /// # Errors
     /// Same as [`Conversations::messages`].

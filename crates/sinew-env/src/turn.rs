@@ -14,7 +14,7 @@ pub struct Turn {
     pub done: bool,
     /// Number of calls of tools that failed.
     pub errors: u32,
-    /// The notation was wrong, or a call failed.
+    /// A tool call failed, or the turn's text was not valid notation for a call.
     pub error: bool,
 }
 

@@ -35,7 +35,8 @@ pub(crate) fn maxima(row: &[f32]) -> Result<Maxima, BadLogits> {
     Ok(Maxima { max, chunks })
 }
 
-/// `sum(exp((row - max) * scale))`, whole and for each chunk. `scale` is 1/temperature.
+/// Sums `exp((row - max) * scale)`. Returns the sum of the whole row, and writes the sum of each chunk to
+/// `chunks`. `scale` is 1/temperature.
 pub(crate) fn exp_sums(row: &[f32], max: f32, scale: f32, chunks: &mut Vec<f32>) -> f64 {
     chunks.clear();
     chunks.resize(row.len().div_ceil(CHUNK), 0.0);

@@ -91,7 +91,8 @@ impl Draw {
         })
     }
 
-    /// The same once more, because the system failed it: `attempt` counts from 1.
+    /// Copies this episode for another attempt, after the system failed the previous one. `attempt` counts
+    /// from 1.
     pub fn again(&self, attempt: u32) -> Self {
         Self {
             episode: attempt_id(&self.episode, attempt),
@@ -101,12 +102,12 @@ impl Draw {
     }
 }
 
-/// The name of a further attempt, from 1.
+/// Returns the id of another attempt at the episode `first`. `attempt` counts from 1.
 pub fn attempt_id(first: &EpisodeId, attempt: u32) -> EpisodeId {
     EpisodeId::new(format!("{first}-r{attempt}"))
 }
 
-/// The draw that a training episode's id names.
+/// Reads the number of the draw from the id of a training episode.
 pub fn draw_of(episode: &EpisodeId) -> Option<u64> {
     let (draw, _) = episode.as_str().strip_prefix('d')?.split_once('-')?;
     draw.parse().ok()

@@ -5,7 +5,7 @@ use crate::reason::Reason;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Maximum attributes of a span with its resource and its events.
+/// Maximum number of attributes, counted over a span, its resource and its events.
 const MAX_ATTRIBUTES: usize = 4096;
 
 /// A span, as far as it is read.

@@ -49,9 +49,9 @@ choice! {
 choice! {
     /// Form in which weights are published for engines of other processes.
     Transfer {
-        /// All tensors of each.
+        /// All tensors of each version.
         Full = "full",
-        /// The difference to an earlier version, without loss, where it is smaller.
+        /// A lossless difference to an earlier version, wherever that is smaller than the full tensors.
         Delta = "delta",
     }
 }

@@ -202,9 +202,9 @@ pub struct EpisodeMachine {
 }
 
 impl EpisodeMachine {
-    /// A machine that waits for [`EpisodeEvent::Reset`] and adds to a trace without nodes. Its turns are
-    /// sampled at [`SamplingParams::policy_temperature`](sinew_types::SamplingParams::policy_temperature)
-    /// `temperature`.
+    /// Creates a machine that waits for [`EpisodeEvent::Reset`]. `trace` has no nodes yet. `temperature` is
+    /// the [`SamplingParams::policy_temperature`](sinew_types::SamplingParams::policy_temperature) at which
+    /// the turns are sampled.
     pub fn new(trace: Trace, limits: EpisodeLimits, temperature: f32) -> Self {
         Self {
             limits,

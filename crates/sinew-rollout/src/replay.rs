@@ -32,9 +32,9 @@ pub struct ReplayChange {
 pub struct PartDrift {
     /// `environment`, `chat_template`, `tools.NAME`, `kernels` or `sandbox`.
     pub part: String,
-    /// Version then; empty: there was none.
+    /// Version at the time of the recording; empty if the recording names none.
     pub was: String,
-    /// Version now.
+    /// Version in the replay.
     pub is: String,
 }
 

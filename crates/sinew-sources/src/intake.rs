@@ -238,7 +238,8 @@ impl Intake {
         }
     }
 
-    /// Ends a group: it is ready, or too small.
+    /// Closes a group. It becomes ready if enough of its rollouts can be compared; otherwise its episodes are
+    /// dropped with the reason.
     fn close(&mut self, id: &GroupId, alone: bool) {
         let Some(group) = self.open.remove(id) else {
             return;

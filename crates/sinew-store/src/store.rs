@@ -367,8 +367,8 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
     /// Counts and sizes of the store.
     fn stats(&self) -> Result<StoreStats, StoreError>;
 
-    /// Seconds for which callers waited until something was durable, all of them added up since the store was
-    /// opened; 0 where nothing is.
+    /// Seconds that callers have waited for writes to become durable, summed over all callers since the store
+    /// was opened; 0 for a store in memory.
     fn waited_s(&self) -> f64 {
         0.0
     }

@@ -172,7 +172,8 @@ pub struct CallRequest<'a> {
 pub enum Join {
     /// A conversation that begins.
     Start,
-    /// Everything known, new messages at the end: appended to the sampled tokens.
+    /// The request repeats everything captured and adds new messages at the end. Their tokens are appended to
+    /// the sampled tokens.
     Extend,
     /// The same, but the client has changed a sampled turn in ways that do not change its content (white
     /// space, ids of calls, reasoning left out): the sampled tokens stay.

@@ -333,8 +333,9 @@ impl AdmissionCore {
         alone || (self.active() < self.limit() && fits)
     }
 
-    /// Pauses episodes that act, the smallest first, until `held` fits; none if all `who` may be
-    /// paused would not be enough.
+    /// Pauses acting episodes, the smallest first, until the context `held` fits into the KV cache. `who`
+    /// decides, by the time since which an episode acts, whether it may be paused. If pausing all of these
+    /// episodes would not make enough room, none is paused and the result is false.
     fn make_way(&mut self, held: &HeldContext, who: impl Fn(f64) -> bool) -> bool {
         if self.fits(held) {
             return true;

@@ -46,7 +46,7 @@ pub trait ModelServer: Send + Sync {
 pub struct ModelAccess {
     /// Address of the API of OpenAI's form; ends in `/v1`.
     pub base_url: String,
-    /// Opens this episode's rollout and nothing else.
+    /// Key that gives access to the rollout of this episode only.
     pub api_key: String,
     /// Address at which only the key identifies the rollout; ends in `/v1`.
     pub shared_url: String,

@@ -73,7 +73,8 @@ pub(crate) async fn ask(
     Ok((reset.messages, reset.tools))
 }
 
-/// Renders the prompt of a task, each turn of its solution, and its columns with answers.
+/// Measures a task in tokens: its rendered prompt, the shortest turn of its reference solution, and the
+/// longest data column that holds an answer.
 fn size(
     envs: &dyn EnvFactory,
     renderer: &dyn Renderer,

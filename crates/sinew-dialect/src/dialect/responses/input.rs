@@ -348,7 +348,7 @@ impl Turns {
         Ok(())
     }
 
-    /// An item that is named, not repeated.
+    /// Adds an item that the request names by its id and does not repeat.
     ///
     /// # Errors
     /// `item_not_found`: another rollout made it, or its answer is not kept.
