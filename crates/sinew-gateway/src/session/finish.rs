@@ -1,8 +1,8 @@
-//! Makes a trace of a session: prunes dead ends, proves every call, validates.
+//! Turns a session into a trace: removes dead ends, verifies every call, validates.
 //!
-//! A proof recomputes the hash of the ids on the path to a call's outputs, and compares it with the
-//! hash of the prompt that the engine got. Prompts whose calls all failed have no outputs; they are
-//! left out of the trace.
+//! The verification recomputes the hash of the token ids on the path to a call's outputs, and compares it
+//! with the hash of the prompt that the engine received. Prompts whose calls all failed have no outputs; they
+//! are left out of the trace.
 
 use super::last_path::LastPath;
 use super::types::SessionError;
@@ -12,7 +12,7 @@ use sinew_types::{
 };
 
 impl Session {
-    /// The trace as it is now, with everything in it.
+    /// Returns the present trace, including prompts without outputs.
     pub fn snapshot(&self, now_s: f64) -> Trace {
         let total_s = (now_s - self.opened_s).max(0.0);
         let open = if self.running.is_empty() {
@@ -49,11 +49,11 @@ impl Session {
         }
     }
 
-    /// The finished trace. Prompts without samples after them are left out. Its metrics have the kinds of
-    /// joins, as `join_extend`, `join_fork` and so on.
+    /// Returns the finished trace. Prompts without samples after them are left out. Its metrics count the
+    /// kinds of joins as `join_extend`, `join_fork` and so on.
     ///
     /// # Errors
-    /// If an invariant does not hold; then nothing of it may be trained.
+    /// If an invariant does not hold; no part of the trace may then be trained.
     pub fn trace(&self, end: EpisodeEnd, now_s: f64) -> Result<Trace, SessionError> {
         let mut trace = self.snapshot(now_s);
         trace.end = end;
@@ -74,8 +74,8 @@ impl Session {
     }
 }
 
-/// The path that a call's outputs hang on is what the engine was given. `path` is where the last
-/// proof ended.
+/// Verifies that the path above a call's outputs equals the prompt that the engine received. `path` holds the
+/// path of the previous verification.
 fn prove(
     trace: &Trace,
     index: usize,

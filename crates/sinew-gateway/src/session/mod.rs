@@ -1,5 +1,5 @@
-//! One rollout's capture: the tokens that the engine got and sampled, and the place where a new request joins
-//! them. Pure: time comes in as seconds, tokens come in as events.
+//! Capture of one rollout: the tokens that the engine received and sampled, and the node at which a new
+//! request joins them. The code is pure: times and tokens are arguments.
 //!
 //! Invariants:
 //! - The engine gets exactly the path of the node that its output will follow, token for token;
@@ -8,8 +8,8 @@
 //!   they are never decoded and tokenized again.
 //! - Nodes are only added. A client that rewrites its history makes a branch.
 //!
-//! A session changes only by `Entry`s: each change is noted first, and a restart replays the notes. It has no
-//! clock: times are arguments.
+//! A session changes only by `Entry`s: each change is first recorded as an entry, and a restart replays the
+//! entries. It has no clock: times are arguments.
 
 mod finish;
 mod known_turns;
@@ -51,9 +51,9 @@ struct Call {
     join: Join,
     parent: NodeId,
     prompt_tokens: u32,
-    /// Key of the ids that the engine got; compared when the rollout is finished.
+    /// Hash of the token ids that the engine received; verified when the rollout is finished.
     prompt_key: Key,
-    /// Sampled nodes, one a choice.
+    /// Sampled nodes, one per choice.
     outputs: Vec<NodeId>,
     started_s: f64,
     ended_s: Option<f64>,
@@ -61,23 +61,23 @@ struct Call {
 }
 
 impl Call {
-    /// Whether it failed before anything was sampled.
+    /// Whether the call failed before any token was sampled.
     fn is_void(&self) -> bool {
         self.outputs.is_empty() && self.error.is_some()
     }
 }
 
-/// State of a call until its output is there.
+/// State of a call until its output is captured.
 #[derive(Clone, Debug)]
 struct Running {
-    /// State that the messages of the prompt lead to.
+    /// Conversation state after the messages of the prompt.
     state: StateId,
-    /// The prompt, if it was text.
+    /// The prompt, if it was a text.
     text: Option<String>,
     choices_left: u32,
 }
 
-/// Text that a client has seen, up to the end of an output.
+/// Text that a client has seen, up to the end of a prompt or an output.
 #[derive(Clone, Copy, Debug)]
 struct TextAnchor {
     bytes: usize,
@@ -93,11 +93,11 @@ pub struct Session {
     limits: SessionLimits,
     /// The trace so far. Nodes are only added.
     nodes: Vec<Node>,
-    /// Conversations that are known, as a trie of messages.
+    /// Known conversations, as a trie of messages.
     states: States,
     /// Ends of text prompts and their outputs.
     texts: Vec<TextAnchor>,
-    /// The model's turns, by their content.
+    /// The model's turns, recognized by their content.
     known_turns: KnownTurns,
     /// Calls in the order of their numbers.
     calls: Vec<Call>,
@@ -107,28 +107,28 @@ pub struct Session {
     /// Fields of its requests that had no effect.
     ignored: Ignored,
     outcome: Outcome,
-    /// The first limit that refused a call.
+    /// The first limit that refused a call, if any.
     limit_hit: Option<Limit>,
     opened_s: f64,
     touched_s: f64,
-    /// Start of the time in which at least one call runs; `generate_s` is the time before that.
+    /// Start of the present interval with running calls; `generate_s` counts the intervals before.
     busy_since_s: f64,
     generate_s: f64,
     over: bool,
-    /// Its trace was made: no reward is taken any more.
+    /// Whether the trace was made; rewards are refused afterwards.
     sealed: bool,
-    /// Bytes of all its rewards.
+    /// Bytes of all its rewards, for the limit.
     reward_bytes: u64,
     /// Path of the last prompt.
     last_path: LastPath,
-    /// KnownBodies whose messages were read.
+    /// Request bodies whose messages were parsed.
     bodies: KnownBodies,
-    /// Entries since they were last taken; `None`: there is no journal.
+    /// Entries that were not yet taken for the journal; `None` without a journal.
     entries: Option<Vec<Entry>>,
 }
 
 impl Session {
-    /// A rollout without calls. `now_s` is Unix time, as everywhere here.
+    /// Creates a rollout without calls. `now_s` is Unix time, as in the whole module.
     pub fn new(id: EpisodeId, spec: RolloutSpec, gateway: SessionLimits, now_s: f64) -> Self {
         Self {
             id,
@@ -160,10 +160,10 @@ impl Session {
         }
     }
 
-    /// A session that went through `entries`. Calls that had not ended have failed.
+    /// Restores a session by replaying `entries`. Calls that had not ended count as failed.
     ///
     /// # Errors
-    /// If the entries do not belong together.
+    /// If the entries contradict each other.
     pub(crate) fn restore(mut self, entries: Vec<Entry>, now_s: f64) -> Result<Self, SessionError> {
         for entry in entries {
             self.replay(entry)?;
@@ -216,12 +216,12 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps further entries for [`Session::take_entries`].
+    /// Records further entries for [`Session::take_entries`].
     pub(crate) fn keep_entries(&mut self) {
         self.entries.get_or_insert_default();
     }
 
-    /// Takes the entries since the last call.
+    /// Returns the entries since the last call.
     pub(crate) fn take_entries(&mut self) -> Vec<Entry> {
         self.entries
             .as_mut()
@@ -229,12 +229,13 @@ impl Session {
             .unwrap_or_default()
     }
 
-    /// KnownBodies whose messages were read.
+    /// Request bodies whose messages were parsed.
     pub(crate) fn bodies(&self) -> &KnownBodies {
         &self.bodies
     }
 
-    /// The messages of a body, after what `head` stands for, have led to a running call.
+    /// Records that the messages of a body, after the part that `head` identifies, have led to a running
+    /// call.
     pub(crate) fn remember(&mut self, call: u32, body: &[u8], scan: &Scan, head: Key) {
         if let Some(running) = self.running.get(&call) {
             self.bodies
@@ -242,19 +243,19 @@ impl Session {
         }
     }
 
-    /// Notes an entry, if there is a journal.
+    /// Records an entry, if there is a journal.
     fn note(&mut self, entry: impl FnOnce() -> Entry) {
         if let Some(entries) = &mut self.entries {
             entries.push(entry());
         }
     }
 
-    /// Its id.
+    /// Id of the rollout.
     pub fn id(&self) -> &EpisodeId {
         &self.id
     }
 
-    /// Purpose and names of the rollout.
+    /// Specification with which the rollout was opened.
     pub fn spec(&self) -> &RolloutSpec {
         &self.spec
     }
@@ -268,22 +269,22 @@ impl Session {
         &self.stats
     }
 
-    /// Time of its last call.
+    /// Time of the last call.
     pub fn touched_s(&self) -> f64 {
         self.touched_s
     }
 
-    /// Whether it takes no more calls.
+    /// Whether the rollout accepts no more calls.
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Takes no more calls from here on.
+    /// Refuses calls from now on.
     pub fn close(&mut self) {
         self.over = true;
     }
 
-    /// A limit of the gateway ended the episode.
+    /// Records that a limit of the gateway ended the episode.
     pub fn cut(&mut self, limit: Limit) {
         self.over = true;
         self.limit_hit.get_or_insert(limit);
@@ -305,11 +306,11 @@ impl Session {
         self.calls.iter().enumerate().map(record).collect()
     }
 
-    /// Joins a request to what was captured, renders what is new, and opens a call.
+    /// Joins a request to the captured tokens, renders its new part, and opens a call.
     ///
     /// # Errors
-    /// If a limit of the rollout is reached or the request cannot be rendered; nothing has
-    /// changed then, but that a limit is remembered as the end of the episode.
+    /// If a limit of the rollout is reached or the request cannot be rendered; the session is then unchanged,
+    /// except that it remembers a reached limit as the end of the episode.
     pub fn begin(
         &mut self,
         renderer: &dyn Renderer,
@@ -378,7 +379,7 @@ impl Session {
         })
     }
 
-    /// Kind of a call's join: a repeated request after a call without output joins in the same way.
+    /// Returns the kind of a call's join. A retry after a call without output has the same kind as that call.
     fn join_again(&self, plan: &plan::Plan) -> Join {
         let before = self
             .calls
@@ -391,7 +392,7 @@ impl Session {
         }
     }
 
-    /// Opens a call that was planned, and gives its number.
+    /// Opens a planned call and returns its number.
     fn begun(&mut self, beginning: CallPlan) -> u32 {
         let CallPlan {
             join,
@@ -504,7 +505,7 @@ impl Session {
         (self.nodes.len() - 1) as NodeId
     }
 
-    /// Records one output of a call. Gives its node; an output without tokens has none.
+    /// Records one output of a call. Returns its node; an output without tokens has none.
     ///
     /// # Errors
     /// If the call is not running, or the engine broke its contract: a token without a finite
@@ -539,14 +540,14 @@ impl Session {
         Ok(self.output(call, output, text, now_s))
     }
 
-    /// An output is kept, so that later calls may continue from it.
+    /// Stores an answer that later calls may continue by its id.
     pub(crate) fn kept(&mut self, answer: &StoredAnswer) {
         self.note(|| Entry::Kept {
             answer: answer.clone(),
         });
     }
 
-    /// Adds an output that was checked.
+    /// Adds an output after it was checked.
     fn output(
         &mut self,
         call: u32,
@@ -605,7 +606,7 @@ impl Session {
         id
     }
 
-    /// The last message on the path of a node.
+    /// Returns the last message on the path of a node.
     fn last_message(&self, node: NodeId) -> Option<&Message> {
         let mut at = self.nodes.get(node as usize);
         while let Some(node) = at {
@@ -617,8 +618,8 @@ impl Session {
         None
     }
 
-    /// Ends a call that gave nothing more. Gives how it joined if it gave nothing at all: it counts under no
-    /// join then.
+    /// Ends a call without further outputs. If the call had no output at all, returns its kind of join, which
+    /// must then not be counted.
     pub fn fail(&mut self, call: u32, why: &str, now_s: f64) -> Option<Join> {
         let record = call.checked_sub(1).and_then(|i| self.calls.get(i as usize));
         let silent = record.is_some_and(|c| c.outputs.is_empty() && c.error.is_none());
@@ -672,20 +673,20 @@ impl Session {
         }
     }
 
-    /// Takes no rewards from here on: those that were taken are in the trace.
+    /// Refuses rewards from now on; accepted ones are in the trace.
     pub(crate) fn seal(&mut self) {
         self.sealed = true;
     }
 
-    /// Whether its trace was made.
+    /// Whether the trace was made.
     pub(crate) fn is_sealed(&self) -> bool {
         self.sealed
     }
 
     /// Scores the episode, or with `turn` the outputs of one call.
     ///
-    /// A reward that is taken is in the trace: it came before the trace was made. A refused number is the
-    /// reason of an episode that gets no other reward.
+    /// Every accepted reward is in the trace, since it arrived before the trace was made. If a number is
+    /// refused and no other reward follows, the trace records this as the reason for the missing reward.
     ///
     /// # Errors
     /// If a number is not finite or beyond [`MAX_REWARD`], the turn does not exist, the rewards of the
@@ -737,7 +738,7 @@ impl Session {
         }
     }
 
-    /// Takes a reward that was checked.
+    /// Applies a reward after it was checked.
     fn rewarded(&mut self, reward: &Reward) -> Result<(), SessionError> {
         if let Some(turn) = reward.turn {
             let call = (turn as usize)
@@ -766,7 +767,8 @@ impl Session {
         Ok(())
     }
 
-    /// Its natural end: truncated if a limit refused a call, or cut the last answer.
+    /// Returns the default end of the episode: truncated if a limit refused a call or cut the last answer,
+    /// otherwise completed.
     pub fn natural_end(&self) -> EpisodeEnd {
         match self.limit_hit.or_else(|| sinew_types::cut(&self.nodes)) {
             Some(limit) => EpisodeEnd::Truncated { limit },
@@ -774,7 +776,7 @@ impl Session {
         }
     }
 
-    /// Seed of an output: the client's, or one of the rollout's own.
+    /// Returns the seed of an output: the client's, or one derived from the rollout's seed.
     pub fn seed(&self, call: u32, choice: u32, asked: Option<u64>) -> u64 {
         match asked {
             Some(seed) if choice == 0 => seed,
