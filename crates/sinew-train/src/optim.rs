@@ -1,6 +1,7 @@
 //! Optimizer settings, learning-rate schedules, and AdamW for weights in host memory.
 //!
-//! Settings are plain data: a policy on another device applies the same [`Update`] with its own kernels.
+//! Settings are plain data, so that a policy on another device can apply the same [`Update`] with its own
+//! kernels.
 
 mod adamw;
 
@@ -40,7 +41,7 @@ impl Default for AdamWConfig {
     }
 }
 
-/// Learning rate as a function of the number of updates before it.
+/// Learning rate as a function of the number of earlier updates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
