@@ -19,12 +19,12 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Adds the result of a call: an observation, or the text of an error of the model.
+    /// Adds the result of a call: an observation, or the text of a model error.
     pub fn called(&mut self, call: &ToolCall, result: Result<String, String>) {
         self.answered(call, result.map(Into::into));
     }
 
-    /// Adds a result like [`Turn::called`], but one that may have images.
+    /// Like [`Turn::called`], for results that may contain images.
     pub fn answered(&mut self, call: &ToolCall, result: Result<Content, String>) {
         self.errors += u32::from(result.is_err());
         let mut message = self.message(Role::Tool, result);
@@ -33,7 +33,7 @@ impl Turn {
         self.messages.push(message);
     }
 
-    /// Adds a message to the model outside of calls: an answer to its text, or an error of the notation.
+    /// Adds a message that does not answer a call: a response to the text, or an error of the notation.
     pub fn said(&mut self, result: Result<String, String>) {
         let message = self.message(Role::User, result.map(Into::into));
         self.messages.push(message);
@@ -46,14 +46,14 @@ impl Turn {
         }
     }
 
-    /// A message with a result, or with the error as the model reads it.
+    /// Builds a message from a result, or from an error in the form that the model reads.
     fn message(&mut self, role: Role, result: Result<Content, String>) -> Message {
         self.error |= result.is_err();
         let content = result.unwrap_or_else(|error| format!("Error: {error}").into());
         Message::new(role, content)
     }
 
-    /// The step of a turn that did not end the episode.
+    /// Returns the step result of a turn that did not end the episode.
     pub fn step(&self, state_hash: Option<u64>) -> StepResult {
         let mut content = Content::new();
         for (at, message) in self.messages.iter().enumerate() {
