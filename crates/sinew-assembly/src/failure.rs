@@ -80,7 +80,7 @@ impl Failure {
         ))
     }
 
-    /// The same, of a stage of a chain.
+    /// Returns the failure with the name of a chain's stage.
     pub fn in_stage(self, stage: &str) -> Self {
         let told = |text: String| format!("stage {stage}: {text}");
         match self {
@@ -91,7 +91,7 @@ impl Failure {
         }
     }
 
-    /// The same, with what it is about before its text.
+    /// Returns the failure with a prefix that names its subject.
     pub fn of(self, what: &str) -> Self {
         let text = format!("{what}: {}", self.text());
         match self {

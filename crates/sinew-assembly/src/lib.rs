@@ -284,7 +284,7 @@ pub fn pipeline(
     Ok((pipeline, renderer))
 }
 
-/// The renderer of a run, which its folder keeps from here on.
+/// Returns the renderer of a run. The folder of the run keeps a copy from then on.
 ///
 /// # Errors
 /// If the recipe cannot be trained where that is the goal, the model cannot be found, or the folder cannot be

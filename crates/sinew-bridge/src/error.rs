@@ -72,7 +72,7 @@ pub(crate) enum RowError {
 pub(crate) enum McpError {
     #[error("the MCP server {server:?} did not start: {reason}")]
     Start { server: String, reason: String },
-    /// It is gone, breaks the protocol, or gives too many tools.
+    /// The server ended, violated the protocol, or offers too many tools.
     #[error("the MCP server {server:?}: {reason}")]
     Server { server: String, reason: String },
     #[error("an MCP server did not answer within {0} s")]

@@ -13,7 +13,7 @@ pub enum TargetKind {
     Env,
     /// A reward function.
     Reward,
-    /// A function that gives rows of tasks, or a list of them.
+    /// A function that returns rows of tasks, or a list of them.
     Tasks,
 }
 

@@ -188,8 +188,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// error leaves the weights unknown.
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>>;
 
-    /// Gives up the memory of weights and keys and values (`true`) or takes it back. The weights
-    /// may be gone after that; the next probe shows it.
+    /// Releases the memory of weights and KV cache (`true`) or allocates it again. The weights may be lost by
+    /// this, which the next probe shows.
     fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>>;
 }
 
@@ -251,8 +251,8 @@ impl AttemptSink {
         Ok(self.check.echo(prompt)?)
     }
 
-    /// Hands on the next tokens: one log-probability and one list of alternatives for each id
-    /// (`top` is empty if none were asked for). Waits while the channel is full.
+    /// Forwards the next tokens: one log-probability and one list of alternatives for each id (`top` is empty
+    /// if none were requested). Waits while the channel is full.
     ///
     /// # Errors
     /// If they cannot be right; none of them is handed on then: as many log-probabilities as ids,
@@ -284,7 +284,7 @@ impl AttemptSink {
         Ok(reason)
     }
 
-    /// Hands on the tokens that were held back; called once the attempt is over and verified.
+    /// Forwards the tokens that were held back; called after the attempt has ended and was verified.
     pub(crate) async fn flush(&mut self) -> Result<(), AttemptError> {
         let held = self.held.as_mut().map(std::mem::take).unwrap_or_default();
         self.send(held, None).await

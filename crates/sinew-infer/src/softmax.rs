@@ -70,8 +70,8 @@ pub(crate) fn at_least(row: &[f32], maxima: &Maxima, cut: f32) -> Vec<Candidate>
     out
 }
 
-/// The `count` largest logits that are at least `cut`, best first. Sorts only chunks that can hold
-/// one of them.
+/// Returns the `count` largest logits of at least `cut`, best first. Only chunks that may contain one are
+/// sorted.
 pub(crate) fn largest(row: &[f32], maxima: &Maxima, count: usize, cut: f32) -> Vec<Candidate> {
     if count == 0 {
         return Vec::new();

@@ -123,7 +123,7 @@ impl Read for Pieces<'_> {
     }
 }
 
-/// Takes so many bytes and no more.
+/// Writer that accepts a limited number of bytes.
 #[derive(Debug)]
 struct Bounded<W> {
     inner: W,
@@ -243,7 +243,8 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Says in a header where a file's data lie; what does not fit there comes back, for behind it.
+/// Writes into a header where a file's data are. Pieces that do not fit there are returned, for the blocks
+/// after it.
 fn sparse(header: &mut tar::Header, pieces: &[(u64, u64)], size: u64) -> io::Result<Vec<u8>> {
     header.set_entry_type(tar::EntryType::GNUSparse);
     let gnu = header.as_gnu_mut().ok_or(io::ErrorKind::InvalidInput)?;

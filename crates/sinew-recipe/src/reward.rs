@@ -194,7 +194,8 @@ impl RewardSection {
         name.strip_prefix(MODEL)
     }
 
-    /// Whether a reward is selected by name only, without a file, a server or a model.
+    /// Whether a reward is a built-in one, selected by name: not a function, a server, a reward model or a
+    /// judge.
     fn is_named(name: &str) -> bool {
         let others = ["http://", "https://", MODEL, JUDGE];
         !is_function(name) && !others.iter().any(|start| name.starts_with(start))

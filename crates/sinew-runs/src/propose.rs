@@ -1,4 +1,4 @@
-//! `sinew init --from FILE`: a recipe for rows that are there already, proposed from their columns.
+//! `sinew init --from FILE`: proposes a recipe for existing rows, from their columns.
 //!
 //! The proposal is a start that people read and change. It contains only facts that the rows show, and rows
 //! without an answer to compare with are refused.
@@ -75,11 +75,11 @@ const LEAST: usize = 12;
 /// A recipe's part for rows of a user's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal {
-    /// The prompt template; `None`: the column `prompt` is taken as it is.
+    /// The prompt template; `None`: the column `prompt` is used unchanged.
     pub prompt: Option<String>,
     /// The reward by name, such as `number(answer)`.
     pub reward: String,
-    /// Text of `score.py`, where the reward is a function of it.
+    /// Text of `score.py`, if the reward is a Python function.
     pub code: Option<String>,
     /// The reason, for people.
     pub because: String,

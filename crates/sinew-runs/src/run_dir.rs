@@ -84,13 +84,13 @@ pub const EVALUATION: &str = "-eval";
 /// End of a process that held a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunEnd<'a> {
-    /// It came to its end; the reason why it did not do what it was to do, if so.
+    /// The run ended, with the reason if it did not finish its work.
     Ended(Option<&'a str>),
-    /// It was asked to stop.
+    /// The user asked it to stop.
     Interrupted(&'a str),
     /// It failed, for this reason.
     Failed(&'a str),
-    /// It did not end by itself, which is noted before it begins.
+    /// It ended without recording an end. This is written before the run begins.
     Killed(&'a str),
 }
 
@@ -266,7 +266,7 @@ impl RunDir {
         })
     }
 
-    /// The same, for a resumed run whose store cannot be read in full: the rest is left out.
+    /// Returns the folder for a resumed run that accepts a store with unreadable parts, which are left out.
     pub fn accepting_loss(self, accept_loss: bool) -> Self {
         Self {
             accept_loss,
@@ -316,7 +316,7 @@ impl RunDir {
         self.path.join("metrics.jsonl")
     }
 
-    /// The report, which is written anew as the run continues.
+    /// Returns the path of the report, which is rewritten while the run continues.
     pub fn report_path(&self) -> PathBuf {
         self.path.join("report.html")
     }

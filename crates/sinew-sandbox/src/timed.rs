@@ -49,7 +49,7 @@ impl std::fmt::Debug for TimedProvider {
 }
 
 impl TimedProvider {
-    /// The same sandboxes; waits are added to `wait`.
+    /// Wraps a provider, and adds waiting times to `wait`.
     pub fn new(inner: Arc<dyn SandboxProvider>, wait: Arc<SandboxWait>) -> Self {
         Self { inner, wait }
     }

@@ -101,8 +101,7 @@ impl LeaseRenewal {
         *lock(&self.held) = leases;
     }
 
-    /// Makes leases last for `ttl` from now on. Rows that they hold no more are leased anew, if they are
-    /// ready.
+    /// Extends leases to `ttl` from now. Rows that they no longer hold are leased again, if they are ready.
     ///
     /// # Errors
     /// If the queue cannot be reached.

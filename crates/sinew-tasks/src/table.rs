@@ -123,7 +123,7 @@ pub struct TableConfig {
     pub kind: Option<String>,
 }
 
-/// Numbers of rows, by what became of them.
+/// Numbers of rows, by their fate.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TableSummary {
     /// Rows of the training split.

@@ -16,7 +16,7 @@ pub enum SignalsError {
         /// Reason, in words.
         why: String,
     },
-    /// It is not such a file: syntax, an unknown key, a wrong type.
+    /// The file is invalid: syntax, an unknown key, or a wrong type.
     #[error("{path}: {why}", path = path.display())]
     Syntax {
         /// The file.

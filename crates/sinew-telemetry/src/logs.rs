@@ -123,7 +123,7 @@ impl Logs {
         }
     }
 
-    /// Gives the newest record the ids of an episode's trace, if that is sent.
+    /// Adds the ids of an episode's trace to the newest record, if that trace is exported.
     fn tie(&mut self, episode: &str) {
         if !chosen(episode, self.traced) {
             return;

@@ -74,7 +74,7 @@ impl Memory {
     }
 }
 
-/// The lowest limit of the control groups of this process, with what is used of it.
+/// Returns the lowest memory limit of the control groups of this process, and the used part of it.
 fn of_groups() -> Option<(u64, u64)> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let (mut found, root) = (Vec::new(), Path::new("/sys/fs/cgroup"));

@@ -257,7 +257,7 @@ pub enum Enforced {
         /// Name of the engine.
         engine: String,
     },
-    /// It was not enforced: tokens were sampled from the full softmax.
+    /// The format was not enforced: tokens were sampled from the full softmax.
     Advice,
 }
 
@@ -340,7 +340,7 @@ pub(crate) mod shared {
     }
 }
 
-/// The same for an optional `Arc`.
+/// Serialization of an optional `Arc`.
 pub(crate) mod shared_option {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use std::sync::Arc;

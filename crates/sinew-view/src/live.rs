@@ -49,8 +49,7 @@ const REFRESH: Duration = Duration::from_millis(200);
 /// Events that wait for the next drawing.
 const QUEUE: usize = 4096;
 
-/// Draws a run on the terminal until dropped.
-/// Dropping it draws once more and gives the terminal back.
+/// Draws a run on the terminal until dropped. Dropping it draws one last time and restores the terminal.
 #[derive(Debug)]
 pub struct LiveView {
     /// Ends the thread after one more drawing.
@@ -241,8 +240,8 @@ fn rows_of(text: &str, width: usize) -> Vec<String> {
     rows
 }
 
-/// A line in rows of so many characters, broken at blanks where a row has room for the next word, so that
-/// addresses and paths stay whole.
+/// Wraps a line into rows of `width` characters. It breaks at blanks if a row has room for the next word, so
+/// that addresses and paths stay whole.
 fn wrapped(line: &str, width: usize) -> Vec<String> {
     let mut rows = vec![Vec::<char>::new()];
     for word in line.split_inclusive(' ') {
@@ -336,7 +335,7 @@ fn draw(frame: &mut Frame<'_>, status: &Status) {
     draw_numbers(frame, right, status);
 }
 
-/// Live episodes that a view of so many rows lists: more in a high window.
+/// Returns the number of live episodes that a view of `rows` rows lists; more in a taller window.
 fn longest_in(rows: u16) -> usize {
     LONGEST.max(usize::from(rows) / 3)
 }

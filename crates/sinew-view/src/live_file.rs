@@ -38,7 +38,7 @@ const QUEUE: usize = 4096;
 /// A live episode.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LiveRow {
-    /// Its id.
+    /// Id of the episode.
     pub episode: String,
     /// `boot`, `model`, `tool`, `score` or `wait`.
     pub phase: String,
@@ -170,7 +170,7 @@ impl Writer {
         }
     }
 
-    /// Takes events in and writes once a second; the last time when it is stopped.
+    /// Receives events and writes once a second, and a last time when it is stopped.
     fn until(&mut self, events: &Receiver<Arc<RunEvent>>, stopped: &Receiver<()>, bus: &Bus) {
         let mut last = false;
         while !last {

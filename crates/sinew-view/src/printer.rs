@@ -37,7 +37,7 @@ pub enum OutputForm {
     Json,
 }
 
-/// Prints the events of a run of so many steps.
+/// Prints the events of a run with a known number of steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Printer {
     /// Chosen once, by the command line and the terminal.
@@ -162,8 +162,8 @@ fn measured_line(record: &EvalRecord) -> String {
     )
 }
 
-/// Success of each environment of a mixture; nothing for a single one.
-/// `-` stands for an environment none of whose episodes has a score.
+/// Success of each environment of a mixture; nothing for a single one. `-` marks an environment without a
+/// scored episode.
 pub(crate) fn by_env(stats: &EpisodeStats) -> String {
     let one = |(name, own): (&String, &EpisodeStats)| {
         if own.episodes > own.failed + own.unscored {

@@ -47,7 +47,7 @@ impl std::fmt::Debug for Collection {
     }
 }
 
-/// A collection that came to its end.
+/// Result of a collection that has ended.
 #[derive(Clone, Debug, Default)]
 pub struct CollectionEnd {
     /// All sessions.

@@ -146,7 +146,7 @@ impl Peer {
         &self.target
     }
 
-    /// Its process, for memory and CPU time.
+    /// Process of the peer, for memory and CPU time.
     pub(super) fn process(&self) -> &Process {
         &self.process
     }
@@ -187,7 +187,7 @@ async fn version(python: &Path) -> Result<String, PeerError> {
     Ok(format!("LiteLLM proxy {}", version.trim()))
 }
 
-/// Gives every request the same answer, after the time that the fake engine takes.
+/// Sends the same answer to every request, after the time that the fake engine takes.
 async fn answer_all(listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
         tokio::spawn(answer(stream));

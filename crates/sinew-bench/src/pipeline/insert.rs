@@ -119,7 +119,7 @@ fn on_disk(folder: &Path) -> std::io::Result<u64> {
     Ok(bytes)
 }
 
-/// Inserts so many rows, and prints the rate of the last twentieth and the size.
+/// Inserts `rows` rows, and prints the rate of the last twentieth and the size.
 pub(super) fn run(rows: usize, printer: Printer) -> Result<(), BenchError> {
     let folder = super::folder()?;
     let path = folder.path().join("store");

@@ -31,7 +31,7 @@ const PHASES: usize = 64;
 /// Share of one core that exporters may take.
 const TARGET: f64 = 0.01;
 
-/// Measures so many rounds.
+/// Measures `rounds` rounds.
 ///
 /// # Errors
 /// If files or sockets fail.

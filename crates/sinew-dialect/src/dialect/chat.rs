@@ -134,7 +134,7 @@ fn settings(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 fn of_servers(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     /// Reason for refusing a field of the sampler: trained tokens have one policy.
     const POLICY: &str = "it changes the policy that is sampled";
-    /// Reason for refusing a field of the prompt: the conversation is rendered as it is.
+    /// Reason for refusing a field that changes the prompt: the conversation is rendered unchanged.
     const PROMPT: &str = "it changes what the model is given";
     for (name, neutral) in [
         ("presence_penalty", 0.0),

@@ -219,7 +219,7 @@ impl Router {
         self.tell(EngineEvent::Tokens { request, tokens });
     }
 
-    /// Takes the end of an attempt. `spread` in [0, 1) varies the pause before the next one.
+    /// Handles the end of an attempt. `spread` in [0, 1) varies the pause before the next one.
     pub fn attempt_ended(
         &mut self,
         now: f64,
@@ -503,7 +503,7 @@ impl Router {
         changed
     }
 
-    /// Starts the deadlines of waiting requests anew: a pause does not count against them.
+    /// Restarts the deadlines of waiting requests, so that a pause does not count against them.
     fn renew_deadlines(&mut self, now: f64) {
         let deadline = now + self.config.max_wait_s;
         for (_, _, id) in &self.waiting {
@@ -662,7 +662,7 @@ impl Router {
         best.map(|i| (i, 0))
     }
 
-    /// Starts an attempt of a request on an engine, which has seen `matched` leading blocks of it.
+    /// Starts an attempt of a request on an engine that has cached its first `matched` blocks.
     fn start(&mut self, request: RequestId, engine: usize, matched: usize) {
         let id = AttemptId(self.next_attempt);
         let version = self.version;

@@ -21,7 +21,8 @@ pub(super) fn encode(base: &[u8], new: &[u8], width: usize) -> std::io::Result<V
     zstd::bulk::compress(&planes, LEVEL)
 }
 
-/// Gives `base` the bytes that [`encode`] was given as `new`. `false` if the difference is of another tensor.
+/// Changes `base` to the bytes that [`encode`] received as `new`. Returns false if the difference belongs to
+/// another tensor.
 pub(super) fn apply(base: &mut [u8], delta: &[u8], width: usize) -> bool {
     let Ok(planes) = zstd::bulk::decompress(delta, base.len()) else {
         return false;

@@ -164,8 +164,8 @@ impl<'a> Client<'a> {
         self.retry(|| document(self.get(&format!("blobs/{digest}"), None, 0)?))
     }
 
-    /// Writes a blob to `path`, which is there afterwards only if digest and length are right. Bytes that
-    /// came before a connection broke are not requested again.
+    /// Writes a blob to `path`, which exists afterwards only if digest and length are right. Bytes received
+    /// before a connection broke are not requested again.
     pub(super) fn blob(&self, digest: &str, size: u64, path: &Path) -> Result<(), ImageError> {
         let part = path.with_extension("part");
         let at = |e: std::io::Error| io_error(part.display().to_string(), e);
@@ -288,7 +288,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Does what a challenge asks for: the header for all further requests.
+    /// Answers an authentication challenge. Returns the header for all further requests.
     ///
     /// Many registries ask for a token even for pulls without a password.
     fn authorize(&self, headers: &HeaderMap) -> Result<(), Failure> {

@@ -56,7 +56,7 @@ struct Documents {
     manifest: Descriptor,
     /// The manifest.
     bytes: Vec<u8>,
-    /// Its configuration.
+    /// Descriptor of the configuration.
     config: Descriptor,
 }
 
@@ -134,7 +134,7 @@ fn remembered(cache: &Path, digest: &str) -> Option<Image> {
     cache::get(cache, &id)
 }
 
-/// Notes the image of a digest. Two processes write the same.
+/// Stores the image id of a digest. Concurrent processes write the same.
 fn remember(cache: &Path, digest: &str, id: &str) -> Result<(), ImageError> {
     let path = memory(cache, digest)?;
     let new = path.with_extension(format!("{}.new", std::process::id()));

@@ -348,7 +348,7 @@ impl Scheduler {
             .any(|(block, shared, _)| shared > stored && plan.prefilled.contains(&block))
     }
 
-    /// Gives a sequence the blocks that were found.
+    /// Assigns the found blocks to a sequence.
     fn start(&mut self, plan: &mut Plan, sequence: &mut Sequence, found: PrefixMatch) {
         let block_tokens = self.blocks.block_tokens();
         sequence.computed = found.tokens(block_tokens);

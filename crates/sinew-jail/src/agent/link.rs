@@ -55,7 +55,7 @@ impl Link {
         Some((kind, payload))
     }
 
-    /// Reads what is there; the end of the connection is the end of the agent.
+    /// Reads the available bytes. At the end of the connection the agent exits.
     pub(super) fn fill(&mut self) -> Result<()> {
         let mut chunk = [0; 64 << 10];
         match self.file.read(&mut chunk) {

@@ -118,7 +118,7 @@ pub(super) fn ignore_broken_pipes() -> Result<()> {
     Ok(())
 }
 
-/// Sets the user whose files are opened and made from here on. Leaving user 0 gives up its rights over files.
+/// Sets the user for opening and creating files from now on. Leaving user 0 drops its rights over files.
 pub(super) fn act_as(user: u32) {
     setfsgid(Gid::from_raw(user));
     setfsuid(Uid::from_raw(user));

@@ -54,7 +54,7 @@ pub(super) struct Live {
     pub(super) run: u64,
     /// The end of what ran, while its namespaces are not gone yet.
     pub(super) ended: Option<End>,
-    /// Its files are being copied for a snapshot: requests wait.
+    /// Whether its files are being copied for a snapshot; requests wait meanwhile.
     pub(super) copying: bool,
     /// Requests that wait, at most [`MAX_DEFERRED`].
     pub(super) deferred: Vec<(Numbered, Vec<OwnedFd>)>,

@@ -129,7 +129,7 @@ async fn late_writes(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
     }
 }
 
-/// One fork changes everything that it can reach; the next must see nothing of it.
+/// One fork changes everything that it can reach; the next fork must not see any change.
 ///
 /// The first program patches built-in functions, modules, the import path, the environment, the object
 /// `True` in memory, the globals of the lowest frame, writes to each descriptor and kills its parent. The

@@ -21,7 +21,7 @@ pub(super) struct McpSession {
     pick: Pick,
     /// Messages of the prompt, once the episode has begun.
     messages: Vec<Value>,
-    /// Its system messages: prompts of the protocol have none.
+    /// System messages of the environment, since prompts of the protocol cannot contain any.
     system: String,
 }
 

@@ -13,10 +13,7 @@ use sinew_orchestrator::{PipelineError, UpdateCommit};
 use std::time::Instant;
 
 impl Pipeline {
-    /// Gives back what the last commit of earlier sessions consumed.
-    ///
-    /// # Errors
-    /// If the store or the source cannot be reached.
+    /// Reports to the source what the last commit of earlier sessions consumed.
     pub(super) fn settle_consumed(&mut self) -> Result<(), PipelineError> {
         let Some(source) = &mut self.source else {
             return Ok(());

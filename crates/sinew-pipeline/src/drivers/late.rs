@@ -46,7 +46,8 @@ impl Driver {
             .map_or(0, WaitingGroups::waiting)
     }
 
-    /// If training overlaps, takes in the rewards that came, now and then, or waits a moment for some.
+    /// If training overlaps, checks from time to time for rewards that have arrived, or waits a moment for
+    /// some.
     pub(super) fn late_groups(&mut self, wait: bool) -> Result<Vec<Command>, PipelineError> {
         let began = Instant::now();
         if self.awaited() == 0 || (!wait && self.look_due.is_some_and(|due| began < due)) {

@@ -70,7 +70,7 @@ pub(super) struct LearnerParts {
 }
 
 impl LearnerParts {
-    /// Does a task in this thread.
+    /// Runs a task on the calling thread.
     pub(super) fn work(&self, task: LearnerTask) -> Result<LearnerResult, PipelineError> {
         let mut learner = lock(&self.learner);
         match task {

@@ -26,7 +26,7 @@ const MAX_ANSWER: u64 = 256 << 20;
 /// The server, and the key for it.
 #[derive(Clone)]
 pub(crate) struct Api {
-    /// Its connections, which all sandboxes of a provider share.
+    /// HTTP client with the connections that all sandboxes of a provider share.
     client: Client,
     /// Address without a slash at the end.
     url: Arc<str>,

@@ -121,7 +121,7 @@ impl RecordedRun {
         Ok(recorded)
     }
 
-    /// Takes an episode in.
+    /// Adds an episode.
     fn episode(&mut self, trace: &Trace) {
         if matches!(trace.end, EpisodeEnd::Failed { .. }) {
             return;

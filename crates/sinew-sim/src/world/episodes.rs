@@ -20,7 +20,7 @@ use sinew_types::{
 /// State of an episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EpisodeState {
-    /// Its place is free.
+    /// The place is free.
     Nothing,
     /// Has not begun.
     Waits,
@@ -56,13 +56,13 @@ pub(super) struct Episode {
     pub(super) doing: EpisodeState,
     /// Number of its stay in this place.
     pub(super) round: u32,
-    /// Its name in admission.
+    /// Key in admission.
     pub(super) key: Option<EpisodeKey>,
-    /// Its ticket while it has a turn.
+    /// Ticket while it has a turn.
     pub(super) turn: Option<Ticket>,
     /// The real machine, while it runs.
     pub(super) machine: Option<EpisodeMachine>,
-    /// Its trace, until it is durable.
+    /// Trace, until it is durable.
     pub(super) trace: Option<Trace>,
     /// Turns that it will take, and ids of the next one.
     turns: u32,
@@ -81,7 +81,7 @@ pub(super) struct Episode {
     generate_s: f64,
     /// Seconds of its tools.
     tool_s: f64,
-    /// Its next tool never answers.
+    /// Whether the next tool never answers.
     pub(super) hangs: bool,
     /// Prompt's length.
     pub(super) prompt: usize,
@@ -104,7 +104,7 @@ impl Episode {
         mix_hash(mix_seed(seed, 0x7a5c), self.draw.task as u64)
     }
 
-    /// Its key.
+    /// Returns the key of a random number of the episode.
     fn key_of(&self, what: RandomUse, n: u64) -> u64 {
         mix_hash(mix_seed(self.draw.seed, what as u64), n)
     }
@@ -245,7 +245,7 @@ impl World {
         episode.round == at.round && episode.doing == doing
     }
 
-    /// Its world is being made.
+    /// Starts the environment of an episode.
     fn boot(&mut self, slot: u32) {
         let now = self.now;
         let episode = &mut self.episodes[slot as usize];
@@ -267,7 +267,7 @@ impl World {
         }
     }
 
-    /// Its world is up.
+    /// Handles the end of an environment's start.
     pub(super) fn booted(&mut self, at: At) {
         if !self.at(at, EpisodeState::Boots) {
             return;
@@ -418,7 +418,7 @@ impl World {
         );
     }
 
-    /// Its time is up.
+    /// Handles the deadline of an episode.
     pub(super) fn deadline(&mut self, at: At) {
         let episode = &self.episodes[at.slot as usize];
         if episode.round == at.round && episode.has_sandbox() && episode.machine.is_some() {
@@ -484,7 +484,7 @@ impl World {
         self.settle();
     }
 
-    /// Its place in the slab is free.
+    /// Frees the place of an episode.
     pub(super) fn leave(&mut self, slot: u32) {
         let episode = &mut self.episodes[slot as usize];
         self.by_id.remove(&episode.draw.episode);
@@ -530,7 +530,7 @@ impl World {
         self.settle();
     }
 
-    /// Outcome from the environment: groups have a signal, except for a share of them.
+    /// Returns the outcome from the environment: a given share of the groups has no training signal.
     fn outcome(&self, slot: u32) -> Outcome {
         let episode = &self.episodes[slot as usize];
         let group = mix_hash(
@@ -584,7 +584,7 @@ impl Episode {
     }
 }
 
-/// Ids that stand for tokens: at least one.
+/// Returns the number of simulated ids that represent `tokens`, at least one.
 fn ids(tokens: f64, grain: usize) -> usize {
     ((tokens / grain as f64).round() as usize).max(1)
 }

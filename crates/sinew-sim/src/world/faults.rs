@@ -86,7 +86,7 @@ impl World {
         }
     }
 
-    /// Nothing reaches an engine.
+    /// Disconnects an engine.
     fn partition(&mut self, engine: usize, fault: &Fault) {
         let until = self.now + micros(fault.for_s);
         let cut = self.attempts_on(engine);

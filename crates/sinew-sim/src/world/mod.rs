@@ -133,7 +133,7 @@ pub(crate) struct World {
     free: Vec<u32>,
     /// The place of each episode that has not left.
     by_id: HashMap<EpisodeId, u32>,
-    /// Those that have not asked to begin, in their order.
+    /// Episodes that have not asked to start, in order.
     waiting: VecDeque<u32>,
     /// Place of each admission ticket.
     tickets: HashMap<Ticket, u32>,
@@ -141,13 +141,13 @@ pub(crate) struct World {
     held: Vec<u32>,
     /// The real queue, in memory.
     queue: MemoryQueue,
-    /// Those that score, and the state of the store.
+    /// The scorers, and the state of the store.
     scorers: Scorers,
     /// Durable data.
     kept: DurableState,
     /// Lead of the wall clock over the virtual time, in milliseconds.
     wall_ahead_ms: i64,
-    /// It was set at some time: a lease that began before may have run out since.
+    /// Whether the wall clock was ever set, so that earlier leases may have expired.
     wall_was_set: bool,
     /// State of every episode.
     pub(crate) ledger: Ledger,
@@ -294,7 +294,7 @@ impl World {
         }
     }
 
-    /// Does what is due.
+    /// Handles an event that is due.
     fn happen(&mut self, what: Happening) {
         match what {
             Happening::Booted(at) => self.booted(at),
@@ -336,7 +336,7 @@ impl World {
         self.look();
     }
 
-    /// Admission looks at the engines now and then, and scorers at the queue.
+    /// Lets admission read the engines, and scorers read the queue, from time to time.
     fn look(&mut self) {
         let now_s = self.now_s();
         self.measure.inputs += 1;

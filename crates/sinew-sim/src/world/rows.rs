@@ -29,11 +29,11 @@ const KNOWN: usize = 4096;
 pub(super) struct StoredEpisode {
     /// Draw of the core.
     pub(super) draw: u64,
-    /// Those that it is compared with.
+    /// Group of episodes that it is compared with.
     pub(super) group: GroupId,
     /// The system failed it.
     pub(super) failed: bool,
-    /// Its score.
+    /// Score of the row.
     pub(super) reward: f64,
     /// Whether the task was solved.
     pub(super) success: bool,
@@ -114,7 +114,7 @@ impl Scorers {
     }
 }
 
-/// Its key.
+/// Returns the key of an episode's row.
 fn key_of(episode: &EpisodeId) -> String {
     episode.as_str().to_owned()
 }
@@ -246,7 +246,7 @@ impl World {
         self.scorers.open += 1;
     }
 
-    /// Gives rows to scorers that have nothing to do.
+    /// Assigns rows to idle scorers.
     pub(super) fn score_some(&mut self) {
         if self.scorers.idle == 0 || self.scorers.open == 0 {
             return;

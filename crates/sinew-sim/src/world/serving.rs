@@ -151,7 +151,7 @@ impl World {
         self.wake(engine);
     }
 
-    /// Hands on what an engine sampled.
+    /// Delivers what an engine has sampled.
     fn take_news(&mut self, engine: usize, news: Vec<AttemptNews>) {
         if self.now < self.engines[engine].cut_until || self.dead {
             // Nothing reaches the router.

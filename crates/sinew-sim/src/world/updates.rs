@@ -156,7 +156,7 @@ impl World {
         rewards.collect::<BTreeSet<_>>().len() > 1
     }
 
-    /// Says what a group is worth.
+    /// Reports the value of a group.
     fn weigh(&mut self, group: GroupId, episodes: &[EpisodeId]) {
         let oldest = episodes
             .iter()

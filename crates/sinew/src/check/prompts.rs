@@ -19,7 +19,7 @@ pub(crate) struct Size {
     pub(crate) prompt: usize,
     /// The shortest turn of its solution, with the token that ends it; `None` where no solution is known.
     turn: Option<usize>,
-    /// Its longest text in a column that holds answers, which may show the way to them.
+    /// Tokens of the longest text in a column that holds answers, which may include worked solutions.
     pub(crate) worked: usize,
 }
 

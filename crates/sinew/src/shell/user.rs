@@ -48,7 +48,7 @@ impl UserTerminal {
         Ok(Self { before })
     }
 
-    /// Its size; 24 by 80 if the terminal does not report it.
+    /// Returns the size of the terminal; 24 by 80 if the terminal does not report it.
     pub(super) fn size(&self) -> TerminalSize {
         let told = tcgetwinsize(std::io::stdout())
             .ok()
@@ -86,7 +86,7 @@ pub(super) fn kind() -> String {
     named.unwrap_or_else(|| "xterm".into())
 }
 
-/// Hands on what is typed, from a separate thread: a read cannot be cancelled. The end of standard input
+/// Forwards typed input from a separate thread, since a read cannot be cancelled. The end of standard input
 /// hangs up.
 pub(super) fn read_keys(typing: Sender<TerminalInput>) {
     std::thread::spawn(move || {

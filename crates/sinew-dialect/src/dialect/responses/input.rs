@@ -56,7 +56,7 @@ fn named(id: &str, notes: &Notes) -> Option<Named> {
 struct Turns {
     /// Complete ones.
     messages: Vec<Message>,
-    /// The model's turn, as far as it is known.
+    /// The known part of the model's turn.
     turn: Option<Message>,
 }
 
@@ -287,7 +287,7 @@ impl Turns {
         self.messages.push(message);
     }
 
-    /// Tools that may be called from here on: what a search found, or what the client adds.
+    /// Adds tools that may be called from this point on: those that a search found, or that the client adds.
     fn defined(
         &mut self,
         fields: &mut Fields<'_>,
@@ -390,7 +390,7 @@ impl Turns {
         self.turn(over).content.push_text(&text);
     }
 
-    /// A call is part of the open turn, whatever stands in it.
+    /// Adds a call to the open turn, after any other content.
     fn call(&mut self, call: ToolCall) {
         self.turn(|_| false).tool_calls.push(call);
     }

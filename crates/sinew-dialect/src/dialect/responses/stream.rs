@@ -38,7 +38,7 @@ fn without_bytes(logprobs: &Value) -> Value {
 struct OpenText {
     /// Id of the item.
     id: String,
-    /// Its place in the output.
+    /// Index in the output.
     index: usize,
     /// Written so far.
     text: String,
