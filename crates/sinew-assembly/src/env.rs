@@ -37,7 +37,7 @@ pub struct Tasks {
     pub left_out: Option<(usize, usize)>,
     /// BLAKE3 of the rows of each environment that has some, by `tasks.rows` or `env.NAME.tasks.rows`.
     pub(crate) digests: BTreeMap<String, String>,
-    /// Further parts that were left out of the sources, such as files of no split, for people.
+    /// Further parts that were left out of the sources, such as files of no split, for users.
     pub notes: Vec<String>,
 }
 

@@ -1,9 +1,9 @@
 //! The user's code and its interpreter: found on the host, shown inside of sandboxes.
 //!
-//! The interpreter is asked for its search path, so that a virtual environment, editable installs and `.pth`
-//! files work inside as they do outside. Folders that sandboxes show anyway keep their paths. All others
-//! stand below `/code`, read-only, because a sandbox has its own folders at `/work` and `/tmp`. Messages of
-//! the worker name the paths of the host.
+//! The interpreter is run to print its search path, so that a virtual environment, editable installs and
+//! `.pth` files work inside as they do outside. Folders that sandboxes show anyway keep their paths. All
+//! others stand below `/code`, read-only, because a sandbox has its own folders at `/work` and `/tmp`.
+//! Messages of the worker name the paths of the host.
 //!
 //! Only the interpreter itself runs on the host, with a program of this crate. The user's module is loaded
 //! inside.

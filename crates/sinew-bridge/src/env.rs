@@ -85,7 +85,7 @@ struct Shared {
     /// Name of the class, as in the recipe.
     name: String,
     info: EnvInfo,
-    /// Gold actions of the task that was asked for last: they are asked for turn by turn.
+    /// Gold actions of the task that was requested last: they are requested turn by turn.
     gold: Mutex<Option<(Task, Vec<Action>)>>,
 }
 
@@ -134,7 +134,7 @@ impl PythonEnvFactory {
         &self.shared.info
     }
 
-    /// An episode of `task` that has not begun.
+    /// An episode of `task` that has not started.
     pub(crate) fn env(&self, task: &Task) -> PythonEnv {
         PythonEnv {
             shared: Arc::clone(&self.shared),

@@ -132,7 +132,7 @@ pub enum CallError {
     /// No worker could be started.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// A request or an answer breaks the protocol, as an answer that is too long.
+    /// A request or an answer breaks the protocol, as a response that is too long.
     #[error("{0}")]
     Protocol(String),
 }

@@ -40,7 +40,7 @@ pub struct Outcomes<'a> {
     store: &'a StoreReader,
     /// Config of rewards from outside, if the recipe waits for some.
     late: Option<LateConfig>,
-    /// Episodes that updates left out, with the reason; read when the first is asked for.
+    /// Episodes that updates left out, with the reason; read when the first is requested.
     left_out: OnceCell<BTreeMap<EpisodeId, String>>,
 }
 

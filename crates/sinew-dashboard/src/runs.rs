@@ -1,7 +1,7 @@
 //! The runs that a dashboard shows: their folders, and the records that were read.
 //!
 //! Files of records are read on from the end of the last reading, as a run appends whole lines. A resumed run
-//! may write a file anew: then it is read from its start.
+//! may write a file again: then it is read from its start.
 
 use crate::error::ViewError;
 use crate::series::{Spread, pooled};

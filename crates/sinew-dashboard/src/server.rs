@@ -168,7 +168,7 @@ fn same_site(uri: &Uri) -> String {
     }
 }
 
-/// The answer to a request: a refusal, the cookie, or what was asked for. The token leaves the address with
+/// The answer to a request: a refusal, the cookie, or what was requested. The token leaves the address with
 /// the first answer, so that it is in no link that is copied from there.
 async fn admitted(shared: Shared, request: Request, next: Next) -> Response {
     if request.method() != Method::GET && request.method() != Method::HEAD {

@@ -162,7 +162,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// [`crate::Timeouts`].
     ///
     /// # Errors
-    /// The error's [`crate::Blame`] decides what follows. Tokens that were handed on before stay valid,
+    /// The error's [`crate::Blame`] decides what follows. Tokens that were forwarded before stay valid,
     /// except for [`AttemptError::Version`].
     fn generate<'a>(
         &'a self,
@@ -255,8 +255,8 @@ impl AttemptSink {
     /// if none were requested). Waits while the channel is full.
     ///
     /// # Errors
-    /// If they cannot be right; none of them is handed on then: as many log-probabilities as ids,
-    /// all finite, no id outside the vocabulary, none after a stop id, not more than `max_tokens`.
+    /// If they cannot be right; none of them is forwarded then: as many log-probabilities as ids, all finite,
+    /// no id outside the vocabulary, none after a stop id, not more than `max_tokens`.
     pub async fn tokens(
         &mut self,
         ids: &[TokenId],

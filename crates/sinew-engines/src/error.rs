@@ -120,7 +120,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// Reasons why a call to a server failed. Tokens that it had handed on earlier stay valid, except for
+/// Reasons why a call to a server failed. Tokens that it had forwarded earlier stay valid, except for
 /// [`AttemptError::Version`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AttemptError {

@@ -13,7 +13,7 @@ use std::path::Path;
 
 /// Bytes of a block that can be a hole: a page, which is what a file in memory is made of.
 pub const BLOCK: usize = 4096;
-/// Blocks that are looked at together.
+/// Blocks that are examined together.
 const WINDOW: usize = 16 * BLOCK;
 
 /// Content of a file that can be read twice: for its holes, and for what lies between them.

@@ -66,7 +66,7 @@ impl Rubric {
     }
 
     /// Reads a Markdown list: each line that begins with `- ` or `* ` is an item, of weight 1 unless it ends
-    /// with such as `(weight 2)`. Other lines are for people.
+    /// with such as `(weight 2)`. Other lines are for users.
     ///
     /// # Errors
     /// Fails as [`Rubric::new`] does.

@@ -1,4 +1,4 @@
-//! Standard output: text for people, JSON lines for programs. A closed pipe ends quietly.
+//! Standard output: text for users, JSON lines for programs. A closed pipe ends quietly.
 
 use serde::Serialize;
 use std::io::Write;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 ///   wheel.
 /// - a path that ends in `.gguf`, or the path of a directory.
 ///
-/// A branch or tag (`main` if none is given) is asked for at the hub each time, unless
+/// A branch or tag (`main` if none is given) is looked up at the hub each time, unless
 /// [`ResolveEnv::offline`] is set; a commit of 40 hexadecimal digits that is in the cache is not.
 ///
 /// # Errors
@@ -74,7 +74,7 @@ pub fn resolve_model(spec: &str, env: &ResolveEnv) -> Result<ModelFiles, Resolve
 /// Location of a data set's rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dataset {
-    /// A file or folder, not looked at.
+    /// A file or folder, not examined.
     Path(PathBuf),
     /// Files of a data set of the hub, by split.
     Hub(HubRows),
@@ -85,7 +85,7 @@ pub enum Dataset {
 ///
 /// # Errors
 /// Same as for [`resolve_model`] with a name of the hub, or if the data set has several configurations and
-/// none is named. Paths are not looked at.
+/// none is named. Paths are not examined.
 pub fn resolve_dataset(spec: &str, env: &ResolveEnv) -> Result<Dataset, ResolveError> {
     let Some(named) = spec.strip_prefix("hf:") else {
         return Ok(Dataset::Path(PathBuf::from(spec)));

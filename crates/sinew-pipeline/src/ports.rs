@@ -211,7 +211,7 @@ pub trait GroupScores {
 
     /// Returns the groups that were scored since the last call. Their scores are in the store: a session that
     /// resumes from here reads the same outcomes. If `wait` is set, it returns at least one of those that
-    /// were begun.
+    /// were started.
     ///
     /// # Errors
     /// If scores cannot be stored, or the run is to stop.

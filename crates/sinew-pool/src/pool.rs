@@ -104,7 +104,7 @@ pub struct LeaseRequest {
     pub min_group: usize,
 }
 
-/// The engine that is asked for log-probabilities.
+/// The engine from which log-probabilities are requested.
 #[derive(Clone)]
 pub struct Scorer {
     /// An engine that honours a logit bias.
@@ -651,8 +651,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Counts for people and dashboards: rows by state, groups, task types, reasons of the
-    /// quarantine, and the tokenizer's hash. Reads the whole quarantine.
+    /// Counts for users and dashboards: rows by state, groups, task types, reasons of the quarantine, and the
+    /// tokenizer's hash. Reads the whole quarantine.
     pub fn status(&self) -> Result<Value, PoolError> {
         let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
         for row in self.quarantine.rows()? {

@@ -237,7 +237,7 @@ fn router(api: Api) -> Router {
         .with_state(api)
 }
 
-/// A refusal: status, a code for programs, a text for people.
+/// A refusal: status, a code for programs, a text for users.
 struct Refusal(u16, &'static str, String);
 
 impl IntoResponse for Refusal {

@@ -87,7 +87,7 @@ pub struct BuildConfig<'a> {
     pub folder: &'a Path,
     /// Interpreter of functions: a path, or a name of the search path.
     pub python: &'a str,
-    /// Folders in which it is looked for, separated by colons.
+    /// Folders in which it is searched, separated by colons.
     pub search_path: &'a str,
 }
 

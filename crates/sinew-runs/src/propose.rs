@@ -41,7 +41,7 @@ const ANSWERS: [&str; 13] = [
 ];
 /// Names of further columns that may show the way to an answer.
 const WAYS: [&str; 5] = ["rationale", "reasoning", "explanation", "cot", "steps"];
-/// Rows that are looked at.
+/// Rows that are examined.
 const LOOKED_AT: usize = 1000;
 /// Maximum distinct answers of a classification, and maximum characters of an answer to repeat exactly.
 const CLASSES: usize = 12;
@@ -81,7 +81,7 @@ pub struct Proposal {
     pub reward: String,
     /// Text of `score.py`, if the reward is a Python function.
     pub code: Option<String>,
-    /// The reason, for people.
+    /// The reason, for users.
     pub because: String,
     /// Rows that there are.
     pub rows: usize,
@@ -90,7 +90,7 @@ pub struct Proposal {
     /// Column with the answer.
     pub answer: String,
     /// Bytes of the longest question, with its options, and of the longest answer, among the rows that were
-    /// looked at.
+    /// examined.
     pub longest: (usize, usize),
 }
 

@@ -168,8 +168,8 @@ impl RunDir {
         Ok(run)
     }
 
-    /// Writes the effective recipe where it is not written yet: for people, and as what a later
-    /// session is compared with.
+    /// Writes the effective recipe where it is not written yet: for users, and as what a later session is
+    /// compared with.
     ///
     /// # Errors
     /// If the folder cannot be written.
@@ -347,12 +347,12 @@ pub fn process_of(run_dir: &Path) -> (Process, Option<String>) {
     process.map_or((Process::Killed, None), |process| (process, why))
 }
 
-/// Whether a run was begun in this folder, ended or not.
+/// Whether a run was started in this folder, ended or not.
 pub fn holds_run(run_dir: &Path) -> bool {
     run_dir.join("recipe.toml").exists()
 }
 
-/// Whether a process holds the run. The lock is tried and given back at once.
+/// Whether a process holds the run. The lock is tried and returned at once.
 pub fn in_use(run_dir: &Path) -> bool {
     let lock = File::open(run_dir.join("lock"));
     let tried = lock.map(|lock| lock.try_lock());

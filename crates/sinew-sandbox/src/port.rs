@@ -6,7 +6,7 @@ pub use sinew_jail::spec::{Limits, Network, Protection};
 use std::fs::File;
 use std::time::Duration;
 
-/// Properties of a sandbox that a provider is asked for.
+/// Requested properties of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SandboxSpec {
     /// Limits on its resources.
@@ -224,7 +224,7 @@ pub enum SandboxError {
         /// Missing part and how to get it.
         reason: String,
     },
-    /// `strict` was asked for.
+    /// `strict` was requested.
     #[error("sandbox.strict = true, but this host does not enforce: {missing}")]
     NotEnforced {
         /// Names and reasons.

@@ -47,7 +47,7 @@ pub enum Bug {
     Stale,
     /// An engine that could not load reports that it did.
     OldWeights,
-    /// An episode's place is not given back.
+    /// An episode's place is not returned.
     LeakSlot,
     /// An engine takes more than its cache holds.
     Overfill,
@@ -236,7 +236,7 @@ impl Ledger {
         }
     }
 
-    /// The process is killed: what was not durable is begun again, or never.
+    /// The process is killed: what was not durable is started again, or never.
     pub(crate) fn killed(&mut self) {
         let (stored, trained, dropped) = (&self.stored, &self.trained, &self.dropped);
         self.asked

@@ -295,7 +295,7 @@ impl SampleSource for PoolSource {
         Ok(given)
     }
 
-    /// Reason why there is nothing more to train on, for people.
+    /// Reason why there is nothing more to train on, for users.
     fn why_dry(&self) -> String {
         let passed = self.passed_over.lock().map(|told| *told);
         let PassedOver {

@@ -380,7 +380,7 @@ impl SampleSource for QueueSource {
         Ok(())
     }
 
-    /// Reason why there is nothing more to train on, for people.
+    /// Reason why there is nothing more to train on, for users.
     fn why_dry(&self) -> String {
         let stats = self.queue.stats().map(|s| s.of(&self.config.consumer));
         let mut why = "the queue had no whole group for this run in data.wait_s".to_owned();

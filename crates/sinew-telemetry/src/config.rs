@@ -57,7 +57,7 @@ pub struct SignalsConfig {
 pub struct PrometheusConfig {
     /// Address of `/metrics`; it needs no token, as a scraper has none.
     pub listen: Option<SocketAddr>,
-    /// File for the text-file collector of the node exporter, written anew every 15 seconds.
+    /// File for the text-file collector of the node exporter, written again every 15 seconds.
     pub textfile: Option<PathBuf>,
 }
 

@@ -20,7 +20,7 @@ pub(crate) fn thread_cpu_s() -> f64 {
 /// Free bytes on the file system of a folder.
 ///
 /// # Errors
-/// If the folder cannot be looked at.
+/// If the folder cannot be examined.
 pub fn disk_free(folder: &Path) -> std::io::Result<u64> {
     let found = rustix::fs::statvfs(folder)?;
     Ok(found.f_bavail.saturating_mul(found.f_frsize))

@@ -21,7 +21,7 @@ const LOSS: [(&str, &str); 9] = [
 /// Names and values, finite ones only.
 pub(crate) type Numbers = Vec<(String, f64)>;
 
-/// Names and their meaning, for people who see a number without this program's pages. Numbers of a set of
+/// Names and their meaning, for users who see a number without this program's pages. Numbers of a set of
 /// episodes are listed without the name of the set. All are short, since every answer to Prometheus contains
 /// them.
 ///

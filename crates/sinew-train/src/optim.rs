@@ -83,7 +83,7 @@ pub struct OptimError {
     pub field: &'static str,
     /// The value that was given.
     pub value: f64,
-    /// The allowed range, for people.
+    /// The allowed range, for users.
     pub allowed: &'static str,
 }
 
@@ -186,7 +186,7 @@ impl Schedule {
     }
 }
 
-/// One optimizer update, as a policy is asked for it.
+/// Request for one optimizer update of a policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
     /// Updates applied with this one, from 1: the exponent of the bias correction.

@@ -74,7 +74,7 @@ pub trait Policy {
     /// Computes the scores of the micro-batch's items at the current weights.
     ///
     /// # Errors
-    /// If the model cannot compute, or values are asked for without a critic.
+    /// If the model cannot compute, or values are requested without a critic.
     fn forward(&mut self, batch: &MicroBatch, want: OutputChoice) -> Result<Scores, PolicyError>;
 
     /// Accumulates the gradients of the last forward pass, from the derivatives of the loss with respect to

@@ -232,7 +232,7 @@ impl Format {
 /// A format and how it was enforced; recorded once per generation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FormatLaw {
-    /// The format that was asked for.
+    /// The format that was requested.
     #[serde(with = "shared")]
     pub format: Arc<Format>,
     /// Way in which it was enforced.

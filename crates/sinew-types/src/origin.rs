@@ -42,7 +42,7 @@ pub struct Provenance {
     /// Sampling parameters of its turns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling: Option<Sampling>,
-    /// BLAKE3 of the chat template's text and of its variables, if there are some, hexadecimal.
+    /// BLAKE3 of the chat template's text and of its variables, if there are any, hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
     /// Variables that the chat template was given.

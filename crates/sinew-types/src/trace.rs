@@ -230,7 +230,7 @@ pub enum EpisodeEnd {
     Failed {
         /// Part of the system that failed.
         kind: FailureKind,
-        /// Error for people.
+        /// Error for users.
         message: String,
     },
 }

@@ -306,7 +306,7 @@ fn doing(phase: &Phase) -> &'static str {
 }
 
 /// Samples of a run's folder, thinned to at most `most`; none of a run that wrote none. Lines that cannot be
-/// read are left out: the file is for people.
+/// read are left out: the file is for users.
 pub fn timeline(folder: &Path, most: usize) -> Vec<Sample> {
     let text = std::fs::read_to_string(folder.join(TIMELINE_FILE)).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();

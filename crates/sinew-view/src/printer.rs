@@ -1,15 +1,16 @@
-//! A run in lines: for people who have no live view, and for scripts.
+//! A run in lines: for users who have no live view, and for scripts.
 //!
-//! [`OutputForm::Json`] writes each line of standard output as an object with one key that names it (`run`, `step`,
+//! [`OutputForm::Json`] writes each line of standard output as an object with one key that names it (`run`,
+//! `step`,
 //! `collected`, `measured`, `longest`, `warning`), so that a script can take lines apart without knowing all
 //! kinds. The last line, with the evaluation, is the command's own.
 //!
 //! A recorder is called on the thread of the run and misses nothing. A closed pipe on standard output ends
 //! quietly: the run does not depend on a reader.
 //!
-//! [`Printer`] takes an event as a recorder, `*_line` functions make its text, and `line` or `json` write it,
-//! depending on [`OutputForm`]. Warnings are shown in any case. Samples of a model are made visible first, so that
-//! they cannot control the terminal.
+//! [`Printer`] takes an event as a recorder, `*_line` functions make its text, and `line` or `json` write
+//! it, depending on [`OutputForm`]. Warnings are shown in any case. Samples of a model are made visible
+//! first, so that they cannot control the terminal.
 //!
 //! Shares are shown in percent with one decimal, and times in seconds or as a duration. JSON has both as
 //! plain numbers, as in the record.
@@ -60,7 +61,7 @@ impl Printer {
         }
     }
 
-    /// An object on standard output, flushed at once, if that is asked for. An output that cannot be written
+    /// An object on standard output, flushed at once, if that is requested. An output that cannot be written
     /// is not an error: the run continues without its reader.
     fn json(&self, value: &Value) {
         if self.out == OutputForm::Json {

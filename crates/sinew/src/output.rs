@@ -1,4 +1,4 @@
-//! Standard output: text for people, JSON lines for machines.
+//! Standard output: text for users, JSON lines for machines.
 //!
 //! Errors of writing are ignored: the reader of a pipe may close it, as `head` does, and the command still
 //! ends with its own exit code. Everything is flushed at once, for readers that wait for a line.

@@ -45,7 +45,7 @@ pub struct Collector {
     draws: TaskDraws,
     /// Blocks drawn so far.
     blocks: u64,
-    /// Groups that were drawn and have not begun.
+    /// Groups that were drawn and have not started.
     drawn: VecDeque<Vec<Draw>>,
     /// Episodes that have begun or were there.
     begun: u64,

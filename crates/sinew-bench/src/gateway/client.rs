@@ -1,7 +1,7 @@
 //! A client of the benches: one connection a rollout, as agents have.
 //!
 //! An agent keeps its connection and repeats its whole conversation with each call, as SDKs do. It begins
-//! anew after [`MAX_TURNS`] turns, so that requests keep their size over the measurement.
+//! again after [`MAX_TURNS`] turns, so that requests keep their size over the measurement.
 
 use super::process::Process;
 use crate::BenchError;

@@ -54,7 +54,7 @@ impl Drop for Peer {
 
 /// A server that answers at once, and an address for the proxy before it.
 ///
-/// The address is that of a listener that is bound once, to find a free port, and given back for the peer to
+/// The address is that of a listener that is bound once, to find a free port, and returned for the peer to
 /// take.
 async fn between() -> std::io::Result<(JoinHandle<()>, SocketAddr, SocketAddr)> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;

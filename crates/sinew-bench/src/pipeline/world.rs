@@ -237,7 +237,7 @@ impl Episode {
 }
 
 impl Env for Episode {
-    /// Draws the calls, and makes the sandbox where there is one.
+    /// Draws the calls, and makes the sandbox if there is one.
     fn reset(&mut self) -> EnvFuture<'_, ResetResult> {
         Box::pin(async move {
             if let Tool::Sandbox(provider) = &self.tool {

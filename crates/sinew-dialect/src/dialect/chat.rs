@@ -16,8 +16,8 @@
 //!  "usage": {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}}
 //! ```
 //!
-//! A stream sends `chat.completion.chunk` objects: first the role of a choice, then text, reasoning
-//! and whole calls, then the finish reason, then (if asked for) the usage, then `[DONE]`.
+//! A stream sends `chat.completion.chunk` objects: first the role of a choice, then text, reasoning and whole
+//! calls, then the finish reason, then (if requested) the usage, then `[DONE]`.
 //!
 //! Source: OpenAI's API reference and the types of its Python client.
 

@@ -36,7 +36,7 @@ pub enum ToolChoice {
     /// The model decides.
     #[default]
     Auto,
-    /// Tools are not shown and calls are not looked for.
+    /// Tools are not shown and calls are not searched.
     None,
     /// Some tool.
     Required,
@@ -173,7 +173,7 @@ pub struct Choice {
     /// All text of the output, as [`Prompt::Text`] clients see it.
     pub text: String,
     pub end: TurnEnd,
-    /// Empty unless log-probabilities or ids were asked for.
+    /// Empty unless log-probabilities or ids were requested.
     pub tokens: Vec<SampledToken>,
 }
 
@@ -194,7 +194,7 @@ pub struct Delta {
     pub pieces: Vec<Piece>,
     /// The same output as plain text, for [`Prompt::Text`] clients.
     pub text: String,
-    /// Tokens since the last delta; empty unless log-probabilities or ids were asked for.
+    /// Tokens since the last delta; empty unless log-probabilities or ids were requested.
     pub tokens: Vec<SampledToken>,
     /// Set in the last delta of a choice.
     pub end: Option<TurnEnd>,
@@ -209,7 +209,7 @@ pub struct AnswerContext {
     pub created_s: u64,
     pub request: Arc<ModelRequest>,
     pub renderer: Arc<dyn Renderer>,
-    /// Empty unless ids were asked for.
+    /// Empty unless ids were requested.
     pub prompt_ids: Vec<TokenId>,
 }
 

@@ -310,7 +310,7 @@ pub(super) fn object(
     map
 }
 
-/// A whole answer: its choices, the usage, and the ids of the prompt if they were asked for.
+/// A whole answer: its choices, the usage, and the ids of the prompt if they were requested.
 pub(super) fn answer(
     context: &AnswerContext,
     name: (&str, &str),
@@ -329,7 +329,7 @@ pub(super) fn answer(
 pub(super) struct Chunks {
     /// Begins the id, and names the type of each chunk.
     pub(super) name: (&'static str, &'static str),
-    /// Whether a chunk was written: the first one has the ids of the prompt, if they were asked for.
+    /// Whether a chunk was written: the first one has the ids of the prompt, if they were requested.
     pub(super) opened: bool,
 }
 
@@ -348,7 +348,7 @@ impl Chunks {
         data_event(&Value::Object(chunk))
     }
 
-    /// The end of a stream: the usage if it was asked for, then `[DONE]`.
+    /// The end of a stream: the usage if it was requested, then `[DONE]`.
     pub(super) fn end(&self, context: &AnswerContext, used: &Usage) -> String {
         let mut out = String::new();
         if context.request.include_usage {

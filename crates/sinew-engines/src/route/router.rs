@@ -107,7 +107,7 @@ impl Router {
         &self.counters
     }
 
-    /// The state of each engine, for people.
+    /// The state of each engine, for users.
     pub fn engines(&self, now: f64) -> Vec<EngineView> {
         let engines = self.engines.iter();
         engines.map(|e| e.view(self.version, now)).collect()
@@ -324,9 +324,9 @@ impl Router {
     /// label that is not a version means that weights are being loaded: the engine takes nothing until a
     /// probe finds a version.
     ///
-    /// An attempt that gained nothing starts no deadline anew under such a label. Unless the label means that
-    /// weights are being loaded, it counts as a failure: a server can report a version in its info and none
-    /// with its tokens, and would be asked without end.
+    /// An attempt that gained nothing starts no deadline again under such a label. Unless the label means
+    /// that weights are being loaded, it counts as a failure: a server can report a version in its info and
+    /// none with its tokens, and would be asked without end.
     fn followed(&mut self, now: f64, request: RequestId, engine: usize, error: &AttemptError) {
         let AttemptError::Version { found: label, .. } = error else {
             return;

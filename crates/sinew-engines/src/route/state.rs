@@ -42,7 +42,7 @@ pub struct Counters {
     pub requests: u64,
     /// Started attempts, at least one per request that was served.
     pub attempts: u64,
-    /// Tokens handed on.
+    /// Tokens forwarded.
     pub sampled_tokens: u64,
     /// Attempts that failed, for any reason.
     pub failed_attempts: u64,
@@ -64,7 +64,7 @@ pub struct Counters {
     pub wrong_answers: u64,
 }
 
-/// The state of an engine, for people.
+/// The state of an engine, for users.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EngineView {
     /// Name of the backend, for messages.

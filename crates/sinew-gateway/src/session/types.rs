@@ -179,7 +179,7 @@ pub enum Join {
     /// Like `Extend`, but the client has changed a sampled turn without changing its content (white space,
     /// ids of calls, dropped reasoning). The sampled tokens are kept.
     Realign,
-    /// The same prompt is sampled once more.
+    /// The same prompt is sampled again.
     Resample,
     /// The client returned to an earlier point, or replaced a turn by its own text. A branch starts there;
     /// the earlier samples stay in their branch.

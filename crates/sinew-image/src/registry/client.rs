@@ -237,7 +237,7 @@ impl<'a> Client<'a> {
     /// Sends a request to a path of the repository, with what the registry asks for to let this user in.
     ///
     /// A challenge is answered once a request: a token can end between two of them, and one that is refused
-    /// right after it was made will be refused again. `from` is the first byte that is asked for; a registry
+    /// right after it was made will be refused again. `from` is the first byte that is requested; a registry
     /// may answer with all of them (status 200 in place of 206).
     fn get(&self, path: &str, accept: Option<&str>, from: u64) -> Result<Response, Failure> {
         let url = format!("{}/{path}", self.reference.base());
@@ -355,7 +355,7 @@ impl<'a> Client<'a> {
         token.ok_or_else(|| refused("it sent no token"))
     }
 
-    /// Credentials are asked for and there are none, or they must not be sent.
+    /// Credentials are requested and there are none, or they must not be sent.
     fn no_login(&self) -> ImageError {
         match (&self.login, self.reference.may_see_password()) {
             (Some(_), false) => {

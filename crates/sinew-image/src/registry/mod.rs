@@ -87,7 +87,7 @@ pub fn pull(
 /// [`pull`] on a separate thread.
 ///
 /// The lock is that of the image and not of its name: two names of one image wait for each other, and two
-/// images under one tag do not. Files that are looked for before the lock are looked for again under it.
+/// images under one tag do not. Files that are searched before the lock are searched again under it.
 fn pull_here(
     reference: &Reference,
     cache: &Path,

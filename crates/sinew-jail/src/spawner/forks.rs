@@ -188,7 +188,7 @@ impl Spawner {
         }
     }
 
-    /// Has another one do what it was asked for; if there is none, programs start by execve.
+    /// Lets another interpreter do the requested work; if there is none, programs start by execve.
     pub(super) fn zygote_died(&mut self) {
         // Messages from before its death still count.
         self.read_notices();

@@ -49,7 +49,7 @@ pub(super) struct Host {
     /// PID namespace of the spawner itself.
     pub(super) pid_ns: OwnedFd,
     pub(super) networks: Networks,
-    /// `/proc` of the spawner's own PID namespace, where there is one.
+    /// `/proc` of the spawner's own PID namespace, if there is one.
     own_proc: Option<OwnedFd>,
     /// Path of the Python interpreter inside; `None` if the image has none.
     pub(super) python: Option<String>,

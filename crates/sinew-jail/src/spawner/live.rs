@@ -131,7 +131,7 @@ impl Live {
         self.files.as_ref().map_or(0, |files| files.usage().0)
     }
 
-    /// The one that the zygote was asked for; there is at most one.
+    /// The fork that was requested from the zygote; there is at most one.
     pub(super) fn unforked(&mut self, serial: u32) -> Option<&mut PendingExec> {
         let both = [self.running.as_mut(), self.warm.as_mut()];
         let python = |e: &&mut PendingExec| matches!(e.way, Way::Python { .. });

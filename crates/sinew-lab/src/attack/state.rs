@@ -230,7 +230,7 @@ async fn zygote_seen(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
     })
 }
 
-/// State of one tenant comes back only where its snapshot is asked for.
+/// State of one tenant comes back only where its snapshot is requested.
 ///
 /// The first sandbox plants modules that Python would import, a set-user-id bit, a link to `/etc/shadow` and
 /// a file outside of the work folder. The snapshot goes through an archive and back. Two exports must be the

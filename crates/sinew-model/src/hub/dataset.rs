@@ -44,7 +44,7 @@ pub(super) struct Selection {
     pub(super) train: Vec<String>,
     /// Files that are held out; empty if the data set has one split.
     pub(super) held_out: Vec<String>,
-    /// Parts that are left out, with the reason, for people.
+    /// Parts that are left out, with the reason, for users.
     pub(super) notes: Vec<String>,
 }
 

@@ -66,7 +66,7 @@ struct Revision {
 #[derive(Deserialize)]
 struct Sibling {
     rfilename: String,
-    /// Bytes; reported for data sets, where it is asked for.
+    /// Bytes; reported for data sets, where it is requested.
     #[serde(default)]
     size: Option<u64>,
 }

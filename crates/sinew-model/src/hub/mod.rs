@@ -46,7 +46,7 @@ pub struct HubRows {
     pub train: Vec<PathBuf>,
     /// Files that are held out; empty if the data set has one split.
     pub held_out: Vec<PathBuf>,
-    /// Parts that are left out, with the reason, for people.
+    /// Parts that are left out, with the reason, for users.
     pub notes: Vec<String>,
 }
 

@@ -4,11 +4,11 @@
 //! which groups an update takes, and the update's commit names them. An update can therefore be repeated bit
 //! for bit from its commit, and a resumed session starts each draw again that no commit names.
 //!
-//! One rule bounds how old samples are, in optimizer updates. A group is begun only while the groups that run
-//! or wait fit into the updates that may be `max_staleness` ahead. A group whose episodes took long may still
-//! have older tokens when its update comes; the group is then left out with the reason. A group without a
-//! training signal (equal rewards) is replaced at once, at most `algorithm.refill` times the groups of a step
-//! for each update; further groups without a signal fill a place in the update.
+//! One rule bounds how old samples are, in optimizer updates. A group is started only while the groups that
+//! run or wait fit into the updates that may be `max_staleness` ahead. A group whose episodes took long may
+//! still have older tokens when its update comes; the group is then left out with the reason. A group without
+//! a training signal (equal rewards) is replaced at once, at most `algorithm.refill` times the groups of a
+//! step for each update; further groups without a signal fill a place in the update.
 //!
 //! A group that waits for rewards from outside does not count against this limit: other groups are started
 //! and trained meanwhile, see `late`.

@@ -64,7 +64,7 @@ struct Rollout {
 struct Evaluation {
     when: EvalTime,
     slots: EpisodeSlots,
-    /// Sets that have not begun.
+    /// Sets that have not started.
     waiting: VecDeque<EvalSet>,
     /// Episodes of the sets that are complete.
     done: Vec<Vec<EpisodeId>>,

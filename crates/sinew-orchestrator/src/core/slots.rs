@@ -208,8 +208,8 @@ impl EpisodeSlots {
     }
 
     /// Handles the end of an episode and returns the actions that follow. An episode that the system failed
-    /// is run again up to `retries` times, and once more if an earlier session stored the failure, because
-    /// its cause may be gone. The end of an unknown episode has no effect.
+    /// is run again up to `retries` times, and again if an earlier session stored the failure, because its
+    /// cause may be gone. The end of an unknown episode has no effect.
     pub fn ended(&mut self, ended: EpisodeResult) -> SlotActions {
         let Some(at) = self.open.remove(&ended.episode) else {
             return SlotActions::default();

@@ -192,7 +192,7 @@ fn greeting(params: &Value, system: &str) -> Value {
     })
 }
 
-/// An error of the protocol as an answer.
+/// An error of the protocol as a response.
 pub(super) fn fault(id: &Value, code: i64, text: &str) -> Value {
     json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}})
 }

@@ -46,7 +46,7 @@ pub(super) enum LearnerTask {
         groups: Vec<Vec<Trace>>,
         curriculum: Curriculum,
     },
-    /// An update on rows, if there are some, with the record of the step.
+    /// An update on rows, if there are any, with the record of the step.
     Update {
         rows: Option<Box<Rows>>,
         spec: Box<LossSpec>,

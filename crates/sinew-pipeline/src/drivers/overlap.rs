@@ -180,7 +180,7 @@ impl Driver {
         }
     }
 
-    /// Whether the weights are those of the core's step: no update was begun that is not in use.
+    /// Whether the weights are those of the core's step: no update was started that is not in use.
     pub(super) fn is_whole(&self) -> bool {
         is_whole(&self.p.learner, self.overlaps().then_some(self.live))
     }

@@ -5,7 +5,7 @@ use crate::state::RunStore;
 use sinew_orchestrator::{CoreState, PipelineError, WaitingGroups};
 
 /// Returns the groups that earlier sessions left waiting, if rewards come from outside, and notes the begun
-/// steps in `state`. If training overlaps, they wait once their draws are begun again.
+/// steps in `state`. If training overlaps, they wait once their draws are started again.
 pub(super) fn restore(
     late: Option<&LateRewards>,
     store: &RunStore,

@@ -120,7 +120,7 @@ pub struct ChainDir {
 }
 
 impl ChainDir {
-    /// Creates the folder for `chain`, or opens it again with `resume`. Stages that have not begun may have
+    /// Creates the folder for `chain`, or opens it again with `resume`. Stages that have not started may have
     /// changed since; the last one that ended may have more steps, if no other has begun, and continues then.
     ///
     /// # Errors
@@ -355,7 +355,7 @@ fn ended(path: &Path) -> Result<Vec<StageEnd>, ChainError> {
     Ok(ended.map_err(damaged)?.ended)
 }
 
-/// Whether a chain was begun in this folder, ended or not.
+/// Whether a chain was started in this folder, ended or not.
 pub fn holds_chain(path: &Path) -> bool {
     path.join(RECIPE).exists()
 }

@@ -32,9 +32,9 @@ pub(crate) struct Api {
     url: Arc<str>,
     /// Token of an owner.
     token: Arc<str>,
-    /// Name of the level that is asked for.
+    /// Name of the level that is requested.
     level: &'static str,
-    /// Name of the image that is asked for.
+    /// Name of the image that is requested.
     image: Option<String>,
 }
 
@@ -57,7 +57,7 @@ struct Refusal {
 struct Reason {
     /// One word, for programs.
     code: String,
-    /// A sentence, for people.
+    /// A sentence, for users.
     message: String,
 }
 

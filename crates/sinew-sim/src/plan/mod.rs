@@ -36,7 +36,7 @@ pub enum PlanError {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Plan {
-    /// Name for people; the file's name if it is empty.
+    /// Name for users; the file's name if it is empty.
     pub name: String,
     /// Keys of this preset take the place of the defaults.
     #[serde(skip_serializing_if = "Option::is_none")]

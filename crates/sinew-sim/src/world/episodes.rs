@@ -1,7 +1,7 @@
 //! Episodes: admission, sandboxes, turns and tools.
 //!
 //! An episode waits for its place, boots, and then turns between generating and a tool until its machine ends
-//! it. Its random numbers follow from its seed and their purpose. A place is given back before the trace is
+//! it. Its random numbers follow from its seed and their purpose. A place is returned before the trace is
 //! written, as in the runner.
 
 use super::{At, Happening, World};
@@ -22,7 +22,7 @@ use sinew_types::{
 pub(super) enum EpisodeState {
     /// The place is free.
     Nothing,
-    /// Has not begun.
+    /// Has not started.
     Waits,
     Boots,
     WaitsForTurn,
@@ -355,7 +355,7 @@ impl World {
         self.settle();
     }
 
-    /// A turn is over: its place is given back, and the episode continues.
+    /// A turn is over: its place is returned, and the episode continues.
     pub(super) fn turn_over(&mut self, slot: u32) {
         let (now, now_s) = (self.now, self.now_s());
         let episode = &mut self.episodes[slot as usize];

@@ -5,7 +5,7 @@
 //! engine to have. The ledger compares them with those that the engine really has.
 //!
 //! Attempts on an engine that is down fail as a connection would. An engine that comes back gets the weights
-//! that sample now, and serves only after the router has looked at it.
+//! that sample now, and serves only after the router has examined it.
 
 use super::episodes::EpisodeState;
 use super::{Happening, World};

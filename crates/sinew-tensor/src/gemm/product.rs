@@ -24,7 +24,7 @@ const ROW_GRAIN: usize = 64;
 /// Maximum number of rows for which `a` is packed once for all tasks, which then share out the columns. With
 /// more rows, tasks pack the blocks of `a` that they use, which never leave their L2.
 const SHARED_ROWS: usize = 192;
-/// Values of `b` (4 KiB) from its use to where it is asked for, when a single panel of rows reads it.
+/// Values of `b` (4 KiB) from its use to where it is requested, when a single panel of rows reads it.
 const STREAM_AHEAD: usize = 1024;
 /// Values of `b` (8 MiB) that are packed in one pass, or that all rows meet before the next columns
 /// follow: little enough to stay in the last-level cache.

@@ -77,8 +77,8 @@ impl Drop for UserTerminal {
     }
 }
 
-/// The kind of the terminal, for programs inside. A name with other characters than those of terminals is
-/// not handed on.
+/// The kind of the terminal, for programs inside. A name with other characters than those of terminals is not
+/// forwarded.
 pub(super) fn kind() -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-+._".contains(&b);
     let named = std::env::var("TERM").ok();

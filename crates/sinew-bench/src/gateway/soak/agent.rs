@@ -94,7 +94,7 @@ pub(super) struct Agents {
     pub(super) last: bool,
 }
 
-/// Answer of the engine: some words, or random tokens if many are asked for.
+/// Answer of the engine: some words, or random tokens if many are requested.
 pub(super) fn script(request: &GenerateRequest, stop: Option<TokenId>) -> Option<Vec<TokenId>> {
     if u64::from(request.sampling.max_tokens) >= LONG {
         return None;
