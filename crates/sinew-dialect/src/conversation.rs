@@ -68,7 +68,8 @@ impl Conversations {
         }
     }
 
-    /// Tools: a list, or JSON text with one. Each is a function in its frame, or only the function.
+    /// Reads tools: a list, or JSON text with a list. Each is `{"type": "function", "function": ...}`, or
+    /// only the inner object.
     ///
     /// # Errors
     /// Naming the field that is wrong.

@@ -28,7 +28,7 @@ pub enum ServedWeights {
 }
 
 impl ServedWeights {
-    /// Reads a server's label. `default` is the label that vLLM and SGLang start with.
+    /// Parses the label of a server's weights. `default` is the label with which vLLM and SGLang start.
     pub fn from_label(label: &str) -> Self {
         let number = label.strip_prefix('v').and_then(|n| n.parse().ok());
         match number {

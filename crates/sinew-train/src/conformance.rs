@@ -74,8 +74,8 @@ fn distance(a: &BTreeMap<String, Vec<f32>>, b: &BTreeMap<String, Vec<f32>>, fact
     squares.map(square).sum::<f64>().sqrt()
 }
 
-/// Runs a forward pass, and a backward pass in which the loss has the derivative `slope` with respect to every
-/// log-probability. Returns the log-probabilities.
+/// Runs a forward pass, and a backward pass in which the loss has the derivative `slope` with respect to
+/// every log-probability. Returns the log-probabilities.
 fn backward<P: Policy>(policy: &mut P, batch: &MicroBatch, slope: f32) -> Vec<f32> {
     let scores = policy.forward(batch, BACKWARD).expect("a forward pass");
     let n = batch.items.len();

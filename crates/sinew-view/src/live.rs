@@ -117,7 +117,7 @@ fn can_move() -> bool {
     std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb")
 }
 
-/// Whether the window has a size; terminals that nobody looks at have none.
+/// Whether the terminal is large enough for the view. A terminal without a window reports a size of 0.
 fn has_room() -> bool {
     rustix::termios::tcgetwinsize(std::io::stderr())
         .is_ok_and(|size| size.ws_row >= LEAST.0 && size.ws_col >= LEAST.1)

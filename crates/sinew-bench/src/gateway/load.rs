@@ -22,7 +22,7 @@ pub(super) struct Load {
     pub(super) rollouts: usize,
     /// Time between an answer and the next call.
     pub(super) think: Duration,
-    /// Calls that begin within it count.
+    /// Length of the measured time; a call counts if it starts within it.
     pub(super) measured: Duration,
     /// Tokens of an answer.
     pub(super) tokens: u32,

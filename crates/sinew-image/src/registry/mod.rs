@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 pub struct PullLimits {
     /// Limits of the image. Its bytes bound the compressed layers together, too.
     pub unpack: UnpackLimits,
-    /// Time of a pull, with its wait for another process that pulls the same image.
+    /// Time limit of a pull, including the wait for another process that pulls the same image.
     pub time: Duration,
     /// Time without a byte after which a request is repeated.
     pub stall: Duration,

@@ -199,7 +199,7 @@ pub(super) fn mount_new(kind: &str, path: &CStr, flags: MsFlags, options: &str) 
     Ok(mount(Some(kind), path, Some(kind), flags, Some(options))?)
 }
 
-/// Clock (CLOCK_REALTIME) and name of a machine.
+/// Sets the clock (CLOCK_REALTIME) and the host name of a machine.
 pub(super) fn set_clock_and_name(ns: u64, name: &[u8]) -> Result<()> {
     let time = libc::timespec {
         tv_sec: (ns / 1_000_000_000) as i64,
