@@ -12,13 +12,13 @@
 //! the largest weight, so that it is measured first. The other signals choose within an order of kinds
 //! ([`Dial`](crate::Dial)) or among tasks ([`Pool`](crate::Pool)).
 //!
-//! The success rate of a kind does not show where its variance is: half of its tasks always solved and half
-//! never have the same rate as tasks that are solved half of the time, and teach nothing to an objective that
-//! compares the episodes of a task. The trials of the signal `mixed` are groups, and one is a success if its
-//! rewards differ. The weight is the posterior mean, the expected share of groups that teach (those that
-//! dynamic sampling keeps: Yu et al. 2025, arXiv 2503.14476, section 3.2).
+//! The success rate of a kind does not show where its variance is: if half of its tasks are always solved and
+//! half never, the rate is the same as if every task were solved half of the time, but these tasks give no
+//! signal to an objective that compares the episodes of a task. The trials of the signal `mixed` are groups,
+//! and one is a success if its rewards differ. The weight is the posterior mean, the expected share of groups
+//! with a training signal (those that dynamic sampling keeps: Yu et al. 2025, arXiv 2503.14476, section 3.2).
 //!
-//! Pure: equal outcomes and seeds give equal draws.
+//! The code is pure: equal outcomes and seeds give equal draws.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -99,7 +99,7 @@ impl Default for AdaptiveConfig {
 }
 
 impl AdaptiveConfig {
-    /// First field out of range: name, value, allowed values.
+    /// Returns the first field that is out of range: name, value, allowed values.
     pub fn broken(&self) -> Option<(&'static str, f64, &'static str)> {
         let prior = "a finite number above 0";
         let positive = |v: f64| v.is_finite() && v > 0.0;
@@ -135,7 +135,7 @@ impl AdaptiveConfig {
         .map(|(name, value, allowed, _)| (name, value, allowed))
     }
 
-    /// Fields of single signals, each with whether its value is allowed.
+    /// Returns the fields that only single signals use, each with whether its value is allowed.
     fn further(&self) -> [(&'static str, f64, &'static str, bool); 7] {
         let share = |v: f64| (0.0..=1.0).contains(&v);
         let rest = self.hard_share + self.easy_share <= 1.0;
@@ -255,7 +255,8 @@ impl Trials {
 pub struct Estimates {
     /// Kinds with at least one outcome.
     pub kinds: BTreeMap<String, Trials>,
-    /// The last trials of each kind, two windows at most, for [`Signal::Progress`].
+    /// Success of the newest trials of each kind, at most twice [`AdaptiveConfig::window`], for
+    /// [`Signal::Progress`].
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     recent: BTreeMap<String, VecDeque<bool>>,
 }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub struct Dial(f64);
 
 impl Dial {
-    /// The level at or below the position, the one above it, and the share of the second.
+    /// Returns the level at or below the position, the level above it, and the share of the latter.
     fn between(self, levels: usize) -> (usize, usize, f64) {
         let last = levels.saturating_sub(1);
         let at = self.0.clamp(0.0, last as f64);
@@ -24,7 +24,7 @@ impl Dial {
         (below, (below + 1).min(last), at - at.floor())
     }
 
-    /// Whether the dial aims at a level.
+    /// Whether the dial's position is at or next to a level.
     pub fn aims_at(self, level: usize, levels: usize) -> bool {
         let (below, above, share) = self.between(levels);
         level == below || (level == above && share > 0.0)

@@ -33,7 +33,7 @@ pub(crate) struct Batch<'a> {
     pub(crate) groups: Vec<Group>,
 }
 
-/// Earlier rewards that the only member of a group is compared with, if they are known.
+/// Returns the earlier rewards that the only member of a group is compared with, if they are known.
 pub(crate) fn lone(episodes: &[Episode<'_>], members: &[usize]) -> Option<EarlierRewards> {
     let [only] = members else { return None };
     let earlier = episodes[*only].columns?.earlier?;
@@ -41,8 +41,8 @@ pub(crate) fn lone(episodes: &[Episode<'_>], members: &[usize]) -> Option<Earlie
 }
 
 impl<'a> Batch<'a> {
-    /// Checks the batch, and quarantines unusable episodes. Episodes have only rewards if there are no
-    /// `paths`. Groups lack the episodes of `left_out`.
+    /// Checks the batch, and quarantines unusable episodes. Without `paths`, only the rewards of episodes are
+    /// read. The episodes of `left_out` are removed from their groups.
     ///
     /// # Errors
     /// [`AlgoError`] if the caller's groups are wrong.
@@ -109,7 +109,7 @@ impl<'a> Batch<'a> {
         Ok(batch)
     }
 
-    /// Gives usable episodes their columns.
+    /// Assigns columns to usable episodes.
     ///
     /// # Errors
     /// [`AlgoError`] if a column is wrong, or a required one is missing.

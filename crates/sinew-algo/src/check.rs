@@ -72,7 +72,7 @@ impl Composition {
         }
     }
 
-    /// Combinations of parts that contradict each other or have no effect.
+    /// Refuses combinations of parts that contradict each other or have no effect.
     fn check_parts(&self) -> Result<(), ConfigError> {
         let refuse = |what: &str| {
             let reason = format!("`{}`: {what}", self.kind);
@@ -312,7 +312,7 @@ impl Composition {
         Ok(())
     }
 
-    /// Models that the algorithm reads and the run has.
+    /// Checks that the run has the models that the algorithm reads.
     fn check_inputs(&self, facts: &RunFacts) -> Result<(), ConfigError> {
         let needs = self.needs();
         if (needs.ref_logprobs || needs.ref_in_loss) && !facts.reference {
@@ -409,7 +409,7 @@ impl Composition {
     }
 }
 
-/// Error for a number that is not finite or not `ok`.
+/// Returns an error for a number that is not finite or not `ok`.
 fn range(
     field: &'static str,
     value: impl Into<f64>,

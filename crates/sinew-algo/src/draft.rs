@@ -79,8 +79,8 @@ impl Draft {
         &self.rows
     }
 
-    /// The rows for a critic. Truncated rows have an additional token, whose position gets the value after
-    /// the path. Its id does not matter.
+    /// The rows for a critic. Truncated rows have an additional token of arbitrary id; its position receives
+    /// the value after the path.
     pub fn value_rows(&self) -> Vec<TrainRow> {
         let longer = |(row, cut): (&TrainRow, &Option<NodeId>)| {
             let mut row = row.clone();

@@ -1,14 +1,14 @@
-//! Rewards of earlier episodes of a task, for comparison with an episode without a group.
+//! Rewards of earlier episodes of a task, as a baseline for an episode without a group.
 
 use serde::{Deserialize, Serialize};
 
-/// Episodes that count; older ones fade, since the policy changes.
+/// Number of episodes that count. The weight of older ones decays, since the policy changes.
 const WINDOW: u64 = 64;
 
 /// Mean and squared deviations of the last rewards, by Welford's method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EarlierRewards {
-    /// Rewards so far, at most 64.
+    /// Number of rewards, at most 64.
     count: u64,
     mean: f64,
     /// Sum of squared deviations from the mean.
@@ -28,7 +28,7 @@ impl EarlierRewards {
         self.squares += off * (reward - self.mean);
     }
 
-    /// Whether there was none.
+    /// Whether there are no rewards.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -38,8 +38,8 @@ impl EarlierRewards {
         self.mean
     }
 
-    /// Unbiased standard deviation of these rewards and one more, so that a first difference is not
-    /// divided by 0.
+    /// Returns the unbiased standard deviation of these rewards and one more. Including it avoids a division
+    /// by 0.
     pub(crate) fn std_with(&self, reward: f64) -> f64 {
         let mut all = *self;
         all.add(reward);

@@ -1,35 +1,36 @@
-//! Sums over episodes that are looked at together, and whether a later set of them did better or worse than
-//! chance explains.
+//! Sums over sets of episodes, and tests whether a later set is better or worse beyond chance.
 
 use crate::measures::{Interval, difference};
 
-/// Standard deviations of a reward's fall: of episodes, and of the difference of means.
+/// Thresholds for a fall of the reward, in standard deviations: of an episode, and of the difference of
+/// means.
 const REWARD_FALL: f64 = 2.0;
 const REWARD_SURE: f64 = 4.0;
-/// Standard deviations of the difference of means for a gain.
+/// Threshold for a gain of the reward, in standard deviations of the difference of means.
 const REWARD_GAIN: f64 = 3.0;
-/// Least scored episodes of each set whose rewards are compared: the standard deviation of fewer is a guess.
+/// Minimum number of scored episodes in each set for comparing rewards. With fewer, the standard deviation is
+/// too uncertain.
 const REWARD_LEAST: f64 = 8.0;
 
-/// Scored episodes that are looked at together.
+/// Sums over a set of episodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EpisodeSums {
-    /// Scored episodes.
+    /// Number of scored episodes.
     pub n: f64,
-    /// Scored episodes that succeeded.
+    /// Number of scored episodes that succeeded.
     pub successes: f64,
     /// Sum of the rewards of the scored episodes.
     pub reward: f64,
-    /// Sum of their squares.
+    /// Sum of the squared rewards.
     pub squares: f64,
-    /// All episodes, with those that have no score.
+    /// Number of all episodes, including those without a score.
     pub episodes: usize,
-    /// Episodes that the system failed.
+    /// Number of episodes that the system failed.
     pub failed: usize,
 }
 
 impl EpisodeSums {
-    /// The sum of all of them.
+    /// Returns the sum of all given sets.
     pub fn sum<'a>(pools: impl IntoIterator<Item = &'a Self>) -> Self {
         pools.into_iter().fold(Self::default(), |a, b| Self {
             n: a.n + b.n,
@@ -41,12 +42,12 @@ impl EpisodeSums {
         })
     }
 
-    /// Share of the scored that succeeded; 0 without any.
+    /// Share of the scored episodes that succeeded; 0 without any.
     pub fn share(&self) -> f64 {
         self.successes / self.n.max(1.0)
     }
 
-    /// Wilson's interval of [`Self::share`]; all of [0, 1] without scored episodes.
+    /// Wilson interval of [`Self::share`]; [0, 1] without scored episodes.
     pub fn interval(&self) -> Interval {
         Interval::wilson(self.successes, self.n).unwrap_or(Interval {
             low: 0.0,
@@ -54,7 +55,7 @@ impl EpisodeSums {
         })
     }
 
-    /// Mean reward of the scored; 0 without any.
+    /// Mean reward of the scored episodes; 0 without any.
     pub fn mean(&self) -> f64 {
         self.reward / self.n.max(1.0)
     }
@@ -68,8 +69,8 @@ impl EpisodeSums {
         self.n > 0.0 && self.failed == 0 && self.share() >= 1.0
     }
 
-    /// Distance of the mean reward of `later` above this one: in standard deviations of an episode, and of
-    /// the difference of the means. It is 0 with too few episodes for a standard deviation.
+    /// Returns by how much the mean reward of `later` is higher: in standard deviations of an episode, and of
+    /// the difference of the means. Both are 0 if there are too few episodes.
     fn reward_gain(&self, later: &Self) -> (f64, f64) {
         if self.n.min(later.n) < REWARD_LEAST {
             return (0.0, 0.0);
@@ -83,8 +84,8 @@ impl EpisodeSums {
         (gain / spread.max(least), gain / error.max(least))
     }
 
-    /// Whether success has fallen to `to` of this one or less in `later`, beyond chance; of runs without any
-    /// success, the reward.
+    /// Whether the success in `later` has fallen to at most the share `to` of this one, beyond chance.
+    /// Without any success, the reward is compared.
     pub fn fell(&self, later: &Self, to: f64) -> bool {
         if self.n == 0.0 || later.n == 0.0 {
             return false;
@@ -109,7 +110,8 @@ impl EpisodeSums {
         self.reward_gain(later).1 > REWARD_GAIN
     }
 
-    /// `12.5 % (2 of 16, 3.5 to 36.0 %)`, or the reward where nothing succeeded in either.
+    /// Formats the success as `12.5 % (2 of 16, 3.5 to 36.0 %)`, or the reward if nothing succeeded in either
+    /// set.
     pub fn told(&self, by_success: bool) -> String {
         if !by_success {
             return format!("{:.3} (n = {})", self.mean(), self.n);

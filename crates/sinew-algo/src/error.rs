@@ -45,13 +45,13 @@ impl ConfigError {
 /// they are quarantined and counted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AlgoError {
-    /// A group without episodes.
+    /// A group has no episodes.
     #[error("group {index} of the batch is empty")]
     EmptyGroup {
         /// Index of the group in the batch, from 0.
         index: usize,
     },
-    /// A group with one episode, for an algorithm that compares episodes.
+    /// A group has one episode, but the algorithm compares episodes.
     #[error(
         "group {group} holds one episode: it would be its own baseline; \
          give all {expected} episodes of the group, or use `reinforce` or `ppo`"
@@ -62,7 +62,7 @@ pub enum AlgoError {
         /// Number of episodes that the group should have.
         expected: usize,
     },
-    /// An episode in another group's list.
+    /// An episode is in the list of another group.
     #[error("episode {episode} belongs to group {actual}, but was given in group {expected}")]
     MixedGroup {
         /// Id of the episode.
@@ -72,19 +72,19 @@ pub enum AlgoError {
         /// Group in whose list the episode was.
         expected: GroupId,
     },
-    /// A group in two lists.
+    /// A group is in two lists.
     #[error("group {group} was given twice; its episodes must be compared together")]
     SplitGroup {
         /// Id of the group.
         group: GroupId,
     },
-    /// An episode that occurs twice.
+    /// An episode occurs twice.
     #[error("episode {episode} is twice in the batch")]
     DuplicateEpisode {
         /// Id of the episode.
         episode: EpisodeId,
     },
-    /// A required column without values for an episode.
+    /// A required column has no values for an episode.
     #[error("`{algorithm}` reads {column}, but none were given for episode {episode}")]
     MissingColumn {
         /// Name of the algorithm in recipes.
@@ -94,7 +94,7 @@ pub enum AlgoError {
         /// Id of the episode.
         episode: EpisodeId,
     },
-    /// A column whose length differs from the node's.
+    /// The length of a column differs from that of its node.
     #[error(
         "{column} of episode {episode}: node {node} has {actual} entries for {expected} tokens"
     )]
@@ -110,7 +110,7 @@ pub enum AlgoError {
         /// Tokens of the node.
         expected: usize,
     },
-    /// A column with a non-finite value.
+    /// A column has a non-finite value.
     #[error("{column} of episode {episode}: node {node} token {index} is {value}")]
     ColumnValue {
         /// Name of the column.
@@ -124,7 +124,7 @@ pub enum AlgoError {
         /// The value that is not finite.
         value: f32,
     },
-    /// A token sampled under a format, without its mask.
+    /// The mask of a token that was sampled under a format is missing.
     #[error(
         "episode {episode}: token {index} of node {node} was drawn under a format, \
          but its mask was not given: it cannot be trained"
@@ -137,13 +137,13 @@ pub enum AlgoError {
         /// Index of the token in the node.
         index: u32,
     },
-    /// No state hash in the batch, for an algorithm that compares states.
+    /// The batch has no state hash, but the algorithm compares states.
     #[error("`{algorithm}` compares states, but no turn of the batch has a state_hash")]
     NoStates {
         /// Name of the algorithm in recipes.
         algorithm: &'static str,
     },
-    /// No episode with a metric that resampling needs.
+    /// No episode has a metric that resampling needs.
     #[error(
         "`{algorithm}` chooses among successes by failed tool calls and the format penalty, but no episode \
          of the batch has the metric `{metric}`: take an environment that counts it, or leave resampling out"
@@ -154,7 +154,7 @@ pub enum AlgoError {
         /// Name of the metric.
         metric: &'static str,
     },
-    /// Scores whose length differs from the draft's.
+    /// The number of scores differs from the draft's.
     #[error("scores were given for {actual} {what}, expected {expected}")]
     Scores {
         /// Unit that was counted: rows, or tokens of a row.

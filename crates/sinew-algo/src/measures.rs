@@ -1,4 +1,4 @@
-//! Numbers that describe a set of episodes: intervals of shares, spreads, percentiles, pass@k.
+//! Statistics of a set of episodes: confidence intervals, spreads, percentiles, pass@k.
 //!
 //! Intervals treat episodes as independent. Those of one task are similar, so the true interval is wider if
 //! there are few tasks and many episodes of each.
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// Quantile of the normal distribution for a two-sided interval of 95 %.
 const Z: f64 = 1.959_963_984_540_054;
 
-/// A share with its interval, in order: the bounds are in [0, 1].
+/// A confidence interval of a share; the bounds are in [0, 1] and in order.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     /// Lower bound of the 95 % interval.
@@ -19,8 +19,9 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// The Wilson score interval of `successes` in `n` (Wilson 1927); none without observations. Unlike the
-    /// normal one it stays in [0, 1] and has a width at 0 and 1.
+    /// Computes the Wilson score interval of `successes` in `n` (Wilson 1927); `None` without observations.
+    /// Unlike the normal approximation, it stays in [0, 1], and its width is above 0 even for shares of 0 and
+    /// 1.
     pub fn wilson(successes: f64, n: f64) -> Option<Self> {
         if n.is_nan() || n <= 0.0 {
             return None;
@@ -44,7 +45,7 @@ impl Interval {
         })
     }
 
-    /// `12.3 to 45.6 %`.
+    /// Formats the interval as `12.3 to 45.6 %`.
     pub fn percent(&self) -> String {
         format!("{:.1} to {:.1} %", 100.0 * self.low, 100.0 * self.high)
     }
@@ -66,7 +67,7 @@ pub fn difference(before: (f64, f64), after: (f64, f64)) -> Option<(f64, f64)> {
 /// Spread of numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// Standard deviation over all of them (divided by their number).
+    /// Population standard deviation.
     pub std: f64,
     /// Smallest number.
     pub min: f64,
@@ -75,7 +76,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// The spread of these numbers; none without any.
+    /// Returns the spread of these numbers; `None` if there are none.
     pub fn of(values: &[f64]) -> Option<Self> {
         let n = values.len() as f64;
         let mean = values.iter().sum::<f64>() / n;
@@ -88,7 +89,7 @@ impl Spread {
     }
 }
 
-/// Counts at these shares of all, each one that occurred (nearest rank).
+/// Percentiles of counts by the nearest-rank method, so that each is one of the counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Percentiles {
     /// Median.
@@ -118,8 +119,9 @@ impl Percentiles {
     }
 }
 
-/// Chance that of `k` of `n` episodes, drawn without putting back, one of the `successes` is there:
-/// `1 - C(n - successes, k) / C(n, k)`, the unbiased estimator of Chen et al. 2021 (arXiv 2107.03374).
+/// Probability that at least one of `k` episodes succeeds, drawn without replacement from `n` with
+/// `successes`: `1 - C(n - successes, k) / C(n, k)`, the unbiased estimator of Chen et al. 2021 (arXiv
+/// 2107.03374).
 fn pass_at(k: usize, n: usize, successes: usize) -> f64 {
     let failures = n - successes;
     let none: f64 = (0..k)
@@ -128,7 +130,7 @@ fn pass_at(k: usize, n: usize, successes: usize) -> f64 {
     1.0 - none
 }
 
-/// pass@k of tasks, each with its scored episodes and those that succeeded.
+/// Computes pass@k over tasks, each given as its number of scored episodes and of successes.
 pub fn passes(tasks: &[(usize, usize)]) -> BTreeMap<usize, f64> {
     let most = tasks.iter().map(|(n, _)| *n).max().unwrap_or(0);
     let ks = (1..).map(|i| 1usize << i).take_while(|k| *k <= most);

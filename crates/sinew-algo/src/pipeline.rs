@@ -69,8 +69,9 @@ impl Algorithm {
         self.composition.filters.refill.unwrap_or(0)
     }
 
-    /// Whether the rewards of a part of a group can show that the group leaves the batch: episodes are
-    /// compared with each other, those of equal groups are dropped, and no group is resampled.
+    /// Whether the rewards of a part of a group can already show that the group will leave the batch:
+    /// episodes are compared with each other, groups with equal rewards are dropped, and no group is
+    /// resampled.
     pub fn drops_equal(&self) -> bool {
         let c = &self.composition;
         let drops = c.filters.equal_groups == EqualGroups::Drop && c.filters.resample.is_none();
@@ -103,8 +104,8 @@ impl Algorithm {
         Ok(gone.map(|g| g.id).collect())
     }
 
-    /// Checks groups, quarantines unusable episodes and finds the paths of the others: the one pass over the
-    /// traces that scoring and training share.
+    /// Checks groups, quarantines unusable episodes and finds the paths of the others. Scoring and training
+    /// share this one pass over the traces.
     ///
     /// # Errors
     /// [`AlgoError`] if the groups are wrong.

@@ -10,19 +10,19 @@ use crate::AdaptiveConfig;
 /// A pool of tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {
-    /// Its last group failed.
+    /// The last group of the task had a success rate of at most `hard_at`.
     Hard,
-    /// Neither, or unknown.
+    /// The success rate was between `hard_at` and `easy_at`, or the task has no group.
     Normal,
-    /// Its last group succeeded.
+    /// The last group of the task had a success rate of at least `easy_at`.
     Easy,
 }
 
 impl Pool {
-    /// All of them, in the order of shares.
+    /// All pools, in the order of shares.
     pub const ALL: [Self; 3] = [Self::Hard, Self::Normal, Self::Easy];
 
-    /// The pool of a task whose last group had so many episodes with a score, and successes.
+    /// Returns the pool of a task whose last group had `trials` scored episodes and `successes`.
     pub fn of(config: &AdaptiveConfig, successes: u32, trials: u32) -> Self {
         if trials == 0 {
             return Self::Normal;
@@ -35,7 +35,7 @@ impl Pool {
         }
     }
 
-    /// The name in records.
+    /// Name in records.
     pub fn name(self) -> &'static str {
         match self {
             Self::Hard => "hard",
@@ -45,7 +45,7 @@ impl Pool {
     }
 
     /// Probabilities of the pools, in the order of [`Pool::ALL`]. `sizes` has the number of tasks of each.
-    /// An empty pool leaves its share to the others.
+    /// The share of an empty pool is distributed among the others.
     pub fn shares(config: &AdaptiveConfig, sizes: [usize; 3]) -> [f64; 3] {
         let normal = 1.0 - config.hard_share - config.easy_share;
         let mut shares = [config.hard_share, normal, config.easy_share];

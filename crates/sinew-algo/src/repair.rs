@@ -27,8 +27,8 @@ pub enum GroupRepair {
         /// Minimum share of usable episodes, above 0 and at most 1.
         share: f64,
     },
-    /// Continue without training on failed episodes. With `in_baseline` they count with their recorded
-    /// reward, 0 if they have none.
+    /// Keep the group, but do not train on its failed episodes. With `in_baseline`, their recorded reward (0
+    /// if there is none) counts in the group's baseline.
     Mask {
         /// Whether failed episodes count in the group's baseline.
         in_baseline: bool,

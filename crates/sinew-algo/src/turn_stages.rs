@@ -1,4 +1,4 @@
-//! ScalingInter: the turns of an episode grow in stages, so that a policy learns short ways first.
+//! ScalingInter: the maximum number of turns grows in stages, so that a policy learns short solutions first.
 //!
 //! The maximum number of turns in training step `t` (from 0) is `rounds[min(floor(t / N), last)]`, with `N`
 //! steps in a stage (AgentGym-RL, Xi et al. 2025, arXiv 2509.08755, and its scripts for ScalingInter-RL: 10,

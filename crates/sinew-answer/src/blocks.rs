@@ -173,7 +173,8 @@ fn dedented(code: &str) -> String {
     out
 }
 
-/// JSON of an answer: all of it, what stands in its tag `<answer>`, or the last fenced block that is JSON.
+/// Returns the JSON of an answer: the whole text, the content of its tag `<answer>`, or the last fenced block
+/// that is JSON.
 pub fn json(answer: &str) -> Option<Value> {
     let whole = |text: &str| serde_json::from_str(text.trim().trim_start_matches('\u{feff}')).ok();
     let inside = tag(answer);

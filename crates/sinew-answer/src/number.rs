@@ -216,11 +216,11 @@ struct Token {
     start: usize,
     end: usize,
     number: Number,
-    /// It is a part of a word, an index or a power.
+    /// Whether it is a part of a word, an index or a power.
     part: bool,
     /// It counts items of a list.
     label: bool,
-    /// It is a factor of an expression that is not a number.
+    /// Whether it is a factor of an expression that is not a number.
     expression: bool,
 }
 

@@ -109,7 +109,8 @@ impl Turn {
         }
     }
 
-    /// All that the model wrote, with its thought in its tag. An unfinished thought has no end of it.
+    /// Returns the whole text of the model, with its reasoning in its tag. Unfinished reasoning has no
+    /// closing tag.
     pub fn whole(&self) -> String {
         match (&self.reasoning, self.tag) {
             (Some(thought), Some(tag)) if self.finished => {

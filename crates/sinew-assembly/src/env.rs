@@ -37,7 +37,7 @@ pub struct Tasks {
     pub left_out: Option<(usize, usize)>,
     /// BLAKE3 of the rows of each environment that has some, by `tasks.rows` or `env.NAME.tasks.rows`.
     pub(crate) digests: BTreeMap<String, String>,
-    /// Further parts that were left out of the sources, such as files of no split, for people.
+    /// Further parts that were left out of the sources, such as files of no split, for users.
     pub notes: Vec<String>,
 }
 
@@ -214,7 +214,7 @@ fn stem(source: &str) -> String {
     stem.to_string_lossy().into_owned()
 }
 
-/// Files of a source: a path as it is, or a data set of the hub, downloaded where needed.
+/// Returns the files of a source: a local path, or a data set of the hub, which is downloaded if needed.
 fn files(key: &str, source: &str, notes: &mut Vec<String>) -> Result<Source, Failure> {
     let found = resolve_dataset(source, &resolve_env());
     match found.map_err(|e| unresolved(&format!("{key} = {source:?}"), e))? {
@@ -234,9 +234,9 @@ fn files(key: &str, source: &str, notes: &mut Vec<String>) -> Result<Source, Fai
 pub struct OwnReward {
     /// Name in a mixture; empty outside of one.
     name: String,
-    /// Its tasks, with the ids that they have without the mixture.
+    /// Tasks of the environment, with their ids outside of the mixture.
     pub tasks: Arc<dyn Taskset>,
-    /// Its reward; `None` if only the environment itself can score an episode.
+    /// Reward of the environment; `None` if only the environment itself can score an episode.
     pub reward: Option<Arc<dyn Reward>>,
 }
 
@@ -259,8 +259,8 @@ impl OwnReward {
     }
 }
 
-/// The rewards of a recipe without the environments, in the order of the recipe. `instead` takes the place
-/// of all of them.
+/// Builds the rewards of a recipe without the environments, in the order of the recipe. `instead` replaces
+/// all of them.
 ///
 /// # Errors
 /// If a reward cannot be made, or compares the samples of a group: stored episodes are scored one by one.

@@ -2,7 +2,7 @@
 //!
 //! Library errors become a [`Failure`] in the command, which can decide whose mistake it is: the same missing
 //! file is wrong input if it was typed, and a failure of the system if a run wrote it. Messages are for
-//! people, name the key or the option, and end with a hint if there is one.
+//! users, name the key or the option, and end with a hint if there is one.
 
 use crate::levels::LevelError;
 use sinew_orchestrator::PipelineError;
@@ -80,7 +80,7 @@ impl Failure {
         ))
     }
 
-    /// The same, of a stage of a chain.
+    /// Returns the failure with the name of a chain's stage.
     pub fn in_stage(self, stage: &str) -> Self {
         let told = |text: String| format!("stage {stage}: {text}");
         match self {
@@ -91,7 +91,7 @@ impl Failure {
         }
     }
 
-    /// The same, with what it is about before its text.
+    /// Returns the failure with a prefix that names its subject.
     pub fn of(self, what: &str) -> Self {
         let text = format!("{what}: {}", self.text());
         match self {
@@ -174,7 +174,7 @@ impl From<RunDirError> for Failure {
 }
 
 impl From<ChainError> for Failure {
-    /// Maps an error as for a run folder; weights that cannot be handed on are a failure of the system.
+    /// Maps an error as for a run folder; weights that cannot be forwarded are a failure of the system.
     fn from(e: ChainError) -> Self {
         match e {
             ChainError::Weights { .. } => Self::system(e),

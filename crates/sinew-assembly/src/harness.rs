@@ -120,7 +120,7 @@ fn service(section: &ServiceSection) -> ServiceConfig {
     }
 }
 
-/// Checks that the program is there and that its sandbox can be built; the answer is a row of `sinew check`.
+/// Checks that the program exists and that its sandbox can be built. The result is a row of `sinew check`.
 pub fn check(section: &HarnessSection, sandbox: &SandboxPlan) -> Result<String, Failure> {
     let section = match section {
         HarnessSection::BuiltIn {} => return Ok("built in".into()),

@@ -21,8 +21,8 @@ use std::path::Path;
 /// checkpoint gets, so that it can be loaded as a model.
 type Parts<'a> = (&'a Cpu, Params, &'a Algorithm, Vec<(String, Vec<u8>)>);
 
-/// A trainer with the models that score for it, in the state that it resumes from. Its inputs are pinned from
-/// here on.
+/// Creates a trainer with the models that score for it, in the state that it resumes from. From then on, its
+/// inputs are pinned.
 ///
 /// # Errors
 /// If `train.lora` is wrong, or a reference or teacher cannot be loaded or has another vocabulary; of a
@@ -55,7 +55,7 @@ pub(crate) fn begin(
     Ok((learner, saved))
 }
 
-/// Goes back to the last good checkpoint, if there is one; without one the run begins anew.
+/// Restores the last valid checkpoint, if there is one. Otherwise the run starts again.
 ///
 /// # Errors
 /// If the recipe of the checkpoint differs in more than `resume` allows, or no checkpoint can be read.

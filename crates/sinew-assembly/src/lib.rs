@@ -170,7 +170,7 @@ pub struct Session<'a> {
     pub cancel: watch::Receiver<bool>,
     /// Judges of the run: their stored decisions, and the run that a spent budget ends.
     pub bench: Bench,
-    /// Start of this session, for wall times.
+    /// Time at which this session started. Wall times are measured from it.
     pub started: Instant,
     /// Address at which agents outside reach the run.
     pub serve: ServeAt,
@@ -288,7 +288,7 @@ pub fn pipeline(
     Ok((pipeline, renderer))
 }
 
-/// The renderer of a run, which its folder keeps from here on.
+/// Returns the renderer of a run. The folder of the run keeps a copy from then on.
 ///
 /// # Errors
 /// If the recipe cannot be trained where that is the goal, the model cannot be found, or the folder cannot be

@@ -146,7 +146,7 @@ pub(crate) struct LiveServer {
 }
 
 impl LiveServer {
-    /// Says to agents from outside that the run has ended, unless it was interrupted.
+    /// Tells external agents that the run has ended, unless it was interrupted.
     fn with_notice(mut self, interrupted: watch::Receiver<bool>) -> Self {
         self.interrupted = Some(interrupted);
         self

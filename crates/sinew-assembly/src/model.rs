@@ -314,7 +314,7 @@ impl RunModel {
         }
     }
 
-    /// Its newest weights in 32 bits, adapters merged as for the engine that sampled with them.
+    /// Returns the newest weights in 32 bits, with adapters merged as in the engine that sampled with them.
     pub fn params(&self) -> Result<Params, Failure> {
         let checkpoint = self.checkpoint()?;
         if !checkpoint.join("adapter_config.json").exists() {

@@ -66,8 +66,8 @@ pub(crate) fn transport(
     Ok(Box::new(Publishing { engine, publisher }))
 }
 
-/// Says that a version was not published: the run continues, and so do engines that follow, with the one
-/// before.
+/// Warns that a version was not published. The run continues, and engines that follow it continue with the
+/// previous version.
 fn warn(bus: &Bus, version: PolicyVersion, why: &dyn std::fmt::Display) {
     let text = format!("weights {} were not published: {why}", version.0);
     // A warning that cannot be recorded ends the run elsewhere.

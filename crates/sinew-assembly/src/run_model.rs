@@ -15,7 +15,7 @@ const MAX_DEPTH: usize = 1000;
 /// A run as a model.
 #[derive(Debug)]
 pub struct RunModel {
-    /// Its folder; of a chain that of a stage.
+    /// Folder of the run; for a chain, the folder of a stage.
     pub(crate) folder: PathBuf,
     pub(crate) recipe: RunPlan,
     /// The checkpoint that the source names; `None`: the newest.

@@ -20,7 +20,7 @@ enum Scorer {
     Files(ModelFiles),
 }
 
-/// Finds the model of `key` (`reference.model` or `teacher.model`); the key stands in the text of a failure.
+/// Finds the model of `key` (`reference.model` or `teacher.model`). The text of a failure contains the key.
 fn scorer(key: &str, source: &str) -> Result<Scorer, Failure> {
     if let Some(run) = run_model(&typed_source(source))? {
         return Ok(Scorer::Run(Box::new(run)));

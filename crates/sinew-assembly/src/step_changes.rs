@@ -4,8 +4,8 @@ use serde_json::Value;
 use sinew_orchestrator::{PipelineError, Recorder, RunEvent, StepRecord};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Keys of a record that a repetition gives again to the bit: rows and tokens of the update, and what the
-/// trainer measured. Times, rates and counts of what ran meanwhile are the session's own.
+/// Keys of a record that a repetition reproduces bit for bit: rows and tokens of the update, and the
+/// measurements of the trainer. Times, rates and counts of concurrent work differ between sessions.
 const REPEATED: [&str; 14] = [
     "rows",
     "tokens",
@@ -72,7 +72,7 @@ fn differ(step: u64, field: String, was: &Value, is: &Value, changes: &mut Vec<S
     });
 }
 
-/// The records of steps of a session, which ends as if it was interrupted after one of them.
+/// Recorder of a session's steps, which ends the session as if it was interrupted after one of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StopAfter {
     /// Number of the last step.

@@ -21,7 +21,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// Interval between two attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
-/// The store of a run, with the trained episodes that it has just lost.
+/// Opens the store of a run, and lists the trained episodes whose traces were lost.
 ///
 /// # Errors
 /// If another process holds it, or a part of it cannot be read and the loss was not accepted.

@@ -79,10 +79,10 @@ fn run(
     Ok((start.elapsed().as_secs_f64(), forced))
 }
 
-/// Generation under formats against free generation.
+/// Compares the speed of generation with an output format (guided decoding) to that of free generation.
 ///
-/// Target: at most 1.10 times the time of free decoding. Compiling the format and reading the prompts is
-/// done before and not counted.
+/// Target: at most 1.10 times the time of free decoding. Compiling the format and prefilling the prompts
+/// happen before the measured time.
 pub(super) fn formats(bench: &Bench, real: &Real) -> Result<(), BenchError> {
     let config = real.params.config();
     let model = InferModel::new(&bench.dev, config, &real.params, CONTEXT);

@@ -39,7 +39,7 @@ pub(crate) fn device() -> Result<Cpu, BenchError> {
 /// Places of models: those of `sinew`, except the packages of other Python environments.
 ///
 /// Variables: `SINEW_PACKAGE_DIRS`, `SINEW_CACHE`, `XDG_CACHE_HOME`, `HF_HOME`, `HF_HUB_CACHE`,
-/// `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`. The folder `.cache/wheels` is looked for here and above the
+/// `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`. The folder `.cache/wheels` is searched here and above the
 /// program.
 fn places() -> ResolveEnv {
     let var = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());

@@ -26,9 +26,9 @@ const ROUNDS: u64 = 3;
 
 /// A model with its tokenizer and prompts of the `tool_math` environment.
 pub(crate) struct Real {
-    /// Its weights.
+    /// Weights of the model.
     pub(crate) params: Params,
-    /// Its tokenizer and chat template.
+    /// Tokenizer and chat template of the model.
     pub(crate) renderer: Arc<dyn Renderer>,
     /// Makes masks over its vocabulary.
     pub(crate) grammars: Arc<dyn Grammars>,

@@ -22,7 +22,7 @@ pub(crate) struct Peers {
     pub(crate) scripts: PathBuf,
     /// Longest that one may take.
     pub(crate) limit: Duration,
-    /// The same number as ours, by `OMP_NUM_THREADS`.
+    /// Number of threads, the same as for Sinew, set by `OMP_NUM_THREADS`.
     pub(crate) threads: usize,
 }
 

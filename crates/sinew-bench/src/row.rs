@@ -150,7 +150,7 @@ impl Row {
         self
     }
 
-    /// Notes how busy the machine was with other things.
+    /// Records the share of time that the machine was busy with other processes.
     #[must_use]
     pub(crate) fn others(mut self, share: Option<f64>) -> Self {
         self.others_cpu = share.map(|share| (share * 100.0).round() / 100.0);

@@ -23,7 +23,7 @@ const TURNS: usize = 8;
 const ANSWERS: [&str; 8] = [
     "answer", "answers", "solution", "target", "expected", "gold", "label", "want",
 ];
-/// Shortest answer that is looked for in prompts: shorter ones stand in most texts by chance.
+/// Minimum length of an answer that is searched in prompts. Shorter ones occur in most texts by chance.
 const SHORTEST_ANSWER: usize = 3;
 
 /// Report on an environment.
@@ -395,7 +395,7 @@ async fn resumed(
     Ok(first.transpose()?.zip(second.transpose()?))
 }
 
-/// Columns with the solution must not stand in the prompt.
+/// Checks that columns with the solution do not occur in the prompt.
 async fn leaks(factory: &dyn EnvFactory, tasks: &[Task]) -> EnvCheck {
     for task in tasks {
         let prompt = match prompt(factory, task).await {
@@ -456,8 +456,8 @@ fn holds(text: &str, value: &Value) -> bool {
     })
 }
 
-/// Steps a second with some episodes at once: at least 200 episodes, at most 5 seconds of them. The speed of
-/// a class includes the way to the worker and back, about 0.2 ms.
+/// Measures steps per second with several concurrent episodes: at least 200 episodes, for at most 5 seconds.
+/// For a Python class, this includes the communication with the worker, about 0.2 ms.
 async fn speed(factory: &dyn EnvFactory, tasks: &[Task], sessions: usize) -> EnvCheck {
     let started = Instant::now();
     let each = 200usize.max(tasks.len()).div_ceil(sessions);

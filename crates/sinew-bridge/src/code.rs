@@ -1,9 +1,9 @@
 //! The user's code and its interpreter: found on the host, shown inside of sandboxes.
 //!
-//! The interpreter is asked for its search path, so that a virtual environment, editable installs and `.pth`
-//! files work inside as they do outside. Folders that sandboxes show anyway keep their paths. All others
-//! stand below `/code`, read-only, because a sandbox has its own folders at `/work` and `/tmp`. Messages of
-//! the worker name the paths of the host.
+//! The interpreter is run to print its search path, so that a virtual environment, editable installs and
+//! `.pth` files work inside as they do outside. Folders that sandboxes show anyway keep their paths. All
+//! others stand below `/code`, read-only, because a sandbox has its own folders at `/work` and `/tmp`.
+//! Messages of the worker name the paths of the host.
 //!
 //! Only the interpreter itself runs on the host, with a program of this crate. The user's module is loaded
 //! inside.
@@ -186,8 +186,8 @@ impl PythonCode {
         Ok(Arc::new(provider))
     }
 
-    /// The same code for an interpreter of an image: of the host's folders only those of the modules are in
-    /// its search path.
+    /// Returns the same code for the interpreter of an image. Only the host folders of the modules are in its
+    /// search path.
     pub(crate) fn with_python(&self, python: String) -> Self {
         let own = self.loads.iter().filter_map(|load| load.file.as_deref());
         let own: Vec<String> = own
@@ -297,7 +297,7 @@ impl PythonCode {
     }
 }
 
-/// The path of a program that is a path or stands in the search path.
+/// Returns the path of a program that is given as a path or found in the search path.
 fn find_program(name: &str, search_path: &str) -> Result<PathBuf, StartError> {
     let whole = |path: PathBuf| {
         // It is asked in another folder than the current one.

@@ -85,7 +85,7 @@ struct Shared {
     /// Name of the class, as in the recipe.
     name: String,
     info: EnvInfo,
-    /// Gold actions of the task that was asked for last: they are asked for turn by turn.
+    /// Gold actions of the task that was requested last: they are requested turn by turn.
     gold: Mutex<Option<(Task, Vec<Action>)>>,
 }
 
@@ -134,7 +134,7 @@ impl PythonEnvFactory {
         &self.shared.info
     }
 
-    /// An episode of `task` that has not begun.
+    /// An episode of `task` that has not started.
     pub(crate) fn env(&self, task: &Task) -> PythonEnv {
         PythonEnv {
             shared: Arc::clone(&self.shared),
@@ -265,7 +265,7 @@ pub(crate) struct PythonEnv {
     state: State,
     /// Messages of the last observation: one for each tool call, with its id.
     last: Vec<Message>,
-    /// All that the model sees from here on, if the last turn took the rest out of its context.
+    /// New context of the model, if the last turn replaced the earlier one.
     renewed: Option<Vec<Message>>,
     counts: Counts,
     /// The episode after the last turn, from which another worker can continue.
@@ -304,7 +304,7 @@ struct TurnReply {
     state: Option<u64>,
     /// The episode after the turn as text.
     snapshot: Option<String>,
-    /// Messages of a context that begins anew.
+    /// Messages of a new context.
     #[serde(default)]
     renewed: Option<Vec<Message>>,
 }
@@ -316,8 +316,8 @@ struct ResultMessage {
     error: bool,
 }
 
-/// Maximum number of entries of a score in addition to the reward, and bytes of the name of each: they
-/// stand in every trace and are names of metrics.
+/// Maximum number of entries of a score in addition to the reward, and maximum bytes of each name. Every
+/// trace contains them, and they are metric names.
 const MAX_PARTS: usize = 64;
 const MAX_PART_BYTES: usize = 100;
 
@@ -405,8 +405,8 @@ impl PythonEnv {
         })
     }
 
-    /// Calls the session. If its worker has ended by the doing of another one, an episode with a snapshot
-    /// continues in the next worker, once: one that ends its workers itself must not end all of them.
+    /// Calls the session. If its worker was ended by another session, an episode with a snapshot continues in
+    /// a new worker, but only once: an episode that ends workers itself must not end all of them.
     async fn ask(&mut self, request: Value) -> Result<Value, EnvError> {
         let order = || EnvError::Order("used before reset or after the end");
         let (State::Open(session) | State::Done(session)) = &self.state else {

@@ -84,7 +84,7 @@ pub(crate) enum RowError {
 pub(crate) enum McpError {
     #[error("the MCP server {server:?} did not start: {reason}")]
     Start { server: String, reason: String },
-    /// It is gone, breaks the protocol, or gives too many tools.
+    /// The server ended, violated the protocol, or offers too many tools.
     #[error("the MCP server {server:?}: {reason}")]
     Server { server: String, reason: String },
     #[error("an MCP server did not answer within {0} s")]
@@ -144,7 +144,7 @@ pub enum CallError {
     /// No worker could be started.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// A request or an answer breaks the protocol, as an answer that is too long.
+    /// A request or an answer breaks the protocol, as a response that is too long.
     #[error("{0}")]
     Protocol(String),
 }

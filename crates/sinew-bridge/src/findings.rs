@@ -24,7 +24,7 @@ pub struct EnvCheck {
     pub name: &'static str,
     /// Result of the check.
     pub finding: Finding,
-    /// One line for people.
+    /// One line for users.
     pub detail: String,
     /// Measured values by name.
     pub values: Map<String, Value>,

@@ -43,7 +43,7 @@ const ODD_TEXTS: [&str; 8] = [
 /// A policy that is known before its episode begins.
 #[derive(Clone, Debug, PartialEq)]
 struct Script {
-    /// Its description, for people.
+    /// Description for display.
     name: String,
     turns: Vec<Action>,
     /// The task that it comes from, where it is not a policy but the solution.
@@ -395,7 +395,7 @@ fn replaced(other: &KnownTask<'_>, now: &[String]) -> Vec<Action> {
     other.gold.iter().map(turn).collect()
 }
 
-/// A value as it would stand in a text.
+/// Formats a value as it would appear in a text.
 fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

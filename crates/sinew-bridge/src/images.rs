@@ -256,7 +256,7 @@ impl ImageWorkers {
     }
 }
 
-/// The interpreter of an image, if it is there. A link counts: it is followed inside.
+/// Returns the interpreter of an image, if it exists. Links are followed inside the image.
 fn python_in(root: &Path, given: &str) -> Option<String> {
     let there = |path: &str| {
         let below = root.join(path.trim_start_matches('/'));

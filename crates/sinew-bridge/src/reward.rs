@@ -34,7 +34,7 @@ const NAMES: [&str; 11] = [
     "seed",
 ];
 
-/// Those that a function of several samples can have: what all of them share.
+/// Parameters of a function of several samples that all samples share.
 const OF_TASK: [&str; 5] = ["task", "id", "kind", "prompt", "seed"];
 /// Parameters of a function that compares two samples.
 const PAIR: [&str; 2] = ["a", "b"];
@@ -44,13 +44,13 @@ const PAIR: [&str; 2] = ["a", "b"];
 struct RewardInfo {
     /// Parameters in order, without `**kwargs`.
     parameters: Vec<Parameter>,
-    /// It has `**kwargs`, which take all names.
+    /// Whether it has `**kwargs`, which accepts all names.
     everything: bool,
     #[serde(rename = "async")]
     is_async: bool,
-    /// It has the parameter `group`.
+    /// Whether it has the parameter `group`.
     group: bool,
-    /// Its module runs code of the model: a call has its worker for itself.
+    /// Whether its module runs code of the model. Each call then has a separate worker.
     code: bool,
     /// `file:line` of the function.
     place: String,
@@ -59,7 +59,7 @@ struct RewardInfo {
 #[derive(Clone, Debug, Deserialize)]
 struct Parameter {
     name: String,
-    /// It has no default value.
+    /// Whether it has no default value.
     needed: bool,
 }
 
@@ -102,7 +102,7 @@ impl PythonReward {
         })
     }
 
-    /// The same with a separate deadline for each call, in place of that of the workers.
+    /// Returns the function with a separate deadline for each call, in place of the workers' deadline.
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }

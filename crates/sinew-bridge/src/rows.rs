@@ -52,7 +52,7 @@ struct Page {
 }
 
 /// All rows of a split from a target that gives rows, each by `made` from its index and its JSON text. The
-/// first bad row is an error with its index, before the next page is asked for. It blocks the thread. The
+/// first bad row is an error with its index, before the next page is requested. It blocks the thread. The
 /// worker is not trusted: this side counts rows, bytes and time.
 pub(crate) fn read_rows<T>(
     workers: &PythonWorkers,

@@ -22,7 +22,7 @@ pub(crate) struct StartTimes {
 }
 
 impl StartTimes {
-    /// Bound for a pool of so many workers.
+    /// Creates the limit for a pool of `workers` workers.
     pub(crate) fn new(workers: usize) -> Self {
         Self {
             times: Mutex::default(),

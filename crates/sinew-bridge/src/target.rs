@@ -13,7 +13,7 @@ pub enum TargetKind {
     Env,
     /// A reward function.
     Reward,
-    /// A function that gives rows of tasks, or a list of them.
+    /// A function that returns rows of tasks, or a list of them.
     Tasks,
 }
 
@@ -45,7 +45,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Parses `file.py:Name` or `module:Name`. Paths are relative to `base`; a module is looked for in `base`
+    /// Parses `file.py:Name` or `module:Name`. Paths are relative to `base`; a module is searched in `base`
     /// first, then among the installed packages.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use sinew_env::{Split, Taskset, TasksetError};
 use sinew_types::{Task, TaskId, mix_seed};
 
-/// One of so many rows is held out if `tasks` has no parameter `split`.
+/// Divisor: one of this many rows is held out if `tasks` has no parameter `split`.
 const HELD_OUT_EVERY: u64 = 20;
 
 /// Rows of `tasks(split, seed)`, read once. A row is a text (the prompt) or an object; its fields are the

@@ -91,7 +91,7 @@ struct Reply {
     printed: String,
     /// Code that is to run in a separate sandbox. It answers no call.
     run: Option<CodeRun>,
-    /// Code that an author did not write ran in the worker, or in a process of it.
+    /// Whether code that the author did not write ran in the worker or in one of its processes.
     #[serde(default)]
     code: bool,
 }
@@ -131,7 +131,8 @@ struct Shared {
 /// A running worker. Dropping it ends the process.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
-    /// Frames to write. The permits of `room` bound them.
+    /// Queue of frames for the task that writes to the worker process. Callers hold permits of `room`
+    /// meanwhile, which bounds its length.
     frames: mpsc::Sender<Vec<u8>>,
     /// Id of the next call. The host chooses ids, so that code inside cannot answer a call of another worker.
     next: AtomicU64,
@@ -528,8 +529,8 @@ async fn read_all(mut from: OwnedReadHalf, shared: Arc<Shared>, runs: Runs) {
     }
 }
 
-/// Hands complete answers to the calls that wait for them. Long ones are parsed by a separate thread: the
-/// runtime of all workers continues.
+/// Delivers complete answers to the calls that wait for them. A separate thread parses long answers, so that
+/// the runtime of all workers continues.
 async fn take_frames(
     reader: &mut FrameReader,
     shared: &Shared,

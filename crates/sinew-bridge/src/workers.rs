@@ -333,7 +333,7 @@ impl Inner {
         self.sessions_per_worker.load(Ordering::Relaxed)
     }
 
-    /// Gives each further session a separate worker.
+    /// Makes each later session use a separate worker.
     fn separate(&self, place: &str) {
         let before = self.sessions_per_worker.swap(1, Ordering::Relaxed);
         self.sessions

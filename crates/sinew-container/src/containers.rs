@@ -217,7 +217,7 @@ impl Containers {
         ))
     }
 
-    /// Starts a container with default limits and compares its own view with what was asked for.
+    /// Starts a container with default limits and compares its own view with what was requested.
     async fn probe(&mut self) -> SandboxResult<()> {
         let spec = SandboxSpec::default();
         let mut started = self.start(&spec).await?;

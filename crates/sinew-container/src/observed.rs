@@ -1,6 +1,6 @@
 //! Protections of a container, from its own view and the kernel's.
 //!
-//! Nothing is reported as enforced because it was asked for: every row compares a value that the probe
+//! Nothing is reported as enforced because it was requested: every row compares a value that the probe
 //! container or the kernel shows with the expected one.
 
 use sinew_jail::spawner::TCP_MEMORY;

@@ -61,7 +61,7 @@ impl Reaper {
         }
     }
 
-    /// Hands a removal to the thread without waiting. If too many wait, the leftovers stay for the next
+    /// Queues a removal for the thread without waiting. If the queue is full, the leftovers stay for the next
     /// run.
     fn send(&self, job: Job) {
         if let Err(TrySendError::Full(_)) = self.0.try_send(job) {

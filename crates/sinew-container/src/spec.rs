@@ -36,7 +36,7 @@ pub(crate) const READ_ONLY: [&str; 5] = [
 pub(crate) const SHARED_UID: u32 = 65_534;
 /// First user of programs elsewhere: beyond the users of people, of services and of the process level.
 const FIRST_UID: u32 = 2_000_000;
-/// Number of these users. They start again after so many containers.
+/// Number of these users. After this many containers, numbers are used again.
 const UIDS: u64 = 1 << 24;
 /// Containers of one process before the users of the next process number are reached.
 const UIDS_OF_PROCESS: u64 = 1 << 13;

@@ -35,7 +35,7 @@ const FAILURES: usize = 60;
 /// Bytes of a state that a run wrote.
 const MAX_LIVE_BYTES: u64 = 8 << 20;
 
-/// Does blocking work for an answer.
+/// Runs blocking work for an answer.
 ///
 /// # Errors
 /// Those of the work, or if it panicked.
@@ -128,8 +128,8 @@ pub(crate) async fn recipe(State(shared): State<Shared>, Path(run): Path<String>
     .await
 }
 
-/// `GET /api/runs/RUN/steps/STEP`: the record of a step, measurements after it, and what became of the
-/// episodes that its commit names.
+/// `GET /api/runs/RUN/steps/STEP`: the record of a step, measurements after it, and the fate of the episodes
+/// that its commit names.
 pub(crate) async fn step(
     State(shared): State<Shared>,
     Path((run, step)): Path<(String, u64)>,

@@ -14,7 +14,7 @@ const MAX_TOKENS: usize = 100_000;
 /// A node of the tree.
 #[derive(Debug, Serialize)]
 struct NodeView<'a> {
-    /// Its place in the trace.
+    /// Index of the node in the trace.
     id: usize,
     /// `None` of a root.
     parent: Option<u32>,

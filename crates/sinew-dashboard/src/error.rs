@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-/// Reason why a request has no answer; a text for people, and a status.
+/// Reason why a request has no answer; a text for users, and a status.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ViewError {
     /// The requested thing is not there.

@@ -40,12 +40,12 @@ pub struct Outcomes<'a> {
     store: &'a StoreReader,
     /// Config of rewards from outside, if the recipe waits for some.
     late: Option<LateConfig>,
-    /// Episodes that updates left out, with the reason; read when the first is asked for.
+    /// Episodes that updates left out, with the reason; read when the first is requested.
     left_out: OnceCell<BTreeMap<EpisodeId, String>>,
 }
 
 impl<'a> Outcomes<'a> {
-    /// Those of a store; `late` is of the run's recipe.
+    /// Creates the outcomes of a store; `late` comes from the run's recipe.
     pub fn new(store: &'a StoreReader, late: Option<LateConfig>) -> Self {
         Self {
             store,
@@ -54,7 +54,7 @@ impl<'a> Outcomes<'a> {
         }
     }
 
-    /// Gives a trace its outcome that counts, and returns whether it waits for its reward.
+    /// Sets the outcome of a trace that counts. Returns whether the trace waits for its reward.
     ///
     /// # Errors
     /// If the store cannot be read.

@@ -1,7 +1,7 @@
 //! The runs that a dashboard shows: their folders, and the records that were read.
 //!
 //! Files of records are read on from the end of the last reading, as a run appends whole lines. A resumed run
-//! may write a file anew: then it is read from its start.
+//! may write a file again: then it is read from its start.
 
 use crate::error::{NoRenderer, ViewError};
 use crate::series::{Spread, pooled};
@@ -59,7 +59,7 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// Nothing is read yet.
+    /// Creates the list without reading anything.
     pub(crate) fn new(roots: Vec<PathBuf>, ports: Ports) -> Self {
         Self {
             roots,
@@ -68,7 +68,7 @@ impl Runs {
         }
     }
 
-    /// All runs by name, in order. Runs that began since the last call are there, too.
+    /// Returns all runs by name, in order, including those that began since the last call.
     pub(crate) fn all(&self) -> Vec<Arc<Run>> {
         let mut open = lock(&self.open);
         for path in self.folders() {
@@ -136,16 +136,16 @@ fn free_name(path: &Path, taken: &BTreeMap<String, Arc<Run>>) -> String {
     names.find(|n| !taken.contains_key(n)).unwrap_or(own)
 }
 
-/// A lock whose holder panicked is taken all the same: what it guards is read anew.
+/// Takes a lock even if its holder panicked. This is safe, since the guarded data is read again.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A run and what was read of it.
+/// A run, and the data read from it.
 pub(crate) struct Run {
     /// Name in links.
     pub(crate) name: String,
-    /// Its folder.
+    /// Folder of the run.
     pub(crate) path: PathBuf,
     ports: Ports,
     /// Records that were read from its files.
@@ -237,9 +237,9 @@ impl<T: DeserializeOwned + Clone> Lines<T> {
 /// A run in the list of runs.
 #[derive(Debug, Serialize)]
 pub(crate) struct RunRow {
-    /// Its name in links.
+    /// Name of the run in links.
     run: String,
-    /// Its folder.
+    /// Folder of the run.
     path: String,
     /// Name of the recipe.
     title: String,
@@ -299,7 +299,7 @@ impl Share {
 }
 
 impl Run {
-    /// Nothing is opened yet.
+    /// Creates the run without opening any file.
     fn new(name: String, path: PathBuf, ports: Ports) -> Self {
         Self {
             name,
@@ -397,7 +397,7 @@ impl Run {
         Ok(renderer)
     }
 
-    /// Its current state, and the reason of its end.
+    /// Returns the present state, and the reason of its end.
     pub(crate) fn state(&self) -> (String, Option<String>) {
         let (process, why) = process_of(&self.path);
         (process.name().to_owned(), why)
@@ -409,7 +409,7 @@ impl Run {
         Verdict::of(&self.steps(), &self.evals(), process, end.as_deref())
     }
 
-    /// Its row in the list.
+    /// Returns the row of the run in the list.
     pub(crate) fn row(&self) -> RunRow {
         let (steps, evals, recipe) = (self.steps(), self.evals(), self.recipe().ok());
         let (state, why) = self.state();
@@ -462,7 +462,7 @@ impl Run {
         }
     }
 
-    /// Says whether a file of the run changed: lengths and times of those that a page shows.
+    /// Returns lengths and times of the files that a page shows, to detect changes.
     pub(crate) fn stamp(&self) -> Stamp {
         let of = |file: &str| {
             let meta = std::fs::metadata(self.path.join(file));

@@ -68,7 +68,7 @@ const MIDDLES: usize = 24;
 /// A run as points.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Input {
-    /// Its name.
+    /// Name of the run.
     pub(crate) run: String,
     /// Equal for runs whose tasks and rewards are the same; empty if the recipe cannot be read.
     #[serde(skip)]

@@ -147,8 +147,8 @@ impl Maker<'_> {
         })
     }
 
-    /// Success of the scored episodes of some statistics, with its spread. A point that stands for several
-    /// steps is the success over all of their episodes.
+    /// Success of the scored episodes of some statistics, with its spread. A point for several steps is the
+    /// success over all of their episodes.
     fn success(
         &self,
         name: &str,

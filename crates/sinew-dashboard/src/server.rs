@@ -25,7 +25,8 @@ const CONNECTIONS: usize = 256;
 /// Requests that read files at a time.
 const READERS: usize = 8;
 
-/// Nothing but this server's own files; text of episodes can bring data images along, and nothing else.
+/// Content security policy: only the server's own files are allowed, and data images, which the text of
+/// episodes may contain.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -83,7 +84,7 @@ impl Dashboard {
         self.shared.token.as_str()
     }
 
-    /// Runs that are there now.
+    /// Number of runs at present.
     pub fn runs(&self) -> usize {
         self.shared.runs.all().len()
     }
@@ -167,7 +168,7 @@ fn same_site(uri: &Uri) -> String {
     }
 }
 
-/// The answer to a request: a refusal, the cookie, or what was asked for. The token leaves the address with
+/// The answer to a request: a refusal, the cookie, or what was requested. The token leaves the address with
 /// the first answer, so that it is in no link that is copied from there.
 async fn admitted(shared: Shared, request: Request, next: Next) -> Response {
     if request.method() != Method::GET && request.method() != Method::HEAD {

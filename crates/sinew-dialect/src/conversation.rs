@@ -53,7 +53,8 @@ impl Conversations {
         Ok(said)
     }
 
-    /// Reads texts as [`Conversations::messages`] reads messages. A single text is one message of `role`.
+    /// Reads messages like [`Conversations::messages`], and accepts one plain text as well, which becomes one
+    /// message of `role`.
     ///
     /// # Errors
     /// Same as [`Conversations::messages`].
@@ -67,7 +68,8 @@ impl Conversations {
         }
     }
 
-    /// Tools: a list, or JSON text with one. Each is a function in its frame, or only the function.
+    /// Reads tools: a list, or JSON text with a list. Each is `{"type": "function", "function": ...}`, or
+    /// only the inner object.
     ///
     /// # Errors
     /// Naming the field that is wrong.

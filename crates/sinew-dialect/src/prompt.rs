@@ -7,7 +7,7 @@ use sinew_types::{Message, TokenId};
 pub enum Prompt {
     /// A conversation, to be rendered with the model's template.
     Messages(Vec<Message>),
-    /// Text as it is.
+    /// Text that is used unchanged.
     Text(String),
     /// Ids as they are.
     Tokens(Vec<TokenId>),

@@ -133,7 +133,7 @@ fn authorization() -> String {
 pub struct ConfigError {
     /// Path of the field, from `sandbox.egress`.
     pub field: String,
-    /// Its value. Never a secret.
+    /// The value. It is never a secret.
     pub value: String,
     /// Allowed values.
     pub allowed: String,

@@ -62,7 +62,7 @@ pub(crate) struct Inner {
     pub(crate) held_down: Arc<Semaphore>,
 }
 
-/// Bytes of a session's memory, given back on drop.
+/// Bytes of a session's memory, returned on drop.
 pub(crate) type Held = OwnedSemaphorePermit;
 
 /// Takes bytes of memory, and waits for them until `deadline`. All at once, so that two requests that wait

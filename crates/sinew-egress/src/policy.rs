@@ -144,8 +144,8 @@ impl PathPattern {
     }
 }
 
-/// True for a character that some servers normalize to ASCII, such as dots, slashes and percent signs of
-/// other widths and scripts, or that they drop: whole blocks, since tables of normalization grow.
+/// Reports whether some servers drop the character or normalize it to ASCII, such as dots, slashes and
+/// percent signs of other widths and scripts. Whole blocks are listed, since tables of normalization grow.
 fn lookalike(c: char) -> bool {
     matches!(c,
         // Invisible characters.

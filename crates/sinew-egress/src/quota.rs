@@ -166,14 +166,14 @@ impl Meter {
             .ok_or_else(|| used_up("bytes_up", self.quota.bytes_up))
     }
 
-    /// Whether so many bytes may go to a server. Nothing is counted.
+    /// Checks whether `bytes` may be sent to a server, without counting them.
     pub(crate) fn may_up(&self, bytes: u64) -> Result<(), Denial> {
         let fits = self.up.load(Ordering::Relaxed).saturating_add(bytes) <= self.quota.bytes_up;
         fits.then_some(())
             .ok_or_else(|| used_up("bytes_up", self.quota.bytes_up))
     }
 
-    /// Whether so many bytes may come from a server. Nothing is counted.
+    /// Checks whether `bytes` may be received from a server, without counting them.
     pub(crate) fn may_down(&self, bytes: u64) -> Result<(), Denial> {
         let fits = self.down.load(Ordering::Relaxed).saturating_add(bytes) <= self.quota.bytes_down;
         fits.then_some(())

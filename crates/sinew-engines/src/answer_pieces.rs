@@ -37,8 +37,8 @@ impl AnswerPieces {
     /// Checks a piece and hands its tokens on.
     ///
     /// # Errors
-    /// If its weights are not the attempt's: before any of its tokens is handed on. If the tokens
-    /// cannot be right.
+    /// If its weights are not the attempt's: before any of its tokens is forwarded. If the tokens cannot be
+    /// right.
     pub(crate) async fn take(
         &mut self,
         seen: AnswerPiece,

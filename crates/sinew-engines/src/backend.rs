@@ -28,7 +28,7 @@ pub enum ServedWeights {
 }
 
 impl ServedWeights {
-    /// Reads a server's label. `default` is the label that vLLM and SGLang start with.
+    /// Parses the label of a server's weights. `default` is the label with which vLLM and SGLang start.
     pub fn from_label(label: &str) -> Self {
         let number = label.strip_prefix('v').and_then(|n| n.parse().ok());
         match number {
@@ -162,7 +162,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// [`crate::Timeouts`].
     ///
     /// # Errors
-    /// The error's [`crate::Blame`] decides what follows. Tokens that were handed on before stay valid,
+    /// The error's [`crate::Blame`] decides what follows. Tokens that were forwarded before stay valid,
     /// except for [`AttemptError::Version`].
     fn generate<'a>(
         &'a self,
@@ -188,8 +188,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// error leaves the weights unknown.
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>>;
 
-    /// Gives up the memory of weights and keys and values (`true`) or takes it back. The weights
-    /// may be gone after that; the next probe shows it.
+    /// Releases the memory of weights and KV cache (`true`) or allocates it again. The weights may be lost by
+    /// this, which the next probe shows.
     fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>>;
 }
 
@@ -251,12 +251,12 @@ impl AttemptSink {
         Ok(self.check.echo(prompt)?)
     }
 
-    /// Hands on the next tokens: one log-probability and one list of alternatives for each id
-    /// (`top` is empty if none were asked for). Waits while the channel is full.
+    /// Forwards the next tokens: one log-probability and one list of alternatives for each id (`top` is empty
+    /// if none were requested). Waits while the channel is full.
     ///
     /// # Errors
-    /// If they cannot be right; none of them is handed on then: as many log-probabilities as ids,
-    /// all finite, no id outside the vocabulary, none after a stop id, not more than `max_tokens`.
+    /// If they cannot be right; none of them is forwarded then: as many log-probabilities as ids, all finite,
+    /// no id outside the vocabulary, none after a stop id, not more than `max_tokens`.
     pub async fn tokens(
         &mut self,
         ids: &[TokenId],
@@ -284,7 +284,7 @@ impl AttemptSink {
         Ok(reason)
     }
 
-    /// Hands on the tokens that were held back; called once the attempt is over and verified.
+    /// Forwards the tokens that were held back; called after the attempt has ended and was verified.
     pub(crate) async fn flush(&mut self) -> Result<(), AttemptError> {
         let held = self.held.as_mut().map(std::mem::take).unwrap_or_default();
         self.send(held, None).await

@@ -130,7 +130,7 @@ pub enum ConfigError {
     Value {
         /// Name of the setting.
         name: &'static str,
-        /// Value as it is printed.
+        /// Value as printed.
         value: String,
         /// Allowed values in words.
         allowed: String,

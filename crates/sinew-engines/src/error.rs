@@ -6,10 +6,10 @@ use std::fmt;
 /// A text that does not name a mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModeError {
-    /// It is not one of log-probabilities.
+    /// The value is not a supported source of log-probabilities.
     #[error("{0:?} is neither raw nor processed")]
     Logprobs(String),
-    /// It is not one of formats; with those that are.
+    /// The value is not a supported format; contains those that are.
     #[error("{0:?}: allowed: {1}")]
     Format(String, String),
 }
@@ -120,7 +120,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// Reasons why a call to a server failed. Tokens that it had handed on earlier stay valid, except for
+/// Reasons why a call to a server failed. Tokens that it had forwarded earlier stay valid, except for
 /// [`AttemptError::Version`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AttemptError {
@@ -132,7 +132,7 @@ pub enum AttemptError {
         /// Cause in words.
         why: String,
     },
-    /// Nothing came within the limit of a stage.
+    /// Nothing arrived within the time limit of a stage.
     #[error("no {stage} within {limit_s} s")]
     Timeout {
         /// Part of the call that took too long.

@@ -33,7 +33,7 @@ const MAX_COMPANION_BYTES: u64 = 32 << 20;
 /// Number type of published tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderDtype {
-    /// Exact: an engine that computes in f32 has the trainer's weights to the bit.
+    /// Exact: an engine that computes in f32 has the trainer's weights bit for bit.
     F32,
     /// Rounded to nearest; half the size. Most servers compute in it, so they would round anyway.
     Bf16,

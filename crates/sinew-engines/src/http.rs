@@ -175,7 +175,7 @@ impl Http {
         self.whole(Method::POST, path, body, limit_s).await
     }
 
-    /// Starts a generation whose tokens are streamed. Returns once the head of the answer is there,
+    /// Starts a generation whose tokens are streamed. Returns when the headers of the answer have arrived,
     /// within `first_token_s`.
     pub(crate) async fn stream(
         &self,

@@ -223,8 +223,8 @@ impl OpenaiBackend {
         self.end(&finish, attempt, max_tokens, sink).await
     }
 
-    /// Translates the reason of the end. The protocol does not report which token or string ended an output,
-    /// nor is it a part of the text: the first stop id stands for it.
+    /// Translates the reason of the end. The protocol does not report the token or string that ended an
+    /// output, and the text does not contain it, so the first stop id is used.
     async fn end(
         &self,
         finish: &str,
@@ -267,7 +267,7 @@ pub(crate) fn fidelity() -> Fidelity {
     Fidelity::Evaluation { why }
 }
 
-/// Hands on the tokens of a piece if the server returns their ids; `false` if it does not.
+/// Forwards the tokens of a piece if the server returns their ids. Returns false if it does not.
 async fn returned(
     content: &[Content],
     sink: &mut AttemptSink,
@@ -283,8 +283,7 @@ async fn returned(
     Ok(true)
 }
 
-/// Hands on tokens that were not sampled as such: their log-probability is unknown, 0 stands for
-/// it.
+/// Forwards tokens that were not sampled by the server. Their log-probability is unknown; 0 is used.
 async fn made_up(
     ids: &[TokenId],
     attempt: &Attempt,

@@ -1,7 +1,7 @@
 //! SGLang: `/generate` with ids, weights from a folder, abort.
 //!
 //! Facts are from the schemas of SGLang 0.5.23. Every piece of an answer names the weights that sampled it,
-//! so a wrong version is found before its tokens are handed on. Its log-probabilities are taken after the
+//! so a wrong version is found before its tokens are forwarded. Its log-probabilities are taken after the
 //! temperature and the logit bias, and before truncation, unless the server runs with
 //! `SGLANG_RETURN_ORIGINAL_LOGPROB=1`: then they are the model's own. Options that would make them differ
 //! from the sampling policy's are refused.
@@ -42,7 +42,7 @@ impl Default for SglangOptions {
     }
 }
 
-/// Facts about the server that are asked for once, and again when its weights are not ours.
+/// Facts about the server that are requested once, and again when its weights are not ours.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     context: Option<usize>,

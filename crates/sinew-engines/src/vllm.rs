@@ -67,7 +67,7 @@ impl Default for VllmOptions {
     }
 }
 
-/// Facts about the model that are asked for once per process of the server.
+/// Facts about the model that are requested once per process of the server.
 #[derive(Clone, Debug)]
 struct Model {
     id: String,

@@ -30,7 +30,7 @@ pub const KIND: EnvKind = EnvKind::new::<Chat>(
     },
 );
 
-/// Way out where an algorithm reads more than one answer.
+/// Remedy in the message for algorithms that need more than one turn.
 const ONE_ANSWER: &str = "an episode is one answer without tools; take an environment with turns, such as a class \
      of yours with env.type = \"python\"";
 
@@ -82,7 +82,7 @@ pub struct ChatFactory {
 }
 
 impl ChatFactory {
-    /// The right answer of a task as the model would write it.
+    /// Returns the right answer of a task in the form of a model's output.
     fn answer(&self, task: &Task) -> Result<Option<String>, EnvError> {
         let Some(column) = &self.gold else {
             return Ok(None);
@@ -131,12 +131,12 @@ impl EnvFactory for ChatFactory {
     }
 }
 
-/// One episode: the prompt until it is read, then nothing.
+/// Environment of one episode. It holds the prompt until `reset` returns it.
 struct ChatEnv {
     messages: Vec<Message>,
 }
 
-/// The end of an episode: a reward of the recipe scores it.
+/// Returns an unscored outcome, which a reward of the recipe completes.
 fn unscored() -> Outcome {
     Outcome {
         unscored: true,

@@ -19,7 +19,7 @@ pub struct Counts {
     malformed: u32,
 }
 
-/// Whether episodes have the counts: those with tools.
+/// Whether episodes have these counts, which only episodes with tools do.
 pub fn counted(tools: bool) -> InputPresence {
     if tools {
         InputPresence::Yes
@@ -37,7 +37,7 @@ impl Counts {
         self.malformed += u32::from(action.call_error.is_some());
     }
 
-    /// Adds the counts to the metrics of an outcome, which keeps those of the same name.
+    /// Adds the counts to the metrics of an outcome. Existing metrics of the same name are kept.
     pub fn add_to(self, outcome: &mut Outcome) {
         let flag = |b: bool| f64::from(u8::from(b));
         let penalty = f64::from(self.malformed) / f64::from(self.turns.max(1));

@@ -1,4 +1,4 @@
-//! The `Env` port, tasksets and the built-in environments.
+//! The `Env` trait, tasksets and the built-in environments.
 //!
 //! An environment simulates the world of one episode. It reads the model's output as text and responds with
 //! messages. It does not depend on tokens, engines or rollouts.

@@ -1,12 +1,12 @@
-//! Several environments as one, each with its tasks.
+//! Mixture: several environments used as one, each with its own tasks.
 //!
 //! A task of a mixture belongs to one member, whose name begins its id and its type: `math:tasks/train/3` of
-//! type `math:easy`. [`MixtureFactory`] gives the task to that member without the name, so that members do
-//! not depend on the mixture. Names have no `:`, and are unique.
+//! type `math:easy`. [`MixtureFactory`] removes the name before it passes the task to that member, so that
+//! members do not depend on the mixture. Names have no `:`, and are unique.
 //!
-//! Training tasks are those of the members one after the other; the caller decides how often each is drawn
-//! ([`Taskset::members`]). Held-out tasks take turns, so that the first `n` of them measure all members
-//! equally.
+//! The training tasks of the members follow one after the other; the caller decides how often each is drawn
+//! ([`Taskset::members`]). Held-out tasks alternate between members, so that the first `n` of them measure
+//! all members equally.
 
 use crate::port::{Action, Capabilities, Env, EnvError, EnvFactory};
 use crate::reward::{GroupReward, Reward};
@@ -71,7 +71,7 @@ impl MixtureTasks {
         Ok(Self { members })
     }
 
-    /// The member of a task, with its name, and the task's index there.
+    /// Returns the member of a task with its name, and the task's index there.
     fn place(
         &self,
         split: Split,
@@ -100,7 +100,7 @@ impl MixtureTasks {
     }
 }
 
-/// The `index`-th item of lists that take turns, each until it is at its end: list, and place in it.
+/// Returns list and position of the `index`-th item when lists alternate, each until its end.
 fn in_turn(lens: &[usize], mut index: usize) -> Option<(usize, usize)> {
     let mut done = 0;
     loop {
@@ -151,12 +151,12 @@ impl Taskset for MixtureTasks {
     }
 }
 
-/// The member of a mixture that a task of it belongs to; with other tasks, their whole id.
+/// Returns the name of the member that a task of a mixture belongs to; for other tasks, the whole id.
 pub fn member_of(task: &TaskId) -> &str {
     task.0.split(SEPARATOR).next().unwrap_or_default()
 }
 
-/// Environments of several kinds, each for the tasks of its name.
+/// Factory of the environments of a mixture.
 pub struct MixtureFactory {
     /// Factories by name, in the order of the recipe.
     members: Vec<(String, Arc<dyn EnvFactory>)>,
@@ -176,7 +176,7 @@ impl MixtureFactory {
         Self { members }
     }
 
-    /// The member of a task, and the task as the member names it.
+    /// Returns the factory for a task, and the task with the id that the member uses.
     fn member(&self, task: &Task) -> Result<(&dyn EnvFactory, Task), EnvError> {
         let name = member_of(&task.id);
         let found = self.members.iter().find(|(n, _)| n == name);

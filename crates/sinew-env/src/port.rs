@@ -1,4 +1,4 @@
-//! The `Env` port: the interface of environments.
+//! The `Env` trait, the interface of environments.
 
 use crate::reward::{GroupReward, Reward};
 use futures::future::BoxFuture;
@@ -92,7 +92,7 @@ pub struct Action {
     /// Text of the turn without control tokens and without the thoughts in the notation of the model's
     /// template, including calls. Environments read [`Action::answer`].
     pub text: String,
-    /// Those thoughts. `None`: the turn has none.
+    /// Reasoning in the notation of the model's template; `None` if the turn has none.
     pub reasoning: Option<String>,
     /// Parsed calls in order, up to the first invalid one.
     pub tool_calls: Vec<ToolCall>,
@@ -114,17 +114,18 @@ impl Action {
         }
     }
 
-    /// The turn taken apart, also if its thoughts stand in tags that the template does not have.
+    /// Separates answer, reasoning and calls of the turn, also if the reasoning is in tags that the template
+    /// does not have.
     pub fn turn(&self) -> sinew_answer::Turn {
         sinew_answer::Turn::of_parts(self.reasoning.as_deref(), &self.text)
     }
 
-    /// The answer: the text without thoughts. Empty if a thought is unfinished.
+    /// Returns the answer: the text without reasoning. Empty if the reasoning is unfinished.
     pub fn answer(&self) -> String {
         self.turn().answer
     }
 
-    /// The turn as rewards see it: its answer, its thoughts, its calls.
+    /// Returns the turn as rewards receive it, with separate answer, reasoning and calls.
     pub fn parted(&self) -> Message {
         let turn = self.turn();
         let mut said = self.message();
@@ -201,14 +202,14 @@ pub trait Env: Send {
     /// Converts an observation to chat messages.
     fn format_observation(&self, observation: &Observation) -> Vec<Message>;
 
-    /// All that the model sees from here on, if the last step took what came before out of its context:
-    /// system message and observation. `None`: the observation follows what the model has seen.
+    /// New context of the model, if the last step replaced the earlier one: system message and observation.
+    /// `None`: the observation follows the present context.
     fn renewed(&self) -> Option<Vec<Message>> {
         None
     }
 
-    /// Takes all messages of an episode that a program from outside played, between `reset` and the one
-    /// `step` with its answer. Rewards see them; an environment scores only the answer.
+    /// Receives all messages of an episode that an external program played, between `reset` and the `step`
+    /// with its answer. Rewards read them; an environment scores only the answer.
     fn played(&mut self, messages: Vec<Message>) {
         drop(messages);
     }
@@ -216,8 +217,8 @@ pub trait Env: Send {
     /// Score of an episode that a limit ended before `done`.
     fn score(&mut self) -> EnvFuture<'_, Outcome>;
 
-    /// State of the world at the end, for rewards of the recipe; asked for after the outcome. `None`: this
-    /// environment shows none.
+    /// State of the environment at the end, for rewards of the recipe; requested after the outcome. `None`:
+    /// the environment has no state to show.
     fn end_state(&self) -> Option<&serde_json::Value> {
         None
     }
@@ -229,15 +230,15 @@ pub trait Env: Send {
 /// Properties of the environments of a factory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Any number of environments can exist at once.
+    /// Whether any number of environments can exist at the same time.
     pub concurrent: bool,
-    /// Equal actions on equal tasks give equal observations, rewards and states.
+    /// Whether equal actions on equal tasks give equal observations, rewards and states.
     pub deterministic: bool,
     /// Data of the episodes that algorithms can read, as far as it is known before one runs. If
     /// [`Gives::states`] is set, equal values of [`StepResult::state_hash`] mean equal states.
     pub gives: Gives,
-    /// Maximum number of environments at once, 1 or more. A run starts no more episodes than that. `None`:
-    /// any number.
+    /// Maximum number of environments at the same time, 1 or more, which limits the running episodes. `None`:
+    /// no limit.
     pub places: Option<usize>,
 }
 
@@ -259,7 +260,7 @@ pub trait EnvFactory: Send + Sync {
         "1"
     }
 
-    /// The environments of a mixture by name, for traces. Empty: it is one environment.
+    /// Components of a mixture's environments by name, for traces. Empty for a single environment.
     fn members(&self) -> BTreeMap<String, Component> {
         BTreeMap::new()
     }
@@ -288,8 +289,8 @@ pub trait EnvFactory: Send + Sync {
         None
     }
 
-    /// Reward that scores an episode of a task from only its sample, so that a stored one can be scored anew.
-    /// `None`: only a running environment can.
+    /// Reward that scores an episode of a task from its sample alone, so that a stored episode can be scored
+    /// again. `None`: scoring needs a running environment.
     fn reward(&self, task: &Task) -> Option<Arc<dyn Reward>> {
         let _ = task;
         None

@@ -21,13 +21,13 @@ use toml::de::ValueDeserializer;
 /// The environments of this crate, in the order of the documentation. Crates above it have others.
 pub const BUILT_IN: [&EnvKind; 3] = [&chat::KIND, &math::KIND, &tiny::KIND];
 
-/// The environments that a recipe can name. The assembly of a program makes it and hands it to all readers of
-/// recipes.
+/// The environments that a recipe can name. The program assembles this registry and passes it to all readers
+/// of recipes.
 #[derive(Clone, Copy, Debug)]
 pub struct Registry(&'static [&'static EnvKind]);
 
 impl Registry {
-    /// These environments, in the order of the documentation. Each has its own name.
+    /// Creates a registry of these environments, in the order of the documentation. Names must be unique.
     pub const fn new(kinds: &'static [&'static EnvKind]) -> Self {
         Self(kinds)
     }
@@ -51,11 +51,11 @@ pub struct Needs {
     /// Characters of the environment's texts. The model has a character tokenizer for them and is trained
     /// from scratch. `None`: any pretrained model.
     pub alphabet: Option<&'static str>,
-    /// Rows of the recipe's `[tasks]` can be its tasks.
+    /// Whether rows of the recipe's `[tasks]` can be its tasks.
     pub rows: bool,
-    /// It has no separate tasks, so that the recipe must have rows.
+    /// Whether it has no tasks itself, so that the recipe must have rows.
     pub tasks: bool,
-    /// It has no score, so that the recipe must have a reward.
+    /// Whether it has no score, so that the recipe must have a reward.
     pub reward: bool,
 }
 
@@ -87,17 +87,17 @@ pub struct Sandboxes {
     pub provider: Arc<dyn SandboxProvider>,
     /// Limits and contents of each sandbox.
     pub spec: SandboxSpec,
-    /// Images that tasks may name in their column [`IMAGE_COLUMN`], by name. Empty: they name none.
+    /// Images that tasks may name in their column [`IMAGE_COLUMN`], by name. Empty if tasks name none.
     pub images: BTreeMap<String, TaskImage>,
 }
 
 /// Column of a task with the name of its image.
 pub const IMAGE_COLUMN: &str = "image";
 
-/// An unpacked image: the root of the sandbox of a task that names it.
+/// An unpacked image, the root file system of the sandbox of a task that names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaskImage {
-    /// Folder with its files.
+    /// Folder with the image's files.
     pub root: PathBuf,
     /// Its environment variables.
     pub env: Vec<(String, String)>,
@@ -121,7 +121,7 @@ pub trait EnvConfig: fmt::Debug + Send + Sync {
     /// Creates the taskset. Equal seeds yield equal tasks.
     fn taskset(&self, seed: u64) -> Result<Arc<dyn Taskset>, TasksetError>;
 
-    /// Creates the taskset like [`taskset`](Self::taskset), with limits for code of a user that makes the
+    /// Creates the taskset like [`taskset`](Self::taskset), with limits for user code that generates the
     /// tasks. The limits have no effect on other tasks.
     fn taskset_within(
         &self,
@@ -139,13 +139,12 @@ pub trait EnvConfig: fmt::Debug + Send + Sync {
     /// ([`Capabilities::gives`](crate::Capabilities::gives)).
     fn gives(&self) -> Gives;
 
-    /// Whether it makes the sandbox of a task from the image that the task names
-    /// ([`Sandboxes::images`]).
+    /// Whether the sandbox of a task is created from the image that the task names ([`Sandboxes::images`]).
     fn task_images(&self) -> bool {
         false
     }
 
-    /// Folders of the host that code which the model can influence may read: solutions must not lie there.
+    /// Host folders that code under the model's influence may read. Solutions must not be stored there.
     fn shows(&self) -> Vec<PathBuf> {
         Vec::new()
     }

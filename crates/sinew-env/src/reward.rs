@@ -1,8 +1,8 @@
-//! The `Reward` port: functions that score finished episodes.
+//! The `Reward` trait: functions that score finished episodes.
 //!
-//! A reward gets a [`RewardSample`]: the task and all texts and calls of the model, as messages. It does not
-//! get tokens, and it runs after the episode, separately from its environment. The environment's own score
-//! stays in [`RewardSample::metrics`].
+//! A reward receives a [`RewardSample`]: the task and all texts and calls of the model, as messages. It does
+//! not receive tokens. It runs after the episode, separately from its environment. The environment's own
+//! score stays in [`RewardSample::metrics`].
 //!
 //! A reward that cannot judge a sample returns [`Unscored`] with the reason. Callers never replace it with
 //! 0: the sample leaves the loss and the baseline of its group, and the reason is counted.
@@ -14,16 +14,16 @@ use sinew_answer::Turn;
 use sinew_types::{MAX_REWARD, Message, Outcome, Task, ToolCall};
 use std::collections::BTreeMap;
 
-/// Reason of an outcome that has all rewards but those of its group.
+/// Reason of an outcome that only lacks the rewards of its group.
 pub const GROUP_PENDING: &str = "waits for the rewards of its group";
 
-/// Whether an outcome has all rewards but those of its group.
+/// Whether an outcome only lacks the rewards of its group.
 pub fn waits_for_group(outcome: &Outcome) -> bool {
     outcome.unscored && outcome.unscored_reason.as_deref() == Some(GROUP_PENDING)
 }
 
-/// Adds the score that a group gave to one of its members. An outcome that does not wait for it stays as it
-/// is. A missing score makes the outcome unscored with its reason.
+/// Adds the group's score to an outcome. An outcome that does not wait for it stays unchanged. A missing
+/// score makes the outcome unscored, with its reason.
 pub fn with_group(outcome: &Outcome, score: Result<Score, Unscored>) -> Outcome {
     let mut whole = outcome.clone();
     if !waits_for_group(outcome) {
@@ -54,10 +54,10 @@ pub struct RewardSample {
     /// The answer: text of the model's last turn, without control tokens and thoughts. Empty if the model
     /// wrote nothing, or did not finish its thought.
     pub output: String,
-    /// The thoughts of that turn. `None`: it has none.
+    /// Reasoning of that turn; `None` without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
-    /// Tag that the thoughts stood in, such as `think`.
+    /// Tag around the reasoning, such as `think`.
     #[serde(skip)]
     pub tag: Option<&'static str>,
     /// Whether a limit cut that turn.
@@ -73,8 +73,8 @@ pub struct RewardSample {
 }
 
 impl RewardSample {
-    /// A turn of the model for a task, without messages, calls and measurements. Its thoughts are not part of
-    /// the output.
+    /// Creates a sample with one turn of the model, without messages, calls and measurements. The reasoning
+    /// is not part of the output.
     pub fn new(task: Task, said: impl Into<String>) -> Self {
         let mut sample = Self {
             task,
@@ -91,12 +91,12 @@ impl RewardSample {
         sample
     }
 
-    /// Takes a turn as the last one.
+    /// Sets the last turn.
     pub fn said(&mut self, turn: Turn) {
         (self.output, self.reasoning, self.tag) = (turn.answer, turn.reasoning, turn.tag);
     }
 
-    /// The last turn with its thoughts.
+    /// Returns the last turn with its reasoning.
     pub fn turn(&self) -> Turn {
         Turn {
             reasoning: self.reasoning.clone(),
@@ -114,7 +114,7 @@ pub struct Score {
     pub value: f64,
     /// Named components and measurements for metrics, traces and reports. They are not added to `value`.
     pub parts: BTreeMap<String, f64>,
-    /// Rewards of the group have to be added: until then the episode has no reward.
+    /// Whether rewards of the group must still be added; until then the episode has no reward.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub waits_for_group: bool,
 }
@@ -178,12 +178,13 @@ impl Score {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{reason}")]
 pub struct Unscored {
-    /// One line for people: an abstention, or an error with its place.
+    /// Reason in one line: an abstention, or an error with its location.
     pub reason: String,
 }
 
 impl Unscored {
-    /// Maximum characters of a reason: it stands in every trace and counts as a key of metrics.
+    /// Maximum number of characters of a reason, since every trace contains it and it is used as a metric
+    /// key.
     pub const MAX_REASON: usize = 300;
 
     /// Creates a missing score. The first line of `reason`, up to [`Unscored::MAX_REASON`], is kept.
@@ -209,7 +210,7 @@ pub trait Reward: Send + Sync {
     /// Name in recipes, metrics and reports.
     fn name(&self) -> &str;
 
-    /// Whether the value does not measure success, as that of a length penalty.
+    /// Whether the value is a penalty, such as for length, and not a measure of success.
     fn is_penalty(&self) -> bool {
         false
     }
@@ -230,13 +231,13 @@ pub trait GroupReward: Send + Sync {
     ) -> BoxFuture<'a, Vec<Result<Score, Unscored>>>;
 }
 
-/// Says which of two samples of one task is better: a function, or a judge.
+/// Compares two samples of one task: a function, or a judge.
 pub trait Preference: Send + Sync {
     /// Name in recipes, metrics and reports.
     fn name(&self) -> &str;
 
-    /// Probability that `a` is better than `b`, 0 to 1. Callers ask both orders: an answer may lean towards
-    /// the first or the second place.
+    /// Returns the probability that `a` is better than `b`, 0 to 1. Callers ask in both orders, since an
+    /// answer may be biased towards the first or second position.
     fn prefer<'a>(
         &'a self,
         a: &'a RewardSample,

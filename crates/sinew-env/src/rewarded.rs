@@ -1,4 +1,4 @@
-//! Any environment, scored by a reward of the recipe instead of its own score.
+//! Wraps an environment so that a reward of the recipe scores it, instead of the environment itself.
 //!
 //! The environment's own score stays in the metrics, as `env/reward` and `env/success`, if it has one.
 //! Process rewards of turns stay as they are.
@@ -16,11 +16,11 @@ use std::sync::Arc;
 /// Factory of environments whose episodes a [`Reward`] scores.
 #[derive(Clone)]
 pub struct Rewarded {
-    /// Makes the episodes.
+    /// Factory of the wrapped environments.
     inner: Arc<dyn EnvFactory>,
-    /// Scores each episode on its own.
+    /// Reward that scores each episode separately.
     reward: Arc<dyn Reward>,
-    /// Scores the episodes of a task together, where the reward does.
+    /// Reward that scores the episodes of a task together, if there is one.
     group: Option<Arc<dyn GroupReward>>,
 }
 
@@ -43,7 +43,7 @@ impl Rewarded {
         }
     }
 
-    /// Leaves the rest of each score to `group`: `reward` gives scores that wait for it.
+    /// Adds a group reward. The scores of `reward` then wait for it.
     pub fn with_group(self, group: Arc<dyn GroupReward>) -> Self {
         Self {
             group: Some(group),
@@ -100,12 +100,12 @@ struct RewardedEnv {
     inner: Box<dyn Env>,
     reward: Arc<dyn Reward>,
     sample: RewardSample,
-    /// Messages of a program from outside, which the turns of this environment do not have.
+    /// Messages of an external program, which are not turns of this environment.
     played: Vec<Message>,
 }
 
 impl RewardedEnv {
-    /// The outcome by the reward, with the metrics of the environment's own.
+    /// Computes the outcome with the reward, and adds the metrics of the environment's own outcome.
     async fn outcome(&mut self, own: Outcome) -> Outcome {
         self.sample.metrics = own.metrics;
         self.sample.state = self.inner.end_state().cloned();

@@ -32,9 +32,9 @@ pub enum TasksetError {
     Index {
         /// Name of the taskset.
         taskset: String,
-        /// Split that was asked.
+        /// The requested split.
         split: Split,
-        /// Index that was asked, from 0.
+        /// The requested index, from 0.
         index: usize,
         /// Number of tasks of the split.
         len: usize,
@@ -56,7 +56,7 @@ pub enum TasksetError {
     Row {
         /// Name of the taskset.
         taskset: String,
-        /// Number of the line; of generated tasks, the index.
+        /// Line number; for generated tasks, the index.
         line: usize,
         /// Reason in words.
         message: String,
@@ -97,7 +97,7 @@ pub trait Taskset: Send + Sync {
     }
 }
 
-/// No tasks at all: agents outside bring their own.
+/// Taskset without tasks, for runs in which external agents bring their own.
 #[derive(Clone, Copy, Debug)]
 pub struct NoTasks;
 

@@ -14,7 +14,7 @@ pub struct Turn {
     pub done: bool,
     /// Number of calls of tools that failed.
     pub errors: u32,
-    /// The notation was wrong, or a call failed.
+    /// A tool call failed, or the turn's text was not valid notation for a call.
     pub error: bool,
 }
 
@@ -53,7 +53,7 @@ impl Turn {
         Message::new(role, content)
     }
 
-    /// The step of a turn that did not end the episode.
+    /// Returns the step result of a turn that did not end the episode.
     pub fn step(&self, state_hash: Option<u64>) -> StepResult {
         let mut content = Content::new();
         for (at, message) in self.messages.iter().enumerate() {

@@ -1,10 +1,10 @@
-//! Any environment with one more message: a person's text in the middle of an episode that is forked.
+//! Wraps an environment to add one message: a user's text in the middle of a forked episode.
 //!
 //! The message follows the environment's messages before one turn of the model: the first messages for turn
 //! 1, else the observation of the turn before. Turns are counted from 1. The environment itself does not
 //! receive it: state, rewards and the end stay the same.
 //!
-//! A turn that never comes leaves the episode as it is.
+//! If the episode has no such turn, it stays unchanged.
 
 use crate::port::{
     Action, Capabilities, Env, EnvError, EnvFactory, EnvFuture, Observation, ResetResult,
@@ -36,7 +36,7 @@ impl std::fmt::Debug for UserMessageEnvs {
 }
 
 impl UserMessageEnvs {
-    /// Says `text` before turn `turn`, counted from 1.
+    /// Wraps `inner`, and adds `text` before turn `turn`, counted from 1.
     pub fn new(inner: Arc<dyn EnvFactory>, turn: u32, text: impl Into<String>) -> Self {
         Self {
             inner,
@@ -87,9 +87,9 @@ impl EnvFactory for UserMessageEnvs {
 
 /// The environment of one episode, with the message.
 struct UserMessageEnv {
-    /// The world.
+    /// The wrapped environment.
     inner: Box<dyn Env>,
-    /// Number of the turn that comes next.
+    /// Number of the next turn.
     next: u32,
     /// Number of the turn that sees the message first, from 1.
     turn: u32,

@@ -24,7 +24,7 @@ pub struct Mutations<'a> {
 }
 
 impl<'a> Mutations<'a> {
-    /// Mutations of `inputs` in which `words` are inserted now and then.
+    /// Creates mutations of `inputs` in which `words` are inserted from time to time.
     pub fn new(seed: u64, inputs: &'a [Vec<u8>], words: &'a [&'a str]) -> Self {
         Self {
             random: SplitMix64::new(seed),

@@ -1,4 +1,5 @@
-//! Archive of rollouts: the captured parts of open ones go into the journal, finished traces into the store.
+//! Durable storage of rollouts: captured data of open rollouts goes into the journal, and finished traces go
+//! into the store.
 
 use crate::failures::store_failed;
 use crate::journal::{Journal, Receipt, Record};
@@ -7,11 +8,11 @@ use sinew_store::{CommitOutcome, TraceStore};
 use sinew_types::{EpisodeId, Trace};
 use std::sync::Arc;
 
-/// The journal and the store, where there are such.
+/// The journal and the store, if they are configured.
 pub(crate) struct Archive {
-    /// Open rollouts; without one a crash loses them.
+    /// Journal of open rollouts; without it a crash loses them.
     journal: Option<Arc<Journal>>,
-    /// Finished traces; without a store only the caller of `finish` has them.
+    /// Store of finished traces; without it only the caller of `finish` has them.
     store: Option<Arc<dyn TraceStore>>,
 }
 
@@ -24,7 +25,7 @@ impl Archive {
         self.journal.as_ref()
     }
 
-    /// The store, where there is one.
+    /// Returns the store, if there is one.
     pub(crate) fn store(&self) -> Option<Arc<dyn TraceStore>> {
         self.store.clone()
     }
@@ -42,7 +43,7 @@ impl Archive {
         journal.map(|j| j.append(id, record)).transpose()
     }
 
-    /// The trace of a finished rollout.
+    /// Reads the trace of a finished rollout.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -54,7 +55,7 @@ impl Archive {
         blocking("store_failed", move || store.get(&id).map_err(store_failed)).await
     }
 
-    /// [`Archive::stored`] on this thread.
+    /// Like [`Archive::stored`], but reads on the calling thread.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -65,7 +66,7 @@ impl Archive {
         }
     }
 
-    /// Stores a trace, and gives it as it is stored. Storing it again changes nothing.
+    /// Stores a trace and returns it as stored. Storing the same trace again has no effect.
     ///
     /// # Errors
     /// If the store refuses, or has another trace under this id.
@@ -89,13 +90,13 @@ impl Archive {
     }
 }
 
-/// The error of a new rollout with the id of a finished one.
+/// Returns the error for a new rollout whose id belongs to a finished one.
 pub(crate) fn taken(id: &EpisodeId) -> ApiError {
     let why = format!("a finished rollout has the id {id}: choose another one, or leave it out");
     ApiError::conflict("rollout_exists", why)
 }
 
-/// Runs `work` on a thread that may block. A panic there is a failure with this `code`.
+/// Runs `work` on a thread that may block. A panic becomes an error with this `code`.
 pub(crate) async fn blocking<T: Send + 'static>(
     code: &'static str,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Bodies of requests: their limits, and the thread that reads them.
+//! Request bodies: their limits, and the thread that processes them.
 
 use crate::archive::blocking;
 use axum::extract::Request;
@@ -10,14 +10,14 @@ use sinew_dialect::ApiError;
 use sinew_dialect::fields::{Fields, Notes};
 use std::time::Duration;
 
-/// Longer bodies are read, rendered and tokenized on a separate thread: it takes up to a second for the
-/// largest.
+/// Minimum size of bodies that are parsed, rendered and tokenized on a separate thread. The largest take up
+/// to a second.
 const LARGE_BYTES: usize = 128 << 10;
 
-/// The whole body of a request within its limits of size and time.
+/// Reads the whole body of a request within the limits on size and time.
 ///
 /// # Errors
-/// 413, 408 or 400.
+/// Status 413 (too large), 408 (too slow) or 400 (connection failed).
 pub(crate) async fn read(
     request: Request,
     limit: usize,
@@ -43,12 +43,12 @@ pub(crate) async fn read(
     }
 }
 
-/// A body that may be large.
+/// A request body of any size.
 #[derive(Debug)]
 pub(crate) struct LargeBody(pub(crate) Bytes);
 
 impl LargeBody {
-    /// Does `work` with the body: on this thread if the body is small, otherwise on one that may
+    /// Runs `work` with the body: on the calling thread if the body is small, otherwise on a thread that may
     /// block.
     pub(crate) async fn with<T: Send + 'static>(
         self,
@@ -61,7 +61,7 @@ impl LargeBody {
     }
 }
 
-/// A body of the control API; an empty one is an empty object.
+/// Parses a body of the control API; an empty body counts as an empty object.
 pub(crate) fn control<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
     // Syntax first, so that its errors differ from those of wrong fields.
@@ -77,7 +77,7 @@ pub(crate) fn control<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> 
     })
 }
 
-/// An error of serde in plain words, without Rust's types and the position in the body.
+/// Rewords an error of serde, without Rust types and the position in the body.
 fn plain_words(error: &str) -> String {
     let end = error.rfind(" at line ").unwrap_or(error.len());
     let mut text = error[..end].to_owned();

@@ -1,12 +1,12 @@
-//! Begins a call of the model: from the body of a request to a running call.
+//! Starts model calls: from the body of a request to a running call.
 //!
-//! 1. Scan the body for messages that are known ([`crate::known_bodies`]); only the rest is parsed.
+//! 1. Scan the body for messages that were parsed before ([`crate::known_bodies`]); only the rest is parsed.
 //! 2. Find a call that this request repeats, and join it.
 //! 3. Parse, restore what the request continues by id, choose the format of the output.
 //! 4. Join the request to the captured tokens: the session returns the prompt, or refuses.
 //! 5. Start the task that runs the call ([`crate::drive`]); the caller has a reader of it.
 //!
-//! A session is locked only in step 4. Rendering takes its time there, so that two calls of one rollout see
+//! A session is locked only in step 4. Rendering happens under the lock, so that two calls of one rollout see
 //! each other's tokens.
 
 use crate::capacity::Capacity;
@@ -39,22 +39,23 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// Tokens of a prompt's end that are looked at for an opened reasoning tag.
+/// Number of tokens at the end of a prompt that are searched for an opened reasoning tag.
 const TAIL_TOKENS: usize = 8;
 
-/// Marks by which a repeated request is recognized.
+/// Properties by which a repeated request is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Retry<'a> {
-    /// Path of the request: the same body to another dialect is another call.
+    /// Path of the request: the same body in another dialect is a different call.
     pub(crate) path: &'a str,
-    /// The client's own key of the request: with it, equal bodies are different requests.
+    /// Idempotency key of the client: requests with different keys are different, even if their bodies are
+    /// equal.
     pub(crate) idempotency: Option<&'a str>,
-    /// The client marks it as sent before.
+    /// Whether the client marks the request as a retry.
     pub(crate) again: bool,
 }
 
 impl Retry<'_> {
-    /// Key of the request; `scan` is what was seen of its body.
+    /// Returns the hash that identifies the request; `scan` is the result of scanning its body.
     pub(crate) fn key(&self, body: &[u8], scan: Option<&Scan>) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&(self.path.len() as u64).to_le_bytes());
@@ -72,19 +73,19 @@ impl Retry<'_> {
     }
 }
 
-/// A request body that is remembered, so that a later one that repeats it is recognized.
+/// A request body that is stored to recognize a later one that starts with the same messages.
 #[derive(Clone, Copy, Debug)]
 struct Repeat<'a> {
     /// The body as it arrived.
     body: &'a [u8],
-    /// Positions of its messages.
+    /// Position of its messages.
     scan: &'a Scan,
-    /// Key of the request's part before the messages.
+    /// Hash of the request's part before the messages.
     head: Key,
 }
 
-/// Whether a body can be cut after the messages of this request: the model speaks next, and
-/// they are all that it is given.
+/// Whether a later body may extend the messages of this request: the model speaks next, and the messages are
+/// the complete prompt.
 fn may_grow(request: &ModelRequest) -> bool {
     let goes_on = request.continuation.as_ref();
     // Tools that messages define are not known without these messages.
@@ -96,8 +97,8 @@ fn may_grow(request: &ModelRequest) -> bool {
     alone && last.is_some_and(|m| m.role != Role::Assistant)
 }
 
-/// Whether a request, read without its known beginning, is the known one with more messages. If so it is left
-/// with only these.
+/// Whether a request, parsed without its known messages, continues the known one. If so, only its new
+/// messages remain in it.
 fn grown(rollout: &Rollout, seen: &KnownBody, request: &mut ModelRequest) -> bool {
     if !may_grow(request) {
         return false;
@@ -122,23 +123,23 @@ fn grown(rollout: &Rollout, seen: &KnownBody, request: &mut ModelRequest) -> boo
     true
 }
 
-/// Begins calls of the model, up to a limit at the same time.
+/// Starts model calls, up to a limit of concurrent ones.
 pub(crate) struct Caller {
     /// Limits and the model's turn format.
     config: GatewayConfig,
     engine: Arc<dyn Engine>,
     renderer: Arc<dyn Renderer>,
     capacity: Option<Arc<dyn Capacity>>,
-    /// Ids for the engine, unique among all its users.
+    /// Source of request ids, unique among all users of the engine.
     requests: Arc<AtomicU64>,
-    /// The roles that the model's template takes.
+    /// Message roles that the model's template supports.
     prompts: Prompts,
     counters: Arc<Counters>,
-    /// One permit a call, up to `max_in_flight`.
+    /// Semaphore with one permit per call, at most `max_in_flight`.
     in_flight: Arc<Semaphore>,
-    /// It takes no more calls.
+    /// Whether new calls are refused at present.
     draining: AtomicBool,
-    /// It will never take any again: what they sample would not be trained.
+    /// Whether new calls are refused for good: their samples would not be trained.
     ended: AtomicBool,
 }
 
@@ -162,23 +163,23 @@ impl Caller {
         }
     }
 
-    /// Takes no more calls.
+    /// Refuses new calls from now on.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Takes no more calls, and reports that it never will.
+    /// Refuses new calls for good, and reports this to clients.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.drain();
     }
 
-    /// Calls that run now.
+    /// Number of running calls.
     pub(crate) fn running(&self) -> usize {
         self.config.server.max_in_flight - self.in_flight.available_permits()
     }
 
-    /// Waits until no call runs, or `within` is over.
+    /// Waits until no call is running, but no longer than `within`.
     pub(crate) async fn drained(&self, within: Duration) {
         let all = self.config.server.max_in_flight as u32;
         // Too late or not, what still runs is for the caller to see.
@@ -200,7 +201,7 @@ impl Caller {
         }
     }
 
-    /// Adds to a rollout's provenance what is known here.
+    /// Adds the facts that the gateway knows to a rollout's provenance.
     pub(crate) fn describe(&self, spec: &mut RolloutSpec) {
         spec.describe(self.renderer.as_ref());
         let fidelity = self.engine.fidelity();
@@ -211,7 +212,7 @@ impl Caller {
         self.engine.status()
     }
 
-    /// Calls the model for a rollout, as a body in a dialect asks.
+    /// Calls the model for a rollout, with a request body in a dialect.
     pub(crate) fn call(
         &self,
         rollout: &Arc<Rollout>,
@@ -256,7 +257,8 @@ impl Caller {
         self.begin(rollout, request, key, repeat, None)
     }
 
-    /// Joins, plans and starts a call. `known` is the state that the cut-off messages lead to.
+    /// Joins a call to the trace, plans and starts it. `known` is the state after the messages that were cut
+    /// off.
     fn begin(
         &self,
         rollout: &Arc<Rollout>,
@@ -324,7 +326,7 @@ impl Caller {
         Ok(subscription)
     }
 
-    /// Options for reading the answer of a call.
+    /// Options for parsing the model's turn.
     fn turn(
         &self,
         request: &ModelRequest,
@@ -345,7 +347,7 @@ impl Caller {
         }
     }
 
-    /// Counts how a call joined its trace.
+    /// Counts the way in which a call joined its trace.
     fn count(&self, begun: &CallStart, call: &str) {
         self.counters.joined(begun.join);
         if begun.join.diverges() {
@@ -353,7 +355,7 @@ impl Caller {
         }
     }
 
-    /// The format that the turn is parsed with, and the one that the output is held to.
+    /// Returns the format for parsing the turn, and the format that constrains the output.
     fn formats(
         &self,
         request: &mut ModelRequest,
@@ -367,7 +369,7 @@ impl Caller {
         Ok((format, held))
     }
 
-    /// Data for writing the answer.
+    /// Returns the data that is needed to write the answer.
     fn context(&self, id: String, request: ModelRequest, prompt: &[TokenId]) -> AnswerContext {
         let prompt_ids = if request.return_token_ids {
             prompt.to_vec()
@@ -383,7 +385,7 @@ impl Caller {
         }
     }
 
-    /// Refuses `n` outside the server's limit and, in a strict gateway, parts that are not text.
+    /// Refuses a value of `n` above the server's limit and, in strict mode, content that is not text.
     fn check(&self, request: &ModelRequest) -> Result<(), ApiError> {
         if self.config.strict_fields
             && let Prompt::Messages(messages) = &request.prompt
@@ -399,7 +401,7 @@ impl Caller {
         Ok(())
     }
 
-    /// A place among the running calls, at once or not at all: a queue here would only hide the load.
+    /// Takes a place among the running calls, or refuses at once. A queue here would only hide the load.
     fn permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         let permit = Arc::clone(&self.in_flight).try_acquire_owned();
         permit.map_err(|_| {
@@ -409,7 +411,8 @@ impl Caller {
         })
     }
 
-    /// The format that the turn is parsed with: nothing for a text, no calls where none are allowed.
+    /// Returns the format for parsing the turn: plain text for text prompts, and no calls where none are
+    /// allowed.
     fn turn_format(&self, request: &ModelRequest) -> Result<TurnFormat, ApiError> {
         if !matches!(request.prompt, Prompt::Messages(_)) {
             return Ok(TurnFormat::default());
@@ -429,7 +432,7 @@ impl Caller {
         Ok(format)
     }
 
-    /// Tokens that the conversation in a body has when it is rendered as a whole.
+    /// Counts the tokens of a request body's conversation, rendered as a whole.
     ///
     /// # Errors
     /// If the body is wrong or cannot be rendered.
@@ -450,7 +453,7 @@ impl Caller {
         }
     }
 
-    /// Text that the turn must begin with, so that a required call comes.
+    /// Returns the text that the turn is forced to start with, so that a required call follows.
     fn opening(&self, request: &ModelRequest) -> Result<String, ApiError> {
         let tool = match &request.tool_choice {
             ToolChoice::Auto | ToolChoice::None => return Ok(String::new()),
@@ -464,7 +467,7 @@ impl Caller {
         })
     }
 
-    /// Whether the rendered prompt ends with `mark`, white space left out: a template may open the reasoning
+    /// Whether the rendered prompt ends with `mark`, ignoring white space: a template may open the reasoning
     /// tag.
     fn prompt_ends_with(&self, prompt: &[TokenId], mark: &str) -> bool {
         let tail = &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..];
@@ -472,8 +475,8 @@ impl Caller {
         text.trim_end().ends_with(mark)
     }
 
-    /// Parameters for the engine: of each value the rollout's if it is pinned, else the request's, else the
-    /// rollout's, else the default.
+    /// Returns the sampling parameters for the engine. Each value is the rollout's if pinned, else the
+    /// request's, else the rollout's default, else the gateway's.
     fn sampling(
         &self,
         session: &Session,
@@ -513,7 +516,7 @@ impl Caller {
         }
     }
 
-    /// One request for each choice, with rising ids; all share the prompt.
+    /// Builds one engine request per choice, with ascending ids; all share the prompt.
     fn requests(
         &self,
         session: &Session,
@@ -541,12 +544,12 @@ fn may_reason(format: &Format) -> bool {
     matches!(&format.grammar, Grammar::Tools(tools) if tools.need == ToolNeed::Auto)
 }
 
-/// Unique id of a call; dialects put their own prefix before it.
+/// Returns the unique id of a call; dialects add their own prefix.
 fn call_id(rollout: &EpisodeId, call: u32) -> String {
     format!("{rollout}-{call}")
 }
 
-/// A short tag of a call, unique within one gateway.
+/// Returns a short tag of a call, unique within one gateway.
 fn call_tag(id: &str) -> String {
     hex(&blake3::hash(id.as_bytes()).as_bytes()[..8])
 }

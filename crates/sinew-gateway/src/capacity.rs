@@ -3,12 +3,12 @@
 use futures::future::BoxFuture;
 use sinew_types::{EpisodeId, TokenId};
 
-/// Capacity for one model call; given back when dropped.
+/// Permission for one model call; dropping it releases the capacity.
 pub type CapacityPermit = Box<dyn Send>;
 
-/// Lets model calls generate when the engine has capacity for them.
+/// Admission of model calls: a call generates only when the engine has capacity for it.
 pub trait Capacity: Send + Sync {
-    /// Waits until a call of `rollout` may generate after `prompt`. Dropping the future gives up.
+    /// Waits until a call of `rollout` may generate after `prompt`. Dropping the future cancels the wait.
     fn acquire<'a>(
         &'a self,
         rollout: &'a EpisodeId,

@@ -1,4 +1,4 @@
-//! Settings of a gateway, and the parts it works with.
+//! Settings of a gateway, and the parts it needs.
 
 use crate::capacity::Capacity;
 use crate::hooks::RolloutHooks;
@@ -16,18 +16,18 @@ use std::sync::atomic::AtomicU64;
 pub struct GatewayConfig {
     /// Name under which `GET /v1/models` lists the model.
     pub model: String,
-    /// Bounds of each rollout, which its opener may narrow.
+    /// Maximum limits of each rollout; the client that opens a rollout may lower them.
     pub session: SessionLimits,
-    /// Bounds of all of them together.
+    /// Limits of the whole server.
     pub server: ServerLimits,
-    /// Journal that gets what open rollouts captured, before their clients see the end of a call. `None`: a
-    /// crash loses it.
+    /// Journal for the captured data of open rollouts, written before a client sees the end of its call.
+    /// `None`: a crash loses this data.
     pub journal: Option<Arc<Journal>>,
-    /// Format of the model's tool calls and reasoning.
+    /// Notation of the model's tool calls and reasoning.
     pub format: TurnFormat,
-    /// Opens the model for clients that open no rollouts: each of their conversations is one.
+    /// Fixed key for clients that open no rollouts; each of their conversations becomes one rollout.
     pub api_key: Option<Secret>,
-    /// Fields of requests without effect are refused, not counted.
+    /// Whether request fields without effect are refused instead of counted.
     pub strict_fields: bool,
 }
 
@@ -52,22 +52,22 @@ impl Default for GatewayConfig {
     }
 }
 
-/// Parts that a gateway is built from.
+/// The parts of a gateway.
 #[derive(Clone)]
 pub struct GatewayParts {
-    /// Samples; may be shared with a training loop.
+    /// Engine that samples; a training loop may share it.
     pub engine: Arc<dyn Engine>,
     /// Tokenizer and chat template of the model.
     pub renderer: Arc<dyn Renderer>,
-    /// Finished traces are stored here before their finishing is answered; `None`: the caller of
-    /// [`Gateway::finish`](crate::Gateway::finish) keeps them.
+    /// Store for finished traces. A trace is stored before its finish request is answered. `None`: the caller
+    /// of [`Gateway::finish`](crate::Gateway::finish) keeps it.
     pub store: Option<Arc<dyn TraceStore>>,
     /// Source of request ids, shared by all users of the engine.
     pub requests: Arc<AtomicU64>,
-    /// Capacity of an engine that is shared; `None`: every call generates at once.
+    /// Admission control of a shared engine; `None`: every call generates at once.
     pub capacity: Option<Arc<dyn Capacity>>,
-    /// Takes the finished rollouts of clients; `None`: only those clients use them. A gateway with hooks
-    /// refuses to finish a rollout that made no call of the model.
+    /// Receiver of finished rollouts; `None`: only their clients receive them. A gateway with hooks refuses
+    /// to finish a rollout without model calls.
     pub hooks: Option<Arc<dyn RolloutHooks>>,
 }
 

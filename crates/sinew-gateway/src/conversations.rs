@@ -1,12 +1,13 @@
-//! Conversations of clients that have one fixed key and open no rollouts: plain SDKs, judges, harnesses of
-//! evaluations. Each conversation is a separate rollout.
+//! Conversations of clients that have one fixed key and open no rollouts: plain SDKs, judges, evaluation
+//! harnesses. Each conversation is a separate rollout.
 //!
 //! A request continues a conversation if it repeats all messages of an earlier request, followed by a turn of
-//! the model. Every other request begins one: it may share its instructions and examples with thousands.
-//! Text and token prompts have no turns, and each is a conversation.
+//! the model. Every other request starts a new conversation, since many conversations share the same
+//! instructions and examples. Text and token prompts have no turns, so each is a separate conversation.
 //!
-//! At most [`MAX_OPEN`] of these rollouts are open, and at most half of all. Above that the least recently
-//! used one is finished, unscored. A client that comes back to it begins a new one.
+//! At most [`MAX_OPEN`] of these rollouts are open, and at most half of the limit on all rollouts. Above
+//! that, the least recently used one is finished without a score. A client that continues it later starts a
+//! new one.
 
 use crate::keys::{self, Key};
 use sinew_dialect::ModelRequest;
@@ -14,13 +15,13 @@ use sinew_types::{EpisodeId, Message, Role};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Most rollouts of this kind that are open.
+/// Maximum number of open rollouts of this kind.
 pub(crate) const MAX_OPEN: usize = 1024;
 
-/// Most prompts that are remembered for each of them.
+/// Maximum number of remembered prompts per rollout.
 const PROMPTS_EACH: usize = 16;
 
-/// The open ones.
+/// The open conversations.
 #[derive(Debug, Default)]
 pub(crate) struct Conversations {
     known: Mutex<ConversationIndex>,
@@ -28,11 +29,11 @@ pub(crate) struct Conversations {
 
 #[derive(Debug, Default)]
 struct ConversationIndex {
-    /// The key is made of the messages of each request.
+    /// Rollout by the hash of a request's messages.
     by_prompt: HashMap<Key, EpisodeId>,
-    /// The same in the order of their coming.
+    /// The hashes in order of arrival.
     prompts: VecDeque<Key>,
-    /// The one that was used last is at the end.
+    /// Open rollouts; the most recently used one is last.
     open: VecDeque<EpisodeId>,
 }
 
@@ -41,7 +42,7 @@ impl Conversations {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a request of a conversation came, with its messages.
+    /// Records the messages of a request of a conversation.
     pub(crate) fn used(&self, id: &EpisodeId, prompts: &[(Key, Role)]) {
         let mut known = self.known();
         known.open.retain(|open| open != id);
@@ -59,7 +60,7 @@ impl Conversations {
         }
     }
 
-    /// The rollout that a request continues, if it is known.
+    /// Returns the rollout that a request continues, if it is known.
     pub(crate) fn earlier(
         &self,
         request: &ModelRequest,
@@ -78,8 +79,7 @@ impl Conversations {
             .find_map(|pair| known.by_prompt.get(&pair[0].0).cloned())
     }
 
-    /// Forgets the conversation that was used the longest ago, if more than `limit` are open and it is
-    /// `idle`.
+    /// Removes the least recently used conversation, if more than `limit` are open and it is `idle`.
     pub(crate) fn take_oldest(
         &self,
         limit: usize,
@@ -93,7 +93,7 @@ impl Conversations {
     }
 }
 
-/// The key of the messages up to each one, with the role of that one.
+/// Returns the hash of each prefix of the messages, with the role of its last message.
 pub(crate) fn prompt_keys(messages: &[Message]) -> Vec<(Key, Role)> {
     let mut at = Key::default();
     messages

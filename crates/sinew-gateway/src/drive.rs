@@ -1,15 +1,15 @@
-//! Drives a call: engine events in, deltas and one result out to its readers.
+//! Runs a model call: receives engine events, and sends deltas and one result to its readers.
 //!
-//! 1. Wait for capacity, if it is shared; a cancelled or late call ends here without a token.
+//! 1. Wait for capacity, if the engine is shared. A cancelled or late call ends here without a token.
 //! 2. Submit one request for each choice. Each has a sink that never blocks the engine's thread: the
 //!    channel has one place for each token that may come.
 //! 3. Follow the events. Tokens are decoded into pieces of text, reasoning and calls; readers of a stream get
 //!    them at once.
 //! 4. When a choice ends, capture its tokens in the session, wait for the journal, then send the end to the
 //!    client. An aborted choice is captured, too.
-//! 5. Give the result of all choices, or the first error, to the readers and count it.
+//! 5. Send the result of all choices, or the first error, to the readers, and count it.
 //!
-//! An engine that does not end aborted requests within [`ABORT_GRACE`] is not waited for.
+//! The call waits at most [`ABORT_GRACE`] for the engine to end aborted requests.
 
 use crate::capacity::{Capacity, CapacityPermit};
 use crate::rollout::{Rollout, unix_s};
@@ -31,67 +31,66 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
 
-/// Events taken from the engine at once.
+/// Maximum number of engine events that are handled together.
 const EVENT_BATCH: usize = 64;
-/// Formats that are compiled at a time in the process.
+/// Permits for compiling formats, over the whole process.
 static COMPILING: Semaphore = Semaphore::const_new(1);
 
-/// Everything that a call needs to run.
+/// All data that a call needs to run.
 pub(crate) struct Work {
     pub(crate) engine: Arc<dyn Engine>,
-    /// Set if the engine is shared with a training loop.
+    /// Admission control, if the engine is shared with a training loop.
     pub(crate) capacity: Option<Arc<dyn Capacity>>,
     pub(crate) rollout: Arc<Rollout>,
     pub(crate) counters: Arc<Counters>,
     /// Number of the call within its rollout, from 1.
     pub(crate) call: u32,
-    /// One for each choice, with rising ids.
+    /// One request per choice, with ascending ids.
     pub(crate) requests: Vec<GenerateRequest>,
-    /// The field that asks for the format of the output, if one does.
+    /// Path of the request field that sets the output format, if there is one.
     pub(crate) format_path: Option<String>,
     /// Options for separating text, reasoning and calls.
     pub(crate) turn: TurnOptions,
-    /// Time in which a client that left may come back.
+    /// Time for which a call without clients continues, so that a client may return.
     pub(crate) client_grace: Duration,
 }
 
-/// One choice while it is sampled.
+/// One choice while it is being sampled.
 struct Output {
-    /// Makes pieces of tokens.
+    /// Decodes tokens into pieces of text, reasoning and calls.
     reader: TurnReader,
-    /// All of them, for the trace.
+    /// All sampled tokens, for the trace.
     tokens: Vec<SampledToken>,
-    /// Tokens for the client that are in no delta yet.
+    /// Tokens that no delta has sent to the client.
     unsent: Vec<SampledToken>,
-    /// Tokens for the client.
+    /// Tokens of the client's answer.
     kept: Vec<SampledToken>,
-    /// Bytes of text that were sent.
+    /// Number of text bytes sent.
     sent_bytes: usize,
-    /// Set once the output is in the trace.
+    /// Set after the output was captured in the trace.
     done: Option<Choice>,
 }
 
-/// A call on its way, owned by one task.
+/// A running call, owned by one task.
 struct Driver {
     work: Work,
-    /// State that its readers follow.
+    /// State that the readers of the call follow.
     running: Arc<RunningCall>,
     /// Id of the first request; choice `i` has `first + i`.
     first: u64,
     outputs: Vec<Output>,
-    /// Prompt tokens that the engine found in its cache; the largest of the choices.
+    /// Number of prompt tokens found in the engine's prefix cache; the maximum over the choices.
     cached: u32,
     prompt_tokens: u32,
-    /// Temperature of the policy that samples.
+    /// Sampling temperature of the policy.
     temperature: f32,
-    /// Reason for aborting the requests.
+    /// Reason for aborting the requests, if they are.
     stopping: Option<ApiError>,
-    /// The answer to store for later calls.
+    /// Answer that is stored for later calls.
     kept: Option<StoredAnswer>,
 }
 
-/// Runs a call to its end, with or without readers. `permit` is its place among the
-/// calls that may run.
+/// Runs a call to its end, with or without readers. `permit` is its place among the concurrent calls.
 pub(crate) async fn drive(work: Work, running: Arc<RunningCall>, permit: OwnedSemaphorePermit) {
     let rollout = Arc::clone(&work.rollout);
     let counters = Arc::clone(&work.counters);
@@ -160,7 +159,7 @@ impl Driver {
         }
     }
 
-    /// Steps 1 to 5 of the module.
+    /// Runs steps 1 to 5 of the module's description.
     async fn run(&mut self) -> Result<Arc<ModelResponse>, ApiError> {
         let requests = std::mem::take(&mut self.work.requests);
         let prompt = requests.first().map_or(&[][..], |r| &r.prompt);
@@ -209,8 +208,8 @@ impl Driver {
         }))
     }
 
-    /// Hands a request to the engine. A format may take seconds to compile: that happens on a separate
-    /// thread, in turn with those of other rollouts, so that formats take one processor at most.
+    /// Submits a request to the engine. Compiling a format may take seconds; it happens on a separate thread,
+    /// one format at a time in the process, so that it uses at most one CPU core.
     async fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), ApiError> {
         if request.sampling.format.is_none() {
             let submitted = self.work.engine.submit(request, sink);
@@ -238,7 +237,7 @@ impl Driver {
         submitted.map_err(|e| self.refused(e))
     }
 
-    /// The error of a request that the engine does not take.
+    /// Returns the error for a request that the engine refuses.
     fn refused(&self, error: EngineError) -> ApiError {
         match (error, &self.work.format_path) {
             (EngineError::Format(why), Some(path)) => ApiError {
@@ -249,7 +248,7 @@ impl Driver {
         }
     }
 
-    /// Waits for capacity, if it is shared; nothing is sampled yet.
+    /// Waits for capacity, if the engine is shared. No token has been sampled yet.
     async fn acquire(&self, prompt: &[TokenId]) -> Result<Option<CapacityPermit>, ApiError> {
         let Some(capacity) = &self.work.capacity else {
             return Ok(None);
@@ -265,7 +264,7 @@ impl Driver {
         }
     }
 
-    /// Follows the events until `pending` requests have ended, or the engine does not end them in time.
+    /// Handles events until `pending` requests have ended, or the engine fails to end aborted ones in time.
     async fn follow(&mut self, events: &mut mpsc::Receiver<EngineEvent>, mut pending: usize) {
         let running = Arc::clone(&self.running);
         let mut deadline = running.deadline;
@@ -302,7 +301,7 @@ impl Driver {
         }
     }
 
-    /// Aborts all requests. The first reason is the call's error.
+    /// Aborts all requests. The first reason becomes the error of the call.
     fn stop(&mut self, error: ApiError) {
         self.stopping.get_or_insert(error);
         for i in 0..self.outputs.len() as u64 {
@@ -310,7 +309,7 @@ impl Driver {
         }
     }
 
-    /// Takes an event. Whether it was the last one of its request.
+    /// Handles an event. Returns whether it was the last one of its request.
     async fn take(&mut self, event: EngineEvent) -> bool {
         match event {
             EngineEvent::Tokens { request, tokens } => {
@@ -339,13 +338,13 @@ impl Driver {
         }
     }
 
-    /// The choice of a request.
+    /// Returns the index of a request's choice.
     fn index(&self, request: RequestId) -> Option<usize> {
         let index = request.0.checked_sub(self.first)? as usize;
         (index < self.outputs.len()).then_some(index)
     }
 
-    /// Takes tokens of a choice in.
+    /// Adds sampled tokens to a choice.
     fn tokens(&mut self, request: RequestId, tokens: &[SampledToken]) {
         let Some(index) = self.index(request) else {
             return;
@@ -366,7 +365,7 @@ impl Driver {
         }
     }
 
-    /// Gives a stream's readers what is new of a choice.
+    /// Sends the new pieces of a choice to the readers of a stream.
     fn send(&mut self, index: usize, pieces: Vec<Piece>, end: Option<TurnEnd>) {
         let output = &mut self.outputs[index];
         let text = output.reader.raw()[output.sent_bytes..].to_owned();
@@ -385,7 +384,7 @@ impl Driver {
         });
     }
 
-    /// Puts an output into the trace, and waits until that is durable.
+    /// Captures an output in the trace, and waits until it is durable.
     async fn capture(&self, turn: SampledTurn) -> Result<(), ApiError> {
         let receipt = {
             let mut session = self.work.rollout.session();
@@ -439,8 +438,8 @@ impl Driver {
     }
 }
 
-/// Takes a request's events on the engine's thread. Events of an answer that is not streamed are sent
-/// together at the end: one wake-up for each answer instead of one for each token.
+/// Receives a request's events on the engine's thread. Without streaming, all events are sent together at the
+/// end, which costs one wake-up per answer instead of one per token.
 fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bool) -> EventSink {
     let mut held = Vec::new();
     Box::new(move |event| {
@@ -463,8 +462,8 @@ fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bo
     })
 }
 
-/// Reason of the turn's end for the client. A turn that a limit cut counts as cut, also after whole calls:
-/// more of them may have been on their way. Calls come before all other reasons.
+/// Returns the reason that the client gets for the end of the turn. A turn that a limit cut counts as cut
+/// even after complete calls, since more calls might have followed. Calls come before all other reasons.
 fn turn_end(reader: &TurnReader, reason: &FinishReason) -> TurnEnd {
     let cut = matches!(reason, FinishReason::Length | FinishReason::ContextFull);
     if cut && reader.stopped().is_none() {

@@ -1,13 +1,14 @@
-//! Failures of sessions and stores, as clients get them.
+//! Errors of sessions and stores, as clients receive them.
 
 use crate::session::SessionError;
 use sinew_dialect::ApiError;
 use sinew_store::StoreError;
 
-/// Code of a request that was cut too short; it is read again as a whole, and no client sees this.
+/// Code for a request that was cut too short. The gateway then parses the whole request again; clients never
+/// see this code.
 pub(crate) const NEEDS_ALL: &str = "needs_all";
 
-/// 503: the store failed, and the same request may succeed later.
+/// Status 503: the store failed, and the same request may succeed later.
 pub(crate) fn store_failed(error: StoreError) -> ApiError {
     ApiError::overloaded("store_failed", error.to_string())
 }

@@ -1,4 +1,4 @@
-//! Calls of clients that have one fixed key: each of their conversations is a separate rollout.
+//! Calls of clients with the fixed key: each of their conversations is a separate rollout.
 
 use crate::conversations::{MAX_OPEN, prompt_keys};
 use crate::gateway::Gateway;
@@ -9,7 +9,7 @@ use sinew_dialect::{ApiError, Dialect, Prompt};
 use sinew_types::EpisodeId;
 use std::sync::Arc;
 
-/// The rollout of the conversation that a body continues, or a new one.
+/// Returns the rollout of the conversation that a body continues, or opens a new one.
 ///
 /// # Errors
 /// If the body is wrong, or no rollout can be opened.
@@ -41,7 +41,7 @@ pub(crate) fn rollout(
     Ok(rollout)
 }
 
-/// Finishes rollouts above the limit, those that were used the longest ago first.
+/// Finishes rollouts above the limit, the least recently used ones first.
 pub(crate) async fn trim(gateway: &Gateway) {
     let half = gateway.config().server.max_rollouts / 2;
     let limit = MAX_OPEN.min(half).max(1);

@@ -1,8 +1,8 @@
 //! The gateway without its server: rollouts are opened, called, scored and finished.
 //!
-//! A rollout's life: opened (journal), called (journal), scored, finished (store, then journal). Finishing
-//! may be tried again at any point. Locks are taken in the order rollouts, session, answers, counters; none
-//! is held while the engine or the disk is waited for.
+//! Life of a rollout: opened (journal), called (journal), scored, finished (store, then journal). Finishing
+//! can be retried at any point. Locks are taken in the order rollouts, session, answers, counters; no lock is
+//! held while waiting for the engine or the disk.
 
 use crate::archive::{Archive, taken};
 use crate::call::Caller;
@@ -28,17 +28,18 @@ use std::time::Duration;
 /// Maximum length of an id that a caller chooses.
 const MAX_ID_BYTES: usize = 128;
 
-/// Credentials of an agent: it sets base URL and key, and nothing else.
+/// Credentials of an agent. The agent only has to set its base URL and its key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Credentials {
     pub id: EpisodeId,
-    /// Ends in `/v1`.
+    /// Base URL of this rollout; ends in `/v1`.
     pub base_url: String,
-    /// Opens this rollout's model and nothing else.
+    /// Key that gives access to this rollout's model only.
     pub api_key: String,
-    /// Address for clients that serve many rollouts: only the key names one. Ends in `/v1`.
+    /// Base URL for clients that serve many rollouts, so that only the key identifies the rollout. Ends in
+    /// `/v1`.
     pub shared_url: String,
-    /// W3C trace context that stands for the key where a client cannot change its key by request.
+    /// W3C trace context that can replace the key, for clients that cannot change the key per request.
     pub traceparent: String,
 }
 
@@ -46,16 +47,16 @@ pub struct Credentials {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RolloutView {
     pub id: EpisodeId,
-    /// It is open; then the trace is a snapshot.
+    /// Whether the rollout is open; the trace is then a snapshot.
     pub live: bool,
-    /// Reward of the whole trace; `None`: it has none.
+    /// Reward of the whole trace; `None` without one.
     pub reward: Option<f64>,
-    /// Trace so far.
+    /// The trace so far.
     pub trace: Trace,
     pub stats: Option<SessionStats>,
-    /// Share of calls whose history was not the captured one.
+    /// Share of calls whose history differs from the captured one.
     pub divergence_rate: f64,
-    /// Calls, of open rollouts only.
+    /// The calls; only for open rollouts.
     pub calls: Vec<CallRecord>,
 }
 
@@ -66,13 +67,13 @@ struct Inner {
     archive: Archive,
     counters: Arc<Counters>,
     hooks: Option<Arc<dyn RolloutHooks>>,
-    /// Those of clients with the fixed key.
+    /// Conversations of clients with the fixed key.
     conversations: Conversations,
-    /// Set by the first server that listens.
+    /// Public URL, set by the first server that listens.
     public_url: OnceLock<String>,
 }
 
-/// A model server that gives each rollout its own address. Cheap to clone.
+/// A model server that has a separate address for each rollout. Clones are cheap and share one gateway.
 #[derive(Clone)]
 pub struct Gateway {
     inner: Arc<Inner>,
@@ -88,7 +89,7 @@ impl std::fmt::Debug for Gateway {
 }
 
 impl Gateway {
-    /// A gateway without rollouts.
+    /// Creates a gateway without rollouts.
     pub fn new(config: GatewayConfig, parts: GatewayParts) -> Self {
         let counters: Arc<Counters> = Arc::default();
         Self {
@@ -114,7 +115,7 @@ impl Gateway {
         let _ = self.inner.public_url.set(url);
     }
 
-    /// Calls the model.
+    /// Returns the part that calls the model.
     pub(crate) fn caller(&self) -> &Caller {
         &self.inner.caller
     }
@@ -157,7 +158,7 @@ impl Gateway {
         self.inner.rollouts.live(limit, ttl_s)
     }
 
-    /// Result of the first call of the model, once there is one: taken, or the reason of its refusal.
+    /// Waits for the first model call, and returns whether it was accepted.
     ///
     /// # Errors
     /// The refusal.
@@ -165,24 +166,24 @@ impl Gateway {
         self.inner.counters.first_answer().await
     }
 
-    /// Takes no more calls and opens no more rollouts: both are refused with status 503. Running calls
-    /// continue, and rollouts can be scored and finished.
+    /// Refuses new calls and new rollouts with status 503 from now on. Running calls continue, and rollouts
+    /// can be scored and finished.
     pub fn drain(&self) {
         self.inner.caller.drain();
     }
 
-    /// Same as [`Gateway::drain`], but final: clients get status 410 and do not wait for another session.
+    /// Like [`Gateway::drain`], but final: clients get status 410 and do not wait for another session.
     pub(crate) fn end(&self) {
         self.inner.caller.end();
     }
 
-    /// Calls that run now.
+    /// Number of running calls.
     pub fn running(&self) -> usize {
         self.inner.caller.running()
     }
 
-    /// Ends every running call; its readers get the error that the gateway stops. Their sampled tokens are
-    /// captured. Returns the number of calls.
+    /// Ends every running call; its readers get the error that the gateway stops. The tokens sampled so far
+    /// are captured. Returns the number of calls.
     pub(crate) async fn cut(&self) -> usize {
         let mut cut = 0;
         for rollout in self.inner.rollouts.all() {
@@ -210,8 +211,8 @@ impl Gateway {
         self.open_with(spec).map(|(credentials, _)| credentials)
     }
 
-    /// Same as [`Gateway::open_rollout`], but waits until the journal is on disk, for clients that outlive
-    /// this process. An error leaves nothing open.
+    /// Like [`Gateway::open_rollout`], but waits until the journal is on disk, for clients that outlive this
+    /// process. After an error no rollout is open.
     pub(crate) async fn open_durably(
         &self,
         mut spec: RolloutSpec,
@@ -236,7 +237,8 @@ impl Gateway {
         Ok(credentials)
     }
 
-    /// Checks that no finished rollout has this id: its trace would be taken for the new one's.
+    /// Checks that no finished rollout has this id, since its trace would be mistaken for that of the new
+    /// one.
     fn is_new(&self, id: &EpisodeId, stored: Option<Trace>) -> Result<(), ApiError> {
         match stored {
             None => Ok(()),
@@ -244,7 +246,8 @@ impl Gateway {
         }
     }
 
-    /// Checks the spec, makes id and key, and opens. The receipt resolves when that is durable.
+    /// Validates the spec, creates id and key, and opens the rollout. The receipt resolves when the journal
+    /// entry is durable.
     fn open_with(&self, mut spec: RolloutSpec) -> Result<(Credentials, Option<Receipt>), ApiError> {
         self.inner.caller.is_open()?;
         self.inner.caller.describe(&mut spec);
@@ -288,8 +291,8 @@ impl Gateway {
         Ok((credentials, receipt))
     }
 
-    /// Opens the rollouts that were open in the journal when the last process ended: agents continue with the
-    /// same addresses and keys. Returns their number.
+    /// Reopens the rollouts that were open in the journal when the last process ended; agents continue with
+    /// the same addresses and keys. Returns their number.
     ///
     /// # Errors
     /// If the journal does not fit together, or the store cannot be asked what is finished.
@@ -342,7 +345,7 @@ impl Gateway {
         self.score(id, reward).map(|_| ())
     }
 
-    /// Scores an open rollout; the receipt resolves when that is durable.
+    /// Scores an open rollout. The receipt resolves when the score is durable.
     pub(crate) fn score(
         &self,
         id: &EpisodeId,
@@ -354,12 +357,12 @@ impl Gateway {
         rollout.record(&mut session)
     }
 
-    /// Archive of finished rollouts.
+    /// Returns the archive of rollouts.
     pub(crate) fn archive(&self) -> &Archive {
         &self.inner.archive
     }
 
-    /// A rollout, open or stored.
+    /// Returns a rollout, open or stored.
     ///
     /// # Errors
     /// If it is unknown.
@@ -388,7 +391,7 @@ impl Gateway {
         })
     }
 
-    /// The trace of a rollout that is finished, also while that is written.
+    /// Returns the trace of a finished rollout, including one that is being written.
     pub(crate) async fn finished(&self, id: &EpisodeId) -> Result<Option<Trace>, ApiError> {
         match self.inner.rollouts.find(id.as_str()) {
             Some(rollout) if !rollout.session().is_sealed() => Ok(None),
@@ -398,12 +401,12 @@ impl Gateway {
     }
 
     /// Ends a rollout: running calls are aborted, the trace is checked, committed to the store if there is
-    /// one, and returned. `end: None` takes the rollout's own end: by a limit it ran into, or else because
-    /// its task ended. Finishing twice returns the stored trace.
+    /// one, and returned. With `end: None` the rollout ended by the limit that it reached, or otherwise
+    /// because its task ended. Finishing twice returns the stored trace.
     ///
     /// # Errors
-    /// If the rollout is unknown, an invariant of its capture is broken, or the store refuses;
-    /// in the last two cases it stays, closed, and finishing can be tried again.
+    /// If the rollout is unknown, an invariant of its capture is broken, or the store refuses; in the last
+    /// two cases the rollout stays, without accepting calls, and finishing can be retried.
     pub async fn finish(&self, id: &EpisodeId, end: Option<EpisodeEnd>) -> Result<Trace, ApiError> {
         let Some(rollout) = self.inner.rollouts.find(id.as_str()) else {
             let stored = self.inner.archive.stored(id).await?;
@@ -435,8 +438,8 @@ impl Gateway {
         Ok(trace)
     }
 
-    /// Finishes a rollout as [`Gateway::finish`] does, for a client of the control API. If hooks use
-    /// rollouts, one that called no model is stored as failed, and the call is an error.
+    /// Finishes a rollout like [`Gateway::finish`], for a client of the control API. With hooks, a rollout
+    /// without model calls is stored as failed, and this call returns an error.
     pub(crate) async fn finish_used(
         &self,
         id: &EpisodeId,
@@ -460,7 +463,7 @@ impl Gateway {
         Err(ApiError::conflict("no_model_call", message))
     }
 
-    /// Ends rollouts without a call for longer than the limit. The server does this by itself.
+    /// Ends rollouts that had no call for longer than the limit. The server does this periodically.
     pub async fn sweep(&self) {
         self.inner.counters.alarm();
         let ttl = self.inner.config.server.rollout_ttl.as_secs_f64();
@@ -480,7 +483,7 @@ impl Gateway {
         }
     }
 
-    /// Ends every rollout as cancelled; what they captured is stored.
+    /// Ends every rollout as cancelled; the captured data is stored.
     pub async fn close(&self) {
         for rollout in self.inner.rollouts.all() {
             let id = rollout.session().id().clone();
@@ -494,14 +497,14 @@ impl Gateway {
         }
     }
 
-    /// Interval of checking rollouts for their age.
+    /// Interval at which rollouts are checked for their age.
     pub(crate) fn sweep_every(&self) -> Duration {
         let ttl = self.inner.config.server.rollout_ttl;
         (ttl / 10).clamp(Duration::from_millis(100), Duration::from_secs(10))
     }
 }
 
-/// An id that may stand in an address.
+/// Validates that an id may be part of a URL.
 fn checked_id(id: EpisodeId) -> Result<EpisodeId, ApiError> {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
     let text = id.as_str();

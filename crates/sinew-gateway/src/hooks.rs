@@ -6,37 +6,37 @@ use sinew_dialect::ApiError;
 use sinew_types::{EpisodeId, GroupId, Trace, mix_seed};
 use std::fmt;
 
-/// Prefix of the purposes whose rollouts are kept and not trained.
+/// Prefix of the purposes of rollouts that are stored but not trained.
 const MEASURED: &str = "eval";
 
-/// Group of a rollout that is compared with earlier ones of its task.
+/// Group name of a rollout that is only compared with earlier ones of its task.
 const ALONE: &str = "alone";
 
-/// Sees rollouts as clients open them, and as they are finished.
+/// Receives rollouts when clients open them, and when they are finished.
 pub trait RolloutHooks: Send + Sync {
-    /// Decides what a client may not: sampling, limits, seed, what the rollout is run for.
+    /// Sets the values that a client may not choose: sampling, limits, seed, purpose.
     ///
     /// # Errors
-    /// If no rollout may be opened now, or not this one.
+    /// If the rollout may not be opened now.
     fn opening(&self, spec: &mut RolloutSpec) -> Result<(), ApiError>;
 
-    /// Gets a finished trace when it is in the store: once, and again after a crash if it is not known
-    /// whether it was got. Finishing is answered afterwards.
+    /// Receives a finished trace after it was stored: once, and again after a crash if it is unknown whether
+    /// it was received. The finish request is answered afterwards.
     fn finished(&self, trace: &Trace);
 }
 
-/// The rollouts of a training run: all are sampled with the run's parameters, and handed to it when they are
-/// finished.
+/// Hooks of a training run: all rollouts use the run's sampling parameters, and are passed to the run when
+/// they are finished.
 ///
 /// Rollouts of one `group` are compared; without a group those of one `task` are. A rollout without both, or
-/// with the group `alone`, is compared with no other: its group has its own id. A purpose that begins with
-/// `eval` stays, and is not trained.
+/// with the group `alone`, is compared with no other: its group id is its own id. A rollout whose purpose
+/// begins with `eval` keeps this purpose and is not trained.
 pub struct TrainingHooks {
     /// Sampling, limits, run, purpose, provenance and seed of every rollout.
     pub run: RolloutSpec,
-    /// Called when a rollout is opened.
+    /// Callback for each opened rollout.
     pub on_open: Box<dyn Fn() + Send + Sync>,
-    /// Called with each finished rollout that is to be trained.
+    /// Callback for each finished rollout that is to be trained.
     pub on_finish: Box<dyn Fn(&Trace) + Send + Sync>,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Debug for TrainingHooks {
     }
 }
 
-/// The smaller of two limits, where they are there.
+/// Returns the smaller of two optional limits.
 fn tighter(run: Option<u32>, asked: Option<u32>) -> Option<u32> {
     match (run, asked) {
         (Some(run), Some(asked)) => Some(run.min(asked)),
@@ -56,7 +56,8 @@ fn tighter(run: Option<u32>, asked: Option<u32>) -> Option<u32> {
     }
 }
 
-/// The seed of a rollout that brings none: that of its name, so that no two rollouts sample the same.
+/// Returns the seed of a rollout that sets none. It is derived from the id, so that no two rollouts sample
+/// the same.
 pub(crate) fn seed_of(id: &EpisodeId, run: u64) -> u64 {
     let mut name = [0; 8];
     name.copy_from_slice(&blake3::hash(id.as_str().as_bytes()).as_bytes()[..8]);

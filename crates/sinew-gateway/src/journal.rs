@@ -1,13 +1,14 @@
-//! The capture of open rollouts, on disk before a client sees it: a crash loses none of it.
+//! Journal of open rollouts: captured data is on disk before a client sees it, so that a crash loses none of
+//! it.
 //!
-//! One line for each append: eight hexadecimal digits of its BLAKE3, a space, JSON. A thread writes and
-//! synchronizes many of them at once. Files are numbered; one is removed when every rollout in it is
-//! finished. Opening the journal returns the open rollouts, and starts a new file.
+//! The file has one line per append: eight hexadecimal digits of its BLAKE3 hash, a space, JSON. A thread
+//! writes many lines at once and synchronizes them with one fsync. Files are numbered; one is removed when
+//! every rollout in it is finished. Opening the journal returns the open rollouts, and starts a new file.
 //!
-//! Invariants: appends of a rollout are in their order and without a gap: after one that failed, all later
-//! ones of that rollout fail. An append that [`Receipt::wait`] confirmed is found by the next opening, also
-//! if that one is killed or finds a full disk. A torn line at the end of a file is dropped, a broken one
-//! before it is an error.
+//! Invariants: the appends of a rollout are in order and without a gap; after a failed append, all later ones
+//! of that rollout fail. An append that [`Receipt::wait`] confirmed is found by the next opening, even if an
+//! opening in between was killed or found a full disk. An incomplete line at the end of a file is dropped; a
+//! damaged line before it is an error.
 
 use crate::session::{Entry, RolloutSpec};
 use serde::{Deserialize, Serialize};
@@ -22,24 +23,24 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 
-/// Appends that may wait for the thread.
+/// Capacity of the queue of appends to the writer thread.
 const QUEUE: usize = 16_384;
 
-/// Lines that are synchronized at once.
+/// Maximum number of lines per fsync.
 const BATCH: usize = 1024;
 
-/// Digits of the checksum of a line.
+/// Number of checksum digits in a line.
 const CHECK: usize = 8;
 
-/// End of the name of a file that is not whole yet; no opening reads it.
+/// Suffix of a file that is still being written; openings ignore it.
 const PART: &str = ".part";
 
 /// Settings of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalOptions {
-    /// A file that is larger is followed by a new one.
+    /// Maximum size of a file in bytes; after it, a new file starts.
     pub file_bytes: u64,
-    /// All files together; appends that would exceed it are refused.
+    /// Maximum size of all files in bytes; appends above it are refused.
     pub max_bytes: u64,
 }
 
@@ -58,11 +59,11 @@ pub enum JournalError {
     /// A file cannot be read or written.
     #[error("{path}: {source}")]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         source: std::io::Error,
     },
-    /// A line before the last one is damaged: entries after it would have a gap.
+    /// A line before the last one is damaged, so that entries after it would have a gap.
     #[error("{path} line {line}: {reason}; move the file away to go on without what is in it")]
     Corrupt {
         path: PathBuf,
@@ -78,15 +79,15 @@ pub(crate) enum Record {
     /// The first record of a rollout.
     Opened {
         spec: Box<RolloutSpec>,
-        /// BLAKE3 of its key, hexadecimal.
+        /// BLAKE3 hash of its key, in hexadecimal.
         key: String,
-        /// Trace id of `traceparent`, hexadecimal.
+        /// Trace id of its `traceparent`, in hexadecimal.
         trace_id: String,
         opened_s: f64,
     },
     /// Changes of its session since the last record.
     Entries { entries: Vec<Entry> },
-    /// Its trace is in the store.
+    /// The trace of the rollout is in the store.
     Finished,
 }
 
@@ -108,17 +109,17 @@ pub(crate) struct RecoveredRollout {
     pub(crate) entries: Vec<Entry>,
 }
 
-/// A line on its way to the thread.
+/// A line in the queue of the writer thread.
 struct PendingLine {
     rollout: EpisodeId,
     line: Vec<u8>,
-    /// It is the rollout's last.
+    /// Whether it is the last line of the rollout.
     finished: bool,
-    /// Answered after the synchronization.
+    /// Receives the result after the fsync.
     done: oneshot::Sender<std::io::Result<()>>,
 }
 
-/// Resolves when an append is on disk.
+/// Confirmation of an append; it resolves when the append is on disk.
 #[derive(Debug)]
 pub(crate) struct Receipt(oneshot::Receiver<std::io::Result<()>>);
 
@@ -136,14 +137,14 @@ impl Receipt {
 /// The journal of one gateway.
 #[derive(Debug)]
 pub struct Journal {
-    /// `None` while it closes.
+    /// Queue to the writer thread; `None` while the journal closes.
     queue: Option<SyncSender<PendingLine>>,
     thread: Option<JoinHandle<()>>,
     recovered: std::sync::Mutex<Vec<RecoveredRollout>>,
 }
 
 impl Journal {
-    /// Opens the journal in `directory`, made if there is none, and reads what was open.
+    /// Opens the journal in `directory`, which is created if it is missing, and reads the open rollouts.
     ///
     /// # Errors
     /// If a file cannot be read or written, or is damaged.
@@ -175,7 +176,8 @@ impl Journal {
         std::mem::take(&mut *recovered.unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// Queues a record. Never blocks: the caller holds the lock that keeps a rollout's order.
+    /// Queues a record. Never blocks, since the caller holds the lock that keeps the order of the rollout's
+    /// records.
     pub(crate) fn append(&self, rollout: &EpisodeId, record: Record) -> Result<Receipt, ApiError> {
         let refused = |why: &str| ApiError::overloaded("journal_failed", format!("journal: {why}"));
         let finished = record == Record::Finished;
@@ -207,7 +209,7 @@ impl Drop for Journal {
     }
 }
 
-/// A record as a line of the file.
+/// Formats a record as a line of the file.
 fn line(rollout: &EpisodeId, record: Record) -> serde_json::Result<Vec<u8>> {
     let json = serde_json::to_vec(&Line {
         rollout: rollout.clone(),
@@ -246,7 +248,8 @@ fn numbered(directory: &Path) -> std::io::Result<Vec<(u64, PathBuf)>> {
     Ok(files)
 }
 
-/// The rollouts that are open after all files. Only the last line of a file may be torn.
+/// Reads all files and returns the rollouts that are still open. Only the last line of a file may be
+/// incomplete.
 fn read_all(files: &[(u64, PathBuf)]) -> Result<Vec<RecoveredRollout>, JournalError> {
     let mut open: BTreeMap<String, RecoveredRollout> = BTreeMap::new();
     for (_, path) in files {
@@ -291,7 +294,7 @@ enum LineError {
     Json(#[from] serde_json::Error),
 }
 
-/// Checks a line.
+/// Parses a line and verifies its checksum.
 fn parse(text: &[u8]) -> Result<Line, LineError> {
     let (sum, json) = text.split_at_checked(CHECK).ok_or(LineError::NoChecksum)?;
     let json = json.strip_prefix(b" ").ok_or(LineError::NoChecksum)?;
@@ -301,7 +304,7 @@ fn parse(text: &[u8]) -> Result<Line, LineError> {
     Ok(serde_json::from_slice(json)?)
 }
 
-/// Applies a line to what is open.
+/// Applies a line to the open rollouts.
 fn take(open: &mut BTreeMap<String, RecoveredRollout>, line: Line) {
     let id = line.rollout.as_str().to_owned();
     match line.record {
@@ -333,12 +336,12 @@ fn take(open: &mut BTreeMap<String, RecoveredRollout>, line: Line) {
     }
 }
 
-/// A file and whose records are in it.
+/// A journal file, with the rollouts that have records in it.
 #[derive(Debug)]
 struct Segment {
     path: PathBuf,
     bytes: u64,
-    /// Rollouts with records in it that are not finished.
+    /// Unfinished rollouts with records in the file.
     open: HashSet<EpisodeId>,
 }
 
@@ -352,7 +355,7 @@ impl Segment {
     }
 }
 
-/// The thread's side.
+/// State of the writer thread.
 #[derive(Debug)]
 struct Writer {
     directory: PathBuf,
@@ -360,15 +363,14 @@ struct Writer {
     /// Number of the next file.
     next: u64,
     file: File,
-    /// The last one is written to.
+    /// Journal files; the last one is being written.
     segments: Vec<Segment>,
-    /// Rollouts of which something could not be written: what is recovered of them ends there.
+    /// Rollouts with an append that could not be written; their recovery ends there.
     gaps: HashSet<EpisodeId>,
 }
 
 impl Writer {
-    /// Writes what was recovered into a new file, which appears whole or not at all, and then
-    /// removes the old ones.
+    /// Writes the recovered data into a new file, which appears atomically, and then removes the old files.
     fn start(
         directory: &Path,
         number: u64,
@@ -411,7 +413,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Writes all that was recovered as two records a rollout.
+    /// Writes the recovered data as two records per rollout.
     fn rewrite(&mut self, recovered: &[RecoveredRollout]) -> std::io::Result<()> {
         for rollout in recovered {
             let opened = Record::Opened {
@@ -450,13 +452,13 @@ impl Writer {
         Ok(())
     }
 
-    /// Takes back what a failed write left of a line, which the next line would else follow.
+    /// Truncates the file to remove the part of a line that a failed write left.
     fn cut(&mut self) -> std::io::Result<()> {
         let whole = self.segments.last().map_or(0, |s| s.bytes);
         self.file.set_len(whole).or_else(|_| self.rotate())
     }
 
-    /// Writes an append, unless the rollout has a gap already.
+    /// Writes an append, unless an earlier one of its rollout failed.
     fn append(&mut self, append: &PendingLine) -> std::io::Result<()> {
         if self.gaps.contains(&append.rollout) && !append.finished {
             return Err(std::io::Error::other(
@@ -466,7 +468,8 @@ impl Writer {
         self.write(&append.rollout, &append.line)
     }
 
-    /// Takes waiting appends, writes them, synchronizes once and answers, until the journal is closed.
+    /// Writes waiting appends, synchronizes them with one fsync and answers them, until the journal is
+    /// closed.
     fn run(mut self, appends: &Receiver<PendingLine>) {
         while let Ok(first) = appends.recv() {
             let mut batch = vec![first];
@@ -511,7 +514,7 @@ impl Writer {
         }
     }
 
-    /// Starts a new file when this one is full, and removes those that are not needed.
+    /// Starts a new file if this one is full, and removes files that are no longer needed.
     fn tidy(&mut self) -> std::io::Result<()> {
         let limit = self.options.file_bytes;
         if self.segments.last().is_some_and(|s| s.bytes > limit) {
@@ -528,7 +531,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Goes on in a new file.
+    /// Continues in a new file.
     fn rotate(&mut self) -> std::io::Result<()> {
         let path = self.directory.join(file_name(self.next));
         // Even if what follows fails: the file may be there then.

@@ -1,7 +1,7 @@
-//! Hashes and sizes of messages: how they are recognized when a client sends them again.
+//! Hashes and sizes of messages, by which repeated messages are recognized.
 //!
-//! Each kind of hash has its own domain byte, and every part is hashed after its length, so that two
-//! different messages have different input. The order of keys in JSON objects does not matter.
+//! Each kind of hash has a separate domain byte, and every part is preceded by its length, so that two
+//! different messages never have the same hash input. The order of keys in JSON objects does not matter.
 //!
 //! | hash | of | ignores |
 //! |---|---|---|
@@ -13,13 +13,13 @@
 use serde_json::Value;
 use sinew_types::{Content, Message, Part, Role, TokenId, ToolCall, ToolSpec};
 
-/// 128 bits of BLAKE3: no client meets a collision by accident.
+/// 128-bit BLAKE3 hash, long enough that accidental collisions do not occur.
 pub(crate) type Key = [u8; 16];
 
-/// Index of a state of a conversation, see `session::states`; 0 is nowhere.
+/// Index of a conversation state, see `session::states`; 0 is the state before any message.
 pub(crate) type StateId = u32;
 
-/// Bytes that BLAKE3 hashes in parallel in vectors of 512 bits.
+/// Number of bytes that BLAKE3 hashes in parallel with 512-bit vectors.
 const HASHED_AT_ONCE: usize = 16 << 10;
 
 /// BLAKE3 over parts of known length.
@@ -43,7 +43,7 @@ impl Parts {
         self.bytes(text.unwrap_or_default().as_bytes());
     }
 
-    /// Text without other parts is hashed as its bytes.
+    /// Hashes content. Plain text is hashed as its bytes.
     fn content(&mut self, content: &Content) {
         if let Some(text) = content.as_text() {
             return self.bytes(text.as_bytes());
@@ -61,7 +61,7 @@ impl Parts {
         }
     }
 
-    /// Objects are the same whatever the order of their keys.
+    /// Hashes JSON. The order of keys in objects does not matter.
     fn json(&mut self, value: &Value) {
         match value {
             Value::Object(map) => {
@@ -105,7 +105,7 @@ fn role(role: Role) -> u8 {
     }
 }
 
-/// Key of the whole content of a message.
+/// Hashes the whole content of a message.
 pub(crate) fn exact(message: &Message) -> Key {
     let mut parts = Parts::new(1);
     parts.bytes(&[role(message.role)]);
@@ -126,7 +126,7 @@ pub(crate) fn exact(message: &Message) -> Key {
     parts.key()
 }
 
-/// Key of an assistant's message, without the parts that clients drop or rewrite: reasoning, ids of calls,
+/// Hashes an assistant's message without the parts that clients drop or rewrite: reasoning, ids of calls,
 /// white space around the text.
 pub(crate) fn loose(message: &Message) -> Key {
     let mut parts = Parts::new(2);
@@ -144,7 +144,7 @@ pub(crate) fn loose(message: &Message) -> Key {
     parts.key()
 }
 
-/// The tools that are shown to the model.
+/// Hashes the tools that are shown to the model.
 pub(crate) fn tools(tools: &[ToolSpec]) -> Key {
     let mut parts = Parts::new(3);
     for tool in tools {
@@ -155,7 +155,7 @@ pub(crate) fn tools(tools: &[ToolSpec]) -> Key {
     parts.key()
 }
 
-/// Key of everything before the messages that a body repeats: tools, and messages from elsewhere.
+/// Hashes everything before the messages that a body repeats: tools, and messages from other fields.
 pub(crate) fn head(specs: &[ToolSpec], messages: &[Message]) -> Key {
     let mut parts = Parts::new(8);
     parts.bytes(&tools(specs));
@@ -165,7 +165,7 @@ pub(crate) fn head(specs: &[ToolSpec], messages: &[Message]) -> Key {
     parts.key()
 }
 
-/// The key of the messages up to `at`, followed by this one.
+/// Returns the hash of a conversation: the one with hash `at`, followed by this message.
 pub(crate) fn after(at: &Key, message: &Message) -> Key {
     let mut parts = Parts::new(9);
     parts.bytes(at);
@@ -173,7 +173,7 @@ pub(crate) fn after(at: &Key, message: &Message) -> Key {
     parts.key()
 }
 
-/// Keys of growing prefixes of some bytes.
+/// Incremental hash of growing prefixes of bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixHasher {
     parts: Parts,
@@ -194,7 +194,7 @@ impl PrefixHasher {
         }
     }
 
-    /// The key of the first `end` bytes; `end` must not fall.
+    /// Returns the hash of the first `end` bytes; `end` must not decrease between calls.
     pub(crate) fn until(&mut self, bytes: &[u8], end: usize) -> Key {
         self.parts.0.update(&bytes[self.at..end]);
         self.at = end;
@@ -202,7 +202,7 @@ impl PrefixHasher {
     }
 }
 
-/// Key of token ids that grow at their end, as the engine was given them.
+/// Incremental hash of a growing list of token ids.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenHasher(Parts);
 
@@ -228,26 +228,27 @@ impl TokenHasher {
     }
 }
 
-/// Key of token ids.
+/// Hashes token ids.
 pub(crate) fn tokens(ids: &[TokenId]) -> Key {
     let mut hasher = TokenHasher::default();
     hasher.push(ids);
     hasher.key()
 }
 
-/// A text, as [`text_prefixes`] has it.
+/// Hashes a text, like [`text_prefixes`].
 pub(crate) fn text(text: &str) -> Key {
     PrefixHasher::new(6).until(text.as_bytes(), text.len())
 }
 
-/// Keys of the prefixes of `text` that end at `ends`, which must rise and be inside it.
+/// Returns the hashes of the prefixes of `text` that end at `ends`, which must ascend and lie inside the
+/// text.
 pub(crate) fn text_prefixes(text: &str, ends: impl Iterator<Item = usize>) -> Vec<(usize, Key)> {
     let mut hasher = PrefixHasher::new(6);
     ends.map(|end| (end, hasher.until(text.as_bytes(), end)))
         .collect()
 }
 
-/// Two lower-case digits for each byte.
+/// Formats bytes as two lower-case hexadecimal digits each.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     let mut text = String::with_capacity(bytes.len() * 2);
@@ -258,7 +259,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes of an id in hexadecimal digits.
+/// Parses 32 hexadecimal digits into bytes.
 pub(crate) fn unhex(digits: &str) -> Option<[u8; 16]> {
     let mut id = [0; 16];
     if digits.len() != 2 * id.len() {

@@ -1,35 +1,35 @@
-//! Requests repeat the whole conversation. The known part is recognized by its bytes and not read again, so
-//! that a turn costs only its new part.
+//! Recognizes the known part of request bodies. Requests repeat the whole conversation; the known part is
+//! recognized by its bytes and not parsed again, so that a turn costs only its new part.
 //!
-//! A list that is cut where the model speaks next reads the same: no item before such a place
-//! is read together with one after it ([`Dialect::repeated`](sinew_dialect::Dialect::repeated)).
+//! A list of messages may be cut at a point where the model speaks next: no item before such a point is
+//! parsed together with one after it ([`Dialect::repeated`](sinew_dialect::Dialect::repeated)).
 //!
 //! An agent with 50 turns would have its first message parsed 50 times. Here a known beginning costs one
-//! comparison of bytes, or one pass of BLAKE3 if it is too large to be stored. An unrecognized body is read
-//! as a whole: a right answer never depends on recognition.
+//! comparison of bytes, or one pass of BLAKE3 if it is too large to be stored. An unrecognized body is parsed
+//! as a whole, so the answer never depends on recognition.
 
 use crate::keys::{Key, PrefixHasher, StateId};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use std::collections::VecDeque;
 
-/// KnownBodies of a rollout that are remembered by their key.
+/// Maximum number of bodies of a rollout that are remembered by their hash.
 const MAX_KNOWN: usize = 8;
 
-/// Maximum length of messages that are stored as they came, and compared instead of hashed.
+/// Maximum length of messages that are stored and compared byte by byte; longer ones are hashed.
 const MAX_COMPARED_BYTES: usize = 1 << 20;
 
-/// Messages that were read, as bytes of their array without its brackets.
+/// Messages that were parsed before, as bytes of their JSON array without its brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KnownBody {
-    /// Their length.
+    /// Number of these bytes.
     pub(crate) bytes: usize,
-    /// BLAKE3 of these bytes.
+    /// BLAKE3 hash of these bytes.
     pub(crate) key: Key,
-    /// Key of the request's part before the messages ([`crate::keys::head`]).
+    /// Hash of the request's part before the messages ([`crate::keys::head`]).
     pub(crate) head: Key,
-    /// State after the messages.
+    /// Conversation state after the messages.
     pub(crate) state: StateId,
-    /// Number of the call that they asked for.
+    /// Number of the model call that followed them.
     pub(crate) call: u32,
 }
 
@@ -38,17 +38,17 @@ pub(crate) struct KnownBody {
 pub(crate) struct Scan {
     /// Offset of the first message.
     pub(crate) start: usize,
-    /// Length and key of all messages.
+    /// Number of bytes of all messages.
     pub(crate) bytes: usize,
     pub(crate) key: Key,
     /// Hasher at the end of the messages.
     hasher: PrefixHasher,
-    /// The longest known beginning, and the body without it.
+    /// The longest known prefix, and the body without it.
     pub(crate) cut: Option<(KnownBody, Vec<u8>)>,
 }
 
 impl Scan {
-    /// Key of the whole body that was scanned; its messages are not hashed again.
+    /// Hash of the whole scanned body; its messages are not hashed again.
     pub(crate) fn body_key(&self, body: &[u8]) -> [u8; 32] {
         let (head, rest) = body.split_at(self.start);
         let mut hasher = blake3::Hasher::new();
@@ -63,8 +63,8 @@ impl Scan {
     }
 }
 
-/// The newest body's messages as they came. Most bodies are these and something new: comparing them costs a
-/// tenth of hashing them, and the hash continues where it ended.
+/// The newest body's messages as bytes. Most bodies start with these: comparing costs a tenth of hashing, and
+/// the hash continues at their end.
 #[derive(Clone, Debug)]
 struct NewestBody {
     seen: KnownBody,
@@ -72,16 +72,16 @@ struct NewestBody {
     hasher: PrefixHasher,
 }
 
-/// KnownBodies of a rollout whose messages were read.
+/// Bodies of a rollout whose messages were parsed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KnownBodies {
     newest: Option<NewestBody>,
-    /// The newest of them last.
+    /// Older bodies; the newest of them is last.
     older: VecDeque<KnownBody>,
 }
 
 impl KnownBodies {
-    /// `scan` of `body` has led to `call`, at `state`. `head` as in [`KnownBody`].
+    /// Remembers that `scan` of `body` led to `call` at `state`. `head` as in [`KnownBody`].
     pub(crate) fn remember(
         &mut self,
         body: &[u8],
@@ -125,7 +125,7 @@ impl KnownBodies {
         }
     }
 
-    /// The longest known messages that `array` begins with, where its next item starts, and the
+    /// Returns the longest known messages that `array` begins with, the start of its next item, and the
     /// hasher at their end.
     fn longest(&self, array: &[u8]) -> Option<(KnownBody, usize, PrefixHasher)> {
         let next = |seen: &KnownBody| {
@@ -152,8 +152,8 @@ impl KnownBodies {
         known
     }
 
-    /// Looks for the array `field` of the object in `body`. `None` if there is none, or the
-    /// bytes are not what they should be: reading the body gives the error.
+    /// Finds the array `field` of the object in `body`. `None` if there is none or the bytes are unexpected;
+    /// parsing the body then reports the error.
     pub(crate) fn scan(&self, body: &[u8], field: &str) -> Option<Scan> {
         let start = find_array(body, field)? + 1;
         let array = &body[start..];
@@ -206,7 +206,7 @@ fn find_array(body: &[u8], field: &str) -> Option<usize> {
     }
 }
 
-/// End of the last item of an array, reading from the beginning of an item.
+/// Returns the end of the last item of an array. `from` is the start of an item.
 fn last_item(array: &[u8], from: usize) -> Option<usize> {
     let mut at = from;
     loop {

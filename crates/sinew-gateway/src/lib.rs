@@ -53,7 +53,7 @@ pub mod session;
 mod stats;
 mod stream;
 
-/// Further routes of a [`Server`]: see [`Server::start_with`].
+/// Additional routes of a [`Server`]: see [`Server::start_with`].
 pub use axum::Router;
 pub use capacity::{Capacity, CapacityPermit};
 pub use config::{GatewayConfig, GatewayParts};
@@ -65,6 +65,6 @@ pub use live::{LiveRollout, LiveRollouts, RolloutPhase};
 pub use secret::Secret;
 pub use server::{ServeError, Server};
 pub use session::{FinishRequest, Join, Reward, RolloutSpec, SamplingDefaults, SessionStats};
-/// Error of a gateway's calls, as its clients get it.
+/// Error of a gateway's calls, as its clients receive it.
 pub use sinew_dialect::ApiError;
 pub use stats::GatewayStats;

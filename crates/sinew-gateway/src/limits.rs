@@ -1,38 +1,32 @@
-//! Limits of a gateway. Nothing in it grows without one of these.
+//! Limits of a gateway. Everything that can grow has a limit here.
 //!
-//! Defaults suit training runs of thousands of rollouts on one host. An opener narrows the limits of a
-//! rollout and cannot widen them. A request above a limit of its rollout gets a 400 with a separate code, and
-//! the episode counts as truncated. A request above a limit of the server gets a 429 or 503, after which
-//! clients try again.
+//! Defaults suit training runs of thousands of rollouts on one host. The client that opens a rollout can
+//! lower its limits but not raise them. A request above a limit of its rollout gets status 400 with a code
+//! for this limit, and the episode counts as truncated. A request above a limit of the server gets status 429
+//! or 503, after which clients retry.
 
 use std::time::Duration;
 
-/// Bounds of one rollout.
+/// Limits of one rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionLimits {
-    /// Maximum model calls.
-    /// Default 1,024.
+    /// Maximum number of model calls. Default 1,024.
     pub max_turns: u32,
-    /// Maximum tokens of prompt and output together in one call.
-    /// Default 8,192.
+    /// Maximum number of tokens of prompt and output together in one call. Default 8,192.
     pub max_context_tokens: u32,
-    /// Maximum tokens in all nodes of the trace.
-    /// Default 4 Mi.
+    /// Maximum number of tokens in all nodes of the trace. Default 4 Mi.
     pub max_trace_tokens: u64,
     /// Maximum bytes of message text in the trace.
     /// Default 64 MiB.
     pub max_message_bytes: u64,
-    /// Maximum names of metrics that its rewards give.
-    /// Default 256, of at most 128 bytes each.
+    /// Maximum number of metric names in its rewards. Default 256, of at most 128 bytes each.
     pub max_metrics: u32,
-    /// Maximum bytes of all rewards that it is given, replaced ones included: they are kept in the journal.
+    /// Maximum bytes of all rewards of the rollout, including replaced ones, since the journal keeps them.
     /// Default 1 MiB.
     pub max_reward_bytes: u64,
-    /// Maximum calls at the same time.
-    /// Default 64: an agent that fans out samples side by side.
+    /// Maximum number of concurrent calls. Default 64, for agents that sample in parallel.
     pub max_concurrent: u32,
-    /// Output tokens of a call that asks for no number.
-    /// Default 512.
+    /// Maximum output tokens of a call that does not set a limit. Default 512.
     pub default_max_tokens: u32,
 }
 
@@ -51,45 +45,35 @@ impl Default for SessionLimits {
     }
 }
 
-/// Bounds of the server.
+/// Limits of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Maximum live rollouts.
-    /// Default 16,384.
+    /// Maximum number of open rollouts. Default 16,384.
     pub max_rollouts: usize,
-    /// Maximum model calls at the same time, over all rollouts.
-    /// Default 8,192.
+    /// Maximum number of concurrent model calls over all rollouts. Default 8,192.
     pub max_in_flight: usize,
-    /// Maximum open connections with a key, at most half of the files that the process may open. One
-    /// rollout has a quarter of them. A request on a further one gets status 429.
-    /// Default 16,384.
+    /// Maximum number of open connections with a key, at most half of the process's limit on open files. One
+    /// rollout may use a quarter of them. A request on a further connection gets status 429. Default 16,384.
     pub max_connections: usize,
     /// Maximum bytes of a request body.
     /// Default 16 MiB.
     pub max_body_bytes: usize,
-    /// Maximum bytes of a request's head.
-    /// Default 64 KiB.
+    /// Maximum bytes of a request's headers. Default 64 KiB.
     pub max_head_bytes: usize,
-    /// Maximum choices (`n`) of one call.
-    /// Default 16.
+    /// Maximum number of choices (`n`) of one call. Default 16.
     pub max_choices: u32,
-    /// Time for a request's head and body to arrive.
-    /// Default 30 s.
+    /// Timeout for a request's headers and body to arrive. Default 30 s.
     pub read_timeout: Duration,
-    /// Time in which a client takes something of what it is sent.
-    /// Default 120 s.
+    /// Timeout for a client that does not read any part of the response. Default 120 s.
     pub write_timeout: Duration,
-    /// Time in which a client that closed its connection may ask again and get the call that it left.
-    /// Default 10 s: SDKs wait up to 8 s before they try again.
+    /// Time after a closed connection within which the client may retry and join the running call. Default 10
+    /// s: SDKs wait up to 8 s before they try again.
     pub client_grace: Duration,
-    /// Time for a model call, queueing included.
-    /// Default 600 s.
+    /// Timeout of a model call, including queueing. Default 600 s.
     pub call_timeout: Duration,
-    /// Time from a rollout's last call after which it is ended.
-    /// Default one hour.
+    /// Time without a call after which a rollout is ended. Default one hour.
     pub rollout_ttl: Duration,
-    /// Time that running calls get to end when the server stops.
-    /// Default 5 s.
+    /// Time for running calls to end when the server stops. Default 5 s.
     pub shutdown_grace: Duration,
 }
 

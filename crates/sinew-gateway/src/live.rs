@@ -1,4 +1,5 @@
-//! Phases of open rollouts, longest in their phase first: the first thing to look at when nothing moves.
+//! Phases of open rollouts, those longest in their phase first. This is the first place to look when nothing
+//! progresses.
 
 use crate::rollout::{Rollout, unix_s};
 use crate::running::RunningCall;
@@ -8,26 +9,26 @@ use sinew_types::{EpisodeId, GroupId, TaskId};
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Rollouts of an answer, by default and at most.
+/// Default number of rollouts in an answer.
 const PAGE: usize = 100;
-/// Largest `limit` of a request.
+/// Maximum `limit` of a request.
 const MAX_PAGE: usize = 1000;
 
 /// Phase of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RolloutPhase {
-    /// Its agent works; no call runs. It is ended after a time without a call.
+    /// The agent works, and no call runs. The rollout ends after a time without calls.
     Agent,
     /// All of its calls wait for capacity.
     Wait,
-    /// The model answers.
+    /// The model generates.
     Generate,
-    /// It takes no more calls, and is not finished.
+    /// The rollout accepts no more calls, but is not finished.
     End,
 }
 
-/// A rollout that is not finished.
+/// An unfinished rollout.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LiveRollout {
     pub id: EpisodeId,
@@ -38,19 +39,19 @@ pub struct LiveRollout {
     pub purpose: String,
     /// Phase of its most advanced call.
     pub phase: RolloutPhase,
-    /// Seconds in this phase: of the call that has been in it for the longest.
+    /// Seconds in this phase, of the call that has been in it longest.
     pub phase_s: f64,
-    /// Seconds until the phase is ended; `None`: it must be finished by its opener.
+    /// Seconds until the gateway ends the phase; `None`: the client must finish the rollout.
     pub deadline_s: Option<f64>,
-    /// Calls that are sampled, and calls that wait for capacity.
+    /// Number of calls that generate.
     pub generating: usize,
     pub waiting: usize,
-    /// So far.
+    /// Number of calls so far.
     pub calls: u32,
     pub sampled_tokens: u64,
 }
 
-/// Some of the live rollouts.
+/// A page of open rollouts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LiveRollouts {
     /// Number of open rollouts.
@@ -59,7 +60,7 @@ pub struct LiveRollouts {
     pub rollouts: Vec<LiveRollout>,
 }
 
-/// `limit` of a query.
+/// Parses `limit` from a query string.
 pub(crate) fn limit(query: Option<&str>) -> Result<usize, ApiError> {
     let mut limit = PAGE;
     for pair in query
@@ -81,7 +82,7 @@ pub(crate) fn limit(query: Option<&str>) -> Result<usize, ApiError> {
 }
 
 impl Rollout {
-    /// Its state; it ends after `ttl_s` seconds without a call.
+    /// Returns the state of the rollout, which ends after `ttl_s` seconds without a call.
     pub(crate) fn live(&self, ttl_s: f64) -> LiveRollout {
         let now = Instant::now();
         let calls = self.running();

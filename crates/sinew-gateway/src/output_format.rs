@@ -1,5 +1,5 @@
-//! Constraints of an output: the format that a request asks for, and its strict tools, in the way the model
-//! writes calls.
+//! Constraints on an output: the format that a request asks for, and its strict tools in the model's notation
+//! of calls.
 //!
 //! | the request has | the engine draws from masks | held to |
 //! |---|---|---|
@@ -18,12 +18,13 @@ use sinew_render::{ToolCallFormat, call_marks, forced_opening};
 use sinew_types::{Format, Grammar, ToolGrammar, ToolNeed, ToolTag};
 use std::sync::Arc;
 
-/// Constraint for the output of a request. `calls` is how the model writes calls; `None`: it may make none.
-/// `holds`: the engine draws from masks. Clients set `strict` for tools by default, so it has no effect
-/// without masks. A requested format goes to the engine in any case, which may refuse it.
+/// Returns the constraint on the output of a request. `calls` is the model's notation of calls; `None` if
+/// calls are not allowed. `holds` means that the engine supports masks. Clients set `strict` for tools by
+/// default, so without masks it is ignored. A requested format is always passed to the engine, which may
+/// refuse it.
 ///
 /// # Errors
-/// If a format and tools cannot be had together.
+/// If a format and tools cannot be combined.
 pub(crate) fn resolve(
     request: &mut ModelRequest,
     calls: Option<&ToolCallFormat>,
@@ -71,7 +72,7 @@ pub(crate) fn resolve(
     }))
 }
 
-/// The schema of an answer that may come in place of a call.
+/// Returns the schema of an answer that is allowed in place of a call.
 fn answer_schema(ask: &FormatAsk) -> Result<String, ApiError> {
     match &ask.format.grammar {
         Grammar::JsonSchema { schema } => Ok(schema.clone()),
@@ -86,8 +87,8 @@ fn answer_schema(ask: &FormatAsk) -> Result<String, ApiError> {
     }
 }
 
-/// The model's calls cannot be held to schemas: strict tools have no effect then, and an answer in JSON
-/// would leave no way to call.
+/// Handles a model whose calls cannot be constrained by schemas: strict tools are ignored. A JSON answer
+/// format is refused, since it would make calls impossible.
 fn unheld(
     request: &mut ModelRequest,
     asked: Option<FormatAsk>,
@@ -109,7 +110,7 @@ fn not_strict(request: &mut ModelRequest) {
     count_ignored(&mut request.ignored, "tools[].strict", 1);
 }
 
-/// All tools that may be called, the strict ones held to their schemas.
+/// Returns the grammar of all tools that may be called; strict tools are constrained by their schemas.
 fn grammar(
     request: &ModelRequest,
     calls: &ToolCallFormat,

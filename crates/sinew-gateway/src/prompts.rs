@@ -1,22 +1,22 @@
-//! Messages in the form that the model's template accepts: images become a note, and instructions in the
-//! middle of a conversation become the user's if the template has none there.
+//! Adapts messages to the model's template: images become a note, and system messages in the middle of a
+//! conversation become user messages if the template does not support them.
 
 use sinew_dialect::{Ignored, count_ignored};
 use sinew_render::Renderer;
 use sinew_types::{Content, Message, Part, Role};
 
-/// Instruction of the trial conversation; templates do not change it.
+/// System message of the trial conversation; templates do not change it.
 const TRIAL: &str = "sinewlaterinstruction";
 
-/// The roles that a template takes, found by trial.
+/// Message roles that a template supports, found by a trial.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prompts {
-    /// Messages of role system after the first message are shown.
+    /// Whether the template shows system messages after the first message.
     later_system: bool,
 }
 
 impl Prompts {
-    /// Tries the template of a model.
+    /// Renders a trial conversation with the template of a model.
     pub(crate) fn of(renderer: &dyn Renderer) -> Self {
         let say = |role, text: &str| Message::new(role, text);
         let trial = [
@@ -36,7 +36,7 @@ impl Prompts {
         }
     }
 
-    /// Changes messages to what the template takes. `later`: others come before them.
+    /// Adapts messages to the template. `later` means that other messages come before them.
     pub(crate) fn adapt(self, messages: &mut [Message], later: bool) {
         for (i, message) in messages.iter_mut().enumerate() {
             if message.content.first_media().is_some() {
@@ -49,7 +49,7 @@ impl Prompts {
     }
 }
 
-/// Counts the parts that the model is not shown.
+/// Counts the content parts that the model does not see.
 pub(crate) fn note_media(messages: &[Message], ignored: &mut Ignored) {
     for part in messages.iter().flat_map(|m| m.content.parts().iter()) {
         if !matches!(part, Part::Text { .. }) {
@@ -59,7 +59,7 @@ pub(crate) fn note_media(messages: &[Message], ignored: &mut Ignored) {
     }
 }
 
-/// A content with a note in the place of each image and sound: no model that runs here takes them.
+/// Replaces each image and sound by a note, since no supported model accepts them.
 fn without_media(content: &Content) -> Content {
     let mut text = Content::new();
     for part in content.parts() {

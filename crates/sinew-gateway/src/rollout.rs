@@ -1,4 +1,4 @@
-//! One open rollout: its session, its calls and the answers that it stored.
+//! One open rollout: its session, its calls and its stored answers.
 
 use crate::journal::{Journal, Receipt, Record};
 use crate::running::{ABORT_GRACE, RunningCall, Subscription};
@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Ended calls of a rollout whose answers can be repeated.
+/// Number of ended calls of a rollout whose answers can be repeated.
 const REPLAYS: usize = 2;
 
 /// Seconds since 1970.
@@ -21,35 +21,37 @@ pub(crate) fn unix_s() -> f64 {
     now.map_or(0.0, |d| d.as_secs_f64())
 }
 
-/// A live rollout.
+/// An open rollout.
 #[derive(Debug)]
 pub(crate) struct Rollout {
-    /// Opens its model address.
+    /// Key for its model address.
     key: Secret,
-    /// Stands for the key in `traceparent`. It is random, as what is stored must not open anything.
+    /// Random id that replaces the key in `traceparent`. It is not derived from the key, since traces are
+    /// stored and must not reveal it.
     trace_id: [u8; 16],
-    /// Captured calls. The lock is held for microseconds, except while rendering.
+    /// Captured calls. The lock is held for microseconds, and longer only while rendering.
     session: Mutex<Session>,
     journal: Option<Arc<Journal>>,
     calls: Mutex<Calls>,
-    /// A call ended.
+    /// Notified when a call ends.
     idle: Notify,
     pub(crate) answers: Arc<Answers>,
-    /// Held by the call whose format is compiled: a rollout compiles one at a time.
+    /// Lock that is held while a call's format is compiled, so that a rollout compiles one format at a time.
     pub(crate) compiling: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// The calls that a retry may join.
+/// The calls that a retried request may join.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
-    /// Running calls with the keys of their requests, if they have one.
+    /// Running calls, with the hashes of their requests if they have one.
     pub(crate) running: Vec<(Option<[u8; 32]>, Arc<RunningCall>)>,
-    /// The newest last, at most [`REPLAYS`].
+    /// Ended calls, the newest last; at most [`REPLAYS`].
     pub(crate) ended: VecDeque<([u8; 32], Arc<RunningCall>)>,
 }
 
 impl Rollout {
-    /// A rollout that `key` and `trace_id` open. The journal, if there is one, records its events.
+    /// Creates a rollout with the given `key` and `trace_id`. The journal, if there is one, records its
+    /// events.
     pub(crate) fn new(
         key: Secret,
         trace_id: [u8; 16],
@@ -72,22 +74,22 @@ impl Rollout {
         })
     }
 
-    /// Whether a request with this key may call its model.
+    /// Whether a request with this key may call the rollout's model.
     pub(crate) fn is_opened_by(&self, key: Option<&str>) -> bool {
         key.is_some_and(|key| self.key.matches(key))
     }
 
-    /// Names the rollout in `traceparent`.
+    /// Returns the id that replaces the key in `traceparent`.
     pub(crate) fn trace_id(&self) -> [u8; 16] {
         self.trace_id
     }
 
-    /// Names its key in a table.
+    /// Returns the name of its key, for lookup tables.
     pub(crate) fn key_name(&self) -> [u8; 16] {
         self.key.name()
     }
 
-    /// Aborts the running calls and waits until what they sampled is captured.
+    /// Aborts the running calls and waits until their sampled tokens are captured.
     pub(crate) async fn end_calls(&self) {
         let deadline = Instant::now() + ABORT_GRACE * 2;
         loop {
@@ -114,10 +116,10 @@ impl Rollout {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands what happened since the last time to the journal, in its order.
+    /// Appends the session's new entries to the journal, in order.
     ///
     /// # Errors
-    /// If the journal takes no more; the rollout is closed then, as its entries have a gap.
+    /// If the journal refuses an entry. The rollout is then closed, since its entries have a gap.
     pub(crate) fn record(&self, session: &mut Session) -> Result<Option<Receipt>, ApiError> {
         let Some(journal) = &self.journal else {
             return Ok(None);
@@ -137,7 +139,7 @@ impl Rollout {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call has ended: its answer may be repeated for a while.
+    /// Records the end of a call; its answer can be repeated for a while.
     pub(crate) fn ended(&self, call: &Arc<RunningCall>) {
         let mut calls = self.calls();
         let mut running = calls.running.iter();
@@ -154,7 +156,7 @@ impl Rollout {
         self.idle.notify_waiters();
     }
 
-    /// A reader of the call that the request of this key repeats, running or just ended.
+    /// Returns a reader of the running or recently ended call that a request with this hash repeats.
     pub(crate) fn repeated(&self, key: [u8; 32], again: bool) -> Option<Subscription> {
         let calls = self.calls();
         let running = calls.running.iter();

@@ -8,7 +8,7 @@ use sinew_types::EpisodeId;
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The open rollouts, by id, by the name of their key and by their trace id.
+/// The open rollouts by id, by the name of their key, and by their trace id.
 #[derive(Default)]
 struct RolloutMap {
     ids: HashMap<String, Arc<Rollout>>,
@@ -28,7 +28,7 @@ impl RolloutMap {
 /// The open rollouts, up to a limit.
 pub(crate) struct Rollouts {
     open: RwLock<RolloutMap>,
-    /// Maximum number of open ones.
+    /// Maximum number of open rollouts.
     limit: usize,
 }
 
@@ -48,17 +48,17 @@ impl Rollouts {
         self.open.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All of them, in no order.
+    /// All open rollouts, in no particular order.
     pub(crate) fn all(&self) -> Vec<Arc<Rollout>> {
         self.read().ids.values().map(Arc::clone).collect()
     }
 
-    /// The rollout of this id, if it is open.
+    /// Returns the open rollout with this id.
     pub(crate) fn find(&self, id: &str) -> Option<Arc<Rollout>> {
         self.read().ids.get(id).map(Arc::clone)
     }
 
-    /// Id of the open rollout that a key opens, or that a trace id stands for.
+    /// Returns the id of the open rollout for a key or a trace id.
     pub(crate) fn named(&self, key: Option<&str>, trace: Option<[u8; 16]>) -> Option<String> {
         let open = self.read();
         let by_key = key.and_then(|key| open.keys.get(&Secret::new(key).name()));
@@ -66,7 +66,7 @@ impl Rollouts {
         by_key.or_else(by_trace).cloned()
     }
 
-    /// The open rollout `id`.
+    /// Returns the open rollout `id`.
     ///
     /// # Errors
     /// 404 if there is none.
@@ -75,7 +75,7 @@ impl Rollouts {
             .ok_or_else(|| ApiError::not_found(format!("there is no open rollout {id}")))
     }
 
-    /// The rollout that `key` opens, or that the trace id of the request stands for.
+    /// Returns the open rollout that `key`, or the request's trace id, gives access to.
     ///
     /// # Errors
     /// 401, the same for unknown ids and for wrong keys.
@@ -90,7 +90,7 @@ impl Rollouts {
         rollout.ok_or_else(|| ApiError::unauthorized("this key does not open this rollout"))
     }
 
-    /// Opens a rollout. `record` is called once nothing else can refuse it.
+    /// Opens a rollout. `record` is called after all other checks have passed.
     ///
     /// # Errors
     /// If there are too many, the id is taken, or `record` fails.
@@ -117,12 +117,12 @@ impl Rollouts {
         Ok(recorded)
     }
 
-    /// Puts back a rollout that was open before a restart.
+    /// Restores a rollout that was open before a restart.
     pub(crate) fn restore(&self, id: &EpisodeId, rollout: Arc<Rollout>) {
         self.write().insert(id, rollout);
     }
 
-    /// Whether it was there.
+    /// Removes a rollout. Returns whether it was open.
     pub(crate) fn remove(&self, id: &EpisodeId) -> bool {
         let mut open = self.write();
         let removed = open.ids.remove(id.as_str());
@@ -133,8 +133,8 @@ impl Rollouts {
         removed.is_some()
     }
 
-    /// The `limit` rollouts that have been in their phase for the longest; they end after `ttl_s`
-    /// seconds without a call.
+    /// Returns the `limit` rollouts that have been in their phase longest. They end after `ttl_s` seconds
+    /// without a call.
     pub(crate) fn live(&self, limit: usize, ttl_s: f64) -> LiveRollouts {
         let open = self.all();
         let mut rollouts: Vec<_> = open.iter().map(|rollout| rollout.live(ttl_s)).collect();

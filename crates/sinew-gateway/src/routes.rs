@@ -55,21 +55,21 @@ use sinew_http::server::Key;
 use sinew_types::EpisodeId;
 use std::sync::Arc;
 
-/// Maximum length of a body of the control API.
+/// Maximum size of a control API body, in bytes.
 const MAX_CONTROL_BYTES: usize = 256 << 10;
 
-/// State that requests are answered from.
+/// State of the request handlers.
 #[derive(Clone, Debug)]
 pub(crate) struct Service {
     pub(crate) gateway: Gateway,
-    /// Opens the control API.
+    /// Token of the control API.
     pub(crate) control: Secret,
 }
 
 type Api = State<Service>;
 type Answer = Result<Response, RouteError>;
 
-/// All routes; `more` are further ones behind the control token.
+/// Builds the router with all routes; `more` are additional ones that need the control token.
 pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
     let control = Router::new()
         .route("/metrics", only("GET", get(metrics)))
@@ -135,7 +135,7 @@ pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
         .fallback(unknown)
 }
 
-/// Other methods than those of `allowed` are refused with their names.
+/// Refuses all methods except `allowed`, with an answer that lists these.
 fn only<S: Clone + Send + Sync + 'static>(
     allowed: &'static str,
     methods: MethodRouter<S>,
@@ -143,7 +143,8 @@ fn only<S: Clone + Send + Sync + 'static>(
     methods.fallback(async move || RouteError(ApiError::method(allowed)))
 }
 
-/// Clients double slashes when they join addresses, and leave one at the end: both are dropped.
+/// Normalizes a path: removes doubled slashes and a trailing slash, which clients produce when they join
+/// URLs.
 pub(crate) fn plain_path<B>(mut request: axum::http::Request<B>) -> axum::http::Request<B> {
     let path = request.uri().path();
     if !path.contains("//") && (path.len() == 1 || !path.ends_with('/')) {
@@ -165,7 +166,7 @@ pub(crate) fn plain_path<B>(mut request: axum::http::Request<B>) -> axum::http::
     request
 }
 
-/// A path `/v1/...` becomes that of the rollout that the request's key or trace id names.
+/// Rewrites a path `/v1/...` to that of the rollout that the request's key or trace id identifies.
 pub(crate) fn addressed<B>(
     gateway: &Gateway,
     mut request: axum::http::Request<B>,
@@ -189,13 +190,13 @@ pub(crate) fn addressed<B>(
     request
 }
 
-/// The trace id of a request's W3C trace context.
+/// Returns the trace id of a request's W3C trace context.
 fn trace(headers: &HeaderMap) -> Option<[u8; 16]> {
     let text = headers.get("traceparent")?.to_str().ok()?;
     unhex(text.split('-').nth(1)?)
 }
 
-/// The answer to an unknown path: it does not list paths, but names the place where a model is served.
+/// Answers an unknown path. It does not list paths, but names the place where a model is served.
 async fn unknown(uri: Uri) -> RouteError {
     let path = uri.path();
     RouteError(if path.starts_with("/v1/") {
@@ -205,7 +206,7 @@ async fn unknown(uri: Uri) -> RouteError {
     })
 }
 
-/// The answer to a key that opens nothing.
+/// Returns the error for a key without a rollout.
 fn no_rollout() -> ApiError {
     ApiError::unauthorized(
         "this key opens no rollout; models are served to the `api_key` that POST /rollouts answers with \
@@ -214,7 +215,7 @@ fn no_rollout() -> ApiError {
     )
 }
 
-/// An error that a route answers with, in the form of OpenAI's API.
+/// Error of a route, in the form of OpenAI's API.
 struct RouteError(ApiError);
 
 impl From<ApiError> for RouteError {
@@ -229,7 +230,7 @@ impl IntoResponse for RouteError {
     }
 }
 
-/// The answer above the number of connections.
+/// Builds the answer for a connection above the limit.
 pub(crate) fn too_many_connections(text: String) -> Response {
     let error = ApiError {
         status: 429,
@@ -240,7 +241,7 @@ pub(crate) fn too_many_connections(text: String) -> Response {
     RouteError(error).into_response()
 }
 
-/// An error whose body a dialect wrote.
+/// Builds an error response with a body in the form of a dialect.
 fn refusal(error: &ApiError, body: &Value) -> Response {
     let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = (status, Json(body)).into_response();
@@ -265,7 +266,7 @@ impl Service {
         bearer(headers).is_some_and(|key| self.control.matches(key))
     }
 
-    /// The key that a request has, if it opens anything.
+    /// Returns the owner of the key that a request has, if the key is valid.
     pub(crate) fn key(&self, headers: &HeaderMap) -> Option<Key> {
         if self.is_control(headers) {
             return Some(Key::Operator);
@@ -276,13 +277,13 @@ impl Service {
             .map(Key::Named)
     }
 
-    /// The open rollout whose key the request has.
+    /// Returns the open rollout if the request has its key.
     fn rollout(&self, id: &str, headers: &HeaderMap) -> Result<Arc<Rollout>, ApiError> {
         let rollouts = self.gateway.rollouts();
         rollouts.authorize(id, bearer(headers), trace(headers))
     }
 
-    /// Checks that a request has the fixed key of clients without rollouts.
+    /// Checks that a request has the fixed key.
     fn plain(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let key = self.gateway.config().api_key;
         let opened = key
@@ -291,7 +292,7 @@ impl Service {
         if opened { Ok(()) } else { Err(no_rollout()) }
     }
 
-    /// The body of a request within `limit` bytes and the time for reading.
+    /// Reads the body of a request within `limit` bytes and the read timeout.
     async fn read(&self, request: Request, limit: usize) -> Result<Bytes, ApiError> {
         let timeout = self.gateway.config().server.read_timeout;
         body::read(request, limit, timeout).await
@@ -308,7 +309,7 @@ async fn health(State(service): Api, headers: HeaderMap) -> Json<Value> {
     Json(health)
 }
 
-/// Reports only that a server is here.
+/// Reports that a server is running, without details.
 async fn alive() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
@@ -343,7 +344,7 @@ async fn reward(State(service): Api, Path(id): Path<String>, request: Request) -
     Ok(Json(json!({"id": id})).into_response())
 }
 
-/// One score that comes after the rollout was finished.
+/// Stores one score of a finished rollout.
 async fn put_score(
     State(service): Api,
     Path((id, name)): Path<(String, String)>,
@@ -354,7 +355,8 @@ async fn put_score(
     Ok(Json(answer).into_response())
 }
 
-/// Many of them as JSON lines; the answer has the result of each row, and is 422 if one was refused.
+/// Stores many scores, sent as JSON lines. The answer has the result of each row; its status is 422 if one
+/// was refused.
 async fn put_scores(State(service): Api, request: Request) -> Answer {
     let rows = service.read(request, MAX_CONTROL_BYTES).await?;
     let report = service.gateway.archive().put_scores(rows.to_vec()).await?;
@@ -365,7 +367,8 @@ async fn put_scores(State(service): Api, request: Request) -> Answer {
     Ok((status, Json(json!(report))).into_response())
 }
 
-/// A reward that the agent itself gives: with its own key, and only where its opener trusts it.
+/// Records a reward from the agent itself: it needs the rollout's key, and the client that opened the rollout
+/// must trust the agent.
 async fn own_reward(State(service): Api, Path(id): Path<String>, request: Request) -> Answer {
     // A trace id reaches logs and other services: it opens the model, and no reward.
     let key = bearer(request.headers());
@@ -434,7 +437,7 @@ fn model_list(service: &Service) -> Response {
     Json(json!({"object": "list", "data": list})).into_response()
 }
 
-/// Any name is taken, and answers repeat it.
+/// Describes a model. Any name is accepted and repeated in the answer.
 async fn one_model(
     State(service): Api,
     Path((id, name)): Path<(String, String)>,
@@ -470,7 +473,7 @@ async fn count(service: Service, request: Request, opened: Result<(), ApiError>)
     }
 }
 
-/// A call of the model, answered as a whole or as a stream.
+/// Handles a model call, answered as a whole or as a stream.
 async fn call(
     State(service): Api,
     Path(id): Path<String>,
@@ -484,7 +487,7 @@ async fn call(
     answer(service, uri, headers, body, rollout, dialect).await
 }
 
-/// A call of a client with the fixed key, in the rollout of its conversation.
+/// Handles a call of a client with the fixed key, in the rollout of its conversation.
 async fn plain_call(
     State(service): Api,
     request: Request,
@@ -532,12 +535,12 @@ async fn answer(
     Ok(stream::response(reader, writer, first))
 }
 
-/// A model, as OpenAI's clients list it.
+/// Describes a model as in OpenAI's API.
 fn model(name: &str) -> Value {
     json!({"id": name, "object": "model", "created": 0, "owned_by": "sinew"})
 }
 
-/// The secret of a request, as OpenAI's or as Anthropic's clients send it.
+/// Returns the secret of a request, as sent by OpenAI's or Anthropic's clients.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let text = |name: &HeaderName| headers.get(name).and_then(|v| v.to_str().ok());
     let authorization = text(&AUTHORIZATION).and_then(|value| {
@@ -548,7 +551,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     authorization.or_else(|| text(&HeaderName::from_static("x-api-key")))
 }
 
-/// A client's mark of a repeated request; see [`Retry`].
+/// Returns the properties by which a retry is recognized; see [`Retry`].
 fn retry_of<'a>(headers: &'a HeaderMap, path: &'a str) -> Retry<'a> {
     let text = |name: &'static str| headers.get(name).and_then(|v| v.to_str().ok());
     // OpenAI's client sends a new key with every call and the same one with its retries.

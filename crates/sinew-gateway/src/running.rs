@@ -1,8 +1,8 @@
-//! One model call while it runs, as its readers see it: deltas and one result.
+//! A running model call as its readers see it: deltas and one result.
 //!
-//! The call belongs to a separate task (`drive`), not to the connection that asked: a retry can join it, and
-//! its tokens are captured even if the client is gone. A call without a reader continues for a while, since
-//! clients close a connection before they ask again; then it is aborted.
+//! The call belongs to a separate task (`drive`) and not to the connection of the request: a retry can join
+//! it, and its tokens are captured even if the client disconnects. A call without a reader continues for a
+//! while, since clients close a connection before they retry; then it is aborted.
 
 use sinew_dialect::ApiError;
 use sinew_dialect::{AnswerContext, Delta, ModelResponse};
@@ -11,46 +11,46 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-/// Time in which an engine must end requests that were aborted.
+/// Maximum time for an engine to end aborted requests.
 pub(crate) const ABORT_GRACE: Duration = Duration::from_secs(5);
 
 /// Event for a reader.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// Part of a stream, at least one delta.
+    /// New deltas of a stream, at least one.
     Deltas(Vec<Delta>),
-    /// The result; nothing comes after it.
+    /// The result; no event follows it.
     Done(Result<Arc<ModelResponse>, ApiError>),
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// All of them: a reader that joins late reads from the beginning.
+    /// All deltas, so that a reader that joins late starts from the beginning.
     deltas: Vec<Delta>,
     done: Option<Result<Arc<ModelResponse>, ApiError>>,
-    /// Subscriptions that are alive.
+    /// Number of live subscriptions.
     readers: usize,
-    /// Time since which there is no reader.
+    /// Time at which the last reader left.
     unread_since: Option<Instant>,
-    /// No reader came back in time; none may come any more.
+    /// Whether the call is aborted because no reader came back in time; no reader may join it.
     abandoned: bool,
-    /// A reader had the result.
+    /// Whether a reader has received the result.
     delivered: bool,
 }
 
-/// A call that runs, or has just ended.
+/// A call that is running or has recently ended.
 #[derive(Debug)]
 pub(crate) struct RunningCall {
     pub(crate) context: AnswerContext,
     state: Mutex<State>,
     changed: Notify,
     cancel: Notify,
-    /// The number of readers became zero, or did not stay so.
+    /// Notified when the number of readers becomes zero or grows from zero.
     readers_changed: Notify,
-    /// The error of its readers if it is cancelled; unset: that it was aborted.
+    /// Error for the readers if the call is cancelled; if unset, the error is that the call was aborted.
     why: OnceLock<ApiError>,
     pub(crate) begun: Instant,
-    /// Time at which the engine got it; until then it waits for capacity.
+    /// Time at which the engine received the call; before that, the call waits for capacity.
     pub(crate) submitted: OnceLock<Instant>,
     pub(crate) deadline: Instant,
 }
@@ -70,7 +70,7 @@ impl RunningCall {
         })
     }
 
-    /// Whether all readers were dropped before its end, and none came back.
+    /// Whether all readers left before the end and none came back.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.lock().abandoned
     }
@@ -80,7 +80,7 @@ impl RunningCall {
         self.lock().unread_since.is_some()
     }
 
-    /// Resolves when it has had no reader for so long.
+    /// Resolves when the call has had no reader for `grace`.
     pub(crate) async fn abandoned(&self, grace: Duration) {
         loop {
             // Made before the look: a change in between wakes it.
@@ -103,8 +103,8 @@ impl RunningCall {
         }
     }
 
-    /// A reader for a repeated request; `None`: it is aborted already. Unless the client marks it as repeated
-    /// (`again`), it repeats only a call whose answer nobody got.
+    /// Returns a reader for a repeated request; `None` if the call is being aborted. Without the client's
+    /// mark of a retry (`again`), only a call whose answer no client received can be joined.
     pub(crate) fn join(self: &Arc<Self>, again: bool) -> Option<Subscription> {
         let mut state = self.lock();
         let unread = state.readers == 0 && !state.delivered;
@@ -125,7 +125,7 @@ impl RunningCall {
         }
     }
 
-    /// Resolves when it is to end early.
+    /// Resolves when the call is cancelled.
     pub(crate) async fn cancel_asked(&self) {
         self.cancel.notified().await;
     }
@@ -134,7 +134,7 @@ impl RunningCall {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands a delta to the readers of a stream.
+    /// Sends a delta to the readers of a stream.
     pub(crate) fn push(&self, delta: Delta) {
         if self.context.request.stream {
             self.lock().deltas.push(delta);
@@ -142,41 +142,41 @@ impl RunningCall {
         }
     }
 
-    /// Hands the result to the readers.
+    /// Sends the result to the readers.
     pub(crate) fn finish(&self, result: Result<Arc<ModelResponse>, ApiError>) {
         self.lock().done = Some(result);
         self.changed.notify_waiters();
     }
 
-    /// Whether it ended well, so that its answer can be repeated.
+    /// Whether the call succeeded, so that its answer can be repeated.
     pub(crate) fn is_replayable(&self) -> bool {
         matches!(self.lock().done, Some(Ok(_)))
     }
 
-    /// Ends it early.
+    /// Cancels the call.
     pub(crate) fn cancel(&self) {
         self.cancel.notify_one();
     }
 
-    /// Ends it early with the error `why`, unless it has ended.
+    /// Cancels the call with the error `why`, unless it has ended.
     pub(crate) fn cancel_for(&self, why: ApiError) {
         // The first reason is the one that counts.
         let _ = self.why.set(why);
         self.cancel();
     }
 
-    /// The error of a call that was cancelled.
+    /// Returns the error of a cancelled call.
     pub(crate) fn cancelled(&self) -> ApiError {
         let aborted = || ApiError::conflict("aborted", "the call was aborted");
         self.why.get().cloned().unwrap_or_else(aborted)
     }
 }
 
-/// A reader of a call. If the last one is dropped before the end, the generation may continue for a while.
+/// A reader of a call. If the last one is dropped before the end, the call continues for the grace time.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     call: Arc<RunningCall>,
-    /// Deltas that it has read.
+    /// Number of deltas that it has read.
     seen: usize,
 }
 
@@ -189,7 +189,7 @@ impl Subscription {
         &self.call.context
     }
 
-    /// Everything new, or the result once all deltas were read.
+    /// Returns all new deltas, or the result after all deltas were read.
     pub(crate) async fn next(&mut self) -> Event {
         loop {
             // Made before the look: a change in between wakes it.

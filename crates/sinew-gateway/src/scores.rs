@@ -1,7 +1,7 @@
-//! Scores of finished rollouts that come later: one, or many as JSON lines.
+//! Scores that arrive after a rollout was finished: one, or many as JSON lines.
 //!
-//! They go into the store's ledger, where the newest of a name and source is in force. A rollout that is
-//! still open is not in the ledger: it takes its reward directly, or after it was finished.
+//! They are stored in the store's ledger; of each name and source, the newest one counts. An open rollout is
+//! not in the ledger: its reward is set directly, or after it was finished.
 
 use crate::archive::{Archive, blocking};
 use crate::failures::store_failed;
@@ -11,11 +11,11 @@ use sinew_dialect::ApiError;
 use sinew_store::{ImportReport, ScoreTarget, import_scores};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Source of scores that name none.
+/// Source of scores that do not name one.
 const SOURCE: &str = "api";
 
 impl Archive {
-    /// Takes rows of scores, JSON lines as `sinew reward import` reads them.
+    /// Stores rows of scores: JSON lines in the format of `sinew reward import`.
     ///
     /// # Errors
     /// If the gateway has no store, or the store refuses.
@@ -34,7 +34,7 @@ impl Archive {
     }
 }
 
-/// One score of a finished rollout: `row` has the value, and optional reason, time and source.
+/// Stores one score of a finished rollout. `row` contains the value, and optionally reason, time and source.
 ///
 /// # Errors
 /// If the rollout is open or unknown, or the score is refused.

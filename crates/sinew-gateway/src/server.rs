@@ -1,8 +1,8 @@
-//! The listening side: connections, their limits, the end.
+//! HTTP server of a gateway: connections, their limits, and shutdown.
 //!
-//! Connections are served and bounded by [`sinew_http::server`]. One task drives each call, which outlives
-//! its connection. Stopping refuses new calls first, waits for running ones, cuts the rest, and closes
-//! connections last, so that every client gets an answer.
+//! [`sinew_http::server`] serves and limits connections. A separate task runs each call, so that the call
+//! outlives its connection. To stop, the server first refuses new calls, waits for running ones, aborts the
+//! rest, and closes connections last, so that every client gets an answer.
 
 use crate::gateway::Gateway;
 use crate::routes::{Service, addressed, plain_path, router, too_many_connections};
@@ -16,10 +16,10 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Time to hand out the last answers once no call runs.
+/// Time for sending the last answers after all calls have ended.
 const FLUSH: Duration = Duration::from_secs(5);
 
-/// Reasons why a gateway does not listen.
+/// Reasons why a gateway cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     #[error("cannot listen on {address}: {source}")]
@@ -29,7 +29,7 @@ pub enum ServeError {
     },
 }
 
-/// A listening gateway. Dropping it stops it at once; [`Server::stop`] lets requests end.
+/// A listening gateway. Dropping it stops it at once; [`Server::stop`] lets requests finish.
 #[derive(Debug)]
 pub struct Server {
     gateway: Gateway,
@@ -39,8 +39,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on `address`, port 0 for any free one. `control_token` opens the control API.
-    /// `public_url` is where agents find this server, if that is not its address.
+    /// Listens on `address`; port 0 selects a free port. `control_token` is the token of the control API.
+    /// `public_url` is the URL at which agents reach this server, if it differs from its address.
     ///
     /// # Errors
     /// If the address cannot be bound.
@@ -53,7 +53,8 @@ impl Server {
         Self::start_with(gateway, address, control_token, public_url, None).await
     }
 
-    /// Same as [`Server::start`], with more routes behind the control token. They bound their own bodies.
+    /// Like [`Server::start`], with more routes that need the control token. These limit their request bodies
+    /// themselves.
     ///
     /// # Errors
     /// If the address cannot be bound.
@@ -84,28 +85,28 @@ impl Server {
         })
     }
 
-    /// Address on which it listens.
+    /// Address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Ends: new calls are refused, running ones get the time of
-    /// [`ServerLimits::shutdown_grace`](crate::ServerLimits::shutdown_grace), and are cut then.
-    /// Gives the number of those.
+    /// Stops the server: new calls are refused; running ones may continue for
+    /// [`ServerLimits::shutdown_grace`](crate::ServerLimits::shutdown_grace) and are then aborted. Returns
+    /// the number of aborted calls.
     pub async fn stop(self) -> usize {
         self.stop_within(std::future::pending()).await
     }
 
-    /// Stops like [`Server::stop`], at the end of a run. It still answers during `notice`: new rollouts and
-    /// calls get status 410, so that agents end and do not wait for another session. Then running calls are
-    /// cut.
+    /// Stops like [`Server::stop`], at the end of a run. During `notice` the server still answers new
+    /// rollouts and calls with status 410, so that agents end and do not wait for another session. Running
+    /// calls are aborted after it.
     pub async fn end(self, notice: Duration) -> usize {
         self.gateway.end();
         tokio::time::sleep(notice).await;
         self.stop_within(std::future::ready(())).await
     }
 
-    /// Stops like [`Server::stop`], but gives running calls no more time once `enough` resolves.
+    /// Stops like [`Server::stop`], but aborts running calls as soon as `enough` resolves.
     pub async fn stop_within(mut self, enough: impl Future<Output = ()>) -> usize {
         self.gateway.drain();
         let grace = self.gateway.config().server.shutdown_grace;
@@ -131,7 +132,7 @@ impl Drop for Server {
     }
 }
 
-/// Serves until `stopped` is true, and ends rollouts that nobody uses.
+/// Serves until `stopped` is true, and ends unused rollouts.
 async fn run(
     listener: TcpListener,
     gateway: Gateway,
@@ -158,7 +159,7 @@ async fn run(
     }
 }
 
-/// Connections count against the rollout of their key; the control token has all places.
+/// Assigns connections to the rollout of their key; connections with the control token may use all places.
 fn guard(service: Service) -> Guard {
     let limits = service.gateway.config().server;
     let connections = ConnectionLimits {
@@ -178,7 +179,7 @@ fn guard(service: Service) -> Guard {
         .refusing(too_many)
 }
 
-/// The answer above the number of connections.
+/// Builds the answer for a connection above the limit.
 fn too_many(limit: usize) -> Response {
     let text = format!("{limit} connections are open, which is the limit: close some");
     too_many_connections(text)

@@ -1,4 +1,4 @@
-//! Counters of a gateway: as JSON in `GET /health`, as Prometheus' text in `GET /metrics`.
+//! Counters of a gateway: as JSON in `GET /health`, and in the text format of Prometheus in `GET /metrics`.
 
 use crate::session::Join;
 use serde::Serialize;
@@ -10,56 +10,56 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tokio::sync::Notify;
 
-/// Share of calls with a rewritten history that is worth an alarm, and calls that it takes.
+/// Share of calls with a rewritten history above which a warning is logged.
 const ALARM_RATE: f64 = 0.05;
-/// Fewer calls are not significant.
+/// Minimum number of calls for the warning; fewer are not significant.
 const ALARM_CALLS: u64 = 100;
 
 /// Counters of a gateway since its start.
 ///
-/// Nothing is lost or counted twice: once no call runs, `sampled_tokens` is `open_tokens` plus
-/// `stored_tokens`. If the engine serves nothing else and no call is `failed`, it is also the number that the
-/// engine reports as sampled.
+/// No token is lost or counted twice: while no call runs, `sampled_tokens` equals `open_tokens` plus
+/// `stored_tokens`. If only this gateway uses the engine and no call is `failed`, it also equals the engine's
+/// count of sampled tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GatewayStats {
-    /// Open rollouts, and calls that run.
+    /// Number of open rollouts.
     pub rollouts: usize,
     pub in_flight: usize,
-    /// Running calls that no client reads.
+    /// Number of running calls that no client reads.
     pub unread: usize,
-    /// Rollouts since the start; so with `finished`.
+    /// Number of rollouts opened since the start.
     pub opened: u64,
     pub finished: u64,
     pub calls: u64,
-    /// Calls that gave nothing: failed, aborted, too late.
+    /// Number of calls without output: failed, aborted, too late.
     pub failed: u64,
-    /// Calls that were aborted because all of their clients had gone.
+    /// Number of calls that were aborted because all of their clients had disconnected.
     pub clients_gone: u64,
-    /// Repeated requests that were answered by the call they repeat.
+    /// Number of repeated requests that were answered by the call they repeat.
     pub coalesced: u64,
-    /// Calls whose known messages were recognized by their bytes, and not read again.
+    /// Number of calls whose known messages were recognized by their bytes and not parsed again.
     pub recognized: u64,
-    /// Calls by how they joined the captured tokens.
+    /// Number of calls by the way in which they joined the captured tokens.
     pub joins: BTreeMap<Join, u64>,
-    /// Sampled tokens that were captured, those of recovered rollouts included.
+    /// Number of captured sampled tokens, including those of recovered rollouts.
     pub sampled_tokens: u64,
-    /// Sampled tokens in open rollouts.
+    /// Number of sampled tokens in open rollouts.
     pub open_tokens: u64,
-    /// Sampled tokens in finished traces, each of which was proven call by call.
+    /// Number of sampled tokens in finished traces, each of which was verified call by call.
     pub stored_tokens: u64,
-    /// Unproven traces; their rollouts stay.
+    /// Number of traces whose verification failed; their rollouts stay open.
     pub unproven: u64,
-    /// Fields of requests that were accepted without effect, by path.
+    /// Request fields that were accepted without effect, by path.
     pub ignored_fields: Ignored,
 }
 
-/// Counts what happens; one lock, held for a few additions.
+/// Counters behind one lock, which is held only for a few additions.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     stats: Mutex<GatewayStats>,
-    /// The warning was given.
+    /// Whether the warning was logged.
     alarmed: AtomicBool,
-    /// Result of the first call: taken, or the reason of its refusal.
+    /// Result of the first model call: accepted, or the reason of its refusal.
     first_answer: OnceLock<Result<(), ApiError>>,
     first_answered: Notify,
 }
@@ -77,7 +77,7 @@ impl Counters {
         });
     }
 
-    /// Records the result of a call of the model; the first one is remembered.
+    /// Records the result of a model call; the first one is remembered.
     pub(crate) fn answered(&self, refused: Option<&ApiError>) {
         if self.first_answer.get().is_none() {
             let answer = refused.map_or(Ok(()), |error| Err(error.clone()));
@@ -87,7 +87,7 @@ impl Counters {
         }
     }
 
-    /// Result of the first call of the model, once there is one: taken, or the reason of its refusal.
+    /// Waits for the first model call, and returns whether it was accepted.
     pub(crate) async fn first_answer(&self) -> Result<(), ApiError> {
         loop {
             let answered = self.first_answered.notified();
@@ -98,7 +98,7 @@ impl Counters {
         }
     }
 
-    /// A call gave nothing: it joined nowhere.
+    /// Removes the join of a call that had no output from the counts.
     pub(crate) fn unjoined(&self, join: Join) {
         self.count(|stats| {
             if let Some(count) = stats.joins.get_mut(&join) {
@@ -123,7 +123,8 @@ impl Counters {
         });
     }
 
-    /// Counters, with an entry for every kind of join. The caller adds what is open.
+    /// Returns the counters, with an entry for every kind of join. The caller adds the numbers of open
+    /// rollouts.
     pub(crate) fn stats(&self) -> GatewayStats {
         let mut stats = GatewayStats::default();
         self.count(|counted| stats.clone_from(counted));
@@ -133,7 +134,7 @@ impl Counters {
         stats
     }
 
-    /// Says once that clients rewrite their histories more often than they should.
+    /// Logs one warning if clients rewrite their histories more often than expected.
     pub(crate) fn alarm(&self) {
         let stats = self.stats();
         if stats.diverges_too_often() && !self.alarmed.swap(true, Ordering::Relaxed) {
@@ -148,7 +149,7 @@ impl Counters {
 }
 
 impl GatewayStats {
-    /// Share of calls whose history was not the captured one.
+    /// Share of calls whose history differs from the captured one.
     pub fn divergence_rate(&self) -> f64 {
         let diverged = |(join, n): (&Join, &u64)| if join.diverges() { *n } else { 0 };
         let diverged: u64 = self.joins.iter().map(diverged).sum();

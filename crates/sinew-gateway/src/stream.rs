@@ -1,4 +1,4 @@
-//! Streamed answers: server-sent events in the form of a dialect.
+//! Streamed answers: server-sent events in the format of a dialect.
 
 use crate::running::{Event, Subscription};
 use axum::body::Body;
@@ -8,17 +8,17 @@ use sinew_dialect::EventWriter;
 use std::convert::Infallible;
 use std::time::Duration;
 
-/// A comment is sent after this time without an event, so that both sides notice a dead
-/// connection.
+/// Interval without an event after which a comment is sent, so that both sides notice a dead connection.
 const PING_EVERY: Duration = Duration::from_secs(15);
 
-/// An answer in parts: what is written, and what comes next.
+/// A streamed answer: its writer and its source of events.
 struct AnswerStream {
-    /// Dropped with the connection, which aborts the call if no other reader is left.
+    /// Reader of the call. It is dropped with the connection, which aborts the call if no other reader is
+    /// left.
     reader: Subscription,
-    /// Writer of the dialect.
+    /// Writer for the dialect.
     writer: Box<dyn EventWriter>,
-    /// An event that was taken to see whether there is a stream.
+    /// First event, which was read in advance to find out whether the call failed.
     first: Option<Event>,
     begun: bool,
     over: bool,
@@ -55,7 +55,7 @@ impl AnswerStream {
     }
 }
 
-/// An answer of `first` and all later events of `reader`. Dropping it ends the reading.
+/// Builds a response from `first` and all later events of `reader`. Dropping the response drops the reader.
 pub(crate) fn response(
     reader: Subscription,
     writer: Box<dyn EventWriter>,

@@ -46,7 +46,7 @@ pub enum CompileError {
     /// It could take too long to compile or to match.
     #[error("{0}")]
     Limit(String),
-    /// It is not a schema, or has a part that cannot be enforced.
+    /// The text is not a schema, or has a part that cannot be enforced.
     #[error("{0}")]
     Unsupported(String),
 }

@@ -132,7 +132,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// An answer of which `whole` is false if it was cut.
+    /// Builds an answer from its parts. `whole` is false if the body was cut at `limit` bytes, which is an
+    /// error for a successful status.
     pub(crate) fn new(
         status: StatusCode,
         headers: HeaderMap,

@@ -58,7 +58,7 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// True for an index of manifests, also for Docker's kind of it.
+    /// Whether it is an index of manifests, in the format of OCI or Docker.
     pub(crate) fn is_index(&self) -> bool {
         let kind = self.media_type.as_str();
         kind.ends_with("image.index.v1+json") || kind.ends_with("manifest.list.v2+json")

@@ -33,7 +33,7 @@ struct Node {
     parent: Parent,
     /// Number of the weights that its keys and values come from.
     epoch: u64,
-    /// Its first token: the key under which its parent finds it.
+    /// First token of the node, the key under which its parent finds it.
     first: TokenId,
     /// Tokens of the filled slots, those that the current pass computes included.
     tokens: Vec<TokenId>,
@@ -177,8 +177,8 @@ impl Blocks {
         }
     }
 
-    /// Takes a block for a node below `parent`, in use once, with `tokens` in its first
-    /// slots (at least one). Evicts the least recently used cached block if none is free.
+    /// Allocates a block for a node below `parent`, in use once, with `tokens` in its first slots (at least
+    /// one). Evicts the least recently used cached block if none is free.
     pub(crate) fn allocate(&mut self, parent: Parent, tokens: &[TokenId]) -> Option<BlockId> {
         debug_assert!(!tokens.is_empty() && tokens.len() <= self.block_tokens);
         if self.free.is_empty() {

@@ -112,8 +112,8 @@ fn failed(why: &str) -> EngineError {
     EngineError::Failed(why.to_owned())
 }
 
-/// Calls `work` with each input and its index, on the threads of `cpu` if there are some. Results
-/// are in the order of the inputs.
+/// Calls `work` with each input and its index, on the threads of `cpu` if there are any. Results are in the
+/// order of the inputs.
 fn in_parallel<T: Send, R: Send + Sync>(
     cpu: Option<&Cpu>,
     inputs: Vec<T>,

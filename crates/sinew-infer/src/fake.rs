@@ -256,11 +256,11 @@ impl FakeModel {
 pub enum Fault {
     /// `submit` returns this error.
     Refuse(EngineError),
-    /// It fails after so many tokens.
+    /// The request fails after `tokens` tokens.
     FailAfter { tokens: u32, error: EngineError },
-    /// It hangs after so many tokens, until the request is aborted.
+    /// The request hangs after `tokens` tokens, until it is aborted.
     HangAfter { tokens: u32 },
-    /// The engine panics after so many tokens, and stops for all requests.
+    /// The engine panics after `tokens` tokens, and stops for all requests.
     PanicAfter { tokens: u32 },
 }
 
@@ -633,8 +633,8 @@ impl FakeEngine {
         })
     }
 
-    /// Gives every running request one token, and returns whether anything remains to do. Sinks are
-    /// called on the calling thread, and may submit. A threaded engine ignores it.
+    /// Samples one token for every running request, and returns whether any work remains. Sinks are called on
+    /// the calling thread, and may submit. A threaded engine ignores it.
     pub fn step(&self) -> bool {
         let Mode::Stepped(stepped) = &self.mode else {
             return false;

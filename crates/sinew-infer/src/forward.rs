@@ -40,11 +40,11 @@ pub struct BlockCopy {
 /// The rows of one sequence in a [`Batch`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchSequence {
-    /// Its rows in [`Batch::tokens`]; those of one sequence are consecutive.
+    /// Rows of the sequence in [`Batch::tokens`]; they are consecutive.
     pub rows: Range<usize>,
     /// Number of tokens before the first row; their keys and values are stored already.
     pub past: usize,
-    /// Its part of [`Batch::block_table`]: the physical block of each logical block.
+    /// Part of [`Batch::block_table`] for the sequence: the physical block of each logical block.
     pub blocks: Range<usize>,
 }
 

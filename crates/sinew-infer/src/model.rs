@@ -23,8 +23,8 @@ pub struct ModelForward {
 }
 
 impl ModelForward {
-    /// A model with space for the keys and values of `kv_tokens` tokens, rounded up to blocks.
-    /// Memory is taken from the system as it is first used.
+    /// Creates a model with a KV cache for `kv_tokens` tokens, rounded up to blocks. The system allocates the
+    /// memory when it is first used.
     ///
     /// # Errors
     /// If that much memory cannot be addressed.

@@ -174,8 +174,8 @@ pub(crate) fn draw_masked(
     Ok((draw, log_mass.min(0.0) as f32))
 }
 
-/// Gives a draw the log-probabilities that training computes from the same logits, to the bit; `mask` as for
-/// [`draw_masked`].
+/// Replaces the log-probabilities of a draw by those that training computes from the same logits, bit for
+/// bit; `mask` as for [`draw_masked`].
 pub(crate) fn as_trained(
     draw: &mut Draw,
     device: &Cpu,

@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, HashMap};
 /// of the old weights are never given to new requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SwapPolicy {
-    /// Compute them anew: later tokens are exactly what the new weights sample.
+    /// Compute the KV cache again: later tokens are exactly those that the new weights sample.
     #[default]
     Recompute,
     /// Go on with them: no work is repeated, and a token's log-probability depends on old
@@ -72,7 +72,7 @@ pub(crate) struct Counters {
     pub(crate) preemptions: u64,
     /// Draft tokens that were verified.
     pub(crate) drafted: u64,
-    /// Those of them that were accepted.
+    /// Number of accepted draft tokens.
     pub(crate) accepted: u64,
 }
 
@@ -311,7 +311,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives a sequence's blocks back; they stay findable until their memory is needed.
+    /// Releases a sequence's blocks; they stay in the prefix cache until their memory is needed.
     fn release(&mut self, sequence: &mut Sequence) {
         for block in sequence.chain.drain(..).rev() {
             self.blocks.release(block);

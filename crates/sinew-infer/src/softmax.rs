@@ -35,7 +35,8 @@ pub(crate) fn maxima(row: &[f32]) -> Result<Maxima, BadLogits> {
     Ok(Maxima { max, chunks })
 }
 
-/// `sum(exp((row - max) * scale))`, whole and for each chunk. `scale` is 1/temperature.
+/// Sums `exp((row - max) * scale)`. Returns the sum of the whole row, and writes the sum of each chunk to
+/// `chunks`. `scale` is 1/temperature.
 pub(crate) fn exp_sums(row: &[f32], max: f32, scale: f32, chunks: &mut Vec<f32>) -> f64 {
     chunks.clear();
     chunks.resize(row.len().div_ceil(CHUNK), 0.0);
@@ -69,8 +70,8 @@ pub(crate) fn at_least(row: &[f32], maxima: &Maxima, cut: f32) -> Vec<Candidate>
     out
 }
 
-/// The `count` largest logits that are at least `cut`, best first. Sorts only chunks that can hold
-/// one of them.
+/// Returns the `count` largest logits of at least `cut`, best first. Only chunks that may contain one are
+/// sorted.
 pub(crate) fn largest(row: &[f32], maxima: &Maxima, count: usize, cut: f32) -> Vec<Candidate> {
     if count == 0 {
         return Vec::new();

@@ -13,7 +13,7 @@ use std::path::Path;
 
 /// Bytes of a block that can be a hole: a page, which is what a file in memory is made of.
 pub const BLOCK: usize = 4096;
-/// Blocks that are looked at together.
+/// Blocks that are examined together.
 const WINDOW: usize = 16 * BLOCK;
 
 /// Content of a file that can be read twice: for its holes, and for what lies between them.
@@ -123,7 +123,7 @@ impl Read for Pieces<'_> {
     }
 }
 
-/// Takes so many bytes and no more.
+/// Writer that accepts a limited number of bytes.
 #[derive(Debug)]
 struct Bounded<W> {
     inner: W,
@@ -243,7 +243,8 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Says in a header where a file's data lie; what does not fit there comes back, for behind it.
+/// Writes into a header where a file's data are. Pieces that do not fit there are returned, for the blocks
+/// after it.
 fn sparse(header: &mut tar::Header, pieces: &[(u64, u64)], size: u64) -> io::Result<Vec<u8>> {
     header.set_entry_type(tar::EntryType::GNUSparse);
     let gnu = header.as_gnu_mut().ok_or(io::ErrorKind::InvalidInput)?;

@@ -16,7 +16,7 @@ pub(super) use numbers;
 pub(super) struct Condition {
     /// Number of the argument, 0 to 5.
     pub(super) argument: u8,
-    /// Bits that are looked at.
+    /// Bits that are examined.
     pub(super) mask: u32,
     /// Value that these bits are compared with.
     pub(super) value: u32,
@@ -49,7 +49,7 @@ fn masked(argument: u8, mask: u32, value: u32) -> Condition {
     }
 }
 
-/// A call whose arguments are looked at.
+/// A call whose arguments are examined.
 pub(super) struct CallRule {
     pub(super) call: i64,
     /// Allowed if all conditions of one of these lists hold.
@@ -64,8 +64,8 @@ pub(super) struct CallRule {
 /// the program), PTRACE, UNTRACED, PIDFD and IO.
 const CLONE: u32 = 0x017d_4f00;
 
-/// SIGSYS and SIGXCPU stand for a forbidden call and for spent CPU time: only the kernel sends
-/// them.
+/// Signals that only the kernel may send: SIGSYS means a forbidden call, and SIGXCPU means that the CPU time
+/// is spent.
 const RESERVED_SIGNALS: [i32; 2] = [libc::SIGSYS, libc::SIGXCPU];
 
 /// Commands of `fcntl`. The others include SETSIG (the kernel sends any signal), leases and delegations
@@ -199,7 +199,7 @@ const FUTEX_FLAGS: u32 = 128 | 256;
 /// the time that a write takes; HWPOISON and SOFT_OFFLINE take pages of the host away.
 const ADVICE: [i32; 3] = [libc::MADV_MERGEABLE, libc::MADV_HWPOISON, 101];
 
-/// SET_GS, SET_FS, GET_FS, GET_GS; what AMX is asked for with (GET_XCOMP_SUPP, GET_XCOMP_PERM,
+/// SET_GS, SET_FS, GET_FS, GET_GS; the calls that request AMX (GET_XCOMP_SUPP, GET_XCOMP_PERM,
 /// REQ_XCOMP_PERM).
 #[cfg(target_arch = "x86_64")]
 const ARCH_PRCTL: [i32; 7] = [0x1001, 0x1002, 0x1003, 0x1004, 0x1021, 0x1022, 0x1023];

@@ -133,7 +133,7 @@ pub struct Hierarchy {
     cpu: Option<Mount>,
     /// Whether the memory of connections can be limited under version 1.
     tcp_v1: bool,
-    /// All of them are one folder of version 2.
+    /// Whether all of them are one folder of version 2.
     v2: bool,
 }
 
@@ -524,7 +524,7 @@ impl Group {
         open.map(|(dir, name)| (dir.as_raw_fd(), format!("{name}/{MEMBERS}")))
     }
 
-    /// The same files by their paths.
+    /// Returns the same files by their paths.
     #[must_use]
     pub fn member_files(&self) -> Vec<PathBuf> {
         self.places().map(|p| p.path.join(MEMBERS)).collect()

@@ -40,7 +40,7 @@ pub enum Error {
     TooLong {
         /// A message, a program, ...
         what: &'static str,
-        /// Its size.
+        /// Size in bytes.
         bytes: usize,
         /// The bound.
         max: usize,

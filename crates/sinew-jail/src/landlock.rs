@@ -49,8 +49,8 @@ pub(crate) struct Rules {
     pub(crate) paths: Vec<(&'static CStr, u64)>,
 }
 
-/// Read and execute everywhere, write below `/work` and `/tmp` and to the devices that are
-/// there, no signals or abstract sockets to the outside, no TCP unless `tcp`.
+/// Read and execute everywhere, write below `/work` and `/tmp` and to the existing devices, no signals or
+/// abstract sockets to the outside, no TCP unless `tcp`.
 pub(crate) fn rules(abi: i64, tcp: bool) -> Rules {
     let all = all_rights(abi);
     let net = if abi >= 4 && !tcp { TCP } else { 0 };

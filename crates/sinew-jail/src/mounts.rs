@@ -57,7 +57,7 @@ impl Context {
     }
 }
 
-/// Copies a mount, or a folder of it.
+/// Copies a mount, or one folder of a mount.
 pub(crate) fn copy(mount: impl AsFd, folder: &str) -> Result<OwnedFd, Errno> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC

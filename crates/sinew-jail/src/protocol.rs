@@ -36,7 +36,7 @@ pub struct Config {
     pub shows: Vec<(PathBuf, PathBuf)>,
     /// Root file system, instead of the host's system folders.
     pub image: Option<PathBuf>,
-    /// The interpreter, as it is called inside; none if the image has none.
+    /// Path of the Python interpreter inside; `None` if the image has none.
     pub python: Option<String>,
     /// Whether Python programs start as forks of a zygote.
     pub zygote: bool,
@@ -49,7 +49,7 @@ pub struct Config {
 pub enum Start {
     /// A program that the sandbox sees, and its arguments.
     Argv(Vec<String>),
-    /// The same, with the terminal that its three files are as that of its session.
+    /// Like the variant above, with a terminal as its standard streams and as the terminal of its session.
     OnTerminal(Vec<String>),
     /// Code for a fork of the zygote.
     Python(String),
@@ -178,9 +178,9 @@ pub enum Exit {
     /// The process exited with this code.
     Code(i32),
     Signal(i32),
-    /// It did not come to run the program: number of the step, errno.
+    /// The setup failed before the program ran: number of the step, errno.
     SetUp(u32, i32),
-    /// It was never started.
+    /// The program was never started.
     Lost(String),
     /// It could not even be tried.
     Refused(String),
@@ -192,7 +192,7 @@ pub struct End {
     pub exit: Exit,
     /// CPU time of all its processes, in microseconds; of the main process where no group counts.
     pub cpu_us: u64,
-    /// It was killed for that.
+    /// Whether it was killed because its CPU time was spent.
     pub cpu_spent: bool,
     /// Resident memory of its largest process.
     pub max_rss_kib: u64,

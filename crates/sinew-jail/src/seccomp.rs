@@ -148,8 +148,9 @@ fn allow_list(tcp: bool) -> Answers {
     answers
 }
 
-/// A search tree over the numbers. The kernel walks a filter once for each call number when it
-/// is set, and translates it anew for each process: a list of all calls takes 0.5 ms, this 0.05.
+/// Compiles the answers into a search tree over the call numbers. The kernel evaluates a filter once per call
+/// number when it is set, and translates it again for each process: a list of all calls takes 0.5 ms, this
+/// tree takes 0.05 ms.
 fn compile(answers: &Answers) -> Result<Filter> {
     let refused = Answer::Return(REFUSE);
     // Each entry is a number from which the answer changes, and the new answer.

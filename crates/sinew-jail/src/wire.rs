@@ -29,11 +29,11 @@ pub mod ask {
     pub const KILL: u8 = 5;
     /// Makes a file (content follows), a folder or a link below the work folder. Not answered.
     pub const PUT: u8 = 6;
-    /// Tells whether all PUT since the last one worked.
+    /// Request for the result of all PUT requests since the last one.
     pub const SYNC: u8 = 7;
     /// Sends a file.
     pub const READ: u8 = 8;
-    /// Sends everything below the work folder, if its files have at most so many bytes.
+    /// Request for everything below the work folder, if its files have at most the given number of bytes.
     pub const ARCHIVE: u8 = 9;
     /// Removes all files.
     pub const RESET: u8 = 10;
@@ -75,7 +75,7 @@ pub mod file {
 
 /// Reason why the agent ended an execution.
 pub mod cut {
-    /// It did not.
+    /// The agent did not end it.
     pub const NONE: u8 = 0;
     /// The deadline passed.
     pub const DEADLINE: u8 = 1;
@@ -145,7 +145,7 @@ pub fn head(bytes: &[u8; HEAD]) -> (u8, usize) {
     (bytes[0], len as usize)
 }
 
-/// A payload as it is read; every step is checked.
+/// Parser of a payload; every step is checked.
 #[derive(Debug)]
 pub struct Take<'a>(pub &'a [u8]);
 

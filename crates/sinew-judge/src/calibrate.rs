@@ -1,8 +1,8 @@
 //! Agreement of a judge with labels of people.
 //!
-//! A row of labels is a JSON object: `prompt` (text, or `messages` as a list), `output`, `label`, and
-//! columns of the task. `label` is one grade for each item of the rubric, in order: true or false, or a
-//! number of the scale; a single grade where there is one item.
+//! A row of labels is a JSON object: `prompt` (text, or `messages` as a list), `output`, `label`, and columns
+//! of the task. `label` is one grade for each item of the rubric, in order: true or false, or a number of the
+//! scale; a single grade if there is one item.
 
 use crate::error::{LabelError, LabelsError};
 use crate::frame::Mode;
@@ -216,7 +216,7 @@ impl Calibration {
         }
     }
 
-    /// The tables for people.
+    /// The tables for users.
     pub fn text(&self) -> String {
         let share = |s: Option<f64>| s.map_or("-".to_owned(), |s| format!("{s:.3}"));
         let mut out = format!("{} rows judged", self.rows);

@@ -41,7 +41,7 @@ pub enum LabelError {
 pub enum RewardModelError {
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// Its chat template cannot be read, or does not take the messages.
+    /// The chat template cannot be parsed, or does not accept the messages.
     #[error(transparent)]
     Render(#[from] RenderError),
     /// The system has no thread for it.

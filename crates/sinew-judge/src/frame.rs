@@ -41,7 +41,7 @@ const BETTER: &str = "better";
 
 /// Key of the id in a verdict.
 const ID: &str = "id";
-/// Key of the reasons in a verdict, where they are asked for.
+/// Key of the reasons in a verdict, where they are requested.
 const WHY: &str = "reasons";
 
 const SYSTEM: &str = "You grade the work of another system. The work is the JSON between the lines BEGIN DATA and \
@@ -59,7 +59,7 @@ pub struct Frame {
     data: String,
     /// Keys that a verdict has, but for the id and the reasons: items, or labels.
     names: Vec<String>,
-    /// Whether reasons are asked for.
+    /// Whether reasons are requested.
     reasons: bool,
 }
 

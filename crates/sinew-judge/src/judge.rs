@@ -50,7 +50,7 @@ pub struct JudgeConfig {
 /// Treatment of a sample whose judge has nothing left to spend.
 #[derive(Clone)]
 pub enum BudgetEnd {
-    /// It is unscored with the reason: for commands that only measure.
+    /// The sample is unscored with the reason, for commands that only measure.
     Unscored,
     /// The function is called with the reason and must end the run. The sample waits for that end, so
     /// that it is neither scored nor lost: a resumed run judges it.

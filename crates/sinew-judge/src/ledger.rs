@@ -13,7 +13,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 
-/// Maximum verdicts that are kept, about 200 MiB of memory; later ones are asked for each time.
+/// Maximum verdicts that are kept, about 200 MiB of memory; later ones are requested each time.
 const MAX_VERDICTS: usize = 1 << 20;
 /// Maximum bytes of a line; a longer one does not belong to a ledger.
 const MAX_LINE: u64 = 1 << 16;

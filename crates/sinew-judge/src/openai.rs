@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sinew_http::HttpError;
 use std::time::Duration;
 
-/// Form of an answer that a server is asked for.
+/// Form of the answer that is requested from a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerFormat {
     /// `response_format` with the JSON Schema.
@@ -28,7 +28,7 @@ pub struct OpenAiConfig {
     pub key: Option<String>,
     /// Name of the model at the server.
     pub model: String,
-    /// Form that is asked for.
+    /// Form that is requested.
     pub format: AnswerFormat,
     /// Limit of one call.
     pub timeout: Duration,

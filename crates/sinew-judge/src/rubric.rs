@@ -28,7 +28,7 @@ pub enum RubricError {
     /// More than a model decides reliably in one answer.
     #[error("the rubric has {0} items; allowed: up to 32")]
     TooMany(usize),
-    /// An item without text, or with too much of it.
+    /// An item is empty or too long.
     #[error("item {0} of the rubric has {1} characters; allowed: 1 to 2000")]
     Text(usize, usize),
     /// A weight that cannot be one.
@@ -66,7 +66,7 @@ impl Rubric {
     }
 
     /// Reads a Markdown list: each line that begins with `- ` or `* ` is an item, of weight 1 unless it ends
-    /// with such as `(weight 2)`. Other lines are for people.
+    /// with such as `(weight 2)`. Other lines are for users.
     ///
     /// # Errors
     /// Fails as [`Rubric::new`] does.

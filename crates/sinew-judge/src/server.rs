@@ -194,7 +194,7 @@ impl RewardServer {
         })
     }
 
-    /// Hands the sample to the request that is being made up, and waits for its score.
+    /// Adds the sample to the request that is being built, and waits for its score.
     async fn ask(&self, sample: &RewardSample) -> Result<Score, Unscored> {
         let sample = sample_json(sample)?;
         let (answer, score) = oneshot::channel();

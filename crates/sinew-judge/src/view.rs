@@ -61,7 +61,7 @@ impl View {
     }
 }
 
-/// Messages with their roles, and the tool calls of turns if asked for.
+/// Messages with their roles, and the tool calls of turns if requested.
 fn texts(messages: &[Message], with_calls: bool) -> Value {
     let shown = messages.iter().map(|m| {
         let mut shown = json!({"role": m.role, "text": m.content.text()});

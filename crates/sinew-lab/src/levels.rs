@@ -113,7 +113,8 @@ pub fn microvm() -> Result<MicrovmProvider, LabError> {
     MicrovmProvider::start(config).map_err(LabError::system)
 }
 
-/// A level without a pool: what is there after a sandbox was destroyed was left behind by it.
+/// Creates a level without a pool, so that everything found after the destruction of a sandbox was left
+/// behind by it.
 ///
 /// # Errors
 /// If the level does not work on this host.

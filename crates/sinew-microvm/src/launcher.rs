@@ -27,7 +27,7 @@ enum Job {
 struct Ending {
     /// The process, until it has ended.
     child: Child,
-    /// Its groups, until they are removed.
+    /// Control group of the machine, until it is removed.
     group: Option<Group>,
     /// Receives the end. `None` after that.
     told: Option<oneshot::Sender<()>>,

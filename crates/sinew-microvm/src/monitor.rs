@@ -320,7 +320,7 @@ impl Machine {
         self.process.group.as_ref().and_then(Group::memory_bytes)
     }
 
-    /// Gives the agent the time, random numbers and a name, because clones start with equal ones.
+    /// Sends the agent the time, random numbers and a name, because clones start with equal ones.
     async fn resume(&mut self) -> Result<(), SandboxError> {
         let mut entropy = [0; 64];
         getrandom::fill(&mut entropy).map_err(|e| io("random numbers", e))?;

@@ -74,7 +74,7 @@ pub enum RopeScaling {
         high_freq_factor: f32,
         original_context: usize,
     },
-    /// A divisor for each frequency (`rope_freqs.weight` of a GGUF), `head_dim / 2` of them.
+    /// One divisor per frequency (`rope_freqs.weight` of a GGUF file), `head_dim / 2` of them.
     Divisors(Vec<f32>),
 }
 
@@ -176,7 +176,7 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// A field that is there and not `null`.
+    /// Returns a field that exists and is not `null`.
     fn get(&self, field: &str) -> Option<&'a Value> {
         self.map.get(field).filter(|value| !value.is_null())
     }
@@ -191,7 +191,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An integer from 1 to [`MAX_SIZE`], if it is there.
+    /// Returns an integer from 1 to [`MAX_SIZE`], if the field exists.
     fn size(&self, field: &str) -> Result<Option<usize>, ConfigError> {
         let Some(value) = self.get(field) else {
             return Ok(None);
@@ -215,7 +215,7 @@ impl<'a> Fields<'a> {
         self.need(field, self.size(field)?)
     }
 
-    /// A finite number above 0, if it is there.
+    /// Returns a finite number above 0, if the field exists.
     fn positive(&self, field: &str) -> Result<Option<f32>, ConfigError> {
         let Some(value) = self.get(field) else {
             return Ok(None);
@@ -226,7 +226,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A truth value, if it is there.
+    /// Returns a boolean, if the field exists.
     fn flag(&self, field: &str) -> Result<Option<bool>, ConfigError> {
         let Some(value) = self.get(field) else {
             return Ok(None);

@@ -81,7 +81,7 @@ pub enum HubError {
     /// A request failed, or its answer cannot be used; with the address.
     #[error("{0}")]
     Request(String),
-    /// Its files are missing, too many or too large, or belong to several configurations.
+    /// Files of the repository are missing, too many or too large, or belong to several configurations.
     #[error("{0}")]
     Repository(String),
     /// The index of the files of weights cannot be read.

@@ -216,7 +216,7 @@ fn read_text(path: &Path) -> Result<String, LoadError> {
     std::fs::read_to_string(path).map_err(failed)
 }
 
-/// Reads `config.json`, and the end tokens of `generation_config.json` if it is there.
+/// Reads `config.json`, and the end tokens of `generation_config.json` if that exists.
 pub(crate) fn read_config(dir: &Path) -> Result<ModelConfig, LoadError> {
     let path = dir.join("config.json");
     let failed = |path: &Path, error| LoadError::Config {

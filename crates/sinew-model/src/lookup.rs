@@ -1,4 +1,4 @@
-//! Places in which models are looked for, and the errors if one is not found.
+//! Places in which models are searched, and the errors if one is not found.
 
 use crate::error::HubError;
 use std::fmt;

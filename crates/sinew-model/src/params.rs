@@ -41,7 +41,7 @@ impl ParamEntry {
         self.len() == 0
     }
 
-    /// Its values in the flat buffer.
+    /// Range of the tensor's values in the flat buffer.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len()
     }
@@ -293,7 +293,7 @@ impl Deref for ParamLayout {
 pub struct TensorMismatch {
     /// Names that are needed and not there.
     pub missing: Vec<String>,
-    /// Names that are there and not needed.
+    /// Names that exist but are not needed.
     pub unexpected: Vec<String>,
     /// Name, shape found, shape expected.
     pub misshaped: Vec<(String, Vec<usize>, Vec<usize>)>,

@@ -30,7 +30,7 @@ impl Precision {
     /// All variants, the most exact first.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Int8];
 
-    /// The best storage for passes of up to `rows` rows if this one was asked for. AMX tiles multiply with
+    /// The best storage for passes of up to `rows` rows if this one was requested. AMX tiles multiply with
     /// weights of bfloat16 in any case: 1.7 times as fast as [`Precision::Bf16`] at 32 rows, and with the
     /// trainer's bits. Its 12 bits are faster at few rows, where reading takes the time (1.3 times at one
     /// row).

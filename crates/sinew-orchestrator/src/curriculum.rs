@@ -1,10 +1,11 @@
-//! Draws by weight: environments of a mixture, task types by weights, and `[tasks] sampling = "adaptive"`.
+//! Weighted choice of tasks: environments of a mixture, task types with weights, and `[tasks] sampling =
+//! "adaptive"`.
 //!
-//! The training tasks are cut into parts: an environment, or a task type within one. A draw chooses a part by
-//! its share, and takes the next task of the part's own order, so that every task of a part is drawn once
-//! before one is drawn again. Shares of environments and weights of types are fixed; adaptive sampling moves
-//! the shares of types within their environment, or across them all. With pools, parts are pools of tasks by
-//! difficulty, and a draw takes the task of a pool that was drawn the least.
+//! The training tasks are divided into parts. A part is an environment, or a task type within an environment.
+//! A draw chooses a part by its share, and takes the next task of that part, so that every task of a part is
+//! drawn once before any is drawn again. Shares of environments and weights of types are fixed; adaptive
+//! sampling changes the shares of types within their environment, or across all environments. With pools,
+//! parts are pools of tasks by difficulty, and a draw takes the task of a pool that was drawn the least.
 
 use crate::schedule::{permuted, shuffled, uniform_tasks};
 use serde::{Deserialize, Serialize};
@@ -15,11 +16,12 @@ use sinew_types::mix_seed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Stream of the choices of parts, and of the orders within them.
+/// Seed constant for the choice of parts and for the orders within them.
 const CHOICE: u64 = 0x6375_7272;
 const ORDER: u64 = 0x6f72_6465;
 
-/// Tasks whose episodes without a group have a separate baseline; those of others share one.
+/// Maximum number of tasks that have a separate baseline for episodes without a group; all further tasks
+/// share one.
 const MAX_TASK_KEYS: usize = 10_000;
 
 /// Division of the tasks of one environment.
@@ -31,29 +33,29 @@ pub enum ByType {
     Weights(BTreeMap<String, f64>),
     /// The parts are task types, with shares that follow the policy's success.
     Adaptive,
-    /// The parts are pools, by the success of each task.
+    /// The parts are pools; the measured success of a task decides its pool.
     Pools,
 }
 
 /// One environment of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EnvironmentShare {
-    /// Its weight, above 0: its share of the draws is the weight over the sum of all.
+    /// Weight, above 0. The environment's share of the draws is its weight divided by the sum of all weights.
     pub weight: f64,
-    /// Its training tasks.
+    /// Indices of its training tasks.
     pub tasks: Range<usize>,
-    /// Its division.
+    /// Division of its tasks into parts.
     pub by_type: ByType,
 }
 
 /// Tasks that are drawn together.
 #[derive(Debug)]
 struct Part {
-    /// Name in the curriculum: the task type, or the number of an environment that is not divided.
+    /// Name in the curriculum: the task type, or the number of an undivided environment.
     name: String,
     /// Index of its environment.
     environment: usize,
-    /// Share of all draws; with adaptive types, that of the environment.
+    /// Share of all draws. With adaptive types, the share of the environment.
     share: f64,
     tasks: Indices,
 }
@@ -63,7 +65,7 @@ struct Part {
 enum Indices {
     Range(Range<usize>),
     Listed(Vec<usize>),
-    /// Those of an environment that belong to a pool now.
+    /// The tasks of an environment that are in a pool at present.
     Pool(Range<usize>, Pool),
 }
 
@@ -88,7 +90,7 @@ impl Indices {
 pub struct TaskShares(Vec<Part>);
 
 impl TaskShares {
-    /// Cuts the training tasks into parts. Task types are read from the tasks, all of them.
+    /// Divides the training tasks into parts. It reads the type of every task.
     ///
     /// # Errors
     /// Fails for an environment without tasks, a type without a weight, a weight without tasks of its type,
@@ -147,7 +149,7 @@ impl TaskShares {
         Ok(Self(parts))
     }
 
-    /// Probability of each part at the next draw, in order.
+    /// Returns the probability of each part in the next draw, in order.
     fn probabilities(&self, known: &Curriculum, adaptive: Option<&AdaptiveConfig>) -> Vec<f64> {
         let mut shares: Vec<f64> = self.0.iter().map(|p| p.share).collect();
         let Some(config) = adaptive else {
@@ -174,14 +176,15 @@ impl TaskShares {
     }
 }
 
-/// Places of the parts of an environment from the easiest: by their names, numbers in them by value.
+/// Ranks the parts of an environment from the easiest, by their names; numbers in names are compared by
+/// value.
 fn levels(parts: &[Part]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..parts.len()).collect();
     order.sort_by_cached_key(|i| natural(&parts[*i].name));
     order
 }
 
-/// A name as texts and the numbers that follow them.
+/// Splits a name into texts and the numbers that follow them, for sorting.
 fn natural(name: &str) -> Vec<(String, u64)> {
     let mut parts = vec![(String::new(), 0u64)];
     let mut in_number = false;
@@ -201,7 +204,7 @@ fn natural(name: &str) -> Vec<(String, u64)> {
     parts
 }
 
-/// Refuses pools of more tasks than a run keeps numbers of.
+/// Refuses pools if there are more tasks than a run keeps ratings for.
 fn check_pools(taskset: &dyn Taskset, tasks: usize) -> Result<(), TasksetError> {
     let allowed = format!(
         "at most {MAX_TASK_KEYS} training tasks with tasks.signal = \"pools\", which keeps numbers of each"
@@ -218,7 +221,7 @@ fn check_pools(taskset: &dyn Taskset, tasks: usize) -> Result<(), TasksetError> 
     }
 }
 
-/// Training tasks by type, in the order of their names.
+/// Groups the training tasks by type, in the order of the type names.
 fn types(
     taskset: &dyn Taskset,
     tasks: &Range<usize>,
@@ -231,8 +234,8 @@ fn types(
     Ok(found)
 }
 
-/// The type as its environment calls it: in a mixture, types begin with the name of the environment.
-/// Elsewhere a `:` is a character like others.
+/// Returns a task type without the name of its environment, which is its prefix in a mixture. Elsewhere, `:`
+/// has no special meaning.
 fn own(kind: &str, mixture: bool) -> &str {
     if mixture {
         kind.split_once(':').map_or(kind, |(_, own)| own)
@@ -241,7 +244,7 @@ fn own(kind: &str, mixture: bool) -> &str {
     }
 }
 
-/// Whether the tasks are those of a mixture, whose environments have names.
+/// Whether the taskset is a mixture of named environments.
 fn is_mixture(taskset: &dyn Taskset) -> bool {
     taskset.members().iter().any(|(name, _)| !name.is_empty())
 }
@@ -287,43 +290,45 @@ fn refused(
     }
 }
 
-/// Knowledge of a run about its task types; kept in its checkpoints, so that a resumed run draws the same.
+/// State of task sampling: draws, success estimates and earlier rewards. Checkpoints contain it, so that a
+/// resumed run draws the same tasks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Curriculum {
     estimates: Estimates,
-    /// Tasks drawn of each part.
+    /// Number of tasks drawn of each part.
     drawn: BTreeMap<String, u64>,
-    /// Rewards of episodes that had no group, by task; of all of them under the empty name.
+    /// Rewards of episodes without a group, by task; the empty name holds those of all tasks.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     alone: BTreeMap<String, EarlierRewards>,
-    /// Tasks whose groups were stopped and that are to be run again; less than those of two steps.
+    /// Postponed tasks, whose groups were stopped and are to be run again; fewer than two steps need.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     put_off: Vec<usize>,
     /// Tasks drawn with [`Curriculum::draw_uniform`].
     #[serde(skip_serializing_if = "is_zero")]
     drawn_uniform: u64,
-    /// Tasks drawn with [`Curriculum::task_of`]: those of draws that no commit names, and the next draw.
+    /// Tasks of draws that no commit names, chosen by [`Curriculum::task_of`], and the number of the next
+    /// draw.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     open: BTreeMap<u64, usize>,
     #[serde(skip_serializing_if = "is_zero")]
     next_draw: u64,
-    /// Dial of each environment, for the signal `aim`.
+    /// Difficulty dial of each environment, for the signal `aim`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     dials: BTreeMap<usize, Dial>,
-    /// Tasks that were drawn, with the signal `pools`.
+    /// Ratings of the tasks that were drawn, for the signal `pools`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     rated: BTreeMap<usize, TaskRating>,
-    /// Usual values of the run, if suspicious episodes are left out.
+    /// Statistics of usual turns and answers, if suspicious episodes are left out.
     #[serde(skip_serializing_if = "Sightings::is_empty")]
     sightings: Sightings,
 }
 
-/// A task: how often it was drawn, and successes and episodes of its last group.
+/// Rating of a task: number of draws, and the successes and episodes of its last group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct TaskRating(u32, u32, u32);
 
-/// Result of an episode from which a curriculum learns.
+/// Result of an episode, as the curriculum needs it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CurriculumSample {
     /// Index of the task in its split.
@@ -334,8 +339,8 @@ pub(crate) struct CurriculumSample {
     pub(crate) reward: f64,
 }
 
-/// The episodes of each task as one outcome: its type, whether their rewards differ, and their mean. A task
-/// of one episode has none: nothing is compared.
+/// Combines the episodes of each task into one outcome: type, whether the rewards differ, and mean reward. A
+/// task with only one episode is skipped, since there is nothing to compare.
 fn groups(seen: &[CurriculumSample]) -> Vec<(&str, bool, f64)> {
     let mut by_task: BTreeMap<usize, Vec<&CurriculumSample>> = BTreeMap::new();
     for one in seen {
@@ -355,12 +360,12 @@ fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
-/// Draws of a run that are asked for.
+/// A request for several draws.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DrawRequest {
-    /// Seed of the run: decides the orders within parts.
+    /// Seed of the run; it decides the order of tasks within a part.
     pub(crate) seed: u64,
-    /// Seed of these draws: decides the choices of parts.
+    /// Seed of these draws; it decides the choice of parts.
     pub(crate) draw_seed: u64,
     /// Number of the step, from 1.
     pub(crate) step: u64,
@@ -369,8 +374,8 @@ pub(crate) struct DrawRequest {
 }
 
 impl Curriculum {
-    /// Indices of the tasks of a request. The parts of one request are chosen by systematic sampling: of
-    /// `count` draws, each part has its share, rounded down or up, and its share on average.
+    /// Draws the tasks of a request and returns their indices. Parts are chosen by systematic sampling: of
+    /// `count` draws, each part gets its expected number, rounded down or up.
     pub(crate) fn draw(
         &mut self,
         shares: &TaskShares,
@@ -390,7 +395,7 @@ impl Curriculum {
         (0..count).filter_map(one).collect()
     }
 
-    /// The next task of a part, in the part's own order.
+    /// Returns the next task of a part.
     fn next_of(
         &mut self,
         shares: &TaskShares,
@@ -410,10 +415,10 @@ impl Curriculum {
         part.tasks.get(permuted(order, len as usize, at as usize))
     }
 
-    /// The task of a draw, if each draw is a separate group, begun when there is room. Draws take their tasks
-    /// in their order, whichever are asked for, so that a draw follows only from the estimates and from the
-    /// draws before it. Parts follow a Kronecker sequence (multiples of the golden ratio): among any draws in
-    /// a row, each part has nearly its share.
+    /// Returns the task of one draw, for groups that start whenever there is room. Tasks are always chosen in
+    /// the order of the draws, so that the task depends only on the estimates and on earlier draws. Parts
+    /// follow a Kronecker sequence (multiples of the golden ratio): in any range of consecutive draws, each
+    /// part has nearly its share.
     pub(crate) fn task_of(
         &mut self,
         shares: &TaskShares,
@@ -445,7 +450,7 @@ impl Curriculum {
         }
     }
 
-    /// The task of a pool that was drawn the least, in an order of the seed's.
+    /// Returns the task of a pool that was drawn least often; the seed decides between equals.
     fn next_in(
         &mut self,
         config: &AdaptiveConfig,
@@ -469,7 +474,7 @@ impl Curriculum {
         Pool::of(config, successes, trials)
     }
 
-    /// Shares of parts that are weighed against each other; they sum to 1.
+    /// Returns the shares of parts of one environment; they sum to 1.
     fn within(&self, config: &AdaptiveConfig, parts: &[Part]) -> Vec<f64> {
         match (config.signal, parts.first().map(|p| &p.tasks)) {
             (Signal::Pools, Some(Indices::Pool(tasks, _))) => {
@@ -500,7 +505,7 @@ impl Curriculum {
         }
     }
 
-    /// Takes in what became of a step.
+    /// Updates the state with the results of a step.
     pub(crate) fn learn(
         &mut self,
         shares: &TaskShares,
@@ -531,7 +536,7 @@ impl Curriculum {
         }
     }
 
-    /// Moves the dial of each environment by the success at the levels that it aims at.
+    /// Updates the difficulty dial of each environment by the success at the levels that it aims at.
     fn turn_dials(
         &mut self,
         shares: &TaskShares,
@@ -560,7 +565,7 @@ impl Curriculum {
         }
     }
 
-    /// Takes over what another one has drawn; estimates stay.
+    /// Copies the draws of another curriculum; the own estimates stay.
     pub(crate) fn follow(&mut self, other: &Self) {
         for (task, drawn) in &other.rated {
             self.rated.entry(*task).or_default().0 = drawn.0;
@@ -570,8 +575,8 @@ impl Curriculum {
         self.next_draw = other.next_draw;
     }
 
-    /// The next tasks, each once an epoch, in an order of the seed's: for steps that draw now more and now
-    /// none.
+    /// Returns the next tasks, each once per epoch, in an order that follows from the seed. For steps that
+    /// draw a varying number of tasks, also none.
     pub(crate) fn draw_uniform(&mut self, len: usize, seed: u64, count: usize) -> Vec<usize> {
         let first = self.drawn_uniform;
         self.drawn_uniform += count as u64;
@@ -580,17 +585,17 @@ impl Curriculum {
             .collect()
     }
 
-    /// Keeps tasks to run them later.
+    /// Stores postponed tasks.
     pub(crate) fn put_off(&mut self, tasks: Vec<usize>) {
         self.put_off.extend(tasks);
     }
 
-    /// The first `count` tasks that were put off, once there are so many.
+    /// Removes and returns the first `count` postponed tasks, once there are that many.
     pub(crate) fn take_put_off(&mut self, count: usize) -> Option<Vec<usize>> {
         (self.put_off.len() >= count).then(|| self.put_off.drain(..count).collect())
     }
 
-    /// Takes in what became of a step: type of task, success and reward of the episodes that have one.
+    /// Updates the estimates with a step: task type, success and reward of the episodes that have a reward.
     pub(crate) fn update<'a>(
         &mut self,
         config: &AdaptiveConfig,
@@ -599,7 +604,7 @@ impl Curriculum {
         self.estimates.update(config, seen);
     }
 
-    /// Takes in the reward of an episode that had no group, by its task.
+    /// Adds the reward of an episode without a group, by its task.
     pub(crate) fn reward_alone(&mut self, task: &str, reward: f64) {
         let room = self.alone.len() < MAX_TASK_KEYS || self.alone.contains_key(task);
         for key in [Some(""), Some(task).filter(|_| room)]
@@ -610,24 +615,24 @@ impl Curriculum {
         }
     }
 
-    /// Earlier rewards for comparison with an episode of this task without a group: those of the task, or of
-    /// all tasks if it has none.
+    /// Returns earlier rewards as the baseline for an episode without a group: those of its task, or of all
+    /// tasks if the task has none.
     pub fn earlier(&self, task: &str) -> Option<EarlierRewards> {
         let known = self.alone.get(task).or_else(|| self.alone.get(""));
         known.copied()
     }
 
-    /// Turns and answers of earlier steps.
+    /// Statistics of the turns and answers of earlier steps.
     pub fn sightings(&self) -> &Sightings {
         &self.sightings
     }
 
-    /// Takes in what a step showed of turns and answers.
+    /// Adds the turns and answers of a step to the statistics.
     pub(crate) fn saw(&mut self, sightings: Vec<Sighting>) {
         sightings.into_iter().for_each(|s| self.sightings.add(s));
     }
 
-    /// Probability of each type at the next draw.
+    /// Returns the probability of each task type in the next draw.
     pub(crate) fn shares(
         &self,
         config: &AdaptiveConfig,
@@ -639,7 +644,7 @@ impl Curriculum {
     }
 }
 
-/// The part whose interval holds `at`, in `[0, 1)`.
+/// Returns the index of the part whose interval of cumulated probability contains `at`, in `[0, 1)`.
 fn choose(probabilities: &[f64], at: f64) -> Option<usize> {
     let mut below = 0.0;
     for (i, p) in probabilities.iter().enumerate() {

@@ -1,15 +1,15 @@
-//! Reasons why a part of the loop cannot continue.
+//! Errors that stop a part of the training loop.
 
-/// Each text names the failure, and a way out if there is one.
+/// Error of the training loop. Each text names the failure, and a remedy if there is one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PipelineError {
-    /// A setting or a file that the user can put right.
+    /// A setting or a file is wrong; the user can correct it.
     #[error("{0}")]
     Input(String),
-    /// Anything else.
+    /// Any other failure.
     #[error("{0}")]
     System(String),
-    /// The run was asked to stop; nothing is lost.
+    /// The user asked the run to stop; nothing is lost.
     #[error("interrupted")]
     Interrupted,
 }

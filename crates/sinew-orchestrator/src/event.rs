@@ -1,8 +1,8 @@
-//! Events of a run at work: one bus of typed events.
+//! Events of a running training run, on one bus of typed events.
 //!
 //! Readers that keep a record ([`Bus::record`]) see every event, in order, before the run continues; an event
 //! that one of them cannot write ends the run. Viewers ([`Bus::watch`]) have a bounded queue and lose the
-//! events that do not fit into it: they never hold training up.
+//! events that do not fit into it: they never delay training.
 
 use crate::error::PipelineError;
 use crate::record::{EvalRecord, StepRecord};
@@ -16,16 +16,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Live episodes that a terminal shows one by one.
+/// Number of live episodes that a terminal shows one by one.
 pub const LONGEST: usize = 3;
 
-/// Live episodes that an event carries, for readers with more room than a terminal.
+/// Maximum number of live episodes in an event, for readers with more space than a terminal.
 pub const BOARD: usize = 512;
 
 /// Current activity of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The first command of the core has not come yet.
+    /// Loading, before the first command of the core.
     Loading,
     Rollout {
         step: u64,
@@ -33,24 +33,24 @@ pub enum Phase {
     Training {
         step: u64,
     },
-    /// Rewards from outside are waited for; nothing else can be done.
+    /// Waiting for rewards from outside; there is no other work.
     Waiting {
         step: u64,
         groups: usize,
     },
-    /// A checkpoint is written.
+    /// Writing a checkpoint.
     Saving,
-    /// Measures held-out tasks; holds the purpose of the episodes.
+    /// Measuring held-out tasks. Contains the purpose of the episodes.
     Evaluating(String),
-    /// Episodes are run for their own sake: nothing is trained.
+    /// Collecting episodes without training.
     Collecting,
-    /// It was asked to stop and finishes what it is at.
+    /// Finishing the current work after a request to stop.
     Stopping,
     Done,
 }
 
 impl Phase {
-    /// Description in words.
+    /// Returns a description in words.
     pub fn name(&self) -> String {
         match self {
             Self::Loading => "loading the model".into(),
@@ -66,34 +66,34 @@ impl Phase {
     }
 }
 
-/// Episodes in flight, a few times a second.
+/// State of the running episodes, sent a few times a second.
 #[derive(Clone, Debug, Default)]
 pub struct RolloutProgress {
-    /// Episodes by what they do.
+    /// Number of episodes in each phase.
     pub gauges: GaugesReading,
-    /// Held KV capacity, waiting turns, the limit.
+    /// KV capacity in use, waiting turns, and the admission limit.
     pub admission: AdmissionReading,
     /// Live episodes, longest in their phase first: up to [`BOARD`](crate::BOARD) of them.
     pub longest: Vec<LiveEpisode>,
-    /// Phases of episodes that ended since the last look.
+    /// Phases of episodes that ended since the previous event.
     pub spans: Vec<PhaseSpan>,
-    /// Episodes that the system failed since the last look, with the reasons.
+    /// Episodes that the system failed since the previous event, with the reasons.
     pub failures: Vec<FailedEpisode>,
-    /// Episodes that ended since the last look, with what they came to.
+    /// Episodes that ended since the previous event, with their results.
     pub ended: Vec<EndedEpisode>,
-    /// Tokens a second that the engine samples now.
+    /// Rate at which the engine samples tokens at present, per second.
     pub tokens_per_s: f64,
-    /// Episodes of this phase that have ended, of how many.
+    /// Number of ended episodes of this phase.
     pub done: usize,
     pub total: usize,
     /// Seconds of the run, over all sessions.
     pub wall_s: f64,
 }
 
-/// An optimizer step at work, after each micro-batch.
+/// Progress of an optimizer step, after each micro-batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TrainProgress {
-    /// Done so far in this update.
+    /// Number of finished micro-batches of this update.
     pub micro_batch: usize,
     pub micro_batches: usize,
     /// Number of the update, from 1.
@@ -102,26 +102,26 @@ pub struct TrainProgress {
     pub wall_s: f64,
 }
 
-/// Episodes of a collection, over all sessions unless a field states otherwise.
+/// Progress of a collection. Numbers cover all sessions unless a field states otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CollectProgress {
-    /// Number of ended episodes, and number of all.
+    /// Number of ended episodes.
     pub episodes: u64,
     pub of: u64,
-    /// Episodes with a reward, without one, and failed by the system in the last attempt.
+    /// Number of episodes with a reward.
     pub scored: u64,
     pub unscored: u64,
     pub failed: u64,
-    /// Mean over those with a reward.
+    /// Mean reward of the scored episodes.
     pub reward: Option<f64>,
     pub success: Option<f64>,
-    /// Rate of this session.
+    /// Ended episodes per second in this session.
     pub episodes_per_s: f64,
-    /// Seconds until the last one ends, if it continues like this.
+    /// Estimated seconds until the last episode ends, at the present rate.
     pub left_s: Option<f64>,
 }
 
-/// One thing that happened in a run.
+/// An event of a run.
 #[derive(Clone, Debug)]
 pub enum RunEvent {
     /// Description of the run, in words.
@@ -131,44 +131,45 @@ pub enum RunEvent {
         steps: Arc<Vec<StepRecord>>,
         evals: Arc<Vec<EvalRecord>>,
     },
-    /// The run's model is served to agents outside.
+    /// A server offers the run's model to agents outside.
     Serving {
         /// Address without a path.
         url: String,
-        /// The file with the token that opens rollouts.
+        /// Path of the file with the token that authorizes new rollouts.
         token_file: std::path::PathBuf,
     },
-    /// Another phase begins.
+    /// The run enters another phase.
     Phase(Phase),
     /// Sent about four times a second while episodes run.
     Rollout(Box<RolloutProgress>),
-    /// Every few seconds while a collection runs, and at its end.
+    /// Sent every few seconds during a collection, and at its end.
     Collected(CollectProgress),
     /// Sent after each micro-batch.
     Train(TrainProgress),
-    /// Episodes that have been in one phase for long.
+    /// Episodes that have been in one phase for a long time.
     Longest(Vec<LiveEpisode>),
-    /// Something is wrong, and the run continues.
+    /// A problem that does not stop the run.
     Warning(String),
-    /// A step is done and, if it is not in doubt, committed.
+    /// A step is done. It is committed too, unless the health of the run is in doubt.
     Step(Arc<StepRecord>),
     /// A held-out measurement.
     Measured {
         record: Box<EvalRecord>,
         episodes: Arc<Vec<Trace>>,
-        /// An earlier session measured and recorded it.
+        /// Whether an earlier session made and recorded the measurement.
         again: bool,
     },
-    /// The source has nothing more to train on.
+    /// The source has no more groups to train on.
     SourceDry { step: u64, why: String },
-    /// The last event: how the process of the run ends, and why, unless it did what it was to do.
+    /// The last event: the way in which the process of the run ends, and the reason if the run did not finish
+    /// its work.
     Ended {
         process: Process,
         why: Option<String>,
     },
 }
 
-/// Sees every event of a run, in order.
+/// A reader that receives every event of a run, in order.
 pub trait Recorder: Send {
     /// # Errors
     /// Fails if the event cannot be written; the run then ends.
@@ -181,7 +182,7 @@ struct Readers {
     viewers: Vec<SyncSender<Arc<RunEvent>>>,
 }
 
-/// Bus for events; clones are one bus.
+/// Event bus. Clones share one bus.
 #[derive(Clone, Default)]
 pub struct Bus {
     readers: Arc<Mutex<Readers>>,
@@ -195,32 +196,32 @@ impl std::fmt::Debug for Bus {
 }
 
 impl Bus {
-    /// Adds a reader that misses nothing from here on.
+    /// Adds a recorder that receives every event from now on.
     pub fn record(&self, recorder: Box<dyn Recorder>) {
         self.lock().recorders.push(recorder);
     }
 
-    /// Adds a reader that has each event before the others.
+    /// Adds a recorder that receives each event before the others.
     pub fn record_first(&self, recorder: Box<dyn Recorder>) {
         self.lock().recorders.insert(0, recorder);
     }
 
-    /// Adds a viewer with a queue of so many events.
+    /// Adds a viewer whose queue holds at most `capacity` events.
     pub fn watch(&self, capacity: usize) -> Receiver<Arc<RunEvent>> {
         let (sender, receiver) = sync_channel(capacity);
         self.lock().viewers.push(sender);
         receiver
     }
 
-    /// Events that did not fit into the queue of a viewer.
+    /// Number of events that did not fit into the queue of a viewer.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Gives an event to every reader.
+    /// Sends an event to every reader.
     ///
     /// # Errors
-    /// Fails with the error of a recorder. The other readers have the event all the same.
+    /// Fails with the error of a recorder. The other readers still receive the event.
     pub fn emit(&self, event: RunEvent) -> Result<(), PipelineError> {
         let mut readers = self.lock();
         let mut result = Ok(());

@@ -1,10 +1,10 @@
 //! Alarms about steps. Pure: records of steps go in, alarms come out.
 //!
-//! The alarms watch for four problems: episodes fall to the system, no episode gets a score, steps train
-//! nothing, and updates are skipped because the gradient is not a number. Each step with a failed episode is
-//! reported. A run ends after `BAD` steps in a row in which most episodes failed, none got a score, or
-//! every update was skipped. Steps that train nothing are only reported: a hard task may give a signal late.
-//! The `Verdict` covers the run as a whole.
+//! The alarms watch for four problems: the system fails episodes, no episode gets a score, steps train
+//! nothing, and updates are skipped because the gradient is not finite. Each step with a failed episode is
+//! reported. A run ends after `BAD` steps in a row in which most episodes failed, none got a score, or every
+//! update was skipped. Steps that train nothing are only reported: a hard task may show a training signal
+//! late. The `Verdict` covers the run as a whole.
 
 use crate::record::{EpisodeStats, StepRecord};
 use crate::verdict::{moved, why_idle};
@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 /// Steps in a row in which most episodes failed, none got a score, or every update was skipped, after which
 /// a run ends.
 pub(crate) const BAD: u32 = 3;
-/// Steps in a row that trained nothing after which it is reported, and again after as many more.
+/// Number of steps in a row without training after which a warning is sent, and again after each further such
+/// number.
 pub(crate) const IDLE: u32 = 5;
 
 /// Error text of the engine for logits that are not numbers.
@@ -23,13 +24,13 @@ const NOT_FINITE: &str = "logits are not finite";
 /// Alarm raised by a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Alarm {
-    /// Message for the person who looks on.
+    /// Message for the user; the run continues.
     Warning(String),
-    /// The run must end, for this reason.
+    /// The run must end for this reason.
     Stop(String),
 }
 
-/// Counts of what goes wrong step after step.
+/// Counts of consecutive bad steps.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     /// Steps in a row in which most episodes failed.
@@ -40,11 +41,11 @@ pub struct Health {
     unscored: u32,
     /// Steps in a row that trained nothing.
     idle: u32,
-    /// Reason why the last bad step was bad.
+    /// Description of the last bad step.
     why_bad: String,
 }
 
-/// Whether most of these episodes fell to the system.
+/// Whether the system failed most of these episodes.
 pub fn mostly_failed(stats: &EpisodeStats) -> bool {
     2 * stats.failed > stats.episodes
 }
@@ -62,7 +63,7 @@ pub fn cause<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Option<String> 
     Some(format!("{kind}: {message}"))
 }
 
-/// The cause in words, with what can be done about it.
+/// Describes the cause, with a remedy if one is known.
 fn explained(cause: Option<&str>) -> String {
     match cause {
         Some(cause) if cause.contains(NOT_FINITE) => format!(
@@ -74,7 +75,7 @@ fn explained(cause: Option<&str>) -> String {
 }
 
 impl Health {
-    /// Health after the steps of `history`, which are in a checkpoint.
+    /// Builds the health after the steps of `history`, which a checkpoint contains.
     pub fn after(history: &[StepRecord]) -> Self {
         let mut health = Self::default();
         for record in history {
@@ -85,8 +86,9 @@ impl Health {
         health
     }
 
-    /// Takes in the scores of a step of a run that scores its own episodes: a reward that can judge none of
-    /// them would let it train on nothing to its end. Its steps stand, as nothing was trained in them.
+    /// Checks the scores of a step. Only for runs that score their own episodes: a reward that cannot judge
+    /// any episode would otherwise let the run continue to its end without training. The steps themselves are
+    /// valid, since they trained nothing.
     pub fn scores(&mut self, r: &StepRecord) -> Option<Alarm> {
         let (scored, unscored) = (r.samples.scored, &r.samples.unscored);
         let none = count(&mut self.unscored, scored == 0 && unscored.count > 0);
@@ -99,7 +101,7 @@ impl Health {
         })
     }
 
-    /// Takes a step in.
+    /// Handles the record of a step; returns an alarm if there is one.
     pub fn step(&mut self, r: &StepRecord) -> Option<Alarm> {
         let failing = count(&mut self.failing, mostly_failed(&r.rollout));
         let skipping = count(&mut self.skipping, r.rows > 0 && r.updates_applied == 0);
@@ -137,14 +139,14 @@ impl Health {
         (!said.is_empty()).then(|| Alarm::Warning(said.join("; ")))
     }
 
-    /// Fault of the last step, if it was one of those that end a run. No checkpoint is made then, so that a
-    /// resumed run does these steps again.
+    /// Describes the last step if it was a bad one. No checkpoint is written then, so that a resumed run
+    /// repeats these steps.
     pub fn bad(&self) -> Option<&str> {
         (self.failing > 0 || self.skipping > 0).then_some(self.why_bad.as_str())
     }
 }
 
-/// The episodes of a step that the system failed, with the cause, if there are some.
+/// Describes the episodes of a step that the system failed, with the cause, if there are any.
 fn failures(r: &StepRecord) -> Option<String> {
     let (failed, all) = (r.rollout.failed, r.rollout.episodes);
     (failed > 0).then(|| {
@@ -156,7 +158,7 @@ fn failures(r: &StepRecord) -> Option<String> {
     })
 }
 
-/// One more of what happens in a row, or none.
+/// Increments a streak, or resets it to 0 if the event did not happen.
 fn count(streak: &mut u32, happened: bool) -> u32 {
     *streak = if happened {
         streak.saturating_add(1)

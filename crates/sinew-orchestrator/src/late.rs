@@ -1,8 +1,8 @@
 //! Groups that wait for rewards from outside.
 //!
-//! A group whose episodes have ended waits in [`WaitingGroups`] until every required reward was given, or
-//! its time is up. Its traces stay in the store; [`WaitingGroups`] holds only ids, times and versions, and
-//! is made anew from the store: every training episode that no commit names waits. The fate of a group is a
+//! A group whose episodes have ended waits in [`WaitingGroups`] until every required reward was given, or its
+//! time is up. Its traces stay in the store; [`WaitingGroups`] holds only ids, times and versions, and can be
+//! rebuilt from the store: every training episode that no commit names is waiting. The fate of a group is a
 //! function of the waiting groups, the scores and the time, which is an argument.
 
 use crate::error::PipelineError;
@@ -14,53 +14,53 @@ use sinew_store::{Cursor, Filter, MAX_PAGE, ScoreRecord, ScoreRule, TraceStore};
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Purpose of the episodes whose rewards are waited for.
+/// Purpose of the episodes that may wait for rewards.
 const TRAIN: &str = "train";
 
-/// Treatment of a group whose rewards came when the policy had moved on too far.
+/// Rule for a group whose rewards arrived after the policy advanced beyond the allowed staleness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StaleGroups {
-    /// It is left out, with the reason.
+    /// The group is left out, with the reason.
     Drop,
-    /// It is trained, at most one such group for each other group of the step.
+    /// The group is trained, but at most one such group for each current group of the step.
     Offline,
 }
 
 /// Rules for waiting for rewards from outside.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LateConfig {
-    /// The outcome of an episode, from its own reward and the scores.
+    /// Rule that combines the episode's own reward and the later scores into its outcome.
     pub rule: ScoreRule,
-    /// An episode without its own reward is scored only by the others.
+    /// Whether an episode without its own reward is scored by the later scores only.
     pub own_if_given: bool,
-    /// Seconds after the end of a group's last episode.
+    /// Seconds to wait after the end of a group's last episode.
     pub wait_s: f64,
     /// Optimizer updates that a group may be behind the policy.
     pub max_staleness: u64,
-    /// Treatment of groups that are further behind.
+    /// Rule for groups that are further behind.
     pub after: StaleGroups,
-    /// Once its time is up, a group is trained on the episodes that have their rewards.
+    /// Whether a group is trained, after its waiting time, on those episodes that have their rewards.
     pub partial: bool,
-    /// Groups that may wait; no others are begun above it.
+    /// Maximum number of waiting groups; no other group is started above it.
     pub max_waiting: usize,
 }
 
-/// A group that waits.
+/// A group that waits for rewards.
 #[derive(Clone, Debug)]
 struct WaitingGroup {
     /// Name of the group, as its traces have it.
     name: GroupId,
     /// Episodes in their order.
     episodes: Vec<EpisodeId>,
-    /// Those that no reward can be waited for: the system failed them.
+    /// Episodes that the system failed, so that they get no reward.
     failed: BTreeSet<EpisodeId>,
-    /// Seconds since 1970 at the end of the last episode.
+    /// End of the last episode, in seconds since 1970.
     ended_s: f64,
-    /// The oldest weights that sampled a token of it.
+    /// The oldest weights version that sampled a token of the group.
     oldest: u64,
-    /// It was handed out; its commit removes it.
+    /// Whether the group was handed out to a step; the commit of the step removes it.
     taken: bool,
-    /// Rewards of it had not come when it was looked at last.
+    /// Whether rewards were missing at the last check.
     pending: bool,
 }
 
@@ -69,26 +69,26 @@ struct WaitingGroup {
 pub struct WaitingGroups {
     config: LateConfig,
     groups: BTreeMap<GroupId, WaitingGroup>,
-    /// The last score that was seen.
+    /// Position of the last score that was read.
     seen: Cursor,
-    /// Nothing changed since the last look, but for the time and the policy.
+    /// Whether nothing but the time and the policy has changed since the last check.
     quiet: bool,
-    /// The policy of the last look.
+    /// Version of the policy at the last check.
     version: u64,
 }
 
 /// Result of [`WaitingGroups::collect`].
 #[derive(Clone, Debug, Default)]
 pub struct CollectedGroups {
-    /// Groups to train, with the outcomes that follow from their scores.
+    /// Groups to train, with the outcomes computed from their scores.
     pub groups: Vec<Vec<Trace>>,
     /// Episodes to leave out, with the reason.
     pub dropped: BTreeMap<EpisodeId, String>,
-    /// Number of these groups that are further behind the policy than allowed ([`StaleGroups::Offline`]).
+    /// Number of `groups` that are further behind the policy than allowed ([`StaleGroups::Offline`]).
     pub old: usize,
-    /// Groups that could be given if their names were not taken.
+    /// Number of ready groups that are held back because the step already has a group of that name.
     pub held: usize,
-    /// More groups may be begun.
+    /// Whether more groups may be started.
     pub may_begin: bool,
 }
 
@@ -99,26 +99,26 @@ pub struct CollectRequest<'a> {
     pub now_s: f64,
     /// Version of the policy, in optimizer updates.
     pub version: u64,
-    /// Maximum number of groups to give.
+    /// Maximum number of groups to return.
     pub most: usize,
-    /// Groups that the step has already: those within the allowed staleness, and older ones.
+    /// Number of groups that the step already has: those within the allowed staleness, and older ones.
     pub given: (usize, usize),
-    /// Names of groups that the step has already: no others of these names are given.
+    /// Names of groups that the step already has; no further groups of these names are returned.
     pub names: &'a BTreeSet<GroupId>,
 }
 
-/// Readiness of a group.
+/// State of a waiting group.
 #[derive(Debug, PartialEq)]
 enum Readiness {
     Waiting,
-    /// All rewards are there, or those that will be.
+    /// All rewards have arrived; or the waiting time is over and only the scored episodes are trained.
     Ready,
-    /// It is left out, for this reason.
+    /// The group is left out, for this reason.
     Expired(String),
 }
 
 impl WaitingGroups {
-    /// No groups.
+    /// Creates the state without groups.
     pub fn new(config: LateConfig) -> Self {
         Self {
             config,
@@ -129,8 +129,8 @@ impl WaitingGroups {
         }
     }
 
-    /// Puts training episodes back that earlier sessions left waiting: those of draws below `draws` that are
-    /// not in `settled`. Later draws belong to a step that is begun anew.
+    /// Restores training episodes that earlier sessions left waiting: those of draws below `draws` that are
+    /// not in `settled`. Later draws belong to a step that is started again.
     ///
     /// # Errors
     /// Fails if the store does.
@@ -169,7 +169,7 @@ impl WaitingGroups {
         }
     }
 
-    /// Adds the episodes of a group that ended; a known group stays as it is.
+    /// Adds the episodes of a group that has ended. A known group stays unchanged.
     pub fn add(&mut self, group: &[Trace]) {
         let Some(first) = group.first() else { return };
         if !self.groups.contains_key(&first.group) {
@@ -177,7 +177,7 @@ impl WaitingGroups {
         }
     }
 
-    /// Adds the episodes of a group that ended, in addition to others of the same name.
+    /// Adds the episodes of a group that has ended to those of the same name.
     pub fn add_another(&mut self, group: &[Trace]) {
         if let Some(first) = group.first() {
             let place = GroupId::new(first.episode.as_str());
@@ -215,30 +215,31 @@ impl WaitingGroups {
         self.quiet = false;
     }
 
-    /// Forgets the groups of episodes that were committed, trained or left out.
+    /// Removes the groups of episodes that a commit trained or left out.
     pub fn settled<'a>(&mut self, episodes: impl IntoIterator<Item = &'a EpisodeId>) {
         let done: BTreeSet<&EpisodeId> = episodes.into_iter().collect();
         let open = |entry: &WaitingGroup| !entry.episodes.iter().any(|e| done.contains(e));
         self.groups.retain(|_, entry| open(entry));
     }
 
-    /// Episodes that no commit names yet.
+    /// Returns the episodes that no commit names.
     pub fn episodes(&self) -> impl Iterator<Item = &EpisodeId> {
         self.groups.values().flat_map(|g| &g.episodes)
     }
 
-    /// Groups that wait, without those that were handed out.
+    /// Number of waiting groups, without those that were handed out.
     pub fn waiting(&self) -> usize {
         self.groups.values().filter(|g| !g.taken).count()
     }
 
-    /// Groups of those whose rewards have not come; the others could be given.
+    /// Number of waiting groups whose rewards have not arrived.
     pub fn pending(&self) -> usize {
         let pending = |g: &&WaitingGroup| !g.taken && g.pending;
         self.groups.values().filter(pending).count()
     }
 
-    /// Leaves the oldest groups out while more wait than may; those that nothing can hold back need it.
+    /// Leaves out the oldest groups while more than `max_waiting` wait. This is for callers that cannot stop
+    /// new groups from arriving.
     pub fn bound(&mut self, found: &mut CollectedGroups) {
         let most = self.config.max_waiting;
         let order = self.in_order();
@@ -249,7 +250,7 @@ impl WaitingGroups {
         }
     }
 
-    /// Looks for groups that can be trained or must be left out. Gives the oldest first.
+    /// Finds groups that can be trained or must be left out. Returns the oldest first.
     ///
     /// # Errors
     /// Fails if the store does.
@@ -282,7 +283,8 @@ impl WaitingGroups {
         Ok(found)
     }
 
-    /// Groups that can be trained, and those of them that are too old but may be; what must be left out is.
+    /// Returns the groups that can be trained, and those among them that are too old but allowed. Groups that
+    /// must be left out are recorded in the result.
     fn ready(
         &mut self,
         store: &dyn TraceStore,
@@ -312,7 +314,7 @@ impl WaitingGroups {
         Ok((fresh, old))
     }
 
-    /// Chooses at most `most` of `ready`, none of a name that is taken; counts those of such names in `held`.
+    /// Chooses at most `most` of the `ready` groups and none of a taken name; counts the latter in `held`.
     fn chosen(
         &self,
         ready: Vec<GroupId>,
@@ -332,7 +334,7 @@ impl WaitingGroups {
         chosen
     }
 
-    /// Whether a group or a score came since the last look.
+    /// Whether a group or a score has arrived since the last check.
     fn changed(&mut self, store: &dyn TraceStore) -> Result<bool, PipelineError> {
         let mut came = !self.quiet;
         loop {
@@ -346,7 +348,7 @@ impl WaitingGroups {
         }
     }
 
-    /// Whether the time of a group is up.
+    /// Whether the waiting time of a group is over.
     fn due(&self, now_s: f64) -> bool {
         let mut waiting = self.groups.values().filter(|g| !g.taken);
         waiting.any(|g| now_s >= g.ended_s + self.config.wait_s)
@@ -390,7 +392,7 @@ impl WaitingGroups {
         })
     }
 
-    /// Marks a group as handed out, all of it to be left out.
+    /// Marks a group as handed out, with all of its episodes left out.
     fn leave_out(&mut self, id: &GroupId, reason: &str, found: &mut CollectedGroups) {
         if let Some(entry) = self.groups.get_mut(id) {
             entry.taken = true;
@@ -401,8 +403,8 @@ impl WaitingGroups {
         }
     }
 
-    /// Marks a group as handed out and reads its traces, with the outcomes that follow from the scores.
-    /// Episodes that gc removed meanwhile are left out.
+    /// Marks a group as handed out and reads its traces, with the outcomes computed from the scores. Episodes
+    /// that garbage collection removed in the meantime are left out.
     fn hand_out(
         &mut self,
         store: &dyn TraceStore,
@@ -431,7 +433,7 @@ impl WaitingGroups {
     }
 }
 
-/// Gives an episode the outcome that follows from its scores. One that the system failed has none.
+/// Sets the outcome of an episode from its scores. An episode that the system failed has no outcome.
 fn score(config: &LateConfig, trace: &mut Trace, scores: &[ScoreRecord]) {
     if matches!(trace.end, EpisodeEnd::Failed { .. }) {
         return;
@@ -447,8 +449,8 @@ fn score(config: &LateConfig, trace: &mut Trace, scores: &[ScoreRecord]) {
     };
 }
 
-/// Gives a stored episode the outcome that counts: its own, with the score of its group and with the rewards
-/// that came from outside. `late` is that of the episode's run; it scores only training episodes.
+/// Sets the outcome of a stored episode: its own reward, completed by the score of its group and by rewards
+/// from outside. `late` holds the rules of the episode's run; only training episodes use them.
 ///
 /// Returns whether a score is still waited for. Then the episode is unscored.
 pub fn settle(trace: &mut Trace, records: &[ScoreRecord], late: Option<&LateConfig>) -> bool {

@@ -1,11 +1,12 @@
-//! The decisions of a training run: what is drawn, run again, scored, trained, published, kept and measured.
+//! The decisions of a training run: which tasks are drawn, which episodes are run again, scored and trained,
+//! and when weights are published, saved and measured.
 //!
-//! [`PipelineCore`] takes [`Event`]s and returns [`Command`]s; `sinew-pipeline` carries them out, `sinew-sim`
-//! does so in virtual time. Everything that people and tools see of a run goes over one [`Bus`] of typed
-//! [`RunEvent`]s, and its [`StepRecord`]s are the lines of `metrics.jsonl`.
+//! [`PipelineCore`] takes [`Event`]s and returns [`Command`]s. `sinew-pipeline` carries out the commands, and
+//! `sinew-sim` does the same in virtual time. All output about a run goes over one [`Bus`] of typed
+//! [`RunEvent`]s; the [`StepRecord`]s among them are the lines of `metrics.jsonl`.
 //!
-//! Invariants: the core reads no clock, no network and no model; what is drawn is a function of the run's
-//! seed and the curriculum's state; no episode is lost and none is trained twice.
+//! Invariants: the core reads no clock, no network and no model; the drawn tasks are a function of the run's
+//! seed and the curriculum's state; no episode is lost, and none is trained twice.
 
 mod core;
 mod curriculum;

@@ -5,17 +5,17 @@ use crate::verdict::Verdict;
 use serde::{Deserialize, Serialize};
 use sinew_types::EpisodeId;
 
-/// Episodes of a whole run by what became of them.
+/// Number of episodes of a whole run, by their fate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleCounts {
     pub trained: usize,
-    /// Left out for a recorded reason (no difference within the group, failed, ...).
+    /// Episodes that were left out for a recorded reason (no difference within the group, failed, ...).
     pub dropped: usize,
     pub trained_twice: usize,
-    /// Trained, and no longer in the store; or stored for a step that was trained, but neither
-    /// trained nor dropped.
+    /// Episodes that were trained but are no longer in the store, or that belong to a trained step but were
+    /// neither trained nor dropped.
     pub lost: usize,
-    /// Episodes that wait for rewards from outside; another session goes on with them.
+    /// Episodes that wait for rewards from outside; another session continues with them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub waiting: usize,
 }
@@ -23,19 +23,19 @@ pub struct SampleCounts {
 /// A run that came to its end.
 #[derive(Clone, Debug, Default)]
 pub struct RunOutcome {
-    /// Held-out tasks under the first weights, and under the last ones.
+    /// Held-out success with the first weights.
     pub before: EpisodeStats,
     pub after: EpisodeStats,
-    /// First episodes of the measurements before and after.
+    /// The first episodes of the measurements before and after training.
     pub examples: Vec<EpisodeId>,
-    /// `trained_twice` and `lost` must be 0.
+    /// Fate of all episodes. `trained_twice` and `lost` must be 0.
     pub samples: SampleCounts,
     pub tokens: TokenSummary,
     pub wall_s: f64,
-    /// Waits of engine and trainer, and the age of rows.
+    /// Waiting times of engine and trainer, and the staleness of rows.
     pub totals: Totals,
     /// Judgement of the run as a whole.
     pub verdict: Option<Verdict>,
-    /// Reasons why the run did not do its work, if so.
+    /// Reasons why the run did not finish its work; empty if it did.
     pub trouble: Vec<String>,
 }

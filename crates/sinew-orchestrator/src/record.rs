@@ -1,4 +1,4 @@
-//! Records that a run writes about itself: one line a step in `metrics.jsonl`, one object at the end.
+//! Records of a run: one line per step in `metrics.jsonl`, and one object at the end.
 
 use crate::rows::FormatCounts;
 use crate::status::{SampleStatus, share_text};
@@ -11,69 +11,70 @@ use sinew_rollout::{ResumedCounts, WaitTimes};
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
 use std::collections::BTreeMap;
 
-/// Beginning of the names of rewards among measurements.
+/// Prefix of the names of rewards among the measurements.
 const REWARD: &str = "reward/";
 
 /// Averages over a set of episodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EpisodeStats {
-    /// All of them, failed ones included.
+    /// Number of all episodes, including failed ones.
     pub episodes: usize,
     /// Episodes that the system failed; not part of the averages below.
     pub failed: usize,
     /// Episodes without a reward; not part of the averages below.
     #[serde(default)]
     pub unscored: usize,
-    /// Cut by a limit; part of the averages.
+    /// Number of episodes cut by a limit; they are part of the averages.
     pub truncated: usize,
-    /// The same by the limit: `turn_tokens`, `turns`, `context`, `wall_time`.
+    /// Number of cut episodes for each limit: `turn_tokens`, `turns`, `context`, `wall_time`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub truncated_by: BTreeMap<String, usize>,
-    /// Share of the scored episodes, 0 to 1.
+    /// Share of the scored episodes that succeeded, 0 to 1.
     pub success: f64,
-    /// Wilson's interval of 95 % of the success; none without scored episodes.
+    /// Wilson interval of the success rate at 95 % confidence; `None` without scored episodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub success_interval: Option<Interval>,
-    /// Chance that of `k` episodes of one task at least one succeeds, by `k`: powers of two up to the scored
-    /// episodes of a task, mean over tasks that have so many.
+    /// The pass@k rate, by `k`: probability that at least one of `k` episodes of a task succeeds. `k` is a
+    /// power of two up to the scored episodes of a task; each rate is the mean over the tasks with at least
+    /// `k` of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pass_at: BTreeMap<usize, f64>,
-    /// Success of greedy decoding (temperature 0), where it was measured as well.
+    /// Success of greedy decoding (temperature 0), if it was measured too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub greedy_success: Option<f64>,
     /// Mean total reward.
     pub reward: f64,
-    /// Standard deviation of the total rewards, least and largest; none without scored episodes.
+    /// Standard deviation, minimum and maximum of the total rewards; `None` without scored episodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward_spread: Option<Spread>,
-    /// Mean sampled turns.
+    /// Mean number of sampled turns.
     pub turns: f64,
-    /// Mean over episodes.
+    /// Mean number of sampled tokens of an episode.
     pub sampled_tokens: f64,
-    /// Sampled tokens of an episode: percentiles.
+    /// Percentiles of the sampled tokens of an episode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampled_tokens_at: Option<Percentiles>,
-    /// Sampled tokens of the longest turn.
+    /// Number of sampled tokens of the longest turn.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub longest_turn: usize,
-    /// Means of measurements over the scored episodes. The mean of `reward/NAME` is over those that have it:
-    /// a missing score is not 0.
+    /// Mean of each measurement over the scored episodes. `reward/NAME` is averaged only over the episodes
+    /// that have this score: a missing score is not 0.
     pub metrics: BTreeMap<String, f64>,
     /// Success by task type.
     pub success_by_kind: BTreeMap<String, f64>,
-    /// Scored episodes by task type, which that success is of.
+    /// Number of scored episodes by task type, the basis of `success_by_kind`.
     pub scored_by_kind: BTreeMap<String, usize>,
-    /// The same of each environment of a mixture, by its name.
+    /// The same statistics for each environment of a mixture, by its name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub by_env: BTreeMap<String, EpisodeStats>,
-    /// Sums over episodes, in seconds.
+    /// Seconds of generation, summed over episodes.
     pub generate_s: f64,
-    /// Time in the environment: tools, resets, scores.
+    /// Seconds in the environment (tools, resets, scores), summed over episodes.
     pub tool_s: f64,
 }
 
 impl EpisodeStats {
-    /// The success in words: `12.5 % (2 of 16, 3.5 to 36.0 %)`, or `-` where nothing was scored.
+    /// Formats the success rate: `12.5 % (2 of 16, 3.5 to 36.0 %)`, or `-` if no episode was scored.
     pub fn success_text(&self) -> String {
         match self.success_interval {
             Some(interval) => format!(
@@ -87,7 +88,7 @@ impl EpisodeStats {
         }
     }
 
-    /// Success in the tasks of a type in words, such as `50.0 % (8 of 16)`; `-` without a scored one.
+    /// Formats the success rate of a task type, such as `50.0 % (8 of 16)`; `-` without a scored episode.
     pub fn success_of_kind(&self, kind: &str) -> String {
         match (
             self.success_by_kind.get(kind),
@@ -101,8 +102,8 @@ impl EpisodeStats {
         }
     }
 
-    /// The episodes without a reward in words, such as `4 (25.0 %)`: their number, and their share of all
-    /// that the system did not fail; `0` without any.
+    /// Formats the number of episodes without a reward and their share of all that the system did not fail,
+    /// such as `4 (25.0 %)`; `0` if there are none.
     pub fn unscored_text(&self) -> String {
         match share_text(self.unscored, self.scored()) {
             share if share.is_empty() => "0".into(),
@@ -110,7 +111,7 @@ impl EpisodeStats {
         }
     }
 
-    /// Statistics of `traces`; of a mixture also those of each environment.
+    /// Computes the statistics of `traces`, and for a mixture also those of each environment.
     pub fn of<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Self {
         let traces: Vec<&Trace> = traces.into_iter().collect();
         let mut members: BTreeMap<&str, Vec<&Trace>> = BTreeMap::new();
@@ -187,7 +188,7 @@ impl EpisodeStats {
         stats
     }
 
-    /// Episodes that the averages are over.
+    /// Number of scored episodes, the basis of the averages.
     pub fn scored(&self) -> usize {
         self.episodes.saturating_sub(self.failed + self.unscored)
     }
@@ -215,7 +216,7 @@ impl EpisodeStats {
     }
 }
 
-/// Whether a count is left out of what is written.
+/// Whether serialization omits a count because it is 0.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 pub(crate) fn is_zero(count: &usize) -> bool {
     *count == 0
@@ -228,7 +229,7 @@ pub struct StepRecord {
     /// Seconds since the start of the run, earlier sessions of a resumed run included.
     pub wall_s: f64,
     pub rollout: EpisodeStats,
-    /// Counts of its samples.
+    /// Counts of the step's samples.
     #[serde(default)]
     pub samples: SampleStatus,
     /// Reason why most of the failed episodes failed.
@@ -237,104 +238,103 @@ pub struct StepRecord {
     /// Share of the next step's tasks by type, with adaptive sampling.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub task_shares: BTreeMap<String, f64>,
-    /// Rows made of the step's episodes.
+    /// Number of training rows made from the step's episodes.
     pub rows: usize,
-    /// Counts of every sampled token of the step, from its rows.
+    /// Token counts of the step's rows.
     #[serde(default)]
     pub tokens: TokenCounts,
-    /// Counts of the ways in which the calls of outside agents joined the captured ones.
+    /// Number of calls of outside agents, by the way in which each call joined the captured tokens.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub joins: BTreeMap<String, u64>,
-    /// Episodes that the system failed and that were run again, and how many of these went well.
+    /// Number of episodes that were run again because the system failed them.
     #[serde(default)]
     pub retried: usize,
     #[serde(default)]
     pub recovered: usize,
-    /// Groups that were run in the place of others that left the batch.
+    /// Number of groups that replaced others which left the batch.
     #[serde(default)]
     pub refilled: usize,
-    /// Episodes that were not begun, because the first ones of their group had decided it.
+    /// Number of episodes that were never started, because the first ones had decided their group.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub not_begun: usize,
-    /// Stored episodes that a reward of now scored anew, because it had changed.
+    /// Number of stored episodes that were scored again, because the reward has changed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub rescored: usize,
-    /// Counts of the groups in which episodes failed.
+    /// Counts of the groups with failed episodes, by their treatment.
     #[serde(default)]
     pub repair: RepairReport,
-    /// Tokens that were held to formats.
+    /// Number of tokens sampled under an output format.
     #[serde(default, skip_serializing_if = "FormatCounts::is_empty")]
     pub formats: FormatCounts,
-    /// Episodes that gave no row, by reason.
+    /// Number of episodes without a row, by reason.
     pub dropped: BTreeMap<String, usize>,
-    /// Advantages of the trained tokens; none without rows.
+    /// Distribution of the advantages of the trained tokens; `None` without rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advantages: Option<Spread>,
     /// Tokens with weight in the loss.
     pub trained_tokens: usize,
-    /// Tokens computed by the trainer, and what they would be without shared prefixes.
+    /// Number of tokens that the trainer computed.
     pub computed_tokens: usize,
     pub unshared_tokens: usize,
-    /// Loss as the trainer reports it.
+    /// Training loss as reported by the trainer.
     pub loss: f64,
-    /// Norm before clipping; 0 if nothing was trained.
+    /// Gradient norm before clipping; 0 if nothing was trained.
     pub grad_norm: f64,
     pub learning_rate: f64,
-    /// Optimizer updates, and those that a gradient that is not finite prevented.
+    /// Number of applied optimizer updates.
     #[serde(default)]
     pub updates_applied: u32,
     pub skipped_updates: usize,
-    /// Measurements of the loss: ratios, clip fraction, KL to the sampling policy, entropy.
+    /// Metrics of the loss: ratios, clip fraction, KL divergence to the sampling policy, entropy.
     pub metrics: serde_json::Value,
-    /// Measurements of preference pairs, before the update.
+    /// Metrics of preference pairs, before the update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preference: Option<PreferenceReport>,
     pub train_phases: serde_json::Value,
-    /// Largest |engine log-prob − trainer log-prob| before the update.
+    /// Largest absolute difference between the log-probabilities of engine and trainer, before the update.
     pub logprob_gap_max: f64,
-    /// Seconds from the first start of an episode until rows were made of them.
+    /// Seconds from the start of the first episode until the rows were made.
     pub rollout_s: f64,
-    /// Scoring, update and what stands between them.
+    /// Seconds of scoring, the update, and the work between them.
     pub train_s: f64,
-    /// Seconds until every later token is drawn by the new weights.
+    /// Seconds until the engine samples every later token with the new weights.
     pub publish_s: f64,
     pub checkpoint_s: f64,
     /// Seconds of `rollout_s` in which the engine computed.
     pub engine_busy_s: f64,
-    /// Mean over the rollout's time.
+    /// Sampled tokens per second, averaged over the rollout.
     pub sampled_tokens_per_s: f64,
     /// Counts of admission while the step's episodes ran.
     #[serde(default)]
     pub admission: AdmissionRecord,
-    /// Rows by how many updates the oldest token of their episode was behind the weights.
+    /// Number of rows by staleness: updates that the oldest token of the episode was behind the weights.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub staleness: BTreeMap<u64, usize>,
-    /// Wait times of engine and trainer since the step before.
+    /// Waiting times of engine and trainer since the previous step.
     #[serde(default)]
     pub waits: WaitTimes,
-    /// Counts of the episodes that earlier sessions left in flight.
+    /// Counts of the episodes that earlier sessions left unfinished.
     #[serde(default, skip_serializing_if = "ResumedCounts::is_empty")]
     pub resumed: ResumedCounts,
 }
 
 impl StepRecord {
-    /// Mean entropy of the trained tokens, in nats; none if the step trained nothing.
+    /// Mean entropy of the trained tokens, in nats; `None` if the step trained nothing.
     pub fn entropy(&self) -> Option<f64> {
         self.metrics["entropy"].as_f64()
     }
 
-    /// The same for a person.
+    /// Formats the mean entropy.
     pub fn entropy_text(&self) -> String {
         self.entropy()
             .map_or_else(|| "-".into(), |e| format!("{e:.2}"))
     }
 }
 
-/// Share of calls whose history was rewritten, above which something is wrong with the agent or
-/// its template.
+/// Share of calls with a rewritten history above which the agent or its chat template is likely wrong.
 pub const DIVERGENCE_ALARM: f64 = 0.05;
 
-/// Realigned, rolled back and forked calls, of all.
+/// Share of calls that were realigned, rolled back or forked.
 pub fn divergence(joins: &BTreeMap<String, u64>) -> Option<f64> {
     let all: u64 = joins.values().sum();
     let diverged = ["realign", "rollback", "fork"];
@@ -342,13 +342,13 @@ pub fn divergence(joins: &BTreeMap<String, u64>) -> Option<f64> {
     (all > 0).then(|| diverged as f64 / all as f64)
 }
 
-/// Tokens and joins of a whole run.
+/// Token counts and joins of a whole run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct TokenSummary {
     /// Sums over the steps.
     #[serde(flatten)]
     pub counts: TokenCounts,
-    /// `extend`, `fork` and so on, where outside agents call.
+    /// Number of calls of outside agents by kind of join (`extend`, `fork`, ...).
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub joins: BTreeMap<String, u64>,
 }
@@ -376,11 +376,12 @@ impl TokenSummary {
 pub struct Totals {
     /// Wait times of engine and trainer.
     pub waits: WaitTimes,
-    /// Trained rows by how many updates the oldest token of their episode was behind the weights.
+    /// Number of trained rows by staleness: updates that the oldest token of the episode was behind the
+    /// weights.
     pub staleness: BTreeMap<u64, usize>,
-    /// Episodes that were not begun, because the first ones of their group had decided it.
+    /// Number of episodes that were never started, because the first ones had decided their group.
     pub not_begun: usize,
-    /// Counts of the episodes that sessions left in flight.
+    /// Counts of the episodes that sessions left unfinished.
     pub resumed: ResumedCounts,
 }
 
@@ -413,21 +414,21 @@ pub fn joins<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> BTreeMap<String
     joins
 }
 
-/// Counts of admission in a step.
+/// Counts of admission control in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AdmissionRecord {
-    /// Maximum number of episodes that might hold KV capacity at the end of it.
+    /// Limit for episodes that hold KV capacity, at the end of the step.
     pub limit: usize,
-    /// Episodes in a tool whose KV capacity was given to others.
+    /// Number of pauses: an episode waited for a tool, and its KV capacity was given to others.
     pub pauses: u64,
-    /// Turns that waited for KV capacity, those that continued without, and their seconds.
+    /// Number of turns that waited for KV capacity.
     pub waited_turns: u64,
     pub forced_turns: u64,
     pub waited_s: f64,
-    /// Times that the limit was lowered and raised.
+    /// Number of times that the limit was lowered.
     pub cuts: u64,
     pub growths: u64,
-    /// Requests that lost their keys and values to others while they ran.
+    /// Number of requests whose KV cache was taken for others while they ran.
     pub preemptions: u64,
 }
 
@@ -448,7 +449,7 @@ impl AdmissionRecord {
 }
 
 impl AdmissionRecord {
-    /// A later step of the same run.
+    /// Adds a later step of the same run.
     pub fn add(&mut self, later: &Self) {
         self.limit = later.limit;
         self.pauses += later.pauses;
@@ -461,12 +462,12 @@ impl AdmissionRecord {
     }
 }
 
-/// A held-out measurement: one line of `evals.jsonl`.
+/// Record of a held-out measurement, one line of `evals.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalRecord {
     /// `before`, `during` or `after`.
     pub when: String,
-    /// Training steps done.
+    /// Number of training steps done at the measurement.
     pub step: u64,
     pub wall_s: f64,
     pub stats: EpisodeStats,

@@ -1,10 +1,9 @@
-//! Finds the stored episodes that a run is done with: no resume, and no update that is done again, asks for
-//! them.
+//! Finds the stored episodes that a run no longer needs: no resume and no repeated update will read them.
 //!
-//! A resume goes back to a checkpoint and does the updates after it again, from their commits and the stored
-//! episodes. So a run is done with an episode once every kept checkpoint includes a commit that trained it,
-//! left it out, or decided its draw. Held-out episodes are never done with: later measurements compare with
-//! them.
+//! A resumed run starts from a checkpoint and repeats the later updates from their commits and the stored
+//! episodes. An episode is therefore no longer needed once every kept checkpoint includes a commit that
+//! trained it, left it out, or decided its draw. Held-out episodes are always needed: later measurements are
+//! compared with them.
 
 use crate::error::PipelineError;
 use crate::schedule::draw_of;
@@ -12,16 +11,16 @@ use sinew_store::{EpisodeSummary, TraceStore};
 use sinew_types::EpisodeId;
 use std::collections::HashSet;
 
-/// The purpose of episodes that may be trained.
+/// Purpose of episodes that may be trained.
 const TRAIN: &str = "train";
 
 /// Episodes and draws that the commits up to an update decided.
 #[derive(Clone, Debug, Default)]
 pub struct CommittedEpisodes {
     through: u64,
-    /// Trained or left out.
+    /// Episodes that were trained or left out.
     named: HashSet<EpisodeId>,
-    /// Draws of these.
+    /// Draws of these episodes.
     draws: HashSet<u64>,
 }
 
@@ -46,7 +45,7 @@ impl CommittedEpisodes {
         Ok(decided)
     }
 
-    /// Whether a run is done with an episode. An attempt that failed and was run again goes with its draw.
+    /// Whether a run no longer needs an episode. A failed attempt that was run again follows its draw.
     pub fn is_done_with(&self, e: &EpisodeSummary) -> bool {
         let later = e.update.is_some_and(|update| update > self.through);
         let draw = || draw_of(&e.episode).is_some_and(|draw| self.draws.contains(&draw));

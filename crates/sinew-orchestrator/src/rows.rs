@@ -1,4 +1,4 @@
-//! Rows of one training step, as data.
+//! Training rows of one step, as data.
 
 use serde::{Deserialize, Serialize};
 use sinew_algo::trust::{Sighting, Suspicion};
@@ -6,7 +6,7 @@ use sinew_algo::{AlgoReport, TokenCounts};
 use sinew_types::{EpisodeId, GroupId, Trace, TrainRow};
 use std::collections::BTreeMap;
 
-/// Rows of one step, and what became of the episodes that gave none.
+/// Training rows of one step, and the fate of the episodes without a row.
 #[derive(Debug)]
 pub struct Rows {
     pub rows: Vec<TrainRow>,
@@ -15,28 +15,28 @@ pub struct Rows {
     pub dropped: BTreeMap<EpisodeId, String>,
     pub report: AlgoReport,
     pub formats: FormatCounts,
-    /// Episodes that a flag of the recipe left out.
+    /// Episodes that were left out because of a suspicion flag of the recipe.
     pub suspicious: BTreeMap<EpisodeId, Suspicion>,
-    /// Contribution of its episodes to the usual values, if suspicious ones are left out.
+    /// Data of its episodes for the statistics of usual values, if suspicious ones are left out.
     pub sightings: Vec<Sighting>,
 }
 
-/// Tokens of a step that were held to formats, by what became of them.
+/// Number of tokens sampled under an output format, by their treatment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FormatCounts {
-    /// Tokens drawn from a mask with a choice; their masks were made again.
+    /// Tokens whose mask left a choice; the masks were computed again for training.
     pub masked: usize,
-    /// Tokens without a choice: never trained.
+    /// Tokens whose mask allowed only one token; they are never trained.
     pub forced: usize,
-    /// Mean logarithm of the probability that the model gave to the allowed tokens together: near 0 where it
-    /// keeps to the formats by itself.
+    /// Mean logarithm of the probability that the unmasked model gives to all allowed tokens together; near 0
+    /// if it follows the formats by itself.
     pub log_mass: f64,
-    /// Answers of servers that were given a format as advice, and how many of them kept to it.
+    /// Number of answers from servers that only received the format as advice.
     #[serde(default)]
     pub advised: usize,
     #[serde(default)]
     pub kept: usize,
-    /// Episodes whose masks could not be made again: not trained.
+    /// Number of episodes whose masks could not be computed again; they are not trained.
     pub rejected: usize,
 }
 
@@ -46,7 +46,7 @@ impl FormatCounts {
     }
 }
 
-/// The groups of episodes, in the order of their ids.
+/// Groups traces by their group id, in the order of the ids.
 pub fn by_group(traces: Vec<Trace>) -> Vec<Vec<Trace>> {
     let mut groups: BTreeMap<GroupId, Vec<Trace>> = BTreeMap::new();
     for trace in traces {

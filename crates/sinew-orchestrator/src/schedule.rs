@@ -1,15 +1,15 @@
-//! Tasks of each step, and the ids and seeds of its episodes: a pure function of the recipe's seed, so that a
-//! resumed run asks for the same episodes.
+//! Tasks of each step, and the ids and seeds of its episodes. All are a pure function of the recipe's seed,
+//! so that a resumed run requests the same episodes.
 
 use sinew_env::{Split, Taskset, TasksetError};
 use sinew_rollout::EpisodeSpec;
 use sinew_types::{EpisodeId, GroupId, mix_seed};
 
-/// Tasksets up to this size are shuffled as a list; of larger ones single entries of a permutation are
+/// Maximum size of a taskset that is shuffled as a list. For larger ones, single entries of a permutation are
 /// computed.
 const SHUFFLE_UP_TO: usize = 100_000;
 
-/// Index of the `n`-th training task of a run.
+/// Returns the index of the `n`-th training task of a run.
 fn train_index(seed: u64, len: usize, n: u64) -> usize {
     let (epoch, at) = (n / len as u64, (n % len as u64) as usize);
     permuted(mix_seed(seed ^ 0x7461_736b, epoch), len, at)
@@ -25,8 +25,8 @@ pub(crate) fn permuted(seed: u64, len: usize, at: usize) -> usize {
 }
 
 /// Entry `at` of a permutation of `0..len`: a Feistel network permutes the smallest square of a power of two
-/// that holds `len`, and steps outside of it are walked on (Black and Rogaway 2002, cycle walking). It takes
-/// at most 4 steps on average.
+/// that holds `len`, and results of at least `len` are permuted again (Black and Rogaway 2002, cycle
+/// walking). It takes at most 4 steps on average.
 fn walked(seed: u64, len: u64, at: u64) -> u64 {
     const ROUNDS: u64 = 6;
     let half = (64 - len.saturating_sub(1).leading_zeros())
@@ -61,7 +61,7 @@ fn permutation(seed: u64, len: usize) -> Vec<usize> {
     order
 }
 
-/// An episode to run: what of it does not need the task itself.
+/// An episode to run, as data that is known without reading its task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draw {
     pub episode: EpisodeId,
@@ -76,7 +76,7 @@ pub struct Draw {
 }
 
 impl Draw {
-    /// The same with its task.
+    /// Reads the task of the draw and returns the complete description of the episode.
     ///
     /// # Errors
     /// If the taskset has no such task.
@@ -91,7 +91,8 @@ impl Draw {
         })
     }
 
-    /// The same once more, because the system failed it: `attempt` counts from 1.
+    /// Copies this episode for another attempt, after the system failed the previous one. `attempt` counts
+    /// from 1.
     pub fn again(&self, attempt: u32) -> Self {
         Self {
             episode: attempt_id(&self.episode, attempt),
@@ -101,12 +102,12 @@ impl Draw {
     }
 }
 
-/// The name of a further attempt, from 1.
+/// Returns the id of another attempt at the episode `first`. `attempt` counts from 1.
 pub fn attempt_id(first: &EpisodeId, attempt: u32) -> EpisodeId {
     EpisodeId::new(format!("{first}-r{attempt}"))
 }
 
-/// The draw that a training episode's id names.
+/// Reads the number of the draw from the id of a training episode.
 pub fn draw_of(episode: &EpisodeId) -> Option<u64> {
     let (draw, _) = episode.as_str().strip_prefix('d')?.split_once('-')?;
     draw.parse().ok()

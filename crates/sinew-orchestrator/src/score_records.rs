@@ -1,9 +1,9 @@
-//! Scores of groups as records of the store, next to the traces that they complete.
+//! Group scores as records of the store, stored separately from the traces that they complete.
 //!
 //! A trace is stored when its episode ends, before its group is scored. The scores follow as records of one
-//! source: a record for each part, and last the value, or the reason why there is none. Every reader of a
-//! trace completes it with these records ([`completed`]), so that a resumed run has the same rewards and asks
-//! for none again.
+//! source: a record for each part of the score, and last the value, or the reason why there is none. Every
+//! reader of a trace completes the trace with these records ([`completed`]), so that a resumed run has the
+//! same rewards without computing them again.
 
 use crate::error::PipelineError;
 use sinew_env::{Score, Unscored, waits_for_group, with_group};
@@ -13,16 +13,16 @@ use sinew_store::{
 use sinew_types::{EpisodeId, Outcome, Trace};
 use std::collections::BTreeMap;
 
-/// Source of the records.
+/// Source name of the records.
 const SOURCE: &str = "group";
-/// Name of the record of a value. Its parts begin with it.
+/// Record name of the value. The names of its parts begin with this name.
 const VALUE: &str = "group";
 
-/// A member that is shown to the reward of its group.
+/// An episode as the reward of its group sees it.
 #[derive(Debug)]
 pub struct Member {
     pub episode: EpisodeId,
-    /// Outcome without the rewards of the group.
+    /// Outcome without the group's rewards.
     pub outcome: Outcome,
 }
 
@@ -30,10 +30,11 @@ fn part_name(part: &str) -> String {
     format!("{VALUE}/{part}")
 }
 
-/// Keeps the scores of the members of a group at `at_us`, microseconds since 1970. Durable before it returns.
+/// Stores the scores of a group at `at_us`, microseconds since 1970. They are durable when the function
+/// returns.
 ///
-/// The values come last: records that a crash cut off are those of a member without a value, which is scored
-/// again.
+/// The value of each episode is stored last. After a crash in between, the value is missing and the episode
+/// is scored again.
 ///
 /// # Errors
 /// If the store fails or refuses a record.
@@ -70,7 +71,7 @@ pub fn keep(
     Ok(())
 }
 
-/// A reason within the store's limit, cut between characters.
+/// Shortens a reason to the limit of the store, between characters.
 fn shortened(reason: &str) -> String {
     reason[..reason.floor_char_boundary(MAX_SCORE_REASON)].to_owned()
 }
@@ -88,7 +89,7 @@ pub fn completed(store: &dyn TraceStore, trace: Trace) -> Result<Trace, Pipeline
     Ok(Trace { outcome, ..trace })
 }
 
-/// The outcome of a trace with the score of its group, if its `records` have it.
+/// Returns the outcome of a trace, with the score of its group if `records` contain it.
 pub(crate) fn grouped(trace: &Trace, records: &[ScoreRecord]) -> Outcome {
     if !waits_for_group(&trace.outcome) {
         return trace.outcome.clone();

@@ -1,30 +1,30 @@
-//! Counts of a step's samples by their fate, with the first cause of each.
+//! Counts of a step's samples by their fate, each with its first cause.
 
 use crate::rows::Rows;
 use serde::{Deserialize, Serialize};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeMap;
 
-/// Reason of episodes whose group teaches nothing.
+/// Reason for episodes whose group has no training signal.
 pub const EQUAL: &str = "equal rewards in the group";
 
-/// Prefix of the reasons of samples whose rewards came too late for the policy.
+/// Prefix of the reasons for samples whose rewards arrived too late for the policy.
 pub(crate) const TOO_OLD: &str = "late: ";
 
-/// Prefix of the reasons of rollouts that the policy left behind before they were finished.
+/// Prefix of the reasons for rollouts that became too stale before they were finished.
 pub const BEHIND: &str = "too old: ";
 
-/// Prefix of the reasons of episodes whose rewards did not come in time.
+/// Prefix of the reasons for episodes whose rewards did not arrive in time.
 pub(crate) const NOT_GIVEN: &str = "reward ";
 
-/// Whether a reason is one of those for which a step counts an episode that is in none of its groups.
+/// Whether a step counts an episode with this reason although the episode is in none of its groups.
 pub(crate) fn is_counted(why: &str) -> bool {
     [TOO_OLD, BEHIND, NOT_GIVEN]
         .iter()
         .any(|begin| why.starts_with(begin))
 }
 
-/// The reason of a sample whose rewards came when the policy had moved on.
+/// Returns the reason for a sample whose rewards arrived after the policy advanced too far.
 pub(crate) fn came_late(behind: u64, allowed: u64) -> String {
     format!("{TOO_OLD}{behind} updates behind, allowed: {allowed} (reward.late.max_staleness)")
 }
@@ -32,11 +32,11 @@ pub(crate) fn came_late(behind: u64, allowed: u64) -> String {
 /// Prefix of the reasons of episodes with suspicious rewards.
 pub const SUSPICIOUS: &str = "suspicious: ";
 
-/// Samples with one thing in common.
+/// Number of samples with a common property, and the first cause.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleCount {
     pub count: usize,
-    /// Reason of the first of them, with its id.
+    /// Reason of the first counted sample, with its id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first: Option<String>,
 }
@@ -54,11 +54,11 @@ impl SampleCount {
     }
 }
 
-/// Name of the samples without a score.
+/// Label of the samples without a score.
 pub const UNSCORED: &str = "unscored";
 
-/// The share of `unscored` samples or episodes among them and the `scored` ones, such as `25.0 %`; empty
-/// without any.
+/// Formats the share of `unscored` in the sum of `unscored` and `scored`, such as `25.0 %`; empty if there
+/// are none.
 pub(crate) fn share_text(unscored: usize, scored: usize) -> String {
     match unscored {
         0 => String::new(),
@@ -66,31 +66,31 @@ pub(crate) fn share_text(unscored: usize, scored: usize) -> String {
     }
 }
 
-/// The samples of a step. A sample may be in several of the numbers; those that the system failed are in
+/// Sample counts of a step. A sample may count in several numbers; samples that the system failed count in
 /// none. A missing score never counts as 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SampleStatus {
     /// Samples with a score.
     pub scored: usize,
-    /// Samples without a score: out of loss and baseline.
+    /// Samples without a score; they count neither in the loss nor in a baseline.
     pub unscored: SampleCount,
-    /// Samples in groups whose rewards are equal, which teach nothing.
+    /// Samples in groups with equal rewards, which give no training signal.
     pub equal: SampleCount,
     /// Samples cut by a limit.
     pub truncated: SampleCount,
-    /// Samples from weights that are too far behind, because they or their rewards came too late.
+    /// Samples whose weights version is too far behind, because they or their rewards were too late.
     pub too_old: SampleCount,
-    /// Left out because of a flag that the recipe names.
+    /// Samples that were left out because of a suspicion flag of the recipe.
     #[serde(default, skip_serializing_if = "SampleCount::is_zero")]
     pub suspicious: SampleCount,
-    /// Groups that wait for rewards from outside.
+    /// Number of groups that wait for rewards from outside.
     #[serde(default)]
     pub waiting: usize,
 }
 
 impl SampleStatus {
-    /// Counts the samples of a step's groups. An episode that gave no row counts with its reason, also if it
-    /// is in no group.
+    /// Counts the samples of a step's groups. An episode without a row counts by its reason, even if it is in
+    /// no group.
     pub fn of(groups: &[Vec<Trace>], rows: &Rows) -> Self {
         let dropped = &rows.dropped;
         let mut status = Self::default();
@@ -122,7 +122,7 @@ impl SampleStatus {
         status
     }
 
-    /// Adds episodes that were left out before rows were made.
+    /// Counts episodes that were left out before rows were made.
     pub fn left_out(&mut self, dropped: &BTreeMap<EpisodeId, String>) {
         for (episode, why) in dropped {
             if why.starts_with(TOO_OLD) || why.starts_with(BEHIND) {
@@ -133,7 +133,7 @@ impl SampleStatus {
         }
     }
 
-    /// A later step of the same run: first causes stay, and groups wait as they do now.
+    /// Adds a later step of the same run. First causes stay, and the number of waiting groups is replaced.
     pub fn add(&mut self, later: &Self) {
         self.scored += later.scored;
         for (sum, more) in [
@@ -149,8 +149,8 @@ impl SampleStatus {
         self.waiting = later.waiting;
     }
 
-    /// The numbers by name, in their order, with the first cause of each that is not 0. Suspicious ones are
-    /// there if there are some: most recipes leave none out.
+    /// Returns the counts by name, in a fixed order, each with its first cause. The count of suspicious
+    /// samples is only present if it is not 0, since most recipes do not look for them.
     pub fn numbers(&self) -> Vec<(&'static str, usize, Option<&str>)> {
         let of = |name, c| {
             let SampleCount { count, first }: &SampleCount = c;
@@ -167,14 +167,14 @@ impl SampleStatus {
         numbers
     }
 
-    /// Share of unscored samples among those that the system did not fail, in words, such as `25.0 %`; empty
-    /// if all are scored.
+    /// Formats the share of unscored samples among those that the system did not fail, such as `25.0 %`;
+    /// empty if all are scored.
     pub fn unscored_share(&self) -> String {
         share_text(self.unscored.count, self.scored)
     }
 
-    /// One line, such as `scored 12, unscored 4 (25.0 %; e3: judge down), equal rewards 0, truncated 0, too
-    /// old 0`, with the groups that wait, if any.
+    /// Formats one line, such as `scored 12, unscored 4 (25.0 %; e3: judge down), equal rewards 0, truncated
+    /// 0, too old 0`, with the number of waiting groups if there are any.
     pub fn line(&self) -> String {
         let shown = |(name, count, first): (&str, usize, Option<&str>)| match first {
             Some(first) if name == UNSCORED => {

@@ -1,23 +1,24 @@
-//! Draws of a run whose tasks do not depend on its learning: gold runs and collections.
+//! Draws of runs whose tasks do not depend on learning: runs of the reference solutions and collections.
 //!
-//! They are those that a run that samples draws with the same recipe, as long as that has learned nothing.
+//! They are the same draws that a training run makes with the same recipe before its curriculum has learned
+//! anything.
 
 use crate::core::TaskSampling;
 use crate::curriculum::{Curriculum, DrawRequest};
 use crate::schedule::{Draw, train_groups, uniform_tasks};
 
-/// Draws training tasks, a step at a time.
+/// Draws training tasks, one step at a time.
 #[derive(Debug)]
 pub struct TaskDraws {
     tasks: TaskSampling,
-    /// Training tasks in all.
+    /// Total number of training tasks.
     len: usize,
-    /// The last step whose tasks were drawn by weight, and what was drawn until then.
+    /// The last step with a weighted draw, and the curriculum after it.
     drawn: (u64, Curriculum),
 }
 
 impl TaskDraws {
-    /// Draws of `len` training tasks.
+    /// Creates the draws over `len` training tasks.
     pub fn new(tasks: TaskSampling, len: usize) -> Self {
         Self {
             tasks,
@@ -26,8 +27,8 @@ impl TaskDraws {
         }
     }
 
-    /// Indices of the tasks of a step, from 1. Draws by weight follow from those of the steps before: a
-    /// resumed session makes these again.
+    /// Returns the task indices of a step, from 1. Weighted draws depend on those of all earlier steps, so a
+    /// resumed session repeats these first.
     pub fn indices(&mut self, seed: u64, step: u64, count: usize) -> Vec<usize> {
         let (tasks, adaptive) = match &self.tasks {
             TaskSampling::Shares { tasks, adaptive } => (tasks, adaptive.as_ref()),
@@ -50,7 +51,7 @@ impl TaskDraws {
         drawn
     }
 
-    /// The episodes of a step, one inner vector a group.
+    /// Returns the episodes of a step, one inner vector per group.
     pub fn groups(
         &mut self,
         seed: u64,

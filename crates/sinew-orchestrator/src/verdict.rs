@@ -1,8 +1,8 @@
-//! The one verdict on a run, shown by terminal, list of runs, dashboard, alerts and exit code.
+//! The verdict on a run. Terminal, list of runs, dashboard, alerts and exit code all show this one.
 //!
-//! Pure: a [`VerdictInput`] takes in the records of steps and held-out measurements, of one run in their
-//! order, and gives the [`Verdict`]. It keeps sums and a few windows, so that its size does not grow with
-//! the run.
+//! The code is pure: a [`VerdictInput`] reads the records of steps and held-out measurements of one run, in
+//! their order, and returns the [`Verdict`]. The input keeps sums and a few windows, so that its size does
+//! not grow with the run.
 //!
 //! | verdict | condition, the first that holds |
 //! |---|---|
@@ -15,11 +15,11 @@
 //! | `starting` | no step is done |
 //! | `healthy` | all else: it trains, and nothing is measured yet that is beyond chance |
 //!
-//! Success has collapsed if the interval of the best and that of now are apart and now is at most half
-//! (held-out) or a quarter (in training, where tasks may become harder) of the best. Held-out success counts
-//! more: a run whose last measurement is newer and stands has not collapsed. A run without any success is
-//! judged by its reward: it has collapsed if the mean fell by more than two standard deviations of the
-//! episodes.
+//! Success has collapsed if the confidence intervals of the best and the present success do not overlap, and
+//! the present success is at most half (held-out) or a quarter (in training, where tasks may become harder)
+//! of the best. Held-out success counts more: a run whose last measurement is newer and did not fall has not
+//! collapsed. A run without any success is judged by its reward: it has collapsed if the mean fell by more
+//! than two standard deviations of the episodes.
 
 use crate::record::{EpisodeStats, EvalRecord, StepRecord};
 use crate::status::EQUAL;
@@ -27,33 +27,33 @@ use serde::{Deserialize, Serialize};
 use sinew_algo::EpisodeSums;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Steps that are judged together: one step has too few tasks.
+/// Number of steps that are judged together, since one step has too few tasks.
 pub(crate) const WINDOW: usize = 4;
-/// Steps without training after which a run stalls.
+/// Number of steps without training after which a run is stalled.
 pub(crate) const IDLE_END: u32 = 20;
-/// Share of episodes that the system may fail.
+/// Share of system-failed episodes from which a run is failing.
 pub const FAILING: f64 = 0.25;
-/// Share of scored episodes in groups of equal reward with which a run that gained nothing stalls.
+/// Share of scored episodes in groups of equal reward from which a run without progress is stalled.
 const EQUAL_STALLS: f64 = 0.9;
-/// Share of episodes from which something is named as what keeps a run from learning.
+/// Share of episodes from which an obstacle is named as the one that keeps a run from learning.
 const NAMED: f64 = 0.5;
-/// Shares of the best success at or below which it has collapsed.
+/// Shares of the best success at or below which a run has collapsed.
 const HELD_OUT_FALL: f64 = 0.5;
 const TRAINING_FALL: f64 = 0.25;
 
-/// State of a run's process, by its folder.
+/// State of a run's process, read from the folder of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Process {
-    /// It holds the folder.
+    /// The process runs and holds the lock of the folder.
     Running,
-    /// It did what it was to do.
+    /// The process finished its work.
     Ended,
-    /// It was asked to stop.
+    /// The user asked the process to stop.
     Interrupted,
-    /// It could not continue.
+    /// The process ended with an error.
     Failed,
-    /// It did not end by itself.
+    /// The process ended without recording an end, for example because it was killed.
     Killed,
 }
 
@@ -82,7 +82,7 @@ impl Process {
     }
 }
 
-/// The word of a verdict.
+/// The word of a verdict; the table of this module lists the conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Judgement {
@@ -111,8 +111,8 @@ impl Judgement {
         }
     }
 
-    /// Whether a run with it did not do what it was to do: it is not shown in green, and its command does not
-    /// end with code 0.
+    /// Whether the verdict means that the run did not do its work. It is then not shown in green, and its
+    /// command does not end with exit code 0.
     pub fn is_bad(self) -> bool {
         matches!(
             self,
@@ -126,16 +126,16 @@ impl Judgement {
 pub struct Verdict {
     /// Verdict in one word.
     pub verdict: Judgement,
-    /// Its reason, in one sentence with numbers.
+    /// Reason in one sentence, with numbers.
     pub why: String,
-    /// The key of the recipe to change, and how; nothing where there is nothing to change.
+    /// The recipe key to change, and its change; `None` if there is nothing to change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<String>,
 }
 
 impl Verdict {
-    /// Judges a run by its records and the state of its process; `end` is the reason for its end that it
-    /// wrote.
+    /// Judges a run by its records and the state of its process. `end` is the reason that the run recorded
+    /// for its end.
     pub fn of(
         steps: &[StepRecord],
         evals: &[EvalRecord],
@@ -145,7 +145,7 @@ impl Verdict {
         VerdictInput::of(steps, evals).verdict(process, end)
     }
 
-    /// Reason why the run did not do what it was to do, with a hint on a separate line; nothing if it did.
+    /// Reason why the run did not do its work, with a hint on a separate line; `None` if it did.
     pub fn trouble(&self) -> Option<String> {
         let change = self.change.as_ref();
         let hint = change.map_or_else(String::new, |c| format!("\n  hint: {c}"));
@@ -153,7 +153,7 @@ impl Verdict {
         bad.then(|| format!("{}: {}{hint}", self.verdict.name(), self.why))
     }
 
-    /// One line: the word, what it rests on, what to change.
+    /// Formats one line: the word, its reason, and the key to change.
     pub fn line(&self) -> String {
         let change = self.change.as_ref();
         let change = change.map_or_else(String::new, |c| format!("; {c}"));
@@ -161,7 +161,7 @@ impl Verdict {
     }
 }
 
-/// The sums of a record.
+/// Converts a record into sums.
 fn sums(stats: &EpisodeStats) -> EpisodeSums {
     let n = stats.scored() as f64;
     let std = stats.reward_spread.map_or(0.0, |s| s.std);
@@ -179,7 +179,7 @@ fn is_failing(sums: &EpisodeSums) -> bool {
     sums.episodes > 0 && sums.failed as f64 >= FAILING * sums.episodes as f64
 }
 
-/// Change from one pool to another, in words.
+/// Describes the change from one sum to another in words.
 fn way(what: &str, from: &EpisodeSums, to: &EpisodeSums) -> String {
     let by_success = from.successes + to.successes > 0.0;
     let measure = if by_success { "success" } else { "reward" };
@@ -190,7 +190,7 @@ fn way(what: &str, from: &EpisodeSums, to: &EpisodeSums) -> String {
     )
 }
 
-/// Returns the better of two pools.
+/// Returns the sums with the better success.
 fn better(best: Option<EpisodeSums>, other: EpisodeSums) -> Option<EpisodeSums> {
     let key = |p: &EpisodeSums| (p.share(), p.mean());
     match best {
@@ -200,22 +200,22 @@ fn better(best: Option<EpisodeSums>, other: EpisodeSums) -> Option<EpisodeSums> 
     }
 }
 
-/// The numbers of a run that its verdict needs.
+/// The data of a run that its verdict is computed from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VerdictInput {
     steps: u64,
-    /// Steps in a row that trained nothing, and why the last of them did.
+    /// Number of steps in a row that trained nothing.
     idle: u32,
     why_idle: String,
     trained: bool,
-    /// All training episodes.
+    /// Sums of all training episodes.
     all: EpisodeSums,
     recent: VecDeque<EpisodeSums>,
     first: Vec<EpisodeSums>,
-    /// The best of the windows that are over before the newest one begins, and windows on their way there.
+    /// The best of the windows that ended before the newest window begins.
     best: Option<EpisodeSums>,
     before: VecDeque<EpisodeSums>,
-    /// Held-out: the first, the best and the last measurement, and the step of the last.
+    /// Held-out measurements: the first, the best and the last, and the step of the last.
     held_out: Option<(EpisodeSums, EpisodeSums, EpisodeSums, u64)>,
     truncated: usize,
     truncated_by: BTreeMap<String, usize>,
@@ -228,7 +228,7 @@ pub struct VerdictInput {
 }
 
 impl VerdictInput {
-    /// The course of a run with these records.
+    /// Builds the input from the records of a run.
     pub fn of(steps: &[StepRecord], evals: &[EvalRecord]) -> Self {
         let mut course = Self::default();
         steps.iter().for_each(|r| course.step(r));
@@ -236,7 +236,7 @@ impl VerdictInput {
         course
     }
 
-    /// Takes the next step in.
+    /// Adds the record of the next step.
     pub fn step(&mut self, r: &StepRecord) {
         self.steps += 1;
         self.trained |= moved(r);
@@ -262,7 +262,7 @@ impl VerdictInput {
         self.count(r);
     }
 
-    /// Counts what keeps episodes from teaching something.
+    /// Counts the obstacles that keep episodes from giving a training signal.
     fn count(&mut self, r: &StepRecord) {
         let stats = &r.rollout;
         self.truncated += stats.truncated;
@@ -285,7 +285,7 @@ impl VerdictInput {
         }
     }
 
-    /// Takes the next measurement in.
+    /// Adds the record of the next measurement.
     pub fn measured(&mut self, r: &EvalRecord) {
         let now = sums(&r.stats);
         self.held_out = Some(match self.held_out {
@@ -297,12 +297,13 @@ impl VerdictInput {
         });
     }
 
-    /// Training episodes that the system failed, of how many.
+    /// Number of training episodes that the system failed, and number of all.
     pub fn failures(&self) -> (usize, usize) {
         (self.all.failed, self.all.episodes)
     }
 
-    /// The verdict on a run by the state of its process; `end` is the reason for its end that it wrote.
+    /// Returns the verdict for the state of the run's process. `end` is the reason that the run recorded for
+    /// its end.
     pub fn verdict(&self, process: Process, end: Option<&str>) -> Verdict {
         let dead = matches!(process, Process::Failed | Process::Killed);
         let (verdict, why) = if let Some(why) = self.collapse() {
@@ -333,13 +334,13 @@ impl VerdictInput {
         EpisodeSums::sum(&self.recent)
     }
 
-    /// The last held-out measurement is of weights that the newest window trained.
+    /// Whether the last held-out measurement used weights of the newest window.
     fn held_out_is_new(&self) -> bool {
         let oldest = self.steps.saturating_sub(self.recent.len() as u64);
         self.held_out.is_some_and(|(.., step)| step > oldest)
     }
 
-    /// Describes the fall of success, if there was one.
+    /// Describes the collapse of success, if there was one.
     fn collapse(&self) -> Option<String> {
         if let Some((_, best, last, _)) = &self.held_out {
             if best.fell(last, HELD_OUT_FALL) {
@@ -359,7 +360,7 @@ impl VerdictInput {
         })
     }
 
-    /// The failures of the system, if they are too many.
+    /// Describes the episodes that the system failed, if they are too many.
     fn failing(&self) -> Option<String> {
         let now = self.window();
         let last = self.held_out.map(|(_, _, last, _)| last);
@@ -386,7 +387,7 @@ impl VerdictInput {
         })
     }
 
-    /// Reason why nothing is trained, if so.
+    /// Returns the reason why nothing is trained, if that is the case.
     fn stalled(&self, process: Process) -> Option<String> {
         let idle = &self.why_idle;
         if process == Process::Ended && self.steps > 0 && !self.trained && self.solved().is_none() {
@@ -403,7 +404,8 @@ impl VerdictInput {
         (equal && long && self.gain().is_none() && self.solved().is_none()).then(|| self.no_gain())
     }
 
-    /// Success in all held-out episodes. Training episodes count only before trained weights are measured.
+    /// Describes that a run is solved: success in all held-out episodes. Training episodes count only until
+    /// trained weights are measured.
     fn solved(&self) -> Option<String> {
         if let Some((_, _, last, step)) = self.held_out
             && (last.is_solved() || step > 0)
@@ -416,7 +418,8 @@ impl VerdictInput {
             .then(|| format!("training success {}", now.told(true)))
     }
 
-    /// The gain of a run, if that is beyond chance: on held-out tasks if there are two measurements.
+    /// Describes the progress of a run, if it is statistically significant; on held-out tasks if there are
+    /// two measurements.
     fn gain(&self) -> Option<String> {
         if let Some((first, _, last, step)) = &self.held_out
             && *step > 0
@@ -427,13 +430,13 @@ impl VerdictInput {
         first.gained(&now).then(|| way("training", &first, &now))
     }
 
-    /// The first and the last steps, where they are apart.
+    /// Returns the sums of the first and of the last steps, if they do not overlap.
     fn ends(&self) -> Option<(EpisodeSums, EpisodeSums)> {
         let apart = self.steps >= 2 * WINDOW as u64;
         apart.then(|| (EpisodeSums::sum(&self.first), self.window()))
     }
 
-    /// The obstacle of a run without a gain, as far as it is known.
+    /// Names the obstacle of a run without progress, as far as it is known.
     fn no_gain(&self) -> String {
         let seen = match (&self.held_out, self.ends()) {
             (Some((first, _, last, step)), _) if *step > 0 => Some(way("held-out", first, last)),
@@ -465,7 +468,7 @@ impl VerdictInput {
         }
     }
 
-    /// The key of the recipe that helps.
+    /// Returns the recipe key that helps.
     fn change(&self, verdict: Judgement) -> Option<String> {
         match verdict {
             Judgement::Collapsed => Some(
@@ -478,7 +481,7 @@ impl VerdictInput {
         }
     }
 
-    /// The reason why most episodes taught nothing, and the key to change.
+    /// Returns the reason why most episodes gave no training signal, and the key to change.
     fn obstacle(&self) -> Option<(String, String)> {
         let ended = self.all.episodes - self.all.failed;
         let share = |count: usize, of: usize| count as f64 / of.max(1) as f64;
@@ -522,7 +525,7 @@ impl VerdictInput {
         })
     }
 
-    /// Episodes that a limit cut, by the most frequent one.
+    /// Describes the episodes that a limit cut, by the most frequent limit.
     fn cut(&self, ended: usize) -> (String, String) {
         let most = self.truncated_by.iter().max_by_key(|(_, n)| **n);
         let (limit, n) = most.map_or(("", self.truncated), |(l, n)| (l.as_str(), *n));
@@ -547,7 +550,7 @@ pub(crate) fn moved(r: &StepRecord) -> bool {
     r.trained_tokens > 0 && r.updates_applied > 0 && r.grad_norm > 0.0
 }
 
-/// Reason why a step trained nothing.
+/// Returns the reason why a step trained nothing.
 pub(crate) fn why_idle(r: &StepRecord) -> String {
     if r.rows == 0 || r.trained_tokens == 0 {
         let most = r.dropped.iter().max_by_key(|(_, episodes)| **episodes);

@@ -8,8 +8,8 @@ use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, Format, NodeId, TokenId, T
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
-/// Makes masks over the vocabulary of a renderer, for a model with so many columns of logits. The
-/// vocabulary is read when a format is first used: most runs have none.
+/// Creates the masks over the vocabulary of a renderer, for a model with a given number of logit columns. The
+/// vocabulary is read when a format is first used, since most runs use none.
 ///
 /// # Errors
 /// If the model has no token that ends a turn.
@@ -73,7 +73,7 @@ impl LazyGrammars {
     }
 }
 
-/// The masks' implementation is asked for only after a format was started, so that the vocabulary is there.
+/// Grammars that are built when a format is first started, which is before any mask is requested.
 impl Grammars for LazyGrammars {
     fn implementation(&self) -> &str {
         self.made().map_or("", |g| g.implementation())

@@ -34,7 +34,7 @@ pub(crate) struct InFlightFile(PathBuf);
 #[derive(Debug, Default)]
 pub(crate) struct InFlightContent {
     pub(crate) episodes: Vec<SavedEpisode>,
-    /// Reason why not all of it could be read, if so.
+    /// Reason why a part of the file could not be read, if that is the case.
     pub(crate) damage: Option<String>,
 }
 

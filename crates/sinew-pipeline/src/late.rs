@@ -2,8 +2,8 @@
 //!
 //! A group whose episodes have ended waits in [`WaitingGroups`](sinew_orchestrator::WaitingGroups) until
 //! every required reward was given, or its time is up. Its traces stay in the store; this holds only ids,
-//! times and versions, and is made anew from the store: every training episode that no commit names waits.
-//! The fate of a group is a function of the waiting groups, the scores and the time, which is an argument.
+//! times and versions, and is rebuilt from the store: every training episode that no commit names waits. The
+//! fate of a group is a function of the waiting groups, the scores and the time, which is an argument.
 
 use sinew_orchestrator::{LateConfig, PipelineError};
 use sinew_store::{Inbox, TraceStore};

@@ -183,7 +183,7 @@ impl EmbeddedLearner {
         })
     }
 
-    /// Gives the rows of each step to `sink`, once it is trained.
+    /// Passes the rows of each step to `sink` after the step was trained.
     pub fn record_rows(&mut self, sink: RowSink) {
         self.trainer.keep_logprobs();
         self.row_sink = Some(sink);

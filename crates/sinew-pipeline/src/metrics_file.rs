@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// A line of a file of records.
 pub(crate) trait Record: Serialize + DeserializeOwned + Clone {
-    /// Its place in the file; each is there once.
+    /// Position in the file. Each position occurs once.
     fn place(&self) -> (u64, u8);
 }
 
@@ -45,9 +45,9 @@ pub(crate) struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Opens `path` for appending. A resumed run drops the lines that `keep` does not want, which
-    /// will be written again, and a torn last line. What is kept stays as it was written, to the
-    /// bit; of `known` what the file lacks is added in its place.
+    /// Opens `path` for appending. A resumed run drops the lines that `keep` does not want, which will be
+    /// written again, and a torn last line. Kept lines stay unchanged; records of `known` that the file lacks
+    /// are inserted at their positions.
     pub(crate) fn open<T: Record>(
         path: &Path,
         known: &[T],

@@ -122,13 +122,13 @@ pub struct RolloutReading {
 /// An episode that ended and is in the store.
 #[derive(Clone, Debug)]
 pub struct StoredEpisode {
-    /// Trace as it is in the store.
+    /// Trace as stored.
     pub trace: Trace,
-    /// It was there before: it was not run now.
+    /// Whether the store already contained it, so that it was not run now.
     pub known: bool,
     /// Part whose version differs from that of its run, so that it must not be trained.
     pub changed: Option<String>,
-    /// Its outcome is that of a reward of now, and not the one in the store.
+    /// Whether its outcome was computed by the present reward and differs from the stored one.
     pub rescored: bool,
 }
 
@@ -154,14 +154,14 @@ pub trait Rollouts {
     /// If the store or the taskset refuses one.
     fn start(&mut self, draws: &[Draw], temperature: Option<f32>) -> Result<(), PipelineError>;
 
-    /// Stops episodes that were begun: they are given no more, and none is stored from here on. The default
-    /// does nothing: they end as others do, and the loop does not need them.
+    /// Stops started episodes: none of them is returned or stored afterwards. The default does nothing: they
+    /// end as others do, and the loop does not need them.
     fn stop(&mut self, episodes: &[EpisodeId]) {
         let _ = episodes;
     }
 
-    /// Takes up episodes that earlier sessions left in flight; returns a warning for people, if there is one.
-    /// The default has none.
+    /// Resumes episodes that earlier sessions left in flight; returns a warning for the user, if there is
+    /// one. The default resumes none.
     ///
     /// # Errors
     /// If they cannot be read.
@@ -179,8 +179,8 @@ pub trait Rollouts {
         Ok(())
     }
 
-    /// Waits until some have ended and are stored, and calls `tick` now and then meanwhile. Gives none if
-    /// none runs, or when a [`Waker`] was called.
+    /// Waits until some episodes have ended and are stored, and calls `tick` from time to time meanwhile.
+    /// Returns none if none is running, or if a [`Waker`] was called.
     ///
     /// # Errors
     /// If they cannot be stored, or the run is to stop.
@@ -211,7 +211,7 @@ pub trait GroupScores {
 
     /// Returns the groups that were scored since the last call. Their scores are in the store: a session that
     /// resumes from here reads the same outcomes. If `wait` is set, it returns at least one of those that
-    /// were begun.
+    /// were started.
     ///
     /// # Errors
     /// If scores cannot be stored, or the run is to stop.
@@ -241,8 +241,8 @@ pub struct GroupRequest<'a> {
     pub store: &'a dyn TraceStore,
     /// Scores data that has no log-probabilities.
     pub learner: &'a mut dyn Learner,
-    /// Called now and then while a source waits, with the number of episodes that are there and that of those
-    /// it waits for.
+    /// Callback from time to time while a source waits, with the number of available episodes and the number
+    /// of those it waits for.
     pub tick: &'a mut dyn FnMut(usize, usize),
 }
 
@@ -261,14 +261,14 @@ pub struct SourceGroups {
     pub groups: Vec<Vec<Trace>>,
     /// Stored for the step, not to be trained, with the reason.
     pub dropped: BTreeMap<EpisodeId, String>,
-    /// Those of `dropped` that the step counts as unscored or too old.
+    /// Episodes of `dropped` that the step counts as unscored or too old.
     pub left_out: BTreeMap<EpisodeId, String>,
     /// Outcomes of episodes of `groups` that follow from scores in the store: newer scores do not change
     /// what was trained.
     pub outcomes: BTreeMap<EpisodeId, Outcome>,
 }
 
-/// Gives episodes that are not run here.
+/// Source of episodes that this run does not sample itself.
 pub trait SampleSource {
     /// The groups of a step, stored; neither groups nor dropped episodes: nothing more will come.
     ///
@@ -286,8 +286,8 @@ pub trait SampleSource {
         Ok(None)
     }
 
-    /// Notes that a commit that names `consumed` is on the medium. It is called after the commit, and once
-    /// more for the last commit when a session resumes, as a crash may have come between. The default does
+    /// Reports that a commit that names `consumed` is durable. It is called after the commit, and again for
+    /// the last commit when a session resumes, since a crash may have happened in between. The default does
     /// nothing.
     ///
     /// # Errors

@@ -54,9 +54,9 @@ pub struct EngineRollouts {
     store: Arc<dyn TraceStore>,
     /// File and state of episodes in flight, for a resumed session.
     in_flight: Option<(InFlightFile, Arc<InFlight>)>,
-    /// Treatment of stored episodes that other parts ran than those of now.
+    /// Treatment of stored episodes that were run with other versions of the system's parts.
     changed: ChangedParts,
-    /// Tasks of stored episodes, where these may be scored anew.
+    /// Tasks of stored episodes, if these may be scored again.
     known: HashMap<EpisodeId, Task>,
     /// Turning true ends a wait.
     cancel: watch::Receiver<bool>,
@@ -110,7 +110,7 @@ impl TurnSchedule {
 pub enum ChangedParts {
     /// They are run again.
     RunAgain,
-    /// A changed reward scores them anew; otherwise they are run again.
+    /// A changed reward scores them again; otherwise they are run again.
     Rescore,
     /// They are trained as they are.
     Keep,
@@ -161,8 +161,8 @@ impl EngineRollouts {
 }
 
 impl EngineRollouts {
-    /// Scores episodes anew of which nothing but a reward has changed, several at a time. Those whose score
-    /// depends on a running environment or on their group stay changed.
+    /// Scores episodes again for which only a reward has changed, several at a time. Episodes whose score
+    /// depends on a running environment or on their group stay marked as changed.
     fn rescore(&mut self, episodes: &mut [StoredEpisode]) {
         let envs = &self.parts.envs;
         let (mut places, mut open) = (Vec::new(), Vec::new());

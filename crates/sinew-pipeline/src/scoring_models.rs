@@ -9,7 +9,7 @@ use sinew_types::{TokenLogprob, TrainRow};
 /// Source of reference log-probabilities.
 #[derive(Debug)]
 pub enum ReferenceWeights {
-    /// Nothing reads any.
+    /// The algorithm reads no scores.
     None,
     /// The weights under the adapters, which training does not change.
     Base,
@@ -36,7 +36,7 @@ fn failed(e: impl std::fmt::Display) -> PipelineError {
 }
 
 impl ScoringModels {
-    /// Takes what an algorithm needs, for contexts of so many tokens.
+    /// Creates the models that an algorithm needs, for contexts of a given number of tokens.
     ///
     /// # Errors
     /// If a model does not fit the device or the context.

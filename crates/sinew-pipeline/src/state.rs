@@ -73,7 +73,7 @@ pub struct EarlierSessions {
     pub evals: Vec<EvalRecord>,
     /// Episodes of updates that no checkpoint holds, in their order.
     pub(crate) committed: BTreeMap<u64, TrainedBatch>,
-    /// Trained episodes that this session found to be gone, and one of them.
+    /// Number of trained episodes that this session found missing, and one of them.
     pub lost: usize,
     pub first_lost: Option<EpisodeId>,
 }
@@ -88,7 +88,7 @@ struct UnsettledDraws {
     episodes: BTreeSet<EpisodeId>,
     /// Draws that a commit names.
     settled: BTreeSet<u64>,
-    /// Larger than all of them.
+    /// Number larger than all of them.
     next: u64,
 }
 

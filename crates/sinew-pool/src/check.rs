@@ -506,8 +506,8 @@ fn content_hash(trajectory: &Trajectory, pushed: &Pushed) -> String {
     hex(&hasher.finalize()[..16])
 }
 
-/// Gives the entry its id: the pushed one, or one made from the hash. An entry without a group is a separate
-/// group.
+/// Sets the id of an entry: the pushed one, or one made from the hash. An entry without a group becomes a
+/// separate group.
 fn identified(mut entry: Entry, id: Option<&str>) -> Entry {
     let id = id.map_or_else(|| format!("c-{}", entry.hash), str::to_owned);
     if entry.trace.group.as_str().is_empty() {

@@ -12,7 +12,7 @@ pub struct ConfigError {
     pub key: String,
     /// The value that was given.
     pub value: String,
-    /// The allowed range, for people.
+    /// The allowed range, for users.
     pub allowed: String,
 }
 
@@ -66,8 +66,8 @@ pub struct TypeFilter {
     pub success: Option<bool>,
     /// Names of admitted senders; left out: all of them.
     pub sources: Option<Vec<String>>,
-    /// Maximum number of versions that a sampled token can be behind the trainer's weights, for
-    /// kind `rl`. Checked when a lease is asked for; older groups go to quarantine.
+    /// Maximum number of versions that a sampled token can be behind the trainer's weights, for kind `rl`.
+    /// Checked when a lease is requested; older groups go to quarantine.
     pub max_staleness: Option<u64>,
 }
 

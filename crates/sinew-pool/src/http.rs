@@ -183,7 +183,7 @@ async fn read(request: Request, limit: usize) -> Result<Bytes, Refusal> {
     }
 }
 
-/// A refusal: status, a code for programs, a text for people.
+/// A refusal: status, a code for programs, a text for users.
 struct Refusal(u16, &'static str, String);
 
 impl IntoResponse for Refusal {

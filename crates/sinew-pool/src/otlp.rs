@@ -39,7 +39,7 @@ fn attributes(pairs: Vec<KeyValue>) -> Map<String, Value> {
     pairs.into_iter().map(|p| (p.key, plain(p.value))).collect()
 }
 
-/// Refuses a resource that would take too much memory as that of so many spans.
+/// Refuses a resource that would take too much memory if each of its spans had a copy.
 fn check_resource(
     resource: &Map<String, Value>,
     spans: usize,

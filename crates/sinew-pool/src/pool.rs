@@ -47,11 +47,11 @@ const MAX_LEASE_BYTES: u64 = 16 << 20;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum Answer {
-    /// It is stored, under this id.
+    /// It was stored, under this id.
     Admitted { id: String },
     /// An item with this id and the same contents is or was stored; nothing changed.
     Duplicate { id: String },
-    /// It is in quarantine under this id; the same reason as object and as text.
+    /// It is in quarantine under this id, with the reason as an object and as text.
     Quarantined {
         quarantine: String,
         reason: Reason,
@@ -104,7 +104,7 @@ pub struct LeaseRequest {
     pub min_group: usize,
 }
 
-/// The engine that is asked for log-probabilities.
+/// The engine from which log-probabilities are requested.
 #[derive(Clone)]
 pub struct Scorer {
     /// An engine that honours a logit bias.
@@ -122,7 +122,7 @@ impl std::fmt::Debug for Scorer {
 /// The place of a pool on disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Folder<'a> {
-    /// Its directory; one process opens it at a time.
+    /// Directory of the pool; only one process may open it at a time.
     pub path: &'a Path,
     /// Open it although stored rows cannot be read, and continue without them.
     pub accept_loss: bool,
@@ -218,7 +218,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Its configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &PoolConfig {
         &self.config
     }
@@ -421,7 +421,7 @@ impl Pool {
         Ok(answer)
     }
 
-    /// Gives out complete groups of a kind. Groups that are too stale go to quarantine instead.
+    /// Leases complete groups of a kind. Groups that are too stale go to quarantine instead.
     ///
     /// # Errors
     /// If a value of the request is out of range, or the store fails.
@@ -651,8 +651,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Counts for people and dashboards: rows by state, groups, task types, reasons of the
-    /// quarantine, and the tokenizer's hash. Reads the whole quarantine.
+    /// Counts for users and dashboards: rows by state, groups, task types, reasons of the quarantine, and the
+    /// tokenizer's hash. Reads the whole quarantine.
     pub fn status(&self) -> Result<Value, PoolError> {
         let mut reasons: BTreeMap<String, u64> = BTreeMap::new();
         for row in self.quarantine.rows()? {

@@ -28,7 +28,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its name in JSON.
+    /// Name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rl => "rl",
@@ -49,7 +49,7 @@ pub struct PushedNode {
     pub kind: TokenKind,
     /// Ids that the node adds, at least one.
     pub tokens: Vec<TokenId>,
-    /// `null` stands for a value that is not finite.
+    /// Log-probabilities; `null` is a value that is not finite.
     #[serde(default, deserialize_with = "narrowed")]
     pub logprobs: Option<Vec<Option<f32>>>,
     /// Temperature of the sampling and of the log-probabilities; left out: 1.
@@ -87,7 +87,7 @@ fn narrowed<'de, D: serde::Deserializer<'de>>(
     Ok(wide.map(|all| all.into_iter().map(|v| v.map(|v| v as f32)).collect()))
 }
 
-/// One trajectory, as it is pushed: `nodes`, or `messages` where only text is known.
+/// One pushed trajectory: `nodes`, or `messages` if only the text is known.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trajectory {
@@ -148,8 +148,8 @@ pub struct Pushed {
 }
 
 impl Pushed {
-    /// A finished rollout of the pool's gateway, in groups of so many. One without a reward goes to
-    /// quarantine, as others without one do.
+    /// Converts a finished rollout of the pool's gateway, in groups of `group_size`. A rollout without a
+    /// reward goes to quarantine, like other trajectories without one.
     pub fn of_rollout(trace: &Trace, group_size: u32, tokenizer: &str) -> Self {
         let nodes = trace.nodes.iter().map(PushedNode::of);
         let group = trace.group.as_str();
@@ -220,7 +220,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Its trajectories, each with the fields of the batch.
+    /// Returns its trajectories, each with the fields of the batch.
     pub fn pushed(self) -> Vec<Pushed> {
         let source = self.source.unwrap_or_default();
         let one = |value: Value| Pushed {

@@ -5,10 +5,10 @@ use crate::reason::Reason;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Maximum attributes of a span with its resource and its events.
+/// Maximum number of attributes, counted over a span, its resource and its events.
 const MAX_ATTRIBUTES: usize = 4096;
 
-/// A span, as far as it is read.
+/// The fields of a span that the pool uses.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Span {

@@ -15,11 +15,11 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Result of putting a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FeedOutcome {
-    /// So many rows are in the queue now.
+    /// This number of rows was added to the queue.
     New(usize),
-    /// It was there before, or has no episode that can be trained.
+    /// The queue already had it, or it has no episode that can be trained.
     Known,
-    /// It is not there: the producer is to stop.
+    /// It was not added, because the producer has to stop.
     Stopped,
 }
 
@@ -65,9 +65,9 @@ impl Feed {
         self.known.len()
     }
 
-    /// Puts the episodes of a group that ended, all or none, as soon as they fit. Those that the system
-    /// failed are left out: nothing of them is trained. A group of which the queue has a row is there
-    /// already.
+    /// Puts the episodes of an ended group, all or none, as soon as they fit. Episodes that the system failed
+    /// are left out, since they are not trained. If the queue has any row of the group, it already has the
+    /// whole group.
     ///
     /// # Errors
     /// If an episode cannot be encoded, is too large for the queue, or the queue cannot be reached.
@@ -84,8 +84,8 @@ impl Feed {
         self.put_rows(rows?, stop)
     }
 
-    /// Puts an episode that ended, of a group that is whole with so many. One that the system failed is put
-    /// too: its group would never be whole.
+    /// Puts an ended episode of a group with a given size. An episode that the system failed is put too,
+    /// since its group would otherwise never be complete.
     ///
     /// # Errors
     /// If the queue cannot be reached or refuses the row.

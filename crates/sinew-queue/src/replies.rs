@@ -46,7 +46,7 @@ impl Replies {
         place
     }
 
-    /// Counts an answer that is there now. One that is larger than all may be together is not kept.
+    /// Counts the bytes of a stored answer. An answer above the total limit is not kept.
     pub(crate) fn filled(&self, id: &str, bytes: usize) {
         let mut kept = self.0.lock().unwrap_or_else(|e| e.into_inner());
         if !kept.by_id.contains_key(id) {

@@ -44,8 +44,8 @@ pub struct ScorerConfig {
     pub order: Order,
     /// Time until its rows go to another scorer; the lease is renewed while they are scored.
     pub lease: Duration,
-    /// Deliveries of a row, after which it is left without a reward, for the last reason; before, it is given
-    /// back to be tried again.
+    /// Deliveries of a row, after which it is left without a reward, for the last reason; before, it is
+    /// returned to be tried again.
     pub attempts: u32,
     /// Ends once no row waits for a reward, in place of waiting for more.
     pub until_empty: bool,
@@ -58,7 +58,7 @@ pub struct ScoredCounts {
     pub scored: usize,
     /// Rows that were left without one for good.
     pub unscored: usize,
-    /// Deliveries that came to nothing; the rows were given back.
+    /// Number of deliveries without a result; their rows were returned.
     pub failed: usize,
     /// Rows whose lease had gone to another meanwhile.
     pub lost: usize,

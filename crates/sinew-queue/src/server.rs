@@ -238,7 +238,7 @@ fn router(api: Api) -> Router {
         .with_state(api)
 }
 
-/// A refusal: status, a code for programs, a text for people.
+/// A refusal: status, a code for programs, a text for users.
 struct Refusal(u16, &'static str, String);
 
 impl IntoResponse for Refusal {
@@ -263,7 +263,7 @@ impl From<StoreError> for Refusal {
 }
 
 impl Api {
-    /// Refuses a request without the token. Comparing hashes takes the same time for all of them.
+    /// Refuses a request without the token. The comparison of hashes takes constant time.
     fn authorize(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let given = headers.get(AUTHORIZATION).and_then(|v| v.to_str().ok());
         let token = given.and_then(|v| v.strip_prefix("Bearer "));
@@ -386,7 +386,7 @@ async fn read(request: Request) -> Result<Bytes, Refusal> {
     }
 }
 
-/// Does a call. Failures of the queue are refusals, which nothing keeps: they may pass.
+/// Executes a call. Failures of the queue are refusals that are not stored, since they may be temporary.
 async fn reply(api: &Api, body: Bytes) -> Result<Reply, Refusal> {
     let now_ms = (api.clock)();
     let invalid = |why: WireError| Refusal(400, "invalid_body", why.to_string());

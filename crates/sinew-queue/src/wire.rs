@@ -55,7 +55,7 @@ pub(crate) enum Call<'a> {
     Read(Cow<'a, str>, Cow<'a, str>),
     /// Consumer and key.
     State(Cow<'a, str>, Cow<'a, str>),
-    /// The number after which to list, and the limit.
+    /// Row number after which the list starts, and the maximum number of rows.
     Rows(Option<u64>, usize),
     Stats,
 }

@@ -1,4 +1,5 @@
-//! `[algorithm]`: the facts of the whole recipe that the algorithm needs, and its demands on the recipe.
+//! `[algorithm]`: properties of the whole recipe that the algorithm needs, and requirements of the algorithm
+//! on the recipe.
 
 use crate::engine::{EngineType, WeightFormat};
 use crate::rule::Rules;
@@ -67,8 +68,8 @@ pub(crate) fn rules(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
     crate::inputs::rules(plan, rules);
 }
 
-/// Bounds and gates of the importance ratio act on nothing where it is always 1: one update of each batch, by
-/// an engine with the trainer's own weights and numbers.
+/// Refuses limits on the importance ratio if the ratio is always 1: with one update per batch, and an engine
+/// that uses the trainer's own weights and precision.
 fn ratios(plan: &RunPlan, rules: &mut Rules) {
     let facts = plan.run_facts();
     let exact = plan.engine.kind == EngineType::Embedded
@@ -86,7 +87,7 @@ fn ratios(plan: &RunPlan, rules: &mut Rules) {
     }
 }
 
-/// If another policy samples than the one that is trained, the loss must weigh each token.
+/// Requires that the loss corrects for the difference if the sampling policy differs from the trained one.
 fn gap(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
     const FIX: &str = "so the loss must weigh each token by the ratio of both, with a bound above it: add \
          to [algorithm] `correction = { type = \"truncate\", low = 0.0, high = 2.0 }` (TIS) or `{ type = \"mask\", \

@@ -1,13 +1,15 @@
-//! Chains: recipes with `[[stage]]`s, each of which trains the weights that the one before it made.
+//! Chains: recipes with several `[[stage]]` tables. Each stage continues to train the weights of the stage
+//! before it.
 //!
-//! The keys above the stages are the defaults of all of them. A stage is laid over the defaults and read as a
-//! separate recipe, by the same code and with the same messages: places are those of the typed text. A table
-//! is laid over the default of its name key by key; one with a `type`, and `[reward]`, replaces it.
+//! The keys above the stages are the defaults of all of them. The keys of a stage are merged over the
+//! defaults, and the result is parsed as a separate recipe by the same code. Messages show positions in the
+//! original text. Tables are merged key by key; a table with a `type`, and `[reward]`, replaces the default
+//! table as a whole.
 //!
-//! A default may be without effect in some stages, such as `[critic]` in one that imitates. It is left out
-//! there, and refused only where no stage uses it.
+//! A default may have no effect in some stages, such as `[critic]` in a stage that imitates. It is left out
+//! there, and refused only if no stage uses it.
 //!
-//! The way through this file:
+//! Order of the functions in this file:
 //! 1. [`Recipe::parse`] looks for stages, and reads a run or a chain.
 //! 2. [`ChainPlan::parse`] lays each stage over the defaults, takes out the defaults without effect
 //!    in it, and checks it as a recipe and as a part of the chain.
@@ -15,8 +17,9 @@
 //! 4. [`ChainPlan::before_it_runs`] and [`ChainPlan::to_measure`] make recipes that do not need what
 //!    other stages make, for checks and for measurements.
 //!
-//! The model of a stage is the one before it, unless it has `[model]`. Then it must learn from another stage,
-//! as its teacher or from its episodes: a chain whose stages share nothing is two recipes.
+//! A stage starts from the model of the stage before it, unless it has `[model]`. With `[model]` it must
+//! learn from another stage, which is its teacher or provides its episodes: stages that share nothing should
+//! be two recipes.
 
 use crate::read::{Broken, Source};
 use crate::references::{RUN, STAGE, is_of_stage, references};
@@ -36,7 +39,7 @@ const MAX_STAGES: usize = 100;
 /// Maximum length of a stage's name, in characters.
 const MAX_NAME: usize = 40;
 
-/// Content of a recipe file: one run, or a chain of them. It serializes as the effective recipe.
+/// Content of a recipe file: one run or a chain of runs. It serializes as the effective recipe.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Recipe {
@@ -46,10 +49,10 @@ pub enum Recipe {
     Chain(ChainPlan),
 }
 
-/// Runs, one after the other. It serializes as the effective recipe: all keys of each stage.
+/// Several runs, one after the other. It serializes as the effective recipe: all keys of each stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChainPlan {
-    /// Short name, as of a run; its default folder is `runs/NAME`.
+    /// Short name, as for a run; the default folder is `runs/NAME`.
     pub name: String,
     /// Stages in the order in which they run; at least one.
     pub stages: Vec<StagePlan>,
@@ -60,10 +63,10 @@ pub struct ChainPlan {
 pub struct StagePlan {
     /// Name of its folder in the chain's folder: 1 to 40 letters, digits, `_` and `-`.
     pub name: String,
-    /// The run. Its model is the one that the chain began with, and `stage:NAME` stands for other stages:
-    /// see [`ChainPlan::run`].
+    /// The run. Its model is the first model of the chain, and `stage:NAME` refers to other stages: see
+    /// [`ChainPlan::run`].
     pub plan: RunPlan,
-    /// Whether it begins with its own model, and not with the weights of the stage before.
+    /// Whether the stage starts from its own model instead of the weights of the stage before.
     pub own_model: bool,
 }
 
@@ -84,7 +87,7 @@ impl Recipe {
         }
     }
 
-    /// Same as [`Recipe::load`], for a text; `path` is for messages and is not opened.
+    /// Like [`Recipe::load`], but for a text. `path` is only used in messages.
     ///
     /// # Errors
     /// Fails as [`Recipe::load`] does, but not for the file.
@@ -96,7 +99,7 @@ impl Recipe {
         }
     }
 
-    /// Returns the run, or those of the stages in the order in which they run.
+    /// Returns the run, or the runs of the stages in their order.
     pub fn plans(&self) -> Vec<&RunPlan> {
         match self {
             Self::Run(plan) => vec![plan],
@@ -104,7 +107,7 @@ impl Recipe {
         }
     }
 
-    /// Makes `seed` the seed of the run, or of every stage. Stages keep no separate seed.
+    /// Sets the seed of the run, or of every stage. Stages have no separate seeds.
     pub fn seed(&mut self, seed: u64) {
         match self {
             Self::Run(plan) => plan.seed = seed,
@@ -113,14 +116,14 @@ impl Recipe {
     }
 }
 
-/// The stages of a recipe's text, and everything above them.
+/// Text of the stages, and all keys above them.
 struct StageTexts<'a> {
     defaults: DeTable<'a>,
     stages: Vec<(String, DeTable<'a>)>,
 }
 
 impl ChainPlan {
-    /// Parses and checks the text of a chain; `path` is for messages and is not opened.
+    /// Parses and checks the text of a chain; `path` is only used in messages.
     ///
     /// # Errors
     /// Fails as [`Recipe::load`] does, but not for the file.
@@ -185,10 +188,10 @@ impl ChainPlan {
         }
     }
 
-    /// The plan of a stage. Defaults without effect in it are taken out of `merged`.
+    /// Returns the plan of a stage. Defaults without effect in this stage are removed from `merged`.
     ///
-    /// It reads and checks again after each default that is taken out, until nothing is wrong. A key that the
-    /// stage itself has is never taken out: that is the error of its writer.
+    /// The function parses and checks again after each removed default, until no error is left. A key that
+    /// the stage itself contains is never removed, since its author has to correct it.
     fn stage_plan<'a>(
         &self,
         source: &Source<'a>,
@@ -218,7 +221,7 @@ impl ChainPlan {
         }
     }
 
-    /// Checks the rules of a chain for a stage; the chain's stages so far are those before it.
+    /// Checks the rules of a chain for a stage. `self` contains only the stages before it.
     ///
     /// The stage may name only stages before it, needs a reason for its own model, must differ from the stage
     /// before in more than its name, and cannot have a longer context than a model from scratch was made for.
@@ -283,7 +286,7 @@ impl ChainPlan {
         }
     }
 
-    /// The stage that made the model that `stage` continues with; `None`: it makes one itself.
+    /// Returns the stage whose model `stage` continues to train; `None` if it has its own model.
     fn maker(&self, stage: &StagePlan) -> Option<&StagePlan> {
         if stage.own_model {
             return None;
@@ -292,12 +295,12 @@ impl ChainPlan {
         with_model.or(self.stages.first())
     }
 
-    /// The run of stage `at` in the chain's folder: it begins with the weights of the stage before, and
-    /// names the folders of other stages.
+    /// Returns the run of stage `at` in the chain's folder. It starts from the weights of the stage before,
+    /// and refers to other stages by their folders.
     ///
     /// The result is a recipe without `stage:`; in the stage's folder it is saved with the names of stages
-    /// ([`RunPlan::portable`]). A measurement stays greedy or
-    /// sampled as it was with the chain's first model, although the source of the weights is a folder now.
+    /// ([`RunPlan::portable`]). Whether held-out tasks are measured greedily is decided by the chain's first
+    /// model, although the weights come from a folder.
     ///
     /// # Panics
     /// If the chain has no stage `at`.
@@ -329,8 +332,8 @@ impl ChainPlan {
         plan
     }
 
-    /// Names of the stages whose weights stage `at` reads: to begin with, as teacher or as reference.
-    /// Their folders must be kept until this stage has ended. A stage can be named more than once.
+    /// Returns the names of the stages whose weights stage `at` reads: as its first weights, as teacher or as
+    /// reference. Their folders must be kept until this stage has ended. A name can occur more than once.
     ///
     /// # Panics
     /// If the chain has no stage `at`.
@@ -343,11 +346,11 @@ impl ChainPlan {
         scoring.map(|(_, name)| name).chain(before).collect()
     }
 
-    /// The plan of stage `at` for checks before any stage has run: what other stages make is left out, or is
-    /// what they begin with.
+    /// Returns the plan of stage `at` for checks before any stage has run: results of other stages are left
+    /// out, or replaced by the first models of these stages.
     ///
-    /// A teacher or reference that is another stage is the model which that stage names; one from scratch has
-    /// no source yet, and is left out.
+    /// A teacher or reference that is another stage is replaced by the model which that stage names. A model
+    /// from scratch does not exist before the run, so it is left out.
     ///
     /// # Panics
     /// If the chain has no stage `at`.
@@ -372,8 +375,8 @@ impl ChainPlan {
         plan
     }
 
-    /// The last stage as a recipe for a measurement only: keys that only training reads of other stages are
-    /// left out, and with a teacher the algorithm that learns from it.
+    /// Returns the last stage as a recipe that only measures. Keys that refer to other stages and are only
+    /// used in training are left out; with a teacher, so is the algorithm that learns from it.
     ///
     /// # Panics
     /// If the chain has no stage.
@@ -415,7 +418,7 @@ fn is_chain(text: &str) -> bool {
     DeTable::parse(text).is_ok_and(|root| root.get_ref().contains_key("stage"))
 }
 
-/// Takes a text apart into defaults and stages.
+/// Splits a text into defaults and stages.
 fn typed_stages<'a>(source: &Source<'a>) -> Result<StageTexts<'a>, RecipeError> {
     let mut defaults = source.table()?.into_inner();
     let refuse = |span: Range<usize>, why: &str| {
@@ -470,7 +473,7 @@ fn typed_stages<'a>(source: &Source<'a>) -> Result<StageTexts<'a>, RecipeError> 
     Ok(StageTexts { defaults, stages })
 }
 
-/// Lays the keys of a stage over the defaults.
+/// Merges the keys of a stage over the defaults.
 fn lay_over<'a>(base: &mut DeTable<'a>, over: DeTable<'a>) {
     for (key, value) in over {
         let name = key.get_ref().to_string();
@@ -492,7 +495,7 @@ fn lay_over<'a>(base: &mut DeTable<'a>, over: DeTable<'a>) {
     }
 }
 
-/// Removes a key such as `train.lora.rank`; whether it was there.
+/// Removes a key such as `train.lora.rank`. Returns whether it existed.
 fn remove(table: &mut DeTable<'_>, key: &str) -> bool {
     let Some((name, below)) = key.split_once('.') else {
         return table.remove(key).is_some();
@@ -503,7 +506,7 @@ fn remove(table: &mut DeTable<'_>, key: &str) -> bool {
     }
 }
 
-/// Path and place of every key that is not a table.
+/// Reports path and position of every key that is not a table.
 fn spans(table: &DeTable<'_>, above: &str, found: &mut impl FnMut(&str, Range<usize>)) {
     for (key, value) in table {
         let path = match above {

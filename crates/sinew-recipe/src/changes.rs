@@ -1,25 +1,25 @@
 //! Differences between two recipes, for the check of a resumed run.
 //!
-//! Both recipes are compared key by key as tables with all defaults, so that typing out a default is not a
-//! change.
+//! Both recipes are compared key by key, with all defaults filled in, so that writing a default explicitly is
+//! not a change.
 
 use crate::RunPlan;
 
-/// A key of a recipe that has another value.
+/// A key with different values in two recipes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Its path, such as `train.lora.rank`.
+    /// Path of the key, such as `train.lora.rank`.
     pub key: String,
-    /// The value of the first recipe, as it is typed; long ones are cut.
+    /// Value in the first recipe, in TOML; long values are cut.
     pub old: String,
-    /// The value of the second recipe.
+    /// Value in the second recipe.
     pub new: String,
 }
 
-/// The keys by which two recipes differ, but for its name and what only bounds a run: its steps and wall
+/// Returns the keys whose values differ, except the name and the keys that only limit a run: steps and wall
 /// time.
 ///
-/// Effective recipes are compared: typing out a default is not a change.
+/// Effective recipes are compared, so writing a default explicitly is not a change.
 pub fn changes(old: &RunPlan, new: &RunPlan) -> Vec<Change> {
     let table = |r: &RunPlan| {
         let table = toml::Table::try_from(r.without_bounds()).unwrap_or_default();
@@ -66,7 +66,7 @@ fn compare(key: &str, old: Option<&toml::Value>, new: Option<&toml::Value>, out:
     });
 }
 
-/// A value in one line, cut where it is long.
+/// Formats a value in one line, and cuts it if it is long.
 fn brief(value: &toml::Value) -> String {
     const CHARS: usize = 60;
     let text = match value {

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sinew_types::TEMPERATURES;
 
-/// Lowest temperature that vLLM samples at: it takes this one in place of any lower one above 0.
+/// Minimum temperature of vLLM, which replaces any lower value above 0 by this one.
 pub const VLLM_LOWEST_TEMPERATURE: f32 = 0.01;
 
 choice! {
@@ -49,9 +49,9 @@ choice! {
 choice! {
     /// Form in which weights are published for engines of other processes.
     Transfer {
-        /// All tensors of each.
+        /// All tensors of each version.
         Full = "full",
-        /// The difference to an earlier version, without loss, where it is smaller.
+        /// A lossless difference to an earlier version, wherever that is smaller than the full tensors.
         Delta = "delta",
     }
 }
@@ -87,7 +87,7 @@ pub enum Urls {
 }
 
 impl Urls {
-    /// All of them.
+    /// Returns all addresses.
     pub fn all(&self) -> &[String] {
         match self {
             Self::One(url) => std::slice::from_ref(url),
@@ -163,7 +163,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     temperatures(plan, rules);
 }
 
-/// Settings of engines outside of this process, and those that they do not have.
+/// Refuses settings that engines outside of this process do not support.
 fn servers(plan: &RunPlan, rules: &mut Rules) {
     let e = &plan.engine;
     let kind = e.kind;
@@ -212,7 +212,7 @@ fn servers(plan: &RunPlan, rules: &mut Rules) {
     );
 }
 
-/// Sampling whose log-probs the servers do not report.
+/// Refuses sampling settings for which the servers do not report correct log-probabilities.
 fn temperatures(plan: &RunPlan, rules: &mut Rules) {
     let (e, rollout, eval) = (&plan.engine, &plan.rollout, &plan.eval);
     let (raw, instead) = match e.kind {

@@ -13,21 +13,21 @@ use std::sync::Arc;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
 
-/// An environment with its keys. As a member of a mixture it has a name and a share, and may have tasks and a
-/// reward.
+/// An environment with its keys. As a member of a mixture, it has a name and a weight, and may have its own
+/// tasks and reward.
 #[derive(Clone, Debug)]
 pub struct EnvMember {
-    /// Name in a mixture; empty outside of one.
+    /// Name in a mixture; empty for a single environment.
     pub name: String,
     /// Weight of its draws, above 0.
     pub weight: f64,
-    /// Its own rows; `None`: the recipe's, or the environment's.
+    /// Its own rows; `None`: the rows of the recipe, or the environment's own tasks.
     pub tasks: Option<TasksPlan>,
-    /// Its own reward; `None`: the recipe's, or the environment's score.
+    /// Its own reward; `None`: the reward of the recipe, or the environment's own score.
     pub reward: Option<RewardSection>,
     kind: &'static EnvKind,
     config: Arc<dyn EnvConfig>,
-    /// All keys of the environment, defaults included.
+    /// All keys of the environment, with defaults.
     keys: toml::Table,
 }
 
@@ -56,7 +56,7 @@ impl EnvMember {
         self.kind.needs
     }
 
-    /// Returns the settings that build its tasks and worlds.
+    /// Returns the settings from which its tasks and environments are built.
     pub fn config(&self) -> &dyn EnvConfig {
         self.config.as_ref()
     }
@@ -73,7 +73,7 @@ impl EnvMember {
         }
     }
 
-    /// All keys as typed; of a mixture those of the mixture as well.
+    /// Returns all keys; for a member of a mixture including the keys of the mixture.
     fn table(&self) -> toml::Table {
         let mut table = toml::Table::new();
         if !self.name.is_empty() {
@@ -115,17 +115,17 @@ impl EnvSection {
         }
     }
 
-    /// The only environment, or those of the mixture in the order of the recipe.
+    /// Returns the single environment, or those of the mixture in the order of the recipe.
     pub fn members(&self) -> &[EnvMember] {
         &self.members
     }
 
-    /// Whether the recipe has a list of environments.
+    /// Whether the recipe lists several environments.
     pub fn is_mixture(&self) -> bool {
         self.mixture
     }
 
-    /// Requirements of all environments together. Rows can be the tasks only where all take them.
+    /// Requirements of all environments together. Rows can be the tasks only if all environments accept them.
     pub fn needs(&self) -> Needs {
         let all = self.members.iter().map(EnvMember::needs);
         let both = |a: Needs, b: Needs| Needs {
@@ -144,15 +144,15 @@ impl EnvSection {
 pub struct World<'a> {
     /// The environment.
     pub env: &'a EnvMember,
-    /// Its rows, if it has a source of them.
+    /// Rows of its tasks, if it has a source of rows.
     pub tasks: &'a TasksPlan,
-    /// Its reward, in place of its own score.
+    /// Reward that replaces its own score.
     pub reward: Option<&'a RewardSection>,
 }
 
 impl RunPlan {
-    /// The environments of the run with their tasks and rewards: those of `[tasks]` and `reward` for a single
-    /// one, and each one's own in a mixture.
+    /// Returns the environments with their tasks and rewards. A single environment uses `[tasks]` and
+    /// `reward`; each member of a mixture uses its own.
     pub fn worlds(&self) -> Vec<World<'_>> {
         let members = self.env.members.iter();
         members
@@ -169,11 +169,11 @@ impl RunPlan {
     }
 }
 
-/// A fault with its place in the text.
+/// An error and its position in the text.
 type Fault = (Range<usize>, String);
 
 impl EnvSection {
-    /// `chat`, which needs nothing but tasks and rewards.
+    /// Returns the environment `chat`, which only needs tasks and rewards.
     pub(crate) fn chat(registry: Registry) -> Self {
         let (kind, config) = (&sinew_env::chat::KIND, sinew_env::chat::config());
         let chat = EnvMember::alone(kind, config, toml::Table::new());
@@ -184,10 +184,10 @@ impl EnvSection {
         }
     }
 
-    /// Reads `[env]` or `[[env]]` of a recipe's keys; `None` where it is left out.
+    /// Parses `[env]` or `[[env]]` of a recipe; `None` if it is missing.
     ///
     /// # Errors
-    /// The first fault, with its place.
+    /// The first error, with its position.
     pub(crate) fn read(root: &DeTable<'_>, registry: Registry) -> Result<Option<Self>, Fault> {
         let Some(env) = root.get("env").cloned() else {
             return Ok(None);
@@ -221,13 +221,13 @@ impl EnvSection {
         }))
     }
 
-    /// The environments that the recipe could name.
+    /// Returns the environments that the recipe may name.
     pub fn registry(&self) -> Registry {
         self.registry
     }
 }
 
-/// The environment of a name, or what is wrong with the name.
+/// Returns the environment with this name, or an error message.
 fn named(name: &str, registry: Registry) -> Result<&'static EnvKind, String> {
     registry.find(name).ok_or_else(|| {
         let names: Vec<String> = registry.kinds().map(|k| format!("`{}`", k.name)).collect();
@@ -238,7 +238,7 @@ fn named(name: &str, registry: Registry) -> Result<&'static EnvKind, String> {
     })
 }
 
-/// The environment of a table, or what is wrong with it and where.
+/// Parses the table of an environment, or returns an error with its position.
 fn read(
     table: Spanned<DeTable<'_>>,
     mixture: bool,
@@ -275,7 +275,7 @@ fn read(
     })
 }
 
-/// Passes over `env` among the other keys: [`EnvSection::read`] reads it, with its places.
+/// Skips `env` among the other keys. [`EnvSection::read`] parses it, with positions.
 pub(crate) fn passed_over<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<EnvSection>, D::Error> {
@@ -294,7 +294,7 @@ impl Serialize for EnvSection {
     }
 }
 
-/// One of the registered environments, for editors.
+/// Schema of any registered environment, for editors.
 pub(crate) fn schema(generator: &mut SchemaGenerator, registry: Registry) -> Schema {
     let mut schemas = Vec::new();
     for kind in registry.kinds() {
@@ -315,7 +315,7 @@ pub(crate) fn schema(generator: &mut SchemaGenerator, registry: Registry) -> Sch
     json_schema!({ "oneOf": schemas })
 }
 
-/// Adds the environments' checks of their keys.
+/// Adds the checks that environments make of their keys.
 pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
     for (i, member) in env.members.iter().enumerate() {
         if let Err(e) = member.config.check() {
@@ -326,7 +326,7 @@ pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
 }
 
 impl EnvSection {
-    /// Path of the table of a member, for messages.
+    /// Returns the path of a member's table, for messages.
     pub fn key(&self, member: usize) -> String {
         if self.mixture {
             format!("env[{member}]")

@@ -1,9 +1,9 @@
-//! Reasons why a recipe is refused.
+//! Errors of recipes.
 
 use crate::messages;
 use std::path::PathBuf;
 
-/// Reason why a recipe is refused. Each text names the key, the value, what is allowed, what to do.
+/// Reason why a recipe is refused. Each text names the key, its value, the allowed values, and a remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum RecipeError {
     /// The file cannot be read.
@@ -16,31 +16,31 @@ pub enum RecipeError {
         path: PathBuf,
         source: std::io::Error,
     },
-    /// The text is not a recipe: not TOML, an unknown key, a value of another type.
+    /// The text is not a valid recipe: invalid TOML, an unknown key, or a value of the wrong type.
     #[error("recipe {}: {message}", path.display())]
     Parse {
         path: PathBuf,
         message: String,
-        /// Path of the key that is wrong, where there is one.
+        /// Path of the key with the error, if there is one.
         key: Option<String>,
     },
     /// A value breaks a rule, or its key has no effect in this recipe.
     #[error("recipe {}: {place}{key} = {value}: {reason}", path.display())]
     Value {
         path: PathBuf,
-        /// The line of the key with a mark below it; empty where a default breaks the rule.
+        /// The line of the key with a mark below it; empty if a default breaks the rule.
         place: String,
         /// Path of the key, such as `train.lora.rank`.
         key: String,
-        /// The value, as it is typed in TOML.
+        /// The value in TOML.
         value: String,
-        /// Allowed values, and a way out.
+        /// Allowed values, and a remedy.
         reason: String,
     },
 }
 
 impl RecipeError {
-    /// Path of the key that is wrong; none if the text is not a recipe at all.
+    /// Path of the key with the error; `None` if the text is not a recipe at all.
     pub fn key(&self) -> Option<String> {
         match self {
             Self::Read { .. } => None,
@@ -49,7 +49,7 @@ impl RecipeError {
         }
     }
 
-    /// Line and column of what is wrong, from 1; none where a default breaks a rule.
+    /// Line and column of the error, from 1; `None` if a default breaks a rule.
     pub fn at(&self) -> Option<(usize, usize)> {
         match self {
             Self::Read { .. } => None,
@@ -58,7 +58,7 @@ impl RecipeError {
         }
     }
 
-    /// The same, of a stage of a chain.
+    /// Returns the error with the name of a chain's stage.
     pub(crate) fn in_stage(self, stage: &str) -> Self {
         match self {
             Self::Value {

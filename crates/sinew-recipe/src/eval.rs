@@ -22,18 +22,18 @@ section! {
     }
 }
 
-/// Held-out tasks of a recipe that names no number, if there are so many.
+/// Maximum number of held-out tasks if the recipe sets no number.
 const TASKS: usize = 128;
 
 impl EvalPlan {
-    /// Number of held-out tasks to measure, of so many.
+    /// Returns the number of held-out tasks to measure, at most `held_out`.
     pub fn tasks_of(&self, held_out: usize) -> usize {
         self.tasks.unwrap_or(TASKS).min(held_out)
     }
 }
 
 impl RunPlan {
-    /// Whether held-out tasks are answered greedily in addition to the sampled episodes.
+    /// Whether held-out tasks are also run greedily, in addition to the sampled episodes.
     pub fn eval_greedy(&self) -> bool {
         let pretrained = matches!(self.model, ModelSection::Pretrained { .. });
         self.eval.temperature > 0.0 && self.eval.greedy.unwrap_or(pretrained)

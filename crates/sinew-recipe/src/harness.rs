@@ -96,14 +96,14 @@ fn agent_scores() -> ScoredBy {
 }
 
 impl FunctionSection {
-    /// File and name of the function; `None`: it is not written so.
+    /// Returns file and name of the function; `None` if the text has another form.
     pub fn parts(&self) -> Option<(&str, &str)> {
         let (file, name) = self.function.rsplit_once(':')?;
         let plain = !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_');
         (file.ends_with(".py") && plain).then_some((file, name))
     }
 
-    /// The program that calls it.
+    /// Returns the command that calls the function.
     fn command(&self) -> CommandSection {
         let (file, name) = self.parts().unwrap_or_default();
         let words = [self.python.as_str(), file, "--sinew-call", name];
@@ -262,7 +262,7 @@ impl CommandSection {
 }
 
 impl HarnessSection {
-    /// The settings of agents that open rollouts by themselves, if those are trained.
+    /// Returns the settings for external agents that open rollouts themselves, if the recipe trains these.
     pub fn live(&self) -> Option<&LiveSection> {
         match self {
             Self::Live(section) => Some(section),
@@ -270,7 +270,7 @@ impl HarnessSection {
         }
     }
 
-    /// The program that is run for each episode, if one is.
+    /// Returns the program that runs for each episode, if there is one.
     pub fn program(&self) -> Option<CommandSection> {
         match self {
             Self::Command(command) => Some(command.clone()),
@@ -279,7 +279,8 @@ impl HarnessSection {
         }
     }
 
-    /// Whether the run's gateway listens where agents outside find it, at the address of `sinew train
+    /// Whether the run's gateway listens at the address of `sinew train --serve`, where external agents can
+    /// reach it.
     /// --serve`.
     pub fn is_served(&self) -> bool {
         matches!(self, Self::Service(_) | Self::Live(_))
@@ -296,7 +297,7 @@ impl HarnessSection {
         }
     }
 
-    /// The kind of harness, as typed.
+    /// Returns the type of the harness as written in recipes.
     pub fn name(&self) -> &'static str {
         match self {
             Self::BuiltIn {} => "built_in",
@@ -307,12 +308,12 @@ impl HarnessSection {
         }
     }
 
-    /// Whether the environment's own turns are driven, and no program from outside.
+    /// Whether the built-in loop drives the turns, instead of an external program.
     pub fn is_built_in(&self) -> bool {
         matches!(self, Self::BuiltIn {})
     }
 
-    /// Maximum number of agents that run at a time, and the wall time of one; `None`: no such bound.
+    /// Returns the maximum number of concurrent agents and the wall time of one; `None` without such a limit.
     pub fn quota(&self) -> Option<(usize, f64)> {
         match self {
             Self::BuiltIn {} | Self::Live(_) => None,
@@ -360,7 +361,7 @@ fn service(s: &ServiceSection, rules: &mut Rules) {
     rules.range("harness.slots", s.slots, 1..=16_384);
 }
 
-/// Agents bring their own tasks and rewards, and nothing of theirs is run by Sinew.
+/// Refuses settings that have no effect with external agents, which bring their own tasks and rewards.
 fn live(plan: &RunPlan, l: &LiveSection, rules: &mut Rules) {
     rules.seconds("harness.group_wait_s", l.group_wait_s);
     rules.seconds("harness.idle_s", l.idle_s);

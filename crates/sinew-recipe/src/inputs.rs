@@ -1,22 +1,22 @@
 //! Compares the inputs that an algorithm reads with those that the episodes of a run have.
 //!
-//! An algorithm states its needs ([`Needs`](sinew_algo::Needs)), environments and agents state the inputs
-//! that they give ([`Gives`]). Static inputs follow from the recipe. A class or a server describes itself
-//! later, and its inputs are compared again then.
+//! An algorithm declares its needs ([`Needs`](sinew_algo::Needs)); environments and agents declare the inputs
+//! that they provide ([`Gives`]). Most inputs follow from the recipe. A Python class or a server declares its
+//! inputs only when it starts, and they are compared again then.
 
 use crate::rule::Rules;
 use crate::{EnvMember, HarnessSection, RunPlan};
 use sinew_types::{EpisodeInput, Gives, InputPresence};
 use std::fmt;
 
-/// Something that the algorithm reads and no episode of an environment has.
+/// An input that the algorithm reads, but that the episodes of an environment lack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingInput {
-    /// Key of the recipe that asks for it.
+    /// Recipe key that needs the input.
     pub key: &'static str,
     /// Value of the key, as shown in messages.
     pub value: String,
-    /// The input, the part that does not give it, and a way out.
+    /// The input, the part that does not provide it, and a remedy.
     pub reason: String,
 }
 
@@ -29,7 +29,7 @@ impl fmt::Display for MissingInput {
 impl std::error::Error for MissingInput {}
 
 impl HarnessSection {
-    /// Returns the inputs that algorithms can read from its episodes in an environment that gives `env`.
+    /// Returns the inputs that episodes provide, for an environment that provides `env`.
     pub fn gives(&self, env: Gives) -> Gives {
         if self.is_built_in() {
             return env;
@@ -52,9 +52,9 @@ impl HarnessSection {
 }
 
 impl RunPlan {
-    /// Lists the inputs that the algorithm reads and that the episodes of one environment lack; the
-    /// environment gives `gives`. Stored data is not checked here: each of its groups is checked when it is
-    /// drawn.
+    /// Lists the inputs that the algorithm reads but that the episodes of one environment lack; the
+    /// environment provides `gives`. Stored data is not checked here: each of its groups is checked when it
+    /// is drawn.
     pub fn missing_inputs(&self, env: &EnvMember, gives: Gives) -> Vec<MissingInput> {
         if self.data.is_some() {
             return Vec::new();
@@ -126,7 +126,7 @@ impl RunPlan {
     }
 }
 
-/// Adds the inputs that are missing by the recipe itself, for each environment.
+/// Adds rules for the missing inputs that are known from the recipe, for each environment.
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     for env in plan.env.members() {
         for missing in plan.missing_inputs(env, env.config().gives()) {

@@ -1,8 +1,8 @@
 //! `[judge.NAME]`: models that grade answers, for `[reward]`.
 //!
-//! [`resolve`] fills in the defaults of typed keys, [`keys`] goes the other way for a saved recipe, and
-//! `rules` checks that each judge is used, that each used one is there, and the ranges of its keys. This file
-//! has only the keys; the crate of judges asks the models.
+//! [`resolve`] fills in defaults, and [`keys`] is its inverse for a saved recipe. `rules` checks that each
+//! judge is used, that each used judge exists, and that its keys are in range. This file contains only the
+//! keys; the crate `sinew-judge` calls the models.
 
 use crate::rule::{Rule, Rules};
 use crate::section::{choice, section};
@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Start of the name of a judge in `[reward]`.
+/// Prefix of the name of a judge in `[reward]`.
 pub(crate) const JUDGE: &str = "judge.";
 
 choice! {
@@ -89,7 +89,7 @@ pub struct WeightedItem {
 }
 
 impl RubricItem {
-    /// Text and weight.
+    /// Returns text and weight.
     pub fn parts(&self) -> (&str, f64) {
         match self {
             Self::Text(text) => (text, 1.0),
@@ -150,10 +150,10 @@ section! {
     }
 }
 
-/// Judges by name, as typed.
+/// Judges by name, before defaults are filled in.
 pub(crate) type JudgesKeys = BTreeMap<String, JudgeKeys>;
 
-/// Every key of every judge with its value.
+/// Fills in the defaults of every judge.
 pub(crate) fn resolve(judges: JudgesKeys) -> BTreeMap<String, JudgePlan> {
     let resolved = judges
         .into_iter()
@@ -161,7 +161,7 @@ pub(crate) fn resolve(judges: JudgesKeys) -> BTreeMap<String, JudgePlan> {
     resolved.collect()
 }
 
-/// The keys that give these judges, without `unused` ones such as `judge.NAME.scale`.
+/// Returns the keys of these judges, without `unused` ones such as `judge.NAME.scale`.
 pub(crate) fn keys(judges: &BTreeMap<String, JudgePlan>, unused: &[String]) -> Option<JudgesKeys> {
     let typed = judges.iter().map(|(name, plan)| {
         let start = format!("{JUDGE}{name}.");
@@ -175,7 +175,7 @@ pub(crate) fn keys(judges: &BTreeMap<String, JudgePlan>, unused: &[String]) -> O
     (!typed.is_empty()).then_some(typed)
 }
 
-/// Rules between judges and rewards, and those of each judge under its own name: `judge.NAME.KEY`.
+/// Adds the rules between judges and rewards, and those of each judge under its name: `judge.NAME.KEY`.
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let rewards = plan.worlds().into_iter().filter_map(|w| w.reward);
     let used: Vec<&str> = rewards.flat_map(RewardSection::judges).collect();
@@ -222,12 +222,12 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
 }
 
 impl JudgePlan {
-    /// Whether the model of the recipe judges, with the weights that the run begins with.
+    /// Whether the judge is the model of the recipe, with the weights at the start of the run.
     pub fn is_policy(&self) -> bool {
         self.url.is_none() && self.model.as_deref() == Some("policy")
     }
 
-    /// Rules of one judge, with the keys of a table `judge`.
+    /// Adds the rules of one judge.
     fn rules(&self, rules: &mut Rules) {
         rules.allowed(
             "judge.model",
@@ -269,7 +269,7 @@ impl JudgePlan {
         self.budget_rules(rules);
     }
 
-    /// Rules of the items. Those of a file are checked when it is read.
+    /// Adds the rules of the items. Items of a file are checked when the file is read.
     fn rubric_rules(&self, rules: &mut Rules) {
         let Some(RubricSource::Items(items)) = &self.rubric else {
             let given = self.rubric.is_some();
@@ -298,8 +298,8 @@ impl JudgePlan {
         }
     }
 
-    /// Rules of the limits of a run. A limit on the cost needs a price above 0 for questions or for answers,
-    /// because it would otherwise never be reached.
+    /// Adds the rules of the run's limits. A cost limit needs a price above 0 for questions or for answers,
+    /// since it would otherwise never be reached.
     fn budget_rules(&self, rules: &mut Rules) {
         for (key, limit) in [
             ("judge.max_calls", self.max_calls),

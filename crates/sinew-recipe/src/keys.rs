@@ -1,4 +1,4 @@
-//! The first stage: a recipe as it was typed, every key optional that has a default.
+//! The first stage of parsing: a recipe as written, in which every key with a default is optional.
 
 use crate::engine::EngineKeys;
 use crate::eval::EvalKeys;
@@ -92,7 +92,8 @@ pub(crate) struct RecipeKeys {
 }
 
 impl RecipeKeys {
-    /// The second stage: every key with its value, and the environments. `name` stands in for a missing one.
+    /// Returns the second stage: every key with its value, and the environments. `name` is used if the recipe
+    /// has no name.
     pub(crate) fn resolve(self, name: &str, env: EnvSection) -> RunPlan {
         RunPlan {
             name: self.name.unwrap_or_else(|| name.to_owned()),
@@ -120,7 +121,7 @@ impl RecipeKeys {
         }
     }
 
-    /// The effective recipe of a plan: all keys but `unused`, which have no effect in it.
+    /// Returns the effective recipe of a plan: all keys except the `unused` ones, which have no effect.
     pub(crate) fn effective(plan: &RunPlan, unused: &[String]) -> Self {
         let has = |table: &str| !unused.iter().any(|k| k == table);
         let mut keys = Self {
@@ -149,7 +150,7 @@ impl RecipeKeys {
         keys
     }
 
-    /// Leaves out keys by name, such as `sandbox.image`.
+    /// Removes keys by path, such as `sandbox.image`.
     fn leave_out(&mut self, unused: &[String]) {
         self.sandbox.iter_mut().for_each(|t| t.leave_out(unused));
         self.tasks.iter_mut().for_each(|t| t.leave_out(unused));

@@ -1,7 +1,7 @@
 //! `[reward.late]`: rewards that come from outside, after an episode has ended.
 //!
-//! Such a score is a record in the store, which `[reward.late]` waits for and adds to the reward. Times are
-//! in seconds.
+//! `[reward.late]` waits for these scores, which are records in the store, and adds them to the reward. Times
+//! are in seconds.
 
 use crate::rule::Rules;
 use crate::{RunPlan, StoreKind, TIME, is_time};
@@ -79,7 +79,7 @@ fn default_waiting() -> usize {
 }
 
 impl LateSection {
-    /// Names and weights.
+    /// Returns names and weights.
     pub fn terms(&self) -> Vec<(&str, f64)> {
         match &self.names {
             LateNames::Names(names) => names.iter().map(|n| (n.as_str(), 1.0)).collect(),

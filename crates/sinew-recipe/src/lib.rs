@@ -1,11 +1,12 @@
-//! Recipes, in two stages: the typed keys (TOML, `RecipeKeys`), and the plan that runs ([`RunPlan`]).
+//! Recipes are parsed in two stages: the keys as written (TOML, `RecipeKeys`), and the resolved plan of a run
+//! ([`RunPlan`]).
 //!
 //! Unknown keys, impossible settings and settings without effect are refused with the line, the
 //! reason and the nearest valid spelling. A plan serializes as the effective recipe: every key that
 //! has an effect in it, defaults included.
 //!
-//! A table is one file: its keys with documentation, defaults and ranges, and its rules. A new key
-//! is one line there. The JSON Schema, `docs/recipe-keys.md` and the messages follow from it.
+//! Each table has one file with its keys (documentation, defaults and ranges) and its rules. A new key is one
+//! line in this file. The JSON Schema, `docs/recipe-keys.md` and the messages follow from it.
 //!
 //! ```
 //! use sinew_env::{BUILT_IN, Registry};
@@ -30,7 +31,7 @@
 //!   strings and check no ranges.
 //! - The effective recipe of a plan is a recipe, and gives the same plan.
 //! - The environments that a recipe can name are an argument of its reader ([`sinew_env::Registry`]).
-//! - The crate is data only. It starts nothing, reads no environment variable, and opens no file but the
+//! - The crate contains only data. It starts nothing, reads no environment variable, and opens only the
 //!   recipe itself; its caller makes the checks that need a model, a server or a sandbox.
 
 mod algorithm;
@@ -105,18 +106,18 @@ use std::collections::BTreeMap;
 /// Memory that a sandbox may have, in MiB.
 pub const MEMORY_MB: std::ops::RangeInclusive<u64> = 32..=65_536;
 
-/// The durations that [`is_time`] accepts, in words, for messages.
+/// Description of the durations that [`is_time`] accepts, for messages.
 pub const TIME: &str = "a number of seconds above 0, at most 31536000 (a year)";
 
-/// Whether a number of seconds is a duration that can be waited for; not for NaN.
+/// Whether a number of seconds is a valid duration; false for NaN.
 pub fn is_time(seconds: f64) -> bool {
     seconds > 0.0 && seconds <= 31_536_000.0
 }
 
-/// A whole run: every choice is made, every number is allowed.
+/// Complete plan of a run: every choice is made, and every number is in its range.
 ///
-/// It serializes as the effective recipe. A part of a run takes the table that it uses, such as
-/// [`EnginePlan`], and the whole plan only where it needs several.
+/// It serializes as the effective recipe. Code should take only the table that it uses, such as
+/// [`EnginePlan`], and the whole plan only if it needs several tables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunPlan {
     /// Short name: 1 to 100 characters, used in titles and as the default folder of the run.
@@ -129,25 +130,25 @@ pub struct RunPlan {
     pub env: EnvSection,
     /// The built-in loop, or an agent program.
     pub harness: HarnessSection,
-    /// The sandboxes of tools and programs; its defaults where nothing runs code.
+    /// Settings of the sandboxes for tools and programs; defaults if no code runs.
     pub sandbox: SandboxPlan,
-    /// Rows of a user's own, and the order in which tasks are drawn.
+    /// Rows of the user's tasks, and the order in which tasks are drawn.
     pub tasks: TasksPlan,
-    /// Score in place of the environment's own.
+    /// Reward that replaces the environment's own score.
     pub reward: Option<RewardSection>,
-    /// Judges that `reward` names.
+    /// Judges, by the names that `reward` uses.
     pub judges: BTreeMap<String, JudgePlan>,
     /// Size of a batch, limits and sampling of its episodes.
     pub rollout: RolloutPlan,
-    /// The algorithm as typed; [`RunPlan::algorithm`] builds it.
+    /// The algorithm's keys as written; [`RunPlan::algorithm`] builds the algorithm.
     pub algorithm: AlgorithmConfig,
     /// Settings of the value head; only with an algorithm that reads values.
     pub critic: Option<CriticPlan>,
     /// The model that a KL term or DPO compares with; `None`: the first weights, if it is needed.
     pub reference: Option<ScoringModel>,
-    /// The model whose log-probs are imitated.
+    /// The teacher model, whose log-probabilities are imitated.
     pub teacher: Option<ScoringModel>,
-    /// Training data that exists already; `None`: the run samples its own episodes.
+    /// Existing training data; `None`: the run samples its own episodes.
     pub data: Option<DataSection>,
     /// Optimizer, steps and checkpoints.
     pub train: TrainPlan,

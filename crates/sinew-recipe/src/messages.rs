@@ -1,16 +1,15 @@
-//! Explains faults of a recipe's text in the words of a recipe: the line, the allowed values, the nearest
-//! spelling.
+//! Explains errors in a recipe's text: the line, the allowed values, and the nearest spelling.
 //!
-//! A message has up to three parts: the typed text and its place, the allowed values, and the name that was
-//! probably meant. It is made from the text, because a table that was read has no lines any more.
+//! A message has up to three parts: the text with its position, the allowed values, and the name that was
+//! probably meant. It is built from the text, because a parsed table does not contain positions.
 
 use crate::schema;
 use sinew_env::Registry;
 use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
-/// Keys of other systems (TRL, verl, OpenRLHF, Hugging Face): their name, the table that has it here,
-/// its name here. An empty table stands for any.
+/// Keys of other systems (TRL, verl, OpenRLHF, Hugging Face): their name there, and their table and name
+/// here. An empty table means any table.
 const SYNONYMS: [(&str, &str, &str); 65] = [
     ("lr", "train", "learning_rate"),
     ("lr", "critic", "learning_rate"),
@@ -79,12 +78,12 @@ const SYNONYMS: [(&str, &str, &str); 65] = [
     ("timeout", "", "timeout_s"),
 ];
 
-/// A parse error: where, what, and what was probably meant.
+/// Explains a parse error: its position, its cause, and the name that was probably meant.
 pub fn explain(text: &str, error: &toml::de::Error, registry: Registry) -> String {
     explained(text, error.span(), error.message(), registry)
 }
 
-/// Same as [`explain`], from a message of serde and its place.
+/// Like [`explain`], for an error message of serde and its position.
 pub(crate) fn explained(
     text: &str,
     span: Option<Range<usize>>,
@@ -110,8 +109,8 @@ pub(crate) fn explained(
     }
 }
 
-/// The line of a span, with its number and a mark below. Lines and columns count from 1, columns in
-/// characters; only the first line of a longer span is shown.
+/// Returns the line of a span, with its number and a mark below it. Lines and columns count from 1, columns
+/// in characters. Only the first line of a longer span is shown.
 pub(crate) fn place(text: &str, span: &Range<usize>) -> String {
     let start = span.start.min(text.len());
     let before = text.get(..start).unwrap_or_default();
@@ -130,14 +129,14 @@ pub(crate) fn place(text: &str, span: &Range<usize>) -> String {
     )
 }
 
-/// Line and column that a message begins with, as [`place`] writes them.
+/// Parses line and column at the start of a message, in the format of [`place`].
 pub(crate) fn at(message: &str) -> Option<(usize, usize)> {
     let (line, rest) = message.strip_prefix("at line ")?.split_once(", column ")?;
     let (column, _) = rest.split_once('\n')?;
     Some((line.parse().ok()?, column.parse().ok()?))
 }
 
-/// Path of the key at the place that a message begins with; none if the text is not TOML.
+/// Returns the path of the key at the position that a message starts with; `None` if the text is not TOML.
 pub(crate) fn key_of(text: &str, message: &str) -> Option<String> {
     let (line, column) = at(message)?;
     let begin: usize = text
@@ -154,7 +153,7 @@ pub(crate) fn key_of(text: &str, message: &str) -> Option<String> {
     path_at(root.get_ref(), begin + rest)
 }
 
-/// Path of the innermost key whose name or value stands at a byte of the text.
+/// Returns the path of the innermost key whose name or value contains a byte offset of the text.
 fn path_at(table: &DeTable<'_>, byte: usize) -> Option<String> {
     table.iter().find_map(|(name, value)| {
         let key = name.get_ref().to_string();
@@ -177,7 +176,7 @@ fn path_at(table: &DeTable<'_>, byte: usize) -> Option<String> {
     })
 }
 
-/// The key that a message reports as unknown.
+/// Returns the key that a message reports as unknown.
 fn unknown_key(message: &str) -> Option<&str> {
     let named = message
         .strip_prefix("unknown field `")
@@ -185,7 +184,8 @@ fn unknown_key(message: &str) -> Option<&str> {
     named.split('`').next()
 }
 
-/// Finds `key`, at or behind the start of `near` if the text has several of that name.
+/// Finds `key`. If the text contains the name several times, the first one at or after the start of `near` is
+/// chosen.
 fn own_span(text: &str, key: &str, near: &Range<usize>) -> Option<Range<usize>> {
     let table = DeTable::parse(text).ok()?;
     let mut found = Vec::new();
@@ -216,8 +216,8 @@ fn inside(value: &DeValue<'_>, key: &str, found: &mut Vec<Range<usize>>) {
     }
 }
 
-/// A value that is not TOML, if the rest of its line shows what was meant: text without quotes, or a number
-/// with a unit.
+/// Explains a value that is not TOML, if the rest of its line shows what was meant: text without quotes, or a
+/// number with a unit.
 fn unreadable(text: &str, span: &Range<usize>) -> Option<String> {
     DeTable::parse(text).err()?;
     let begin = text.get(..span.start)?.rfind('\n').map_or(0, |at| at + 1);
@@ -234,7 +234,7 @@ fn unreadable(text: &str, span: &Range<usize>) -> Option<String> {
     Some(format!("{typed}: text needs quotes: {key} = {value:?}"))
 }
 
-/// A plain value where a table is expected, with the table that holds it.
+/// Explains a plain value in place of a table, and names the table that has such a key.
 fn scalar(text: &str, span: &Range<usize>, message: &str, registry: Registry) -> Option<String> {
     if !message.starts_with("invalid type") || !message.contains("expected struct") {
         return None;
@@ -255,7 +255,7 @@ fn scalar(text: &str, span: &Range<usize>, message: &str, registry: Registry) ->
     ))
 }
 
-/// Finds the table of another system's key of this name, for a key that stands in the wrong table.
+/// Returns the table that has a key of another system with this name, for a key in the wrong table.
 pub(crate) fn elsewhere(key: &str, table: &str) -> Option<String> {
     let mut synonyms = SYNONYMS
         .iter()
@@ -266,7 +266,7 @@ pub(crate) fn elsewhere(key: &str, table: &str) -> Option<String> {
     ))
 }
 
-/// Names of Rust's types in the words of a recipe.
+/// Replaces names of Rust types by words for recipes.
 fn in_words(message: &str) -> String {
     const WORDS: [(&str, &str); 19] = [
         ("expected variant identifier", "expected a name"),
@@ -309,7 +309,7 @@ fn in_words(message: &str) -> String {
     text
 }
 
-/// Replaces `kind` and the type's name behind it, as in `struct TrainSection`, by `words`.
+/// Replaces `kind` and the following type name, as in `struct TrainSection`, by `words`.
 fn without_names(message: &str, kind: &str, words: &str) -> String {
     let mut out = String::new();
     let mut rest = message;
@@ -328,7 +328,7 @@ fn without_names(message: &str, kind: &str, words: &str) -> String {
     out + rest
 }
 
-/// Adds what was probably meant to an "unknown field/variant" message.
+/// Adds the probable name to a message about an unknown field or variant.
 fn with_suggestion(message: &str, registry: Registry) -> String {
     let message = message.trim_end();
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
@@ -367,7 +367,7 @@ fn meant(typed: &str, allowed: &[&str], registry: Registry) -> Option<String> {
     nearest.map(|a| format!("did you mean `{a}`?"))
 }
 
-/// The table that has a key of this name.
+/// Returns the table that has a key with this name.
 fn table_with(key: &str, registry: Registry) -> Option<String> {
     let keys = schema::keys(&schema::run_schema(registry)).into_iter();
     let tables = keys.filter_map(|k| {
@@ -378,7 +378,7 @@ fn table_with(key: &str, registry: Registry) -> Option<String> {
     tables.min_by_key(String::len)
 }
 
-/// A value as it was typed, where it is short.
+/// Returns a value as written, if it is short.
 pub(crate) fn value(text: &str, span: Option<Range<usize>>) -> String {
     let typed = span.and_then(|span| text.get(span)).unwrap_or_default();
     if typed.is_empty() || typed.starts_with(['{', '[']) || typed.contains('\n') {
@@ -388,7 +388,7 @@ pub(crate) fn value(text: &str, span: Option<Range<usize>>) -> String {
     }
 }
 
-/// Reason why a name that is none of a few is what it is.
+/// Returns a hint about a name that is not allowed.
 fn note(key: &str, typed: &str) -> String {
     match (key, typed) {
         ("sandbox.level", "null") => {
@@ -398,7 +398,7 @@ fn note(key: &str, typed: &str) -> String {
     }
 }
 
-/// A name that a key does not take, with the key and the names that it takes.
+/// Explains a name that a key does not accept: names the key and the accepted names.
 fn choice(text: &str, span: &Range<usize>, message: &str, registry: Registry) -> Option<String> {
     let rest = message.strip_prefix("unknown variant `")?;
     let quoted: Vec<&str> = rest.split('`').step_by(2).collect();
@@ -415,7 +415,7 @@ fn choice(text: &str, span: &Range<usize>, message: &str, registry: Registry) ->
     ))
 }
 
-/// The key whose value stands at a place.
+/// Returns the key whose value is at a position.
 fn key_at(table: &DeTable<'_>, span: &Range<usize>) -> Option<String> {
     table
         .iter()

@@ -42,10 +42,10 @@ fn source_or_table(_: &mut SchemaGenerator) -> Schema {
 }
 
 impl MemberKeys {
-    /// Names of the keys, which an environment's own keys cannot have.
+    /// Names of these keys, which an environment's own keys must not use.
     pub(crate) const NAMES: [&str; 4] = ["name", "weight", "tasks", "reward"];
 
-    /// The rows of the environment, whose order is that of the mixture.
+    /// Returns the plan of the environment's rows. The order of draws belongs to the mixture.
     ///
     /// # Errors
     /// Fails for a key about the order of draws, which belongs to the run.
@@ -60,9 +60,9 @@ impl MemberKeys {
     }
 }
 
-/// A list of environments, for editors. The keys of each type are those of a single `[env]`.
+/// Schema of a list of environments, for editors. Each type has the same keys as in a single `[env]`.
 ///
-/// A member may have keys that are not listed here, which are those of its type.
+/// The schema allows further keys, those of the member's type.
 pub(crate) fn schema(generator: &mut SchemaGenerator, names: &[&str]) -> Schema {
     let mut member = MemberKeys::json_schema(generator);
     if let Some(properties) = member.get_mut("properties").and_then(|p| p.as_object_mut()) {

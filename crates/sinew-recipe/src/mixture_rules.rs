@@ -1,15 +1,15 @@
-//! The rules of a mixture as a whole: those that one table of it cannot check by itself.
+//! Rules of a mixture as a whole, which a single table cannot check.
 //!
 //! A mixture is a list of `[[env]]` tables, each with a name and a weight. Names must differ, and one
-//! tokenizer must read all worlds.
+//! tokenizer must support all environments.
 
 use crate::env::{EnvMember, EnvSection};
 use crate::rule::Rules;
 
 /// Rules between the environments of a mixture.
 ///
-/// Names must differ, because results are kept by name, and are part of the ids of tasks. Weights need no
-/// sum: the share of an environment is its weight over the sum of all.
+/// Names must differ, because results are kept by name, and are part of the ids of tasks. Weights can have
+/// any sum: the share of an environment is its weight divided by the sum.
 pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
     if !env.is_mixture() {
         return;
@@ -48,8 +48,8 @@ pub(crate) fn rules(env: &EnvSection, rules: &mut Rules) {
     alphabets(members, rules);
 }
 
-/// A policy has one tokenizer. An environment with its own alphabet, such as `tiny`, cannot be mixed with
-/// one of another alphabet. The message names the first environment and the first one that differs from it.
+/// Refuses environments with different alphabets, such as `tiny` and a text environment, since a policy has
+/// only one tokenizer. The message names the first environment and the first one that differs from it.
 fn alphabets(members: &[EnvMember], rules: &mut Rules) {
     let alphabet = |m: &EnvMember| m.needs().alphabet;
     let Some(first) = members.first() else { return };

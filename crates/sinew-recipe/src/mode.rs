@@ -1,7 +1,7 @@
 //! `train.mode`: whether generation and training take turns or overlap, and how old samples may be.
 //!
-//! Staleness is counted in optimizer updates: the version of the weights that are trained less the oldest
-//! version that sampled a token of the episode.
+//! Staleness is counted in optimizer updates: the version of the trained weights minus the oldest version
+//! that sampled a token of the episode.
 
 use crate::rule::Rules;
 use crate::section::choice;
@@ -63,7 +63,8 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     overlaps(plan, rules);
 }
 
-/// Refuses parts that have no episodes to run during training, or that decide by the results of a whole step.
+/// Refuses settings that are incompatible with overlapping training: those without episodes to run meanwhile,
+/// and those that decide by the results of a whole step.
 fn overlaps(plan: &RunPlan, rules: &mut Rules) {
     let mode = format!("{:?}", plan.train.mode.name());
     let mut needs = |why: &str, holds: bool| {
@@ -98,7 +99,7 @@ fn overlaps(plan: &RunPlan, rules: &mut Rules) {
     }
 }
 
-/// Groups that wait for rewards from outside while others are trained.
+/// Checks the settings for groups that wait for rewards from outside while others are trained.
 fn late_groups(plan: &RunPlan, late: &LateSection, rules: &mut Rules) {
     let begun = plan.max_staleness();
     rules.custom(
@@ -120,7 +121,7 @@ fn late_groups(plan: &RunPlan, late: &LateSection, rules: &mut Rules) {
     );
 }
 
-/// Rules that ask the algorithm.
+/// Adds rules that depend on the algorithm.
 pub(crate) fn of_algorithm(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
     rules.custom(
         "algorithm.refill",

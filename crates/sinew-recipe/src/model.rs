@@ -47,16 +47,16 @@ pub enum ModelSection {
 pub struct TemplateOptions(pub BTreeMap<String, serde_json::Value>);
 
 impl TemplateOptions {
-    /// Whether there are none.
+    /// Whether there are no variables.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// A date of TOML is its text.
+/// Accepts a TOML date as its text.
 impl<'de> Deserialize<'de> for TemplateOptions {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        /// Key with which a date of TOML is handed on.
+        /// Key under which the TOML parser passes a date to serde.
         const DATE: &str = "$__toml_private_datetime";
         let mut options = BTreeMap::<String, serde_json::Value>::deserialize(deserializer)?;
         for value in options.values_mut() {
@@ -69,7 +69,7 @@ impl<'de> Deserialize<'de> for TemplateOptions {
 }
 
 impl ModelSection {
-    /// Weights that exist, with the chat template as it is.
+    /// Creates the section for existing weights, with the unchanged chat template.
     pub fn pretrained(source: impl Into<String>) -> Self {
         Self::Pretrained {
             source: source.into(),
@@ -77,7 +77,7 @@ impl ModelSection {
         }
     }
 
-    /// Variables of its chat template.
+    /// Returns the variables of its chat template.
     pub fn template(&self) -> &TemplateOptions {
         static NONE: TemplateOptions = TemplateOptions(BTreeMap::new());
         match self {
@@ -109,7 +109,7 @@ pub(crate) fn model_or_source<'de, D: Deserializer<'de>>(
     deserializer.deserialize_any(Either)
 }
 
-/// As [`model_or_source`] for editors.
+/// Schema of [`model_or_source`], for editors.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "only its schema is used")]
@@ -215,7 +215,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     scoring(plan, rules);
 }
 
-/// Reference and critic must be read by the algorithm.
+/// Refuses a reference or a critic that the algorithm does not read.
 fn scoring(plan: &RunPlan, rules: &mut Rules) {
     let (needs, kind) = (plan.needs(), plan.algorithm.kind);
     if let Some(critic) = &plan.critic {

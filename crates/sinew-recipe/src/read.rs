@@ -1,7 +1,7 @@
-//! Reads a recipe's text into its plan, and writes it back.
+//! Parses a recipe's text into its plan, and serializes it.
 //!
-//! The order of the checks decides which message is reported first: the keys of the environment, the types
-//! of all keys, the rules of the tables, and last the rules that need the algorithm to be built.
+//! Only the first error is reported. The order of the checks is: keys of the environment, types of all keys,
+//! rules of the tables, and last the rules that need the built algorithm.
 
 use crate::keys::RecipeKeys;
 use crate::messages::{self, explain};
@@ -16,26 +16,26 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
 
-/// A recipe's text, for messages with its places.
+/// A recipe's text with the data that messages need.
 pub(crate) struct Source<'a> {
-    /// Path for messages; it is not opened.
+    /// Path for messages; the file is not opened.
     pub(crate) path: &'a Path,
     pub(crate) text: &'a str,
-    /// Environments that the recipe can name.
+    /// Environments that the recipe may name.
     pub(crate) registry: Registry,
 }
 
-/// A plan that breaks a rule.
+/// A violated rule.
 pub(crate) struct Broken {
-    /// The key of the rule.
+    /// Key of the rule.
     pub(crate) key: String,
-    /// The key has no effect: without it the rule holds.
+    /// Whether the key has no effect, so that removing it satisfies the rule.
     pub(crate) inert: bool,
     pub(crate) error: RecipeError,
 }
 
 impl RunPlan {
-    /// Reads and checks a recipe file.
+    /// Loads and checks a recipe file.
     ///
     /// A file next to a `began.toml` is the recipe of a run folder. If that is the folder of a stage,
     /// `stage:NAME` is the folder of stage NAME in the same chain.
@@ -56,7 +56,7 @@ impl RunPlan {
         Self::read(&source, saved)
     }
 
-    /// Parses and checks a recipe's text; `path` is for messages and is not opened.
+    /// Parses and checks a recipe's text; `path` is only used in messages.
     ///
     /// # Errors
     /// Fails as [`RunPlan::load`] does, but not for the file.
@@ -69,7 +69,7 @@ impl RunPlan {
         Self::read(&source, false)
     }
 
-    /// Reads what a run saved, without checking it again.
+    /// Parses the recipe that a run saved, without checking it again.
     ///
     /// # Errors
     /// Fails if the text is not a recipe.
@@ -108,14 +108,15 @@ impl RunPlan {
         }
     }
 
-    /// BLAKE3 of the recipe as it runs, defaults included, without what may differ between the
-    /// sessions of a run: 64 hexadecimal digits. Checkpoints keep it.
+    /// Returns the BLAKE3 hash of the effective recipe, without the keys that may differ between the sessions
+    /// of a run, as 64 hexadecimal digits. Checkpoints contain it.
     pub fn hash(&self) -> Result<String, toml::ser::Error> {
         let text = toml::to_string(&self.without_bounds())?;
         Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
     }
 
-    /// The plan without what may differ between the sessions of a run: its name, steps and wall time.
+    /// Returns the plan without the keys that may differ between the sessions of a run: name, steps and wall
+    /// time.
     pub(crate) fn without_bounds(&self) -> Self {
         let mut same = self.clone();
         (same.train.steps, same.train.max_wall_s) = (1, 0.0);
@@ -133,7 +134,7 @@ impl RunPlan {
 }
 
 impl<'a> Source<'a> {
-    /// The keys as typed, with their places.
+    /// Parses the keys, with their positions.
     pub(crate) fn table(&self) -> Result<Spanned<DeTable<'a>>, RecipeError> {
         DeTable::parse(self.text)
             .map_err(|e| self.parse_error(explain(self.text, &e, self.registry)))
@@ -147,7 +148,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// A value that is refused, at its place in `root` if it is typed there.
+    /// Returns the error for a refused value, at its position in `root` if the text contains it.
     pub(crate) fn value_error(&self, root: &DeTable<'_>, key: &str, reason: &str) -> RecipeError {
         self.refused(root, key, None, reason.to_owned())
     }
@@ -172,7 +173,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The plan of the keys in `root`, which is not checked yet; `name` stands in for a missing one.
+    /// Returns the plan for the keys in `root`, unchecked; `name` is used if the recipe has no name.
     pub(crate) fn plan(&self, root: DeTable<'a>, name: &str) -> Result<RunPlan, RecipeError> {
         let env = EnvSection::read(&root, self.registry).map_err(|(span, message)| {
             let at = Some(span);
@@ -185,7 +186,7 @@ impl<'a> Source<'a> {
         Ok(keys.resolve(name, env))
     }
 
-    /// Checks a plan by all rules; `root` has the keys that it was made of.
+    /// Checks a plan by all rules; `root` contains the keys that it was made from.
     pub(crate) fn check(&self, plan: &RunPlan, root: &DeTable<'_>) -> Result<(), Box<Broken>> {
         // A key without effect is refused where it is typed.
         let broken = |rules: Vec<Rule>| {

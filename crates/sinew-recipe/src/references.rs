@@ -1,25 +1,25 @@
-//! Stages of a chain that the keys of a recipe name.
+//! References to stages of a chain in the keys of a recipe.
 //!
-//! While a stage runs, its plan names the folders of other stages. The plan saved in its folder names the
-//! stages instead, so that the folder of a chain can be moved: [`RunPlan::portable`] makes that form, and
-//! [`RunPlan::load`] resolves it.
+//! While a stage runs, its plan contains the folders of other stages. The plan saved in its folder contains
+//! `stage:NAME` instead, so that the folder of a chain can be moved. [`RunPlan::portable`] creates this form,
+//! and [`RunPlan::load`] resolves it.
 
 use crate::{DataSection, ModelSection, RunPlan, ScoringModel};
 use std::path::Path;
 
-/// Prefix of the folder of a run that is used as a model.
+/// Prefix for the folder of a run that is used as a model.
 pub const RUN: &str = "run:";
 
-/// Prefix of the name of a stage in a key.
+/// Prefix for the name of a stage.
 pub(crate) const STAGE: &str = "stage:";
 
 /// File with the recipe of a chain, in its folder.
 pub const CHAIN_FILE: &str = "chain.toml";
 
-/// Prefix of a folder, and the value that names it.
+/// Prefix of a reference, and the value that contains it.
 type Slot<'a> = (&'static str, &'a mut String);
 
-/// The values of a plan that can name the folder of a run.
+/// Returns the values of a plan that can refer to the folder of a run.
 fn slots(plan: &mut RunPlan) -> Vec<Slot<'_>> {
     let mut slots: Vec<Slot<'_>> = Vec::new();
     if let ModelSection::Pretrained { source, .. } = &mut plan.model {
@@ -34,8 +34,8 @@ fn slots(plan: &mut RunPlan) -> Vec<Slot<'_>> {
 }
 
 impl RunPlan {
-    /// The plan of a stage of the chain in `chain`, as it is saved: folders of other stages are `stage:NAME`,
-    /// whatever the chain's folder is called.
+    /// Returns the plan of a stage of the chain in `chain`, as it is saved: folders of other stages become
+    /// `stage:NAME`.
     #[must_use]
     pub fn portable(&self, chain: &Path) -> Self {
         let mut plan = self.clone();
@@ -51,9 +51,9 @@ impl RunPlan {
         plan
     }
 
-    /// The reverse of [`RunPlan::portable`]: `stage:NAME` is a folder below `chain` again.
+    /// Inverse of [`RunPlan::portable`]: `stage:NAME` becomes a folder below `chain`.
     ///
-    /// Nothing changes if `chain` holds no chain.
+    /// Has no effect if the folder `chain` does not contain a chain.
     pub(crate) fn in_chain(&mut self, chain: &Path) {
         if !chain.join(CHAIN_FILE).exists() {
             return;
@@ -66,7 +66,7 @@ impl RunPlan {
     }
 }
 
-/// The stages that a plan names: key and name.
+/// Returns the stages that a plan refers to: key and name.
 pub(crate) fn references(plan: &RunPlan) -> Vec<(&'static str, String)> {
     let model = |m: &Option<ScoringModel>| m.as_ref().map(|m| m.model.clone());
     let path = match &plan.data {
@@ -86,7 +86,7 @@ pub(crate) fn references(plan: &RunPlan) -> Vec<(&'static str, String)> {
     all.into_iter().filter_map(named).collect()
 }
 
-/// Whether data are the episodes of a stage.
+/// Whether the training data are the episodes of a stage.
 pub(crate) fn is_of_stage(data: Option<&DataSection>) -> bool {
     matches!(data, Some(DataSection::Episodes { path, .. }) if path.starts_with(STAGE))
 }

@@ -85,7 +85,7 @@ pub struct LimitedTerm {
 }
 
 impl LimitedTerm {
-    /// A term with only a weight.
+    /// Creates a term with only a weight.
     fn of(weight: f64) -> Self {
         Self {
             weight,
@@ -101,23 +101,23 @@ impl LimitedTerm {
 /// A reward server of a recipe.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RewardServerPlan<'a> {
-    /// Its address.
+    /// Address of the server.
     pub url: &'a str,
-    /// Environment variable that has its key.
+    /// Environment variable that contains its key.
     pub key_env: Option<&'a str>,
     /// Limit of one request, in seconds.
     pub timeout_s: f64,
-    /// Maximum samples of one request.
+    /// Maximum number of samples in one request.
     pub batch: usize,
 }
 
-/// Interpreter of functions unless a recipe names one.
+/// Default Python interpreter of reward functions.
 const PYTHON: &str = "python3";
-/// Start of the name of a reward model in `[reward]`.
+/// Prefix of the name of a reward model in `[reward]`.
 const MODEL: &str = "model:";
 
 impl RewardSection {
-    /// Every reward as typed, with its limits.
+    /// Returns every reward as written, with its limits.
     pub(crate) fn all(&self) -> Vec<(&str, LimitedTerm)> {
         match self {
             Self::One(name) => vec![(name, LimitedTerm::of(1.0))],
@@ -133,7 +133,7 @@ impl RewardSection {
         }
     }
 
-    /// Rewards that come from outside, after an episode has ended.
+    /// Returns the rewards that come from outside, after an episode has ended.
     pub fn late(&self) -> Option<&LateSection> {
         match self {
             Self::One(_) => None,
@@ -144,7 +144,7 @@ impl RewardSection {
         }
     }
 
-    /// Every reward as it is built.
+    /// Returns every reward in the form for building it.
     pub fn terms(&self) -> Vec<TermSpec<'_>> {
         let spec = |(name, term): (_, LimitedTerm)| TermSpec {
             name,
@@ -158,7 +158,7 @@ impl RewardSection {
         self.all().into_iter().map(spec).collect()
     }
 
-    /// The server that a reward is, if it is one.
+    /// Returns the server of a reward, if the reward is a server.
     pub fn server<'a>(&'a self, name: &'a str) -> Option<RewardServerPlan<'a>> {
         if !(name.starts_with("http://") || name.starts_with("https://")) {
             return None;
@@ -172,13 +172,13 @@ impl RewardSection {
         })
     }
 
-    /// The reward servers, in order.
+    /// Returns the reward servers, in order.
     pub fn servers(&self) -> Vec<RewardServerPlan<'_>> {
         let names = self.terms().into_iter();
         names.filter_map(|t| self.server(t.name)).collect()
     }
 
-    /// The table of a reward, if it has one.
+    /// Returns the table of a reward, if it has one.
     fn limited(&self, name: &str) -> Option<&LimitedTerm> {
         match self {
             Self::Several(table) => match table.terms.get(name)? {
@@ -189,24 +189,25 @@ impl RewardSection {
         }
     }
 
-    /// Source of the reward model that a reward is, without `model:`.
+    /// Returns the source of a reward model, without `model:`.
     pub fn model(name: &str) -> Option<&str> {
         name.strip_prefix(MODEL)
     }
 
-    /// Whether a reward has no place outside of the recipe's process and files: only rewards by name.
+    /// Whether a reward is a built-in one, selected by name: not a function, a server, a reward model or a
+    /// judge.
     fn is_named(name: &str) -> bool {
         let others = ["http://", "https://", MODEL, JUDGE];
         !is_function(name) && !others.iter().any(|start| name.starts_with(start))
     }
 
-    /// Whether a reward comes from a model or a server.
+    /// Whether any reward comes from a model or a server.
     pub fn is_outside(&self) -> bool {
         let outside = |name: &str| !is_function(name) && !Self::is_named(name);
         self.all().iter().any(|(name, _)| outside(name))
     }
 
-    /// Names of the judges among the rewards, without `judge.`.
+    /// Returns the names of the judges among the rewards, without `judge.`.
     pub fn judges(&self) -> impl Iterator<Item = &str> {
         let names = self.all().into_iter();
         names.filter_map(|(name, _)| name.strip_prefix(JUDGE))
@@ -220,7 +221,7 @@ impl RewardSection {
         }
     }
 
-    /// Interpreter of functions.
+    /// Python interpreter for functions.
     pub fn python(&self) -> &str {
         match self {
             Self::One(_) => PYTHON,
@@ -228,12 +229,12 @@ impl RewardSection {
         }
     }
 
-    /// Whether one of the rewards runs in Python workers: a function, or `math`.
+    /// Whether any reward runs in Python workers: a function, or `math`.
     pub fn has_python(&self) -> bool {
         self.all().iter().any(|(name, _)| needs_workers(name))
     }
 
-    /// Whether one of the rewards runs code of the model in sandboxes.
+    /// Whether any reward runs code of the model in sandboxes.
     pub fn has_code(&self) -> bool {
         self.all().iter().any(|(name, _)| needs_sandbox(name))
     }
@@ -246,7 +247,7 @@ impl RunPlan {
         judge.is_some_and(|j| j.mode == JudgeMode::Compare)
     }
 
-    /// Maximum pairs of a group that a judge compares, for a reward that is one and does.
+    /// Maximum number of pairs of a group that a comparing reward compares; `None` for other rewards.
     pub fn compared_pairs(&self, term: &TermSpec<'_>) -> Option<usize> {
         let pairs = term.pairs.unwrap_or(PAIRS);
         self.compares(term.name).then_some(pairs)
@@ -292,7 +293,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     }
 }
 
-/// The rewards of one environment.
+/// Adds the rules for the rewards of one environment.
 fn terms(reward: &RewardSection, key: &str, plan: &RunPlan, rules: &mut Rules) {
     if let RewardSection::Several(table) = reward {
         let stray = |(name, term): (&String, &RewardTerm)| {
@@ -353,7 +354,7 @@ fn terms(reward: &RewardSection, key: &str, plan: &RunPlan, rules: &mut Rules) {
     );
 }
 
-/// Keys of reward servers, which other rewards do not have.
+/// Refuses keys of reward servers for other rewards.
 fn server_rules(reward: &RewardSection, name: &str, rules: &mut Rules) {
     match (reward.server(name), reward.limited(name)) {
         (Some(server), _) => {
@@ -380,7 +381,7 @@ fn server_rules(reward: &RewardSection, name: &str, rules: &mut Rules) {
     }
 }
 
-/// The limits of one term.
+/// Adds the rules for the limits of one term.
 fn limits(name: &str, term: &LimitedTerm, plan: &RunPlan, rules: &mut Rules) {
     let weight = term.weight;
     rules.allowed("reward", weight, "a finite weight", weight.is_finite());

@@ -156,7 +156,7 @@ fn default_every() -> u64 {
     4
 }
 
-/// Stages of turns, which the built-in loop follows in episodes that it runs to train on.
+/// Refuses `turn_stages` unless the built-in loop runs the training episodes.
 fn turn_stages(plan: &RunPlan, rules: &mut Rules) {
     let r = &plan.rollout;
     let given = !r.turn_stages.is_empty();
@@ -241,7 +241,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     stop_decided(plan, rules);
 }
 
-/// Turns in pieces.
+/// Adds the rules for `chunk_tokens`.
 fn chunks(plan: &RunPlan, rules: &mut Rules) {
     let r = &plan.rollout;
     let Some(chunk) = r.chunk_tokens else { return };
@@ -269,7 +269,7 @@ fn chunks(plan: &RunPlan, rules: &mut Rules) {
     );
 }
 
-/// Refuses `over_sample` if more groups than a step trains cannot be begun and stopped.
+/// Refuses `over_sample` if the run cannot start surplus groups and stop them.
 fn over_sample(plan: &RunPlan, rules: &mut Rules) {
     let more = plan.rollout.over_sample;
     let mut needs = |why: &str, holds: bool| {
@@ -328,7 +328,7 @@ fn stop_decided(plan: &RunPlan, rules: &mut Rules) {
     );
 }
 
-/// Keys of the built-in loop.
+/// Adds the rules for keys of the built-in loop.
 fn turns(plan: &RunPlan, rules: &mut Rules) {
     let r = &plan.rollout;
     let own = plan.harness.is_built_in();

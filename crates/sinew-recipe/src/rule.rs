@@ -1,30 +1,30 @@
-//! A rule of a recipe: a key, whether its value is allowed, and the reason to report if it is not.
+//! A rule of a recipe: a key, whether its value is allowed, and the reason that is reported if it is not.
 
 use crate::{TIME, is_time};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-/// A rule about one key, evaluated: rules are made for one plan, and hold or not.
+/// An evaluated rule about one key of a plan.
 #[derive(Debug)]
 pub(crate) struct Rule {
     /// Path of the key, which finds its line.
     pub(crate) key: String,
-    /// The value, as shown in messages; `None`: as it was typed.
+    /// The value as shown in messages; `None`: as written in the text.
     pub(crate) value: Option<String>,
-    /// Allowed values and a way out; follows the value in the message.
+    /// Allowed values and a remedy; follows the value in the message.
     pub(crate) reason: String,
     pub(crate) holds: bool,
-    /// If true, the key has no effect while the rule does not hold.
+    /// Whether the key has no effect while the rule is violated.
     pub(crate) inert: bool,
 }
 
 impl Rule {
-    /// Whether the key has no effect in this plan: typed, it is refused.
+    /// Whether the key has no effect in this plan, so that writing it is an error.
     pub(crate) fn is_unused(&self) -> bool {
         self.value.is_none() && !self.holds
     }
 
-    /// Whether the key has no effect in this plan, typed or not: a default of a chain is left out then.
+    /// Whether the key has no effect in this plan, written or not. A default of a chain is then left out.
     pub(crate) fn is_inert(&self) -> bool {
         self.inert && !self.holds
     }
@@ -35,7 +35,7 @@ impl Rule {
 pub(crate) struct Rules(pub(crate) Vec<Rule>);
 
 impl Rules {
-    /// Any condition; `reason` names the allowed values and why.
+    /// Adds any condition; `reason` states the allowed values and the reason.
     pub(crate) fn custom(&mut self, key: &str, value: impl Display, reason: String, holds: bool) {
         self.0.push(Rule {
             key: key.to_owned(),
@@ -46,7 +46,7 @@ impl Rules {
         });
     }
 
-    /// A key whose value has no effect unless the condition holds.
+    /// Adds a key whose value has no effect unless the condition holds.
     pub(crate) fn inert(&mut self, key: &str, value: impl Display, reason: String, holds: bool) {
         self.custom(key, value, reason, holds);
         if let Some(rule) = self.0.last_mut() {
@@ -54,8 +54,8 @@ impl Rules {
         }
     }
 
-    /// Adds a key that may be typed only if it has an effect. A key without an effect is left out of the
-    /// effective recipe, too.
+    /// Adds a key that may only be written if it has an effect. A key without effect is also omitted from the
+    /// effective recipe.
     pub(crate) fn unused(&mut self, key: &str, reason: String, has_effect: bool) {
         self.0.push(Rule {
             key: key.to_owned(),
@@ -66,12 +66,12 @@ impl Rules {
         });
     }
 
-    /// Any condition, with the allowed values in words.
+    /// Adds any condition, with a description of the allowed values.
     pub(crate) fn allowed(&mut self, key: &str, value: impl Display, allowed: &str, holds: bool) {
         self.custom(key, value, format!("allowed: {allowed}"), holds);
     }
 
-    /// A number within bounds, both allowed.
+    /// Adds an inclusive range of a number.
     pub(crate) fn range<T>(&mut self, key: &str, value: T, bounds: RangeInclusive<T>)
     where
         T: Display + PartialOrd,
@@ -81,12 +81,12 @@ impl Rules {
         self.allowed(key, value, &allowed, holds);
     }
 
-    /// A whole number from 1 on.
+    /// Requires a whole number of at least 1.
     pub(crate) fn one_or_more(&mut self, key: &str, value: u64) {
         self.allowed(key, value, "1 or more", value >= 1);
     }
 
-    /// A finite number above 0.
+    /// Requires a finite number above 0.
     pub(crate) fn positive(&mut self, key: &str, value: f32) {
         self.allowed(
             key,
@@ -96,7 +96,7 @@ impl Rules {
         );
     }
 
-    /// A duration: above 0, at most a year.
+    /// Requires a duration: above 0, at most a year.
     pub(crate) fn seconds(&mut self, key: &str, value: f64) {
         self.allowed(key, value, TIME, is_time(value));
     }

@@ -1,14 +1,14 @@
-//! The rules of a whole plan. The rules of a table stand with its keys.
+//! Rules of a whole plan. The rules of a single table are in the file of its keys.
 //!
-//! All rules of a plan are made, even after one is broken: the rules of keys without effect also decide which
-//! keys the effective recipe leaves out.
+//! All rules of a plan are evaluated, even after a violation: the rules about keys without effect also decide
+//! which keys the effective recipe omits.
 
 use crate::RunPlan;
 use crate::rule::{Rule, Rules};
 use sinew_algo::Algorithm;
 
-/// The rules of every table, in the order in which they are reported: where one mistake breaks
-/// several rules, the one nearest to its cause comes first.
+/// Returns the rules of every table, in the order of reporting: if one mistake violates several rules, the
+/// rule nearest to its cause comes first.
 pub(crate) fn all(plan: &RunPlan) -> Vec<Rule> {
     let mut rules = Rules::default();
     name(plan, &mut rules);
@@ -31,8 +31,8 @@ pub(crate) fn all(plan: &RunPlan) -> Vec<Rule> {
     rules.0
 }
 
-/// The rules of an algorithm that can run. They follow the others, since an algorithm is built from
-/// values that those allow.
+/// Returns the rules that depend on the algorithm. They come last, since the algorithm is built from values
+/// that the other rules allow.
 pub(crate) fn of_algorithm(plan: &RunPlan, algorithm: &Algorithm) -> Vec<Rule> {
     let mut rules = Rules::default();
     crate::algorithm::rules(plan, algorithm, &mut rules);

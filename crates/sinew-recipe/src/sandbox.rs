@@ -96,7 +96,7 @@ section! {
 pub const LEVEL_NAMES: &str = "process, wasm, container, crun, runc, docker, podman, microvm";
 
 impl SandboxPlan {
-    /// The defaults at a level that the command line names, by its own name or by what runs it.
+    /// Returns the default settings for a level of the command line, given by its name or by its engine.
     pub fn at(name: &str) -> Option<Self> {
         let mut plan = Self::default();
         let container = |engine| (Level::Container, engine);
@@ -141,12 +141,12 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     egress(plan, rules);
 }
 
-/// Maximum number of images that tasks may name.
+/// Maximum number of task images.
 const MAX_IMAGES: usize = 512;
-/// Maximum characters of the name of an image.
+/// Maximum number of characters in the name of an image.
 const MAX_IMAGE_NAME: usize = 128;
 
-/// Images that tasks name.
+/// Adds the rules for task images.
 fn images(plan: &RunPlan, rules: &mut Rules) {
     let images = &plan.sandbox.images;
     let members = plan.env.members();
@@ -171,7 +171,7 @@ fn images(plan: &RunPlan, rules: &mut Rules) {
     }
 }
 
-/// Keys that workers of Python environments cannot follow.
+/// Refuses settings that workers of Python environments do not support.
 fn python(plan: &RunPlan, rules: &mut Rules) {
     let mut kinds = plan.env.members().iter().map(EnvMember::kind_name);
     let python = kinds.clone().any(|kind| kind == "python");
@@ -204,7 +204,7 @@ fn python(plan: &RunPlan, rules: &mut Rules) {
     }
 }
 
-/// Keys that a sandbox server decides, and what cannot run on another host.
+/// Refuses keys that a sandbox server decides, and features that cannot run on another host.
 fn server(plan: &RunPlan, rules: &mut Rules) {
     let s = &plan.sandbox;
     let Some(url) = &s.server else {
@@ -247,7 +247,7 @@ fn server(plan: &RunPlan, rules: &mut Rules) {
     }
 }
 
-/// Keys of one level, where neither tools nor agent programs run at it.
+/// Refuses keys of a level at which neither tools nor agent programs run.
 fn levels(plan: &RunPlan, rules: &mut Rules) {
     let s = &plan.sandbox;
     let outside =

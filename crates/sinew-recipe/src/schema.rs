@@ -1,10 +1,10 @@
 //! The keys of a recipe as a JSON Schema for editors, and as pages of the documentation.
 //!
-//! Both come from the types of the tables: doc comments are descriptions, ranges and names are those that
-//! serde and the rules accept, defaults are those of the plan.
+//! Both are generated from the types of the tables: descriptions come from doc comments, ranges and names
+//! from serde and the rules, and defaults from the plan.
 //!
 //! A description is the text of a doc comment, on one line. If the documentation of a key changes, the schema
-//! and the pages change, too: they are made again from it.
+//! and the pages must be generated again.
 
 use crate::keys::RecipeKeys;
 use crate::{
@@ -24,7 +24,7 @@ pub fn json_schema(registry: Registry) -> Value {
     schema
 }
 
-/// The schema of a run, which is that of a stage but for its name.
+/// Returns the schema of a run. The schema of a stage is the same, plus its name.
 pub(crate) fn run_schema(registry: Registry) -> Value {
     let settings = SchemaSettings::draft07().with(|s| s.inline_subschemas = true);
     let mut generator = settings.into_generator();
@@ -97,8 +97,8 @@ fn table(keys: impl Serialize) -> Map<String, Value> {
     }
 }
 
-/// Takes out parts that TOML does not have (null) and those that only Rust has (formats of numbers), and
-/// shows numbers of 32 bits as they are typed.
+/// Removes parts that TOML does not have (null) or that only Rust has (number formats), and shows 32-bit
+/// numbers as users write them.
 fn clean(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(clean),
@@ -138,14 +138,14 @@ fn not_null(object: &mut Map<String, Value>) {
 /// A key of a recipe, as documented.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Key {
-    /// Its path, such as `train.lora.rank`.
+    /// Path of the key, such as `train.lora.rank`.
     pub(crate) path: String,
-    /// The choice that has it, such as `type = "pool"`.
+    /// The choice that the key belongs to, such as `type = "pool"`.
     pub(crate) only_with: Option<String>,
     pub(crate) schema: Value,
 }
 
-/// Every key of a schema, those of nested tables after their table.
+/// Returns every key of a schema; the keys of a nested table follow after their table.
 pub(crate) fn keys(schema: &Value) -> Vec<Key> {
     let mut found = Vec::new();
     below(schema, "", None, &mut found);
@@ -191,7 +191,7 @@ fn properties(schema: &Value, path: &str, only_with: Option<&str>, found: &mut V
     }
 }
 
-/// The alternatives of a schema.
+/// Returns the alternatives of a schema.
 fn choices(schema: &Value) -> &[Value] {
     let all = ["oneOf", "anyOf"]
         .iter()
@@ -203,7 +203,7 @@ fn is_tag(schema: &Value) -> bool {
     schema.get("const").is_some()
 }
 
-/// The key that distinguishes a table from its alternatives, and its value here.
+/// Returns the key that distinguishes an alternative from others, and its value.
 fn tag(schema: &Value) -> Option<(String, String)> {
     let properties = schema["properties"].as_object()?;
     properties.iter().find_map(|(key, property)| {
@@ -212,7 +212,7 @@ fn tag(schema: &Value) -> Option<(String, String)> {
     })
 }
 
-/// The names that a schema takes, as they are typed.
+/// Returns the names that a schema accepts, in TOML.
 fn names(schema: &Value) -> Vec<String> {
     let listed = schema["enum"].as_array().into_iter().flatten();
     let one = schema.get("const").into_iter();
@@ -224,7 +224,7 @@ fn names(schema: &Value) -> Vec<String> {
     own.chain(of_choices).collect()
 }
 
-/// A value as it is typed in a recipe.
+/// Formats a value as TOML.
 fn shown(value: &Value) -> String {
     match value {
         Value::Number(n) => number(n.as_f64().unwrap_or_default()),
@@ -237,7 +237,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// A number of 32 or 64 bits in its shortest form.
+/// Formats a 32-bit or 64-bit number in its shortest form.
 fn number(x: f64) -> String {
     match f64::from(x as f32) == x {
         true if x.abs() < 1e-3 && x != 0.0 => format!("{:e}", x as f32),
@@ -275,7 +275,7 @@ fn allowed(schema: &Value) -> String {
     }
 }
 
-/// `docs/recipe-keys.md`: one table of keys for each table of a recipe.
+/// Returns the text of `docs/recipe-keys.md`: one table of keys for each table of a recipe.
 pub fn markdown(registry: Registry) -> String {
     let mut schema = run_schema(registry);
     schema["properties"]["stage"] = json!({ "type": "array", "description": STAGES });

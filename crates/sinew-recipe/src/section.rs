@@ -1,13 +1,13 @@
 //! Macros that define a table of a recipe in one place: its keys with documentation, defaults and ranges.
 //!
-//! [`section`] makes two types of it: the keys as typed, each of them optional, and the plan, where
-//! every key has its value. [`choice`] makes a name of a few.
+//! [`section`] generates two types: the keys as written, all optional, and the plan, in which every key has a
+//! value. [`choice`] generates an enum of allowed names.
 //!
-//! The documentation of a key is its description in the schema and in `docs/recipe-keys.md`, too.
-//! A range that depends on other keys cannot stand here: it is a rule of the table, and its words
-//! belong into the documentation of the key.
+//! The documentation of a key is its description in the schema and in `docs/recipe-keys.md`, too. A range
+//! that depends on other keys cannot be declared with the key: it is a rule of the table, and the
+//! documentation of the key has to mention it.
 
-/// A table: `typed as plan` with one line for each key, `key: type [= default [, in low to high]];`.
+/// Defines a table: `typed as plan` with one line for each key, `key: type [= default [, in low to high]];`.
 /// A key without a default stays optional in the plan.
 macro_rules! section {
     (
@@ -50,14 +50,14 @@ macro_rules! section {
         }
 
         impl $keys {
-            /// Every key with its value: as typed, or the default.
+            /// Fills in the defaults.
             pub(crate) fn resolve(self) -> $plan {
                 $plan {
                     $($field: crate::section::resolved!(self.$field $(, $default)?),)*
                 }
             }
 
-            /// Leaves out keys by name, such as `train.steps`; of other tables there are none here.
+            /// Removes keys by path, such as `train.steps`; keys of other tables are ignored.
             pub(crate) fn leave_out(&mut self, keys: &[String]) {
                 $(
                     let name = crate::section::key!($table, $field $(, $name)?);
@@ -69,14 +69,14 @@ macro_rules! section {
         }
 
         impl $plan {
-            /// The keys that give this plan, all of them typed.
+            /// Returns the keys of this plan, with all values explicit.
             pub(crate) fn keys(&self) -> $keys {
                 $keys {
                     $($field: crate::section::typed!(self.$field $(, $default)?),)*
                 }
             }
 
-            /// The ranges of the table.
+            /// Adds the ranges of the table.
             pub(crate) fn ranges(&self, rules: &mut crate::rule::Rules) {
                 $($($(
                     rules.range(concat!($table, ".", stringify!($field)), self.$field, $low..=$high);
@@ -119,7 +119,7 @@ macro_rules! key {
     };
 }
 
-/// One of a few names; the first is the default.
+/// Defines an enum of allowed names; the first one is the default.
 macro_rules! choice {
     (
         $(#[$meta:meta])*
@@ -144,7 +144,7 @@ macro_rules! choice {
         }
 
         impl $choice {
-            /// The name in a recipe.
+            /// Returns the name used in recipes.
             pub fn name(self) -> &'static str {
                 match self {
                     Self::$first => $first_name,

@@ -104,7 +104,7 @@ section! {
     }
 }
 
-/// Keys about the order in which tasks are drawn, which is that of the whole run.
+/// Keys about the order of draws, which belong to the whole run.
 const ORDER: [&str; 14] = [
     "sampling",
     "signal",
@@ -122,7 +122,7 @@ const ORDER: [&str; 14] = [
     "across",
 ];
 
-/// The keys of [`ORDER`] that a signal reads.
+/// Returns those keys of [`ORDER`] that a signal reads.
 fn read(signal: Signal) -> &'static [&'static str] {
     match signal {
         Signal::Success | Signal::Reward | Signal::Mixed => &[
@@ -139,7 +139,7 @@ fn read(signal: Signal) -> &'static [&'static str] {
 }
 
 impl TasksKeys {
-    /// The first typed key about the order of draws.
+    /// Returns the first key about the order of draws that the recipe contains.
     pub(crate) fn typed_order(&self) -> Option<&'static str> {
         let typed = [
             self.sampling.is_some(),
@@ -180,14 +180,14 @@ impl TasksPlan {
             .any(|s| Self::is_python(s))
     }
 
-    /// The keys about rows, all of them typed.
+    /// Returns the keys about rows, with all values explicit.
     pub(crate) fn keys_without_order(&self) -> TasksKeys {
         let mut keys = self.keys();
         keys.leave_out(&ORDER.map(|key| format!("tasks.{key}")));
         keys
     }
 
-    /// Settings of the adaptive order, `None` with another one.
+    /// Returns the settings of the adaptive order; `None` for another order.
     pub fn adaptive(&self) -> Option<AdaptiveConfig> {
         (self.sampling == TaskOrder::Adaptive).then_some(AdaptiveConfig {
             signal: self.signal,
@@ -207,7 +207,7 @@ impl TasksPlan {
     }
 }
 
-/// A table, or only the source.
+/// Parses a table, or only the source.
 pub(crate) fn tasks_or_source<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<TasksKeys>, D::Error> {
@@ -234,7 +234,7 @@ pub(crate) fn tasks_or_source<'de, D: Deserializer<'de>>(
     deserializer.deserialize_any(Either).map(Some)
 }
 
-/// Keys about rows: they have an effect with a source only.
+/// Keys about rows, which only have an effect with a source.
 const OF_ROWS: [&str; 6] = ["held_out", "prompt", "filter", "system", "examples", "kind"];
 
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
@@ -316,7 +316,7 @@ fn rows(world: &World<'_>, key: &str, plan: &RunPlan, rules: &mut Rules) {
     weights(tasks, key, plan, rules);
 }
 
-/// Weights of types, which other orders would contradict.
+/// Adds the rules for weights of types, which contradict other orders.
 fn weights(tasks: &TasksPlan, key: &str, plan: &RunPlan, rules: &mut Rules) {
     let Some(weights) = &tasks.weights else {
         return;
@@ -361,7 +361,7 @@ fn signal_name(signal: Signal) -> &'static str {
     }
 }
 
-/// The order in which tasks are drawn.
+/// Adds the rules for the order of draws.
 fn order(plan: &RunPlan, rules: &mut Rules) {
     let adaptive = plan.tasks.adaptive();
     for key in &ORDER[1..] {

@@ -5,10 +5,10 @@ use crate::rule::Rules;
 use crate::section::section;
 use sinew_algo::trust::{Flag, TrustConfig};
 
-/// Parts of paths that a recipe may name, and characters of each.
+/// Maximum number of path parts that a recipe may name.
 const MAX_PROTECTED: usize = 100;
 const MAX_PATH: usize = 200;
-/// Shorter parts of paths would be found in most calls.
+/// Minimum characters of a path part; a shorter one would be found in most calls.
 const MIN_PATH: usize = 4;
 
 section! {

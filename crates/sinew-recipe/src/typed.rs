@@ -3,7 +3,7 @@
 use std::ops::Range;
 use toml::de::{DeTable, DeValue};
 
-/// Finds a key such as `train.lora.rank` or `env[1].weight`, if it is typed: the ranges of its name and of
+/// Finds a key such as `train.lora.rank` or `env[1].weight` in the text. Returns the ranges of its name and
 /// its value.
 pub(crate) fn typed(table: &DeTable<'_>, key: &str) -> Option<(Range<usize>, Range<usize>)> {
     let (name, below) = match key.split_once('.') {

@@ -472,7 +472,7 @@ fn dummies(new: &[Message]) -> Vec<(bool, Message)> {
     }
 }
 
-/// BLAKE3 of the template's text, and of its options where there are some.
+/// BLAKE3 of the template's text, and of its options if there are any.
 fn template_hash(config: &ChatConfig) -> String {
     let mut hash = blake3::Hasher::new();
     hash.update(config.template.as_bytes());

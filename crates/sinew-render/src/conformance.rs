@@ -15,7 +15,7 @@ use crate::turn::parse_tokens;
 use serde_json::json;
 use sinew_types::{FinishReason, Message, Role, TokenId, ToolCall, ToolSpec};
 
-/// A conversation for the check. Assistant messages stand for the model, all others for the environment.
+/// A conversation for the check. Assistant messages play the model, and all others the environment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MockTrajectory {
     /// Name in reports.

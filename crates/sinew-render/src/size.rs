@@ -61,7 +61,7 @@ pub fn text_exceeds(
     }
 }
 
-/// Minimum tokens of so many bytes, from the longest token of the vocabulary.
+/// Returns the minimum number of tokens for `bytes` bytes, from the longest token of the vocabulary.
 fn least_tokens(renderer: &dyn Renderer, bytes: usize) -> usize {
     bytes / (SHRINKING * renderer.longest_token_bytes().max(1))
 }

@@ -180,7 +180,7 @@ fn check_options(
     Ok(())
 }
 
-/// Whether a name stands in a template, and not as a part of another one.
+/// Whether a name occurs in a template as a whole word.
 fn has_word(source: &str, name: &str) -> bool {
     let inside = |c: char| c.is_alphanumeric() || c == '_';
     source.match_indices(name).any(|(at, _)| {

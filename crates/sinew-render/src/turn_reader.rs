@@ -22,7 +22,7 @@ pub struct TurnOptions {
     pub format: TurnFormat,
     /// Tools, whose schemas define the types of unquoted arguments.
     pub tools: Vec<ToolSpec>,
-    /// Stop strings of the client. They end the text and are not a part of it.
+    /// Stop strings of the client. They end the text and are not part of it.
     pub stop: Vec<String>,
     /// Text that was forced at the start of the turn.
     pub opening: String,

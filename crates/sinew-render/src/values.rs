@@ -34,8 +34,8 @@ const ANY: Kinds = 127;
 /// Schemas inside of schemas that are followed: references may form a circle.
 const MAX_DEPTH: usize = 16;
 
-/// The value that `raw` stands for as the argument `key` of a tool with these parameters. Numbers, booleans,
-/// lists and objects are recognized if there is no type.
+/// Parses `raw` as the argument `key` of a tool with these parameters. Without a declared type, numbers,
+/// booleans, lists and objects are recognized.
 pub(crate) fn read(parameters: &Value, key: &str, raw: &str) -> Value {
     let text = || Value::String(raw.to_owned());
     let schema = property(parameters, parameters, key, 0).unwrap_or(&Value::Null);
@@ -102,7 +102,7 @@ fn property<'s>(root: &'s Value, schema: &'s Value, key: &str, depth: usize) -> 
         })
 }
 
-/// The schema that a reference within `root` names; another schema as it is.
+/// Returns the schema that a reference within `root` names; another schema is returned unchanged.
 fn resolved<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
     for _ in 0..MAX_DEPTH {
         let name = schema.get("$ref").and_then(Value::as_str);

@@ -83,11 +83,11 @@ pub struct BuildConfig<'a> {
     pub workers: usize,
     /// Time that all rewards of one sample have together.
     pub score_timeout: Duration,
-    /// Files of functions are relative to it.
+    /// Base folder for relative paths of function files.
     pub folder: &'a Path,
     /// Interpreter of functions: a path, or a name of the search path.
     pub python: &'a str,
-    /// Folders in which it is looked for, separated by colons.
+    /// Folders in which the interpreter is searched, separated by colons.
     pub search_path: &'a str,
 }
 

@@ -1,4 +1,4 @@
-//! The rewards of a recipe: by name, functions in Python, and weighted sums of them.
+//! Rewards of a recipe: built-in rewards by name, Python functions, and weighted sums.
 //!
 //! A recipe names a reward as text, such as `exact(answer)`: [`RewardSpec`] parses it, [`named`] creates it.
 //! Rewards of other kinds implement the same ports: [`Reward`](sinew_env::Reward) for one sample,

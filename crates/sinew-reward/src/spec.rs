@@ -23,7 +23,7 @@ pub struct RewardSpec {
 pub enum Argument {
     /// A word without quotes: the name of a task column.
     Column(String),
-    /// Text in quotes, where `\"` and `\\` stand for the characters themselves.
+    /// Text in quotes; `\"` and `\\` are escapes.
     Text(String),
     /// A number.
     Number(f64),

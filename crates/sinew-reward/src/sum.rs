@@ -120,7 +120,7 @@ impl RewardSum {
         }
     }
 
-    /// The same sum as the first part of a reward: a [`GroupSum`] adds the rest.
+    /// Returns the sum as the first part of a reward, to which a [`GroupSum`] adds the rest.
     pub fn before_group(self) -> Self {
         Self {
             waits_for_group: true,

@@ -12,7 +12,7 @@
 //! The output, the files, the patches and the exit code of the code are not a verdict. A verdict of `tests`
 //! names a secret that the code's process never had. Without a verdict a sample has the value 0 if the code
 //! ended or starved its tests, and is unscored if the tests or the sandbox failed by themselves. If the time
-//! or the output ran out, the same tests run once more without the code: if they end then, the value is 0.
+//! or the output ran out, the same tests run again without the code: if they end then, the value is 0.
 
 use crate::kind::Kind;
 use crate::named::expected;

@@ -1,7 +1,7 @@
-//! A model's turn as an environment receives it: the text, and the calls in it.
+//! A model's turn as an environment receives it: its text, and the tool calls parsed from it.
 //!
-//! Calls are parsed once, here, for every environment. The notation is the model's own, of its chat template,
-//! or a tag that the environment teaches in its prompt.
+//! Calls are parsed only here, for every environment. Their notation is the one of the model's chat template,
+//! or a tag that the environment explains in its prompt.
 
 use sinew_answer::{Turn, has_channels, is_thought_mark};
 use sinew_env::{Action, CallError, CallNotation};
@@ -11,8 +11,8 @@ use sinew_render::{
 };
 use sinew_types::{Message, Role, TokenId, ToolCall, ToolSpec};
 
-/// The notation of calls as the renderer parses it; `None` for an environment without tools, whose text is
-/// never a call.
+/// Returns the notation of tool calls that the renderer parses; `None` for an environment without tools,
+/// whose turns contain only text.
 fn turn_format(
     notation: &CallNotation,
     renderer: &dyn Renderer,
@@ -29,9 +29,8 @@ fn turn_format(
     }
 }
 
-/// Text and thoughts of a sampled turn. Thoughts are taken out in the notation of the model's template, and
-/// where the turn has the channels of gpt-oss; other tags stay in the text, where [`Action::turn`] finds
-/// them.
+/// Separates text and reasoning of a sampled turn. Reasoning is removed if it has the notation of the model's
+/// template or the channels of gpt-oss. Other tags stay in the text, where [`Action::turn`] finds them.
 pub(crate) fn said(renderer: &dyn Renderer, tokens: &[TokenId]) -> Action {
     // Marks of thoughts may be control tokens, which plain decoding leaves out.
     let text = renderer.decode_keeping(tokens, is_thought_mark);
@@ -54,8 +53,8 @@ fn tag_format(tag: &str, tool: &str) -> TurnFormat {
     })
 }
 
-/// The action of a sampled turn. `truncated`: a limit ended it, so that an unfinished call is not a mistake
-/// of the notation.
+/// Builds the action of a sampled turn. `truncated` means that a limit ended the turn, so that an unfinished
+/// call does not count as wrong notation.
 pub fn of_tokens(
     renderer: &dyn Renderer,
     notation: &CallNotation,
@@ -77,8 +76,8 @@ pub fn of_tokens(
     action
 }
 
-/// A sampled turn, which is this action, as a message: answer, reasoning and calls apart, so that the chat
-/// template writes them again. Calls in a notation of the environment stay a part of the text, too.
+/// Returns the sampled turn of this action as a message with separate answer, reasoning and calls, so that
+/// the chat template can render them again. Calls in an environment's own notation also stay in the text.
 pub(crate) fn message(
     renderer: &dyn Renderer,
     notation: &CallNotation,
@@ -100,7 +99,7 @@ pub(crate) fn message(
     said
 }
 
-/// A call of a turn, by its number.
+/// Converts a parsed call with its index into a tool call.
 fn call((index, call): (usize, ParsedCall)) -> ToolCall {
     ToolCall {
         id: call.id.unwrap_or_else(|| format!("call-{index}")),
@@ -109,7 +108,8 @@ fn call((index, call): (usize, ParsedCall)) -> ToolCall {
     }
 }
 
-/// The action of a program's final answer. It is text of the program, not of the model's template.
+/// Builds the action of a program's final answer, which is plain text and not in the notation of the chat
+/// template.
 pub(crate) fn of_answer(notation: &CallNotation, answer: &str) -> Action {
     let mut action = Action::say(answer);
     if let CallNotation::Tag { tag, tool } = notation {
@@ -121,8 +121,8 @@ pub(crate) fn of_answer(notation: &CallNotation, answer: &str) -> Action {
     action
 }
 
-/// Collects calls up to the first that cannot be read. A closing mark without an opening one counts only in a
-/// turn without calls.
+/// Collects calls up to the first one that cannot be parsed. A closing tag without an opening one is an error
+/// only in a turn without calls.
 fn read(deltas: Vec<TurnDelta>, action: &mut Action) {
     let mut unopened = None;
     for delta in deltas {

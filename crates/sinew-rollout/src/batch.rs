@@ -1,7 +1,7 @@
-//! Many episodes at once: admission, ownership, durable commit.
+//! Runs many episodes concurrently, with admission, ownership and durable commits.
 //!
-//! An episode is reported only after its trace is durable, so that a crash neither loses one that was
-//! trained nor runs it twice. Episodes that end together share one synchronization of the disk.
+//! An episode is reported only after its trace is durable, so that a crash neither loses a trained episode
+//! nor runs one twice. Episodes that end at the same time share one fsync.
 
 use crate::admission::READ_EVERY;
 use crate::episode::{EpisodeEvent, EpisodeSpec};
@@ -17,10 +17,10 @@ use tracing::Instrument;
 /// Reason why a batch of episodes stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
-    /// The store refused or failed; episodes that ended meanwhile are not reported.
+    /// The store refused or failed. Episodes that ended meanwhile are not reported.
     #[error("episodes cannot be stored: {0}")]
     Store(#[from] StoreError),
-    /// The run was asked to stop. Committed episodes stay, the others are run again.
+    /// The run was asked to stop. Committed episodes stay; the others are run again later.
     #[error("stopped on request")]
     Cancelled,
 }
@@ -28,13 +28,13 @@ pub enum BatchError {
 /// An episode that ended and is durable in the store.
 #[derive(Clone, Debug)]
 pub struct FinishedEpisode {
-    /// Valid, with its outcome or the reason of its failure.
+    /// Valid trace, with its outcome or the reason of its failure.
     pub trace: Trace,
-    /// The store held it already: it was not run.
+    /// Whether the store already contained the episode, so that it was not run.
     pub known: bool,
 }
 
-/// An episode to run, and how.
+/// An episode to run, with its options.
 type Job = (EpisodeSpec, Arc<EpisodeOptions>);
 
 /// Runs episodes with at most `max_in_flight` at once, fewer while admission demands it.
@@ -42,20 +42,20 @@ type Job = (EpisodeSpec, Arc<EpisodeOptions>);
 pub struct Runner {
     parts: EpisodeParts,
     store: Arc<dyn TraceStore>,
-    /// Maximum number of tasks; admission lets fewer of them begin.
+    /// Maximum number of concurrent episode tasks; admission may let fewer start.
     max_in_flight: usize,
     waiting: VecDeque<Job>,
     running: JoinSet<Trace>,
-    /// The job of each task, for the trace of one that panicked. One that was stopped has none.
+    /// The job of each task, which builds the trace if the task panics. A stopped task has no entry.
     owners: HashMap<Id, (Job, AbortHandle)>,
-    /// Episodes that the store held already and that are not reported yet.
+    /// Episodes that the store already contained and that have not been reported.
     known: Vec<FinishedEpisode>,
-    /// Ends a wait.
+    /// Ends a wait in [`Runner::ended`].
     wake: Arc<Notify>,
 }
 
 impl Runner {
-    /// Runs nothing yet. `max_in_flight` is at least 1.
+    /// Creates a runner without episodes. `max_in_flight` is at least 1.
     pub fn new(parts: EpisodeParts, store: Arc<dyn TraceStore>, max_in_flight: usize) -> Self {
         Self {
             parts,
@@ -69,13 +69,13 @@ impl Runner {
         }
     }
 
-    /// A call of its `notify_one` ends the wait at work, or the next one.
+    /// Returns a handle whose `notify_one` ends the present wait in [`Runner::ended`], or the next one.
     pub fn waker(&self) -> Arc<Notify> {
         Arc::clone(&self.wake)
     }
 
-    /// Adds episodes to run, in their order, and begins those that there is room for. Those that the store
-    /// holds are taken from there.
+    /// Adds episodes in their order, and starts those that fit. Episodes that the store already contains are
+    /// read from there.
     ///
     /// # Panics
     /// Panics outside an async runtime: its tasks are the episodes.
@@ -100,8 +100,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Stops episodes: those that wait do not begin, those that run are cut off. None of them is reported
-    /// or stored from now on.
+    /// Stops episodes: waiting ones do not start, and running ones are aborted. None of them is reported or
+    /// stored afterwards.
     pub fn stop(&mut self, episodes: &[EpisodeId]) {
         let gone: HashSet<&EpisodeId> = episodes.iter().collect();
         self.waiting
@@ -117,14 +117,14 @@ impl Runner {
         });
     }
 
-    /// Whether an episode runs, waits to begin, or is to be reported.
+    /// Whether any episode runs, waits to start, or has not been reported.
     pub fn is_running(&self) -> bool {
         !(self.running.is_empty() && self.waiting.is_empty() && self.known.is_empty())
     }
 
-    /// Waits until some episodes have ended, and gives them once they are durable in the store; none if
-    /// none is left, or the waker was called. `cancel` turning true ends all: episodes that are committed
-    /// stay, the others will be run again.
+    /// Waits until some episodes have ended, and returns them once they are durable in the store. Returns
+    /// none if no episode is left or the waker was called. If `cancel` becomes true, all episodes stop:
+    /// committed ones stay, and the others are run again later.
     ///
     /// # Errors
     /// If episodes cannot be stored, or on request.
@@ -174,7 +174,7 @@ impl Runner {
         Ok(traces.into_iter().map(new).collect())
     }
 
-    /// Takes the trace of an ended task; `None` if it was stopped.
+    /// Returns the trace of an ended task; `None` if the task was stopped.
     fn trace_of(&mut self, result: Result<(Id, Trace), JoinError>) -> Option<Trace> {
         let (id, result) = match result {
             Ok((id, trace)) => (id, Ok(trace)),
@@ -187,14 +187,14 @@ impl Runner {
         Some(trace)
     }
 
-    /// An episode that is in flight no more.
+    /// Removes an episode from the record of episodes in flight.
     fn forget(&self, episode: &EpisodeId) {
         let in_flight = self.parts.in_flight.iter();
         in_flight.for_each(|all| all.forget(episode));
     }
 
-    /// Begins waiting episodes, up to `max_in_flight`. If the longest begin first, at most one waits for
-    /// admission: the others are chosen when there is room.
+    /// Starts waiting episodes, up to `max_in_flight`. If the longest episodes start first, at most one waits
+    /// for admission, and the others are chosen when there is room.
     fn fill(&mut self) {
         while self.running.len() < self.max_in_flight
             && let Some((spec, options)) = self.next()
@@ -217,7 +217,7 @@ impl Runner {
         }
     }
 
-    /// The job to begin next.
+    /// Returns the job to start next.
     fn next(&mut self) -> Option<Job> {
         let Some(outlook) = &self.parts.outlook else {
             return self.waiting.pop_front();
@@ -235,13 +235,13 @@ impl Runner {
     }
 }
 
-/// Waits until the batch is to end. The value of `wait_for` keeps senders waiting as long as it lives, and an
-/// episode that is shut down meanwhile may be one of them.
+/// Waits until the batch is cancelled. It does not hold the value of `wait_for`, because that would block
+/// senders, and an episode that is being stopped may be one of them.
 async fn stopped(cancel: &mut watch::Receiver<bool>) {
     let _ = cancel.wait_for(|&stop| stop).await;
 }
 
-/// The trace of an episode whose task panicked: it has no nodes, since nothing that the task did can be
+/// Builds the trace of an episode whose task panicked. It has no nodes, since the data of the task cannot be
 /// trusted.
 fn panicked(
     parts: &EpisodeParts,

@@ -1,7 +1,7 @@
-//! Carries an [`EpisodeMachine`]'s commands out: engine, environment, renderer, clock.
+//! Executes the commands of an [`EpisodeMachine`] with engine, environment, renderer and clock.
 //!
-//! Each phase has a separate deadline: the start of the world, all turns together, and the score. Time in the
-//! queue of admission is added to the deadline of the turns, since other episodes cause it.
+//! Each phase has a separate deadline: the start of the environment, all turns together, and the score. Time
+//! in the queue of admission is added to the deadline of the turns, since other episodes cause it.
 
 use crate::action;
 use crate::episode::{EpisodeCommand, EpisodeEvent, EpisodeMachine, EpisodeSpec};
@@ -21,34 +21,34 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
-/// Purpose of the episodes that are trained.
+/// Purpose of training episodes.
 const TRAIN: &str = "train";
 
-/// Maximum time for the close of an environment after its episode is over.
+/// Maximum time to close an environment after the end of its episode.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An episode while it runs.
+/// A running episode.
 struct EpisodeRun<'a> {
     parts: &'a EpisodeParts,
     options: &'a EpisodeOptions,
     spec: &'a EpisodeSpec,
-    /// End of the time for the turns, or before them for the world's start.
+    /// Deadline of the present phase: the start of the environment, or all turns.
     deadline: Instant,
     /// Tools that the environment offers, for the chat template and the parser of calls.
     tools: Vec<ToolSpec>,
-    /// Notation in which the model writes calls of them.
+    /// Notation in which the model writes calls of these tools.
     calls: CallNotation,
-    /// End of the last turn; it decides how the next message is joined to it.
+    /// Reason for the end of the last turn; it decides how the next message is appended.
     last_finish: FinishReason,
-    /// Times so far, for the trace.
+    /// Measured times, for the trace.
     timing: Timing,
-    /// Time at which this session began it.
+    /// Time at which this session started the episode.
     started: Instant,
-    /// Log of its progress.
+    /// Log of the episode's progress, for resuming it.
     log: Option<Log>,
 }
 
-/// A request of an episode; it is aborted if it is dropped before its end.
+/// A request of an episode. Dropping it before its end aborts it.
 struct EngineRequest<'a> {
     engine: &'a dyn Engine,
     id: RequestId,
@@ -63,7 +63,7 @@ impl Drop for EngineRequest<'_> {
     }
 }
 
-/// The environment of an episode; it is closed behind an episode that is stopped.
+/// The environment of an episode. It is also closed if the episode is stopped.
 struct OpenEnv<'a> {
     env: Option<Box<dyn Env>>,
     episode: &'a EpisodeId,
@@ -79,7 +79,7 @@ impl Drop for OpenEnv<'_> {
 }
 
 impl OpenEnv<'_> {
-    /// Closes the environment, and waits for that.
+    /// Closes the environment and waits until it is closed.
     async fn close(mut self) {
         if let Some(env) = self.env.take() {
             close(env, self.episode.clone()).await;
@@ -96,11 +96,11 @@ async fn close(mut env: Box<dyn Env>, episode: EpisodeId) {
 
 /// Runs one episode to its end. Never fails: an error is in the trace.
 ///
-/// An episode that an earlier session left in [`EpisodeParts::in_flight`] resumes there, if a new environment
-/// answers its actions as the old one did; otherwise it starts again.
+/// An episode that an earlier session left in [`EpisodeParts::in_flight`] is resumed, if a new environment
+/// returns the recorded observations for its actions; otherwise it starts again.
 ///
-/// The environment is closed in any case; one that does not close in 10 seconds is left, with a line in the
-/// log.
+/// The environment is always closed. If this takes longer than 10 seconds, it is abandoned with a log
+/// message.
 pub async fn run_episode(
     parts: &EpisodeParts,
     options: &EpisodeOptions,
@@ -146,7 +146,7 @@ pub async fn run_episode(
     running.over(machine)
 }
 
-/// An error of the environment as an event, with its kind of failure.
+/// Converts an error of the environment into an event, with its kind of failure.
 fn failed(e: &EnvError) -> EpisodeEvent {
     EpisodeEvent::Failed {
         kind: e.failure_kind(),
@@ -155,7 +155,7 @@ fn failed(e: &EnvError) -> EpisodeEvent {
 }
 
 impl<'a> EpisodeRun<'a> {
-    /// Runs the episode from its beginning.
+    /// Runs the episode from its start.
     async fn play(&mut self, machine: &mut EpisodeMachine) {
         let Some(mut world) = self.world(machine) else {
             return;
@@ -170,7 +170,7 @@ impl<'a> EpisodeRun<'a> {
         world.close().await;
     }
 
-    /// A new environment; without one the episode is over.
+    /// Creates the environment. If that fails, the episode ends.
     fn world(&self, machine: &mut EpisodeMachine) -> Option<OpenEnv<'a>> {
         match self.parts.envs.create(&self.spec.task) {
             Ok(env) => Some(OpenEnv {
@@ -184,7 +184,7 @@ impl<'a> EpisodeRun<'a> {
         }
     }
 
-    /// The trace of an episode that is over.
+    /// Returns the trace of the ended episode.
     fn over(mut self, machine: EpisodeMachine) -> Trace {
         self.timing.total_s += self.started.elapsed().as_secs_f64();
         let mut trace = machine.into_trace(self.timing);
@@ -200,7 +200,7 @@ impl<'a> EpisodeRun<'a> {
         trace
     }
 
-    /// Forgets what an earlier session had begun: the episode starts again.
+    /// Discards the progress of an earlier session, so that the episode starts again.
     fn again(&mut self, machine: &EpisodeMachine) {
         self.timing = Timing {
             started_unix_s: self.timing.started_unix_s,
@@ -213,9 +213,8 @@ impl<'a> EpisodeRun<'a> {
         }
     }
 
-    /// Takes up an episode that an earlier session left: a new environment gets the actions of its whole
-    /// turns once more, and has to answer as the old one did. If it does, the episode runs to its end.
-    /// Returns whether it did.
+    /// Resumes an episode of an earlier session: a new environment receives the actions of its complete turns
+    /// again. If it returns the recorded observations, the episode runs to its end. Returns whether it did.
     async fn take_up(
         &mut self,
         machine: &mut EpisodeMachine,
@@ -239,7 +238,8 @@ impl<'a> EpisodeRun<'a> {
         equal
     }
 
-    /// Gives a new environment the actions of whole turns; returns whether it answers as the old one did.
+    /// Sends the actions of complete turns to a new environment. Returns whether its observations are the
+    /// recorded ones.
     async fn replay(&mut self, saved: &SavedEpisode, env: &mut dyn Env) -> bool {
         let replays = self.parts.envs.capabilities().deterministic || self.options.replay_always;
         let Some((prompt, turns)) = saved.turns().filter(|_| replays) else {
@@ -285,8 +285,8 @@ impl<'a> EpisodeRun<'a> {
         true
     }
 
-    /// Brings the machine to where the episode was; gives what comes next. A turn under a format begins anew,
-    /// if it was not complete.
+    /// Restores the machine to the saved progress and returns its next command. An incomplete turn with an
+    /// output format is sampled again from its start.
     fn behind(&mut self, machine: &mut EpisodeMachine, saved: &SavedEpisode) -> EpisodeCommand {
         let command = machine.restore(saved.trace.nodes.clone());
         let EpisodeCommand::Generate { max_tokens } = command else {
@@ -319,7 +319,7 @@ impl<'a> EpisodeRun<'a> {
         }
     }
 
-    /// Carries commands out until the machine is over.
+    /// Executes commands until the machine has finished.
     async fn drive(
         &mut self,
         machine: &mut EpisodeMachine,
@@ -348,7 +348,7 @@ impl<'a> EpisodeRun<'a> {
         }
     }
 
-    /// Writes down how far the episode has come.
+    /// Saves the progress of the episode.
     fn turned(&self, machine: &EpisodeMachine) {
         let Some(log) = &self.log else {
             return;
@@ -360,8 +360,8 @@ impl<'a> EpisodeRun<'a> {
         in_flight::turned(log, machine, timing);
     }
 
-    /// Awaits an environment's answer until the deadline, and counts the time as tool time. A call past the
-    /// deadline is dropped, so environments must bear that at every await.
+    /// Waits for the environment until the deadline, and counts the time as tool time. At the deadline the
+    /// call is dropped, so environments must tolerate cancellation at every await.
     async fn env_call<T>(
         &mut self,
         deadline: Instant,
@@ -380,7 +380,7 @@ impl<'a> EpisodeRun<'a> {
         }
     }
 
-    /// Starts the world and renders its first messages. The deadline of the turns begins here.
+    /// Starts the environment and renders its first messages. The deadline of the turns starts here.
     async fn reset(&mut self, env: &mut dyn Env) -> EpisodeEvent {
         let reset = match self.env_call(self.deadline, Phase::Boot, env.reset()).await {
             Ok(reset) => reset,
@@ -406,8 +406,8 @@ impl<'a> EpisodeRun<'a> {
         }
     }
 
-    /// Samples one turn, in pieces if the options ask for it: after each, the episode gives its place back
-    /// and asks for the next one, so that others which are expected to continue for longer come first.
+    /// Samples one turn, in chunks if the options ask for it. After each chunk the episode returns its place
+    /// and requests the next one, so that episodes which are expected to run longer come first.
     async fn generate(&mut self, machine: &mut EpisodeMachine, max_tokens: u32) -> EpisodeCommand {
         loop {
             let sampled = machine.turn_tokens().len() as u32;
@@ -429,9 +429,9 @@ impl<'a> EpisodeRun<'a> {
         }
     }
 
-    /// Samples up to `max_tokens` of a turn; gives the reason of the end. The seed is a function of the
-    /// episode's seed and the number of the turn, and the embedded engine draws by place: a turn in pieces is
-    /// the same turn.
+    /// Samples up to `max_tokens` of a turn, and returns the reason for the end. The seed is a function of
+    /// the episode's seed and the turn number, and the embedded engine draws by token position: a turn in
+    /// chunks equals the turn in one request.
     async fn piece(
         &mut self,
         machine: &mut EpisodeMachine,
@@ -478,8 +478,8 @@ impl<'a> EpisodeRun<'a> {
         finished
     }
 
-    /// Feeds a request's tokens to the machine until its end, or until the deadline. A request that is
-    /// followed no more is aborted.
+    /// Sends a request's tokens to the machine until the request ends or the deadline passes. In the latter
+    /// case, the request is aborted.
     async fn follow(
         &mut self,
         machine: &mut EpisodeMachine,
@@ -516,7 +516,7 @@ impl<'a> EpisodeRun<'a> {
         }
     }
 
-    /// Lets the environment act on the sampled turn, and renders its answer as tokens that follow it.
+    /// Lets the environment act on the sampled turn, and renders its observation as the tokens that follow.
     async fn step(&mut self, machine: &mut EpisodeMachine, env: &mut dyn Env) -> EpisodeEvent {
         let (context, turn) = (machine.context(), machine.turn_tokens());
         let (said, event) = self.act(context, turn, env).await;
@@ -524,8 +524,8 @@ impl<'a> EpisodeRun<'a> {
         event
     }
 
-    /// Lets the environment act on a turn behind a context, whose last tokens it is; gives the turn as a
-    /// message.
+    /// Lets the environment act on a turn, which is the end of `context`. Returns the turn as a message as
+    /// well.
     async fn act(
         &mut self,
         context: &[TokenId],
@@ -549,7 +549,7 @@ impl<'a> EpisodeRun<'a> {
         (said, event)
     }
 
-    /// An environment's answer as an event, with the tokens that follow the context.
+    /// Converts the environment's observation into an event, with the tokens that follow the context.
     fn answer(&self, context: &[TokenId], step: StepResult, env: &dyn Env) -> EpisodeEvent {
         if let (true, Some(outcome)) = (step.done, step.outcome) {
             return EpisodeEvent::Done {
@@ -593,7 +593,7 @@ impl<'a> EpisodeRun<'a> {
         })
     }
 
-    /// Asks for the score of an episode that a limit ended.
+    /// Requests the score of an episode that a limit ended.
     async fn score(&mut self, env: &mut dyn Env) -> EpisodeEvent {
         // An episode whose time is up still gets its score, within a separate time limit.
         let deadline = Instant::now() + self.options.score_timeout;

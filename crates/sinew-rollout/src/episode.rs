@@ -1,7 +1,7 @@
-//! One episode as a state machine: events in, commands out, no clock, no I/O.
+//! One episode as a state machine: events in, commands out, without clock and I/O.
 //!
-//! The driver (or a simulator) carries out the commands and feeds back their results. Every token that the
-//! model saw ends up in exactly one node of the trace.
+//! The driver (or a simulator) executes the commands and reports their results as events. Every token that
+//! the model saw is in exactly one node of the trace.
 
 use sinew_env::member_of;
 use sinew_types::{
@@ -15,8 +15,8 @@ use std::sync::Arc;
 /// Prefix of the names of rewards among the versions of tools.
 pub const REWARD: &str = "reward.";
 
-/// Limits of an episode. One that reaches a limit is truncated, as is one whose last answer a limit of tokens
-/// cut: it is scored, and counts.
+/// Limits of an episode. An episode that reaches a limit, or whose last answer is cut by a token limit, is
+/// truncated. It is still scored and trained.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EpisodeLimits {
     /// Maximum number of model turns.
@@ -30,22 +30,22 @@ pub struct EpisodeLimits {
 /// Identity and purpose of an episode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EpisodeSpec {
-    /// Unique in the run. An id that the store has is not run again.
+    /// Id, unique in the run. An episode whose id the store contains is not run again.
     pub episode: EpisodeId,
     /// Episodes of one group are compared with each other.
     pub group: GroupId,
-    /// The task, with the data that only its environment reads.
+    /// The task, including data that only the environment reads.
     pub task: Task,
     /// Number of the draw within its purpose.
     pub draw: u64,
-    /// `train`, `eval-before`, ...
+    /// Purpose: `train`, `eval-before`, ...
     pub purpose: String,
-    /// Seed of everything the episode draws.
+    /// Seed of all random choices of the episode.
     pub seed: u64,
 }
 
 impl EpisodeSpec {
-    /// The trace of an episode of `run` in which nothing has happened yet.
+    /// Creates an empty trace for this episode of `run`.
     pub fn empty_trace(&self, run: &RunInfo, sampling: &SamplingParams) -> Trace {
         Trace {
             format_version: TRACE_FORMAT_VERSION,
@@ -75,20 +75,20 @@ impl EpisodeSpec {
     }
 }
 
-/// Facts that all episodes of a run have in common.
+/// Data that all episodes of a run share.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunInfo {
     /// Name of the run's folder.
     pub name: String,
-    /// Parts and their versions, without seeds and sampling, which belong to the episode.
+    /// Versions of the system's parts. Seeds and sampling are excluded, since they belong to the episode.
     pub provenance: Provenance,
-    /// The environments of a mixture, which take the place of the provenance's, by name.
+    /// Environments of a mixture, by name. They replace the environment in `provenance`.
     pub members: BTreeMap<String, Component>,
 }
 
 impl RunInfo {
-    /// Returns the part (environment, tool or reward) whose version differs from the one that ran an episode,
-    /// as far as both are known. Names of rewards begin with `reward.`.
+    /// Returns the name of a part (environment, tool or reward) whose version differs from the one that ran
+    /// an episode, if both are known. Names of rewards begin with `reward.`.
     pub fn changed_since(&self, trace: &Trace) -> Option<String> {
         let was = &trace.provenance;
         if let (Some(was), Some(now)) = (&was.environment, self.environment(&trace.task))
@@ -111,72 +111,72 @@ impl RunInfo {
         })
     }
 
-    /// The environment of a task.
+    /// Returns the environment of a task.
     fn environment(&self, task: &TaskId) -> Option<Component> {
         let member = self.members.get(member_of(task));
         member.or(self.provenance.environment.as_ref()).cloned()
     }
 }
 
-/// An event of an episode, from engine, environment or clock.
+/// An event of an episode from the engine, the environment or the clock.
 #[derive(Clone, Debug)]
 pub enum EpisodeEvent {
-    /// The environment is ready; its first messages, rendered.
+    /// The environment is ready. Contains its first messages as rendered tokens.
     Reset {
         prompt: Vec<TokenId>,
         messages: Vec<Message>,
-        /// Hash of the state that the first turn acts on.
+        /// Hash of the environment state before the first turn.
         state_hash: Option<u64>,
     },
     /// The engine sampled tokens of the current turn.
     Tokens(Vec<SampledToken>),
     /// The turn is complete.
     TurnFinished(FinishReason),
-    /// The environment answered and continues.
+    /// The environment returned an observation, and the episode continues.
     Observed {
-        /// Tokens that close the model's turn where sampling did not.
+        /// Tokens that close the model's turn, if sampling did not.
         forced: Vec<TokenId>,
-        /// The rendered answer, up to where the model speaks again.
+        /// The rendered observation, up to the start of the next model turn.
         observation: Vec<TokenId>,
         messages: Vec<Message>,
         process_reward: f64,
         state_hash: Option<u64>,
     },
-    /// The environment answered, and takes what the model has seen so far out of its context.
+    /// The environment returned an observation and starts a new context without the earlier messages.
     Renewed {
-        /// The new context, rendered as a prompt.
+        /// The new context as a rendered prompt.
         prompt: Vec<TokenId>,
         messages: Vec<Message>,
         process_reward: f64,
         state_hash: Option<u64>,
     },
-    /// The environment reports that the task is over.
+    /// The environment ended the episode.
     Done {
         outcome: Outcome,
         process_reward: f64,
     },
     /// A part of the system failed.
     Failed { kind: FailureKind, message: String },
-    /// The wall time of what the episode is doing is up: starting, its turns, or its score.
+    /// The time limit of the present phase (start, turns or score) has passed.
     Deadline,
 }
 
 /// The driver's next action.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EpisodeCommand {
-    /// Sample a turn: at most `max_tokens` after the context.
+    /// Sample a turn of at most `max_tokens` after the context.
     Generate { max_tokens: u32 },
     /// Let the environment act on [`EpisodeMachine::turn_tokens`].
     Step,
-    /// Ask the environment for the score of an episode that a limit ended.
+    /// Ask the environment to score an episode that a limit ended.
     Score,
-    /// The episode is over; [`EpisodeMachine::into_trace`] has it.
+    /// Finish: the episode is over, and [`EpisodeMachine::into_trace`] returns the trace.
     Finish,
-    /// Nothing to do until the next event.
+    /// Wait for the next event.
     Wait,
 }
 
-/// The command that the machine waits for the result of.
+/// State of the machine, named after the event that it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Booting,
@@ -186,25 +186,26 @@ enum State {
     Over,
 }
 
-/// The state machine of one episode. It builds the trace as it goes.
+/// State machine of one episode. It builds the trace while the episode runs.
 #[derive(Debug)]
 pub struct EpisodeMachine {
     limits: EpisodeLimits,
     state: State,
     turn: u32,
-    /// Shared with the request of the turn that is sampled; the turn's own tokens follow at its end.
+    /// Tokens of the context, shared with the engine's request. The tokens of the present turn are appended
+    /// at its end.
     context: Arc<Vec<TokenId>>,
     /// Node that holds the current turn's sampled tokens.
     turn_node: Option<NodeId>,
-    /// Sampling temperature of the policy.
+    /// Sampling temperature of the policy, recorded with the tokens.
     temperature: f32,
     trace: Trace,
 }
 
 impl EpisodeMachine {
-    /// A machine that waits for [`EpisodeEvent::Reset`] and adds to a trace without nodes. Its turns are
-    /// sampled at [`SamplingParams::policy_temperature`](sinew_types::SamplingParams::policy_temperature)
-    /// `temperature`.
+    /// Creates a machine that waits for [`EpisodeEvent::Reset`]. `trace` has no nodes yet. `temperature` is
+    /// the [`SamplingParams::policy_temperature`](sinew_types::SamplingParams::policy_temperature) at which
+    /// the turns are sampled.
     pub fn new(trace: Trace, limits: EpisodeLimits, temperature: f32) -> Self {
         Self {
             limits,
@@ -217,19 +218,19 @@ impl EpisodeMachine {
         }
     }
 
-    /// The context of the model: all tokens since it last began, without the turn
-    /// that is being sampled.
+    /// Returns the context of the model: all tokens since the context last began, without the turn that is
+    /// being sampled.
     pub fn context(&self) -> &[TokenId] {
         &self.context
     }
 
-    /// [`Self::context`] for a request, without a copy. A turn that ends while the engine still holds it
-    /// costs one.
+    /// Returns [`Self::context`] for a request, without a copy. If the engine still holds it at the end of
+    /// the turn, appending copies it then.
     pub fn shared_context(&self) -> Arc<Vec<TokenId>> {
         Arc::clone(&self.context)
     }
 
-    /// The nodes so far.
+    /// Nodes of the trace so far.
     pub fn nodes(&self) -> &[Node] {
         &self.trace.nodes
     }
@@ -239,8 +240,9 @@ impl EpisodeMachine {
         &self.trace
     }
 
-    /// Takes up the whole turns of an episode that a machine like this one had begun, in place of
-    /// [`EpisodeEvent::Reset`]: the environment has seen them again. Gives the command for the next turn.
+    /// Restores the complete turns of an episode that was started earlier, instead of handling
+    /// [`EpisodeEvent::Reset`]. The environment must have replayed them. Returns the command for the next
+    /// turn.
     pub fn restore(&mut self, nodes: Vec<Node>) -> EpisodeCommand {
         let root = nodes.iter().rposition(|n| n.parent == NO_PARENT);
         let seen = &nodes[root.unwrap_or(0)..];
@@ -251,45 +253,45 @@ impl EpisodeMachine {
         self.next_turn()
     }
 
-    /// Keeps the tools that the prompt shows.
+    /// Records the tools that the prompt shows.
     pub(crate) fn offered(&mut self, tools: &[ToolSpec]) {
         if let Some(prompt) = self.trace.nodes.first_mut() {
             prompt.tools = tools.to_vec();
         }
     }
 
-    /// Keeps a turn as a message: its calls cannot be read from its tokens without the tools, and its text
-    /// not without the tokenizer.
+    /// Records a turn as a message. It cannot be rebuilt from the trace: parsing its calls needs the tools,
+    /// and decoding its text needs the tokenizer.
     pub(crate) fn said(&mut self, message: Message) {
         if let Some(id) = self.turn_node {
             self.trace.nodes[id as usize].messages = vec![message];
         }
     }
 
-    /// Tokens that the model sampled in the current turn, so far.
+    /// Tokens that the model has sampled in the present turn.
     pub fn turn_tokens(&self) -> &[TokenId] {
         let node = self.turn_node.map(|id| &self.trace.nodes[id as usize]);
         node.map_or(&[], |n| &n.tokens)
     }
 
-    /// Model turns begun so far.
+    /// Number of model turns started so far.
     pub fn turns(&self) -> u32 {
         self.turn
     }
 
-    /// No more events are expected.
+    /// Whether the episode has ended, so that no more events are expected.
     pub fn is_over(&self) -> bool {
         self.state == State::Over
     }
 
-    /// The finished trace with its timing.
+    /// Returns the finished trace with its timing.
     pub fn into_trace(mut self, timing: Timing) -> Trace {
         self.trace.timing = timing;
         self.trace
     }
 
-    /// Takes one event and gives the next command. Events that come after the end are ignored:
-    /// an abort races with the last tokens.
+    /// Handles one event and returns the next command. Events after the end are ignored, since an abort races
+    /// with the last tokens.
     pub fn on_event(&mut self, event: EpisodeEvent) -> EpisodeCommand {
         match (self.state, event) {
             (State::Over, _) => EpisodeCommand::Wait,
@@ -438,8 +440,8 @@ impl EpisodeMachine {
         EpisodeCommand::Step
     }
 
-    /// Adds the sampled tokens of the turn to the context. Not while it is sampled: the engine shares the
-    /// context until then, and appending would copy it.
+    /// Appends the sampled tokens of the turn to the context. This happens at the end of the turn: until then
+    /// the engine shares the context, and appending would copy it.
     fn close_turn(&mut self) {
         if let (State::Generating, Some(id)) = (self.state, self.turn_node) {
             let tokens = &self.trace.nodes[id as usize].tokens;
@@ -489,8 +491,8 @@ impl EpisodeMachine {
         self.next_turn()
     }
 
-    /// The limit that cut the last answer, if one did. The turn has the context's limit where that leaves it
-    /// fewer tokens than its own.
+    /// Returns the limit that cut the last answer, if there was one. It is the context limit if that left
+    /// fewer tokens than the limit of a turn.
     fn cut(&self) -> Option<Limit> {
         let limit = self.trace.cut()?;
         let room = self.turn_tokens().len() < self.limits.max_turn_tokens as usize;

@@ -1,7 +1,7 @@
-//! Counters and live episodes of a run, for views.
+//! Counters and live episodes of a run, for display.
 //!
-//! Nothing decides by them: a value may be stale by a few episodes, and no reader blocks an episode for
-//! longer than it takes to copy the list of live ones.
+//! No decision depends on them: a value may lag by a few episodes. A reader blocks episodes only while it
+//! copies the list of live ones.
 
 use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, NO_PARENT, TokenKind, Trace};
 use std::collections::{HashMap, VecDeque};
@@ -13,22 +13,22 @@ use tokio::time::Instant;
 /// Phase of an episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Its environment starts.
+    /// The environment starts.
     Boot,
     /// The engine samples a turn.
     Generate,
-    /// Its environment acts, or the program that drives it runs.
+    /// The environment acts, or the agent program runs.
     Tool,
-    /// Its environment grades it.
+    /// The environment scores the episode.
     Score,
-    /// The episode is between two other phases, or admission does not let it generate yet.
+    /// The episode is between two phases, or waits for admission to generate.
     Wait,
 }
 
 impl Phase {
     const COUNT: usize = 5;
 
-    /// A word for people.
+    /// Short name for display.
     pub fn name(self) -> &'static str {
         match self {
             Self::Boot => "boot",
@@ -40,51 +40,51 @@ impl Phase {
     }
 }
 
-/// Phases that have ended and that no reader took yet; above it the oldest are lost.
+/// Maximum number of ended phases that wait for a reader; above it, the oldest are dropped.
 const MAX_SPANS: usize = 4096;
 
-/// A phase of an episode that has ended.
+/// A phase of an episode, after its end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PhaseSpan {
-    /// Its id.
+    /// Id of the episode.
     pub episode: EpisodeId,
     pub phase: Phase,
-    /// Seconds since 1970 at the end.
+    /// End of the phase, in seconds since 1970.
     pub ended_unix_s: f64,
-    /// Length in seconds.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// Failures that no reader took yet; above it the oldest are lost.
+/// Maximum number of failures that wait for a reader; above it, the oldest are dropped.
 const MAX_FAILURES: usize = 256;
-/// Bytes of a failure's reason that are kept.
+/// Maximum length of a stored failure reason, in bytes.
 const MAX_REASON: usize = 2000;
 
 /// An episode that the system failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FailedEpisode {
-    /// Its id.
+    /// Id of the episode.
     pub episode: EpisodeId,
     /// The part that failed.
     pub kind: FailureKind,
     /// The reason, cut at 2,000 bytes.
     pub reason: String,
-    /// Seconds since 1970 at the end.
+    /// Time of the failure, in seconds since 1970.
     pub ended_unix_s: f64,
 }
 
-/// Ended episodes that no reader took yet; above it the oldest are lost.
+/// Maximum number of ended episodes that wait for a reader; above it, the oldest are dropped.
 const MAX_ENDED: usize = 4096;
 
-/// An episode that has ended, with what it came to.
+/// An ended episode with its results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EndedEpisode {
-    /// Its id.
+    /// Id of the episode.
     pub episode: EpisodeId,
-    /// Total reward; `None`: it has no score, or the system failed it.
+    /// Total reward; `None` without a score, or if the system failed the episode.
     pub reward: Option<f64>,
     pub success: bool,
-    /// Tokens before each sampled turn, and those that were sampled in it, in the order of the turns.
+    /// For each sampled turn in order: number of context tokens, and number of sampled tokens.
     pub turns: Vec<(usize, usize)>,
 }
 
@@ -114,29 +114,29 @@ impl EndedEpisode {
     }
 }
 
-/// Counters that the driver moves and a view reads. All relaxed: they are for people.
+/// Counters that the driver updates and views read. They use relaxed atomics, since they are only displayed.
 #[derive(Debug, Default)]
 pub struct Gauges {
-    /// Episodes in each phase, by its number.
+    /// Number of episodes in each phase, indexed by phase number.
     in_phase: [AtomicUsize; Phase::COUNT],
-    /// Episodes that have begun and not ended.
+    /// Number of episodes that have started and not ended.
     in_flight: AtomicUsize,
     finished: AtomicU64,
     succeeded: AtomicU64,
     failed: AtomicU64,
-    /// Microseconds in environments, of finished episodes.
+    /// Microseconds spent in environments by finished episodes.
     tool_calls_us: AtomicU64,
     /// Episodes in flight.
     live: Mutex<HashMap<EpisodeId, Live>>,
-    /// Phases that ended since the last reading of them.
+    /// Phases that ended since they were last read.
     spans: Mutex<VecDeque<PhaseSpan>>,
-    /// Failed episodes since the last reading of them.
+    /// Failed episodes since they were last read.
     failures: Mutex<VecDeque<FailedEpisode>>,
-    /// Ended episodes since the last reading of them.
+    /// Ended episodes since they were last read.
     ended: Mutex<VecDeque<EndedEpisode>>,
 }
 
-/// A live episode, without its name.
+/// A live episode without its id.
 #[derive(Debug)]
 struct Live {
     phase: Phase,
@@ -144,16 +144,16 @@ struct Live {
     deadline: Option<Instant>,
 }
 
-/// An episode that has begun and not ended.
+/// An episode that has started and not ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LiveEpisode {
-    /// Its id.
+    /// Id of the episode.
     pub episode: EpisodeId,
     /// Its current phase.
     pub phase: Phase,
     /// Seconds in that phase.
     pub phase_s: f64,
-    /// Seconds until it is cut; `None`: it has no deadline.
+    /// Seconds until its deadline; `None` without one.
     pub left_s: Option<f64>,
 }
 
@@ -174,7 +174,7 @@ impl Drop for PhaseGuard<'_> {
     }
 }
 
-/// Ends the episode's being in flight when dropped.
+/// Removes the episode from those in flight when dropped.
 #[derive(Debug)]
 pub struct FlightGuard<'a> {
     gauges: &'a Gauges,
@@ -191,15 +191,15 @@ impl Drop for FlightGuard<'_> {
 /// A reading of [`Gauges`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GaugesReading {
-    /// Episodes that have begun and not ended.
+    /// Number of episodes that have started and not ended.
     pub in_flight: usize,
-    /// Those in [`Phase::Boot`].
+    /// Number of episodes in [`Phase::Boot`].
     pub booting: usize,
-    /// Those in [`Phase::Generate`].
+    /// Number of episodes in [`Phase::Generate`].
     pub generating: usize,
-    /// Those in [`Phase::Tool`] or [`Phase::Score`].
+    /// Number of episodes in [`Phase::Tool`] or [`Phase::Score`].
     pub in_tool: usize,
-    /// Episodes that ended since the start of the program.
+    /// Number of episodes that ended since the start of the program.
     pub finished: u64,
     pub succeeded: u64,
     pub failed: u64,
@@ -208,7 +208,7 @@ pub struct GaugesReading {
 }
 
 impl Gauges {
-    /// Counts an episode as being in `phase` until the guard is dropped; it is cut at `deadline`.
+    /// Counts an episode as in `phase` until the guard is dropped. `deadline` is for display.
     pub fn enter<'a>(
         &'a self,
         episode: &'a EpisodeId,
@@ -225,7 +225,7 @@ impl Gauges {
         }
     }
 
-    /// Keeps a phase that ends now for readers that draw or export it.
+    /// Stores a phase that has ended, for readers that draw or export it.
     fn left(&self, guard: &PhaseGuard<'_>) {
         let span = PhaseSpan {
             episode: guard.episode.clone(),
@@ -283,7 +283,7 @@ impl Gauges {
         }
     }
 
-    /// Live episodes, those first that have been in their phase for the longest; at most `most` of them.
+    /// Live episodes, at most `most`; those that have been in their phase longest come first.
     pub fn longest(&self, most: usize) -> Vec<LiveEpisode> {
         let now = Instant::now();
         let shown = |(episode, live): (&EpisodeId, &Live)| LiveEpisode {
@@ -346,7 +346,7 @@ fn unix_s() -> f64 {
     since_1970.map_or(0.0, |d| d.as_secs_f64())
 }
 
-/// Adds to a list of at most `most`, which loses its oldest entry.
+/// Appends to a list of at most `most` entries; the oldest entry is dropped if it is full.
 fn push<T>(list: &Mutex<VecDeque<T>>, entry: T, most: usize) {
     let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
     if list.len() == most {

@@ -1,11 +1,11 @@
 //! Progress of episodes in flight, from which the next session resumes them.
 //!
-//! An episode writes each turn down when its answer is there, and each token when it is sampled. A resumed
-//! session gives a new environment the actions of the whole turns once more, and compares its answers with
-//! the recorded ones. If all are equal, the episode continues behind its last token; nothing is sampled
-//! again. Otherwise it starts again, and its sampled tokens are counted as lost.
+//! An episode records each turn when the environment has answered it, and each token when it is sampled. A
+//! resumed session replays the actions of the complete turns in a new environment, and compares its
+//! observations with the recorded ones. If all are equal, the episode continues after its last token, and no
+//! token is sampled again. Otherwise the episode starts again, and its sampled tokens count as lost.
 //!
-//! Here is the state; files are written and read by the loop.
+//! This module holds only the state; the training loop writes and reads the files.
 
 use crate::episode::{EpisodeEvent, EpisodeMachine};
 use serde::{Deserialize, Serialize};
@@ -13,27 +13,27 @@ use sinew_types::{EpisodeId, FinishReason, Node, SampledToken, Timing, TokenId, 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// An episode, as far as it has come.
+/// Saved progress of an episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SavedEpisode {
-    /// Its trace with the nodes of whole turns: each with the environment's answer.
+    /// Trace with the nodes of all complete turns; a turn is complete with the environment's observation.
     pub trace: Trace,
-    /// Tokens of the turn at work.
+    /// Sampled tokens of the incomplete turn.
     pub turn: Vec<SampledToken>,
-    /// Set once that turn is complete: the environment has it, or is about to.
+    /// Set once sampling of that turn has ended; the environment has received the turn or is about to.
     pub finish: Option<FinishReason>,
 }
 
-/// A whole turn: the sampled tokens, and the environment's answer.
+/// A complete turn: the sampled tokens and the environment's observation.
 pub(crate) struct SavedTurn<'a> {
     pub(crate) sampled: &'a Node,
     pub(crate) forced: &'a [TokenId],
-    /// Node of kind `Observation`; of kind `Prompt` if the context began anew.
+    /// Node of kind `Observation`; of kind `Prompt` if a new context began.
     pub(crate) observation: &'a Node,
 }
 
 impl SavedTurn<'_> {
-    /// Whether an environment answers the turn as it did then.
+    /// Whether an environment's answer to the turn equals the recorded one.
     pub(crate) fn is_answered_by(&self, answer: &EpisodeEvent) -> bool {
         let (kind, forced, now) = match answer {
             EpisodeEvent::Observed {
@@ -67,19 +67,20 @@ impl SavedTurn<'_> {
 }
 
 impl SavedEpisode {
-    /// Tokens that were sampled until now.
+    /// Number of sampled tokens so far.
     pub fn sampled_tokens(&self) -> usize {
         self.trace.sampled_tokens() + self.turn.len()
     }
 
-    /// The newest weights that sampled a token of it.
+    /// The newest weights version that sampled a token of the episode.
     pub fn newest_version(&self) -> Option<u64> {
         let nodes = self.trace.nodes.iter().flat_map(|n| &n.versions);
         let turn = self.turn.iter().map(|t| t.version.0);
         nodes.map(|s| s.version.0).chain(turn).max()
     }
 
-    /// The prompt and the whole turns; `None` for a trace of another shape, which cannot be taken up.
+    /// Returns the prompt and the complete turns; `None` for a trace of another shape, which cannot be
+    /// resumed.
     pub(crate) fn turns(&self) -> Option<(&Node, Vec<SavedTurn<'_>>)> {
         let (prompt, mut rest) = self.trace.nodes.split_first()?;
         let mut turns = Vec::new();
@@ -107,7 +108,8 @@ impl SavedEpisode {
         (prompt.kind == TokenKind::Prompt).then_some((prompt, turns))
     }
 
-    /// Whether it is an episode that begins with `empty`: the same task, seeds, sampling and parts.
+    /// Whether the progress belongs to the episode that starts with `empty`: same task, seeds, sampling and
+    /// versions.
     fn is_of(&self, empty: &Trace) -> bool {
         let head = Trace {
             nodes: Vec::new(),
@@ -122,21 +124,21 @@ impl SavedEpisode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ResumedCounts {
-    /// Episodes that continued, with the tokens that were not sampled again.
+    /// Number of episodes that continued.
     pub episodes: usize,
     pub tokens: usize,
-    /// Episodes that started again, with the tokens that were lost by it.
+    /// Number of episodes that started again.
     pub restarted: usize,
     pub tokens_lost: usize,
 }
 
 impl ResumedCounts {
-    /// Whether there was none.
+    /// Whether there was no such episode.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Adds the numbers of another one.
+    /// Adds other counts.
     pub fn add(&mut self, other: &Self) {
         self.episodes += other.episodes;
         self.tokens += other.tokens;
@@ -144,7 +146,7 @@ impl ResumedCounts {
         self.tokens_lost += other.tokens_lost;
     }
 
-    /// Returns the growth since `before`.
+    /// Returns the difference to the counts `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             episodes: self.episodes.saturating_sub(before.episodes),
@@ -155,14 +157,14 @@ impl ResumedCounts {
     }
 }
 
-/// Record of an episode's progress.
+/// Shared progress of one episode.
 pub(crate) type Log = Arc<Mutex<SavedEpisode>>;
 
 #[derive(Debug, Default)]
 struct State {
-    /// Episodes that run, and those whose end is not in the store yet.
+    /// Running episodes, and those whose end has not been stored.
     running: HashMap<EpisodeId, Log>,
-    /// Episodes of earlier sessions, not begun yet.
+    /// Episodes of earlier sessions that have not been started again.
     saved: HashMap<EpisodeId, SavedEpisode>,
     resumed: ResumedCounts,
 }
@@ -171,19 +173,20 @@ struct State {
 #[derive(Debug, Default)]
 pub struct InFlight(Mutex<State>);
 
-/// The locked value stays whole if a thread panics: every change is a single one.
+/// Locks the value. It stays consistent if a thread panics, since every change is a single operation.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl InFlight {
-    /// Gives episodes of an earlier session; they continue when they are begun.
+    /// Adds episodes of an earlier session; they continue when they are started.
     pub fn give(&self, saved: Vec<SavedEpisode>) {
         let saved = saved.into_iter().map(|s| (s.trace.episode.clone(), s));
         lock(&self.0).saved.extend(saved);
     }
 
-    /// Begins an episode with a trace without nodes; gives how far an earlier session came with it.
+    /// Starts an episode, given its trace without nodes. Returns the progress that an earlier session saved,
+    /// if any.
     pub(crate) fn begin(&self, empty: &Trace) -> (Log, Option<SavedEpisode>) {
         let log = Arc::new(Mutex::new(SavedEpisode {
             trace: empty.clone(),
@@ -210,7 +213,7 @@ impl InFlight {
         (log, same)
     }
 
-    /// Notes whether an episode continued.
+    /// Counts a saved episode as continued or as started again.
     pub(crate) fn went_on(&self, saved: &SavedEpisode, goes_on: bool) {
         let (resumed, tokens) = (&mut lock(&self.0).resumed, saved.sampled_tokens());
         if goes_on {
@@ -222,19 +225,19 @@ impl InFlight {
         }
     }
 
-    /// Counts episodes of an earlier session that cannot be taken up.
+    /// Counts episodes of an earlier session that cannot be resumed.
     pub fn lost(&self, saved: &[SavedEpisode]) {
         saved.iter().for_each(|saved| self.went_on(saved, false));
     }
 
-    /// Forgets an episode: it ended, was stopped, or is in the store.
+    /// Removes an episode that ended, was stopped, or is in the store.
     pub(crate) fn forget(&self, episode: &EpisodeId) {
         let mut state = lock(&self.0);
         state.running.remove(episode);
         state.saved.remove(episode);
     }
 
-    /// All of them that have sampled something, in the order of their names.
+    /// All episodes in flight that have sampled tokens, in the order of their ids.
     pub fn read(&self) -> Vec<SavedEpisode> {
         let state = lock(&self.0);
         let running = state.running.values().map(|log| lock(log).clone());
@@ -250,7 +253,7 @@ impl InFlight {
     }
 }
 
-/// Writes down the nodes of whole turns, and the time until now.
+/// Records the nodes of complete turns, and the times so far.
 pub(crate) fn turned(log: &Log, machine: &EpisodeMachine, timing: Timing) {
     let mut saved = lock(log);
     let known = saved.trace.nodes.len();
@@ -264,17 +267,17 @@ pub(crate) fn turned(log: &Log, machine: &EpisodeMachine, timing: Timing) {
     saved.finish = None;
 }
 
-/// Writes down tokens of the turn at work.
+/// Records tokens of the incomplete turn.
 pub(crate) fn sampled(log: &Log, tokens: &[SampledToken]) {
     lock(log).turn.extend_from_slice(tokens);
 }
 
-/// Writes down that the turn at work is complete.
+/// Records that sampling of the turn has ended.
 pub(crate) fn finished(log: &Log, reason: &FinishReason) {
     lock(log).finish = Some(reason.clone());
 }
 
-/// Forgets all turns: the episode starts again with `empty`.
+/// Discards all turns: the episode starts again with `empty`.
 pub(crate) fn cleared(log: &Log, empty: &Trace) {
     *lock(log) = SavedEpisode {
         trace: empty.clone(),

@@ -265,8 +265,8 @@ fn untimed(trace: Trace) -> Trace {
     }
 }
 
-/// Stopped behind any token, and in any call of the environment, an episode goes on to the same end; no token
-/// is sampled again.
+/// Stopped behind any token, and in any call of the environment, an episode continues to the same end; no
+/// token is sampled again.
 #[tokio::test(start_paused = true)]
 async fn an_episode_that_was_stopped_anywhere_ends_as_if_it_had_not_been() {
     for seed in 0..6 {
@@ -305,7 +305,7 @@ async fn an_episode_that_was_stopped_anywhere_ends_as_if_it_had_not_been() {
     }
 }
 
-/// A saved episode is not taken up if another world answers, or a world that makes no promise, or if it is
+/// A saved episode is not resumed if another world answers, or a world that makes no promise, or if it is
 /// another episode. It starts again, and its lost tokens are counted.
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_taken_up_starts_again_and_is_counted() {

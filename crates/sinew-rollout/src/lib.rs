@@ -1,15 +1,15 @@
-//! The way of an episode: task, environment, render, generate, act, observe, score, store.
+//! Runs episodes: task, environment, render, generate, act, observe, score, store.
 //!
 //! | part | what it does |
 //! |---|---|
 //! | [`EpisodeMachine`] | one episode as a pure state machine: events in, commands out |
-//! | [`run_episode`] | carries its commands out: engine, environment, renderer, clock |
-//! | [`Runner`] | runs hundreds of episodes side by side, so that the engine works while tools run |
-//! | [`AdmissionCore`] | decides, as pure, which episodes start and which generate next: as many as fit into the engine's KV cache |
-//! | [`OutlookCore`] | how long episodes are expected to take, as pure: who begins first, where the longest are to |
-//! | [`Playback`] | an engine that says again what an episode sampled: [`replay()`] compares a world of now with the recorded one, [`fork()`] goes on from a turn |
-//! | [`InFlight`] | how far episodes have come: what a session that goes on takes up |
-//! | [`Harness`] | port of what drives the turns: the built-in loop, or an agent program ([`ProgramHarness`]), a service ([`ServiceHarness`]) |
+//! | [`run_episode`] | executes its commands with engine, environment, renderer and clock |
+//! | [`Runner`] | runs hundreds of episodes concurrently, so that the engine works while tools run |
+//! | [`AdmissionCore`] | pure state machine that decides which episodes start and which generate next: as many as fit into the engine's KV cache |
+//! | [`OutlookCore`] | pure estimates of the duration of episodes, so that the longest ones start first |
+//! | [`Playback`] | an engine that replays the sampled tokens of an episode: [`replay()`] compares a present environment with the recorded one, [`fork()`] continues from a turn |
+//! | [`InFlight`] | saved progress of episodes, from which the next session resumes them |
+//! | [`Harness`] | trait of the code that drives the turns: the built-in loop, an agent program ([`ProgramHarness`]), or a service ([`ServiceHarness`]) |
 //! | [`Gauges`] | counters and live episodes, for views |
 //!
 //! # Invariants

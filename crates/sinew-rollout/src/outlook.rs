@@ -1,12 +1,13 @@
-//! Expected lengths of episodes: learned from episodes of the same task, and of its type.
+//! Estimates the duration of episodes from earlier episodes of the same task and of the same task type.
 //!
-//! A step ends with its last episode, so that one which takes long should not begin last (longest processing
-//! time first; Graham 1969, "Bounds on multiprocessing timing anomalies"). The estimate of a task uses its
-//! episodes that ended, in this group or in earlier steps, and those that run: they take at least as long as
-//! they have. If a task has neither, one of its episodes goes before all others, so that its siblings can be
-//! placed by its length.
+//! A step ends with its last episode, so a long episode should not start last (longest processing time first;
+//! Graham 1969, "Bounds on multiprocessing timing anomalies"). The estimate of a task uses its ended
+//! episodes, in this group or in earlier steps, and its running ones, which take at least as long as they
+//! have run so far. If a task has neither, one of its episodes starts before all others, so that its siblings
+//! can be ordered by its duration.
 //!
-//! The order decides when an episode begins, and which request the engine prefers, never what is sampled.
+//! The order decides when an episode starts and which request the engine prefers. It never changes the
+//! sampled tokens.
 
 use crate::episode::EpisodeSpec;
 use sinew_types::{EpisodeEnd, EpisodeId, TaskId, Trace};
@@ -15,33 +16,33 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::time::Instant;
 
-/// Share of the newest episode in a mean: of a policy that changes, old lengths are of less use.
+/// Weight of the newest episode in a moving mean: the policy changes, so old durations become less useful.
 const NEWEST: f64 = 0.3;
-/// Number of past episodes that a mean counts as, at most.
+/// Maximum number of past episodes that a mean counts as.
 const WEIGHT: u32 = 4;
-/// Expected length of an episode that still runs, in times of what it has taken: where lengths have a long
-/// tail, what took long continues for long (Pareto's law with exponent 3).
+/// Expected duration of a running episode, as a multiple of its present duration. With a long-tailed
+/// distribution, a long episode is expected to run much longer (Pareto distribution with exponent 3).
 const SURVIVED: f64 = 1.5;
-/// Tasks and types that are remembered; those that came first are forgotten first.
+/// Maximum number of remembered tasks and types; the oldest are forgotten first.
 const REMEMBERED: usize = 1 << 16;
-/// Steps of a request's priority: tenths of a second, up to 28 hours, above the number of the turn.
+/// Scale of a request's priority: tenths of a second, up to 28 hours, above the number of the turn.
 const PRIORITY: (f64, f64, i32) = (10.0, 1e6, 1 << 10);
 
-/// Order of two requests if places are short, and their episodes have the same expected rest or none is
-/// known.
+/// Order of two requests when capacity is short, if their episodes have the same expected remaining time or
+/// it is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TurnOrder {
-    /// Those with fewer turns behind them, which have more before them: for a step that ends with its last
-    /// episode.
+    /// Requests with fewer earlier turns first, since these have more turns ahead. For a step that ends with
+    /// its last episode.
     #[default]
     FewestFirst,
-    /// Those with more turns behind them, which end sooner and free their KV capacity: for training that
-    /// takes groups as they complete.
+    /// Requests with more earlier turns first, since these end sooner and free their KV capacity. For
+    /// training that takes groups as they complete.
     MostFirst,
 }
 
 impl TurnOrder {
-    /// Priority of a request with so many turns before it, in `0..1024`; the larger goes first.
+    /// Priority of a request after `turns` turns, in `0..1024`; a larger value goes first.
     pub(crate) fn priority(self, turns: u32) -> i32 {
         let last = PRIORITY.2 - 1;
         let turns = i32::try_from(turns).unwrap_or(last).min(last);
@@ -71,18 +72,18 @@ impl Mean {
     }
 }
 
-/// Lengths of the episodes of one task.
+/// Durations of the episodes of one task.
 #[derive(Debug, Default)]
 struct Siblings {
     ended: Mean,
-    /// Start times of its running episodes.
+    /// Start times of the running episodes.
     running: HashMap<EpisodeId, f64>,
 }
 
-/// Place of an episode that waits: those that are to begin first are the smallest.
+/// Sort key of a waiting episode; the smallest starts first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rank {
-    /// Whether an episode of this task has ended or runs.
+    /// Whether an episode of this task has ended or is running.
     known: bool,
     expected_s: f64,
 }
@@ -102,18 +103,18 @@ impl PartialOrd for Rank {
     }
 }
 
-/// Evidence from the end of an episode for the length of others.
+/// Duration that the end of an episode shows, for the estimate of others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LengthEvidence {
-    /// Length in seconds.
+    /// Duration in seconds.
     Seconds(f64),
-    /// It was stopped: they take longer than it has.
+    /// The episode was stopped: others take longer than it did.
     Longer,
-    /// Nothing: the system failed it.
+    /// No information, since the system failed the episode.
     Failed,
 }
 
-/// The estimates, without a clock.
+/// The estimates, as pure state without a clock.
 #[derive(Debug, Default)]
 pub struct OutlookCore {
     tasks: HashMap<TaskId, Siblings>,
@@ -124,7 +125,7 @@ pub struct OutlookCore {
 }
 
 impl OutlookCore {
-    /// An episode began.
+    /// Records that an episode has started.
     pub fn began(&mut self, spec: &EpisodeSpec, now_s: f64) {
         let id = &spec.task.id;
         if !self.tasks.contains_key(id) {
@@ -137,7 +138,7 @@ impl OutlookCore {
         }
     }
 
-    /// An episode that began is over.
+    /// Records that a started episode has ended.
     pub fn ended(&mut self, spec: &EpisodeSpec, took: LengthEvidence, now_s: f64) {
         let Some(task) = self.tasks.get_mut(&spec.task.id) else {
             return;
@@ -159,8 +160,8 @@ impl OutlookCore {
         }
     }
 
-    /// Seconds that an episode of the task is expected to take, and whether something is known of the task
-    /// itself.
+    /// Returns the expected seconds of an episode of the task, and whether the estimate uses episodes of the
+    /// task itself.
     pub fn rank(&self, spec: &EpisodeSpec, now_s: f64) -> Rank {
         let kind = self.kinds.get(&spec.task.kind).and_then(|k| k.known());
         let usual = kind.or(self.all.known()).unwrap_or(0.0);
@@ -181,7 +182,7 @@ impl OutlookCore {
         }
     }
 
-    /// Seconds that an episode which runs is expected to continue for.
+    /// Expected remaining seconds of a running episode.
     pub fn remaining(&self, spec: &EpisodeSpec, now_s: f64) -> f64 {
         let task = self.tasks.get(&spec.task.id);
         let began = task.and_then(|t| t.running.get(&spec.episode));
@@ -189,7 +190,7 @@ impl OutlookCore {
         (self.rank(spec, now_s).expected_s - elapsed).max(0.0)
     }
 
-    /// Forgets the tasks that came first, but for those with episodes that run.
+    /// Forgets the oldest tasks, except those with running episodes.
     fn forget(&mut self) {
         for _ in 0..self.order.len() {
             if self.tasks.len() <= REMEMBERED {
@@ -228,7 +229,7 @@ impl Default for Outlook {
 }
 
 impl Outlook {
-    /// An episode began; it is over when the guard is dropped.
+    /// Records that an episode has started; dropping the guard records its end.
     pub(crate) fn begin(self: &Arc<Self>, spec: &EpisodeSpec) -> RunningEpisode {
         let now_s = self.now_s();
         self.lock().began(spec, now_s);
@@ -239,7 +240,7 @@ impl Outlook {
         }
     }
 
-    /// Returns the number of the waiting episode that is to begin first.
+    /// Returns the index of the waiting episode that starts first.
     pub(crate) fn first<'a>(
         &self,
         waiting: impl Iterator<Item = (usize, &'a EpisodeSpec)>,
@@ -249,8 +250,8 @@ impl Outlook {
         first.map(|(at, _)| at)
     }
 
-    /// Priority of a request. It is larger for an episode that will continue for longer; two equal ones are
-    /// ordered by `order` and the turns before the request.
+    /// Priority of a request, larger for an episode with a longer expected remaining time. Equal ones are
+    /// ordered by `order` and the number of turns before the request.
     pub(crate) fn priority(&self, spec: &EpisodeSpec, order: TurnOrder, turns: u32) -> i32 {
         let (per_second, most, step) = PRIORITY;
         let remaining = self.lock().remaining(spec, self.now_s());
@@ -268,7 +269,7 @@ impl Outlook {
     }
 }
 
-/// An episode that runs, until dropped.
+/// A running episode, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct RunningEpisode {
     outlook: Arc<Outlook>,
@@ -277,7 +278,7 @@ pub(crate) struct RunningEpisode {
 }
 
 impl RunningEpisode {
-    /// It came to its end. One that is dropped before was stopped.
+    /// Records the end of the episode. An episode that is dropped without this was stopped.
     pub(crate) fn ended(mut self, trace: &Trace) {
         self.took = match trace.end {
             EpisodeEnd::Failed { .. } => LengthEvidence::Failed,

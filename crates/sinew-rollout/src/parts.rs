@@ -1,4 +1,4 @@
-//! Parts for running episodes, and the port of the harness that drives their turns.
+//! Parts that are needed to run episodes, and the trait of the harness that drives their turns.
 
 use crate::admission::Admission;
 use crate::episode::{EpisodeLimits, EpisodeMachine, EpisodeSpec, RunInfo};
@@ -14,13 +14,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Drives episodes. Shared by all of them.
+/// Drives the turns of episodes. All episodes share one harness.
 pub trait Harness: Send + Sync {
     /// Name by which recipes select it.
     fn name(&self) -> &str;
 
-    /// Runs one episode to its end. Never fails: what goes wrong is in the trace, which is
-    /// valid and not yet in the store.
+    /// Runs one episode to its end. It never fails: errors are recorded in the trace, which is valid and not
+    /// yet in the store.
     fn run<'a>(
         &'a self,
         parts: &'a EpisodeParts,
@@ -29,33 +29,34 @@ pub trait Harness: Send + Sync {
     ) -> BoxFuture<'a, Trace>;
 }
 
-/// The parts that an episode is run with, shared by all episodes of a run. A clone shares them, too.
+/// The parts that run episodes, shared by all episodes of a run. Clones share the same parts.
 #[derive(Clone)]
 pub struct EpisodeParts {
-    /// Samples tokens from tokens.
+    /// Engine that samples tokens.
     pub engine: Arc<dyn Engine>,
     /// Tokenizer and chat template of the engine's model.
     pub renderer: Arc<dyn Renderer>,
-    /// Makes the environment of each episode.
+    /// Creates the environment of each episode.
     pub envs: Arc<dyn EnvFactory>,
     /// Drives the turns.
     pub harness: Arc<dyn Harness>,
-    /// Counts what episodes do, for views.
+    /// Counters of the episodes, for display.
     pub gauges: Arc<Gauges>,
-    /// Decides which episodes begin and generate.
+    /// Decides which episodes start and generate.
     pub admission: Arc<Admission>,
-    /// Estimates by which the episodes that are expected to take longest begin first; `None`: they begin in
-    /// the order of their draws.
+    /// Estimates by which the longest episodes start first; `None`: episodes start in the order of their
+    /// draws.
     pub outlook: Option<Arc<Outlook>>,
-    /// Order of the engine's requests, for episodes that are not expected to differ.
+    /// Order of engine requests for episodes with equal estimates.
     pub turn_order: TurnOrder,
     /// Time that episodes have waited for sandboxes of their environments.
     pub sandbox_wait: Arc<SandboxWait>,
-    /// Progress of training episodes; `None`: it is not recorded, so that each begins at its beginning.
+    /// Saved progress of training episodes; `None`: progress is not recorded, so that an interrupted episode
+    /// starts again.
     pub in_flight: Option<Arc<InFlight>>,
     /// Source of request ids, shared by all users of the engine.
     pub requests: Arc<AtomicU64>,
-    /// Written into each trace.
+    /// Data about the run that each trace contains.
     pub run: Arc<RunInfo>,
 }
 
@@ -71,33 +72,33 @@ impl std::fmt::Debug for EpisodeParts {
 /// Sampling and limits of an episode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EpisodeOptions {
-    /// Turns and tokens.
+    /// Limits on turns and tokens.
     pub limits: EpisodeLimits,
-    /// `max_tokens`, `stop_ids` and `seed` are set for each turn.
+    /// Sampling parameters; `max_tokens`, `stop_ids` and `seed` are set for each turn.
     pub sampling: SamplingParams,
-    /// Tokens after which a turn asks for its place anew; `None`: only when it is over.
+    /// Number of tokens after which a turn requests its place again; `None`: only after the turn.
     pub chunk_tokens: Option<u32>,
-    /// Any environment gets the actions of an episode that an earlier session left once more, not only one
-    /// that declares itself deterministic.
+    /// Whether a saved episode may be replayed in any environment, not only in one that declares itself
+    /// deterministic.
     pub replay_always: bool,
-    /// Wall time until an episode's world is up.
+    /// Time limit for starting an episode's environment.
     pub boot_timeout: Duration,
-    /// Wall time of its turns, from then on.
+    /// Time limit for its turns, counted from then on.
     pub timeout: Duration,
-    /// Wall time of the score of an episode that a limit ended.
+    /// Time limit for scoring an episode that a limit ended.
     pub score_timeout: Duration,
 }
 
 impl EpisodeOptions {
-    /// The machine of an episode that is sampled so.
+    /// Creates the state machine of an episode with these options.
     pub(crate) fn machine(&self, spec: &EpisodeSpec, run: &RunInfo) -> EpisodeMachine {
         let temperature = self.sampling.policy_temperature();
         let trace = spec.empty_trace(run, &self.turn_sampling());
         EpisodeMachine::new(trace, self.limits.clone(), temperature)
     }
 
-    /// Sampling of a turn that only the limit of a turn cuts: recorded in the trace, as the context may
-    /// cut single turns shorter.
+    /// Sampling parameters of a turn that only the limit of a turn cuts. The trace records them, since the
+    /// context limit may cut single turns shorter.
     pub fn turn_sampling(&self) -> SamplingParams {
         SamplingParams {
             max_tokens: self.limits.max_turn_tokens,

@@ -1,8 +1,8 @@
 //! An engine that replays the sampled tokens of a stored episode, so that the built-in loop runs the episode
-//! anew: with the same actions, in a new environment.
+//! again: the same actions in a new environment.
 //!
-//! At the end of the recording the engine has nothing more to sample, or another engine continues
-//! ([`Playback::then`]): an episode that is forked in its middle.
+//! At the end of the recording the engine fails further requests, or another engine continues
+//! ([`Playback::then`]), which forks the episode.
 
 use sinew_types::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, FinishReason, GenerateRequest,
@@ -14,47 +14,47 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A turn of the recording.
 #[derive(Clone, Debug, PartialEq)]
 struct Turn {
-    /// Tokens that the model saw before it.
+    /// Tokens that the model saw before the turn.
     context: Vec<TokenId>,
     tokens: Vec<SampledToken>,
     finish: FinishReason,
 }
 
-/// The first place where the context of a turn is not the recorded one.
+/// The first position at which the context of a turn differs from the recorded one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextChange {
     /// Number of the turn, from 1.
     pub turn: u32,
-    /// Number of tokens at the beginning that are equal.
+    /// Number of equal tokens at the beginning.
     pub equal: usize,
 }
 
 /// Reason why an episode cannot be played back.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlaybackError {
-    /// Several paths: which one a world went is not known.
+    /// The episode has several paths, and it is unknown which one the environment took.
     #[error(
         "episode {episode} has {leaves} branches: only an episode of one path can be run again"
     )]
     Branches {
-        /// Its id.
+        /// Id of the episode.
         episode: String,
         /// Number of its paths.
         leaves: usize,
     },
-    /// A fork behind the last turn.
+    /// The fork would start after the last turn.
     #[error("turn {turn}: the episode has {turns} turns; allowed: 1 to {}", turns + 1)]
     NoTurn {
         /// Turn at which the fork was to begin.
         turn: u32,
-        /// Number of its turns.
+        /// Number of recorded turns.
         turns: usize,
     },
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Turns that were asked for so far.
+    /// Number of requested turns so far.
     asked: usize,
     change: Option<ContextChange>,
 }
@@ -83,7 +83,7 @@ impl std::fmt::Debug for Playback {
 }
 
 impl Playback {
-    /// The recording of an episode.
+    /// Creates the engine from the trace of an episode.
     ///
     /// # Errors
     /// [`PlaybackError::Branches`].
@@ -119,7 +119,7 @@ impl Playback {
         })
     }
 
-    /// The recording up to turn `turn`, counted from 1, which is the first that `engine` samples.
+    /// Replays only the turns before `turn`, counted from 1. From this turn on, `engine` samples.
     ///
     /// # Errors
     /// [`PlaybackError::NoTurn`].
@@ -138,8 +138,8 @@ impl Playback {
         self.turns.len()
     }
 
-    /// The first turn whose context differed from the recorded one. If another engine continues, the episode
-    /// ended there.
+    /// The first turn whose context differed from the recorded one. The episode ended there, if another
+    /// engine was to continue.
     pub fn change(&self) -> Option<ContextChange> {
         self.lock().change
     }
@@ -149,7 +149,7 @@ impl Playback {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The turn that comes next, and whether its context is the recorded one.
+    /// Returns the index of the next turn, and whether its context equals the recorded one.
     fn next(&self, prompt: &[TokenId]) -> (usize, bool) {
         let mut state = self.lock();
         let at = state.asked;
@@ -168,7 +168,7 @@ impl Playback {
     }
 }
 
-/// The tokens of a node with the weights that sampled each.
+/// Returns the tokens of a node, each with the version of the weights that sampled it.
 fn sampled(trace: &Trace, id: NodeId) -> Vec<SampledToken> {
     let node = &trace.nodes[id as usize];
     let spans = node.versions.iter();

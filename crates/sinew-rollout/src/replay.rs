@@ -1,7 +1,7 @@
-//! Stored episodes, run again: the same actions in a new environment, and the differences.
+//! Runs stored episodes again, with the same actions in a new environment, and reports the differences.
 //!
-//! The comparison covers the answers of the world: messages and their tokens, rewards of turns, hashes of
-//! states, the outcome and the end. Sampled tokens are the recorded ones by construction.
+//! The comparison covers the answers of the environment: messages and their tokens, rewards of turns, hashes
+//! of states, the outcome and the end. Sampled tokens are the recorded ones by construction.
 
 use crate::admission::{Admission, AdmissionConfig};
 use crate::driver::run_episode;
@@ -14,47 +14,47 @@ use sinew_env::waits_for_group;
 use sinew_types::{Engine, EpisodeEnd, EpisodeId, Limit, Node, Provenance, Task, TokenKind, Trace};
 use std::sync::Arc;
 
-/// One thing that is not as recorded.
+/// One difference between the recording and the replay.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReplayChange {
-    /// Number of the turn before it; 0: the first messages. `None`: the episode as a whole.
+    /// Number of the turn before the difference; 0 is before the first turn, in the first messages. `None`:
+    /// the whole episode.
     pub turn: Option<u32>,
     /// Name of the field: `tokens`, `messages`, `process_reward`, `state_hash`, `reward`, ...
     pub field: String,
     /// Recorded value.
     pub was: String,
-    /// Value of the new run.
+    /// Value in the replay.
     pub is: String,
 }
 
-/// A part of the system that is another one than when the episode was recorded.
+/// A part of the system whose version differs from that of the recording.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PartDrift {
     /// `environment`, `chat_template`, `tools.NAME`, `kernels` or `sandbox`.
     pub part: String,
-    /// Version then; empty: there was none.
+    /// Version at the time of the recording; empty if the recording names none.
     pub was: String,
-    /// Version now.
+    /// Version in the replay.
     pub is: String,
 }
 
-/// An episode that was run again.
+/// Result of a replay.
 #[derive(Clone, Debug)]
 pub struct ReplayedEpisode {
-    /// Trace of the new run.
+    /// Trace of the replay.
     pub trace: Trace,
-    /// Differences, in the order of the episode: the first is where it began.
+    /// Differences in the order of the episode; the first one is the start of the divergence.
     pub changes: Vec<ReplayChange>,
-    /// Parts of other versions.
+    /// Parts with a different version.
     pub drift: Vec<PartDrift>,
     /// Number of nodes that were compared.
     pub compared: usize,
-    /// Reason why the end was not compared, if so.
+    /// Reason why the end was not compared; `None` if it was.
     pub open_end: Option<&'static str>,
 }
 
-/// The same parts with another engine, which no admission stands before but its own: episodes that are run
-/// one by one.
+/// Returns the parts with another engine and a separate admission, for episodes that run one at a time.
 fn alone(parts: &EpisodeParts, engine: Arc<dyn Engine>) -> EpisodeParts {
     EpisodeParts {
         admission: Admission::new(AdmissionConfig::new(1, 1), Arc::clone(&engine)),
@@ -65,7 +65,7 @@ fn alone(parts: &EpisodeParts, engine: Arc<dyn Engine>) -> EpisodeParts {
     }
 }
 
-/// The episode of a trace, to be run again under an id.
+/// Builds the spec that runs the episode of a trace again, under another id.
 pub fn spec_of(trace: &Trace, task: Task, episode: EpisodeId, purpose: &str) -> EpisodeSpec {
     EpisodeSpec {
         episode,
@@ -77,7 +77,7 @@ pub fn spec_of(trace: &Trace, task: Task, episode: EpisodeId, purpose: &str) -> 
     }
 }
 
-/// Runs a stored episode again in environments of `parts`, whose engine is not used.
+/// Runs a stored episode again in environments of `parts`. The engine of `parts` is not used.
 ///
 /// # Errors
 /// [`PlaybackError`]; what goes wrong in the world is a change.
@@ -111,12 +111,12 @@ pub async fn replay(
     })
 }
 
-/// An episode that resumes from the middle of another one.
+/// An episode that resumes from a turn of another one.
 #[derive(Clone, Debug)]
 pub struct ForkedEpisode {
-    /// The whole episode: recorded turns, then new ones.
+    /// The whole episode: recorded turns, then new turns.
     pub trace: Trace,
-    /// The first answer of the world before the fork that is not the recorded one, if any.
+    /// The first difference from the recording before the fork, if any.
     pub change: Option<ReplayChange>,
 }
 
@@ -159,7 +159,7 @@ pub async fn fork(
     })
 }
 
-/// Reason why the end of a recording is no evidence about the world, if so.
+/// Returns the reason why the end of a recording cannot be compared, if there is one.
 fn open_end(recorded: &Trace, again: &Trace) -> Option<&'static str> {
     match &recorded.end {
         EpisodeEnd::Failed { .. } => Some("the system ended the recorded episode"),
@@ -171,7 +171,7 @@ fn open_end(recorded: &Trace, again: &Trace) -> Option<&'static str> {
     }
 }
 
-/// Nodes of both, as far as both go.
+/// Pairs of nodes at the same position, up to the shorter trace.
 fn shared<'a>(a: &'a Trace, b: &'a Trace) -> impl Iterator<Item = (&'a Node, &'a Node)> {
     a.nodes.iter().zip(&b.nodes)
 }
@@ -194,7 +194,7 @@ fn messages(was: &Node, is: &Node) -> ReplayChange {
     change(Some(was.turn), "messages", said(was), said(is))
 }
 
-/// Lists the differences between a recording and a new run; `end`: with outcome and end.
+/// Lists the differences between a recording and a replay. `end`: also compare outcome and end.
 pub fn changes(recorded: &Trace, again: &Trace, end: bool) -> Vec<ReplayChange> {
     let mut changes = Vec::new();
     for (was, is) in shared(recorded, again) {

@@ -1,4 +1,4 @@
-//! Scores of stored episodes by rewards of now: nothing is run again, and nothing that was trained changes.
+//! Scores stored episodes with the present rewards. No episode runs again, and trained data does not change.
 
 use crate::sample::reward_sample;
 use futures::StreamExt;
@@ -11,14 +11,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Samples that are scored at the same time.
+/// Number of samples that are scored concurrently.
 const AT_ONCE: usize = 16;
-/// Component of the weighted sum.
+/// Name of the component that holds the weighted sum.
 pub const TOTAL: &str = "total";
-/// Name of the record of whether the task counts as solved: 1 or 0.
+/// Record name for whether the task counts as solved: 1 or 0.
 const SUCCESS: &str = "success";
 
-/// The tasks of these ids, as far as a taskset has them. Every task is made until all are found.
+/// Finds the tasks with these ids in a taskset. It generates tasks in order until all are found.
 ///
 /// # Errors
 /// The first task that cannot be made.
@@ -41,7 +41,7 @@ pub fn tasks_of(
     Ok(found)
 }
 
-/// Builds the input of a reward for a stored episode, without the measurements that rewards made.
+/// Builds the input of a reward for a stored episode, without measurements of earlier rewards.
 fn sample_of(trace: &Trace, task: Task, renderer: &dyn Renderer) -> RewardSample {
     let mut sample = reward_sample(trace, task, renderer);
     sample
@@ -50,8 +50,8 @@ fn sample_of(trace: &Trace, task: Task, renderer: &dyn Renderer) -> RewardSample
     sample
 }
 
-/// The outcomes of stored episodes by rewards of now, in their order. The environment's own measurements
-/// stay; what gets no score within `limit` is unscored.
+/// Scores stored episodes with the present rewards, and returns the outcomes in order. The environment's own
+/// metrics stay. An episode without a score within `limit` is unscored.
 pub async fn outcomes_of(
     episodes: Vec<(&Trace, Task, Arc<dyn Reward>)>,
     renderer: &dyn Renderer,
@@ -80,21 +80,21 @@ pub async fn outcomes_of(
     all.buffered(AT_ONCE).collect().await
 }
 
-/// The scores of one episode, before and now.
+/// Old and new scores of one episode.
 #[derive(Clone, Debug)]
 pub struct EpisodeRescore {
     pub episode: EpisodeId,
     /// Recorded scores by component; [`TOTAL`] is the weighted sum.
     pub old: BTreeMap<String, f64>,
-    /// Empty if there is no score now.
+    /// New scores by component; empty without a score.
     pub new: BTreeMap<String, f64>,
-    /// Whether the task counts as solved now, as far as the rewards decide it.
+    /// Whether the task counts as solved by the new rewards, if they decide this.
     pub success: Option<bool>,
-    /// Reason why there is none.
+    /// Reason why there is no new score.
     pub unscored: Option<String>,
 }
 
-/// Components among metrics, with the sum.
+/// Selects the components among metrics, and adds the sum.
 fn components(metrics: &BTreeMap<String, f64>, total: f64) -> BTreeMap<String, f64> {
     let parts = metrics.iter().filter_map(|(name, value)| {
         let name = name.strip_prefix("reward/")?;
@@ -105,8 +105,8 @@ fn components(metrics: &BTreeMap<String, f64>, total: f64) -> BTreeMap<String, f
     all
 }
 
-/// Scores episodes with their tasks by their rewards, in their order. Those that the system failed are left
-/// out. `renderer` is that of the model that sampled them.
+/// Scores episodes with the rewards of their tasks, in order. Episodes that the system failed are left out.
+/// `renderer` belongs to the model that sampled them.
 pub async fn rescore<'a>(
     renderer: &dyn Renderer,
     episodes: Vec<(Trace, Task, &'a dyn Reward)>,
@@ -140,8 +140,8 @@ pub async fn rescore<'a>(
     scored.buffered(AT_ONCE).collect().await
 }
 
-/// The outcomes of episodes that ended without a score, by their rewards, in their order; the reason where
-/// there is none. Measurements of the environment stay. `renderer` is that of the model that sampled them.
+/// Scores episodes that ended without a score, and returns outcomes in order, or the reason where there is
+/// none. Metrics of the environment stay. `renderer` belongs to the model that sampled the episodes.
 pub async fn outcomes<'a>(
     renderer: &dyn Renderer,
     episodes: Vec<(Trace, Task, &'a dyn Reward)>,
@@ -160,8 +160,8 @@ pub async fn outcomes<'a>(
 }
 
 impl EpisodeRescore {
-    /// The records of a source at a time: one of each component and of the success, or one of a missing sum.
-    /// [`rescored`] reads them.
+    /// Returns the store records of a source at a time: one for each component and one for the success, or
+    /// one that states why the sum is missing. [`rescored`] reads them.
     pub fn records(&self, source: &str, at_us: u64) -> Vec<ScoreRecord> {
         let record = |name: &str, score| ScoreRecord {
             episode: self.episode.clone(),
@@ -183,9 +183,9 @@ impl EpisodeRescore {
     }
 }
 
-/// The outcome of a stored episode by the scores that one source gave it, in place of its own reward. The
-/// episode is unscored without a sum of that source. If no record states whether the task is solved, a
-/// positive sum does.
+/// Returns the outcome of a stored episode with the scores of one source in place of its own reward. Without
+/// a sum from that source, the episode is unscored. If no record states whether the task is solved, a
+/// positive sum counts as solved.
 pub fn rescored(own: &Outcome, records: &[ScoreRecord], source: &str) -> Outcome {
     let newest = in_force(records);
     let total = newest.get(&(TOTAL, source)).copied();
@@ -220,17 +220,17 @@ pub fn rescored(own: &Outcome, records: &[ScoreRecord], source: &str) -> Outcome
     outcome
 }
 
-/// One component over all episodes.
+/// Change of one component over all episodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ComponentChange {
     pub component: String,
-    /// Episodes with a score before, and their mean.
+    /// Number of episodes with an old score.
     pub old_episodes: usize,
     pub old_mean: Option<f64>,
-    /// Episodes with a score now, and their mean.
+    /// Number of episodes with a new score.
     pub new_episodes: usize,
     pub new_mean: Option<f64>,
-    /// Episodes with both, which differ.
+    /// Number of episodes whose old and new scores differ.
     pub changed: usize,
 }
 
@@ -252,16 +252,16 @@ impl Sum {
     }
 }
 
-/// Changes of the scores of many episodes, which are added one by one and not kept.
+/// Changes of the scores over many episodes. It keeps only sums.
 #[derive(Clone, Debug, Default)]
 pub struct ScoreChanges {
     /// Old sum, new sum, and number of differences, by component.
     components: BTreeMap<String, (Sum, Sum, usize)>,
     /// Episodes that were added.
     pub episodes: usize,
-    /// Those of them without a score now.
+    /// Number of episodes without a new score.
     pub unscored: usize,
-    /// Reason of the first of these.
+    /// Reason of the first unscored episode.
     pub first: Option<String>,
 }
 

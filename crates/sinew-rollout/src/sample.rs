@@ -1,7 +1,7 @@
 //! Builds the input of rewards for an ended episode from its trace.
 //!
-//! While an episode runs, its environment makes the sample. Later (rewards of a group, scores made anew) it
-//! is made from the store: messages of the nodes, and the text of sampled turns.
+//! While an episode runs, its environment builds this input. Later, for the rewards of a group or for
+//! rescoring, it is built from the store: from the messages of the nodes, and the text of sampled turns.
 
 use crate::action::said;
 use sinew_answer::Turn;
@@ -9,9 +9,9 @@ use sinew_env::RewardSample;
 use sinew_render::Renderer;
 use sinew_types::{EpisodeEnd, NO_PARENT, Node, NodeId, Role, Task, TokenKind, Trace};
 
-/// The sample of a stored episode of `task`. `renderer` is that of the model that sampled it.
+/// Builds the sample of a stored episode of `task`. `renderer` belongs to the model that sampled it.
 ///
-/// Messages are those of the path to the last sampled turn. The last turn is the answer that was scored, else
+/// The messages are those of the path to the last sampled turn. The answer is the one that was scored, else
 /// the last turn of the model.
 pub fn reward_sample(trace: &Trace, task: Task, renderer: &dyn Renderer) -> RewardSample {
     let mut messages = Vec::new();

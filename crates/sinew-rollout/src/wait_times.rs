@@ -1,8 +1,8 @@
-//! Lost time: counters of the waits of engine and trainer.
+//! Counters of the time that engine and trainer spend waiting.
 //!
-//! The time of a session is cut into intervals at everything that the driver sees. In an interval, the engine
-//! was busy for as long as its own counter reports. The rest is put down to the state at the beginning of the
-//! interval.
+//! Every event of the driver ends one interval of the session and starts the next. In each interval, the
+//! engine was busy for the time that its own counter reports. The rest of the interval is attributed to the
+//! state at its start.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,30 +11,32 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WaitTimes {
-    /// The engine computed.
+    /// Seconds in which the engine computed.
     pub engine_busy_s: f64,
-    /// It waited, and all episodes that ran were in their tools and environments.
+    /// Seconds in which the engine was idle while all running episodes were in tools and environments.
     pub engine_tools_s: f64,
-    /// It waited, and no episode ran because the trainer was at work.
+    /// Seconds in which the engine was idle and no episode ran, because the trainer worked.
     pub engine_trainer_s: f64,
-    /// It waited, and no episode ran for another reason: weights, commits and checkpoints, or the start.
+    /// Seconds in which the engine was idle and no episode ran for another reason: weights, commits,
+    /// checkpoints, or the start.
     pub engine_empty_s: f64,
-    /// The trainer scored or updated.
+    /// Seconds in which the trainer scored or updated.
     pub trainer_busy_s: f64,
-    /// It waited for groups.
+    /// Seconds in which the trainer waited for groups.
     pub trainer_groups_s: f64,
-    /// Measurements, publication, commits, checkpoints.
+    /// Seconds of measurements, publication, commits and checkpoints.
     pub trainer_other_s: f64,
-    /// Commits and checkpoints: the loop waited until they were on disk. Part of the others.
+    /// Seconds in which the loop waited until commits and checkpoints were on disk; part of the other values.
     pub loop_disk_s: f64,
-    /// Episodes waited until they were on disk, all of them added up: others continue meanwhile.
+    /// Seconds in which episodes waited until they were on disk, summed over episodes. Other episodes
+    /// continue meanwhile.
     pub episodes_disk_s: f64,
-    /// Episodes waited for sandboxes of their environments, until one was free and made, all added up.
+    /// Seconds in which episodes waited for sandboxes of their environments, summed over episodes.
     pub episodes_sandbox_s: f64,
 }
 
 impl WaitTimes {
-    /// The seconds by name, in their order, in words.
+    /// Returns the seconds with display names, in order.
     pub fn rows(&self) -> [(&'static str, f64); 7] {
         [
             ("engine computes", self.engine_busy_s),
@@ -56,7 +58,7 @@ impl WaitTimes {
         ]
     }
 
-    /// Adds those of a later time.
+    /// Adds the times of a later interval.
     pub fn add(&mut self, later: &Self) {
         self.engine_busy_s += later.engine_busy_s;
         self.engine_tools_s += later.engine_tools_s;
@@ -74,16 +76,16 @@ impl WaitTimes {
 /// State of the trainer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TrainerActivity {
-    /// It scores or updates.
+    /// Scores or updates.
     Works,
-    /// No group is there that it could train.
+    /// Waits, because no group can be trained.
     WaitsForGroups,
     /// Measurements, publication, commits and checkpoints.
     #[default]
     Other,
 }
 
-/// Sums waits up. Pure: it is given the times.
+/// Sums waiting times. It is pure: callers pass the time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WaitClock {
     sums: WaitTimes,
@@ -91,7 +93,7 @@ pub struct WaitClock {
     now_s: f64,
     busy_s: f64,
     sandbox_s: f64,
-    /// State since the last reading: the trainer's, and whether episodes run.
+    /// State of the trainer since the last reading.
     pub trainer: TrainerActivity,
     running: bool,
 }
@@ -119,7 +121,7 @@ impl WaitClock {
         self.running = running;
     }
 
-    /// The sums since the last call.
+    /// Returns and resets the sums.
     pub fn take(&mut self) -> WaitTimes {
         std::mem::take(&mut self.sums)
     }

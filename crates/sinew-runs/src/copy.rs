@@ -11,7 +11,7 @@ const CHECKPOINTS: &str = "checkpoints";
 const STEP: &str = "step-";
 /// The file that names the newest checkpoint.
 const LATEST: &str = "LATEST";
-/// Files that a resumed run does not need: the lock, and output for people.
+/// Files that a resumed run does not need: the lock, and output for users.
 const LEFT_OUT: [&str; 7] = [
     "lock",
     "report.html",

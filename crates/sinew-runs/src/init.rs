@@ -30,7 +30,7 @@ const SCRATCH: &str = "# A tiny model from scratch, which reads and writes bytes
 const SCRATCH_REST: &str = "[rollout]\ntasks_per_step = 6\ngroup_size = 8\nmax_turns = 4\nmax_turn_tokens = 6\n\
     max_context_tokens = 256\n\n[train]\nsteps = 30\nlearning_rate = 3e-3\nmicro_batch_tokens = 8192\n";
 
-/// The same for a pretrained model.
+/// The same lines for a pretrained model.
 const PRETRAINED_REST: &str = "[rollout]\ntasks_per_step = 8\ngroup_size = 8\nmax_turns = 4\nmax_turn_tokens = 48\n\
     max_context_tokens = 1024\n\n[train]\nsteps = 20\nlearning_rate = 3e-5\nmicro_batch_tokens = 2048\n";
 

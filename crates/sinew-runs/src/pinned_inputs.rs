@@ -38,7 +38,7 @@ pub struct PinnedWeights {
 }
 
 impl PinnedInputs {
-    /// Reads the pinned inputs of the run in a folder; `None`: it has not begun, or lost the file.
+    /// Reads the pinned inputs of the run in a folder; `None`: it has not started, or lost the file.
     ///
     /// # Errors
     /// If the file cannot be read.

@@ -1,4 +1,4 @@
-//! `sinew init --from FILE`: a recipe for rows that are there already, proposed from their columns.
+//! `sinew init --from FILE`: proposes a recipe for existing rows, from their columns.
 //!
 //! The proposal is a start that people read and change. It contains only facts that the rows show, and rows
 //! without an answer to compare with are refused.
@@ -41,7 +41,7 @@ const ANSWERS: [&str; 13] = [
 ];
 /// Names of further columns that may show the way to an answer.
 const WAYS: [&str; 5] = ["rationale", "reasoning", "explanation", "cot", "steps"];
-/// Rows that are looked at.
+/// Rows that are examined.
 const LOOKED_AT: usize = 1000;
 /// Maximum distinct answers of a classification, and maximum characters of an answer to repeat exactly.
 const CLASSES: usize = 12;
@@ -75,13 +75,13 @@ const LEAST: usize = 12;
 /// A recipe's part for rows of a user's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal {
-    /// The prompt template; `None`: the column `prompt` is taken as it is.
+    /// The prompt template; `None`: the column `prompt` is used unchanged.
     pub prompt: Option<String>,
     /// The reward by name, such as `number(answer)`.
     pub reward: String,
-    /// Text of `score.py`, where the reward is a function of it.
+    /// Text of `score.py`, if the reward is a Python function.
     pub code: Option<String>,
-    /// The reason, for people.
+    /// The reason, for users.
     pub because: String,
     /// Rows that there are.
     pub rows: usize,
@@ -90,7 +90,7 @@ pub struct Proposal {
     /// Column with the answer.
     pub answer: String,
     /// Bytes of the longest question, with its options, and of the longest answer, among the rows that were
-    /// looked at.
+    /// examined.
     pub longest: (usize, usize),
 }
 

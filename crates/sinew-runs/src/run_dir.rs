@@ -84,13 +84,13 @@ pub const EVALUATION: &str = "-eval";
 /// End of a process that held a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunEnd<'a> {
-    /// It came to its end; the reason why it did not do what it was to do, if so.
+    /// The run ended, with the reason if it did not finish its work.
     Ended(Option<&'a str>),
-    /// It was asked to stop.
+    /// The user asked it to stop.
     Interrupted(&'a str),
     /// It failed, for this reason.
     Failed(&'a str),
-    /// It did not end by itself, which is noted before it begins.
+    /// It ended without recording an end. This is written before the run begins.
     Killed(&'a str),
 }
 
@@ -168,8 +168,8 @@ impl RunDir {
         Ok(run)
     }
 
-    /// Writes the effective recipe where it is not written yet: for people, and as what a later
-    /// session is compared with.
+    /// Writes the effective recipe where it is not written yet: for users, and as what a later session is
+    /// compared with.
     ///
     /// # Errors
     /// If the folder cannot be written.
@@ -266,7 +266,7 @@ impl RunDir {
         })
     }
 
-    /// The same, for a resumed run whose store cannot be read in full: the rest is left out.
+    /// Returns the folder for a resumed run that accepts a store with unreadable parts, which are left out.
     pub fn accepting_loss(self, accept_loss: bool) -> Self {
         Self {
             accept_loss,
@@ -316,7 +316,7 @@ impl RunDir {
         self.path.join("metrics.jsonl")
     }
 
-    /// The report, which is written anew as the run continues.
+    /// Returns the path of the report, which is rewritten while the run continues.
     pub fn report_path(&self) -> PathBuf {
         self.path.join("report.html")
     }
@@ -347,12 +347,12 @@ pub fn process_of(run_dir: &Path) -> (Process, Option<String>) {
     process.map_or((Process::Killed, None), |process| (process, why))
 }
 
-/// Whether a run was begun in this folder, ended or not.
+/// Whether a run was started in this folder, ended or not.
 pub fn holds_run(run_dir: &Path) -> bool {
     run_dir.join("recipe.toml").exists()
 }
 
-/// Whether a process holds the run. The lock is tried and given back at once.
+/// Whether a process holds the run. The lock is tried and returned at once.
 pub fn in_use(run_dir: &Path) -> bool {
     let lock = File::open(run_dir.join("lock"));
     let tried = lock.map(|lock| lock.try_lock());

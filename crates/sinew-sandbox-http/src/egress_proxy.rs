@@ -55,7 +55,7 @@ fn host(e: impl std::fmt::Display) -> EgressStartError {
     EgressStartError::Host(e.to_string())
 }
 
-/// A proxy with its rules, shared by the sandboxes of a run. It ends with the last of them.
+/// A proxy with its rules, shared by the sandboxes of a run. The last sandbox ends it.
 #[derive(Debug)]
 pub struct EgressProxy {
     /// Sockets, and the authority whose certificates sandboxes trust.
@@ -199,7 +199,7 @@ impl Egress for EgressProxy {
     }
 }
 
-/// Gives every sandbox of a provider a session of the proxy. Sandboxes have a loopback interface only; the
+/// Adds a session of the proxy to every sandbox of a provider. Sandboxes have a loopback interface only; the
 /// proxy listens there. Recordings have the name of the sandbox's owner ([`owned`](sinew_sandbox::owned)), so
 /// that the episode can be replayed; logs are numbered.
 #[expect(missing_debug_implementations, reason = "a provider has none")]

@@ -230,8 +230,8 @@ impl Service {
         }
     }
 
-    /// Gives all sandboxes these environment variables, where a request does not set them: those of their
-    /// image.
+    /// Sets environment variables of all sandboxes, those of their image. Variables of a request replace
+    /// them.
     #[must_use]
     pub fn with_env(mut self, env: impl IntoIterator<Item = (String, String)>) -> Self {
         self.roots.set_env(env.into_iter().collect());

@@ -42,7 +42,7 @@ impl Roots {
         self.env = env;
     }
 
-    /// Offers an image. A name that is there already stands for the new one from now on.
+    /// Offers an image. An existing name refers to the new image from now on.
     pub(crate) fn add_image(&mut self, name: String, provider: Arc<dyn SandboxProvider>, env: Env) {
         self.images.insert(name, Image { provider, env });
     }

@@ -79,7 +79,7 @@ pub struct PoolStats {
 
 /// Memory of a ready sandbox before one was measured.
 const GUESS_BYTES: u64 = 4 << 20;
-/// One of so many hits measures the memory of what it got.
+/// One of this many hits measures the memory of its sandbox.
 const MEASURE_EVERY: u64 = 64;
 /// Time after which a waiter checks the tasks that make sandboxes: they end with the runtime that they were
 /// started on.
@@ -121,7 +121,7 @@ impl std::fmt::Debug for Pool {
 
 enum Found {
     Ready(Box<dyn Sandbox>),
-    /// It will come.
+    /// The sandbox will be sent.
     Wait(oneshot::Receiver<NewSandbox>),
 }
 
@@ -235,8 +235,8 @@ impl Inner {
         self.config.ceiling.min(fit).max(self.config.floor)
     }
 
-    /// Takes what is ready, or a place in the queue. A pool serves one specification at a time:
-    /// when it changes, the old sandboxes are thrown away. `None`: others wait for another one.
+    /// Takes a ready sandbox, or a place in the queue. A pool serves one specification at a time: when it
+    /// changes, the old sandboxes are destroyed. `None` if others wait for another specification.
     fn find(&self, spec: &SandboxSpec) -> Option<Found> {
         let mut state = self.state();
         let mut old = VecDeque::new();

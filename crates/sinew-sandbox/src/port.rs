@@ -6,7 +6,7 @@ pub use sinew_jail::spec::{Limits, Network, Protection};
 use std::fs::File;
 use std::time::Duration;
 
-/// Properties of a sandbox that a provider is asked for.
+/// Requested properties of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SandboxSpec {
     /// Limits on its resources.
@@ -66,14 +66,14 @@ pub struct TerminalSize {
 pub enum TerminalInput {
     /// Bytes were typed.
     Typed(Vec<u8>),
-    /// It has another size.
+    /// The terminal has another size.
     Resized(TerminalSize),
 }
 
 /// The terminal of an execution.
 #[derive(Debug)]
 pub struct Terminal {
-    /// Its size at the beginning.
+    /// Initial size.
     pub size: TerminalSize,
     /// Environment variables of this execution, after those of [`SandboxSpec::env`].
     pub env: Vec<(String, String)>,
@@ -110,7 +110,7 @@ pub enum OutputStream {
 pub enum Ending {
     /// The program exited by itself.
     Exited {
-        /// Its exit code.
+        /// Exit code.
         code: i32,
     },
     /// A signal ended it.
@@ -126,7 +126,7 @@ pub enum Ending {
     TooManyProcesses,
     /// It wrote more than the captured bytes; killed.
     OutputLimit,
-    /// It was killed for a forbidden system call.
+    /// The program was killed because of a forbidden system call.
     Denied,
     /// The sandbox itself died.
     SandboxDied,
@@ -224,7 +224,7 @@ pub enum SandboxError {
         /// Missing part and how to get it.
         reason: String,
     },
-    /// `strict` was asked for.
+    /// `strict` was requested.
     #[error("sandbox.strict = true, but this host does not enforce: {missing}")]
     NotEnforced {
         /// Names and reasons.
@@ -253,7 +253,7 @@ pub enum SandboxError {
     Request {
         /// Field at fault.
         field: &'static str,
-        /// Its value.
+        /// The value.
         value: String,
         /// Allowed values.
         allowed: String,
@@ -385,8 +385,8 @@ pub trait SandboxProvider: Send + Sync {
     }
 
     /// A snapshot as an archive of at most `max_bytes` that depends only on its content: the same files give
-    /// the same bytes, so that their hash names them. It stands in a file without a name, at whose beginning
-    /// reading starts.
+    /// the same bytes, so that their hash identifies them. The archive is in an unnamed file, whose position
+    /// is at its start.
     fn export_file<'a>(
         &'a self,
         snapshot: &'a Snapshot,

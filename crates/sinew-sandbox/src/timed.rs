@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Sum of the times that callers have waited for sandboxes. It is only for people: nothing decides by it.
+/// Sum of the times that callers have waited for sandboxes. It is only for users: nothing decides by it.
 #[derive(Debug, Default)]
 pub struct SandboxWait(AtomicU64);
 
@@ -49,7 +49,7 @@ impl std::fmt::Debug for TimedProvider {
 }
 
 impl TimedProvider {
-    /// The same sandboxes; waits are added to `wait`.
+    /// Wraps a provider, and adds waiting times to `wait`.
     pub fn new(inner: Arc<dyn SandboxProvider>, wait: Arc<SandboxWait>) -> Self {
         Self { inner, wait }
     }

@@ -1,4 +1,4 @@
-//! Advises what to buy next: simulates the plan once more with one thing more of each kind.
+//! Advises which resource to buy next: simulates the plan again with one more unit of each kind.
 //!
 //! Draws do not depend on sizes, so a difference comes from the purchase and not from other episodes.
 

@@ -55,9 +55,9 @@ impl<T> Ord for Entry<T> {
 /// Happenings to come.
 #[derive(Debug)]
 pub(crate) struct Agenda<T> {
-    /// Those of the bucket `open` and of earlier ones, the soonest first.
+    /// Entries of the bucket `open` and of earlier buckets, the soonest first.
     near: BinaryHeap<Reverse<Entry<T>>>,
-    /// Those of later buckets.
+    /// Entries of later buckets.
     far: BTreeMap<Micros, Vec<Reverse<Entry<T>>>>,
     /// Number of the bucket that was opened last.
     open: Micros,

@@ -57,7 +57,7 @@ pub struct Updates {
 /// A recorded run.
 #[derive(Clone, Debug)]
 pub struct ObservedRun {
-    /// Its folder's name.
+    /// Name of the folder.
     pub name: String,
     /// Sizes, lengths and latencies are its own.
     plan: Plan,
@@ -87,7 +87,7 @@ pub struct Prediction {
     /// Prediction with the costs of the other runs of its kind, if there are enough.
     pub others_s: Option<f64>,
     pub others_error: Option<f64>,
-    /// Its own costs.
+    /// Measured costs of the run.
     pub costs: Costs,
     pub updates: Updates,
 }

@@ -12,8 +12,7 @@ const STUCK: u64 = 4 * 3_600_000_000;
 /// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Violation {
-    /// Its name: `lost`, `twice`, `staleness`, `order`, `kv`, `slots`, `leases`, `versions`, `ends`,
-    /// `progress`.
+    /// Name: `lost`, `twice`, `staleness`, `order`, `kv`, `slots`, `leases`, `versions`, `ends`, `progress`.
     pub invariant: &'static str,
     /// Description of the fault.
     pub found: String,
@@ -40,7 +39,7 @@ impl fmt::Display for Violation {
 pub enum Bug {
     /// An episode that is to be run is not.
     Forget,
-    /// An episode of the update before is trained once more.
+    /// An episode of the previous update is trained again.
     TrainTwice,
     /// A commit is not written.
     SkipCommit,
@@ -48,7 +47,7 @@ pub enum Bug {
     Stale,
     /// An engine that could not load reports that it did.
     OldWeights,
-    /// An episode's place is not given back.
+    /// An episode's place is not returned.
     LeakSlot,
     /// An engine takes more than its cache holds.
     Overfill,
@@ -57,7 +56,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    /// All of them, with the invariant that each breaks.
+    /// All faults, each with the invariants that it breaks.
     pub const ALL: [(Self, &'static [&'static str]); 8] = [
         (Self::Forget, &["progress", "lost"]),
         (Self::TrainTwice, &["twice"]),
@@ -114,7 +113,7 @@ impl Ledger {
         }
     }
 
-    /// Notes what is wrong: the first thing counts.
+    /// Records a violation; only the first one counts.
     pub(crate) fn note(&mut self, invariant: &'static str, found: String) {
         if self.checks && self.found.is_none() {
             self.found = Some(Violation::new(invariant, found));
@@ -150,7 +149,7 @@ impl Ledger {
         }
     }
 
-    /// Notes a stored episode.
+    /// Records a stored episode.
     pub(crate) fn stored(&mut self, id: &EpisodeId) {
         if self.checks && !self.stored.insert(id.clone()) {
             self.note("twice", format!("{id} is stored twice"));
@@ -237,7 +236,7 @@ impl Ledger {
         }
     }
 
-    /// The process is killed: what was not durable is begun again, or never.
+    /// The process is killed: what was not durable is started again, or never.
     pub(crate) fn killed(&mut self) {
         let (stored, trained, dropped) = (&self.stored, &self.trained, &self.dropped);
         self.asked

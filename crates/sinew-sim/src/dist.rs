@@ -105,7 +105,7 @@ impl Dist {
         }
     }
 
-    /// The same with every number `factor` times as large.
+    /// Returns the distribution with every number multiplied by `factor`.
     pub(crate) fn scaled(&self, factor: f64) -> Self {
         match self {
             Self::Fixed(value) => Self::Fixed(value * factor),
@@ -113,7 +113,7 @@ impl Dist {
         }
     }
 
-    /// Its mean, from a thousand quantiles.
+    /// Mean, computed from a thousand quantiles.
     pub fn mean(&self) -> f64 {
         match self {
             Self::Fixed(value) => *value,

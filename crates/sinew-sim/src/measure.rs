@@ -57,7 +57,7 @@ pub struct Gauge {
     pub generating: usize,
     /// Integral over time of episodes in tools.
     pub acting: usize,
-    /// Those without room, in order.
+    /// Attempts without room, in order.
     pub waiting: usize,
     /// The trainer computed.
     pub trains: bool,
@@ -120,7 +120,7 @@ impl Measure {
         }
     }
 
-    /// The trainer begins an update of rows that are so many updates behind.
+    /// Records the start of an update, with rows that are a given number of updates behind.
     pub(crate) fn update(&mut self, (computed, trained): (f64, f64), train_s: f64, behind: &[u64]) {
         self.now.train_s += train_s;
         self.now.computed_tokens += computed;
@@ -175,7 +175,7 @@ impl Measure {
         self.steps.push((step, self.now));
     }
 
-    /// Notes the counters.
+    /// Records the counters.
     fn point(&mut self, now: Micros, busy_s: f64) {
         self.now.at = now;
         self.now.busy_s = busy_s;
@@ -306,7 +306,7 @@ fn cost(plan: &Plan, throughput: &Throughput) -> Cost {
 /// Shares of the time, 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Utilization {
-    /// Time in which engines compute, over all of them.
+    /// Time in which engines compute, summed over engines.
     pub engines: f64,
     /// Sequences of a pass, of those that it may have.
     pub batch: f64,
@@ -385,7 +385,7 @@ pub struct Tail {
     pub step_s: Percentiles,
 }
 
-/// The same plan with one thing more, compared with the plan.
+/// The plan with one more unit of a resource, compared with the original plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Variant {
     /// The addition.

@@ -1,4 +1,4 @@
-//! A report for people: text with curves of blocks, and SVG.
+//! A report for users: text with curves of blocks, and SVG.
 
 use crate::measure::{Gauge, Report};
 use sinew_view::ViewError;

@@ -75,7 +75,7 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Reads what `config` names, for contexts of so many tokens.
+    /// Loads the data that `config` names, for contexts of a given number of tokens.
     ///
     /// # Errors
     /// The line that cannot be trained on, or the folder that holds nothing.
@@ -341,7 +341,7 @@ fn missing(name: &str, columns: &Columns) -> String {
 /// Reason of an episode whose reward has not come yet.
 const WAITS: &str = "waits for its reward";
 
-/// Gives an episode of a run the outcome that counts.
+/// Sets the outcome of an episode that counts.
 fn settled(
     mut trace: Trace,
     reader: &StoreReader,

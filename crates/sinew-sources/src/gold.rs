@@ -31,7 +31,7 @@ use tokio::task::JoinSet;
 
 /// Parts of an environment and a model from which gold runs are made.
 pub struct GoldRuns {
-    /// Its training tasks are played.
+    /// Taskset whose training tasks are played.
     pub taskset: Arc<dyn Taskset>,
     /// Environments with a gold policy.
     pub envs: Arc<dyn EnvFactory>,
@@ -131,7 +131,8 @@ impl GoldRun {
     }
 }
 
-/// Reason why a gold run is not trained, if so: one of a few reasons, so that they can be counted.
+/// Returns the reason why a gold run is not trained, if it is not. There are only a few reasons, so that they
+/// can be counted.
 pub fn unused(trace: &Trace) -> Option<&'static str> {
     match &trace.end {
         EpisodeEnd::Failed { message, .. } => {
@@ -306,7 +307,7 @@ impl GoldRuns {
     }
 }
 
-/// Appends the nodes of a context that began anew: a separate chain, whose turns count on.
+/// Appends the nodes of a new context as a separate chain, and continues the count of turns.
 fn follow(nodes: &mut Vec<Node>, context: Vec<Node>) {
     let (before, turns) = (nodes.len() as NodeId, nodes.last().map_or(0, |n| n.turn));
     nodes.extend(context.into_iter().map(|node| Node {
@@ -319,7 +320,8 @@ fn follow(nodes: &mut Vec<Node>, context: Vec<Node>) {
     }));
 }
 
-/// A gold action as a message of the assistant. Calls in a notation of the environment stand in the text.
+/// Converts a gold action into an assistant message. Calls in a notation of the environment are part of the
+/// text.
 fn turn(action: &Action, calls: &CallNotation) -> Message {
     let mut message = Message::new(Role::Assistant, action.text.clone());
     message.reasoning.clone_from(&action.reasoning);
@@ -334,7 +336,7 @@ fn turn(action: &Action, calls: &CallNotation) -> Message {
 pub struct GoldSource {
     /// Shared with the tasks that play.
     pub runs: Arc<GoldRuns>,
-    /// Its training tasks.
+    /// Draws of the training tasks.
     pub tasks: TaskDraws,
     /// Runtime on which the gold runs are played.
     pub runtime: Handle,

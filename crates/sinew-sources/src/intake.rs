@@ -33,7 +33,7 @@ pub struct IntakeConfig {
 /// Facts of a finished rollout that decide about its training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FinishedRollout {
-    /// Its id in the store.
+    /// Id in the store.
     pub episode: EpisodeId,
     /// Equal for rollouts that are compared; its own id if it was opened without a group.
     pub group: GroupId,
@@ -115,7 +115,7 @@ impl Intake {
         }
     }
 
-    /// Takes in a finished rollout, which must be in the store.
+    /// Adds a finished rollout, which must be in the store.
     pub fn finished(&mut self, rollout: FinishedRollout, now: f64) {
         self.heard = now;
         let (alone, group) = (rollout.is_alone(), rollout.group.clone());
@@ -178,8 +178,9 @@ impl Intake {
         self.ready.is_empty() && self.dropped.len() >= groups * self.config.group_size
     }
 
-    /// Takes at most `count` groups for weights of `version`, and all rollouts dropped so far. A group whose
-    /// name is in `names` (the names of the step) waits: two groups of one name would be read back as one.
+    /// Removes and returns at most `count` groups for weights of `version`, and all rollouts dropped so far.
+    /// A group whose name is in `names` (the names of the step) waits: two groups of one name would be read
+    /// back as one.
     pub fn take(
         &mut self,
         count: usize,
@@ -238,7 +239,8 @@ impl Intake {
         }
     }
 
-    /// Ends a group: it is ready, or too small.
+    /// Closes a group. It becomes ready if enough of its rollouts can be compared; otherwise its episodes are
+    /// dropped with the reason.
     fn close(&mut self, id: &GroupId, alone: bool) {
         let Some(group) = self.open.remove(id) else {
             return;

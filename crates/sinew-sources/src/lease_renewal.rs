@@ -1,7 +1,7 @@
 //! Rows of a queue that a run keeps from their lease to the commit of the update that trains them.
 //!
 //! A thread renews the leases while the step is made, so that a run that dies gives its rows back after one
-//! lease, however long an update takes. Rows whose lease ended all the same are leased anew if nothing else
+//! lease, however long an update takes. Rows whose lease ended all the same are leased again if nothing else
 //! has taken them: the episode that is stored and the row of the queue are then still the run's.
 
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
@@ -102,8 +102,7 @@ impl LeaseRenewal {
         *lock(&self.held) = leases;
     }
 
-    /// Makes leases last for `ttl` from now on. Rows that they hold no more are leased anew, if they are
-    /// ready.
+    /// Extends leases to `ttl` from now. Rows that they no longer hold are leased again, if they are ready.
     ///
     /// # Errors
     /// If the queue cannot be reached.

@@ -1,6 +1,6 @@
 //! Rows that a step was given from outside, written down before they are stored and acknowledged.
 //!
-//! The last line of a step counts: leases that are taken anew, and rows that went to another trainer, make
+//! The last line of a step counts: leases that are taken again, and rows that went to another trainer, make
 //! another one.
 
 use serde::{Deserialize, Serialize};

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 /// Purpose of rollouts that agents open and finish by themselves.
 pub const LIVE: &str = "live";
 
-/// Interval between two reports of how many rollouts are there.
+/// Interval between two reports of the number of available rollouts.
 const TELL_EVERY: Duration = Duration::from_millis(250);
 
 /// Interval between two checks whether the run is to stop.
@@ -25,7 +25,7 @@ pub struct LiveRollouts {
     intake: Mutex<Intake>,
     changed: Condvar,
     started: Instant,
-    /// Episodes in the store when the session began. A gateway may report some of them once more.
+    /// Episodes that were in the store when the session began. A gateway may report some of them again.
     known: BTreeSet<EpisodeId>,
     /// A rollout without a reward may get one from outside.
     late: bool,
@@ -55,7 +55,7 @@ impl LiveRollouts {
         })
     }
 
-    /// Takes in a rollout that is finished and in the store.
+    /// Adds a finished rollout, which is in the store.
     pub fn finished(&self, trace: &Trace) {
         if self.known.contains(&trace.episode) {
             return;

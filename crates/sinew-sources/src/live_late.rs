@@ -55,8 +55,8 @@ impl LateGroups {
         self.groups.episodes().cloned().collect()
     }
 
-    /// The groups of a step: waits until so many have their rewards, or agents are silent and no
-    /// reward is waited for.
+    /// Returns the groups of a step: waits until enough groups have their rewards, or agents are silent and
+    /// no reward is awaited.
     ///
     /// # Errors
     /// Fails if the store does, or if the run is to stop.

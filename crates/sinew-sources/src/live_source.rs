@@ -49,7 +49,7 @@ impl LiveSource {
         }
     }
 
-    /// The same, with groups that wait for rewards from outside.
+    /// Returns the source with groups that wait for rewards from outside.
     pub fn with_late(self, late: LateRewards) -> Self {
         Self {
             late: Some(LateGroups::new(late)),

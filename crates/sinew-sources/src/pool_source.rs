@@ -197,7 +197,7 @@ impl PoolSource {
         Ok(())
     }
 
-    /// Ends the leases of a step that is taken anew.
+    /// Releases the leases of a step that is drawn again.
     fn give_back(&self, taken: &StepLeases) -> Result<(), PipelineError> {
         for (lease, ids) in &taken.leases {
             let body = json!({"lease": lease, "ids": ids});
@@ -206,7 +206,7 @@ impl PoolSource {
         Ok(())
     }
 
-    /// Tells the pool that what `step` was given is stored here. Returns the episodes that went to
+    /// Confirms to the pool that the groups of `step` are stored here. Returns the episodes that went to
     /// another trainer meanwhile; those must not be trained.
     fn acknowledge(&self, step: u64) -> Result<BTreeSet<EpisodeId>, PipelineError> {
         let mut lost = BTreeSet::new();
@@ -295,7 +295,7 @@ impl SampleSource for PoolSource {
         Ok(given)
     }
 
-    /// Reason why there is nothing more to train on, for people.
+    /// Reason why there is nothing more to train on, for users.
     fn why_dry(&self) -> String {
         let passed = self.passed_over.lock().map(|told| *told);
         let PassedOver {

@@ -113,8 +113,8 @@ impl QueueSource {
         })
     }
 
-    /// Up to so many groups for a step: as many as come in time, none if the queue stays empty. Groups that
-    /// cannot be used are given back with the reason, and are dead after a few times.
+    /// Returns the groups for a step that arrive in time, up to the wanted number; none if the queue stays
+    /// empty. Unusable groups are returned to the queue with the reason, and are dead after a few attempts.
     fn draw(&self, wanted: &mut GroupRequest<'_>) -> Result<Vec<Trace>, PipelineError> {
         let step = wanted.step;
         if let Some(before) = self.ledger.taken(step)? {
@@ -243,7 +243,7 @@ impl QueueSource {
         })
     }
 
-    /// Ends the leases of a step that is taken anew.
+    /// Releases the leases of a step that is drawn again.
     fn give_back(&self, taken: &StepLeases) -> Result<(), PipelineError> {
         self.holds.set(Vec::new());
         for (lease, keys) in &taken.leases {
@@ -254,8 +254,9 @@ impl QueueSource {
         Ok(())
     }
 
-    /// Makes sure of the rows of a step for `ttl`, and writes down what has changed of them. Returns what the
-    /// step holds, with all rows that went to another trainer of this name, and how many of these did now.
+    /// Renews the leases of a step's rows for `ttl`, and writes down the changes. Returns the rows that the
+    /// step holds, including all that went to another trainer of this name, and the number of those that did
+    /// so now.
     fn hold(&mut self, step: u64, ttl: Duration) -> Result<(StepLeases, usize), PipelineError> {
         self.holds.set(Vec::new());
         let before = self.ledger.taken(step)?.unwrap_or_default();
@@ -379,7 +380,7 @@ impl SampleSource for QueueSource {
         Ok(())
     }
 
-    /// Reason why there is nothing more to train on, for people.
+    /// Reason why there is nothing more to train on, for users.
     fn why_dry(&self) -> String {
         let stats = self.queue.stats().map(|s| s.of(&self.config.consumer));
         let mut why = "the queue had no whole group for this run in data.wait_s".to_owned();

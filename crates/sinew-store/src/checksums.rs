@@ -1,5 +1,5 @@
-//! Checksums of the index's rows. SQLite notices when its own structure is damaged, but not when a bit
-//! of a value is.
+//! Checksums of the rows of the index. SQLite detects damage of its own structure, but not a changed bit in a
+//! value.
 
 use crate::error::StoreError;
 use crate::schema::SCHEMA;
@@ -16,7 +16,7 @@ const TABLES: [&str; 6] = [
     "facets",
 ];
 
-/// A checksum in the making.
+/// Incremental checksum of a row.
 #[derive(Default)]
 struct RowChecksum(crc32fast::Hasher);
 
@@ -49,7 +49,7 @@ impl RowChecksum {
     }
 }
 
-/// The checksum of every column but the last, which holds it.
+/// Computes the checksum of all columns but the last one, which stores it.
 fn sum_of(row: &Row<'_>, columns: usize) -> rusqlite::Result<i64> {
     let mut sum = RowChecksum::default();
     for column in 0..columns.saturating_sub(1) {
@@ -58,7 +58,7 @@ fn sum_of(row: &Row<'_>, columns: usize) -> rusqlite::Result<i64> {
     Ok(sum.end())
 }
 
-/// A number as SQLite keeps it in a column of reals: NaN is null, and there is one zero.
+/// Converts a number to the form in which SQLite stores reals: NaN becomes null, and -0 becomes 0.
 pub(crate) fn real(x: f64) -> ValueRef<'static> {
     if x.is_nan() {
         ValueRef::Null
@@ -67,9 +67,9 @@ pub(crate) fn real(x: f64) -> ValueRef<'static> {
     }
 }
 
-/// Inserts a row whose values are known, with its checksum: reading it back for [`seal`] takes as long as all
-/// else of an insert. Integers go to columns of integers, reals ([`real`]) to those of reals. Whether it was
-/// inserted; `sql` has a `?` for each value and one more.
+/// Inserts a row with its checksum, computed from the given values. (Reading the row back, as [`seal`] does,
+/// would take as long as the rest of the insert.) Integer columns need integers, and real columns values of
+/// [`real`]. `sql` has one `?` for each value and one for the checksum. Returns whether the row was inserted.
 pub(crate) fn insert(
     connection: &Connection,
     sql: &'static str,
@@ -84,7 +84,7 @@ pub(crate) fn insert(
     Ok(inserted > 0)
 }
 
-/// Writes the checksum of the row that `condition` names with `?1`, `?2`, ..., if there is one.
+/// Writes the checksum of the row that `condition` selects with `?1`, `?2`, ..., if the row exists.
 pub(crate) fn seal(
     connection: &Connection,
     table: &'static str,
@@ -110,7 +110,7 @@ pub(crate) fn seal(
     Ok(())
 }
 
-/// Refuses an index of which anything is not as it was written: its structure, its schema, a row.
+/// Refuses an index whose structure, schema or any row differs from the written state.
 pub(crate) fn check(connection: &Connection, path: &Path) -> Result<(), StoreError> {
     let damaged = |reason: String| StoreError::DamagedIndex {
         path: path.to_owned(),

@@ -1,17 +1,17 @@
-//! Traces, scores and batch marks as bytes: MessagePack with field names, compressed with zstd.
+//! Encodes traces, scores and batch marks as bytes: MessagePack with field names, compressed with zstd.
 //!
-//! Self-describing; floats survive bit for bit, NaN included.
+//! The encoding is self-describing. Floats are preserved bit for bit, including NaN.
 //!
-//! Two layouts share it: records of segment files, whose header has codec and length, and packed fields
-//! of queue rows, which begin with the same five bytes. A field of a structure that is added, renamed or
-//! removed makes another format.
+//! Two layouts use it: records of segment files, whose header contains codec and length, and packed fields of
+//! queue rows, which begin with the same five bytes. Adding, renaming or removing a field of a structure
+//! creates another format.
 
 use crate::error::RecordError;
 use crate::store::TrainedBatch;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::collections::BTreeMap;
 
-/// Records smaller than this are not worth compressing.
+/// Minimum size of records that are compressed, in bytes.
 const COMPRESS_FROM: usize = 256;
 
 /// zstd's default level: about 300 MB/s on one core.
@@ -20,18 +20,18 @@ const LEVEL: i32 = 3;
 /// Encoding of a record's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Codec {
-    /// MessagePack as it is.
+    /// Plain MessagePack.
     Plain = 0,
-    /// MessagePack, compressed by zstd; the length before is in the record's header.
+    /// MessagePack compressed with zstd; the record's header contains the uncompressed length.
     Zstd = 1,
     /// A trace in columns, see [`crate::packed`]; only in segment files.
     Columns = 2,
 }
 
-/// A payload as it lies on the medium.
+/// A payload as it is stored.
 #[derive(Clone, Debug)]
 pub(crate) struct Encoded {
-    /// Written into the header as its number.
+    /// Codec, which the record's header contains as a number.
     pub(crate) codec: Codec,
     /// Length before compression.
     pub(crate) raw_len: u32,
@@ -39,7 +39,7 @@ pub(crate) struct Encoded {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A batch mark in its stored form.
+/// Stored form of a batch mark.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Mark {
     /// Name of the update; unique in a store.
@@ -48,14 +48,14 @@ pub(crate) struct Mark {
     pub(crate) step: u64,
     /// Trained episodes, in the order of the batch.
     pub(crate) episodes: Vec<String>,
-    /// Episodes that gave no row, with the reason.
+    /// Episodes without a training row, with the reason.
     pub(crate) dropped: BTreeMap<String, String>,
-    /// JSON, not looked at.
+    /// JSON of the caller, which the store does not interpret.
     pub(crate) detail: String,
 }
 
 impl Mark {
-    /// The mark of an update; the inverse is the index's row of it.
+    /// Creates the mark of an update. The index's row of a mark is the inverse.
     pub(crate) fn of(update: &TrainedBatch) -> Self {
         let dropped = update.dropped.iter();
         Self {
@@ -68,7 +68,7 @@ impl Mark {
     }
 }
 
-/// Encodes a value. Compression is kept only where it makes the payload smaller.
+/// Encodes a value. The compressed form is used only if it is smaller.
 ///
 /// # Errors
 /// If the value cannot be encoded, or is larger than 4 GiB.
@@ -94,9 +94,9 @@ pub(crate) fn encode<T: Serialize>(value: &T, compress: bool) -> Result<Encoded,
     })
 }
 
-/// Decodes a payload by the codec and the length of its header; `raw_len` bounds what decompression may
-/// allocate. The caller has checked the checksum, so that
-/// an error means a newer or a foreign writer.
+/// Decodes a payload with the codec and length of its header; `raw_len` limits the memory that decompression
+/// allocates. The caller has verified the checksum, so an error means that another program or a newer version
+/// wrote it.
 pub(crate) fn decode<T: DeserializeOwned>(
     codec: u8,
     raw_len: u32,

@@ -1,5 +1,5 @@
-//! Exported rows as Arrow columns, in Parquet and Arrow files. Messages, tools and metrics are JSON text,
-//! since they differ from row to row; tokens are lists.
+//! Writes exported rows as Arrow columns, in Parquet and Arrow files. Messages, tools and metrics are JSON
+//! text, since their structure differs between rows; tokens are lists.
 
 use crate::export_row::{ExportFormat, ExportRow, RowWriter, TokenColumns};
 use arrow_array::builder::{
@@ -70,7 +70,7 @@ impl RowWriter for Parquet {
     }
 }
 
-/// Rows as columns. The schema depends only on `tokens`.
+/// Converts rows into columns. The schema depends only on `tokens`.
 fn batch(rows: &[ExportRow], tokens: bool) -> Result<RecordBatch, ArrowError> {
     let text = |of: fn(&ExportRow) -> &str| -> ArrayRef {
         Arc::new(StringArray::from_iter_values(rows.iter().map(of)))
@@ -131,7 +131,7 @@ fn batch(rows: &[ExportRow], tokens: bool) -> Result<RecordBatch, ArrowError> {
     RecordBatch::try_from_iter_with_nullable(columns)
 }
 
-/// The columns of tokens, as lists.
+/// Builds the columns of tokens, as lists.
 fn lists(rows: &[ExportRow]) -> [(&'static str, ArrayRef, bool); 4] {
     let mut ids = ListBuilder::new(UInt32Builder::new());
     let mut logprobs = ListBuilder::new(Float32Builder::new());

@@ -1,52 +1,52 @@
-//! Findings of opening a store: repairs, and the parts that cannot be read. Plain data.
+//! Results of opening a store, as plain data: repairs, and unreadable parts.
 
 use sinew_types::EpisodeId;
 use std::path::PathBuf;
 
-/// A stretch of a segment file that cannot be read.
+/// An unreadable byte range of a segment file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Damage {
     /// The segment file.
     pub path: PathBuf,
-    /// First byte, and the one behind the last.
+    /// Offset of its first byte.
     pub from: u64,
     pub to: u64,
 }
 
-/// Repairs that were made while a store was opened.
+/// Repairs made while a store was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// Records that were in a segment and not in the index.
+    /// Number of records that were in a segment but not in the index.
     pub indexed: u64,
-    /// Bytes of an unfinished commit that were cut off the newest segment.
+    /// Number of bytes of an unfinished commit that were cut off the newest segment.
     pub cut_bytes: u64,
-    /// Committed episodes that lay in a torn tail and that no batch had trained: unknown now, so
-    /// that they can be run and committed again.
+    /// Committed episodes in a torn tail that no batch had trained. They are unknown now, so that they can be
+    /// run and committed again.
     pub torn: Vec<EpisodeId>,
-    /// Those of a torn tail that a batch had trained: known as such, but not to be read.
+    /// Episodes in a torn tail that a batch had trained. They stay known as trained, but cannot be read.
     pub torn_trained: Vec<EpisodeId>,
-    /// Files that gc had given up.
+    /// Number of removed files that garbage collection had marked as dead.
     pub removed_segments: u64,
-    /// Unreadable ranges of segment files that had been written whole, in the order of the files.
+    /// Unreadable ranges of segment files outside the torn tail, in the order of the files.
     pub damaged: Vec<Damage>,
-    /// Episodes that the index knew and that cannot be read: unknown now, as those of a torn tail.
+    /// Indexed episodes that cannot be read. They are unknown now, like those of a torn tail.
     pub lost: Vec<EpisodeId>,
-    /// Those of them that a batch had trained: known as such, but not to be read.
+    /// Unreadable episodes that a batch had trained. They stay known as trained, but cannot be read.
     pub lost_trained: Vec<EpisodeId>,
-    /// Reason for making the index anew, if it was.
+    /// Reason for rebuilding the index; `None` if it was not rebuilt.
     pub index_remade: Option<String>,
 }
 
-/// The unreadable part of a store.
+/// Unreadable part of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
     pub damaged: Vec<Damage>,
-    /// Episodes that the index lists and that lie there.
+    /// Indexed episodes in the unreadable ranges.
     pub episodes: Vec<EpisodeId>,
 }
 
 impl Loss {
-    /// The loss that opening the store found.
+    /// Returns the loss that was found while opening a store.
     pub(crate) fn of(recovery: &Recovery) -> Self {
         let both = recovery.lost.iter().chain(&recovery.lost_trained);
         Self {
@@ -58,7 +58,7 @@ impl Loss {
 
 impl std::fmt::Display for Loss {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        /// Most stretches, and most episodes, that are named.
+        /// Maximum number of ranges, and of episodes, that a message lists.
         const NAMED: usize = 4;
         let stretches = self.damaged.iter().take(NAMED).map(|d| {
             let (path, from, to) = (d.path.display(), d.from, d.to);

@@ -1,9 +1,9 @@
 //! [`DiskStore`]: segment files and their index.
 //!
-//! Writes go to the newest segment first and to the index afterwards, in one transaction. A crash between the
-//! two leaves a frame that is not in the index; the next opening indexes it. A failed transaction takes the
-//! frame back. Every call holds `writer` while it appends, so that frames are in the order of commits.
-//! Commits that wait for it go to the medium together: see [`crate::group`].
+//! Writes go to the newest segment first and to the index afterwards, in one transaction. After a crash
+//! between the two, the next opening adds the frame to the index. If the transaction fails, the frame is
+//! removed again. Every call holds the lock `writer` while it appends, so that frames are in the order of
+//! commits. Commits that wait for this lock are written together: see [`crate::group`].
 
 use crate::codec::{self, Mark};
 use crate::damage::Recovery;
@@ -35,24 +35,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Most bytes of one commit: opening a store reads each unindexed one whole.
+/// Maximum bytes of one commit. Opening a store reads each unindexed commit into memory as a whole.
 const MAX_FRAME: u64 = 1 << 30;
 
-/// Bounds and habits of a [`DiskStore`].
+/// Options of a [`DiskStore`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreOptions {
-    /// A segment file that reached this is closed.
-    /// Default 64 MiB. One commit is never split, so that a file may be larger by one commit.
+    /// Size in bytes at which a segment file is closed. Default 64 MiB. A commit is never split, so a file
+    /// may be larger by one commit.
     pub segment_bytes: u64,
-    /// Bound on all segment files together.
-    /// Default 64 GiB. Marks of updates are not counted against it: they end work that is paid for.
+    /// Limit on the bytes of all segment files together. Default 64 GiB. Batch marks are accepted above it,
+    /// since their training is already done.
     pub max_bytes: u64,
-    /// Bound on one trace, uncompressed.
-    /// Default 256 MiB.
+    /// Limit on the uncompressed bytes of one trace. Default 256 MiB.
     pub max_trace_bytes: u32,
-    /// zstd, or as encoded.
+    /// Whether records are compressed with zstd.
     pub compress: bool,
-    /// Open a store of which something cannot be read, and forget that: see [`DiskStore::recovery`].
+    /// Whether a store with unreadable parts is opened without them: see [`DiskStore::recovery`].
     pub accept_loss: bool,
 }
 
@@ -68,34 +67,35 @@ impl Default for StoreOptions {
     }
 }
 
-/// Traces in a separate directory: `segments/*.seg`, `index.sqlite`, `lock`. One process at a time.
+/// A store in one directory: `segments/*.seg`, `index.sqlite`, `lock`. Only one process may open it for
+/// writing.
 #[derive(Debug)]
 pub struct DiskStore {
     pub(crate) directory: PathBuf,
-    /// The log: all that was committed.
+    /// Segment files, a log of all commits.
     pub(crate) segments: SegmentDir,
-    /// Options at opening.
+    /// Options given at opening.
     pub(crate) options: StoreOptions,
-    /// Taken before `connection` wherever both are.
+    /// Writer of the log. If both locks are needed, this one is taken before `connection`.
     pub(crate) writer: Mutex<Writer>,
     /// The index.
     pub(crate) connection: Mutex<Connection>,
-    /// Commits that wait for `writer`.
+    /// Commits that wait for the lock `writer`.
     waiting: Group,
-    /// Nanoseconds for which callers waited until something was durable.
+    /// Nanoseconds that callers have waited for durable writes.
     waited_ns: AtomicU64,
     recovery: Recovery,
-    /// Held as long as the store is open.
+    /// Lock file, held while the store is open.
     _lock: File,
 }
 
 impl DiskStore {
-    /// Opens the store in `directory`, or makes one. Cuts off what a crash left unfinished, indexes
-    /// what it left unindexed, and makes a damaged index anew; see [`DiskStore::recovery`].
+    /// Opens the store in `directory`, or creates one. Removes an unfinished commit of a crash, indexes
+    /// unindexed commits, and rebuilds a damaged index; see [`DiskStore::recovery`].
     ///
     /// # Errors
-    /// [`StoreError::Damaged`] if something that was committed cannot be read and the options do not accept
-    /// that; nothing is changed then.
+    /// [`StoreError::Damaged`] if committed data cannot be read and the options do not accept this loss.
+    /// Nothing is changed in that case.
     pub fn open(directory: &Path, options: StoreOptions) -> Result<Self, StoreError> {
         private_dir(directory).map_err(|e| StoreError::io(directory, e))?;
         let lock = lock(directory)?;
@@ -124,7 +124,7 @@ impl DiskStore {
         Ok(store)
     }
 
-    /// Writes scores that cannot be read once more: the index still has them.
+    /// Writes unreadable scores again, from their copy in the index.
     fn write_again(&self, rows: BTreeSet<i64>) -> Result<(), StoreError> {
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;
@@ -145,7 +145,7 @@ impl DiskStore {
         })
     }
 
-    /// Encodes one score; they are too small to compress.
+    /// Encodes one score without compression, since scores are small.
     fn encode_score(&self, record: &ScoreRecord) -> Result<codec::Encoded, StoreError> {
         codec::encode(record, false).map_err(|reason| StoreError::Encode {
             episode: record.episode.clone(),
@@ -153,7 +153,7 @@ impl DiskStore {
         })
     }
 
-    /// Writes torn marks once more: the index still has their content.
+    /// Writes torn batch marks again, from their copy in the index.
     fn mark_again(&self, batches: Vec<TrainedBatch>) -> Result<(), StoreError> {
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;
@@ -167,7 +167,7 @@ impl DiskStore {
         Ok(())
     }
 
-    /// The frame of one update's mark.
+    /// Builds the frame of an update's mark.
     fn mark_frame(&self, mark: &Mark) -> Result<Frame, StoreError> {
         let encoded =
             codec::encode(mark, self.options.compress).map_err(|reason| StoreError::Encode {
@@ -179,17 +179,17 @@ impl DiskStore {
         Ok(frame)
     }
 
-    /// Opens the queue `name` in this store, or makes one, in a separate file. Leases of before are still
-    /// valid until they run out. A queue is opened once at a time.
+    /// Opens the queue `name` of this store in a separate file, or creates it. Earlier leases stay valid
+    /// until they expire. A queue can be open only once at a time.
     ///
     /// # Errors
-    /// [`StoreError::LostQueue`] if its file is damaged and the options do not accept that.
+    /// [`StoreError::LostQueue`] if its file is damaged and the options do not accept the loss.
     pub fn queue(&self, name: &str, limits: QueueLimits) -> Result<DiskQueue, StoreError> {
         let path = queue::file(&self.directory, name)?;
         DiskQueue::open(&path, limits, self.options.accept_loss)
     }
 
-    /// Repairs and damage that opening found.
+    /// Repairs and damage found while opening.
     pub fn recovery(&self) -> &Recovery {
         &self.recovery
     }
@@ -199,7 +199,7 @@ impl DiskStore {
         &self.directory
     }
 
-    /// Log first, then index; if the index refuses, the log is taken back.
+    /// Appends to the log first, then to the index. If the index fails, the log entry is removed again.
     pub(crate) fn append(
         &self,
         writer: &mut Writer,
@@ -222,8 +222,8 @@ impl DiskStore {
         entered
     }
 
-    /// Commits the waiting entries in one frame. If that fails, each is committed separately, so that each
-    /// has its own error.
+    /// Commits the waiting entries in one frame. If that fails, each call is committed separately, so that
+    /// each gets its own error.
     fn commit_together(
         &self,
         writer: &mut Writer,
@@ -247,7 +247,7 @@ impl DiskStore {
         }
     }
 
-    /// Commits all entries of these in one frame, or none.
+    /// Commits all given entries in one frame, or none.
     fn commit_entries(
         &self,
         writer: &mut Writer,
@@ -283,7 +283,7 @@ impl DiskStore {
         Ok(out)
     }
 
-    /// Refuses what would exceed [`StoreOptions::max_bytes`].
+    /// Refuses a write that would exceed [`StoreOptions::max_bytes`].
     fn check_room(&self, needed: u64) -> Result<(), StoreError> {
         let used = self.used_bytes()?;
         let limit = self.options.max_bytes;
@@ -322,9 +322,9 @@ impl DiskStore {
     }
 }
 
-/// Calls that wait for the medium.
+/// Calls that wait for durable storage.
 impl DiskStore {
-    /// Does such a call, and notes how long it took.
+    /// Runs such a call and adds its duration to the waiting time.
     fn timed<T>(&self, write: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         let done = write();
@@ -333,7 +333,7 @@ impl DiskStore {
         done
     }
 
-    /// Commits the encoded traces of one call, together with others that wait.
+    /// Commits the encoded traces of one call, together with those of other waiting calls.
     fn commit_ticket(
         &self,
         entries: Vec<(Entry, codec::Encoded)>,
@@ -351,7 +351,7 @@ impl DiskStore {
         }
     }
 
-    /// Marks the episodes of an update.
+    /// Records the mark of an update.
     fn mark_update(&self, update: &TrainedBatch, again: bool) -> Result<CommitOutcome, StoreError> {
         signed("step", update.step)?;
         store::check_batch(&update.batch, &update.episodes)?;
@@ -428,8 +428,8 @@ impl DiskStore {
     }
 }
 
-/// Takes the lock of a store, for as long as the file is open. The lock of a killed process is free at
-/// once.
+/// Takes the lock of a store, which is held while the file is open. If the process is killed, the lock is
+/// released at once.
 fn lock(directory: &Path) -> Result<File, StoreError> {
     let path = directory.join("lock");
     let file = File::create(&path).map_err(|e| StoreError::io(&path, e))?;

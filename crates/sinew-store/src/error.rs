@@ -1,7 +1,7 @@
-//! Reasons why a store could not do what it was asked.
+//! Errors of a store.
 //!
-//! Two families matter to callers. After a refusal (full, conflict, unknown episode) the same store
-//! continues. After damage (`Corrupt`, `Damaged`, `LostQueue`) a person decides.
+//! Callers should distinguish two kinds. After a refusal (full, conflict, unknown episode) the store can
+//! still be used. After damage (`Corrupt`, `Damaged`, `LostQueue`) the user has to decide.
 
 use crate::damage::Loss;
 use crate::schema;
@@ -17,46 +17,47 @@ pub enum StoreError {
     /// A trace breaks an invariant of [`sinew_types::Trace`].
     #[error("trace refused: {0}")]
     Invalid(#[from] TraceError),
-    /// One trace exceeds a bound of the store.
+    /// One trace exceeds a limit of the store.
     #[error("trace {episode}: {field} is {value}, allowed: up to {limit}")]
     TooLarge {
         /// The refused trace.
         episode: EpisodeId,
-        /// Name of the bounded quantity.
+        /// Name of the limited quantity.
         field: &'static str,
         value: u64,
-        /// Inclusive.
+        /// Inclusive limit.
         limit: u64,
     },
     #[error(
         "the store holds {used} of {limit} bytes and {needed} more do not fit; \
          remove trained episodes with `sinew gc`, or begin another store"
     )]
-    /// The store's bytes are used up; nothing was written.
+    /// The store's byte limit is reached; nothing was written.
     Full { used: u64, needed: u64, limit: u64 },
-    /// The medium refuses; nothing of the call counts.
+    /// The disk is full; no part of the call was stored.
     #[error("no space left on the device of {path}; free some and try again")]
     DiskFull { path: PathBuf },
-    /// The process may have no more memory, or no more of its address space.
+    /// The process has reached its limit on memory or address space.
     #[error(
         "no memory for {path}: the process or its control group is at its limit; raise it, or run fewer \
          episodes at once"
     )]
     NoMemory { path: PathBuf },
-    /// An update was recorded under this name with other contents. Recording the same again is not an error.
+    /// An update with this name but other contents was already recorded. Recording the same contents again is
+    /// not an error.
     #[error("batch {batch} was marked before with other contents (step {step})")]
     BatchConflict { batch: String, step: u64 },
-    /// The invariant that an episode is trained in one update, once.
+    /// The update contains an episode that another update has trained; an episode is trained only once.
     #[error("episode {episode} was trained in batch {trained_in}, batch {batch} cannot train it")]
     TrainedTwice {
         episode: EpisodeId,
         trained_in: String,
         batch: String,
     },
-    /// An update names an episode that was never committed, or was lost.
+    /// An update names an episode that was never committed or is lost.
     #[error("episode {episode} is not in the store")]
     UnknownEpisode { episode: EpisodeId },
-    /// A number outside its range.
+    /// An argument is outside its range.
     #[error("{field} is {value}, allowed: {allowed}")]
     Argument {
         field: &'static str,
@@ -67,22 +68,22 @@ pub enum StoreError {
         "{path} at byte {offset}: {reason}; what lies there cannot be read, everything else can; put the \
          file back from a copy, or go on without what cannot be read with --accept-loss"
     )]
-    /// A record that does not match its checksum, or cannot be decoded. Others are not affected.
+    /// A record does not match its checksum or cannot be decoded. Other records are not affected.
     Corrupt {
         path: PathBuf,
         offset: u64,
         reason: RecordError,
     },
-    /// Opening found damage and was not asked to accept it; nothing was changed.
+    /// Opening found damage that the options do not accept; nothing was changed.
     #[error("{0}")]
     Damaged(Box<Loss>),
-    /// A reader was pointed at a directory without an index.
+    /// The directory to read has no index.
     #[error("{path} holds no store")]
     Missing { path: PathBuf },
-    /// Another process writes this store.
+    /// Another process has opened this store for writing.
     #[error("{path} is in use by another process; stop it, or choose another directory")]
     Locked { path: PathBuf },
-    /// A program with another format wrote it.
+    /// The file was written in another format.
     #[error(
         "{path} has format {actual}, this program reads {expected}; use the version of Sinew that wrote it"
     )]
@@ -91,16 +92,16 @@ pub enum StoreError {
         actual: i64,
         expected: i64,
     },
-    /// The value cannot be written in the store's encoding.
+    /// A value cannot be encoded.
     #[error("cannot encode trace {episode}: {reason}")]
     Encode {
         episode: EpisodeId,
         reason: RecordError,
     },
-    /// Any other failure of a file.
+    /// Any other file error.
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
-    /// Any other failure of SQLite.
+    /// Any other SQLite error.
     #[error("index: {0}")]
     Index(rusqlite::Error),
     /// SQLite cannot open the file.
@@ -113,29 +114,30 @@ pub enum StoreError {
         "{path} is damaged: {reason}; it is made anew from the segments when the store is next opened for \
          writing (`sinew train --resume`, `sinew serve --store`, `sinew gc`)"
     )]
-    /// The index is readable and wrong. It is not a loss: the segments are the truth.
+    /// The index can be opened but has wrong contents. No data is lost, since it can be rebuilt from the
+    /// segments.
     DamagedIndex { path: PathBuf, reason: String },
     #[error(
         "{path} is damaged: {reason}; the rows of a queue lie nowhere else; put the file back \
          from a copy, or go on without them with --accept-loss"
     )]
-    /// A file with rows of queues is damaged.
+    /// A file of a queue is damaged.
     LostQueue { path: PathBuf, reason: String },
     #[error("row {key} of a queue cannot be read: {reason}")]
-    /// A field holds something else than its reader expects.
+    /// A field does not contain the value that its reader expects.
     Row { key: String, reason: String },
     #[error("the queue at {url}: {reason}")]
-    /// A queue in another process does not answer, or not as one.
+    /// A queue in another process does not respond, or its response is invalid.
     Remote { url: String, reason: String },
-    /// A refusal of a queue.
+    /// A queue refused the call.
     #[error("queue: {0}")]
     Queue(#[from] QueueError),
-    /// A panic left a lock; the state behind it is not trusted.
+    /// A thread panicked while it held a lock, so the state behind it may be inconsistent.
     #[error("an earlier call panicked inside the store; open it anew")]
     Poisoned,
 }
 
-/// Reasons for which the bytes of a record cannot be made or read.
+/// Errors of encoding or decoding a record.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     #[error(transparent)]
@@ -151,7 +153,7 @@ pub enum RecordError {
     Kind(u8),
     #[error("holds {found} bytes, expected {expected}")]
     Length { found: usize, expected: usize },
-    /// The bytes are cut or changed, or the value does not fit into a record.
+    /// The bytes are truncated or changed, or the value does not fit into a record.
     #[error("{0}")]
     Bytes(&'static str),
     #[error("{0} bytes follow its columns")]
@@ -161,7 +163,7 @@ pub enum RecordError {
 }
 
 impl StoreError {
-    /// An error of the file at `path`. A full medium and an exhausted quota have a separate variant.
+    /// Converts an error of the file at `path`. A full disk and an exhausted quota have a separate variant.
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
@@ -188,8 +190,8 @@ impl From<rusqlite::Error> for StoreError {
     }
 }
 
-/// Locks a part of a store. A panic under the lock may leave the part half changed, so every later call is
-/// refused.
+/// Locks a part of a store. A panic under the lock may leave the part in an inconsistent state, so every
+/// later call is refused.
 ///
 /// # Errors
 /// [`StoreError::Poisoned`].
@@ -197,21 +199,21 @@ pub(crate) fn guard<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, StoreError
     mutex.lock().map_err(|_| StoreError::Poisoned)
 }
 
-/// Reasons for which a queue refuses a call. A refused call leaves the queue unchanged.
+/// Reason for which a queue refuses a call. A refused call leaves the queue unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum QueueError {
     #[error(
         "the queue is full: {rows} rows of {max_rows}, {bytes} bytes of {max_bytes}; \
          wait until rows are acked"
     )]
-    /// Rows that are not done would exceed a limit; none of the call was put.
+    /// The unfinished rows would exceed a limit; no row of the call was added.
     Full {
         rows: usize,
         max_rows: usize,
         bytes: u64,
         max_bytes: u64,
     },
-    /// A single call exceeds the limits.
+    /// The rows of this call exceed the limits even in an empty queue.
     #[error(
         "{rows} rows of {bytes} bytes cannot be put at once, the queue holds {max_rows} rows and \
          {max_bytes} bytes; put fewer, or raise its limits"
@@ -222,19 +224,19 @@ pub enum QueueError {
         bytes: u64,
         max_bytes: u64,
     },
-    /// No row has this key, or it was forgotten.
+    /// No row has this key, or the row was forgotten.
     #[error("row {key} is not in the queue")]
     UnknownRow { key: String },
-    /// A consumer chose a row that it cannot have.
+    /// The consumer requested a row that is not ready for it.
     #[error("row {key} is not ready: it lacks a field, or is leased, acked or dead")]
     NotReady { key: String },
-    /// A consumer that did not join.
+    /// The consumer has not joined.
     #[error("no consumer {name:?} has joined; join with what it needs and writes")]
     UnknownConsumer { name: String },
-    /// A consumer of this name joined with other fields, or writes what another writes.
+    /// The consumer has joined with other fields, or another consumer writes one of its fields.
     #[error("consumer {name:?} cannot join: {reason}")]
     Refused { name: String, reason: String },
-    /// An ack without what its consumer writes, or with more.
+    /// The acknowledgement lacks fields that the consumer writes, or has others.
     #[error("row {key}: consumer {consumer:?} writes the fields {writes:?}, this ack has {has:?}")]
     WrongFields {
         key: String,
@@ -242,7 +244,7 @@ pub enum QueueError {
         writes: Vec<String>,
         has: Vec<String>,
     },
-    /// A value outside its range.
+    /// An argument is outside its range.
     #[error("{field} is {value}, allowed: {allowed}")]
     Argument {
         field: String,

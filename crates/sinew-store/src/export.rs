@@ -1,7 +1,7 @@
-//! The store as a data set: one row an episode, as JSON lines, Parquet or an Arrow file.
+//! Exports a store as a data set with one row per episode: JSON lines, Parquet or an Arrow file.
 //!
-//! Rows are read and written a page at a time, so that memory is bounded by one page, whatever the size of
-//! the store. A file has its name only once it is whole.
+//! Rows are read and written one page at a time, so that memory use is bounded by one page. A file gets its
+//! final name only when it is complete.
 
 use crate::error::StoreError;
 use crate::export_row::{ExportFormat, ExportRow, RowWriter};
@@ -11,17 +11,17 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Maximum rows that are kept in memory, and those of a row group.
+/// Maximum number of rows in memory, and in a row group.
 const PAGE_ROWS: usize = 1000;
-/// Bytes of rows in memory after which they are written, even if they are few: about 32 MiB.
+/// Bytes of rows in memory after which they are written, 32 MiB.
 const PAGE_BYTES: usize = 32 << 20;
 
-/// The rows that an export wrote.
+/// Counts of exported rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExportedRows {
-    /// Rows.
+    /// Number of rows.
     pub episodes: u64,
-    /// Rows whose `messages` are null, since a part of their conversation has only tokens.
+    /// Number of rows whose `messages` are null, because a part of the conversation has only tokens.
     pub without_messages: u64,
 }
 
@@ -42,8 +42,8 @@ impl RowWriter for JsonLines {
 }
 
 /// Writes the episodes that fit a filter to a file, at most `limit` of them, in commit order. `tokens` adds
-/// the tokens of each episode. Returns the counts of the written file. A file of this name is replaced once
-/// the new one is whole.
+/// the tokens of each episode. Returns the counts of the written file. An existing file is replaced when the
+/// new one is complete.
 ///
 /// # Errors
 /// If an episode cannot be read or the file cannot be written; no file is left behind then.
@@ -75,7 +75,7 @@ pub fn export(
     written
 }
 
-/// Name of a file that is not whole yet, in the same folder.
+/// Returns the temporary name of an incomplete file, in the same folder.
 fn part_of(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.{}.part", std::process::id()))
@@ -97,7 +97,7 @@ fn writer(format: ExportFormat, file: File, tokens: bool) -> io::Result<Box<dyn 
     }
 }
 
-/// Gives the rows to `page`, as many at a time as fit into memory.
+/// Passes the rows to `page`, at most one page at a time.
 fn rows(
     store: &StoreReader,
     filter: &Filter,

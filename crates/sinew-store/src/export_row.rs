@@ -1,4 +1,4 @@
-//! Rows of an exported store, their columns, and their destination.
+//! Rows of an exported store, their columns, and the trait of their writers.
 
 use crate::facets::Facets;
 use crate::store::EpisodeSummary;
@@ -22,7 +22,7 @@ pub enum ExportFormat {
 }
 
 impl ExportFormat {
-    /// The format of a file by its ending; `None` if that is none of `.jsonl`, `.parquet`, `.arrow`.
+    /// Returns the format for a file's extension; `None` unless it is `.jsonl`, `.parquet` or `.arrow`.
     pub fn of(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()? {
             "jsonl" => Some(Self::JsonLines),
@@ -32,7 +32,7 @@ impl ExportFormat {
         }
     }
 
-    /// Whether this build can write it: Parquet and Arrow need the feature `columns`.
+    /// Whether this build can write the format: Parquet and Arrow need the feature `columns`.
     pub fn is_built(self) -> bool {
         self == Self::JsonLines || cfg!(feature = "columns")
     }
@@ -55,13 +55,13 @@ pub(crate) struct ExportRow {
     pub(crate) environment: String,
     /// Purpose of the episode, such as `train` or `eval-before`.
     pub(crate) purpose: String,
-    /// Its number among the draws of the run.
+    /// Number of the episode's draw in the run.
     pub(crate) draw: u64,
-    /// Outcome and process rewards.
+    /// Total reward: outcome and process rewards.
     pub(crate) reward: Option<f64>,
     /// Success as the reward states it.
     pub(crate) success: Option<bool>,
-    /// Named parts of the reward, and measurements.
+    /// Named components of the reward, and measurements.
     pub(crate) metrics: BTreeMap<String, f64>,
     /// `terminated`, `truncated` or `failed`.
     pub(crate) end: &'static str,
@@ -74,36 +74,36 @@ pub(crate) struct ExportRow {
     pub(crate) sampled_tokens: u64,
     /// Seconds since 1970.
     pub(crate) started_unix_s: f64,
-    /// Seconds from its start to its end.
+    /// Duration in seconds.
     pub(crate) total_s: f64,
-    /// The optimizer update that trained it.
+    /// The optimizer update that trained the episode.
     pub(crate) update: Option<u64>,
-    /// Paths of the episode's tree; messages and tokens are those of the last one.
+    /// Number of paths of the episode's tree; messages and tokens are those of the last path.
     pub(crate) paths: u32,
-    /// The whole conversation, from the system prompt to the model's last turn, as the chat-completions
-    /// protocol writes it. Null where a part of it has tokens and no message, as in rollouts of bare text.
+    /// The whole conversation, from the system prompt to the model's last turn, in the format of the chat
+    /// completions API. Null if a part of it has tokens but no message, as in rollouts of text completions.
     pub(crate) messages: Option<Vec<Value>>,
-    /// Tools that the conversation's prompt shows, in the same protocol.
+    /// Tools in the conversation's prompt, in the same format.
     pub(crate) tools: Vec<Value>,
     #[serde(flatten)]
     pub(crate) tokens: Option<TokenColumns>,
 }
 
-/// Tokens of a path, one value a token in each list.
+/// Tokens of a path; each list has one value per token.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct TokenColumns {
     /// Ids in the model's vocabulary.
     pub(crate) tokens: Vec<u32>,
-    /// Null where the policy did not sample.
+    /// Log-probabilities; null for tokens that the policy did not sample.
     pub(crate) logprobs: Vec<Option<f32>>,
     /// Whether the policy sampled the token.
     pub(crate) mask: Vec<bool>,
-    /// Policy version of each; null where the policy did not sample.
+    /// Policy version of each token; null for tokens that the policy did not sample.
     pub(crate) versions: Vec<Option<u64>>,
 }
 
 impl ExportRow {
-    /// The row of an episode, with its tokens if asked for.
+    /// Builds the row of an episode, with its tokens if requested.
     pub(crate) fn of(summary: &EpisodeSummary, trace: &Trace, tokens: bool) -> Self {
         let leaves = trace.leaves();
         let last = leaves.last().copied();
@@ -161,8 +161,8 @@ fn value_bytes(value: &Value) -> usize {
     inner + 64
 }
 
-/// The messages of a path; `None` if a node of it has tokens that no message stands for. Forced tokens need
-/// none: they close a turn.
+/// Returns the messages of a path; `None` if a node has tokens without a message. Forced tokens need no
+/// message, since they only close a turn.
 fn conversation(nodes: &[&Node]) -> Option<Vec<Value>> {
     let mute =
         |n: &&&Node| n.messages.is_empty() && !n.tokens.is_empty() && n.kind != TokenKind::Forced;
@@ -189,7 +189,7 @@ fn conversation(nodes: &[&Node]) -> Option<Vec<Value>> {
     Some(nodes.iter().flat_map(written).collect())
 }
 
-/// Tokens of the path to a leaf.
+/// Returns the tokens of the path to a leaf.
 fn columns(trace: &Trace, leaf: sinew_types::NodeId) -> TokenColumns {
     let mut columns = TokenColumns::default();
     for token in trace.path_tokens(leaf) {
@@ -201,11 +201,11 @@ fn columns(trace: &Trace, leaf: sinew_types::NodeId) -> TokenColumns {
     columns
 }
 
-/// Destination of exported rows.
+/// Writer of exported rows.
 pub(crate) trait RowWriter {
-    /// Writes a page, of bounded size.
+    /// Writes a page of rows.
     fn write(&mut self, rows: &[ExportRow]) -> io::Result<()>;
 
-    /// Ends the file, and gives it back.
+    /// Finishes the file and returns it.
     fn finish(self: Box<Self>) -> io::Result<File>;
 }

@@ -1,7 +1,7 @@
-//! Facets that episodes are found by, in addition to the columns of their row: environment, versions, last
-//! turn, content.
+//! Facets of episodes, by which they can be filtered in addition to the columns of their row: environment,
+//! versions, last turn, content.
 //!
-//! They have a separate table, so that the rows of episodes stay short.
+//! Facets are in a separate table, so that the rows of episodes stay short.
 
 use crate::checksums;
 use crate::error::StoreError;
@@ -14,20 +14,20 @@ use sinew_types::{TokenKind, Trace};
 /// Facets of one episode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Facets {
-    /// [`Trace::environment`].
+    /// Name of the environment, see [`Trace::environment`].
     pub(crate) env: String,
-    /// Version of the environment, where it is known.
+    /// Version of the environment, if known.
     pub(crate) env_version: Option<String>,
-    /// Oldest and newest policy version of its sampled tokens; `None` without any.
+    /// Oldest and newest policy version of the sampled tokens; `None` without any.
     pub(crate) versions: Option<(u64, u64)>,
-    /// Number of its last sampled turn, from 1; 0 without any.
+    /// Number of the last sampled turn, from 1; 0 without any.
     pub(crate) last_turn: u32,
-    /// See [`content`].
+    /// Hash of the content, see [`content`].
     pub(crate) content: [u8; 16],
 }
 
 impl Facets {
-    /// The facets of a trace.
+    /// Returns the facets of a trace.
     pub(crate) fn of(trace: &Trace) -> Self {
         let sampled = trace.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
         let environment = trace.provenance.environment.as_ref();
@@ -42,8 +42,8 @@ impl Facets {
     }
 }
 
-/// Content hash of an episode: its task and the kinds, tokens and messages of its graph. Sampler, time,
-/// log-probabilities and reward do not count.
+/// Returns the content hash of an episode: its task, and the kinds, tokens and messages of its nodes.
+/// Sampling settings, times, log-probabilities and rewards are not included.
 pub(crate) fn content(trace: &Trace) -> [u8; 16] {
     let mut hash = blake3::Hasher::new();
     let mut bytes = Vec::new();
@@ -75,7 +75,7 @@ pub(crate) fn content(trace: &Trace) -> [u8; 16] {
     short
 }
 
-/// Enters the facets of an episode, unless they are there.
+/// Inserts the facets of an episode, unless they exist.
 pub(crate) fn insert(tx: &Transaction<'_>, seq: i64, facets: &Facets) -> Result<(), StoreError> {
     let version = |v: Option<u64>| match v {
         Some(v) => signed("version", v).map(ValueRef::Integer),
@@ -103,7 +103,7 @@ pub(crate) fn insert(tx: &Transaction<'_>, seq: i64, facets: &Facets) -> Result<
     .map(drop)
 }
 
-/// Removes the facets of episodes that are gone.
+/// Deletes the facets of removed episodes.
 pub(crate) fn prune(tx: &Transaction<'_>) -> Result<(), StoreError> {
     ledger::prune_gone(tx, "facets", "seq")
 }

@@ -1,8 +1,8 @@
-//! Removes traces: living records of a segment are copied, then the file is removed.
+//! Garbage collection: removes traces by copying the live records of a segment and removing the file.
 //!
-//! The order makes a crash at any point lose and revive nothing: copies are on the medium, then one
-//! transaction moves the index to them and marks the old file dead, then the file goes (at the next opening,
-//! if the crash came earlier).
+//! The order of the steps ensures that a crash neither loses nor revives a record. First the copies are made
+//! durable. Then one transaction points the index to the copies and marks the old file as dead. Then the file
+//! is removed, or at the next opening after a crash.
 
 use crate::error::StoreError;
 use crate::facets;
@@ -13,13 +13,13 @@ use crate::store::GcReport;
 use rusqlite::Connection;
 use std::collections::{BTreeSet, HashSet};
 
-/// A frame of copies is written when it is this large.
+/// Size in bytes at which a frame of copies is written.
 const FRAME_BYTES: u64 = 8 << 20;
 
-/// Removes what was found, segment by segment.
+/// Removes the selected episodes, segment by segment.
 ///
 /// # Errors
-/// If the medium or the index fails. Segments that are finished by then stay finished.
+/// If the medium or the index fails. Segments that were already processed stay so.
 pub(crate) fn run(
     segments: &SegmentDir,
     writer: &mut Writer,
@@ -45,7 +45,7 @@ pub(crate) fn run(
     Ok(report)
 }
 
-/// Empties one segment; returns the bytes that it frees.
+/// Processes one segment; returns the number of bytes that it frees.
 fn collect(
     segments: &SegmentDir,
     writer: &mut Writer,
@@ -90,17 +90,17 @@ fn collect(
     Ok(freed.saturating_sub(copied))
 }
 
-/// Copies that are not written yet.
+/// Copies that have not been written.
 #[derive(Default)]
 struct PendingCopies {
-    /// Records that are copied, at most about [`FRAME_BYTES`].
+    /// Copied records, at most about [`FRAME_BYTES`].
     frame: Frame,
-    /// Their rows of the index, in the same order.
+    /// Index rows of these records, in the same order.
     names: Vec<(Table, String)>,
 }
 
 impl PendingCopies {
-    /// Reads a record, which checks it, and adds it as it is: it is not decoded.
+    /// Reads and verifies a record, and copies it without decoding.
     fn copy(&mut self, segments: &SegmentDir, at: Location) -> Result<(), StoreError> {
         let record = segments.read(at)?;
         self.frame
@@ -108,7 +108,7 @@ impl PendingCopies {
         Ok(())
     }
 
-    /// Writes the copies and notes where they lie now. Returns the bytes that were written.
+    /// Writes the copies and updates their locations. Returns the number of written bytes.
     fn write(
         &mut self,
         writer: &mut Writer,
@@ -126,7 +126,7 @@ impl PendingCopies {
     }
 }
 
-/// Length of a segment's file; 0 if there is none.
+/// Returns the length of a segment's file; 0 if it does not exist.
 fn file_length(segments: &SegmentDir, segment: u32) -> Result<u64, StoreError> {
     let files = segments.list()?;
     let found = files.iter().find(|(number, _)| *number == segment);

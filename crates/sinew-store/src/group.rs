@@ -1,9 +1,9 @@
-//! Commits that wait for the same lock, and go to the medium together.
+//! Group commit: commits that wait for the same lock are written together.
 //!
-//! A commit waits longest for the medium. Callers from many threads join their traces to the [`Group`]; the
-//! one that gets the lock of the writer takes all of them, writes one frame with one synchronization, and
-//! ends their tickets. The others find theirs ended when they get the lock. A single caller commits only its
-//! own traces.
+//! Most of a commit's time is spent waiting for the disk. Callers from many threads add their traces to the
+//! [`Group`]. The caller that gets the lock of the writer commits all of them in one frame with one fsync,
+//! and sets their results. The other callers find their result when they get the lock. A single caller
+//! commits only its own traces.
 
 use crate::codec::Encoded;
 use crate::error::{StoreError, guard};
@@ -13,24 +13,24 @@ use crate::store::CommitOutcome;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-/// Most commits that share a frame.
+/// Maximum number of calls that share a frame.
 const MAX_TOGETHER: usize = 256;
 
 /// Result of a commit.
 type CommitResult = Result<Vec<CommitOutcome>, StoreError>;
 
-/// One call that commits.
+/// A call that waits for its commit.
 #[derive(Debug)]
 pub(crate) struct PendingCommit {
     /// Entries to commit, with their payloads.
     pub(crate) entries: Vec<(Entry, Encoded)>,
-    /// Bytes of a frame of it.
+    /// Size of a frame that contains only these entries, in bytes.
     bytes: u64,
     ended: Mutex<Option<CommitResult>>,
 }
 
 impl PendingCommit {
-    /// Says what became of it.
+    /// Sets the result.
     pub(crate) fn end(&self, ended: CommitResult) {
         // A lock that a panic poisoned: the caller finds it so, and fails.
         if let Ok(mut slot) = self.ended.lock() {
@@ -38,20 +38,20 @@ impl PendingCommit {
         }
     }
 
-    /// Takes the result, once, if the commit has ended.
+    /// Returns the result, once, if the commit has ended.
     pub(crate) fn taken(&self) -> Result<Option<CommitResult>, StoreError> {
         Ok(guard(&self.ended)?.take())
     }
 }
 
-/// Calls that wait, in the order in which they came: one for each thread at most.
+/// Waiting calls in order of arrival, at most one per thread.
 #[derive(Debug, Default)]
 pub(crate) struct Group {
     waiting: Mutex<VecDeque<Arc<PendingCommit>>>,
 }
 
 impl Group {
-    /// Joins the calls that wait.
+    /// Adds a call to those that wait.
     pub(crate) fn join(
         &self,
         entries: Vec<(Entry, Encoded)>,
@@ -66,7 +66,7 @@ impl Group {
         Ok(ticket)
     }
 
-    /// The calls whose turn it is, together within `limit` bytes; at least one, if any waits.
+    /// Removes and returns the next calls that fit into `limit` bytes together; at least one, if any waits.
     pub(crate) fn next(&self, limit: u64) -> Result<Vec<Arc<PendingCommit>>, StoreError> {
         let mut waiting = guard(&self.waiting)?;
         let mut bytes = 0;
@@ -80,7 +80,7 @@ impl Group {
     }
 }
 
-/// Bytes of a frame with all of these.
+/// Returns the bytes of a frame with all of these entries.
 pub(crate) fn frame_bytes(entries: &[(Entry, Encoded)]) -> u64 {
     let records = entries.iter().map(|e| RECORD_HEADER + e.1.bytes.len());
     (FRAME_HEADER + records.sum::<usize>()) as u64

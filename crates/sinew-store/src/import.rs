@@ -1,8 +1,8 @@
-//! Scores as JSON lines: rows of a person's file, and the inbox of a store that another process writes.
+//! Imports scores from JSON lines: a user's file, or the inbox of a store that another process writes.
 //!
 //! A row is `{"episode": ID, "name": NAME, "value": NUMBER or null}` with `external_id` in place of `episode`
-//! if the episode has one, and optional `reason`, `at` (seconds since 1970) and `source`. A row that cannot
-//! be taken is reported with its line; the others are not affected.
+//! if the episode has one, and optional `reason`, `at` (seconds since 1970) and `source`. An invalid row is
+//! reported with its line number; the others are not affected.
 
 use crate::disk::{DiskStore, StoreOptions};
 use crate::error::StoreError;
@@ -16,18 +16,18 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Bytes of a line; a longer one is a bad row.
+/// Maximum bytes of a line; a longer one is an invalid row.
 const MAX_LINE: u64 = 64 << 10;
-/// Rows of one file.
+/// Maximum number of rows in a file.
 const MAX_ROWS: usize = 10_000_000;
-/// Rows that are put at a time.
+/// Number of rows that are stored at a time.
 const CHUNK: usize = 4_096;
-/// Bad rows that a report names; all are counted.
+/// Maximum number of invalid rows that a report lists; all are counted.
 const NAMED: usize = 100;
 /// Source of rows that name none.
 pub const IMPORT_SOURCE: &str = "import";
 
-/// A row that was not taken.
+/// An invalid or refused row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BadRow {
     /// Line number, from 1.
@@ -38,17 +38,17 @@ pub struct BadRow {
 /// Counts of the rows of a file, by result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ImportReport {
-    /// Rows that were not empty.
+    /// Number of non-empty rows.
     pub rows: usize,
-    /// Scores that were not there.
+    /// Number of new scores.
     pub new: usize,
-    /// Scores that were there.
+    /// Number of scores that were already stored.
     pub known: usize,
-    /// Rows that were not taken.
+    /// Number of refused rows.
     pub refused: usize,
-    /// The first of them.
+    /// The first refused rows.
     pub bad: Vec<BadRow>,
-    /// The scores wait in the inbox of a store that another process writes.
+    /// Whether the scores wait in the inbox of a store that another process writes.
     pub queued: bool,
 }
 
@@ -57,11 +57,11 @@ pub struct ImportReport {
 pub enum ScoreTarget<'a> {
     /// A store of this process.
     Store(&'a dyn TraceStore),
-    /// A store that another process writes: it takes them from its inbox.
+    /// A store that another process writes; the scores go into its inbox.
     Live(&'a StoreReader, &'a Inbox),
 }
 
-/// A row as it is written, before its episode is known.
+/// A parsed row, before its episode is looked up.
 struct Row {
     episode: Option<String>,
     external: Option<String>,
@@ -72,7 +72,7 @@ struct Row {
 }
 
 impl Row {
-    /// Reads one line.
+    /// Parses one line.
     ///
     /// # Errors
     /// A message in words: the field, its value and what is allowed.
@@ -139,7 +139,7 @@ impl ScoreTarget<'_> {
         }
     }
 
-    /// The one episode that a row names.
+    /// Returns the episode that a row names, which must be unique.
     fn episode(&self, row: &Row) -> Result<Result<EpisodeId, String>, StoreError> {
         let external = match (&row.episode, &row.external) {
             (Some(id), None) => return Ok(Ok(EpisodeId::new(id.clone()))),
@@ -159,7 +159,7 @@ impl ScoreTarget<'_> {
         })
     }
 
-    /// The record of a row; `None` if a row without a time repeats the score in force.
+    /// Builds the record of a row; `None` if a row without a time repeats the present score.
     fn record(
         &self,
         row: Row,
@@ -190,7 +190,7 @@ impl ScoreTarget<'_> {
         Ok(Ok(Some(record)))
     }
 
-    /// Takes records; what became of each.
+    /// Stores records and returns the result of each.
     fn put(
         &self,
         records: &[ScoreRecord],
@@ -218,11 +218,11 @@ impl ScoreTarget<'_> {
     }
 }
 
-/// Takes the rows of a file. `source` is that of rows without one, `now_us` their time. It can be called
-/// with the same rows again: what is known changes nothing.
+/// Imports the rows of a file. `source` and `now_us` are the source and time of rows without their own. The
+/// call is idempotent: known scores have no effect.
 ///
 /// # Errors
-/// If the store or the file fails; the rows up to that one are stored.
+/// If the store or the file fails; the rows before the failure are stored.
 pub fn import_scores(
     rows: &mut dyn BufRead,
     target: &ScoreTarget<'_>,
@@ -286,14 +286,14 @@ impl ImportReport {
     }
 }
 
-/// A line of a file that is not trusted.
+/// A line of an untrusted file.
 enum Line {
     Whole(Vec<u8>),
-    /// It was read over.
+    /// The line was too long and was skipped.
     TooLong,
 }
 
-/// The next line without its end; `None` at the end of the file.
+/// Reads the next line without its line break; `None` at the end of the file.
 fn next_line(rows: &mut dyn BufRead) -> std::io::Result<Option<Line>> {
     let mut line = Vec::new();
     let mut limited = (&mut *rows).take(MAX_LINE);
@@ -312,8 +312,8 @@ fn next_line(rows: &mut dyn BufRead) -> std::io::Result<Option<Line>> {
     Ok(Some(Line::TooLong))
 }
 
-/// Scores for a store that another process writes: a folder next to it, whose files that process takes. A
-/// file is there whole or not at all, and is removed once its scores are in the store.
+/// Inbox for scores of a store that another process writes: a folder next to the store, whose files that
+/// process reads. A file appears atomically, and is removed once its scores are in the store.
 #[derive(Clone, Debug)]
 pub struct Inbox {
     folder: PathBuf,
@@ -324,7 +324,7 @@ pub struct Inbox {
 struct InboxLine(ScoreRecord);
 
 impl Inbox {
-    /// Files that may wait: an importer whose run does not take them gets an error.
+    /// Maximum number of waiting files. Above it, an importer gets an error, since no run reads them.
     pub const MAX_FILES: usize = 10_000;
 
     /// The inbox of the store in `directory`.
@@ -334,7 +334,7 @@ impl Inbox {
         }
     }
 
-    /// Files that wait, in the order of their names.
+    /// Waiting files in the order of their names.
     fn files(&self) -> Result<Vec<PathBuf>, StoreError> {
         let entries = match std::fs::read_dir(&self.folder) {
             Ok(entries) => entries,
@@ -352,7 +352,7 @@ impl Inbox {
         Ok(files)
     }
 
-    /// Leaves scores durably, as one file.
+    /// Writes scores durably, as one file.
     ///
     /// # Errors
     /// If the file system fails, or the inbox is full.
@@ -386,7 +386,7 @@ impl Inbox {
             .map_err(error)
     }
 
-    /// A new file of a name that none has.
+    /// Creates a file with a new unique name.
     fn create(&self) -> std::io::Result<(PathBuf, File)> {
         for number in 0u32.. {
             let name = format!("{}-{number:08}", std::process::id());
@@ -403,11 +403,11 @@ impl Inbox {
         Err(std::io::ErrorKind::AlreadyExists.into())
     }
 
-    /// Moves what waits into the store: how many scores were new, and what could not be read, as file and
-    /// line. A file that cannot be read is kept under another name.
+    /// Moves the waiting scores into the store. Returns the number of new scores, and the unreadable entries
+    /// as file and line. An unreadable file is kept under another name.
     ///
     /// # Errors
-    /// If the store or the file system fails; records that were taken by then stay taken.
+    /// If the store or the file system fails; scores stored before the failure stay stored.
     pub fn take(&self, store: &dyn TraceStore) -> Result<(usize, Vec<String>), StoreError> {
         let (mut new, mut bad) = (0, Vec::new());
         for path in self.files()? {
@@ -457,11 +457,12 @@ fn put_all(
     Ok(new)
 }
 
-/// Takes the scores of a file into the store in `directory`, or leaves them in its inbox while another
-/// process writes it. `live` means that one is about to, so that the store is not held here.
+/// Imports the scores of a file into the store in `directory`, or writes them to its inbox while another
+/// process writes the store. `live` means that another process is about to write it, so that this function
+/// must not open it for writing.
 ///
 /// # Errors
-/// If there is no store, and what the file or the store refuses.
+/// If there is no store, or the file or the store fails.
 pub fn import_file(
     directory: &Path,
     file: &Path,

@@ -1,8 +1,8 @@
 //! The SQLite index: the location of each episode, and the batch that trained it.
 //!
-//! Everything in it can be made again from the segments. Each row has a checksum in its last column
-//! ([`crate::sums`]): SQLite notices a damaged page, and the checksum a damaged value. Numbers of the store
-//! are unsigned, SQLite's are signed: [`signed`] refuses values that do not fit.
+//! The index can be rebuilt from the segments. Each row has a checksum in its last column ([`crate::sums`]):
+//! SQLite detects a damaged page, and the checksum detects a damaged value. Numbers of the store are unsigned
+//! and SQLite's are signed, so [`signed`] refuses values that do not fit.
 
 use crate::checksums::{self, real};
 use crate::codec::Mark;
@@ -22,17 +22,18 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-/// Time that a call waits for another process's transaction.
+/// Maximum time that a call waits for another process's transaction.
 const BUSY: Duration = Duration::from_secs(10);
 
-/// Memory for pages of the index: random ids, as the gateway gives them, touch all of it.
+/// Cache for pages of the index, in KiB. The gateway creates random ids, which access the whole index.
 const CACHE_KIB: i64 = 16 << 10;
 
-/// Pages of the log, 4 KiB each, that are moved into the index together: each move synchronizes both.
+/// Pages of the write-ahead log, 4 KiB each, after which they are moved into the index. Each move
+/// synchronizes both files.
 const LOG_PAGES: i64 = 4096;
 
-/// Opens the index, or makes one, and checks it. Commits are written to the log but synced lazily:
-/// what the log may lose is found again in the segments.
+/// Opens or creates the index, and checks it. Commits are written to the write-ahead log but not synchronized
+/// at once: lost entries are restored from the segments.
 pub(crate) fn open(path: &Path) -> Result<Connection, StoreError> {
     let bad = bad_index(path);
     let connection = Connection::open(path).map_err(&bad)?;
@@ -53,14 +54,14 @@ fn check(connection: &Connection, path: &Path) -> Result<(), StoreError> {
     checked.map_err(|e| blame(e, path))
 }
 
-/// Whether nothing was ever written to it.
+/// Whether the index was never written.
 fn is_empty(connection: &Connection) -> rusqlite::Result<bool> {
     let count: i64 =
         connection.query_row("SELECT COUNT(*) FROM sqlite_schema", [], |r| r.get(0))?;
     Ok(count == 0)
 }
 
-/// Turns SQLite's report of damage into [`StoreError::DamagedIndex`], which names the file and the cure.
+/// Converts SQLite's report of damage into [`StoreError::DamagedIndex`], which names the file and the remedy.
 fn blame(error: StoreError, path: &Path) -> StoreError {
     match error {
         StoreError::Index(source) => bad_index(path)(source),
@@ -68,7 +69,7 @@ fn blame(error: StoreError, path: &Path) -> StoreError {
     }
 }
 
-/// An error of the file itself; a full device stays what it is.
+/// Converts an error of the index file; a full disk keeps its own variant.
 fn bad_index(path: &Path) -> impl Fn(rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase, TypeMismatch, Unknown};
     |source| match StoreError::from(source) {
@@ -89,7 +90,7 @@ fn bad_index(path: &Path) -> impl Fn(rusqlite::Error) -> StoreError {
     }
 }
 
-/// Opens an index that another process may be writing.
+/// Opens an index for reading while another process may be writing it.
 pub(crate) fn open_read_only(path: &Path) -> Result<Connection, StoreError> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)
         .map_err(bad_index(path))?;
@@ -114,20 +115,20 @@ pub(crate) fn open_read_only(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Whether SQLite needs to write and may not: a reader on a read-only medium.
+/// Whether SQLite failed because it has to write but may not: a reader on a read-only medium.
 fn cannot_write(error: &rusqlite::Error) -> bool {
     use rusqlite::ErrorCode::{CannotOpen, ReadOnly};
     matches!(error.sqlite_error_code(), Some(ReadOnly | CannotOpen))
 }
 
-/// Whether commits wait in the log of the index.
+/// Whether the write-ahead log of the index contains commits.
 fn has_log(path: &Path) -> bool {
     let mut log = path.as_os_str().to_owned();
     log.push("-wal");
     std::fs::metadata(log).is_ok_and(|file| file.len() > 0)
 }
 
-/// Opens an index that nobody writes.
+/// Opens an index that no process writes.
 fn open_immutable(path: &Path) -> rusqlite::Result<Connection> {
     let mut uri = String::from("file:");
     for byte in path.as_os_str().as_encoded_bytes() {
@@ -155,13 +156,13 @@ fn check_format(connection: &Connection, path: &Path) -> Result<(), StoreError> 
     })
 }
 
-/// An index that dies with the process.
+/// Creates an index in memory.
 #[cfg(test)]
 pub(crate) fn in_memory() -> Result<Connection, StoreError> {
     prepare(Connection::open_in_memory()?, true)
 }
 
-/// Sets a connection up, and makes the tables of an empty index in one transaction with its format.
+/// Configures a connection, and creates the tables of an empty index and its format in one transaction.
 fn prepare(mut connection: Connection, empty: bool) -> Result<Connection, StoreError> {
     connection.pragma_update(None, "synchronous", "NORMAL")?;
     connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
@@ -175,20 +176,20 @@ fn prepare(mut connection: Connection, empty: bool) -> Result<Connection, StoreE
     Ok(connection)
 }
 
-/// A column of a count; a negative value, which none of ours is, reads as 0.
+/// Reads a count; a negative value, which the store never writes, becomes 0.
 pub(crate) fn unsigned(row: &Row<'_>, column: &str) -> rusqlite::Result<u64> {
     row.get::<_, i64>(column).map(|v| v.max(0) as u64)
 }
 
-/// Whether an episode was ever committed, trained or removed by gc: its id is taken.
+/// Whether an id is taken: the episode was committed, trained or removed by garbage collection.
 pub(crate) fn knows(connection: &Connection, episode: &str) -> Result<bool, StoreError> {
     let mut query = connection.prepare_cached("SELECT 1 FROM episodes WHERE episode = ?1")?;
     Ok(query.exists([episode])?)
 }
 
-/// Values of the column `success`; 0 is a failure.
+/// Value of the column `success` for a success; 0 is a failure.
 const SUCCEEDED: i64 = 1;
-/// `success` of an episode without a score; no filter by success or reward finds it.
+/// Value of `success` for an episode without a score; filters by success or reward never match it.
 const UNSCORED: i64 = 2;
 
 fn score_code(s: &EpisodeSummary) -> i64 {
@@ -199,12 +200,12 @@ fn score_code(s: &EpisodeSummary) -> i64 {
     }
 }
 
-/// Index entry of a trace; made before anything is locked.
+/// Index entry of a trace; built before any lock is taken.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) summary: EpisodeSummary,
     facets: Facets,
-    /// Its name in an outside system.
+    /// Id in an external system.
     external: Option<String>,
 }
 
@@ -219,15 +220,15 @@ impl Entry {
     }
 }
 
-/// The number of the next episode.
+/// Returns the sequence number of the next episode.
 fn next_seq(tx: &Transaction<'_>) -> Result<i64, StoreError> {
     let mut last = tx.prepare_cached("SELECT seq FROM sqlite_sequence WHERE name = 'episodes'")?;
     let last: Option<i64> = last.query_row([], |r| r.get(0)).optional()?;
     Ok(last.unwrap_or(0) + 1)
 }
 
-/// Enters an episode. One that is known stays as it is, unless all that is known is the mark
-/// of its batch (`ended` is -1): in a rebuilt index marks can come before traces.
+/// Inserts an episode. A known episode stays unchanged, unless only the mark of its batch is known (`ended`
+/// is -1), since marks can precede traces in a rebuilt index.
 pub(crate) fn insert(tx: &Transaction<'_>, entry: &Entry, at: Location) -> Result<(), StoreError> {
     let s = &entry.summary;
     let int = ValueRef::Integer;
@@ -271,7 +272,7 @@ pub(crate) fn insert(tx: &Transaction<'_>, entry: &Entry, at: Location) -> Resul
     }
 }
 
-/// Gives the row of a marked episode, of which nothing else is known, what it lacks. Returns its number.
+/// Completes the row of an episode of which only a mark is known. Returns its sequence number.
 fn complete(tx: &Transaction<'_>, s: &EpisodeSummary, at: Location) -> Result<i64, StoreError> {
     let mut statement = tx.prepare_cached(
         "UPDATE episodes SET grp = ?2, task = ?3, task_kind = ?4, step = ?5,
@@ -304,7 +305,7 @@ fn complete(tx: &Transaction<'_>, s: &EpisodeSummary, at: Location) -> Result<i6
     Ok(find.query_row([episode], |r| r.get(0))?)
 }
 
-/// Notes that all records of a segment up to `end` are here.
+/// Records that all records of a segment up to `end` are indexed.
 pub(crate) fn set_indexed(tx: &Transaction<'_>, segment: u32, end: u64) -> Result<(), StoreError> {
     let mut statement = tx.prepare_cached(
         "INSERT INTO segments (number, indexed) VALUES (?1, ?2)
@@ -314,7 +315,7 @@ pub(crate) fn set_indexed(tx: &Transaction<'_>, segment: u32, end: u64) -> Resul
     checksums::seal(tx, "segments", "number = ?1", &[&segment])
 }
 
-/// Number, indexed bytes and whether gc gave it up, ascending.
+/// Returns number, indexed bytes, and whether it is marked as dead, for each segment in ascending order.
 pub(crate) fn segments(connection: &Connection) -> Result<Vec<(u32, u64, bool)>, StoreError> {
     let mut query =
         connection.prepare("SELECT number, indexed, dead FROM segments ORDER BY number")?;
@@ -324,19 +325,19 @@ pub(crate) fn segments(connection: &Connection) -> Result<Vec<(u32, u64, bool)>,
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Marks a file whose records were moved. It is removed now, or at the next opening after a crash.
+/// Marks a file as dead, whose records were moved. It is removed now, or at the next opening after a crash.
 pub(crate) fn kill_segment(tx: &Transaction<'_>, segment: u32) -> Result<(), StoreError> {
     tx.execute("UPDATE segments SET dead = 1 WHERE number = ?1", [segment])?;
     checksums::seal(tx, "segments", "number = ?1", &[&segment])
 }
 
-/// Forgets a file that is gone.
+/// Deletes the row of a removed file.
 pub(crate) fn bury_segment(connection: &Connection, segment: u32) -> Result<(), StoreError> {
     connection.execute("DELETE FROM segments WHERE number = ?1", [segment])?;
     Ok(())
 }
 
-/// Location of a row's record.
+/// Reads the location of a row's record.
 fn location(row: &Row<'_>) -> rusqlite::Result<Location> {
     Ok(Location {
         segment: row.get("segment")?,
@@ -354,7 +355,7 @@ pub(crate) fn find(connection: &Connection, episode: &str) -> Result<Option<Loca
     Ok(query.query_row([episode], location).optional()?)
 }
 
-/// An episode as a listing shows it.
+/// Reads the summary of an episode from its row.
 pub(crate) fn summary(row: &Row<'_>) -> rusqlite::Result<EpisodeSummary> {
     let text = |column| row.get::<_, String>(column);
     // SQLite keeps NaN as null.
@@ -385,7 +386,7 @@ pub(crate) fn summary(row: &Row<'_>) -> rusqlite::Result<EpisodeSummary> {
     })
 }
 
-/// The batch that trained an episode; the outer `None`: the episode is unknown.
+/// Returns the batch that trained an episode; the outer `None` means that the episode is unknown.
 pub(crate) fn trained_in(
     connection: &Connection,
     episode: &str,
@@ -394,7 +395,7 @@ pub(crate) fn trained_in(
     Ok(query.query_row([episode], |r| r.get(0)).optional()?)
 }
 
-/// The update of this name.
+/// Returns the update with this name.
 pub(crate) fn batch(connection: &Connection, id: &str) -> Result<Option<TrainedBatch>, StoreError> {
     let mut query =
         connection.prepare_cached("SELECT batch, step, episodes FROM batches WHERE batch = ?1")?;
@@ -402,7 +403,7 @@ pub(crate) fn batch(connection: &Connection, id: &str) -> Result<Option<TrainedB
     Ok(found)
 }
 
-/// The value of the column `episodes`, as JSON.
+/// JSON value of the column `episodes`.
 #[derive(Deserialize)]
 struct MarkedEpisodes {
     episodes: Vec<EpisodeId>,
@@ -410,7 +411,7 @@ struct MarkedEpisodes {
     detail: serde_json::Value,
 }
 
-/// The update of a row.
+/// Reads an update from its row.
 fn trained_batch(row: &Row<'_>) -> rusqlite::Result<TrainedBatch> {
     let json: String = row.get("episodes")?;
     let trained: MarkedEpisodes = serde_json::from_str(&json).map_err(|e| {
@@ -432,7 +433,7 @@ pub(crate) fn batches(connection: &Connection) -> Result<Vec<TrainedBatch>, Stor
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// The batches of an update, in order.
+/// Returns the batches of an update, in order.
 pub(crate) fn batches_of(
     connection: &Connection,
     step: u64,
@@ -443,7 +444,7 @@ pub(crate) fn batches_of(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Enters a batch mark, in the place of an earlier one of the batch.
+/// Inserts a batch mark; it replaces an earlier mark of the batch.
 pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<(), StoreError> {
     let detail: serde_json::Value = serde_json::from_str(&mark.detail).unwrap_or_default();
     let json = serde_json::json!({
@@ -486,7 +487,7 @@ pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<()
     Ok(())
 }
 
-/// Counts over all episodes, without the bytes of the segments.
+/// Counts over all episodes; the bytes of the segments are not included.
 pub(crate) fn stats(connection: &Connection) -> Result<StoreStats, StoreError> {
     let mut stats = connection.query_row(
         "SELECT COUNT(segment) AS episodes,
@@ -513,7 +514,7 @@ pub(crate) fn stats(connection: &Connection) -> Result<StoreStats, StoreError> {
     Ok(stats)
 }
 
-/// Episodes that a policy removes, with where they lie.
+/// Returns the episodes that a policy selects for removal, with their locations.
 pub(crate) fn collectable(
     connection: &Connection,
     policy: GcPolicy,
@@ -530,7 +531,7 @@ pub(crate) fn collectable(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Segments that hold nothing that is alive: copies of a gc that did not finish.
+/// Returns segments without live records: copies of an unfinished garbage collection.
 pub(crate) fn lifeless(connection: &Connection) -> Result<Vec<u32>, StoreError> {
     let mut query = connection.prepare(
         "SELECT number FROM segments WHERE NOT dead
@@ -542,7 +543,7 @@ pub(crate) fn lifeless(connection: &Connection) -> Result<Vec<u32>, StoreError> 
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Live records of a segment: episodes, batches or scores, by name and place.
+/// Returns the live records of a segment (episodes, batches or scores) by name and location.
 pub(crate) fn living(
     connection: &Connection,
     table: Table,
@@ -567,7 +568,7 @@ pub(crate) fn living(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Locations of the records of a segment, last first.
+/// Returns the locations of a segment's records, the last one first.
 pub(crate) fn records(connection: &Connection, segment: u32) -> Result<Vec<Location>, StoreError> {
     let mut query = connection.prepare_cached(
         "SELECT segment, offset, bytes FROM episodes WHERE segment = ?1
@@ -579,7 +580,7 @@ pub(crate) fn records(connection: &Connection, segment: u32) -> Result<Vec<Locat
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Segments in which an episode, a mark or a score lies, ascending.
+/// Returns the segments that contain an episode, a mark or a score, in ascending order.
 pub(crate) fn located(connection: &Connection) -> Result<Vec<u32>, StoreError> {
     let mut query = connection.prepare(
         "SELECT segment FROM episodes WHERE segment IS NOT NULL
@@ -589,7 +590,7 @@ pub(crate) fn located(connection: &Connection) -> Result<Vec<u32>, StoreError> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Episodes of a segment from a byte on.
+/// Returns the episodes in a segment from a byte offset on.
 pub(crate) fn episodes_from(
     connection: &Connection,
     segment: u32,
@@ -601,8 +602,8 @@ pub(crate) fn episodes_from(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Forgets episodes and their scores. Those that a batch trained stay known, so that none is trained again.
-/// Returns the ids of the others, then those of the trained.
+/// Deletes episodes and their scores. Those that a batch trained stay known, so that none is trained again.
+/// Returns the ids of the others, then those of the trained ones.
 pub(crate) fn forget(
     tx: &Transaction<'_>,
     names: &[String],
@@ -626,7 +627,7 @@ pub(crate) fn forget(
     Ok((untrained, trained))
 }
 
-/// Batches whose marks lie in a segment from a byte on.
+/// Returns the batches whose marks are in a segment from a byte offset on.
 pub(crate) fn batches_from(
     connection: &Connection,
     segment: u32,
@@ -640,18 +641,18 @@ pub(crate) fn batches_from(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Table in which a record is listed.
+/// Table that contains the index row of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Table {
     /// Traces.
     Episodes,
     /// Marks of updates.
     Batches,
-    /// Scores, by the number of their row.
+    /// Scores, by row number.
     Scores,
 }
 
-/// Moves a record, or with `None` (only episodes) notes that it is gone.
+/// Updates the location of a record; `None` (only for episodes) marks it as removed.
 pub(crate) fn relocate(
     tx: &Transaction<'_>,
     table: Table,

@@ -1,12 +1,11 @@
-//! The scores' part of the index: records in the order in which they came, and external ids.
+//! Score tables of the index: records in order of arrival, and external ids.
 //!
-//! [`is_new`] decides about a record before anything is written, the segment takes its bytes, and [`insert`]
-//! enters it with the place of these bytes. [`of_episode`] and [`page`] read records back.
+//! [`is_new`] checks a record before any write. Then its bytes are written to the segment, and [`insert`]
+//! adds it to the index with the location of these bytes. [`of_episode`] and [`page`] read records back.
 //!
 //! Two tables: `scores` has a row for each record, numbered by `seq` in the order of arrival, and `externals`
-//! a row for each name that an outside system gave an episode. Both are sealed by [`sums`], so that a row
-//! that was changed from outside can be found. [`of_episode`], [`page`] and [`named`] return nothing if the
-//! tables are missing.
+//! a row for each id that an external system gave an episode. Their rows have checksums ([`sums`]), so that
+//! damage is detected. [`of_episode`], [`page`] and [`named`] return nothing if the tables are missing.
 
 use crate::checksums;
 use crate::error::StoreError;
@@ -17,7 +16,7 @@ use crate::store::{Cursor, MAX_PAGE, ScorePage};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use sinew_types::EpisodeId;
 
-/// Enters a record; one that is there stays as it is. Whether it is new.
+/// Inserts a record; an existing one stays unchanged. Returns whether it is new.
 ///
 /// # Errors
 /// If the time or the offset is above 2^63 - 1, or the index fails.
@@ -49,7 +48,7 @@ pub(crate) fn insert(
     Ok(true)
 }
 
-/// A score as its two columns, of which one is null.
+/// Converts a score to its two columns, one of which is null.
 fn columns(score: &Score) -> (Option<f64>, Option<&str>) {
     match score {
         Score::Value(value) => (Some(*value), None),
@@ -57,8 +56,8 @@ fn columns(score: &Score) -> (Option<f64>, Option<&str>) {
     }
 }
 
-/// Whether exactly this record is there.
-/// Two scores that are missing for the same reason are equal, and so are two equal numbers.
+/// Whether exactly this record exists. Two missing scores with the same reason are equal, and so are two
+/// equal numbers.
 fn holds(connection: &Connection, record: &ScoreRecord) -> Result<bool, StoreError> {
     let (value, reason) = columns(&record.score);
     let mut query = connection.prepare_cached(
@@ -75,9 +74,9 @@ fn holds(connection: &Connection, record: &ScoreRecord) -> Result<bool, StoreErr
     ])?)
 }
 
-/// Whether a record is to be written: `false` for one that is there. `more` records of its episode are about
-/// to be. The inner error refuses only this record: its episode is unknown, was removed, or has
-/// [`MAX_SCORES`] records. The outer one is of the index, and ends the call.
+/// Whether a record has to be written; `false` if it exists. `more` counts records of its episode that are
+/// about to be written. The inner error refuses only this record: its episode is unknown or was removed, or
+/// has [`MAX_SCORES`] records. The outer error is a failure of the index and ends the call.
 pub(crate) fn is_new(
     connection: &Connection,
     record: &ScoreRecord,
@@ -105,8 +104,7 @@ pub(crate) fn is_new(
     Ok(Ok(true))
 }
 
-/// The record of a row.
-/// A row whose value and reason are both missing is unscored, with an empty reason.
+/// Reads a record from its row. A row without value and reason is unscored, with an empty reason.
 fn record(row: &Row<'_>) -> rusqlite::Result<ScoreRecord> {
     let value: Option<f64> = row.get("value")?;
     let reason: Option<String> = row.get("reason")?;
@@ -122,7 +120,7 @@ fn record(row: &Row<'_>) -> rusqlite::Result<ScoreRecord> {
     })
 }
 
-/// All records of an episode, in the order in which they came.
+/// Returns all records of an episode in order of arrival.
 pub(crate) fn of_episode(
     connection: &Connection,
     episode: &str,
@@ -133,9 +131,9 @@ pub(crate) fn of_episode(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Records that came after `after`, in that order.
-/// `limit` is brought into 1 to [`MAX_PAGE`]. The end of the page is the cursor of the next one; of an empty
-/// page it is `after` itself, so that a reader can ask again later.
+/// Returns the records after `after`, in order of arrival. `limit` is clamped to 1 to [`MAX_PAGE`]. The end
+/// of the page is the cursor of the next one; for an empty page it is `after`, so that a reader can ask again
+/// later.
 pub(crate) fn page(
     connection: &Connection,
     after: Cursor,
@@ -153,9 +151,8 @@ pub(crate) fn page(
     })
 }
 
-/// Notes the name of an episode in an outside system.
-/// One name may stand for several episodes, and one episode may have several names. A pair that is there
-/// stays as it is.
+/// Stores the id of an episode in an external system. One id may belong to several episodes, and one episode
+/// may have several ids. An existing pair stays unchanged.
 pub(crate) fn name_externally(
     tx: &Transaction<'_>,
     external: &str,
@@ -169,8 +166,8 @@ pub(crate) fn name_externally(
     checksums::seal(tx, "externals", "external = ?1 AND episode = ?2", &names)
 }
 
-/// Episodes with this name that can be read, in the order of their commits, at most `limit`.
-/// `limit` is brought into 1 to [`MAX_PAGE`].
+/// Returns the readable episodes with this external id, in commit order, at most `limit`. `limit` is clamped
+/// to 1 to [`MAX_PAGE`].
 pub(crate) fn named(
     connection: &Connection,
     external: &str,
@@ -185,7 +182,7 @@ pub(crate) fn named(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Removes the scores and names of an episode.
+/// Deletes the scores and external ids of an episode.
 pub(crate) fn forget(tx: &Transaction<'_>, episode: &str) -> Result<(), StoreError> {
     for sql in [
         "DELETE FROM scores WHERE episode = ?1",
@@ -196,13 +193,13 @@ pub(crate) fn forget(tx: &Transaction<'_>, episode: &str) -> Result<(), StoreErr
     Ok(())
 }
 
-/// Removes the scores of episodes that cannot be read: in an index made anew a score can come before the
-/// trace that gc moved behind it, so that this is decided at the end.
+/// Deletes the scores of unreadable episodes. This runs at the end of a rebuild, since a score can precede
+/// its trace if garbage collection moved the trace.
 pub(crate) fn prune(tx: &Transaction<'_>) -> Result<(), StoreError> {
     prune_gone(tx, "scores", "episode")
 }
 
-/// Removes the rows of a table whose `column` names an episode that cannot be read.
+/// Deletes the rows of a table whose `column` names an unreadable episode.
 pub(crate) fn prune_gone(
     tx: &Transaction<'_>,
     table: &'static str,
@@ -218,7 +215,7 @@ pub(crate) fn prune_gone(
     Ok(())
 }
 
-/// Rows of a segment from a byte on.
+/// Returns the rows of a segment from a byte offset on.
 pub(crate) fn rows_from(
     connection: &Connection,
     segment: u32,
@@ -230,7 +227,7 @@ pub(crate) fn rows_from(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// A row's record; `None` if the row is gone.
+/// Reads a row's record; `None` if the row does not exist.
 pub(crate) fn row(connection: &Connection, seq: i64) -> Result<Option<ScoreRecord>, StoreError> {
     let mut query = connection.prepare_cached("SELECT * FROM scores WHERE seq = ?1")?;
     Ok(query.query_row([seq], record).optional()?)

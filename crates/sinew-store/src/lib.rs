@@ -1,10 +1,10 @@
-//! Durable traces, and the queue between producers and consumers of episodes.
+//! Durable store of traces, and the queue between producers and consumers of episodes.
 //!
-//! [`TraceStore`] keeps finished episodes, the scores that come after them, and which of them were trained.
-//! [`MemoryStore`] is the model that the others are tested against; [`DiskStore`] appends to segment files
-//! and indexes them in SQLite; [`StoreReader`] looks into it while it is written. [`queue::Queue`] hands
-//! rows to named consumers with leases and acknowledgements: in memory, in an SQLite file, or in another
-//! process.
+//! [`TraceStore`] stores finished episodes, their later scores, and the batches that trained them.
+//! [`MemoryStore`] is the reference that the others are tested against. [`DiskStore`] appends to segment
+//! files and indexes them in SQLite. [`StoreReader`] reads such a store while another process writes it.
+//! [`queue::Queue`] hands rows to named consumers with leases and acknowledgements: in memory, in an SQLite
+//! file, or in another process.
 //!
 //! Invariants:
 //! - An acknowledged `commit` survives a crash at any instant; a batch is visible whole or not at all.

@@ -1,5 +1,5 @@
-//! The query of a filter. It has only the conditions that are asked for, so that SQLite finds rows by an
-//! index instead of reading every row.
+//! Builds the SQL query of a filter. The query contains only the requested conditions, so that SQLite can use
+//! an index instead of reading every row.
 
 use crate::error::StoreError;
 use crate::index;
@@ -17,7 +17,7 @@ struct Conditions {
 }
 
 impl Conditions {
-    /// Adds a condition whose `?` are these values.
+    /// Adds a condition with the values of its `?`.
     fn add(&mut self, sql: &str, values: impl IntoIterator<Item = Value>) {
         self.sql.push(sql.to_owned());
         self.values.extend(values);
@@ -49,7 +49,7 @@ fn number(value: u64) -> Value {
     Value::Integer(i64::try_from(value).unwrap_or(i64::MAX))
 }
 
-/// The conditions on the row of an episode, then those on its facets as one of them.
+/// Returns the conditions on the row of an episode, then those on its facets as a single one.
 fn conditions(filter: &Filter) -> Conditions {
     let text = |text: &str| Value::Text(text.to_owned());
     let flag = |flag: bool| Value::Integer(flag.into());
@@ -117,7 +117,7 @@ fn conditions(filter: &Filter) -> Conditions {
     row
 }
 
-/// The query of a filter, with its values.
+/// Returns the query of a filter, with its values.
 fn query(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
     let mut row = conditions(filter);
     let sql = format!(
@@ -129,7 +129,8 @@ fn query(filter: &Filter, limit: usize) -> (String, Vec<Value>) {
     (sql, row.values)
 }
 
-/// One page of a listing, in commit order. One row more than the page is read, to know whether more follow.
+/// Returns one page of a listing, in commit order. It reads one row more than the page to find out whether
+/// more follow.
 pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, StoreError> {
     let limit = filter.checked_limit()?;
     let mut episodes: Vec<EpisodeSummary> = if filter.unique {
@@ -148,9 +149,9 @@ pub(crate) fn list(connection: &Connection, filter: &Filter) -> Result<Page, Sto
     })
 }
 
-/// The first `limit` episodes whose content no earlier one that fits has, behind the place where the page
-/// begins. Contents have no index, whose order would be random and cost each insert a page: those before the
-/// page are read again.
+/// Returns the first `limit` episodes after the start of the page whose content no earlier matching episode
+/// has. There is no index on content, since its random order would cost each insert a page; the rows before
+/// the page are read again instead.
 fn firsts(
     connection: &Connection,
     filter: &Filter,

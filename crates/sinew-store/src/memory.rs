@@ -1,7 +1,7 @@
-//! [`MemoryStore`]: the plain model of a store, for tests and runs that keep nothing.
+//! [`MemoryStore`]: a store in memory, for tests and for runs that keep no data.
 //!
-//! It follows the same rules as the disk store (duplicates, conflicts, limits, gc that keeps ids known),
-//! which one conformance suite checks for both. Every call locks the whole store.
+//! It follows the same rules as the disk store (duplicates, conflicts, limits, known ids after garbage
+//! collection); one conformance suite tests both. Every call locks the whole store.
 
 use crate::error::{StoreError, guard};
 use crate::facets::{self, Facets};
@@ -15,10 +15,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::Mutex;
 
-/// Traces in memory.
+/// Store of traces in memory.
 #[derive(Debug)]
 pub struct MemoryStore {
-    /// Bound of [`Inner::bytes`].
+    /// Limit on [`Inner::bytes`].
     max_bytes: u64,
     inner: Mutex<Inner>,
 }
@@ -28,35 +28,35 @@ pub struct MemoryStore {
 struct Inner {
     /// Episodes in commit order; the cursor of an entry is its index plus one.
     episodes: Vec<Entry>,
-    /// Index into `episodes`; removed ones stay known.
+    /// Index into `episodes` by id; removed episodes stay known.
     by_id: HashMap<EpisodeId, usize>,
     /// Batches in the order of their first marks.
     batches: Vec<TrainedBatch>,
-    /// Scores by their place in the order in which they came, from 1.
+    /// Scores by sequence number in order of arrival, from 1.
     scores: BTreeMap<u64, ScoreRecord>,
-    /// Their places, by episode.
+    /// Sequence numbers of the scores of each episode.
     scored: HashMap<EpisodeId, Vec<u64>>,
-    /// The number of the newest score.
+    /// Sequence number of the newest score.
     newest_score: u64,
-    /// Size of the held traces and scores, by [`size`] and [`SCORE_BYTES`].
+    /// Approximate size of the stored traces and scores, by [`size`] and [`SCORE_BYTES`].
     bytes: u64,
 }
 
-/// Bytes of a score, roughly.
+/// Approximate bytes of a score.
 const SCORE_BYTES: u64 = 160;
 
 /// One committed episode.
 #[derive(Debug)]
 struct Entry {
-    /// Its listing, which outlives the trace.
+    /// Summary, which is kept after the trace was removed.
     summary: EpisodeSummary,
-    /// `None`: removed by gc.
+    /// The trace; `None` after garbage collection.
     trace: Option<Trace>,
     bytes: u64,
 }
 
 impl MemoryStore {
-    /// An empty store for up to `max_bytes` of tokens, log-probabilities and text (estimated).
+    /// Creates an empty store for at most `max_bytes` (estimated) of tokens, log-probabilities and text.
     pub fn new(max_bytes: u64) -> Self {
         Self {
             max_bytes,
@@ -65,7 +65,7 @@ impl MemoryStore {
     }
 }
 
-/// Tokens and log-probabilities at their size, text and overhead roughly.
+/// Returns the approximate size of a trace in bytes.
 fn size(trace: &Trace) -> u64 {
     let node = |n: &sinew_types::Node| {
         let text = n.messages.iter().map(|m| m.content.text_len() + 64);
@@ -75,7 +75,7 @@ fn size(trace: &Trace) -> u64 {
 }
 
 impl Inner {
-    /// Whether a record is to be kept: `false` for one that is there.
+    /// Whether a record has to be stored; `false` if it exists.
     fn is_new(&self, record: &ScoreRecord) -> Result<bool, ScoreRefused> {
         let episode = || record.episode.clone();
         let Some(&at) = self.by_id.get(&record.episode) else {
@@ -94,13 +94,13 @@ impl Inner {
         Ok(true)
     }
 
-    /// The scores of an episode, in the order in which they came.
+    /// Returns the scores of an episode in order of arrival.
     fn scores_of(&self, episode: &EpisodeId) -> Vec<&ScoreRecord> {
         let places = self.scored.get(episode).into_iter().flatten();
         places.filter_map(|seq| self.scores.get(seq)).collect()
     }
 
-    /// Removes the traces that may go, with their scores.
+    /// Removes the traces that `may_go` selects, with their scores.
     fn remove(&mut self, may_go: impl Fn(&EpisodeSummary) -> bool) -> GcReport {
         let mut report = GcReport::default();
         let mut gone = HashSet::new();
@@ -343,7 +343,7 @@ impl TraceStore for MemoryStore {
     }
 }
 
-/// Whether an episode fits the part of a filter that its facets answer. A trace that was removed has none.
+/// Whether an episode matches the filter's conditions on facets. A removed trace has no facets.
 fn fits_facets(filter: &Filter, trace: Option<&Trace>) -> bool {
     if !filter.asks_facets() {
         return true;
@@ -366,7 +366,7 @@ fn fits_facets(filter: &Filter, trace: Option<&Trace>) -> bool {
         && filter.env_changed.as_ref().is_none_or(changed)
 }
 
-/// Whether an episode fits the part of a filter that its row answers.
+/// Whether an episode matches the filter's conditions on its row.
 fn fits_row(filter: &Filter, s: &EpisodeSummary) -> bool {
     let updates = filter.updates.as_ref();
     let reward = filter.reward.as_ref();

@@ -1,4 +1,5 @@
-//! Traces as bytes: their description as MessagePack, their numbers as columns, all of it compressed.
+//! Compact encoding of traces: the description as MessagePack, the numbers as columns, and everything
+//! compressed.
 //!
 //! | part | bytes |
 //! |---|---|
@@ -7,9 +8,9 @@
 //! | token ids of all nodes: all first bytes, then all second ones, ... | 4 each |
 //! | log-probabilities, in the same way, the byte with the exponent first | 4 each |
 //!
-//! Bytes of one kind lie together, so that constant ones cost nothing. Names of fields come out of a
-//! dictionary ([`HEADS`]), since they are a third of the rest in a short episode. The head is
-//! self-describing.
+//! Bytes of one kind are adjacent, so that constant bytes compress to almost nothing. Field names are in a
+//! compression dictionary ([`HEADS`]), since they would be a third of the rest in a short episode. The head
+//! is self-describing.
 //!
 //! The record of an episode of four turns, with 328 random ids of a vocabulary of 49,152 and 192 random
 //! log-probabilities, has 1,586 bytes; in memory only these numbers have 2,080.
@@ -23,11 +24,12 @@ use std::sync::LazyLock;
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::dict::{DecoderDictionary, EncoderDictionary};
 
-/// zstd's fastest usual level: to a compressor the numbers of a trace are random, and its text is short.
+/// Compression level 1, the fastest usual one of zstd: the numbers of a trace are incompressible, and its
+/// text is short.
 const LEVEL: i32 = 1;
 
-/// Bytes that heads have in common, as MessagePack writes them; the most common ones stand last. They are
-/// part of the format: other bytes need another codec.
+/// Dictionary of bytes that heads have in common, in MessagePack encoding; the most common ones are last. The
+/// dictionary is part of the format: changing it requires a new codec.
 const HEADS: &[u8] = b"\xa5trace\x8b\xaeformat_version\x03\xa7episode\xaed00000000-e0-r1\xa5group\xa9d00000000\
 \xa4task\xactask/train/0\xa9task_kind\xa4code\xa6origin\x83\xa3run\xa3run\xa4draw\x00\xa7purpose\
 \xabeval-before\xaaeval-after\xa8external\xa5train\xaaprovenance\x88\xa9task_seed\xcf\xa4seed\xcf\
@@ -58,12 +60,12 @@ static DECODER: LazyLock<DecoderDictionary<'static>> =
     LazyLock::new(|| DecoderDictionary::copy(HEADS));
 
 thread_local! {
-    /// Making a compressor takes longer than compressing an episode.
+    /// Compressor of this thread. Creating one takes longer than compressing an episode.
     static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// A trace without its numbers, and how many each of its nodes has.
+/// A trace without its numbers, and the count of numbers in each node.
 #[derive(Serialize, Deserialize)]
 struct Head {
     trace: Trace,
@@ -113,14 +115,14 @@ impl Head {
     }
 }
 
-/// Appends the bytes of numbers, those of one place of all numbers after the other, the highest first.
+/// Appends a column: the highest byte of all numbers, then the next byte of all numbers, and so on.
 fn put_column(out: &mut Vec<u8>, numbers: &[u32]) {
     for shift in [24, 16, 8, 0] {
         out.extend(numbers.iter().map(|n| (n >> shift) as u8));
     }
 }
 
-/// Takes `count` numbers off the front.
+/// Decodes `count` numbers from the start of `bytes`, and removes them there.
 fn take_column(bytes: &mut &[u8], count: usize) -> Option<Vec<u32>> {
     let (column, rest) = bytes.split_at_checked(count.checked_mul(4)?)?;
     *bytes = rest;
@@ -129,7 +131,7 @@ fn take_column(bytes: &mut &[u8], count: usize) -> Option<Vec<u32>> {
     Some((0..count).map(number).collect())
 }
 
-/// Encodes a trace, in columns where that makes it smaller than it is.
+/// Encodes a trace, in columns if that is smaller.
 ///
 /// # Errors
 /// Same as [`codec::encode`].

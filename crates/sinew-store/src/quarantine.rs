@@ -1,23 +1,23 @@
-//! Puts damaged SQLite files aside, so that a person can look at them. New ones have another name until they
-//! are whole, so that an unfinished file is never taken for one without rows.
+//! Moves damaged SQLite files aside, so that the user can examine them. New files have a temporary name until
+//! they are complete, so that an unfinished file is never mistaken for an empty one.
 
 use crate::error::StoreError;
 use std::path::{Path, PathBuf};
 
-/// SQLite's side files of a database, then the database itself. They are moved in this order: a log is
-/// useless without its file, but a log next to a new file would be played into that file.
+/// Returns SQLite's side files of a database, then the database itself. They are moved in this order: a log
+/// is useless without its database, but an old log next to a new database would be replayed into it.
 fn files(path: &Path) -> [PathBuf; 3] {
     ["-wal", "-shm", ""].map(|suffix| with_suffix(path, suffix))
 }
 
-/// The path with something after its file name, as SQLite names its own files.
+/// Appends a suffix to a file name, as SQLite names its side files.
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     PathBuf::from(name)
 }
 
-/// Removes a file and those kept for it; one that is not there is not an error.
+/// Removes a file and its side files; a missing file is not an error.
 pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
     for file in files(path) {
         match std::fs::remove_file(&file) {
@@ -30,12 +30,12 @@ pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// The name of a file that is not whole yet.
+/// Returns the temporary name of an incomplete file.
 pub(crate) fn part(path: &Path) -> PathBuf {
     with_suffix(path, ".part")
 }
 
-/// Gives a file its name, once everything in it is on the medium and nobody has it open.
+/// Renames a file to its final name, after it is durable and closed.
 pub(crate) fn name(path: &Path) -> Result<(), StoreError> {
     let part = part(path);
     let named = std::fs::File::open(&part).and_then(|file| {
@@ -50,12 +50,12 @@ pub(crate) fn name(path: &Path) -> Result<(), StoreError> {
     remove(&part)
 }
 
-/// Whether a file is there without a byte in it.
+/// Whether a file exists and is empty.
 pub(crate) fn is_hollow(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() == 0)
 }
 
-/// Renames a damaged file to `FILE.damaged`, in the place of one that was put aside before.
+/// Renames a damaged file to `FILE.damaged`; this replaces an earlier one.
 pub(crate) fn put_aside(path: &Path) -> Result<(), StoreError> {
     let aside = with_suffix(path, ".damaged");
     remove(&aside)?;

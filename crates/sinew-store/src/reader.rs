@@ -14,16 +14,16 @@ use sinew_types::{EpisodeId, Trace};
 use std::path::Path;
 use std::sync::Mutex;
 
-/// A store opened for reading. Takes no lock, writes nothing and repairs nothing: a writer is
-/// neither blocked nor seen half-done, as the index names only what is durable. The index is checked
-/// when it is opened, a record when it is read. Each call sees
-/// what is committed at that moment; what a crash left unindexed appears when a writer opens
-/// the store again.
+/// A store opened for reading. It takes no lock, writes nothing and repairs nothing. It does not block a
+/// writer and never sees a partial commit, since the index lists only durable records. The index is checked
+/// at opening, and each record when it is read. Each call sees the commits of that moment. Commits that a
+/// crash left unindexed appear after a writer has opened the store.
 #[derive(Debug)]
 pub struct StoreReader {
-    /// Never written to.
+    /// Segment files, opened for reading only.
     segments: SegmentDir,
-    /// Opened read-only. On a read-only medium without a write-ahead log SQLite reads only the file.
+    /// Index, opened read-only. On a read-only medium without a write-ahead log, SQLite reads only the
+    /// database file.
     connection: Mutex<Connection>,
 }
 
@@ -42,7 +42,7 @@ impl StoreReader {
         })
     }
 
-    /// An episode; `None` if it is not (yet) there.
+    /// Returns the trace of an episode; `None` if the store does not contain it.
     pub fn get(&self, episode: &EpisodeId) -> Result<Option<Trace>, StoreError> {
         read_trace(&self.segments, &self.connection, episode)
     }
@@ -57,7 +57,7 @@ impl StoreReader {
         index::batches(&*guard(&self.connection)?)
     }
 
-    /// Batches of an update; a step has several where their marks differ.
+    /// Returns the batches of an update; there are several if their marks differ.
     pub fn batches_of(&self, step: u64) -> Result<Vec<TrainedBatch>, StoreError> {
         index::batches_of(&*guard(&self.connection)?, step)
     }
@@ -67,7 +67,7 @@ impl StoreReader {
         ledger::of_episode(&*guard(&self.connection)?, episode.as_str())
     }
 
-    /// Whether the store would take a score: `false` for one that is there.
+    /// Whether the store would accept a score; `false` if it already has it.
     pub fn admits(&self, record: &ScoreRecord) -> Result<Result<bool, ScoreRefused>, StoreError> {
         match record.checked() {
             Ok(record) => ledger::is_new(&*guard(&self.connection)?, &record, 0),
@@ -75,7 +75,7 @@ impl StoreReader {
         }
     }
 
-    /// Episodes with this name in an outside system, in the order of their commits, at most `limit`.
+    /// Returns the episodes with this id in an external system, in commit order, at most `limit`.
     pub fn named(&self, external: &str, limit: usize) -> Result<Vec<EpisodeId>, StoreError> {
         ledger::named(&*guard(&self.connection)?, external, limit)
     }

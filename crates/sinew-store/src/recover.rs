@@ -1,9 +1,9 @@
-//! Opens a store: the index catches up with the segments, torn tails are cut off.
+//! Recovery at opening: updates the index from the segments, and cuts off torn tails.
 //!
-//! A tail is torn if the newest file ends in the remains of an unfinished write, whether or not the index
-//! lists it: a medium that lost power may have lost confirmed data. Everything else that cannot be read is
-//! damage. Whole frames behind it are indexed; the file stays as it is. A store with damage is opened only if
-//! the caller accepts the loss; otherwise nothing is changed.
+//! A tail is torn if the newest file ends with an unfinished write, whether or not the index lists it: a disk
+//! that lost power may have lost confirmed data. Every other unreadable part is damage. Complete frames after
+//! damage are indexed, and the file stays unchanged. A store with damage is opened only if the caller accepts
+//! the loss; otherwise nothing is changed.
 
 use crate::codec::{self, Mark};
 use crate::damage::{Damage, Loss, Recovery};
@@ -19,21 +19,22 @@ use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
 
-/// Findings of recovery.
+/// Results of recovery.
 #[derive(Debug, Default)]
 pub(crate) struct RecoveryResult {
-    /// Report to the caller of the store.
+    /// Report for the caller of the store.
     pub(crate) recovery: Recovery,
-    /// The segment to continue in, and its length (0: it does not exist yet).
+    /// The segment to append to, and its length (0 if it does not exist).
     pub(crate) end: (u32, u64),
-    /// Batches whose marks cannot be read: the index still has them, the segments must get them again.
+    /// Batches whose marks cannot be read. The index still has them, and they must be written to the segments
+    /// again.
     pub(crate) unmarked: Vec<TrainedBatch>,
-    /// Rows of scores of which the same holds.
+    /// Rows of scores that must be written again for the same reason.
     pub(crate) unwritten: BTreeSet<i64>,
 }
 
-/// Brings segments and index together. A damaged store is opened only if `accept_loss`. Every record of the
-/// index is read then, and unreadable ones are forgotten.
+/// Makes segments and index consistent. With `accept_loss`, a damaged store is opened too: every indexed
+/// record is then read, and unreadable ones are forgotten.
 pub(crate) fn run(
     segments: &SegmentDir,
     connection: &mut Connection,
@@ -71,7 +72,7 @@ pub(crate) fn run(
     Ok(opened)
 }
 
-/// Removes files that gc had given up; how many.
+/// Removes files that garbage collection marked as dead. Returns their number.
 fn remove_dead(segments: &SegmentDir, connection: &Connection) -> Result<u64, StoreError> {
     let known = index::segments(connection)?;
     let dead: Vec<u32> = known.iter().filter(|k| k.2).map(|k| k.0).collect();
@@ -82,34 +83,34 @@ fn remove_dead(segments: &SegmentDir, connection: &Connection) -> Result<u64, St
     Ok(dead.len() as u64)
 }
 
-/// End of the newest file, compared with the index.
+/// State at the end of the newest file, compared with the index.
 enum Tail {
     /// The indexed records can be read.
     Known,
-    /// Torn behind this byte.
+    /// The file is torn after this byte offset.
     Torn(u64),
-    /// It cannot be read, and no torn write explains that.
+    /// The end cannot be read, and a torn write does not explain it.
     Damaged,
 }
 
-/// One look at all files. Changes nothing but the transaction.
+/// One pass over all files. It changes only the transaction.
 struct RecoveryPass<'a> {
-    /// The files as they are found.
+    /// The segment files, unchanged.
     segments: &'a SegmentDir,
-    /// All changes of the index, committed at the end or not at all.
+    /// Transaction with all changes of the index.
     tx: &'a Transaction<'a>,
-    /// Go on without what cannot be read.
+    /// Whether to continue without unreadable parts.
     accept_loss: bool,
-    /// Findings so far.
+    /// Results so far.
     opened: RecoveryResult,
-    /// Files whose header is to be written again: their records are whole.
+    /// Files with a damaged header, which has to be written again; their records are intact.
     bad_headers: Vec<u32>,
-    /// The newest file and where it is to end.
+    /// The newest file, and the length to cut it to.
     cut: Option<(u32, u64)>,
 }
 
 impl RecoveryPass<'_> {
-    /// All files, oldest first; then those that are gone although the index lists them.
+    /// Processes all files, the oldest first; then those that the index lists but that do not exist.
     fn files(&mut self) -> Result<(), StoreError> {
         let known = index::segments(self.tx)?;
         let files = self.segments.list()?;
@@ -132,7 +133,7 @@ impl RecoveryPass<'_> {
         Ok(())
     }
 
-    /// One file: its tail if it is the newest, what the index lacks, and what cannot be read.
+    /// Processes one file: its tail if it is the newest, unindexed records, and unreadable parts.
     fn file(
         &mut self,
         number: u32,
@@ -176,7 +177,7 @@ impl RecoveryPass<'_> {
         Ok(())
     }
 
-    /// Looks at the end of the newest file, if its indexed records cannot be read.
+    /// Checks the end of the newest file if its indexed records cannot be read.
     fn tail(&mut self, number: u32, length: u64, indexed: u64) -> Result<Tail, StoreError> {
         let known = index::records(self.tx, number)?;
         let readable = known.first().map_or(Ok(true), |&at| self.readable(at))?;
@@ -217,7 +218,7 @@ impl RecoveryPass<'_> {
         }
     }
 
-    /// Notes a stretch once.
+    /// Records an unreadable range once.
     fn damage(&mut self, number: u32, from: u64, to: u64) {
         let path = self.segments.path_of(number);
         if (from, to) == (0, FILE_HEADER) && path.exists() && !self.bad_headers.contains(&number) {
@@ -230,7 +231,7 @@ impl RecoveryPass<'_> {
         }
     }
 
-    /// Takes what lay behind `whole` out of the index.
+    /// Removes index entries for the bytes after `whole`.
     fn forget_tail(&mut self, number: u32, whole: u64) -> Result<(), StoreError> {
         let marks = index::batches_from(self.tx, number, whole)?;
         self.opened.unmarked.extend(marks);
@@ -244,7 +245,7 @@ impl RecoveryPass<'_> {
         Ok(())
     }
 
-    /// Indexes what lies behind `indexed`; returns where the last whole frame ends.
+    /// Indexes the records after `indexed`; returns the end of the last complete frame.
     fn catch_up(&mut self, number: u32, indexed: u64) -> Result<u64, StoreError> {
         let (segments, tx) = (self.segments, self.tx);
         let (mut entered, mut unreadable) = (0, Vec::new());
@@ -266,8 +267,8 @@ impl RecoveryPass<'_> {
         Ok(scan.end)
     }
 
-    /// Forgets indexed records that the segments cannot return: those of damaged files, or of all of them if
-    /// the loss is accepted.
+    /// Forgets indexed records that cannot be read from the segments: those of damaged files, or of all files
+    /// if the loss is accepted.
     fn give_up(&mut self) -> Result<(), StoreError> {
         let damaged: BTreeSet<PathBuf> = self.opened.recovery.damaged.iter().map(path).collect();
         let (mut lost, mut marks) = (Vec::new(), Vec::new());
@@ -310,7 +311,7 @@ fn batch(batch: &TrainedBatch) -> String {
     batch.batch.clone()
 }
 
-/// Enters a record that the index lacks, or that a newer mark replaces.
+/// Adds a record to the index if it is missing there, or if a newer mark replaces an older one.
 fn enter(segments: &SegmentDir, tx: &Transaction<'_>, record: &Record) -> Result<(), StoreError> {
     let corrupt = |reason| StoreError::Corrupt {
         path: segments.path_of(record.location.segment),
@@ -338,7 +339,7 @@ fn enter(segments: &SegmentDir, tx: &Transaction<'_>, record: &Record) -> Result
     }
 }
 
-/// Makes a file end at `length`; less than a header is begun anew by the writer.
+/// Cuts a file to `length`. If that is less than a header, the writer starts the file again.
 fn cut(segments: &SegmentDir, number: u32, length: u64) -> Result<(), StoreError> {
     let path = segments.path_of(number);
     let length = if length < FILE_HEADER { 0 } else { length };

@@ -1,7 +1,8 @@
-//! An index that is missing or damaged is begun anew; recovery then fills it from the segments.
+//! Rebuilds an index that is missing or damaged: it is created empty, and recovery fills it from the
+//! segments.
 //!
-//! The new one has another name until recovery has accepted the segments: an empty index would otherwise mean
-//! that there are no episodes.
+//! The new index has a temporary name until recovery has processed the segments, since an empty index would
+//! otherwise mean that there are no episodes.
 
 use crate::error::StoreError;
 use crate::index;
@@ -13,13 +14,13 @@ use std::path::{Path, PathBuf};
 /// The index of a store.
 pub(crate) struct FoundIndex {
     pub(crate) connection: Connection,
-    /// It was begun anew, for this reason.
+    /// Reason why the index is rebuilt; `None` if it is not.
     pub(crate) remade: Option<String>,
     path: PathBuf,
 }
 
 impl FoundIndex {
-    /// The index under its name: recovery has filled it.
+    /// Returns the index under its final name, after recovery has filled it.
     pub(crate) fn accepted(self) -> Result<Connection, StoreError> {
         if self.remade.is_none() {
             return Ok(self.connection);
@@ -30,7 +31,7 @@ impl FoundIndex {
     }
 }
 
-/// Opens the index of a store, or begins one.
+/// Opens the index of a store, or creates an empty one.
 pub(crate) fn open(directory: &Path) -> Result<FoundIndex, StoreError> {
     let path = directory.join(schema::FILE_NAME);
     let reason = match path.try_exists() {

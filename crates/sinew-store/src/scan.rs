@@ -1,7 +1,7 @@
-//! Reads a segment file from end to end, over unreadable parts.
+//! Reads a segment file from start to end, and skips unreadable parts.
 //!
 //! A frame is recognized by its magic, its lengths and its checksums. After an unreadable frame, the scan
-//! looks for the next whole one: first at the end that its header or records state, then byte by byte.
+//! searches the next complete one: first at the end that its header or records state, then byte by byte.
 
 use crate::error::{RecordError, StoreError};
 use crate::segment::{
@@ -13,25 +13,25 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-/// Bytes per read of the search.
+/// Number of bytes that one read of the search loads.
 const WINDOW: usize = 1 << 20;
 
-/// A medium writes whole sectors: what a torn write left out is at least one of them.
+/// Sector size in bytes. A disk writes whole sectors, so a torn write misses at least one.
 const SECTOR: u64 = 512;
 
 /// Content of a segment file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Scan {
-    /// End of the last whole frame.
+    /// Offset of the end of the last complete frame.
     pub(crate) end: u64,
-    /// Byte ranges (start, end) before `end` without an intact frame. An unreadable header of the file is
-    /// one of them.
+    /// Byte ranges (start, end) before `end` without an intact frame. A damaged file header counts as one.
     pub(crate) gaps: Vec<(u64, u64)>,
 }
 
 impl SegmentDir {
-    /// Records of the whole frames from `from` on, in order; of frames that are not, the records that
-    /// are, if a whole frame follows. `any_format` reads on where the header names another format.
+    /// Returns the records of the complete frames from `from` on, in order. From incomplete frames, intact
+    /// records are returned if a complete frame follows. With `any_format`, a header of another format is
+    /// ignored.
     pub(crate) fn scan(
         &self,
         segment: u32,
@@ -65,15 +65,15 @@ impl SegmentDir {
         }
     }
 
-    /// Whether the header of a file can be read. One that is not there whole is not damaged.
+    /// Whether the header of a file is intact. An incomplete header is not damage.
     pub(crate) fn has_header(&self, segment: u32, any_format: bool) -> Result<bool, StoreError> {
         let file = Segment::open(self, segment)?;
         Ok(file.length < FILE_HEADER || file.is_sound(any_format)?)
     }
 
-    /// Whether the end of a file from `at` on, in which no frame is whole, is what an unfinished write
-    /// leaves: a frame that is cut short, or that misses whole sectors. Nothing is ever written behind
-    /// an unfinished frame.
+    /// Whether the end of a file after `at`, which contains no complete frame, looks like an unfinished
+    /// write: a frame that is cut short or misses whole sectors. Nothing is ever written after an unfinished
+    /// frame.
     pub(crate) fn looks_torn(&self, segment: u32, at: u64) -> Result<bool, StoreError> {
         let file = Segment::open(self, segment)?;
         if file.length < FILE_HEADER || at + FRAME_HEADER as u64 > file.length {
@@ -97,7 +97,7 @@ impl SegmentDir {
     }
 }
 
-/// An open file of which nothing is believed.
+/// An open segment file whose contents are not trusted.
 struct Segment {
     /// Open for reading.
     file: File,
@@ -105,12 +105,12 @@ struct Segment {
     path: PathBuf,
     /// Segment number that the file's header must name.
     number: u32,
-    /// Length at opening; a writer may append meanwhile.
+    /// Length of the file when it was opened; a writer may append meanwhile.
     length: u64,
 }
 
 impl Segment {
-    /// Opens a file without looking into it.
+    /// Opens a file without reading it.
     fn open(directory: &SegmentDir, number: u32) -> Result<Self, StoreError> {
         let path = directory.path_of(number);
         let error = |e| StoreError::io(&path, e);
@@ -124,7 +124,7 @@ impl Segment {
         })
     }
 
-    /// Bytes of the file.
+    /// Reads `count` bytes of the file at `at`.
     ///
     /// # Errors
     /// [`StoreError::Corrupt`] if the file ends before.
@@ -140,8 +140,8 @@ impl Segment {
         Ok(bytes)
     }
 
-    /// Whether the header is sound. `any_format` makes a header of another format unsound instead of an
-    /// error.
+    /// Whether the header is intact. With `any_format`, a header of another format counts as damaged instead
+    /// of being an error.
     fn is_sound(&self, any_format: bool) -> Result<bool, StoreError> {
         let header = self.bytes(0, FILE_HEADER as usize)?;
         match check_header(&self.path, &header, self.number) {
@@ -151,8 +151,8 @@ impl Segment {
         }
     }
 
-    /// The records of the frame that begins at `at`, and where it ends; `None` if none that is whole
-    /// begins there.
+    /// Returns the records of the frame that starts at `at`, and its end; `None` if no complete frame starts
+    /// there.
     fn frame(&self, at: u64) -> Result<Option<(Vec<Record>, u64)>, StoreError> {
         if at + FRAME_HEADER as u64 > self.length {
             return Ok(None);
@@ -182,7 +182,7 @@ impl Segment {
         Ok((from == body.len()).then_some((records, next)))
     }
 
-    /// The record at the beginning of `bytes`, which lie at `offset`.
+    /// Parses the record at the start of `bytes`, which are at `offset` in the file.
     fn record(&self, bytes: &[u8], offset: u64) -> Option<Record> {
         let header = bytes.get(..RECORD_HEADER)?;
         let end = RECORD_HEADER.checked_add(u32_at(header, 8) as usize)?;
@@ -194,7 +194,7 @@ impl Segment {
         parse_record(bytes.get(..end)?, location).ok()
     }
 
-    /// Offset of the next whole frame behind the damaged one at `at`.
+    /// Returns the offset of the next complete frame after the damaged one at `at`.
     fn next_frame(&self, at: u64) -> Result<Option<u64>, StoreError> {
         if at + FRAME_HEADER as u64 > self.length {
             return Ok(None);
@@ -210,7 +210,7 @@ impl Segment {
         self.search(at + 1)
     }
 
-    /// Looks for the next magic from `from` on, a window at a time.
+    /// Searches the next magic number from `from` on, one window at a time.
     fn search(&self, from: u64) -> Result<Option<u64>, StoreError> {
         let mut at = from;
         while at + FRAME_HEADER as u64 <= self.length {
@@ -227,12 +227,12 @@ impl Segment {
         Ok(None)
     }
 
-    /// Records that are whole between `from`, where a damaged frame begins, and `to`.
+    /// Returns intact records between `from`, the start of a damaged frame, and `to`.
     fn whole_records(&self, from: u64, to: u64) -> Result<Vec<Record>, StoreError> {
         Ok(self.hop(from + FRAME_HEADER as u64, to)?.0)
     }
 
-    /// Goes from record to record by their headers; returns whole ones, and the end of the last of them.
+    /// Follows the record headers; returns intact records, and the end of the last one.
     fn hop(&self, from: u64, to: u64) -> Result<(Vec<Record>, u64), StoreError> {
         let (mut whole, mut at, mut end) = (Vec::new(), from, from);
         while at + RECORD_HEADER as u64 <= to {
@@ -256,7 +256,8 @@ impl Segment {
         Ok((whole, end))
     }
 
-    /// Whether a sector that belongs to the frame at `at`, or the file's last part of one, is empty.
+    /// Whether a sector of the frame at `at`, or the partial sector at the end of the file, consists of
+    /// zeros.
     fn misses_sectors(&self, at: u64) -> Result<bool, StoreError> {
         let mut from = at;
         while from < self.length {

@@ -3,11 +3,11 @@
 /// File of the index, in the store's directory.
 pub(crate) const FILE_NAME: &str = "index.sqlite";
 
-/// `PRAGMA user_version`. An index of another format is refused.
+/// Format version, stored in `PRAGMA user_version`. An index of another format is refused.
 pub(crate) const FORMAT: i64 = 6;
 
-/// Any change of this text makes another format. `episodes.step` is the number of the draw. `facets` is what
-/// episodes are found by besides the columns of their row.
+/// Schema of the index. Any change of this text creates another format. `episodes.step` is the number of the
+/// draw. `facets` contains further properties for filters.
 pub(crate) const SCHEMA: &str = "
 CREATE TABLE segments (
     number INTEGER PRIMARY KEY,

@@ -1,22 +1,22 @@
-//! Scores that come after an episode: records, the order among them, and the outcome that follows.
+//! Scores that arrive after an episode: their records, their order, and the outcome computed from them.
 //!
 //! A record holds one source's score for one component of one episode's reward at one time. Records are only
-//! added. The newest record by its time is in force for each (episode, name, source); records of one time are
-//! ordered by their content. The state thus follows from the set of records in any order, and a repeated
-//! record changes nothing.
+//! added. For each (episode, name, source), the record with the newest time is in force; records with equal
+//! times are ordered by their content. The result therefore does not depend on the order of arrival, and a
+//! repeated record has no effect.
 
 use serde::{Deserialize, Serialize};
 use sinew_types::{EpisodeId, MAX_REWARD, Outcome, Trace, is_reward};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 
-/// Records of one episode.
+/// Maximum number of records of one episode.
 pub const MAX_SCORES: usize = 1_000;
-/// Records of one call.
+/// Maximum number of records in one call.
 pub const MAX_SCORE_BATCH: usize = 100_000;
-/// Bytes of a name, and of a source.
+/// Maximum bytes of a name, and of a source.
 pub const MAX_SCORE_NAME: usize = 128;
-/// Bytes of a reason.
+/// Maximum bytes of a reason.
 pub const MAX_SCORE_REASON: usize = 1_024;
 
 /// Score of one component, from one source.
@@ -25,11 +25,11 @@ pub const MAX_SCORE_REASON: usize = 1_024;
 pub enum Score {
     /// A finite number.
     Value(f64),
-    /// There is no score, with the reason in one line. It is not 0.
+    /// The score is missing, with the reason in one line. A missing score is not 0.
     Unscored(String),
 }
 
-/// One statement about one component of an episode's reward.
+/// A score of one component of an episode's reward.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScoreRecord {
     /// The episode that is scored.
@@ -44,16 +44,16 @@ pub struct ScoreRecord {
     pub score: Score,
 }
 
-/// Reason why a store does not take one score. Others of the same call are not affected.
+/// Reason why a store refuses a score. Other scores of the same call are not affected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScoreRefused {
-    /// A score without its episode would wait for ever where the id is mistyped, so that it is not kept.
-    /// Ids are given out with rollouts, and their traces are committed before their end is reported.
+    /// The episode is unknown. The score is not kept, since it would wait forever if the id is mistyped.
+    /// Clients receive ids when a rollout is opened, and the trace is committed before its end is reported.
     #[error(
         "episode {episode} is not in the store; give the id of a finished episode (see `sinew episodes`)"
     )]
     UnknownEpisode { episode: EpisodeId },
-    /// The trace is gone: there is nothing that the score could train.
+    /// The trace was removed, so that the score has no use.
     #[error("episode {episode} was removed by `sinew gc`; its scores are not kept")]
     Collected { episode: EpisodeId },
     /// The episode has [`MAX_SCORES`] records.
@@ -69,8 +69,8 @@ pub enum ScoreRefused {
 }
 
 impl ScoreRecord {
-    /// The order of records of one (episode, name, source): by time; at one time a score is above none, and
-    /// otherwise the content decides, so that the order does not depend on arrival.
+    /// Order of records of one (episode, name, source): by time. At equal times, a score comes after a
+    /// missing one, and otherwise the content decides, so that the order does not depend on arrival.
     pub fn order(&self, other: &Self) -> Ordering {
         let by_score = || match (&self.score, &other.score) {
             (Score::Value(a), Score::Value(b)) => a.total_cmp(b),
@@ -81,7 +81,7 @@ impl ScoreRecord {
         self.at_us.cmp(&other.at_us).then_with(by_score)
     }
 
-    /// The record as it is kept: -0 is 0. Refuses what is outside the limits.
+    /// Returns the record in its stored form (-0 becomes 0), or refuses it if it exceeds the limits.
     ///
     /// # Errors
     /// [`ScoreRefused::Field`].
@@ -120,12 +120,12 @@ impl ScoreRecord {
     }
 }
 
-/// The beginning of a text that is refused, for a message.
+/// Returns the start of a refused text, for a message.
 fn quoted(text: &str) -> String {
     format!("{:?}", text.chars().take(40).collect::<String>())
 }
 
-/// The records in force of those of one episode: of each (name, source) the newest.
+/// Returns the records in force among those of one episode: the newest of each (name, source).
 ///
 /// Keys are (name, source). The order of `records` does not matter.
 pub fn in_force(records: &[ScoreRecord]) -> BTreeMap<(&str, &str), &ScoreRecord> {
@@ -140,30 +140,31 @@ pub fn in_force(records: &[ScoreRecord]) -> BTreeMap<(&str, &str), &ScoreRecord>
     newest
 }
 
-/// One component that comes from outside.
+/// A component of the reward that is scored from outside.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScoreTerm {
-    /// [`ScoreRecord::name`].
+    /// Name of the component, see [`ScoreRecord::name`].
     pub name: String,
-    /// Factor in the sum; of a measurement 0, which may be missing.
+    /// Weight in the sum. With weight 0 it is only a measurement, and may be missing.
     pub weight: f64,
-    /// Only scores of this source; without it the newest of all sources.
+    /// Source whose scores count; `None`: the newest score of any source.
     pub source: Option<String>,
 }
 
-/// Rule for the outcome of an episode from its trace and its scores.
+/// Rule that computes the outcome of an episode from its trace and its scores.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScoreRule {
-    /// Factor of the trace's own reward, which is then required; without it the scores take its place.
+    /// Weight of the trace's own reward, which is then required; `None`: only the scores count.
     pub own: Option<f64>,
-    /// Components of the sum. Empty: the outcome follows only from the own reward.
+    /// Components of the sum. If empty, the outcome is the trace's own.
     pub terms: Vec<ScoreTerm>,
 }
 
 impl ScoreRule {
-    /// The outcome of an episode: the weighted sum of its own reward and the scores in force. A component
-    /// with a weight that is missing leaves the whole unscored, with its name and reason; it is never 0. Each
-    /// score is also the metric `reward/NAME`. A positive sum is a success if the episode has no own reward.
+    /// Computes the outcome of an episode: the weighted sum of its own reward and the scores in force. If a
+    /// weighted component is missing, the episode is unscored, with the component's name and reason; a
+    /// missing score is never 0. Each score also becomes the metric `reward/NAME`. If there is no own reward,
+    /// a positive sum counts as success.
     pub fn outcome(&self, trace: &Trace, records: &[ScoreRecord]) -> Outcome {
         let mut outcome = trace.outcome.clone();
         let mut missing = None;
@@ -205,14 +206,15 @@ impl ScoreRule {
         outcome
     }
 
-    /// Names with a weight of which no record is there, not even one without a score: what is waited for.
+    /// Returns the weighted components without any record, which are still awaited. A record of a missing
+    /// score is not awaited.
     pub fn awaited<'a>(&'a self, records: &[ScoreRecord]) -> Vec<&'a str> {
         let terms = self.terms.iter().filter(|t| t.weight != 0.0);
         let open = terms.filter(|t| self.score(t, records).is_none());
         open.map(|t| t.name.as_str()).collect()
     }
 
-    /// The score of a term that is in force, of its source or the newest of all.
+    /// Returns the score in force of a component: that of its source, or the newest of all.
     fn score<'a>(&self, term: &ScoreTerm, records: &'a [ScoreRecord]) -> Option<&'a Score> {
         let of_term = |r: &&ScoreRecord| {
             r.name == term.name && term.source.as_ref().is_none_or(|s| *s == r.source)
@@ -225,10 +227,10 @@ impl ScoreRule {
     }
 }
 
-/// Reason of an episode whose own reward is missing without one.
+/// Reason for an episode whose own reward is missing without a reason.
 const NO_REWARD: &str = "no reward was given";
 
-/// New records of one call, so that it brings none twice and keeps the limit of each episode.
+/// New records of one call, to detect repeated records and to keep the limit per episode.
 #[derive(Debug, Default)]
 pub(crate) struct ScoreBatch {
     /// Names, sources, times and scores, by episode.
@@ -236,18 +238,18 @@ pub(crate) struct ScoreBatch {
 }
 
 impl ScoreBatch {
-    /// New records of an episode.
+    /// Number of new records of an episode.
     pub(crate) fn of(&self, episode: &EpisodeId) -> usize {
         self.new.get(episode).map_or(0, Vec::len)
     }
 
-    /// Whether the call brought it before.
+    /// Whether the call already contained the record.
     pub(crate) fn holds(&self, record: &ScoreRecord) -> bool {
         let known = self.new.get(&record.episode);
         known.is_some_and(|known| known.contains(record))
     }
 
-    /// Notes a record.
+    /// Adds a record.
     pub(crate) fn add(&mut self, record: &ScoreRecord) {
         let known = self.new.entry(record.episode.clone()).or_default();
         known.push(record.clone());

@@ -10,8 +10,9 @@
 //! | frame header | magic 4, records 4, length of the body 4, CRC-32 of these two and the body 4 |
 //! | record header | kind 1, codec 1, zero 2, length before compression 4, length 4, CRC-32 4 |
 //!
-//! An append is acknowledged once `fdatasync` of the file returned; a new file's name is made durable before.
-//! A failed append is cut off again; if that fails too, the writer continues in a new file.
+//! An append is acknowledged after `fdatasync` of the file has returned. The name of a new file is made
+//! durable before that. A failed append is cut off again; if that fails too, the writer continues in a new
+//! file.
 
 use crate::codec::Encoded;
 use crate::error::{RecordError, StoreError};
@@ -21,24 +22,24 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// `b"SINEWSEG"`, then the format version and the file's number.
+/// First bytes of a file: `b"SINEWSEG"`; the format version and the file's number follow.
 const FILE_MAGIC: &[u8; 8] = b"SINEWSEG";
-/// Layout of headers and frames, and the kinds and codecs of records. A file of another format is not
-/// read.
+/// Version of the layout of headers and frames, and of the kinds and codecs of records. Files of another
+/// format are refused.
 const FORMAT: u32 = 3;
-/// Bytes before the first frame.
+/// Bytes of the file header.
 pub(crate) const FILE_HEADER: u64 = 16;
-/// Found by the search behind damage.
+/// Magic number at the start of a frame, which the scan searches after damage.
 pub(crate) const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"FRAM");
-/// Bytes before a frame's records.
+/// Bytes of a frame header.
 pub(crate) const FRAME_HEADER: usize = 16;
-/// Bytes before a record's payload.
+/// Bytes of a record header.
 pub(crate) const RECORD_HEADER: usize = 16;
 
 /// Content of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordKind {
-    /// An episode.
+    /// A trace of an episode.
     Trace = 1,
     /// An update, see [`crate::codec::Mark`].
     Mark = 2,
@@ -47,7 +48,7 @@ pub(crate) enum RecordKind {
 }
 
 impl RecordKind {
-    /// The kind of a header's first byte.
+    /// Returns the kind for the first byte of a record header.
     pub(crate) fn from_code(code: u8) -> Option<Self> {
         [Self::Trace, Self::Mark, Self::Score]
             .into_iter()
@@ -55,21 +56,21 @@ impl RecordKind {
     }
 }
 
-/// Location of a record: the offset of its header and its whole length.
+/// Location of a record in the segment files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     /// Number of the file.
     pub(crate) segment: u32,
     /// Offset of the record's header in the file.
     pub(crate) offset: u64,
-    /// Header and payload.
+    /// Length in bytes, header and payload together.
     pub(crate) bytes: u32,
 }
 
-/// A record that was read and checked.
+/// A record that was read and verified.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
-    /// Says how the payload is decoded.
+    /// Kind of the payload.
     pub(crate) kind: RecordKind,
     pub(crate) codec: u8,
     /// Payload length before compression.
@@ -79,12 +80,12 @@ pub(crate) struct Record {
     pub(crate) location: Location,
 }
 
-/// A frame about to be written.
+/// A frame that is being built.
 #[derive(Debug, Default)]
 pub(crate) struct Frame {
-    /// Records one after the other, with their headers.
+    /// The records with their headers, one after the other.
     body: Vec<u8>,
-    /// Offset in the frame (with its header) and length of each record.
+    /// Offset (from the start of the frame header) and length of each record.
     records: Vec<(u64, u32)>,
 }
 
@@ -94,7 +95,7 @@ impl Frame {
         self.push_parts(kind, encoded.codec as u8, encoded.raw_len, &encoded.bytes);
     }
 
-    /// Adds a record whose payload is encoded already.
+    /// Adds a record with an encoded payload.
     pub(crate) fn push_parts(&mut self, kind: RecordKind, codec: u8, raw_len: u32, bytes: &[u8]) {
         let start = self.body.len();
         self.body.extend([kind as u8, codec, 0, 0]);
@@ -111,12 +112,12 @@ impl Frame {
         self.records.is_empty()
     }
 
-    /// Length on the medium.
+    /// Length of the frame in the file.
     pub(crate) fn len(&self) -> u64 {
         (FRAME_HEADER + self.body.len()) as u64
     }
 
-    /// The frame with its header, as it is written.
+    /// Returns the frame with its header, as it is written.
     fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(FRAME_HEADER + self.body.len());
         out.extend(FRAME_MAGIC.to_le_bytes());
@@ -129,7 +130,7 @@ impl Frame {
     }
 }
 
-/// CRC-32 over a header without its checksum, then the payload.
+/// Returns the CRC-32 of a header without its checksum, followed by the payload.
 pub(crate) fn record_crc(header: &[u8], payload: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(header);
@@ -137,7 +138,7 @@ pub(crate) fn record_crc(header: &[u8], payload: &[u8]) -> u32 {
     crc.finalize()
 }
 
-/// A little-endian number at `at`.
+/// Reads a little-endian number at `at`.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
@@ -145,28 +146,28 @@ pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
 /// The directory of segment files.
 #[derive(Clone, Debug)]
 pub(crate) struct SegmentDir {
-    /// The directory itself.
+    /// Path of the directory.
     path: PathBuf,
 }
 
 impl SegmentDir {
-    /// Opens the directory, made if there is none.
+    /// Opens the directory, or creates it.
     pub(crate) fn open(path: PathBuf) -> Result<Self, StoreError> {
         private_dir(&path).map_err(|e| StoreError::io(&path, e))?;
         Ok(Self { path })
     }
 
-    /// A directory that is only read.
+    /// Opens a directory for reading only.
     pub(crate) fn existing(path: PathBuf) -> Self {
         Self { path }
     }
 
-    /// File of a segment: its number with eight digits.
+    /// Returns the path of a segment: its file name is the number with eight digits.
     pub(crate) fn path_of(&self, segment: u32) -> PathBuf {
         self.path.join(format!("{segment:08}.seg"))
     }
 
-    /// Numbers and lengths of the files there, ascending.
+    /// Returns the numbers and lengths of the existing files, in ascending order.
     pub(crate) fn list(&self) -> Result<Vec<(u32, u64)>, StoreError> {
         let error = |e| StoreError::io(&self.path, e);
         let mut out = Vec::new();
@@ -182,7 +183,7 @@ impl SegmentDir {
         Ok(out)
     }
 
-    /// Removes a file durably; one that is not there is not an error.
+    /// Removes a file durably; a missing file is not an error.
     pub(crate) fn remove(&self, segment: u32) -> Result<(), StoreError> {
         let path = self.path_of(segment);
         match std::fs::remove_file(&path) {
@@ -191,13 +192,13 @@ impl SegmentDir {
         }
     }
 
-    /// Makes the names durable.
+    /// Makes the file names durable.
     fn sync(&self) -> Result<(), StoreError> {
         let directory = File::open(&self.path).and_then(|d| d.sync_all());
         directory.map_err(|e| StoreError::io(&self.path, e))
     }
 
-    /// Reads and checks one record.
+    /// Reads and verifies one record.
     pub(crate) fn read(&self, at: Location) -> Result<Record, StoreError> {
         let path = self.path_of(at.segment);
         let file = File::open(&path).map_err(|e| StoreError::io(&path, e))?;
@@ -224,7 +225,7 @@ impl SegmentDir {
     }
 }
 
-/// The 16 bytes that begin a file.
+/// Returns the 16-byte header of a file.
 fn file_header(segment: u32) -> Vec<u8> {
     let mut header = FILE_MAGIC.to_vec();
     header.extend(FORMAT.to_le_bytes());
@@ -232,7 +233,7 @@ fn file_header(segment: u32) -> Vec<u8> {
     header
 }
 
-/// The error of bytes that cannot be read.
+/// Returns the error for unreadable bytes.
 pub(crate) fn corrupt(path: &Path, offset: u64, reason: RecordError) -> StoreError {
     StoreError::Corrupt {
         path: path.to_owned(),
@@ -243,15 +244,15 @@ pub(crate) fn corrupt(path: &Path, offset: u64, reason: RecordError) -> StoreErr
 
 /// State of a file's header.
 pub(crate) enum Header {
-    /// Magic, format and number are ours.
+    /// The magic number, format and file number are correct.
     Sound,
-    /// A program with another format wrote it; the refusal.
+    /// The file has another format; contains the error.
     Other(StoreError),
-    /// Anything else.
+    /// The header has any other defect.
     Damaged,
 }
 
-/// Looks at the first 16 bytes of a file.
+/// Checks the first 16 bytes of a file.
 pub(crate) fn check_header(path: &Path, header: &[u8], segment: u32) -> Header {
     if &header[..8] != FILE_MAGIC || u32_at(header, 12) != segment {
         return Header::Damaged;
@@ -267,7 +268,7 @@ pub(crate) fn check_header(path: &Path, header: &[u8], segment: u32) -> Header {
     }
 }
 
-/// Checks and takes a record apart.
+/// Parses and verifies a record.
 ///
 /// # Errors
 /// The faulty part.
@@ -291,18 +292,18 @@ pub(crate) fn parse_record(bytes: &[u8], location: Location) -> Result<Record, R
     })
 }
 
-/// The end of the newest file.
+/// Writer that appends to the newest file.
 #[derive(Debug)]
 pub(crate) struct Writer {
     /// Folder for new files.
     directory: SegmentDir,
-    /// The file that is written to.
+    /// Number of the file being written.
     segment: u32,
-    /// Open once something was appended.
+    /// The open file; `None` until the first append.
     file: Option<File>,
-    /// Bytes that are acknowledged.
+    /// Number of acknowledged bytes.
     length: u64,
-    /// A file that reached it is closed, see [`crate::StoreOptions::segment_bytes`].
+    /// Size at which a file is closed, see [`crate::StoreOptions::segment_bytes`].
     limit: u64,
     #[cfg(test)]
     pub(crate) fault: Option<Fault>,
@@ -319,7 +320,7 @@ pub(crate) enum Fault {
 }
 
 impl Writer {
-    /// Appends to `segment` from `length` on, or begins it if `length` is 0.
+    /// Creates a writer that appends to `segment` after `length` bytes, or starts the file if `length` is 0.
     pub(crate) fn new(directory: SegmentDir, segment: u32, length: u64, limit: u64) -> Self {
         Self {
             directory,
@@ -332,24 +333,24 @@ impl Writer {
         }
     }
 
-    /// Number of the file that the next frame goes to.
+    /// Number of the file that the next frame is written to.
     pub(crate) fn segment(&self) -> u32 {
         self.segment
     }
 
-    /// Acknowledged bytes of that file.
+    /// Number of acknowledged bytes of that file.
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
 
-    /// Leaves the file as it is and continues in a new one.
+    /// Leaves the file unchanged and continues in a new one.
     pub(crate) fn abandon(&mut self) {
         self.segment += 1;
         self.file = None;
         self.length = 0;
     }
 
-    /// Writes a frame and waits until the medium has it. Returns where its records lie.
+    /// Writes a frame and waits until it is durable. Returns the locations of its records.
     pub(crate) fn append(&mut self, frame: &Frame) -> Result<Vec<Location>, StoreError> {
         if self.length > FILE_HEADER && self.length + frame.len() > self.limit {
             self.abandon();
@@ -370,8 +371,8 @@ impl Writer {
         Ok(frame.records.iter().map(locate).collect())
     }
 
-    /// Undoes the last append. If the medium refuses, the file is left unchanged: unacknowledged bytes in it
-    /// are found, or cut off, when the store is opened.
+    /// Removes the last append. If that fails, the file is left unchanged; its unacknowledged bytes are
+    /// indexed or cut off when the store is opened.
     pub(crate) fn take_back(&mut self, length: u64) {
         let truncate = |file: &File| file.set_len(length).and_then(|()| file.sync_data());
         #[cfg(test)]
@@ -389,7 +390,7 @@ impl Writer {
         }
     }
 
-    /// Opens the file, or begins a new one with its header and a durable name.
+    /// Opens the file, or creates a new one with its header and a durable name.
     fn prepare(&mut self) -> Result<(), StoreError> {
         if self.file.is_some() {
             return Ok(());
@@ -410,7 +411,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes at the acknowledged end and waits for the medium.
+    /// Writes after the acknowledged bytes and waits until the data is durable.
     fn write_and_sync(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         let path = self.directory.path_of(self.segment);
         let error = |e| StoreError::io(&path, e);

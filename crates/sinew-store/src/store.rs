@@ -1,7 +1,7 @@
-//! The port that every trace store implements.
+//! The trait that every trace store implements.
 //!
 //! [`TraceStore`] is implemented by [`crate::MemoryStore`] and [`crate::DiskStore`]; both pass one
-//! conformance suite. Everything else here is plain data that both share.
+//! conformance suite. Everything else in this module is plain data that both use.
 
 use crate::error::StoreError;
 use crate::score::{MAX_SCORE_BATCH, ScoreRecord, ScoreRefused};
@@ -11,16 +11,16 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// Most episodes that one page lists.
+/// Maximum number of episodes in a page.
 pub const MAX_PAGE: usize = 10_000;
 
-/// Whether a commit changed anything.
+/// Result of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CommitOutcome {
-    /// It was stored by this call.
+    /// This call stored the record.
     New,
-    /// The id was committed before; what was stored first stays.
+    /// The id was already committed; the first record stays.
     Duplicate,
 }
 
@@ -32,61 +32,61 @@ pub struct Cursor(pub u64);
 /// Filter of episodes, which are listed in commit order. `None` matches everything.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Filter {
-    /// [`EpisodeSummary::draw`] within this range; the other ranges are inclusive, too.
+    /// Range of [`EpisodeSummary::draw`]. All ranges of a filter are inclusive.
     pub draws: Option<RangeInclusive<u64>>,
-    /// Trained by one of these optimizer updates.
+    /// Only episodes trained by these optimizer updates.
     pub updates: Option<RangeInclusive<u64>>,
-    /// One of these.
+    /// Only these episodes.
     pub among: Option<BTreeSet<EpisodeId>>,
-    /// Exactly this purpose, such as `train`.
+    /// Only this purpose, such as `train`.
     pub purpose: Option<String>,
-    /// Only episodes with this `success` of their outcome.
+    /// Only episodes with this `success`.
     pub success: Option<bool>,
-    /// Episodes of this group.
+    /// Only episodes of this group.
     pub group: Option<GroupId>,
     /// Only episodes that are, or are not, in a trained batch.
     pub trained: Option<bool>,
-    /// Exactly this task type.
+    /// Only this task type.
     pub task_kind: Option<String>,
     /// Only episodes of this environment, as [`sinew_types::Trace::environment`] names it.
     pub env: Option<String>,
-    /// Only episodes with a score but without success, and those that the system failed.
+    /// Only episodes with a score but without success, and episodes that the system failed.
     pub failed: bool,
-    /// Some token was sampled by one of these policy versions, or by versions around them.
+    /// Only episodes whose range of policy versions overlaps this range.
     pub versions: Option<RangeInclusive<u64>>,
-    /// Number of sampled turns.
+    /// Only episodes with this number of sampled turns.
     pub turns: Option<RangeInclusive<u32>>,
-    /// Number of the turn that was its last, from 1: where it failed, if it did.
+    /// Only episodes whose last turn has this number, from 1.
     pub at_turn: Option<u32>,
     /// Only episodes that ended this way.
     pub end: Option<EndKind>,
-    /// Least and most total reward, of episodes with a score.
+    /// Only episodes with a total reward in this range; unscored ones never match.
     pub reward: Option<RangeInclusive<f64>>,
-    /// Ended before this time, in seconds since 1970.
+    /// Only episodes that ended before this time, in seconds since 1970.
     pub ended_before: Option<f64>,
-    /// Only episodes sampled by versions below this one; episodes without sampled tokens do not fit.
+    /// Only episodes sampled by versions below this one; episodes without sampled tokens never match.
     pub below_version: Option<u64>,
-    /// Only episodes of one of these environments, by name, in another version than the one given here.
-    /// Episodes of unknown version do not match.
+    /// Only episodes whose environment, by name, has another version than the one given here. Episodes of
+    /// unknown version never match.
     pub env_changed: Option<BTreeMap<String, String>>,
-    /// Only the first of matching episodes with equal task, tokens and messages.
+    /// Only the first of the matching episodes with equal task, tokens and messages.
     pub unique: bool,
-    /// Also what gc removed: it has a listing, and no trace.
+    /// Whether to include episodes that garbage collection removed; they have a summary but no trace.
     pub removed: bool,
     /// Start after this one.
     pub after: Option<Cursor>,
-    /// Most episodes to return, up to [`MAX_PAGE`]; 0 means 100.
+    /// Maximum number of episodes to return, up to [`MAX_PAGE`]; 0 means 100.
     pub limit: usize,
 }
 
 impl Filter {
-    /// Whether it asks for what [`crate::facets`] have.
+    /// Whether the filter has conditions on [`crate::facets`].
     pub(crate) fn asks_facets(&self) -> bool {
         let named = self.env.is_some() || self.at_turn.is_some() || self.versions.is_some();
         named || self.below_version.is_some() || self.unique || self.env_changed.is_some()
     }
 
-    /// The number of rows of a page.
+    /// Returns the number of rows of a page.
     pub(crate) fn checked_limit(&self) -> Result<usize, StoreError> {
         match self.limit {
             0 => Ok(100),
@@ -102,35 +102,35 @@ impl Filter {
     }
 }
 
-/// An episode without its tokens.
+/// Summary of an episode, without its tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EpisodeSummary {
-    /// Its place in the listing; 0 before it is committed.
+    /// Position in the listing; 0 before it is committed.
     pub cursor: Cursor,
     pub episode: EpisodeId,
-    /// Its episodes are compared.
+    /// Group of episodes that are compared with each other.
     pub group: GroupId,
     pub task: TaskId,
     /// Type of the task, by which success is split.
     pub task_kind: String,
-    /// Number of the draw within its purpose; of traces of formats 1 and 2 the training step.
+    /// Number of the draw within its purpose; for traces of formats 1 and 2, the training step.
     pub draw: u64,
-    /// `train`, `eval-before` and so on.
+    /// Purpose: `train`, `eval-before` and so on.
     pub purpose: String,
-    /// Total: outcome and process rewards; no score, but 0, if it is `unscored`.
+    /// Total reward: outcome and process rewards. It is 0 and not a score if `unscored` is set.
     pub reward: f64,
     pub success: bool,
-    /// It has no score: neither a success nor a failure.
+    /// Whether the episode has no score, so that it is neither a success nor a failure.
     #[serde(default)]
     pub unscored: bool,
     pub end: EndKind,
-    /// Sampled nodes.
+    /// Number of sampled turns.
     pub turns: u32,
-    /// Tokens that the policy drew.
+    /// Number of tokens that the policy sampled.
     pub sampled_tokens: u64,
-    /// Seconds since 1970; NaN if it is not known.
+    /// Start in seconds since 1970; NaN if unknown.
     pub started_unix_s: f64,
-    /// Wall time from the start of its environment to its score.
+    /// Wall time in seconds from the start of the environment to the score.
     pub total_s: f64,
     /// The batch that trained it.
     pub trained_in: Option<String>,
@@ -139,7 +139,7 @@ pub struct EpisodeSummary {
 }
 
 impl EpisodeSummary {
-    /// The summary of a trace that is about to be committed.
+    /// Creates the summary of a trace that is about to be committed.
     pub(crate) fn of(trace: &Trace) -> Self {
         let sampled = trace.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
         Self {
@@ -164,7 +164,7 @@ impl EpisodeSummary {
     }
 }
 
-/// [`EpisodeEnd`] without its details.
+/// Kind of an [`EpisodeEnd`], without details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndKind {
@@ -194,7 +194,7 @@ impl EndKind {
         }
     }
 
-    /// The number in the index. -1 is an episode of which only a mark is known.
+    /// Returns the number in the index. -1 is an episode of which only a mark is known.
     pub(crate) fn code(self) -> i64 {
         match self {
             Self::Terminated => 0,
@@ -203,7 +203,7 @@ impl EndKind {
         }
     }
 
-    /// The inverse of `code`.
+    /// Inverse of `code`.
     pub(crate) fn from_code(code: i64) -> Option<Self> {
         [Self::Terminated, Self::Truncated, Self::Failed]
             .into_iter()
@@ -214,21 +214,21 @@ impl EndKind {
 /// One page of a listing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Page {
-    /// Page of at most [`Filter::limit`] episodes.
+    /// Episodes, at most [`Filter::limit`].
     pub episodes: Vec<EpisodeSummary>,
-    /// Give this as [`Filter::after`] for the next page; `None`: there is none.
+    /// Cursor for the next page, as [`Filter::after`]; `None` on the last page.
     pub next: Option<Cursor>,
 }
 
-/// Scores in the order in which they came.
+/// A page of scores in order of arrival.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScorePage {
     pub scores: Vec<ScoreRecord>,
-    /// Give this for the next page. It holds as long as the store is open.
+    /// Cursor for the next page. It is valid while the store is open.
     pub end: Cursor,
 }
 
-/// One optimizer update: what it trained, what it left out, and what the caller ties to it.
+/// One optimizer update: the trained episodes, the left-out ones, and data of the caller.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainedBatch {
     /// Unique name of the update, such as `s00042`.
@@ -237,14 +237,14 @@ pub struct TrainedBatch {
     pub step: u64,
     /// Episodes in the order of the batch.
     pub episodes: Vec<EpisodeId>,
-    /// Left out, with the reason.
+    /// Left-out episodes, with the reason.
     pub dropped: BTreeMap<EpisodeId, String>,
-    /// Not looked at.
+    /// Data of the caller, which the store does not interpret.
     pub detail: serde_json::Value,
 }
 
 impl TrainedBatch {
-    /// A batch that left nothing out.
+    /// Creates a batch without left-out episodes.
     pub fn new(batch: &str, step: u64, episodes: &[EpisodeId]) -> Self {
         Self {
             batch: batch.to_owned(),
@@ -258,37 +258,37 @@ impl TrainedBatch {
 /// Counts and sizes of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreStats {
-    /// Episodes that can be read.
+    /// Number of readable episodes.
     pub episodes: u64,
-    /// Successes among the readable episodes; `failed` and `sampled_tokens` count those, too.
+    /// Number of successes among the readable episodes.
     pub successes: u64,
     pub failed: u64,
-    /// Episodes that some update trained, whether or not they can still be read.
+    /// Number of episodes that some update trained, readable or not.
     pub trained: u64,
-    /// Updates.
+    /// Number of updates.
     pub batches: u64,
-    /// Episodes that gc removed; their ids stay known.
+    /// Number of episodes that garbage collection removed; their ids stay known.
     pub collected: u64,
     pub sampled_tokens: u64,
-    /// Bytes on the medium, without the index.
+    /// Bytes on disk, without the index.
     pub bytes: u64,
 }
 
-/// Episodes that gc may remove.
+/// Selection of episodes for garbage collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcPolicy {
-    /// Episodes that an earlier optimizer update trained go.
+    /// Episodes trained by an earlier optimizer update than this are removed.
     pub before_update: u64,
-    /// Episodes that no update trained stay; otherwise all of them go.
+    /// Whether untrained episodes are kept; otherwise all of them are removed.
     pub keep_untrained: bool,
 }
 
-/// Counts of removed things.
+/// Result of a removal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcReport {
-    /// Traces that were removed.
+    /// Number of removed traces.
     pub episodes: u64,
-    /// Bytes of segment files that became free, less those of copies.
+    /// Bytes of segment files that became free, minus the bytes of copies.
     pub bytes: u64,
 }
 
@@ -305,7 +305,7 @@ pub(crate) fn check_batch(batch: &str, episodes: &[EpisodeId]) -> Result<(), Sto
     }
 }
 
-/// Refuses more scores than a call may bring.
+/// Refuses more scores than a call may contain.
 pub(crate) fn check_scores(records: &[ScoreRecord]) -> Result<(), StoreError> {
     if records.len() <= MAX_SCORE_BATCH {
         return Ok(());
@@ -317,7 +317,7 @@ pub(crate) fn check_scores(records: &[ScoreRecord]) -> Result<(), StoreError> {
     })
 }
 
-/// Result of a second commit of a batch.
+/// Returns the result of committing a batch name again.
 pub(crate) fn same_batch(
     known: &TrainedBatch,
     given: &TrainedBatch,
@@ -331,10 +331,10 @@ pub(crate) fn same_batch(
     })
 }
 
-/// Keeps finished episodes. Calls block and may be made from any thread.
+/// Store of finished episodes. Calls block and may be made from any thread.
 pub trait TraceStore: Send + Sync + fmt::Debug {
-    /// Stores all of `traces` or, on an error, none. Durable before it returns, with one
-    /// synchronization for the whole batch. Idempotent by episode id.
+    /// Stores all of `traces` or, on an error, none. They are durable when the call returns, with one fsync
+    /// for the whole batch. The call is idempotent by episode id.
     fn commit_batch(&self, traces: &[Trace]) -> Result<Vec<CommitOutcome>, StoreError>;
 
     /// Stores one trace; see [`TraceStore::commit_batch`].
@@ -346,7 +346,7 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
             .unwrap_or(CommitOutcome::Duplicate))
     }
 
-    /// The trace of an episode; `None` if it never was or gc removed it.
+    /// Returns the trace of an episode; `None` if it is unknown or was removed.
     fn get(&self, episode: &EpisodeId) -> Result<Option<Trace>, StoreError>;
 
     /// Episodes in commit order.
@@ -367,33 +367,34 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
     /// Counts and sizes of the store.
     fn stats(&self) -> Result<StoreStats, StoreError>;
 
-    /// Seconds for which callers waited until something was durable, all of them added up since the store was
-    /// opened; 0 where nothing is.
+    /// Seconds that callers have waited for writes to become durable, summed over all callers since the store
+    /// was opened; 0 for a store in memory.
     fn waited_s(&self) -> f64 {
         0.0
     }
 
-    /// Stores scores of episodes that can be read. They are durable before the call returns, with one
-    /// synchronization for all of them. Each is accepted or refused separately; a record that is already
-    /// stored, to the last field, is a duplicate. The limit is [`crate::MAX_SCORE_BATCH`] per call.
+    /// Stores scores of readable episodes. They are durable when the call returns, with one fsync for all of
+    /// them. Each score is accepted or refused separately; a record that equals a stored one in all fields is
+    /// a duplicate. The limit is [`crate::MAX_SCORE_BATCH`] per call.
     fn put_scores(
         &self,
         records: &[ScoreRecord],
     ) -> Result<Vec<Result<CommitOutcome, ScoreRefused>>, StoreError>;
 
-    /// All scores of an episode, in the order in which they came; see [`crate::in_force`].
+    /// Returns all scores of an episode in order of arrival; see [`crate::in_force`].
     fn scores(&self, episode: &EpisodeId) -> Result<Vec<ScoreRecord>, StoreError>;
 
-    /// Up to `limit` (at most [`MAX_PAGE`]) scores that came after `after`.
+    /// Returns up to `limit` (at most [`MAX_PAGE`]) scores that arrived after `after`.
     fn scores_after(&self, after: Cursor, limit: usize) -> Result<ScorePage, StoreError>;
 
-    /// Episodes whose [`sinew_types::Origin::external`] is this, in commit order, at most `limit`.
+    /// Returns the episodes whose [`sinew_types::Origin::external`] equals `external`, in commit order, at
+    /// most `limit`.
     fn named(&self, external: &str, limit: usize) -> Result<Vec<EpisodeId>, StoreError>;
 
     /// Removes traces with their scores. Their ids stay known, so that none is committed or trained again.
     /// Unknown and removed episodes are skipped.
     fn remove(&self, episodes: &[EpisodeId]) -> Result<GcReport, StoreError>;
 
-    /// Removes what a policy names, as [`TraceStore::remove`] does.
+    /// Removes the episodes that a policy selects, like [`TraceStore::remove`].
     fn gc(&self, policy: GcPolicy) -> Result<GcReport, StoreError>;
 }

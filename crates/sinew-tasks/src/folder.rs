@@ -118,8 +118,8 @@ fn read_folder(path: &Path, rows: &mut Rows) -> Result<(), TasksError> {
     files.iter().try_for_each(|file| read_file(file, rows))
 }
 
-/// Reads a file of a folder of tasks. A link of somebody's tasks that leads out of their folder would show a
-/// file of the user to the model, and to whoever sees its prompts.
+/// Reads a file of a folder of tasks. Links that lead out of the folder are refused: they would show a file
+/// of the user to the model and to everyone who sees its prompts.
 ///
 /// # Errors
 /// If it cannot be read, or lies elsewhere.

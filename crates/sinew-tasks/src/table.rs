@@ -22,7 +22,7 @@ pub struct Example {
     pub assistant: String,
 }
 
-/// Share of the rows that is held out if nothing else is asked for.
+/// Default share of the rows that is held out.
 const SHARE: f64 = 0.05;
 
 /// Source of the held-out split.
@@ -123,7 +123,7 @@ pub struct TableConfig {
     pub kind: Option<String>,
 }
 
-/// Numbers of rows, by what became of them.
+/// Numbers of rows, by their fate.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TableSummary {
     /// Rows of the training split.
@@ -136,11 +136,11 @@ pub struct TableSummary {
     pub overlapping: usize,
     /// Rows of the training split by task type.
     pub kinds: BTreeMap<String, usize>,
-    /// Files that are left out, since they belong to neither split, for people.
+    /// Files that are left out, since they belong to neither split, for users.
     pub notes: Vec<String>,
 }
 
-/// A taskset of rows, all in memory. Prompts are rendered when a task is asked for.
+/// A taskset of rows, all in memory. Prompts are rendered when a task is requested.
 ///
 /// A task's [`Task::data`] is the whole row, its prompt the last message of the user, its seed the index of
 /// the row in its split.

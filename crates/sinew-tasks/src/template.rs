@@ -50,7 +50,7 @@ const FILTER: &str = "filter";
 #[derive(Debug)]
 pub struct PromptTemplate {
     env: Environment<'static>,
-    /// Source of the template. `None`: the column `prompt` as it is.
+    /// Source of the template. `None`: the column `prompt` is used unchanged.
     source: Option<String>,
     filtered: bool,
 }

@@ -117,7 +117,7 @@ pub struct Alerts {
 }
 
 impl Alerts {
-    /// Nothing has happened yet.
+    /// Creates the state before any event.
     pub fn new(config: AlertsConfig) -> Self {
         Self {
             config,
@@ -288,7 +288,7 @@ impl Alerts {
         out
     }
 
-    /// Notes an event of the run.
+    /// Records the time of an event of the run.
     pub fn heard(&mut self, now_s: f64) {
         self.heard_s = Some(now_s);
     }

@@ -16,7 +16,7 @@ pub enum SignalsError {
         /// Reason, in words.
         why: String,
     },
-    /// It is not such a file: syntax, an unknown key, a wrong type.
+    /// The file is invalid: syntax, an unknown key, or a wrong type.
     #[error("{path}: {why}", path = path.display())]
     Syntax {
         /// The file.
@@ -57,7 +57,7 @@ pub struct SignalsConfig {
 pub struct PrometheusConfig {
     /// Address of `/metrics`; it needs no token, as a scraper has none.
     pub listen: Option<SocketAddr>,
-    /// File for the text-file collector of the node exporter, written anew every 15 seconds.
+    /// File for the text-file collector of the node exporter, written again every 15 seconds.
     pub textfile: Option<PathBuf>,
 }
 

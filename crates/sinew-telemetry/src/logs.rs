@@ -1,6 +1,6 @@
 //! Events of a run as log records of OpenTelemetry. Pure: events and time are arguments.
 //!
-//! A record has a text for people as its body, an event name, and the facts as attributes. Records about an
+//! A record has a text for users as its body, an event name, and the facts as attributes. Records about an
 //! episode have the ids of its trace if that trace is sent, so that a reader gets from one to the other.
 
 use crate::alerts::Alert;
@@ -40,7 +40,7 @@ impl Logs {
         }
     }
 
-    /// Takes an event's text for people.
+    /// Takes an event's text for users.
     pub(crate) fn event(&mut self, event: &RunEvent, now_unix_s: f64) {
         use SeverityNumber::{Debug, Info, Warn};
         let (severity, name, said, attributes) = match event {
@@ -123,7 +123,7 @@ impl Logs {
         }
     }
 
-    /// Gives the newest record the ids of an episode's trace, if that is sent.
+    /// Adds the ids of an episode's trace to the newest record, if that trace is exported.
     fn tie(&mut self, episode: &str) {
         if !chosen(episode, self.traced) {
             return;

@@ -20,7 +20,7 @@ pub(crate) fn thread_cpu_s() -> f64 {
 /// Free bytes on the file system of a folder.
 ///
 /// # Errors
-/// If the folder cannot be looked at.
+/// If the folder cannot be examined.
 pub fn disk_free(folder: &Path) -> std::io::Result<u64> {
     let found = rustix::fs::statvfs(folder)?;
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
@@ -74,7 +74,7 @@ impl Memory {
     }
 }
 
-/// The lowest limit of the control groups of this process, with what is used of it.
+/// Returns the lowest memory limit of the control groups of this process, and the used part of it.
 fn of_groups() -> Option<(u64, u64)> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let (mut found, root) = (Vec::new(), Path::new("/sys/fs/cgroup"));

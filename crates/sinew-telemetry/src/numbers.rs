@@ -21,8 +21,9 @@ const LOSS: [(&str, &str); 9] = [
 /// Names and values, finite ones only.
 pub(crate) type Numbers = Vec<(String, f64)>;
 
-/// Names and their meaning, for people who see a number without this program's pages. Numbers of a set of
-/// episodes are listed without the name of the set. All are short: they stand in every answer to Prometheus.
+/// Names and their meaning, for users who see a number without this program's pages. Numbers of a set of
+/// episodes are listed without the name of the set. All are short, since every answer to Prometheus contains
+/// them.
 ///
 /// A number that is not here is one that an environment or a reward names, or that only some algorithms
 /// measure: [`help`] returns its name then, and invents nothing.

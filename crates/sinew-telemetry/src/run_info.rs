@@ -5,10 +5,10 @@ use std::path::PathBuf;
 /// A run that is exported.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
-    /// Its name, in every export.
+    /// Name of the run in every export.
     pub name: String,
     /// The source of its model, as its recipe names it.
     pub model: String,
-    /// Its folder.
+    /// Folder of the run.
     pub folder: PathBuf,
 }

@@ -62,7 +62,7 @@ pub(crate) struct Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// A queue with room for so many.
+    /// Creates a queue with a capacity of `room`.
     pub(crate) fn new(room: usize) -> (Self, mpsc::Receiver<T>, Arc<Counts>) {
         let (queue, receiver) = mpsc::channel(room);
         let counts = Arc::<Counts>::default();

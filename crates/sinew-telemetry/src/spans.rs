@@ -38,7 +38,7 @@ const SAMPLED: &str = "gen_ai.usage.output_tokens";
 /// Seconds after the last phase of an episode of which it is not known whether it lives.
 const QUIET_S: f64 = 120.0;
 
-/// An episode that is complete: its phases, and what it came to; `None`: that was lost, or it was given up.
+/// A complete episode: its phases, and its result; `None` if the result was lost.
 pub(crate) type CompleteEpisode = (Vec<PhaseSpan>, Option<EndedEpisode>);
 
 /// Collects phases until their episodes are complete.
@@ -70,7 +70,7 @@ impl Collector {
         }
     }
 
-    /// Takes what episodes came to.
+    /// Adds the results of episodes.
     pub(crate) fn end(&mut self, ended: &[EndedEpisode]) {
         for episode in ended {
             let id = episode.episode.as_str();
@@ -80,8 +80,8 @@ impl Collector {
         }
     }
 
-    /// Episodes that are complete: not among the live ones, and either it is known what they came to, or
-    /// they were quiet for long.
+    /// Returns complete episodes: those that are not live, and whose result is known or whose last phase
+    /// ended long ago.
     pub(crate) fn complete(
         &mut self,
         live: &[LiveEpisode],
@@ -102,7 +102,7 @@ impl Collector {
         over.iter().filter_map(|id| self.take(id)).collect()
     }
 
-    /// Takes one out, with what it came to if that is known.
+    /// Removes an episode, and returns it with its result if that is known.
     fn take(&mut self, id: &str) -> Option<CompleteEpisode> {
         let phases = self.open.remove(id)?;
         Some((phases, self.ended.remove(id)))

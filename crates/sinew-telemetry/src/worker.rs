@@ -58,7 +58,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Works until it is stopped, and then once more.
+    /// Works until it is stopped, and then one last time.
     pub(crate) fn until(
         &mut self,
         events: &Receiver<Arc<RunEvent>>,

@@ -187,7 +187,8 @@ impl Cpu {
         }
     }
 
-    /// The same threads with kernels whose products are those of `f32` operands: itself unless it is AMX.
+    /// Returns a device with the same threads whose kernels multiply `f32` operands; it is the same device
+    /// unless that uses AMX.
     #[must_use]
     pub fn with_f32_products(&self) -> Self {
         let kernels = match self.kernels {

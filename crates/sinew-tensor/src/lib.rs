@@ -36,7 +36,7 @@
 //! | [`probe`] | the limits of the machine, which speeds are compared with |
 //!
 //! Tests compare every kernel set that runs with the plain counterparts in f64 of `tests/it/reference.rs`,
-//! gradients with differences, and kernel sets with each other to the bit where that is promised.
+//! gradients with differences, and kernel sets with each other bit for bit where that is promised.
 #![expect(
     unsafe_code,
     reason = "vector instructions, aligned memory and disjoint writes of tasks"

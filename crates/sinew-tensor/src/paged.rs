@@ -13,7 +13,7 @@ use crate::attention::{AttentionScratch, AttentionShape};
 use crate::buffer::{Buffer, SharedMut};
 use crate::cpu::Cpu;
 
-/// Keys that lie side by side in memory; block sizes are multiples of it.
+/// Number of keys that are adjacent in memory; block sizes are multiples of it.
 pub const PANEL_TOKENS: usize = 16;
 
 /// Keys of a head, in values, from which on each head is stored by a separate task.
@@ -276,8 +276,8 @@ impl<'a> PagedBatch<'a> {
         }
     }
 
-    /// The same batch with only `rows` as queries; output row `i` is that of query `rows[i]`. The last layer
-    /// uses it, which needs only keys and values of the other rows.
+    /// Returns the batch with only `rows` as queries; output row `i` is that of query `rows[i]`. The last
+    /// layer uses it, which needs only keys and values of the other rows.
     ///
     /// # Panics
     /// If a row does not exist.

@@ -1,8 +1,8 @@
-//! Messages and sums between training processes: the [`Comm`] port.
+//! Messages and reductions between training processes: the [`Comm`] trait.
 //!
-//! Rank 0 leads: it holds the rows, the optimizer and the checkpoints. The others compute the
-//! gradients of the parts that it sends. [`SingleProcess`] is a group of one, [`ProcessComm`] the
-//! processes of one host.
+//! Rank 0 leads: it holds the rows, the optimizer and the checkpoints. The others compute the gradients of
+//! the parts that it sends. [`SingleProcess`] is a group of one process, [`ProcessComm`] a group of processes
+//! on one host.
 
 mod process;
 
@@ -14,24 +14,24 @@ use std::fmt::Debug;
 /// Reasons for which an exchange failed. The update did not take place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
-    /// A process ended, or gave no answer within the deadline.
+    /// A process ended, or did not answer within the deadline.
     #[error("training process {rank} of {ranks} is gone: {reason}")]
     Gone {
         rank: usize,
         ranks: usize,
         reason: String,
     },
-    /// A process is there, but could not do its part.
+    /// A process is running, but could not compute its part.
     #[error("training process {rank} of {ranks} failed: {reason}")]
     Failed {
         rank: usize,
         ranks: usize,
         reason: String,
     },
-    /// The other end was closed between two messages.
+    /// The peer closed the connection between two messages.
     #[error("training process {rank} has ended")]
     Closed { rank: usize },
-    /// Two ranks that exchange no messages: data parallelism needs none between followers.
+    /// The two ranks have no connection, since data parallelism needs none between followers.
     #[error(
         "training processes {from} and {to} have no connection: only those with process 0 exist"
     )]
@@ -65,10 +65,10 @@ pub trait Comm: Any + Debug + Send {
     /// Number of processes, this one included.
     fn ranks(&self) -> usize;
 
-    /// Sends a message to one rank. Returns once it is handed over, not once it is read.
+    /// Sends a message to one rank. Returns when the message is queued, possibly before it is read.
     fn send(&mut self, to: usize, message: &[u8]) -> Result<(), CommError>;
 
-    /// The next message of one rank.
+    /// Receives the next message of one rank.
     ///
     /// # Errors
     /// [`CommError::Closed`] if the other end was closed between two messages, which is how a group
@@ -81,11 +81,11 @@ pub trait Comm: Any + Debug + Send {
     /// Replaces the buffers of all ranks by their sums, element by element.
     fn all_reduce(&mut self, buffers: &mut [&mut [f32]]) -> Result<(), CommError>;
 
-    /// The messages of all ranks, in their order.
+    /// Exchanges one message per rank; returns the messages of all ranks in rank order.
     fn all_gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError>;
 }
 
-/// Only one process: nothing to exchange.
+/// Group of a single process, which has nothing to exchange.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SingleProcess;
 

@@ -1,6 +1,5 @@
-//! The tests that every implementation of [`Policy`] and of [`Comm`] must pass: called from the
-//! tests of this crate, and of every crate that implements one of them. The functions panic with
-//! the rule that was broken.
+//! Conformance tests for implementations of [`Policy`] and [`Comm`]. The tests of this crate, and of every
+//! crate with such an implementation, call them. The functions panic with the violated rule.
 
 use crate::comm::{Comm, CommError};
 use crate::optim::{AdamWConfig, Outcome, Update};
@@ -15,7 +14,7 @@ const BACKWARD: OutputChoice = OutputChoice {
     backward: true,
 };
 
-/// Every value of a source by name, bit by bit.
+/// Returns the bits of every value of a source, by name.
 fn bits(source: &dyn TensorSource) -> BTreeMap<String, Vec<u32>> {
     let names = source.names().into_iter();
     names
@@ -28,7 +27,7 @@ fn bits(source: &dyn TensorSource) -> BTreeMap<String, Vec<u32>> {
         .collect()
 }
 
-/// Every trained value by name, bit by bit.
+/// Returns the bits of every trained value, by name.
 fn weights<P: Policy>(policy: &P) -> BTreeMap<String, Vec<u32>> {
     let files = policy.weights();
     assert!(!files.is_empty(), "a policy to train has weights");
@@ -36,7 +35,8 @@ fn weights<P: Policy>(policy: &P) -> BTreeMap<String, Vec<u32>> {
     files.collect()
 }
 
-/// Gradients, read as the first moments of an update with `beta1` 0 that changes no weight noticeably.
+/// Returns gradients. They are read from the first moments after an update with `beta1` 0, whose effect on
+/// the weights is negligible.
 fn gradients<P: Policy>(policy: &mut P) -> BTreeMap<String, Vec<f32>> {
     let update = Update {
         number: 1,
@@ -60,13 +60,13 @@ fn gradients<P: Policy>(policy: &mut P) -> BTreeMap<String, Vec<f32>> {
         .collect()
 }
 
-/// Global norm.
+/// Returns the global norm.
 fn norm(gradients: &BTreeMap<String, Vec<f32>>) -> f64 {
     let squares = gradients.values().flatten();
     squares.map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt()
 }
 
-/// Norm of `a - factor * b`.
+/// Returns the norm of `a - factor * b`.
 fn distance(a: &BTreeMap<String, Vec<f32>>, b: &BTreeMap<String, Vec<f32>>, factor: f32) -> f64 {
     let pairs = a.iter().map(|(name, a)| (a, &b[name]));
     let squares = pairs.flat_map(|(a, b)| a.iter().zip(b));
@@ -74,7 +74,8 @@ fn distance(a: &BTreeMap<String, Vec<f32>>, b: &BTreeMap<String, Vec<f32>>, fact
     squares.map(square).sum::<f64>().sqrt()
 }
 
-/// The gradient of the sum of all items' log-probabilities, downwards.
+/// Runs a forward pass, and a backward pass in which the loss has the derivative `slope` with respect to
+/// every log-probability. Returns the log-probabilities.
 fn backward<P: Policy>(policy: &mut P, batch: &MicroBatch, slope: f32) -> Vec<f32> {
     let scores = policy.forward(batch, BACKWARD).expect("a forward pass");
     let n = batch.items.len();
@@ -97,7 +98,7 @@ fn update(number: u64) -> Update {
     }
 }
 
-/// One whole update; the log-probabilities before it.
+/// Runs one update. Returns the log-probabilities before it.
 fn train<P: Policy>(policy: &mut P, batch: &MicroBatch, number: u64) -> Vec<f32> {
     policy.zero_gradients();
     let scores = backward(policy, batch, -1.0);
@@ -109,8 +110,8 @@ fn train<P: Policy>(policy: &mut P, batch: &MicroBatch, number: u64) -> Vec<f32>
     scores
 }
 
-/// Tests the contract of [`Policy`] on rows that train some of their tokens. `make` always gives
-/// the same policy, whose weights can be trained; the rows must fit one micro-batch.
+/// Tests the contract of [`Policy`] on rows that train some of their tokens. `make` always returns the same
+/// policy, which must be trainable; the rows must fit into one micro-batch.
 ///
 /// # Panics
 /// If a rule is broken, at the first one.
@@ -211,8 +212,8 @@ fn non_finite_updates_are_skipped<P: Policy>(make: impl Fn() -> P, batch: &Micro
     assert_eq!(bits(&*policy.optimizer()), moments, "nor a moment");
 }
 
-/// Tests the contract of [`Comm`] with 1 to 4 ranks. `make` gives all ranks of a new group, which
-/// run on threads here.
+/// Tests the contract of [`Comm`] with 1 to 4 ranks. `make` returns all ranks of a new group; the test runs
+/// them on threads.
 ///
 /// # Panics
 /// If a rule is broken, at the first one.

@@ -1,4 +1,4 @@
-//! Rows in, better weights out: packing, losses, optimizer, LoRA, checkpoints.
+//! Training: turns rows into better weights. Contains packing, losses, optimizer, LoRA and checkpoints.
 //!
 //! | part | purpose |
 //! |---|---|
@@ -10,15 +10,15 @@
 //! | [`checkpoint`] | weights, optimizer, step and trained batches, durable in one commit |
 //! | [`conformance`] | the tests of a new [`Policy`] or [`Comm`] |
 //!
-//! A trainer on another device implements [`Policy`] and [`Comm`] and nothing else; data that cross these
-//! ports are per token or per tensor.
+//! A trainer on another device only implements [`Policy`] and [`Comm`]; data that pass through these traits
+//! are per token or per tensor.
 //!
-//! Invariants: no algorithm is known by name, and no text is seen; no clock, environment or network
-//! is read; a token's share in the loss does not depend on how rows are packed or split into
+//! Invariants: the code does not depend on the name of an algorithm, and handles no text; it reads no clock,
+//! environment or network; a token's share in the loss does not depend on how rows are packed or split into
 //! micro-batches; equal inputs give equal bits; nothing non-finite reaches the weights.
 //!
-//! Tests compare losses with formulas written out and with differences, let a tiny model learn, and let every
-//! single file operation of a checkpoint fail once.
+//! Tests compare losses with explicit formulas and with finite differences, train a tiny model, and make
+//! every single file operation of a checkpoint fail once.
 
 pub mod checkpoint;
 mod comm;

@@ -1,7 +1,7 @@
-//! The decoders of `sinew-model` as a [`Policy`]: all weights, only adapters, or frozen.
+//! The decoders of `sinew-model` as a [`Policy`]: with all weights trained, only adapters trained, or frozen.
 //!
-//! Everything is in host memory. Weights are shared with the embedded engine through an `Arc` while
-//! it loads them, and copied only if an update comes before it has finished.
+//! All data is in host memory. The embedded engine shares the weights through an `Arc` while it loads them.
+//! An update copies them only if it starts before the engine has finished loading.
 
 use crate::comm::{Comm, CommError};
 use crate::optim::{AdamW, HostTensor, Outcome, Update};
@@ -18,16 +18,16 @@ use sinew_tensor::logprob::Masks;
 use sinew_types::{TensorList, TensorSource, TensorView, TokenId, TokenLogprob, TrainRow};
 use std::sync::Arc;
 
-/// File of all weights.
+/// File name of the full weights.
 const WEIGHTS: &str = "model.safetensors";
-/// File of the adapters, by PEFT's name.
+/// File name of the adapters, as PEFT uses it.
 const ADAPTER: &str = "adapter_model.safetensors";
-/// File of the critic's head.
+/// File name of the critic's head.
 const CRITIC: &str = "critic.safetensors";
 /// The only tensor of the critic's file.
 const VALUE_HEAD: &str = "value_head";
 
-/// A critic on the policy's own trunk, with its shape `[d + 1]`.
+/// Critic on the policy's trunk. Its weights have the shape `[d + 1]`.
 #[derive(Debug)]
 struct Critic {
     head: ValueHead,
@@ -37,33 +37,33 @@ struct Critic {
     lr_scale: f32,
 }
 
-/// A decoder with its weights, gradients and the memory of its passes.
+/// A decoder with its weights, gradients and activation buffers.
 #[derive(Debug)]
 pub struct ModelPolicy {
     model: TrainModel,
     device: Cpu,
-    /// Shared with engines while they load it; an update meanwhile makes a copy.
+    /// Weights, shared with engines while they load; an update in that time makes a copy.
     params: Arc<Params>,
     lora: Option<Lora>,
     /// Name or path of the base model, for `adapter_config.json`.
     base_model: String,
-    /// `None`: frozen.
+    /// Gradients; `None` for a frozen model.
     gradient: Option<Grads>,
     critic: Option<Critic>,
     optimizer: AdamW,
-    /// Memory of passes with a backward pass.
+    /// Activation buffers of passes that are followed by a backward pass.
     training: Activations,
-    /// Memory of passes without one.
+    /// Activation buffers of passes without a backward pass.
     scoring: Activations,
-    /// Whether the last forward pass can be followed by a backward pass, and if so, whether it
-    /// computed values.
+    /// Set if a backward pass may follow the last forward pass; it then tells whether that pass computed
+    /// values.
     ready: Option<bool>,
 }
 
 impl ModelPolicy {
     /// Trains all weights. Sequences have at most `context` tokens; `keep` trades memory
-    /// ([`Activations::bytes_per_row`]) for time. Takes 16 bytes a weight: weights, gradients and
-    /// two moments in f32.
+    /// ([`Activations::bytes_per_row`]) for time. Memory is 16 bytes per weight: weight, gradient and two
+    /// moments in f32.
     ///
     /// # Errors
     /// If the configuration is impossible.
@@ -98,7 +98,7 @@ impl ModelPolicy {
         })
     }
 
-    /// A model that only scores: the reference of a KL term, or a teacher.
+    /// Creates a model that only scores: the reference model of a KL term, or a teacher.
     ///
     /// # Errors
     /// If the configuration is impossible.
@@ -149,13 +149,13 @@ impl ModelPolicy {
         &self.params
     }
 
-    /// [`ModelPolicy::params`] for an engine to load, without a copy: these stay as they are,
-    /// whatever is trained next, at the price of a copy if they are still held then.
+    /// Returns [`ModelPolicy::params`] without a copy, for an engine to load. Later updates do not change
+    /// them; an update makes a copy if they are still shared then.
     pub fn shared_params(&self) -> Arc<Params> {
         Arc::clone(&self.params)
     }
 
-    /// The adapters, if they are what is trained.
+    /// Returns the adapters, if they are trained.
     pub fn lora(&self) -> Option<&Lora> {
         self.lora.as_ref()
     }
@@ -188,8 +188,8 @@ impl ModelPolicy {
         tensors
     }
 
-    /// Fills `ref_logprobs` from the base model under the adapters: a reference without a second
-    /// copy of the weights.
+    /// Fills `ref_logprobs` with the base model, without the adapters. This is a reference model without a
+    /// second copy of the weights.
     ///
     /// # Errors
     /// If all weights are trained, so that there is no frozen base, or scoring fails.
@@ -222,7 +222,7 @@ fn mask_rows(batch: &MicroBatch) -> Vec<u32> {
     batch.items.iter().map(|item| item.mask).collect()
 }
 
-/// The masks of the items, if there are some.
+/// Returns the masks of the items, if there are any.
 fn masks<'a>(batch: &'a MicroBatch, rows: &'a [u32]) -> Option<Masks<'a>> {
     let MaskTable { words, table } = &batch.masks;
     (*words > 0).then_some(Masks {

@@ -1,6 +1,7 @@
 //! Optimizer settings, learning-rate schedules, and AdamW for weights in host memory.
 //!
-//! Settings are plain data: a policy on another device applies the same [`Update`] with its own kernels.
+//! Settings are plain data, so that a policy on another device can apply the same [`Update`] with its own
+//! kernels.
 
 mod adamw;
 
@@ -40,7 +41,7 @@ impl Default for AdamWConfig {
     }
 }
 
-/// Learning rate as a function of the number of updates before it.
+/// Learning rate as a function of the number of earlier updates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
@@ -82,7 +83,7 @@ pub struct OptimError {
     pub field: &'static str,
     /// The value that was given.
     pub value: f64,
-    /// The allowed range, for people.
+    /// The allowed range, for users.
     pub allowed: &'static str,
 }
 
@@ -185,7 +186,7 @@ impl Schedule {
     }
 }
 
-/// One optimizer update, as a policy is asked for it.
+/// Request for one optimizer update of a policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
     /// Updates applied with this one, from 1: the exponent of the bias correction.

@@ -16,16 +16,16 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// One log-probability to compute: of `target`, predicted by trie row `row` at `temperature`.
+/// One log-probability to compute: of token `target`, predicted by trie row `row` at `temperature`.
 #[derive(Clone, Copy, Debug)]
 pub struct LossItem {
     /// Trie row of the token before the target.
     pub row: u32,
     /// Token whose log-probability is computed.
     pub target: TokenId,
-    /// Divides the logits; finite, above 0.
+    /// Temperature that divides the logits; finite, above 0.
     pub temperature: f32,
-    /// Index in [`MicroBatch::masks`] of the tokens that it is one of, or [`RowMasks::ALL`].
+    /// Index in [`MicroBatch::masks`] of the allowed tokens, or [`RowMasks::ALL`].
     pub mask: u32,
 }
 
@@ -70,22 +70,22 @@ pub struct PackedRow {
     /// Indices in [`MicroBatch::items`] of the teacher's top tokens, term after term, as many for
     /// each as its row's `teacher_top` has.
     pub tops: Vec<u32>,
-    /// Segments of the layout that spell the row's computed tokens, root first.
+    /// Segments of the layout that contain the row's computed tokens, root first.
     pub segments: Vec<u32>,
 }
 
 /// The input of one forward and backward pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MicroBatch {
-    /// Parents of the rows, and their positions.
+    /// Tree of the trie rows, with their positions.
     pub layout: TreeLayout,
     /// Token of each trie row, `[layout.rows()]`.
     pub tokens: Vec<TokenId>,
-    /// Sorted, without duplicates.
+    /// Log-probabilities to compute, sorted and without duplicates.
     pub items: Vec<LossItem>,
     /// The masks that items refer to.
     pub masks: MaskTable,
-    /// The rows, with the places of their trained tokens.
+    /// The rows, with the indices of their trained tokens.
     pub rows: Vec<PackedRow>,
 }
 
@@ -104,8 +104,8 @@ pub struct Packing {
     pub micro_batches: Vec<MicroBatch>,
     /// Trie rows in all micro-batches.
     pub computed_tokens: usize,
-    /// Tokens of all rows: the work of a trainer without sharing. The quotient with
-    /// `computed_tokens` is the saving.
+    /// Number of tokens of all rows, the work of a trainer without prefix sharing. Divided by
+    /// `computed_tokens`, it is the saving.
     pub naive_tokens: usize,
     /// Rows without a trained token; they are in no micro-batch.
     pub untrained_rows: usize,
@@ -127,7 +127,7 @@ pub enum PackError {
         tokens: usize,
         max_tokens: usize,
     },
-    /// Masks of different vocabularies.
+    /// Masks are for vocabularies of different sizes.
     #[error(
         "row of episode {episode} has masks of {words} words, rows before it of {expected}: they are of one vocabulary"
     )]
@@ -136,7 +136,7 @@ pub enum PackError {
         words: u32,
         expected: usize,
     },
-    /// More rows than a layout can have.
+    /// There are more rows than a layout supports.
     #[error(transparent)]
     Layout(#[from] LayoutError),
 }
@@ -309,7 +309,7 @@ struct CollectedMasks<'a> {
 }
 
 impl CollectedMasks<'_> {
-    /// The number of token `t`'s mask.
+    /// Returns the number of token `t`'s mask.
     fn of(&self, row: &TrainRow, t: usize) -> u32 {
         let mask = row.masks.as_ref().and_then(|masks| masks.mask(t));
         mask.and_then(|mask| self.index.get(mask).copied())
@@ -353,7 +353,7 @@ fn collect_masks<'a>(
     Ok(collected)
 }
 
-/// The items of a micro-batch and each row's terms.
+/// Builds the items of a micro-batch and the terms of each row.
 fn loss_items(
     all: &[TrainRow],
     piece: &[RowPart<'_>],

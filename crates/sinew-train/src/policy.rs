@@ -1,4 +1,4 @@
-//! The [`Policy`] port, the trainer's interface to a model. It keeps packing, losses, optimizer and
+//! The [`Policy`] trait, the trainer's interface to a model. It keeps packing, losses, optimizer and
 //! checkpoints independent of how log-probabilities are computed and where the weights are.
 
 use crate::comm::{Comm, CommError};
@@ -6,7 +6,7 @@ use crate::optim::{Outcome, Update};
 use crate::pack::MicroBatch;
 use sinew_types::{TensorSource, TokenLogprob};
 
-/// Reason why a model could not compute, for people.
+/// Reason why a model could not compute, for display.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("model failed: {0}")]
 pub struct PolicyError(pub String);
@@ -16,9 +16,9 @@ pub struct PolicyError(pub String);
 pub struct OutputChoice {
     /// Entropies of the items' distributions.
     pub entropies: bool,
-    /// The critic's values; only if there is one.
+    /// Values of the critic. Only allowed if the policy has a critic.
     pub values: bool,
-    /// Whether a backward pass can follow; otherwise nothing has to be kept.
+    /// Whether a backward pass will follow. If not, activations need not be kept.
     pub backward: bool,
 }
 
@@ -31,7 +31,7 @@ pub struct Scores {
     pub logprobs: Vec<f32>,
     /// Entropy of each item's distribution, in nats.
     pub entropies: Vec<f32>,
-    /// The critic's value before the item's target is chosen.
+    /// Value of the critic before each item's target token.
     pub values: Vec<f32>,
 }
 
@@ -56,9 +56,9 @@ pub struct TensorFile<'a> {
     pub tensors: Box<dyn TensorSource + 'a>,
 }
 
-/// A model being trained (or a frozen one that only scores): weights, gradients and optimizer state, wherever
-/// they lie. Data that cross this port are per token or per tensor: no logits, no gradients, and weights only
-/// for checkpoints, one tensor after the other.
+/// A model being trained (or a frozen one that only scores): weights, gradients and optimizer state, on any
+/// device. Data that pass through this trait are per token or per tensor: no logits, no gradients, and
+/// weights only for checkpoints, one tensor after the other.
 ///
 /// Contract:
 /// - Equal calls give equal bits, on the same machine and build.
@@ -71,14 +71,14 @@ pub struct TensorFile<'a> {
 ///
 /// [`crate::conformance::policy`] tests it.
 pub trait Policy {
-    /// Scores of the micro-batch's items at the current weights.
+    /// Computes the scores of the micro-batch's items at the current weights.
     ///
     /// # Errors
-    /// If the model cannot compute, or values are asked for without a critic.
+    /// If the model cannot compute, or values are requested without a critic.
     fn forward(&mut self, batch: &MicroBatch, want: OutputChoice) -> Result<Scores, PolicyError>;
 
-    /// Adds the gradients of the last forward pass, which asked for a backward pass, from the
-    /// derivatives of its scores.
+    /// Accumulates the gradients of the last forward pass, from the derivatives of the loss with respect to
+    /// its scores. That pass must have announced a backward pass.
     ///
     /// # Errors
     /// If there was no such pass; then the gradients are unchanged.
@@ -93,7 +93,7 @@ pub trait Policy {
         Err(PolicyError("this model ranks no tokens".to_owned()))
     }
 
-    /// Whether values can be asked for. Default: no.
+    /// Whether the critic's values are available. Default: no.
     fn has_critic(&self) -> bool {
         false
     }
@@ -119,16 +119,17 @@ pub trait Policy {
     /// The optimizer's state: `m.NAME` and `v.NAME` of each trained tensor. None before the first update.
     fn optimizer(&self) -> Box<dyn TensorSource + '_>;
 
-    /// Takes the trained weights of all files and the optimizer's state (`None`: none yet).
+    /// Restores the trained weights from the tensors of all files, and the optimizer's state (`None` before
+    /// the first update).
     ///
     /// # Errors
-    /// If a tensor is missing, left over or of another shape; then nothing changed.
+    /// If a tensor is missing, left over or of another shape; nothing is changed in that case.
     fn restore(
         &mut self,
         weights: &dyn TensorSource,
         optimizer: Option<&dyn TensorSource>,
     ) -> Result<(), PolicyError>;
 
-    /// Files in addition to the weights that make them loadable elsewhere (`config.json`), name and bytes.
+    /// Files that make the weights loadable by other programs (`config.json`), as names and bytes.
     fn side_files(&self) -> Result<Vec<(String, Vec<u8>)>, PolicyError>;
 }

@@ -1,12 +1,11 @@
-//! Scores of given rows: by a frozen reference model, a teacher, a critic, or the weights as they
-//! are.
+//! Scores given rows by a model: a frozen reference, a teacher, a critic, or the policy itself.
 
 use crate::pack::pack;
 use crate::policy::{OutputChoice, Policy, Scores};
 use crate::trainer::{TrainError, check_scores, spread};
 use sinew_types::{TokenLogprob, TrainRow};
 
-/// `ℓ[t]` of every trained token of every row (0 elsewhere), in columns of the rows' lengths.
+/// Returns the log-probability of every trained token of every row (0 elsewhere), one column per row.
 ///
 /// Shared prefixes are computed once, at most `micro_batch_tokens` packed tokens at a time.
 ///
@@ -26,7 +25,7 @@ pub fn score_rows<P: Policy>(
     )
 }
 
-/// The critic's value before each trained token of every row (0 elsewhere), as [`score_rows`].
+/// Returns the critic's value before each trained token of every row (0 elsewhere), one column per row.
 ///
 /// # Errors
 /// If there is no critic, the rows cannot be packed, or the model fails.
@@ -45,8 +44,8 @@ pub fn score_values<P: Policy>(
     columns(policy, rows, micro_batch_tokens, want, |s| s.values)
 }
 
-/// The `k` most likely tokens of a model, such as a teacher, in the place of every trained token of
-/// every row (empty elsewhere), best first.
+/// Returns the `k` most likely tokens of a model, such as a teacher, at the position of every trained token
+/// of every row (empty elsewhere), best first.
 ///
 /// # Errors
 /// If the rows cannot be packed, or the model cannot rank tokens.

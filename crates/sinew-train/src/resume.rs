@@ -1,7 +1,7 @@
-//! A trainer's state as a checkpoint, and back: to the bit.
+//! Saves a trainer's state as a checkpoint and restores it bit for bit.
 //!
-//! The trainer's only randomness, the order of minibatches, follows from seed and step; the
-//! learning rate follows from schedule and step. So no generator state is saved.
+//! The trainer's only randomness, the order of minibatches, follows from seed and step; the learning rate
+//! follows from schedule and step. No generator state has to be saved.
 
 use crate::checkpoint::{CheckpointError, CheckpointStore, LoadedCheckpoint, Part, StoredTensors};
 use crate::policy::Policy;
@@ -9,9 +9,9 @@ use crate::trainer::{Trainer, TrainerConfig};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// File of the state.
+/// File name of the state.
 const STATE: &str = "state.json";
-/// File of the moments.
+/// File name of the optimizer's moments.
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// Version of `state.json`; newer ones are refused.
 const FORMAT_VERSION: u32 = 1;
@@ -19,9 +19,9 @@ const FORMAT_VERSION: u32 = 1;
 /// State of the caller that is committed together with the weights.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Commit {
-    /// Batches whose update is in these weights: a batch named here must not be trained again.
+    /// Batches whose update is contained in these weights. They must not be trained again.
     pub trained_batches: Vec<String>,
-    /// Hash of the run's configuration, to detect a resume with another one.
+    /// Hash of the run's configuration, to detect a resume with a different configuration.
     pub config_hash: String,
     /// Any other state that must be restored together: data cursor, random states, counters.
     pub cursor: serde_json::Value,
@@ -35,20 +35,20 @@ pub struct ResumeState {
     pub format_version: u32,
     /// Optimizer updates applied: also the version of the weights.
     pub step: u64,
-    /// Updates that a gradient prevented that was not finite.
+    /// Number of updates that were skipped because a gradient was not finite.
     pub skipped_updates: u64,
-    /// Names of the files of tensors; they show which kind of weights was trained.
+    /// Names of the tensor files; they show which kind of weights was trained.
     pub weights_files: Vec<String>,
-    /// Settings at the time of the save, for comparison.
+    /// Settings at the time of saving, for comparison.
     pub trainer: TrainerConfig,
-    /// The caller's part.
+    /// State of the caller.
     pub commit: Commit,
 }
 
 impl<P: Policy> Trainer<P> {
-    /// Commits weights, optimizer, step and `commit` as one checkpoint and returns its directory,
-    /// which `number` names: the caller's steps, in which there can be several updates or none.
-    /// `extra` files (tokenizer, effective configuration) are stored with the weights.
+    /// Commits weights, optimizer, step and `commit` as one checkpoint and returns its directory, which is
+    /// named after `number`, the caller's step. A step may contain several updates or none. `extra` files
+    /// (tokenizer, effective configuration) are stored with the weights.
     ///
     /// # Errors
     /// Same as [`CheckpointStore::save`]; the previous checkpoint is intact.
@@ -93,14 +93,14 @@ impl<P: Policy> Trainer<P> {
         store.save(number, &parts)
     }
 
-    /// Takes weights, optimizer state and step of a checkpoint; returns the state that was
-    /// committed with them.
+    /// Restores weights, optimizer state and step from a checkpoint. Returns the state that was committed
+    /// with them.
     ///
-    /// The trainer's own configuration stays: a changed learning rate is a legitimate wish, and the
-    /// caller can compare [`ResumeState::trainer`].
+    /// The trainer keeps its own configuration, since a resumed run may change the learning rate. The caller
+    /// can compare it with [`ResumeState::trainer`].
     ///
     /// # Errors
-    /// If the checkpoint is of another format, or of other weights; then nothing changed.
+    /// If the checkpoint has another format or other weights. Nothing is changed in that case.
     pub fn restore(&mut self, loaded: &LoadedCheckpoint) -> Result<ResumeState, CheckpointError> {
         let mismatch = |reason: String| CheckpointError::Mismatch {
             path: loaded.path.clone(),

@@ -1,5 +1,5 @@
-//! A policy small enough to differentiate by hand: the next token's logits are a row of a table,
-//! chosen by the last token.
+//! Test policy that is small enough to differentiate by hand: the logits of the next token are a table row,
+//! selected by the last token.
 
 use crate::comm::{Comm, CommError};
 use crate::optim::{AdamW, HostTensor, Outcome, Update};
@@ -21,7 +21,7 @@ pub(crate) struct Bigram {
     pub(crate) gradient: Vec<f32>,
     /// Trie rows computed in all forward passes.
     pub(crate) computed: usize,
-    /// Poisons the gradient of the next backward pass.
+    /// Whether the next backward pass produces a gradient that is not finite.
     pub(crate) poison: bool,
     optimizer: AdamW,
 }

@@ -23,8 +23,8 @@ use sinew_types::{Clock, Correction, EpisodeId, LossSpec, PolicyVersion, TrainRo
 use std::fmt;
 use std::ops::ControlFlow;
 
-/// Settings of a trainer that do not depend on the loss. Older checkpoints have more of them (`epochs`,
-/// always 1).
+/// Settings of a trainer that do not depend on the loss. Files of older checkpoints contain one more
+/// (`epochs`, always 1).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerConfig {
     /// Maximum packed tokens in one forward and backward pass: bounds memory, and does not change the result
@@ -102,7 +102,7 @@ pub enum TrainError {
     /// Rows that cannot be packed.
     #[error(transparent)]
     Pack(#[from] PackError),
-    /// A row whose loss cannot be computed.
+    /// The loss of a row could not be computed.
     #[error("row of episode {episode}: {error}")]
     Loss {
         episode: EpisodeId,
@@ -111,10 +111,10 @@ pub enum TrainError {
     /// The model failed.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// All weights are 0.
+    /// All weights of the batch are 0.
     #[error("none of the {rows} rows has a token to train on")]
     NothingToTrain { rows: usize },
-    /// A value term, but no critic.
+    /// The loss has a value term, but the policy has no critic.
     #[error(
         "values are asked for but the policy has no critic: add one or remove the value coefficient"
     )]
@@ -122,14 +122,14 @@ pub enum TrainError {
     /// Another process failed or ended.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The progress sink ended the step, after this many updates.
+    /// The progress sink cancelled the step, after this many updates.
     #[error("step cancelled after {updates} of its optimizer updates")]
     Cancelled { updates: u32 },
 }
 
-/// Called after each micro-batch; `Break` ends the step before its next update. A step with several
-/// updates can end between two of them ([`TrainError::Cancelled`]): its weights are then those of no
-/// whole step.
+/// Callback after each micro-batch. `Break` cancels the step before its next update. A step with several
+/// updates can end between two of them ([`TrainError::Cancelled`]); the weights are then not those of a
+/// complete step.
 pub type ProgressSink = Box<dyn FnMut(&Progress) -> ControlFlow<()> + Send>;
 
 /// Turns batches of rows into updates of a policy. Single-threaded; the policy can use threads
@@ -139,7 +139,7 @@ pub struct Trainer<P> {
     pub(crate) config: TrainerConfig,
     /// Applied updates, which is the version of the weights.
     pub(crate) updates: u64,
-    /// Position of the next update in the learning-rate schedule.
+    /// Index of the next update in the learning-rate schedule.
     pub(crate) place: u64,
     pub(crate) skipped_updates: u64,
     clock: Clock,
@@ -161,7 +161,7 @@ impl<P: fmt::Debug> fmt::Debug for Trainer<P> {
 /// A row's log-probabilities under the proximal policy, at its trained tokens; 0 elsewhere.
 type Prox = Option<Vec<f32>>;
 
-/// Sums of the passes of one step.
+/// State that is accumulated over the passes of one step.
 struct StepState<'a> {
     rows: &'a [TrainRow],
     spec: &'a LossSpec,
@@ -169,15 +169,15 @@ struct StepState<'a> {
     /// Log-probabilities of each row when it is first trained; empty if they are not kept.
     logprobs: Vec<Prox>,
     report: StepReport,
-    /// Sums over the whole step.
+    /// Metric sums of the whole step.
     sums: MetricSums,
-    /// Sums before the first update: engine and trainer at the same weights.
+    /// Metric sums before the first update, when engine and trainer have the same weights.
     first: MetricSums,
 }
 
 impl<P: Policy> Trainer<P> {
-    /// A trainer at step 0, as a single process. `clock` gives seconds from any fixed origin, only for the
-    /// report.
+    /// Creates a trainer at step 0 with a single process. `clock` returns seconds from any fixed origin; only
+    /// the report uses it.
     ///
     /// # Errors
     /// If a setting is out of range.
@@ -201,7 +201,7 @@ impl<P: Policy> Trainer<P> {
         self.progress = Some(sink);
     }
 
-    /// Adds each row's log-probabilities to further reports ([`StepReport::logprobs`]).
+    /// Makes further reports contain each row's log-probabilities ([`StepReport::logprobs`]).
     pub fn keep_logprobs(&mut self) {
         self.keeps_logprobs = true;
     }
@@ -211,7 +211,8 @@ impl<P: Policy> Trainer<P> {
         &self.policy
     }
 
-    /// The policy, to publish its weights or score with it. Its weights must not be changed.
+    /// Returns the policy mutably, to publish its weights or to score with it. Its weights must not be
+    /// changed.
     pub fn policy_mut(&mut self) -> &mut P {
         &mut self.policy
     }
@@ -226,7 +227,7 @@ impl<P: Policy> Trainer<P> {
         PolicyVersion(self.updates)
     }
 
-    /// Updates that a non-finite gradient prevented, over the trainer's life.
+    /// Number of updates that were skipped because of a non-finite gradient, over all steps.
     pub fn skipped_updates(&self) -> u64 {
         self.skipped_updates
     }
@@ -239,10 +240,10 @@ impl<P: Policy> Trainer<P> {
 
     /// Trains on one batch: as many optimizer updates as there are minibatches.
     ///
-    /// `ℓ_prox` of rows that do not bring it is `ℓ_π` before the first update: with one update it
-    /// is this step's own forward pass, with several one more forward pass is made. The weights of all
-    /// rows are multiplied by the number of minibatches, which keeps the mean step size independent of it:
-    /// an episode weighs as in the batch, whatever part it falls into.
+    /// For rows without `ℓ_prox`, it is `ℓ_π` before the first update. With one update, it comes from this
+    /// step's forward pass; with several updates, an additional forward pass computes it. The weights of all
+    /// rows are multiplied by the number of minibatches, which keeps the mean step size independent of their
+    /// number: an episode has the same weight in every minibatch.
     ///
     /// # Errors
     /// Rows, settings or loss that cannot be used, or a failed model, before the first update.
@@ -287,7 +288,7 @@ impl<P: Policy> Trainer<P> {
         Ok(state.report)
     }
 
-    /// Divides the batch among several updates, in an order that seed and step give.
+    /// Divides the batch among several updates, in an order that follows from seed and step.
     fn minibatch_updates(&mut self, state: &mut StepState<'_>) -> Result<(), TrainError> {
         let seed = self.config.seed ^ self.updates.rotate_left(32);
         let parts = minibatch::split(state.rows, self.config.minibatches as usize, seed);
@@ -303,7 +304,7 @@ impl<P: Policy> Trainer<P> {
         Ok(())
     }
 
-    /// Log-probabilities of the weights as they are now, for rows that do not bring them.
+    /// Computes the present log-probabilities for rows that have none.
     fn fill_prox(
         &mut self,
         packing: &Packing,
@@ -350,7 +351,7 @@ impl<P: Policy> Trainer<P> {
         self.apply(state)
     }
 
-    /// Reports a micro-batch that is done: how many of how many are, and its tokens.
+    /// Reports a finished micro-batch with its tokens, and the progress of the update.
     fn report_progress(
         &mut self,
         state: &StepState<'_>,
@@ -434,7 +435,7 @@ impl<P: Policy> Trainer<P> {
 }
 
 impl StepState<'_> {
-    /// Keeps the log-probabilities of rows that were not trained before in this step.
+    /// Stores the log-probabilities of rows that were not trained before in this step.
     fn keep_logprobs(&mut self, batch: &MicroBatch, scores: &Scores) {
         for packed in &batch.rows {
             let length = self.rows[packed.row].tokens.len();
@@ -445,12 +446,12 @@ impl StepState<'_> {
     }
 }
 
-/// Room for the log-probabilities of each row, if they are kept.
+/// Creates the storage for the log-probabilities of each row, if they are kept.
 fn kept(keeps: bool, rows: &[TrainRow]) -> Vec<Prox> {
     vec![None; if keeps { rows.len() } else { 0 }]
 }
 
-/// A column of the row's length with the trained tokens' values.
+/// Returns a column of the row's length with the values of the trained tokens.
 pub(crate) fn spread(len: usize, packed: &PackedRow, items: &[f32]) -> Vec<f32> {
     let mut column = vec![0.0; len];
     for term in &packed.terms {
@@ -459,7 +460,7 @@ pub(crate) fn spread(len: usize, packed: &PackedRow, items: &[f32]) -> Vec<f32> 
     column
 }
 
-/// Refuses scores of another number than there are items.
+/// Refuses scores if their number differs from the number of items.
 pub(crate) fn check_scores(
     batch: &MicroBatch,
     scores: &Scores,
@@ -487,7 +488,7 @@ pub(crate) fn check_scores(
     }
 }
 
-/// Refuses rows without a column that a term of the loss reads, before anything is computed.
+/// Refuses rows that lack a column which a term of the loss reads, before any computation.
 fn check_columns(rows: &[TrainRow], spec: &LossSpec) -> Result<(), TrainError> {
     for row in rows.iter().filter(|r| r.weights.iter().any(|&w| w != 0.0)) {
         let missing = if spec.kl.is_some() && row.ref_logprobs.is_none() {

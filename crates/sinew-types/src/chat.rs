@@ -6,7 +6,7 @@ use crate::message::{Message, Role, ToolCall, ToolSpec};
 use serde_json::{Map, Value, json};
 
 impl Role {
-    /// Its name in the protocol.
+    /// Name in the protocol.
     pub const fn name(self) -> &'static str {
         match self {
             Self::System => "system",

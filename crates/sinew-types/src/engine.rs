@@ -213,7 +213,7 @@ pub enum EngineError {
     InvalidSampling {
         /// Name of the parameter.
         name: String,
-        /// Value as it is printed.
+        /// Value as printed.
         value: String,
         /// Allowed values in words.
         allowed: String,
@@ -282,8 +282,8 @@ pub trait Engine: Send + Sync {
     fn pause(&self, paused: bool);
 
     /// Replaces the weights between two tokens. Tokens sampled later carry `version`. Running requests
-    /// continue; their keys and values are computed anew or kept, as the engine is configured. On `Err` the
-    /// old weights stay.
+    /// continue; their KV cache is computed again or kept, as configured in the engine. On `Err` the old
+    /// weights stay.
     fn load_weights(
         &self,
         version: PolicyVersion,

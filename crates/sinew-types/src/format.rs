@@ -232,7 +232,7 @@ impl Format {
 /// A format and how it was enforced; recorded once per generation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FormatLaw {
-    /// The format that was asked for.
+    /// The format that was requested.
     #[serde(with = "shared")]
     pub format: Arc<Format>,
     /// Way in which it was enforced.
@@ -257,7 +257,7 @@ pub enum Enforced {
         /// Name of the engine.
         engine: String,
     },
-    /// It was not enforced: tokens were sampled from the full softmax.
+    /// The format was not enforced: tokens were sampled from the full softmax.
     Advice,
 }
 
@@ -340,7 +340,7 @@ pub(crate) mod shared {
     }
 }
 
-/// The same for an optional `Arc`.
+/// Serialization of an optional `Arc`.
 pub(crate) mod shared_option {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use std::sync::Arc;

@@ -39,7 +39,7 @@ impl EpisodeInput {
 /// Whether episodes have an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputPresence {
-    /// All of them have it.
+    /// All episodes have it.
     Yes,
     /// The author's class, server or agent decides. A class and a server may declare it when they start.
     Maybe,
@@ -77,7 +77,7 @@ impl Gives {
     /// A source that decides everything itself.
     pub const MAYBE: Self = Self::all(InputPresence::Maybe);
 
-    /// The same answer to every question.
+    /// Returns the same answer for every input.
     pub const fn all(given: InputPresence) -> Self {
         Self {
             states: given,

@@ -11,7 +11,7 @@ use std::io::{self, Read};
 /// Integers with at most this many digits fit into 64 bits.
 const SAFE_DIGITS: usize = 18;
 
-/// Maximum bytes of a number that are looked at; a longer one is handed on as it is.
+/// Maximum bytes of a number that is parsed; a longer one is kept unchanged.
 const MAX_NUMBER_BYTES: usize = 1 << 20;
 
 /// Reads JSON; an integer beyond 64 bits is the text of its digits.

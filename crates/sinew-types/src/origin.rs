@@ -42,7 +42,7 @@ pub struct Provenance {
     /// Sampling parameters of its turns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling: Option<Sampling>,
-    /// BLAKE3 of the chat template's text and of its variables, if there are some, hexadecimal.
+    /// BLAKE3 of the chat template's text and of its variables, if there are any, hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
     /// Variables that the chat template was given.
@@ -51,7 +51,7 @@ pub struct Provenance {
     /// Versions of the tools by name, and of the rewards as `reward.NAME`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub tools: BTreeMap<String, String>,
-    /// Kernel set of an embedded engine: log-probabilities are equal to the bit only within one.
+    /// Kernel set of an embedded engine. Log-probabilities are equal bit for bit only within one set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernels: Option<String>,
     /// The server reports no log-probabilities: each of its sampled tokens has a 0 in the place of one.
@@ -75,7 +75,7 @@ impl Provenance {
 pub struct Component {
     /// Name of the part.
     pub name: String,
-    /// Its version, as the part reports it.
+    /// Version as the part reports it.
     pub version: String,
 }
 

@@ -28,7 +28,7 @@ pub const fn mix_hash(hash: u64, word: u64) -> u64 {
     finalize64((hash ^ word.wrapping_mul(GOLDEN_GAMMA)).wrapping_add(GOLDEN_GAMMA))
 }
 
-/// A map by hashes: each is its own hash, as it is spread already.
+/// Map whose keys are already uniformly distributed hashes, so that they are not hashed again.
 pub type SpreadMap<V> = HashMap<u64, V, BuildHasherDefault<Spread>>;
 
 /// The hasher of a [`SpreadMap`].

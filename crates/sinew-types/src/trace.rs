@@ -184,8 +184,8 @@ impl Limit {
     }
 }
 
-/// The limit of tokens that cut the last answer of a trace with these nodes, if one did: an answer that ends
-/// in the middle is not whole, whatever its environment made of it.
+/// Returns the token limit that cut the last answer of a trace with these nodes, if one did. Such an answer
+/// is incomplete, whatever its environment made of it.
 pub fn cut(nodes: &[Node]) -> Option<Limit> {
     let last = nodes.iter().rev().find(|n| n.kind == TokenKind::Sampled)?;
     match last.finish.as_ref()? {
@@ -230,7 +230,7 @@ pub enum EpisodeEnd {
     Failed {
         /// Part of the system that failed.
         kind: FailureKind,
-        /// Error for people.
+        /// Error for users.
         message: String,
     },
 }
@@ -294,9 +294,9 @@ pub struct Trace {
     pub nodes: Vec<Node>,
     /// The score.
     pub outcome: Outcome,
-    /// Its end.
+    /// End of the episode.
     pub end: EpisodeEnd,
-    /// Its times.
+    /// Measured times.
     pub timing: Timing,
     /// Fields of an outside agent's requests that had no effect: paths and counts.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -319,9 +319,9 @@ fn this_version<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
 pub struct PathToken {
     /// The token.
     pub id: TokenId,
-    /// Its origin; a sampled node's forced tokens are [`TokenKind::Forced`].
+    /// Origin of the token; forced tokens of a sampled node are [`TokenKind::Forced`].
     pub kind: TokenKind,
-    /// Its node.
+    /// Node that contains the token.
     pub node: NodeId,
     /// Turn of its node.
     pub turn: u32,
@@ -436,7 +436,8 @@ pub enum TraceError {
 }
 
 impl Trace {
-    /// Name of the environment. Episodes of outside systems name none: their task type stands for it.
+    /// Returns the name of the environment. Episodes of external systems have none; their task type is used
+    /// instead.
     pub fn environment(&self) -> &str {
         let named = self.provenance.environment.as_ref();
         named.map_or(self.task_kind.as_str(), |c| c.name.as_str())
@@ -708,7 +709,7 @@ impl Trace {
         self.outcome.unscored_reason = Some(why);
     }
 
-    /// Its total reward, if it has one.
+    /// Returns the total reward, if there is one.
     pub fn score(&self) -> Option<f64> {
         (!self.outcome.unscored).then(|| self.total_reward())
     }

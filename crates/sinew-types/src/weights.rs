@@ -170,8 +170,8 @@ impl<'a> TensorView<'a> {
 
 /// Named tensors in the names of the Hugging Face layout (`model.layers.0.self_attn.q_proj.weight`).
 ///
-/// Tensors on a device are copied to the host one by one, as they are asked for: readers ask for one
-/// after the other and keep none longer than needed.
+/// Tensors on a device are copied to the host one by one, as they are requested: readers ask for one after
+/// the other and keep none longer than needed.
 pub trait TensorSource: Send + Sync {
     /// Every name, in a stable order.
     fn names(&self) -> Vec<String>;

@@ -1,4 +1,4 @@
-//! Times for people.
+//! Times for users.
 
 /// Seconds since 1970 as a date and a time of day (days to a civil date: Howard Hinnant,
 /// "chrono-Compatible Low-Level Date Algorithms").

@@ -1,4 +1,4 @@
-//! Views of runs for people: the terminal view, lines and JSON lines, the HTML report, episodes.
+//! Views of runs for users: the terminal view, lines and JSON lines, the HTML report, episodes.
 //!
 //! A run's events are read from its bus: [`Printer`] and [`ReportFile`] record, [`LiveView`] looks on and may
 //! miss some. Views of an ended episode or run come from its records.

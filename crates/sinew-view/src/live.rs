@@ -49,8 +49,7 @@ const REFRESH: Duration = Duration::from_millis(200);
 /// Events that wait for the next drawing.
 const QUEUE: usize = 4096;
 
-/// Draws a run on the terminal until dropped.
-/// Dropping it draws once more and gives the terminal back.
+/// Draws a run on the terminal until dropped. Dropping it draws one last time and restores the terminal.
 #[derive(Debug)]
 pub struct LiveView {
     /// Ends the thread after one more drawing.
@@ -118,7 +117,7 @@ fn can_move() -> bool {
     std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb")
 }
 
-/// Whether the window has a size; terminals that nobody looks at have none.
+/// Whether the terminal is large enough for the view. A terminal without a window reports a size of 0.
 fn has_room() -> bool {
     rustix::termios::tcgetwinsize(std::io::stderr())
         .is_ok_and(|size| size.ws_row >= LEAST.0 && size.ws_col >= LEAST.1)
@@ -243,8 +242,8 @@ fn rows_of(text: &str, width: usize) -> Vec<String> {
     rows
 }
 
-/// A line in rows of so many characters, broken at blanks where a row has room for the next word, so that
-/// addresses and paths stay whole.
+/// Wraps a line into rows of `width` characters. It breaks at blanks if a row has room for the next word, so
+/// that addresses and paths stay whole.
 fn wrapped(line: &str, width: usize) -> Vec<String> {
     let mut rows = vec![Vec::<char>::new()];
     for word in line.split_inclusive(' ') {
@@ -338,7 +337,7 @@ fn draw(frame: &mut Frame<'_>, status: &Status) {
     draw_numbers(frame, right, status);
 }
 
-/// Live episodes that a view of so many rows lists: more in a high window.
+/// Returns the number of live episodes that a view of `rows` rows lists; more in a taller window.
 fn longest_in(rows: u16) -> usize {
     LONGEST.max(usize::from(rows) / 3)
 }

@@ -38,7 +38,7 @@ const QUEUE: usize = 4096;
 /// A live episode.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LiveRow {
-    /// Its id.
+    /// Id of the episode.
     pub episode: String,
     /// `boot`, `model`, `tool`, `score` or `wait`.
     pub phase: String,
@@ -170,7 +170,7 @@ impl Writer {
         }
     }
 
-    /// Takes events in and writes once a second; the last time when it is stopped.
+    /// Receives events and writes once a second, and a last time when it is stopped.
     fn until(&mut self, events: &Receiver<Arc<RunEvent>>, stopped: &Receiver<()>, bus: &Bus) {
         let mut last = false;
         while !last {
@@ -306,7 +306,7 @@ fn doing(phase: &Phase) -> &'static str {
 }
 
 /// Samples of a run's folder, thinned to at most `most`; none of a run that wrote none. Lines that cannot be
-/// read are left out: the file is for people.
+/// read are left out: the file is for users.
 pub fn timeline(folder: &Path, most: usize) -> Vec<Sample> {
     let text = std::fs::read_to_string(folder.join(TIMELINE_FILE)).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();

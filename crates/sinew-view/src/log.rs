@@ -40,8 +40,7 @@ pub fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// One event of a log, handed on as a whole.
-/// Dropping it prints it.
+/// One event of a log, forwarded as a whole. Dropping it prints it.
 #[derive(Debug, Default)]
 pub struct Event(Vec<u8>);
 

@@ -42,7 +42,7 @@ pub struct Limits {
     pub tokens: usize,
     /// Bytes of text.
     pub text: usize,
-    /// Bytes of pictures, as they stand in the page.
+    /// Bytes of pictures as encoded in the page.
     pub pictures: usize,
 }
 
@@ -94,8 +94,8 @@ struct Page<'a> {
     cut: Limits,
 }
 
-/// Text as it stands in a page or in quotes: markup and quotes become entities, so that no text ends an
-/// element or an attribute, and what a terminal or a browser would obey is written out.
+/// Escapes text for a page or an attribute: markup and quotes become entities, so that no text ends an
+/// element or an attribute, and control characters for terminals and browsers are written out.
 fn safe(text: &str) -> String {
     escape(&visible(text))
         .replace('"', "&quot;")
@@ -410,8 +410,8 @@ fn named(media: &Media) -> String {
     media.source.to_string().chars().take(200).collect()
 }
 
-/// The address of a picture that the trace itself holds: base64 of a kind that browsers draw without running
-/// anything of it.
+/// Returns the address of a picture that the trace itself contains: base64 of a type that browsers draw
+/// without executing any part of it.
 fn own_picture(media: &Media) -> Option<&str> {
     let MediaSource::Url(url) = &media.source else {
         return None;

@@ -27,7 +27,7 @@ pub struct Phases {
     pub kept: Option<(f64, f64)>,
     /// Phases of earlier times were given up for newer ones.
     pub older_gone: bool,
-    /// Those that overlap the window, in the order of their ends.
+    /// Spans that overlap the window, in the order of their ends.
     pub spans: Vec<SpanRow>,
 }
 
@@ -160,7 +160,7 @@ pub fn flight(spans: &[SpanRow], (from, to): (f64, f64), parts: usize) -> Vec<Fl
     all
 }
 
-/// The phases of a run in the format that Perfetto and Chrome's tracing open: an episode is a thread, and a
+/// Returns the phases of a run in the format of Perfetto and Chrome's tracing: an episode is a thread, and a
 /// phase a slice of it. Times begin with the first phase.
 pub fn chrome_trace(folder: &Path, run: &str) -> Value {
     let Phases { kept, spans, .. } = phases(folder, (f64::NEG_INFINITY, f64::INFINITY));

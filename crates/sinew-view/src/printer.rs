@@ -1,4 +1,4 @@
-//! A run in lines: for people who have no live view, and for scripts.
+//! A run in lines: for users who have no live view, and for scripts.
 //!
 //! [`OutputForm::Json`] writes each line of standard output as an object with one key that names it (`run`,
 //! `step`,
@@ -38,7 +38,7 @@ pub enum OutputForm {
     Json,
 }
 
-/// Prints the events of a run of so many steps.
+/// Prints the events of a run with a known number of steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Printer {
     /// Chosen once, by the command line and the terminal.
@@ -61,7 +61,7 @@ impl Printer {
         }
     }
 
-    /// An object on standard output, flushed at once, if that is asked for. An output that cannot be written
+    /// An object on standard output, flushed at once, if that is requested. An output that cannot be written
     /// is not an error: the run continues without its reader.
     fn json(&self, value: &Value) {
         if self.out == OutputForm::Json {
@@ -163,8 +163,8 @@ fn measured_line(record: &EvalRecord) -> String {
     )
 }
 
-/// Success of each environment of a mixture; nothing for a single one.
-/// `-` stands for an environment none of whose episodes has a score.
+/// Success of each environment of a mixture; nothing for a single one. `-` marks an environment without a
+/// scored episode.
 pub(crate) fn by_env(stats: &EpisodeStats) -> String {
     let one = |(name, own): (&String, &EpisodeStats)| {
         if own.episodes > own.failed + own.unscored {

@@ -60,7 +60,7 @@ struct MeasuredEpisodes {
     episodes: Arc<Vec<Trace>>,
 }
 
-/// Writes the report of a run from its events: now and then while it continues, and at its end.
+/// Writes the report of a run from its events: from time to time while it continues, and at its end.
 pub struct ReportFile {
     /// The page.
     path: PathBuf,
@@ -72,7 +72,7 @@ pub struct ReportFile {
     steps: Vec<StepRecord>,
     /// Measurements in their order.
     evals: Vec<EvalRecord>,
-    /// Nothing is written before there is one.
+    /// The first measurement. Nothing is written before there is one.
     before: Option<MeasuredEpisodes>,
     /// Time at which the page was last written.
     written: Option<Instant>,
@@ -100,7 +100,7 @@ impl ReportFile {
         }
     }
 
-    /// Writes the page; `after` is there at the end of the run.
+    /// Writes the page; `after` is only known at the end of the run.
     fn write(&self, after: Option<&MeasuredEpisodes>, wall_s: f64) -> Result<(), PipelineError> {
         let Some(before) = &self.before else {
             return Ok(());
@@ -127,8 +127,8 @@ impl ReportFile {
 }
 
 impl Recorder for ReportFile {
-    /// Keeps what steps and measurements show. The page is written now and then, and at the end: a run that
-    /// is killed leaves one that is not old.
+    /// Stores the data of steps and measurements. The page is written from time to time and at the end, so
+    /// that a killed run leaves a recent one.
     fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError> {
         match event {
             RunEvent::Resumed { steps, evals } => {
@@ -193,8 +193,8 @@ td:first-child,th:first-child{text-align:left}.plots{display:flex;flex-wrap:wrap
 .tables{display:flex;flex-wrap:wrap;gap:2.5em;align-items:flex-start}.cols{display:grid;grid-template-columns:1fr 1fr;gap:16px}";
 
 impl Report<'_> {
-    /// The whole page, with nothing outside it.
-    /// Order: facts, end table, what became of episodes, time, curves, episodes, recipe.
+    /// Returns the whole page, without external files. Order: facts, end table, fate of episodes, time,
+    /// curves, episodes, recipe.
     fn html(&self) -> Result<String, ViewError> {
         let title = escape(&format!("Sinew run: {}", self.facts.name));
         let mut page = format!(
@@ -302,7 +302,7 @@ impl Report<'_> {
         html + "</table>"
     }
 
-    /// The samples of all steps by what became of them, with the first cause of each number.
+    /// Returns the samples of all steps by their fate, with the first cause of each number.
     fn samples(&self) -> String {
         let mut sum = SampleStatus::default();
         self.steps.iter().for_each(|s| sum.add(&s.samples));

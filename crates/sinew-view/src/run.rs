@@ -41,7 +41,7 @@ pub struct RunSummary {
     left_out: BTreeMap<String, usize>,
     /// Counts over all steps; `trained_twice`, `forced_trained` and `stray` must be 0.
     tokens: TokenSummary,
-    /// Calls of outside agents whose history was not the captured one, of all of them.
+    /// Share of the calls of external agents whose history differs from the captured one.
     #[serde(skip_serializing_if = "Option::is_none")]
     divergence: Option<f64>,
     /// Sums over all steps.
@@ -226,8 +226,8 @@ impl RunSummary {
 /// Steps that a point of a curve averages: a single step has too few tasks.
 pub const WINDOW: usize = 4;
 
-/// Success of training episodes by step, as means over the scored episodes of the last steps; not a number
-/// where there are none. The first points average what is there, so that the curve begins at the first step.
+/// Success of training episodes by step, as means over the scored episodes of the last steps; NaN where there
+/// are none. The first points average fewer steps, so that the curve begins at the first step.
 pub fn smoothed(records: &[StepRecord]) -> Vec<(f64, f64)> {
     (0..records.len())
         .map(|i| {

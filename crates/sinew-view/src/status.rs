@@ -60,7 +60,7 @@ impl Status {
 }
 
 impl Status {
-    /// Takes an event in.
+    /// Handles an event.
     pub fn apply(&mut self, event: &RunEvent) {
         match event {
             RunEvent::Resumed { steps, .. } => self.history.clone_from(steps),

@@ -20,7 +20,7 @@ pub fn visible(text: &str) -> String {
     out
 }
 
-/// Whether a terminal would obey a character, or show others in another order because of it.
+/// Whether a character controls a terminal, or changes the order in which others are shown.
 fn commands(c: char) -> bool {
     let mark = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}');
     c.is_control() || mark || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

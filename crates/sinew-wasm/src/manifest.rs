@@ -51,9 +51,9 @@ pub enum ManifestError {
     Changed {
         /// Path of the file.
         path: String,
-        /// Its hash.
+        /// Hash of the file.
         found: String,
-        /// Its hash in the manifest.
+        /// Hash in the manifest.
         expected: String,
     },
 }

@@ -2,7 +2,7 @@
 //!
 //! It has one thread for programs and one for their clock. It reads a frame, runs its job and answers, so
 //! that the host never has two programs in a worker. It prepares interpreters between jobs, if nothing was
-//! asked for 2 ms.
+//! requested 2 ms.
 
 use crate::engine::{Interpreters, PYTHON, python_env};
 use crate::error::WasmError;

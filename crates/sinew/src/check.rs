@@ -455,8 +455,8 @@ const GOLD_TASKS: usize = 4;
 /// Time for playing all of them: a verdict comes even where an environment or a reward hangs.
 const PLAYING: Duration = Duration::from_secs(120);
 
-/// Nothing more is begun after this time: neither tasks of a slow environment, nor one after a task without a
-/// score, which others would wait for as long.
+/// Nothing more is started after this time: neither tasks of a slow environment, nor one after a task without
+/// a score, which others would wait for as long.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The result if it comes within [`PLAYING`]; otherwise an error that something hangs.

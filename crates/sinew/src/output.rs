@@ -1,4 +1,4 @@
-//! Standard output: text for people, JSON lines for machines.
+//! Standard output: text for users, JSON lines for machines.
 //!
 //! Errors of writing are ignored: the reader of a pipe may close it, as `head` does, and the command still
 //! ends with its own exit code. Everything is flushed at once, for readers that wait for a line.
@@ -27,7 +27,7 @@ pub(crate) fn say_error(text: &str) {
         .and_then(|()| out.flush());
 }
 
-/// Prints what a program wrote to its standard error: as it is, unless that is a terminal.
+/// Prints a program's standard error: unchanged, unless the destination is a terminal.
 pub(crate) fn print_error(bytes: &[u8]) {
     let mut out = std::io::stderr().lock();
     let text = if out.is_terminal() {

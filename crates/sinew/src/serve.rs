@@ -562,7 +562,8 @@ fn babble(renderer: &dyn Renderer, count: usize) -> Result<Script, Failure> {
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
-    /// Text that the prompt must have; without it, any prompt has it.
+    /// Text that the prompt must contain for this line to be sent. The default is empty: every prompt
+    /// contains it.
     #[serde(default, rename = "if")]
     given: String,
     /// Text by which the prompt shows that the line was sent; by default, its text.

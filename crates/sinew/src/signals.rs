@@ -66,7 +66,7 @@ pub(crate) async fn end_of_input() {
 }
 
 /// Counts signals from now on, for as long as the runtime lives; the end of standard input is the first one,
-/// if that is asked for.
+/// if that is requested.
 ///
 /// # Errors
 /// If the system refuses a handler.

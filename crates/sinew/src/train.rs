@@ -65,12 +65,12 @@ pub(crate) struct TrainOptions {
     pub(crate) signals: Option<watch::Receiver<u32>>,
 }
 
-/// A command that came to its end.
+/// Result of a command that has ended.
 #[derive(Debug)]
 pub(crate) struct CommandEnd {
     /// The last line for `--json`.
     pub(crate) last: serde_json::Value,
-    /// Reason why it did not reach its goal, if so.
+    /// Reason why it did not reach its goal, if it did not.
     pub(crate) trouble: Option<Failure>,
 }
 

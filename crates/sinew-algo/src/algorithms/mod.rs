@@ -1,4 +1,4 @@
-//! Algorithms, one file each: formula, paper, preset and specific computations.
+//! Algorithms, one file each, with formula, paper, preset and specific computations.
 
 pub mod agent_rl;
 pub mod cispo;

@@ -4,10 +4,10 @@ use super::{MAX_TEXT, clip, excerpt, prompt};
 use sinew_types::{TokenKind, Trace, mix_hash};
 use std::collections::BTreeSet;
 
-/// Longest answer that is looked for, in bytes. Longer ones are texts and programs.
+/// Maximum length of an answer that is searched, in bytes. Longer ones are texts or programs.
 const MAX_ANSWER: usize = 2_000;
 
-/// Words before an answer that is stated. All are lower case.
+/// Lower-case words that precede a stated answer.
 const STATES: [&str; 7] = [
     "answer",
     "solution",
@@ -18,13 +18,13 @@ const STATES: [&str; 7] = [
     "target",
 ];
 
-/// The answer of an episode that answers once, in one form.
+/// The normalized answer of an episode that answers once.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Answer(String);
 
 impl Answer {
-    /// The final answer: that of a program, or the text of the last turn if all turns before it called tools.
-    /// Worlds whose turns are moves have no answer.
+    /// Returns the final answer: that of a program, or the text of the last turn if all turns before it
+    /// called tools. Environments whose turns are moves have no answer.
     pub(super) fn of(trace: &Trace) -> Option<Self> {
         if let Some(answer) = &trace.outcome.answer {
             return Self::plain(answer);
@@ -47,12 +47,12 @@ impl Answer {
         (!words.is_empty()).then(|| Self(words.join(" ")))
     }
 
-    /// The answer as evidence.
+    /// Formats the answer as evidence.
     pub(super) fn shown(&self) -> String {
         excerpt(&self.0)
     }
 
-    /// A number that stands for it.
+    /// Returns a hash of the answer.
     pub(super) fn hash(&self) -> u64 {
         hash(&self.0)
     }
@@ -71,7 +71,7 @@ fn final_line(text: &str) -> &str {
     }
 }
 
-/// A hash of a text that is the same in every version.
+/// Hashes a text. The hash is the same in every version of the program.
 pub(super) fn hash(text: &str) -> u64 {
     let words = text.as_bytes().chunks(8).map(|chunk| {
         let mut word = [0; 8];
@@ -81,7 +81,8 @@ pub(super) fn hash(text: &str) -> u64 {
     words.fold(text.len() as u64, mix_hash)
 }
 
-/// Evidence if the prompt states exactly this answer. Several stated answers in a prompt are examples.
+/// Returns evidence if the prompt states exactly this answer. If a prompt states several answers, they are
+/// examples and do not count.
 pub(super) fn stated(trace: &Trace, answer: &Answer) -> Option<String> {
     if answer.0.len() > MAX_ANSWER {
         return None;

@@ -1,4 +1,4 @@
-//! Suspicious rewards: signs that an episode got its reward without doing its task.
+//! Suspicious rewards: signs that an episode got its reward without solving its task.
 //!
 //! [`suspicions`] is a pure function of a trace and of the usual values in its run ([`Usual`]). It reads
 //! texts, calls of tools and outcomes, never tokens, and compares an episode with its siblings and with its
@@ -28,13 +28,13 @@ use sinew_types::{EpisodeEnd, Role, TokenKind, Trace};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Characters of one text that are read: the rest of a longer one is not.
+/// Maximum number of characters that are read of one text.
 const MAX_TEXT: usize = 1 << 20;
 
-/// Characters of an excerpt in evidence.
+/// Maximum number of characters of an excerpt in evidence.
 const EXCERPT: usize = 120;
 
-/// A sign that a reward is not what it seems.
+/// A sign that an episode may have got its reward without solving its task.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -53,7 +53,7 @@ pub enum Flag {
 }
 
 impl Flag {
-    /// All of them, in the order of the documentation.
+    /// All flags, in the order of the documentation.
     pub const ALL: [Self; 5] = [
         Self::SolvedTooFast,
         Self::GraderTouched,
@@ -62,7 +62,7 @@ impl Flag {
         Self::OneAnswer,
     ];
 
-    /// The name in recipes and listings.
+    /// Name in recipes and listings.
     pub fn name(self) -> &'static str {
         match self {
             Self::SolvedTooFast => "solved_too_fast",
@@ -105,13 +105,14 @@ pub struct TrustConfig {
 }
 
 impl TrustConfig {
-    /// Whether training leaves episodes out.
+    /// Whether suspicious episodes are left out of training.
     pub fn excludes(&self) -> bool {
         !self.exclude.is_empty()
     }
 }
 
-/// The flags of an episode, each once, in the order of [`Flag::ALL`]. `usual` holds the episode itself, too.
+/// Returns the flags of an episode, each once, in the order of [`Flag::ALL`]. `usual` includes the episode
+/// itself.
 pub fn suspicions(trace: &Trace, usual: &Usual, protected: &[String]) -> Vec<Suspicion> {
     let calls = calls::seen(trace, protected);
     let answer = Answer::of(trace).filter(|_| solved(trace));
@@ -132,20 +133,20 @@ pub fn suspicions(trace: &Trace, usual: &Usual, protected: &[String]) -> Vec<Sus
         .collect()
 }
 
-/// Whether an episode has won: a system that failed and a score that has not come are not a success.
+/// Whether an episode succeeded. A failed or unscored episode has not.
 fn solved(trace: &Trace) -> bool {
     let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
     trace.outcome.success && !trace.outcome.unscored && !failed
 }
 
-/// Turns of the model.
+/// Number of turns of the model.
 fn turns(trace: &Trace) -> u32 {
     let sampled = trace.nodes.iter().filter(|n| n.kind == TokenKind::Sampled);
     let turns: BTreeSet<u32> = sampled.map(|n| n.turn).collect();
     u32::try_from(turns.len()).unwrap_or(u32::MAX)
 }
 
-/// The first texts of an episode: those before the model's first turn, except for examples of turns.
+/// Returns the first texts of an episode: those before the model's first turn, without example turns.
 fn prompt(trace: &Trace) -> String {
     let given = trace
         .nodes
@@ -161,7 +162,7 @@ fn prompt(trace: &Trace) -> String {
     clip(&text, MAX_TEXT).to_owned()
 }
 
-/// The beginning of a text, at most so many bytes of it.
+/// Returns the start of a text, at most `most` bytes.
 fn clip(text: &str, most: usize) -> &str {
     let mut end = most.min(text.len());
     while !text.is_char_boundary(end) {
@@ -170,7 +171,7 @@ fn clip(text: &str, most: usize) -> &str {
     &text[..end]
 }
 
-/// A text as evidence: one line, not long.
+/// Shortens a text to one line of evidence.
 fn excerpt(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if line.chars().count() > EXCERPT {

@@ -1,4 +1,4 @@
-//! Usual values of a run: turns and answers of its episodes, by group and by family.
+//! Usual values of a run: turns and answers of its episodes, by group and by family (task type).
 
 use super::answers::{Answer, hash};
 use super::{prompt, solved, turns};
@@ -6,27 +6,26 @@ use serde::{Deserialize, Serialize};
 use sinew_types::{GroupId, Trace};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// An episode is too fast if it needs at most a quarter of the turns of the median of others, and the median
-/// has at least this many turns: below it, one turn more or less is not a difference.
+/// An episode is too fast if it needs at most a quarter of the median number of turns of others, and the
+/// median is at least this value. Below it, a difference of one turn is not meaningful.
 const FASTER: u32 = 4;
 
-/// Solved siblings, and solved others of the family, below which turns are not compared.
+/// Minimum number of other solved episodes, siblings or of the family, for comparing turns.
 const SIBLINGS: usize = 3;
 const OTHERS: usize = 8;
 
-/// Share of the others that may be as fast: one in ten.
+/// Divisor: at most one in ten of the others may be as fast.
 const AS_FAST: usize = 10;
 
-/// Different tasks of a family that one answer must win before it is suspicious, and its share of all tasks
-/// that were tried: four in five.
+/// Number of different tasks of a family that one answer must solve before it is suspicious.
 const TASKS: usize = 10;
 const SHARE: (usize, usize) = (4, 5);
 
-/// Episodes of a family, and families, that a run remembers between its steps.
+/// Number of episodes that a run remembers per family between its steps.
 const REMEMBERED: usize = 256;
 const FAMILIES: usize = 64;
 
-/// Contribution of one episode to the usual values.
+/// Data of one episode for the usual values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sighting {
     /// Its task type.
@@ -39,7 +38,7 @@ pub struct Sighting {
 struct EpisodeDigest(u32, bool, u64, Option<u64>);
 
 impl Sighting {
-    /// The sighting of a trace.
+    /// Returns the data of a trace.
     pub fn of(trace: &Trace) -> Self {
         let answer = Answer::of(trace).map(|a| a.hash());
         Self {
@@ -49,13 +48,13 @@ impl Sighting {
     }
 }
 
-/// The last episodes of each family of a run, in order; of bounded size.
+/// The newest episodes of each family of a run, in order, up to a fixed number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Sightings(BTreeMap<String, VecDeque<EpisodeDigest>>);
 
 impl Sightings {
-    /// Whether nothing was seen.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -74,7 +73,7 @@ impl Sightings {
     }
 }
 
-/// Turns of solved episodes, counted.
+/// Histogram of the turns of solved episodes.
 #[derive(Clone, Debug, Default)]
 struct Turns(BTreeMap<u32, usize>);
 
@@ -83,7 +82,8 @@ impl Turns {
         *self.0.entry(turns).or_default() += 1;
     }
 
-    /// Number of all, of those that need at most `turns`, and the median, without one that needs `turns`.
+    /// Returns the number of all episodes, the number of those with at most `turns`, and the median, without
+    /// one episode that needs `turns`.
     fn others(&self, turns: u32) -> Option<(usize, usize, u32)> {
         let all = self.0.values().sum::<usize>().checked_sub(1)?;
         let as_fast: usize = self.0.range(..=turns).map(|(_, n)| n).sum();
@@ -95,7 +95,7 @@ impl Turns {
         Some((all, as_fast.saturating_sub(1), *middle?.0))
     }
 
-    /// Evidence that `turns` are too few.
+    /// Returns evidence if `turns` are too few.
     fn too_fast(&self, turns: u32, least: usize, whose: &str) -> Option<String> {
         let (all, as_fast, median) = self.others(turns)?;
         let few = median >= FASTER && turns.saturating_mul(FASTER) <= median;
@@ -110,7 +110,7 @@ impl Turns {
 #[derive(Clone, Debug, Default)]
 struct Family {
     turns: Turns,
-    /// All that were tried with an answer, and those that each answer won.
+    /// All tasks that were answered.
     tried: BTreeSet<u64>,
     won: BTreeMap<u64, BTreeSet<u64>>,
 }
@@ -123,7 +123,7 @@ pub struct Usual {
 }
 
 impl Usual {
-    /// Takes episodes of earlier steps in.
+    /// Adds episodes of earlier steps.
     pub fn remember(&mut self, earlier: &Sightings) {
         for (name, seen) in &earlier.0 {
             let family = self.families.entry(name.clone()).or_default();
@@ -131,7 +131,7 @@ impl Usual {
         }
     }
 
-    /// Takes an episode in, as one of its group and of its family.
+    /// Adds an episode to its group and its family.
     pub fn add(&mut self, trace: &Trace) {
         let Sighting { family, seen } = Sighting::of(trace);
         if seen.1 {
@@ -141,7 +141,8 @@ impl Usual {
         self.families.entry(family).or_default().add(seen);
     }
 
-    /// Evidence that a solved episode was too fast. Its siblings did the same task: they count before others.
+    /// Returns evidence if a solved episode was too fast. It is compared with its siblings, which have the
+    /// same task, before others.
     pub(super) fn too_fast(&self, trace: &Trace) -> Option<String> {
         let turns = turns(trace);
         let siblings = self.siblings.get(&trace.group);
@@ -153,7 +154,7 @@ impl Usual {
         family.turns.too_fast(turns, OTHERS, "episodes of its type")
     }
 
-    /// Evidence that the answer of a solved episode wins whatever the task is.
+    /// Returns evidence if the answer of a solved episode solves most tasks of the family.
     pub(super) fn one_answer(&self, trace: &Trace, answer: &Answer) -> Option<String> {
         let family = self.families.get(&trace.task_kind)?;
         let won = family.won.get(&answer.hash()).map_or(0, BTreeSet::len);

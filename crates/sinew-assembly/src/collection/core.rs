@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 /// Groups that are drawn at once. Draws by weight depend on it.
 const BLOCK: usize = 64;
 
-/// A collection of so many episodes.
+/// Settings of a collection of episodes.
 #[derive(Debug)]
 pub struct CollectConfig {
     /// Seed of the recipe.
@@ -45,7 +45,7 @@ pub struct Collector {
     draws: TaskDraws,
     /// Blocks drawn so far.
     blocks: u64,
-    /// Groups that were drawn and have not begun.
+    /// Groups that were drawn and have not started.
     drawn: VecDeque<Vec<Draw>>,
     /// Episodes that have begun or were there.
     begun: u64,
@@ -160,7 +160,7 @@ impl Collector {
         follows
     }
 
-    /// Takes the score of a group in.
+    /// Handles the score of a group.
     pub fn scored(&mut self, group: &GroupId, outcomes: BTreeMap<EpisodeId, TaskOutcome>) {
         if let Some(slots) = self.open.get_mut(group) {
             slots.scored(group, outcomes);

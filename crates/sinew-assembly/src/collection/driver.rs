@@ -47,7 +47,7 @@ impl std::fmt::Debug for Collection {
     }
 }
 
-/// A collection that came to its end.
+/// Result of a collection that has ended.
 #[derive(Clone, Debug, Default)]
 pub struct CollectionEnd {
     /// All sessions.
@@ -219,7 +219,7 @@ impl Session {
         Ok(())
     }
 
-    /// A group is complete: it goes to the feed, where there is one.
+    /// A group is complete: it goes to the feed, if there is one.
     fn leave(&mut self, group: &GroupId) -> Result<(), PipelineError> {
         let members = self.traces.remove(group).unwrap_or_default();
         self.fed(members.into_values().collect())

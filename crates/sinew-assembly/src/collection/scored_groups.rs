@@ -1,4 +1,4 @@
-//! Finds the stored episodes that a collection is done with: another session reads no trace of them.
+//! Finds the stored episodes that a collection no longer needs, because no later session reads their traces.
 
 use sinew_orchestrator::PipelineError;
 use sinew_store::{EpisodeSummary, Filter, MAX_PAGE, TraceStore};

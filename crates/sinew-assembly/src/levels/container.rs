@@ -72,7 +72,7 @@ pub(crate) fn unpooled(
     Ok(Arc::new(provider(section, shows)?))
 }
 
-/// Containers for a recipe: a few are ready before they are asked for, at most half of
+/// Containers for a recipe: a few are ready before they are requested, at most half of
 /// `sandbox.max_sandboxes`.
 pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, LevelError> {
     let proxy = egress::start(section)?;

@@ -20,7 +20,7 @@ fn provider(section: &SandboxPlan) -> Result<MicrovmProvider, LevelError> {
     MicrovmProvider::start(config).map_err(|e| named(&e))
 }
 
-/// Machines for a recipe: a few are ready before they are asked for. One is started at a time.
+/// Machines for a recipe: a few are ready before they are requested. One is started at a time.
 pub(crate) fn sandboxes(section: &SandboxPlan) -> Result<Arc<dyn SandboxProvider>, LevelError> {
     let pool = PoolConfig {
         floor: 0,

@@ -17,7 +17,7 @@ const INSIDE: &str = "/volumes";
 const MAX_VOLUMES: usize = 16;
 /// Maximum characters of a name.
 const MAX_NAME: usize = 64;
-/// Maximum entries of all volumes together, which are looked at before the first sandbox.
+/// Maximum entries of all volumes together, which are examined before the first sandbox.
 const MAX_ENTRIES: usize = 1_000_000;
 /// Folders of which nothing is shown, above or below: kernel, devices, keys and sockets of the host.
 const CLOSED: [&str; 7] = [

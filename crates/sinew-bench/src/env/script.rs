@@ -110,7 +110,7 @@ impl Script {
     }
 }
 
-/// Says the turns of a [`Script`] at once.
+/// Engine that immediately returns the turns of a [`Script`].
 pub(super) struct ScriptedEngine {
     /// Turns by the seed of their request.
     turns: HashMap<u64, Vec<SampledToken>>,
@@ -141,7 +141,7 @@ impl ScriptedEngine {
 }
 
 impl Engine for ScriptedEngine {
-    /// Gives all tokens of the turn and its end, before it returns.
+    /// Sends all tokens of the turn and its end before it returns.
     fn submit(&self, request: GenerateRequest, mut sink: EventSink) -> Result<(), EngineError> {
         let turn = self.turns.get(&request.sampling.seed);
         let tokens = turn
@@ -167,7 +167,7 @@ impl Engine for ScriptedEngine {
         Ok(())
     }
 
-    /// Nothing waits, and there is no bound on tokens.
+    /// Reports no waiting requests and no limit on tokens.
     fn status(&self) -> EngineStatus {
         EngineStatus::default()
     }

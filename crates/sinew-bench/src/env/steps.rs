@@ -60,7 +60,7 @@ const WORLDS: [&str; 17] = [
     "survival:Survival",
     "repo:Repo",
 ];
-/// World whose sessions have a worker each.
+/// The world that runs each session in a separate worker.
 const ISOLATED: &str = "repo:Repo";
 /// Different tasks that are played, again and again.
 const TASKS: usize = 64;

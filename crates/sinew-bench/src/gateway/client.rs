@@ -1,7 +1,7 @@
 //! A client of the benches: one connection a rollout, as agents have.
 //!
 //! An agent keeps its connection and repeats its whole conversation with each call, as SDKs do. It begins
-//! anew after [`MAX_TURNS`] turns, so that requests keep their size over the measurement.
+//! again after [`MAX_TURNS`] turns, so that requests keep their size over the measurement.
 
 use super::process::Process;
 use crate::BenchError;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
-/// Turns after which a conversation begins anew.
+/// Number of turns after which a conversation starts again.
 const MAX_TURNS: usize = 8;
 
 /// Conversations that are opened and grown at the same time.
@@ -51,7 +51,7 @@ pub(super) struct Agent {
     path: String,
     /// Key of its rollout.
     key: String,
-    /// Its conversation so far.
+    /// Messages of the conversation so far.
     messages: Vec<Value>,
     /// Turns after which a conversation ends; `None`: it grows.
     max_turns: Option<usize>,
@@ -143,7 +143,7 @@ impl Target {
         })
     }
 
-    /// So many rollouts.
+    /// Opens `count` rollouts.
     pub(super) async fn open(&self, count: usize) -> Result<Vec<Agent>, BenchError> {
         let mut agents = Vec::with_capacity(count);
         while agents.len() < count {
@@ -189,7 +189,7 @@ pub(super) async fn grow(
 }
 
 impl Agent {
-    /// Says something new and takes the answer.
+    /// Sends a new message and receives the answer.
     pub(super) async fn turn(&mut self, tokens: u32, stream: bool) -> Result<(), BenchError> {
         if self
             .max_turns

@@ -102,7 +102,8 @@ async fn check(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infa
     Ok(response)
 }
 
-/// Microseconds of CPU for handing the fake engine a prompt of so many tokens, and for its answer.
+/// Measures the CPU time in microseconds for sending the fake engine a prompt of `prompt_tokens` and
+/// receiving its answer.
 pub(super) fn engine_us(prompt_tokens: usize) -> Result<f64, BenchError> {
     let engine = FakeEngine::stepped(FakeConfig {
         model: FakeModel {

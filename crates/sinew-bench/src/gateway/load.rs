@@ -22,7 +22,7 @@ pub(super) struct Load {
     pub(super) rollouts: usize,
     /// Time between an answer and the next call.
     pub(super) think: Duration,
-    /// Calls that begin within it count.
+    /// Length of the measured time; a call counts if it starts within it.
     pub(super) measured: Duration,
     /// Tokens of an answer.
     pub(super) tokens: u32,
@@ -113,7 +113,8 @@ async fn agent_loop(
     Ok(latencies)
 }
 
-/// The same load on the same engine without a gateway: what a request takes anyway.
+/// Runs the same load on the same engine without a gateway, which measures the time that a request takes at
+/// least.
 pub(super) async fn engine_only(load: &Load) -> Result<Measured, BenchError> {
     let config = FakeConfig {
         max_running: 8192,

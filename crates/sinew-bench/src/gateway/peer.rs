@@ -54,7 +54,7 @@ impl Drop for Peer {
 
 /// A server that answers at once, and an address for the proxy before it.
 ///
-/// The address is that of a listener that is bound once, to find a free port, and given back for the peer to
+/// The address is that of a listener that is bound once, to find a free port, and returned for the peer to
 /// take.
 async fn between() -> std::io::Result<(JoinHandle<()>, SocketAddr, SocketAddr)> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -146,7 +146,7 @@ impl Peer {
         &self.target
     }
 
-    /// Its process, for memory and CPU time.
+    /// Process of the peer, for memory and CPU time.
     pub(super) fn process(&self) -> &Process {
         &self.process
     }
@@ -187,7 +187,7 @@ async fn version(python: &Path) -> Result<String, PeerError> {
     Ok(format!("LiteLLM proxy {}", version.trim()))
 }
 
-/// Gives every request the same answer, after the time that the fake engine takes.
+/// Sends the same answer to every request, after the time that the fake engine takes.
 async fn answer_all(listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
         tokio::spawn(answer(stream));

@@ -88,7 +88,7 @@ impl Process {
         listens.ok_or_else(|| BenchError::system("not a gateway"))
     }
 
-    /// Its standard output, if that is piped; given once.
+    /// Standard output of the process, if it is piped; returned once.
     pub(super) fn stdout(&mut self) -> Option<ChildStdout> {
         self.child.stdout.take()
     }

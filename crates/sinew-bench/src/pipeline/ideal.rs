@@ -134,8 +134,8 @@ impl Groups {
         steps.map(slowest).sum()
     }
 
-    /// Seconds if both run at once: so many steps' groups run or wait, and a step takes the first that are
-    /// complete.
+    /// Computes the seconds of a run that overlaps both: the groups of a fixed number of steps run or wait,
+    /// and a step takes the first complete ones.
     pub(super) fn async_s(
         &self,
         calls: &Calls,

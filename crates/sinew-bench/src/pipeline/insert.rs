@@ -32,7 +32,7 @@ const PROMPT: usize = 64;
 const ANSWER: usize = 24;
 /// Size of a vocabulary, which bounds ids.
 const VOCAB: u64 = 49_152;
-/// Rates are measured over so many equal parts.
+/// Number of equal parts of the run; a rate is measured for each part.
 const PARTS: usize = 20;
 
 /// An episode without two equal tokens in a row: nothing of it is easier to compress than a real one.
@@ -119,7 +119,7 @@ fn on_disk(folder: &Path) -> std::io::Result<u64> {
     Ok(bytes)
 }
 
-/// Inserts so many rows, and prints the rate of the last twentieth and the size.
+/// Inserts `rows` rows, and prints the rate of the last twentieth and the size.
 pub(super) fn run(rows: usize, printer: Printer) -> Result<(), BenchError> {
     let folder = super::folder()?;
     let path = folder.path().join("store");

@@ -56,7 +56,7 @@ pub(super) enum Sampler {
     /// No model; every pass takes its time. All members of a group get the same reward, so that nothing is
     /// trained.
     Fake(ideal::Engine),
-    /// A real model that is trained, with turns of so many tokens.
+    /// A real model that is trained, with a fixed number of tokens per turn.
     Real { turn_tokens: usize },
 }
 

@@ -1,9 +1,9 @@
 //! Costs of the bus and all exporters for a run.
 //!
 //! The run is made up: looks in the form of the driver's, four a second, each with phases of running and
-//! ended episodes, and a step now and then. All exporters of `--signals` listen, with a server on loopback
-//! that takes everything. The value is CPU time of the whole process, that server included, over the time
-//! that such a run takes: a share of one core.
+//! ended episodes, and a step from time to time. All exporters of `--signals` listen, with a server on
+//! loopback that takes everything. The value is CPU time of the whole process, that server included, over the
+//! time that such a run takes: a share of one core.
 
 use crate::BenchError;
 use crate::machine::cpu_s;
@@ -31,7 +31,7 @@ const PHASES: usize = 64;
 /// Share of one core that exporters may take.
 const TARGET: f64 = 0.01;
 
-/// Measures so many rounds.
+/// Measures `rounds` rounds.
 ///
 /// # Errors
 /// If files or sockets fail.

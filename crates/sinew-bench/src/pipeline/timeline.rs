@@ -19,11 +19,11 @@ const EVERY: Duration = Duration::from_millis(20);
 /// Looks that are kept: most of an hour.
 const MAX_LOOKS: usize = 150_000;
 
-/// Says whether the trainer works: from the start of an update to the end of its step.
+/// Records whether the trainer works: from the start of an update to the end of its step.
 pub(super) struct Trains(pub(super) Arc<AtomicBool>);
 
 impl Recorder for Trains {
-    /// Notes what the trainer does from now on.
+    /// Records the activity of the trainer from this event on.
     fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError> {
         match event {
             RunEvent::Phase(Phase::Training { .. }) => self.0.store(true, Ordering::Relaxed),

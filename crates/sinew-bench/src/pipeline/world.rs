@@ -26,7 +26,7 @@ use std::time::Duration;
 
 /// Characters of prompts, turns and observations.
 pub(super) const ALPHABET: &str = "abcdefgh";
-/// Those that are rewarded, half of them.
+/// The rewarded half of the letters.
 const GOOD: [char; 4] = ['a', 'b', 'c', 'd'];
 /// Training tasks: more than a run draws, so that a task is one group.
 pub(super) const TASKS: usize = 100_000;
@@ -191,7 +191,7 @@ struct Episode {
     /// Seconds of the calls that are left.
     delays: Vec<f64>,
     tool: Tool,
-    /// Its sandbox, from the reset on, where calls run in one.
+    /// Sandbox of the episode from `reset` on, if calls run in one.
     sandbox: Option<Box<dyn Sandbox>>,
     /// Turns that ended.
     turn: usize,
@@ -237,7 +237,7 @@ impl Episode {
 }
 
 impl Env for Episode {
-    /// Draws the calls, and makes the sandbox where there is one.
+    /// Draws the calls, and makes the sandbox if there is one.
     fn reset(&mut self) -> EnvFuture<'_, ResetResult> {
         Box::pin(async move {
             if let Tool::Sandbox(provider) = &self.tool {
@@ -285,7 +285,7 @@ impl Env for Episode {
         Box::pin(async move { Ok(outcome) })
     }
 
-    /// Gives the sandbox back.
+    /// Releases the sandbox.
     fn close(&mut self) -> BoxFuture<'_, Result<(), EnvError>> {
         Box::pin(async move {
             match self.sandbox.take() {

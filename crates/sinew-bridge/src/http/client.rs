@@ -42,7 +42,7 @@ pub struct HttpEnvFactory {
 
 /// Parts that the environments of a factory share.
 struct Shared {
-    /// Its runtime renews leases and ends episodes that were dropped.
+    /// Server whose runtime renews leases and ends dropped episodes.
     server: Server,
     /// Answer to `GET /sinew` at the start.
     described: ServerInfo,
@@ -270,7 +270,7 @@ struct HttpEnv {
     ended: bool,
     /// Number of calls so far, for their ids.
     calls: u64,
-    /// All that the model sees from here on, if the last turn took the rest out of its context.
+    /// New context of the model, if the last turn replaced the earlier one.
     renewed: Option<Vec<Message>>,
     /// Messages of the last observation: one for each call, with its id.
     last: Vec<Message>,

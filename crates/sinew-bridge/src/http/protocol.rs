@@ -175,7 +175,7 @@ pub(crate) struct Call {
 /// Answer to a call.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CallReply {
-    /// The observation: text as it is, other values as JSON.
+    /// The observation: a text unchanged, other values as JSON.
     #[serde(default)]
     pub(crate) content: Value,
     /// The episode has ended. Later calls of the turn are not sent.
@@ -190,7 +190,7 @@ pub(crate) struct CallReply {
     /// State after the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) state: Option<String>,
-    /// All that the model sees from here on: what came before leaves its context.
+    /// New context of the model, which replaces the earlier one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) renewed: Option<Vec<Message>>,
 }

@@ -58,7 +58,7 @@ pub enum RemoteError {
     Protocol {
         /// Method and address.
         what: String,
-        /// Fault, for people.
+        /// Fault, for users.
         why: String,
     },
 }
@@ -70,7 +70,7 @@ impl RemoteError {
     }
 }
 
-/// Text of an error, for people.
+/// Text of an error, for users.
 pub(crate) fn text(answer: &Answer) -> String {
     match serde_json::from_slice::<Refusal>(&answer.body) {
         Ok(Refusal {

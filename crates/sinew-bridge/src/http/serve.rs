@@ -143,7 +143,7 @@ fn json<T: Serialize>(value: &T) -> Response {
     axum::Json(value).into_response()
 }
 
-/// A body as it is expected, or the answer that refuses it.
+/// Parses a body, or returns the response that refuses it.
 fn parsed<T: DeserializeOwned>(body: &Bytes) -> Result<T, Box<Response>> {
     sinew_types::json::from_slice(body).map_err(|e| {
         let why = format!("the body is not as expected: {e}");
@@ -203,7 +203,7 @@ impl EnvServer {
             .with_state(state)
     }
 
-    /// Closes episodes whose lease has run out, or all of them. Returns how many were closed.
+    /// Closes episodes whose lease has expired, or all of them. Returns their number.
     pub async fn sweep(&self, all: bool) -> usize {
         let lease = Duration::from_secs_f64(self.shared.described.lease_s);
         // An episode with a request in progress is in use, however long it takes.
@@ -297,7 +297,8 @@ impl ServeKey {
         })
     }
 
-    /// Guard of the connections: so many clients with the key, and no web page of another site.
+    /// Returns a guard for the connections: at most `clients` with the key, and none from web pages of other
+    /// sites.
     pub fn guard(self, clients: usize) -> Guard {
         let limits = ConnectionLimits {
             with_key: clients,

@@ -32,7 +32,7 @@ const CONNECT: &str = "import os, socket, sys\n\
 const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Bytes that a server may write to its standard error.
 const STDERR: u64 = 1 << 20;
-/// Threads of Node.js before it has done anything: a server has at least so many processes and threads.
+/// Minimum limit of processes and threads: Node.js starts this many threads.
 const PROCESSES: u64 = 32;
 /// Folders that every sandbox of the process level shows at their own place.
 const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
@@ -46,7 +46,7 @@ pub(crate) enum McpTarget {
     Url { url: String, key: Option<String> },
 }
 
-/// A command as it is started inside.
+/// A command with its paths inside the sandbox.
 #[derive(Clone)]
 pub(crate) struct Command {
     provider: Arc<dyn SandboxProvider>,

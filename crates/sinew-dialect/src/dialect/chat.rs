@@ -16,8 +16,8 @@
 //!  "usage": {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}}
 //! ```
 //!
-//! A stream sends `chat.completion.chunk` objects: first the role of a choice, then text, reasoning
-//! and whole calls, then the finish reason, then (if asked for) the usage, then `[DONE]`.
+//! A stream sends `chat.completion.chunk` objects: first the role of a choice, then text, reasoning and whole
+//! calls, then the finish reason, then (if requested) the usage, then `[DONE]`.
 //!
 //! Source: OpenAI's API reference and the types of its Python client.
 
@@ -140,7 +140,7 @@ fn settings(fields: &mut Fields<'_>) -> Result<(), ApiError> {
 fn of_servers(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     /// Reason for refusing a field of the sampler: trained tokens have one policy.
     const POLICY: &str = "it changes the policy that is sampled";
-    /// Reason for refusing a field of the prompt: the conversation is rendered as it is.
+    /// Reason for refusing a field that changes the prompt: the conversation is rendered unchanged.
     const PROMPT: &str = "it changes what the model is given";
     for (name, neutral) in [
         ("presence_penalty", 0.0),

@@ -15,7 +15,7 @@ pub(super) const MAX_TOOLS: usize = 1024;
 /// Most bytes of a path of an ignored field; a longer one is cut.
 const MAX_PATH_BYTES: usize = 120;
 
-/// Notes that are taken while a body is read.
+/// Notes that are collected while a body is parsed.
 #[derive(Debug)]
 pub struct Notes {
     /// Fields without effect are refused.
@@ -209,7 +209,7 @@ impl<'n> Fields<'n> {
         }
     }
 
-    /// Gives up what is left: it was counted as a whole.
+    /// Drops the remaining fields, which were counted as a whole.
     pub fn take_rest(&mut self) {
         self.map.clear();
     }
@@ -283,7 +283,7 @@ impl<'n> Fields<'n> {
         self.typed(name, "true or false", Value::as_bool)
     }
 
-    /// An object, as it is.
+    /// Returns an object, unchanged.
     pub fn object(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
         match self.take(name) {
             Some(value) if !value.is_object() => Err(wrong(&self.path(name), &value, "an object")),
@@ -464,7 +464,7 @@ pub fn wrong(path: &str, value: &Value, expected: &str) -> ApiError {
     ApiError::invalid(path, format!("{path} is {shown}, expected {expected}"))
 }
 
-/// A value as it is named in an error.
+/// Formats a value for an error message.
 fn shown(value: &Value) -> String {
     match value {
         Value::Number(n) => n.to_string(),

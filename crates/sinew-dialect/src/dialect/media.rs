@@ -81,7 +81,8 @@ pub(super) fn image_block(block: &mut Fields<'_>) -> Result<Part, ApiError> {
     Ok(part)
 }
 
-/// Anthropic's `document`: its text, or a note that a file is there, as models here read no files.
+/// Reads Anthropic's `document`: returns its text, or a note that it is a file, since no supported model
+/// reads files.
 ///
 /// # Errors
 /// If the source is wrong, or the gateway is strict and the file is not text.

@@ -36,7 +36,7 @@ pub enum ToolChoice {
     /// The model decides.
     #[default]
     Auto,
-    /// Tools are not shown and calls are not looked for.
+    /// Tools are not shown and calls are not searched.
     None,
     /// Some tool.
     Required,
@@ -55,7 +55,7 @@ pub struct SamplingAsk {
     pub min_p: Option<f32>,
     /// Tokens of the output, without the prompt.
     pub max_tokens: Option<u32>,
-    /// Texts that end the output and are not part of it.
+    /// Stop strings. They end the output and are not part of it.
     pub stop: Vec<String>,
     /// Seed of the call; by default it follows from the rollout's seed and the number of the call.
     pub seed: Option<u64>,
@@ -77,7 +77,7 @@ pub struct ModelRequest {
     pub deferred_tools: Vec<ToolSpec>,
     /// Tools whose calls have a special wire form.
     pub(crate) special_tools: Vec<SpecialTool>,
-    /// Its messages define tools, so that a later body must be read with all of them.
+    /// Whether its messages define tools, so that a later body must be read with all of them.
     pub defines_tools: bool,
     pub tool_choice: ToolChoice,
     /// Whether the turn may hold several calls.
@@ -88,7 +88,7 @@ pub struct ModelRequest {
     pub format: Option<FormatAsk>,
     /// Outputs to sample.
     pub n: u32,
-    /// Log-probabilities of the output, with so many alternatives.
+    /// Log-probabilities of the output, with this number of alternatives.
     pub logprobs: Option<u8>,
     /// Answer with the ids of prompt and output.
     pub return_token_ids: bool,
@@ -121,7 +121,7 @@ impl ModelRequest {
         self.strict_tools.iter().any(|(name, _)| name == tool)
     }
 
-    /// Checks that the tool which must be called is there.
+    /// Checks that the required tool is among the tools.
     ///
     /// # Errors
     /// If it is not.
@@ -173,7 +173,7 @@ pub struct Choice {
     /// All text of the output, as [`Prompt::Text`] clients see it.
     pub text: String,
     pub end: TurnEnd,
-    /// Empty unless log-probabilities or ids were asked for.
+    /// Empty unless log-probabilities or ids were requested.
     pub tokens: Vec<SampledToken>,
 }
 
@@ -192,9 +192,9 @@ pub struct Delta {
     pub choice: u32,
     /// New pieces for the client, in order; may be empty.
     pub pieces: Vec<Piece>,
-    /// The same as plain text, for [`Prompt::Text`] clients.
+    /// The same output as plain text, for [`Prompt::Text`] clients.
     pub text: String,
-    /// Tokens since the last delta; empty unless log-probabilities or ids were asked for.
+    /// Tokens since the last delta; empty unless log-probabilities or ids were requested.
     pub tokens: Vec<SampledToken>,
     /// Set in the last delta of a choice.
     pub end: Option<TurnEnd>,
@@ -209,7 +209,7 @@ pub struct AnswerContext {
     pub created_s: u64,
     pub request: Arc<ModelRequest>,
     pub renderer: Arc<dyn Renderer>,
-    /// Empty unless ids were asked for.
+    /// Empty unless ids were requested.
     pub prompt_ids: Vec<TokenId>,
 }
 
@@ -221,8 +221,8 @@ impl std::fmt::Debug for AnswerContext {
     }
 }
 
-/// Writes server-sent events. The text of each call is sent as it is, so that a dialect
-/// chooses its own framing.
+/// Writes server-sent events. The text of each call is sent unchanged, so that a dialect chooses its own
+/// framing.
 pub trait EventWriter: Send {
     /// Events before the first delta.
     fn begin(&mut self) -> String {

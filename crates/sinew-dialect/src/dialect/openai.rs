@@ -18,8 +18,8 @@ pub(super) fn service_tier(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     fields.no_effect("service_tier", &usual, "there is one tier: leave it out")
 }
 
-/// `tools`, `tool_choice` and `parallel_tool_calls`. A function stands in the field `nested` of its tool,
-/// or in the tool itself; so does the name of the chosen one.
+/// Reads `tools`, `tool_choice` and `parallel_tool_calls`. A function is in the field `nested` of its tool,
+/// or in the tool itself; the same holds for the name of the chosen one.
 ///
 /// # Errors
 /// If a field is wrong or unknown, or the chosen tool is not listed.
@@ -210,8 +210,7 @@ fn un_nested(value: Value, path: &str, notes: &Notes) -> Result<Value, ApiError>
     Ok(own)
 }
 
-/// Adds a tool whose schema stands in the field `schema`. Its calls must follow the schema if `strict` is
-/// set.
+/// Adds a tool whose schema is in the field `schema`. Its calls must follow the schema if `strict` is set.
 pub(super) fn add_tool(
     fields: &mut Fields<'_>,
     schema: &str,
@@ -331,7 +330,7 @@ pub(super) fn object(
     map
 }
 
-/// A whole answer: its choices, the usage, and the ids of the prompt if they were asked for.
+/// A whole answer: its choices, the usage, and the ids of the prompt if they were requested.
 pub(super) fn answer(
     context: &AnswerContext,
     name: ObjectName,
@@ -369,7 +368,7 @@ impl Chunks {
         data_event(&Value::Object(chunk))
     }
 
-    /// The end of a stream: the usage if it was asked for, then `[DONE]`.
+    /// The end of a stream: the usage if it was requested, then `[DONE]`.
     pub(super) fn end(&self, context: &AnswerContext, used: &Usage) -> String {
         let mut out = String::new();
         if context.request.include_usage {

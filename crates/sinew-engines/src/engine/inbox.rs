@@ -59,7 +59,7 @@ pub(super) struct Inbox {
     pub(super) live: HashSet<RequestId>,
     pub(super) status: EngineStatus,
     pub(super) counters: Counters,
-    /// State of each engine at the last publication, for people.
+    /// State of each engine at the last publication, for users.
     pub(super) engines: Vec<EngineView>,
     pub(super) limits: ModelLimits,
 }

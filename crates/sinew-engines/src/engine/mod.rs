@@ -84,7 +84,7 @@ impl RemoteEngine {
         self.shared.lock().counters.clone()
     }
 
-    /// The state of each engine, for people; at most one turn of the thread old.
+    /// The state of each engine, for users; at most one turn of the thread old.
     pub fn engines(&self) -> Vec<EngineView> {
         self.shared.lock().engines.clone()
     }

@@ -93,7 +93,7 @@ pub(super) struct Worker {
     probe_interval: Duration,
     /// Whether tokens wait for the end of their attempt, see `RemoteConfig::hold_until_verified`.
     hold: bool,
-    /// The folder that was loaded last, for engines that come later or are started anew.
+    /// The last loaded folder, for engines that are added later or restarted.
     current: Option<PathBuf>,
     /// The version that unlabelled servers are taken to hold.
     first_version: PolicyVersion,
@@ -267,8 +267,8 @@ impl Worker {
         self.router.probed(now, engine, result);
     }
 
-    /// Gives an engine with other weights those that it should have, if they are at hand: the last
-    /// published folder, or, before the first load, the label of the first version.
+    /// Loads the right weights into an engine that has others, if they are available: the last published
+    /// folder or, before the first load, the label of the first version.
     fn repair(&mut self, engine: usize, probe: &Probe) {
         let version = self.router.version();
         if probe.weights == ServedWeights::Version(version) || probe.sleeping {

@@ -13,7 +13,7 @@ const NEWEST: f64 = 0.2;
 const REMEMBERED: usize = 1 << 16;
 /// Expected rest of a request that has sampled more than was expected, as a share of a mean request.
 pub(super) const LEAST: f64 = 0.25;
-/// The same of the longest, so that one estimate does not close an engine.
+/// Upper limit of the same estimate, so that one estimate does not close an engine.
 const MOST: f64 = 16.0;
 
 #[derive(Clone, Copy, Debug, Default)]

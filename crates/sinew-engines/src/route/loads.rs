@@ -32,7 +32,7 @@ impl Eq for Load {}
 #[derive(Debug)]
 pub(super) struct Loads {
     open: BTreeSet<(Load, usize)>,
-    /// Load under which each engine stands in `open`.
+    /// Load of each engine under which `open` lists it.
     place: Vec<Option<Load>>,
     max_running: usize,
 }

@@ -40,8 +40,8 @@ pub struct RouterConfig {
     pub block_tokens: usize,
     /// Maximum blocks that are remembered for each engine. Default: 65,536.
     pub max_blocks: usize,
-    /// An engine that is more loaded than the least loaded one by so many attempts of mean length attracts no
-    /// more. Default: 16.
+    /// Maximum imbalance, in attempts of mean length: an engine whose load exceeds the lowest load by more
+    /// gets no request because of its cached prefix. Default: 16.
     pub max_imbalance: usize,
     /// Output tokens for which KV capacity must be free when an attempt starts; a request that asks
     /// for fewer reserves fewer. Default: 256.

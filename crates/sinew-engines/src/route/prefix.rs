@@ -13,7 +13,7 @@ use std::collections::hash_map::Entry;
 pub(super) struct BlockHashes {
     /// One for each whole block.
     hashes: Vec<u64>,
-    /// Tokens of the block that is not whole yet: their number, and a polynomial of them.
+    /// Tokens of the incomplete block: their number, and a polynomial over them.
     open: (usize, u64),
 }
 
@@ -58,7 +58,7 @@ impl EngineSet {
         }
     }
 
-    /// Its engines, in their order.
+    /// Returns the engines in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         let (only, words) = match self {
             Self::One(only) => (Some(*only), &[][..]),
@@ -78,7 +78,7 @@ impl EngineSet {
         matches!(self, Self::Many(words) if words.iter().all(|w| *w == 0))
     }
 
-    /// Adds an engine; false if it is there.
+    /// Adds an engine. Returns false if it was already there.
     fn insert(&mut self, engine: usize) -> bool {
         if self.contains(engine) {
             return false;
@@ -109,7 +109,7 @@ impl EngineSet {
         }
     }
 
-    /// Those that are in `other`, and those that are not; `None` where all are.
+    /// Returns the engines that are also in `other`, and those that are not; `None` if all are.
     fn split(&self, other: Option<&Self>) -> Option<(Self, Self)> {
         match (self, other) {
             (_, None) => Some((Self::Many(Vec::new()), self.clone())),
@@ -207,8 +207,8 @@ impl SeenBlocks {
         }
     }
 
-    /// Blocks that an engine has forgotten so far: as long as the number stays, all that it was given since
-    /// is there.
+    /// Number of blocks that an engine has evicted so far. While the number is unchanged, all blocks added
+    /// since then are still cached.
     pub(super) fn forgotten(&self, engine: usize) -> u64 {
         self.engines.get(engine).map_or(0, |e| e.forgotten)
     }

@@ -107,7 +107,7 @@ impl Router {
         &self.counters
     }
 
-    /// The state of each engine, for people.
+    /// The state of each engine, for users.
     pub fn engines(&self, now: f64) -> Vec<EngineView> {
         let engines = self.engines.iter();
         engines.map(|e| e.view(self.version, now)).collect()
@@ -219,7 +219,7 @@ impl Router {
         self.tell(EngineEvent::Tokens { request, tokens });
     }
 
-    /// Takes the end of an attempt. `spread` in [0, 1) varies the pause before the next one.
+    /// Handles the end of an attempt. `spread` in [0, 1) varies the pause before the next one.
     pub fn attempt_ended(
         &mut self,
         now: f64,
@@ -324,9 +324,9 @@ impl Router {
     /// label that is not a version means that weights are being loaded: the engine takes nothing until a
     /// probe finds a version.
     ///
-    /// An attempt that gained nothing starts no deadline anew under such a label. Unless the label means that
-    /// weights are being loaded, it counts as a failure: a server can report a version in its info and none
-    /// with its tokens, and would be asked without end.
+    /// An attempt that gained nothing starts no deadline again under such a label. Unless the label means
+    /// that weights are being loaded, it counts as a failure: a server can report a version in its info and
+    /// none with its tokens, and would be asked without end.
     fn followed(&mut self, now: f64, request: RequestId, engine: usize, error: &AttemptError) {
         let AttemptError::Version { found: label, .. } = error else {
             return;
@@ -503,7 +503,7 @@ impl Router {
         changed
     }
 
-    /// Starts the deadlines of waiting requests anew: a pause does not count against them.
+    /// Restarts the deadlines of waiting requests, so that a pause does not count against them.
     fn renew_deadlines(&mut self, now: f64) {
         let deadline = now + self.config.max_wait_s;
         for (_, _, id) in &self.waiting {
@@ -662,7 +662,7 @@ impl Router {
         best.map(|i| (i, 0))
     }
 
-    /// Starts an attempt of a request on an engine, which has seen `matched` leading blocks of it.
+    /// Starts an attempt of a request on an engine that has cached its first `matched` blocks.
     fn start(&mut self, request: RequestId, engine: usize, matched: usize) {
         let id = AttemptId(self.next_attempt);
         let version = self.version;

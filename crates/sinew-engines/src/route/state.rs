@@ -42,7 +42,7 @@ pub struct Counters {
     pub requests: u64,
     /// Started attempts, at least one per request that was served.
     pub attempts: u64,
-    /// Tokens handed on.
+    /// Tokens forwarded.
     pub sampled_tokens: u64,
     /// Attempts that failed, for any reason.
     pub failed_attempts: u64,
@@ -64,7 +64,7 @@ pub struct Counters {
     pub wrong_answers: u64,
 }
 
-/// The state of an engine, for people.
+/// The state of an engine, for users.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EngineView {
     /// Name of the backend, for messages.
@@ -90,7 +90,7 @@ pub(super) struct EngineState {
     pub(super) version: Option<PolicyVersion>,
     /// The last probe, if it succeeded.
     pub(super) probe: Option<Probe>,
-    /// Its last problem, for people.
+    /// The last problem, for display.
     pub(super) trouble: Option<String>,
     pub(super) attempts: BTreeSet<AttemptId>,
     /// Expected remaining work of the attempts, in requests of mean length.
@@ -208,7 +208,7 @@ impl RequestState {
         (Reverse(self.priority), self.arrival, self.id)
     }
 
-    /// Whether it would continue in the middle of a format: a server would begin that anew.
+    /// Whether it would continue in the middle of a format, which a server would start again.
     pub(super) fn cut_in_a_format(&self) -> bool {
         self.sampling.format.is_some() && !self.sampled.is_empty()
     }
@@ -233,7 +233,7 @@ impl RequestState {
         self.prompt.len() + self.sampled.len() + (self.left() as usize).min(reserve)
     }
 
-    /// Its next attempt: the ids so far, and a seed that does not draw the same numbers again.
+    /// Returns the next attempt: the ids so far, and a seed that does not draw the same numbers again.
     pub(super) fn next_attempt(&self, id: AttemptId, version: PolicyVersion) -> Attempt {
         let mut prompt = Arc::clone(&self.prompt);
         if !self.sampled.is_empty() {

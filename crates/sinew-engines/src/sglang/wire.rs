@@ -192,7 +192,7 @@ fn fresh(ids: &[TokenId], before: &[TokenId], count: usize) -> Result<usize, Att
     Ok(before.len())
 }
 
-/// The alternatives of one token, best first, `asked` of them.
+/// Returns the `asked` best alternatives of one token, best first.
 fn best(entries: Option<Vec<Entry>>, asked: usize) -> Vec<TokenLogprob> {
     let entries = entries.unwrap_or_default().into_iter();
     let known = entries.filter_map(|(logprob, id, _)| {

@@ -30,8 +30,8 @@ impl Shared {
 /// Hears of every version: published, or the reason why not.
 pub type PublishObserver = Box<dyn Fn(PolicyVersion, Result<PublishedVersion, FolderError>) + Send>;
 
-/// Publishes the newest of the versions that it is given. Training continues meanwhile; a version that waits
-/// when the next one comes is left out. A version that waits when it is dropped is published first.
+/// Publishes versions of the weights on a separate thread, while training continues. A version that still
+/// waits when the next one arrives is skipped. Dropping the publisher first publishes the waiting version.
 pub struct Publisher {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,

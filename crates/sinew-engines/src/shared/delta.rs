@@ -3,7 +3,7 @@
 //! The bytes of a tensor are combined with those of its base by XOR. The result is 0 where a number did not
 //! change; a small change leaves sign, exponent and first digits 0. The first bytes of all numbers are stored
 //! together, then the second ones, so that zstd finds long runs of zeros. Applying it reverses these steps;
-//! the result is equal to the bit.
+//! the result is equal bit for bit.
 
 /// zstd's fastest usual level: what is left of a difference is zeros and random digits.
 const LEVEL: i32 = 1;
@@ -21,7 +21,8 @@ pub(super) fn encode(base: &[u8], new: &[u8], width: usize) -> std::io::Result<V
     zstd::bulk::compress(&planes, LEVEL)
 }
 
-/// Gives `base` the bytes that [`encode`] was given as `new`. `false` if the difference is of another tensor.
+/// Changes `base` to the bytes that [`encode`] received as `new`. Returns false if the difference belongs to
+/// another tensor.
 pub(super) fn apply(base: &mut [u8], delta: &[u8], width: usize) -> bool {
     let Ok(planes) = zstd::bulk::decompress(delta, base.len()) else {
         return false;

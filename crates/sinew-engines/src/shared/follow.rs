@@ -93,7 +93,7 @@ impl WeightsFollower {
     }
 
     /// The newest version with all its tensors, if it is not the one that was given last. One that is not
-    /// taken for a reason is looked at again at the next call.
+    /// taken for a reason is examined again at the next call.
     ///
     /// # Errors
     /// If it cannot be read, or a checksum is wrong. The publisher may have removed it meanwhile: then the

@@ -64,7 +64,7 @@ pub struct ToolMathFactory {
 
 /// Data shared by the environments of a factory.
 struct Shared {
-    /// Makes the sandboxes of tool calls.
+    /// Provider of the sandboxes for tool calls.
     provider: Arc<dyn SandboxProvider>,
     /// Limits of each sandbox.
     spec: SandboxSpec,

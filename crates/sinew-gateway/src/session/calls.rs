@@ -102,7 +102,7 @@ impl Calls {
         self.running.remove(&call).is_some()
     }
 
-    /// How a call joined that gave nothing at all.
+    /// The join of a call that returned nothing.
     pub(super) fn void_join(&self, call: u32) -> Option<Join> {
         let void = self.all.get(call as usize - 1).filter(|c| c.is_void());
         void.map(|c| c.join)

@@ -1,8 +1,8 @@
-//! Makes a trace of a session: prunes dead ends, proves every call, validates.
+//! Turns a session into a trace: removes dead ends, verifies every call, validates.
 //!
-//! A proof recomputes the hash of the ids on the path to a call's outputs, and compares it with the
-//! hash of the prompt that the engine got. Prompts whose calls all failed have no outputs; they are
-//! left out of the trace.
+//! The verification recomputes the hash of the token ids on the path to a call's outputs, and compares it
+//! with the hash of the prompt that the engine received. Prompts whose calls all failed have no outputs; they
+//! are left out of the trace.
 
 use super::Session;
 use super::calls::Call;
@@ -11,7 +11,7 @@ use super::types::SessionError;
 use sinew_types::{EpisodeEnd, NO_PARENT, NodeId, Origin, TRACE_FORMAT_VERSION, TokenKind, Trace};
 
 impl Session {
-    /// The trace as it is now, with everything in it.
+    /// Returns the present trace, including prompts without outputs.
     pub fn snapshot(&self, now_s: f64) -> Trace {
         Trace {
             format_version: TRACE_FORMAT_VERSION,
@@ -34,11 +34,11 @@ impl Session {
         }
     }
 
-    /// The finished trace. Prompts without samples after them are left out. Its metrics have the kinds of
-    /// joins, as `join_extend`, `join_fork` and so on.
+    /// Returns the finished trace. Prompts without samples after them are left out. Its metrics count the
+    /// kinds of joins as `join_extend`, `join_fork` and so on.
     ///
     /// # Errors
-    /// If an invariant does not hold; then nothing of it may be trained.
+    /// If an invariant does not hold; no part of the trace may then be trained.
     pub fn trace(&self, end: EpisodeEnd, now_s: f64) -> Result<Trace, SessionError> {
         let mut trace = self.snapshot(now_s);
         trace.end = end;
@@ -59,8 +59,8 @@ impl Session {
     }
 }
 
-/// The path that a call's outputs hang on is what the engine was given. `path` is where the last
-/// proof ended.
+/// Verifies that the path above a call's outputs equals the prompt that the engine received. `path` holds the
+/// path of the previous verification.
 fn prove(
     trace: &Trace,
     index: usize,

@@ -1,5 +1,5 @@
-//! Finds the model's turns by their content, wherever a client puts them: a history that was cut, moved or
-//! summarized has some of them in it, a new conversation has none.
+//! Finds the model's turns in a request by their content, at any position: a history that was cut, moved or
+//! summarized contains some of them, a new conversation contains none.
 //!
 //! A conversation that starts over while repeating turns of the model has been rewritten by its client
 //! (compaction, a dropped message). It is captured as a fork of the graph, and counted.
@@ -8,22 +8,22 @@ use crate::keys::{self, Key};
 use sinew_types::{Message, Role};
 use std::collections::HashSet;
 
-/// A turn with fewer bytes may have the text of another speaker: it counts only after the message that it
-/// answered.
+/// Minimum bytes of a turn that is recognized by its text only. A shorter turn may equal the text of another
+/// speaker, so it counts only after the message that it answered.
 const SHORT_BYTES: u64 = 32;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct KnownTurns {
-    /// Turns that are long enough to be known by themselves.
+    /// Turns that are long enough to be recognized by their text only.
     long: HashSet<Key>,
-    /// Any turn with the message before it, and first turns of a window.
+    /// All turns with the hash of the message before them, and first turns of a shortened history.
     after: HashSet<(Option<Key>, Key)>,
-    /// Calls of tools, by id.
+    /// Ids of tool calls.
     calls: HashSet<String>,
 }
 
 impl KnownTurns {
-    /// The model has answered `before` with `turn`.
+    /// Records that the model answered `before` with `turn`.
     pub(super) fn add(&mut self, before: Option<Key>, turn: &Message) {
         let key = keys::loose(turn);
         if sinew_dialect::message_bytes(turn) >= SHORT_BYTES {
@@ -34,7 +34,7 @@ impl KnownTurns {
         self.calls.extend(ids);
     }
 
-    /// Whether one of these messages is a turn of the model's, or the result of its call.
+    /// Whether any of these messages is a turn of the model, or the result of one of its calls.
     pub(super) fn any_of(&self, messages: &[Message]) -> bool {
         let mut before = None;
         messages.iter().any(|message| {

@@ -1,23 +1,23 @@
-//! Token ids from the root to a node, kept between calls: the next prompt continues the last one, so that
+//! Cache of the token ids from the root to a node. The next prompt usually continues the last one, so that
 //! building and hashing it costs only the new tokens.
 
 use crate::keys::{Key, TokenHasher};
 use sinew_types::{Node, NodeId, TokenId};
 
-/// The path of a node. Nodes are only added and never changed, so that what is kept stays true.
+/// The path of a node. Nodes are only added and never changed, so the cached path stays valid.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LastPath {
-    /// Last node of the path; `None` is above all roots.
+    /// Last node of the path; `None` before any root.
     node: Option<NodeId>,
-    /// Tokens from the root to there.
+    /// Token ids from the root to this node.
     ids: Vec<TokenId>,
-    /// Hasher over `ids`, so that a longer path costs only its new tokens.
+    /// Hasher over `ids`, so that extending the path costs only its new tokens.
     hasher: TokenHasher,
 }
 
 impl LastPath {
-    /// Makes it the path of `to`. Costs the length of the path from where it was, if that is
-    /// above `to`, and of the whole path otherwise.
+    /// Moves the path to `to`. If the present node is an ancestor of `to`, the cost is the length of the path
+    /// between them; otherwise it is that of the whole path.
     pub(super) fn go(&mut self, nodes: &[Node], to: Option<NodeId>) {
         let mut missing = Vec::new();
         let mut at = to.filter(|&id| (id as usize) < nodes.len());
@@ -40,19 +40,19 @@ impl LastPath {
         self.node = to;
     }
 
-    /// Ids of the path.
+    /// Token ids of the path.
     pub(super) fn ids(&self) -> &[TokenId] {
         &self.ids
     }
 
-    /// Key of the path with `more` after it.
+    /// Returns the hash of the path followed by `more`.
     pub(super) fn key_with(&self, more: &[&[TokenId]]) -> Key {
         let mut hasher = self.hasher.clone();
         more.iter().for_each(|ids| hasher.push(ids));
         hasher.key()
     }
 
-    /// Key of the path.
+    /// Returns the hash of the path.
     pub(super) fn key(&self) -> Key {
         self.hasher.key()
     }

@@ -1,5 +1,5 @@
-//! One rollout's capture: the tokens that the engine got and sampled, and the place where a new request joins
-//! them. Pure: time comes in as seconds, tokens come in as events.
+//! Capture of one rollout: the tokens that the engine received and sampled, and the node at which a new
+//! request joins them. The code is pure: times and tokens are arguments.
 //!
 //! Invariants:
 //! - The engine gets exactly the path of the node that its output will follow, token for token;
@@ -8,8 +8,8 @@
 //!   they are never decoded and tokenized again.
 //! - Nodes are only added. A client that rewrites its history makes a branch.
 //!
-//! A session changes only by `Entry`s: each change is noted first, and a restart replays the notes. It has no
-//! clock: times are arguments.
+//! A session changes only by `Entry`s: each change is first recorded as an entry, and a restart replays the
+//! entries. It has no clock: times are arguments.
 
 mod calls;
 mod finish;
@@ -67,14 +67,14 @@ pub struct Session {
     over: bool,
     /// Path of the last prompt.
     last_path: LastPath,
-    /// KnownBodies whose messages were read.
+    /// Request bodies whose messages were parsed.
     bodies: KnownBodies,
-    /// Entries since they were last taken; `None`: there is no journal.
+    /// Entries that were not yet taken for the journal; `None` without a journal.
     entries: Option<Vec<Entry>>,
 }
 
 impl Session {
-    /// A rollout without calls. `now_s` is Unix time, as everywhere here.
+    /// Creates a rollout without calls. `now_s` is Unix time, as in the whole module.
     pub fn new(id: EpisodeId, spec: RolloutSpec, gateway: SessionLimits, now_s: f64) -> Self {
         Self {
             id,
@@ -94,10 +94,10 @@ impl Session {
         }
     }
 
-    /// A session that went through `entries`. Calls that had not ended have failed.
+    /// Restores a session by replaying `entries`. Calls that had not ended count as failed.
     ///
     /// # Errors
-    /// If the entries do not belong together.
+    /// If the entries contradict each other.
     pub(crate) fn restore(mut self, entries: Vec<Entry>, now_s: f64) -> Result<Self, SessionError> {
         for entry in entries {
             self.replay(entry)?;
@@ -148,12 +148,12 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps further entries for [`Session::take_entries`].
+    /// Records further entries for [`Session::take_entries`].
     pub(crate) fn keep_entries(&mut self) {
         self.entries.get_or_insert_default();
     }
 
-    /// Takes the entries since the last call.
+    /// Returns the entries since the last call.
     pub(crate) fn take_entries(&mut self) -> Vec<Entry> {
         self.entries
             .as_mut()
@@ -161,12 +161,13 @@ impl Session {
             .unwrap_or_default()
     }
 
-    /// KnownBodies whose messages were read.
+    /// Request bodies whose messages were parsed.
     pub(crate) fn bodies(&self) -> &KnownBodies {
         &self.bodies
     }
 
-    /// The messages of a body, after what `head` stands for, have led to a running call.
+    /// Records that the messages of a body, after the part that `head` identifies, have led to a running
+    /// call.
     pub(crate) fn remember(&mut self, call: u32, body: &[u8], scan: &Scan, head: Key) {
         if let Some(running) = self.calls.running.get(&call) {
             self.bodies
@@ -174,19 +175,19 @@ impl Session {
         }
     }
 
-    /// Notes an entry, if there is a journal.
+    /// Records an entry, if there is a journal.
     fn note(&mut self, entry: impl FnOnce() -> Entry) {
         if let Some(entries) = &mut self.entries {
             entries.push(entry());
         }
     }
 
-    /// Its id.
+    /// Id of the rollout.
     pub fn id(&self) -> &EpisodeId {
         &self.id
     }
 
-    /// Purpose and names of the rollout.
+    /// Specification with which the rollout was opened.
     pub fn spec(&self) -> &RolloutSpec {
         &self.spec
     }
@@ -200,22 +201,22 @@ impl Session {
         &self.stats
     }
 
-    /// Time of its last call.
+    /// Time of the last call.
     pub fn touched_s(&self) -> f64 {
         self.times.touched_s
     }
 
-    /// Whether it takes no more calls.
+    /// Whether the rollout accepts no more calls.
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Takes no more calls from here on.
+    /// Refuses calls from now on.
     pub fn close(&mut self) {
         self.over = true;
     }
 
-    /// A limit of the gateway ended the episode.
+    /// Records that a limit of the gateway ended the episode.
     pub fn cut(&mut self, limit: Limit) {
         self.over = true;
         self.limit_hit.get_or_insert(limit);
@@ -226,11 +227,11 @@ impl Session {
         self.calls.records()
     }
 
-    /// Joins a request to what was captured, renders what is new, and opens a call.
+    /// Joins a request to the captured tokens, renders its new part, and opens a call.
     ///
     /// # Errors
-    /// If a limit of the rollout is reached or the request cannot be rendered; nothing has
-    /// changed then, but that a limit is remembered as the end of the episode.
+    /// If a limit of the rollout is reached or the request cannot be rendered; the session is then unchanged,
+    /// except that it remembers a reached limit as the end of the episode.
     pub fn begin(
         &mut self,
         renderer: &dyn Renderer,
@@ -421,14 +422,14 @@ impl Session {
         Ok(self.output(call, output, text, now_s))
     }
 
-    /// An output is kept, so that later calls may continue from it.
+    /// Stores an answer that later calls may continue by its id.
     pub(crate) fn kept(&mut self, answer: &StoredAnswer) {
         self.note(|| Entry::Kept {
             answer: answer.clone(),
         });
     }
 
-    /// Adds an output that was checked.
+    /// Adds an output after it was checked.
     fn output(
         &mut self,
         call: u32,
@@ -496,20 +497,20 @@ impl Session {
         self.times.ended(running == 0, now_s);
     }
 
-    /// Takes no rewards from here on: those that were taken are in the trace.
+    /// Refuses rewards from now on; accepted ones are in the trace.
     pub(crate) fn seal(&mut self) {
         self.rewards.sealed = true;
     }
 
-    /// Whether its trace was made.
+    /// Whether the trace was made.
     pub(crate) fn is_sealed(&self) -> bool {
         self.rewards.sealed
     }
 
     /// Scores the episode, or with `turn` the outputs of one call.
     ///
-    /// A reward that is taken is in the trace: it came before the trace was made. A refused number is the
-    /// reason of an episode that gets no other reward.
+    /// Every accepted reward is in the trace, since it arrived before the trace was made. If a number is
+    /// refused and no other reward follows, the trace records this as the reason for the missing reward.
     ///
     /// # Errors
     /// If a number is not finite or beyond [`MAX_REWARD`](sinew_types::MAX_REWARD), the turn does not
@@ -545,7 +546,8 @@ impl Session {
         Ok(())
     }
 
-    /// Its natural end: truncated if a limit refused a call, or cut the last answer.
+    /// Returns the default end of the episode: truncated if a limit refused a call or cut the last answer,
+    /// otherwise completed.
     pub fn natural_end(&self) -> EpisodeEnd {
         let cut = || sinew_types::cut(&self.graph.nodes);
         match self.limit_hit.or_else(cut) {
@@ -554,7 +556,7 @@ impl Session {
         }
     }
 
-    /// Seed of an output: the client's, or one of the rollout's own.
+    /// Returns the seed of an output: the client's, or one derived from the rollout's seed.
     pub fn seed(&self, call: u32, choice: u32, asked: Option<u64>) -> u64 {
         match asked {
             Some(seed) if choice == 0 => seed,

@@ -1,4 +1,4 @@
-//! Plans how a request joins the graph, and which part must be rendered for it.
+//! Plans the way in which a request joins the graph, and the part that must be rendered.
 //!
 //! A request of messages walks the trie of known messages to the last state that has tokens. Then:
 //!
@@ -19,19 +19,19 @@ use sinew_dialect::Prompt;
 use sinew_render::{Renderer, exceeds, render_after, text_exceeds};
 use sinew_types::{FinishReason, Message, NodeId, Role, TokenId, TokenKind, ToolSpec};
 
-/// Plan to join a request. It has changed nothing yet.
+/// Plan for joining a request. It has not changed the session.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// Node that everything new follows.
+    /// Node after which the new nodes are added.
     pub(super) base: Option<NodeId>,
     pub(super) nodes: Vec<PlannedNode>,
     pub(super) join: Join,
-    /// The last known state on the way, and the steps from there.
+    /// The last known state, and the steps from there to the prompt's state.
     pub(super) from: StateId,
     pub(super) keys: Vec<Key>,
 }
 
-/// Nodes that lead on from what is known.
+/// The new nodes, and the node that they follow.
 struct JoinPlan {
     base: NodeId,
     nodes: Vec<PlannedNode>,
@@ -39,7 +39,7 @@ struct JoinPlan {
 }
 
 impl Plan {
-    /// Plan of a prompt that is one step from nowhere.
+    /// Creates the plan for a text or token prompt, which has no messages.
     fn raw(base: Option<NodeId>, nodes: Vec<PlannedNode>, join: Join, key: Key) -> Self {
         Self {
             base,
@@ -51,12 +51,12 @@ impl Plan {
     }
 }
 
-/// The furthest known point from which tokens can be kept.
+/// The last known position after which captured tokens can be reused.
 #[derive(Clone, Copy, Debug)]
 enum Position {
-    /// A sampled turn.
+    /// After a sampled turn.
     Turn(NodeId),
-    /// A prompt that was sampled from, or is.
+    /// At a prompt.
     Prompt(NodeId),
 }
 
@@ -154,7 +154,7 @@ impl Graph {
         Ok(plan)
     }
 
-    /// The last state on the way that has tokens, and how many messages lead to it.
+    /// Returns the last state on the walk that has tokens, and the number of messages before it.
     fn position(&self, walk: &Walk, messages: usize) -> Option<(usize, Position)> {
         let states = walk.states.iter().enumerate().rev();
         states
@@ -174,8 +174,8 @@ impl Graph {
             .next()
     }
 
-    /// Whether a conversation that shares no tokens with an earlier one is a rewritten version of it: the
-    /// model was asked on the way to it and something else follows, or the model's turns are in it. A
+    /// Whether a conversation that shares no tokens with an earlier one is a rewritten version of it: it
+    /// begins like an earlier prompt but continues differently, or it contains turns of the model. A
     /// conversation that only shares the beginning, such as instructions and examples, is a separate one.
     fn rewritten(&self, walk: &Walk, messages: &[Message]) -> bool {
         let asked = |id: &StateId| {
@@ -185,7 +185,7 @@ impl Graph {
         walk.states.iter().skip(1).any(asked) || self.known_turns.any_of(messages)
     }
 
-    /// Nodes that lead from a position over `rest`; `None` if its tokens cannot be kept.
+    /// Returns the nodes from a position over `rest`; `None` if the tokens before it cannot be reused.
     fn join(
         &self,
         renderer: &dyn Renderer,
@@ -239,7 +239,7 @@ impl Graph {
         Ok(Some(joined))
     }
 
-    /// Tokens of new messages after a sampled turn.
+    /// Returns the tokens of new messages after a sampled turn.
     fn extend(
         &self,
         renderer: &dyn Renderer,
@@ -269,13 +269,13 @@ impl Graph {
         Ok(nodes)
     }
 
-    /// Whether something was captured after a node.
+    /// Whether any node follows this one.
     fn has_children(&self, node: NodeId) -> bool {
         let later = self.nodes.iter().skip(node as usize + 1);
         later.rev().any(|n| n.parent == node)
     }
 
-    /// A plan for a text: what follows the longest known text that it begins with.
+    /// Plans a text prompt: it continues the longest known text that it begins with.
     fn plan_text(&self, renderer: &dyn Renderer, text: &str) -> Result<Plan, SessionError> {
         if text.is_empty() {
             return Err(SessionError::Prompt("the prompt is empty".into()));
@@ -308,7 +308,7 @@ impl Graph {
         Ok(Plan::raw(base, nodes, self.raw_join(base), key))
     }
 
-    /// A plan for ids: what follows the longest known path that they begin with.
+    /// Plans a token prompt: it continues the longest known path that it begins with.
     fn plan_tokens(&self, renderer: &dyn Renderer, ids: &[TokenId]) -> Result<Plan, SessionError> {
         let vocab = renderer.vocab_size();
         if ids.is_empty() {
@@ -358,7 +358,7 @@ impl Graph {
         }
     }
 
-    /// The deepest node whose path is a prefix of `ids`, and the length of that path.
+    /// Returns the deepest node whose path is a prefix of `ids`, and the length of that path.
     fn longest_prefix(&self, ids: &[TokenId]) -> Option<(NodeId, usize)> {
         let mut ends: Vec<Option<usize>> = Vec::with_capacity(self.nodes.len());
         let mut best: Option<(NodeId, usize)> = None;

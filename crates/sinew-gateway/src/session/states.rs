@@ -1,30 +1,30 @@
-//! Positions of a client in a conversation: a trie over the messages it has sent.
+//! States of a conversation: a trie over the messages that clients have sent.
 //!
-//! One state for each prefix of messages that was ever sent. A state that was rendered has a
-//! prompt node, after which turns were sampled; a state at the end of a sampled turn has that
-//! turn's node. Walking down costs one look-up for each message.
+//! There is one state for each prefix of messages that was ever sent. A state that was rendered as a prompt
+//! has a prompt node, after which turns were sampled. A state whose last message is a sampled turn has the
+//! node of that turn.
 //!
 //! States are numbered from 1 and never removed; their number is bounded by the rollout's messages. An edge
-//! is the key of a message, so that a walk costs one look-up a message.
+//! is the hash of a message, so that a walk costs one look-up per message.
 
 use crate::keys::{self, Key, StateId};
 use sinew_types::{Message, NodeId, Role};
 use std::collections::HashMap;
 
-/// The state without any message or tool.
+/// The state before any message and tool.
 pub(crate) const NOWHERE: StateId = 0;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
-    /// Node whose path ends where the model speaks after exactly these messages.
+    /// Node of the prompt that consists of exactly these messages.
     pub(crate) prompt: Option<NodeId>,
-    /// Sampled node of the last of these messages.
+    /// Sampled node of the last message, if the model sampled it.
     pub(crate) turn: Option<NodeId>,
-    /// Turns sampled here, in order.
+    /// Turns sampled after this prompt, in order.
     turns: Vec<Turn>,
 }
 
-/// A turn that the model took after a state.
+/// A turn that the model sampled after a state.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     exact: Key,
@@ -32,14 +32,14 @@ struct Turn {
     state: StateId,
 }
 
-/// Known part of a list of messages.
+/// Result of following a list of messages through the trie.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Walk {
-    /// State after each known message, the root first.
+    /// State after each known message, starting with the root.
     pub(crate) states: Vec<StateId>,
-    /// Number of turns on the way that were recognized though the client had changed them.
+    /// Number of turns that were recognized although the client had changed them.
     pub(crate) loose_turns: u32,
-    /// The last recognized turn was changed by the client.
+    /// Whether the client had changed the last recognized turn.
     pub(crate) last_loose: bool,
 }
 
@@ -61,7 +61,7 @@ impl States {
         &self.states[id as usize]
     }
 
-    /// Whether a state exists; journals may name others.
+    /// Whether a state exists. A damaged journal may name others.
     pub(crate) fn contains(&self, id: StateId) -> bool {
         (id as usize) < self.states.len()
     }
@@ -70,7 +70,7 @@ impl States {
         self.states[id as usize].prompt = Some(node);
     }
 
-    /// The state one step after `from`, made if there is none.
+    /// Returns the state after one more message, and creates it if it is missing.
     pub(crate) fn step(&mut self, from: StateId, key: Key) -> StateId {
         if let Some(&to) = self.edges.get(&(from, key)) {
             return to;
@@ -80,7 +80,7 @@ impl States {
         to
     }
 
-    /// The state one step after `from`, if there is one.
+    /// Returns the state after one more message, if it exists.
     pub(crate) fn find(&self, from: StateId, key: Key) -> Option<StateId> {
         self.edges.get(&(from, key)).copied()
     }
@@ -90,12 +90,12 @@ impl States {
         (self.states.len() - 1) as StateId
     }
 
-    /// The state before any message, given the tools; `None` if no such conversation is known.
+    /// Returns the state before any message for these tools; `None` if no conversation has them.
     pub(crate) fn root(&self, tools: Key) -> Option<StateId> {
         self.find(NOWHERE, tools)
     }
 
-    /// A turn was sampled at `prompt`, and sent to the client as `message`.
+    /// Records a turn that was sampled at `prompt` and sent to the client as `message`.
     pub(crate) fn add_turn(&mut self, prompt: StateId, message: &Message, node: NodeId) -> StateId {
         let state = self.push();
         self.states[state as usize].turn = Some(node);
@@ -132,8 +132,8 @@ impl States {
         walk
     }
 
-    /// The sampled turn that `message` repeats, and whether the client changed it. The last of several equal
-    /// ones is taken: a retrying client has seen that one.
+    /// Returns the sampled turn that `message` repeats, and whether the client changed it. Of several equal
+    /// turns the last one is chosen, since a retrying client has seen that one.
     fn turn(&self, at: StateId, message: &Message, exact: Key) -> Option<(StateId, bool)> {
         let turns = &self.get(at).turns;
         if turns.is_empty() || message.role != Role::Assistant {

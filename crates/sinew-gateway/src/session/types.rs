@@ -13,29 +13,29 @@ use sinew_types::{
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Sampling of calls if the client leaves it open, or in any case.
+/// Sampling parameters of calls: defaults, or pinned values.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingDefaults {
-    /// 0 is greedy.
+    /// Sampling temperature; 0 is greedy.
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,
     pub top_k: Option<u32>,
     pub min_p: Option<f32>,
-    /// Most output tokens of a call.
+    /// Maximum output tokens of a call.
     pub max_tokens: Option<u32>,
-    /// The values above replace what the client asks for. Training pins: the policy that
-    /// learns must be the one that acted.
+    /// Whether these values replace those of the client. Training pins them, since the trained policy must be
+    /// the one that sampled.
     pub pinned: bool,
 }
 
-/// Purpose and names of a rollout.
+/// Purpose and ids of a rollout.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RolloutSpec {
-    /// Made up if absent.
+    /// Id; generated if absent.
     pub id: Option<EpisodeId>,
-    /// Episodes that are compared with it.
+    /// Group of rollouts that are compared with each other.
     pub group: GroupId,
     /// Task of the agent.
     pub task: TaskId,
@@ -45,19 +45,20 @@ pub struct RolloutSpec {
     /// Number of the draw within its purpose.
     pub draw: u64,
     pub purpose: String,
-    /// Name of the rollout in an outside system, by which a later score may name it.
+    /// Id of the rollout in an external system, by which a later score may identify it.
     pub external: Option<String>,
-    /// The caller's part of the provenance. The gateway adds its own.
+    /// The caller's part of the provenance; the gateway adds its own.
     pub provenance: Provenance,
-    /// Seed of the calls that bring none. 0: one of the rollout's name.
+    /// Seed of calls that set none. 0: a seed derived from the id is used.
     pub seed: u64,
-    /// Defaults of its calls, or pinned values.
+    /// Sampling defaults of its calls, or pinned values.
     pub sampling: SamplingDefaults,
-    /// Most model calls, if fewer than the gateway allows.
+    /// Maximum number of model calls, if lower than the gateway's limit.
     pub max_turns: Option<u32>,
-    /// Most tokens of prompt and output together, if fewer than the gateway allows.
+    /// Maximum tokens of prompt and output together, if lower than the gateway's limit.
     pub max_context_tokens: Option<u32>,
-    /// The agent is trusted with its own score: the rollout's key opens `/v1/reward`, too.
+    /// Whether the agent is trusted with its own score: the rollout's key then also gives access to
+    /// `/v1/reward`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub agent_scores: bool,
 }
@@ -84,7 +85,7 @@ impl Default for RolloutSpec {
 }
 
 impl RolloutSpec {
-    /// Adds the gateway's own facts to the provenance. The sampling of calls is known if the values are
+    /// Adds the gateway's own data to the provenance. Sampling parameters are included only if they are
     /// pinned.
     pub(crate) fn describe(&mut self, renderer: &dyn Renderer) {
         let (provenance, s) = (&mut self.provenance, &self.sampling);
@@ -107,7 +108,7 @@ impl RolloutSpec {
         }
     }
 
-    /// The first field that nothing could be run with: its path, and what is allowed.
+    /// Returns the path of the first invalid field, and the allowed values.
     pub(crate) fn fault(&self) -> Option<(&'static str, String)> {
         let sampling = &self.sampling;
         let share = |x: f32| (0.0..=1.0).contains(&x);
@@ -139,7 +140,7 @@ impl RolloutSpec {
         zero.map(|(path, _)| (path, "0: allowed: 1 or more".into()))
     }
 
-    /// The gateway's limits, made tighter by what the rollout asks for.
+    /// Returns the gateway's limits, lowered by those of the rollout.
     pub(crate) fn limits(&self, gateway: SessionLimits) -> SessionLimits {
         let turns = self.max_turns.unwrap_or(u32::MAX);
         let context = self.max_context_tokens.unwrap_or(u32::MAX);
@@ -155,34 +156,35 @@ impl RolloutSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallRequest<'a> {
     pub prompt: &'a Prompt,
-    /// State that messages before those of `prompt` lead to; `None`: there are none before.
+    /// State after the messages that precede `prompt`; `None` if there are none.
     pub known: Option<u32>,
     pub tools: &'a [ToolSpec],
-    /// Text that the model's turn must begin with; not sampled.
+    /// Text that the model's turn is forced to start with; it is not sampled.
     pub opening: &'a str,
-    /// Outputs to sample.
+    /// Number of outputs to sample.
     pub choices: u32,
     /// Fields of the request that have no effect.
     pub ignored: &'a Ignored,
 }
 
-/// Kind of a call's join to the tokens captured earlier.
+/// The way in which a call joins the tokens captured earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Join {
-    /// A conversation that begins.
+    /// A new conversation.
     Start,
-    /// Everything known, new messages at the end: appended to the sampled tokens.
+    /// The request repeats everything captured and adds new messages at the end. Their tokens are appended to
+    /// the sampled tokens.
     Extend,
-    /// The same, but the client has changed a sampled turn in ways that do not change its content (white
-    /// space, ids of calls, reasoning left out): the sampled tokens stay.
+    /// Like `Extend`, but the client has changed a sampled turn without changing its content (white space,
+    /// ids of calls, dropped reasoning). The sampled tokens are kept.
     Realign,
-    /// The same prompt again: one more sample.
+    /// The same prompt is sampled again.
     Resample,
-    /// The client went back to an earlier point, or put its own words in a turn's place: a
-    /// branch from there; what was sampled stays in its own branch.
+    /// The client returned to an earlier point, or replaced a turn by its own text. A branch starts there;
+    /// the earlier samples stay in their branch.
     Rollback,
-    /// The client rewrote its history: nothing of the prefix can be kept.
+    /// The client rewrote its history, so that no tokens can be reused.
     Fork,
 }
 
@@ -197,13 +199,13 @@ impl Join {
         Self::Fork,
     ];
 
-    /// Whether the client's history is not the one that was captured.
+    /// Whether the client's history differs from the captured one.
     pub fn diverges(self) -> bool {
         matches!(self, Self::Rollback | Self::Fork)
     }
 }
 
-/// A call that may be sampled.
+/// A call that is ready to be sampled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallStart {
     /// Number within the rollout, from 1.
@@ -223,21 +225,21 @@ fn one() -> f32 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampledTurn {
     pub tokens: Vec<SampledToken>,
-    /// Temperature of the policy that sampled them; 1 if a journal does not have it.
+    /// Sampling temperature of the policy; 1 if a journal does not contain it.
     #[serde(default = "one")]
     pub temperature: f32,
     /// Reason as the engine reported it.
     pub finish: FinishReason,
-    /// The turn as the client gets it.
+    /// The turn as the client receives it.
     pub message: Message,
-    /// Text of the output for [`Prompt::Text`]; the client sends it back as a part of a prompt.
+    /// Text of the output for [`Prompt::Text`]; the client repeats it in later prompts.
     pub text: String,
 }
 
-/// A node that a call adds.
+/// A node that a call will add.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PlannedNode {
-    /// Prompt, observation or forced; sampled ones come as outputs.
+    /// Prompt, observation or forced tokens. Sampled nodes are added as outputs.
     pub(crate) kind: TokenKind,
     pub(crate) tokens: Vec<TokenId>,
     /// Messages that these tokens render.
@@ -247,17 +249,17 @@ pub(crate) struct PlannedNode {
     pub(crate) tools: Vec<ToolSpec>,
 }
 
-/// Beginning of a call, without the parts that are known already.
+/// Start of a call, without the known parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CallPlan {
-    /// Node that everything new follows.
+    /// Node after which the new nodes are added.
     pub(crate) base: Option<NodeId>,
     pub(crate) nodes: Vec<PlannedNode>,
     pub(crate) join: Join,
-    /// The last known state on the way, and the steps from there to the prompt's.
+    /// The last known state, and the steps from there to the prompt's state.
     pub(crate) from: StateId,
     pub(crate) keys: Vec<Key>,
-    /// The last node is text that the turn must begin with.
+    /// Whether the last node is text that the turn is forced to start with.
     pub(crate) forced: bool,
     pub(crate) prompt_tokens: u32,
     pub(crate) prompt_key: Key,
@@ -268,7 +270,7 @@ pub(crate) struct CallPlan {
     pub(crate) ignored: Ignored,
 }
 
-/// Something that happened to a session: all that it takes to make it happen again.
+/// A change of a session, with all data that is needed to replay it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "type")]
 pub(crate) enum Entry {
@@ -278,13 +280,13 @@ pub(crate) enum Entry {
     Output {
         call: u32,
         output: SampledTurn,
-        /// Length and key of prompt and output together, if the prompt was text.
+        /// Length and hash of prompt and output together, if the prompt was a text.
         text: Option<(usize, Key)>,
         now_s: f64,
     },
     /// A call ended without all of its outputs.
     Failed { call: u32, why: String, now_s: f64 },
-    /// An output that later calls may continue from by its id.
+    /// An answer was stored that later calls may continue by its id.
     Kept { answer: StoredAnswer },
     /// A reward was given.
     Rewarded { reward: Reward },
@@ -300,15 +302,15 @@ pub struct CallRecord {
     /// Node that the outputs follow.
     pub parent: NodeId,
     pub prompt_tokens: u32,
-    /// BLAKE3 (128 bits, hexadecimal) of the ids that the engine was given.
+    /// BLAKE3 hash (128 bits, hexadecimal) of the token ids that the engine received.
     pub prompt_hash: String,
-    /// Sampled nodes.
+    /// Nodes of the sampled outputs.
     pub outputs: Vec<NodeId>,
-    /// Unix time.
+    /// Start in Unix time, seconds.
     pub started_s: f64,
-    /// `None` while it runs.
+    /// End in Unix time, seconds; `None` while the call is running.
     pub ended_s: Option<f64>,
-    /// Error of a call without output.
+    /// Error, if the call had no output.
     pub error: Option<String>,
 }
 
@@ -316,12 +318,12 @@ pub struct CallRecord {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reward {
-    /// Reward of the whole episode; replaces an earlier one. If `turn` is set, it is the reward of that turn.
+    /// Reward of the whole episode, or of the turn if `turn` is set. It replaces an earlier one.
     pub reward: f64,
-    /// The task was solved.
+    /// Whether the task was solved.
     #[serde(default)]
     pub success: Option<bool>,
-    /// Named components.
+    /// Named components of the reward.
     #[serde(default)]
     pub metrics: BTreeMap<String, f64>,
     /// Number of the call (from 1) whose output the reward belongs to.
@@ -329,18 +331,18 @@ pub struct Reward {
     pub turn: Option<u32>,
 }
 
-/// Maximum bytes of the name of a metric.
+/// Maximum bytes of a metric's name.
 pub(crate) const MAX_METRIC_NAME: usize = 128;
 
 impl Reward {
-    /// Approximate bytes in a journal.
+    /// Approximate size in the journal, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let names = self.metrics.keys().map(|name| name.len() as u64 + 24);
         64 + names.sum::<u64>()
     }
 }
 
-/// Reasons of a session's refusals.
+/// Reason why a session refuses a request.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     #[error(transparent)]
@@ -355,13 +357,13 @@ pub enum SessionError {
     Bytes { bytes: u64, limit: u64 },
     #[error("{running} calls of this rollout are running, its limit is {limit}")]
     Concurrent { running: u32, limit: u32 },
-    /// The rollout takes no more calls.
+    /// The rollout accepts no more calls.
     #[error("the rollout is over, it takes no more calls")]
     Over,
-    /// A request that was cut to its new messages cannot be joined without the others.
+    /// A request was cut to its new messages but cannot be joined without the others.
     #[error("the messages before the known state are needed, too")]
     NeedsAll,
-    /// A conversation without messages.
+    /// The conversation has no messages.
     #[error("there is no message to answer")]
     Empty,
     #[error("{0}")]
@@ -378,18 +380,18 @@ pub enum SessionError {
         "the rewards of this rollout have {bytes} bytes, its limit is {limit}; give each turn one"
     )]
     RewardBytes { bytes: u64, limit: u64 },
-    /// The trace was made: a reward would not be in it.
+    /// The trace was already made, so that it would not contain the reward.
     #[error("the rollout is finished: PUT /rollouts/ID/rewards/NAME takes what comes later")]
     Sealed,
     #[error("turn {turn} has no output, the calls are numbered from 1 to {calls}")]
     Turn { turn: u32, calls: u32 },
-    /// An invariant does not hold: a defect of the gateway or of the engine.
+    /// An invariant does not hold, because of a defect of the gateway or of the engine.
     #[error("capture is inconsistent: {0}")]
     Broken(String),
 }
 
 impl SessionError {
-    /// The limit that ended the episode, if that is what happened.
+    /// Returns the limit that ended the episode, if this error is a limit.
     pub(crate) fn limit(&self) -> Option<Limit> {
         match self {
             Self::Turns { .. } => Some(Limit::Turns),
@@ -405,22 +407,22 @@ impl SessionError {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SessionStats {
     pub calls: u32,
-    /// Calls that have not ended.
+    /// Number of running calls.
     pub running: u32,
     pub sampled_tokens: u64,
-    /// Tokens in all nodes.
+    /// Number of tokens in all nodes.
     pub trace_tokens: u64,
     pub message_bytes: u64,
     /// Number of calls by the kind of their join.
     pub joins: BTreeMap<Join, u32>,
-    /// Calls whose output the client did not wait for.
+    /// Number of calls that were aborted, because the client did not wait for the output.
     pub aborted: u32,
-    /// Calls that gave nothing.
+    /// Number of calls without any output.
     pub failed: u32,
 }
 
 impl SessionStats {
-    /// Share of calls whose history was not the captured one.
+    /// Share of calls whose history differs from the captured one.
     pub fn divergence_rate(&self) -> f64 {
         let diverged = |(join, n): (&Join, &u32)| if join.diverges() { *n } else { 0 };
         let diverged: u32 = self.joins.iter().map(diverged).sum();
@@ -428,14 +430,14 @@ impl SessionStats {
     }
 }
 
-/// End of an episode, in the terms of the control API.
+/// Body of a finish request of the control API.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FinishRequest {
-    /// Default: the task ended, or the limit that the rollout ran into.
+    /// End of the episode. Default: the limit that the rollout reached, or that its task ended.
     #[serde(default)]
     pub end: Option<EpisodeEnd>,
-    /// Reward to give in the same step.
+    /// Reward to set in the same step.
     #[serde(default)]
     pub reward: Option<Reward>,
 }

@@ -79,8 +79,8 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// The limits for a process that may open so many files: half of them for connections with a key, a
-    /// quarter of those for one key, a sixteenth of all for connections without.
+    /// Returns the limits for a process that may open `files` files: half of them for connections with a key,
+    /// a quarter for those of one key, a sixteenth for connections without a key.
     fn within(mut self, files: usize) -> Self {
         self.with_key = self.with_key.min(files / 2).max(1);
         self.per_key = self.per_key.min((self.with_key / 4).max(1));
@@ -344,7 +344,7 @@ async fn connection(
     }
 }
 
-/// A request as it is routed, and whether its connection has a key.
+/// Returns a request for routing, and whether its connection has a key.
 ///
 /// # Errors
 /// The answer to a request that is not routed.

@@ -164,8 +164,8 @@ impl<'a> Client<'a> {
         self.retry(|| document(self.get(&format!("blobs/{digest}"), None, 0)?))
     }
 
-    /// Writes a blob to `path`, which is there afterwards only if digest and length are right. Bytes that
-    /// came before a connection broke are not requested again.
+    /// Writes a blob to `path`, which exists afterwards only if digest and length are right. Bytes received
+    /// before a connection broke are not requested again.
     pub(super) fn blob(&self, digest: &str, size: u64, path: &Path) -> Result<(), ImageError> {
         let part = path.with_extension("part");
         let at = |e: std::io::Error| io_error(part.display().to_string(), e);
@@ -237,7 +237,7 @@ impl<'a> Client<'a> {
     /// Sends a request to a path of the repository, with what the registry asks for to let this user in.
     ///
     /// A challenge is answered once a request: a token can end between two of them, and one that is refused
-    /// right after it was made will be refused again. `from` is the first byte that is asked for; a registry
+    /// right after it was made will be refused again. `from` is the first byte that is requested; a registry
     /// may answer with all of them (status 200 in place of 206).
     fn get(&self, path: &str, accept: Option<&str>, from: u64) -> Result<Response, Failure> {
         let url = format!("{}/{path}", self.reference.base());
@@ -288,7 +288,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Does what a challenge asks for: the header for all further requests.
+    /// Answers an authentication challenge. Returns the header for all further requests.
     ///
     /// Many registries ask for a token even for pulls without a password.
     fn authorize(&self, headers: &HeaderMap) -> Result<(), Failure> {
@@ -355,7 +355,7 @@ impl<'a> Client<'a> {
         token.ok_or_else(|| refused("it sent no token"))
     }
 
-    /// Credentials are asked for and there are none, or they must not be sent.
+    /// Credentials are requested and there are none, or they must not be sent.
     fn no_login(&self) -> ImageError {
         match (&self.login, self.reference.may_see_password()) {
             (Some(_), false) => {

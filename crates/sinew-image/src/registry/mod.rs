@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 pub struct PullLimits {
     /// Limits of the image. Its bytes bound the compressed layers together, too.
     pub unpack: UnpackLimits,
-    /// Time of a pull, with its wait for another process that pulls the same image.
+    /// Time limit of a pull, including the wait for another process that pulls the same image.
     pub time: Duration,
     /// Time without a byte after which a request is repeated.
     pub stall: Duration,
@@ -56,7 +56,7 @@ struct Documents {
     manifest: Descriptor,
     /// The manifest.
     bytes: Vec<u8>,
-    /// Its configuration.
+    /// Descriptor of the configuration.
     config: Descriptor,
 }
 
@@ -87,7 +87,7 @@ pub fn pull(
 /// [`pull`] on a separate thread.
 ///
 /// The lock is that of the image and not of its name: two names of one image wait for each other, and two
-/// images under one tag do not. Files that are looked for before the lock are looked for again under it.
+/// images under one tag do not. Files that are searched before the lock are searched again under it.
 fn pull_here(
     reference: &Reference,
     cache: &Path,
@@ -134,7 +134,7 @@ fn remembered(cache: &Path, digest: &str) -> Option<Image> {
     cache::get(cache, &id)
 }
 
-/// Notes the image of a digest. Two processes write the same.
+/// Stores the image id of a digest. Concurrent processes write the same.
 fn remember(cache: &Path, digest: &str, id: &str) -> Result<(), ImageError> {
     let path = memory(cache, digest)?;
     let new = path.with_extension(format!("{}.new", std::process::id()));

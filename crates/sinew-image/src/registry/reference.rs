@@ -20,7 +20,7 @@ pub(crate) struct Reference {
     pub(crate) host: String,
     /// Name of the repository.
     pub(crate) repository: String,
-    /// Tag, or digest where there is one.
+    /// Tag, or digest if there is one.
     pub(crate) target: String,
     /// HTTP instead of HTTPS.
     pub(crate) plain: bool,

@@ -308,8 +308,8 @@ impl Scheduler {
         self.blocks.available() >= needed + reserved + growth
     }
 
-    /// Whether a sequence can start: it finds its stored prefix and needs blocks for the rest and
-    /// one more token.
+    /// Decides whether a sequence can start: looks up its prefix in the prefix cache, and checks that there
+    /// are enough free blocks for the remaining tokens and one more.
     fn admit(&self, sequence: &Sequence, plan: &Plan, reserved: usize) -> Admission {
         // The last token is computed in any case: its logits are needed.
         let known = &sequence.tokens[..sequence.tokens.len() - 1];
@@ -348,7 +348,7 @@ impl Scheduler {
             .any(|(block, shared, _)| shared > stored && plan.prefilled.contains(&block))
     }
 
-    /// Gives a sequence the blocks that were found.
+    /// Assigns the found blocks to a sequence.
     fn start(&mut self, plan: &mut Plan, sequence: &mut Sequence, found: PrefixMatch) {
         let block_tokens = self.blocks.block_tokens();
         sequence.computed = found.tokens(block_tokens);

@@ -54,8 +54,7 @@ impl<F: Forward> Bench<F> {
         }
     }
 
-    /// Computes the next `rows` tokens of each sequence; the logits of the last `.2` of them are
-    /// asked for.
+    /// Computes the next `rows` tokens of each sequence; the logits of the last `.2` of them are requested.
     fn batch(sequences: &mut [(&mut BlockSequence, usize, usize)]) -> Batch {
         let mut batch = Batch::default();
         for (sequence, rows, wanted) in sequences {

@@ -130,7 +130,7 @@ fn make(kind: u8, mode: u32, path: &[u8], target: &[u8]) -> Result<Option<File>>
     }
 }
 
-/// READ: a regular file of at most so many bytes.
+/// READ: returns a regular file of at most the given number of bytes.
 pub(super) fn read(link: &mut Link, request: &[u8]) -> Result<()> {
     let mut take = Take(request);
     let (Some(most), Some(path)) = (take.number(), take.bytes()) else {
@@ -173,8 +173,8 @@ fn names(dir: &OwnedFd) -> Result<Vec<CString>> {
     Ok(names)
 }
 
-/// ARCHIVE: every folder, regular file and link below the work folder, sorted, with at most so many bytes
-/// of files, holes included.
+/// ARCHIVE: returns every folder, regular file and link below the work folder, sorted, if the files have at
+/// most the given number of bytes, including holes.
 pub(super) fn archive(link: &mut Link, request: &[u8]) -> Result<()> {
     let bytes = Take(request).number().ok_or_else(|| errno(71))?;
     let mut left = Left {

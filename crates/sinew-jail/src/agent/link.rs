@@ -11,7 +11,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 /// Frames in and out. Whatever the file behind it: a Unix socket, a port of a machine.
 pub(super) struct Link {
     file: File,
-    /// A port of a machine: the host may come back.
+    /// Whether the link is a port of a virtual machine, so that the host may connect again after the
+    /// connection ended.
     machine: bool,
     /// Bytes that were read and not yet taken.
     had: Vec<u8>,
@@ -55,7 +56,7 @@ impl Link {
         Some((kind, payload))
     }
 
-    /// Reads what is there; the end of the connection is the end of the agent.
+    /// Reads the available bytes. At the end of the connection the agent exits.
     pub(super) fn fill(&mut self) -> Result<()> {
         let mut chunk = [0; 64 << 10];
         match self.file.read(&mut chunk) {

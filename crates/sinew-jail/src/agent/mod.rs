@@ -316,7 +316,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Nothing that two copies of one memory would share may be left: clock, random numbers, name.
+    /// Restores the state after a machine was cloned: clones must not share clock, random numbers and name.
     fn resume(&mut self, bytes: &[u8]) -> Result<()> {
         let wrong = || Error::from_raw_os_error(71);
         let mut take = Take(bytes);

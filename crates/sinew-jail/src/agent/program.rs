@@ -119,8 +119,8 @@ impl Child {
         })
     }
 
-    /// Gives an interpreter that waits its program: seconds of processor time, environment, code; false
-    /// if it is none.
+    /// Sends a waiting interpreter its program: CPU seconds, environment, code. Returns false if it is not an
+    /// interpreter.
     pub(super) fn give(&mut self, cpu_s: u64, env: &[Vec<u8>], code: &[u8]) -> bool {
         let Some(control) = self.control.take() else {
             return false;
@@ -246,7 +246,8 @@ pub(super) fn texts(list: &[Vec<u8>]) -> Result<Vec<CString>> {
     list.iter().map(|t| sys::text(t)).collect()
 }
 
-/// Turns the child into the program: from here on it keeps nothing of the agent but what the program gets.
+/// Turns the child process into the program. From then on it keeps only those resources of the agent that the
+/// program receives.
 fn become_program(
     walls: &Walls,
     ready_s: u64,

@@ -142,7 +142,7 @@ pub(super) fn exec(
     Ok(())
 }
 
-/// Hands Python to the interpreter that waits, else starts the program anew.
+/// Passes Python code to the waiting interpreter, or otherwise starts the program.
 fn start(
     setup: &Setup,
     waiting: &mut Waiting,

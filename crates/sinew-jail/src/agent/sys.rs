@@ -118,7 +118,7 @@ pub(super) fn ignore_broken_pipes() -> Result<()> {
     Ok(())
 }
 
-/// Sets the user whose files are opened and made from here on. Leaving user 0 gives up its rights over files.
+/// Sets the user for opening and creating files from now on. Leaving user 0 drops its rights over files.
 pub(super) fn act_as(user: u32) {
     setfsgid(Gid::from_raw(user));
     setfsuid(Uid::from_raw(user));
@@ -199,7 +199,7 @@ pub(super) fn mount_new(kind: &str, path: &CStr, flags: MsFlags, options: &str) 
     Ok(mount(Some(kind), path, Some(kind), flags, Some(options))?)
 }
 
-/// Clock (CLOCK_REALTIME) and name of a machine.
+/// Sets the clock (CLOCK_REALTIME) and the host name of a machine.
 pub(super) fn set_clock_and_name(ns: u64, name: &[u8]) -> Result<()> {
     let time = libc::timespec {
         tv_sec: (ns / 1_000_000_000) as i64,

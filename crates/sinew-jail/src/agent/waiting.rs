@@ -1,6 +1,6 @@
-//! Interpreters that wait for programs. In a machine one stays as it is and forks another for each
-//! program: there a start takes seconds, emulated. It stands in a group apart from programs, so that
-//! they can be killed without it.
+//! Interpreters that wait for programs. In a virtual machine, one interpreter stays unchanged and forks
+//! another for each program, since a start takes seconds with emulation. It is in a control group separate
+//! from programs, so that these can be killed without it.
 //!
 //! It never runs a program. The user of programs could only send it signals: the agent starts another if it
 //! is dead or silent.

@@ -61,13 +61,13 @@ pub enum ReadError {
         /// Maximum.
         limit: u64,
     },
-    /// It is not a tar file, or cannot be read.
+    /// The file is not a tar file, or cannot be read.
     Broken(io::Error),
     /// An entry is not allowed.
     Entry {
         /// Number of the entry, from 1.
         number: u64,
-        /// Its path, cut to 200 characters.
+        /// Path of the entry, cut to 200 characters.
         path: String,
         /// Broken rule.
         reason: String,
@@ -275,7 +275,7 @@ pub fn clean(raw: &[u8], limits: &ReadLimits) -> Result<PathBuf, ReadError> {
     Ok(parts.iter().map(|p| OsStr::from_bytes(p)).collect())
 }
 
-/// Gives every entry of an archive to `take`. Unread content is skipped; global headers are left out.
+/// Passes every entry of an archive to `take`. Unread content is skipped; global headers are left out.
 ///
 /// # Errors
 /// The first error: of the archive, of a limit, or of `take`.

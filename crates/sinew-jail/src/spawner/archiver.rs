@@ -104,7 +104,7 @@ fn failed(why: String) -> Error {
     Error::Unavailable(why)
 }
 
-/// Gives up what an archiver does not need.
+/// Drops the rights that an archiver does not need.
 fn confine(keep: &[RawFd]) -> Result<()> {
     let mut keep = keep.to_vec();
     keep.sort_unstable();
@@ -215,7 +215,7 @@ impl Spawner {
         Ok(())
     }
 
-    /// Does what has to do with snapshots; what takes time is answered when it is done.
+    /// Handles requests about snapshots. Long ones are answered when they are done.
     pub(super) fn archives(&mut self, seq: u64, request: Request, given: Vec<OwnedFd>) {
         match request {
             Request::Snapshot { id, snapshot } => self.snapshot(seq, id, snapshot),
@@ -430,7 +430,7 @@ impl Spawner {
         }
     }
 
-    /// Tells that a snapshot is made, and what it keeps.
+    /// Reports that a snapshot was created, and the storage that it holds.
     fn answer(&self, seq: u64, snapshot: u64) {
         let layers = self.stores.layers(Some(snapshot)).unwrap_or_default();
         let done = Reply::Done {

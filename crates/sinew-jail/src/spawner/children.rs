@@ -136,7 +136,7 @@ impl Child {
         }))
     }
 
-    /// Its number; `None` when it was reaped.
+    /// Process number; `None` after the child was reaped.
     pub(super) fn number(&self) -> Option<i32> {
         (!self.reaped.get()).then_some(self.number)
     }
@@ -234,7 +234,7 @@ impl Children {
         Ok(())
     }
 
-    /// Does not wait for it any more.
+    /// Stops waiting for a child.
     fn forget(&mut self, child: &Child) {
         let (epoll, fd) = (self.epoll.as_raw_fd(), child.as_raw_fd());
         if self.all.remove(&fd).is_some() {

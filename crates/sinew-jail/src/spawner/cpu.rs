@@ -38,7 +38,7 @@ impl Spent {
         };
     }
 
-    /// Returns the time since then, as far as it is counted.
+    /// Returns the counted time since then.
     fn since_us(&self, group: &Group) -> Option<u64> {
         Some(group.cpu_us()?.saturating_sub(self.before_us?))
     }
@@ -57,7 +57,7 @@ fn pause(left_us: u64, at_once: u64) -> Duration {
 }
 
 impl Spawner {
-    /// Reads the CPU time of a sandbox at intervals from here on.
+    /// Reads the CPU time of a sandbox at intervals from now on.
     pub(super) fn watch_cpu(&mut self, id: u64) {
         let processors = self.host.processors;
         let Some(live) = self.live.get_mut(&id) else {

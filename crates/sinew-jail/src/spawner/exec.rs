@@ -128,7 +128,7 @@ impl Spawner {
         })
     }
 
-    /// Does for a sandbox what can be done now that its namespaces or its program got further.
+    /// Continues the work for a sandbox after a step of its namespaces or its program has finished.
     pub(super) fn advance(&mut self, id: u64) {
         let Some(live) = self.live.get(&id) else {
             return;

@@ -17,7 +17,7 @@ use crate::protocol::{End, Exit, Reply};
 use std::rc::Rc;
 
 impl Spawner {
-    /// Takes all ends that are there: an end can bring others, which were seen already.
+    /// Reaps all ended children. Handling one end can cause further ones, which are handled too.
     pub(super) fn reap(&mut self) {
         loop {
             let ended = self.children.ended();
@@ -106,7 +106,7 @@ impl Spawner {
         self.settle(id);
     }
 
-    /// Answers an execution that is over, once; the sandbox takes the next one from here on.
+    /// Answers a finished execution once. From then on the sandbox accepts the next one.
     pub(super) fn tell_end(&mut self, id: u64) {
         self.forget_cpu(id);
         let Some(live) = self.live.get_mut(&id) else {
@@ -127,7 +127,7 @@ impl Spawner {
         }
     }
 
-    /// Tells that an execution was not begun.
+    /// Reports that an execution was not started.
     pub(super) fn refuse(&self, seq: u64, why: String) {
         let end = End {
             exit: Exit::Refused(why),
@@ -140,7 +140,7 @@ impl Spawner {
         self.reply(&Reply::Ended { seq, end }, &[]);
     }
 
-    /// Tells the end of an execution and frees the sandbox once no child of it is left.
+    /// Reports the end of an execution, and frees the sandbox when no child of it is left.
     pub(super) fn settle(&mut self, id: u64) {
         if self.live.get(&id).is_none_or(|l| l.children != 0) {
             return;

@@ -385,7 +385,7 @@ impl Files {
         self.user.as_ref().map(|u| u.uid)
     }
 
-    /// The work folder as it is seen inside.
+    /// Opens the work folder as it appears inside.
     pub(crate) fn work(&self) -> Result<OwnedFd> {
         match &self.merged {
             Some(merged) => open_folder(&merged.mount, "."),
@@ -398,7 +398,7 @@ impl Files {
         Ok((self.work()?, open_folder(&self.store.mount, "tmp")?))
     }
 
-    /// Whether there are so many layers that the next snapshot is to be a copy.
+    /// Whether there are so many layers that the next snapshot should be a copy.
     pub(crate) fn is_deep(&self) -> bool {
         self.layers.len() >= MAX_LAYERS
     }
@@ -409,7 +409,7 @@ impl Files {
         blank(self.bytes.saturating_mul(2), user, self.mounting, number)
     }
 
-    /// The same files, of which a layer holds a copy: in the store of that layer.
+    /// Returns the same files on top of a new layer that contains a copy of them.
     pub(crate) fn over(&self, number: u64, copy: Layer) -> Result<Self> {
         let mut files = Self {
             store: Rc::clone(&copy.store),

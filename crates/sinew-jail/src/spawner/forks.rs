@@ -131,8 +131,8 @@ impl Spawner {
         self.advance(id);
     }
 
-    /// Asks the zygote for a fork in the PID namespace of the sandbox. It is known by its number when
-    /// the zygote reports it; until then its end of the socket is all there is of it.
+    /// Requests a fork from the zygote in the PID namespace of the sandbox. The process number is known when
+    /// the zygote reports it; until then only the socket to it exists.
     pub(super) fn fork_python(&mut self, id: u64) -> Result<PendingExec> {
         let zygote = self.zygote.as_mut().ok_or(Error::NoSuch("zygote"))?;
         let live = self.live.get(&id).ok_or(NO_SANDBOX)?;
@@ -188,7 +188,7 @@ impl Spawner {
         }
     }
 
-    /// Has another one do what it was asked for; if there is none, programs start by execve.
+    /// Lets another interpreter do the requested work; if there is none, programs start by execve.
     pub(super) fn zygote_died(&mut self) {
         // Messages from before its death still count.
         self.read_notices();

@@ -1,5 +1,5 @@
-//! Facts of the host that do not change while a spawner runs: the protections that it can enforce, and open
-//! files by which it is reached once the spawner stands in the root of programs.
+//! Properties of the host that do not change while a spawner runs: the protections that it can enforce, and
+//! open files by which the host is reached after the spawner has changed to the root of programs.
 
 use super::files::{ATTACHED, Mounting};
 use super::network::Networks;
@@ -40,7 +40,7 @@ pub(super) struct Host {
     pub(super) landlock: Option<landlock::Common>,
     /// Whether every sandbox can have a separate user, else why not.
     pub(super) own_users: std::result::Result<(), String>,
-    /// Ways of mounting; if detached mounts work, this process stands in the root of programs.
+    /// Methods of mounting. If detached mounts work, this process runs in the root of programs.
     pub(super) mounting: Mounting,
     /// Whether a `/proc` is mounted in the root of programs, as user namespaces need it.
     pub(super) proc_below: bool,
@@ -49,9 +49,9 @@ pub(super) struct Host {
     /// PID namespace of the spawner itself.
     pub(super) pid_ns: OwnedFd,
     pub(super) networks: Networks,
-    /// `/proc` of the spawner's own PID namespace, where there is one.
+    /// `/proc` of the spawner's own PID namespace, if there is one.
     own_proc: Option<OwnedFd>,
-    /// The interpreter as it is called inside; `None` if the image has none.
+    /// Path of the Python interpreter inside; `None` if the image has none.
     pub(super) python: Option<String>,
     pub(super) processors: u64,
     /// Sandboxes that may have namespaces and an interpreter waiting.
@@ -115,7 +115,7 @@ impl Host {
         }
     }
 
-    /// The same for the sandbox init, whose filter leaves it nothing but to wait.
+    /// Confinement of the sandbox init, whose filter only allows it to wait.
     pub(super) fn init_confinement<'a>(
         &'a self,
         of: &'a Creation,

@@ -25,7 +25,7 @@ pub(super) struct Launch<'a> {
     pub(super) init: RawFd,
     /// Ruleset of landlock, or -1.
     pub(super) ruleset: RawFd,
-    /// Its standard streams.
+    /// Standard streams of the program.
     pub(super) files: &'a [OwnedFd],
     /// Whether the first of them is a terminal, which becomes that of the session that the plan begins.
     pub(super) terminal: bool,

@@ -54,7 +54,7 @@ pub(super) struct Live {
     pub(super) run: u64,
     /// The end of what ran, while its namespaces are not gone yet.
     pub(super) ended: Option<End>,
-    /// Its files are being copied for a snapshot: requests wait.
+    /// Whether its files are being copied for a snapshot; requests wait meanwhile.
     pub(super) copying: bool,
     /// Requests that wait, at most [`MAX_DEFERRED`].
     pub(super) deferred: Vec<(Numbered, Vec<OwnedFd>)>,
@@ -131,7 +131,7 @@ impl Live {
         self.files.as_ref().map_or(0, |files| files.usage().0)
     }
 
-    /// The one that the zygote was asked for; there is at most one.
+    /// The fork that was requested from the zygote; there is at most one.
     pub(super) fn unforked(&mut self, serial: u32) -> Option<&mut PendingExec> {
         let both = [self.running.as_mut(), self.warm.as_mut()];
         let python = |e: &&mut PendingExec| matches!(e.way, Way::Python { .. });

@@ -77,8 +77,8 @@ struct Spawner {
     /// Forks that read and write archives, by the descriptor of each.
     archivers: HashMap<RawFd, Archiver>,
     warming: Warming,
-    /// The last program that was begun in any sandbox is of Python. A fork of the interpreter that no program
-    /// uses takes as long as a small program.
+    /// The last program that was started in any sandbox is of Python. A fork of the interpreter that no
+    /// program uses takes as long as a small program.
     python_last: bool,
 }
 

@@ -16,7 +16,7 @@ use std::rc::Rc;
 pub(super) struct PendingExec {
     /// Number of the sandbox init whose namespaces it is for.
     pub(super) serial: u32,
-    /// None as long as it is not forked.
+    /// The child; `None` before the fork.
     pub(super) child: Option<Rc<Child>>,
     pub(super) way: Way,
 }
@@ -38,7 +38,7 @@ pub(super) enum Way {
         entered: bool,
         program: Option<(Vec<u8>, Vec<OwnedFd>)>,
     },
-    /// It has been started, and nothing more is to be done for it.
+    /// The program was started, and no step is left.
     Started,
 }
 

@@ -188,7 +188,7 @@ fn tmpfs(path: &Path, options: &str) -> Result<()> {
         .map_err(on("mount tmpfs on", path))
 }
 
-/// A path of the new root as it is reached from here.
+/// Returns the path at which a path inside the new root is reached from here.
 fn inside(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }

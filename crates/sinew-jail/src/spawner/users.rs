@@ -27,7 +27,7 @@ pub(crate) struct Users {
 #[derive(Debug)]
 pub(crate) struct User {
     pub(crate) uid: u32,
-    /// Those that were used and given back.
+    /// User numbers that were used and released.
     free: Rc<std::cell::RefCell<Vec<u32>>>,
 }
 

@@ -32,13 +32,13 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttackOutcome {
-    /// It had no effect and its ending was reported precisely.
+    /// The attack had no effect, and its end was reported precisely.
     Held,
-    /// It had an effect, was misreported, or left something behind.
+    /// The attack had an effect, was misreported, or left something behind.
     Escaped,
     /// The level has nothing that it could attack.
     NotApplicable,
-    /// It was not run on this host.
+    /// The attack was not run on this host.
     Skipped,
 }
 
@@ -83,7 +83,7 @@ pub(crate) enum Expect {
     OutOfMemoryOrDone,
     /// Ended by its limit of processes and threads.
     TooManyProcesses,
-    /// Its output was cut, which is reported.
+    /// The output was cut, which is reported.
     OutputLimit,
     /// Ended by a system call that no program makes by mistake.
     Denied,
@@ -228,8 +228,7 @@ pub fn chosen(case: &str, filter: &str) -> bool {
     }
 }
 
-/// Runs the cases that `filter` chooses ([`chosen`]) and hands each row to `on_row` as soon as it
-/// is known.
+/// Runs the cases that `filter` chooses ([`chosen`]), and passes each row to `on_row` as soon as it is known.
 ///
 /// # Errors
 /// Only if no sandbox can be had at all; what an attack does is a row.
@@ -331,7 +330,7 @@ impl Suite<'_> {
         self.aftermath(before, verdict).await
     }
 
-    /// The same for a case with a part on the host.
+    /// Runs a case that has a part on the host.
     async fn special(&mut self, special: &special::Special) -> Verdict {
         let before = Residue::settled().await;
         let verdict = match (special.run)(self.provider, &self.witness).await {

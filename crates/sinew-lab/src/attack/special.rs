@@ -18,12 +18,12 @@ pub(crate) struct Special {
     pub(crate) number: u32,
     /// Shown in the table, and matched by `--filter`.
     pub(crate) name: &'static str,
-    /// Gives the verdict; an error of the sandbox is an escape.
+    /// Function that returns the verdict; an error of the sandbox counts as an escape.
     pub(crate) run: for<'a> fn(&'a dyn SandboxProvider, &'a Witness) -> SandboxFuture<'a, Verdict>,
 }
 
-/// A `Special` of number, name and function; the function's future is boxed, as functions of different types
-/// stand in one table.
+/// Builds a `Special` from number, name and function. The function's future is boxed, since one table
+/// contains functions of different types.
 macro_rules! special {
     ($number:literal, $name:literal, $run:ident) => {
         $crate::attack::special::Special {
@@ -280,7 +280,7 @@ print(made)";
     })
 }
 
-/// Nothing of a sandbox is in the next one.
+/// Checks that no state of a sandbox is visible in the next one.
 ///
 /// The first sandbox leaves a file in `/work`, `/tmp` and `/dev/shm`. The next one must have empty folders,
 /// also where the level uses a folder, a mount or a machine again.
@@ -299,7 +299,7 @@ async fn left_state(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdi
     }
 }
 
-/// Nothing of a program is in the interpreter of the next one.
+/// Checks that no state of a program is visible in the interpreter of the next one.
 ///
 /// Both programs run in one sandbox, as in the turns of an episode: files stay by design, while patched
 /// functions, variables, threads and children of the first program must be gone.

@@ -129,7 +129,7 @@ async fn late_writes(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
     }
 }
 
-/// One fork changes everything that it can reach; the next must see nothing of it.
+/// One fork changes everything that it can reach; the next fork must not see any change.
 ///
 /// The first program patches built-in functions, modules, the import path, the environment, the object
 /// `True` in memory, the globals of the lowest frame, writes to each descriptor and kills its parent. The
@@ -230,7 +230,7 @@ async fn zygote_seen(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
     })
 }
 
-/// State of one tenant comes back only where its snapshot is asked for.
+/// State of one tenant comes back only where its snapshot is requested.
 ///
 /// The first sandbox plants modules that Python would import, a set-user-id bit, a link to `/etc/shadow` and
 /// a file outside of the work folder. The snapshot goes through an archive and back. Two exports must be the

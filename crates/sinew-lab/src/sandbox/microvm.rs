@@ -49,7 +49,7 @@ async fn exec(place: &mut dyn Sandbox, program: &Program) -> Result<(), SandboxE
 /// Milliseconds of each row's runs.
 #[derive(Default)]
 struct Times {
-    /// Time until the machine is there.
+    /// Times until the machine is restored.
     restored: Vec<f64>,
     /// Time until the first output of Python.
     python: Vec<f64>,

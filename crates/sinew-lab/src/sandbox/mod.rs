@@ -273,7 +273,7 @@ impl Parts {
         "idle",
     ];
 
-    /// All of them.
+    /// Selects all of them.
     pub const fn all() -> Self {
         Self(Vec::new())
     }
@@ -296,7 +296,7 @@ impl Parts {
     }
 }
 
-/// Hands out rows as soon as they are known.
+/// Callback for each row as soon as it is known.
 pub type OnRow<'a> = &'a mut (dyn FnMut(BenchRow) + Send);
 
 /// Measures latencies compared with peers, then the level's behaviour in large numbers.

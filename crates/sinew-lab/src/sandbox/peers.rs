@@ -54,8 +54,8 @@ fn failed(operation: &str, message: impl std::fmt::Display) -> SandboxError {
     }
 }
 
-/// `bwrap` with all namespaces, the system's folder read-only and an empty temporary folder, started anew
-/// for each run.
+/// Measures `bwrap` with all namespaces, the system's folder read-only and an empty temporary folder, started
+/// again for each run.
 async fn bubblewrap() -> Result<Timing, SandboxError> {
     let line = "bwrap --unshare-all --die-with-parent --ro-bind /usr /usr --symlink usr/lib /lib \
                 --symlink usr/lib64 /lib64 --proc /proc --dev /dev --tmpfs /tmp /usr/bin/true";

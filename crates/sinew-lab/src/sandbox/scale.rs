@@ -37,14 +37,14 @@ impl Scale {
         calls: 45_000,
         creates: 10_000,
     };
-    /// The same in seconds.
+    /// Small counts, which take seconds.
     pub const QUICK: Self = Self {
         idle: 100,
         calls: 300,
         creates: 300,
     };
 
-    /// The same number of everything.
+    /// Creates a scale with the same number everywhere.
     pub const fn of(count: u32) -> Self {
         let count = count as usize;
         Self {

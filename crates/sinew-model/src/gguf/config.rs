@@ -4,9 +4,9 @@ use super::{GgufMetadata, KIND};
 use crate::config::{ConfigError, Family, ModelConfig, RopeScaling};
 
 impl ModelConfig {
-    /// Reads the metadata of a GGUF. `has_output`: the file has a tensor `output.weight` (else the
-    /// embeddings are tied); `rope_divisors`: the values of `rope_freqs.weight`, if it is there,
-    /// which hold the Llama 3 scaling as one divisor for each frequency.
+    /// Reads the metadata of a GGUF. `has_output`: the file has a tensor `output.weight` (else the embeddings
+    /// are tied); `rope_divisors`: the values of `rope_freqs.weight`, if present, which contain the Llama 3
+    /// scaling as one divisor per frequency.
     ///
     /// # Errors
     /// If a key is missing or out of range, or the model is one that this crate does not compute

@@ -87,7 +87,7 @@ impl GgufMetadata {
         })
     }
 
-    /// A text, if the key is there.
+    /// Returns a text, if the key exists.
     pub fn str(&self, key: &str) -> Result<Option<&str>, ConfigError> {
         match self.get(key) {
             None => Ok(None),
@@ -101,7 +101,7 @@ impl GgufMetadata {
         self.need(key, self.str(key)?)
     }
 
-    /// A whole number from 0, if the key is there.
+    /// Returns a whole number of at least 0, if the key exists.
     pub fn uint(&self, key: &str) -> Result<Option<u64>, ConfigError> {
         match self.get(key) {
             None => Ok(None),
@@ -136,7 +136,7 @@ impl GgufMetadata {
         self.need(key, self.size(key)?)
     }
 
-    /// A number above 0, if the key is there.
+    /// Returns a number above 0, if the key exists.
     pub fn positive(&self, key: &str) -> Result<Option<f32>, ConfigError> {
         match self.get(key) {
             None => Ok(None),
@@ -150,7 +150,7 @@ impl GgufMetadata {
         self.need(key, self.positive(key)?)
     }
 
-    /// A list of texts, if the key is there.
+    /// Returns a list of texts, if the key exists.
     pub fn strings(&self, key: &str) -> Result<Option<&[String]>, ConfigError> {
         match self.get(key) {
             None => Ok(None),
@@ -159,7 +159,7 @@ impl GgufMetadata {
         }
     }
 
-    /// A list of integers, if the key is there.
+    /// Returns a list of integers, if the key exists.
     pub fn ints(&self, key: &str) -> Result<Option<&[i64]>, ConfigError> {
         match self.get(key) {
             None => Ok(None),

@@ -68,7 +68,7 @@ pub enum GgufError {
         StoredType::GGML_SUPPORTED
     )]
     TensorType { name: String, number: u32 },
-    /// A tensor that was asked for is not in the file.
+    /// A tensor that was requested is not in the file.
     #[error("tensor `{0}` is not in the file")]
     NoTensor(String),
     #[error(transparent)]

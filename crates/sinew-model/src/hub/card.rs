@@ -130,7 +130,7 @@ impl Card {
 }
 
 impl Config {
-    /// A configuration as it is meant, whatever form the card gives it.
+    /// Normalizes a configuration from any form that a card may use.
     fn of(raw: RawConfig) -> Self {
         let mut files: Vec<(String, Vec<String>)> = Vec::new();
         for entry in raw.data_files.map(OneOrMany::list).unwrap_or_default() {

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 /// Endings of files of rows.
 const DATA_FILES: [&str; 6] = [".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv"];
-/// Files with such an ending that describe a data set, or a folder of it.
+/// Extensions of files that only describe a data set or one of its folders.
 const DESCRIPTIONS: [&str; 5] = [
     "dataset_infos.json",
     "dataset_info.json",
@@ -44,7 +44,7 @@ pub(super) struct Selection {
     pub(super) train: Vec<String>,
     /// Files that are held out; empty if the data set has one split.
     pub(super) held_out: Vec<String>,
-    /// Parts that are left out, with the reason, for people.
+    /// Parts that are left out, with the reason, for users.
     pub(super) notes: Vec<String>,
 }
 

@@ -66,7 +66,7 @@ struct Revision {
 #[derive(Deserialize)]
 struct Sibling {
     rfilename: String,
-    /// Bytes; reported for data sets, where it is asked for.
+    /// Bytes; reported for data sets, where it is requested.
     #[serde(default)]
     size: Option<u64>,
 }
@@ -209,7 +209,7 @@ impl<'a> Hub<'a> {
         super::read_text(&dir.join(name), MAX_CARD_BYTES)
     }
 
-    /// Notes the commit of a branch or tag, after its files.
+    /// Stores the commit of a branch or tag, after its files.
     fn refer(&self, revision: &str, sha: &str) -> Result<(), HubError> {
         if super::is_commit(revision) {
             return Ok(());
@@ -382,8 +382,8 @@ impl<'a> Hub<'a> {
         Ok(file)
     }
 
-    /// Downloads a file next to its final name, checks it, and renames it. Attempts are counted
-    /// anew after each one that has brought bytes.
+    /// Downloads a file next to its final name, verifies and renames it. The count of attempts restarts after
+    /// each one that received bytes.
     fn blob(&self, url: &str, name: &str, remote: &Remote, blob: &Path) -> Result<(), HubError> {
         let partial = blob.with_file_name(format!("{}.incomplete", remote.etag));
         let failed = HubError::file(&partial);
@@ -471,7 +471,7 @@ impl<'a> Hub<'a> {
     }
 }
 
-/// A client that follows so many redirects.
+/// Creates a client that follows at most `redirects` redirects.
 fn client(redirects: usize) -> Result<Client, HubError> {
     let agent = HeaderValue::from_static(concat!("sinew/", env!("CARGO_PKG_VERSION")));
     let client = Client::new(ClientOptions {

@@ -46,7 +46,7 @@ pub struct HubRows {
     pub train: Vec<PathBuf>,
     /// Files that are held out; empty if the data set has one split.
     pub held_out: Vec<PathBuf>,
-    /// Parts that are left out, with the reason, for people.
+    /// Parts that are left out, with the reason, for users.
     pub notes: Vec<String>,
 }
 
@@ -265,7 +265,7 @@ fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && revision.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// The snapshot that `revision` names in the cache, if all its weights are there.
+/// Returns the cached snapshot that `revision` names, if all its weights exist.
 fn cached_snapshot(root: &Path, revision: &str) -> Option<PathBuf> {
     let commit = if is_commit(revision) {
         revision.to_owned()

@@ -111,7 +111,7 @@ pub(super) struct LoraWork {
     pub(super) scaled: Vec<f32>,
 }
 
-/// Rows that leave the last layer, if not all do: those whose outputs are asked for. The last layer computes
+/// Rows that leave the last layer, if not all do: those whose outputs are requested. The last layer computes
 /// only keys and values of the others, which later rows read.
 #[derive(Debug)]
 pub(super) struct Leaving {
@@ -139,7 +139,7 @@ impl Leaving {
     }
 }
 
-/// Places in the last hidden states at which outputs are asked for, with these states.
+/// Places in the last hidden states at which outputs are requested, with these states.
 #[derive(Debug, Default)]
 pub(super) struct OutputPlaces {
     pub(super) places: Vec<u32>,

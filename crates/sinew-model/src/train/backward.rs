@@ -18,7 +18,7 @@ use std::ops::Range;
 /// Gradients of the loss with respect to a pass's outputs.
 #[derive(Debug, Default)]
 pub struct OutputGrads<'a> {
-    /// Gradient of each item's log-probability, `[items]`; empty if no items were asked for.
+    /// Gradient of each item's log-probability, `[items]`; empty if no items were requested.
     pub d_logprob: &'a [f32],
     /// Gradient of each item's entropy, `[items]`; empty if entropy is not a part of the loss.
     pub d_entropy: &'a [f32],

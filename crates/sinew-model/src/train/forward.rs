@@ -36,7 +36,7 @@ impl TrainModel {
         self.forward_for(dev, weights, tokens, layout, &all, acts)
     }
 
-    /// [`TrainModel::forward`] if outputs are asked for only at the rows `asked` (in any order, repeated or
+    /// [`TrainModel::forward`] if outputs are requested only at the rows `asked` (in any order, repeated or
     /// not): the last layer computes only keys and values of the others. Outputs and gradients are those of
     /// the whole pass; only sums over rows in the gradient of the last layer's second norm are grouped
     /// differently.

@@ -1,17 +1,17 @@
 //! Generation during training: groups that run, and groups that wait for their update.
 //!
-//! A group has a separate draw, and a draw is a function of the run's seed. A clock decides only which groups
-//! an update takes, and the update's commit names them. So an update is repeated to the bit from its commit,
-//! and a resumed session begins again each draw that no commit names.
+//! Each group runs the task of one draw, and a draw is a function of the run's seed. A clock decides only
+//! which groups an update takes, and the update's commit names them. An update can therefore be repeated bit
+//! for bit from its commit, and a resumed session starts each draw again that no commit names.
 //!
-//! One rule bounds how old samples are, in optimizer updates. A group is begun only while the groups that run
-//! or wait fit into the updates that may be `max_staleness` ahead. A group whose episodes took long may still
-//! have older tokens when its update comes; it is left out with the reason. A group without a signal is
-//! replaced at once, `algorithm.refill` times the groups of a step for each update; further ones take a place
-//! in the update.
+//! One rule bounds how old samples are, in optimizer updates. A group is started only while the groups that
+//! run or wait fit into the updates that may be `max_staleness` ahead. A group whose episodes took long may
+//! still have older tokens when its update comes; the group is then left out with the reason. A group without
+//! a training signal (equal rewards) is replaced at once, at most `algorithm.refill` times the groups of a
+//! step for each update; further groups without a signal fill a place in the update.
 //!
-//! If rewards come from outside, a group that waits for them takes no place: others are begun and trained,
-//! see `late`.
+//! A group that waits for rewards from outside does not count against this limit: other groups are started
+//! and trained meanwhile, see `late`.
 
 mod late;
 
@@ -29,25 +29,25 @@ use std::sync::Arc;
 /// Value of a group for training.
 #[derive(Debug)]
 pub(super) struct GroupValue {
-    /// Its rewards teach something.
+    /// Whether the group has a training signal: its rewards differ.
     pub(super) signal: bool,
-    /// The oldest weights that sampled a token of it; without sampled tokens there are none.
+    /// The oldest weights version that sampled a token of the group; `None` if no token was sampled.
     pub(super) oldest: Option<u64>,
-    /// Task and reward of an episode without others, whose reward came from outside.
+    /// Task and reward of the only episode of a group, if its reward came from outside.
     pub(super) alone: Option<(String, f64)>,
 }
 
-/// A group whose members have all ended and are scored.
+/// A group whose episodes have all ended and are scored.
 #[derive(Debug)]
 struct ScoredSlots {
     slots: EpisodeSlots,
     value: GroupValue,
 }
 
-/// Tasks of draws, in the order of the draws.
+/// Chooses the task of each draw, in the order of the draws.
 #[derive(Debug, Default)]
 struct Drawer {
-    /// Curriculum for blocks of draws, each with the draws of one step.
+    /// Curriculum for tasks with fixed shares; it draws one block of draws, those of one step, at a time.
     curriculum: Curriculum,
     blocks: u64,
     tasks: BTreeMap<u64, usize>,
@@ -56,7 +56,7 @@ struct Drawer {
 }
 
 impl Drawer {
-    /// The task of a draw where shares follow what the policy can do, and those of all draws before it.
+    /// Returns the task of a draw with adaptive shares, after it has chosen the tasks of all earlier draws.
     fn draw_adaptive(&mut self, config: &CoreConfig, draw: u64) -> Option<usize> {
         let TaskSampling::Shares { tasks, adaptive } = &config.tasks else {
             return None;
@@ -66,7 +66,7 @@ impl Drawer {
         Some(adapted.task_of(tasks, adaptive, config.seed, draw))
     }
 
-    /// The task of a draw; draws are asked for in ascending order.
+    /// Returns the task of a draw. Callers ask for draws in ascending order.
     fn task(&mut self, config: &CoreConfig, draw: u64) -> usize {
         let TaskSampling::Shares { tasks, adaptive } = &config.tasks else {
             let one = uniform_tasks(config.train_tasks, config.seed, draw + 1, 1);
@@ -97,32 +97,32 @@ impl Drawer {
 #[derive(Debug, Default)]
 pub(super) struct AsyncGroups {
     drawer: Drawer,
-    /// Draws to begin before new ones.
+    /// Draws of earlier sessions, which are started before new ones.
     again: VecDeque<u64>,
     next: u64,
-    /// Groups by draw: those that run or are being scored or weighed, and those that wait for their update.
+    /// Groups by draw that run, are being scored or inspected, or wait for rewards.
     open: BTreeMap<u64, EpisodeSlots>,
     complete: BTreeMap<u64, ScoredSlots>,
     /// Draws of open groups whose episodes have ended and wait for rewards.
     waiting: BTreeSet<u64>,
-    /// Groups left out since the last update.
+    /// Number of groups that were left out since the last update.
     given_up: usize,
     /// The draws of open groups, by their names and by their episodes.
     groups: HashMap<GroupId, u64>,
     episodes: HashMap<EpisodeId, u64>,
-    /// Left out since the last update, with the reason.
+    /// Episodes that were left out since the last update, with the reason.
     dropped: BTreeMap<EpisodeId, String>,
-    /// Nothing more is begun: the run ends.
+    /// True once no further group is started, because the run ends.
     closed: bool,
 }
 
-/// Groups that the next update would take.
+/// The groups that the next update would train.
 #[derive(Debug, Default)]
 struct UpdateChoice {
     draws: Vec<u64>,
-    /// Number of these draws that have no signal and were replaced by others.
+    /// Number of chosen draws without a training signal that were replaced by others.
     replaced: usize,
-    /// Places of the update that are filled.
+    /// Number of filled places of the update.
     filled: usize,
 }
 
@@ -154,17 +154,17 @@ impl AsyncGroups {
         self.groups.contains_key(group)
     }
 
-    /// Whether no group runs.
+    /// Whether no group is running.
     pub(super) fn is_quiet(&self) -> bool {
         self.open.is_empty()
     }
 
-    /// Begins nothing more.
+    /// Stops starting groups.
     pub(super) fn close(&mut self) {
         self.closed = true;
     }
 
-    /// The episodes of the next group.
+    /// Starts the next group and returns its episodes.
     fn begin(&mut self, config: &CoreConfig) -> Vec<Draw> {
         let draw = self.again.pop_front().unwrap_or_else(|| {
             self.next += 1;
@@ -185,14 +185,14 @@ impl AsyncGroups {
         started
     }
 
-    /// Notes episodes of a group that begin.
+    /// Records that episodes of a group have started.
     fn begun(&mut self, draw: u64, episodes: &[Draw]) {
         let episodes = episodes.iter().map(|one| (one.episode.clone(), draw));
         self.episodes.extend(episodes);
     }
 
-    /// Takes the end of an episode in; gives what follows, and the episodes of a group that is complete by
-    /// it.
+    /// Handles the end of an episode. Returns the actions that follow, and the episodes of the group if this
+    /// end completed it.
     fn ended(&mut self, ended: EpisodeResult) -> (SlotActions, Option<(GroupId, Vec<EpisodeId>)>) {
         let Some(draw) = self.episodes.remove(&ended.episode) else {
             return (SlotActions::default(), None);
@@ -206,7 +206,7 @@ impl AsyncGroups {
         (follows, self.whole(draw))
     }
 
-    /// Takes the score of a group in; gives its episodes if it is complete by it.
+    /// Handles the score of a group. Returns the group's episodes if the score completed it.
     fn scored(
         &mut self,
         group: &GroupId,
@@ -226,8 +226,9 @@ impl AsyncGroups {
         Some((slots.first_group()?.clone(), slots.episodes()))
     }
 
-    /// Notes what a group is worth: all of it, or its first episodes, after which it is complete, or those
-    /// that are given begin.
+    /// Records the value of a group, or of the first episodes of a group. If the first episodes have a
+    /// training signal, the held-back episodes start and are returned; otherwise the group is complete as it
+    /// is.
     fn weighed(&mut self, group: &GroupId, value: GroupValue, stored: Vec<EpisodeId>) -> Vec<Draw> {
         let Some(draw) = self.groups.get(group).copied() else {
             return Vec::new();
@@ -247,7 +248,7 @@ impl AsyncGroups {
         Vec::new()
     }
 
-    /// Chooses the groups of the next update: complete groups by their draws until its places are filled.
+    /// Chooses complete groups for the next update, in the order of their draws, until its places are filled.
     fn choose(&self, config: &CoreConfig, in_order: bool) -> UpdateChoice {
         let mut choice = UpdateChoice::default();
         let first_open = self.open.keys().next().copied().unwrap_or(u64::MAX);
@@ -270,7 +271,7 @@ impl AsyncGroups {
         choice
     }
 
-    /// Groups that take a place in an update to come.
+    /// Number of groups that count against the places of coming updates.
     fn places(&self, config: &CoreConfig) -> usize {
         let spent = self.complete.values().filter(|g| !g.value.signal);
         let spare = config.refill as usize * config.tasks_per_step;
@@ -278,7 +279,7 @@ impl AsyncGroups {
         runs + self.complete.len() - spent.count().min(spare)
     }
 
-    /// Leaves groups out that are too old for weights of `version`.
+    /// Leaves out groups whose samples are too old for weights of `version`.
     fn drop_old(&mut self, version: u64, overlap: &Overlap) {
         let behind = |g: &ScoredSlots| {
             let oldest = g.value.oldest;
@@ -308,7 +309,8 @@ impl AsyncGroups {
         }
     }
 
-    /// Takes the chosen groups out: their episodes in the order of the draws, with those that are left out.
+    /// Removes the chosen groups. Returns their episodes in the order of the draws, and a batch with the
+    /// episodes that were left out.
     fn take(&mut self, choice: UpdateChoice) -> (Vec<Vec<EpisodeId>>, RunCounts, Batch) {
         let mut counts = RunCounts {
             refilled: choice.replaced,
@@ -332,8 +334,8 @@ impl AsyncGroups {
         (groups, counts, batch)
     }
 
-    /// Notes the draws since the last commit in an update's curriculum, which is that of the draws from now
-    /// on: a session that resumes from this commit draws the same.
+    /// Copies the draws since the last commit into the curriculum of an update and continues with that
+    /// curriculum, so that a session that resumes from this commit draws the same tasks.
     fn committed(&mut self, commit: &mut UpdateCommit) {
         let named = commit.trained.iter().chain(commit.dropped.keys());
         Arc::make_mut(&mut self.drawer.adapted).settle(named.filter_map(draw_of));
@@ -343,7 +345,7 @@ impl AsyncGroups {
 }
 
 impl PipelineCore {
-    /// Waits for the groups of the next update, with as many at work as may be.
+    /// Waits for the groups of the next update, and starts as many groups as the limit allows.
     pub(super) fn collect(&mut self) -> Vec<Command> {
         if self.ahead.is_none() {
             let draws = std::mem::take(&mut self.state.draws);
@@ -359,7 +361,7 @@ impl PipelineCore {
         commands
     }
 
-    /// Begins groups as long as there is room for them.
+    /// Starts groups while the staleness limit leaves room.
     pub(super) fn admit(&mut self) -> Vec<Command> {
         let (Some(overlap), Some(ahead)) = (self.config.overlap, &mut self.ahead) else {
             return Vec::new();
@@ -385,7 +387,8 @@ impl PipelineCore {
         start.into_iter().collect()
     }
 
-    /// Makes rows of the groups of the next update, if it waits for them and they are there.
+    /// Makes training rows of the groups of the next update, if the core waits for them and enough are
+    /// complete.
     fn take_groups(&mut self) -> Vec<Command> {
         let (Some(overlap), Some(ahead)) = (self.config.overlap, &mut self.ahead) else {
             return Vec::new();
@@ -407,7 +410,7 @@ impl PipelineCore {
         commands
     }
 
-    /// Takes the end of a training episode in, whatever the update is at.
+    /// Handles the end of a training episode at any stage of the update.
     pub(super) fn async_ended(&mut self, ended: EpisodeResult) -> Vec<Command> {
         let Some(ahead) = &mut self.ahead else {
             return Vec::new();
@@ -418,7 +421,7 @@ impl PipelineCore {
         commands
     }
 
-    /// Takes the score of a training group in.
+    /// Handles the score of a training group.
     pub(super) fn async_scored(
         &mut self,
         group: &GroupId,
@@ -429,7 +432,7 @@ impl PipelineCore {
         command.into_iter().collect()
     }
 
-    /// Takes in what a complete group is worth.
+    /// Handles the value of a complete group.
     pub(super) fn weighed(
         &mut self,
         group: &GroupId,
@@ -447,7 +450,7 @@ impl PipelineCore {
         commands
     }
 
-    /// Commits updates, with what the curriculum has drawn until now.
+    /// Returns the commands that commit updates, each with the draws of the curriculum until this point.
     pub(super) fn commits(&mut self) -> Vec<Command> {
         let adaptive = self.adaptive().is_some();
         let mut commits = std::mem::take(&mut self.held_back);
@@ -460,13 +463,13 @@ impl PipelineCore {
         commits.into_iter().map(Command::Commit).collect()
     }
 
-    /// Whether new weights wait for episodes that run.
+    /// Whether new weights have to wait for running episodes.
     pub(super) fn holds(&self) -> bool {
         let in_order = self.config.overlap.is_some_and(|o| o.in_order);
         in_order && self.ahead.as_ref().is_some_and(|f| !f.is_quiet())
     }
 
-    /// Publishes weights that waited for the last episode.
+    /// Publishes the weights that waited, once the last episode has ended.
     fn release(&mut self) -> Option<Command> {
         if self.holds() {
             return None;

@@ -38,7 +38,7 @@ struct World {
 
 const UPDATES: u64 = 2;
 
-/// Steps that a group may be behind when it is trained, more than it is begun ahead, if rewards come late.
+/// Steps that a group may be behind when it is trained, more than it is started ahead, if rewards come late.
 const LATE_STEPS: u64 = 2;
 
 /// Two types of tasks.

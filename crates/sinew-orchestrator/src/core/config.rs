@@ -1,20 +1,20 @@
-//! Inputs of a run's decisions, as data: fixed before the run begins.
+//! Settings of the core, as data that is fixed before the run begins.
 
 use crate::curriculum::TaskShares;
 use crate::schedule::draws_per_step;
 use sinew_algo::AdaptiveConfig;
 
-/// Choice of the tasks of a step.
+/// Rule that chooses the tasks of a step.
 #[derive(Debug)]
 pub enum TaskSampling {
-    /// All of them, once an epoch, in an order of the seed's.
+    /// Every task once per epoch, in an order that follows from the seed.
     Uniform,
-    /// Tasks are drawn by shares: of environments, and of task types in them.
+    /// Tasks are drawn by shares of the environments, and of the task types within an environment.
     Shares {
         /// The training tasks with their shares.
         tasks: TaskShares,
-        /// Bounds and memory of the estimates, where types that are neither solved nor hopeless are drawn
-        /// more often.
+        /// Limits and memory of the success estimates. With them, task types of medium success are drawn more
+        /// often than solved or hopeless ones.
         adaptive: Option<AdaptiveConfig>,
     },
 }
@@ -22,93 +22,93 @@ pub enum TaskSampling {
 /// Held-out measurements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvalConfig {
-    /// Held-out tasks that are measured, the first of their split.
+    /// Number of measured held-out tasks, taken from the start of their split.
     pub tasks: usize,
-    /// Sampled ones; their mean is the task's success.
+    /// Sampled episodes of each task. Their mean is the success of the task.
     pub episodes_per_task: usize,
-    /// Steps between further measurements; 0: there are only those before and after.
+    /// Steps between two measurements during training; 0: only before and after training.
     pub every: u64,
     /// Temperature of the sampled episodes.
     pub temperature: f32,
-    /// True if one greedy episode a task is run as well, before and after.
+    /// Whether one greedy episode per task is run as well, before and after training.
     pub greedy: bool,
 }
 
-/// Goal of a run.
+/// The work of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// Steps of rollout and update, with held-out measurements before and after.
+    /// Training steps, with held-out measurements before and after.
     Train,
-    /// One held-out measurement.
+    /// One held-out measurement without training.
     Measure,
 }
 
 /// Source of training episodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SampleKind {
-    /// They are run, on tasks that the core draws.
+    /// The run samples the episodes itself, on tasks that the core draws.
     Run,
-    /// A source gives groups of them.
+    /// An external source delivers groups of finished episodes.
     Given,
 }
 
-/// Overlap of generation with training.
+/// Settings for generation that overlaps with training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overlap {
     /// Optimizer updates that a sample may be behind the weights when it is trained.
     pub max_staleness: u64,
-    /// Optimizer updates of a step.
+    /// Number of optimizer updates in a step.
     pub updates_per_step: u64,
-    /// Updates take groups in the order of their draws, and new weights wait until all groups that run have
-    /// ended: what is trained is a function of the seed. Otherwise updates take the groups that are complete,
-    /// and weights are replaced between two tokens.
+    /// If true, updates take groups in the order of their draws, and new weights wait until all running
+    /// groups have ended: the trained samples are then a function of the seed. If false, updates take the
+    /// groups that are complete, and weights are replaced between two tokens.
     pub in_order: bool,
-    /// Rewards come from outside, some of them late. Needs updates that take what is complete.
+    /// Limits for rewards that arrive from outside after the episode. Needs `in_order` to be false.
     pub late: Option<LateGroups>,
 }
 
 /// Limits for groups that wait for rewards from outside while others run and are trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LateGroups {
-    /// No group is begun while so many wait. An update that as many groups could not be taken for, because
-    /// they are too old or have no rewards, is made of those that are there.
+    /// Maximum number of waiting groups; no group is started above it. After this many groups were left out
+    /// for an update, as too old or without rewards, the update uses the groups that are complete.
     pub max_waiting: usize,
     /// Optimizer updates that a group may be behind the weights when it is trained.
     pub max_staleness: u64,
 }
 
-/// Inputs of a run's decisions.
+/// All settings of the core.
 #[derive(Debug)]
 pub struct CoreConfig {
     /// Training, or one measurement.
     pub goal: Goal,
     /// Seed of tasks and sampling.
     pub seed: u64,
-    /// Optimizer steps of the whole run, those of earlier sessions included.
+    /// Optimizer steps of the whole run, including earlier sessions.
     pub steps: u64,
     /// Training stops early after this many seconds.
     pub max_wall_s: Option<f64>,
-    /// Steps between two checkpoints; the last step has one in any case.
+    /// Steps between two checkpoints. The last step always writes one.
     pub checkpoint_every: u64,
-    /// Run here, or given by a source.
+    /// Source of the training episodes.
     pub samples: SampleKind,
-    /// Groups of a step.
+    /// Number of groups that a step trains.
     pub tasks_per_step: usize,
-    /// Groups that a step begins in addition, and of which it stops as many once enough are complete.
+    /// Number of surplus groups that a step starts; it stops as many once enough groups are complete.
     pub over_sample: usize,
     /// Episodes of a group.
     pub group_size: usize,
-    /// Number of them that begin first: if these teach nothing, the others are not begun. `None`: all at
-    /// once.
+    /// Number of episodes of a group that start first. If these have no training signal, the others are never
+    /// started. `None`: all start at once.
     pub stop_decided: Option<usize>,
-    /// Number of further attempts of an episode that the system failed.
+    /// Maximum number of further attempts after the system failed an episode.
     pub retries: u32,
-    /// Rounds in which groups that teach nothing are replaced.
+    /// Maximum number of rounds in which a step replaces groups without a training signal.
     pub refill: u32,
-    /// Groups wait for rewards from outside; while none has them, so many more rounds of groups are run in
-    /// a step. `None`: every reward is there when its episode ends, or generation overlaps with training.
+    /// Additional rounds of groups that a step may run while no group has its rewards from outside. `None`:
+    /// rewards are complete when the episode ends, or generation overlaps with training.
     pub late_rounds: Option<u32>,
-    /// Generation and training overlap; `None`: they take turns.
+    /// Overlap of generation with training; `None`: generation and training alternate.
     pub overlap: Option<Overlap>,
     /// Sampling of the tasks of a step.
     pub tasks: TaskSampling,
@@ -125,7 +125,7 @@ impl CoreConfig {
         self.late_rounds.is_some() || self.overlap.is_some_and(|o| o.late.is_some())
     }
 
-    /// Draws that each step has to itself.
+    /// Number of draws that are reserved for each step.
     pub fn draws_per_step(&self) -> u64 {
         // Given episodes replace no others.
         let refill = match self.samples {
@@ -136,16 +136,16 @@ impl CoreConfig {
     }
 }
 
-/// Time of a held-out measurement.
+/// Point of a run at which held-out tasks are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvalTime {
-    /// The first weights.
+    /// Before training, with the first weights.
     Before,
-    /// The measurement is between two steps, every [`EvalConfig::every`].
+    /// Between two training steps, every [`EvalConfig::every`] steps.
     During,
-    /// The last weights.
+    /// After training, with the last weights.
     After,
-    /// The only one of a run that trains nothing.
+    /// The only measurement of a run that trains nothing.
     Now,
 }
 

@@ -1,5 +1,5 @@
-//! Turns groups into rows: those that a step ran, those that wait for rewards, a source's, and those of a
-//! committed update.
+//! Turns groups into training rows: groups that a step ran, groups that waited for rewards, groups of a
+//! source, and groups of a committed update.
 
 use super::{Batch, Command, PipelineCore, Rollout, RunCounts, Stage, UpdateCommit};
 use crate::status::is_counted;
@@ -7,7 +7,8 @@ use sinew_types::EpisodeId;
 use std::collections::BTreeMap;
 
 impl PipelineCore {
-    /// Lets the groups of a step wait for their rewards, with those of the steps before.
+    /// Asks the driver to collect the late rewards of this step's groups and of earlier groups that still
+    /// wait.
     pub(super) fn settle(&mut self, rollout: Rollout, wait: bool) -> Vec<Command> {
         let groups = rollout.slots.groups();
         self.stage = Stage::Settling(rollout);
@@ -18,7 +19,7 @@ impl PipelineCore {
         }]
     }
 
-    /// Begins the further rounds of a step again that an earlier session began.
+    /// Starts those additional rounds of a step again that an earlier session had started.
     pub(super) fn begin_again(&mut self, step: u64) -> Vec<Command> {
         let mut commands = Vec::new();
         let (begun, rounds) = self.state.begun;
@@ -37,8 +38,8 @@ impl PipelineCore {
         commands
     }
 
-    /// Makes rows of groups with their rewards. If none are left, more groups are run while others may wait;
-    /// otherwise the step waits for rewards.
+    /// Makes rows of the groups whose rewards have arrived. If there are none, the step runs more groups
+    /// while others may still wait; otherwise it waits for rewards.
     pub(super) fn settled(
         &mut self,
         mut rollout: Rollout,
@@ -64,7 +65,7 @@ impl PipelineCore {
         }
     }
 
-    /// Takes a source's groups in; nothing at all ends the run.
+    /// Handles the groups of a source. An empty answer ends the run.
     pub(super) fn given(
         &mut self,
         groups: Vec<Vec<EpisodeId>>,
@@ -90,7 +91,7 @@ impl PipelineCore {
         self.score(batch, groups, RunCounts::default())
     }
 
-    /// Does a committed update again, or draws the step anew if its episodes are gone.
+    /// Repeats a committed update, or draws new episodes for the step if the stored ones were removed.
     pub(super) fn recalled(&mut self, groups: Option<Vec<Vec<EpisodeId>>>) -> Vec<Command> {
         let Some(groups) = groups else {
             return self.draw_step();
@@ -108,7 +109,7 @@ impl PipelineCore {
         self.score(batch, groups, RunCounts::default())
     }
 
-    /// Makes rows of groups, with what running those of the step showed.
+    /// Makes rows of groups, and adds the counts of this step's rollout.
     pub(super) fn score_rollout(
         &mut self,
         rollout: Rollout,
@@ -138,7 +139,7 @@ impl PipelineCore {
         self.score(batch, groups, counts)
     }
 
-    /// Makes rows of any groups.
+    /// Makes training rows of the given groups.
     pub(super) fn score(
         &mut self,
         mut batch: Batch,

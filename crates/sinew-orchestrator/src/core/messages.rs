@@ -1,4 +1,4 @@
-//! Inputs and outputs of the core, as data.
+//! Events (inputs) and commands (outputs) of the core, as plain data.
 
 use super::config::EvalTime;
 use super::slots::{EpisodeResult, TaskOutcome};
@@ -11,27 +11,27 @@ use sinew_types::{EpisodeId, GroupId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Draws that earlier sessions began and no commit names, and the first draw that none began.
+/// Draws that earlier sessions started but no commit names, and the number of the first unused draw.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenDraws {
-    /// Draws in their order.
+    /// Started draws in ascending order.
     pub open: Vec<u64>,
-    /// Larger than all of them.
+    /// Number of the first unused draw, larger than all in `open`.
     pub next: u64,
-    /// Stored episodes of others, which are left out with this reason.
+    /// Stored episodes of other draws, which are left out, with the reason.
     pub dropped: BTreeMap<EpisodeId, String>,
 }
 
-/// State with which a resumed run begins.
+/// State from which a resumed run continues.
 #[derive(Clone, Debug, Default)]
 pub struct CoreState {
-    /// Steps that the weights have seen.
+    /// Number of training steps that are contained in the weights.
     pub step: u64,
     /// Curriculum of the checkpoint.
     pub curriculum: Arc<Curriculum>,
     /// The last step after which held-out tasks were measured in between.
     pub measured_at: u64,
-    /// Counts of what went wrong in the steps before.
+    /// Counts of failures in earlier steps.
     pub health: Health,
     /// Later updates that were committed, with the curriculum after each: they are done again from the same
     /// episodes.
@@ -45,14 +45,14 @@ pub struct CoreState {
     pub draws: OpenDraws,
 }
 
-/// Reason why a run comes to its end.
+/// Reason for the end of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// Its steps are done, or its time is up.
+    /// All steps are done, or the time limit is reached.
     Done,
-    /// Its last steps were bad.
+    /// Too many steps in a row were bad, with the reason.
     Bad(String),
-    /// It was asked to stop.
+    /// The user asked the run to stop.
     Interrupted,
 }
 
@@ -61,76 +61,77 @@ pub enum StopReason {
 pub enum Event {
     /// The first event of a session.
     Begin,
-    /// A first measurement was found, so that none has to be made.
+    /// The store already holds the first measurement, so that it is not repeated.
     FirstEvalFound,
-    /// An episode is over and in the store.
+    /// An episode has ended and is stored.
     EpisodeEnded(EpisodeResult),
-    /// A group was scored: what its members with a reward showed.
+    /// The driver has scored a group. Contains the outcomes of the episodes with a reward.
     GroupScored {
         group: GroupId,
         outcomes: BTreeMap<EpisodeId, TaskOutcome>,
     },
-    /// Result of a comparison of the step's groups.
+    /// The driver has compared the groups of the step.
     SpentGroupsCounted {
-        /// Groups without a signal, or with too many failed episodes.
+        /// Number of groups without a training signal or with too many failed episodes.
         spent: usize,
     },
-    /// Groups that a source gave, and episodes of it that must not be trained.
+    /// The source delivered groups.
     GroupsFetched {
         /// Groups in the source's order.
         groups: Vec<Vec<EpisodeId>>,
         dropped: BTreeMap<EpisodeId, String>,
-        /// Task and reward of the episodes that are alone in their group.
+        /// Task and reward of episodes that are the only ones of their group.
         alone: Vec<(String, f64)>,
     },
-    /// A look at the groups that wait for rewards.
+    /// The driver has checked the groups that wait for rewards.
     LateRewardsCollected {
         /// Groups that can be trained.
         groups: Vec<Vec<EpisodeId>>,
         /// Episodes whose rewards did not come in time.
         dropped: BTreeMap<EpisodeId, String>,
-        /// Task and reward of the episodes that are alone in their group.
+        /// Task and reward of episodes that are the only ones of their group.
         alone: Vec<(String, f64)>,
-        /// Groups that continue to wait.
+        /// Number of groups that still wait.
         waiting: usize,
-        /// More groups may be begun.
+        /// Whether more groups may be started.
         may_begin: bool,
     },
-    /// The episodes of a committed update; `None` if the store does not have them all.
+    /// Episodes of a committed update; `None` if some are missing in the store.
     CommittedLoaded(Option<Vec<Vec<EpisodeId>>>),
-    /// Rows were made: from these episodes, and not from those.
+    /// Training rows were made. Contains the episodes with a row, and those without.
     RowsReady {
         rows: usize,
         trained: Vec<EpisodeId>,
         dropped: BTreeMap<EpisodeId, String>,
-        /// Their contribution to what is usual in the run.
+        /// Data of these rows for the statistics of usual values, which suspicious episodes are compared
+        /// with.
         sightings: Vec<Sighting>,
     },
-    /// An update was applied, or there was nothing to apply.
+    /// An optimizer update was applied, or there were no rows to train on.
     UpdateDone(Box<StepRecord>),
-    /// Every later token is drawn by the new weights, which have this version.
+    /// The engine samples every later token with the weights of this version.
     WeightsLive { version: u64 },
-    /// Value of a complete group, or of its first episodes.
+    /// Value of a complete group, or of the first episodes of a group.
     GroupInspected {
         group: GroupId,
-        /// The rewards teach something.
+        /// Whether the rewards give a training signal.
         signal: bool,
-        /// The oldest version that sampled a token of it, if one did.
+        /// The oldest weights version that sampled a token of the group; `None` if no token was sampled.
         oldest: Option<u64>,
-        /// Those of the held-back episodes, and of their further attempts, that are in the store.
+        /// Held-back episodes and their further attempts that the store holds.
         stored: Vec<EpisodeId>,
-        /// Task and reward, if only one episode was waited for to get its reward.
+        /// Task and reward of an episode that is the only one of its group and got its reward late.
         alone: Option<(String, f64)>,
     },
-    /// A measurement was summed up.
+    /// The driver has summarized a measurement.
     EvaluationDone,
-    /// The run was asked to stop. `whole`: the weights are those of a step.
+    /// The run was asked to stop. `whole`: the weights are those of a complete step.
     Interrupted { whole: bool },
     /// Time passed.
     Tick,
 }
 
-/// One update as it is committed, without the driver's part.
+/// The decisions of one update's commit; the driver adds its own data.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UpdateCommit {
     /// Number of the step, from 1.
@@ -148,90 +149,91 @@ pub struct UpdateCommit {
 /// Output of the core: an action for the driver.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Look for the first measurement of a resumed run.
+    /// Look in the store for the first measurement of a resumed run.
     FindFirstEval(Vec<EvalSet>),
-    /// Run episodes and report each end. Held-out ones at a separate temperature.
+    /// Run episodes and report the end of each. Held-out episodes have a separate temperature.
     Start {
-        /// All at once; the driver decides how many run at a time.
+        /// Episodes to start; the driver decides how many run at a time.
         draws: Vec<Draw>,
-        /// Set for held-out episodes.
+        /// Sampling temperature of held-out episodes; `None` for training episodes.
         temperature: Option<f32>,
     },
-    /// Stop these episodes: nothing more is heard of them.
+    /// Stop these episodes. The core expects no further event about them.
     Abandon { episodes: Vec<EpisodeId> },
-    /// Score a group whose members have all ended, and report that. Others continue meanwhile.
+    /// Score a group whose episodes have all ended, and report the result. Other work continues meanwhile.
     ScoreGroup {
-        /// Last attempts, in their order.
+        /// The last attempt of each episode, in order.
         members: Vec<Draw>,
     },
     /// Ask the source for groups.
     Fetch { step: u64 },
     /// Read the episodes of a committed update.
     LoadCommitted { step: u64 },
-    /// Let these groups wait for their rewards, and look which of all that wait can be trained: at once, or
-    /// now and then where generation overlaps with training.
+    /// Let these groups wait for late rewards, and report which waiting groups can be trained: at once, or
+    /// from time to time if generation overlaps with training.
     CollectLateRewards {
         step: u64,
         groups: Vec<Vec<EpisodeId>>,
-        /// Nothing else can be done: give rewards a moment to come.
+        /// Whether the core has nothing else to do; the driver then waits a moment for rewards.
         wait: bool,
     },
-    /// Ask the algorithm which groups will leave the batch.
+    /// Ask the algorithm which groups it will remove from the batch.
     CountSpentGroups {
-        /// Their episodes have ended.
+        /// Groups whose episodes have ended.
         groups: Vec<Vec<EpisodeId>>,
     },
-    /// Say whether a group teaches something, and how old it is.
+    /// Report whether a group has a training signal, and how old its samples are.
     InspectGroup {
         group: GroupId,
-        /// All of it, or the first ones. They have ended.
+        /// Ended episodes of the group: all of them, or the first ones.
         episodes: Vec<EpisodeId>,
-        /// Those that did not begin in this session and may be in the store.
+        /// Episodes that did not start in this session but may be in the store.
         held: Vec<EpisodeId>,
     },
-    /// Make rows of these groups.
+    /// Make training rows of these groups.
     Score {
         step: u64,
         groups: Vec<Vec<EpisodeId>>,
         counts: RunCounts,
-        /// Left out before, with the reason, because they are too far behind or their rewards did not come.
+        /// Episodes that were left out before, as too old or without rewards, with the reason.
         left_out: BTreeMap<EpisodeId, String>,
     },
-    /// Train on the rows; if there are none, report it at once.
+    /// Train on the rows. Without rows, report the end of the update at once.
     Train {
         step: u64,
-        /// Episodes that gave no row, by reason.
+        /// Number of episodes without a row, by reason.
         left_out: BTreeMap<String, usize>,
     },
-    /// Bring the weights to where tokens are sampled.
+    /// Publish the weights to the engine.
     Publish { step: u64 },
-    /// Record an update durably; it counts from then on.
+    /// Write the commit of an update durably. The update counts from then on.
     Commit(UpdateCommit),
-    /// Save weights, optimizer and the state of the run.
+    /// Save the weights, the optimizer and the state of the run.
     Checkpoint { step: u64 },
-    /// Tell what the step did, with what is wrong, if anything is.
+    /// Record the step, with an alarm if there is one.
     Record { step: u64, alarm: Option<Alarm> },
-    /// Sum up a measurement of these episodes.
+    /// Summarize a measurement of these episodes.
     Measure {
         when: EvalTime,
         sets: Vec<Vec<EpisodeId>>,
     },
-    /// The source has nothing more.
+    /// The source has no more groups.
     SourceDry { step: u64 },
     /// The last command of a session.
     Stop(StopReason),
 }
 
-/// Episodes of a step in addition to the trained ones.
+/// Counts of episodes of a step other than the trained ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunCounts {
-    /// Run again because the system failed them, and how many of these went well.
+    /// Number of episodes that were run again because the system failed them.
     pub retried: usize,
-    /// Part of `retried`.
+    /// Number of `retried` episodes whose later attempt the system did not fail.
     pub recovered: usize,
-    /// Groups that were run in the place of others.
+    /// Number of groups that replaced others.
     pub refilled: usize,
-    /// Episodes that were not begun, because the first ones of their group had decided it.
+    /// Number of episodes that were never started, because the first episodes of their group had no training
+    /// signal.
     pub not_begun: usize,
 }
 
@@ -240,7 +242,7 @@ pub struct RunCounts {
 pub struct EvalSet {
     /// Purpose of its episodes, such as `eval-before`.
     pub purpose: String,
-    /// 0 is greedy.
+    /// Sampling temperature; 0 is greedy.
     pub temperature: f32,
     pub draws: Vec<Draw>,
 }

@@ -4,9 +4,9 @@
 //! function of its configuration, of the state that it began with and of the events.
 //!
 //! One step passes through the stages `Rollout` (or `Fetching`, `Recalling` or `Collecting`), `Scoring`,
-//! `Training` and `Publishing`; measurements stand between steps. If generation overlaps with training, the
-//! episodes of later updates run during all stages: see `async_groups`. Time comes in as `now`, seconds of
-//! the run over all sessions.
+//! `Training` and `Publishing`; held-out measurements run between steps. If generation overlaps with
+//! training, the episodes of later updates run during all stages: see `async_groups`. The caller passes the
+//! time as `now`, the seconds of the run over all sessions.
 
 mod async_groups;
 #[cfg(test)]
@@ -40,52 +40,52 @@ pub use messages::{
 };
 pub use slots::{EpisodeResult, EpisodeSlots, GroupProbe, SlotActions, TaskOutcome, task_outcome};
 
-/// The training episodes of a step.
+/// The training episodes of a step while they run.
 #[derive(Debug, Default)]
 struct Rollout {
     /// Its episodes and their attempts.
     slots: EpisodeSlots,
     /// Tasks drawn so far.
     used: Vec<usize>,
-    /// Rounds of refill done, and groups that they added.
+    /// Number of refill rounds.
     rounds: u32,
-    /// Reported in the step's record.
+    /// Number of groups that refill rounds added; the record of the step reports it.
     refilled: usize,
     /// Curriculum after the draws; counts once the step is done.
     curriculum: Option<Arc<Curriculum>>,
     /// Episodes whose rewards did not come in time.
     late: BTreeMap<EpisodeId, String>,
-    /// Task and reward of late episodes that are alone in their group.
+    /// Task and reward of late episodes that are the only ones of their group.
     alone: Vec<(String, f64)>,
 }
 
-/// A measurement whose episodes run, one set after the other.
+/// A held-out measurement whose sets of episodes run one after the other.
 #[derive(Debug)]
 struct Evaluation {
     when: EvalTime,
     slots: EpisodeSlots,
-    /// Sets that have not begun.
+    /// Sets that have not started.
     waiting: VecDeque<EvalSet>,
     /// Episodes of the sets that are complete.
     done: Vec<Vec<EpisodeId>>,
 }
 
-/// Episodes of a step once its rows are made.
+/// The episodes of a step after its rows were made.
 #[derive(Debug, Default)]
 struct Batch {
     /// Commit of the step.
     commit: UpdateCommit,
     /// Episodes left out before rows were made.
     dropped: BTreeMap<EpisodeId, String>,
-    /// The committed curriculum of an update that is done again.
+    /// Whether the update repeats a committed one, so that its curriculum is the committed one.
     recalled: bool,
     /// Outcomes from which the curriculum learns.
     outcomes: Vec<CurriculumSample>,
-    /// Task and reward of episodes without a group: baselines of later ones.
+    /// Task and reward of episodes without a group, for the baselines of later ones.
     alone: Vec<(String, f64)>,
 }
 
-/// Stage of the core, by what it waits for.
+/// Stage of the core, named after the event that it waits for.
 #[derive(Debug)]
 enum Stage {
     /// Waits for [`Event::Begin`].
@@ -95,19 +95,19 @@ enum Stage {
     Evaluating(Evaluation),
     Measuring(EvalTime),
     Rollout(Rollout),
-    /// Waits for groups with their rewards.
+    /// Waits until groups have their rewards from outside.
     Settling(Rollout),
-    /// Waits for enough groups of those that run during training.
+    /// Waits until enough of the groups that overlap with training are complete.
     Collecting,
-    /// Waits for a source's groups.
+    /// Waits for the groups of a source.
     Fetching,
     /// Waits for the episodes of a committed update.
     Recalling,
     Scoring(Batch),
     Training(Batch),
-    /// Waits for the last episode that the old weights sample.
+    /// Waits for the last episode that the old weights still sample.
     Holding(Batch, Option<Alarm>),
-    /// Waits for the weights to be in use.
+    /// Waits until the engine samples with the new weights.
     Publishing(Batch, Option<Alarm>),
     Stopped,
 }
@@ -117,19 +117,19 @@ enum Stage {
 pub struct PipelineCore {
     config: Arc<CoreConfig>,
     state: CoreState,
-    /// The last step that a checkpoint holds.
+    /// The last step that a checkpoint contains.
     saved: u64,
-    /// Updates whose commit waits until the run is known to be well.
+    /// Updates whose commits wait while the health of the run is in doubt.
     held_back: Vec<UpdateCommit>,
-    /// More groups may be begun: fewer wait for rewards than may.
+    /// Whether more groups may be started: fewer than the limit wait for rewards.
     may_begin: bool,
-    /// Groups that run during training, once the first have begun.
+    /// Groups that overlap with training; `None` until the first ones start.
     ahead: Option<AsyncGroups>,
     stage: Stage,
 }
 
 impl PipelineCore {
-    /// A run that begins, or resumes from `state`.
+    /// Creates the core of a new run, or of one that resumes from `state`.
     pub fn new(config: Arc<CoreConfig>, state: CoreState) -> Self {
         Self {
             config,
@@ -142,12 +142,12 @@ impl PipelineCore {
         }
     }
 
-    /// Steps that the weights have seen.
+    /// Number of steps that are contained in the weights.
     pub fn step(&self) -> u64 {
         self.state.step
     }
 
-    /// The last step that a checkpoint holds.
+    /// The last step that a checkpoint contains.
     pub fn saved_step(&self) -> u64 {
         self.saved
     }
@@ -157,8 +157,8 @@ impl PipelineCore {
         &self.state.curriculum
     }
 
-    /// Takes an event in at `now`, seconds of the run; gives what is to be done, in order. An event
-    /// that nothing waits for changes nothing.
+    /// Handles an event at `now`, seconds of the run. Returns the commands that follow, in order. An event
+    /// that the core does not wait for has no effect.
     pub fn on(&mut self, event: Event, now: f64) -> Vec<Command> {
         if let Event::Interrupted { whole } = event {
             return self.interrupted(whole);
@@ -223,7 +223,7 @@ impl PipelineCore {
         }
     }
 
-    /// Takes an event of a step's episodes in.
+    /// Handles an event about the episodes of a step.
     fn running(&mut self, rollout: Rollout, event: Event) -> Vec<Command> {
         match event {
             Event::EpisodeEnded(ended) => self.rolled_out(rollout, ended),
@@ -242,7 +242,7 @@ impl PipelineCore {
         }
     }
 
-    /// Whether an event is one of the groups that run during training.
+    /// Whether an event is about the groups that overlap with training.
     fn is_beside(&self, event: &Event) -> bool {
         let ahead = self.ahead.as_ref();
         ahead.is_some_and(|ahead| match event {
@@ -255,7 +255,7 @@ impl PipelineCore {
         })
     }
 
-    /// Takes such an event in.
+    /// Handles an event about the groups that overlap with training.
     fn overlapping(&mut self, event: Event, now: f64) -> Vec<Command> {
         match event {
             Event::EpisodeEnded(ended) => self.async_ended(ended),
@@ -281,7 +281,7 @@ impl PipelineCore {
         }
     }
 
-    /// The first command: a measurement, or the review of one.
+    /// Returns the first command: start of a measurement, or the search for a stored one.
     fn begin(&mut self) -> Vec<Command> {
         match (self.config.goal, self.state.step) {
             (Goal::Measure, _) => self.evaluate(EvalTime::Now),
@@ -293,7 +293,7 @@ impl PipelineCore {
         }
     }
 
-    /// The episodes of a measurement: sampled ones, and greedy ones if the recipe asks for them.
+    /// Returns the episodes of a measurement: sampled ones, and greedy ones if the recipe asks for them.
     fn sets(&self, when: EvalTime) -> Vec<EvalSet> {
         let (eval, step) = (&self.config.eval, self.state.step);
         let tasks = eval.tasks.min(self.config.held_out_tasks);
@@ -339,7 +339,7 @@ impl PipelineCore {
         self.next_set(evaluation)
     }
 
-    /// Begins the next set of episodes, or sums the measurement up.
+    /// Starts the next set of episodes, or summarizes the measurement after the last set.
     fn next_set(&mut self, mut evaluation: Evaluation) -> Vec<Command> {
         while let Some(set) = evaluation.waiting.pop_front() {
             if set.draws.is_empty() {
@@ -359,8 +359,8 @@ impl PipelineCore {
         vec![Command::Measure { when, sets }]
     }
 
-    /// Takes the end of a held-out episode in. One that the system failed in an earlier session is run once
-    /// more.
+    /// Handles the end of a held-out episode. An episode that the system failed in an earlier session is run
+    /// again once.
     fn evaluated(&mut self, mut evaluation: Evaluation, ended: EpisodeResult) -> Vec<Command> {
         let temperature = match evaluation.done.len() {
             0 => self.config.eval.temperature,
@@ -372,7 +372,7 @@ impl PipelineCore {
         commands
     }
 
-    /// Begins the next set once all episodes of one have ended and are scored.
+    /// Starts the next set after all episodes of a set have ended and are scored.
     fn set_done(&mut self, mut evaluation: Evaluation) -> Vec<Command> {
         if !evaluation.slots.is_complete() {
             self.stage = Stage::Evaluating(evaluation);
@@ -382,7 +382,7 @@ impl PipelineCore {
         self.next_set(evaluation)
     }
 
-    /// Goes on after a measurement.
+    /// Continues after a measurement.
     fn measured(&mut self, when: EvalTime, now: f64) -> Vec<Command> {
         match when {
             EvalTime::Before => self.between(now),
@@ -394,8 +394,8 @@ impl PipelineCore {
         }
     }
 
-    /// Measures in between, where it is time to and that was not done yet: a run may have ended
-    /// between a checkpoint and its measurement.
+    /// Starts a measurement during training if it is due and not yet done. A run may have ended between a
+    /// checkpoint and its measurement.
     fn between(&mut self, now: f64) -> Vec<Command> {
         let (every, step) = (self.config.eval.every, self.state.step);
         let due = every > 0 && step > 0 && step.is_multiple_of(every);
@@ -405,7 +405,7 @@ impl PipelineCore {
         self.next_step(now)
     }
 
-    /// Begins a step, does a committed one again, or ends the run.
+    /// Starts a step, repeats a committed one, or ends the run.
     fn next_step(&mut self, now: f64) -> Vec<Command> {
         let out_of_time = self.config.max_wall_s.is_some_and(|limit| now >= limit);
         if self.state.step >= self.config.steps || out_of_time {
@@ -419,7 +419,8 @@ impl PipelineCore {
         self.draw_step()
     }
 
-    /// The end of a run that did what it could: it is kept and measured, unless it has to be done again.
+    /// Ends a run: saves a checkpoint and measures. If the last steps were bad, it stops without either, so
+    /// that a resumed run repeats them.
     fn end(&mut self) -> Vec<Command> {
         if let Some(ahead) = &mut self.ahead {
             ahead.close();
@@ -432,7 +433,7 @@ impl PipelineCore {
         commands
     }
 
-    /// Begins a step with new episodes.
+    /// Starts a step with new episodes.
     fn draw_step(&mut self) -> Vec<Command> {
         let step = self.state.step + 1;
         if self.config.samples == SampleKind::Given {
@@ -503,8 +504,8 @@ impl PipelineCore {
         }]
     }
 
-    /// Takes the end of a training episode in. Once all have ended and are scored, groups are compared if
-    /// refills are left, and rows are made otherwise.
+    /// Handles the end of a training episode. Once all episodes have ended and are scored, the groups are
+    /// compared if refill rounds are left; otherwise rows are made.
     fn rolled_out(&mut self, mut rollout: Rollout, ended: EpisodeResult) -> Vec<Command> {
         let was_complete = rollout.slots.is_complete();
         let follows = rollout.slots.ended(ended);
@@ -513,7 +514,7 @@ impl PipelineCore {
         commands
     }
 
-    /// Takes the score of a training group in.
+    /// Handles the score of a training group.
     fn group_scored(
         &mut self,
         mut rollout: Rollout,
@@ -525,7 +526,8 @@ impl PipelineCore {
         self.went_on(rollout, was_complete)
     }
 
-    /// Takes in what the first episodes of a group teach: the others begin, or the group is complete.
+    /// Handles the value of the first episodes of a group: the other episodes start, or the group is
+    /// complete.
     fn decided(
         &mut self,
         mut rollout: Rollout,
@@ -543,7 +545,7 @@ impl PipelineCore {
         self.went_on(rollout, was_complete)
     }
 
-    /// Compares groups or makes rows if the last thing that a rollout waited for has come.
+    /// Compares groups or makes rows, if the rollout became complete by the last event.
     fn went_on(&mut self, mut rollout: Rollout, was_complete: bool) -> Vec<Command> {
         let mut commands: Vec<Command> = self.stop_rest(&mut rollout).into_iter().collect();
         commands.extend(self.go_on(rollout, was_complete));
@@ -565,7 +567,7 @@ impl PipelineCore {
         compare.into_iter().collect()
     }
 
-    /// Replaces groups that will leave the batch, or makes rows.
+    /// Replaces the groups that will leave the batch; if there are none, makes rows.
     fn compared(&mut self, mut rollout: Rollout, spent: usize) -> Vec<Command> {
         if !rollout.slots.is_complete() || rollout.rounds >= self.config.refill {
             self.stage = Stage::Rollout(rollout);
@@ -583,7 +585,7 @@ impl PipelineCore {
         self.start(rollout, missing)
     }
 
-    /// Notes what is trained and what is not, and trains.
+    /// Records the trained and the left-out episodes, and starts training.
     fn scored(
         &mut self,
         mut batch: Batch,
@@ -608,7 +610,7 @@ impl PipelineCore {
         }]
     }
 
-    /// Takes an update in: health, curriculum, publication.
+    /// Handles the end of an update: updates health and curriculum, and publishes the weights.
     fn updated(&mut self, mut batch: Batch, record: &StepRecord) -> Vec<Command> {
         let mut alarm = self.state.health.step(record);
         // Scores of others may come later, or never: those of a run's own rewards are there.
@@ -671,7 +673,7 @@ impl PipelineCore {
         commands
     }
 
-    /// Keeps the steps that no checkpoint holds.
+    /// Saves a checkpoint, unless the last one contains all steps.
     fn checkpoint(&mut self) -> Vec<Command> {
         if self.saved >= self.state.step {
             return Vec::new();
@@ -680,7 +682,8 @@ impl PipelineCore {
         vec![Command::Checkpoint { step: self.saved }]
     }
 
-    /// Keeps whole steps; a step between its update and its commit is done again.
+    /// Saves the complete steps of an interrupted run. A step between its update and its commit is repeated
+    /// later.
     fn interrupted(&mut self, whole: bool) -> Vec<Command> {
         // A step between an update and its commit is not whole.
         let in_step = matches!(self.stage, Stage::Publishing(..) | Stage::Holding(..));
@@ -694,7 +697,7 @@ impl PipelineCore {
         commands
     }
 
-    /// Settings of adaptive sampling, if tasks are drawn so.
+    /// Returns the settings of adaptive sampling, if tasks are drawn with it.
     fn adaptive(&self) -> Option<&AdaptiveConfig> {
         match &self.config.tasks {
             TaskSampling::Shares { adaptive, .. } => adaptive.as_ref(),
@@ -702,7 +705,7 @@ impl PipelineCore {
         }
     }
 
-    /// Types of tasks and their shares of the next draw, with adaptive sampling.
+    /// Returns the share of each task type in the next draw, with adaptive sampling.
     pub fn task_shares(&self) -> BTreeMap<String, f64> {
         match (&self.config.tasks, self.adaptive()) {
             (TaskSampling::Shares { tasks, .. }, Some(config)) => {
@@ -713,7 +716,7 @@ impl PipelineCore {
     }
 }
 
-/// Turns the consequences of an episode's end into commands.
+/// Turns the actions after an episode's end into commands.
 fn follow(follows: SlotActions, temperature: Option<f32>) -> Vec<Command> {
     let again = follows.again.map(|draw| Command::Start {
         draws: vec![draw],
@@ -730,7 +733,7 @@ fn follow(follows: SlotActions, temperature: Option<f32>) -> Vec<Command> {
     first.chain(more).collect()
 }
 
-/// Starts further training episodes, if there are some.
+/// Starts further training episodes, if there are any.
 fn start_more(draws: Vec<Draw>) -> Vec<Command> {
     let start = (!draws.is_empty()).then_some(Command::Start {
         draws,

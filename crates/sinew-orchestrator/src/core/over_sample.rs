@@ -1,12 +1,12 @@
-//! More groups than a step trains: once enough of them are complete, the rest is stopped.
+//! Over-sampling: a step starts more groups than it trains, and stops the rest once enough are complete.
 //!
 //! The stopped groups are those that take long, so that training only on the others would favour tasks with
-//! short episodes. The tasks of stopped groups are therefore put off, not given up: as soon as they fill a
-//! step, the next one runs them and waits for all (tail batching; Gao et al. 2025, "RollPacker"). Every group
-//! that is trained is sampled whole by the weights of its step.
+//! short episodes. The tasks of stopped groups are therefore postponed, not dropped: as soon as there are
+//! enough for a step, the next step runs them and waits for all of them (tail batching; Gao et al. 2025,
+//! "RollPacker"). All tokens of a trained group are sampled by the weights of its step.
 //!
-//! The groups that a step takes depend on the order in which they end. The step's commit keeps that order:
-//! from it a step is repeated to the bit.
+//! The groups that a step takes depend on the order in which they end. The commit of the step records this
+//! order, so that the step can be repeated bit for bit.
 
 use super::messages::Command;
 use super::{PipelineCore, Rollout, Stage, TaskSampling};
@@ -14,11 +14,11 @@ use crate::curriculum::DrawRequest;
 use crate::schedule::{Draw, train_groups};
 use std::sync::Arc;
 
-/// Reason why an episode of a group that was not needed is left out.
+/// Reason in the record of an episode whose group was stopped as surplus.
 pub(crate) const STOPPED: &str = "stopped: enough groups";
 
 impl PipelineCore {
-    /// Starts the groups of a step: more than it trains, or those that earlier steps put off.
+    /// Starts the groups of a step: more than it trains, or the postponed ones of earlier steps.
     pub(super) fn start_more(&mut self, mut rollout: Rollout) -> Vec<Command> {
         let (config, step) = (&self.config, self.state.step + 1);
         let count = config.tasks_per_step + config.over_sample;

@@ -1,4 +1,4 @@
-//! Episodes that are run together, each with its attempts.
+//! Places for episodes that run together. Several attempts may fill a place in turn.
 
 use crate::curriculum::CurriculumSample;
 use crate::schedule::Draw;
@@ -11,23 +11,23 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 pub struct EpisodeResult {
     /// Id of the attempt that ended.
     pub episode: EpisodeId,
-    /// The system failed it.
+    /// Whether the system, not the policy, failed the episode.
     pub failed: bool,
-    /// An earlier session stored it: it was not run now.
+    /// Whether an earlier session stored the episode, so that it was not run now.
     pub stored: bool,
-    /// Type of its task, success and total reward, where there is a reward.
+    /// Type of the task, success and total reward; `None` without a reward.
     pub outcome: Option<TaskOutcome>,
-    /// Its reward is not complete: its group has to be scored.
+    /// Whether the reward still needs the score of the whole group.
     pub waits_for_group: bool,
-    /// Part whose version differs from that of the run of the episode: the episode is not trained, and run
-    /// again.
+    /// Name of a part of the system whose version has changed since the episode ran. Such an episode is not
+    /// trained but run again.
     pub changed: Option<String>,
 }
 
 /// Type of the task, success and total reward of an episode with a reward.
 pub type TaskOutcome = (String, bool, f64);
 
-/// Reads these from a trace; `None` without a reward.
+/// Reads task type, success and total reward from a trace; `None` without a reward.
 pub fn task_outcome(trace: &Trace) -> Option<TaskOutcome> {
     let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
     (!failed && trace.score().is_some()).then(|| {
@@ -37,7 +37,7 @@ pub fn task_outcome(trace: &Trace) -> Option<TaskOutcome> {
 }
 
 impl EpisodeResult {
-    /// The end of a trace; `stored` by an earlier session.
+    /// Builds the result from a trace. `stored`: an earlier session stored it.
     pub fn of(trace: &Trace, stored: bool) -> Self {
         let failed = matches!(trace.end, EpisodeEnd::Failed { .. });
         Self {
@@ -51,89 +51,93 @@ impl EpisodeResult {
     }
 }
 
-/// Consequences of the end of an episode.
+/// Actions that follow from the end of an episode.
 #[derive(Debug, Default)]
 pub struct SlotActions {
-    /// Attempt to run in its place.
+    /// Next attempt for the place of the ended episode.
     pub again: Option<Draw>,
-    /// A group whose members have all ended and some of which wait for its score: their last attempts.
+    /// Last attempts of a group to score: all of its episodes have ended, and some wait for the group's
+    /// score.
     pub group: Option<Vec<Draw>>,
-    /// A group whose first members have ended, and whose others wait for what these teach.
+    /// A group to inspect: its first episodes have ended, and the others are held back until these show a
+    /// training signal.
     pub decide: Option<GroupProbe>,
-    /// Others that begin, since the first ones cannot decide their group.
+    /// Held-back episodes to start, since the first ones cannot decide the group.
     pub more: Vec<Draw>,
 }
 
-/// First members of a group, which are to decide it.
+/// The first episodes of a group; their rewards decide whether the others start.
 #[derive(Debug)]
 pub struct GroupProbe {
     /// The group.
     pub group: GroupId,
-    /// The last attempts of the first.
+    /// The last attempts of the first episodes.
     pub episodes: Vec<EpisodeId>,
-    /// The others, where an earlier session may have run them.
+    /// The held-back episodes, if an earlier session may have run them.
     pub held: Vec<EpisodeId>,
 }
 
-/// Groups that were not kept.
+/// Groups that a step stopped.
 #[derive(Debug, Default)]
 pub(crate) struct DroppedGroups {
-    /// Their episodes that have not ended.
+    /// Their episodes that still run.
     pub(crate) open: Vec<EpisodeId>,
-    /// The task of each.
+    /// The task of each group.
     pub(crate) tasks: Vec<usize>,
 }
 
-/// Reason why an episode that was run again is left out.
+/// Reason in the record of an episode that was run again.
 pub(crate) const RUN_AGAIN: &str = "failed, run again";
 
-/// Prefix of the reasons of stored episodes that other parts ran than those of now.
+/// Prefix of the reason for stored episodes that were run with other versions of the system's parts.
 pub(crate) const CHANGED: &str = "changed, run again: ";
 
-/// Reason why a stored episode is left out whose group was decided without it.
+/// Reason for a stored episode that is left out because the first ones decided its group.
 pub(crate) const DECIDED: &str = "not needed: the first ones of the group decide it";
 
-/// One place of a group, which several attempts may fill in turn.
+/// One place of a group. Several attempts may fill it in turn.
 #[derive(Clone, Debug)]
 struct Slot {
     /// The draw without retries; attempts derive their ids and seeds from it.
     first: Draw,
     /// The episode of the last attempt.
     last: EpisodeId,
-    /// 0 for the first.
+    /// Number of the last attempt; 0 is the first.
     attempt: u32,
     /// End of the last attempt.
     ended: Option<EpisodeResult>,
-    /// It does not begin before the first ones of its group have ended.
+    /// Whether the episode is held back until the first ones of its group have ended.
     held: bool,
-    /// An earlier session stored an attempt.
+    /// Whether an earlier session stored an attempt.
     stored: bool,
 }
 
-/// Episodes by their place, in the order of their draws.
+/// The places of all episodes, in the order of their draws.
 #[derive(Clone, Debug, Default)]
 pub struct EpisodeSlots {
     slots: Vec<Slot>,
-    /// Episodes that have not ended, with their slots.
+    /// Episodes that have not ended, each with the index of its place.
     open: HashMap<EpisodeId, usize>,
-    /// Groups whose score is awaited.
+    /// Groups that are being scored.
     scoring: BTreeSet<GroupId>,
-    /// Ends that wait for the score of their group: without any, no group has to be looked at.
+    /// Number of ended episodes that wait for the score of their group. While it is 0, no group needs a
+    /// check.
     waits: usize,
-    /// Number of further attempts of an episode.
+    /// Maximum number of further attempts of an episode.
     retries: u32,
-    /// The last end was found in the store: more of them, and of their further attempts, may follow.
+    /// Whether the last result came from the store: more stored results, also of further attempts, may
+    /// follow.
     pub(crate) recovers: bool,
     pub(crate) dropped: BTreeMap<EpisodeId, String>,
-    /// Episodes that were run again, and those of them that went well.
+    /// Number of episodes that were run again.
     pub(crate) retried: usize,
     pub(crate) recovered: usize,
-    /// Episodes that were not begun, because the first ones of their group had decided it.
+    /// Number of episodes that were never started, because the first ones had decided their group.
     pub(crate) not_begun: usize,
 }
 
 impl EpisodeSlots {
-    /// Starts without episodes; an episode that the system fails is run again up to `retries` times.
+    /// Creates an empty set. An episode that the system fails is run again up to `retries` times.
     pub fn new(retries: u32) -> Self {
         Self {
             retries,
@@ -146,7 +150,7 @@ impl EpisodeSlots {
         self.add_first(draws, None);
     }
 
-    /// Adds episodes of whole groups; gives those that start: all of them, or the `first` ones of each group.
+    /// Adds episodes of complete groups. Returns those that start: all, or the `first` ones of each group.
     pub(crate) fn add_first(&mut self, draws: &[Draw], first: Option<usize>) -> Vec<Draw> {
         let (mut started, mut place) = (Vec::with_capacity(draws.len()), 0);
         for (n, draw) in draws.iter().enumerate() {
@@ -172,12 +176,12 @@ impl EpisodeSlots {
         started
     }
 
-    /// Whether episodes of a group wait for what its first ones teach.
+    /// Whether episodes of a group are held back until its first ones have ended.
     pub(crate) fn holds(&self, group: &GroupId) -> bool {
         self.slots.iter().any(|s| s.held && s.first.group == *group)
     }
 
-    /// Lets the episodes of a group begin that waited for its first ones.
+    /// Starts the held-back episodes of a group.
     pub(crate) fn release(&mut self, group: &GroupId) -> Vec<Draw> {
         let mut released = Vec::new();
         for (at, slot) in self.slots.iter_mut().enumerate() {
@@ -190,8 +194,8 @@ impl EpisodeSlots {
         released
     }
 
-    /// Gives up the episodes of a group that waited for its first ones: these are the group. Those that an
-    /// earlier session stored are left out: there, the first ones had decided otherwise.
+    /// Gives up the held-back episodes, so that the first ones are the whole group. Those that an earlier
+    /// session stored are left out: there, the first ones had decided otherwise.
     pub(crate) fn cut(&mut self, group: &GroupId, stored: Vec<EpisodeId>) {
         let stored = stored.into_iter().map(|e| (e, DECIDED.to_owned()));
         self.dropped.extend(stored);
@@ -203,9 +207,9 @@ impl EpisodeSlots {
         self.open = open.map(|(at, s)| (s.last.clone(), at)).collect();
     }
 
-    /// Takes an end in; returns its consequences. An episode that the system failed is run again up to
-    /// `retries` times, and once more if an earlier session stored the failure, because its cause may be
-    /// gone. An episode that is not awaited changes nothing.
+    /// Handles the end of an episode and returns the actions that follow. An episode that the system failed
+    /// is run again up to `retries` times, and again if an earlier session stored the failure, because its
+    /// cause may be gone. The end of an unknown episode has no effect.
     pub fn ended(&mut self, ended: EpisodeResult) -> SlotActions {
         let Some(at) = self.open.remove(&ended.episode) else {
             return SlotActions::default();
@@ -224,8 +228,8 @@ impl EpisodeSlots {
         }
     }
 
-    /// Returns the consequences once the first episodes of a group have ended. If one of them has no reward,
-    /// they decide nothing: the system failed it, or its reward depends on the whole group.
+    /// Returns the actions once the first episodes of a group have ended. If one of them has no reward,
+    /// because the system failed it or its reward depends on the whole group, the others start.
     fn due_decision(&mut self, group: &GroupId) -> SlotActions {
         let members = self.slots.iter().filter(|s| s.first.group == *group);
         let first: Vec<&Slot> = members.filter(|s| !s.held).collect();
@@ -254,7 +258,7 @@ impl EpisodeSlots {
         }
     }
 
-    /// Fills a slot, or gives its next attempt.
+    /// Fills a place with a result, or returns its next attempt.
     fn taken(&mut self, at: usize, ended: EpisodeResult) -> Option<Draw> {
         self.recovers = ended.stored;
         let slot = &mut self.slots[at];
@@ -279,7 +283,7 @@ impl EpisodeSlots {
         None
     }
 
-    /// The last attempts of a group whose score is needed now.
+    /// Returns the last attempts of a group whose score is needed now.
     fn due_score(&mut self, group: &GroupId) -> Option<Vec<Draw>> {
         // Steps have thousands of episodes, and most have their whole reward when they end.
         if self.waits == 0 {
@@ -300,7 +304,7 @@ impl EpisodeSlots {
         Some(group_draws)
     }
 
-    /// Takes the score of a group in. A group that is not awaited changes nothing.
+    /// Handles the score of a group. The score of a group that is not being scored has no effect.
     pub fn scored(&mut self, group: &GroupId, mut outcomes: BTreeMap<EpisodeId, TaskOutcome>) {
         if !self.scoring.remove(group) {
             return;
@@ -315,7 +319,7 @@ impl EpisodeSlots {
         }
     }
 
-    /// The group of the first draw: the only one where each group has a separate slots.
+    /// Returns the group of the first draw. Used where each set of places holds only one group.
     pub(crate) fn first_group(&self) -> Option<&GroupId> {
         self.slots.first().map(|slot| &slot.first.group)
     }
@@ -336,7 +340,8 @@ impl EpisodeSlots {
         scored.map(|(group, _)| group.clone()).collect()
     }
 
-    /// Keeps only these groups, which are complete; the episodes of all others are left out.
+    /// Keeps only the named groups, which are complete; the episodes of all others are left out with
+    /// `reason`.
     pub(crate) fn keep(&mut self, groups: &[GroupId], reason: &str) -> DroppedGroups {
         let mut stopped = DroppedGroups::default();
         let (kept, others) = std::mem::take(&mut self.slots)
@@ -360,13 +365,13 @@ impl EpisodeSlots {
         stopped
     }
 
-    /// Whether all have ended, and all groups that have to be scored are.
+    /// Whether all episodes have ended and all groups that need a score have one.
     pub fn is_complete(&self) -> bool {
         let held = self.slots.iter().any(|s| s.held);
         self.open.is_empty() && self.scoring.is_empty() && !held
     }
 
-    /// The ends of those that have ended, of the last attempts.
+    /// Results of the last attempts that have ended.
     pub fn ends(&self) -> impl Iterator<Item = &EpisodeResult> {
         self.slots.iter().filter_map(|s| s.ended.as_ref())
     }
@@ -376,7 +381,7 @@ impl EpisodeSlots {
         self.slots.iter().map(|s| s.last.clone()).collect()
     }
 
-    /// The same, one inner vector a group.
+    /// The last attempts in the order of the draws, one inner vector per group.
     pub(crate) fn groups(&self) -> Vec<Vec<EpisodeId>> {
         let mut groups: BTreeMap<&GroupId, Vec<EpisodeId>> = BTreeMap::new();
         for slot in &self.slots {

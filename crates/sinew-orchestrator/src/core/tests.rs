@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 struct World {
     steps: u64,
     tasks: usize,
-    /// Groups of a step that are begun in addition.
+    /// Groups of a step that are started in addition.
     more: usize,
     size: usize,
     retries: u32,

@@ -220,11 +220,11 @@ struct Steps {
 struct Episode {
     host: Arc<Host>,
     keys: Arc<NemoGym>,
-    /// Its data are the row, which `/seed_session` and `/verify` get whole.
+    /// Task whose data is the row, which `/seed_session` and `/verify` receive completely.
     task: Task,
     /// The session of the server, from `reset` to `close`.
     place: Option<Place>,
-    /// It was reset.
+    /// Whether it was reset.
     used: bool,
     /// The conversation, as `/verify` reads it.
     output: Output,

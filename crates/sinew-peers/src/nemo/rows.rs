@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// Maximum bytes of a file of rows.
 const MAX_BYTES: u64 = 1 << 30;
-/// One of so many rows is held out.
+/// Divisor: one of this many rows is held out.
 const HELD_OUT_EVERY: usize = 10;
 
 /// Rows of a file: each has `responses_create_params` and the fields of its verifier.

@@ -237,11 +237,11 @@ async fn begin(shared: &Shared, reset: &Value) -> Result<(Socket, ServerAnswer),
 /// One episode.
 struct OpenEnvEpisode {
     shared: Arc<Shared>,
-    /// Its seed and the columns that `reset_columns` names are sent with `reset`.
+    /// Task whose seed, and the columns that `reset_columns` names, are sent with `reset`.
     task: Task,
     /// `None` before `reset` and after `close`.
     session: Option<Session>,
-    /// It was reset.
+    /// Whether it was reset.
     used: bool,
     /// The server reported that it is done, or the episode was closed. No action is sent after that.
     ended: bool,

@@ -135,7 +135,7 @@ impl Socket {
         }
     }
 
-    /// Says goodbye.
+    /// Closes the connection.
     pub(super) async fn close(mut self, limit: Duration) {
         let goodbye = async {
             let farewell = r#"{"type":"close"}"#;

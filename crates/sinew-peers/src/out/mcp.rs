@@ -21,7 +21,7 @@ pub(super) struct McpSession {
     pick: Pick,
     /// Messages of the prompt, once the episode has begun.
     messages: Vec<Value>,
-    /// Its system messages: prompts of the protocol have none.
+    /// System messages of the environment, since prompts of the protocol cannot contain any.
     system: String,
 }
 
@@ -192,7 +192,7 @@ fn greeting(params: &Value, system: &str) -> Value {
     })
 }
 
-/// An error of the protocol as an answer.
+/// An error of the protocol as a response.
 pub(super) fn fault(id: &Value, code: i64, text: &str) -> Value {
     json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}})
 }

@@ -30,7 +30,7 @@ const SESSION: &str = "mcp-session-id";
 struct KeptSession {
     /// Locked during one request: requests of one session run one after another.
     session: tokio::sync::Mutex<McpSession>,
-    /// Its lease counts from here, unless a request runs.
+    /// Time from which its lease counts, unless a request is running.
     seen: Mutex<Instant>,
 }
 

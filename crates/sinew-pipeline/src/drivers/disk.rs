@@ -21,17 +21,18 @@ impl DiskTime {
         }
     }
 
-    /// Notes a commit that began then.
+    /// Records the duration of a commit that began at `began`.
     pub(super) fn committed(&mut self, began: Instant) {
         self.commits_s += began.elapsed().as_secs_f64();
     }
 
-    /// Notes a checkpoint that began then.
+    /// Records the duration of a checkpoint that began at `began`.
     pub(super) fn saved(&mut self, began: Instant) {
         self.saves_s += began.elapsed().as_secs_f64();
     }
 
-    /// Seconds for which the loop waited, and those of all episodes, with the store's clock of now.
+    /// Returns the seconds that the loop waited, and those of all episodes. `store_s` is the present value of
+    /// the store's counter.
     pub(super) fn take(&mut self, store_s: f64) -> (f64, f64) {
         let before = std::mem::replace(self, Self::from(store_s));
         let episodes_s = store_s - before.store_s - before.commits_s;

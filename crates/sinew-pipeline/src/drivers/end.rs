@@ -4,7 +4,7 @@ use super::sync::Driver;
 use sinew_orchestrator::{Phase, PipelineError, Process, RunEvent, RunOutcome};
 
 impl Driver {
-    /// The results of a run that came to its end.
+    /// Returns the results of a run that has ended.
     pub(super) fn end(&mut self) -> Result<RunOutcome, PipelineError> {
         let since = self.p.saved.step;
         let rest = self.take_waits();

@@ -45,7 +45,7 @@ pub(super) enum LearnerTask {
         groups: Vec<Vec<Trace>>,
         curriculum: Arc<Curriculum>,
     },
-    /// An update on rows, if there are some, with the record of the step.
+    /// An update on rows, if there are any, with the record of the step.
     Update {
         rows: Option<Box<Rows>>,
         spec: Box<LossSpec>,
@@ -69,7 +69,7 @@ pub(super) struct LearnerParts {
 }
 
 impl LearnerParts {
-    /// Does a task in this thread.
+    /// Runs a task on the calling thread.
     pub(super) fn work(&self, task: LearnerTask) -> Result<LearnerResult, PipelineError> {
         let mut learner = lock(&self.learner);
         match task {

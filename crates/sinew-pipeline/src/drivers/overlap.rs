@@ -24,7 +24,7 @@ pub(super) fn oldest<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Option<
 }
 
 impl Driver {
-    /// Notes what the time since the last look was spent on; from now on the trainer does this.
+    /// Attributes the time since the last reading, and sets the trainer's activity from now on.
     pub(super) fn note_waits(&mut self, trainer: Option<TrainerActivity>) {
         let now_s = self.p.started.elapsed().as_secs_f64();
         let reading = self.p.rollouts.reading();
@@ -66,7 +66,8 @@ impl Driver {
         }
     }
 
-    /// Does a task of the learner: in its own thread where training overlaps, so that nothing follows yet.
+    /// Runs a task of the learner. If training overlaps, it runs on a separate thread and no event follows
+    /// yet.
     pub(super) fn work(&mut self, task: LearnerTask) -> Result<Vec<Event>, PipelineError> {
         self.note_waits(Some(TrainerActivity::Works));
         if !self.overlaps() {
@@ -105,7 +106,7 @@ impl Driver {
         }
     }
 
-    /// Says whether a group teaches something, and how old it is; the episodes are kept.
+    /// Reports whether a group has a training signal, and how old it is. The episodes are kept in memory.
     pub(super) fn inspect_group(
         &mut self,
         group: GroupId,
@@ -172,7 +173,7 @@ impl Driver {
         }
     }
 
-    /// Whether the weights are those of the core's step: no update was begun that is not in use.
+    /// Whether the weights are those of the core's step: no update was started that is not in use.
     pub(super) fn is_whole(&self) -> bool {
         is_whole(&self.p.learner, self.overlaps().then_some(self.live))
     }

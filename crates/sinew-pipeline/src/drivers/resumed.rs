@@ -1,4 +1,4 @@
-//! Episodes that earlier sessions left: those in flight, and those that a changed reward scores anew.
+//! Episodes of earlier sessions: those in flight, and those that a changed reward scores again.
 
 use super::sync::{Driver, Pipeline};
 use crate::ports::ResumeCondition;
@@ -22,9 +22,9 @@ impl Pipeline {
 }
 
 impl Driver {
-    /// Keeps the outcomes of episodes that were scored anew, or from outside, with what is committed of the
-    /// step: the store has the scores of before, and later ones may come. An update is done again from the
-    /// outcomes that it was made of.
+    /// Stores the outcomes of rescored episodes, and of those scored from outside, with the commit of the
+    /// step: the store has earlier scores, and later ones may arrive. A repeated update uses the outcomes
+    /// that it was first made from.
     pub(super) fn note_rescored(&mut self, groups: &[Vec<Trace>]) {
         let outside = self.overlaps() && self.awaited.groups.is_some();
         for trace in groups.iter().flatten() {

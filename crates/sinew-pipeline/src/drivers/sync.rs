@@ -329,7 +329,7 @@ impl Driver {
         Ok(commands)
     }
 
-    /// Notes when a step began, once.
+    /// Records the start of a step, once.
     pub(super) fn begin_step(&mut self) {
         // If training overlaps, episodes begin before the step that is committed ends: see `record`.
         let begins = self.step.started.is_none();
@@ -363,7 +363,7 @@ impl Driver {
         self.p.rollouts.start(draws, temperature)
     }
 
-    /// Asks the source, and keeps the groups until rows are made of them.
+    /// Requests groups from the source, and keeps them until rows are made of them.
     fn fetch(&mut self, step: u64) -> Result<Event, PipelineError> {
         self.begin_step();
         self.emit(RunEvent::Phase(Phase::Rollout { step }))?;

@@ -1,23 +1,24 @@
-//! The token bucket on an engine's KV capacity.
+//! Token bucket: accounts for the KV capacity of an engine.
 //!
-//! Episodes hold Σ tokens − shared tokens + reserve · episodes (ThunderAgent's rule, whose reserve is 100).
-//! Shared tokens are exact here: contexts are compared block by block from their first token on, as a prefix
-//! cache does.
+//! The episodes together hold Σ tokens − shared tokens + reserve · episodes (the rule of ThunderAgent, whose
+//! reserve is 100). Shared tokens are exact here: contexts are compared block by block from their first token
+//! on, as a prefix cache does.
 
 use sinew_types::{GOLDEN_GAMMA, SpreadMap, TokenId};
 use std::collections::hash_map::Entry;
 
-/// Tokens of a block: what usual engines share.
+/// Tokens in a block, the usual block size of prefix caches.
 pub(super) const BLOCK_TOKENS: usize = 16;
 
-/// A context as the bucket sees it.
+/// A context that the bucket counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HeldContext {
-    /// Hash of each whole block and all before it.
+    /// Hash of each full block, including all blocks before it.
     blocks: Vec<u64>,
-    /// All its tokens.
+    /// Number of all its tokens.
     tokens: usize,
-    /// Its first blocks that the bucket counts already, before it is added: see [`Bucket::follow`].
+    /// Number of leading blocks that the bucket already counts before the context is added, see
+    /// [`Bucket::follow`].
     kept: usize,
 }
 
@@ -40,21 +41,21 @@ impl HeldContext {
         self.tokens
     }
 
-    /// Room of the tokens after the last whole block: one that nobody shares.
+    /// Tokens after the last full block. No other context shares them.
     fn tail(&self) -> usize {
         (self.tokens - self.blocks.len() * BLOCK_TOKENS).min(1) * BLOCK_TOKENS
     }
 }
 
-/// One step of a hash over ids: a multiplication and a rotation, as equal prefixes are looked for
-/// and nobody gains by a collision but a wrong estimate.
+/// One step of a hash over token ids: a multiplication and a rotation. It only has to find equal prefixes; a
+/// collision makes an estimate wrong, and nothing else.
 fn mix(hash: u64, id: TokenId) -> u64 {
     (hash ^ (u64::from(id) + 1))
         .wrapping_mul(GOLDEN_GAMMA)
         .rotate_left(29)
 }
 
-/// Blocks with the number of their holders.
+/// Blocks in use, each with the number of contexts that hold it.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
     holders: SpreadMap<u32>,
@@ -64,7 +65,7 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// A bucket that adds `reserve` tokens to each context, for what it is about to grow.
+    /// Creates a bucket that adds `reserve` tokens to each context for its expected growth.
     pub(super) fn new(reserve: usize) -> Self {
         Self {
             reserve,
@@ -72,12 +73,12 @@ impl Bucket {
         }
     }
 
-    /// Tokens that are held, each shared block once, reserves included.
+    /// Tokens in use: each shared block counts once, and reserves are included.
     pub(super) fn used(&self) -> usize {
         self.holders.len() * BLOCK_TOKENS + self.tails + self.count * self.reserve
     }
 
-    /// Returns the growth of [`Bucket::used`] by a [`Bucket::add`].
+    /// Returns the number of tokens by which [`Bucket::add`] would increase [`Bucket::used`].
     pub(super) fn cost(&self, held: &HeldContext) -> usize {
         let new = |hash: &&u64| !self.holders.contains_key(*hash);
         let blocks = held.blocks[held.kept..].iter().filter(new).count();
@@ -92,15 +93,15 @@ impl Bucket {
         self.count += 1;
     }
 
-    /// `held` must have been added.
+    /// Removes a context, which must have been added.
     pub(super) fn remove(&mut self, held: &HeldContext) {
         self.release(&held.blocks);
         self.tails -= held.tail();
         self.count -= 1;
     }
 
-    /// Removes `before`, whose place `held` is to take. Blocks that both begin with stay: most of a context
-    /// is that of the turn before. They are to be added with the rest, or given up.
+    /// Removes `before`, which `held` replaces. Blocks at the start of both stay counted, since most of a
+    /// context comes from the turn before. Afterwards `held` must be added or given up.
     pub(super) fn follow(&mut self, before: &HeldContext, held: &mut HeldContext) {
         let both = before.blocks.iter().zip(&held.blocks);
         held.kept = both.take_while(|(a, b)| a == b).count();
@@ -109,7 +110,7 @@ impl Bucket {
         self.count -= 1;
     }
 
-    /// Removes the blocks that [`Bucket::follow`] let stay.
+    /// Removes the blocks that [`Bucket::follow`] kept.
     pub(super) fn give_up(&mut self, held: &mut HeldContext) {
         let kept = std::mem::take(&mut held.kept);
         self.release(&held.blocks[..kept]);

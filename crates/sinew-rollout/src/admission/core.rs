@@ -1,45 +1,46 @@
-//! Decides which episodes start, and which generate next, as a pure state machine: no clock, no engine.
+//! Decides which episodes start and which ones generate next, as a pure state machine without clock and
+//! engine.
 //!
-//! An episode waits as new, is starting until its world is up, and then turns between generating and acting
-//! (being in a tool). While it does, its context is held in the bucket. An episode that acts can be paused:
-//! it keeps working, but its capacity is given to others, and its next turn waits for KV capacity. Nothing is
-//! ever cancelled.
+//! An episode first waits, then starts its environment, and then alternates between generating and acting
+//! (running a tool). Meanwhile its context is counted in the bucket. An acting episode can be paused: its
+//! tool continues to run, but its capacity is given to others, and its next turn waits for KV capacity. No
+//! episode is ever cancelled.
 //!
 //! No episode starves. Turns come before new episodes, so that running episodes drain, and new ones come in
-//! order. A turn that has waited for `force_after_s` is granted in any case; and if no episode holds
-//! capacity, the next one gets it however large it is.
+//! order. A turn that has waited for `force_after_s` continues in any case. If no episode holds capacity, the
+//! next one continues regardless of its size.
 
 use super::bucket::{Bucket, HeldContext};
 use super::pressure::{Pressure, PressureConfig};
 use sinew_types::{EngineStatus, TokenId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Bounds of [`AdmissionCore`].
+/// Settings of [`AdmissionCore`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdmissionConfig {
-    /// Maximum number of episodes that have begun and not ended.
+    /// Maximum number of episodes that have started and not ended.
     pub max_running: usize,
     /// Maximum number of them whose world is not up yet.
     pub max_starting: usize,
     /// Whether contexts must fit into the engine's KV cache.
     pub kv_capacity: bool,
-    /// Tokens in addition to its context that an episode is expected to need next.
+    /// Number of tokens, beyond its context, that an episode is expected to need next.
     pub reserve_tokens: usize,
-    /// Seconds in a tool after which an episode gives way to those that wait.
+    /// Seconds in a tool after which an episode may be paused in favour of waiting ones.
     pub acting_hold_s: f64,
-    /// Seconds after which a turn waits no longer.
+    /// Maximum seconds that a turn waits for capacity.
     pub force_after_s: f64,
-    /// Control of the number of episodes by the engine's status; `None`: none.
+    /// Control of the number of episodes by the engine's status; `None`: the number is not controlled.
     pub pressure: Option<PressureConfig>,
 }
 
 impl AdmissionConfig {
-    /// ThunderAgent's reserve for an episode.
+    /// Reserve in tokens for an episode, as in ThunderAgent.
     pub const RESERVE_TOKENS: usize = 100;
-    /// uni-agent's bound on sandboxes that start.
+    /// Maximum number of sandboxes that start at the same time, as in uni-agent.
     pub const MAX_STARTING: usize = 64;
 
-    /// Every bound, for at most `max_running` episodes whose turns have up to `max_turn_tokens`.
+    /// Default settings for at most `max_running` episodes with turns of up to `max_turn_tokens`.
     pub fn new(max_running: usize, max_turn_tokens: usize) -> Self {
         Self {
             max_running,
@@ -53,11 +54,11 @@ impl AdmissionConfig {
     }
 }
 
-/// An episode, by the order in which it asked to begin.
+/// Key of an episode; keys ascend in the order of requests to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EpisodeKey(u64);
 
-/// Something that waits to continue: an episode to start, or a turn to generate.
+/// Ticket of a waiter: an episode to start, or a turn to generate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
@@ -66,14 +67,14 @@ enum Phase {
     /// Waits to start.
     New(Ticket),
     Starting,
-    /// Turns that generate, each with what it holds. Calls of one episode may overlap.
+    /// Generates one or more turns, each with its context. Calls of one episode may overlap.
     Generating(Vec<(Ticket, HeldContext)>),
-    /// The episode is in a tool; its last context is kept for it.
+    /// Runs a tool; the capacity for its last context is kept.
     Acting {
         held: HeldContext,
         since_s: f64,
     },
-    /// Holds nothing: in a tool, or with a turn that waits.
+    /// Holds no capacity: it runs a tool, or its turn waits.
     Paused,
 }
 
@@ -87,38 +88,38 @@ struct WaitingTicket {
 /// State of admission, and counters since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AdmissionReading {
-    /// Episodes that have not begun.
+    /// Episodes that have not started.
     pub new: usize,
-    /// Episodes whose world is not up yet.
+    /// Episodes whose environment is starting.
     pub starting: usize,
-    /// Episodes with a turn that generates.
+    /// Episodes with a turn that is being generated.
     pub generating: usize,
     /// Episodes in a tool whose context is kept for them.
     pub acting: usize,
-    /// Episodes that hold no capacity: in a tool, or waiting for their turn.
+    /// Episodes that hold no capacity: they run a tool, or their turn waits.
     pub paused: usize,
     /// Turns that wait for capacity.
     pub waiting_turns: usize,
     /// Maximum number of episodes that may hold capacity.
     pub limit: usize,
-    /// Tokens that are held, reserves included.
+    /// Tokens of KV capacity in use, reserves included.
     pub held_tokens: usize,
-    /// KV capacity of the engine, in tokens; 0: not known.
+    /// KV capacity of the engine, in tokens; 0 if it is unknown.
     pub kv_tokens: usize,
-    /// Episodes that began, since the start.
+    /// Number of episodes started so far.
     pub started: u64,
-    /// Times that an episode in a tool gave its capacity to others.
+    /// Number of times that an episode in a tool gave its capacity to others.
     pub pauses: u64,
-    /// Turns that had to wait, those of them that continued without it, and their seconds.
+    /// Number of turns that had to wait.
     pub waited_turns: u64,
     pub forced_turns: u64,
     pub waited_s: f64,
-    /// Changes of `limit`.
+    /// Number of times that `limit` was lowered.
     pub cuts: u64,
     pub growths: u64,
 }
 
-/// The machine.
+/// State machine of admission.
 #[derive(Debug)]
 pub struct AdmissionCore {
     config: AdmissionConfig,
@@ -126,15 +127,15 @@ pub struct AdmissionCore {
     pressure: Option<Pressure>,
     kv_tokens: usize,
     episodes: HashMap<EpisodeKey, Phase>,
-    /// New episodes in order of arrival.
+    /// Waiting episodes in order of arrival.
     new: BTreeMap<Ticket, EpisodeKey>,
-    /// Waiting turns in order of arrival, and by size.
+    /// Waiting turns in order of arrival.
     turns: BTreeMap<Ticket, WaitingTicket>,
     turns_by_size: BTreeSet<(usize, Ticket)>,
     acting_by_size: BTreeSet<(usize, EpisodeKey)>,
     starting: usize,
     generating: usize,
-    /// Tokens of an episode's first context, a moving average: what one that starts will need.
+    /// Moving average of the tokens in an episode's first context: the estimate for an episode that starts.
     first_tokens: f64,
     granted: Vec<Ticket>,
     next: u64,
@@ -142,7 +143,7 @@ pub struct AdmissionCore {
 }
 
 impl AdmissionCore {
-    /// Starts without episodes.
+    /// Creates the state without episodes.
     pub fn new(config: AdmissionConfig) -> Self {
         let pressure = config.pressure;
         Self {
@@ -169,7 +170,8 @@ impl AdmissionCore {
         self.next
     }
 
-    /// An episode wants to begin; it starts when [`AdmissionCore::decide`] gives its ticket.
+    /// Registers an episode that wants to start. It may start once [`AdmissionCore::decide`] returns its
+    /// ticket.
     pub fn ask(&mut self) -> (EpisodeKey, Ticket) {
         let (key, ticket) = (EpisodeKey(self.number()), Ticket(self.number()));
         self.episodes.insert(key, Phase::New(ticket));
@@ -177,8 +179,9 @@ impl AdmissionCore {
         (key, ticket)
     }
 
-    /// An episode wants to generate after `context`. Its world is up, if it was starting. The turn continues
-    /// when [`AdmissionCore::decide`] gives the ticket; one of an episode that is not known does at once.
+    /// Registers a turn of an episode that wants to generate after `context`. This also means that its
+    /// environment has started. The turn may continue once [`AdmissionCore::decide`] returns the ticket; a
+    /// turn of an unknown episode may continue at once.
     pub fn ask_turn(&mut self, key: EpisodeKey, context: &[TokenId], now_s: f64) -> Ticket {
         let ticket = Ticket(self.number());
         let mut held = HeldContext::of(context);
@@ -218,7 +221,7 @@ impl AdmissionCore {
         ticket
     }
 
-    /// A turn generates no longer, or does not want to any more.
+    /// Ends a turn, which was generating or still waited.
     pub fn turn_ended(&mut self, key: EpisodeKey, ticket: Ticket, now_s: f64) {
         if let Some(waiting) = self.turns.remove(&ticket) {
             let size = waiting.held.tokens();
@@ -242,7 +245,7 @@ impl AdmissionCore {
         self.set(key, Phase::Acting { held, since_s });
     }
 
-    /// An episode is over, wherever it was.
+    /// Removes an episode that has ended, from any state.
     pub fn ended(&mut self, key: EpisodeKey) {
         match self.episodes.get(&key) {
             None => return,
@@ -261,7 +264,7 @@ impl AdmissionCore {
         }
     }
 
-    /// A look at the engine.
+    /// Handles a reading of the engine's status.
     pub fn read(&mut self, status: &EngineStatus, now_s: f64) {
         self.kv_tokens = status.kv_tokens_total;
         let active = self.active();
@@ -270,15 +273,15 @@ impl AdmissionCore {
         }
     }
 
-    /// Decides which waiters may continue. Callers ask after every change, and now and then while somebody
-    /// waits.
+    /// Decides which waiters may continue. Callers ask after every change, and from time to time while
+    /// anything waits.
     pub fn decide(&mut self, now_s: f64) -> Vec<Ticket> {
         while self.is_over_full() && self.pause_smallest(|_| true) {}
         while self.next_turn(now_s) || self.next_new() {}
         std::mem::take(&mut self.granted)
     }
 
-    /// Reads the state and the counters.
+    /// Returns the state and the counters.
     pub fn reading(&self) -> AdmissionReading {
         let begun = self.episodes.len() - self.new.len();
         AdmissionReading {
@@ -301,7 +304,7 @@ impl AdmissionCore {
         self.episodes.insert(key, phase);
     }
 
-    /// Episodes that hold KV capacity, or are about to.
+    /// Number of episodes that hold KV capacity or are about to.
     fn active(&self) -> usize {
         self.starting + self.generating + self.acting_by_size.len()
     }
@@ -311,7 +314,7 @@ impl AdmissionCore {
         self.pressure.as_ref().map_or(most, |p| p.limit().min(most))
     }
 
-    /// Tokens that are held, or will be by those that start and `more` of them.
+    /// Tokens in use, plus the expected tokens of the episodes that start and of `more` further ones.
     fn expected(&self, more: usize) -> usize {
         let first = self.first_tokens as usize + self.config.reserve_tokens;
         self.bucket.used() + (self.starting + more) * first
@@ -321,20 +324,22 @@ impl AdmissionCore {
         !self.config.kv_capacity || self.kv_tokens == 0 || tokens <= self.kv_tokens
     }
 
-    /// More is held than may be: the limit or the capacity shrank, or contexts grew.
+    /// Whether more capacity is in use than allowed, because the limit or the capacity shrank or contexts
+    /// grew.
     fn is_over_full(&self) -> bool {
         self.active() > self.limit() || !self.fits_kv(self.bucket.used())
     }
 
-    /// Whether a turn may continue. If nobody holds anything, any may.
+    /// Whether a turn may continue. If no episode holds capacity, any turn may.
     fn fits(&self, held: &HeldContext) -> bool {
         let alone = self.generating == 0 && self.acting_by_size.is_empty();
         let fits = self.fits_kv(self.expected(0) + self.bucket.cost(held));
         alone || (self.active() < self.limit() && fits)
     }
 
-    /// Pauses episodes that act, the smallest first, until `held` fits; none if all `who` may be
-    /// paused would not be enough.
+    /// Pauses acting episodes, the smallest first, until the context `held` fits into the KV cache. `who`
+    /// decides, by the time since which an episode acts, whether it may be paused. If pausing all of these
+    /// episodes would not make enough room, none is paused and the result is false.
     fn make_way(&mut self, held: &HeldContext, who: impl Fn(f64) -> bool) -> bool {
         if self.fits(held) {
             return true;
@@ -362,7 +367,7 @@ impl AdmissionCore {
         }
     }
 
-    /// Pauses the smallest episode that acts and that `who`, given since when, lets be paused.
+    /// Pauses the smallest acting episode that `who` accepts by the start time of its tool.
     fn pause_smallest(&mut self, who: impl Fn(f64) -> bool) -> bool {
         let mut candidates = self.acting_by_size.iter();
         let found = candidates.find(|(_, key)| self.acts_since(*key).is_some_and(&who));
@@ -374,7 +379,7 @@ impl AdmissionCore {
         true
     }
 
-    /// An episode that generates or acts holds nothing from now on.
+    /// Releases the capacity of a generating or acting episode.
     fn let_go(&mut self, key: EpisodeKey) {
         match self.episodes.insert(key, Phase::Paused) {
             Some(Phase::Generating(turns)) => {
@@ -408,7 +413,8 @@ impl AdmissionCore {
         self.set(key, Phase::Generating(vec![(ticket, held)]));
     }
 
-    /// Lets the oldest turn that has waited too long continue, or the smallest that fits.
+    /// Lets a turn continue: the oldest one that has waited too long, or else the smallest that fits. Returns
+    /// whether there was one.
     fn next_turn(&mut self, now_s: f64) -> bool {
         let Some((&oldest, waiting)) = self.turns.first_key_value() else {
             return false;
@@ -438,7 +444,7 @@ impl AdmissionCore {
         true
     }
 
-    /// Lets the next new episode start. Turns go first.
+    /// Lets the next episode start, if no turn waits. Returns whether there was one.
     fn next_new(&mut self) -> bool {
         let Some((&ticket, &key)) = self.new.first_key_value() else {
             return false;

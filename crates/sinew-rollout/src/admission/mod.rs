@@ -1,8 +1,8 @@
-//! Admission: [`AdmissionCore`] decides, [`Admission`] asks it for episodes that run.
+//! Admission control: [`AdmissionCore`] decides, and [`Admission`] applies the decisions to running episodes.
 //!
-//! The core is pure and has time as an argument, so that a simulator can drive it. Here are the clock, the
-//! engine's status, and the futures of episodes that wait. A place that is dropped lets the next one continue
-//! at once; the engine's status is read every 250 ms.
+//! The core is pure and takes the time as an argument, so that a simulator can drive it. This module adds the
+//! clock, the engine's status, and the futures of waiting episodes. Dropping a place lets the next waiter
+//! continue at once. The engine's status is read every 250 ms.
 
 mod bucket;
 mod core;
@@ -21,18 +21,18 @@ use tokio::time::Instant;
 /// Interval at which the engine's status is read while episodes run.
 pub(crate) const READ_EVERY: Duration = Duration::from_millis(250);
 
-/// Lets episodes begin and generate as the core decides. Shared by all episodes of a run.
+/// Lets episodes start and generate when the core allows it. All episodes of a run share it.
 pub struct Admission {
     engine: Arc<dyn Engine>,
     origin: Instant,
     state: Mutex<State>,
-    /// Called when episodes began.
+    /// Notified when waiting episodes have started.
     begun: Arc<Notify>,
 }
 
 struct State {
     core: AdmissionCore,
-    /// Episodes that have asked to begin and are not over.
+    /// Episodes that have asked to start and have not ended.
     keys: HashMap<EpisodeId, EpisodeKey>,
     waiting: HashMap<Ticket, oneshot::Sender<()>>,
     read_at: Option<Instant>,
@@ -47,14 +47,14 @@ impl std::fmt::Debug for Admission {
     }
 }
 
-/// An episode's place; what it holds is given back when this is dropped.
+/// Permission of an episode to run. Dropping it releases the episode's capacity.
 #[derive(Debug)]
 pub struct Place {
     admission: Arc<Admission>,
     episode: EpisodeId,
     key: EpisodeKey,
     ticket: Ticket,
-    /// Time from the request for admission until the episode could begin.
+    /// Time from the request until the episode could start.
     pub waited: Duration,
 }
 
@@ -71,7 +71,7 @@ impl Drop for Place {
     }
 }
 
-/// An episode that waits for its place.
+/// Request of an episode that waits for its place.
 #[derive(Debug)]
 pub(crate) struct AdmissionRequest {
     place: Place,
@@ -80,7 +80,7 @@ pub(crate) struct AdmissionRequest {
 }
 
 impl AdmissionRequest {
-    /// Waits for it.
+    /// Waits for the place.
     pub(crate) async fn granted(self) -> Place {
         let mut place = self.place;
         // An error is impossible: only this place drops the sender.
@@ -91,13 +91,13 @@ impl AdmissionRequest {
     }
 }
 
-/// A turn that generates, until dropped.
+/// Permission of a turn to generate, until it is dropped.
 #[derive(Debug)]
 pub struct TurnPlace {
     admission: Arc<Admission>,
     key: EpisodeKey,
     ticket: Ticket,
-    /// Time for which the turn waited until it might generate.
+    /// Time that the turn waited for permission.
     pub waited: Duration,
 }
 
@@ -112,7 +112,7 @@ impl Drop for TurnPlace {
 }
 
 impl Admission {
-    /// Admission in front of `engine`.
+    /// Creates the admission control for `engine`.
     pub fn new(config: AdmissionConfig, engine: Arc<dyn Engine>) -> Arc<Self> {
         Arc::new(Self {
             engine,
@@ -132,12 +132,12 @@ impl Admission {
         self.lock().core.reading()
     }
 
-    /// Waits until `episode` may begin.
+    /// Waits until `episode` may start.
     pub async fn begin(self: &Arc<Self>, episode: &EpisodeId) -> Place {
         self.ask(episode).granted().await
     }
 
-    /// Puts `episode` behind those that wait to begin.
+    /// Adds `episode` at the end of the queue of episodes that wait to start.
     pub(crate) fn ask(self: &Arc<Self>, episode: &EpisodeId) -> AdmissionRequest {
         let now_s = self.now_s();
         let mut state = self.lock();
@@ -159,18 +159,18 @@ impl Admission {
         }
     }
 
-    /// Whether an episode waits to begin: another one would not yet.
+    /// Whether an episode waits to start, so that another one would have to wait too.
     pub(crate) fn is_full(&self) -> bool {
         self.reading().new > 0
     }
 
-    /// Wakes after episodes began that had to wait.
+    /// Returns the notification that waiting episodes have started.
     pub(crate) fn begun(&self) -> Arc<Notify> {
         Arc::clone(&self.begun)
     }
 
-    /// Waits until `episode` may generate after `context`; one that did not begin here may at
-    /// once. Its world is up from now on.
+    /// Waits until `episode` may generate after `context`; an episode without a place here may at once. The
+    /// call also reports that its environment has started.
     pub async fn turn(
         self: &Arc<Self>,
         episode: &EpisodeId,
@@ -196,7 +196,7 @@ impl Admission {
         Some(place)
     }
 
-    /// Reads the engine, and grants the waiters that may continue. Callers do so now and then while episodes
+    /// Reads the engine's status and lets waiters continue. Callers do this from time to time while episodes
     /// run.
     pub fn look(&self) {
         let now_s = self.now_s();

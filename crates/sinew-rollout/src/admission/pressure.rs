@@ -1,38 +1,38 @@
-//! Limits the number of episodes that an engine bears: additive increase, multiplicative decrease.
+//! Controls the number of episodes by the load of the engine: additive increase, multiplicative decrease.
 //!
-//! The constants are prime-rl's. There are two differences. Episodes above the limit are paused, never
-//! cancelled, so no sampled token is lost. A queue counts only while keys and values are the reason for it: a
-//! queue in front of free KV capacity waits for computation, and fewer episodes would not shorten it.
+//! The constants are those of prime-rl, with two differences. Episodes above the limit are paused, never
+//! cancelled, so no sampled token is lost. A queue of requests counts only if the KV cache is full: with free
+//! KV capacity, requests wait for computation, and fewer episodes would not shorten the queue.
 
 use sinew_types::EngineStatus;
 
 /// Rules by which the limit on episodes grows and shrinks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PressureConfig {
-    /// Factor by which the limit grows once as many episodes have ended as it allows.
+    /// Factor by which the limit grows after as many episodes have ended as the limit allows.
     pub growth: f64,
-    /// Share of the limit that must be in use for it to grow.
+    /// Share of the limit that must be in use before it grows.
     pub binding: f64,
-    /// Share of the KV capacity in use, below which the limit grows.
+    /// The limit grows only while less than this share of the KV capacity is in use.
     pub grow_below: f64,
-    /// Share of the KV capacity in use, above which the limit is cut to what would use `target`, at most once
-    /// a settling time.
+    /// Above this share of the KV capacity in use, the limit is lowered so that `target` would be used, at
+    /// most once per settling time.
     pub trim_above: f64,
-    /// Share of the KV capacity in use, above which the limit is cut at every reading.
+    /// Above this share of the KV capacity in use, the limit is lowered at every reading.
     pub stop_above: f64,
     pub target: f64,
-    /// Requests that wait for one that runs, above which an engine counts as queueing.
+    /// Number of waiting requests per running request above which the engine counts as queueing.
     pub queue_ratio: f64,
-    /// Readings in a row after which queueing cuts the limit by `queue_cut`.
+    /// Number of readings in a row with queueing after which the limit is multiplied by `queue_cut`.
     pub queue_readings: u32,
     pub queue_cut: f64,
-    /// Factor when running requests lost their keys and values.
+    /// Factor on the limit after running requests lost their KV cache.
     pub preemption_cut: f64,
-    /// The same when that happens again within `gate_s` of such a cut.
+    /// Factor if this happens again within `gate_s` after the last such cut.
     pub escalated_cut: f64,
-    /// Seconds after a cut in which the limit does not grow.
+    /// Seconds after a cut during which the limit does not grow.
     pub gate_s: f64,
-    /// Seconds between two cuts: what was cut needs time to show.
+    /// Minimum seconds between two cuts, since the effect of a cut takes time.
     pub settle_s: f64,
 }
 
@@ -56,7 +56,7 @@ impl Default for PressureConfig {
     }
 }
 
-/// The limit and what it is derived from.
+/// The limit, and the state that it is computed from.
 #[derive(Debug)]
 pub(super) struct Pressure {
     config: PressureConfig,
@@ -71,7 +71,7 @@ pub(super) struct Pressure {
     pub(super) growths: u64,
 }
 
-/// Share of the KV capacity that running requests hold, if the engine reports it.
+/// Returns the share of the KV capacity that running requests hold, if the engine reports it.
 pub(super) fn kv_use(status: &EngineStatus) -> Option<f64> {
     let total = status.kv_tokens_total;
     let used = total.saturating_sub(status.kv_tokens_free);
@@ -79,7 +79,7 @@ pub(super) fn kv_use(status: &EngineStatus) -> Option<f64> {
 }
 
 impl Pressure {
-    /// Starts at `ceiling`, the most it will ever allow.
+    /// Creates the state with the limit at `ceiling`, its maximum.
     pub(super) fn new(config: PressureConfig, ceiling: usize) -> Self {
         Self {
             config,
@@ -95,17 +95,17 @@ impl Pressure {
         }
     }
 
-    /// Most episodes that may hold KV capacity.
+    /// Maximum number of episodes that may hold KV capacity.
     pub(super) fn limit(&self) -> usize {
         self.limit.max(1.0) as usize
     }
 
-    /// An episode has ended.
+    /// Counts an ended episode.
     pub(super) fn episode_ended(&mut self) {
         self.ended += 1;
     }
 
-    /// A look at the engine at `now_s`, while `active` episodes hold KV capacity.
+    /// Handles a reading of the engine at `now_s`, while `active` episodes hold KV capacity.
     pub(super) fn read(&mut self, status: &EngineStatus, active: usize, now_s: f64) {
         let c = self.config;
         let used = kv_use(status);
@@ -149,7 +149,7 @@ impl Pressure {
         }
     }
 
-    /// The limit becomes `factor` of the episodes that hold it now, and never more than it was.
+    /// Sets the limit to `factor` times the episodes that hold capacity, and never above its present value.
     fn cut(&mut self, active: usize, factor: f64, now_s: f64) {
         let base = self.limit.min(active as f64);
         let limit = (base * factor).max(1.0);

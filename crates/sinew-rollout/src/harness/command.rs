@@ -1,31 +1,31 @@
-//! The program of a recipe, as it stands inside a sandbox.
+//! The program of a recipe with its paths inside a sandbox.
 //!
-//! A sandbox shows the system folders of the host (`/usr`, `/bin`, `/lib`, `/lib64`) at their own place and
-//! nothing else. So the folders of a script and of a virtual environment are shown below `/agent`, and the
-//! command names their files there.
+//! A sandbox mounts only the system folders of the host (`/usr`, `/bin`, `/lib`, `/lib64`), at the same
+//! paths. The folders of a script and of a virtual environment are therefore mounted below `/agent`, and the
+//! command uses their paths there.
 
 use super::error::{ProgramError, invalid, missing};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Folder inside under which the program's folders stand.
+/// Path in the sandbox below which the program's folders are mounted.
 const SHOWN: &str = "/agent";
-/// Folders of the host that every sandbox shows at their own place.
+/// Host folders that every sandbox mounts at the same path.
 const SYSTEM: [&str; 4] = ["/usr", "/bin", "/lib", "/lib64"];
 
-/// A command whose files are found on the host, with paths as they are inside a sandbox.
+/// A command whose files exist on the host, with paths as seen inside a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramCommand {
-    /// Program and arguments inside.
+    /// Program and arguments, with paths inside the sandbox.
     pub argv: Vec<String>,
-    /// Folders that a sandbox must show, read-only: on the host, and inside.
+    /// Folders that the sandbox must mount read-only: path on the host, and path inside.
     pub shows: Vec<(PathBuf, PathBuf)>,
 }
 
 impl ProgramCommand {
-    /// Finds the files that `command` names, relative to the current folder, and shows their folders inside:
-    /// an interpreter's virtual environment, a script's folder. `mounts` are shown at the paths that they
-    /// name. With an image the program is a path inside of it.
+    /// Finds the files that `command` names, relative to the current folder, and mounts their folders: an
+    /// interpreter's virtual environment, or a script's folder. `mounts` are mounted at the paths that they
+    /// name. With an image, the program is a path inside the image.
     ///
     /// # Errors
     /// If the command is empty, a file or folder is missing, or a path cannot be shown.
@@ -72,15 +72,15 @@ impl ProgramCommand {
         Ok(made)
     }
 
-    /// Whether it is a Python script with its interpreter, which can be forked.
+    /// Whether the command is a Python interpreter with a script, which the fork server can run.
     pub(super) fn is_python_script(&self) -> bool {
         let name = |at: usize| self.argv.get(at).map(String::as_str).unwrap_or_default();
         let program = Path::new(name(0)).file_name().unwrap_or_default();
         program.to_string_lossy().starts_with("python") && name(1).ends_with(".py")
     }
 
-    /// The path inside of the program itself. A name without `/` is found in `/usr/bin` or `/bin`: the
-    /// folders that a sandbox searches, whatever `PATH` is here.
+    /// Returns the path of the program inside the sandbox. A name without `/` is looked up in `/usr/bin` and
+    /// `/bin`, which a sandbox searches, regardless of `PATH` on the host.
     fn program(&mut self, program: &str) -> Result<String, ProgramError> {
         let path = if program.contains('/') {
             PathBuf::from(program)
@@ -117,8 +117,8 @@ impl ProgramCommand {
         self.file(&path)
     }
 
-    /// The path inside of a file of the host; its folder is shown, or the whole virtual
-    /// environment that it belongs to.
+    /// Returns the path of a host file inside the sandbox. Its folder is mounted, or the whole virtual
+    /// environment that contains it.
     fn file(&mut self, path: &Path) -> Result<String, ProgramError> {
         let path = std::path::absolute(path).map_err(|e| bad(path, &e))?;
         if is_system(&path) {
@@ -148,7 +148,7 @@ impl ProgramCommand {
         Ok(text(&inside.join(rest)))
     }
 
-    /// Shows a folder where the user wants it. Places that a sandbox uses itself are refused.
+    /// Mounts a folder at a path of the user's choice. Paths that a sandbox uses itself are refused.
     fn mount(&mut self, inside: &str, host: &Path) -> Result<(), ProgramError> {
         let target = Path::new(inside);
         let taken = ["/work", "/tmp", "/proc", "/dev", "/etc", SHOWN];
@@ -179,7 +179,7 @@ impl ProgramCommand {
         Ok(())
     }
 
-    /// Notes a folder to show, once.
+    /// Adds a folder to mount, unless it is already there.
     fn show(&mut self, host: PathBuf, inside: PathBuf) {
         let pair = (host, inside);
         if !self.shows.contains(&pair) {

@@ -1,25 +1,25 @@
-//! Reasons why an agent program cannot be run, or its model not served.
+//! Errors of agent programs and of the server for their model.
 
 use sinew_sandbox::SandboxError;
 use std::error::Error;
 
-/// Reason why a program or a service cannot be run, or did not run; never a mistake of the model.
+/// Error of an agent program that could not run. It is never the model's mistake.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// A setting that cannot work, whatever the host has.
+    /// A setting cannot work on any host.
     #[error("{field}: {reason}")]
     Invalid {
         /// Name of the setting: `command`, `mounts`, `preload`.
         field: &'static str,
-        /// The value, what is allowed, and what to do.
+        /// The value, the allowed values, and a remedy.
         reason: String,
     },
-    /// The setting is right, but the host lacks what it names, or the program cannot start there.
+    /// The setting is valid, but the host lacks a file that it names, or the program cannot start.
     #[error("{field}: {reason}")]
     Missing {
         /// Name of the setting.
         field: &'static str,
-        /// Missing part, and how to get it.
+        /// The missing part, and a way to get it.
         reason: String,
     },
     /// The sandbox refused or failed.
@@ -30,7 +30,7 @@ pub enum ProgramError {
     Failed(String),
 }
 
-/// Reasons for which a model server refuses a call, or a report of an agent cannot be taken.
+/// Error of a model server: it refused a call, or cannot accept an agent's report.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelServerError {
     /// The server's own error.
@@ -41,7 +41,7 @@ pub enum ModelServerError {
 }
 
 impl ModelServerError {
-    /// The error of a server.
+    /// Wraps the error of a server.
     pub fn refused(error: impl Error + Send + Sync + 'static) -> Self {
         Self::Refused(Box::new(error))
     }

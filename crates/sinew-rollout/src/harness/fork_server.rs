@@ -1,6 +1,6 @@
-//! Episodes as forks of one interpreter that has imported the program's packages: a start costs
-//! milliseconds where an import costs seconds. Episodes share its sandbox only if the program runs no
-//! code of the model: such code could reach the other episodes there. Else a server has one episode.
+//! Runs episodes as forks of one Python interpreter that has imported the program's packages. A fork takes
+//! milliseconds, while an import takes seconds. Episodes share its sandbox only if the program does not run
+//! code of the model, since such code could reach the other episodes. Otherwise each server runs one episode.
 
 use super::command::ProgramCommand;
 use super::error::ProgramError;
@@ -19,26 +19,27 @@ use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
-/// The program that imports and forks, in Python; its protocol is described there.
+/// Python source of the fork server, which imports and forks; it documents the protocol.
 const SCRIPT: &str = include_str!("fork_server.py");
-/// Port inside on which the fork server finds this side.
+/// Port inside the sandbox at which the fork server connects to this process.
 const CONTROL_PORT: u16 = 4100;
 /// Maximum time for the imports.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Longest life of one server.
+/// Maximum lifetime of one server.
 const LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Capacity of the queue of messages to the server; more wait.
+/// Capacity of the queue of messages to the server; senders wait when it is full.
 const QUEUE: usize = 1024;
 
-/// Maximum bytes of a line of the server: what it keeps of an episode's two outputs, as JSON.
+/// Maximum bytes of a line from the server. A line contains the captured stdout and stderr of an episode as
+/// JSON.
 const MAX_LINE: u64 = 16 << 20;
 
-/// Episodes that run.
+/// Running episodes, shared between tasks.
 type Waiting = Arc<Mutex<Episodes>>;
 
 #[derive(Debug, Default)]
 struct Episodes {
-    /// The server ended. No episode is added after that.
+    /// Whether the server has ended. No episode is added afterwards.
     dead: bool,
     /// Running episodes by number.
     running: HashMap<u64, oneshot::Sender<ProgramEnd>>,
@@ -48,7 +49,7 @@ fn lock(waiting: &Waiting) -> MutexGuard<'_, Episodes> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The server is gone: dropped senders end the waits of its episodes.
+/// Marks the server as ended. Dropping the senders ends the waits of its episodes.
 fn end(waiting: &Waiting) {
     let mut episodes = lock(waiting);
     episodes.dead = true;
@@ -61,7 +62,7 @@ pub(super) struct ForkServer {
     queue: mpsc::Sender<String>,
     waiting: Waiting,
     next: AtomicU64,
-    /// The place in the program that runs code, as `file:line: what`.
+    /// Location in the program that runs code, as `file:line: what`.
     code: Option<String>,
     _tasks: JoinSet<()>,
     _forward: PortForward,
@@ -83,7 +84,7 @@ struct Message {
     stdout: String,
     #[serde(default)]
     stderr: String,
-    /// The value of a function as JSON; `!` and what the fork was ended for; empty without one.
+    /// JSON value that the function returned; `!` and a reason if the fork was ended; empty without a value.
     #[serde(default)]
     value: String,
 }
@@ -93,7 +94,7 @@ fn broken(what: impl std::fmt::Display) -> ProgramError {
 }
 
 impl ForkServer {
-    /// Starts one and waits until it has imported everything, 120 seconds at most.
+    /// Starts a server and waits until it has imported everything, at most 120 seconds.
     ///
     /// # Errors
     /// If the sandbox cannot be made, or the server ends or is not ready in time.
@@ -158,7 +159,7 @@ impl ForkServer {
         })
     }
 
-    /// The place in the program that runs code, so that its episodes must not share a sandbox.
+    /// Location in the program that runs code of the model, so that its episodes must not share a sandbox.
     pub(super) fn code(&self) -> Option<&str> {
         self.code.as_deref()
     }
@@ -168,8 +169,8 @@ impl ForkServer {
         !self.queue.is_closed() && !self.lock().dead
     }
 
-    /// Runs one episode to its end or its deadline. Dropping the future kills the episode. If `alone`, it is
-    /// the only one here and may run code; all that it left behind ends with it.
+    /// Runs one episode to its end or its deadline. Dropping the future kills the episode. With `alone`, it
+    /// is the only episode of this server and may run code; all its processes end with it.
     ///
     /// # Errors
     /// If the server ends, or does not end an episode 10 seconds after its deadline.
@@ -218,7 +219,7 @@ impl ForkServer {
     }
 }
 
-/// Kills an episode whose future was dropped.
+/// Kills an episode when its future is dropped.
 struct KillOnDrop<'a> {
     server: &'a ForkServer,
     id: u64,
@@ -236,7 +237,7 @@ impl Drop for KillOnDrop<'_> {
     }
 }
 
-/// Writes queued lines until the connection breaks; from then on the server counts as dead.
+/// Writes queued lines until the connection breaks; from then on the server counts as ended.
 async fn write_all(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<String>) {
     while let Some(line) = queue.recv().await {
         if to.write_all(line.as_bytes()).await.is_err() {
@@ -245,15 +246,15 @@ async fn write_all(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<String>) {
     }
 }
 
-/// Reads a line; false at the end of the connection, and for a line that is too long.
+/// Reads a line. Returns false at the end of the connection and for a line that is too long.
 async fn read_line(from: &mut (impl AsyncBufRead + Unpin), line: &mut Vec<u8>) -> bool {
     line.clear();
     let read = from.take(MAX_LINE).read_until(b'\n', line).await;
     read.is_ok() && line.ends_with(b"\n")
 }
 
-/// Hands results to the episodes that wait for them. When the connection ends, or a line is not a message,
-/// all of them fail.
+/// Delivers results to the episodes that wait for them. If the connection ends or a line is not a valid
+/// message, all of them fail.
 async fn read_all(mut from: impl AsyncBufRead + Unpin, waiting: Waiting) {
     let mut line = Vec::new();
     while read_line(&mut from, &mut line).await {
@@ -296,7 +297,7 @@ impl Message {
     }
 }
 
-/// The CPU limit's signal on Linux (signal(7)).
+/// Signal that Linux sends at the CPU limit (signal(7)).
 const SIGXCPU: i32 = 24;
 
 #[cfg(test)]

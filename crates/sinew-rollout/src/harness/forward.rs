@@ -1,5 +1,5 @@
-//! The one address that a sandboxed program can reach: a listener inside its network namespace,
-//! whose connections are forwarded to a listener of this process.
+//! The only address that a sandboxed program can reach: a listener inside its network namespace, whose
+//! connections are forwarded to a listener of this process.
 
 use sinew_http::server::at_most_part_of_files;
 use std::net::SocketAddr;
@@ -9,21 +9,21 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// Maximum number of connections of one sandbox at the same time; more wait.
+/// Maximum number of concurrent connections of one sandbox; further ones wait.
 const MAX_CONNECTIONS: usize = 256;
-/// One sandbox has at most this part of the files of the process as connections, each of which takes three:
-/// two here, one in the model server.
+/// Divisor: the connections of one sandbox may use at most this fraction of the file descriptors of the
+/// process. Each connection takes three: two here, and one in the model server.
 const PART_OF_FILES: usize = 64;
 
-/// Pause after a connection that could not be accepted.
+/// Pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Forwards connections until it is dropped; open ones end then, too.
+/// Forwards connections. Dropping it stops this and closes open connections.
 #[derive(Debug)]
 pub(super) struct PortForward(JoinHandle<()>);
 
 impl PortForward {
-    /// Forwards what `inside` accepts to `to`. Must be called inside of an async runtime.
+    /// Forwards connections that `inside` accepts to `to`. Must be called in an async runtime.
     ///
     /// # Errors
     /// If the listener cannot be registered with the runtime.
@@ -40,8 +40,8 @@ impl Drop for PortForward {
     }
 }
 
-/// Connects each accepted connection to `to`. One that cannot be connected is closed, which the program
-/// sees as a server that hangs up.
+/// Connects each accepted connection to `to`. If that fails, the connection is closed, which the program sees
+/// as a server that hangs up.
 async fn forward(listener: TcpListener, to: SocketAddr) {
     let most = at_most_part_of_files(MAX_CONNECTIONS, PART_OF_FILES);
     let slots = Arc::new(Semaphore::new(most));

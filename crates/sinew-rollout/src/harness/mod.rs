@@ -1,9 +1,9 @@
-//! Drivers of the turns of an episode: the built-in loop, an agent program, or a service.
+//! Harnesses, which drive the turns of an episode: the built-in loop, an agent program, or a service.
 //!
 //! A program runs in a sandbox and calls a [`ModelServer`], which captures its tokens ([`ProgramHarness`]).
 //! It sees neither the environment nor the trace; the environment grades its answer afterwards, unless the
-//! program is trusted with its own score ([`AgentReport`]). A service runs already, and gets its tasks over
-//! HTTP ([`ServiceHarness`]).
+//! program is trusted with its own score ([`AgentReport`]). A service is already running, and receives its
+//! tasks over HTTP ([`ServiceHarness`]).
 
 mod command;
 mod error;
@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// The loop of this crate: the environment's own turns, see [`run_episode`].
+/// The built-in loop, which takes the turns of the environment, see [`run_episode`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BuiltInLoop;
 
@@ -57,8 +57,8 @@ impl Harness for BuiltInLoop {
 }
 
 impl EpisodeParts {
-    /// Parts of a run that begins: the built-in loop, with admission within `bounds` and a separate source of
-    /// request ids.
+    /// Creates the parts of a new run: the built-in loop, admission with the settings `bounds`, and a
+    /// separate source of request ids.
     pub fn new(
         engine: Arc<dyn Engine>,
         renderer: Arc<dyn Renderer>,
@@ -82,12 +82,12 @@ impl EpisodeParts {
     }
 }
 
-/// Maximum time for the close of an environment after it has graded an answer.
+/// Maximum time to close an environment after it has graded an answer.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Outcome of a final answer: a fresh environment of the task takes it as the model's one turn. An answer
-/// that does not end the task is scored as it stands. Rewards see `messages`, which are those of the whole
-/// episode; if there are none, they see the prompt and the answer.
+/// Grades a final answer: a new environment of the task receives it as the only turn of the model. An answer
+/// that does not end the task is scored as it is. Rewards receive `messages`, the messages of the whole
+/// episode; if these are empty, they receive the prompt and the answer.
 ///
 /// # Errors
 /// If the environment fails; a wrong answer is an outcome.

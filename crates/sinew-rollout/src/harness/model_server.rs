@@ -1,4 +1,4 @@
-//! Port of the server that serves the model to agents outside and captures the sampled tokens.
+//! Trait of the server that serves the model to external agents and captures the sampled tokens.
 
 use super::error::ModelServerError;
 use crate::episode::EpisodeSpec;
@@ -9,10 +9,10 @@ use serde_json::Value;
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeMap;
 
-/// Serves the run's engine to programs over HTTP, and captures every token of their calls. The port
-/// that a gateway implements.
+/// Serves the run's engine to programs over HTTP, and captures every token of their calls. The gateway
+/// implements it.
 pub trait ModelServer: Send + Sync {
-    /// Opens a separate rollout for an episode, with the episode's sampling and limits.
+    /// Opens a rollout for an episode, with the episode's sampling and limits.
     ///
     /// # Errors
     /// If it has too many rollouts, or one of this episode.
@@ -23,14 +23,14 @@ pub trait ModelServer: Send + Sync {
         spec: &EpisodeSpec,
     ) -> Result<ModelAccess, ModelServerError>;
 
-    /// Takes the score that the agent of an open episode reports for itself.
+    /// Records the score that the agent of an open episode reports for itself.
     ///
     /// # Errors
     /// Fails if the rollout is not open, a reward is not a number, or a call has no output.
     fn score(&self, episode: &EpisodeId, report: &AgentReport) -> Result<(), ModelServerError>;
 
-    /// Ends the calls of an episode, and gives the trace of them. `end: None` leaves it to the server
-    /// how the episode ended: by a limit that it enforced, or else because its task did.
+    /// Ends the calls of an episode and returns their trace. With `end: None` the server decides how the
+    /// episode ended: by a limit that it enforced, or otherwise because the task ended.
     ///
     /// # Errors
     /// If the rollout is unknown, or its tokens cannot be proven to be the sampled ones.
@@ -41,36 +41,36 @@ pub trait ModelServer: Send + Sync {
     ) -> BoxFuture<'a, Result<Trace, ModelServerError>>;
 }
 
-/// The way of one program to its model.
+/// Address and credentials with which a program reaches its model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelAccess {
-    /// Address of the API of OpenAI's form; ends in `/v1`.
+    /// Base URL of the OpenAI-compatible API; ends in `/v1`.
     pub base_url: String,
-    /// Opens this episode's rollout and nothing else.
+    /// Key that gives access to the rollout of this episode only.
     pub api_key: String,
-    /// Address at which only the key identifies the rollout; ends in `/v1`.
+    /// Base URL that is shared by all rollouts, so that only the key identifies the rollout; ends in `/v1`.
     pub shared_url: String,
     /// W3C trace context that stands for the key.
     pub traceparent: String,
 }
 
-/// Score of an agent's own, as JSON: `{"reward": 1.0, "success": true, "rewards": [0, 0.5], "metrics": {}}`.
-/// Every field may be missing; others are not looked at.
+/// Score that an agent reports for itself, as JSON: `{"reward": 1.0, "success": true, "rewards": [0, 0.5],
+/// "metrics": {}}`. Every field is optional; unknown fields are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct AgentReport {
     /// Reward of the whole episode.
     pub reward: Option<f64>,
-    /// The task was solved.
+    /// Whether the task was solved.
     pub success: Option<bool>,
-    /// Rewards of the model's calls, in their order; `null`: none for this call.
+    /// Rewards of the model calls in order; `null` means none for this call.
     pub rewards: Vec<Option<f64>>,
     /// Named measurements.
     pub metrics: BTreeMap<String, f64>,
 }
 
 impl AgentReport {
-    /// Reads the report out of a JSON object.
+    /// Reads the report from a JSON object.
     ///
     /// # Errors
     /// Fails with the fault of the report, in one line.
@@ -78,7 +78,7 @@ impl AgentReport {
         Ok(Self::deserialize(value)?)
     }
 
-    /// Whether it has any reward.
+    /// Whether the report contains any reward.
     pub fn is_scored(&self) -> bool {
         self.reward.is_some() || self.rewards.iter().any(Option::is_some)
     }

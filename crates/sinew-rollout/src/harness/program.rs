@@ -1,9 +1,9 @@
-//! The harness of agent programs: a program that calls a model server drives the turns.
+//! Harness of agent programs: the program drives the turns by calling a model server.
 //!
-//! Each episode is a rollout of the model server and a run of the program, in a sandbox whose only reachable
-//! address is that server. Base URL, key and task arrive by environment variables. The value of a function,
-//! or the last line that a program prints, is its answer, which the environment grades. A program that is
-//! trusted with its own score writes it there as JSON, or posts it with its key.
+//! Each episode is one rollout of the model server and one run of the program, in a sandbox that can reach
+//! only this server. The program receives base URL, key and task in environment variables. Its answer is the
+//! value that a function returns, or the last line that it prints; the environment grades it. A program that
+//! is trusted with its own score prints the score as JSON in place of the answer, or posts it with its key.
 //!
 //! | what happened | end of the episode |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | the sandbox failed | failed, as the sandbox's |
 //! | no grade in time | failed, as the environment's |
 //!
-//! An answer of a program that is trusted with its own score is not graded: the score stands in its place.
+//! The answer of a program that is trusted with its own score is not graded: the reported score is used.
 
 use super::error::ProgramError;
 use super::model_server::ModelServer;
@@ -32,20 +32,20 @@ use sinew_types::{
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Metrics that an environment measures of the tool that it offers itself.
+/// Metrics that an environment computes about its own tool.
 const OF_THE_TOOL: [&str; 3] = ["tool_calls", "tool_errors", "used_tool"];
 
-/// Metric of an episode that did not fail: 1 if its program ended with an error, after a limit had cut the
-/// episode. The mean over episodes is the share of such programs.
+/// Metric of episodes that did not fail: 1 if the program ended with an error after a limit cut the episode.
+/// Its mean is the share of such programs.
 const PROGRAM_FAILED: &str = "program_failed";
 
-/// Largest text of a task: one environment variable may have 128 KiB.
+/// Maximum size of a task, in bytes. Linux limits one environment variable to 128 KiB.
 const MAX_TASK_BYTES: usize = 96 << 10;
 
 /// Runs a program for each episode.
 ///
-/// The program's exit code decides nothing about the reward: it must end with 0, and the environment grades
-/// its answer. A program that is cut by a limit of its rollout has an answer, too, if it printed one.
+/// The program's exit code does not affect the reward: it must be 0, and the environment grades the answer. A
+/// program that a limit of its rollout cut also has an answer, if it printed one.
 pub struct ProgramHarness {
     programs: Programs,
     server: Arc<dyn ModelServer>,
@@ -59,10 +59,10 @@ impl std::fmt::Debug for ProgramHarness {
     }
 }
 
-/// Reason why an episode has no trace.
+/// Kind and reason of an episode that has no trace.
 type Refusal = (FailureKind, String);
 
-/// A refusal for a mistake of the harness, such as a task that is too long.
+/// Builds the refusal for a mistake of the harness, such as a task that is too long.
 fn harness(e: &dyn std::fmt::Display) -> Refusal {
     (FailureKind::Harness, e.to_string())
 }
@@ -92,15 +92,15 @@ impl Harness for ProgramHarness {
 }
 
 impl ProgramHarness {
-    /// Episodes of `programs`, which must have been made for the address of `server`.
+    /// Creates the harness. `programs` must have been made for the address of `server`.
     pub fn new(programs: Programs, server: Arc<dyn ModelServer>) -> Self {
         Self { programs, server }
     }
 
-    /// One episode: opens a rollout, runs the program, finishes the rollout, and grades the answer.
+    /// Runs one episode: opens a rollout, runs the program, finishes the rollout, and grades the answer.
     ///
     /// The time of the program is the shorter of its own limit and that of the episode. An open rollout is
-    /// finished in any case, so that its captured turns are not left open.
+    /// always finished, so that its captured turns are not lost.
     async fn episode(
         &self,
         parts: &EpisodeParts,
@@ -171,7 +171,7 @@ impl ProgramHarness {
     }
 }
 
-/// Messages on the path to the last turn: prompt, turns and observations in order.
+/// Returns the messages on the path to the last turn: prompt, turns and observations in order.
 fn messages(trace: &Trace) -> Vec<Message> {
     let sampled = |n: &&Node| n.kind == TokenKind::Sampled;
     let Some(last) = trace.nodes.iter().rposition(|n| sampled(&n)) else {
@@ -184,10 +184,10 @@ fn messages(trace: &Trace) -> Vec<Message> {
     nodes.flat_map(|node| node.messages.clone()).collect()
 }
 
-/// The environment's outcome, with what the model server measured.
+/// Returns the environment's outcome, with the metrics of the model server.
 ///
 /// Metrics of the model server replace those of the same name. If the environment fails or does not answer
-/// `within` the limit, the episode is failed, and not scored with 0.
+/// `within` the time limit, the episode counts as failed and is not scored with 0.
 pub(super) async fn grade(
     parts: &EpisodeParts,
     spec: &EpisodeSpec,
@@ -224,7 +224,8 @@ pub(super) async fn grade(
     }
 }
 
-/// A program that the sandbox refused to start is a mistake of the harness; all else is the sandbox's.
+/// Returns the kind of a sandbox failure: the harness's, if the sandbox refused to start the program, and
+/// otherwise the sandbox's.
 fn sandbox_kind(e: &SandboxError) -> FailureKind {
     match e {
         SandboxError::Request { .. } => FailureKind::Harness,
@@ -232,7 +233,7 @@ fn sandbox_kind(e: &SandboxError) -> FailureKind {
     }
 }
 
-/// Exit of a program that ended with an error. A program that was stopped in time has none.
+/// Describes the exit of a program that ended with an error; `None` if it was stopped at its time limit.
 fn bad_exit(ended: &ProgramEnd) -> Option<String> {
     match ended.ending {
         Ending::Exited { code: 0 } | Ending::Timeout => None,
@@ -241,8 +242,8 @@ fn bad_exit(ended: &ProgramEnd) -> Option<String> {
     }
 }
 
-/// Reason why an episode counts as failed, if it does. A program that gave up because a limit of its rollout
-/// refused it was cut, not failed.
+/// Returns the reason why an episode counts as failed, if it does. A program that gave up because a limit of
+/// its rollout refused its call was cut, not failed.
 fn failure(ended: &ProgramEnd, trace: &Trace) -> Option<String> {
     let cut = matches!(trace.end, EpisodeEnd::Truncated { .. });
     let why = bad_exit(ended).filter(|_| !cut);
@@ -261,14 +262,14 @@ fn failure(ended: &ProgramEnd, trace: &Trace) -> Option<String> {
     }
 }
 
-/// The last line of a program's output that is not empty.
+/// Returns the last non-empty line of a program's output.
 fn last_line(stdout: &str) -> Option<&str> {
     stdout.lines().map(str::trim).rfind(|l| !l.is_empty())
 }
 
-/// The value of a function, else the last line that the program printed, else the last message of the model.
-/// Empty if there is none. The output of a function is not an answer, because processes that it started can
-/// print, too.
+/// Returns the answer: the value of a function, else the last printed line, else the last message of the
+/// model; empty if there is none. The printed output of a function is not an answer, because processes that
+/// it started can print, too.
 fn answer(ended: &ProgramEnd, trace: &Trace) -> String {
     match &ended.value {
         Some(serde_json::Value::String(text)) => return text.clone(),
@@ -291,8 +292,8 @@ fn answer(ended: &ProgramEnd, trace: &Trace) -> String {
         .unwrap_or_default()
 }
 
-/// `trace` as that of an episode that failed after `started`, without any turn. Its begin is computed back
-/// from now.
+/// Returns `trace` as that of a failed episode without turns, started at `started`. Its start is computed
+/// back from the present time.
 pub(super) fn failed_trace(
     trace: Trace,
     kind: FailureKind,

@@ -1,4 +1,4 @@
-//! Runs of one program in sandboxes: each in a fresh one, or as a fork of one interpreter.
+//! Runs one program in sandboxes: each run in a new sandbox, or as a fork of one interpreter.
 
 use super::command::ProgramCommand;
 use super::error::{ProgramError, invalid, missing};
@@ -15,40 +15,40 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
-/// Maximum time until a program asks the model, in [`Programs::asks_model`].
+/// Maximum time until a program calls the model, in [`Programs::asks_model`].
 const ASKS_WITHIN: Duration = Duration::from_secs(120);
-/// Bytes of output that are kept of a program.
+/// Maximum bytes of a program's output that are kept.
 const OUTPUT_BYTES: u64 = 1 << 20;
-/// Bytes of files that a program may write.
+/// Maximum bytes of files that a program may write.
 const WORK_BYTES: u64 = 64 << 20;
-/// Forks of one interpreter, for the limit of processes of their common sandbox.
+/// Number of forks that the process limit of their common sandbox allows for.
 const FORKS: u64 = 64;
 
 /// A program and the limits of one run of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProgramConfig {
-    /// The program as it stands inside of a sandbox.
+    /// Command with its paths inside a sandbox.
     pub command: ProgramCommand,
-    /// Environment variables in addition to those of the episode; they win over those.
+    /// Environment variables; they replace variables of the episode with the same name.
     pub env: BTreeMap<String, String>,
     /// Wall time of one run; an episode's own limit may be shorter.
     pub timeout: Duration,
     /// CPU time of one run, in seconds.
     pub cpu_s: f64,
-    /// Memory of a sandbox: of one run, or with `preload` of all forks together.
+    /// Memory limit of a sandbox in bytes; with `preload`, all forks share it.
     pub memory_bytes: u64,
     /// Processes and threads of one run.
     pub processes: u64,
-    /// Import a Python script's packages once, and fork each run from there. Forks share a sandbox.
+    /// Whether a Python script's packages are imported once and each run is a fork. Forks share a sandbox.
     pub preload: bool,
-    /// Refuse to run where a protection cannot be enforced.
+    /// Whether a run is refused if a protection of the sandbox cannot be enforced.
     pub strict: bool,
-    /// The program is trusted with its own score.
+    /// Whether the program is trusted with its own score.
     pub agent_scores: bool,
 }
 
 impl ProgramConfig {
-    /// Limits of one run, or of `forks` runs in one sandbox.
+    /// Resource limits of one run, or of `forks` runs in one sandbox.
     fn limits(&self, forks: Option<u64>) -> Limits {
         Limits {
             // The fork server limits each of its forks; itself it lives long.
@@ -62,23 +62,23 @@ impl ProgramConfig {
     }
 }
 
-/// Runs a program in sandboxes that reach one address. May be shared by all episodes of a run.
+/// Runs a program in sandboxes that reach only one address. All episodes of a run may share it.
 pub struct Programs {
     config: ProgramConfig,
     sandboxes: Sandboxes,
-    /// Sandboxes that forks share.
+    /// Settings of the sandboxes that forks share.
     shared: Sandboxes,
     fork_server: Mutex<ServerSlot>,
-    /// The program runs code: each fork has a separate server, and so a separate sandbox.
+    /// Whether the program runs code of the model: each fork then has a separate server and sandbox.
     alone: AtomicBool,
 }
 
-/// Place of the fork server.
+/// The fork server, and its last failed start.
 #[derive(Default)]
 struct ServerSlot {
-    /// Started by the first run, and again after it died.
+    /// Started by the first run, and again after it ended.
     server: Option<Arc<ForkServer>>,
-    /// End of the last start that failed, with its error: runs that waited for it share it.
+    /// Time and error of the last failed start. Runs that waited for it share the error.
     failed: Option<(Instant, String)>,
 }
 
@@ -91,8 +91,8 @@ impl std::fmt::Debug for Programs {
 }
 
 impl Programs {
-    /// Programs in sandboxes of `provider`, which must show the folders of the command. `model` is
-    /// where the model server listens on the host; it has the same address inside.
+    /// Creates programs in sandboxes of `provider`, which must mount the folders of the command. `model` is
+    /// the address of the model server on the host; the server has the same address inside.
     ///
     /// # Errors
     /// If `preload` is set for something that is not a Python script.
@@ -134,7 +134,7 @@ impl Programs {
         self.config.timeout
     }
 
-    /// Makes one sandbox and destroys it: whether there can be one.
+    /// Checks that a sandbox can be created, by creating and destroying one.
     ///
     /// # Errors
     /// If it cannot be made, or lacks a protection that is required.
@@ -143,9 +143,9 @@ impl Programs {
         Ok(sandbox.destroy().await?)
     }
 
-    /// Starts the program with a task and its rollout at a model server. `answered` resolves with how the
-    /// server answered its first call: a program whose call is taken has found its packages and its task, and
-    /// speaks an API that the server reads.
+    /// Starts the program with a task and its rollout at a model server, and waits for its first call.
+    /// `answered` resolves with the server's result of this call. If the call is accepted, the program has
+    /// found its packages and its task, and uses an API that the server supports.
     ///
     /// # Errors
     /// If the server refuses that call, or the program ends or 120 seconds pass before it.
@@ -207,7 +207,7 @@ impl Programs {
         server.run(env, (self.config.cpu_s, true), limit).await
     }
 
-    /// Gives each later episode a separate sandbox.
+    /// Makes each later episode use a separate sandbox.
     fn separate(&self, place: &str) {
         if !self.alone.swap(true, Ordering::Relaxed) {
             tracing::info!(
@@ -217,7 +217,7 @@ impl Programs {
         }
     }
 
-    /// The fork server, started if there is none that lives.
+    /// Returns the fork server, after starting one if none is running.
     async fn server(&self) -> Result<Arc<ForkServer>, ProgramError> {
         let asked = Instant::now();
         let mut slot = self.fork_server.lock().await;
@@ -243,7 +243,7 @@ impl Programs {
     }
 }
 
-/// Variables that the program finds in its environment. The solution of the task is not among them.
+/// Returns the environment variables of the program. The solution of the task is not among them.
 fn variables(base_url: &str, api_key: &str, task: &Task) -> Vec<(String, String)> {
     let origin = base_url.strip_suffix("/v1").unwrap_or(base_url);
     [
@@ -261,7 +261,7 @@ fn variables(base_url: &str, api_key: &str, task: &Task) -> Vec<(String, String)
     .into()
 }
 
-/// The reason of a program whose first call of the model was refused.
+/// Returns the error for a program whose first model call was refused.
 fn refused(why: impl Display) -> ProgramError {
     missing(
         "command",
@@ -269,7 +269,7 @@ fn refused(why: impl Display) -> ProgramError {
     )
 }
 
-/// The reason of a program that ended before it asked the model.
+/// Returns the error for a program that ended before it called the model.
 fn not_asked(ended: Result<ProgramEnd, ProgramError>, limit: Duration) -> ProgramError {
     let hint = "hint: start it by hand with OPENAI_BASE_URL and SINEW_TASK set; what it imports must be \
                 installed where its sandbox sees it";

@@ -4,8 +4,8 @@ use super::model_server::{AgentReport, ModelServer};
 use serde_json::Value;
 use sinew_types::{EpisodeId, Trace};
 
-/// Hands an agent's own score to the server of its rollout. Gives the reason of an episode that
-/// remains without one: what cannot be read is not 0.
+/// Passes an agent's own score to the server of its rollout. Returns the reason if the episode remains
+/// without a score: an unreadable report does not count as 0.
 pub(super) fn hand_over(
     server: &dyn ModelServer,
     episode: &EpisodeId,
@@ -24,7 +24,7 @@ pub(super) fn hand_over(
     Some(format!("the agent's own reward was refused: {why}"))
 }
 
-/// Says of a trace without a score why it has none.
+/// Records in an unscored trace why it has no score.
 pub(super) fn explain(trace: &mut Trace, why: Option<String>) {
     if trace.outcome.unscored && trace.outcome.unscored_reason.is_none() {
         trace.outcome.unscored_reason = why;

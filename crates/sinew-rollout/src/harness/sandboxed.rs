@@ -1,7 +1,7 @@
 //! One run of the program in a separate sandbox.
 //!
-//! The sandbox has only a loopback interface. A listener on it, at the port of the model server, is the one
-//! thing that the program can connect to.
+//! The sandbox has only a loopback interface. A listener on it, at the port of the model server, is the only
+//! address that the program can connect to.
 
 use super::command::ProgramCommand;
 use super::error::ProgramError;
@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// End of a program, and its output as far as it was kept, with invalid UTF-8 replaced.
+/// End of a program, with the captured output. Invalid UTF-8 is replaced.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ProgramEnd {
     pub(super) ending: Ending,
@@ -22,7 +22,7 @@ pub(super) struct ProgramEnd {
     pub(super) stderr: String,
     /// The value that a function returned on a separate descriptor; `None` for other programs.
     pub(super) value: Option<serde_json::Value>,
-    /// It was ended before it could run code next to other episodes.
+    /// Whether the program was ended before it could run code in the same sandbox as other episodes.
     pub(super) refused: bool,
 }
 
@@ -32,12 +32,12 @@ pub(super) struct Sandboxes {
     pub(super) provider: Arc<dyn SandboxProvider>,
     pub(super) limits: Limits,
     pub(super) strict: bool,
-    /// Address of the model server on the host; the same address leads to it from inside.
+    /// Address of the model server on the host, and also inside the sandbox.
     pub(super) model: SocketAddr,
 }
 
 impl Sandboxes {
-    /// A fresh sandbox with the model server behind its loopback interface.
+    /// Creates a sandbox that reaches the model server through its loopback interface.
     pub(super) async fn acquire(
         &self,
         env: Vec<(String, String)>,
@@ -84,7 +84,7 @@ impl Sandboxes {
     }
 }
 
-/// The last four lines of a text with something on them, cut to 600 bytes, for messages.
+/// Returns the last four non-empty lines of a text, cut to 600 bytes, for messages.
 pub(super) fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
     let last = lines[lines.len().saturating_sub(4)..].join(" | ");

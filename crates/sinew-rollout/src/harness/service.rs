@@ -1,8 +1,8 @@
-//! The harness of services: a task is posted to a service that runs already, with the key of a rollout.
+//! Harness of services: it posts each task, with the key of a rollout, to a service that is already running.
 //!
 //! The service calls its model at one address for all of its tasks, and passes the key of the request that it
-//! works on. So its calls are captured under the right rollout, whatever they contain. Nothing of the service
-//! is started or ended here; its answers are bounded in bytes and time.
+//! works on. Its calls are therefore captured under the right rollout, whatever they contain. The service is
+//! neither started nor stopped here. Its answers are limited in bytes and time.
 
 use super::error::{ModelServerError, ProgramError, invalid};
 use super::model_server::{ModelAccess, ModelServer};
@@ -19,34 +19,34 @@ use sinew_types::{EpisodeEnd, FailureKind, Limit, Task, Trace};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Largest answer of a service.
+/// Maximum size of a service's answer, in bytes.
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
-/// Characters of an answer that an error quotes.
+/// Maximum number of characters of an answer that an error message quotes.
 const MAX_QUOTED: usize = 300;
 /// Key of the template of a request.
 const BODY: &str = "harness.body";
 /// Time for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A service and how it is asked.
+/// A service, and the request for a task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceConfig {
     /// Address that tasks are posted to.
     pub url: String,
-    /// JSON body; `{prompt}`, `{id}`, `{kind}` and `{COLUMN}` in its texts are filled in.
+    /// JSON body of the request; `{prompt}`, `{id}`, `{kind}` and `{COLUMN}` in its texts are replaced.
     pub body: Map<String, Value>,
-    /// Path of the agent's answer in the JSON answer, as in `result.text`; `None`: the whole body.
+    /// Path of the agent's answer in the JSON response, such as `result.text`; `None`: the whole body.
     pub output: Option<String>,
     /// Wall time of one task; an episode's own limit may be shorter.
     pub timeout: Duration,
-    /// The service is trusted with its own score.
+    /// Whether the service is trusted with its own score.
     pub agent_scores: bool,
 }
 
 /// Posts each episode's task to a service.
 ///
-/// A service that answers with an error, or with no captured call of the model, fails its episode: that is
-/// data with the reason, and enters no baseline. One that is too late is truncated.
+/// If the service answers with an error, or no model call was captured, the episode fails: it is stored with
+/// the reason and counts in no baseline. If the service is too late, the episode is truncated.
 pub struct ServiceHarness {
     config: ServiceConfig,
     client: Client,
@@ -61,18 +61,18 @@ impl std::fmt::Debug for ServiceHarness {
     }
 }
 
-/// Reaction of a service to a task.
+/// Response of a service to a task.
 enum ServiceReply {
-    /// The body of a good answer.
+    /// Body of a successful response.
     Answer(String),
-    /// It gave no answer in time.
+    /// No response in time.
     TimedOut,
-    /// Reason of another failure, in words.
+    /// Another failure, with its reason.
     Failed(String),
 }
 
 impl ServiceHarness {
-    /// Tasks for a service whose model is served by `server`.
+    /// Creates the harness. `server` serves the model to the service.
     ///
     /// # Errors
     /// If no HTTP client can be made.
@@ -198,7 +198,7 @@ impl Harness for ServiceHarness {
     }
 }
 
-/// The reason of an episode whose model calls went elsewhere.
+/// Returns the reason for an episode of which no model call was captured.
 fn uncaptured(access: &ModelAccess) -> String {
     format!(
         "the service answered without a call of the model that was captured\n  hint: its client must use \
@@ -208,7 +208,7 @@ fn uncaptured(access: &ModelAccess) -> String {
     )
 }
 
-/// An answer of a service: its text, and its JSON if it is some.
+/// A service's response: its text, and its JSON value if it is valid JSON.
 struct Answer<'a> {
     text: &'a str,
     json: Option<Value>,

@@ -50,13 +50,13 @@ pub enum ChainError {
          model = \"run:{}\" begins one with its weights", folder.display()
     )]
     Changed {
-        /// Its name.
+        /// Name of the stage.
         stage: String,
         /// `begun` or `ended`.
         state: &'static str,
         /// The part that changed.
         what: String,
-        /// Its folder.
+        /// Folder of the stage.
         folder: PathBuf,
     },
     /// A stage that ended would be trained by itself, in its folder.
@@ -65,7 +65,7 @@ pub enum ChainError {
          and go on with `sinew train {0}/chain.toml --run-dir {0} --resume`", chain.display()
     )]
     Alone {
-        /// Its name.
+        /// Name of the stage.
         stage: String,
         /// The folder of the chain.
         chain: PathBuf,
@@ -77,13 +77,13 @@ pub enum ChainError {
          kernel set can round otherwise", folder.display()
     )]
     Weights {
-        /// Its name.
+        /// Name of the stage.
         stage: String,
         /// BLAKE3 in hexadecimal digits.
         expected: String,
         /// BLAKE3 of what the folder gives now.
         found: String,
-        /// Its folder.
+        /// Folder of the stage.
         folder: PathBuf,
     },
 }
@@ -120,7 +120,7 @@ pub struct ChainDir {
 }
 
 impl ChainDir {
-    /// Creates the folder for `chain`, or opens it again with `resume`. Stages that have not begun may have
+    /// Creates the folder for `chain`, or opens it again with `resume`. Stages that have not started may have
     /// changed since; the last one that ended may have more steps, if no other has begun, and continues then.
     ///
     /// # Errors
@@ -205,7 +205,7 @@ impl ChainDir {
         Ok(())
     }
 
-    /// Writes a file so that it is there in whole or not at all, whenever the process or the machine stops.
+    /// Writes a file atomically, so that a crash of the process or the machine never leaves a partial file.
     pub(crate) fn write(&self, name: &str, content: &[u8]) -> Result<(), ChainError> {
         let path = self.path.join(name);
         let written = || {
@@ -355,7 +355,7 @@ fn ended(path: &Path) -> Result<Vec<StageEnd>, ChainError> {
     Ok(ended.map_err(damaged)?.ended)
 }
 
-/// Whether a chain was begun in this folder, ended or not.
+/// Whether a chain was started in this folder, ended or not.
 pub fn holds_chain(path: &Path) -> bool {
     path.join(RECIPE).exists()
 }

@@ -24,7 +24,7 @@ fn wall_s(end: &StageEnd) -> f64 {
     end.last["wall_s"].as_f64().unwrap_or_default()
 }
 
-/// The end of a chain for people: each stage, the whole, and what to do next.
+/// The end of a chain for users: each stage, the whole, and what to do next.
 pub fn table(dir: &ChainDir) -> String {
     let ended = dir.ended();
     let wide = ended

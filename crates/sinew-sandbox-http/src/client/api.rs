@@ -26,15 +26,15 @@ const MAX_ANSWER: u64 = 256 << 20;
 /// The server, and the key for it.
 #[derive(Clone)]
 pub(crate) struct Api {
-    /// Its connections, which all sandboxes of a provider share.
+    /// HTTP client with the connections that all sandboxes of a provider share.
     client: Client,
     /// Address without a slash at the end.
     url: Arc<str>,
     /// Token of an owner.
     token: Arc<str>,
-    /// Name of the level that is asked for.
+    /// Name of the level that is requested.
     level: &'static str,
-    /// Name of the image that is asked for.
+    /// Name of the image that is requested.
     image: Option<String>,
 }
 
@@ -57,7 +57,7 @@ struct Refusal {
 struct Reason {
     /// One word, for programs.
     code: String,
-    /// A sentence, for people.
+    /// A sentence, for users.
     message: String,
 }
 

@@ -92,7 +92,7 @@ impl Levels {
 /// A level of the server.
 #[derive(Deserialize)]
 struct LevelOffer {
-    /// Its name.
+    /// Name of the level.
     level: String,
     /// Protections in force at this level.
     protections: Vec<Protection>,

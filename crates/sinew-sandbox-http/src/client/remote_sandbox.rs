@@ -25,7 +25,7 @@ pub(crate) struct RemoteHandle {
     api: Api,
     /// `sandboxes/ID` or `snapshots/ID`.
     path: String,
-    /// It was asked for.
+    /// Whether its destruction was requested.
     destroyed: AtomicBool,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct RemoteSandbox {
     level: &'static str,
     /// It on the server.
     held: RemoteHandle,
-    /// Its place among the sandboxes of this process.
+    /// Place among the sandboxes of this process.
     _place: OwnedSemaphorePermit,
     /// Renews the lease.
     renewal: tokio::task::JoinHandle<()>,
@@ -126,7 +126,7 @@ impl RemoteSandbox {
         format!("{}/{below}", self.held.path)
     }
 
-    /// Notes whether the sandbox is gone.
+    /// Records whether the sandbox no longer exists.
     fn seen<T>(&mut self, answer: Result<T, SandboxError>) -> Result<T, SandboxError> {
         self.dead |= matches!(answer, Err(SandboxError::Died(_)));
         answer
@@ -184,7 +184,7 @@ impl RemoteSandbox {
         }
     }
 
-    /// Hands output on as it comes.
+    /// Forwards output as it arrives.
     async fn streamed(
         &self,
         mut answer: Response,

@@ -46,7 +46,7 @@ pub struct Setup {
     pub tcp: bool,
     /// Files and folders that programs may make; heeded where the agent mounts the folders.
     pub inodes: u64,
-    /// The interpreter as it is called inside, if there is one.
+    /// Path of the Python interpreter inside, if there is one.
     pub python: Option<String>,
     /// Keep an interpreter waiting for the next program.
     pub warm_python: bool,
@@ -396,7 +396,7 @@ impl Guest {
         }
     }
 
-    /// Tells limits, user and interpreter; again for other limits.
+    /// Sends limits, user and interpreter; again if the limits change.
     ///
     /// # Errors
     /// If the walls cannot be described on this host or the agent refuses them.
@@ -717,7 +717,7 @@ async fn listen(
     }
 }
 
-/// Gives a reader what came, if there is one and something came whole.
+/// Sends a reader the received output, if there is a reader and a complete piece.
 async fn pass_on(
     output: &mut Option<mpsc::Sender<OutputChunk>>,
     stream: OutputStream,

@@ -120,8 +120,8 @@ impl Client {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands replies to those that wait, until the spawner is gone; the process is, too, then, and
-    /// all that it started.
+    /// Passes replies to the requests that wait, until the spawner ends. Its process and all of its children
+    /// have then ended, too.
     pub(super) fn read_replies(&self, mut child: Child) {
         let mut buffer = vec![0; MAX_PACKET + 1];
         while let Ok(Some((reply, fds))) = receive::<Reply>(self.socket.as_fd(), &mut buffer) {

@@ -115,7 +115,8 @@ impl Master {
         }
     }
 
-    /// Hands on what the program left when it ended.
+    /// Sends the output that the terminal still holds after its program has ended, up to about [`REST`]
+    /// bytes.
     pub(super) async fn finish(self, output: &mpsc::Sender<Vec<u8>>) {
         let (mut chunk, mut left) = (vec![0; CHUNK], REST);
         while left > 0 {

@@ -5,7 +5,7 @@
 use sinew_types::{SpreadMap, finalize64};
 use std::collections::VecDeque;
 
-/// Uses that are out of date may be as many as those that count, and so many more.
+/// Stale uses may be as many as the valid ones plus this number.
 const SLACK: usize = 64;
 
 /// Lengths by whose context it is.
@@ -16,7 +16,7 @@ pub(super) struct Cache {
     /// Uses in their order: the number and the spread key. One whose number is not the last of its context
     /// is out of date.
     order: VecDeque<(u64, u64)>,
-    /// Ids of all of them.
+    /// Number of all ids.
     total: usize,
     /// Number of the last use.
     stamp: u64,

@@ -58,9 +58,9 @@ pub(super) struct Curves {
     running: SpreadMap<Running>,
     /// Attempts by the progress at which they end, as the bits of a number that is never negative.
     ends: BTreeSet<(u64, AttemptId)>,
-    /// Those whose prompts are computed, in order.
+    /// Attempts whose prompts are being computed, in order.
     prefill: VecDeque<Waiting>,
-    /// Those without room, by arrival.
+    /// Attempts without room, by arrival.
     waiting: VecDeque<Waiting>,
     /// Room in use is this and the progress of every sequence that generates.
     kv_fixed: f64,
@@ -270,7 +270,7 @@ impl Curves {
         self.cache.shrink(free.max(0.0) as usize);
     }
 
-    /// Notes news of an attempt.
+    /// Records news of an attempt.
     fn tell(&mut self, job: &Job, (from, to): (usize, usize), ended: Option<usize>) {
         self.sampled += to.saturating_sub(from) as u64;
         self.news.push(AttemptNews {
@@ -413,7 +413,7 @@ impl Curves {
         *self = fresh;
     }
 
-    /// Its load.
+    /// Returns the present load.
     pub(super) fn reading(&self) -> Load {
         // The last id of a sequence may exceed the bound; its room is returned before the next one.
         let slack = CLOSE * (self.running.len() + 1) as f64;

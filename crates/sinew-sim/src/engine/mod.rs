@@ -20,7 +20,7 @@ pub(crate) const VOCAB: u64 = 1 << 20;
 /// One attempt that an engine is given.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
-    /// Its number.
+    /// Number of the attempt.
     pub(crate) attempt: AttemptId,
     /// Ids before the first sampled one.
     pub(crate) prompt: Arc<Vec<TokenId>>,
@@ -38,11 +38,11 @@ pub(crate) struct Job {
 /// News of an attempt.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AttemptNews {
-    /// Its number.
+    /// Number of the attempt.
     pub(crate) attempt: AttemptId,
     /// Ids that are new.
     pub(crate) tokens: Vec<TokenId>,
-    /// It is over.
+    /// Whether the attempt has ended.
     pub(crate) ended: bool,
     /// Ids of its prompt that the cache had.
     pub(crate) cached: usize,
@@ -104,7 +104,7 @@ impl Speed {
 pub(crate) struct Load {
     /// Sequences that generate.
     pub(crate) running: usize,
-    /// Those without room, in order.
+    /// Attempts without room, in order.
     pub(crate) waiting: usize,
     /// Ids in use.
     pub(crate) kv_used: usize,
@@ -187,7 +187,7 @@ impl Engine {
         }
     }
 
-    /// Works until `now`; adds what became of attempts.
+    /// Advances to `now`, and adds the news of attempts.
     pub(crate) fn advance(&mut self, now: Micros, news: &mut Vec<AttemptNews>) {
         match &mut self.inside {
             Inside::Curves(inside) => inside.advance(now, &mut self.busy_s, news),
@@ -211,7 +211,7 @@ impl Engine {
         }
     }
 
-    /// It has other weights. Attempts have ended before.
+    /// Sets the weights. All attempts have ended before.
     pub(crate) fn load(&mut self, version: u64) {
         self.version = Some(version);
         match &mut self.inside {

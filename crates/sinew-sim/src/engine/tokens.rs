@@ -177,7 +177,7 @@ impl Tokens {
         self.pass = None;
     }
 
-    /// Its load.
+    /// Returns the present load.
     pub(super) fn reading(&self) -> Load {
         let status = self.core.as_ref().map(Stepper::status).unwrap_or_default();
         Load {

@@ -7,7 +7,7 @@ use crate::dist::Dist;
 const MAX_ENGINES: usize = 10_000;
 const MAX_EPISODES: usize = 1_000_000;
 const MAX_FAULTS: usize = 10_000;
-/// Tokens of contexts that a plan may hold at once before ids stand for several tokens.
+/// Tokens of contexts that a plan may hold at once; above it, one simulated id represents several tokens.
 const FINE_TOKENS: f64 = 16e6;
 /// Ids that one engine of the scheduler's model may hold.
 const MAX_BLOCK_IDS: usize = 1 << 22;
@@ -58,7 +58,7 @@ impl Plan {
         Ok(())
     }
 
-    /// All of them, with their keys.
+    /// Returns all distributions with their keys.
     fn distributions(&self) -> [(&'static str, &Dist); 7] {
         let (e, t) = (&self.episode, &self.tools);
         [

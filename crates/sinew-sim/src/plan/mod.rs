@@ -36,7 +36,7 @@ pub enum PlanError {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Plan {
-    /// Name for people; the file's name if it is empty.
+    /// Name for users; the file's name if it is empty.
     pub name: String,
     /// Keys of this preset take the place of the defaults.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -260,7 +260,7 @@ pub struct Prices {
 pub enum FaultKind {
     /// Engine `target` loses everything, and is back after `for_s`.
     EngineCrash,
-    /// Nothing reaches engine `target` for `for_s`; it keeps the weights that it had.
+    /// No message reaches engine `target` for `for_s`; it keeps its weights.
     Partition,
     /// The sandbox of a live episode is gone.
     SandboxLoss,
@@ -268,7 +268,7 @@ pub enum FaultKind {
     ToolHang,
     /// Scorers lose what they hold.
     ScorerCrash,
-    /// Nothing becomes durable for `for_s`.
+    /// No write becomes durable for `for_s`.
     StorePause,
     /// Commits take `by` times as long for `for_s`.
     SlowDisk,

@@ -121,7 +121,7 @@ impl RecordedRun {
         Ok(recorded)
     }
 
-    /// Takes an episode in.
+    /// Adds an episode.
     fn episode(&mut self, trace: &Trace) {
         if matches!(trace.end, EpisodeEnd::Failed { .. }) {
             return;
@@ -234,7 +234,8 @@ fn empirical(values: &[f64]) -> Dist {
     Dist::Of(Form::Values(values.into_iter().step_by(step).collect()))
 }
 
-/// The line through points by least squares, from 0 or above: its height at 0 and its slope.
+/// Fits a line through points by least squares, with a slope and a value at 0 of at least 0. Returns the
+/// value at 0 and the slope.
 pub(crate) fn line(x: &[f64], y: &[f64]) -> (f64, f64) {
     let n = x.len().max(1) as f64;
     let (mx, my) = (x.iter().sum::<f64>() / n, y.iter().sum::<f64>() / n);

@@ -1,7 +1,8 @@
 //! Episodes: admission, sandboxes, turns and tools.
 //!
 //! An episode waits for its place, boots, and then turns between generating and a tool until its machine ends
-//! it. A place is given back before the trace is written, as in the runner.
+//! it. Its random numbers follow from its seed and their purpose. A place is returned before the trace is
+//! written, as in the runner.
 
 use super::World;
 use super::clock::{At, Happening};
@@ -76,7 +77,7 @@ impl World {
         self.clock.after(delay_s, what(At { slot, round }));
     }
 
-    /// Its world is being made.
+    /// Starts the environment of an episode.
     fn boot(&mut self, slot: u32) {
         let now = self.clock.now;
         let episode = &mut self.episodes[slot];
@@ -95,7 +96,7 @@ impl World {
         self.gate.began(&self.episodes[slot], now_s);
     }
 
-    /// Its world is up.
+    /// Handles the end of an environment's start.
     pub(super) fn booted(&mut self, at: At) {
         if !self.episodes.is(at, EpisodeState::Boots) {
             return;
@@ -182,7 +183,7 @@ impl World {
         self.settle();
     }
 
-    /// A turn is over: its place is given back, and the episode continues.
+    /// A turn is over: its place is returned, and the episode continues.
     pub(super) fn turn_over(&mut self, slot: u32) {
         let (now, now_s) = (self.clock.now, self.clock.now_s());
         let episode = &mut self.episodes[slot];
@@ -245,7 +246,7 @@ impl World {
         );
     }
 
-    /// Its time is up.
+    /// Handles the deadline of an episode.
     pub(super) fn deadline(&mut self, at: At) {
         let episode = &self.episodes[at.slot];
         if episode.round == at.round && episode.has_sandbox() && episode.machine.is_some() {
@@ -344,7 +345,7 @@ impl World {
     }
 }
 
-/// Ids that stand for tokens: at least one.
+/// Returns the number of simulated ids that represent `tokens`, at least one.
 fn ids(tokens: f64, grain: usize) -> usize {
     ((tokens / grain as f64).round() as usize).max(1)
 }

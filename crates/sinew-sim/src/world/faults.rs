@@ -67,7 +67,7 @@ impl World {
         }
     }
 
-    /// Nothing reaches an engine.
+    /// Disconnects an engine.
     fn partition(&mut self, engine: usize, fault: &Fault) {
         let until = self.clock.now + micros(fault.for_s);
         let cut = self.fleet.attempts_on(engine);

@@ -194,7 +194,7 @@ impl World {
         }
     }
 
-    /// Does what is due.
+    /// Handles an event that is due.
     fn happen(&mut self, what: Happening) {
         match what {
             Happening::Booted(at) => self.booted(at),
@@ -236,7 +236,7 @@ impl World {
         self.look();
     }
 
-    /// Admission looks at the engines now and then, and scorers at the queue.
+    /// Lets admission read the engines, and scorers read the queue, from time to time.
     fn look(&mut self) {
         let now_s = self.clock.now_s();
         self.measure.inputs += 1;

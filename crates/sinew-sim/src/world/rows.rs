@@ -69,7 +69,7 @@ impl World {
         self.rows.put(id, record, group_size, &mut self.ledger);
     }
 
-    /// Gives rows to scorers that have nothing to do.
+    /// Assigns rows to idle scorers.
     pub(super) fn score_some(&mut self) {
         if !self.rows.may_score() {
             return;

@@ -5,7 +5,7 @@
 //! engine to have. The ledger compares them with those that the engine really has.
 //!
 //! Attempts on an engine that is down fail as a connection would. An engine that comes back gets the weights
-//! that sample now, and serves only after the router has looked at it.
+//! that sample now, and serves only after the router has examined it.
 
 use super::World;
 use super::clock::Happening;
@@ -140,7 +140,7 @@ impl World {
         self.take_news(engine, news);
     }
 
-    /// Hands on what an engine sampled.
+    /// Delivers what an engine has sampled.
     fn take_news(&mut self, engine: usize, news: Vec<AttemptNews>) {
         if self.clock.now < self.fleet.engines[engine].cut_until || self.dead {
             // Nothing reaches the router.

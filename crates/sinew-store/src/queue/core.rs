@@ -1,6 +1,7 @@
-//! The states of all rows, without their values: readiness for each consumer, and leases with their ends.
+//! States of all rows without their values: their state for each consumer, and the ends of leases.
 //!
-//! Only [`QueueCore::apply`] changes it. A backing makes its [`Change`]s durable, and loads it from them.
+//! Only [`QueueCore::apply`] changes the state. A backing stores its [`Change`]s durably, and restores the
+//! state from them.
 
 use super::rows::{Consumer, ConsumerStats, QueueLimits, QueueStats, RowState, RowView};
 use bytes::Bytes;
@@ -8,58 +9,59 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// One transition.
+/// A state change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// A new row with its values, by the number of their names. Rows that are loaded come without.
+    /// A new row with its values, by field number. Rows that are restored have no values.
     Insert {
         seq: u64,
         row: Row,
         values: Vec<(usize, Bytes)>,
     },
-    /// A row's new state for the consumer of a number.
+    /// Sets a row's state for a consumer, by consumer number.
     Claim {
         seq: u64,
         reader: usize,
         claim: Claim,
     },
-    /// A consumer's field of a row.
+    /// A consumer writes a field of a row.
     Write {
         seq: u64,
         field: usize,
         value: Bytes,
     },
-    /// The values of a row go.
+    /// Deletes the values of a row.
     Finish { seq: u64 },
-    /// The row and its key go.
+    /// Deletes the row and its key.
     Forget { seq: u64 },
-    /// The next lease's number.
+    /// Sets the number of the next lease.
     NextLease(u64),
-    /// A consumer; its number is that of those before it.
+    /// Adds a consumer; its number is the count of earlier consumers.
     Join(Consumer),
-    /// The name of a field; its number is that of those before it.
+    /// Adds a field name; its number is the count of earlier names.
     Name(String),
 }
 
 /// A row without its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
-    /// Fields as put: `key`, `size`, `priority`, `tokens`, `version`.
+    /// Attributes of the row as put.
     pub(super) key: Arc<str>,
-    /// Its own key if it has no group.
+    /// Group name; the row's own key if it has no group.
     pub(super) group: Arc<str>,
-    /// Number of the group: the place of its first row. A name can have several, one after the other.
+    /// Number of the group: the sequence number of its first row. Several groups can use a name one after the
+    /// other.
     pub(super) unit: u64,
     pub(super) size: u32,
     pub(super) priority: i32,
     pub(super) tokens: u64,
     pub(super) version: u64,
-    /// A bit for each field that it has.
+    /// Bit set of the fields that the row has.
     pub(super) fields: u64,
-    /// Bytes of all fields; 0 once the row is done.
+    /// Bytes of all fields; 0 after the row is done.
     pub(super) bytes: u64,
     pub(super) done: bool,
-    /// Claims by number of the consumer; consumers that joined later and never had the row are missing.
+    /// States by consumer number. Consumers that joined later and never had the row are missing.
     pub(super) claims: Vec<Claim>,
 }
 
@@ -67,94 +69,94 @@ pub(super) struct Row {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) hold: Hold,
-    /// The last lease that held it; none after a release.
+    /// The last lease of the row; `None` after a release.
     pub(super) lease: Option<u64>,
-    /// Deliveries so far, without those that were released.
+    /// Number of deliveries, without released ones.
     pub(super) attempts: u32,
 }
 
-/// Holder of a row.
+/// State of a row for one consumer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Hold {
-    /// The queue: it is ready as soon as it has what is needed.
+    /// Not leased: the row is ready as soon as it has the needed fields.
     #[default]
     Open,
-    /// A holder, until a time.
+    /// Leased by a holder until a time.
     Leased { until_ms: u64, holder: Arc<str> },
-    /// Done by this consumer.
+    /// Acknowledged by the consumer.
     Acked,
-    /// Delivered too often.
+    /// Not delivered any more, after too many deliveries.
     Dead { reason: Arc<str> },
 }
 
-/// A consumer and its cursor.
+/// A consumer with its indexes over rows.
 #[derive(Clone, Debug)]
 pub(super) struct Reader {
     pub(super) spec: Consumer,
-    /// Bits of its fields.
+    /// Bit set of the fields that it needs.
     pub(super) needs: u64,
     pub(super) writes: u64,
-    /// Ready rows: the highest priority first, then the oldest.
+    /// Ready rows, the highest priority first, then the oldest.
     pub(super) ready: BTreeSet<(Reverse<i32>, u64)>,
-    /// End of the lease and row, so that those that end first are first.
+    /// Leased rows, sorted by the end of the lease.
     pub(super) leased: BTreeSet<(u64, u64)>,
-    /// Rows that are known.
+    /// Number of known rows that it has acknowledged.
     acked: usize,
     dead: usize,
 }
 
 impl Reader {
-    /// Whether a row has all that it needs, and lacks something that it writes.
+    /// Whether a row has all needed fields, and lacks one that the consumer writes.
     pub(super) fn wants(&self, fields: u64) -> bool {
         let complete = self.writes != 0 && fields & self.writes == self.writes;
         fields & self.needs == self.needs && !complete
     }
 }
 
-/// Rows that belong together.
+/// A group of rows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Group {
-    /// Rows that make it whole.
+    /// Number of rows in the complete group.
     pub(super) size: u32,
-    /// Rows that it was given, done ones too.
+    /// Number of rows put so far, including finished ones.
     pub(super) put: u32,
-    /// Those that are not done.
+    /// Rows that are not done.
     pub(super) live: BTreeSet<u64>,
-    /// Those that are done.
+    /// Rows that are done.
     pub(super) done: BTreeSet<u64>,
 }
 
 impl Group {
-    /// Whether all of its rows were put.
+    /// Whether all rows of the group were put.
     pub(super) fn whole(&self) -> bool {
         self.put >= self.size
     }
 }
 
-/// The states of all rows. See the module.
+/// States of all rows, see the module's description.
 #[derive(Clone, Debug)]
 pub(super) struct QueueCore {
     pub(super) limits: QueueLimits,
-    /// Rows by number, which is the order of the puts.
+    /// Rows by sequence number, in the order of the puts.
     pub(super) rows: BTreeMap<u64, Row>,
     pub(super) by_key: HashMap<Arc<str>, u64>,
     pub(super) groups: BTreeMap<u64, Group>,
-    /// Groups all of whose rows are done.
+    /// Groups whose rows are all done.
     pub(super) finished: BTreeSet<u64>,
-    /// The last group of each name.
+    /// The newest group of each name.
     pub(super) latest: HashMap<Arc<str>, u64>,
     pub(super) readers: Vec<Reader>,
     pub(super) names: Vec<String>,
-    /// Rows that are done and known.
+    /// Number of rows that are done but still known.
     pub(super) done: usize,
-    /// Bytes of the rows that are not done.
+    /// Total bytes of the rows that are not done.
     pub(super) bytes: u64,
-    /// Rises for ever, also over restarts.
+    /// Number of the next lease. It always increases, also over restarts.
     pub(super) next_lease: u64,
 }
 
 impl QueueCore {
-    /// An empty queue.
+    /// Creates an empty queue.
     pub(super) fn new(limits: QueueLimits) -> Self {
         Self {
             limits,
@@ -171,17 +173,17 @@ impl QueueCore {
         }
     }
 
-    /// Number of a field's name, if a row or a consumer has it.
+    /// Returns the number of a field name, if it is known.
     pub(super) fn field(&self, name: &str) -> Option<usize> {
         self.names.iter().position(|n| n == name)
     }
 
-    /// Number of a consumer.
+    /// Returns the number of a consumer.
     pub(super) fn reader(&self, name: &str) -> Option<usize> {
         self.readers.iter().position(|r| r.spec.name == name)
     }
 
-    /// A row's claim for one consumer.
+    /// Returns a row's state for one consumer.
     pub(super) fn claim(&self, row: &Row, reader: usize) -> Claim {
         row.claims.get(reader).cloned().unwrap_or_default()
     }
@@ -191,7 +193,7 @@ impl QueueCore {
         self.rows.len() - self.done
     }
 
-    /// A row's state for one consumer, as callers see it.
+    /// Returns a row's state for one consumer, in the form for callers.
     pub(super) fn state(&self, row: &Row, reader: usize) -> RowState {
         match row.claims.get(reader).map_or(&Hold::Open, |c| &c.hold) {
             Hold::Open if row.done || !self.readers[reader].wants(row.fields) => RowState::Waiting,
@@ -207,7 +209,7 @@ impl QueueCore {
         }
     }
 
-    /// A row for people and other processes.
+    /// Returns a row in the form for callers and other processes.
     pub(super) fn view(&self, seq: u64, row: &Row) -> RowView {
         let has = self.names.iter().enumerate();
         let has = has.filter(|(n, _)| !row.done && row.fields >> n & 1 == 1);
@@ -243,7 +245,7 @@ impl QueueCore {
         }
     }
 
-    /// Applies what was planned. The changes must be of the state as it is now.
+    /// Applies planned changes. They must have been planned for the present state.
     pub(super) fn apply(&mut self, changes: Vec<Change>) {
         for change in changes {
             match change {
@@ -266,7 +268,8 @@ impl QueueCore {
         }
     }
 
-    /// Runs `work` on a row and what takes it out of a consumer's indexes, or puts it in.
+    /// Runs `work` on a row, and updates the consumers' indexes: the row is removed from them before, and
+    /// added after.
     fn with_row(
         &mut self,
         seq: u64,
@@ -355,7 +358,7 @@ impl QueueCore {
         }
     }
 
-    /// A consumer that joins sees every row.
+    /// Adds a consumer, for which every known row counts.
     fn join(&mut self, spec: Consumer) {
         let mask = |names: &[String]| {
             let numbers = names.iter().filter_map(|n| self.field(n));
@@ -378,7 +381,7 @@ impl QueueCore {
     }
 }
 
-/// Keeps the set of groups that have no row left.
+/// Adds or removes a group from the set of finished groups.
 fn track(finished: &mut BTreeSet<u64>, unit: u64, group: &Group) {
     if group.live.is_empty() {
         finished.insert(unit)

@@ -1,8 +1,8 @@
-//! [`DiskQueue`]: a queue in an SQLite file of its own.
+//! [`DiskQueue`]: a queue in a separate SQLite file.
 //!
-//! Every call that changes something is one synchronized transaction. States are in memory as well, values
-//! are not. Each row of the file has a checksum in its last column: SQLite notices a damaged page, and the
-//! checksum a damaged value. A tail that a crash tore off the log is a call that was never answered.
+//! Every changing call is one synchronized transaction. States are also kept in memory, values are not. Each
+//! row of the file has a checksum in its last column: SQLite detects a damaged page, and the checksum detects
+//! a damaged value. If a crash loses the tail of the log, the call of that tail was never answered.
 
 use super::core::{Change, Claim, Hold, QueueCore, Row};
 use super::local::{Backing, Local, local};
@@ -16,13 +16,13 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, params};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A queue whose every change is on the medium before a call returns. One process opens it at a time.
+/// A durable queue: every change is on disk before its call returns. Only one process may open it at a time.
 pub type DiskQueue = Local<Table>;
 
-/// `PRAGMA user_version`.
+/// Format version, stored in `PRAGMA user_version`.
 const FORMAT: i64 = 1;
 
-/// Any change of this text makes another format.
+/// Schema of the file. Any change of this text creates another format.
 const SCHEMA: &str = "
 CREATE TABLE rows (
     seq INTEGER PRIMARY KEY,
@@ -56,12 +56,12 @@ CREATE TABLE leases (
 /// Maximum bytes of a queue's name.
 const MAX_QUEUE_NAME: usize = 64;
 
-/// Column `state` of a claim.
+/// Value of a claim's column `state`: not leased.
 const OPEN: i64 = 0;
-/// `text` is the holder.
+/// Value for a lease; `text` is the holder.
 const LEASED: i64 = 1;
 const ACKED: i64 = 2;
-/// `text` is the reason.
+/// Value for a dead row; `text` is the reason.
 const DEAD: i64 = 3;
 
 /// The file of a queue.
@@ -72,7 +72,8 @@ pub struct Table {
 }
 
 impl DiskQueue {
-    /// Opens the queue `name` of the store in a folder, or makes both; the store itself may be in use.
+    /// Opens the queue `name` of the store in a folder, or creates both. Another process may use the store
+    /// itself meanwhile.
     ///
     /// # Errors
     /// Same as [`DiskQueue::open`], and if the name is not valid: it names a file.
@@ -93,7 +94,7 @@ impl DiskQueue {
         Self::open(&file(folder, name)?, limits, accept_loss)
     }
 
-    /// Opens the queue in a file, or makes one. Leases of before are valid until they run out.
+    /// Opens the queue in a file, or creates one. Earlier leases stay valid until they expire.
     ///
     /// # Errors
     /// [`StoreError::LostQueue`] if the file is damaged; with `accept_loss` it is put aside, as
@@ -109,7 +110,7 @@ impl DiskQueue {
     }
 }
 
-/// The file of a queue of a store.
+/// Returns the file of a store's queue, and creates its folder.
 ///
 /// # Errors
 /// If its folder cannot be made.
@@ -126,7 +127,7 @@ fn load(path: &Path, limits: QueueLimits) -> Result<DiskQueue, StoreError> {
     Ok(local(core, table))
 }
 
-/// Opens and checks a file, whose states are applied to `core`.
+/// Opens and checks a file, and applies its states to `core`.
 fn open(path: &Path, core: &mut QueueCore) -> Result<Table, StoreError> {
     let blame = |error: StoreError| match error {
         StoreError::Index(source) => bad_file(path, source),
@@ -147,7 +148,7 @@ fn open(path: &Path, core: &mut QueueCore) -> Result<Table, StoreError> {
     open_at(path, core).map_err(blame)
 }
 
-/// Opens a file that is whole, or makes one.
+/// Opens a complete file, or creates one.
 fn open_at(path: &Path, core: &mut QueueCore) -> Result<Table, StoreError> {
     let connection = Connection::open(path)?;
     restrict(path).map_err(|e| StoreError::io(path, e))?;
@@ -186,7 +187,7 @@ fn bad_file(path: &Path, source: rusqlite::Error) -> StoreError {
     }
 }
 
-/// Parts of a checksum.
+/// Incremental checksum of a row.
 #[derive(Default)]
 struct QueueChecksum(crc32fast::Hasher);
 
@@ -227,7 +228,7 @@ fn field_sum(seq: i64, name: i64, value: &[u8]) -> i64 {
         .end()
 }
 
-/// A claim as it lies in the file: state, until, text, lease, attempts.
+/// Stored columns of a claim: state, until, text, lease, attempts.
 type Flat<'a> = (i64, i64, &'a str, Option<i64>, u32);
 
 fn claim_sum(seq: i64, consumer: i64, (state, until, text, lease, attempts): Flat<'_>) -> i64 {
@@ -300,7 +301,7 @@ impl Backing for Table {
     }
 }
 
-/// Runs a statement that is used again.
+/// Runs a prepared statement.
 fn insert(
     tx: &Transaction<'_>,
     statement: &str,
@@ -409,7 +410,7 @@ fn insert_claim(
 }
 
 impl Table {
-    /// A refusal to continue with the file.
+    /// Returns the error for a damaged file.
     fn damaged(&self, reason: &str) -> StoreError {
         StoreError::LostQueue {
             path: self.path.clone(),
@@ -417,7 +418,7 @@ impl Table {
         }
     }
 
-    /// Checks the file, and makes the tables of an empty one.
+    /// Checks the file, and creates the tables of an empty one.
     fn prepare(&mut self) -> Result<(), StoreError> {
         let tables: i64 =
             self.connection
@@ -447,7 +448,7 @@ impl Table {
         }
     }
 
-    /// Everything in the file as changes of an empty queue.
+    /// Reads the whole file as changes of an empty queue.
     fn changes(&self) -> Result<Vec<Change>, StoreError> {
         let mut changes: Vec<Change> = Vec::new();
         for (number, name) in self.texts("SELECT number, name, sum FROM names ORDER BY number")? {
@@ -484,7 +485,7 @@ impl Table {
         }
     }
 
-    /// Numbered texts.
+    /// Reads numbered texts.
     fn texts(&self, query: &str) -> Result<Vec<(i64, String)>, StoreError> {
         let mut query = self.connection.prepare(query)?;
         let mut rows = query.query([])?;
@@ -497,7 +498,7 @@ impl Table {
         Ok(texts)
     }
 
-    /// The rows, with the sizes of their values.
+    /// Reads the rows, with the sizes of their values.
     fn rows(&self, changes: &mut Vec<Change>) -> Result<(), StoreError> {
         let mut fields = self
             .connection

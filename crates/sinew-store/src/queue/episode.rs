@@ -1,14 +1,16 @@
-//! Episodes as rows, the common form of all producers and consumers.
+//! Episodes as queue rows: the common form of all producers and consumers.
 //!
-//! A row has the whole trace, compressed, as its consumers may be on other machines; it goes when the row is
-//! done. The outcome is in the field `reward`: a row without it waits for a scorer.
+//! A row contains the whole compressed trace, since its consumers may be on other machines. The trace is
+//! deleted when the row is done. The outcome is in the field `reward`; a row without this field waits for a
+//! scorer.
 
 use super::payload::{pack, unpack};
 use super::rows::{AckedRow, Consumer, Field, LeasedRow, NewRow, field, fields};
 use crate::error::StoreError;
 use sinew_types::{Outcome, Trace};
 
-/// An episode as a row: `source` names its producer, in whose name its key and its group are unique.
+/// Builds the row of an episode. `source` is the name of its producer; key and group are unique within a
+/// source.
 ///
 /// A row without `scored` has no reward and waits for a scorer.
 ///
@@ -38,7 +40,7 @@ pub fn episode_row(
     Ok(row)
 }
 
-/// The outcome of an episode as the field of its row.
+/// Builds the field with the outcome of an episode.
 ///
 /// # Errors
 /// If it cannot be encoded.
@@ -46,7 +48,7 @@ pub fn reward_field(key: &str, outcome: &Outcome) -> Result<Field, StoreError> {
     Ok(Field::new(fields::REWARD, pack(key, outcome)?))
 }
 
-/// A row with its reward, as a scorer acks it.
+/// Builds the acknowledgement with which a scorer adds the outcome to a row.
 ///
 /// # Errors
 /// If the outcome cannot be encoded.
@@ -57,7 +59,7 @@ pub fn scored(key: &str, outcome: &Outcome) -> Result<AckedRow, StoreError> {
     })
 }
 
-/// The episode of a row that was leased, with the outcome of its field `reward` where it has one.
+/// Decodes the episode of a leased row, with the outcome from its field `reward` if there is one.
 ///
 /// # Errors
 /// [`StoreError::Row`] if a field is missing or holds something else.
@@ -79,7 +81,7 @@ pub fn episode(row: &LeasedRow) -> Result<Trace, StoreError> {
     Ok(trace)
 }
 
-/// The consumer that gives rows their reward, in any number of processes.
+/// Consumer that adds the reward to rows, in any number of processes.
 pub fn scorer_consumer() -> Consumer {
     Consumer {
         name: "scorer".into(),
@@ -89,7 +91,7 @@ pub fn scorer_consumer() -> Consumer {
     }
 }
 
-/// A consumer that trains on rows with a reward, each of them once under its name.
+/// Consumer that trains on rows with a reward; each row is delivered once per consumer name.
 pub fn trainer_consumer(name: &str) -> Consumer {
     Consumer {
         name: name.to_owned(),

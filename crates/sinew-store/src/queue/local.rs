@@ -1,4 +1,4 @@
-//! A queue in this process: the core behind a lock, and a backing for durable parts.
+//! A queue in this process: the core behind a lock, with a backing that stores values.
 
 use super::Queue;
 use super::core::{Change, QueueCore};
@@ -14,16 +14,16 @@ use std::fmt::Debug;
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-/// Storage of values that also makes changes durable.
+/// Storage of values, which also makes changes durable.
 pub(super) trait Backing: Send + Debug {
-    /// Makes changes of the state `core` durable, all or none.
+    /// Makes changes of the state `core` durable: all or none.
     fn write(&mut self, core: &QueueCore, changes: &[Change]) -> Result<(), StoreError>;
 
-    /// Values of a row by the numbers of their names, in that order; those that it lacks are left out.
+    /// Reads values of a row by field number, in that order; missing ones are left out.
     fn read(&mut self, seq: u64, fields: &[usize]) -> Result<Vec<(usize, Bytes)>, StoreError>;
 }
 
-/// A queue in this process, whose values lie in `B`.
+/// A queue in this process, whose values are stored in `B`.
 #[derive(Debug)]
 pub struct Local<B> {
     state: Mutex<State<B>>,
@@ -39,7 +39,7 @@ struct State<B> {
     change: u64,
 }
 
-/// A queue in the state of its backing.
+/// Creates a queue from the restored state and its backing.
 pub(super) fn local<B>(core: QueueCore, backing: B) -> Local<B> {
     Local {
         state: Mutex::new(State {
@@ -51,7 +51,7 @@ pub(super) fn local<B>(core: QueueCore, backing: B) -> Local<B> {
     }
 }
 
-/// Plans an operation, makes its changes durable, applies them. If that fails the state is as before.
+/// Plans an operation, makes its changes durable, and applies them. On failure the state stays unchanged.
 fn change<B: Backing, T>(
     queue: &Local<B>,
     plan: impl FnOnce(&QueueCore) -> Result<(Vec<Change>, T), QueueError>,
@@ -64,7 +64,7 @@ fn change<B: Backing, T>(
     Ok(value)
 }
 
-/// Same as [`change`], with the number of changes.
+/// Like [`change`], and returns the number of changes.
 fn count<B: Backing>(
     queue: &Local<B>,
     plan: impl FnOnce(&QueueCore) -> Result<Vec<Change>, QueueError>,
@@ -77,7 +77,7 @@ fn count<B: Backing>(
 }
 
 impl<B: Backing> State<B> {
-    /// Makes changes durable and applies them; whether there are any.
+    /// Makes changes durable and applies them. Returns whether there were any.
     fn persist(&mut self, changes: Vec<Change>) -> Result<bool, StoreError> {
         if changes.is_empty() {
             return Ok(false);
@@ -88,7 +88,7 @@ impl<B: Backing> State<B> {
         Ok(true)
     }
 
-    /// The rows of a lease with the values that its consumer needs.
+    /// Returns the rows of a lease with the values that its consumer needs.
     fn loan(&mut self, consumer: &str, given: PlannedLease) -> Result<LeaseBatch, StoreError> {
         let reader = self.core.known_reader(consumer)?;
         let needs = &self.core.readers[reader].spec.needs;
@@ -245,7 +245,7 @@ impl<B: Backing> Queue for Local<B> {
     }
 }
 
-/// A queue that ends with the process. Values are shared with producers and holders, not copied.
+/// A queue in memory. Producers and holders share its values without copies.
 pub type MemoryQueue = Local<Values>;
 
 impl MemoryQueue {

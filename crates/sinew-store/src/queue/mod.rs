@@ -1,10 +1,10 @@
-//! The queue between everything that produces episodes and everything that consumes them.
+//! Queue between all producers and all consumers of episodes.
 //!
 //! A row has a key, a group and named fields. A consumer states the fields that it needs and those that it
 //! writes; a row is *ready* for it when the needed ones are there, then *leased* to a holder until a time,
-//! then *acked*. A lease that runs out makes its rows ready again; a row that was leased too often without
+//! then *acked*. When a lease expires, its rows become ready again. A row that was leased too often without
 //! an ack is *dead* for that consumer, with the reason. A row is *done* when every consumer with the mark
-//! [`Consumer::last`] acked it: its fields go, its key stays known for duplicates.
+//! [`Consumer::last`] has acked it: its fields are deleted, but its key stays known, to detect duplicates.
 //!
 //! | part | purpose |
 //! |---|---|
@@ -15,7 +15,7 @@
 //! | `disk` | the SQLite file |
 //! | `episode` | episodes as rows, and the consumers that score and train them |
 //!
-//! Expired leases are taken back by every lease, so that no timer is needed.
+//! Every lease call first takes back expired leases, so that no timer is needed.
 
 mod core;
 mod disk;
@@ -45,37 +45,38 @@ use std::time::{Duration, Instant};
 /// A queue. Calls block on locks, disk or network and can be made from any thread, but not from async
 /// tasks.
 ///
-/// `now_ms` is the caller's clock. A queue in another process uses the clock of that process instead, as
-/// leases of several machines cannot follow several clocks. A durable queue has written a call's changes when
+/// `now_ms` is the caller's clock. A queue in another process uses the clock of that process instead, since
+/// the leases of several machines need a single clock. In a durable queue, a call's changes are on disk when
 /// the call returns.
 pub trait Queue: Send + Sync + Debug {
-    /// Adds rows, all or none; an answer for each. Putting a row again changes nothing.
+    /// Adds all rows or none, and returns a result for each. Putting a known row again has no effect.
     ///
     /// # Errors
     /// [`QueueError::Full`] if they do not fit now, [`QueueError::TooLarge`] if they never will.
     fn put(&self, rows: &[NewRow]) -> Result<Vec<PutOutcome>, StoreError>;
 
-    /// Adds fields to rows that lack them, all or none; how many fields were new. A field that a row has
-    /// stays as it is, and so does a row that is done.
+    /// Adds fields to rows that lack them, all or none, and returns the number of new fields. Existing fields
+    /// and finished rows stay unchanged.
     ///
     /// # Errors
     /// [`QueueError::UnknownRow`].
     fn fill(&self, rows: &[AckedRow]) -> Result<usize, StoreError>;
 
-    /// Makes a consumer known; its cursor begins at the oldest row. Joining again changes nothing.
+    /// Registers a consumer; its cursor starts at the oldest row. Joining again has no effect.
     ///
     /// # Errors
     /// If it is known with other fields, or another consumer writes one of its fields.
     fn join(&self, consumer: &Consumer) -> Result<(), StoreError>;
 
-    /// Gives ready rows to a holder for a time, after it has taken back the rows of ended leases.
+    /// Leases ready rows to a holder for a limited time. Expired leases are taken back first.
     ///
     /// # Errors
-    /// [`QueueError::NotReady`] for rows that were named; a sample is empty instead.
+    /// [`QueueError::NotReady`] for requested keys that are not ready. A sample without ready rows is empty
+    /// instead.
     fn lease(&self, ask: &RowRequest, now_ms: u64) -> Result<LeaseBatch, StoreError>;
 
-    /// The holder is done with rows. A lease that ran out counts as long as no other holder was given
-    /// the row.
+    /// Acknowledges rows that the holder has processed. An expired lease is still accepted as long as no
+    /// other holder has leased the row.
     ///
     /// # Errors
     /// [`QueueError::WrongFields`]; nothing is acked then.
@@ -86,10 +87,10 @@ pub trait Queue: Send + Sync + Debug {
         rows: &[AckedRow],
     ) -> Result<ReturnOutcome, StoreError>;
 
-    /// Gives rows back unused; the delivery does not count as an attempt.
+    /// Returns unused rows; the delivery does not count as an attempt.
     ///
     /// # Errors
-    /// If the queue cannot be reached or written; so with all further calls.
+    /// If the queue cannot be reached or written. The same holds for the following calls.
     fn release(
         &self,
         consumer: &str,
@@ -97,7 +98,7 @@ pub trait Queue: Send + Sync + Debug {
         keys: &[String],
     ) -> Result<ReturnOutcome, StoreError>;
 
-    /// Gives rows back that the holder could not work on, with the reason. The delivery counts.
+    /// Returns rows that the holder failed to process, with the reason. The delivery counts as an attempt.
     ///
     /// # Errors
     /// If the queue cannot be reached or written.
@@ -122,20 +123,20 @@ pub trait Queue: Send + Sync + Debug {
         now_ms: u64,
     ) -> Result<ReturnOutcome, StoreError>;
 
-    /// Makes dead rows of a consumer ready again, as if never delivered; how many.
+    /// Makes dead rows of a consumer ready again, as if they were never delivered. Returns their number.
     ///
     /// # Errors
     /// If the queue cannot be reached or written.
     fn revive(&self, consumer: &str, keys: &[String]) -> Result<usize, StoreError>;
 
-    /// Forgets rows that no consumer holds and that are not done, all or none: their keys would be new again.
+    /// Forgets rows that are not done and not leased, all or none. Their keys can then be put as new rows.
     ///
     /// # Errors
     /// [`QueueError::UnknownRow`], [`QueueError::NotReady`].
     fn remove(&self, keys: &[String]) -> Result<usize, StoreError>;
 
     /// Takes back the rows of leases that ended, and forgets the oldest rows that are done beyond `keep`, a
-    /// group at a time. Returns the number of forgotten rows: their keys would be new again.
+    /// group at a time. Returns the number of forgotten rows: their keys can then be put as new rows.
     ///
     /// # Errors
     /// If the queue cannot be reached or written.
@@ -148,13 +149,13 @@ pub trait Queue: Send + Sync + Debug {
     fn read(&self, key: &str, field: &str) -> Result<Option<bytes::Bytes>, StoreError>;
 
     /// A row's state for one consumer; `None` if the key is not known. A row that is done counts as acked, or
-    /// as waiting for ever.
+    /// as waiting permanently.
     ///
     /// # Errors
     /// If the queue cannot be reached or written.
     fn state(&self, consumer: &str, key: &str) -> Result<Option<RowState>, StoreError>;
 
-    /// Rows in the order of their puts, from the one after `after`, up to `limit`.
+    /// Returns up to `limit` rows in the order of their puts, starting after number `after`.
     ///
     /// # Errors
     /// If the queue cannot be reached or written.
@@ -166,15 +167,15 @@ pub trait Queue: Send + Sync + Debug {
     /// If the queue cannot be reached or written.
     fn stats(&self) -> Result<QueueStats, StoreError>;
 
-    /// Waits until the queue changes after `seen`, an earlier answer of this call (0: answer at once), or
-    /// until the time is over; the number of its last change.
+    /// Waits until the queue has a change after `seen`, at most for the given time, and returns the number of
+    /// the last change. `seen` is an earlier result of this call; 0 returns at once.
     ///
     /// # Errors
     /// If the queue cannot be reached or written.
     fn wait(&self, seen: u64, at_most: Duration) -> Result<u64, StoreError>;
 }
 
-/// Puts rows as soon as they fit: the back-pressure of producers that can wait.
+/// Puts rows as soon as they fit, which gives producers back-pressure.
 ///
 /// # Errors
 /// [`QueueError::Full`] if they do not fit in the given time.

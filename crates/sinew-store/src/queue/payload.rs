@@ -1,4 +1,4 @@
-//! Values of any type as the bytes of a field, compressed.
+//! Encodes values of any type as the bytes of a field, with compression.
 
 use crate::codec;
 use crate::error::{RecordError, StoreError};
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A value as bytes: codec, length before compression (4 bytes, little-endian), MessagePack.
+/// Encodes a value: codec, uncompressed length (4 bytes, little-endian), MessagePack.
 ///
 /// # Errors
 /// If it cannot be encoded.
@@ -21,7 +21,7 @@ pub fn pack<T: Serialize>(key: &str, value: &T) -> Result<Bytes, StoreError> {
     Ok(bytes.into())
 }
 
-/// The inverse of [`pack`].
+/// Decodes a value, the inverse of [`pack`].
 ///
 /// # Errors
 /// [`StoreError::Row`] if the bytes are of something else.

@@ -9,7 +9,7 @@ use super::sample;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// The rows of a lease, each with its part.
+/// Rows of a lease, each with the index of its part.
 #[derive(Debug)]
 pub(super) struct PlannedLease {
     pub(super) lease: LeaseId,
@@ -17,14 +17,14 @@ pub(super) struct PlannedLease {
     pub(super) rows: Vec<(u64, usize)>,
 }
 
-/// Ways in which a holder gives rows back unacked.
+/// Ways in which a holder returns rows without an ack.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ReturnKind<'a> {
-    /// Unused.
+    /// The rows were not used.
     Released,
     /// The rows failed, with a reason.
     Failed(&'a str),
-    /// Not at all: until another time.
+    /// The rows are kept: their lease is extended to another time.
     Renewed(u64),
 }
 
@@ -36,7 +36,7 @@ fn argument<T>(field: &str, value: impl ToString, allowed: String) -> Result<T, 
     })
 }
 
-/// Refuses a text that is empty, or longer than `limit` bytes.
+/// Refuses an empty text, and one longer than `limit` bytes.
 fn check_text(field: &str, text: &str, limit: usize) -> Result<(), QueueError> {
     match text.len() {
         0 => argument(field, "empty", format!("1 to {limit} bytes")),
@@ -49,7 +49,7 @@ fn check_text(field: &str, text: &str, limit: usize) -> Result<(), QueueError> {
     }
 }
 
-/// Refuses a number of rows of one call.
+/// Refuses a call with too few or too many rows.
 fn check_count(field: &str, rows: usize, least: usize) -> Result<(), QueueError> {
     if (least..=MAX_CALL_ROWS).contains(&rows) {
         Ok(())
@@ -58,7 +58,7 @@ fn check_count(field: &str, rows: usize, least: usize) -> Result<(), QueueError>
     }
 }
 
-/// A reason that fits.
+/// Returns a reason, cut to the maximum length.
 fn reason(text: &str) -> Arc<str> {
     let mut end = text.len().min(MAX_REASON);
     while !text.is_char_boundary(end) {
@@ -67,14 +67,14 @@ fn reason(text: &str) -> Arc<str> {
     text[..end].into()
 }
 
-/// Names of fields, with those that a call adds.
+/// Field names, including those that a call adds.
 struct Names<'a> {
     known: &'a QueueCore,
     new: Vec<String>,
 }
 
 impl Names<'_> {
-    /// The number of a name.
+    /// Returns the number of a name.
     fn number(&mut self, name: &str) -> Result<usize, QueueError> {
         if let Some(number) = self.known.field(name) {
             return Ok(number);
@@ -93,7 +93,7 @@ impl Names<'_> {
         Ok(number)
     }
 
-    /// The bits of some names.
+    /// Returns the bit set of some names.
     fn mask<'n>(&mut self, names: impl Iterator<Item = &'n String>) -> Result<u64, QueueError> {
         let mut mask = 0u64;
         for name in names {
@@ -104,7 +104,7 @@ impl Names<'_> {
 }
 
 impl QueueCore {
-    /// New rows, all or none. Order is that of the first put.
+    /// Plans new rows, all or none, in the order of the put.
     pub(super) fn plan_put(
         &self,
         rows: &[NewRow],
@@ -137,7 +137,7 @@ impl QueueCore {
         Ok((changes, put))
     }
 
-    /// Refuses rows that do not fit.
+    /// Refuses rows that exceed the limits.
     fn check_room(&self, count: usize, added: u64) -> Result<(), QueueError> {
         let (max_rows, max_bytes) = (self.limits.max_rows, self.limits.max_bytes);
         if count > max_rows || added > max_bytes {
@@ -162,7 +162,7 @@ impl QueueCore {
         }
     }
 
-    /// A row and its values; its unit is set by the caller.
+    /// Builds a row and its values; the caller sets its group number.
     fn row_of(
         &self,
         new: &NewRow,
@@ -206,8 +206,8 @@ impl QueueCore {
         Ok((row, values))
     }
 
-    /// The group of a new row: the last one of its name, unless that is whole. `units` holds those that the
-    /// call met before: number, rows put, size.
+    /// Returns the group of a new row: the newest one of its name, unless that is complete. `units` holds the
+    /// groups that the call has already used: number, rows put, size.
     fn unit<'a>(
         &self,
         seq: u64,
@@ -230,7 +230,7 @@ impl QueueCore {
         unit
     }
 
-    /// Fields that rows lack, with their number.
+    /// Plans fields that rows lack. Returns their number as well.
     pub(super) fn plan_fill(&self, rows: &[AckedRow]) -> Result<(Vec<Change>, usize), QueueError> {
         check_count("rows", rows.len(), 0)?;
         let mut names = Names {
@@ -254,7 +254,7 @@ impl QueueCore {
         Ok((changes, count))
     }
 
-    /// A consumer; nothing if it has joined with the same fields.
+    /// Plans a new consumer; no change if it has joined with the same fields.
     pub(super) fn plan_join(&self, spec: &Consumer) -> Result<Vec<Change>, QueueError> {
         check_text("consumer.name", &spec.name, MAX_NAME)?;
         let refused = |reason: String| {
@@ -292,13 +292,14 @@ impl QueueCore {
         Ok(changes)
     }
 
-    /// Number of a consumer.
+    /// Returns the number of a consumer, or an error if it has not joined.
     pub(super) fn known_reader(&self, name: &str) -> Result<usize, QueueError> {
         let unknown = || QueueError::UnknownConsumer { name: name.into() };
         self.reader(name).ok_or_else(unknown)
     }
 
-    /// One lease on ready rows; `None` if there are none. Ended leases must have been taken back.
+    /// Plans a lease on ready rows; `None` if there are none. Expired leases must have been taken back
+    /// before.
     pub(super) fn plan_lease(
         &self,
         ask: &RowRequest,
@@ -347,7 +348,7 @@ impl QueueCore {
         )))
     }
 
-    /// The rows of `keys`, each once, if all are ready.
+    /// Returns the rows of `keys`, each once, if all are ready.
     fn named(&self, reader: usize, keys: &[String]) -> Result<Vec<(u64, usize)>, QueueError> {
         check_count("keys", keys.len(), 1)?;
         let mut chosen = BTreeSet::new();
@@ -368,7 +369,7 @@ impl QueueCore {
         row.ok_or_else(|| QueueError::UnknownRow { key: key.into() })
     }
 
-    /// Rows that a lease gives back, and those that it does not hold.
+    /// Returns the rows that a lease holds among `keys`, and the keys that it does not hold.
     fn plan_held<'a>(
         &self,
         reader: usize,
@@ -395,7 +396,7 @@ impl QueueCore {
         Ok(settled)
     }
 
-    /// Changes of an ack.
+    /// Plans an ack.
     pub(super) fn plan_ack(
         &self,
         consumer: &str,
@@ -436,7 +437,7 @@ impl QueueCore {
         Ok((changes, settled))
     }
 
-    /// The fields of an ack, which must be those that the consumer writes.
+    /// Returns the fields of an ack, which must be exactly those that the consumer writes.
     fn written(
         &self,
         reader: usize,
@@ -457,7 +458,7 @@ impl QueueCore {
         })
     }
 
-    /// Changes of a release, a failure or a renewal.
+    /// Plans a release, a failure or a renewal.
     pub(super) fn plan_back(
         &self,
         consumer: &str,
@@ -497,7 +498,7 @@ impl QueueCore {
         Ok((changes, settled))
     }
 
-    /// State of a row after its delivery of this number failed.
+    /// Returns the state of a row after its delivery number `attempts` failed.
     fn after(&self, attempts: u32, why: impl FnOnce() -> Arc<str>) -> Hold {
         if attempts >= self.limits.max_attempts {
             Hold::Dead { reason: why() }
@@ -506,7 +507,7 @@ impl QueueCore {
         }
     }
 
-    /// Takes back what leases that ended at or before `now_ms` hold.
+    /// Plans to take back the rows of leases that expired at or before `now_ms`.
     pub(super) fn plan_expire(&self, now_ms: u64) -> Vec<Change> {
         let mut changes = Vec::new();
         for (number, reader) in self.readers.iter().enumerate() {
@@ -537,7 +538,7 @@ impl QueueCore {
         changes
     }
 
-    /// Dead rows of a consumer become ready.
+    /// Plans to make dead rows of a consumer ready.
     pub(super) fn plan_revive(
         &self,
         consumer: &str,
@@ -558,7 +559,7 @@ impl QueueCore {
         Ok(dead.into_iter().map(revive).collect())
     }
 
-    /// Rows that go although they are not done.
+    /// Plans to remove rows that are not done.
     pub(super) fn plan_remove(&self, keys: &[String]) -> Result<Vec<Change>, QueueError> {
         let mut chosen = BTreeSet::new();
         for key in keys {
@@ -575,8 +576,8 @@ impl QueueCore {
             .collect())
     }
 
-    /// The oldest groups that are done go, until `keep` rows are left. The newest row stays known, as its
-    /// number bounds the next one's.
+    /// Plans to remove the oldest finished groups until `keep` rows are left. The newest row stays known,
+    /// since its number determines the next one's.
     pub(super) fn plan_forget(&self, keep: usize) -> Vec<Change> {
         let mut surplus = self.done.saturating_sub(keep);
         let newest = self.rows.last_key_value().map(|(seq, _)| *seq);

@@ -4,29 +4,30 @@ pub use crate::error::QueueError;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Names of the fields that parts of the system agree on. Others may be used, too.
+/// Names of common fields. Others may be used, too.
 pub mod fields {
-    /// Field of the episode: its name in a store, or the episode itself if no store has it.
+    /// Name of the field with the episode: its id in a store, or the trace itself if no store has it.
     pub const TRACE: &str = "trace";
-    /// Score of the episode.
+    /// Name of the field with the episode's score.
     pub const REWARD: &str = "reward";
 }
 
-/// One lease: what a holder was given in one call.
+/// Id of a lease: the rows that a holder received in one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LeaseId(pub u64);
 
-/// Bounds of a queue.
+/// Limits of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// Rows that are not done. Default 65,536. Further puts are refused, which holds the producer back.
+    /// Maximum number of rows that are not done. Default 65,536. Further puts are refused, which slows the
+    /// producer down.
     pub max_rows: usize,
-    /// Their fields. Default 1 GiB. Fields that consumers write count, but are never refused: a refusal would
-    /// keep rows from leaving.
+    /// Maximum bytes of their fields. Default 1 GiB. Fields that consumers write count but are never refused,
+    /// since a refusal would keep rows in the queue.
     pub max_bytes: u64,
-    /// Leases of one row by one consumer before it is dead for that consumer.
-    /// Default 8. A row that no holder survives does not stop the others.
+    /// Maximum number of leases of a row by one consumer, after which it is dead for that consumer. Default
+    /// 8. A row that crashes every holder therefore does not block the others.
     pub max_attempts: u32,
 }
 
@@ -43,15 +44,15 @@ impl Default for QueueLimits {
 /// A named value of a row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Field {
-    /// 1 to [`MAX_NAME`] bytes.
+    /// Name, 1 to [`MAX_NAME`] bytes.
     pub name: String,
-    /// Opaque to the queue, and shared where it is copied.
+    /// Value, which the queue does not interpret. Clones share it.
     #[serde(with = "shared")]
     pub value: Bytes,
 }
 
 impl Field {
-    /// A field of this name and value.
+    /// Creates a field with this name and value.
     pub fn new(name: impl Into<String>, value: impl Into<Bytes>) -> Self {
         Self {
             name: name.into(),
@@ -60,7 +61,7 @@ impl Field {
     }
 }
 
-/// The value among `fields` that has this name.
+/// Returns the value of the field with this name.
 pub fn field<'a>(fields: &'a [Field], name: &str) -> Option<&'a Bytes> {
     fields.iter().find(|f| f.name == name).map(|f| &f.value)
 }
@@ -104,7 +105,7 @@ pub const MAX_KEY: usize = 1024;
 /// Maximum rows of one call.
 pub const MAX_CALL_ROWS: usize = 65_536;
 
-/// Maximum names of fields in one queue: a row keeps its set of fields in a word.
+/// Maximum number of field names in one queue, since a row's set of fields is one 64-bit word.
 pub const MAX_FIELDS: usize = 64;
 
 /// Maximum consumers of one queue.
@@ -113,28 +114,28 @@ pub const MAX_CONSUMERS: usize = 32;
 /// Maximum bytes of a reason; a longer one is cut.
 pub const MAX_REASON: usize = 512;
 
-/// A row to be put. The same key is the same row.
+/// A row to put. Rows with the same key are the same row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewRow {
     /// Unique in the queue, chosen by the producer.
     pub key: String,
-    /// Rows of one name belong together; empty: the row has no group.
+    /// Group name; rows with the same name belong together. Empty: the row has no group.
     pub group: String,
-    /// Rows that make the group whole, 1 or more. The largest of its rows counts; further rows of the name
-    /// begin another group.
+    /// Number of rows in the complete group, 1 or more. The largest value among its rows counts. Further rows
+    /// of that name start another group.
     pub group_size: u32,
-    /// Higher ones are given out first.
+    /// Priority; rows with a higher one are leased first.
     pub priority: i32,
-    /// Number of tokens of the row, for budgets and for batches of equal size.
+    /// Number of tokens of the row, for limits and for batches of equal size.
     pub tokens: u64,
-    /// Version of the oldest weights that sampled it, for freshness.
+    /// Oldest weights version that sampled tokens of the row.
     pub version: u64,
-    /// Fields that are known at the put.
+    /// Fields that are known when the row is put.
     pub fields: Vec<Field>,
 }
 
 impl NewRow {
-    /// A row without a group, with one field.
+    /// Creates a row without a group, with one field.
     pub fn new(key: impl Into<String>, field: Field) -> Self {
         Self {
             key: key.into(),
@@ -156,24 +157,25 @@ impl NewRow {
 /// Result of putting a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PutOutcome {
-    /// It was added.
+    /// The row was added.
     New,
-    /// The key is known, in whatever state; the row was not changed.
+    /// The key was known, in any state; the row was not changed.
     Duplicate,
 }
 
-/// A reader of the queue with a separate cursor. Any number of holders, in any number of processes, may lease
-/// under its name: each row goes to one of them.
+/// A consumer: a reader of the queue with a separate cursor. Any number of holders, in any number of
+/// processes, may lease under its name; each row is leased to one of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Consumer {
-    /// 1 to [`MAX_NAME`] bytes.
+    /// Name, 1 to [`MAX_NAME`] bytes.
     pub name: String,
-    /// Fields that a row must have before it is ready, and that are given out.
+    /// Fields that a row must have before it is ready. They are returned with the lease.
     pub needs: Vec<String>,
-    /// Fields that each of its acks brings. A row that has all of them is not ready for it. No other
-    /// consumer may write them.
+    /// Fields that each of its acks must contain. A row that already has all of them is not ready for it. No
+    /// other consumer may write them.
     pub writes: Vec<String>,
-    /// A row is done, and its fields go, once every consumer with this mark has acked it.
+    /// Whether rows wait for this consumer: a row is done, and its fields are deleted, once every consumer
+    /// with this mark has acked it.
     pub last: bool,
 }
 
@@ -187,28 +189,28 @@ pub enum Order {
     Freshest,
 }
 
-/// A selection of ready rows. Every condition holds together with the others; the first row, or group, is
-/// given even if it exceeds `bytes` or `tokens`.
+/// Selection of ready rows. All conditions apply together. The first row or group is returned even if it
+/// exceeds `bytes` or `tokens`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Maximum rows, 1 to [`MAX_CALL_ROWS`].
+    /// Maximum number of rows, 1 to [`MAX_CALL_ROWS`].
     pub rows: usize,
     /// Maximum bytes of all their fields.
     pub bytes: u64,
-    /// Maximum tokens.
+    /// Maximum number of tokens.
     pub tokens: u64,
-    /// Only whole groups, all of whose rows are ready.
+    /// Whether to return only complete groups whose rows are all ready.
     pub whole_groups: bool,
     /// Order of the rows.
     pub order: Order,
-    /// Only rows of this version or a later one; with `whole_groups` all rows of a group.
+    /// Minimum version of the rows; with `whole_groups` of all rows of a group.
     pub from_version: u64,
-    /// Deals the rows into this number of parts with about equal numbers of tokens, 1 or more.
+    /// Number of parts into which the rows are divided, with similar numbers of tokens; 1 or more.
     pub parts: usize,
 }
 
 impl Sample {
-    /// The oldest rows up to a number.
+    /// Selects the oldest rows, at most `rows`.
     pub fn rows(rows: usize) -> Self {
         Self {
             rows,
@@ -222,66 +224,66 @@ impl Sample {
     }
 }
 
-/// Selection of rows in a request.
+/// Rows to lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RowSelection {
-    /// Rows that the queue chooses.
+    /// Rows that the queue selects.
     Sample(Sample),
-    /// These rows: all of them or none.
+    /// Rows with these keys: all of them or none.
     Keys(Vec<String>),
 }
 
 /// A request for rows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowRequest {
-    /// A consumer that joined.
+    /// Name of a consumer that has joined.
     pub consumer: String,
-    /// Name of the worker, for reports.
+    /// Name of the worker, shown in reports.
     pub holder: String,
-    /// Milliseconds until the rows go to another holder, 1 or more.
+    /// Duration of the lease in milliseconds, 1 or more. Afterwards, other holders may lease the rows.
     pub ttl_ms: u64,
     pub take: RowSelection,
 }
 
-/// A row as it was given to a holder.
+/// A leased row as its holder receives it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeasedRow {
     /// `key` and `group` as put.
     pub key: String,
     pub group: String,
-    /// 1 for the first delivery to this consumer.
+    /// Number of the delivery to this consumer, from 1.
     pub attempt: u32,
     /// `tokens` and `version` as put.
     pub tokens: u64,
     pub version: u64,
     /// Index of the part, below [`Sample::parts`].
     pub part: usize,
-    /// Those that the consumer needs, in the order in which it named them.
+    /// Fields that the consumer needs, in the order of [`Consumer::needs`].
     pub fields: Vec<Field>,
 }
 
 /// Rows of one `lease` call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseBatch {
-    /// Names the delivery in acks, releases and renewals; `None`: nothing was ready.
+    /// Id of the lease for acks, releases and renewals; `None` if no row was ready.
     pub lease: Option<LeaseId>,
-    /// Time at which the rows go to another holder, on the clock of the queue's process.
+    /// End of the lease, on the clock of the queue's process.
     pub until_ms: u64,
-    /// Rows by part, then in the order in which they were chosen.
+    /// Rows sorted by part, then in the order of selection.
     pub rows: Vec<LeasedRow>,
 }
 
-/// A row that a holder is done with.
+/// Acknowledgement of a row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AckedRow {
     /// Key of the leased row.
     pub key: String,
-    /// Fields that the consumer writes: all of them, and no others.
+    /// Fields that the consumer writes: exactly those of [`Consumer::writes`].
     pub fields: Vec<Field>,
 }
 
 impl AckedRow {
-    /// A row for a consumer that writes nothing.
+    /// Creates the acknowledgement for a consumer that writes no fields.
     pub fn of(key: impl Into<String>) -> Self {
         Self {
             key: key.into(),
@@ -290,25 +292,25 @@ impl AckedRow {
     }
 }
 
-/// Result of giving rows back in any way.
+/// Result of an ack, a release, a failure or a renewal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReturnOutcome {
-    /// Rows that changed; one that had been given back in this way before did not.
+    /// Number of changed rows; a row that was returned in the same way before does not count.
     pub changed: usize,
-    /// Keys that the lease does not hold any more: the row went to another holder, or out of the queue.
+    /// Keys that the lease no longer holds: another holder has leased the row, or it left the queue.
     pub lost: Vec<String>,
 }
 
 /// State of a row for one consumer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RowState {
-    /// It lacks a field that the consumer needs, or has all that the consumer writes.
+    /// The row lacks a field that the consumer needs, or already has all fields that it writes.
     Waiting,
     /// It may be leased.
     Ready,
-    /// A holder has it.
+    /// A holder has leased it.
     Leased { until_ms: u64, holder: String },
-    /// The consumer is done with it.
+    /// The consumer has acknowledged it.
     Acked,
     /// Leased [`QueueLimits::max_attempts`] times without an ack, with the last reason.
     /// [`super::Queue::revive`] makes it ready again.
@@ -318,14 +320,15 @@ pub enum RowState {
 /// A row without its values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowView {
-    /// Its place in the order of puts, for the next page.
+    /// Sequence number in the order of puts, for the next page.
     pub seq: u64,
     /// `key` and `group` as put.
     pub key: String,
     pub group: String,
     /// Names of the fields that it has.
     pub fields: Vec<String>,
-    /// Every consumer that has to do with it is done; the fields are gone and the key stays known.
+    /// Whether all consumers with the mark `last` are done with it; the fields are deleted and the key stays
+    /// known.
     pub done: bool,
     /// States by consumer, in the order in which the consumers joined.
     pub states: Vec<(String, RowState)>,
@@ -342,35 +345,35 @@ impl RowView {
 /// Counts of rows by state for one consumer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConsumerStats {
-    /// Its name.
+    /// Name of the consumer.
     pub name: String,
-    /// Rows that lack something, see [`RowState::Waiting`].
+    /// Number of rows that lack a field, see [`RowState::Waiting`].
     pub waiting: usize,
-    /// Rows that may be leased.
+    /// Number of rows that may be leased.
     pub ready: usize,
-    /// Rows that holders have.
+    /// Number of leased rows.
     pub leased: usize,
-    /// Rows that it is done with and that are still known.
+    /// Number of acknowledged rows that are still known.
     pub acked: usize,
-    /// Rows that are left to a person.
+    /// Number of dead rows, which a user has to revive or remove.
     pub dead: usize,
 }
 
 /// Counts and sizes of a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueStats {
-    /// Rows that are not done.
+    /// Number of rows that are not done.
     pub rows: usize,
-    /// Rows that are done and whose keys are still known.
+    /// Number of rows that are done and whose keys are still known.
     pub done: usize,
-    /// Fields of rows that are not done.
+    /// Total bytes of fields of rows that are not done.
     pub bytes: u64,
     /// Consumers in the order in which they joined.
     pub consumers: Vec<ConsumerStats>,
 }
 
 impl QueueStats {
-    /// Counts of one consumer; all zeros if it has not joined.
+    /// Returns the counts of one consumer; all zeros if it has not joined.
     pub fn of(&self, consumer: &str) -> ConsumerStats {
         let found = self.consumers.iter().find(|c| c.name == consumer);
         found.cloned().unwrap_or_default()

@@ -1,11 +1,11 @@
-//! Chooses the ready rows of a sample.
+//! Selects the ready rows of a sample.
 
 use super::core::{Hold, QueueCore, Row};
 use super::rows::{Order, Sample};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// The rows of a sample, each with its part, by part and then in the order in which they were chosen.
+/// Returns the rows of a sample with their part, sorted by part, then in the order of selection.
 pub(super) fn choose(core: &QueueCore, reader: usize, sample: &Sample) -> Vec<(u64, usize)> {
     let mut taken = Vec::new();
     let mut room = Room {
@@ -43,7 +43,7 @@ struct Room {
 }
 
 impl Room {
-    /// Makes use of it, if there is enough.
+    /// Subtracts from the limits, if enough is left.
     fn spend(&mut self, rows: usize, bytes: u64, tokens: u64) -> bool {
         let fits = rows <= self.rows && bytes <= self.bytes && tokens <= self.tokens;
         if fits {
@@ -55,9 +55,9 @@ impl Room {
     }
 }
 
-/// Takes rows, or whole groups, in order until one does not fit. The first is taken even if it is larger
-/// than the bytes or tokens asked for, so that nothing is too large to be given out; a group with more rows
-/// than that is passed over.
+/// Takes rows or complete groups in order until one does not fit. The first one is taken even if it exceeds
+/// the limits on bytes or tokens, so that every row can be delivered. A group with more rows than the limit
+/// is skipped.
 fn take(
     core: &QueueCore,
     reader: usize,
@@ -99,7 +99,8 @@ fn take(
     }
 }
 
-/// The rows of a group that can be given out whole: all were put, and each is ready, or acked already.
+/// Returns the rows of a group if it can be delivered as a whole: all were put, and each is ready or already
+/// acked.
 fn group(core: &QueueCore, reader: usize, sample: &Sample, row: &Row) -> Option<Vec<u64>> {
     let group = core.groups.get(&row.unit).filter(|g| g.whole())?;
     let mut rows = Vec::with_capacity(group.live.len());
@@ -118,8 +119,8 @@ fn group(core: &QueueCore, reader: usize, sample: &Sample, row: &Row) -> Option<
     Some(rows)
 }
 
-/// Deals rows into parts: the longest first, each to the part with the fewest tokens so far (Graham,
-/// "Bounds on multiprocessing timing anomalies", 1969: at most 4/3 of the best).
+/// Divides rows into parts: the longest first, each to the part with the fewest tokens so far (Graham,
+/// "Bounds on multiprocessing timing anomalies", 1969: at most 4/3 of the optimum).
 fn deal(core: &QueueCore, taken: &[u64], parts: usize) -> Vec<(u64, usize)> {
     let mut dealt: Vec<(u64, usize)> = taken.iter().map(|seq| (*seq, 0)).collect();
     if parts < 2 {

@@ -7,7 +7,7 @@ use thiserror::Error;
 pub struct Segment {
     /// First row of the run.
     pub start: u32,
-    /// Number of rows, at least 1.
+    /// Number of rows in the run, at least 1.
     pub len: u32,
     /// Position id of the first token, as rotary embeddings use it.
     pub position: u32,

@@ -150,7 +150,8 @@ impl AttentionScratch {
     }
 }
 
-/// Memory of the running tasks; a task takes one and puts it back, so there are as many as threads.
+/// Scratch buffers of tasks. A task takes a free buffer and puts it back when it ends, so that there are at
+/// most as many buffers as threads.
 #[derive(Debug, Default)]
 pub(crate) struct Workspaces(Mutex<Vec<Scratch>>);
 

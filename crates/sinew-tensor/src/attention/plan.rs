@@ -40,7 +40,7 @@ impl PlanKey {
         STRIP_VECTORS * self.lanes / self.heads
     }
 
-    /// Vectors that so many rows fill.
+    /// Returns the number of vectors that `rows` rows fill.
     fn vectors(&self, rows: usize) -> usize {
         (rows * self.heads).div_ceil(self.lanes)
     }
@@ -103,7 +103,7 @@ pub(super) struct Span {
 /// A segment that some rows of a strip see.
 struct SeenSegment {
     segment: usize,
-    /// Rows that see all of it.
+    /// Rows that see the whole segment.
     by: u64,
     /// Rows that lie in it, and the first one's place in the strip.
     own: Option<(Part, usize)>,

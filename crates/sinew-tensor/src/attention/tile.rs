@@ -108,7 +108,7 @@ impl Out {
         Self { ptr, stride }
     }
 
-    /// The same block, to read.
+    /// Returns the same block for reading.
     pub(crate) fn as_in(self) -> In {
         In {
             ptr: self.ptr.cast_const(),

@@ -9,8 +9,8 @@ use crate::simd::{Vector, simd_fn};
 /// short and far apart, which hardware prefetchers do not follow.
 const AHEAD: usize = 12;
 
-/// Steps that one panel takes before the next: so many lines of the source stay in L1 for the panels next to
-/// it.
+/// Number of steps that one panel packs before the next one does. The source lines of these steps stay in L1
+/// for the neighbouring panels.
 const STRIP: usize = 16;
 
 /// Rows of `a` (or columns of `b`) `0..len` split into panels of nearly equal size: `len % count`

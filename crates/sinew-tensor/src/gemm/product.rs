@@ -24,7 +24,7 @@ const ROW_GRAIN: usize = 64;
 /// Maximum number of rows for which `a` is packed once for all tasks, which then share out the columns. With
 /// more rows, tasks pack the blocks of `a` that they use, which never leave their L2.
 const SHARED_ROWS: usize = 192;
-/// Values of `b` (4 KiB) from its use to where it is asked for, when a single panel of rows reads it.
+/// Values of `b` (4 KiB) from its use to where it is requested, when a single panel of rows reads it.
 const STREAM_AHEAD: usize = 1024;
 /// Values of `b` (8 MiB) that are packed in one pass, or that all rows meet before the next columns
 /// follow: little enough to stay in the last-level cache.
@@ -36,7 +36,8 @@ const TASK_WORK: usize = 1 << 19;
 /// Multiply-adds that a part of a task has at least, some 50 us: packing its rows again takes a tenth of
 /// that.
 const LAST_WORK: usize = 4 << 20;
-/// Fewer rows take as long as so many: reading `b` from memory is what takes the time.
+/// Minimum number of rows in the estimate of work: fewer rows take the same time, since reading `b` from
+/// memory dominates.
 const STREAM_ROWS: usize = 8;
 /// Tasks for each thread, so that a thread that gets less CPU time takes fewer.
 const TASKS_PER_THREAD: usize = 6;
@@ -59,7 +60,7 @@ pub(super) enum Source<'a> {
     Plain(Mat<'a>),
     /// All panels over the whole `k`.
     Packed(&'a [f32]),
-    /// The same in 12 bits a value.
+    /// The matrix with 12 bits per value.
     Split(&'a Split),
 }
 
@@ -592,8 +593,8 @@ unsafe fn compute_group<V: Tile>(
     }
 }
 
-/// Says what tile `i` of `tiles` over one panel of `b` brings to L2, its share: the next panel, or
-/// the rest of this one when there is a single tile. [`UNROLL`] steps have `words` words of `b`.
+/// Sets the share of the next data that tile `i` of `tiles` over one panel of `b` prefetches to L2: the next
+/// panel, or the rest of this one if there is a single tile. [`UNROLL`] steps have `words` words of `b`.
 #[inline(always)]
 fn read_ahead(x: &mut Operands, i: usize, tiles: usize, words: usize) {
     let turn = words * 4 / tiles;

@@ -13,7 +13,7 @@ pub(super) const UNROLL: usize = 4;
 /// Operands of a tile `c[rows, cols] (+)= a · b` over `depth` steps.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
-    /// Packed rows: `depth` times the `rows` values of one step.
+    /// Packed rows of the left matrix: for each of `depth` steps, one value of every row of the tile.
     pub a: *const f32,
     /// Packed columns: `depth` times the [`Tile::NR`] values of one step; or blocks of 12 bits a value (see
     /// [`split`](super::split)).

@@ -9,7 +9,7 @@ use crate::gemm::{each, unroll};
 
 /// Rows of a tile at most.
 const MR: usize = 6;
-/// Bytes from a read of the weights to where they are asked for.
+/// Bytes from a read of the weights to where they are requested.
 const AHEAD: usize = 4096;
 
 /// Whether this CPU has the instructions and the kernel set may use them.

@@ -84,7 +84,7 @@ pub(super) fn backward(
 
 /// The place of a block's logits.
 enum Logits<'a> {
-    /// All of them, `[rows, vocab]`, rows [`row_stride`] apart.
+    /// All logits, `[rows, vocab]`, with rows [`row_stride`] apart.
     Kept(&'a mut [f32]),
     /// Memory for those of a section, likewise.
     Again(&'a mut [f32]),

@@ -28,7 +28,7 @@ pub(super) struct Stat {
     max: f32,
     /// Sum of `2^(logit - max)`; 0 before the first section.
     total: f64,
-    /// Sum of `2^(logit - max) (logit - max)`, if entropy is asked for.
+    /// Sum of `2^(logit - max) (logit - max)`, if entropy is requested.
     weighted: f64,
     /// The target's product.
     target: f32,

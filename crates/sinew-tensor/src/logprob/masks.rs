@@ -105,7 +105,7 @@ pub(super) fn section(mask: &[u32], tokens: &Range<usize>) -> [u32; SECTION_WORD
     words
 }
 
-/// The bits of `lanes` tokens (a divisor of 32) from `at` on, a multiple of it.
+/// Returns the bits of `lanes` tokens (a divisor of 32) from `at` on, which is a multiple of `lanes`.
 #[inline(always)]
 pub(super) fn bits(words: &[u32; SECTION_WORDS], at: usize, lanes: usize) -> u32 {
     let word = words[at / BITS] >> (at % BITS);

@@ -44,7 +44,7 @@ impl World {
         Self { pool, qkv, tables }
     }
 
-    /// Multiplies all queries, keys and values, and stores them anew.
+    /// Multiplies all queries, keys and values, and stores them again.
     fn rescale(&mut self, factor: f32) {
         let width = self.pool.shape().qkv_width();
         for (rows, table) in self.qkv.iter_mut().zip(&self.tables) {

@@ -1,4 +1,4 @@
-//! Checkpoints that are either whole or absent.
+//! Checkpoints that are either complete or absent.
 //!
 //! A checkpoint is a directory written under a temporary name, synced file by file, renamed, and
 //! then named by the `LATEST` file, which is replaced by a rename: that last rename is the commit.
@@ -17,9 +17,9 @@
 //! `LATEST` names: it is not committed, and the next save of its step takes its name, so that names do not
 //! depend on crashes.
 //!
-//! Invariants: whatever operation fails or wherever the process dies, the directory that `LATEST`
-//! named before is untouched and loadable; every file is checked against its BLAKE3 before it is
-//! used; a damaged checkpoint is passed over for the next older good one, and that is reported.
+//! Invariants: whatever operation fails or wherever the process dies, the directory that `LATEST` named
+//! before is untouched and loadable; every file is checked against its BLAKE3 before it is used; a damaged
+//! checkpoint is skipped in favour of the next older valid one, and this is reported.
 //!
 //! The tests let [`Storage`] fail each single operation in turn.
 
@@ -37,11 +37,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The file that commits: its text is the name of a checkpoint.
+/// Name of the file that commits a checkpoint. It contains the name of the committed directory.
 const LATEST: &str = "LATEST";
-/// The list of a checkpoint's files, written after all of them.
+/// File with the checksums of all files of a checkpoint; it is written last.
 const CHECKSUMS: &str = "checksums.json";
-/// Prefix of names that are not committed.
+/// Prefix of directories that are not committed.
 const TEMPORARY: &str = ".tmp-";
 
 /// Reasons for which a checkpoint could not be written or read.
@@ -66,19 +66,19 @@ pub enum CheckpointError {
         path: PathBuf,
         source: io::Error,
     },
-    /// A file that does not match its checksum.
+    /// A file does not match its checksum.
     #[error("{path} is damaged: {reason}")]
     Corrupt { path: PathBuf, reason: String },
-    /// There are checkpoints, but all are damaged; each is listed with its reason.
+    /// All checkpoints are damaged. Each is listed with its reason.
     #[error("no checkpoint in {dir} is usable: {}", listed(.tried))]
     NoneUsable {
         dir: PathBuf,
         tried: Vec<SkippedCheckpoint>,
     },
-    /// A good checkpoint of another kind of run: other weights, or a newer format.
+    /// The checkpoint is intact but belongs to another kind of run: other weights, or a newer format.
     #[error("checkpoint {path} does not fit this run: {reason}")]
     Mismatch { path: PathBuf, reason: String },
-    /// A file that cannot be part of a checkpoint, because of its name or its content.
+    /// A file cannot be part of a checkpoint, because of its name or its content.
     #[error("checkpoint part {file} is invalid: {reason}")]
     Part { file: String, reason: String },
 }
@@ -121,12 +121,12 @@ impl CheckpointError {
     }
 }
 
-/// A checkpoint that was passed over.
+/// A damaged checkpoint that was skipped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkippedCheckpoint {
-    /// Its directory, or `LATEST`.
+    /// Name of its directory, or `LATEST`.
     pub name: String,
-    /// Fault, for people.
+    /// Description of the damage, for display.
     pub reason: String,
 }
 
@@ -134,12 +134,12 @@ pub struct SkippedCheckpoint {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadedCheckpoint {
     pub path: PathBuf,
-    /// Newer ones that were passed over; report them to the user.
+    /// Newer checkpoints that were skipped; report them to the user.
     pub skipped: Vec<SkippedCheckpoint>,
 }
 
 impl LoadedCheckpoint {
-    /// The bytes of a file.
+    /// Reads a file as bytes.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -148,7 +148,7 @@ impl LoadedCheckpoint {
         fs::read(&path).map_err(|e| CheckpointError::io("read", &path, e))
     }
 
-    /// The tensors of a safetensors file, all in memory.
+    /// Reads all tensors of a safetensors file into memory.
     ///
     /// # Errors
     /// If the file is not a safetensors file of F32, F16 or BF16.
@@ -163,22 +163,23 @@ struct Checksum {
     blake3: String,
 }
 
-/// The checkpoints of one run. One process writes at a time; readers need no lock.
+/// The checkpoints of one run. Only one process may write at a time; readers need no lock.
 #[derive(Debug)]
 pub struct CheckpointStore {
     dir: PathBuf,
-    /// Number of checkpoints that stay, at least 1.
+    /// Number of checkpoints to keep, at least 1.
     keep: usize,
     storage: Box<dyn Storage>,
 }
 
 impl CheckpointStore {
-    /// Checkpoints under `dir` (created if missing), of which the newest `keep` (at least 1) stay.
+    /// Opens the directory `dir`, which is created if missing. The newest `keep` checkpoints (at least 1) are
+    /// kept.
     pub fn open(dir: impl Into<PathBuf>, keep: usize) -> Result<Self, CheckpointError> {
         Self::with_storage(dir, keep, Box::new(DiskStorage))
     }
 
-    /// Opens like [`open`](Self::open), with another way to write.
+    /// Like [`open`](Self::open), with another storage for writing.
     pub fn with_storage(
         dir: impl Into<PathBuf>,
         keep: usize,
@@ -195,11 +196,12 @@ impl CheckpointStore {
         })
     }
 
-    /// Writes and commits the checkpoint of `step`; returns its directory. Blocks until everything
-    /// is on the device.
+    /// Writes and commits the checkpoint of `step`; returns its directory. Blocks until all data is on the
+    /// storage device.
     ///
-    /// An error leaves the previous checkpoint for readers, whichever operation failed. Only if the very last
-    /// one did (making the commit survive a power cut) can a reader find the new one.
+    /// After an error, readers still find the previous checkpoint. The only exception is a failure of the
+    /// last operation (the fsync that protects the commit from a power failure): then a reader may find the
+    /// new one.
     ///
     /// # Errors
     /// [`CheckpointError::DiskFull`] and the others; a part without its own plain file name is refused.
@@ -291,7 +293,7 @@ impl CheckpointStore {
             .map_err(|e| CheckpointError::io("remove", path, e))
     }
 
-    /// Takes the name from a directory that was not committed; the next prune removes it.
+    /// Renames a directory that was not committed, so that its name becomes free; the next prune removes it.
     fn put_aside(&self, name: &str) -> Result<(), CheckpointError> {
         let left = self.dir.join(name);
         if !left.exists() {
@@ -304,8 +306,8 @@ impl CheckpointStore {
         self.rename(&left, &aside)
     }
 
-    /// `step-00000012`, or with a suffix where that is committed: a directory once committed is never
-    /// written again, so a repeated step cannot damage what `LATEST` names.
+    /// Returns `step-00000012`, or this name with a suffix if it is committed. A committed directory is never
+    /// written again, so a repeated step cannot damage the one that `LATEST` names.
     fn free_name(&self, step: u64) -> Result<String, CheckpointError> {
         let mut taken = self.names()?;
         // The newest checkpoint is loaded if there is no pointer.
@@ -340,8 +342,8 @@ impl CheckpointStore {
         Ok(names)
     }
 
-    /// Removes all but the newest `keep` and leftovers of interrupted saves. Best effort: a
-    /// checkpoint that is committed does not fail because an old one cannot be removed.
+    /// Removes old checkpoints beyond the newest `keep`, and leftovers of interrupted saves. Errors are
+    /// ignored, since the new checkpoint is already committed.
     fn prune(&self, committed: &str) {
         let mut old = self.names().unwrap_or_default();
         old.retain(|n| n != committed);
@@ -357,11 +359,11 @@ impl CheckpointStore {
         }
     }
 
-    /// The committed checkpoint, or the newest good one if that is damaged. `None`: there is none.
-    /// Reads every file once to compare its checksum.
+    /// Loads the committed checkpoint, or the newest valid one if that is damaged. `None` if there is none.
+    /// Reads every file once to verify its checksum.
     ///
     /// # Errors
-    /// If there are checkpoints and none is good.
+    /// If there are checkpoints and all are damaged.
     pub fn load(&self) -> Result<Option<LoadedCheckpoint>, CheckpointError> {
         let mut skipped = Vec::new();
         let mut names = self.names()?;
@@ -406,8 +408,7 @@ impl CheckpointStore {
 }
 
 impl CheckpointStore {
-    /// Makes `LATEST` name a checkpoint that was loaded and that a run continues from, if it names another
-    /// one or none.
+    /// Makes `LATEST` name the loaded checkpoint from which a run continues, if it names another one or none.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -420,7 +421,7 @@ impl CheckpointStore {
         }
     }
 
-    /// The checkpoint `name`, whose files all match their checksums.
+    /// Loads the checkpoint `name` and verifies all checksums.
     ///
     /// # Errors
     /// If it is not there, or damaged.
@@ -435,7 +436,7 @@ impl CheckpointStore {
 }
 
 /// BLAKE3 over the names and checksums of a checkpoint's files, except for optimizer and state: 64
-/// hexadecimal digits. It stands for the weights with their tokenizer; the files themselves are not read.
+/// hexadecimal digits. It identifies the weights and their tokenizer. Only the list of checksums is read.
 ///
 /// # Errors
 /// If there is no list of checksums, or it cannot be read.
@@ -449,7 +450,7 @@ pub fn weights_hash(checkpoint: &Path) -> Result<String, CheckpointError> {
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// Step and repetition in a name; other names sort first.
+/// Sort key of a checkpoint name: step and suffix number; other names sort first.
 fn order(name: &str) -> (Option<u64>, Option<u32>, String) {
     let number = name.trim_start_matches("step-");
     let (step, repetition) = number.split_once('.').unwrap_or((number, "0"));
@@ -463,14 +464,14 @@ fn corrupt(path: &Path, reason: String) -> CheckpointError {
     }
 }
 
-/// The checksums of a checkpoint's files, by name.
+/// Reads the checksums of a checkpoint's files, by name.
 fn checksums(path: &Path) -> Result<BTreeMap<String, Checksum>, CheckpointError> {
     let list = path.join(CHECKSUMS);
     let bytes = fs::read(&list).map_err(|e| CheckpointError::io("read", &list, e))?;
     serde_json::from_slice(&bytes).map_err(|e| corrupt(&list, e.to_string()))
 }
 
-/// Checks every file of a checkpoint against its length and BLAKE3.
+/// Verifies the length and the BLAKE3 hash of every file of a checkpoint.
 fn verify(path: &Path) -> Result<(), CheckpointError> {
     for (file, expected) in &checksums(path)? {
         let path = path.join(file);

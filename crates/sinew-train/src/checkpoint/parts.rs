@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// One file of a checkpoint. Names are plain: no directories, no leading dot, each once.
+/// One file of a checkpoint. File names must be plain (no directories, no leading dot) and unique.
 #[derive(Debug)]
 pub enum Part<'a> {
-    /// A file of any content, from memory.
+    /// A file with arbitrary content, from memory.
     Bytes { file: String, bytes: Vec<u8> },
     /// A safetensors file, written tensor by tensor.
     Tensors {
@@ -27,7 +27,7 @@ impl Part<'_> {
     }
 }
 
-/// Counts and hashes the bytes that pass through.
+/// Writer that counts and hashes the bytes written through it.
 struct HashingWriter<W> {
     inner: W,
     hasher: blake3::Hasher,
@@ -47,7 +47,7 @@ impl<W: Write> Write for HashingWriter<W> {
     }
 }
 
-/// Writes `part` into `dir`, waits until it is on the device; returns its length and BLAKE3.
+/// Writes `part` into `dir` and waits until it is on the storage device. Returns its length and BLAKE3 hash.
 pub(super) fn write_part(
     storage: &dyn Storage,
     dir: &Path,
@@ -72,9 +72,9 @@ pub(super) fn write_part(
     Ok((bytes, hash))
 }
 
-/// The safetensors format (huggingface/safetensors README): header length as u64, JSON header
-/// padded with spaces to 8 bytes, then the data; little-endian. Written by hand because the data
-/// is streamed tensor by tensor: together they are several times the size of a sensible copy.
+/// The safetensors format (huggingface/safetensors README): header length as u64, JSON header padded with
+/// spaces to 8 bytes, then the data; little-endian. Written here because the data is streamed tensor by
+/// tensor, which avoids a copy of all of it in memory.
 fn write_safetensors(out: &mut impl Write, tensors: &dyn TensorSource) -> io::Result<()> {
     let invalid = |name: &str, what: &str| {
         let text = format!("tensor {name} {what}");
@@ -125,7 +125,7 @@ struct StoredTensor {
 pub struct StoredTensors(BTreeMap<String, StoredTensor>);
 
 impl StoredTensors {
-    /// Adds those of another file.
+    /// Adds the tensors of another file.
     pub(crate) fn extend(&mut self, other: Self) {
         self.0.extend(other.0);
     }

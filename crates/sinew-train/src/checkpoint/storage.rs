@@ -1,5 +1,4 @@
-//! The few file operations that a checkpoint needs, behind a trait so that tests can make each
-//! fail.
+//! File operations that writing a checkpoint needs, behind a trait so that tests can make each of them fail.
 
 use std::fmt::Debug;
 use std::fs::{self, File};
@@ -8,17 +7,17 @@ use std::path::Path;
 
 /// A file being written.
 pub trait StorageFile: Write {
-    /// Returns once the contents are on the device.
+    /// Waits until the contents are on the storage device (fsync).
     fn sync(&mut self) -> io::Result<()>;
 }
 
 /// Storage for writing checkpoints. Reading goes to the file system directly.
 pub trait Storage: Debug + Send + Sync {
-    /// Creates a directory and its parents; existing ones are fine.
+    /// Creates a directory and its parents, unless they exist.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Creates a new file; an existing one is an error.
+    /// Creates a new file; fails if it exists.
     fn create_file(&self, path: &Path) -> io::Result<Box<dyn StorageFile>>;
-    /// Returns once the directory's entries are on the device.
+    /// Waits until the directory's entries are on the storage device.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
     /// Renames atomically; replaces a file, never a directory with entries.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -28,7 +27,7 @@ pub trait Storage: Debug + Send + Sync {
     fn remove_file(&self, path: &Path) -> io::Result<()>;
 }
 
-/// The file system.
+/// Storage on the file system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskStorage;
 

@@ -1,8 +1,9 @@
-//! Processes of one host: messages through pipes, numbers through memory that all of them share.
+//! Communication between processes of one host: messages through pipes, and numbers through shared memory.
 //!
-//! Rank 0 has a pair of pipes with each other rank; those have none among themselves, which data parallelism
-//! does not need. The shared memory is an anonymous file of equal slots: slot 0 for the buffers that rank 0
-//! sends, slot `r` for those of rank `r`. An empty message means that a slot is written or has been read.
+//! Rank 0 has a pair of pipes to each other rank. The other ranks have no pipes between them, since data
+//! parallelism needs none. The shared memory is an anonymous file of equal slots: slot 0 holds the buffers
+//! that rank 0 sends, and slot `r` those of rank `r`. An empty message means that a slot is written or has
+//! been read.
 
 use super::{Comm, CommError};
 use sinew_tensor::{Cpu, ops};
@@ -13,8 +14,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// Numbers that are read from another process and added at once (512 KiB): they stay in the second
-/// cache level.
+/// Number of values that are read from another process and added at once (512 KiB), so that they stay in the
+/// L2 cache.
 const PIECE: usize = 1 << 17;
 
 /// The pipes between two ranks.
@@ -23,7 +24,7 @@ pub struct Link {
     rank: usize,
     output: BufWriter<Box<dyn Write + Send>>,
     messages: Receiver<io::Result<Vec<u8>>>,
-    /// Answers of the other end that it has read a slot, not received yet.
+    /// Number of times that the peer has reported reading a slot, without this process receiving the report.
     unread: usize,
 }
 
@@ -34,7 +35,7 @@ impl fmt::Debug for Link {
     }
 }
 
-/// A message: its length in 8 bytes, little-endian, then its bytes. `None` at the end of the stream.
+/// Reads a message: its length in 8 bytes, little-endian, then its bytes. `None` at the end of the stream.
 fn read_message(input: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut length = [0; 8];
     match input.read(&mut length[..1])? {
@@ -53,7 +54,7 @@ fn read_message(input: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
 }
 
 impl Link {
-    /// The link with `rank` over two pipes. A thread reads `input`, one message ahead.
+    /// Creates the link to `rank` over two pipes. A thread reads `input`, one message ahead.
     pub fn new(
         rank: usize,
         mut input: impl Read + Send + 'static,
@@ -102,21 +103,21 @@ impl Link {
     }
 }
 
-/// Reason why no message came.
+/// Reason why no message was received.
 enum Lost {
     Closed,
     Failed(String),
 }
 
-/// One of several processes on a host.
+/// Communicator of one of several processes on a host.
 #[derive(Debug)]
 pub struct ProcessComm {
     rank: usize,
     ranks: usize,
     links: Vec<Link>,
-    /// Shared by all ranks: `ranks` slots of `slot` numbers.
+    /// Memory shared by all ranks: `ranks` slots of `slot` values.
     memory: File,
-    /// Numbers of a slot: at least the length of all buffers of one call.
+    /// Number of values in a slot, at least the total length of all buffers of one call.
     slot: usize,
     /// Maximum wait for a message; `None` waits without limit.
     deadline: Option<Duration>,
@@ -124,13 +125,14 @@ pub struct ProcessComm {
 }
 
 impl ProcessComm {
-    /// Bytes of shared memory for exchanges of up to `numbers` f32 between `ranks` processes.
+    /// Size in bytes of the shared memory for exchanges of up to `numbers` f32 values between `ranks`
+    /// processes.
     pub fn memory_bytes(ranks: usize, numbers: usize) -> u64 {
         4 * ranks as u64 * numbers as u64
     }
 
-    /// Rank 0: `links` to the ranks from 1 on, in order. It waits at most `deadline` for a message.
-    /// `numbers` is the capacity of a slot.
+    /// Creates the communicator of rank 0. `links` lead to the ranks from 1 on, in order. It waits at most
+    /// `deadline` for a message. `numbers` is the capacity of a slot.
     pub fn leader(
         links: Vec<Link>,
         memory: File,
@@ -149,7 +151,7 @@ impl ProcessComm {
         }
     }
 
-    /// Another rank. It waits without limit for messages of rank 0, at the other end of `link`.
+    /// Creates the communicator of another rank. It waits without limit for messages of rank 0 over `link`.
     pub fn follower(
         rank: usize,
         ranks: usize,
@@ -185,7 +187,7 @@ impl ProcessComm {
         }
     }
 
-    /// Index of the link with a rank.
+    /// Returns the index of the link to a rank.
     fn link(&self, rank: usize) -> Option<usize> {
         self.links.iter().position(|link| link.rank == rank)
     }
@@ -195,8 +197,8 @@ impl ProcessComm {
         sent.map_err(|e| self.gone(self.links[at].rank, &e.to_string()))
     }
 
-    /// The next message of a link, after the other end has read everything that was sent through
-    /// the memory.
+    /// Receives the next message of a link, after the peer has read everything that was sent through the
+    /// shared memory.
     fn take(&mut self, at: usize) -> Result<Vec<u8>, CommError> {
         self.settle(at)?;
         self.take_one(at)
@@ -213,7 +215,7 @@ impl ProcessComm {
             })
     }
 
-    /// Waits until the other end has read everything that was sent through the memory.
+    /// Waits until the peer has read everything that was sent through the shared memory.
     fn settle(&mut self, at: usize) -> Result<(), CommError> {
         while self.links[at].unread > 0 {
             self.take_one(at)?;
@@ -222,7 +224,7 @@ impl ProcessComm {
         Ok(())
     }
 
-    /// Byte at which number `at` of a slot lies.
+    /// Returns the byte offset of value `at` in a slot.
     ///
     /// # Errors
     /// If the slot is too small.
@@ -264,7 +266,7 @@ impl ProcessComm {
         read.map_err(|e| self.memory_failed(&e.to_string()))
     }
 
-    /// Rank 0 sends buffers to all through slot 0; they answer when they have read it.
+    /// Rank 0: sends buffers to all ranks through slot 0, and each rank confirms that it has read them.
     fn hand_out(&mut self, buffers: &[&mut [f32]]) -> Result<(), CommError> {
         for at in 0..self.links.len() {
             self.settle(at)?;
@@ -277,7 +279,7 @@ impl ProcessComm {
         Ok(())
     }
 
-    /// Another rank reads slot 0 and answers.
+    /// Other ranks: read slot 0 and confirm it.
     fn take_in(&mut self, buffers: &mut [&mut [f32]]) -> Result<(), CommError> {
         self.take(0)?;
         self.read(0, buffers)?;

@@ -1,7 +1,7 @@
 //! Corrections for the gap between the policy that sampled and the policy whose ratio the loss
 //! uses.
 //!
-//! Engine and trainer can differ in kernels or precision, and asynchronous samples are of older weights. A
+//! Engine and trainer can differ in kernels or precision, and asynchronous samples come from older weights. A
 //! correction multiplies the surrogate of each trained token by a constant, where `w = exp(ℓ_prox − ℓ_b)`:
 //!
 //! | [`Correction`] | factor |
@@ -20,13 +20,13 @@ use sinew_types::{Correction, RejectionLevel, RejectionMetric};
 pub(super) struct CorrectedTerm {
     /// Constant factor on the surrogate.
     pub(super) factor: f64,
-    /// The token left the loss altogether.
+    /// Whether the token is removed from the loss.
     pub(super) rejected: bool,
-    /// The factor was bounded (truncated) or set to 0 (masked).
+    /// Whether the factor was truncated, or set to 0 by a mask.
     pub(super) bounded: bool,
 }
 
-/// One entry for each of the `trained` tokens, from `w = exp(ℓ_prox − ℓ_b)`.
+/// Returns one correction for each of the `trained` tokens, from `w = exp(ℓ_prox − ℓ_b)`.
 pub(super) fn corrections(
     correction: &Correction,
     row: &RowInputs<'_>,
@@ -90,8 +90,8 @@ pub(super) fn corrections(
     }
 }
 
-/// Whether each token exceeds the bound. A sequence's metric is the mean of its tokens' metrics;
-/// its ratio is the geometric mean.
+/// Whether each token exceeds the bound. The metric of a sequence is the mean of its tokens' metrics; its
+/// ratio is the geometric mean.
 fn rejections(
     metric: RejectionMetric,
     level: RejectionLevel,

@@ -1,4 +1,4 @@
-//! Measurements of a loss: sums that add up over rows and micro-batches, and their means.
+//! Metrics of a loss: sums over rows and micro-batches, and the means computed from them.
 
 use super::correction::CorrectedTerm;
 use super::surrogate::sequence_ratio;
@@ -6,8 +6,8 @@ use super::{RowInputs, bounded_exp, uses_ratio};
 use serde::{Deserialize, Serialize};
 use sinew_types::{LossSpec, Surrogate};
 
-/// Sums over tokens. Metrics count each trainable token once, whatever its weight. Sums of parts in
-/// any grouping are equal up to f64 rounding.
+/// Sums over tokens. Each trainable token counts once, whatever its weight. The sums of parts, in any
+/// grouping, are equal up to f64 rounding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MetricSums {
     pub(super) policy_loss: f64,
@@ -134,13 +134,13 @@ impl MetricSums {
         ]
     }
 
-    /// Every sum, bit by bit.
+    /// Returns the bits of every sum.
     pub(crate) fn to_bits(self) -> Vec<u64> {
         let mut own = self;
         own.fields().into_iter().map(|f| f.to_bits()).collect()
     }
 
-    /// The inverse of [`MetricSums::to_bits`]; sums that are missing count nothing.
+    /// Inverse of [`MetricSums::to_bits`]; missing sums count as 0.
     pub(crate) fn from_bits(bits: &[u64]) -> Self {
         let mut sums = Self::default();
         for (field, &bits) in sums.fields().into_iter().zip(bits) {
@@ -155,7 +155,7 @@ impl MetricSums {
         self.value_clipped += clipped_tokens as f64;
     }
 
-    /// Adds one token's distance to the teacher, weighted and plain.
+    /// Adds one token's divergence from the teacher, weighted and unweighted.
     pub(crate) fn add_teacher(&mut self, loss: f64, divergence: f64) {
         self.teacher_loss += loss;
         self.teacher_kl += divergence;
@@ -222,8 +222,8 @@ impl MetricSums {
         }
     }
 
-    /// The means. `None` where there was nothing to measure (no ratio under REINFORCE, no behaviour
-    /// in SFT).
+    /// Computes the means. A mean is `None` if there was nothing to measure (no ratio under REINFORCE, no
+    /// behaviour policy in SFT).
     pub fn finish(&self) -> LossMetrics {
         let per = |sum: f64, count: f64| (count > 0.0).then(|| sum / count);
         LossMetrics {
@@ -256,20 +256,20 @@ impl MetricSums {
 /// Metrics of one optimizer step. Log-probabilities and entropies in nats.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LossMetrics {
-    /// Weighted surrogate. The five losses add up to the whole.
+    /// Weighted surrogate loss. The total is the sum of the five losses.
     pub policy_loss: f64,
     /// Weighted KL estimate against the reference model.
     pub kl_loss: f64,
-    /// Weighted entropy bonus; negative where there is one.
+    /// Weighted entropy bonus; negative if the bonus is used.
     pub entropy_loss: f64,
     /// Weighted loss of the critic.
     pub value_loss: f64,
-    /// Weighted distance to the teacher.
+    /// Weighted divergence from the teacher.
     #[serde(default)]
     pub teacher_loss: f64,
-    /// Tokens with a weight.
+    /// Number of tokens with a weight.
     pub trained_tokens: u64,
-    /// Those of them that no rejection removed.
+    /// Number of these tokens that no rejection removed.
     pub kept_tokens: u64,
     /// Share of trained tokens whose surrogate was masked or that were rejected.
     pub masked_fraction: f64,
@@ -279,20 +279,19 @@ pub struct LossMetrics {
     pub correction_mean: Option<f64>,
     /// Share of kept tokens at which the surrogate's clip was active.
     pub clip_fraction: f64,
-    /// Share of trained tokens at which the value loss's clip held.
+    /// Share of trained tokens at which the clip of the value loss was active.
     pub value_clip_fraction: f64,
-    /// Mean entropy of the policy at trained tokens, in nats. A fall towards 0 shows a collapse
-    /// first.
+    /// Mean entropy of the policy at trained tokens, in nats. A fall towards 0 is an early sign of collapse.
     pub entropy: Option<f64>,
-    /// Mean KL estimate against the reference, where rows have its log-probabilities: by the estimator of the
-    /// loss, and by k3 where only the reward has a KL term.
+    /// Mean KL estimate against the reference, if rows have its log-probabilities. It uses the estimator of
+    /// the loss, or k3 if only the reward has a KL term.
     pub kl_reference: Option<f64>,
     /// Mean distance to the teacher's distribution in nats, if there is a teacher term.
     #[serde(default)]
     pub kl_teacher: Option<f64>,
     /// KL(behaviour‖policy) in nats, estimator k1: the mean of `ℓ_b − ℓ_π`.
     pub kl_behaviour_k1: Option<f64>,
-    /// The same by estimator k3, which is never negative.
+    /// KL(behaviour‖policy) in nats, estimator k3, which is never negative.
     pub kl_behaviour_k3: Option<f64>,
     /// Mean of `|ℓ_π − ℓ_b|`: at unchanged weights, the numerical gap between engine and trainer.
     pub gap_mean_abs: Option<f64>,
@@ -300,8 +299,8 @@ pub struct LossMetrics {
     pub gap_max_abs: Option<f64>,
     /// Mean of `exp(ℓ_π − ℓ_old)`, the ratio that the surrogate used.
     pub ratio_mean: Option<f64>,
-    /// Its minimum.
+    /// Minimum of this ratio.
     pub ratio_min: Option<f64>,
-    /// Its maximum.
+    /// Maximum of this ratio.
     pub ratio_max: Option<f64>,
 }

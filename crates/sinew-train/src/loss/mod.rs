@@ -1,7 +1,7 @@
 //! Computes gradients per token from a loss specification and one row's signals.
 //!
-//! A pure function of plain numbers: no model, no batch, no algorithm. The loss of a row with trainable
-//! tokens `t` (those with `weights[t] != 0`) is
+//! It is a pure function of numbers, without a model, a batch or an algorithm. The loss of a row with
+//! trainable tokens `t` (those with `weights[t] != 0`) is
 //!
 //! `loss = Σ_t weights[t] · ( c_t·L_t + kl·K_t − entropy·H_t )`
 //!
@@ -35,7 +35,7 @@ pub const LOG_RATIO_BOUND: f64 = 20.0;
 /// Reasons for which a row's loss cannot be computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LossError {
-    /// A column of another length than the weights.
+    /// A column's length differs from that of the weights.
     #[error("loss input {field} has {actual} entries, expected {expected}")]
     Length {
         field: &'static str,
@@ -66,7 +66,7 @@ pub enum LossError {
          teacher before it is trained"
     )]
     MissingTeacher,
-    /// A number at a trained token that is infinite or not a number.
+    /// A value at a trained token is not finite.
     #[error("{field}[{index}] is {value}: expected a finite number where the weight is not 0")]
     NotFinite {
         field: &'static str,
@@ -79,19 +79,19 @@ pub enum LossError {
 /// log-probabilities are natural logarithms, at the temperature that the token was sampled with.
 #[derive(Clone, Copy, Debug)]
 pub struct RowInputs<'a> {
-    /// Share of the token in the loss; 0 leaves it out. The aggregation of the algorithm is in
-    /// here.
+    /// Weight of the token in the loss; 0 excludes it. The algorithm's aggregation (such as a mean over
+    /// tokens) is part of the weight.
     pub weights: &'a [f32],
     /// Advantage of the token; above 0 makes it more likely.
     pub advantages: &'a [f32],
-    /// `ℓ_b`, of the engine that sampled.
+    /// `ℓ_b`: log-probabilities of the engine that sampled.
     pub behaviour: &'a [f32],
-    /// `ℓ_prox`. Required (and then also `ℓ_old`) with every correction but
-    /// [`Correction::None`], under which `ℓ_old = ℓ_b` and this is not read.
+    /// `ℓ_prox`: log-probabilities of the proximal policy. Required, and then also used as `ℓ_old`, with
+    /// every correction but [`Correction::None`]. With that, `ℓ_old = ℓ_b` and this is not read.
     pub prox: Option<&'a [f32]>,
-    /// `ℓ_ref`, required if the loss has a KL term.
+    /// `ℓ_ref`: log-probabilities of the reference model. Required if the loss has a KL term.
     pub reference: Option<&'a [f32]>,
-    /// `ℓ_π`, of the weights being trained.
+    /// `ℓ_π`: log-probabilities of the weights being trained.
     pub logprobs: &'a [f32],
     /// Entropy of the predicted distribution in nats; only read for the entropy term and for
     /// metrics.
@@ -101,18 +101,18 @@ pub struct RowInputs<'a> {
 /// Loss of one row and its derivatives, in the row's own indexing (0 where the weight is 0).
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowLoss {
-    /// Weighted total: policy + KL − entropy.
+    /// Weighted total of policy, KL and entropy terms.
     pub loss: f64,
-    /// Derivative by each `ℓ_π[t]`.
+    /// Derivative with respect to each `ℓ_π[t]`.
     pub d_logprob: Vec<f32>,
-    /// Derivative by each entropy.
+    /// Derivative with respect to each entropy.
     pub d_entropy: Vec<f32>,
     /// The row's part of the metrics.
     pub sums: MetricSums,
 }
 
-/// The surrogate of one token: value, derivative by the log-ratio's numerator `ℓ_π`, and whether
-/// its clip was active.
+/// Surrogate of one token: its value, its derivative with respect to the log-ratio's numerator `ℓ_π`, and
+/// whether its clip was active.
 #[derive(Clone, Copy, Debug, Default)]
 struct Term {
     value: f64,
@@ -120,15 +120,15 @@ struct Term {
     clipped: bool,
 }
 
-/// `exp` of a bounded log-ratio, and the derivative of the bound (1 inside, 0 outside).
+/// Returns `exp` of a bounded log-ratio, and the derivative of the bound (1 inside, 0 outside).
 fn bounded_exp(log_ratio: f64) -> (f64, f64) {
     let inside = log_ratio.abs() <= LOG_RATIO_BOUND;
     let bounded = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND);
     (bounded.exp(), if inside { 1.0 } else { 0.0 })
 }
 
-/// Estimate of KL(π‖ref) at one token and its derivative by `ℓ_π`, from `d = ℓ_π − ℓ_ref`
-/// (Schulman 2020). The derivative is the plain one of the estimator's value.
+/// Estimate of KL(π‖ref) at one token and its derivative by `ℓ_π`, from `d = ℓ_π − ℓ_ref` (Schulman 2020).
+/// The derivative is that of the estimator's value.
 fn kl_term(estimator: KlEstimator, d: f64) -> (f64, f64) {
     match estimator {
         KlEstimator::K1 => (d, 1.0),
@@ -253,7 +253,7 @@ fn check(spec: &LossSpec, row: &RowInputs<'_>) -> Result<(), LossError> {
     Ok(())
 }
 
-/// Whether the surrogate compares the policy with an older one, so that `ratio_*` are measured.
+/// Whether the surrogate compares the policy with an older one, so that the `ratio_*` metrics are measured.
 pub fn uses_ratio(surrogate: &Surrogate) -> bool {
     !matches!(surrogate, Surrogate::Reinforce | Surrogate::CrossEntropy)
 }

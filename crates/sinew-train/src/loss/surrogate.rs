@@ -44,7 +44,7 @@ pub(super) fn terms(
         .collect()
 }
 
-/// `L_t` and `dL_t/dℓ_π` of the surrogates that see one token at a time.
+/// Returns `L_t` and `dL_t/dℓ_π` of the surrogates that depend on one token only.
 fn token_term(surrogate: &Surrogate, logprob: f64, log_ratio: f64, advantage: f64) -> Term {
     let (ratio, slope) = bounded_exp(log_ratio);
     match *surrogate {

@@ -1,9 +1,9 @@
-//! The distance to a teacher's distribution, for distillation over its top tokens.
+//! Divergence from a teacher's distribution, for distillation over the teacher's top tokens.
 
 use sinew_types::Divergence;
 
-/// Minimum probability of "any other token": below it the tail's share of the divergence is
-/// constant, and nothing is divided by 0.
+/// Minimum probability of all other tokens together. Below it, their share of the divergence is constant,
+/// which avoids division by 0.
 const TAIL_FLOOR: f64 = 1e-6;
 
 /// Divergence at one token over the teacher's top tokens and all others together, in nats, and

@@ -1,4 +1,4 @@
-//! Refuses loss specifications that are impossible or would silently do nothing.
+//! Refuses loss specifications that are impossible or would have no effect.
 
 use sinew_types::{Correction, LossSpec, Surrogate};
 
@@ -12,7 +12,7 @@ pub enum LossSpecError {
         value: f32,
         allowed: &'static str,
     },
-    /// A correction for demonstrations, which no policy has sampled.
+    /// A correction for demonstrations, which were not sampled by a policy.
     #[error(
         "cross-entropy has no sampling policy, so a correction has no meaning: \
          set correction to none"

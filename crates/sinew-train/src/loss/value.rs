@@ -2,14 +2,14 @@
 
 use super::LossError;
 
-/// Value loss of one row, its derivatives, and how often the clip held.
+/// Value loss of one row, its derivatives, and the number of clipped tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValueLoss {
     /// Weighted sum over the row's tokens.
     pub loss: f64,
-    /// Derivative by each value; 0 where the clip holds.
+    /// Derivative with respect to each value; 0 where the clip is active.
     pub d_value: Vec<f32>,
-    /// Tokens at which the clipped error was the larger one.
+    /// Number of tokens at which the clipped error was the larger one.
     pub clipped_tokens: u64,
 }
 

@@ -48,7 +48,7 @@ fn names(tensor: &str) -> [String; 2] {
     ["m", "v"].map(|kind| format!("{kind}.{tensor}"))
 }
 
-/// The moments of all tensors, 8 bytes a weight; none before the first update.
+/// The moments of all tensors, 8 bytes per weight; none before the first update.
 #[derive(Clone, Debug)]
 pub struct AdamW {
     moments: Vec<Moments>,
@@ -119,10 +119,11 @@ impl AdamW {
         Ok(Outcome::Applied { grad_norm })
     }
 
-    /// Overwrites the tensors with `weights`, and the moments with `moments` (`None`: none yet).
+    /// Overwrites the tensors with `weights`, and the moments with `moments` (`None` before the first
+    /// update).
     ///
     /// # Errors
-    /// If a tensor is missing, has another shape or is not one of these; then nothing changed.
+    /// If a tensor is missing, has another shape or is unknown. Nothing is changed in that case.
     pub fn restore(
         &mut self,
         tensors: &mut [HostTensor<'_>],

@@ -1,4 +1,4 @@
-//! Computes the loss from a micro-batch's scores, and its derivatives by them.
+//! Computes the loss from a micro-batch's scores, and its derivatives with respect to the scores.
 //!
 //! Rows that share a token share its item: their derivatives add up there.
 
@@ -10,7 +10,7 @@ use crate::pack::{MicroBatch, PackedRow, Term};
 use crate::policy::{ScoreGrads, Scores};
 use sinew_types::{TeacherSpec, TrainRow};
 
-/// The loss of a micro-batch's rows and its derivatives by the items' scores.
+/// Computes the loss of a micro-batch's rows, and its derivatives with respect to the items' scores.
 pub(super) fn derive(
     batch: &MicroBatch,
     scores: &Scores,
@@ -59,7 +59,7 @@ pub(super) fn derive(
     Ok((grads, sums))
 }
 
-/// The teacher's term of one row: adds to the items' derivatives, returns the loss.
+/// Computes the teacher's term of one row: adds to the items' derivatives, and returns the loss.
 fn teacher_loss(
     spec: &TeacherSpec,
     row: &TrainRow,
@@ -88,7 +88,7 @@ fn teacher_loss(
     loss
 }
 
-/// A row's trained tokens: its columns and the micro-batch's scores side by side.
+/// The columns of a row's trained tokens, together with the micro-batch's scores.
 struct Columns {
     weights: Vec<f32>,
     advantages: Vec<f32>,
@@ -98,7 +98,7 @@ struct Columns {
     logprobs: Vec<f32>,
     entropies: Vec<f32>,
     values: Vec<f32>,
-    /// Values at sampling time; empty without a critic.
+    /// Values of the critic at sampling time; empty without a critic.
     old_values: Vec<f32>,
     returns: Vec<f32>,
 }

@@ -3,9 +3,9 @@
 use sinew_types::{EpisodeId, SplitMix64, TrainRow};
 use std::collections::HashMap;
 
-/// Deals all trained rows into at most `parts` lists. The episodes are in an order that `seed` gives, and
-/// parts differ by at most one episode. The rows of an episode stay together, and their tokens do not
-/// influence which episodes share a part.
+/// Divides all trained rows into at most `parts` lists. The order of the episodes follows from `seed`, and
+/// the parts differ by at most one episode. The rows of an episode stay together. Their tokens do not
+/// influence the division.
 pub(super) fn split(rows: &[TrainRow], parts: usize, seed: u64) -> Vec<Vec<usize>> {
     let mut known: HashMap<&EpisodeId, usize> = HashMap::new();
     let mut episodes: Vec<Vec<usize>> = Vec::new();

@@ -2,8 +2,9 @@
 //! are added up in a fixed order. Weights of tokens carry the batch's global denominators, so that
 //! nothing has to be rescaled.
 //!
-//! One update, seen from all ranks: rank 0 sends each its part and broadcasts the weights; each computes; the
-//! reports are gathered by all. If none reports a failure, the gradients are summed, and rank 0 applies them.
+//! In one update, rank 0 sends each rank its part and broadcasts the weights. Each rank computes its
+//! gradients, and all ranks gather the reports. If none reports a failure, the gradients are summed, and rank
+//! 0 applies them.
 
 use super::{Prox, StepReport, StepState, TrainError, Trainer, kept};
 use crate::comm::{Comm, CommError};
@@ -13,16 +14,16 @@ use crate::policy::Policy;
 use serde::{Deserialize, Serialize};
 use sinew_types::{LossSpec, TrainRow};
 
-/// A part of an update, for one process. Sent as JSON.
+/// Part of an update for one process, sent as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Shard {
     /// Rows of its micro-batches, with proximal log-probabilities filled in.
     rows: Vec<TrainRow>,
     spec: LossSpec,
-    /// Factor on the rows' weights.
+    /// Factor on the weights of the rows.
     scale: f64,
     micro_batch_tokens: usize,
-    /// Whether the log-probabilities of rows are wanted.
+    /// Whether the report has to contain the log-probabilities of the rows.
     keeps_logprobs: bool,
 }
 
@@ -30,19 +31,20 @@ struct Shard {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct ShardReport {
     loss: f64,
-    /// [`MetricSums`], bit by bit: some of them are infinite until something was counted.
+    /// Bits of [`MetricSums`]. JSON cannot represent infinity, which some sums are before anything was
+    /// counted.
     sums: Vec<u64>,
     computed_tokens: usize,
     micro_batches: usize,
-    /// Log-probabilities of its rows; empty if they are not wanted.
+    /// Log-probabilities of its rows; empty unless requested.
     logprobs: Vec<Prox>,
 }
 
-/// The message of each rank to all when its part is computed: its report, or why it failed.
+/// Answer of each rank to all others after computing its part: its report, or the reason for its failure.
 type ShardAnswer = Result<ShardReport, String>;
 
-/// Micro-batches of each rank, as even in tokens as whole ones allow: the largest first, each to
-/// the rank that has least.
+/// Assigns micro-batches to ranks with similar numbers of tokens: the largest first, each to the rank with
+/// the fewest tokens.
 fn share(batches: &[MicroBatch], ranks: usize) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..batches.len()).collect();
     order.sort_by_key(|&b| std::cmp::Reverse(batches[b].tokens.len()));
@@ -65,7 +67,7 @@ pub(super) fn rows_of(batches: &[MicroBatch], share: &[usize]) -> Vec<usize> {
     packed.map(|p| p.row).collect()
 }
 
-/// A message of the protocol: they are JSON, in which `f64` and `f32` keep their bits.
+/// Encodes a message of the protocol as JSON, which preserves the bits of `f64` and `f32`.
 fn encode<T: Serialize>(comm: &dyn Comm, message: &T) -> Result<Vec<u8>, CommError> {
     serde_json::to_vec(message).map_err(|e| failed(comm, comm.rank(), &e))
 }
@@ -83,14 +85,13 @@ impl<P: Policy> Trainer<P> {
     /// Shares the work of every update with the other ranks of `comm`. Rank 0 calls [`Trainer::step`], the
     /// others [`Trainer::serve`].
     ///
-    /// Gradients then add up over all of them, with the batch's global denominators: the update is that of
-    /// one process except for rounding.
+    /// Gradients are then summed over all ranks, with the batch's global denominators, so that the update
+    /// equals that of one process except for rounding.
     pub fn with_comm(&mut self, comm: Box<dyn Comm>) {
         self.comm = comm;
     }
 
-    /// Packs rows, into at least as many micro-batches as there are processes where the rows
-    /// allow it.
+    /// Packs rows into at least as many micro-batches as there are processes, if the rows allow it.
     pub(super) fn pack(&self, rows: &[TrainRow]) -> Result<Packing, TrainError> {
         let most = self.config.micro_batch_tokens;
         let packing = pack(rows, most)?;
@@ -152,8 +153,8 @@ impl<P: Policy> Trainer<P> {
         })
     }
 
-    /// Sends all but this process's share of `batches`, and the weights; returns the indices of each
-    /// process, this one first.
+    /// Sends each other process its share of `batches`, and the weights. Returns the indices of each
+    /// process's micro-batches, those of this process first.
     pub(super) fn hand_out(
         &mut self,
         batches: &[MicroBatch],
@@ -190,7 +191,7 @@ impl<P: Policy> Trainer<P> {
         Ok(shares)
     }
 
-    /// The answers of all ranks.
+    /// Returns the answers of all ranks.
     fn answers(&mut self, own: &[u8]) -> Result<Vec<ShardAnswer>, CommError> {
         let all = self.comm.all_gather(own)?;
         let parse = |(rank, message): (usize, &Vec<u8>)| {
@@ -199,7 +200,7 @@ impl<P: Policy> Trainer<P> {
         all.iter().enumerate().map(parse).collect()
     }
 
-    /// Adds the reports and the gradients of the other ranks. `rows` are those that each was given.
+    /// Adds the reports and the gradients of the other ranks. `rows` are the rows that each rank received.
     pub(super) fn gather(
         &mut self,
         first: bool,

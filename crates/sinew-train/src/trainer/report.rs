@@ -1,4 +1,4 @@
-//! The report of a step: counts, times and metrics. Nothing of it changes the training.
+//! Report of a step: counts, times and metrics. The report does not affect the training.
 
 use crate::loss::{LossMetrics, MetricSums};
 use crate::pack::Packing;
@@ -8,26 +8,26 @@ use sinew_types::PolicyVersion;
 /// Progress of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Optimizer updates that are done.
+    /// Number of finished optimizer updates.
     pub update: u32,
-    /// Maximum updates of the step; there are fewer if there are not enough rows.
+    /// Maximum number of updates in the step; there are fewer if there are not enough rows.
     pub updates: u32,
-    /// Micro-batches that are done of this update.
+    /// Number of finished micro-batches of this update.
     pub micro_batch: usize,
-    /// Micro-batches of this update.
+    /// Number of micro-batches in this update.
     pub micro_batches: usize,
-    /// Trie rows of the last one.
+    /// Number of trie rows in the last micro-batch.
     pub tokens: usize,
 }
 
-/// An update that did not take place.
+/// An update that was skipped because of a non-finite gradient.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NonFiniteGradient {
-    /// First tensor with a gradient that is not finite.
+    /// The first tensor with a non-finite gradient.
     pub tensor: String,
 }
 
-/// Seconds by the trainer's clock.
+/// Seconds of each phase, measured by the trainer's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PhaseSeconds {
     /// Sorting and packing rows.
@@ -44,7 +44,7 @@ pub struct PhaseSeconds {
 }
 
 impl PhaseSeconds {
-    /// Sum of all phases. Several processes report only rank 0.
+    /// Sum of all phases. With several processes, only those of rank 0 are counted.
     pub fn total(&self) -> f64 {
         self.pack + self.prox + self.forward + self.loss + self.backward + self.optimizer
     }
@@ -53,7 +53,7 @@ impl PhaseSeconds {
 /// The outcome of [`Trainer::step`](crate::Trainer::step).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
-    /// Version of the weights now: the number of updates applied since the beginning.
+    /// Version of the weights after the step: the total number of applied updates.
     pub version: PolicyVersion,
     /// Loss of the batch; with several updates, the mean over passes.
     pub loss: f64,
@@ -61,28 +61,28 @@ pub struct StepReport {
     pub grad_norm: f64,
     /// Learning rate of the last applied update.
     pub lr: f32,
-    /// Applied updates.
+    /// Number of applied updates.
     pub updates: u32,
-    /// Updates that did not take place.
+    /// Updates that were skipped.
     pub skipped: Vec<NonFiniteGradient>,
-    /// Rows of the batch.
+    /// Number of rows in the batch.
     pub rows: usize,
-    /// Rows without a trained token.
+    /// Number of rows without a trained token.
     pub untrained_rows: usize,
-    /// Forward and backward passes.
+    /// Number of forward and backward passes.
     pub micro_batches: usize,
     /// Trie rows computed in all passes.
     pub computed_tokens: usize,
-    /// Tokens of all rows: the work of one pass without prefix sharing.
+    /// Number of tokens in all rows, the work of one pass without prefix sharing.
     pub naive_tokens: usize,
-    /// Trie rows of all rows: the work of one pass with prefix sharing.
+    /// Number of trie rows for all rows, the work of one pass with prefix sharing.
     pub packed_tokens: usize,
     /// Metrics over all updates of the step.
     pub metrics: LossMetrics,
-    /// `|ℓ_behaviour − ℓ_π|` before the first update: if the engine had these very weights, the
-    /// numerical gap between engine and trainer. `None` without sampled tokens (SFT).
+    /// Mean of `|ℓ_behaviour − ℓ_π|` before the first update. If the engine sampled with the same weights, it
+    /// is the numerical gap between engine and trainer. `None` without sampled tokens (SFT).
     pub gap_mean_abs: Option<f64>,
-    /// Maximum of the same.
+    /// Maximum of `|ℓ_behaviour − ℓ_π|` before the first update.
     pub gap_max_abs: Option<f64>,
     /// Seconds by phase.
     pub seconds: PhaseSeconds,

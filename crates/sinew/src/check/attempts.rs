@@ -110,7 +110,7 @@ impl AttemptTallies {
         )
     }
 
-    /// All of them, one after the other.
+    /// Formats all attempts, one after the other.
     fn text(&self) -> String {
         let each: Vec<String> = self.all().map(|(name, tally)| tally.text(name)).collect();
         each.join(", ")

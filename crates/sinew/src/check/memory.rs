@@ -20,7 +20,7 @@ pub(super) struct Estimate {
     pub(super) activations: u128,
     /// The embedded engine's own copy of the weights.
     pub(super) engine: u128,
-    /// Its keys and values.
+    /// Bytes of the KV cache.
     pub(super) keys: u128,
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct Size {
     pub(crate) prompt: usize,
     /// The shortest turn of its solution, with the token that ends it; `None` where no solution is known.
     turn: Option<usize>,
-    /// Its longest text in a column that holds answers, which may show the way to them.
+    /// Tokens of the longest text in a column that holds answers, which may include worked solutions.
     pub(crate) worked: usize,
 }
 
@@ -73,7 +73,8 @@ pub(crate) async fn ask(
     Ok((reset.messages, reset.tools))
 }
 
-/// Renders the prompt of a task, each turn of its solution, and its columns with answers.
+/// Measures a task in tokens: its rendered prompt, the shortest turn of its reference solution, and the
+/// longest data column that holds an answer.
 fn size(
     envs: &dyn EnvFactory,
     renderer: &dyn Renderer,

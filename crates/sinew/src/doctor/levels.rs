@@ -4,12 +4,12 @@ use super::row::{Mark, Row};
 use crate::sandbox::{at_level, probed};
 use std::time::Duration;
 
-/// The level that every run has.
+/// Checks the level that every run needs; it fails if the level does not work.
 pub(super) fn process(level: &str) -> Vec<Row> {
     vec![row(level, Mark::Fail)]
 }
 
-/// A level that recipes ask for.
+/// Checks a level that only some recipes ask for; it is a warning if the level does not work.
 pub(super) fn other(level: &str) -> Vec<Row> {
     vec![row(level, Mark::Warn)]
 }

@@ -137,7 +137,7 @@ async fn session(sandbox: &mut dyn Sandbox, request: ExecRequest) -> Result<Exec
     }
 }
 
-/// Says how a session ended where the program did not end by itself.
+/// Prints how a session ended, if the program did not end by itself.
 pub(crate) fn tell(result: &ExecResult) {
     match result.ending {
         Ending::Exited { .. } => {}

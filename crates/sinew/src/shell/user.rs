@@ -48,7 +48,7 @@ impl UserTerminal {
         Ok(Self { before })
     }
 
-    /// Its size; 24 by 80 if the terminal does not report it.
+    /// Returns the size of the terminal; 24 by 80 if the terminal does not report it.
     pub(super) fn size(&self) -> TerminalSize {
         let told = tcgetwinsize(std::io::stdout())
             .ok()
@@ -77,8 +77,8 @@ impl Drop for UserTerminal {
     }
 }
 
-/// The kind of the terminal, for programs inside. A name with other characters than those of terminals is
-/// not handed on.
+/// The kind of the terminal, for programs inside. A name with other characters than those of terminals is not
+/// forwarded.
 pub(super) fn kind() -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-+._".contains(&b);
     let named = std::env::var("TERM").ok();
@@ -86,7 +86,7 @@ pub(super) fn kind() -> String {
     named.unwrap_or_else(|| "xterm".into())
 }
 
-/// Hands on what is typed, from a separate thread: a read cannot be cancelled. The end of standard input
+/// Forwards typed input from a separate thread, since a read cannot be cancelled. The end of standard input
 /// hangs up.
 pub(super) fn read_keys(typing: Sender<TerminalInput>) {
     std::thread::spawn(move || {

@@ -94,7 +94,7 @@ pub(super) struct Agents {
     pub(super) last: bool,
 }
 
-/// Answer of the engine: some words, or random tokens if many are asked for.
+/// Answer of the engine: some words, or random tokens if many are requested.
 pub(super) fn script(request: &GenerateRequest, stop: Option<TokenId>) -> Option<Vec<TokenId>> {
     if u64::from(request.sampling.max_tokens) >= LONG {
         return None;
@@ -123,7 +123,7 @@ impl Random {
 }
 
 impl Agents {
-    /// Runs all turns, by so many agents at a time; those that come back first continue the remaining
+    /// Runs all turns with a number of concurrent agents. Agents that finish first continue the remaining
     /// rollouts.
     pub(super) async fn run(
         &self,
@@ -190,7 +190,7 @@ struct Agent {
     address: SocketAddr,
     sender: SendRequest<Full<Bytes>>,
     connection: JoinHandle<()>,
-    /// Its rollout, as it would be left.
+    /// Rollout of the agent, in the form that the next gateway needs.
     rollout: Left,
     /// Answers so far.
     said: u64,

@@ -50,7 +50,7 @@ impl TraceStore for Proven {
         Ok(vec![CommitOutcome::New; traces.len()])
     }
 
-    /// Nothing is kept.
+    /// Returns nothing, since no trace is kept.
     fn get(&self, _: &EpisodeId) -> Result<Option<Trace>, StoreError> {
         Ok(None)
     }

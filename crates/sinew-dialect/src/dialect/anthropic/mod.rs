@@ -411,7 +411,7 @@ enum Block {
 /// Blocks are opened, written and closed one after the other; an index counts them.
 struct MessagesStream {
     context: AnswerContext,
-    /// Blocks that were begun.
+    /// Blocks that were started.
     blocks: usize,
     open: Option<Block>,
     end: Option<TurnEnd>,

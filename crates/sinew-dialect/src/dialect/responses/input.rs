@@ -56,7 +56,7 @@ fn named(id: &str, notes: &Notes) -> Option<Named> {
 struct Turns {
     /// Complete ones.
     messages: Vec<Message>,
-    /// The model's turn, as far as it is known.
+    /// The known part of the model's turn.
     turn: Option<Message>,
 }
 
@@ -287,7 +287,7 @@ impl Turns {
         self.messages.push(message);
     }
 
-    /// Tools that may be called from here on: what a search found, or what the client adds.
+    /// Adds tools that may be called from this point on: those that a search found, or that the client adds.
     fn defined(
         &mut self,
         fields: &mut Fields<'_>,
@@ -349,7 +349,7 @@ impl Turns {
         Ok(())
     }
 
-    /// An item that is named, not repeated.
+    /// Adds an item that the request names by its id and does not repeat.
     ///
     /// # Errors
     /// `item_not_found`: another rollout made it, or its answer is not kept.
@@ -391,7 +391,7 @@ impl Turns {
         self.turn(over).content.push_text(&text);
     }
 
-    /// A call is part of the open turn, whatever stands in it.
+    /// Adds a call to the open turn, after any other content.
     fn call(&mut self, call: ToolCall) {
         self.turn(|_| false).tool_calls.push(call);
     }

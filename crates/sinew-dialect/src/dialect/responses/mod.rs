@@ -220,7 +220,7 @@ fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
     })
 }
 
-/// A part of a message with its log-probabilities, null where none were asked for.
+/// A part of a message with its log-probabilities, null where none were requested.
 fn text_part(text: &str, logprobs: &Value) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
 }

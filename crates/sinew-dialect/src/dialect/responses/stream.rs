@@ -1,4 +1,4 @@
-//! Streamed answers: an item is begun, written and done before the next one begins.
+//! Streamed answers: an item is started, written and done before the next one begins.
 //!
 //! | part of the turn | events between `response.output_item.added` and `.done` |
 //! |---|---|
@@ -38,7 +38,7 @@ fn without_bytes(logprobs: &Value) -> Value {
 struct OpenText {
     /// Id of the item.
     id: String,
-    /// Its place in the output.
+    /// Index in the output.
     index: usize,
     /// Written so far.
     text: String,
@@ -52,7 +52,7 @@ pub(super) struct ResponsesStream {
     sequence: u64,
     /// Items in their order; an open one has its first form.
     done: Vec<Value>,
-    /// Messages and calls that were begun.
+    /// Messages and calls that were started.
     texts: usize,
     calls: usize,
     /// The reasoning item that is open.

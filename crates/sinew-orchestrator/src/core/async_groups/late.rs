@@ -1,13 +1,13 @@
-//! Groups that wait for rewards from outside, while others run and are trained.
+//! Groups that wait for rewards from outside while other groups run and are trained.
 //!
 //! ```text
 //! episodes end -> waits, and takes no place -> rewards are there -> weighed -> an update
 //!                                           -> its time is up, or it is too old -> left out, and replaced
 //! ```
 //!
-//! A group that waits consists of its episodes in the store, which no commit names. A resumed session begins
-//! its draw again, finds them there, and waits again. The driver sees whether rewards are there or the time
-//! is up; an update takes groups that are at most `reward.late.max_staleness` behind.
+//! The state of a waiting group is its episodes in the store, which no commit names. A resumed session starts
+//! the draw again, finds these episodes, and waits again. The driver checks whether the rewards have arrived
+//! or the time limit has passed; an update takes groups that are at most `reward.late.max_staleness` behind.
 
 use super::super::messages::Command;
 use super::super::{PipelineCore, Stage};
@@ -17,15 +17,16 @@ use sinew_types::{EpisodeId, GroupId};
 use std::collections::BTreeMap;
 
 impl AsyncGroups {
-    /// True once `max_waiting` groups were left out since the last update: the update then uses the groups
-    /// that are there, so that a run without rewards shows it with each step, and ends.
+    /// True once `max_waiting` groups were left out since the last update. The update then uses the groups
+    /// that are complete, so that a run that receives no rewards reports this in each step and ends.
     pub(super) fn is_fruitless(&self, overlap: &Overlap) -> bool {
         overlap
             .late
             .is_some_and(|late| self.given_up >= late.max_waiting)
     }
 
-    /// Groups whose rewards are there, or those that will be: with their episodes that are in the store.
+    /// Returns the waiting groups whose rewards have arrived, each with its stored episodes that can be
+    /// trained.
     fn answered(&mut self, groups: Vec<Vec<EpisodeId>>) -> Vec<(GroupId, Vec<EpisodeId>)> {
         let known = |episodes: Vec<EpisodeId>| {
             let draw = draw_of(episodes.first()?)?;
@@ -36,7 +37,7 @@ impl AsyncGroups {
         groups.into_iter().filter_map(known).collect()
     }
 
-    /// Notes episodes that are left out. A group without any others is given up.
+    /// Records episodes that are left out. A group is given up when all of its episodes are left out.
     fn unanswered(&mut self, episodes: BTreeMap<EpisodeId, String>) {
         for (episode, reason) in episodes {
             let draw = draw_of(&episode).filter(|draw| self.waiting.contains(draw));
@@ -64,7 +65,7 @@ impl AsyncGroups {
 }
 
 impl PipelineCore {
-    /// Decides the next command for a group whose episodes have all ended and are scored.
+    /// Returns the next command for a group whose episodes have all ended and are scored.
     pub(super) fn async_whole(&mut self, whole: (GroupId, Vec<EpisodeId>)) -> Command {
         let late = self.config.overlap.and_then(|o| o.late);
         let (Some(_), Some(ahead)) = (late, &mut self.ahead) else {
@@ -79,7 +80,8 @@ impl PipelineCore {
         }
     }
 
-    /// Takes in which groups have their rewards, and which episodes will not get them.
+    /// Handles the driver's report about rewards from outside: the groups that have them, and the episodes
+    /// that will not get them.
     pub(in crate::core) fn async_settled(
         &mut self,
         groups: Vec<Vec<EpisodeId>>,
