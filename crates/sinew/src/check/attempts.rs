@@ -59,16 +59,16 @@ impl Tally {
         self.rewards.map(|(_, high)| high)
     }
 
-    /// `NAME: 0 to 1, 2 without a score (REASON)`.
+    /// `NAME: 0 to 1, 2 without a score`.
     fn text(&self, name: &str) -> String {
         let rewards = match self.rewards {
-            None => return format!("{name}: no score ({})", self.reason),
+            None => return format!("{name}: no score"),
             Some((low, high)) if low == high => format!("{low}"),
             Some((low, high)) => format!("{low} to {high}"),
         };
         match self.unscored {
             0 => format!("{name}: {rewards}"),
-            n => format!("{name}: {rewards}, {n} without a score ({})", self.reason),
+            n => format!("{name}: {rewards}, {n} without a score"),
         }
     }
 }
