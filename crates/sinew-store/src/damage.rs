@@ -10,6 +10,7 @@ pub struct Damage {
     pub path: PathBuf,
     /// Offset of its first byte.
     pub from: u64,
+    /// Offset after its last byte.
     pub to: u64,
 }
 

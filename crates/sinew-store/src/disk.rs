@@ -41,8 +41,8 @@ const MAX_FRAME: u64 = 1 << 30;
 /// Options of a [`DiskStore`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreOptions {
-    /// Size in bytes at which a segment file is closed. Default 64 MiB. A commit is never split, so a file
-    /// may be larger by one commit.
+    /// Maximum bytes of a segment file; a commit that would exceed them goes to a new file. Default 64 MiB. A
+    /// commit is never split, so a file with a single commit may be larger.
     pub segment_bytes: u64,
     /// Limit on the bytes of all segment files together. Default 64 GiB. Batch marks are accepted above it,
     /// since their training is already done.
@@ -153,7 +153,7 @@ impl DiskStore {
         })
     }
 
-    /// Writes torn batch marks again, from their copy in the index.
+    /// Writes unreadable batch marks again, from their copy in the index.
     fn mark_again(&self, batches: Vec<TrainedBatch>) -> Result<(), StoreError> {
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;

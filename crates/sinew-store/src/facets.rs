@@ -42,8 +42,9 @@ impl Facets {
     }
 }
 
-/// Returns the content hash of an episode: its task, and the kinds, tokens and messages of its nodes.
-/// Sampling settings, times, log-probabilities and rewards are not included.
+/// Returns the content hash of an episode: its task, the kinds, parents and tokens of its nodes, and the
+/// messages of nodes without tokens. Sampling settings, times, log-probabilities and rewards are not
+/// included.
 pub(crate) fn content(trace: &Trace) -> [u8; 16] {
     let mut hash = blake3::Hasher::new();
     let mut bytes = Vec::new();

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 /// Maximum bytes of a line; a longer one is an invalid row.
 const MAX_LINE: u64 = 64 << 10;
-/// Maximum number of rows in a file.
+/// Maximum number of lines that are read from a file; further lines are ignored.
 const MAX_ROWS: usize = 10_000_000;
 /// Number of rows that are stored at a time.
 const CHUNK: usize = 4_096;
@@ -222,7 +222,8 @@ impl ScoreTarget<'_> {
 /// call is idempotent: known scores have no effect.
 ///
 /// # Errors
-/// If the store or the file fails; the rows before the failure are stored.
+/// If the store or the file fails. Rows are stored 4,096 at a time; those stored before the failure stay
+/// stored.
 pub fn import_scores(
     rows: &mut dyn BufRead,
     target: &ScoreTarget<'_>,
@@ -293,7 +294,7 @@ enum Line {
     TooLong,
 }
 
-/// Reads the next line without its line break; `None` at the end of the file.
+/// Reads the next line with its line break, if it has one; `None` at the end of the file.
 fn next_line(rows: &mut dyn BufRead) -> std::io::Result<Option<Line>> {
     let mut line = Vec::new();
     let mut limited = (&mut *rows).take(MAX_LINE);
@@ -403,8 +404,9 @@ impl Inbox {
         Err(std::io::ErrorKind::AlreadyExists.into())
     }
 
-    /// Moves the waiting scores into the store. Returns the number of new scores, and the unreadable entries
-    /// as file and line. An unreadable file is kept under another name.
+    /// Moves the waiting scores into the store. Returns the number of new scores, and the faults: each
+    /// unreadable line as file and line number, and the reason of each refused score. A file with a fault is
+    /// kept with the extension `bad`.
     ///
     /// # Errors
     /// If the store or the file system fails; scores stored before the failure stay stored.

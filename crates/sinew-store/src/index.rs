@@ -1,6 +1,6 @@
 //! The SQLite index: the location of each episode, and the batch that trained it.
 //!
-//! The index can be rebuilt from the segments. Each row has a checksum in its last column ([`crate::sums`]):
+//! The index can be rebuilt from the segments. Each row has a checksum in its last column ([`checksums`]):
 //! SQLite detects a damaged page, and the checksum detects a damaged value. Numbers of the store are unsigned
 //! and SQLite's are signed, so [`signed`] refuses values that do not fit.
 

@@ -3,9 +3,9 @@
 //! [`is_new`] checks a record before any write. Then its bytes are written to the segment, and [`insert`]
 //! adds it to the index with the location of these bytes. [`of_episode`] and [`page`] read records back.
 //!
-//! Two tables: `scores` has a row for each record, numbered by `seq` in the order of arrival, and `externals`
-//! a row for each id that an external system gave an episode. Their rows have checksums ([`sums`]), so that
-//! damage is detected. [`of_episode`], [`page`] and [`named`] return nothing if the tables are missing.
+//! Two tables: `scores` has a row for each record, numbered by `seq` in the order of arrival, and
+//! `externals` a row for each id that an external system gave an episode. Their rows have checksums
+//! ([`checksums`]), so that damage is detected.
 
 use crate::checksums;
 use crate::error::StoreError;

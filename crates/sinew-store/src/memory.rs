@@ -65,7 +65,7 @@ impl MemoryStore {
     }
 }
 
-/// Returns the approximate size of a trace in bytes.
+/// Returns the size of a trace in bytes: tokens and log-probabilities exactly, text and overhead estimated.
 fn size(trace: &Trace) -> u64 {
     let node = |n: &sinew_types::Node| {
         let text = n.messages.iter().map(|m| m.content.text_len() + 64);

@@ -34,7 +34,8 @@ pub(crate) struct RecoveryResult {
 }
 
 /// Makes segments and index consistent. With `accept_loss`, a damaged store is opened too: every indexed
-/// record is then read, and unreadable ones are forgotten.
+/// record is then read. Unreadable episodes are forgotten; unreadable marks and scores are listed in the
+/// result, to be written again.
 pub(crate) fn run(
     segments: &SegmentDir,
     connection: &mut Connection,
@@ -103,7 +104,7 @@ struct RecoveryPass<'a> {
     accept_loss: bool,
     /// Results so far.
     opened: RecoveryResult,
-    /// Files with a damaged header, which has to be written again; their records are intact.
+    /// Files with a damaged header, which has to be written again. Their records are checked separately.
     bad_headers: Vec<u32>,
     /// The newest file, and the length to cut it to.
     cut: Option<(u32, u64)>,
@@ -177,7 +178,8 @@ impl RecoveryPass<'_> {
         Ok(())
     }
 
-    /// Checks the end of the newest file if its indexed records cannot be read.
+    /// Checks the end of the newest file, if its last indexed record cannot be read or the file is shorter
+    /// than its indexed part.
     fn tail(&mut self, number: u32, length: u64, indexed: u64) -> Result<Tail, StoreError> {
         let known = index::records(self.tx, number)?;
         let readable = known.first().map_or(Ok(true), |&at| self.readable(at))?;
@@ -231,7 +233,8 @@ impl RecoveryPass<'_> {
         }
     }
 
-    /// Removes index entries for the bytes after `whole`.
+    /// Forgets indexed episodes after byte `whole`, and collects the marks and scores there, to write them
+    /// again.
     fn forget_tail(&mut self, number: u32, whole: u64) -> Result<(), StoreError> {
         let marks = index::batches_from(self.tx, number, whole)?;
         self.opened.unmarked.extend(marks);
@@ -267,8 +270,8 @@ impl RecoveryPass<'_> {
         Ok(scan.end)
     }
 
-    /// Forgets indexed records that cannot be read from the segments: those of damaged files, or of all files
-    /// if the loss is accepted.
+    /// Forgets indexed episodes that cannot be read from the segments, and collects such marks and scores to
+    /// write them again: those of damaged files, or of all files if the loss is accepted.
     fn give_up(&mut self) -> Result<(), StoreError> {
         let damaged: BTreeSet<PathBuf> = self.opened.recovery.damaged.iter().map(path).collect();
         let (mut lost, mut marks) = (Vec::new(), Vec::new());

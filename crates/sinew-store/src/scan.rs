@@ -29,9 +29,9 @@ pub(crate) struct Scan {
 }
 
 impl SegmentDir {
-    /// Returns the records of the complete frames from `from` on, in order. From incomplete frames, intact
-    /// records are returned if a complete frame follows. With `any_format`, a header of another format is
-    /// ignored.
+    /// Passes the records of the complete frames from `from` on to `each`, in order. From incomplete
+    /// frames, intact records are passed if a complete frame follows. With `any_format`, a header of
+    /// another format is a gap instead of an error.
     pub(crate) fn scan(
         &self,
         segment: u32,
@@ -210,7 +210,8 @@ impl Segment {
         self.search(at + 1)
     }
 
-    /// Searches the next magic number from `from` on, one window at a time.
+    /// Returns the offset of the next complete frame from `from` on; it searches for the magic number, one
+    /// window at a time.
     fn search(&self, from: u64) -> Result<Option<u64>, StoreError> {
         let mut at = from;
         while at + FRAME_HEADER as u64 <= self.length {

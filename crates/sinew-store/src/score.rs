@@ -156,7 +156,7 @@ pub struct ScoreTerm {
 pub struct ScoreRule {
     /// Weight of the trace's own reward, which is then required; `None`: only the scores count.
     pub own: Option<f64>,
-    /// Components of the sum. If empty, the outcome is the trace's own.
+    /// Components of the sum. If empty, only the weighted own reward counts.
     pub terms: Vec<ScoreTerm>,
 }
 

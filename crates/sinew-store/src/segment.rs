@@ -303,7 +303,8 @@ pub(crate) struct Writer {
     file: Option<File>,
     /// Number of acknowledged bytes.
     length: u64,
-    /// Size at which a file is closed, see [`crate::StoreOptions::segment_bytes`].
+    /// Size that a frame must not exceed in a file with other frames, see
+    /// [`crate::StoreOptions::segment_bytes`].
     limit: u64,
     #[cfg(test)]
     pub(crate) fault: Option<Fault>,

@@ -117,14 +117,14 @@ pub struct EpisodeSummary {
     pub draw: u64,
     /// Purpose: `train`, `eval-before` and so on.
     pub purpose: String,
-    /// Total reward: outcome and process rewards. It is 0 and not a score if `unscored` is set.
+    /// Total reward: outcome and process rewards. It is not a score if `unscored` is set.
     pub reward: f64,
     pub success: bool,
     /// Whether the episode has no score, so that it is neither a success nor a failure.
     #[serde(default)]
     pub unscored: bool,
     pub end: EndKind,
-    /// Number of sampled turns.
+    /// Number of sampled nodes.
     pub turns: u32,
     /// Number of tokens that the policy sampled.
     pub sampled_tokens: u64,
@@ -260,7 +260,7 @@ impl TrainedBatch {
 pub struct StoreStats {
     /// Number of readable episodes.
     pub episodes: u64,
-    /// Number of successes among the readable episodes.
+    /// Number of successes among the readable episodes; `failed` and `sampled_tokens` count only these, too.
     pub successes: u64,
     pub failed: u64,
     /// Number of episodes that some update trained, readable or not.

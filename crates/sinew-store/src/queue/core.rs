@@ -45,7 +45,7 @@ pub(super) enum Change {
 /// A row without its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
-    /// Attributes of the row as put.
+    /// Key as put; `size`, `priority`, `tokens` and `version` are as put, too.
     pub(super) key: Arc<str>,
     /// Group name; the row's own key if it has no group.
     pub(super) group: Arc<str>,
@@ -69,7 +69,7 @@ pub(super) struct Row {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) hold: Hold,
-    /// The last lease of the row; `None` after a release.
+    /// The last lease of the row; `None` after a release or a failure.
     pub(super) lease: Option<u64>,
     /// Number of deliveries, without released ones.
     pub(super) attempts: u32,
@@ -268,8 +268,8 @@ impl QueueCore {
         }
     }
 
-    /// Runs `work` on a row, and updates the consumers' indexes: the row is removed from them before, and
-    /// added after.
+    /// Runs `work` on a row. `work` also gets a function that removes the row from a consumer's indexes
+    /// (`false`) or adds it (`true`), and has to call it before and after its change.
     fn with_row(
         &mut self,
         seq: u64,

@@ -91,7 +91,7 @@ pub fn scorer_consumer() -> Consumer {
     }
 }
 
-/// Consumer that trains on rows with a reward; each row is delivered once per consumer name.
+/// Consumer that trains on rows with a reward; each row is acked once per consumer name.
 pub fn trainer_consumer(name: &str) -> Consumer {
     Consumer {
         name: name.to_owned(),

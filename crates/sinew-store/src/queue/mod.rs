@@ -90,7 +90,7 @@ pub trait Queue: Send + Sync + Debug {
     /// Returns unused rows; the delivery does not count as an attempt.
     ///
     /// # Errors
-    /// If the queue cannot be reached or written. The same holds for the following calls.
+    /// If the queue cannot be reached or written.
     fn release(
         &self,
         consumer: &str,

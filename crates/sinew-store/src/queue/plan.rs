@@ -369,7 +369,8 @@ impl QueueCore {
         row.ok_or_else(|| QueueError::UnknownRow { key: key.into() })
     }
 
-    /// Returns the rows that a lease holds among `keys`, and the keys that it does not hold.
+    /// Calls `each` once for every row of `keys` that the lease holds. Returns the number of calls that
+    /// returned `true`, and the keys that the lease does not hold.
     fn plan_held<'a>(
         &self,
         reader: usize,

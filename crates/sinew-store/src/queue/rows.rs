@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 /// Names of common fields. Others may be used, too.
 pub mod fields {
-    /// Name of the field with the episode: its id in a store, or the trace itself if no store has it.
+    /// Name of the field with the compressed trace of the episode.
     pub const TRACE: &str = "trace";
-    /// Name of the field with the episode's score.
+    /// Name of the field with the episode's outcome.
     pub const REWARD: &str = "reward";
 }
 
@@ -199,7 +199,7 @@ pub struct Sample {
     pub bytes: u64,
     /// Maximum number of tokens.
     pub tokens: u64,
-    /// Whether to return only complete groups whose rows are all ready.
+    /// Whether to return only complete groups whose rows are all ready or already acked.
     pub whole_groups: bool,
     /// Order of the rows.
     pub order: Order,
@@ -297,14 +297,15 @@ impl AckedRow {
 pub struct ReturnOutcome {
     /// Number of changed rows; a row that was returned in the same way before does not count.
     pub changed: usize,
-    /// Keys that the lease no longer holds: another holder has leased the row, or it left the queue.
+    /// Keys that the lease no longer holds: the row was leased again, released or failed, or it left the
+    /// queue. A renewal also reports acked rows and rows that were taken back after the lease expired.
     pub lost: Vec<String>,
 }
 
 /// State of a row for one consumer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RowState {
-    /// The row lacks a field that the consumer needs, or already has all fields that it writes.
+    /// The row lacks a field that the consumer needs, already has all fields that it writes, or is done.
     Waiting,
     /// It may be leased.
     Ready,
@@ -347,7 +348,7 @@ impl RowView {
 pub struct ConsumerStats {
     /// Name of the consumer.
     pub name: String,
-    /// Number of rows that lack a field, see [`RowState::Waiting`].
+    /// Number of waiting rows, see [`RowState::Waiting`]; done rows that it has not acked are included.
     pub waiting: usize,
     /// Number of rows that may be leased.
     pub ready: usize,
