@@ -341,7 +341,7 @@ fn missing(name: &str, columns: &Columns) -> String {
 /// Reason of an episode whose reward has not come yet.
 const WAITS: &str = "waits for its reward";
 
-/// Sets the outcome of an episode that counts.
+/// Sets the outcome of a stored episode from its scores, according to `from`.
 fn settled(
     mut trace: Trace,
     reader: &StoreReader,

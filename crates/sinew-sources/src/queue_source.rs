@@ -254,9 +254,9 @@ impl QueueSource {
         Ok(())
     }
 
-    /// Renews the leases of a step's rows for `ttl`, and writes down the changes. Returns the rows that the
-    /// step holds, including all that went to another trainer of this name, and the number of those that did
-    /// so now.
+    /// Renews the leases of a step's rows for `ttl`, and writes down the changes. Returns the leases that the
+    /// step holds, with all its rows that went to another trainer of this name, and the number of rows that
+    /// this call found lost.
     fn hold(&mut self, step: u64, ttl: Duration) -> Result<(StepLeases, usize), PipelineError> {
         self.holds.set(Vec::new());
         let before = self.ledger.taken(step)?.unwrap_or_default();
