@@ -86,7 +86,7 @@ pub const EVALUATION: &str = "-eval";
 pub enum RunEnd<'a> {
     /// The run ended, with the reason if it did not finish its work.
     Ended(Option<&'a str>),
-    /// The user asked it to stop.
+    /// It was asked to stop, with Ctrl-C or TERM.
     Interrupted(&'a str),
     /// It failed, for this reason.
     Failed(&'a str),
@@ -266,7 +266,7 @@ impl RunDir {
         })
     }
 
-    /// Returns the folder for a resumed run that accepts a store with unreadable parts, which are left out.
+    /// Sets whether a store with unreadable parts is accepted; these parts are then left out.
     pub fn accepting_loss(self, accept_loss: bool) -> Self {
         Self {
             accept_loss,
@@ -352,7 +352,7 @@ pub fn holds_run(run_dir: &Path) -> bool {
     run_dir.join("recipe.toml").exists()
 }
 
-/// Whether a process holds the run. The lock is tried and returned at once.
+/// Whether a process holds the run. The lock is tried, and released at once.
 pub fn in_use(run_dir: &Path) -> bool {
     let lock = File::open(run_dir.join("lock"));
     let tried = lock.map(|lock| lock.try_lock());

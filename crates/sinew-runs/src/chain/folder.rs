@@ -205,7 +205,8 @@ impl ChainDir {
         Ok(())
     }
 
-    /// Writes a file atomically, so that a crash of the process or the machine never leaves a partial file.
+    /// Writes a file atomically, so that a crash of the process or the machine never leaves a partial file
+    /// under `name`.
     pub(crate) fn write(&self, name: &str, content: &[u8]) -> Result<(), ChainError> {
         let path = self.path.join(name);
         let written = || {
