@@ -61,7 +61,7 @@ pub enum StopReason {
 pub enum Event {
     /// The first event of a session.
     Begin,
-    /// The store already holds the first measurement, so that it is not repeated.
+    /// The driver has found the first measurement, so that it is not repeated.
     FirstEvalFound,
     /// An episode has ended and is stored.
     EpisodeEnded(EpisodeResult),
@@ -151,7 +151,7 @@ pub struct UpdateCommit {
 /// Output of the core: an action for the driver.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Look in the store for the first measurement of a resumed run.
+    /// Find the first measurement of a resumed run, by its stored episodes or by its record.
     FindFirstEval(Vec<EvalSet>),
     /// Run episodes and report the end of each. Held-out episodes have a separate temperature.
     Start {
