@@ -38,8 +38,8 @@ impl EarlierRewards {
         self.mean
     }
 
-    /// Returns the unbiased standard deviation of these rewards and one more. Including it avoids a division
-    /// by 0.
+    /// Returns the unbiased standard deviation of these rewards and one more. If the earlier rewards are
+    /// equal, including the new one avoids dividing its difference by 0.
     pub(crate) fn std_with(&self, reward: f64) -> f64 {
         let mut all = *self;
         all.add(reward);

@@ -12,7 +12,7 @@ use crate::AdaptiveConfig;
 pub enum Pool {
     /// The last group of the task had a success rate of at most `hard_at`.
     Hard,
-    /// The success rate was between `hard_at` and `easy_at`, or the task has no group.
+    /// The success rate was between `hard_at` and `easy_at`, or the task has no group with a score.
     Normal,
     /// The last group of the task had a success rate of at least `easy_at`.
     Easy,

@@ -474,7 +474,8 @@ impl Curriculum {
         Pool::of(config, successes, trials)
     }
 
-    /// Returns the shares of parts of one environment; they sum to 1.
+    /// Returns the shares of parts that compete with each other, those of one environment or of all; they sum
+    /// to 1.
     fn within(&self, config: &AdaptiveConfig, parts: &[Part]) -> Vec<f64> {
         match (config.signal, parts.first().map(|p| &p.tasks)) {
             (Signal::Pools, Some(Indices::Pool(tasks, _))) => {

@@ -9,7 +9,7 @@ pub enum PipelineError {
     /// Any other failure.
     #[error("{0}")]
     System(String),
-    /// The user asked the run to stop; nothing is lost.
+    /// The run was asked to stop, for example by a signal; nothing is lost.
     #[error("interrupted")]
     Interrupted,
 }

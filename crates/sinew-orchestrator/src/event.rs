@@ -85,6 +85,7 @@ pub struct RolloutProgress {
     pub tokens_per_s: f64,
     /// Number of ended episodes of this phase.
     pub done: usize,
+    /// Number of all episodes of this phase.
     pub total: usize,
     /// Seconds of the run, over all sessions.
     pub wall_s: f64,
@@ -107,13 +108,17 @@ pub struct TrainProgress {
 pub struct CollectProgress {
     /// Number of ended episodes.
     pub episodes: u64,
+    /// Number of all episodes of the collection.
     pub of: u64,
     /// Number of episodes with a reward.
     pub scored: u64,
+    /// Number of episodes without a reward.
     pub unscored: u64,
+    /// Number of episodes that the system failed in the last attempt.
     pub failed: u64,
     /// Mean reward of the scored episodes.
     pub reward: Option<f64>,
+    /// Share of the scored episodes that succeeded.
     pub success: Option<f64>,
     /// Ended episodes per second in this session.
     pub episodes_per_s: f64,

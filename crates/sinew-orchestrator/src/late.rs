@@ -41,7 +41,7 @@ pub struct LateConfig {
     pub after: StaleGroups,
     /// Whether a group is trained, after its waiting time, on those episodes that have their rewards.
     pub partial: bool,
-    /// Maximum number of waiting groups; no other group is started above it.
+    /// Maximum number of waiting groups; no other group is started while this many wait.
     pub max_waiting: usize,
 }
 
@@ -111,7 +111,7 @@ pub struct CollectRequest<'a> {
 #[derive(Debug, PartialEq)]
 enum Readiness {
     Waiting,
-    /// All rewards have arrived; or the waiting time is over and only the scored episodes are trained.
+    /// All rewards have arrived; or the waiting time is over, and the episodes with rewards are trained.
     Ready,
     /// The group is left out, for this reason.
     Expired(String),
@@ -177,7 +177,7 @@ impl WaitingGroups {
         }
     }
 
-    /// Adds the episodes of a group that has ended to those of the same name.
+    /// Adds the episodes of a group that has ended as a separate group, even if others have the same name.
     pub fn add_another(&mut self, group: &[Trace]) {
         if let Some(first) = group.first() {
             let place = GroupId::new(first.episode.as_str());
@@ -283,8 +283,8 @@ impl WaitingGroups {
         Ok(found)
     }
 
-    /// Returns the groups that can be trained, and those among them that are too old but allowed. Groups that
-    /// must be left out are recorded in the result.
+    /// Returns the groups that can be trained: those within the allowed staleness, and separately the older
+    /// ones that [`StaleGroups::Offline`] allows. Groups that must be left out are recorded in `found`.
     fn ready(
         &mut self,
         store: &dyn TraceStore,
@@ -433,7 +433,7 @@ impl WaitingGroups {
     }
 }
 
-/// Sets the outcome of an episode from its scores. An episode that the system failed has no outcome.
+/// Sets the outcome of an episode from its scores. An episode that the system failed stays unchanged.
 fn score(config: &LateConfig, trace: &mut Trace, scores: &[ScoreRecord]) {
     if matches!(trace.end, EpisodeEnd::Failed { .. }) {
         return;

@@ -23,8 +23,9 @@ pub struct SampleCounts {
 /// A run that came to its end.
 #[derive(Clone, Debug, Default)]
 pub struct RunOutcome {
-    /// Held-out success with the first weights.
+    /// Statistics of the held-out tasks with the first weights.
     pub before: EpisodeStats,
+    /// Statistics of the held-out tasks with the last weights.
     pub after: EpisodeStats,
     /// The first episodes of the measurements before and after training.
     pub examples: Vec<EpisodeId>,

@@ -35,8 +35,8 @@ pub struct EpisodeStats {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub success_interval: Option<Interval>,
     /// The pass@k rate, by `k`: probability that at least one of `k` episodes of a task succeeds. `k` is a
-    /// power of two up to the scored episodes of a task; each rate is the mean over the tasks with at least
-    /// `k` of them.
+    /// power of two, from 2 up to the scored episodes of a task; each rate is the mean over the tasks with at
+    /// least `k` of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pass_at: BTreeMap<usize, f64>,
     /// Success of greedy decoding (temperature 0), if it was measured too.
@@ -240,15 +240,17 @@ pub struct StepRecord {
     pub task_shares: BTreeMap<String, f64>,
     /// Number of training rows made from the step's episodes.
     pub rows: usize,
-    /// Token counts of the step's rows.
+    /// Counts of the step's sampled tokens, by how its rows train them.
     #[serde(default)]
     pub tokens: TokenCounts,
     /// Number of calls of outside agents, by the way in which each call joined the captured tokens.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub joins: BTreeMap<String, u64>,
-    /// Number of episodes that were run again because the system failed them.
+    /// Number of ended further attempts. An episode is run again if the system failed it, or if a part of the
+    /// system has changed since it ran.
     #[serde(default)]
     pub retried: usize,
+    /// Number of these attempts that the system did not fail.
     #[serde(default)]
     pub recovered: usize,
     /// Number of groups that replaced others which left the batch.
@@ -273,8 +275,9 @@ pub struct StepRecord {
     pub advantages: Option<Spread>,
     /// Tokens with weight in the loss.
     pub trained_tokens: usize,
-    /// Number of tokens that the trainer computed.
+    /// Tokens that one pass of the trainer over the rows computes, with shared prefixes.
     pub computed_tokens: usize,
+    /// Tokens that such a pass would compute without shared prefixes.
     pub unshared_tokens: usize,
     /// Training loss as reported by the trainer.
     pub loss: f64,
@@ -284,6 +287,7 @@ pub struct StepRecord {
     /// Number of applied optimizer updates.
     #[serde(default)]
     pub updates_applied: u32,
+    /// Number of updates that were skipped because of a gradient that is not finite.
     pub skipped_updates: usize,
     /// Metrics of the loss: ratios, clip fraction, KL divergence to the sampling policy, entropy.
     pub metrics: serde_json::Value,
@@ -423,10 +427,13 @@ pub struct AdmissionRecord {
     pub pauses: u64,
     /// Number of turns that waited for KV capacity.
     pub waited_turns: u64,
+    /// Number of these turns that continued without it.
     pub forced_turns: u64,
+    /// Seconds for which turns waited, in total.
     pub waited_s: f64,
     /// Number of times that the limit was lowered.
     pub cuts: u64,
+    /// Number of times that the limit was raised.
     pub growths: u64,
     /// Number of requests whose KV cache was taken for others while they ran.
     pub preemptions: u64,

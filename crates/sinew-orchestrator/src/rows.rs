@@ -34,6 +34,7 @@ pub struct FormatCounts {
     /// Number of answers from servers that only received the format as advice.
     #[serde(default)]
     pub advised: usize,
+    /// Number of these answers that follow the format.
     #[serde(default)]
     pub kept: usize,
     /// Number of episodes whose masks could not be computed again; they are not trained.

@@ -49,7 +49,7 @@ pub enum Process {
     Running,
     /// The process finished its work.
     Ended,
-    /// The user asked the process to stop.
+    /// The process was asked to stop, for example by a signal.
     Interrupted,
     /// The process ended with an error.
     Failed,
@@ -190,7 +190,8 @@ fn way(what: &str, from: &EpisodeSums, to: &EpisodeSums) -> String {
     )
 }
 
-/// Returns the sums with the better success.
+/// Returns the sums with the better success, or the better mean reward at equal success. Sums without scored
+/// episodes are ignored.
 fn better(best: Option<EpisodeSums>, other: EpisodeSums) -> Option<EpisodeSums> {
     let key = |p: &EpisodeSums| (p.share(), p.mean());
     match best {
@@ -206,6 +207,7 @@ pub struct VerdictInput {
     steps: u64,
     /// Number of steps in a row that trained nothing.
     idle: u32,
+    /// Reason why the last of these steps trained nothing.
     why_idle: String,
     trained: bool,
     /// Sums of all training episodes.
@@ -214,6 +216,8 @@ pub struct VerdictInput {
     first: Vec<EpisodeSums>,
     /// The best of the windows that ended before the newest window begins.
     best: Option<EpisodeSums>,
+    /// The steps just before the newest window, at most as many as a window has. Their sum is compared with
+    /// `best` after each step.
     before: VecDeque<EpisodeSums>,
     /// Held-out measurements: the first, the best and the last, and the step of the last.
     held_out: Option<(EpisodeSums, EpisodeSums, EpisodeSums, u64)>,

@@ -8,7 +8,7 @@ use sinew_types::{EpisodeEnd, EpisodeId, FailureKind, Format, NodeId, TokenId, T
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
-/// Creates the masks over the vocabulary of a renderer, for a model with a given number of logit columns. The
+/// Returns the maker of masks over the vocabulary of a renderer, for a model with `columns` logits. The
 /// vocabulary is read when a format is first used, since most runs use none.
 ///
 /// # Errors

@@ -128,7 +128,7 @@ pub struct StoredEpisode {
     pub known: bool,
     /// Part whose version differs from that of its run, so that it must not be trained.
     pub changed: Option<String>,
-    /// Whether its outcome was computed by the present reward and differs from the stored one.
+    /// Whether its outcome was computed by the present reward, and is not the one in the store.
     pub rescored: bool,
 }
 

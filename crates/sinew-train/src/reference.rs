@@ -5,7 +5,8 @@ use crate::policy::{OutputChoice, Policy, Scores};
 use crate::trainer::{TrainError, check_scores, spread};
 use sinew_types::{TokenLogprob, TrainRow};
 
-/// Returns the log-probability of every trained token of every row (0 elsewhere), one column per row.
+/// Returns the log-probability of every trained token of every row (0 elsewhere), one column per row and of
+/// the row's length.
 ///
 /// Shared prefixes are computed once, at most `micro_batch_tokens` packed tokens at a time.
 ///
@@ -25,7 +26,8 @@ pub fn score_rows<P: Policy>(
     )
 }
 
-/// Returns the critic's value before each trained token of every row (0 elsewhere), one column per row.
+/// Returns the critic's value before each trained token of every row (0 elsewhere), in columns as
+/// [`score_rows`].
 ///
 /// # Errors
 /// If there is no critic, the rows cannot be packed, or the model fails.

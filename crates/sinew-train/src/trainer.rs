@@ -243,7 +243,7 @@ impl<P: Policy> Trainer<P> {
     /// For rows without `ℓ_prox`, it is `ℓ_π` before the first update. With one update, it comes from this
     /// step's forward pass; with several updates, an additional forward pass computes it. The weights of all
     /// rows are multiplied by the number of minibatches, which keeps the mean step size independent of their
-    /// number: an episode has the same weight in every minibatch.
+    /// number: an episode weighs as much as in the whole batch, whichever minibatch it falls into.
     ///
     /// # Errors
     /// Rows, settings or loss that cannot be used, or a failed model, before the first update.

@@ -28,7 +28,7 @@ use sinew_types::{EpisodeEnd, Role, TokenKind, Trace};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Maximum number of characters that are read of one text.
+/// Maximum number of bytes that are read of one text.
 const MAX_TEXT: usize = 1 << 20;
 
 /// Maximum number of characters of an excerpt in evidence.

@@ -19,10 +19,12 @@ const AS_FAST: usize = 10;
 
 /// Number of different tasks of a family that one answer must solve before it is suspicious.
 const TASKS: usize = 10;
+/// Minimum share of such tasks in all tasks of the family that were answered: four in five.
 const SHARE: (usize, usize) = (4, 5);
 
 /// Number of episodes that a run remembers per family between its steps.
 const REMEMBERED: usize = 256;
+/// Number of families that a run remembers; further ones are ignored.
 const FAMILIES: usize = 64;
 
 /// Data of one episode for the usual values.
@@ -112,6 +114,7 @@ struct Family {
     turns: Turns,
     /// All tasks that were answered.
     tried: BTreeSet<u64>,
+    /// Tasks that each answer solved, by the hash of the answer.
     won: BTreeMap<u64, BTreeSet<u64>>,
 }
 

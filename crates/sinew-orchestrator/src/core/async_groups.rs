@@ -6,9 +6,10 @@
 //!
 //! One rule bounds how old samples are, in optimizer updates. A group is started only while the groups that
 //! run or wait fit into the updates that may be `max_staleness` ahead. A group whose episodes took long may
-//! still have older tokens when its update comes; the group is then left out with the reason. A group without
-//! a training signal (equal rewards) is replaced at once, at most `algorithm.refill` times the groups of a
-//! step for each update; further groups without a signal fill a place in the update.
+//! still have older tokens when its update comes; the group is then left out with the reason. A group
+//! without a training signal (equal rewards, or too many failed episodes) is replaced at once, at most
+//! `algorithm.refill` times the groups of a step for each update; further groups without a signal fill a
+//! place in the update.
 //!
 //! A group that waits for rewards from outside does not count against this limit: other groups are started
 //! and trained meanwhile, see `late`.
@@ -29,7 +30,8 @@ use std::sync::Arc;
 /// Value of a group for training.
 #[derive(Debug)]
 pub(super) struct GroupValue {
-    /// Whether the group has a training signal: its rewards differ.
+    /// Whether the group has a training signal: the algorithm does not drop it, for equal rewards or for too
+    /// many failed episodes.
     pub(super) signal: bool,
     /// The oldest weights version that sampled a token of the group; `None` if no token was sampled.
     pub(super) oldest: Option<u64>,
@@ -102,6 +104,7 @@ pub(super) struct AsyncGroups {
     next: u64,
     /// Groups by draw that run, are being scored or inspected, or wait for rewards.
     open: BTreeMap<u64, EpisodeSlots>,
+    /// Groups by draw that wait for their update.
     complete: BTreeMap<u64, ScoredSlots>,
     /// Draws of open groups whose episodes have ended and wait for rewards.
     waiting: BTreeSet<u64>,
@@ -309,8 +312,8 @@ impl AsyncGroups {
         }
     }
 
-    /// Removes the chosen groups. Returns their episodes in the order of the draws, and a batch with the
-    /// episodes that were left out.
+    /// Removes the chosen groups. Returns their episodes in the order of the draws, their counts, and a batch
+    /// with their outcomes and the episodes that were left out.
     fn take(&mut self, choice: UpdateChoice) -> (Vec<Vec<EpisodeId>>, RunCounts, Batch) {
         let mut counts = RunCounts {
             refilled: choice.replaced,

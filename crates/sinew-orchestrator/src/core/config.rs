@@ -70,8 +70,9 @@ pub struct Overlap {
 /// Limits for groups that wait for rewards from outside while others run and are trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LateGroups {
-    /// Maximum number of waiting groups; no group is started above it. After this many groups were left out
-    /// for an update, as too old or without rewards, the update uses the groups that are complete.
+    /// Maximum number of waiting groups; no group is started while this many run or wait. After this many
+    /// groups were left out for an update, as too old or without rewards, the update uses the groups that
+    /// are complete.
     pub max_waiting: usize,
     /// Optimizer updates that a group may be behind the weights when it is trained.
     pub max_staleness: u64,
@@ -103,7 +104,8 @@ pub struct CoreConfig {
     pub stop_decided: Option<usize>,
     /// Maximum number of further attempts after the system failed an episode.
     pub retries: u32,
-    /// Maximum number of rounds in which a step replaces groups without a training signal.
+    /// Maximum number of rounds in which a step replaces groups without a training signal. If generation
+    /// overlaps with training, an update replaces at most this many times `tasks_per_step` groups.
     pub refill: u32,
     /// Additional rounds of groups that a step may run while no group has its rewards from outside. `None`:
     /// rewards are complete when the episode ends, or generation overlaps with training.

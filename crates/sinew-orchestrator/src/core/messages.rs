@@ -31,7 +31,7 @@ pub struct CoreState {
     pub curriculum: Arc<Curriculum>,
     /// The last step after which held-out tasks were measured in between.
     pub measured_at: u64,
-    /// Counts of failures in earlier steps.
+    /// Counts of consecutive bad steps at the end of the earlier ones.
     pub health: Health,
     /// Later updates that were committed, with the curriculum after each: they are done again from the same
     /// episodes.
@@ -50,9 +50,9 @@ pub struct CoreState {
 pub enum StopReason {
     /// All steps are done, or the time limit is reached.
     Done,
-    /// Too many steps in a row were bad, with the reason.
+    /// The last steps were bad, for this reason.
     Bad(String),
-    /// The user asked the run to stop.
+    /// The run was asked to stop, for example by a signal.
     Interrupted,
 }
 
@@ -61,7 +61,7 @@ pub enum StopReason {
 pub enum Event {
     /// The first event of a session.
     Begin,
-    /// The store already holds the first measurement, so that it is not repeated.
+    /// The driver has found the first measurement, so that it is not repeated.
     FirstEvalFound,
     /// An episode has ended and is stored.
     EpisodeEnded(EpisodeResult),
@@ -79,6 +79,8 @@ pub enum Event {
     GroupsFetched {
         /// Groups in the source's order.
         groups: Vec<Vec<EpisodeId>>,
+        /// Episodes of the source that must not be trained, with the reason. If this and `groups` are empty,
+        /// the source has no more.
         dropped: BTreeMap<EpisodeId, String>,
         /// Task and reward of episodes that are the only ones of their group.
         alone: Vec<(String, f64)>,
@@ -107,7 +109,7 @@ pub enum Event {
         /// with.
         sightings: Vec<Sighting>,
     },
-    /// An optimizer update was applied, or there were no rows to train on.
+    /// The update of the step has ended: applied, skipped, or without rows to train on.
     UpdateDone(Box<StepRecord>),
     /// The engine samples every later token with the weights of this version.
     WeightsLive { version: u64 },
@@ -149,7 +151,7 @@ pub struct UpdateCommit {
 /// Output of the core: an action for the driver.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Look in the store for the first measurement of a resumed run.
+    /// Find the first measurement of a resumed run, by its stored episodes or by its record.
     FindFirstEval(Vec<EvalSet>),
     /// Run episodes and report the end of each. Held-out episodes have a separate temperature.
     Start {
@@ -226,9 +228,10 @@ pub enum Command {
 /// Counts of episodes of a step other than the trained ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunCounts {
-    /// Number of episodes that were run again because the system failed them.
+    /// Number of ended further attempts. An episode is run again if the system failed it, or if a part of the
+    /// system has changed since it ran.
     pub retried: usize,
-    /// Number of `retried` episodes whose later attempt the system did not fail.
+    /// Number of these attempts that the system did not fail.
     pub recovered: usize,
     /// Number of groups that replaced others.
     pub refilled: usize,

@@ -47,9 +47,9 @@ struct Rollout {
     slots: EpisodeSlots,
     /// Tasks drawn so far.
     used: Vec<usize>,
-    /// Number of refill rounds.
+    /// Number of rounds of groups after the first one.
     rounds: u32,
-    /// Number of groups that refill rounds added; the record of the step reports it.
+    /// Number of groups that replace others without a signal; the record of the step reports it.
     refilled: usize,
     /// Curriculum after the draws; counts once the step is done.
     curriculum: Option<Arc<Curriculum>>,
@@ -567,7 +567,7 @@ impl PipelineCore {
         compare.into_iter().collect()
     }
 
-    /// Replaces the groups that will leave the batch; if there are none, makes rows.
+    /// Replaces groups that will leave the batch, or makes rows if enough groups are left.
     fn compared(&mut self, mut rollout: Rollout, spent: usize) -> Vec<Command> {
         if !rollout.slots.is_complete() || rollout.rounds >= self.config.refill {
             self.stage = Stage::Rollout(rollout);

@@ -80,7 +80,7 @@ pub struct GroupProbe {
 /// Groups that a step stopped.
 #[derive(Debug, Default)]
 pub(crate) struct DroppedGroups {
-    /// Their episodes that still run.
+    /// Their episodes that have not ended.
     pub(crate) open: Vec<EpisodeId>,
     /// The task of each group.
     pub(crate) tasks: Vec<usize>,
@@ -129,8 +129,9 @@ pub struct EpisodeSlots {
     /// follow.
     pub(crate) recovers: bool,
     pub(crate) dropped: BTreeMap<EpisodeId, String>,
-    /// Number of episodes that were run again.
+    /// Number of ended further attempts.
     pub(crate) retried: usize,
+    /// Number of these attempts that the system did not fail.
     pub(crate) recovered: usize,
     /// Number of episodes that were never started, because the first ones had decided their group.
     pub(crate) not_begun: usize,
@@ -208,8 +209,8 @@ impl EpisodeSlots {
     }
 
     /// Handles the end of an episode and returns the actions that follow. An episode that the system failed
-    /// is run again up to `retries` times, and again if an earlier session stored the failure, because its
-    /// cause may be gone. The end of an unknown episode has no effect.
+    /// is run again up to `retries` times, and once more if an earlier session stored the failure, because
+    /// its cause may be gone. The end of an unknown episode has no effect.
     pub fn ended(&mut self, ended: EpisodeResult) -> SlotActions {
         let Some(at) = self.open.remove(&ended.episode) else {
             return SlotActions::default();
@@ -283,7 +284,7 @@ impl EpisodeSlots {
         None
     }
 
-    /// Returns the last attempts of a group whose score is needed now.
+    /// Returns the last attempts of a group if its score is needed now, and marks the group as being scored.
     fn due_score(&mut self, group: &GroupId) -> Option<Vec<Draw>> {
         // Steps have thousands of episodes, and most have their whole reward when they end.
         if self.waits == 0 {

@@ -4,8 +4,8 @@
 //! decides: it names the rows that the update consumes, with its step, its episodes, the curriculum and the
 //! version of the weights. The source makes sure before the commit that the rows are the run's, and stay so
 //! while the session is interrupted; after the commit it gives them back as done. If a crash comes between
-//! the two, the resumed run returns the rows of the last commit again, which changes nothing if they were
-//! returned already. A crash before the commit leaves the rows with the run, or gives them to another.
+//! the two, the resumed run gives back the rows of the last commit again, which changes nothing if they
+//! were given back already. A crash before the commit leaves the rows with the run, or gives them to another.
 
 use super::learner_thread::lock;
 use super::sync::{Driver, Pipeline};
@@ -14,6 +14,9 @@ use std::time::Instant;
 
 impl Pipeline {
     /// Reports to the source what the last commit of earlier sessions consumed.
+    ///
+    /// # Errors
+    /// If the store or the source cannot be reached.
     pub(super) fn settle_consumed(&mut self) -> Result<(), PipelineError> {
         let Some(source) = &mut self.source else {
             return Ok(());
@@ -26,7 +29,7 @@ impl Pipeline {
 }
 
 impl Driver {
-    /// Commits an update in one transaction of the store, then returns what it consumed.
+    /// Commits an update in one transaction of the store, then gives the consumed rows back to the source.
     pub(super) fn commit(&mut self, commit: UpdateCommit) -> Result<(), PipelineError> {
         let mut made = self.uncommitted.remove(&commit.step).unwrap_or_default();
         if let Some(source) = &mut self.p.source {

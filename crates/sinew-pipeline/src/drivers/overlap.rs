@@ -24,7 +24,8 @@ pub(super) fn oldest<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Option<
 }
 
 impl Driver {
-    /// Attributes the time since the last reading, and sets the trainer's activity from now on.
+    /// Attributes the time since the last reading, and sets the trainer's activity from now on; `None`
+    /// keeps it.
     pub(super) fn note_waits(&mut self, trainer: Option<TrainerActivity>) {
         let now_s = self.p.started.elapsed().as_secs_f64();
         let reading = self.p.rollouts.reading();

@@ -332,7 +332,7 @@ struct Faults {
     killed_after: u64,
     /// The step whose rows are not the run's any more when it is to be committed.
     consumes: u64,
-    /// The step after whose commit the process ends before its rows are returned.
+    /// The step after whose commit the process ends before its rows are given back.
     acks: u64,
     /// Groups that are kept before the process ends.
     groups: usize,

@@ -24,7 +24,7 @@ pub struct Link {
     rank: usize,
     output: BufWriter<Box<dyn Write + Send>>,
     messages: Receiver<io::Result<Vec<u8>>>,
-    /// Number of times that the peer has reported reading a slot, without this process receiving the report.
+    /// Number of the peer's reports that it has read a slot which this process has still to receive.
     unread: usize,
 }
 

@@ -6,8 +6,8 @@ use super::{RowInputs, bounded_exp, uses_ratio};
 use serde::{Deserialize, Serialize};
 use sinew_types::{LossSpec, Surrogate};
 
-/// Sums over tokens. Each trainable token counts once, whatever its weight. The sums of parts, in any
-/// grouping, are equal up to f64 rounding.
+/// Sums over tokens. The losses are weighted; in all other sums, each trainable token counts once, whatever
+/// its weight. The sums of parts, in any grouping, are equal up to f64 rounding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MetricSums {
     pub(super) policy_loss: f64,
@@ -140,7 +140,7 @@ impl MetricSums {
         own.fields().into_iter().map(|f| f.to_bits()).collect()
     }
 
-    /// Inverse of [`MetricSums::to_bits`]; missing sums count as 0.
+    /// Inverse of [`MetricSums::to_bits`]; missing sums stay as if nothing was counted.
     pub(crate) fn from_bits(bits: &[u64]) -> Self {
         let mut sums = Self::default();
         for (field, &bits) in sums.fields().into_iter().zip(bits) {

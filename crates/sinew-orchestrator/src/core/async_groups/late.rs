@@ -25,8 +25,8 @@ impl AsyncGroups {
             .is_some_and(|late| self.given_up >= late.max_waiting)
     }
 
-    /// Returns the waiting groups whose rewards have arrived, each with its stored episodes that can be
-    /// trained.
+    /// Returns those of `groups` that waited. Their rewards have arrived, or their time is up and a part of
+    /// them has. Each comes with its episodes that are still in the store.
     fn answered(&mut self, groups: Vec<Vec<EpisodeId>>) -> Vec<(GroupId, Vec<EpisodeId>)> {
         let known = |episodes: Vec<EpisodeId>| {
             let draw = draw_of(episodes.first()?)?;

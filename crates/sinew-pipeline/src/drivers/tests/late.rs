@@ -10,7 +10,7 @@ use sinew_store::{Filter, Score, ScoreRecord, ScoreRule, ScoreTerm, TrainedBatch
 struct Person {
     /// Groups that are scored only later, by draws.
     delay: u64,
-    /// Draws from now on are never scored.
+    /// Draws from this number on are never scored.
     silent_from: u64,
     /// End of the ids of episodes that are never scored; empty: none.
     silent_to: &'static str,
