@@ -10,8 +10,8 @@ use sinew_dialect::ApiError;
 use sinew_dialect::fields::{Fields, Notes};
 use std::time::Duration;
 
-/// Minimum size of bodies that are parsed, rendered and tokenized on a separate thread. The largest take up
-/// to a second.
+/// Bodies with more bytes are parsed, rendered and tokenized on a separate thread. The largest take up to a
+/// second.
 const LARGE_BYTES: usize = 128 << 10;
 
 /// Reads the whole body of a request within the limits on size and time.

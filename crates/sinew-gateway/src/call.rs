@@ -137,7 +137,7 @@ pub(crate) struct Caller {
     counters: Arc<Counters>,
     /// Semaphore with one permit per call, at most `max_in_flight`.
     in_flight: Arc<Semaphore>,
-    /// Whether new calls are refused at present.
+    /// Whether new calls are refused with status 503, after which clients may wait for another session.
     draining: AtomicBool,
     /// Whether new calls are refused for good: their samples would not be trained.
     ended: AtomicBool,
@@ -385,7 +385,7 @@ impl Caller {
         }
     }
 
-    /// Refuses a value of `n` above the server's limit and, in strict mode, content that is not text.
+    /// Refuses `n` if it is 0 or above the server's limit and, in strict mode, content that is not text.
     fn check(&self, request: &ModelRequest) -> Result<(), ApiError> {
         if self.config.strict_fields
             && let Prompt::Messages(messages) = &request.prompt
@@ -411,8 +411,8 @@ impl Caller {
         })
     }
 
-    /// Returns the format for parsing the turn: plain text for text prompts, and no calls where none are
-    /// allowed.
+    /// Returns the format for parsing the turn: plain text for text and token prompts, and no calls where
+    /// none are allowed.
     fn turn_format(&self, request: &ModelRequest) -> Result<TurnFormat, ApiError> {
         if !matches!(request.prompt, Prompt::Messages(_)) {
             return Ok(TurnFormat::default());

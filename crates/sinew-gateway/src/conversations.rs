@@ -6,8 +6,8 @@
 //! instructions and examples. Text and token prompts have no turns, so each is a separate conversation.
 //!
 //! At most [`MAX_OPEN`] of these rollouts are open, and at most half of the limit on all rollouts. Above
-//! that, the least recently used one is finished without a score. A client that continues it later starts a
-//! new one.
+//! that, the least recently used one without a running call is finished without a score. A client that
+//! continues it later starts a new one.
 
 use crate::keys::{self, Key};
 use sinew_dialect::ModelRequest;
@@ -18,7 +18,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Maximum number of open rollouts of this kind.
 pub(crate) const MAX_OPEN: usize = 1024;
 
-/// Maximum number of remembered prompts per rollout.
+/// Remembered prompts per rollout on average; the limit is [`MAX_OPEN`] times this number for all rollouts
+/// together.
 const PROMPTS_EACH: usize = 16;
 
 /// The open conversations.
@@ -42,7 +43,7 @@ impl Conversations {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the messages of a request of a conversation.
+    /// Marks a conversation as the most recently used one, and records the messages of its request.
     pub(crate) fn used(&self, id: &EpisodeId, prompts: &[(Key, Role)]) {
         let mut known = self.known();
         known.open.retain(|open| open != id);
@@ -79,7 +80,8 @@ impl Conversations {
             .find_map(|pair| known.by_prompt.get(&pair[0].0).cloned())
     }
 
-    /// Removes the least recently used conversation, if more than `limit` are open and it is `idle`.
+    /// Removes the least recently used conversation that is `idle`, among those that exceed `limit`. The
+    /// `limit` most recently used ones stay.
     pub(crate) fn take_oldest(
         &self,
         limit: usize,

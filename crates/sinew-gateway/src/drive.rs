@@ -209,7 +209,8 @@ impl Driver {
     }
 
     /// Submits a request to the engine. Compiling a format may take seconds; it happens on a separate thread,
-    /// one format at a time in the process, so that it uses at most one CPU core.
+    /// one format at a time in the process, so that it uses at most one CPU core. Rollouts take turns: each
+    /// waits with one format at a time.
     async fn submit(&self, request: GenerateRequest, sink: EventSink) -> Result<(), ApiError> {
         if request.sampling.format.is_none() {
             let submitted = self.work.engine.submit(request, sink);

@@ -439,7 +439,8 @@ impl Gateway {
     }
 
     /// Finishes a rollout like [`Gateway::finish`], for a client of the control API. With hooks, a rollout
-    /// without model calls is stored as failed, and this call returns an error.
+    /// without model calls is stored as failed, and this call returns an error unless `end` is a failure
+    /// itself.
     pub(crate) async fn finish_used(
         &self,
         id: &EpisodeId,

@@ -17,7 +17,7 @@ pub trait RolloutHooks: Send + Sync {
     /// Sets the values that a client may not choose: sampling, limits, seed, purpose.
     ///
     /// # Errors
-    /// If the rollout may not be opened now.
+    /// If no rollout may be opened now, or not this one.
     fn opening(&self, spec: &mut RolloutSpec) -> Result<(), ApiError>;
 
     /// Receives a finished trace after it was stored: once, and again after a crash if it is unknown whether
@@ -25,12 +25,12 @@ pub trait RolloutHooks: Send + Sync {
     fn finished(&self, trace: &Trace);
 }
 
-/// Hooks of a training run: all rollouts use the run's sampling parameters, and are passed to the run when
-/// they are finished.
+/// Hooks of a training run: all rollouts use the run's sampling parameters, and those with the run's purpose
+/// are passed to the run when they are finished.
 ///
 /// Rollouts of one `group` are compared; without a group those of one `task` are. A rollout without both, or
-/// with the group `alone`, is compared with no other: its group id is its own id. A rollout whose purpose
-/// begins with `eval` keeps this purpose and is not trained.
+/// with the group `alone`, shares its group with no other: its group id is its own id. A rollout whose
+/// purpose begins with `eval` keeps this purpose and is not trained.
 pub struct TrainingHooks {
     /// Sampling, limits, run, purpose, provenance and seed of every rollout.
     pub run: RolloutSpec,

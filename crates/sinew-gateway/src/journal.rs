@@ -6,9 +6,9 @@
 //! every rollout in it is finished. Opening the journal returns the open rollouts, and starts a new file.
 //!
 //! Invariants: the appends of a rollout are in order and without a gap; after a failed append, all later ones
-//! of that rollout fail. An append that [`Receipt::wait`] confirmed is found by the next opening, even if an
-//! opening in between was killed or found a full disk. An incomplete line at the end of a file is dropped; a
-//! damaged line before it is an error.
+//! of that rollout except its end fail. An append that [`Receipt::wait`] confirmed is found by the next
+//! opening, even if an opening in between was killed or found a full disk. An incomplete line at the end of a
+//! file is dropped; a damaged line before it is an error.
 
 use crate::session::{Entry, RolloutSpec};
 use serde::{Deserialize, Serialize};
@@ -32,13 +32,13 @@ const BATCH: usize = 1024;
 /// Number of checksum digits in a line.
 const CHECK: usize = 8;
 
-/// Suffix of a file that is still being written; openings ignore it.
+/// Suffix of a new file until it contains all recovered data; no opening reads it.
 const PART: &str = ".part";
 
 /// Settings of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalOptions {
-    /// Maximum size of a file in bytes; after it, a new file starts.
+    /// Size of a file in bytes above which a new file starts. The last batch of lines may exceed it.
     pub file_bytes: u64,
     /// Maximum size of all files in bytes; appends above it are refused.
     pub max_bytes: u64,
@@ -458,7 +458,8 @@ impl Writer {
         self.file.set_len(whole).or_else(|_| self.rotate())
     }
 
-    /// Writes an append, unless an earlier one of its rollout failed.
+    /// Writes an append, unless an earlier one of its rollout failed. The end of a rollout is written in any
+    /// case.
     fn append(&mut self, append: &PendingLine) -> std::io::Result<()> {
         if self.gaps.contains(&append.rollout) && !append.finished {
             return Err(std::io::Error::other(

@@ -16,7 +16,7 @@ use sinew_types::{Content, Message, Part, Role, TokenId, ToolCall, ToolSpec};
 /// 128-bit BLAKE3 hash, long enough that accidental collisions do not occur.
 pub(crate) type Key = [u8; 16];
 
-/// Index of a conversation state, see `session::states`; 0 is the state before any message.
+/// Index of a conversation state, see `session::states`; 0 is the state before any tool and message.
 pub(crate) type StateId = u32;
 
 /// Number of bytes that BLAKE3 hashes in parallel with 512-bit vectors.

@@ -76,7 +76,8 @@ struct NewestBody {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KnownBodies {
     newest: Option<NewestBody>,
-    /// Older bodies; the newest of them is last.
+    /// Bodies that are known only by their hash: older ones, and new ones that are too long to compare. The
+    /// newest is last.
     older: VecDeque<KnownBody>,
 }
 

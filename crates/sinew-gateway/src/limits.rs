@@ -1,16 +1,17 @@
 //! Limits of a gateway. Everything that can grow has a limit here.
 //!
 //! Defaults suit training runs of thousands of rollouts on one host. The client that opens a rollout can
-//! lower its limits but not raise them. A request above a limit of its rollout gets status 400 with a code
-//! for this limit, and the episode counts as truncated. A request above a limit of the server gets status 429
-//! or 503, after which clients retry.
+//! lower its limits but not raise them. A call above its rollout's limit on calls, tokens or message text
+//! gets status 400 with a code for this limit, and the episode counts as truncated. A call above
+//! `max_concurrent`, or above the server's limit on rollouts, calls or connections, gets status 429 or 503,
+//! after which clients retry.
 
 use std::time::Duration;
 
 /// Limits of one rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionLimits {
-    /// Maximum number of model calls. Default 1,024.
+    /// Maximum number of model calls, not counting failed ones. Default 1,024.
     pub max_turns: u32,
     /// Maximum number of tokens of prompt and output together in one call. Default 8,192.
     pub max_context_tokens: u32,

@@ -45,6 +45,7 @@ pub struct LiveRollout {
     pub deadline_s: Option<f64>,
     /// Number of calls that generate.
     pub generating: usize,
+    /// Number of calls that wait for capacity.
     pub waiting: usize,
     /// Number of calls so far.
     pub calls: u32,

@@ -20,8 +20,8 @@ use std::sync::Arc;
 
 /// Returns the constraint on the output of a request. `calls` is the model's notation of calls; `None` if
 /// calls are not allowed. `holds` means that the engine supports masks. Clients set `strict` for tools by
-/// default, so without masks it is ignored. A requested format is always passed to the engine, which may
-/// refuse it.
+/// default, so without masks it is ignored. A requested format is passed to the engine even without masks,
+/// and the engine may refuse it; a required call replaces the format.
 ///
 /// # Errors
 /// If a format and tools cannot be combined.

@@ -26,8 +26,9 @@ pub(crate) fn unix_s() -> f64 {
 pub(crate) struct Rollout {
     /// Key for its model address.
     key: Secret,
-    /// Random id that replaces the key in `traceparent`. It is not derived from the key, since traces are
-    /// stored and must not reveal it.
+    /// Random id that replaces the key in `traceparent`. It is not derived from the rollout's id or key: the
+    /// id is stored with the trace and must not give access to the model, and a trace id that reaches logs
+    /// must not reveal the key.
     trace_id: [u8; 16],
     /// Captured calls. The lock is held for microseconds, and longer only while rendering.
     session: Mutex<Session>,

@@ -104,7 +104,8 @@ impl RunningCall {
     }
 
     /// Returns a reader for a repeated request; `None` if the call is being aborted. Without the client's
-    /// mark of a retry (`again`), only a call whose answer no client received can be joined.
+    /// mark of a retry (`again`), only a call can be joined that no client reads and whose answer no client
+    /// received.
     pub(crate) fn join(self: &Arc<Self>, again: bool) -> Option<Subscription> {
         let mut state = self.lock();
         let unread = state.readers == 0 && !state.delivered;

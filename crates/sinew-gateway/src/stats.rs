@@ -24,14 +24,16 @@ const ALARM_CALLS: u64 = 100;
 pub struct GatewayStats {
     /// Number of open rollouts.
     pub rollouts: usize,
+    /// Number of running calls.
     pub in_flight: usize,
     /// Number of running calls that no client reads.
     pub unread: usize,
     /// Number of rollouts opened since the start.
     pub opened: u64,
+    /// Number of rollouts finished since the start.
     pub finished: u64,
     pub calls: u64,
-    /// Number of calls without output: failed, aborted, too late.
+    /// Number of calls that ended with an error: failed, aborted, too late.
     pub failed: u64,
     /// Number of calls that were aborted because all of their clients had disconnected.
     pub clients_gone: u64,
@@ -47,7 +49,7 @@ pub struct GatewayStats {
     pub open_tokens: u64,
     /// Number of sampled tokens in finished traces, each of which was verified call by call.
     pub stored_tokens: u64,
-    /// Number of traces whose verification failed; their rollouts stay open.
+    /// Number of traces whose verification failed; their rollouts stay, without accepting calls.
     pub unproven: u64,
     /// Request fields that were accepted without effect, by path.
     pub ignored_fields: Ignored,
@@ -87,7 +89,8 @@ impl Counters {
         }
     }
 
-    /// Waits for the first model call, and returns whether it was accepted.
+    /// Waits for the first model call, and returns whether it was accepted, or else the reason of its
+    /// refusal.
     pub(crate) async fn first_answer(&self) -> Result<(), ApiError> {
         loop {
             let answered = self.first_answered.notified();

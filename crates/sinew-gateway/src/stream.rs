@@ -13,8 +13,8 @@ const PING_EVERY: Duration = Duration::from_secs(15);
 
 /// A streamed answer: its writer and its source of events.
 struct AnswerStream {
-    /// Reader of the call. It is dropped with the connection, which aborts the call if no other reader is
-    /// left.
+    /// Reader of the call. It is dropped with the connection, which aborts the call after the grace time if
+    /// no other reader is left.
     reader: Subscription,
     /// Writer for the dialect.
     writer: Box<dyn EventWriter>,

@@ -121,8 +121,8 @@ pub(crate) fn of_answer(notation: &CallNotation, answer: &str) -> Action {
     action
 }
 
-/// Collects calls up to the first one that cannot be parsed. A closing tag without an opening one is an error
-/// only in a turn without calls.
+/// Collects calls up to the first one that cannot be parsed. A closing tag without an opening one, before the
+/// first call, is an error only in a turn without calls.
 fn read(deltas: Vec<TurnDelta>, action: &mut Action) {
     let mut unopened = None;
     for delta in deltas {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub const REWARD: &str = "reward.";
 
 /// Limits of an episode. An episode that reaches a limit, or whose last answer is cut by a token limit, is
-/// truncated. It is still scored and trained.
+/// truncated. It is still scored; the algorithm decides whether it is trained.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EpisodeLimits {
     /// Maximum number of model turns.
@@ -87,8 +87,9 @@ pub struct RunInfo {
 }
 
 impl RunInfo {
-    /// Returns the name of a part (environment, tool or reward) whose version differs from the one that ran
-    /// an episode, if both are known. Names of rewards begin with `reward.`.
+    /// Describes a part (environment, tool or reward) whose version differs from the one that ran an episode;
+    /// `None` without a difference. An environment is compared only if both versions are known. Names of
+    /// rewards begin with `reward.`.
     pub fn changed_since(&self, trace: &Trace) -> Option<String> {
         let was = &trace.provenance;
         if let (Some(was), Some(now)) = (&was.environment, self.environment(&trace.task))
@@ -176,7 +177,7 @@ pub enum EpisodeCommand {
     Wait,
 }
 
-/// State of the machine, named after the event that it waits for.
+/// State of the machine, named after the activity whose result it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Booting,

@@ -126,9 +126,11 @@ impl SavedEpisode {
 pub struct ResumedCounts {
     /// Number of episodes that continued.
     pub episodes: usize,
+    /// Number of their tokens, which were not sampled again.
     pub tokens: usize,
     /// Number of episodes that started again.
     pub restarted: usize,
+    /// Number of their sampled tokens, which were lost.
     pub tokens_lost: usize,
 }
 

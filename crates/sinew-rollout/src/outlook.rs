@@ -23,7 +23,8 @@ const WEIGHT: u32 = 4;
 /// Expected duration of a running episode, as a multiple of its present duration. With a long-tailed
 /// distribution, a long episode is expected to run much longer (Pareto distribution with exponent 3).
 const SURVIVED: f64 = 1.5;
-/// Maximum number of remembered tasks and types; the oldest are forgotten first.
+/// Maximum number of remembered tasks, and of task types. The oldest tasks are forgotten first, unless their
+/// episodes run; types above the maximum are not recorded.
 const REMEMBERED: usize = 1 << 16;
 /// Scale of a request's priority: tenths of a second, up to 28 hours, above the number of the turn.
 const PRIORITY: (f64, f64, i32) = (10.0, 1e6, 1 << 10);

@@ -33,9 +33,9 @@ pub struct ReplayChange {
 pub struct PartDrift {
     /// `environment`, `chat_template`, `tools.NAME`, `kernels` or `sandbox`.
     pub part: String,
-    /// Version at the time of the recording; empty if the recording names none.
+    /// Version at the time of the recording. Parts without a recorded version are not compared.
     pub was: String,
-    /// Version in the replay.
+    /// Version in the replay; empty if there is none.
     pub is: String,
 }
 

@@ -95,6 +95,7 @@ pub struct WaitClock {
     sandbox_s: f64,
     /// State of the trainer since the last reading.
     pub trainer: TrainerActivity,
+    /// Whether episodes run, as of the last reading.
     running: bool,
 }
 

@@ -8,7 +8,7 @@
 //!   they are never decoded and tokenized again.
 //! - Nodes are only added. A client that rewrites its history makes a branch.
 //!
-//! A session changes only by `Entry`s: each change is first recorded as an entry, and a restart replays the
+//! A session changes only by `Entry`s: each change is recorded as an entry, and a restart replays the
 //! entries. It has no clock: times are arguments.
 
 mod calls;
@@ -422,7 +422,7 @@ impl Session {
         Ok(self.output(call, output, text, now_s))
     }
 
-    /// Stores an answer that later calls may continue by its id.
+    /// Records for the journal that an answer is stored, which later calls may continue by its id.
     pub(crate) fn kept(&mut self, answer: &StoredAnswer) {
         self.note(|| Entry::Kept {
             answer: answer.clone(),

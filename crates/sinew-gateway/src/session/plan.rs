@@ -51,7 +51,7 @@ impl Plan {
     }
 }
 
-/// The last known position after which captured tokens can be reused.
+/// The last known position up to which captured tokens can be reused.
 #[derive(Clone, Copy, Debug)]
 enum Position {
     /// After a sampled turn.

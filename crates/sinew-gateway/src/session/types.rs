@@ -173,8 +173,8 @@ pub struct CallRequest<'a> {
 pub enum Join {
     /// A new conversation.
     Start,
-    /// The request repeats everything captured and adds new messages at the end. Their tokens are appended to
-    /// the sampled tokens.
+    /// The request repeats a captured conversation up to its last turn and adds new messages at the end.
+    /// Their tokens are appended to the sampled tokens.
     Extend,
     /// Like `Extend`, but the client has changed a sampled turn without changing its content (white space,
     /// ids of calls, dropped reasoning). The sampled tokens are kept.
@@ -310,7 +310,7 @@ pub struct CallRecord {
     pub started_s: f64,
     /// End in Unix time, seconds; `None` while the call is running.
     pub ended_s: Option<f64>,
-    /// Error, if the call had no output.
+    /// Error, if the call ended without all of its outputs.
     pub error: Option<String>,
 }
 
@@ -391,7 +391,8 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// Returns the limit that ended the episode, if this error is a limit.
+    /// Returns the limit that ended the episode. `None` for other errors, and for limits that do not end it,
+    /// such as that on concurrent calls.
     pub(crate) fn limit(&self) -> Option<Limit> {
         match self {
             Self::Turns { .. } => Some(Limit::Turns),
@@ -415,9 +416,9 @@ pub struct SessionStats {
     pub message_bytes: u64,
     /// Number of calls by the kind of their join.
     pub joins: BTreeMap<Join, u32>,
-    /// Number of calls that were aborted, because the client did not wait for the output.
+    /// Number of captured outputs whose generation was aborted, for example because the client left.
     pub aborted: u32,
-    /// Number of calls without any output.
+    /// Number of calls that ended without all of their outputs.
     pub failed: u32,
 }
 

@@ -41,7 +41,8 @@ impl HeldContext {
         self.tokens
     }
 
-    /// Tokens after the last full block. No other context shares them.
+    /// Capacity for the tokens after the last full block: one block, or 0 if there are none. No other context
+    /// shares it.
     fn tail(&self) -> usize {
         (self.tokens - self.blocks.len() * BLOCK_TOKENS).min(1) * BLOCK_TOKENS
     }

@@ -112,10 +112,13 @@ pub struct AdmissionReading {
     pub pauses: u64,
     /// Number of turns that had to wait.
     pub waited_turns: u64,
+    /// Number of these that continued without capacity, after `force_after_s`.
     pub forced_turns: u64,
+    /// Sum of their waiting times, in seconds.
     pub waited_s: f64,
     /// Number of times that `limit` was lowered.
     pub cuts: u64,
+    /// Number of times that `limit` was raised.
     pub growths: u64,
 }
 
@@ -337,9 +340,9 @@ impl AdmissionCore {
         alone || (self.active() < self.limit() && fits)
     }
 
-    /// Pauses acting episodes, the smallest first, until the context `held` fits into the KV cache. `who`
-    /// decides, by the time since which an episode acts, whether it may be paused. If pausing all of these
-    /// episodes would not make enough room, none is paused and the result is false.
+    /// Pauses acting episodes, the smallest first, until a turn with the context `held` may continue. `who`
+    /// decides, by the time since which an episode acts, whether it may be paused. If the KV cache had too
+    /// little room even without all of these episodes, none is paused. Returns whether the turn may continue.
     fn make_way(&mut self, held: &HeldContext, who: impl Fn(f64) -> bool) -> bool {
         if self.fits(held) {
             return true;
@@ -413,8 +416,8 @@ impl AdmissionCore {
         self.set(key, Phase::Generating(vec![(ticket, held)]));
     }
 
-    /// Lets a turn continue: the oldest one that has waited too long, or else the smallest that fits. Returns
-    /// whether there was one.
+    /// Lets a turn continue: the oldest one if it has waited too long, or else the smallest one if it fits.
+    /// Returns whether a turn continues.
     fn next_turn(&mut self, now_s: f64) -> bool {
         let Some((&oldest, waiting)) = self.turns.first_key_value() else {
             return false;
@@ -444,7 +447,7 @@ impl AdmissionCore {
         true
     }
 
-    /// Lets the next episode start, if no turn waits. Returns whether there was one.
+    /// Lets the next episode start, if no turn waits and the limits allow it. Returns whether one starts.
     fn next_new(&mut self) -> bool {
         let Some((&ticket, &key)) = self.new.first_key_value() else {
             return false;

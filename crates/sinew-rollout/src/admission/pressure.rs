@@ -1,8 +1,9 @@
 //! Controls the number of episodes by the load of the engine: additive increase, multiplicative decrease.
 //!
 //! The constants are those of prime-rl, with two differences. Episodes above the limit are paused, never
-//! cancelled, so no sampled token is lost. A queue of requests counts only if the KV cache is full: with free
-//! KV capacity, requests wait for computation, and fewer episodes would not shorten the queue.
+//! cancelled, so no sampled token is lost. A queue of requests counts only while at least `grow_below` of the
+//! KV capacity is in use: with free KV capacity, requests wait for computation, and fewer episodes would not
+//! shorten the queue.
 
 use sinew_types::EngineStatus;
 
@@ -23,16 +24,17 @@ pub struct PressureConfig {
     pub target: f64,
     /// Number of waiting requests per running request above which the engine counts as queueing.
     pub queue_ratio: f64,
-    /// Number of readings in a row with queueing after which the limit is multiplied by `queue_cut`.
+    /// Number of readings in a row with queueing after which the limit is cut by the factor `queue_cut`.
     pub queue_readings: u32,
     pub queue_cut: f64,
-    /// Factor on the limit after running requests lost their KV cache.
+    /// Factor of the cut after running requests lost their KV cache.
     pub preemption_cut: f64,
     /// Factor if this happens again within `gate_s` after the last such cut.
     pub escalated_cut: f64,
     /// Seconds after a cut during which the limit does not grow.
     pub gate_s: f64,
-    /// Minimum seconds between two cuts, since the effect of a cut takes time.
+    /// Minimum seconds between two cuts, since the effect of a cut takes time. It does not apply above
+    /// `stop_above`.
     pub settle_s: f64,
 }
 

@@ -3,7 +3,7 @@
 use sinew_sandbox::SandboxError;
 use std::error::Error;
 
-/// Error of an agent program that could not run. It is never the model's mistake.
+/// Error of an agent program or a service that cannot run or did not run. It is never the model's mistake.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// A setting cannot work on any host.

@@ -11,8 +11,8 @@ use tokio::task::{JoinHandle, JoinSet};
 
 /// Maximum number of concurrent connections of one sandbox; further ones wait.
 const MAX_CONNECTIONS: usize = 256;
-/// Divisor: the connections of one sandbox may use at most this fraction of the file descriptors of the
-/// process. Each connection takes three: two here, and one in the model server.
+/// Divisor: one sandbox may have at most this fraction of the file limit of the process as connections. Each
+/// connection takes three files: two here, and one in the model server.
 const PART_OF_FILES: usize = 64;
 
 /// Pause after a failed accept.

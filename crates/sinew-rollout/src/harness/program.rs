@@ -3,7 +3,8 @@
 //! Each episode is one rollout of the model server and one run of the program, in a sandbox that can reach
 //! only this server. The program receives base URL, key and task in environment variables. Its answer is the
 //! value that a function returns, or the last line that it prints; the environment grades it. A program that
-//! is trusted with its own score prints the score as JSON in place of the answer, or posts it with its key.
+//! is trusted with its own score returns or prints the score as JSON in place of the answer, or posts it with
+//! its key.
 //!
 //! | what happened | end of the episode |
 //! |---|---|
@@ -100,7 +101,7 @@ impl ProgramHarness {
     /// Runs one episode: opens a rollout, runs the program, finishes the rollout, and grades the answer.
     ///
     /// The time of the program is the shorter of its own limit and that of the episode. An open rollout is
-    /// always finished, so that its captured turns are not lost.
+    /// always finished, so that it does not stay open at the model server.
     async fn episode(
         &self,
         parts: &EpisodeParts,
