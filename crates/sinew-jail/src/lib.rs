@@ -1,4 +1,4 @@
-//! Confinement of hostile code: kernel filters, control groups, namespaces, archives; and the small static
+//! Confinement of hostile code: dropped privileges, control groups, namespaces, archives; and the small static
 //! program that uses them.
 //!
 //! The program is the spawner of the process level ([`spawner`]), the agent ([`agent`]) that is the first
