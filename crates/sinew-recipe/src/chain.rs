@@ -63,8 +63,8 @@ pub struct ChainPlan {
 pub struct StagePlan {
     /// Name of its folder in the chain's folder: 1 to 40 letters, digits, `_` and `-`.
     pub name: String,
-    /// The run. Its model is its own `[model]`, or else that of the nearest stage before with one, or else that
-    /// of the chain. `stage:NAME` refers to other stages. [`ChainPlan::run`] replaces both by folders.
+    /// The run. Its model is its own `[model]`, or else that of the nearest stage before with one, or else
+    /// that of the chain. `stage:NAME` refers to other stages. [`ChainPlan::run`] replaces both by folders.
     pub plan: RunPlan,
     /// Whether the stage starts from its own model instead of the weights of the stage before.
     pub own_model: bool,
