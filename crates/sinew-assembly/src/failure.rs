@@ -174,7 +174,8 @@ impl From<RunDirError> for Failure {
 }
 
 impl From<ChainError> for Failure {
-    /// Maps an error as for a run folder; weights that cannot be forwarded are a failure of the system.
+    /// Maps an error as for a run folder. A stage whose folder has other weights than those with which it
+    /// ended is a failure of the system.
     fn from(e: ChainError) -> Self {
         match e {
             ChainError::Weights { .. } => Self::system(e),

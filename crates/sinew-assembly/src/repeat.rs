@@ -22,7 +22,7 @@ const NOT_RUN: [&str; 4] = ["env", "tasks", "reward", "judge"];
 pub struct RepeatReport {
     /// Step of the checkpoint that they began with; 0: the first weights.
     pub from: u64,
-    /// Records of the present run, in order.
+    /// Records of the repeated steps, in order.
     pub records: Vec<StepRecord>,
     /// The inputs of the run that have changed, a line each.
     pub changed: Vec<String>,

@@ -456,8 +456,9 @@ fn holds(text: &str, value: &Value) -> bool {
     })
 }
 
-/// Measures steps per second with several concurrent episodes: at least 200 episodes, for at most 5 seconds.
-/// For a Python class, this includes the communication with the worker, about 0.2 ms.
+/// Measures steps per second with `sessions` concurrent episodes: 200 episodes, or one for each task if there
+/// are more tasks. After 5 seconds no further one starts. For a Python class, a step includes the
+/// communication with the worker, about 0.2 ms.
 async fn speed(factory: &dyn EnvFactory, tasks: &[Task], sessions: usize) -> EnvCheck {
     let started = Instant::now();
     let each = 200usize.max(tasks.len()).div_ceil(sessions);

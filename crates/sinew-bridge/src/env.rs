@@ -405,8 +405,9 @@ impl PythonEnv {
         })
     }
 
-    /// Calls the session. If its worker was ended by another session, an episode with a snapshot continues in
-    /// a new worker, but only once: an episode that ends workers itself must not end all of them.
+    /// Calls the session. If its worker has ended, an episode with a snapshot continues in another worker,
+    /// since another session may have ended it. That happens once in a call: an episode that ends its workers
+    /// itself must not end all of them.
     async fn ask(&mut self, request: Value) -> Result<Value, EnvError> {
         let order = || EnvError::Order("used before reset or after the end");
         let (State::Open(session) | State::Done(session)) = &self.state else {

@@ -256,7 +256,8 @@ impl ImageWorkers {
     }
 }
 
-/// Returns the interpreter of an image, if it exists. Links are followed inside the image.
+/// Returns the path of the interpreter of an image, if it exists. A link counts without a look at its target,
+/// since it is followed inside the sandbox.
 fn python_in(root: &Path, given: &str) -> Option<String> {
     let there = |path: &str| {
         let below = root.join(path.trim_start_matches('/'));

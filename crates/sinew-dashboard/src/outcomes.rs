@@ -54,7 +54,7 @@ impl<'a> Outcomes<'a> {
         }
     }
 
-    /// Sets the outcome of a trace that counts. Returns whether the trace waits for its reward.
+    /// Sets the outcome of a trace to the one that counts. Returns whether the trace waits for its reward.
     ///
     /// # Errors
     /// If the store cannot be read.

@@ -283,7 +283,8 @@ async fn returned(
     Ok(true)
 }
 
-/// Forwards tokens that were not sampled by the server. Their log-probability is unknown; 0 is used.
+/// Forwards ids that the server did not report: those of its encoded text, and a stop id. Their
+/// log-probabilities are unknown, so 0 is used.
 async fn made_up(
     ids: &[TokenId],
     attempt: &Attempt,

@@ -43,7 +43,8 @@ impl Rewarded {
         }
     }
 
-    /// Adds a group reward. The scores of `reward` then wait for it.
+    /// Adds the group reward that completes each score. The scores of `reward` must wait for it
+    /// ([`waits_for_group`](crate::Score::waits_for_group)).
     pub fn with_group(self, group: Arc<dyn GroupReward>) -> Self {
         Self {
             group: Some(group),

@@ -1,4 +1,4 @@
-//! The output format of a request: the tokens that are allowed next, and the record of the sampled ones.
+//! The output format of a request: the tokens that are allowed next, and the record of each choice.
 //!
 //! One constraint belongs to one request and advances with each of its tokens; its matcher and
 //! masks come from the port [`Grammars`].

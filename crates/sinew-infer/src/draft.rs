@@ -40,7 +40,7 @@ const REST: u32 = 100;
 pub(crate) struct AcceptanceRate {
     /// Draft tokens of recent passes, older ones faded.
     drafted: f32,
-    /// Number of accepted draft tokens.
+    /// Accepted ones among them, faded in the same way.
     accepted: f32,
     /// Passes that are still without drafts.
     rest: u32,

@@ -1,5 +1,5 @@
-//! Confinement of hostile code: kernel filters, control groups, namespaces, archives; and the small static
-//! program that uses them.
+//! Confinement of hostile code: dropped privileges, control groups, namespaces, archives; and the small
+//! static program that uses them.
 //!
 //! The program is the spawner of the process level ([`spawner`]), the agent ([`agent`]) that is the first
 //! process of a container or a virtual machine, or the jail around a monitor ([`monitor`]). Its name or its

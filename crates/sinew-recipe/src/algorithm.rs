@@ -87,7 +87,8 @@ fn ratios(plan: &RunPlan, rules: &mut Rules) {
     }
 }
 
-/// Requires that the loss corrects for the difference if the sampling policy differs from the trained one.
+/// Requires a loss that weighs each token by a bounded ratio of both policies, if another policy than the
+/// trained one may have sampled. A loss that imitates or prefers needs none.
 fn gap(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
     const FIX: &str = "so the loss must weigh each token by the ratio of both, with a bound above it: add \
          to [algorithm] `correction = { type = \"truncate\", low = 0.0, high = 2.0 }` (TIS) or `{ type = \"mask\", \

@@ -63,8 +63,8 @@ pub struct ChainPlan {
 pub struct StagePlan {
     /// Name of its folder in the chain's folder: 1 to 40 letters, digits, `_` and `-`.
     pub name: String,
-    /// The run. Its model is the first model of the chain, and `stage:NAME` refers to other stages: see
-    /// [`ChainPlan::run`].
+    /// The run. Its model is its own `[model]`, or else that of the nearest stage before with one, or else
+    /// that of the chain. `stage:NAME` refers to other stages. [`ChainPlan::run`] replaces both by folders.
     pub plan: RunPlan,
     /// Whether the stage starts from its own model instead of the weights of the stage before.
     pub own_model: bool,
@@ -286,7 +286,8 @@ impl ChainPlan {
         }
     }
 
-    /// Returns the stage whose model `stage` continues to train; `None` if it has its own model.
+    /// Returns the stage that started from the model which `stage` continues to train: the last one with its
+    /// own model, otherwise the first stage. `None` if `stage` has its own model or is the first.
     fn maker(&self, stage: &StagePlan) -> Option<&StagePlan> {
         if stage.own_model {
             return None;
@@ -299,8 +300,8 @@ impl ChainPlan {
     /// and refers to other stages by their folders.
     ///
     /// The result is a recipe without `stage:`; in the stage's folder it is saved with the names of stages
-    /// ([`RunPlan::portable`]). Whether held-out tasks are measured greedily is decided by the chain's first
-    /// model, although the weights come from a folder.
+    /// ([`RunPlan::portable`]). If `eval.greedy` is left out, the model of the stage's plan
+    /// decides it, and not the folder from which the weights come.
     ///
     /// # Panics
     /// If the chain has no stage `at`.
@@ -375,8 +376,8 @@ impl ChainPlan {
         plan
     }
 
-    /// Returns the last stage as a recipe that only measures. Keys that refer to other stages and are only
-    /// used in training are left out; with a teacher, so is the algorithm that learns from it.
+    /// Returns the last stage as a recipe that only measures: the plan of [`ChainPlan::before_it_runs`], with
+    /// GRPO in place of the algorithm if the teacher had to be left out.
     ///
     /// # Panics
     /// If the chain has no stage.

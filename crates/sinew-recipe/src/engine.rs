@@ -163,7 +163,8 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     temperatures(plan, rules);
 }
 
-/// Refuses settings that engines outside of this process do not support.
+/// Checks the keys of engines outside of this process, and refuses keys that an engine of this type does not
+/// read.
 fn servers(plan: &RunPlan, rules: &mut Rules) {
     let e = &plan.engine;
     let kind = e.kind;

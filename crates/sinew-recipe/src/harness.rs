@@ -281,7 +281,6 @@ impl HarnessSection {
 
     /// Whether the run's gateway listens at the address of `sinew train --serve`, where external agents can
     /// reach it.
-    /// --serve`.
     pub fn is_served(&self) -> bool {
         matches!(self, Self::Service(_) | Self::Live(_))
     }
@@ -361,7 +360,8 @@ fn service(s: &ServiceSection, rules: &mut Rules) {
     rules.range("harness.slots", s.slots, 1..=16_384);
 }
 
-/// Refuses settings that have no effect with external agents, which bring their own tasks and rewards.
+/// Checks the keys of `live`, and refuses settings that external agents cannot follow: they bring their own
+/// tasks and rewards, and Sinew does not run them.
 fn live(plan: &RunPlan, l: &LiveSection, rules: &mut Rules) {
     rules.seconds("harness.group_wait_s", l.group_wait_s);
     rules.seconds("harness.idle_s", l.idle_s);

@@ -227,7 +227,7 @@ impl JudgePlan {
         self.url.is_none() && self.model.as_deref() == Some("policy")
     }
 
-    /// Adds the rules of one judge.
+    /// Adds the rules of one judge. Their keys are `judge.KEY`; the caller inserts the judge's name.
     fn rules(&self, rules: &mut Rules) {
         rules.allowed(
             "judge.model",

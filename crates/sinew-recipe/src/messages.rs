@@ -185,7 +185,7 @@ fn unknown_key(message: &str) -> Option<&str> {
 }
 
 /// Finds `key`. If the text contains the name several times, the first one at or after the start of `near` is
-/// chosen.
+/// chosen, or the last one if none follows.
 fn own_span(text: &str, key: &str, near: &Range<usize>) -> Option<Range<usize>> {
     let table = DeTable::parse(text).ok()?;
     let mut found = Vec::new();
@@ -234,7 +234,7 @@ fn unreadable(text: &str, span: &Range<usize>) -> Option<String> {
     Some(format!("{typed}: text needs quotes: {key} = {value:?}"))
 }
 
-/// Explains a plain value in place of a table, and names the table that has such a key.
+/// Explains a plain value in place of a table, and shows the table with the value at its first key that fits.
 fn scalar(text: &str, span: &Range<usize>, message: &str, registry: Registry) -> Option<String> {
     if !message.starts_with("invalid type") || !message.contains("expected struct") {
         return None;
@@ -255,7 +255,7 @@ fn scalar(text: &str, span: &Range<usize>, message: &str, registry: Registry) ->
     ))
 }
 
-/// Returns the table that has a key of another system with this name, for a key in the wrong table.
+/// Returns a hint with the name and the table of a key of other systems, if that table is not `table`.
 pub(crate) fn elsewhere(key: &str, table: &str) -> Option<String> {
     let mut synonyms = SYNONYMS
         .iter()
@@ -378,7 +378,7 @@ fn table_with(key: &str, registry: Registry) -> Option<String> {
     tables.min_by_key(String::len)
 }
 
-/// Returns a value as written, if it is short.
+/// Returns a value as written, or `{ ... }` for a table, a list, a value of several lines and a missing one.
 pub(crate) fn value(text: &str, span: Option<Range<usize>>) -> String {
     let typed = span.and_then(|span| text.get(span)).unwrap_or_default();
     if typed.is_empty() || typed.starts_with(['{', '[']) || typed.contains('\n') {

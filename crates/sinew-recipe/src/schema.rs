@@ -24,7 +24,7 @@ pub fn json_schema(registry: Registry) -> Value {
     schema
 }
 
-/// Returns the schema of a run. The schema of a stage is the same, plus its name.
+/// Returns the schema of a run. A stage has the same keys, but its `name` is required and names its folder.
 pub(crate) fn run_schema(registry: Registry) -> Value {
     let settings = SchemaSettings::draft07().with(|s| s.inline_subschemas = true);
     let mut generator = settings.into_generator();

@@ -7,6 +7,7 @@ use sinew_algo::trust::{Flag, TrustConfig};
 
 /// Maximum number of path parts that a recipe may name.
 const MAX_PROTECTED: usize = 100;
+/// Maximum characters of a path part.
 const MAX_PATH: usize = 200;
 /// Minimum characters of a path part; a shorter one would be found in most calls.
 const MIN_PATH: usize = 4;

@@ -230,8 +230,8 @@ impl Service {
         }
     }
 
-    /// Sets environment variables of all sandboxes, those of their image. Variables of a request replace
-    /// them.
+    /// Sets the environment variables of sandboxes that name no image of [`Service::with_image`], such as
+    /// those of the default image. Variables of a request replace them.
     #[must_use]
     pub fn with_env(mut self, env: impl IntoIterator<Item = (String, String)>) -> Self {
         self.roots.set_env(env.into_iter().collect());

@@ -53,11 +53,11 @@ struct Point {
 pub struct Gauge {
     /// Virtual seconds since the start.
     pub at_s: f64,
-    /// Requests on engines, calls of tools, episodes that wait to begin.
+    /// Requests on engines.
     pub generating: usize,
-    /// Integral over time of episodes in tools.
+    /// Episodes in tools.
     pub acting: usize,
-    /// Attempts without room, in order.
+    /// Episodes that wait to begin.
     pub waiting: usize,
     /// The trainer computed.
     pub trains: bool,
@@ -306,7 +306,7 @@ fn cost(plan: &Plan, throughput: &Throughput) -> Cost {
 /// Shares of the time, 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Utilization {
-    /// Time in which engines compute, summed over engines.
+    /// Share of the time of all engines in which they compute.
     pub engines: f64,
     /// Sequences of a pass, of those that it may have.
     pub batch: f64,

@@ -38,7 +38,7 @@ const SAMPLED: &str = "gen_ai.usage.output_tokens";
 /// Seconds after the last phase of an episode of which it is not known whether it lives.
 const QUIET_S: f64 = 120.0;
 
-/// A complete episode: its phases, and its result; `None` if the result was lost.
+/// A complete episode: its phases, and its result; `None` if the result was lost or has not come.
 pub(crate) type CompleteEpisode = (Vec<PhaseSpan>, Option<EndedEpisode>);
 
 /// Collects phases until their episodes are complete.

@@ -1,8 +1,8 @@
 //! Worker: a process in its own sandbox that runs programs in sequence.
 //!
 //! It has one thread for programs and one for their clock. It reads a frame, runs its job and answers, so
-//! that the host never has two programs in a worker. It prepares interpreters between jobs, if nothing was
-//! requested 2 ms.
+//! that the host never has two programs in a worker. It prepares interpreters between jobs, if no job arrived
+//! for 2 ms.
 
 use crate::engine::{Interpreters, PYTHON, python_env};
 use crate::error::WasmError;

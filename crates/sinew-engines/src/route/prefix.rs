@@ -207,8 +207,8 @@ impl SeenBlocks {
         }
     }
 
-    /// Number of blocks that an engine has evicted so far. While the number is unchanged, all blocks added
-    /// since then are still cached.
+    /// Number of an engine's blocks that were forgotten here so far. While it is unchanged, all blocks that
+    /// were added for the engine since then are still remembered.
     pub(super) fn forgotten(&self, engine: usize) -> u64 {
         self.engines.get(engine).map_or(0, |e| e.forgotten)
     }

@@ -662,7 +662,7 @@ impl Router {
         best.map(|i| (i, 0))
     }
 
-    /// Starts an attempt of a request on an engine that has cached its first `matched` blocks.
+    /// Starts an attempt of a request on an engine that has seen its first `matched` blocks.
     fn start(&mut self, request: RequestId, engine: usize, matched: usize) {
         let id = AttemptId(self.next_attempt);
         let version = self.version;

@@ -79,8 +79,9 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// Returns the limits for a process that may open `files` files: half of them for connections with a key,
-    /// a quarter for those of one key, a sixteenth for connections without a key.
+    /// Lowers the limits for a process that may open `files` files: at most half of the files are for
+    /// connections with a key, a quarter of these for one key, and a sixteenth of the files for connections
+    /// without a key.
     fn within(mut self, files: usize) -> Self {
         self.with_key = self.with_key.min(files / 2).max(1);
         self.per_key = self.per_key.min((self.with_key / 4).max(1));

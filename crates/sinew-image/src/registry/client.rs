@@ -288,7 +288,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Answers an authentication challenge. Returns the header for all further requests.
+    /// Answers an authentication challenge, and keeps the header for all further requests.
     ///
     /// Many registries ask for a token even for pulls without a password.
     fn authorize(&self, headers: &HeaderMap) -> Result<(), Failure> {

@@ -56,7 +56,8 @@ impl Link {
         Some((kind, payload))
     }
 
-    /// Reads the available bytes. At the end of the connection the agent exits.
+    /// Reads the available bytes. At the end of the connection the agent exits; in a virtual machine it waits
+    /// 1 ms instead, since the host may connect again.
     pub(super) fn fill(&mut self) -> Result<()> {
         let mut chunk = [0; 64 << 10];
         match self.file.read(&mut chunk) {

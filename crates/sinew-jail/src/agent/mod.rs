@@ -316,7 +316,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Restores the state after a machine was cloned: clones must not share clock, random numbers and name.
+    /// Sets clock, random numbers and name after the machine was restored from a snapshot: two copies of one
+    /// memory must not share them.
     fn resume(&mut self, bytes: &[u8]) -> Result<()> {
         let wrong = || Error::from_raw_os_error(71);
         let mut take = Take(bytes);

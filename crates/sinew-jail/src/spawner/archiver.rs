@@ -104,7 +104,7 @@ fn failed(why: String) -> Error {
     Error::Unavailable(why)
 }
 
-/// Drops the rights that an archiver does not need.
+/// Closes all open files but `keep`, and limits the archiver's priority, time and memory.
 fn confine(keep: &[RawFd]) -> Result<()> {
     let mut keep = keep.to_vec();
     keep.sort_unstable();

@@ -38,7 +38,8 @@ impl Spent {
         };
     }
 
-    /// Returns the counted time since then.
+    /// Returns the CPU time of the group since the program began, in microseconds; `None` if it is not
+    /// counted.
     fn since_us(&self, group: &Group) -> Option<u64> {
         Some(group.cpu_us()?.saturating_sub(self.before_us?))
     }

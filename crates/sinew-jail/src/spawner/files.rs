@@ -409,7 +409,7 @@ impl Files {
         blank(self.bytes.saturating_mul(2), user, self.mounting, number)
     }
 
-    /// Returns the same files on top of a new layer that contains a copy of them.
+    /// Returns the same files on top of a layer that contains a copy of them, in the store of that layer.
     pub(crate) fn over(&self, number: u64, copy: Layer) -> Result<Self> {
         let mut files = Self {
             store: Rc::clone(&copy.store),

@@ -188,7 +188,8 @@ impl Spawner {
         }
     }
 
-    /// Lets another interpreter do the requested work; if there is none, programs start by execve.
+    /// Starts another zygote, at most [`MAX_STARTS`] in all, and requests the outstanding forks from it. If
+    /// none starts, executions that wait for a fork fail, and later Python programs start by execve.
     pub(super) fn zygote_died(&mut self) {
         // Messages from before its death still count.
         self.read_notices();

@@ -46,7 +46,7 @@ pub(crate) fn write(dir: &OwnedFd, out: impl Write, max_bytes: u64) -> Result<()
     Ok(())
 }
 
-/// Returns the sorted names in a folder, at most `most`.
+/// Returns the sorted names in a folder; fails if there are more than `most`.
 fn names(dir: &OwnedFd, path: &Path, most: usize) -> Result<Vec<OsString>> {
     let again = open_beneath(dir, Path::new("."), OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
     let mut listing = nix::dir::Dir::from_fd(again).map_err(on("list", path))?;

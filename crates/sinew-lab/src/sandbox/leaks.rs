@@ -130,7 +130,7 @@ impl Footprint {
         ]
     }
 
-    /// Counts that exceed those of earlier sessions, in words.
+    /// Returns the counts that exceed those of `before`, in words.
     fn beyond(self, before: Self) -> Vec<String> {
         let pairs = self.parts().into_iter().zip(before.parts());
         let grown = pairs.filter(|((_, now), (_, then))| now > then);

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 /// Endings of files of rows.
 const DATA_FILES: [&str; 6] = [".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv"];
-/// Extensions of files that only describe a data set or one of its folders.
+/// Names of files with such an ending that only describe a data set or one of its folders.
 const DESCRIPTIONS: [&str; 5] = [
     "dataset_infos.json",
     "dataset_info.json",

@@ -104,7 +104,7 @@ impl Speed {
 pub(crate) struct Load {
     /// Sequences that generate.
     pub(crate) running: usize,
-    /// Attempts without room, in order.
+    /// Attempts without room.
     pub(crate) waiting: usize,
     /// Ids in use.
     pub(crate) kv_used: usize,

@@ -60,7 +60,7 @@ pub(super) enum Source<'a> {
     Plain(Mat<'a>),
     /// All panels over the whole `k`.
     Packed(&'a [f32]),
-    /// The matrix with 12 bits per value.
+    /// All panels over the whole `k`, with 12 bits per value.
     Split(&'a Split),
 }
 

@@ -123,8 +123,8 @@ impl Random {
 }
 
 impl Agents {
-    /// Runs all turns with a number of concurrent agents. Agents that finish first continue the remaining
-    /// rollouts.
+    /// Runs all turns with `agents` concurrent agents, which continue the rollouts in `left` before they
+    /// start new ones. Returns the counts, and the rollouts that the next gateway has to continue.
     pub(super) async fn run(
         &self,
         left: Vec<Left>,
