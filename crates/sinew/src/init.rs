@@ -26,7 +26,7 @@ pub(crate) struct InitArgs {
     from: Option<PathBuf>,
 }
 
-/// [`sinew_runs::Start`], as it is typed.
+/// A [`sinew_runs::ProjectKind`] on the command line.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Start {
     /// Rows of a file and a reward function
