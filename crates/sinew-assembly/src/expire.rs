@@ -9,7 +9,9 @@ use crate::store::disk_store;
 use sinew_orchestrator::CommittedEpisodes;
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_runs::store_path;
-use sinew_store::{DiskStore, EpisodeSummary, Filter, GcReport, MAX_PAGE, StoreError, TraceStore};
+use sinew_store::{
+    DiskStore, EpisodeSummary, Filter, GcReport, MAX_PAGE, StoreError, TraceStore, summaries,
+};
 use sinew_types::EpisodeId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -145,21 +147,13 @@ fn chosen(
         });
     }
     let (mut doomed, mut needed) = (BTreeSet::new(), BTreeSet::new());
-    for mut filter in filters {
-        loop {
-            let page = store.list(&filter).map_err(Failure::system)?;
-            for e in page.episodes {
-                if is_done_with(&e) {
-                    doomed.insert(e.episode)
-                } else {
-                    needed.insert(e.episode)
-                };
-            }
-            match page.next {
-                Some(next) => filter.after = Some(next),
-                None => break,
-            }
-        }
+    for e in filters.into_iter().flat_map(|f| summaries(store, f)) {
+        let e = e.map_err(Failure::system)?;
+        if is_done_with(&e) {
+            doomed.insert(e.episode)
+        } else {
+            needed.insert(e.episode)
+        };
     }
     Ok((doomed.into_iter().collect(), needed.len() as u64))
 }

@@ -10,7 +10,7 @@
 //! | `collapsed` | success fell far from its best (see below) |
 //! | `failing` | the system failed a quarter or more of the episodes: of the last 4 steps, of the last measurement, or of all |
 //! | `stalled` | the last 20 steps trained nothing; a run that ended trained no token; or 20 or more steps, nine tenths of whose scored episodes are in groups of equal reward, gained nothing |
-//! | `solved` | every scored episode of the last 4 steps, or of the last measurement, succeeded |
+//! | `solved` | every scored episode of the last measurement succeeded; before trained weights are measured, also every one of the last 4 steps |
 //! | `learning` | success is above that at the start, by an interval of 95 % |
 //! | `starting` | no step is done |
 //! | `healthy` | all else: it trains, and nothing is measured yet that is beyond chance |

@@ -6,7 +6,7 @@ use sinew_orchestrator::{
     CoreState, Curriculum, EvalRecord, OpenDraws, PipelineError, SampleCounts, StepRecord,
     UpdateCommit, attempt_id, completed, draw_of,
 };
-use sinew_store::{Filter, TraceStore, TrainedBatch};
+use sinew_store::{Filter, TraceStore, TrainedBatch, summaries};
 use sinew_types::{EpisodeId, Outcome, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -168,21 +168,16 @@ impl RunStore {
 
     /// Training episodes that can be read, with their draws.
     fn stored(&self) -> Result<Vec<(EpisodeId, u64)>, PipelineError> {
-        let mut stored = Vec::new();
-        let mut filter = Filter {
+        let filter = Filter {
             purpose: Some("train".into()),
             limit: 1000,
             ..Filter::default()
         };
-        loop {
-            let page = self.traces.list(&filter).map_err(PipelineError::system)?;
-            let found = page.episodes.into_iter();
-            stored.extend(found.map(|e| (e.episode, e.draw)));
-            match page.next {
-                Some(next) => filter.after = Some(next),
-                None => return Ok(stored),
-            }
-        }
+        let listed = summaries(self.traces.as_ref(), filter);
+        let drawn = listed.map(|e| e.map(|e| (e.episode, e.draw)));
+        drawn
+            .collect::<Result<_, _>>()
+            .map_err(PipelineError::system)
     }
 
     /// Returns the rows that the last commit names as consumed.
@@ -244,21 +239,17 @@ impl RunStore {
     /// Fails if the store does.
     pub(crate) fn begun(&self, steps: u64, tasks: usize) -> Result<(u64, u32), PipelineError> {
         let first = steps * self.draws_per_step;
-        let mut filter = Filter {
+        let filter = Filter {
             purpose: Some("train".into()),
             draws: Some(first..=first + self.draws_per_step.saturating_sub(1)),
             limit: 1000,
             ..Filter::default()
         };
         let mut last = first;
-        loop {
-            let page = self.traces.list(&filter).map_err(PipelineError::system)?;
-            last = page.episodes.iter().map(|e| e.draw).fold(last, u64::max);
-            match page.next {
-                Some(next) => filter.after = Some(next),
-                None => return Ok((steps + 1, ((last - first) / tasks.max(1) as u64) as u32)),
-            }
+        for e in summaries(self.traces.as_ref(), filter) {
+            last = last.max(e.map_err(PipelineError::system)?.draw);
         }
+        Ok((steps + 1, ((last - first) / tasks.max(1) as u64) as u32))
     }
 
     /// Sorts draws into those that commits name and those that they do not.

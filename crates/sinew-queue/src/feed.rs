@@ -1,7 +1,7 @@
 //! Ended episodes as rows of a queue, a group at a time.
 
 use sinew_store::queue::{NewRow, PutOutcome, Queue, QueueError, episode_row, put_within};
-use sinew_store::{Filter, MAX_PAGE, StoreError, TraceStore};
+use sinew_store::{Filter, MAX_PAGE, StoreError, TraceStore, summaries};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -111,21 +111,15 @@ impl Feed {
         stop: &dyn Fn() -> bool,
     ) -> Result<usize, StoreError> {
         let (mut missing, mut met) = (Vec::new(), self.known.is_empty());
-        let mut filter = Filter {
+        let filter = Filter {
             limit: MAX_PAGE,
             ..Filter::default()
         };
-        loop {
-            let page = store.list(&filter)?;
-            for summary in page.episodes {
-                let known = self.known.contains(&self.key(&summary.episode));
-                met |= known;
-                missing.extend((met && !known).then_some(summary.episode));
-            }
-            match page.next {
-                Some(next) => filter.after = Some(next),
-                None => break,
-            }
+        for summary in summaries(store, filter) {
+            let episode = summary?.episode;
+            let known = self.known.contains(&self.key(&episode));
+            met |= known;
+            missing.extend((met && !known).then_some(episode));
         }
         let mut put = 0;
         for episode in missing {

@@ -3,7 +3,7 @@
 use crate::intake::{FinishedRollout, Intake, IntakeBatch, IntakeConfig, UNSCORED};
 use sinew_orchestrator::{BEHIND, PipelineError};
 use sinew_pipeline::SourceGroups;
-use sinew_store::{Filter, TraceStore};
+use sinew_store::{Filter, TraceStore, summaries};
 use sinew_types::{EpisodeId, GroupId, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -98,29 +98,21 @@ fn stored(
         .into_iter()
         .flat_map(|b| b.episodes.into_iter().chain(b.dropped.into_keys()))
         .collect();
-    let mut filter = Filter {
+    let filter = Filter {
         purpose: Some(LIVE.into()),
         limit: 1000,
         ..Filter::default()
     };
     let mut known = BTreeSet::new();
-    loop {
-        let page = store.list(&filter).map_err(PipelineError::system)?;
-        for episode in page.episodes {
-            if !done.contains(&episode.episode) {
-                let trace = store.get(&episode.episode);
-                trace
-                    .map_err(PipelineError::system)?
-                    .iter()
-                    .for_each(&mut untrained);
-            }
-            known.insert(episode.episode);
+    for e in summaries(store, filter) {
+        let episode = e.map_err(PipelineError::system)?.episode;
+        if !done.contains(&episode) {
+            let trace = store.get(&episode).map_err(PipelineError::system)?;
+            trace.iter().for_each(&mut untrained);
         }
-        match page.next {
-            Some(next) => filter.after = Some(next),
-            None => return Ok(known),
-        }
+        known.insert(episode);
     }
+    Ok(known)
 }
 
 /// Rollouts that finish at a gateway, with the wait of a training step for them.

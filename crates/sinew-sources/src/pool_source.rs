@@ -8,7 +8,7 @@ use sinew_orchestrator::{PipelineError, by_group};
 use sinew_pipeline::{GroupRequest, SampleSource, SourceGroups};
 use sinew_pool::schema::Kind;
 use sinew_pool::{Entry, PassedOver};
-use sinew_store::{Filter, TraceStore};
+use sinew_store::{Filter, TraceStore, summaries};
 use sinew_types::{EpisodeId, Origin, Trace, mix_seed};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -231,24 +231,18 @@ pub(crate) fn stored_step(
     step: u64,
     groups: u64,
 ) -> Result<Vec<Trace>, PipelineError> {
-    let mut filter = Filter {
+    let filter = Filter {
         draws: Some((step - 1) * groups..=(step * groups).saturating_sub(1)),
         purpose: Some("train".into()),
         limit: 1000,
         ..Filter::default()
     };
     let mut traces = Vec::new();
-    loop {
-        let page = store.list(&filter).map_err(PipelineError::system)?;
-        for episode in &page.episodes {
-            let trace = store.get(&episode.episode);
-            traces.extend(trace.map_err(PipelineError::system)?);
-        }
-        match page.next {
-            Some(next) => filter.after = Some(next),
-            None => return Ok(traces),
-        }
+    for e in summaries(store, filter) {
+        let trace = e.and_then(|e| store.get(&e.episode));
+        traces.extend(trace.map_err(PipelineError::system)?);
     }
+    Ok(traces)
 }
 
 impl SampleSource for PoolSource {

@@ -46,6 +46,7 @@ mod score;
 mod segment;
 mod sqlite_int;
 mod store;
+mod summaries;
 
 pub use damage::{Damage, Loss, Recovery};
 pub use disk::{DiskStore, StoreOptions};
@@ -66,3 +67,4 @@ pub use store::{
     CommitOutcome, Cursor, EndKind, EpisodeSummary, Filter, GcPolicy, GcReport, MAX_PAGE, Page,
     ScorePage, StoreStats, TraceStore, TrainedBatch,
 };
+pub use summaries::summaries;

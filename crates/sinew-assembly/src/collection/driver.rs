@@ -7,7 +7,7 @@ use sinew_orchestrator::{
 };
 use sinew_pipeline::{GroupScores, Rollouts, ScoredGroup, StoredEpisode};
 use sinew_queue::{Feed, FeedOutcome};
-use sinew_store::{EndKind, Filter, MAX_PAGE, StoreStats, TraceStore};
+use sinew_store::{EndKind, EpisodeSummary, Filter, MAX_PAGE, StoreStats, TraceStore, summaries};
 use sinew_types::{EpisodeId, GroupId, Trace};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -98,24 +98,20 @@ pub fn collect(collection: Collection) -> Result<CollectionEnd, PipelineError> {
 
 /// Episodes of earlier sessions, read from the index only: it also lists those that `sinew gc` removed.
 fn known(store: &dyn TraceStore) -> Result<HashMap<EpisodeId, KnownEpisode>, PipelineError> {
-    let mut known = HashMap::new();
-    let mut filter = Filter {
+    let filter = Filter {
         removed: true,
         limit: MAX_PAGE,
         ..Filter::default()
     };
-    loop {
-        let page = store.list(&filter).map_err(PipelineError::system)?;
-        for e in page.episodes {
-            let failed = e.end == EndKind::Failed;
-            let outcome = (!failed && !e.unscored).then_some((e.success, e.reward));
-            known.insert(e.episode, KnownEpisode { failed, outcome });
-        }
-        match page.next {
-            Some(next) => filter.after = Some(next),
-            None => return Ok(known),
-        }
-    }
+    let known = |e: EpisodeSummary| {
+        let failed = e.end == EndKind::Failed;
+        let outcome = (!failed && !e.unscored).then_some((e.success, e.reward));
+        (e.episode, KnownEpisode { failed, outcome })
+    };
+    let listed = summaries(store, filter).map(|e| e.map(known));
+    listed
+        .collect::<Result<_, _>>()
+        .map_err(PipelineError::system)
 }
 
 /// A session at work.

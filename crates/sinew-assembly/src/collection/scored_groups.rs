@@ -1,7 +1,7 @@
 //! Finds the stored episodes that a collection no longer needs, because no later session reads their traces.
 
 use sinew_orchestrator::PipelineError;
-use sinew_store::{EpisodeSummary, Filter, MAX_PAGE, TraceStore};
+use sinew_store::{EpisodeSummary, Filter, MAX_PAGE, TraceStore, summaries};
 use sinew_types::GroupId;
 use std::collections::{HashMap, HashSet};
 
@@ -20,22 +20,16 @@ impl ScoredGroups {
     pub fn groups(store: &dyn TraceStore, size: usize) -> Result<Self, PipelineError> {
         // Members that were seen; none once one of them is without a score.
         let mut seen: HashMap<GroupId, Option<usize>> = HashMap::new();
-        let mut filter = Filter {
+        let filter = Filter {
             removed: true,
             limit: MAX_PAGE,
             ..Filter::default()
         };
-        loop {
-            let page = store.list(&filter).map_err(PipelineError::system)?;
-            for e in page.episodes {
-                let members = seen.entry(e.group).or_insert(Some(0));
-                let scored = e.end != sinew_store::EndKind::Failed && !e.unscored;
-                *members = members.filter(|_| scored).map(|n| n + 1);
-            }
-            match page.next {
-                Some(next) => filter.after = Some(next),
-                None => break,
-            }
+        for e in summaries(store, filter) {
+            let e = e.map_err(PipelineError::system)?;
+            let members = seen.entry(e.group).or_insert(Some(0));
+            let scored = e.end != sinew_store::EndKind::Failed && !e.unscored;
+            *members = members.filter(|_| scored).map(|n| n + 1);
         }
         let whole = seen
             .into_iter()

@@ -1,7 +1,9 @@
 //! Checks the behaviour that all stores share.
 
 use crate::support::{id, on_each, trace};
-use sinew_store::{CommitOutcome, EndKind, Filter, GcPolicy, MAX_PAGE, StoreError, TrainedBatch};
+use sinew_store::{
+    CommitOutcome, EndKind, Filter, GcPolicy, MAX_PAGE, StoreError, TrainedBatch, summaries,
+};
 use sinew_types::{Component, Media, MediaSource, Part, Provenance, SamplingParams};
 
 #[test]
@@ -216,6 +218,9 @@ fn listings_page_in_commit_order() {
             filter.after = Some(next);
         }
         assert_eq!(seen, (0..40).map(id).collect::<Vec<_>>());
+        filter.after = None;
+        let all = summaries(store, filter).map(|e| e.unwrap().episode);
+        assert_eq!(all.collect::<Vec<_>>(), seen);
         let greedy = Filter {
             limit: MAX_PAGE + 1,
             ..Filter::default()
@@ -224,6 +229,8 @@ fn listings_page_in_commit_order() {
             store.list(&greedy),
             Err(StoreError::Argument { .. })
         ));
+        let refused: Vec<_> = summaries(store, greedy).collect();
+        assert!(matches!(refused[..], [Err(StoreError::Argument { .. })]));
     });
 }
 
