@@ -3,6 +3,7 @@
 //! If `train.data_parallel` is set, this program starts itself as workers. A worker reads the recipe from its
 //! parent and makes the same model; it has no engine, no environment and no run folder.
 
+use crate::engine::FirstWeights;
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
 use crate::model::{loaded_params, renderer};
@@ -11,11 +12,13 @@ use crate::{Session, clock, plan, scoring};
 use sinew_algo::Algorithm;
 use sinew_model::Params;
 use sinew_orchestrator::{PipelineError, RunEvent, TrainProgress};
-use sinew_pipeline::{EmbeddedLearner, SavedState};
+use sinew_pipeline::{PolicyLearner, SavedState, SharedLearner};
 use sinew_recipe::RunPlan;
 use sinew_runs::{Resume, RunDir, TokenSignals};
 use sinew_tensor::Cpu;
+use sinew_train::Policy;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 /// Parts of a trainer: its device, first weights, algorithm, and the tokenizer and template that each
 /// checkpoint gets, so that it can be loaded as a model.
@@ -32,11 +35,29 @@ pub(crate) fn begin(
     pins: RunPins,
     (device, params, algorithm, files): Parts<'_>,
     session: &Session<'_>,
-) -> Result<(EmbeddedLearner, SavedState), Failure> {
+) -> Result<(SharedLearner, SavedState), Failure> {
     let dir = session.dir;
     let scorers = scoring::scoring_models(&pins.plan, algorithm.needs(), device, &params)?;
-    let config = plan::learner(recipe, &pins.plan, dir)?;
-    let mut learner = EmbeddedLearner::new(config, device, params, scorers, files, clock())?;
+    let worker = toml::to_string(&pins.plan).map_err(Failure::system)?;
+    let policy = plan::policy(recipe)?;
+    let processes = recipe.train.data_parallel;
+    let trainer = policy.shared_trainer(processes, &worker, device, params, clock())?;
+    let config = plan::learner(recipe, dir)?;
+    let learner = PolicyLearner::new(config, trainer, scorers, files)?;
+    start(learner, recipe, pins, session)
+}
+
+/// Puts a learner into the state that its run resumes from, and connects it to the session.
+///
+/// # Errors
+/// If the recipe of the checkpoint differs in more than was allowed, or no checkpoint can be read.
+fn start<P: Policy + Send + 'static>(
+    mut learner: PolicyLearner<P>,
+    recipe: &RunPlan,
+    pins: RunPins,
+    session: &Session<'_>,
+) -> Result<(SharedLearner, SavedState), Failure> {
+    let dir = session.dir;
     let saved = match session.resume {
         Some(resume) => {
             let saved = restore(&mut learner, recipe, dir, resume)?;
@@ -52,15 +73,27 @@ pub(crate) fn begin(
     pins.keep(session, saved.step)?;
     follow(&mut learner, session, saved.wall_s);
     record_tokens(&mut learner, recipe, dir);
-    Ok((learner, saved))
+    Ok((Arc::new(Mutex::new(learner)), saved))
+}
+
+/// The weights that engines begin with.
+///
+/// # Errors
+/// If they cannot be computed or written.
+pub(crate) fn first_weights(learner: &SharedLearner) -> Result<FirstWeights, Failure> {
+    let mut learner = learner.lock().map_err(Failure::system)?;
+    Ok(FirstWeights {
+        version: learner.version(),
+        tensors: learner.weights()?,
+    })
 }
 
 /// Restores the last valid checkpoint, if there is one. Otherwise the run starts again.
 ///
 /// # Errors
 /// If the recipe of the checkpoint differs in more than `resume` allows, or no checkpoint can be read.
-fn restore(
-    learner: &mut EmbeddedLearner,
+fn restore<P: Policy + Send>(
+    learner: &mut PolicyLearner<P>,
     recipe: &RunPlan,
     dir: &RunDir,
     resume: &Resume,
@@ -83,7 +116,7 @@ fn restore(
 
 /// Reports the progress of training steps on the bus, and ends them between micro-batches when the run is
 /// asked to stop. `earlier_s` is the wall time of sessions before this one.
-fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earlier_s: f64) {
+fn follow<P: Policy + Send>(learner: &mut PolicyLearner<P>, session: &Session<'_>, earlier_s: f64) {
     let (bus, started) = (session.bus.clone(), session.started);
     learner.follow(session.cancel.clone(), move |p| {
         // Only viewers read it: nothing can fail.
@@ -98,7 +131,7 @@ fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earlier_s: f64) 
 }
 
 /// Keeps advantage and ratio of trained tokens, if the recipe asks for it.
-fn record_tokens(learner: &mut EmbeddedLearner, recipe: &RunPlan, dir: &RunDir) {
+fn record_tokens<P: Policy + Send>(learner: &mut PolicyLearner<P>, recipe: &RunPlan, dir: &RunDir) {
     let keep = recipe.train.token_signals;
     if keep == 0 {
         return;

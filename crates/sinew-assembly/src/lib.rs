@@ -112,7 +112,7 @@ use sinew_tensor::Cpu;
 use sinew_types::{Clock, Component, Engine, Fidelity, Provenance};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -244,6 +244,7 @@ pub fn pipeline(
     store.draws_per_step = config.core.draws_per_step();
     let parts = (&device, params, &algorithm, files);
     let (learner, saved) = learner::begin(recipe, pins, parts, &session)?;
+    let first = learner::first_weights(&learner)?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, model.vocab)?;
     let (shown, path) = (renderer.as_ref(), dir.path());
     let run = run_info(recipe, path, envs.as_ref(), shown, &device, rewards);
@@ -256,10 +257,11 @@ pub fn pipeline(
     let source = source::source(recipe, data, gold, &grammars, &session)?;
     let mut late = late(recipe, &session);
     let own = engine::threads(recipe, &device);
-    let (engine, cross) = engine::engines(recipe, &own, &renderer, &grammars, &learner)?;
+    let (engine, cross) =
+        engine::engines(recipe, &own, &renderer, &grammars, &model, first.clone())?;
     let wait = world.sandbox_wait;
     let episode = episode_parts(recipe, &session, run, &engine, &renderer, envs, wait)?;
-    let transport = publish::transport(recipe, engine, &learner, &session)?;
+    let transport = publish::transport(recipe, engine, first, &session)?;
     let options = plan::episode_options(&recipe.rollout);
     let live = live::source(recipe, &session, &episode, &options, &store, &mut late)?;
     let turns = plan::turns(recipe, &config.core);
@@ -277,7 +279,7 @@ pub fn pipeline(
         groups: Some(Box::new(groups)),
         source: live.or(source),
         late,
-        learner: Arc::new(Mutex::new(learner)),
+        learner,
         transport,
         store,
         grammars,

@@ -8,9 +8,10 @@ use crate::model::{resolve_env, unresolved};
 use crate::run_model::{RunModel, run_model, typed_source};
 use sinew_algo::Needs;
 use sinew_model::{ModelConfig, ModelFiles, Params, load_config, load_model, resolve_model};
-use sinew_pipeline::{ReferenceWeights, ScoringModels};
+use sinew_pipeline::{FrozenModel, Reference, ScoringModels};
 use sinew_recipe::RunPlan;
 use sinew_tensor::Cpu;
+use sinew_train::ModelPolicy;
 
 /// A reference or teacher: of a run, whose folder is named with `run:` or without, or files.
 enum Scorer {
@@ -77,22 +78,22 @@ pub(crate) fn scoring_models(
     initial: &Params,
 ) -> Result<ScoringModels, Failure> {
     let vocab = initial.config().vocab;
-    let model = |params: Params| ReferenceWeights::Model(Box::new(params));
+    let context = recipe.rollout.max_context_tokens as usize;
+    let model = |params: Params| -> Result<FrozenModel, Failure> {
+        let model = ModelPolicy::frozen(params, context, device.clone());
+        Ok(Box::new(model.map_err(Failure::system)?))
+    };
     let reference = match &recipe.reference {
-        _ if !needs.reference() => ReferenceWeights::None,
-        Some(named) => model(load("reference.model", &named.model, vocab)?),
-        None if recipe.train.lora.is_some() => ReferenceWeights::Base,
-        None => model(initial.clone()),
+        _ if !needs.reference() => Reference::None,
+        Some(named) => Reference::Model(model(load("reference.model", &named.model, vocab)?)?),
+        None if recipe.train.lora.is_some() => Reference::Base,
+        None => Reference::Model(model(initial.clone())?),
     };
     let teacher = recipe.teacher.as_ref();
-    let teacher = teacher.map(|named| load("teacher.model", &named.model, vocab));
-    Ok(ScoringModels::new(
-        reference,
-        teacher.transpose()?,
-        device,
-        recipe.rollout.max_context_tokens as usize,
-        recipe.train.micro_batch_tokens,
-    )?)
+    let teacher = teacher.map(|named| model(load("teacher.model", &named.model, vocab)?));
+    let teacher = teacher.transpose()?;
+    let tokens = recipe.train.micro_batch_tokens;
+    Ok(ScoringModels::new(reference, teacher, tokens))
 }
 
 /// Reference and teacher of a recipe: key and source.

@@ -172,9 +172,12 @@ pub(crate) fn sampler(
     let format = rollout.format.as_ref();
     let grammars = engine::grammars(format, renderer, params.config().vocab)?;
     let renderer = renderer.as_ref();
-    let embedded = engine::embedded(
-        section, rollout, device, &params, renderer, &grammars, version,
-    )?;
+    let model = engine::EngineModel {
+        config: params.config(),
+        version,
+        weights: &params,
+    };
+    let embedded = engine::embedded(section, rollout, device, &model, renderer, &grammars)?;
     Ok(Arc::new(embedded))
 }
 
