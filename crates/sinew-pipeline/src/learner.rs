@@ -5,8 +5,10 @@ use crate::scoring_models::ScoringModels;
 use serde_json::Value;
 use sinew_algo::{Algorithm, Column, Columns, Prepared};
 use sinew_orchestrator::{PipelineError, Rows, StepRecord};
-use sinew_train::checkpoint::CheckpointStore;
-use sinew_train::{Commit, Policy, Progress, TrainError, Trainer, score_rows, score_values};
+use sinew_train::checkpoint::{CheckpointError, CheckpointStore};
+use sinew_train::{
+    Commit, Policy, PolicyError, Progress, TrainError, Trainer, score_rows, score_values,
+};
 use sinew_types::{LossSpec, PolicyVersion, TensorSource, TokenKind, Trace, TrainRow, VersionSpan};
 use std::fmt;
 use std::ops::ControlFlow;
@@ -56,7 +58,23 @@ impl<P: fmt::Debug> fmt::Debug for PolicyLearner<P> {
     }
 }
 
-/// An error of the trainer; of one that names numbers which are not finite, with a hint.
+/// An error of the trainer, as a lost one if its processes are gone.
+pub(crate) fn of_trainer(e: TrainError) -> PipelineError {
+    match e {
+        TrainError::Policy(e) => of_policy(e),
+        e => system(e),
+    }
+}
+
+/// An error of the policy, as [`of_trainer`].
+pub(crate) fn of_policy(e: PolicyError) -> PipelineError {
+    match e {
+        PolicyError::Lost(_) => PipelineError::TrainerLost(e.to_string()),
+        PolicyError::Failed(_) => system(e),
+    }
+}
+
+/// Any error about the trainer; of one that names numbers which are not finite, with a hint.
 fn system(e: impl std::fmt::Display) -> PipelineError {
     let text = e.to_string();
     let diverged = ["is NaN", "is inf", "is -inf"]
@@ -152,7 +170,10 @@ impl<P: Policy + Send> PolicyLearner<P> {
         for skipped in &loaded.skipped {
             tracing::error!(checkpoint = %skipped.name, reason = %skipped.reason, "checkpoint passed over");
         }
-        let state = self.trainer.restore(&loaded).map_err(system)?;
+        let state = self.trainer.restore(&loaded).map_err(|e| match e {
+            CheckpointError::Policy(e) => of_policy(e),
+            e => system(e),
+        })?;
         if state.commit.config_hash != self.config_hash {
             changed(&state.commit.cursor)?;
         }
@@ -173,7 +194,8 @@ impl<P: Policy + Send> Learner for PolicyLearner<P> {
 
     fn weights(&mut self) -> Result<Arc<dyn TensorSource>, PipelineError> {
         let version = self.trainer.version();
-        self.trainer.policy_mut().weights(version).map_err(system)
+        let weights = self.trainer.policy_mut().weights(version);
+        weights.map_err(of_policy)
     }
 
     fn columns(
@@ -190,7 +212,7 @@ impl<P: Policy + Send> Learner for PolicyLearner<P> {
         let policy = self.trainer.policy_mut();
         if needs.values {
             let values = score_values(policy, &draft.value_rows(), self.micro_batch_tokens);
-            let filled = draft.fill_values(&mut columns, values.map_err(system)?);
+            let filled = draft.fill_values(&mut columns, values.map_err(of_trainer)?);
             filled.map_err(PipelineError::system)?;
         }
         let stop = || go_on(self.cancel.as_ref());
@@ -201,7 +223,7 @@ impl<P: Policy + Send> Learner for PolicyLearner<P> {
         stop()?;
         if needs.prox_logprobs {
             let scored = score_rows(policy, draft.rows(), self.micro_batch_tokens);
-            fill(Column::ProxLogprobs, scored.map_err(system)?)?;
+            fill(Column::ProxLogprobs, scored.map_err(of_trainer)?)?;
         }
         stop()?;
         if needs.ref_logprobs {
@@ -238,7 +260,11 @@ impl<P: Policy + Send> Learner for PolicyLearner<P> {
         );
         let mut columns = Columns::new();
         draft
-            .fill(&mut columns, Column::ProxLogprobs, &scored.map_err(system)?)
+            .fill(
+                &mut columns,
+                Column::ProxLogprobs,
+                &scored.map_err(of_trainer)?,
+            )
             .map_err(PipelineError::system)?;
         for trace in groups.iter_mut().flatten() {
             let own = columns.remove(&trace.episode).unwrap_or_default();
@@ -279,7 +305,7 @@ impl<P: Policy + Send> Learner for PolicyLearner<P> {
                 self.partial = updates > 0;
                 return Err(PipelineError::Interrupted);
             }
-            done => done.map_err(system)?,
+            done => done.map_err(of_trainer)?,
         };
         if let Some(skipped) = report.skipped.first() {
             tracing::error!(tensor = %skipped.tensor, "gradient is not finite, update skipped");
@@ -313,10 +339,11 @@ impl<P: Policy + Send> Learner for PolicyLearner<P> {
             .trainer
             .save(&self.checkpoints, step, &commit, self.files.clone());
         let dir = self.run_dir.display();
-        saved.map(|_| ()).map_err(|e| {
-            PipelineError::system(format!(
+        saved.map(|_| ()).map_err(|e| match e {
+            CheckpointError::Policy(e @ PolicyError::Lost(_)) => of_policy(e),
+            e => PipelineError::system(format!(
                 "checkpoint of step {step}: {e}\n  hint: when that is put right, go on with `sinew train {dir}/recipe.toml --run-dir {dir} --resume`"
-            ))
+            )),
         })
     }
 }

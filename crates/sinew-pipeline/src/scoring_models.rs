@@ -1,5 +1,6 @@
 //! Frozen models that score rows: the reference of a KL term, and a teacher.
 
+use crate::learner::{of_policy, of_trainer};
 use sinew_orchestrator::PipelineError;
 use sinew_train::{Policy, TrainError, score_rows, score_top};
 use sinew_types::{TokenLogprob, TrainRow};
@@ -44,10 +45,6 @@ impl fmt::Debug for ScoringModels {
     }
 }
 
-fn failed(e: impl fmt::Display) -> PipelineError {
-    PipelineError::system(format!("trainer: {e}"))
-}
-
 impl ScoringModels {
     /// The models that an algorithm needs. They compute at most `micro_batch_tokens` packed tokens at a time.
     pub fn new(
@@ -73,13 +70,13 @@ impl ScoringModels {
     ) -> Result<Vec<Vec<f32>>, PipelineError> {
         match &mut self.reference {
             Reference::Model(model) => {
-                score_rows(model.as_mut(), rows, self.micro_batch_tokens).map_err(failed)
+                score_rows(model.as_mut(), rows, self.micro_batch_tokens).map_err(of_trainer)
             }
             Reference::Base => {
-                policy.use_base(true).map_err(failed)?;
+                policy.use_base(true).map_err(of_policy)?;
                 let scored = score_rows(policy, rows, self.micro_batch_tokens);
-                policy.use_base(false).map_err(failed)?;
-                scored.map_err(failed)
+                policy.use_base(false).map_err(of_policy)?;
+                scored.map_err(of_trainer)
             }
             Reference::None => Err(PipelineError::system("no reference model was loaded")),
         }
@@ -113,6 +110,6 @@ impl ScoringModels {
     ) -> Result<T, PipelineError> {
         let teacher = self.teacher.as_deref_mut();
         let teacher = teacher.ok_or_else(|| PipelineError::system("no teacher was loaded"))?;
-        ask(teacher).map_err(failed)
+        ask(teacher).map_err(of_trainer)
     }
 }

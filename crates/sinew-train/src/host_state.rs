@@ -47,11 +47,7 @@ pub(crate) fn save(
     state: &dyn HostState,
     draft: &mut Draft<'_>,
 ) -> Result<Vec<String>, CheckpointError> {
-    let side = state.side_files().map_err(|e| CheckpointError::Part {
-        file: "weights".to_owned(),
-        reason: e.to_string(),
-    })?;
-    for (file, bytes) in side {
+    for (file, bytes) in state.side_files()? {
         draft.write(&Part::Bytes { file, bytes })?;
     }
     draft.write(&Part::Tensors {
@@ -87,5 +83,5 @@ pub(crate) fn load(
     let optimizer = loaded.tensors(OPTIMIZER)?;
     let moments = (updates > 0).then_some(&optimizer as &dyn TensorSource);
     let restored = state.restore(&tensors, moments);
-    restored.map_err(|e| loaded.mismatch(e.0))
+    restored.map_err(|e| loaded.mismatch(e.to_string()))
 }

@@ -117,7 +117,7 @@ impl ModelPolicy {
         device: Cpu,
     ) -> Result<Self, PolicyError> {
         let model = TrainModel::new(params.config(), context)
-            .map_err(|error| PolicyError(error.to_string()))?;
+            .map_err(|error| PolicyError::failed(error.to_string()))?;
         Ok(Self {
             model,
             optimizer: AdamW::new(device.clone()),
@@ -193,14 +193,14 @@ impl ModelPolicy {
 }
 
 fn failed(error: ForwardError) -> PolicyError {
-    PolicyError(error.to_string())
+    PolicyError::failed(error.to_string())
 }
 
 /// The only micro-batch of a wave: the model computes one at a time.
 fn single<'a>(wave: &[&'a MicroBatch]) -> Result<&'a MicroBatch, PolicyError> {
     match wave {
         [batch] => Ok(batch),
-        _ => Err(PolicyError(format!(
+        _ => Err(PolicyError::failed(format!(
             "a wave of {} micro-batches, this model computes one at a time",
             wave.len()
         ))),
@@ -283,7 +283,8 @@ impl Policy for ModelPolicy {
         };
         if want.values {
             let critic = self.critic.as_ref();
-            let critic = critic.ok_or_else(|| PolicyError("there is no critic".to_owned()))?;
+            let critic =
+                critic.ok_or_else(|| PolicyError::failed("there is no critic".to_owned()))?;
             scores.values = vec![0.0; rows.len()];
             model
                 .values(
@@ -302,7 +303,7 @@ impl Policy for ModelPolicy {
 
     fn backward(&mut self, wave: &[&MicroBatch], grads: &[ScoreGrads]) -> Result<(), PolicyError> {
         single(wave)?;
-        let state = |text: &str| PolicyError(text.to_owned());
+        let state = |text: &str| PolicyError::failed(text.to_owned());
         let [grads] = grads else {
             return Err(state("backward needs the derivatives of one micro-batch"));
         };
@@ -356,7 +357,7 @@ impl Policy for ModelPolicy {
     fn use_base(&mut self, base: bool) -> Result<(), PolicyError> {
         if self.lora.is_none() {
             let text = "all weights are trained, so there is no frozen base: use a reference model";
-            return Err(PolicyError(text.to_owned()));
+            return Err(PolicyError::failed(text.to_owned()));
         }
         self.is_base = base;
         self.ready = None;
@@ -397,7 +398,9 @@ impl Policy for ModelPolicy {
 
     fn apply(&mut self, update: &Update) -> Result<Outcome, PolicyError> {
         if self.gradient.is_none() {
-            return Err(PolicyError("a frozen model is not updated".to_owned()));
+            return Err(PolicyError::failed(
+                "a frozen model is not updated".to_owned(),
+            ));
         }
         self.ready = None;
         let mut optimizer = std::mem::replace(&mut self.optimizer, AdamW::new(self.device.clone()));
@@ -426,7 +429,7 @@ impl Policy for ModelPolicy {
         };
         let mut merged = Params::clone(&self.params);
         merge_lora(&self.device, &self.params, lora, &mut merged)
-            .map_err(|e| PolicyError(e.to_string()))?;
+            .map_err(|e| PolicyError::failed(e.to_string()))?;
         Ok(Arc::new(merged))
     }
 }
@@ -482,7 +485,10 @@ impl HostState for ModelPolicy {
             }
             None => {
                 let text = self.params.config().to_json("float32");
-                ("config.json", text.map_err(|e| PolicyError(e.to_string()))?)
+                (
+                    "config.json",
+                    text.map_err(|e| PolicyError::failed(e.to_string()))?,
+                )
             }
         };
         Ok(vec![(name.to_owned(), text.into_bytes())])

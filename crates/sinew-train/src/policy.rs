@@ -10,8 +10,22 @@ use std::sync::Arc;
 
 /// Reason why a model could not compute, for display.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("model failed: {0}")]
-pub struct PolicyError(pub String);
+pub enum PolicyError {
+    /// It refuses the call, or cannot compute it again either.
+    #[error("model failed: {0}")]
+    Failed(String),
+    /// The processes that hold its weights are gone, or do not answer. What was applied since the last
+    /// checkpoint is lost; new processes can compute it again.
+    #[error("trainer lost: {0}")]
+    Lost(String),
+}
+
+impl PolicyError {
+    /// A call that is refused or cannot be computed.
+    pub fn failed(text: impl std::fmt::Display) -> Self {
+        Self::Failed(text.to_string())
+    }
+}
 
 /// Outputs of a forward pass in addition to log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,7 +107,7 @@ pub trait Policy {
     /// # Errors
     /// If the model cannot compute. By default the model ranks no tokens.
     fn top(&mut self, _wave: &[&MicroBatch], _k: usize) -> Result<Vec<TopTokens>, PolicyError> {
-        Err(PolicyError("this model ranks no tokens".to_owned()))
+        Err(PolicyError::failed("this model ranks no tokens".to_owned()))
     }
 
     /// Whether the critic's values are available. Default: no.
@@ -107,7 +121,7 @@ pub trait Policy {
     /// # Errors
     /// If there are no adapters, which is the default.
     fn use_base(&mut self, _base: bool) -> Result<(), PolicyError> {
-        Err(PolicyError(
+        Err(PolicyError::failed(
             "all weights are trained, so there is no frozen base: use a reference model".to_owned(),
         ))
     }

@@ -479,7 +479,7 @@ pub(crate) fn check_scores(
     want: OutputChoice,
 ) -> Result<(), PolicyError> {
     if all.len() != wave.len() {
-        return Err(PolicyError(format!(
+        return Err(PolicyError::failed(format!(
             "forward gave scores of {} micro-batches, expected {}",
             all.len(),
             wave.len()
@@ -495,7 +495,7 @@ pub(crate) fn check_scores(
             ("values", scores.values.len(), values),
         ];
         if let Some((what, actual, expected)) = columns.iter().find(|(_, actual, n)| actual != n) {
-            return Err(PolicyError(format!(
+            return Err(PolicyError::failed(format!(
                 "forward gave {actual} {what} for {n} items, expected {expected}"
             )));
         }

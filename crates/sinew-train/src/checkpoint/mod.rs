@@ -31,6 +31,7 @@ pub use draft::{Draft, StoredFile};
 pub use parts::{Part, StoredTensors};
 pub use storage::{DiskStorage, Storage, StorageFile};
 
+use crate::policy::PolicyError;
 use parts::{read_safetensors, write_part};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -83,6 +84,9 @@ pub enum CheckpointError {
     /// A file cannot be part of a checkpoint, because of its name or its content.
     #[error("checkpoint part {file} is invalid: {reason}")]
     Part { file: String, reason: String },
+    /// The policy could not write or restore its state.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
 }
 
 fn listed(skipped: &[SkippedCheckpoint]) -> String {
