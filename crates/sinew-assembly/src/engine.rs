@@ -6,6 +6,7 @@
 use crate::device::precision;
 use crate::failure::Failure;
 use crate::model::model_files;
+use crate::start_model::StartShape;
 use crate::{clock, servers};
 use sinew_grammar::Grammars;
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
@@ -113,7 +114,7 @@ pub(crate) fn engines(
     device: &Cpu,
     renderer: &Arc<dyn Renderer>,
     grammars: &Arc<dyn Grammars>,
-    model: &ModelConfig,
+    shape: &StartShape,
     weights: FirstWeights,
 ) -> Result<Engines, Failure> {
     if recipe.engine.kind == EngineType::Openai {
@@ -129,7 +130,7 @@ pub(crate) fn engines(
         return Ok((engine, None));
     }
     let model = EngineModel {
-        config: model,
+        config: shape.config()?,
         version: weights.version,
         weights: &*weights.tensors,
     };

@@ -8,9 +8,10 @@ use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
 use crate::model::{loaded_params, renderer};
 use crate::run_pins::RunPins;
+use crate::start_model::{StartShape, StartWeights};
+use crate::torch::{self, TorchParts};
 use crate::{Session, clock, plan, scoring};
 use sinew_algo::Algorithm;
-use sinew_model::Params;
 use sinew_orchestrator::{PipelineError, RunEvent, TrainProgress};
 use sinew_pipeline::{PolicyLearner, SavedState, SharedLearner};
 use sinew_recipe::RunPlan;
@@ -20,9 +21,15 @@ use sinew_train::Policy;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// Parts of a trainer: its device, first weights, algorithm, and the tokenizer and template that each
-/// checkpoint gets, so that it can be loaded as a model.
-type Parts<'a> = (&'a Cpu, Params, &'a Algorithm, Vec<(String, Vec<u8>)>);
+/// Parts of a learner that are made before it.
+pub(crate) struct LearnerParts<'a> {
+    pub(crate) device: &'a Cpu,
+    pub(crate) weights: StartWeights,
+    pub(crate) shape: &'a StartShape,
+    pub(crate) algorithm: &'a Algorithm,
+    /// Tokenizer and template, which each checkpoint gets so that it can be loaded as a model.
+    pub(crate) files: Vec<(String, Vec<u8>)>,
+}
 
 /// Creates a trainer with the models that score for it, in the state that it resumes from. From then on, its
 /// inputs are pinned.
@@ -33,18 +40,38 @@ type Parts<'a> = (&'a Cpu, Params, &'a Algorithm, Vec<(String, Vec<u8>)>);
 pub(crate) fn begin(
     recipe: &RunPlan,
     pins: RunPins,
-    (device, params, algorithm, files): Parts<'_>,
+    parts: LearnerParts<'_>,
     session: &Session<'_>,
 ) -> Result<(SharedLearner, SavedState), Failure> {
-    let dir = session.dir;
-    let scorers = scoring::scoring_models(&pins.plan, algorithm.needs(), device, &params)?;
-    let worker = toml::to_string(&pins.plan).map_err(Failure::system)?;
-    let policy = plan::policy(recipe)?;
-    let processes = recipe.train.data_parallel;
-    let trainer = policy.shared_trainer(processes, &worker, device, params, clock())?;
-    let config = plan::learner(recipe, dir)?;
-    let learner = PolicyLearner::new(config, trainer, scorers, files)?;
-    start(learner, recipe, pins, session)
+    let config = plan::learner(recipe, session.dir)?;
+    let (device, needs) = (parts.device, parts.algorithm.needs());
+    match parts.weights {
+        StartWeights::Folder(model, settings) => {
+            let (trainer, scorers) = torch::trainer(
+                &TorchParts {
+                    recipe,
+                    pinned: &pins.plan,
+                    settings: &settings,
+                    device,
+                    model: &model,
+                    shape: parts.shape,
+                    needs,
+                },
+                session,
+            )?;
+            let learner = PolicyLearner::new(config, trainer, scorers, parts.files)?;
+            start(learner, recipe, pins, session)
+        }
+        StartWeights::Params(params) => {
+            let scorers = scoring::scoring_models(&pins.plan, needs, device, &params)?;
+            let worker = toml::to_string(&pins.plan).map_err(Failure::system)?;
+            let policy = plan::policy(recipe)?;
+            let processes = recipe.train.data_parallel;
+            let trainer = policy.shared_trainer(processes, &worker, device, params, clock())?;
+            let learner = PolicyLearner::new(config, trainer, scorers, parts.files)?;
+            start(learner, recipe, pins, session)
+        }
+    }
 }
 
 /// Puts a learner into the state that its run resumes from, and connects it to the session.
