@@ -229,12 +229,12 @@ def test_three_ranks(pair: serving.Group, models: Any, tmp_path: Path) -> None:
     """A checkpoint of two ranks is equal to the bit in three, with its moments; equal calls give equal bits."""
     names = {}
     for name in ("first", "second"):
-        pair.open(models("qwen3"))
+        pair.open(models("gpt_oss"))
         train(pair, 2)
         names = saved(pair, tmp_path, name)
     assert (tmp_path / "first/model.safetensors").read_bytes() == (tmp_path / "second/model.safetensors").read_bytes()
     with serving.group(tmp_path / "three", 3) as three:
-        assert three.open(models("qwen3"))["lanes"] == 3
+        assert three.open(models("gpt_oss"))["lanes"] == 3
         three.call("load", folder=str(tmp_path / "first"), number=2)
         saved(three, tmp_path, "third")
         assert forward(three, wave(1, 2, 3))

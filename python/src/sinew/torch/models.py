@@ -80,7 +80,9 @@ def read(folder: str, settings: Settings, device: torch.device) -> Any:
             )
         except (ValueError, ImportError) as error:
             tried.append(f"{attention}: {error}")
-        except (OSError, RuntimeError, KeyError) as error:
+        except Exception as error:  # a damaged folder may raise anything
+            if is_fatal(error):
+                raise
             raise Refused(f"model is {folder!r}, which transformers does not load: {error}") from error
     raise Refused(f"model is {folder!r}, which transformers does not load: " + "; ".join(tried))
 
