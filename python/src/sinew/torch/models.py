@@ -80,7 +80,9 @@ def read(folder: str, settings: Settings, device: torch.device) -> Any:
             )
         except (ValueError, ImportError) as error:
             tried.append(f"{attention}: {error}")
-        except (OSError, RuntimeError, KeyError) as error:
+        except Exception as error:  # a damaged folder may raise anything
+            if is_fatal(error):
+                raise
             raise Refused(f"model is {folder!r}, which transformers does not load: {error}") from error
     raise Refused(f"model is {folder!r}, which transformers does not load: " + "; ".join(tried))
 
@@ -108,7 +110,7 @@ def prepare(causal: Any, lora: dict[str, Any] | None) -> Any:
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
 
-    targets = lora["targets"] or "all-linear"
+    targets = lora["targets"] or linear_names(causal)
     torch.manual_seed(lora["seed"])
     config = LoraConfig(
         r=lora["rank"], lora_alpha=lora["alpha"], target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM",
@@ -132,6 +134,19 @@ def prepare(causal: Any, lora: dict[str, Any] | None) -> Any:
                         f"{', '.join(sorted(linear)) or 'none'})")
     adapters.eval()
     return adapters
+
+
+def linear_names(causal: Any) -> list[str]:
+    """Names of all linear layers but the head. Beside fused experts, names that `peft` would take for theirs are
+    left out."""
+    output = causal.get_output_embeddings()
+    linear = [name for name, part in causal.named_modules() if isinstance(part, nn.Linear) and part is not output]
+    found = {name.rsplit(".", 1)[-1] for name in linear}
+    if any(parameter.dim() == 3 and "expert" in name for name, parameter in causal.named_parameters()):
+        found -= {"w1", "w2", "w3", "gate_proj", "up_proj", "down_proj"}
+    if not found:
+        raise wrong("lora.targets", [], "a model with linear layers")
+    return sorted(found)
 
 
 def decoder_layers(causal: nn.Module) -> nn.ModuleList:

@@ -44,8 +44,8 @@ class Policy:
         self.opening, self.mesh, self.device, self.agree = opening, mesh, device, agree
         self.rank, self.world = mesh.get_local_rank(), mesh.size()
         torch.manual_seed(opening.seed)
-        if opening.deterministic:
-            torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(opening.deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = False
         self.members: dict[str, Member] = {}
         for name, folder in {"policy": opening.model, **opening.frozen}.items():
             loaded, wrapped = load(folder, opening.settings, mesh, device, name == "policy", agree, share)

@@ -44,6 +44,8 @@ class Ranks:
         env = os.environ
         self.rank, self.world = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
         self.host, self.timeout_s = socket.gethostname(), float(env.get("SINEW_TORCH_TIMEOUT_S", "600"))
+        # cuBLAS reads this when it starts; deterministic algorithms need it.
+        env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         if torch.cuda.is_available():
             self.device = torch.device("cuda", int(env.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(self.device)
@@ -70,7 +72,8 @@ class Ranks:
             return store
         dist.init_process_group(backend, init_method="env://", timeout=deadline)
         side = dist.TCPStore(address, int(port or 0), is_master=False, timeout=deadline, wait_for_workers=False)
-        return dist.PrefixStore("sinew", side)
+        # The agent of `torchrun` keeps its store over restarts of the ranks.
+        return dist.PrefixStore("sinew-" + os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), side)
 
     def _beat(self) -> None:
         count = 0

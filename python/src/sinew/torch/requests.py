@@ -63,7 +63,7 @@ def opening(body: dict[str, Any], cuda: bool) -> Opening:
         raise wrong("attention", "flex", "auto, sdpa or eager on a CPU: FlexAttention has no backward pass there")
     settings = Settings(
         choice(body, "dtype", ("f32", "bf16"), "f32"), attention,
-        choice(body, "checkpointing", ("none", "full", "offload"), "none"), lora(body.get("lora")),
+        choice(body, "checkpointing", ("none", "full", "offload"), "none"), lora(body.get("lora"), body.get("base_name")),
     )
     chunk = whole(body, "head_chunk", 1, 1 << 24) if body.get("head_chunk") is not None else None
     frozen = body.get("frozen") or {}
@@ -75,7 +75,7 @@ def opening(body: dict[str, Any], cuda: bool) -> Opening:
         check_folder(folder, name)
     made = Opening(
         body["model"], settings, choice(body, "sharing", ("auto", "flat"), "auto"),
-        whole(body, "max_tokens", 16, 1 << 30), chunk, flag(body, "deterministic"),
+        whole(body, "max_tokens", 1, 1 << 30), chunk, flag(body, "deterministic"),
         whole(body, "seed", 0, (1 << 64) - 1, 0), frozen=frozen,
     )
     critic = body.get("critic")
@@ -87,7 +87,7 @@ def opening(body: dict[str, Any], cuda: bool) -> Opening:
     return made
 
 
-def lora(given: Any) -> dict[str, Any] | None:
+def lora(given: Any, base: Any) -> dict[str, Any] | None:
     """The adapters of `open`."""
     if given is None:
         return None
@@ -96,9 +96,8 @@ def lora(given: Any) -> dict[str, Any] | None:
     targets = given.get("targets") or []
     if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
         raise wrong("lora.targets", targets, "a list of names of linear layers")
-    base = given.get("base_name")
     if base is not None and not isinstance(base, str):
-        raise wrong("lora.base_name", base, "text")
+        raise wrong("base_name", base, "text")
     return {
         "rank": whole(given, "rank", 1, 1 << 16), "alpha": real(given, "alpha", 1e-9, 1e9), "targets": targets,
         "seed": whole(given, "seed", 0, (1 << 64) - 1, 0), "base_name": base,

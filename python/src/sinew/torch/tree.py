@@ -88,26 +88,28 @@ class Ancestry:
         self.enter, self.leave, self.position = (torch.from_numpy(c).to(device) for c in columns)
         self.length, self.device = length, device
 
-    def allowed(self, query: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Whether row `query` attends to row `key`."""
+    def rule(self, window: int | None) -> Any:
+        """Decides whether row `query` attends to row `key`, in the form that FlexAttention compiles."""
         enter, leave, position = self.enter, self.leave, self.position
-        above = (enter[key] <= enter[query]) & (enter[query] < leave[key])
-        seen = above & ((enter[key] != enter[query]) | (key <= query))
-        if window is None:
-            return seen
-        return seen & (position[query] - position[key] < window)
+
+        def allowed(_batch: Any, _head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            above = (enter[key] <= enter[query]) & (enter[query] < leave[key])
+            seen = above & ((enter[key] != enter[query]) | (key <= query))
+            return seen if window is None else seen & (position[query] - position[key] < window)
+
+        return allowed
 
     def mask(self, attention: str, window: int | None, dtype: torch.dtype) -> Any:
         """The mask in the form that the attention implementation takes."""
         if attention == "flex_attention":
             from torch.nn.attention.flex_attention import create_block_mask
 
-            def allowed(_batch: Any, _head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-                return self.allowed(query, key, window)
-
-            return create_block_mask(allowed, None, None, self.length, self.length, device=self.device)
+            # Compiled, it never holds the square mask, which takes 4 GiB for 64k tokens.
+            compiled = self.device.type == "cuda"
+            size = self.length
+            return create_block_mask(self.rule(window), None, None, size, size, device=self.device, _compile=compiled)
         rows = torch.arange(self.length, device=self.device)
-        seen = self.allowed(rows[:, None], rows[None, :], window)[None, None]
+        seen = self.rule(window)(0, 0, rows[:, None], rows[None, :])[None, None]
         if attention == "sdpa":
             return seen
         return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
