@@ -1,0 +1,397 @@
+//! The policy whose weights are in the ranks of a server.
+
+use crate::client::{Client, SharedClient};
+use crate::error::TorchError;
+use crate::folder::{FolderTensors, staging};
+use crate::options::{PublishForm, PublishOptions, Residence, TorchSetup, absolute};
+use crate::ranks::RankGroup;
+use crate::scorer::{Scoring, TorchScorer, part_error};
+use crate::transport::ServerAddress;
+use crate::usage::TorchUsage;
+use crate::wire::{
+    ApplyAnswer, ApplyBody, BackwardBody, Bin, LoadBody, Nothing, PublishAnswer, PublishBody,
+    ResideBody, SaveAnswer, SaveBody, ScoreColumns, ServerInfo, ServerStatus, Verb,
+};
+use sinew_train::checkpoint::{CheckpointError, Draft, LoadedCheckpoint, StoredFile};
+use sinew_train::optim::{Outcome, Update};
+use sinew_train::pack::MicroBatch;
+use sinew_train::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TopTokens};
+use sinew_types::{PolicyVersion, PublishedFolder, TensorSource};
+use std::sync::Arc;
+
+/// File name of the adapters, as PEFT uses it.
+const ADAPTER: &str = "adapter_model.safetensors";
+/// File name of the critic's head.
+const CRITIC: &str = "critic.safetensors";
+/// File name of whole weights without shards, and the beginning of the names of shards.
+const WEIGHTS: &str = "model";
+/// End of the names of files with tensors.
+const TENSORS: &str = ".safetensors";
+/// File name of the list of shards.
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The kind of weights that is trained, as the names of a checkpoint's files show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Trained {
+    has_adapters: bool,
+    has_critic: bool,
+}
+
+impl Trained {
+    /// The kind of files with these names; `None` if they are none of a policy.
+    fn of(names: &[String]) -> Option<Self> {
+        let has = |file: &str| names.iter().any(|name| name == file);
+        let has_weights = names.iter().any(|name| is_weights(name));
+        let known = |name: &String| is_weights(name) || [ADAPTER, CRITIC, INDEX].contains(&&**name);
+        let fits = has(ADAPTER) != has_weights && names.iter().all(known);
+        fits.then(|| Self {
+            has_adapters: has(ADAPTER),
+            has_critic: has(CRITIC),
+        })
+    }
+
+    fn words(self) -> &'static str {
+        match (self.has_adapters, self.has_critic) {
+            (true, true) => "adapters and a critic",
+            (true, false) => "adapters",
+            (false, true) => "all weights and a critic",
+            (false, false) => "all weights",
+        }
+    }
+}
+
+/// Whether a file has whole weights: `model.safetensors` or a shard.
+fn is_weights(name: &str) -> bool {
+    let middle = name
+        .strip_prefix(WEIGHTS)
+        .and_then(|rest| rest.strip_suffix(TENSORS));
+    middle.is_some_and(|middle| middle.is_empty() || middle.starts_with('-'))
+}
+
+/// Names of the files with weights: those with tensors first, by name.
+fn weight_files(files: &[StoredFile]) -> Vec<String> {
+    let rank = |name: &str| match name {
+        CRITIC => 2,
+        INDEX => 1,
+        _ => 0,
+    };
+    let wanted = |name: &&str| is_weights(name) || [ADAPTER, CRITIC, INDEX].contains(name);
+    let names = files.iter().map(|file| file.path.as_str());
+    let mut names: Vec<String> = names.filter(wanted).map(str::to_owned).collect();
+    names.sort_by(|a, b| rank(a).cmp(&rank(b)).then_with(|| a.cmp(b)));
+    names
+}
+
+/// A model that is trained by the ranks of a server. Micro-batches of a wave are computed by one rank each.
+///
+/// Its calls block; it must not be made, used or dropped on a thread of an async runtime.
+#[derive(Debug)]
+pub struct TorchPolicy {
+    scoring: Scoring,
+    info: ServerInfo,
+    trained: Trained,
+    publish: PublishOptions,
+    /// Whether scores are those of the weights under the adapters.
+    is_base: bool,
+    /// Items of each micro-batch of the last pass that was to be followed by a backward pass.
+    ready: Option<Vec<usize>>,
+    /// Version that an engine may still read.
+    published: Option<PolicyVersion>,
+}
+
+impl TorchPolicy {
+    /// Opens a model in ranks of this host, which end with the policy and its scorers.
+    ///
+    /// # Errors
+    /// If the model cannot be loaded.
+    pub fn start(group: RankGroup, setup: &TorchSetup) -> Result<Self, TorchError> {
+        let server = group.server().clone();
+        let TorchSetup {
+            fence, deadlines, ..
+        } = *setup;
+        let client = Client::connect(&server, Some(Box::new(group)), fence, deadlines)?;
+        Self::open(client, setup)
+    }
+
+    /// Opens a model in a server that somebody else started, and who ends it.
+    ///
+    /// # Errors
+    /// If the server is not reached, has an owner with a higher fence, or cannot load the model.
+    pub fn attach(server: &ServerAddress, setup: &TorchSetup) -> Result<Self, TorchError> {
+        let client = Client::connect(server, None, setup.fence, setup.deadlines)?;
+        Self::open(client, setup)
+    }
+
+    pub(crate) fn open(mut client: Client, setup: &TorchSetup) -> Result<Self, TorchError> {
+        let TorchSetup { open, publish, .. } = setup;
+        let has_adapters = open.lora.is_some();
+        if publish.form == PublishForm::Adapter && !has_adapters {
+            let text = "only adapters are to be published, and all weights are trained";
+            return Err(TorchError::Setup(text.to_owned()));
+        }
+        let info: ServerInfo = client.call(Verb::Open, &open.body()?)?;
+        let lanes = info.lanes.max(1) as usize;
+        Ok(Self {
+            scoring: Scoring {
+                client: SharedClient::new(client),
+                lanes,
+            },
+            info,
+            trained: Trained {
+                has_adapters,
+                has_critic: open.critic.is_some(),
+            },
+            publish: publish.clone(),
+            is_base: false,
+            ready: None,
+            published: None,
+        })
+    }
+
+    /// Properties of the server and its model.
+    pub fn info(&self) -> &ServerInfo {
+        &self.info
+    }
+
+    /// The frozen model that was opened as `name`.
+    pub fn scorer(&self, name: &str) -> TorchScorer {
+        TorchScorer::new(self.scoring.clone(), name.to_owned())
+    }
+
+    /// Returns seconds and memory of all calls since the last look, those of scorers included.
+    pub fn take_usage(&mut self) -> TorchUsage {
+        self.scoring.client.lock().take_usage()
+    }
+
+    /// The work of the ranks.
+    ///
+    /// # Errors
+    /// If the server does not answer within 5 s.
+    pub fn status(&self) -> Result<ServerStatus, TorchError> {
+        self.scoring.client.lock().status()
+    }
+
+    /// Moves weights, gradients and moments. Nothing is computed while they are in host memory.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn reside(&mut self, place: Residence) -> Result<(), TorchError> {
+        self.ready = None;
+        let Nothing {} = self.call(Verb::Reside, &ResideBody { place })?;
+        Ok(())
+    }
+
+    /// Ends all ranks, also those of an attached server.
+    ///
+    /// # Errors
+    /// If the server does not answer; ranks of this host are killed in any case.
+    pub fn close(self) -> Result<(), TorchError> {
+        self.scoring.client.lock().close()
+    }
+
+    fn call<B: serde::Serialize, T: serde::de::DeserializeOwned>(
+        &self,
+        verb: Verb,
+        body: &B,
+    ) -> Result<T, TorchError> {
+        self.scoring.client.lock().call(verb, body)
+    }
+
+    fn model(&self) -> &'static str {
+        if self.is_base { "base" } else { "policy" }
+    }
+
+    fn written(&mut self, version: PolicyVersion) -> Result<FolderTensors, TorchError> {
+        let folder = staging(&self.publish.root, version, self.published)?;
+        let body = PublishBody {
+            folder: absolute(&folder)?,
+            form: self.publish.form,
+            dtype: self.publish.dtype,
+            untied: self.publish.untied,
+        };
+        let answer: PublishAnswer = self.call(Verb::Publish, &body)?;
+        let tensors = FolderTensors::open(PublishedFolder {
+            path: folder,
+            is_adapter: self.publish.form == PublishForm::Adapter,
+            tensors: answer.tensors,
+        })?;
+        self.published = Some(version);
+        Ok(tensors)
+    }
+}
+
+/// A column of derivatives, with `items` values or none.
+fn column(values: &[f32], items: usize) -> Result<Bin<'_>, PolicyError> {
+    if values.is_empty() || values.len() == items {
+        return Ok(Bin::of(values));
+    }
+    Err(PolicyError(format!(
+        "{} derivatives of a micro-batch with {items} items",
+        values.len()
+    )))
+}
+
+/// The derivatives of a micro-batch as columns.
+fn columns(grads: &ScoreGrads, items: usize) -> Result<ScoreColumns<'_>, PolicyError> {
+    Ok(ScoreColumns {
+        logprobs: column(&grads.logprobs, items)?,
+        entropies: column(&grads.entropies, items)?,
+        values: column(&grads.values, items)?,
+    })
+}
+
+impl Policy for TorchPolicy {
+    fn lanes(&self) -> usize {
+        self.scoring.lanes
+    }
+
+    fn forward(
+        &mut self,
+        wave: &[&MicroBatch],
+        want: OutputChoice,
+    ) -> Result<Vec<Scores>, PolicyError> {
+        self.ready = None;
+        if want.values && !self.trained.has_critic {
+            return Err(PolicyError("there is no critic".to_owned()));
+        }
+        if want.backward && self.is_base {
+            return Err(PolicyError("the base is frozen".to_owned()));
+        }
+        let scores = self.scoring.forward(wave, want, self.model())?;
+        let items = || wave.iter().map(|batch| batch.items.len()).collect();
+        self.ready = want.backward.then(items);
+        Ok(scores)
+    }
+
+    fn backward(&mut self, _wave: &[&MicroBatch], grads: &[ScoreGrads]) -> Result<(), PolicyError> {
+        let state = |text: &str| PolicyError(text.to_owned());
+        let ready = self.ready.as_ref();
+        let items = ready
+            .ok_or_else(|| state("backward without a forward pass that was to keep its state"))?;
+        if items.len() != grads.len() {
+            return Err(PolicyError(format!(
+                "derivatives of {} micro-batches, the last pass had {}",
+                grads.len(),
+                items.len()
+            )));
+        }
+        let pairs = grads.iter().zip(items);
+        let grads = pairs.map(|(grads, &items)| columns(grads, items));
+        let body = BackwardBody {
+            grads: grads.collect::<Result<_, _>>()?,
+        };
+        let done: Result<Nothing, TorchError> = self.call(Verb::Backward, &body);
+        self.ready = None;
+        let Nothing {} = done?;
+        Ok(())
+    }
+
+    fn top(&mut self, wave: &[&MicroBatch], k: usize) -> Result<Vec<TopTokens>, PolicyError> {
+        self.ready = None;
+        self.scoring.top(wave, k, self.model())
+    }
+
+    fn has_critic(&self) -> bool {
+        self.trained.has_critic
+    }
+
+    fn use_base(&mut self, base: bool) -> Result<(), PolicyError> {
+        if !self.trained.has_adapters {
+            let text = "all weights are trained, so there is no frozen base: use a reference model";
+            return Err(PolicyError(text.to_owned()));
+        }
+        self.is_base = base;
+        self.ready = None;
+        Ok(())
+    }
+
+    fn zero_gradients(&mut self) -> Result<(), PolicyError> {
+        self.ready = None;
+        let Nothing {} = self.call(Verb::Zero, &Nothing {})?;
+        Ok(())
+    }
+
+    fn apply(&mut self, update: &Update) -> Result<Outcome, PolicyError> {
+        self.ready = None;
+        let body = ApplyBody {
+            number: update.number,
+            lr: update.lr,
+            beta1: update.adamw.beta1,
+            beta2: update.adamw.beta2,
+            eps: update.adamw.epsilon,
+            decay: update.adamw.weight_decay,
+            max_grad_norm: update.max_grad_norm,
+        };
+        let answer: ApplyAnswer = self.call(Verb::Apply, &body)?;
+        match answer {
+            ApplyAnswer {
+                skipped: Some(tensor),
+                ..
+            } => Ok(Outcome::SkippedNonFinite { tensor }),
+            ApplyAnswer {
+                grad_norm: Some(grad_norm),
+                ..
+            } => Ok(Outcome::Applied { grad_norm }),
+            ApplyAnswer { .. } => Err(PolicyError(
+                "the torch trainer answered neither a norm nor a reason to skip".to_owned(),
+            )),
+        }
+    }
+
+    fn save(&mut self, draft: &mut Draft<'_>) -> Result<Vec<String>, CheckpointError> {
+        let failed = |error: TorchError| part_error("weights", &error);
+        let body = SaveBody {
+            folder: absolute(draft.path()).map_err(failed)?,
+        };
+        let written: SaveAnswer = self.call(Verb::Save, &body).map_err(failed)?;
+        for file in &written.files {
+            draft.adopt(file)?;
+        }
+        let names = weight_files(&written.files);
+        if Trained::of(&names) == Some(self.trained) {
+            return Ok(names);
+        }
+        Err(CheckpointError::Part {
+            file: "weights".to_owned(),
+            reason: format!(
+                "the torch trainer wrote {names:?}, expected are files of {}",
+                self.trained.words()
+            ),
+        })
+    }
+
+    fn load(
+        &mut self,
+        loaded: &LoadedCheckpoint,
+        weights: &[String],
+        updates: u64,
+    ) -> Result<(), CheckpointError> {
+        let own = self.trained.words();
+        let Some(found) = Trained::of(weights) else {
+            return Err(loaded.mismatch(format!("it holds {weights:?}, this run trains {own}")));
+        };
+        if found != self.trained {
+            let found = found.words();
+            return Err(loaded.mismatch(format!("it holds {found}, this run trains {own}")));
+        }
+        self.ready = None;
+        let body = LoadBody {
+            folder: absolute(&loaded.path).map_err(|e| part_error("weights", &e))?,
+            number: updates,
+        };
+        let done: Result<Nothing, TorchError> = self.call(Verb::Load, &body);
+        let Nothing {} = done.map_err(|error| match error {
+            TorchError::Input(fault) => loaded.mismatch(fault.to_string()),
+            other => part_error("weights", &other),
+        })?;
+        Ok(())
+    }
+
+    /// The ranks write the weights into a folder; their tensors are read when they are asked for.
+    fn weights(&mut self, version: PolicyVersion) -> Result<Arc<dyn TensorSource>, PolicyError> {
+        Ok(Arc::new(self.written(version)?))
+    }
+}
+
+#[cfg(test)]
+mod tests;
