@@ -236,11 +236,8 @@ mod tests {
     fn a_python_that_fails_or_hangs_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let script = |text: &str| {
-            use std::os::unix::fs::PermissionsExt;
             let path = dir.path().join("python");
-            std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-            let mode = std::fs::Permissions::from_mode(0o755);
-            std::fs::set_permissions(&path, mode).unwrap();
+            crate::testing::program(&path, text);
             path
         };
         let python = script("echo broken >&2; exit 3");

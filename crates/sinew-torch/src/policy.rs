@@ -135,6 +135,7 @@ impl TorchPolicy {
             scoring: Scoring {
                 client: SharedClient::new(client),
                 lanes,
+                vocabulary: info.vocabulary as usize,
             },
             info,
             trained: Trained {
@@ -339,6 +340,7 @@ impl Policy for TorchPolicy {
     }
 
     fn save(&mut self, draft: &mut Draft<'_>) -> Result<Vec<String>, CheckpointError> {
+        self.ready = None;
         let failed = |error: TorchError| part_error("weights", &error);
         let body = SaveBody {
             folder: absolute(draft.path()).map_err(failed)?,
@@ -389,6 +391,7 @@ impl Policy for TorchPolicy {
 
     /// The ranks write the weights into a folder; their tensors are read when they are asked for.
     fn weights(&mut self, version: PolicyVersion) -> Result<Arc<dyn TensorSource>, PolicyError> {
+        self.ready = None;
         Ok(Arc::new(self.written(version)?))
     }
 }

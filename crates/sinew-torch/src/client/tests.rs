@@ -221,7 +221,7 @@ fn a_late_call_reports_the_phase_of_each_rank() {
     assert_eq!(
         error.to_string(),
         "the torch trainer did not answer `zero` within 120 s; rank 0: forward for 12 s, \
-         rank 1: waiting for 0 s"
+         rank 1: no report"
     );
     assert_eq!(zero(&mut client), Err(error));
 }

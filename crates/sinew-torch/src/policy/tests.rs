@@ -53,7 +53,7 @@ fn policy(
     edit: impl FnOnce(&mut TorchSetup),
 ) -> (TorchPolicy, FakeTransport) {
     let (client, server) = client(&[]);
-    let open = packed(&json!({"lanes": 2, "family": "llama"}));
+    let open = packed(&json!({"lanes": 2, "family": "llama", "vocabulary": 61}));
     server.0.lock().unwrap().answers = [vec![("open", open)], answers].concat();
     let mut setup = setup(Path::new("weights"));
     edit(&mut setup);
@@ -73,6 +73,7 @@ fn with_adapters(setup: &mut TorchSetup) {
         alpha: 8.0,
         targets: Vec::new(),
         seed: 1,
+        base_name: None,
     });
 }
 

@@ -5,8 +5,7 @@ use super::*;
 /// A script in the place of Python.
 fn python(dir: &Path, script: &str) -> PathBuf {
     let path = dir.join("python");
-    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    crate::testing::program(&path, script);
     path
 }
 
