@@ -172,6 +172,11 @@ impl TorchPolicy {
         self.scoring.client.lock().status()
     }
 
+    /// Whether a call may succeed. If not, the server has to be started again and a checkpoint to be loaded.
+    pub fn is_usable(&self) -> bool {
+        self.scoring.client.lock().is_usable()
+    }
+
     /// Moves weights, gradients and moments. Nothing is computed while they are in host memory.
     ///
     /// # Errors

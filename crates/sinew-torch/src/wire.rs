@@ -339,7 +339,7 @@ pub(crate) struct AnswerUsage {
 
 /// An error in the words of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-struct Reported {
+pub(crate) struct Reported {
     kind: String,
     #[serde(default)]
     text: String,
@@ -412,6 +412,15 @@ pub struct ServerStatus {
     /// All ranks.
     #[serde(default)]
     pub ranks: Vec<RankStatus>,
+    #[serde(default)]
+    broken: Option<Reported>,
+}
+
+impl ServerStatus {
+    /// Whether a failure left the server unusable.
+    pub fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
 }
 
 impl fmt::Display for ServerStatus {
