@@ -139,12 +139,27 @@ impl Client {
             wire::decode(verb.name(), &body)
         });
         if let Err(error) = &answer {
-            if matches!(error, TorchError::Input(_)) {
-                self.seq += 1;
-            }
-            self.broken = error.is_final().then(|| error.clone());
+            self.failed(error);
         }
         answer
+    }
+
+    /// Takes note of the error of a call.
+    fn failed(&mut self, error: &TorchError) {
+        if error.is_answer() {
+            self.seq += 1;
+        }
+        // A rank that could not write a file leaves the server usable, one that failed in a pass does not.
+        let unknown = matches!(error, TorchError::Memory(_) | TorchError::Rank(_));
+        let is_broken = unknown && self.status().map_or(true, |status| status.is_broken());
+        if is_broken || !error.is_passing() {
+            self.broken = Some(error.clone());
+        }
+    }
+
+    /// Whether a call may succeed.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.broken.is_none()
     }
 
     /// The body of a success.

@@ -52,8 +52,8 @@ fn own_python(variables: &EnvironmentVariables) -> Option<PathBuf> {
     cache.map(|cache| cache.join("torch/bin/python"))
 }
 
-/// Finds the Python of the ranks: `explicit`, else `SINEW_TORCH_PYTHON`, else `torch/bin/python` in the folder
-/// of caches.
+/// Finds the Python of the ranks: `explicit`, else `SINEW_TORCH_PYTHON`, else `torch/bin/python` in the
+/// folder of caches.
 ///
 /// # Errors
 /// If the program that is named is not there, or none is found. The text says how to make one.
@@ -236,11 +236,8 @@ mod tests {
     fn a_python_that_fails_or_hangs_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let script = |text: &str| {
-            use std::os::unix::fs::PermissionsExt;
             let path = dir.path().join("python");
-            std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-            let mode = std::fs::Permissions::from_mode(0o755);
-            std::fs::set_permissions(&path, mode).unwrap();
+            crate::testing::program(&path, text);
             path
         };
         let python = script("echo broken >&2; exit 3");

@@ -33,16 +33,16 @@ pub enum TorchError {
     /// A request that all ranks refuse. Nothing is changed, and the server is usable.
     #[error("the torch trainer refuses the request: {0}")]
     Input(Fault),
-    /// A rank has no memory left. The server has to be started again.
+    /// A rank has no memory left.
     #[error(
         "the torch trainer has no memory left: {0}\n  hint: lower `train.micro_batch_tokens`, or set \
          `trainer.checkpointing` to \"full\" or \"offload\""
     )]
     Memory(Fault),
-    /// A rank failed. The server has to be started again.
+    /// A rank failed.
     #[error("the torch trainer failed: {0}")]
     Rank(Fault),
-    /// The server is unusable since an earlier failure, which is this one.
+    /// The server is unusable since an earlier failure, which is this one. It has to be started again.
     #[error("the torch trainer is unusable since a failure: {0}")]
     Broken(Fault),
     /// Another owner with a higher fence uses the server.
@@ -101,9 +101,14 @@ pub enum TorchError {
 }
 
 impl TorchError {
-    /// Whether the ranks may be in an unknown state, so that no later call is of use.
-    pub fn is_final(&self) -> bool {
-        !matches!(self, Self::Input(_) | Self::Setup(_) | Self::Io { .. })
+    /// Whether the server has computed the call, so that its number is taken.
+    pub(crate) fn is_answer(&self) -> bool {
+        matches!(self, Self::Input(_) | Self::Memory(_) | Self::Rank(_))
+    }
+
+    /// Whether later calls may still succeed. After `Memory` and `Rank` only the server knows.
+    pub(crate) fn is_passing(&self) -> bool {
+        self.is_answer() || matches!(self, Self::Setup(_) | Self::Io { .. })
     }
 
     /// Makes the error of an operation of the file system.
@@ -166,12 +171,5 @@ mod tests {
             TorchError::Input(plain).to_string(),
             "the torch trainer refuses the request: CUDA out of memory"
         );
-    }
-
-    #[test]
-    fn only_refusals_leave_the_server_usable() {
-        assert!(!TorchError::Input(Fault::default()).is_final());
-        assert!(TorchError::Rank(Fault::default()).is_final());
-        assert!(TorchError::Fence(Fault::default()).is_final());
     }
 }

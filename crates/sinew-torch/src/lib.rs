@@ -32,6 +32,8 @@ mod policy;
 mod ranks;
 mod scorer;
 mod sources;
+#[cfg(test)]
+mod testing;
 mod transport;
 mod usage;
 mod wire;

@@ -78,6 +78,8 @@ pub struct LoraOptions {
     pub targets: Vec<String>,
     /// Seed of the random factor.
     pub seed: u64,
+    /// Name of the base model in the configuration of saved adapters; `None`: the path of the model.
+    pub base_name: Option<String>,
 }
 
 /// A critic on the policy's trunk.
@@ -117,8 +119,6 @@ pub struct OpenOptions {
     pub critic: Option<CriticOptions>,
     /// Folders of whole other models that only score, by name (`reference`, `teacher`).
     pub frozen: BTreeMap<String, PathBuf>,
-    /// Name of the base model in the configuration of saved adapters.
-    pub base_name: Option<String>,
 }
 
 impl OpenOptions {
@@ -137,7 +137,6 @@ impl OpenOptions {
             lora: None,
             critic: None,
             frozen: BTreeMap::new(),
-            base_name: None,
         }
     }
 
@@ -165,13 +164,13 @@ impl OpenOptions {
                 alpha: lora.alpha,
                 targets: &lora.targets,
                 seed: lora.seed,
+                base_name: lora.base_name.as_deref(),
             }),
             critic: self.critic.as_ref().map(|critic| CriticBody {
                 head: Bin::of(&critic.head),
                 lr_scale: critic.lr_scale,
             }),
             frozen,
-            base_name: self.base_name.as_deref(),
         })
     }
 }

@@ -135,6 +135,7 @@ impl TorchPolicy {
             scoring: Scoring {
                 client: SharedClient::new(client),
                 lanes,
+                vocabulary: info.vocabulary as usize,
             },
             info,
             trained: Trained {
@@ -169,6 +170,11 @@ impl TorchPolicy {
     /// If the server does not answer within 5 s.
     pub fn status(&self) -> Result<ServerStatus, TorchError> {
         self.scoring.client.lock().status()
+    }
+
+    /// Whether a call may succeed. If not, the server has to be started again and a checkpoint to be loaded.
+    pub fn is_usable(&self) -> bool {
+        self.scoring.client.lock().is_usable()
     }
 
     /// Moves weights, gradients and moments. Nothing is computed while they are in host memory.
@@ -339,6 +345,7 @@ impl Policy for TorchPolicy {
     }
 
     fn save(&mut self, draft: &mut Draft<'_>) -> Result<Vec<String>, CheckpointError> {
+        self.ready = None;
         let failed = |error: TorchError| PolicyError::from(error);
         let body = SaveBody {
             folder: absolute(draft.path()).map_err(failed)?,
@@ -389,6 +396,7 @@ impl Policy for TorchPolicy {
 
     /// The ranks write the weights into a folder; their tensors are read when they are asked for.
     fn weights(&mut self, version: PolicyVersion) -> Result<Arc<dyn TensorSource>, PolicyError> {
+        self.ready = None;
         Ok(Arc::new(self.written(version)?))
     }
 }

@@ -11,11 +11,14 @@ use sinew_train::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TopToke
 use sinew_types::{PolicyVersion, TensorSource, TokenLogprob};
 use std::sync::Arc;
 
-/// A server with the number of micro-batches that it computes at once.
+/// A server with its limits.
 #[derive(Clone, Debug)]
 pub(crate) struct Scoring {
     pub(crate) client: SharedClient,
+    /// Maximum number of micro-batches in a wave.
     pub(crate) lanes: usize,
+    /// Maximum number of ranked tokens.
+    pub(crate) vocabulary: usize,
 }
 
 impl Scoring {
@@ -54,9 +57,14 @@ impl Scoring {
         k: usize,
         of: &str,
     ) -> Result<Vec<TopTokens>, PolicyError> {
+        let wave_lanes = self.lanes_of(wave)?;
+        if k == 0 {
+            let none = |batch: &&MicroBatch| vec![Vec::new(); batch.items.len()];
+            return Ok(wave.iter().map(none).collect());
+        }
         let body = TopBody {
-            wave: self.lanes_of(wave)?,
-            k: u32::try_from(k).unwrap_or(u32::MAX),
+            wave: wave_lanes,
+            k: u32::try_from(k.min(self.vocabulary)).unwrap_or(u32::MAX),
             of,
         };
         let answer: TopAnswer = self.client.lock().call(Verb::Top, &body)?;

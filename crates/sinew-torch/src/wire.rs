@@ -127,6 +127,7 @@ pub(crate) struct LoraBody<'a> {
     pub(crate) alpha: f32,
     pub(crate) targets: &'a [String],
     pub(crate) seed: u64,
+    pub(crate) base_name: Option<&'a str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -149,7 +150,6 @@ pub(crate) struct OpenBody<'a> {
     pub(crate) lora: Option<LoraBody<'a>>,
     pub(crate) critic: Option<CriticBody<'a>>,
     pub(crate) frozen: BTreeMap<&'a str, String>,
-    pub(crate) base_name: Option<&'a str>,
 }
 
 /// Properties of an open server.
@@ -341,7 +341,7 @@ pub(crate) struct AnswerUsage {
 
 /// An error in the words of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-struct Reported {
+pub(crate) struct Reported {
     kind: String,
     #[serde(default)]
     text: String,
@@ -384,16 +384,16 @@ pub struct RankStatus {
     pub rank: u32,
     /// Name of its host.
     #[serde(default)]
-    pub host: String,
+    pub host: Option<String>,
     /// Its device, in words.
     #[serde(default)]
-    pub device: String,
-    /// Its work, such as `forward`; `None`: it waits for a call.
+    pub device: Option<String>,
+    /// Its work, such as `forward`; `idle`: it waits for a call. `None`: it has not reported yet.
     #[serde(default)]
     pub phase: Option<String>,
     /// Seconds since that work began.
     #[serde(default)]
-    pub since_s: f64,
+    pub since_s: Option<f64>,
     /// Bytes of memory in use.
     #[serde(default)]
     pub bytes: Option<u64>,
@@ -414,6 +414,15 @@ pub struct ServerStatus {
     /// All ranks.
     #[serde(default)]
     pub ranks: Vec<RankStatus>,
+    #[serde(default)]
+    broken: Option<Reported>,
+}
+
+impl ServerStatus {
+    /// Whether a failure left the server unusable.
+    pub fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
 }
 
 impl fmt::Display for ServerStatus {
@@ -423,12 +432,11 @@ impl fmt::Display for ServerStatus {
         }
         for (n, rank) in self.ranks.iter().enumerate() {
             let comma = if n > 0 { ", " } else { "" };
-            let phase = rank.phase.as_deref().unwrap_or("waiting");
-            write!(
-                f,
-                "{comma}rank {}: {phase} for {:.0} s",
-                rank.rank, rank.since_s
-            )?;
+            let phase = rank.phase.as_deref().unwrap_or("no report");
+            write!(f, "{comma}rank {}: {phase}", rank.rank)?;
+            if let Some(seconds) = rank.since_s {
+                write!(f, " for {seconds:.0} s")?;
+            }
         }
         Ok(())
     }

@@ -30,6 +30,8 @@ pub(crate) struct Fake {
     pub(crate) computed: Vec<(String, Vec<u8>)>,
     /// The answers to these verbs; else an empty map.
     pub(crate) answers: Vec<(&'static str, Vec<u8>)>,
+    /// Whether a failure is lasting.
+    pub(crate) is_broken: bool,
     kept: Option<(u64, Reply)>,
     now: Duration,
     pauses: usize,
@@ -62,7 +64,9 @@ impl Fake {
     fn answer(&mut self, verb: &str, body: &[u8]) -> Reply {
         if verb == "status" {
             let ranks = json!([{"rank": 0, "phase": "forward", "since_s": 12.4}, {"rank": 1}]);
-            let body = packed(&json!({"seq": 3, "verb": "forward", "ranks": ranks}));
+            let broken = self.is_broken.then(|| json!({"kind": "rank"}));
+            let body = json!({"seq": 3, "verb": "forward", "ranks": ranks, "broken": broken});
+            let body = packed(&body);
             return Reply { status: 200, body };
         }
         let head: Head = rmp_serde::from_slice(body).unwrap();
@@ -206,12 +210,18 @@ fn refused_requests_leave_the_client_usable_and_failures_do_not() {
     assert_eq!(computed(&server), [42]);
     for kind in ["memory", "rank", "broken", "fence", "gap"] {
         let (mut client, server) = self::client(&[Fate::Error(kind)]);
+        server.0.lock().unwrap().is_broken = true;
         let error = zero(&mut client).unwrap_err();
         assert!(error.to_string().contains("it broke"), "{kind}: {error}");
         assert!(!matches!(error, TorchError::Input(_)), "{kind}");
         assert_eq!(zero(&mut client), Err(error));
-        assert!(computed(&server).is_empty());
+        assert!(!client.is_usable() && computed(&server).is_empty());
     }
+    // A full disk.
+    let (mut client, server) = self::client(&[Fate::Error("rank")]);
+    assert!(zero(&mut client).is_err() && client.is_usable());
+    zero(&mut client).unwrap();
+    assert_eq!(computed(&server), [42]);
 }
 
 #[test]
@@ -221,7 +231,7 @@ fn a_late_call_reports_the_phase_of_each_rank() {
     assert_eq!(
         error.to_string(),
         "the torch trainer did not answer `zero` within 120 s; rank 0: forward for 12 s, \
-         rank 1: waiting for 0 s"
+         rank 1: no report"
     );
     assert_eq!(zero(&mut client), Err(error));
 }

@@ -5,14 +5,16 @@ use super::*;
 /// A script in the place of Python.
 fn python(dir: &Path, script: &str) -> PathBuf {
     let path = dir.join("python");
-    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    crate::testing::program(&path, script);
     path
 }
 
 /// Options of two ranks that run a script. Rank 0 listens after half a second at most.
 fn options(dir: &Path, script: &str) -> RankOptions {
-    let ready = r#"[ $RANK = 0 ] && echo '{"url": "http://127.0.0.1:1"}' > $SINEW_TORCH_READY"#;
+    let ready = r#"if [ $RANK = 0 ]; then
+        echo '{"url": "http://127.0.0.1:1"}' >ready.part
+        mv ready.part $SINEW_TORCH_READY
+    fi"#;
     let script = format!("{script}\n{ready}\nexec cat >/dev/null");
     RankOptions {
         scratch: Some(dir.to_owned()),
@@ -41,7 +43,8 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
 #[test]
 fn ranks_get_their_places_and_end_with_their_group() {
     let dir = tempfile::tempdir().unwrap();
-    let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS \"$@\" >&2\n\
+    let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE >&2\n\
+                  echo $MASTER_ADDR $OMP_NUM_THREADS \"$@\" >&2\n\
                   stat -c %a . sinew_torch/__init__.py $SINEW_TORCH_TOKEN_FILE >&2";
     let group = RankGroup::start(&options(dir.path(), script)).unwrap();
     assert_eq!(group.server().url, "http://127.0.0.1:1");
@@ -51,12 +54,12 @@ fn ranks_get_their_places_and_end_with_their_group() {
     assert!(pids.iter().all(|&pid| is_running(pid)));
     let log = dir.path().join("logs/rank-1.log");
     eventually("a log of rank 1", || {
-        fs::read_to_string(&log).unwrap().lines().count() == 4
+        fs::read_to_string(&log).unwrap().lines().count() == 5
     });
     let text = fs::read_to_string(&log).unwrap();
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[0], "1/2 1/2 127.0.0.1 2 -m sinew_torch");
-    assert_eq!((lines[1], lines[3]), ("700", "600"));
+    assert_eq!(lines[..2], ["1/2 1/2", "127.0.0.1 2 -m sinew_torch"]);
+    assert_eq!((lines[2], lines[4]), ("700", "600"));
     drop(group);
     assert!(!pids.iter().any(|&pid| is_running(pid)));
     // Nothing is left but the script and the logs.
