@@ -17,12 +17,19 @@ use sinew_recipe::RunPlan;
 use sinew_runs::{Resume, RunDir, TokenSignals};
 use sinew_tensor::Cpu;
 use sinew_train::Policy;
+use sinew_types::Fence;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// Parts of a trainer: its device, first weights, algorithm, and the tokenizer and template that each
-/// checkpoint gets, so that it can be loaded as a model.
-type Parts<'a> = (&'a Cpu, Params, &'a Algorithm, Vec<(String, Vec<u8>)>);
+/// Parts of a trainer: its device, first weights, algorithm, the tokenizer and template that each checkpoint
+/// gets, so that it can be loaded as a model, and the fence of this process.
+type Parts<'a> = (
+    &'a Cpu,
+    Params,
+    &'a Algorithm,
+    Vec<(String, Vec<u8>)>,
+    Fence,
+);
 
 /// Creates a trainer with the models that score for it, in the state that it resumes from. From then on, its
 /// inputs are pinned.
@@ -33,7 +40,7 @@ type Parts<'a> = (&'a Cpu, Params, &'a Algorithm, Vec<(String, Vec<u8>)>);
 pub(crate) fn begin(
     recipe: &RunPlan,
     pins: RunPins,
-    (device, params, algorithm, files): Parts<'_>,
+    (device, params, algorithm, files, fence): Parts<'_>,
     session: &Session<'_>,
 ) -> Result<(SharedLearner, SavedState), Failure> {
     let dir = session.dir;
@@ -42,7 +49,7 @@ pub(crate) fn begin(
     let policy = plan::policy(recipe)?;
     let processes = recipe.train.data_parallel;
     let trainer = policy.shared_trainer(processes, &worker, device, params, clock())?;
-    let config = plan::learner(recipe, dir)?;
+    let config = plan::learner(recipe, dir, fence)?;
     let learner = PolicyLearner::new(config, trainer, scorers, files)?;
     start(learner, recipe, pins, session)
 }
@@ -76,15 +83,19 @@ fn start<P: Policy + Send + 'static>(
     Ok((Arc::new(Mutex::new(learner)), saved))
 }
 
-/// The weights that engines begin with.
+/// The weights that engines begin with, and the fence of this process for all that are published.
 ///
 /// # Errors
 /// If they cannot be computed or written.
-pub(crate) fn first_weights(learner: &SharedLearner) -> Result<FirstWeights, Failure> {
+pub(crate) fn first_weights(
+    learner: &SharedLearner,
+    fence: Fence,
+) -> Result<FirstWeights, Failure> {
     let mut learner = learner.lock().map_err(Failure::system)?;
     Ok(FirstWeights {
         version: learner.version(),
         tensors: learner.weights()?,
+        fence,
     })
 }
 

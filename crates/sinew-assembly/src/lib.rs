@@ -234,7 +234,7 @@ pub fn pipeline(
     let digest = data.as_ref().map(Dataset::digest);
     pins.inputs(recipe, envs.as_ref(), &session, digest)?;
     let rewards = pins.rewards(recipe);
-    let mut store = store::open_store(&recipe.store, dir)?;
+    let mut store = store::open_for(how.goal, &recipe.store, dir)?;
     let params = loaded_params(&pins.plan, renderer.as_ref())?;
     let model = params.config().clone();
     check_context(recipe.rollout.max_context_tokens, &model)?;
@@ -242,9 +242,9 @@ pub fn pipeline(
     let files = renderer.files().map_err(Failure::system)?;
     let config = plan::pipeline(recipe, how, dir, taskset.as_ref(), &algorithm)?;
     store.draws_per_step = config.core.draws_per_step();
-    let parts = (&device, params, &algorithm, files);
+    let parts = (&device, params, &algorithm, files, store.fence.clone());
     let (learner, saved) = learner::begin(recipe, pins, parts, &session)?;
-    let first = learner::first_weights(&learner)?;
+    let first = learner::first_weights(&learner, store.fence.clone())?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, model.vocab)?;
     let (shown, path) = (renderer.as_ref(), dir.path());
     let run = run_info(recipe, path, envs.as_ref(), shown, &device, rewards);
