@@ -435,6 +435,8 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), FolderError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     struct Two([f32; 4]);
 
@@ -532,6 +534,25 @@ mod tests {
         let error = folder.publish(PolicyVersion(1), &Lies).unwrap_err();
         assert!(error.to_string().contains("`a`"), "{error}");
         assert!(!dir.path().join("v00000001").exists());
+    }
+
+    #[test]
+    fn an_old_owner_publishes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let newest = Arc::new(AtomicU64::new(1));
+        let read = Arc::clone(&newest);
+        let read = move || Ok::<_, String>(read.load(Ordering::SeqCst));
+        let folder = WeightsFolder::new(dir.path(), None, FolderDtype::F32);
+        let folder = folder.fenced(Fence::new(1, "runs/a", Arc::new(read)));
+        let path = folder.publish(PolicyVersion(1), &Two([1.0; 4])).unwrap();
+        let before = fs::read(path.join(TENSORS)).unwrap();
+        newest.store(2, Ordering::SeqCst);
+        for version in [1, 2] {
+            let refused = folder.publish(PolicyVersion(version), &Two([2.0; 4]));
+            assert!(matches!(refused, Err(FolderError::Fence(_))), "{refused:?}");
+        }
+        assert_eq!(fs::read(path.join(TENSORS)).unwrap(), before);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     /// Two tensors that a trainer wrote itself.

@@ -115,7 +115,7 @@ mod tests {
         let fence = Fence::new(
             2,
             "runs/a",
-            Arc::new(move || Ok(read.load(Ordering::SeqCst))),
+            Arc::new(move || Ok::<_, String>(read.load(Ordering::SeqCst))),
         );
         assert_eq!((fence.check(), fence.number()), (Ok(()), 2));
         newest.store(3, Ordering::SeqCst);
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_store_that_does_not_answer_allows_nothing() {
-        let fence = Fence::new(1, "runs/a", Arc::new(|| Err("gone".to_owned())));
+        let fence = Fence::new(1, "runs/a", Arc::new(|| Err::<u64, _>("gone".to_owned())));
         let text = fence.check().unwrap_err().to_string();
         assert!(text.contains("runs/a") && text.contains("gone"), "{text}");
     }
