@@ -38,6 +38,8 @@ impl Driver {
     pub(super) fn commit(&mut self, commit: UpdateCommit) -> Result<(), PipelineError> {
         let mut made = self.uncommitted.remove(&commit.step).unwrap_or_default();
         if let Some(source) = &mut self.p.source {
+            // Otherwise it would hold rows for a step that the store refuses.
+            self.p.store.check_fence()?;
             made.consumed = source.consumes(commit.step)?;
         }
         if let Some(groups) = &mut self.awaited.groups {
