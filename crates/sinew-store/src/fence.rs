@@ -35,15 +35,19 @@ CREATE TABLE owner (
 /// Maximum wait for another process, which may be committing.
 const BUSY: Duration = Duration::from_secs(10);
 
-/// Makes the caller the owner of a store, and returns its fence. `run` is the folder of the run, for
-/// messages.
+/// Makes the caller the owner of a store, and returns its fence, which allows nothing after the store is
+/// closed. `run` is the folder of the run, for messages.
 ///
 /// # Errors
 /// If the store fails.
 pub fn own(store: &Arc<dyn TraceStore>, run: &Path) -> Result<Fence, StoreError> {
     let number = store.take_fence()?;
-    let store = Arc::clone(store);
-    let newest = move || store.newest_fence().map_err(|e| e.to_string());
+    // The fence must not keep the lock of a store that its run has closed.
+    let store = Arc::downgrade(store);
+    let newest = move || match store.upgrade() {
+        Some(store) => store.newest_fence().map_err(|e| e.to_string()),
+        None => Err("its store is closed".to_owned()),
+    };
     let run = run.display().to_string();
     Ok(Fence::new(number, run, Arc::new(newest)))
 }

@@ -94,6 +94,9 @@ fn a_fence_asks_its_store() {
         for part in ["runs/a", "owner 1", "owner 2"] {
             assert!(told.contains(part), "{told}");
         }
+        drop(store);
+        let told = second.check().unwrap_err().to_string();
+        assert!(told.contains("its store is closed"), "{told}");
     }
 }
 
