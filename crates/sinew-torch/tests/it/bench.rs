@@ -103,12 +103,7 @@ impl Bench {
     pub(crate) fn conformance(&self, model: &Path, rows: &[TrainRow]) {
         // The rows of the tests are in one micro-batch.
         let make = || OnDemand {
-            open: move || {
-                self.open(model, |setup| {
-                    setup.open.max_tokens = 256;
-                    setup.open.sharing = sinew_torch::Sharing::Auto;
-                })
-            },
+            open: move || self.open(model, |setup| setup.open.max_tokens = 256),
             policy: None,
         };
         let dir = self.dir.path().join("conformance");
@@ -204,10 +199,10 @@ pub(crate) fn device() -> Cpu {
     Cpu::new(KernelSet::detect_f32(), 1)
 }
 
-/// Two groups of three rows with long prompts, which train their answers.
+/// Three groups of three rows with long prompts, which train their answers.
 pub(crate) fn rows(seed: u32) -> Vec<TrainRow> {
     let mut rows = Vec::new();
-    for group in 0..2u32 {
+    for group in 0..3u32 {
         for answer in 0..3u32 {
             let mut tokens: Vec<TokenId> = (0..20).map(|i| (i * 7 + 3 + seed) % 61).collect();
             tokens.extend((0..8).map(|i| (i * 5 + group * 13) % 61));

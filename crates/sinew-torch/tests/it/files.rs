@@ -2,7 +2,7 @@
 
 use crate::bench::{Bench, assert_weights, batches, rows, tensors, update, weights};
 use half::bf16;
-use sinew_model::load_model;
+use sinew_model::{ModelFiles, load_model};
 use sinew_torch::TorchDtype;
 use sinew_train::Policy;
 use sinew_train::checkpoint::CheckpointStore;
@@ -29,7 +29,7 @@ pub(crate) fn a_checkpoint_is_one_of_the_hub_and_continues_in_another_session(
     let loaded = store.load().unwrap().unwrap();
     assert_eq!(files, ["model.safetensors"]);
     assert!(loaded.path.join("config.json").is_file());
-    let own = load_model(&loaded.path).unwrap();
+    let own = load_model(&ModelFiles::Dir(loaded.path.clone())).unwrap();
     assert_weights("saved", &tensors(&own.params), &saved);
     let mut torch = bench.open(model, |_| {});
     torch.load(&loaded, &files, 1).unwrap();
@@ -46,7 +46,7 @@ pub(crate) fn published_weights_are_read_from_their_folder(bench: &Bench, model:
         setup.publish.dtype = TorchDtype::Bf16;
         setup.publish.untied = true;
     });
-    let own = load_model(model).unwrap();
+    let own = load_model(&ModelFiles::Dir(model.to_owned())).unwrap();
     let expected = tensors(&own.params);
     let source = torch.weights(PolicyVersion(12)).unwrap();
     let folder = source.folder().unwrap();
