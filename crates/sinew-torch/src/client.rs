@@ -2,9 +2,10 @@
 
 use crate::error::TorchError;
 use crate::options::Deadlines;
+use crate::status::ServerStatus;
 use crate::transport::{HttpTransport, Lost, Reply, ServerAddress, Transport};
 use crate::usage::TorchUsage;
-use crate::wire::{self, AnswerUsage, Call, Nothing, ServerStatus, Verb};
+use crate::wire::{self, AnswerUsage, Call, Nothing, Verb};
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

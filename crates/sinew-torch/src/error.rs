@@ -89,7 +89,7 @@ pub enum TorchError {
     #[error("torch trainer: {0}")]
     Setup(String),
     /// The file system refuses an operation.
-    #[error("torch trainer: cannot {operation} {path}: {why}", path = .path.display())]
+    #[error("torch trainer: cannot {operation} {}: {why}", .path.display())]
     Io {
         /// The operation as a verb, such as `create`.
         operation: &'static str,
