@@ -32,7 +32,7 @@ impl<'a> Bin<'a> {
 
     /// The bytes of a column that is made for the call.
     fn owned<T: Pod>(values: &[T]) -> Self {
-        Self(Cow::Owned(bytemuck::cast_slice(values).to_vec()))
+        Self(Cow::Owned(bytemuck::cast_slice::<T, u8>(values).to_vec()))
     }
 
     /// The values of a column; `None` if the bytes are no whole number of values.
@@ -42,7 +42,7 @@ impl<'a> Bin<'a> {
             return None;
         }
         let mut values = vec![T::zeroed(); self.0.len() / size];
-        bytemuck::cast_slice_mut(&mut values).copy_from_slice(&self.0);
+        bytemuck::cast_slice_mut::<T, u8>(&mut values).copy_from_slice(&self.0);
         Some(values)
     }
 }
