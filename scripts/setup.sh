@@ -51,12 +51,12 @@ fi
 python=/usr/bin/python3
 [ -x "$python" ] || python=$(command -v python3)
 [ -x .cache/uv/bin/uv ] || python3 -m pip install --quiet --root-user-action ignore --target .cache/uv uv==0.13.8
-# install FOLDER REQUIREMENTS: a virtual environment that holds just these packages
+# install FOLDER REQUIREMENTS [OPTIONS]: a virtual environment that holds just these packages
 install() {
     cmp -s "$2" "$1/installed.txt" && return
     echo "setup: installing $2 into $1"
     .cache/uv/bin/uv venv --quiet --clear --python "$python" "$1"
-    .cache/uv/bin/uv pip install --quiet --python "$1/bin/python3" --compile-bytecode --requirement "$2"
+    .cache/uv/bin/uv pip install --quiet --python "$1/bin/python3" ${3:-} ${4:-} --compile-bytecode --requirement "$2"
     cp "$2" "$1/installed.txt"
 }
 venv=.cache/venv
@@ -64,6 +64,9 @@ install $venv examples/requirements.txt
 install .cache/venv-litellm examples/requirements-litellm.txt
 # Tasks of reasoning-gym: large, and only one example needs it.
 install .cache/venv-reasoning examples/requirements-reasoning.txt
+# PyTorch for the trainer's processes: 4.4 GB, nearly all of it CUDA, as the package index has no build for CPUs only.
+# Triton compiles for GPUs: without it, there is a gigabyte less to unpack.
+install .cache/venv-torch python/tests/torch/requirements.txt --override python/tests/torch/overrides.txt
 # Packages of other projects whose environments and clients are bridged.
 scripts/bridges.sh small
 if ! cmp -s examples/ai_sdk/package-lock.json examples/ai_sdk/node_modules/installed.json; then

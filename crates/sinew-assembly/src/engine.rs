@@ -6,15 +6,16 @@
 use crate::device::precision;
 use crate::failure::Failure;
 use crate::model::model_files;
+use crate::start_model::StartShape;
 use crate::{clock, servers};
 use sinew_grammar::Grammars;
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
-use sinew_model::{InferModel, ModelFiles, Params};
-use sinew_pipeline::{CrossPolicy, CrossPolicyConfig, EmbeddedLearner, Learner};
+use sinew_model::{InferModel, ModelConfig, ModelFiles};
+use sinew_pipeline::{CrossPolicy, CrossPolicyConfig};
 use sinew_recipe::{EnginePlan, EngineType, RolloutPlan, RunPlan, TrainMode};
 use sinew_render::Renderer;
 use sinew_tensor::Cpu;
-use sinew_types::{Engine, Format, PolicyVersion};
+use sinew_types::{Engine, Format, PolicyVersion, TensorSource};
 use std::sync::Arc;
 
 /// Compiles formats into masks. The recipe's own format is compiled now.
@@ -34,7 +35,21 @@ pub(crate) fn grammars(
     Ok(grammars)
 }
 
-/// An engine in this process with the weights `params` of policy `version`.
+/// Weights that an engine begins with, and their version.
+#[derive(Clone)]
+pub(crate) struct FirstWeights {
+    pub(crate) version: PolicyVersion,
+    pub(crate) tensors: Arc<dyn TensorSource>,
+}
+
+/// A model for an engine of this process.
+pub(crate) struct EngineModel<'a> {
+    pub(crate) config: &'a ModelConfig,
+    pub(crate) version: PolicyVersion,
+    pub(crate) weights: &'a dyn TensorSource,
+}
+
+/// An engine in this process.
 ///
 /// Its queue holds at least as many requests as episodes may be in flight, so that admission and not the
 /// queue refuses.
@@ -42,17 +57,17 @@ pub(crate) fn embedded(
     section: &EnginePlan,
     rollout: &RolloutPlan,
     device: &Cpu,
-    params: &Params,
+    model: &EngineModel<'_>,
     renderer: &dyn Renderer,
     grammars: &Arc<dyn Grammars>,
-    version: PolicyVersion,
 ) -> Result<EmbeddedEngine, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
     let precision = precision(section, device.kernels());
+    let version = model.version;
     let model = InferModel::with_precision(
         device,
-        params.config(),
-        params,
+        model.config,
+        model.weights,
         rollout.max_context_tokens as usize,
         precision,
     )
@@ -99,31 +114,34 @@ pub(crate) fn engines(
     device: &Cpu,
     renderer: &Arc<dyn Renderer>,
     grammars: &Arc<dyn Grammars>,
-    learner: &EmbeddedLearner,
+    shape: &StartShape,
+    weights: FirstWeights,
 ) -> Result<Engines, Failure> {
     if recipe.engine.kind == EngineType::Openai {
         // The servers have their own weights, and are measured with them.
         return Ok((servers::sampling_engine(&recipe.engine, renderer)?, None));
     }
-    let weights = learner.params()?;
     if recipe.engine.kind != EngineType::Embedded {
         let base = match model_files(&recipe.model)? {
             Some(ModelFiles::Dir(dir)) => Some(dir),
             _ => None,
         };
-        let version = learner.version();
-        let engine = servers::training_engine(&recipe.engine, renderer, base, version, weights)?;
+        let engine = servers::training_engine(&recipe.engine, renderer, base, weights)?;
         return Ok((engine, None));
     }
+    let model = EngineModel {
+        config: shape.config()?,
+        version: weights.version,
+        weights: &*weights.tensors,
+    };
     let one = || {
         embedded(
             &recipe.engine,
             &recipe.rollout,
             device,
-            &weights,
+            &model,
             renderer.as_ref(),
             grammars,
-            learner.version(),
         )
     };
     let current: Arc<dyn Engine> = Arc::new(one()?);
@@ -135,7 +153,7 @@ pub(crate) fn engines(
         share: section.share,
         every: section.every,
     };
-    let both = CrossPolicy::new(current, old, config, learner.version());
+    let both = CrossPolicy::new(current, old, config, weights.version);
     let both = Arc::new(both);
     Ok((both.clone(), Some(both)))
 }

@@ -21,6 +21,8 @@ pub enum Failure {
     Recipe(String, Option<String>, Option<(usize, usize)>),
     /// Anything else.
     System(String),
+    /// The trainer's processes are gone; the run can continue from its last checkpoint.
+    TrainerLost(String),
     /// The request is right, but needs something that is not there yet, which the text names.
     Outside(String),
     /// Ctrl-C or TERM; nothing is lost.
@@ -113,7 +115,7 @@ impl Failure {
     /// Exit code of the process.
     pub fn code(&self) -> u8 {
         match self {
-            Self::System(_) => 1,
+            Self::System(_) | Self::TrainerLost(_) => 1,
             Self::Input(_) | Self::Recipe(..) => 2,
             Self::Outside(_) => 3,
             Self::Interrupt(_) => 130,
@@ -127,6 +129,7 @@ impl Failure {
             Self::Input(text)
             | Self::Recipe(text, ..)
             | Self::System(text)
+            | Self::TrainerLost(text)
             | Self::Outside(text)
             | Self::Interrupt(text)
             | Self::Program(_, text) => text,
@@ -147,6 +150,7 @@ impl From<PipelineError> for Failure {
         match e {
             PipelineError::Input(text) => Self::Input(text),
             PipelineError::System(text) => Self::System(text),
+            PipelineError::TrainerLost(text) => Self::TrainerLost(text),
             PipelineError::Interrupted => Self::Interrupt("interrupted".into()),
         }
     }

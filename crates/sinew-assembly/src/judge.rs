@@ -4,7 +4,7 @@
 //! once.
 
 use crate::device::device;
-use crate::engine::{embedded, grammars};
+use crate::engine::{EngineModel, embedded, grammars};
 use crate::failure::Failure;
 use crate::judge_settings::{chat_config, judge_config, reward_server_config};
 use crate::model::{chat_renderer, loaded_params, renderer, resolve_env, unresolved};
@@ -204,14 +204,18 @@ fn chat(
         ..RolloutPlan::default()
     };
     let grammars = grammars(None, &renderer, config.vocab)?;
+    let weights = EngineModel {
+        config,
+        version: PolicyVersion::default(),
+        weights: params,
+    };
     let model = embedded(
         engine,
         &rollout,
         &device()?,
-        params,
+        &weights,
         renderer.as_ref(),
         &grammars,
-        PolicyVersion::default(),
     )?;
     let requests = Arc::new(AtomicU64::new(1));
     Ok(EngineChat::new(

@@ -3,23 +3,33 @@
 //! If `train.data_parallel` is set, this program starts itself as workers. A worker reads the recipe from its
 //! parent and makes the same model; it has no engine, no environment and no run folder.
 
+use crate::engine::FirstWeights;
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
 use crate::model::{loaded_params, renderer};
 use crate::run_pins::RunPins;
+use crate::start_model::{StartShape, StartWeights};
+use crate::torch::{self, TorchParts};
 use crate::{Session, clock, plan, scoring};
 use sinew_algo::Algorithm;
-use sinew_model::Params;
 use sinew_orchestrator::{PipelineError, RunEvent, TrainProgress};
-use sinew_pipeline::{EmbeddedLearner, SavedState};
+use sinew_pipeline::{PolicyLearner, SavedState, SharedLearner};
 use sinew_recipe::RunPlan;
 use sinew_runs::{Resume, RunDir, TokenSignals};
 use sinew_tensor::Cpu;
+use sinew_train::Policy;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
-/// Parts of a trainer: its device, first weights, algorithm, and the tokenizer and template that each
-/// checkpoint gets, so that it can be loaded as a model.
-type Parts<'a> = (&'a Cpu, Params, &'a Algorithm, Vec<(String, Vec<u8>)>);
+/// Parts of a learner that are made before it.
+pub(crate) struct LearnerParts<'a> {
+    pub(crate) device: &'a Cpu,
+    pub(crate) weights: StartWeights,
+    pub(crate) shape: &'a StartShape,
+    pub(crate) algorithm: &'a Algorithm,
+    /// Tokenizer and template, which each checkpoint gets so that it can be loaded as a model.
+    pub(crate) files: Vec<(String, Vec<u8>)>,
+}
 
 /// Creates a trainer with the models that score for it, in the state that it resumes from. From then on, its
 /// inputs are pinned.
@@ -30,13 +40,51 @@ type Parts<'a> = (&'a Cpu, Params, &'a Algorithm, Vec<(String, Vec<u8>)>);
 pub(crate) fn begin(
     recipe: &RunPlan,
     pins: RunPins,
-    (device, params, algorithm, files): Parts<'_>,
+    parts: LearnerParts<'_>,
     session: &Session<'_>,
-) -> Result<(EmbeddedLearner, SavedState), Failure> {
+) -> Result<(SharedLearner, SavedState), Failure> {
+    let config = plan::learner(recipe, session.dir)?;
+    let (device, needs) = (parts.device, parts.algorithm.needs());
+    match parts.weights {
+        StartWeights::Folder(model, settings) => {
+            let (trainer, scorers) = torch::trainer(
+                &TorchParts {
+                    recipe,
+                    pinned: &pins.plan,
+                    settings: &settings,
+                    device,
+                    model: &model,
+                    shape: parts.shape,
+                    needs,
+                },
+                session,
+            )?;
+            let learner = PolicyLearner::new(config, trainer, scorers, parts.files)?;
+            start(learner, recipe, pins, session)
+        }
+        StartWeights::Params(params) => {
+            let scorers = scoring::scoring_models(&pins.plan, needs, device, &params)?;
+            let worker = toml::to_string(&pins.plan).map_err(Failure::system)?;
+            let policy = plan::policy(recipe)?;
+            let processes = recipe.train.data_parallel;
+            let trainer = policy.shared_trainer(processes, &worker, device, params, clock())?;
+            let learner = PolicyLearner::new(config, trainer, scorers, parts.files)?;
+            start(learner, recipe, pins, session)
+        }
+    }
+}
+
+/// Puts a learner into the state that its run resumes from, and connects it to the session.
+///
+/// # Errors
+/// If the recipe of the checkpoint differs in more than was allowed, or no checkpoint can be read.
+fn start<P: Policy + Send + 'static>(
+    mut learner: PolicyLearner<P>,
+    recipe: &RunPlan,
+    pins: RunPins,
+    session: &Session<'_>,
+) -> Result<(SharedLearner, SavedState), Failure> {
     let dir = session.dir;
-    let scorers = scoring::scoring_models(&pins.plan, algorithm.needs(), device, &params)?;
-    let config = plan::learner(recipe, &pins.plan, dir)?;
-    let mut learner = EmbeddedLearner::new(config, device, params, scorers, files, clock())?;
     let saved = match session.resume {
         Some(resume) => {
             let saved = restore(&mut learner, recipe, dir, resume)?;
@@ -52,15 +100,27 @@ pub(crate) fn begin(
     pins.keep(session, saved.step)?;
     follow(&mut learner, session, saved.wall_s);
     record_tokens(&mut learner, recipe, dir);
-    Ok((learner, saved))
+    Ok((Arc::new(Mutex::new(learner)), saved))
+}
+
+/// The weights that engines begin with.
+///
+/// # Errors
+/// If they cannot be computed or written.
+pub(crate) fn first_weights(learner: &SharedLearner) -> Result<FirstWeights, Failure> {
+    let mut learner = learner.lock().map_err(Failure::system)?;
+    Ok(FirstWeights {
+        version: learner.version(),
+        tensors: learner.weights()?,
+    })
 }
 
 /// Restores the last valid checkpoint, if there is one. Otherwise the run starts again.
 ///
 /// # Errors
 /// If the recipe of the checkpoint differs in more than `resume` allows, or no checkpoint can be read.
-fn restore(
-    learner: &mut EmbeddedLearner,
+fn restore<P: Policy + Send>(
+    learner: &mut PolicyLearner<P>,
     recipe: &RunPlan,
     dir: &RunDir,
     resume: &Resume,
@@ -83,7 +143,7 @@ fn restore(
 
 /// Reports the progress of training steps on the bus, and ends them between micro-batches when the run is
 /// asked to stop. `earlier_s` is the wall time of sessions before this one.
-fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earlier_s: f64) {
+fn follow<P: Policy + Send>(learner: &mut PolicyLearner<P>, session: &Session<'_>, earlier_s: f64) {
     let (bus, started) = (session.bus.clone(), session.started);
     learner.follow(session.cancel.clone(), move |p| {
         // Only viewers read it: nothing can fail.
@@ -98,7 +158,7 @@ fn follow(learner: &mut EmbeddedLearner, session: &Session<'_>, earlier_s: f64) 
 }
 
 /// Keeps advantage and ratio of trained tokens, if the recipe asks for it.
-fn record_tokens(learner: &mut EmbeddedLearner, recipe: &RunPlan, dir: &RunDir) {
+fn record_tokens<P: Policy + Send>(learner: &mut PolicyLearner<P>, recipe: &RunPlan, dir: &RunDir) {
     let keep = recipe.train.token_signals;
     if keep == 0 {
         return;

@@ -59,9 +59,11 @@ mod run_pins;
 mod scoring;
 mod servers;
 mod source;
+mod start_model;
 mod step_changes;
 mod store;
 mod token;
+mod torch;
 
 pub use collection::{CollectOptions, check_collect, collection};
 pub use device::{device, kernels, precision};
@@ -91,11 +93,12 @@ pub use store::disk_store;
 
 pub use failure::Failure;
 pub use token::{read_token, token_of};
+pub use torch::torch_variables;
 
+use learner::LearnerParts;
 use run_pins::RunPins;
 use sinew_env::{EnvFactory, Taskset};
 use sinew_judge::Bench;
-use sinew_model::ModelConfig;
 use sinew_orchestrator::{Bus, Goal, RunEvent};
 use sinew_pipeline::{
     CrossPolicy, EngineRollouts, GroupParts, GroupRewards, InboxScores, LateRewards, Pipeline,
@@ -110,9 +113,10 @@ use sinew_sources::Dataset;
 use sinew_store::TraceStore;
 use sinew_tensor::Cpu;
 use sinew_types::{Clock, Component, Engine, Fidelity, Provenance};
+use start_model::{StartShape, start_model};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -235,16 +239,22 @@ pub fn pipeline(
     pins.inputs(recipe, envs.as_ref(), &session, digest)?;
     let rewards = pins.rewards(recipe);
     let mut store = store::open_store(&recipe.store, dir)?;
-    let params = loaded_params(&pins.plan, renderer.as_ref())?;
-    let model = params.config().clone();
-    check_context(recipe.rollout.max_context_tokens, &model)?;
+    let (weights, shape) = start_model(&pins.plan, renderer.as_ref(), dir.path())?;
+    check_context(recipe.rollout.max_context_tokens, shape.context)?;
     let algorithm = plan::algorithm(recipe)?;
     let files = renderer.files().map_err(Failure::system)?;
     let config = plan::pipeline(recipe, how, dir, taskset.as_ref(), &algorithm)?;
     store.draws_per_step = config.core.draws_per_step();
-    let parts = (&device, params, &algorithm, files);
+    let parts = LearnerParts {
+        device: &device,
+        weights,
+        shape: &shape,
+        algorithm: &algorithm,
+        files,
+    };
     let (learner, saved) = learner::begin(recipe, pins, parts, &session)?;
-    let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, model.vocab)?;
+    let first = learner::first_weights(&learner)?;
+    let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, shape.vocab)?;
     let (shown, path) = (renderer.as_ref(), dir.path());
     let run = run_info(recipe, path, envs.as_ref(), shown, &device, rewards);
     let gold = source::Gold {
@@ -256,10 +266,11 @@ pub fn pipeline(
     let source = source::source(recipe, data, gold, &grammars, &session)?;
     let mut late = late(recipe, &session);
     let own = engine::threads(recipe, &device);
-    let (engine, cross) = engine::engines(recipe, &own, &renderer, &grammars, &learner)?;
+    let (engine, cross) =
+        engine::engines(recipe, &own, &renderer, &grammars, &shape, first.clone())?;
     let wait = world.sandbox_wait;
     let episode = episode_parts(recipe, &session, run, &engine, &renderer, envs, wait)?;
-    let transport = publish::transport(recipe, engine, &learner, &session)?;
+    let transport = publish::transport(recipe, engine, first, &session)?;
     let options = plan::episode_options(&recipe.rollout);
     let live = live::source(recipe, &session, &episode, &options, &store, &mut late)?;
     let turns = plan::turns(recipe, &config.core);
@@ -268,7 +279,7 @@ pub fn pipeline(
     let (envs, taskset) = (&parts.episode.envs, &parts.taskset);
     let groups = groups(&session, envs, taskset, &renderer, &traces);
     let rollouts = EngineRollouts::new(session.runtime, parts, traces, session.cancel);
-    let described = RunEvent::Described(describe(&model, &device));
+    let described = RunEvent::Described(describe(&shape, &device));
     session.bus.emit(described)?;
     let pipeline = Pipeline {
         config,
@@ -277,7 +288,7 @@ pub fn pipeline(
         groups: Some(Box::new(groups)),
         source: live.or(source),
         late,
-        learner: Arc::new(Mutex::new(learner)),
+        learner,
         transport,
         store,
         grammars,
@@ -352,12 +363,10 @@ fn groups(
 }
 
 /// One line about model and machine, for the views.
-fn describe(model: &ModelConfig, device: &Cpu) -> String {
+fn describe(model: &StartShape, device: &Cpu) -> String {
     format!(
-        "model {:?}, {} layers of {}, vocabulary {}; kernels {}, {} threads",
-        model.family,
-        model.layers,
-        model.d_model,
+        "{}, vocabulary {}; kernels {}, {} threads",
+        model.words,
         model.vocab,
         kernels(device),
         device.threads()

@@ -371,13 +371,12 @@ fn scratch_config(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<ModelConf
 ///
 /// # Errors
 /// If the recipe asks for more tokens than the model has positions for.
-pub fn check_context(asked: u32, config: &ModelConfig) -> Result<(), Failure> {
+pub fn check_context(asked: u32, context: usize) -> Result<(), Failure> {
     let asked = asked as usize;
-    if asked <= config.max_context {
+    if asked <= context {
         return Ok(());
     }
     Err(Failure::input(format!(
-        "rollout.max_context_tokens = {asked}: allowed: up to {}, the context of the model",
-        config.max_context
+        "rollout.max_context_tokens = {asked}: allowed: up to {context}, the context of the model"
     )))
 }

@@ -135,21 +135,14 @@ pub(crate) fn policy(recipe: &RunPlan) -> Result<PolicyConfig, Failure> {
     })
 }
 
-/// The trainer of a recipe's run. Workers get the effective recipe as text.
+/// The learner of a recipe's run.
 ///
 /// # Errors
-/// Fails as [`policy`] does, and if the recipe cannot be written as text for workers.
-pub(crate) fn learner(
-    recipe: &RunPlan,
-    pinned: &RunPlan,
-    dir: &RunDir,
-) -> Result<LearnerConfig, Failure> {
+/// If the recipe cannot be written as text, whose hash checkpoints contain.
+pub(crate) fn learner(recipe: &RunPlan, dir: &RunDir) -> Result<LearnerConfig, Failure> {
     let t = &recipe.train;
     Ok(LearnerConfig {
-        policy: policy(recipe)?,
         micro_batch_tokens: t.micro_batch_tokens,
-        data_parallel: t.data_parallel,
-        worker: toml::to_string(pinned).map_err(Failure::system)?,
         run_dir: dir.path().into(),
         keep_checkpoints: t.keep_checkpoints,
         config_hash: dir.portable(recipe).hash().map_err(Failure::system)?,

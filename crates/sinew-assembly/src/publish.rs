@@ -1,12 +1,13 @@
 //! Weights of a run for engines of other processes: `engine.weights_dir` with an engine of this process.
 
 use crate::Session;
+use crate::engine::FirstWeights;
 use crate::failure::Failure;
 use crate::model::model_files;
 use sinew_engines::{FolderDtype, Publisher, SharedWeights, WeightsFolder};
 use sinew_model::ModelFiles;
 use sinew_orchestrator::{Bus, PipelineError, RunEvent};
-use sinew_pipeline::{EmbeddedLearner, Learner, WeightsTransport};
+use sinew_pipeline::WeightsTransport;
 use sinew_recipe::{EngineType, RunPlan, Transfer};
 use sinew_types::{Engine, PolicyVersion, TensorSource};
 use std::sync::Arc;
@@ -38,7 +39,7 @@ impl WeightsTransport for Publishing {
 pub(crate) fn transport(
     recipe: &RunPlan,
     engine: Arc<dyn Engine>,
-    learner: &EmbeddedLearner,
+    first: FirstWeights,
     session: &Session<'_>,
 ) -> Result<Box<dyn WeightsTransport>, Failure> {
     let section = &recipe.engine;
@@ -62,7 +63,7 @@ pub(crate) fn transport(
         }),
     );
     let publisher = publisher.map_err(Failure::system)?;
-    publisher.offer(learner.version(), learner.params()?);
+    publisher.offer(first.version, first.tensors);
     Ok(Box::new(Publishing { engine, publisher }))
 }
 

@@ -6,11 +6,14 @@
 use crate::failure::Failure;
 use crate::model::{resolve_env, unresolved};
 use crate::run_model::{RunModel, run_model, typed_source};
+use crate::start_model::StartShape;
 use sinew_algo::Needs;
 use sinew_model::{ModelConfig, ModelFiles, Params, load_config, load_model, resolve_model};
-use sinew_pipeline::{ReferenceWeights, ScoringModels};
+use sinew_pipeline::{FrozenModel, Reference, ScoringModels};
 use sinew_recipe::RunPlan;
 use sinew_tensor::Cpu;
+use sinew_train::ModelPolicy;
+use std::path::PathBuf;
 
 /// A reference or teacher: of a run, whose folder is named with `run:` or without, or files.
 enum Scorer {
@@ -45,14 +48,41 @@ pub fn check(key: &str, source: &str, vocab: usize) -> Result<ModelConfig, Failu
     if config.vocab == vocab {
         return Ok(config);
     }
-    Err(Failure::input(format!(
-        "{key} = {source:?}: it has {} tokens, the policy {vocab}; both must have one tokenizer",
-        config.vocab
-    )))
+    Err(other_vocabulary(key, source, config.vocab, vocab))
+}
+
+/// Folder with the whole weights of a reference or teacher of any family; `None`: they have to be loaded and
+/// written, as a GGUF file or adapters of a run.
+///
+/// # Errors
+/// If the model is missing, or has another number of tokens than `vocab`.
+pub(crate) fn folder(key: &str, source: &str, vocab: usize) -> Result<Option<PathBuf>, Failure> {
+    let folder = match scorer(key, source)? {
+        Scorer::Run(run) => {
+            let folder = run.checkpoint()?;
+            folder.join("config.json").is_file().then_some(folder)
+        }
+        Scorer::Files(ModelFiles::Dir(folder)) => Some(folder),
+        Scorer::Files(ModelFiles::Gguf(_)) => None,
+    };
+    let Some(folder) = folder else {
+        return Ok(None);
+    };
+    let found = StartShape::of_folder(&folder)?.vocab;
+    if found == vocab {
+        return Ok(Some(folder));
+    }
+    Err(other_vocabulary(key, source, found, vocab))
+}
+
+fn other_vocabulary(key: &str, source: &str, found: usize, vocab: usize) -> Failure {
+    Failure::input(format!(
+        "{key} = {source:?}: it has {found} tokens, the policy {vocab}; both must have one tokenizer"
+    ))
 }
 
 /// Weights of a reference or teacher, in 32 bits.
-fn load(key: &str, source: &str, vocab: usize) -> Result<Params, Failure> {
+pub(crate) fn load(key: &str, source: &str, vocab: usize) -> Result<Params, Failure> {
     check(key, source, vocab)?;
     match scorer(key, source)? {
         Scorer::Run(run) => run.params(),
@@ -77,22 +107,22 @@ pub(crate) fn scoring_models(
     initial: &Params,
 ) -> Result<ScoringModels, Failure> {
     let vocab = initial.config().vocab;
-    let model = |params: Params| ReferenceWeights::Model(Box::new(params));
+    let context = recipe.rollout.max_context_tokens as usize;
+    let model = |params: Params| -> Result<FrozenModel, Failure> {
+        let model = ModelPolicy::frozen(params, context, device.clone());
+        Ok(Box::new(model.map_err(Failure::system)?))
+    };
     let reference = match &recipe.reference {
-        _ if !needs.reference() => ReferenceWeights::None,
-        Some(named) => model(load("reference.model", &named.model, vocab)?),
-        None if recipe.train.lora.is_some() => ReferenceWeights::Base,
-        None => model(initial.clone()),
+        _ if !needs.reference() => Reference::None,
+        Some(named) => Reference::Model(model(load("reference.model", &named.model, vocab)?)?),
+        None if recipe.train.lora.is_some() => Reference::Base,
+        None => Reference::Model(model(initial.clone())?),
     };
     let teacher = recipe.teacher.as_ref();
-    let teacher = teacher.map(|named| load("teacher.model", &named.model, vocab));
-    Ok(ScoringModels::new(
-        reference,
-        teacher.transpose()?,
-        device,
-        recipe.rollout.max_context_tokens as usize,
-        recipe.train.micro_batch_tokens,
-    )?)
+    let teacher = teacher.map(|named| model(load("teacher.model", &named.model, vocab)?));
+    let teacher = teacher.transpose()?;
+    let tokens = recipe.train.micro_batch_tokens;
+    Ok(ScoringModels::new(reference, teacher, tokens))
 }
 
 /// Reference and teacher of a recipe: key and source.

@@ -3,6 +3,7 @@
 //! Several addresses are one engine: requests go to the server that suits them, and to another one when it
 //! fails. `SINEW_ENGINE_KEY` is sent to each as the bearer token.
 
+use crate::engine::FirstWeights;
 use crate::failure::Failure;
 use sinew_engines::{
     Backend, ConnectOptions, EngineKind, FolderDtype, FormatMode, LogprobMode, RemoteConfig,
@@ -10,7 +11,7 @@ use sinew_engines::{
 };
 use sinew_recipe::{Api, EnginePlan, EngineType, Formats, Logprobs, RunPlan};
 use sinew_render::Renderer;
-use sinew_types::{Engine, PolicyVersion, TensorSource, TokenId};
+use sinew_types::{Engine, PolicyVersion, TokenId};
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -119,8 +120,7 @@ pub(crate) fn training_engine(
     section: &EnginePlan,
     renderer: &Arc<dyn Renderer>,
     base: Option<PathBuf>,
-    version: PolicyVersion,
-    weights: Arc<dyn TensorSource>,
+    weights: FirstWeights,
 ) -> Result<Arc<dyn Engine>, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
     let backends = connected(section, renderer)?;
@@ -128,10 +128,10 @@ pub(crate) fn training_engine(
     let folder = section.weights_dir.as_ref();
     let folder =
         folder.map(|dir| WeightsFolder::new(dir, base, FolderDtype::F32).untied(section.untied));
-    let engine = RemoteEngine::new(backends, folder, config(version, formats));
+    let engine = RemoteEngine::new(backends, folder, config(weights.version, formats));
     let engine = engine.map_err(|e| failed(&e))?;
     engine
-        .load_weights(version, weights)
+        .load_weights(weights.version, weights.tensors)
         .map_err(|e| failed(&e))?;
     Ok(Arc::new(engine))
 }

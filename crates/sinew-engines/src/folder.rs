@@ -13,7 +13,8 @@
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, View};
 use sinew_types::{
-    PolicyVersion, TensorSource, TensorView, WeightsManifest, WeightsManifestTensor,
+    PolicyVersion, PublishedFolder, TensorSource, TensorView, WeightsManifest,
+    WeightsManifestTensor,
 };
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -147,7 +148,8 @@ impl WeightsFolder {
     }
 
     /// Writes `weights` and returns the directory, an absolute path. A directory of the same
-    /// version is replaced; versions older than the one before this one are removed.
+    /// version is replaced; versions older than the one before this one are removed. Files that a trainer
+    /// wrote are linked, not written again.
     ///
     /// # Errors
     /// If a tensor is missing or the disk refuses. Nothing half-written is left under the name.
@@ -157,7 +159,10 @@ impl WeightsFolder {
         weights: &dyn TensorSource,
     ) -> Result<PathBuf, FolderError> {
         let stage = self.stage(version)?;
-        let manifest = self.whole(&stage, version, weights)?;
+        let manifest = match weights.folder() {
+            Some(written) => self.adopt(&stage, version, written)?,
+            None => self.whole(&stage, version, weights)?,
+        };
         let target = self.finish(&stage, &manifest)?;
         self.prune(&stage.root, version)?;
         Ok(target)
@@ -191,6 +196,38 @@ impl WeightsFolder {
             version,
             base: None,
             tensors: self.write_tensors(&stage.path.join(TENSORS), weights)?,
+        })
+    }
+
+    /// Links the files of a trainer into a version, and copies the small files of the start model.
+    fn adopt(
+        &self,
+        stage: &Stage,
+        version: PolicyVersion,
+        written: &PublishedFolder,
+    ) -> Result<WeightsManifest, FolderError> {
+        if written.tensors.is_empty() {
+            return Err(FolderError::Empty);
+        }
+        // The configuration of adapters is theirs, not that of the model.
+        if !written.is_adapter {
+            self.copy_companions(&stage.path)?;
+        }
+        for entry in fs::read_dir(&written.path).map_err(io("read", &written.path))? {
+            let from = entry.map_err(io("read", &written.path))?.path();
+            let to = stage.path.join(from.file_name().unwrap_or_default());
+            remove_file(&to)?;
+            // Another file system has no links.
+            if fs::hard_link(&from, &to).is_err() {
+                fs::copy(&from, &to).map_err(io("copy", &from))?;
+                let file = File::open(&to).map_err(io("open", &to))?;
+                file.sync_all().map_err(io("sync", &to))?;
+            }
+        }
+        Ok(WeightsManifest {
+            version,
+            base: None,
+            tensors: written.tensors.clone(),
         })
     }
 
@@ -357,6 +394,15 @@ pub(crate) fn remove(path: &Path) -> Result<(), FolderError> {
     }
 }
 
+fn remove_file(path: &Path) -> Result<(), FolderError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(io("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), FolderError> {
     let mut file = File::create(path).map_err(io("create", path))?;
     file.write_all(bytes).map_err(io("write", path))?;
@@ -463,5 +509,58 @@ mod tests {
         let error = folder.publish(PolicyVersion(1), &Lies).unwrap_err();
         assert!(error.to_string().contains("`a`"), "{error}");
         assert!(!dir.path().join("v00000001").exists());
+    }
+
+    /// Two tensors that a trainer wrote itself.
+    struct Written(PublishedFolder);
+
+    impl TensorSource for Written {
+        fn names(&self) -> Vec<String> {
+            vec!["a".to_owned(), "b".to_owned()]
+        }
+
+        fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+            panic!("{name} is read again");
+        }
+
+        fn folder(&self) -> Option<&PublishedFolder> {
+            Some(&self.0)
+        }
+    }
+
+    #[test]
+    fn files_of_a_trainer_are_linked_and_outlive_its_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().join("base");
+        fs::create_dir(&base).unwrap();
+        fs::write(base.join("config.json"), "{}").unwrap();
+        let own = WeightsFolder::new(dir.path().join("own"), None, FolderDtype::F32);
+        let path = own
+            .publish(PolicyVersion(4), &Two([1.0, 2.0, 3.0, 4.0]))
+            .unwrap();
+        let manifest = fs::read(path.join(MANIFEST)).unwrap();
+        let manifest: WeightsManifest = serde_json::from_slice(&manifest).unwrap();
+        fs::remove_file(path.join(MANIFEST)).unwrap();
+        let mut folder = PublishedFolder {
+            path: path.clone(),
+            is_adapter: false,
+            tensors: manifest.tensors.clone(),
+        };
+        let engines = WeightsFolder::new(dir.path().join("w"), Some(base), FolderDtype::F32);
+        let published = engines
+            .publish(PolicyVersion(5), &Written(folder.clone()))
+            .unwrap();
+        fs::remove_dir_all(&path).unwrap();
+        assert!(published.join("config.json").exists());
+        let bytes = fs::read(published.join(TENSORS)).unwrap();
+        assert!(safetensors::SafeTensors::deserialize(&bytes).is_ok());
+        let listed = fs::read(published.join(MANIFEST)).unwrap();
+        let listed: WeightsManifest = serde_json::from_slice(&listed).unwrap();
+        assert_eq!(listed.version, PolicyVersion(5));
+        assert_eq!(listed.tensors, manifest.tensors);
+        folder.tensors.clear();
+        let empty = engines.publish(PolicyVersion(6), &Written(folder));
+        assert!(matches!(empty, Err(FolderError::Empty)));
+        assert!(!dir.path().join("w/v00000006").exists());
     }
 }

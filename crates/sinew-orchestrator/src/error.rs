@@ -9,6 +9,10 @@ pub enum PipelineError {
     /// Any other failure.
     #[error("{0}")]
     System(String),
+    /// The trainer's processes are gone. What they computed since the last checkpoint can be computed again
+    /// from stored episodes.
+    #[error("{0}")]
+    TrainerLost(String),
     /// The run was asked to stop, for example by a signal; nothing is lost.
     #[error("interrupted")]
     Interrupted,

@@ -1,56 +1,31 @@
 //! The trainer with its checkpoints, behind the loop's port.
 
-use crate::parallel::WorkerGroup;
 use crate::ports::Learner;
 use crate::scoring_models::ScoringModels;
 use serde_json::Value;
 use sinew_algo::{Algorithm, Column, Columns, Prepared};
-use sinew_model::{Keep, Lora, LoraConfig, Params, ValueHead, merge_lora};
 use sinew_orchestrator::{PipelineError, Rows, StepRecord};
-use sinew_tensor::Cpu;
-use sinew_train::checkpoint::CheckpointStore;
+use sinew_train::checkpoint::{CheckpointError, CheckpointStore};
 use sinew_train::{
-    Commit, ModelPolicy, Progress, TrainError, Trainer, TrainerConfig, score_rows, score_values,
+    Commit, Policy, PolicyError, Progress, TrainError, Trainer, score_rows, score_values,
 };
-use sinew_types::{
-    Clock, LossSpec, PolicyVersion, TensorSource, TokenKind, Trace, TrainRow, VersionSpan,
-};
+use sinew_types::{LossSpec, PolicyVersion, TensorSource, TokenKind, Trace, TrainRow, VersionSpan};
 use std::fmt;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// A policy that is trained, as the processes of `train.data_parallel` build it, too.
-#[derive(Clone, Debug)]
-pub struct PolicyConfig {
-    /// Seed of adapters and of a value head; the weights of a full model come from elsewhere.
-    pub seed: u64,
-    /// Longest path that is trained.
-    pub max_context_tokens: usize,
-    /// Adapters instead of full fine-tuning, with the name of the model below.
-    pub lora: Option<(LoraConfig, String)>,
-    /// Learning rate of a value head, as a factor of the policy's.
-    pub critic: Option<f32>,
-    /// Optimizer, schedule, micro-batches.
-    pub trainer: TrainerConfig,
-}
-
-/// The embedded trainer of a run.
+/// Settings of a learner that are not of its policy.
 #[derive(Clone, Debug)]
 pub struct LearnerConfig {
-    /// Policy that is trained.
-    pub policy: PolicyConfig,
     /// Most packed tokens in one forward and backward pass.
     pub micro_batch_tokens: usize,
-    /// Processes that share the gradient's computation, and what the others are to load.
-    pub data_parallel: usize,
-    pub worker: String,
     /// Checkpoints are in its folder `checkpoints`.
     pub run_dir: PathBuf,
     /// Older ones are removed.
     pub keep_checkpoints: usize,
-    /// Names what was trained with: a checkpoint of another is compared before it is restored.
+    /// Hash of what was trained with: a checkpoint of another one is compared before it is restored.
     pub config_hash: String,
 }
 
@@ -59,11 +34,10 @@ pub struct LearnerConfig {
 pub type RowSink = Box<dyn FnMut(u64, &[TrainRow], &[Option<Vec<f32>>]) + Send>;
 
 /// Trains and remembers.
-pub struct EmbeddedLearner {
-    trainer: Trainer<ModelPolicy>,
+pub struct PolicyLearner<P> {
+    trainer: Trainer<P>,
     scorers: ScoringModels,
     checkpoints: CheckpointStore,
-    device: Cpu,
     micro_batch_tokens: usize,
     run_dir: PathBuf,
     cancel: Option<watch::Receiver<bool>>,
@@ -75,16 +49,32 @@ pub struct EmbeddedLearner {
     row_sink: Option<RowSink>,
 }
 
-impl fmt::Debug for EmbeddedLearner {
+impl<P: fmt::Debug> fmt::Debug for PolicyLearner<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EmbeddedLearner")
+        f.debug_struct("PolicyLearner")
             .field("trainer", &self.trainer)
             .field("run_dir", &self.run_dir)
             .finish_non_exhaustive()
     }
 }
 
-/// An error of the trainer; of one that names numbers which are not finite, with a hint.
+/// An error of the trainer, as a lost one if its processes are gone.
+pub(crate) fn of_trainer(e: TrainError) -> PipelineError {
+    match e {
+        TrainError::Policy(e) => of_policy(e),
+        e => system(e),
+    }
+}
+
+/// An error of the policy, as [`of_trainer`].
+pub(crate) fn of_policy(e: PolicyError) -> PipelineError {
+    match e {
+        PolicyError::Lost(_) => PipelineError::TrainerLost(e.to_string()),
+        PolicyError::Failed(_) => system(e),
+    }
+}
+
+/// Any error about the trainer; of one that names numbers which are not finite, with a hint.
 fn system(e: impl std::fmt::Display) -> PipelineError {
     let text = e.to_string();
     let diverged = ["is NaN", "is inf", "is -inf"]
@@ -109,70 +99,22 @@ fn go_on(cancel: Option<&watch::Receiver<bool>>) -> Result<(), PipelineError> {
     }
 }
 
-impl PolicyConfig {
-    /// The policy that is trained, with a critic if the algorithm reads one.
-    fn policy(&self, device: &Cpu, params: Params) -> Result<ModelPolicy, PipelineError> {
-        let context = self.max_context_tokens;
-        let (dev, d_model) = (device.clone(), params.config().d_model);
-        let policy = match &self.lora {
-            None => ModelPolicy::full(params, context, Keep::All, dev),
-            Some((config, source)) => {
-                let lora = Lora::random(config, params.config(), self.seed).map_err(system)?;
-                ModelPolicy::adapters(params, lora, source, context, Keep::All, dev)
-            }
-        };
-        let policy = policy.map_err(system)?;
-        let Some(scale) = self.critic else {
-            return Ok(policy);
-        };
-        let head = ValueHead::random(d_model, self.seed);
-        Ok(policy.with_critic(head, scale))
-    }
-
-    /// A trainer at step 0: what a run and its other processes compute with.
+impl<P: Policy + Send> PolicyLearner<P> {
+    /// A learner around a trainer at step 0; each checkpoint stores `files` with its weights.
     ///
     /// # Errors
-    /// If the parts do not fit together.
-    pub fn trainer(
-        &self,
-        device: &Cpu,
-        params: Params,
-        clock: Clock,
-    ) -> Result<Trainer<ModelPolicy>, PipelineError> {
-        let policy = self.policy(device, params)?;
-        Trainer::new(policy, self.trainer, clock).map_err(system)
-    }
-}
-
-impl EmbeddedLearner {
-    /// A trainer at step 0; each checkpoint stores `files` with its weights.
-    ///
-    /// # Errors
-    /// If the parts do not fit together, or a process or a folder cannot be made.
+    /// If the folder of checkpoints cannot be made.
     pub fn new(
         config: LearnerConfig,
-        device: &Cpu,
-        params: Params,
+        trainer: Trainer<P>,
         scorers: ScoringModels,
         files: Vec<(String, Vec<u8>)>,
-        clock: Clock,
     ) -> Result<Self, PipelineError> {
-        let processes = config.data_parallel;
-        let share = (device.threads() / processes).max(1);
-        let own = Cpu::new(device.kernels(), share);
-        let device = if processes > 1 { &own } else { device };
-        let mut trainer = config.policy.trainer(device, params, clock)?;
-        if processes > 1 {
-            let policy = trainer.policy();
-            let group = WorkerGroup::start(processes, &config.worker, device, policy)?;
-            trainer.with_comm(Box::new(group));
-        }
         let folder = config.run_dir.join("checkpoints");
         Ok(Self {
             trainer,
             scorers,
             checkpoints: CheckpointStore::open(folder, config.keep_checkpoints).map_err(system)?,
-            device: device.clone(),
             micro_batch_tokens: config.micro_batch_tokens,
             run_dir: config.run_dir,
             cancel: None,
@@ -206,20 +148,6 @@ impl EmbeddedLearner {
         }));
     }
 
-    /// The weights as engines use them; those of a full model are the trainer's own, not a copy.
-    ///
-    /// # Errors
-    /// If adapters cannot be merged.
-    pub fn params(&self) -> Result<Arc<Params>, PipelineError> {
-        let policy = self.trainer.policy();
-        let Some(lora) = policy.lora() else {
-            return Ok(policy.shared_params());
-        };
-        let mut weights = policy.params().clone();
-        merge_lora(&self.device, policy.params(), lora, &mut weights).map_err(system)?;
-        Ok(Arc::new(weights))
-    }
-
     /// Goes back to the last good checkpoint, and gives the state that was saved with it; `None` if there
     /// is none yet. `changed` is asked about the state of a run with another configuration.
     ///
@@ -242,7 +170,10 @@ impl EmbeddedLearner {
         for skipped in &loaded.skipped {
             tracing::error!(checkpoint = %skipped.name, reason = %skipped.reason, "checkpoint passed over");
         }
-        let state = self.trainer.restore(&loaded).map_err(system)?;
+        let state = self.trainer.restore(&loaded).map_err(|e| match e {
+            CheckpointError::Policy(e) => of_policy(e),
+            e => system(e),
+        })?;
         if state.commit.config_hash != self.config_hash {
             changed(&state.commit.cursor)?;
         }
@@ -252,7 +183,7 @@ impl EmbeddedLearner {
     }
 }
 
-impl Learner for EmbeddedLearner {
+impl<P: Policy + Send> Learner for PolicyLearner<P> {
     fn is_whole(&self) -> bool {
         !self.partial
     }
@@ -261,8 +192,10 @@ impl Learner for EmbeddedLearner {
         self.trainer.version()
     }
 
-    fn weights(&self) -> Result<Arc<dyn TensorSource>, PipelineError> {
-        Ok(self.params()?)
+    fn weights(&mut self) -> Result<Arc<dyn TensorSource>, PipelineError> {
+        let version = self.trainer.version();
+        let weights = self.trainer.policy_mut().weights(version);
+        weights.map_err(of_policy)
     }
 
     fn columns(
@@ -279,7 +212,7 @@ impl Learner for EmbeddedLearner {
         let policy = self.trainer.policy_mut();
         if needs.values {
             let values = score_values(policy, &draft.value_rows(), self.micro_batch_tokens);
-            let filled = draft.fill_values(&mut columns, values.map_err(system)?);
+            let filled = draft.fill_values(&mut columns, values.map_err(of_trainer)?);
             filled.map_err(PipelineError::system)?;
         }
         let stop = || go_on(self.cancel.as_ref());
@@ -290,7 +223,7 @@ impl Learner for EmbeddedLearner {
         stop()?;
         if needs.prox_logprobs {
             let scored = score_rows(policy, draft.rows(), self.micro_batch_tokens);
-            fill(Column::ProxLogprobs, scored.map_err(system)?)?;
+            fill(Column::ProxLogprobs, scored.map_err(of_trainer)?)?;
         }
         stop()?;
         if needs.ref_logprobs {
@@ -327,7 +260,11 @@ impl Learner for EmbeddedLearner {
         );
         let mut columns = Columns::new();
         draft
-            .fill(&mut columns, Column::ProxLogprobs, &scored.map_err(system)?)
+            .fill(
+                &mut columns,
+                Column::ProxLogprobs,
+                &scored.map_err(of_trainer)?,
+            )
             .map_err(PipelineError::system)?;
         for trace in groups.iter_mut().flatten() {
             let own = columns.remove(&trace.episode).unwrap_or_default();
@@ -368,7 +305,7 @@ impl Learner for EmbeddedLearner {
                 self.partial = updates > 0;
                 return Err(PipelineError::Interrupted);
             }
-            done => done.map_err(system)?,
+            done => done.map_err(of_trainer)?,
         };
         if let Some(skipped) = report.skipped.first() {
             tracing::error!(tensor = %skipped.tensor, "gradient is not finite, update skipped");
@@ -402,10 +339,11 @@ impl Learner for EmbeddedLearner {
             .trainer
             .save(&self.checkpoints, step, &commit, self.files.clone());
         let dir = self.run_dir.display();
-        saved.map(|_| ()).map_err(|e| {
-            PipelineError::system(format!(
+        saved.map(|_| ()).map_err(|e| match e {
+            CheckpointError::Policy(e @ PolicyError::Lost(_)) => of_policy(e),
+            e => PipelineError::system(format!(
                 "checkpoint of step {step}: {e}\n  hint: when that is put right, go on with `sinew train {dir}/recipe.toml --run-dir {dir} --resume`"
-            ))
+            )),
         })
     }
 }

@@ -11,6 +11,7 @@
 mod config;
 mod cross_policy;
 mod drivers;
+mod embedded_policy;
 mod files;
 mod formats;
 mod groups;
@@ -31,16 +32,17 @@ mod trust;
 pub use config::PipelineConfig;
 pub use cross_policy::{CrossPolicy, CrossPolicyConfig};
 pub use drivers::{Pipeline, SharedLearner, run};
+pub use embedded_policy::PolicyConfig;
 pub use formats::{grammars, masks};
 pub use groups::{GroupParts, GroupRewards};
 pub use in_flight::FILE as IN_FLIGHT;
 pub use late::{InboxScores, LateRewards, LateScores};
-pub use learner::{EmbeddedLearner, LearnerConfig, PolicyConfig, RowSink};
+pub use learner::{LearnerConfig, PolicyLearner, RowSink};
 pub use parallel::{COMMAND as WORKER_COMMAND, WorkerGroup, work};
 pub use ports::{
     GroupRequest, GroupScores, Learner, ResumeCondition, RolloutReading, Rollouts, SampleSource,
     ScoredGroup, SourceGroups, StoredEpisode, Waker, WeightsTransport,
 };
 pub use rollouts::{ChangedParts, EngineRollouts, RolloutParts, TurnSchedule};
-pub use scoring_models::{ReferenceWeights, ScoringModels};
+pub use scoring_models::{FrozenModel, Reference, ScoringModels};
 pub use state::{RunStore, SavedState};

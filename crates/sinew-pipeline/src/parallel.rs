@@ -8,7 +8,7 @@ use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 use sinew_orchestrator::PipelineError;
 use sinew_tensor::{Cpu, KernelSet};
-use sinew_train::{Comm, CommError, Link, ModelPolicy, Policy, ProcessComm, Trainer};
+use sinew_train::{Comm, CommError, HostState, Link, ModelPolicy, ProcessComm, Trainer};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
@@ -55,7 +55,7 @@ type WorkerReady = Result<usize, String>;
 /// The most numbers of one exchange: the trained weights, or as many gradients with their padding.
 fn numbers(policy: &ModelPolicy) -> usize {
     let mut total = 0usize;
-    for file in policy.weights() {
+    for file in policy.trained() {
         for name in file.tensors.names() {
             let elements = file.tensors.info(&name).map_or(0, |info| info.elements());
             total += elements.next_multiple_of(PADDING);

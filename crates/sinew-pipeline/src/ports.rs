@@ -33,8 +33,8 @@ pub trait Learner: Send {
     /// The weights as engines use them.
     ///
     /// # Errors
-    /// If adapters cannot be merged.
-    fn weights(&self) -> Result<Arc<dyn TensorSource>, PipelineError>;
+    /// If adapters cannot be merged, or the weights cannot be written.
+    fn weights(&mut self) -> Result<Arc<dyn TensorSource>, PipelineError>;
 
     /// Columns that the algorithm reads in addition to the traces, added to the known ones.
     ///

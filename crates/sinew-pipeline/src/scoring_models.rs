@@ -1,96 +1,100 @@
 //! Frozen models that score rows: the reference of a KL term, and a teacher.
 
-use sinew_model::Params;
+use crate::learner::{of_policy, of_trainer};
 use sinew_orchestrator::PipelineError;
-use sinew_tensor::Cpu;
-use sinew_train::{ModelPolicy, TrainError, score_rows, score_top};
+use sinew_train::{Policy, TrainError, score_rows, score_top};
 use sinew_types::{TokenLogprob, TrainRow};
+use std::fmt;
+
+/// A frozen model.
+pub type FrozenModel = Box<dyn Policy + Send>;
 
 /// Source of reference log-probabilities.
-#[derive(Debug)]
-pub enum ReferenceWeights {
+pub enum Reference {
     /// The algorithm reads no scores.
     None,
     /// The weights under the adapters, which training does not change.
     Base,
-    Model(Box<Params>),
+    /// A separate model.
+    Model(FrozenModel),
 }
 
-#[derive(Debug)]
-enum Reference {
-    None,
-    Base,
-    Model(Box<ModelPolicy>),
+impl fmt::Debug for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "None",
+            Self::Base => "Base",
+            Self::Model(_) => "Model",
+        })
+    }
 }
 
-/// Frozen models that score what the policy sampled.
-#[derive(Debug)]
+/// Frozen models that score rows that the policy sampled.
 pub struct ScoringModels {
     reference: Reference,
-    teacher: Option<Box<ModelPolicy>>,
+    teacher: Option<FrozenModel>,
     micro_batch_tokens: usize,
 }
 
-fn failed(e: impl std::fmt::Display) -> PipelineError {
-    PipelineError::system(format!("trainer: {e}"))
+impl fmt::Debug for ScoringModels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScoringModels")
+            .field("reference", &self.reference)
+            .field("teacher", &self.teacher.is_some())
+            .finish_non_exhaustive()
+    }
 }
 
 impl ScoringModels {
-    /// Creates the models that an algorithm needs, for contexts of a given number of tokens.
-    ///
-    /// # Errors
-    /// If a model does not fit the device or the context.
+    /// The models that an algorithm needs. They compute at most `micro_batch_tokens` packed tokens at a time.
     pub fn new(
-        reference: ReferenceWeights,
-        teacher: Option<Params>,
-        device: &Cpu,
-        max_context_tokens: usize,
+        reference: Reference,
+        teacher: Option<FrozenModel>,
         micro_batch_tokens: usize,
-    ) -> Result<Self, PipelineError> {
-        let frozen = |params: Params| {
-            let model = ModelPolicy::frozen(params, max_context_tokens, device.clone());
-            model.map(Box::new).map_err(failed)
-        };
-        let reference = match reference {
-            ReferenceWeights::None => Reference::None,
-            ReferenceWeights::Base => Reference::Base,
-            ReferenceWeights::Model(params) => Reference::Model(frozen(*params)?),
-        };
-        Ok(Self {
+    ) -> Self {
+        Self {
             reference,
-            teacher: teacher.map(frozen).transpose()?,
+            teacher,
             micro_batch_tokens,
-        })
+        }
     }
 
     /// Reference log-probabilities of rows.
+    ///
+    /// # Errors
+    /// If the model fails, or none was loaded.
     pub fn reference(
         &mut self,
-        policy: &mut ModelPolicy,
+        policy: &mut dyn Policy,
         rows: &[TrainRow],
     ) -> Result<Vec<Vec<f32>>, PipelineError> {
         match &mut self.reference {
             Reference::Model(model) => {
-                score_rows(model.as_mut(), rows, self.micro_batch_tokens).map_err(failed)
+                score_rows(model.as_mut(), rows, self.micro_batch_tokens).map_err(of_trainer)
             }
             Reference::Base => {
-                let mut scored = rows.to_vec();
-                policy
-                    .fill_reference_from_base(&mut scored, self.micro_batch_tokens)
-                    .map_err(failed)?;
-                Ok(scored.into_iter().filter_map(|r| r.ref_logprobs).collect())
+                policy.use_base(true).map_err(of_policy)?;
+                let scored = score_rows(policy, rows, self.micro_batch_tokens);
+                policy.use_base(false).map_err(of_policy)?;
+                scored.map_err(of_trainer)
             }
             Reference::None => Err(PipelineError::system("no reference model was loaded")),
         }
     }
 
     /// The teacher's log-probabilities of rows.
+    ///
+    /// # Errors
+    /// If the model fails, or none was loaded.
     pub fn teacher(&mut self, rows: &[TrainRow]) -> Result<Vec<Vec<f32>>, PipelineError> {
         let micro_batch_tokens = self.micro_batch_tokens;
         self.ask_teacher(|teacher| score_rows(teacher, rows, micro_batch_tokens))
     }
 
-    /// The teacher's `k` most likely tokens in the place of each trained one.
+    /// The teacher's `k` most likely tokens at the position of each trained one.
+    ///
+    /// # Errors
+    /// If the model fails, or none was loaded.
     pub fn teacher_top(
         &mut self,
         rows: &[TrainRow],
@@ -102,10 +106,10 @@ impl ScoringModels {
 
     fn ask_teacher<T>(
         &mut self,
-        ask: impl FnOnce(&mut ModelPolicy) -> Result<T, TrainError>,
+        ask: impl FnOnce(&mut dyn Policy) -> Result<T, TrainError>,
     ) -> Result<T, PipelineError> {
-        let teacher = self.teacher.as_mut();
+        let teacher = self.teacher.as_deref_mut();
         let teacher = teacher.ok_or_else(|| PipelineError::system("no teacher was loaded"))?;
-        ask(teacher).map_err(failed)
+        ask(teacher).map_err(of_trainer)
     }
 }

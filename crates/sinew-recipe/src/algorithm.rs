@@ -3,7 +3,7 @@
 
 use crate::engine::{EngineType, WeightFormat};
 use crate::rule::Rules;
-use crate::{DataSection, RunPlan};
+use crate::{DataSection, RunPlan, TrainerDtype};
 use sinew_algo::{Algorithm, ConfigError, Needs, Repair, RunFacts};
 
 impl RunPlan {
@@ -74,6 +74,7 @@ fn ratios(plan: &RunPlan, rules: &mut Rules) {
     let facts = plan.run_facts();
     let exact = plan.engine.kind == EngineType::Embedded
         && plan.engine.weights == WeightFormat::F32
+        && plan.torch().is_none()
         && plan.data.is_none()
         && (facts.updates_per_batch, facts.max_staleness) == (1, 0);
     for key in ["clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg"] {
@@ -104,6 +105,17 @@ fn gap(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
             "quantized weights sample from another policy than the one that is trained, {FIX}, or use \"f32\""
         ),
         plan.engine.weights == WeightFormat::F32 || spans,
+    );
+    let torch = plan.torch();
+    let servers = plan.engine.kind != EngineType::Embedded;
+    let rounded = torch.is_some_and(|t| servers || t.dtype == Some(TrainerDtype::Bf16));
+    rules.custom(
+        "trainer.type",
+        "\"torch\"",
+        format!(
+            "PyTorch and the engine round differently, {FIX}, or use dtype = \"f32\" with engine.type = \"embedded\""
+        ),
+        !rounded || spans,
     );
     rules.custom(
         "data.type",

@@ -10,6 +10,7 @@ use crate::sandbox::SandboxKeys;
 use crate::store::StoreKeys;
 use crate::tasks::{TasksKeys, tasks_or_source};
 use crate::train::TrainKeys;
+use crate::trainer::TrainerKeys;
 use crate::trust::TrustKeys;
 use crate::{DataSection, EnvSection, HarnessSection, ModelSection, RunPlan, env};
 use schemars::JsonSchema;
@@ -82,6 +83,8 @@ pub(crate) struct RecipeKeys {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     train: Option<TrainKeys>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    trainer: Option<TrainerKeys>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     trust: Option<TrustKeys>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     eval: Option<EvalKeys>,
@@ -114,6 +117,7 @@ impl RecipeKeys {
             teacher: self.teacher,
             data: self.data,
             train: self.train.unwrap_or_default().resolve(),
+            trainer: self.trainer.map(TrainerKeys::resolve),
             trust: self.trust.unwrap_or_default().resolve(),
             eval: self.eval.unwrap_or_default().resolve(),
             engine: self.engine.unwrap_or_default().resolve(),
@@ -141,6 +145,7 @@ impl RecipeKeys {
             teacher: plan.teacher.clone(),
             data: plan.data.clone(),
             train: Some(plan.train.keys()),
+            trainer: plan.trainer.as_ref().map(crate::TrainerPlan::keys),
             trust: Some(plan.trust.keys()),
             eval: Some(plan.eval.keys()),
             engine: Some(plan.engine.keys()),
@@ -157,6 +162,7 @@ impl RecipeKeys {
         self.rollout.iter_mut().for_each(|t| t.leave_out(unused));
         self.critic.iter_mut().for_each(|t| t.leave_out(unused));
         self.train.iter_mut().for_each(|t| t.leave_out(unused));
+        self.trainer.iter_mut().for_each(|t| t.leave_out(unused));
         self.trust.iter_mut().for_each(|t| t.leave_out(unused));
         self.eval.iter_mut().for_each(|t| t.leave_out(unused));
         self.engine.iter_mut().for_each(|t| t.leave_out(unused));

@@ -64,6 +64,7 @@ mod section;
 mod store;
 mod tasks;
 mod train;
+mod trainer;
 mod trust;
 mod typed;
 
@@ -98,6 +99,9 @@ pub use schema::{json_schema, markdown};
 pub use store::{StoreKind, StorePlan};
 pub use tasks::{HeldOut, TaskOrder, TasksPlan};
 pub use train::{LoraSection, LrSchedule, TrainPlan};
+pub use trainer::{
+    Attention, Checkpointing, Place, Sharing, TrainerDtype, TrainerPlan, TrainerType,
+};
 pub use trust::TrustPlan;
 
 use sinew_algo::AlgorithmConfig;
@@ -152,6 +156,8 @@ pub struct RunPlan {
     pub data: Option<DataSection>,
     /// Optimizer, steps and checkpoints.
     pub train: TrainPlan,
+    /// The program that computes gradients; `None`: this one.
+    pub trainer: Option<TrainerPlan>,
     /// Treatment of suspicious rewards.
     pub trust: TrustPlan,
     /// The held-out measurement.

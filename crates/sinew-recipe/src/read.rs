@@ -121,6 +121,9 @@ impl RunPlan {
         let mut same = self.clone();
         (same.train.steps, same.train.max_wall_s) = (1, 0.0);
         same.name.clear();
+        if let Some(trainer) = &mut same.trainer {
+            trainer.clear_bounds();
+        }
         same
     }
 

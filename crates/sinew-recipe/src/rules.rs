@@ -22,6 +22,7 @@ pub(crate) fn all(plan: &RunPlan) -> Vec<Rule> {
     crate::judge::rules(plan, &mut rules);
     crate::rollout::rules(plan, &mut rules);
     crate::train::rules(plan, &mut rules);
+    crate::trainer::rules(plan, &mut rules);
     crate::trust::rules(plan, &mut rules);
     crate::mode::rules(plan, &mut rules);
     crate::eval::rules(plan, &mut rules);

@@ -124,7 +124,21 @@ impl TorchError {
 
 impl From<TorchError> for PolicyError {
     fn from(error: TorchError) -> Self {
-        Self(error.to_string())
+        let text = error.to_string();
+        match error {
+            TorchError::Rank(_)
+            | TorchError::Broken(_)
+            | TorchError::Deadline { .. }
+            | TorchError::Connection { .. }
+            | TorchError::Ended { .. } => Self::Lost(text),
+            TorchError::Input(_)
+            | TorchError::Memory(_)
+            | TorchError::Fence(_)
+            | TorchError::Gap(_)
+            | TorchError::Answer { .. }
+            | TorchError::Setup(_)
+            | TorchError::Io { .. } => Self::Failed(text),
+        }
     }
 }
 

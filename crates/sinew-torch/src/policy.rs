@@ -5,7 +5,7 @@ use crate::error::TorchError;
 use crate::folder::{FolderTensors, staging};
 use crate::options::{PublishForm, PublishOptions, Residence, TorchSetup, absolute};
 use crate::ranks::RankGroup;
-use crate::scorer::{Scoring, TorchScorer, part_error};
+use crate::scorer::{Scoring, TorchScorer};
 use crate::status::{ServerInfo, ServerStatus};
 use crate::transport::ServerAddress;
 use crate::usage::TorchUsage;
@@ -233,7 +233,7 @@ fn column(values: &[f32], items: usize) -> Result<Bin<'_>, PolicyError> {
     if values.is_empty() || values.len() == items {
         return Ok(Bin::of(values));
     }
-    Err(PolicyError(format!(
+    Err(PolicyError::failed(format!(
         "{} derivatives of a micro-batch with {items} items",
         values.len()
     )))
@@ -260,10 +260,10 @@ impl Policy for TorchPolicy {
     ) -> Result<Vec<Scores>, PolicyError> {
         self.ready = None;
         if want.values && !self.trained.has_critic {
-            return Err(PolicyError("there is no critic".to_owned()));
+            return Err(PolicyError::failed("there is no critic".to_owned()));
         }
         if want.backward && self.is_base {
-            return Err(PolicyError("the base is frozen".to_owned()));
+            return Err(PolicyError::failed("the base is frozen".to_owned()));
         }
         let scores = self.scoring.forward(wave, want, self.model())?;
         let items = || wave.iter().map(|batch| batch.items.len()).collect();
@@ -272,12 +272,12 @@ impl Policy for TorchPolicy {
     }
 
     fn backward(&mut self, _wave: &[&MicroBatch], grads: &[ScoreGrads]) -> Result<(), PolicyError> {
-        let state = |text: &str| PolicyError(text.to_owned());
+        let state = |text: &str| PolicyError::failed(text.to_owned());
         let ready = self.ready.as_ref();
         let items = ready
             .ok_or_else(|| state("backward without a forward pass that was to keep its state"))?;
         if items.len() != grads.len() {
-            return Err(PolicyError(format!(
+            return Err(PolicyError::failed(format!(
                 "derivatives of {} micro-batches, the last pass had {}",
                 grads.len(),
                 items.len()
@@ -306,7 +306,7 @@ impl Policy for TorchPolicy {
     fn use_base(&mut self, base: bool) -> Result<(), PolicyError> {
         if !self.trained.has_adapters {
             let text = "all weights are trained, so there is no frozen base: use a reference model";
-            return Err(PolicyError(text.to_owned()));
+            return Err(PolicyError::failed(text.to_owned()));
         }
         self.is_base = base;
         self.ready = None;
@@ -340,7 +340,7 @@ impl Policy for TorchPolicy {
                 grad_norm: Some(grad_norm),
                 ..
             } => Ok(Outcome::Applied { grad_norm }),
-            ApplyAnswer { .. } => Err(PolicyError(
+            ApplyAnswer { .. } => Err(PolicyError::failed(
                 "the torch trainer answered neither a norm nor a reason to skip".to_owned(),
             )),
         }
@@ -348,7 +348,7 @@ impl Policy for TorchPolicy {
 
     fn save(&mut self, draft: &mut Draft<'_>) -> Result<Vec<String>, CheckpointError> {
         self.ready = None;
-        let failed = |error: TorchError| part_error("weights", &error);
+        let failed = |error: TorchError| PolicyError::from(error);
         let body = SaveBody {
             folder: absolute(draft.path()).map_err(failed)?,
         };
@@ -385,13 +385,13 @@ impl Policy for TorchPolicy {
         }
         self.ready = None;
         let body = LoadBody {
-            folder: absolute(&loaded.path).map_err(|e| part_error("weights", &e))?,
+            folder: absolute(&loaded.path).map_err(PolicyError::from)?,
             number: updates,
         };
         let done: Result<Nothing, TorchError> = self.call(Verb::Load, &body);
         let Nothing {} = done.map_err(|error| match error {
             TorchError::Input(fault) => loaded.mismatch(fault.to_string()),
-            other => part_error("weights", &other),
+            other => PolicyError::from(other).into(),
         })?;
         Ok(())
     }

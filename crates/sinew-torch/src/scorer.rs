@@ -1,7 +1,6 @@
 //! Scores of a server's models, and the frozen models that do nothing else.
 
 use crate::client::SharedClient;
-use crate::error::TorchError;
 use crate::wire::{
     Bin, ForwardAnswer, ForwardBody, Lane, ScoreColumns, TopAnswer, TopBody, TopColumns, Verb,
 };
@@ -78,7 +77,7 @@ impl Scoring {
 
     fn lanes_of<'a>(&self, wave: &[&'a MicroBatch]) -> Result<Vec<Lane<'a>>, PolicyError> {
         if !(1..=self.lanes).contains(&wave.len()) {
-            return Err(PolicyError(format!(
+            return Err(PolicyError::failed(format!(
                 "a wave of {} micro-batches, the torch trainer computes 1 to {}",
                 wave.len(),
                 self.lanes
@@ -93,7 +92,7 @@ fn expect(what: &str, found: usize, expected: usize) -> Result<(), PolicyError> 
     if found == expected {
         return Ok(());
     }
-    Err(PolicyError(format!(
+    Err(PolicyError::failed(format!(
         "the torch trainer answered {found} {what}, expected {expected}"
     )))
 }
@@ -156,10 +155,7 @@ impl TorchScorer {
     }
 
     fn no_part(&self) -> CheckpointError {
-        CheckpointError::Part {
-            file: self.name.clone(),
-            reason: self.frozen(),
-        }
+        PolicyError::failed(self.frozen()).into()
     }
 }
 
@@ -174,13 +170,13 @@ impl Policy for TorchScorer {
         want: OutputChoice,
     ) -> Result<Vec<Scores>, PolicyError> {
         if want.backward || want.values {
-            return Err(PolicyError(self.frozen()));
+            return Err(PolicyError::failed(self.frozen()));
         }
         self.scoring.forward(wave, want, &self.name)
     }
 
     fn backward(&mut self, _: &[&MicroBatch], _: &[ScoreGrads]) -> Result<(), PolicyError> {
-        Err(PolicyError(self.frozen()))
+        Err(PolicyError::failed(self.frozen()))
     }
 
     fn top(&mut self, wave: &[&MicroBatch], k: usize) -> Result<Vec<TopTokens>, PolicyError> {
@@ -188,11 +184,11 @@ impl Policy for TorchScorer {
     }
 
     fn zero_gradients(&mut self) -> Result<(), PolicyError> {
-        Err(PolicyError(self.frozen()))
+        Err(PolicyError::failed(self.frozen()))
     }
 
     fn apply(&mut self, _: &Update) -> Result<Outcome, PolicyError> {
-        Err(PolicyError(self.frozen()))
+        Err(PolicyError::failed(self.frozen()))
     }
 
     fn save(&mut self, _: &mut Draft<'_>) -> Result<Vec<String>, CheckpointError> {
@@ -204,14 +200,6 @@ impl Policy for TorchScorer {
     }
 
     fn weights(&mut self, _: PolicyVersion) -> Result<Arc<dyn TensorSource>, PolicyError> {
-        Err(PolicyError(self.frozen()))
-    }
-}
-
-/// An error of a file's part in a checkpoint.
-pub(crate) fn part_error(file: &str, error: &TorchError) -> CheckpointError {
-    CheckpointError::Part {
-        file: file.to_owned(),
-        reason: error.to_string(),
+        Err(PolicyError::failed(self.frozen()))
     }
 }

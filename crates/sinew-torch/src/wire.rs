@@ -37,13 +37,10 @@ impl<'a> Bin<'a> {
 
     /// The values of a column; `None` if the bytes are no whole number of values.
     pub(crate) fn values<T: Pod>(&self) -> Option<Vec<T>> {
-        let size = size_of::<T>();
-        if !self.0.len().is_multiple_of(size) {
-            return None;
-        }
-        let mut values = vec![T::zeroed(); self.0.len() / size];
-        bytemuck::cast_slice_mut::<T, u8>(&mut values).copy_from_slice(&self.0);
-        Some(values)
+        let whole = self.0.len().is_multiple_of(size_of::<T>());
+        // The bytes may begin at any address.
+        let chunks = self.0.chunks_exact(size_of::<T>());
+        whole.then(|| chunks.map(bytemuck::pod_read_unaligned).collect())
     }
 }
 

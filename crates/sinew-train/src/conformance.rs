@@ -1,12 +1,14 @@
 //! Conformance tests for implementations of [`Policy`] and [`Comm`]. The tests of this crate, and of every
 //! crate with such an implementation, call them. The functions panic with the violated rule.
 
+use crate::checkpoint::{CheckpointStore, LoadedCheckpoint};
 use crate::comm::{Comm, CommError};
 use crate::optim::{AdamWConfig, Outcome, Update};
 use crate::pack::{MicroBatch, pack};
-use crate::policy::{OutputChoice, Policy, ScoreGrads};
-use sinew_types::{TensorSource, TrainRow};
+use crate::policy::{OutputChoice, Policy, ScoreGrads, waves};
+use sinew_types::{PolicyVersion, TrainRow};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 const BACKWARD: OutputChoice = OutputChoice {
     entropies: true,
@@ -14,202 +16,220 @@ const BACKWARD: OutputChoice = OutputChoice {
     backward: true,
 };
 
-/// Returns the bits of every value of a source, by name.
-fn bits(source: &dyn TensorSource) -> BTreeMap<String, Vec<u32>> {
-    let names = source.names().into_iter();
-    names
-        .map(|name| {
-            let view = source.tensor(&name).expect("a named tensor is there");
-            assert_eq!(Some(view.info()), source.info(&name), "info of {name}");
-            let values = view.into_f32();
-            (name, values.iter().map(|v| v.to_bits()).collect())
-        })
-        .collect()
-}
-
-/// Returns the bits of every trained value, by name.
-fn weights<P: Policy>(policy: &P) -> BTreeMap<String, Vec<u32>> {
-    let files = policy.weights();
-    assert!(!files.is_empty(), "a policy to train has weights");
-    let files = files.iter().flat_map(|file| bits(&*file.tensors));
-    files.collect()
-}
-
-/// Returns gradients. They are read from the first moments after an update with `beta1` 0, whose effect on
-/// the weights is negligible.
-fn gradients<P: Policy>(policy: &mut P) -> BTreeMap<String, Vec<f32>> {
-    let update = Update {
-        number: 1,
-        lr: 1e-30,
-        adamw: AdamWConfig {
-            beta1: 0.0,
-            ..AdamWConfig::default()
-        },
-        max_grad_norm: None,
+/// Returns the bits of every value of the weights for engines, by name.
+fn weights<P: Policy>(policy: &mut P) -> BTreeMap<String, Vec<u32>> {
+    let source = policy.weights(PolicyVersion(0)).expect("weights");
+    let names = source.names();
+    assert!(!names.is_empty(), "a policy to train has weights");
+    let bits = |name: String| {
+        let view = source.tensor(&name).expect("a named tensor is there");
+        assert_eq!(Some(view.info()), source.info(&name), "info of {name}");
+        let values = view.into_f32();
+        (name, values.iter().map(|v| v.to_bits()).collect())
     };
-    let outcome = policy.apply(&update).expect("an update");
-    assert!(matches!(outcome, Outcome::Applied { .. }), "{outcome:?}");
-    let optimizer = policy.optimizer();
-    let firsts = optimizer
-        .names()
-        .into_iter()
-        .filter(|n| n.starts_with("m."));
-    let values = |name: &String| optimizer.tensor(name).map(|v| v.into_f32().into_owned());
-    firsts
-        .map(|name| (name.clone(), values(&name).unwrap_or_default()))
-        .collect()
+    names.into_iter().map(bits).collect()
 }
 
-/// Returns the global norm.
-fn norm(gradients: &BTreeMap<String, Vec<f32>>) -> f64 {
-    let squares = gradients.values().flatten();
-    squares.map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt()
+/// A policy with the number of updates that it applied.
+struct Tested<P> {
+    policy: P,
+    updates: u64,
 }
 
-/// Returns the norm of `a - factor * b`.
-fn distance(a: &BTreeMap<String, Vec<f32>>, b: &BTreeMap<String, Vec<f32>>, factor: f32) -> f64 {
-    let pairs = a.iter().map(|(name, a)| (a, &b[name]));
-    let squares = pairs.flat_map(|(a, b)| a.iter().zip(b));
-    let square = |(a, b): (&f32, &f32)| f64::from(a - factor * b).powi(2);
-    squares.map(square).sum::<f64>().sqrt()
-}
+impl<P: Policy> Tested<P> {
+    fn new(policy: P) -> Self {
+        Self { policy, updates: 0 }
+    }
 
-/// Runs a forward pass, and a backward pass in which the loss has the derivative `slope` with respect to
-/// every log-probability. Returns the log-probabilities.
-fn backward<P: Policy>(policy: &mut P, batch: &MicroBatch, slope: f32) -> Vec<f32> {
-    let scores = policy.forward(batch, BACKWARD).expect("a forward pass");
-    let n = batch.items.len();
-    assert_eq!((scores.logprobs.len(), scores.entropies.len()), (n, n));
-    let grads = ScoreGrads {
-        logprobs: vec![slope; n],
-        entropies: Vec::new(),
-        values: Vec::new(),
-    };
-    policy.backward(batch, &grads).expect("a backward pass");
-    scores.logprobs
-}
+    fn apply(&mut self, lr: f32, max_grad_norm: Option<f32>) -> Outcome {
+        let update = Update {
+            number: self.updates + 1,
+            lr,
+            adamw: AdamWConfig::default(),
+            max_grad_norm,
+        };
+        let outcome = self.policy.apply(&update).expect("an update");
+        self.updates += u64::from(matches!(outcome, Outcome::Applied { .. }));
+        outcome
+    }
 
-fn update(number: u64) -> Update {
-    Update {
-        number,
-        lr: 1e-3,
-        adamw: AdamWConfig::default(),
-        max_grad_norm: Some(1.0),
+    /// Returns the norm of the gradients, read from an update whose effect on the weights is negligible.
+    fn norm(&mut self) -> f64 {
+        match self.apply(1e-30, None) {
+            Outcome::Applied { grad_norm } => grad_norm,
+            skipped @ Outcome::SkippedNonFinite { .. } => panic!("{skipped:?}"),
+        }
+    }
+
+    fn zero(&mut self) {
+        self.policy.zero_gradients().expect("gradients of 0");
+    }
+
+    /// Runs a forward pass, and a backward pass in which the loss has the derivative `slope` with respect to
+    /// every log-probability. Returns the log-probabilities of all micro-batches.
+    fn backward(&mut self, wave: &[&MicroBatch], slope: f32) -> Vec<f32> {
+        let all = self.policy.forward(wave, BACKWARD).expect("a forward pass");
+        assert_eq!(all.len(), wave.len(), "scores of each micro-batch");
+        let mut grads = Vec::new();
+        for (batch, scores) in wave.iter().zip(&all) {
+            let n = batch.items.len();
+            assert_eq!((scores.logprobs.len(), scores.entropies.len()), (n, n));
+            grads.push(ScoreGrads {
+                logprobs: vec![slope; n],
+                entropies: Vec::new(),
+                values: Vec::new(),
+            });
+        }
+        self.policy.backward(wave, &grads).expect("a backward pass");
+        all.into_iter().flat_map(|scores| scores.logprobs).collect()
+    }
+
+    /// Runs one update. Returns the log-probabilities before it.
+    fn train(&mut self, batch: &MicroBatch) -> Vec<f32> {
+        self.zero();
+        let scores = self.backward(&[batch], -1.0);
+        let outcome = self.apply(1e-3, Some(1.0));
+        assert!(
+            matches!(outcome, Outcome::Applied { grad_norm } if grad_norm > 0.0),
+            "{outcome:?}"
+        );
+        scores
+    }
+
+    fn save(&mut self, store: &CheckpointStore) -> (LoadedCheckpoint, Vec<String>) {
+        let mut draft = store.begin(self.updates).expect("a draft");
+        let files = self.policy.save(&mut draft).expect("a saved policy");
+        draft.commit().expect("a checkpoint");
+        let loaded = store.load().expect("a good checkpoint");
+        (loaded.expect("the checkpoint"), files)
     }
 }
 
-/// Runs one update. Returns the log-probabilities before it.
-fn train<P: Policy>(policy: &mut P, batch: &MicroBatch, number: u64) -> Vec<f32> {
-    policy.zero_gradients();
-    let scores = backward(policy, batch, -1.0);
-    let outcome = policy.apply(&update(number)).expect("an update");
-    assert!(
-        matches!(outcome, Outcome::Applied { grad_norm } if grad_norm > 0.0),
-        "{outcome:?}"
-    );
-    scores
-}
-
 /// Tests the contract of [`Policy`] on rows that train some of their tokens. `make` always returns the same
-/// policy, which must be trainable; the rows must fit into one micro-batch.
+/// policy, which must be trainable, and is not called while the last one lives; the rows must fit into one
+/// micro-batch. Checkpoints are written below
+/// `dir`.
 ///
 /// # Panics
 /// If a rule is broken, at the first one.
-pub fn policy<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow]) {
+pub fn policy<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow], dir: &Path) {
     let packing = pack(rows, usize::MAX).expect("rows that pack");
     let [batch] = &packing.micro_batches[..] else {
         panic!("rows of one micro-batch are needed");
     };
-    let (mut one, mut other) = (make(), make());
-    let before = weights(&one);
-    assert_eq!(before, weights(&other), "the same policy each time");
-    assert!(one.optimizer().names().is_empty(), "no moments yet");
-    let first = train(&mut one, batch, 1);
-    assert_eq!(first, train(&mut other, batch, 1), "equal bits of scores");
-    assert_eq!(weights(&one), weights(&other), "equal bits of weights");
-    assert_ne!(weights(&one), before, "an update changes the weights");
-    let second = train(&mut one, batch, 2);
+    let before = weights(&mut make());
+    assert_eq!(before, weights(&mut make()), "the same policy each time");
+    let mut one = Tested::new(make());
+    let first = one.train(batch);
+    let after = weights(&mut one.policy);
+    assert_ne!(after, before, "an update changes the weights");
+    let second = one.train(batch);
     let sum = |scores: &[f32]| scores.iter().map(|&l| f64::from(l)).sum::<f64>();
     assert!(sum(&second) > sum(&first), "an update goes downhill");
+    let store = CheckpointStore::open(dir, 2).expect("a folder");
+    let (loaded, files) = one.save(&store);
+    let third = one.train(batch);
+    let last = weights(&mut one.policy);
+    drop(one);
 
-    // `other` takes the state of `one`, and both continue in the same way.
-    let state = one.weights();
-    let mut all = crate::checkpoint::StoredTensors::default();
-    state.iter().for_each(|file| all.copy_from(&*file.tensors));
-    let mut moments = crate::checkpoint::StoredTensors::default();
-    moments.copy_from(&*one.optimizer());
-    drop(state);
-    other.restore(&all, Some(&moments)).expect("its own state");
-    assert_eq!(train(&mut one, batch, 3), train(&mut other, batch, 3));
-    assert_eq!(weights(&one), weights(&other), "restored to the bit");
-    let kept = weights(&other);
-    moments.remove_first();
-    assert!(
-        other.restore(&all, Some(&moments)).is_err(),
-        "a moment is missing"
+    let mut other = Tested::new(make());
+    assert_eq!(other.train(batch), first, "equal bits of scores");
+    assert_eq!(weights(&mut other.policy), after, "equal bits of weights");
+    other
+        .policy
+        .load(&loaded, &files, 2)
+        .expect("a saved state");
+    other.updates = 2;
+    assert_eq!(other.train(batch), third, "restored to the bit");
+    assert_eq!(weights(&mut other.policy), last, "restored to the bit");
+    let path = loaded.path.join(&files[0]);
+    let bytes = std::fs::read(&path).expect("a file with weights");
+    std::fs::remove_file(&path).expect("a file less");
+    let refused = other.policy.load(&loaded, &files, 2);
+    assert!(refused.is_err(), "a file is missing");
+    std::fs::write(&path, bytes).expect("the file again");
+    assert_eq!(
+        weights(&mut other.policy),
+        last,
+        "a refused state changes nothing"
     );
-    all.remove_first();
-    assert!(other.restore(&all, None).is_err(), "a tensor is missing");
-    assert_eq!(weights(&other), kept, "a refused state changes nothing");
+    drop(other);
     gradients_add_up(&make, rows, batch);
     non_finite_updates_are_skipped(&make, batch);
 }
 
-/// Gradients of several passes are summed, single rows give the scores of rows together, and zero is zero.
+/// Gradients of several passes are summed, single rows give the scores of rows together, in one wave or in
+/// several, and zero is zero.
 fn gradients_add_up<P: Policy>(make: impl Fn() -> P, rows: &[TrainRow], batch: &MicroBatch) {
-    let mut policy = make();
-    policy.zero_gradients();
-    let together = backward(&mut policy, batch, 1.0);
-    let once = gradients(&mut policy);
-    assert!(norm(&once) > 0.0, "there is a gradient");
-    backward(&mut policy, batch, 1.0);
-    let twice = gradients(&mut policy);
-    assert!(
-        distance(&twice, &once, 2.0) <= 1e-4 * norm(&once),
-        "gradients add up"
-    );
-    policy.zero_gradients();
-    let mut alone = Vec::new();
-    for row in rows {
+    let near = |a: f64, b: f64| (a - b).abs() <= 1e-4 * a.abs().max(b.abs());
+    let mut tested = Tested::new(make());
+    tested.zero();
+    let together = tested.backward(&[batch], 1.0);
+    let once = tested.norm();
+    assert!(once > 0.0, "there is a gradient");
+    tested.backward(&[batch], 1.0);
+    let twice = tested.norm();
+    assert!(near(twice, 2.0 * once), "gradients add up: {once} {twice}");
+    let single = |row: &TrainRow| {
         let packing = pack(std::slice::from_ref(row), usize::MAX).expect("a row that packs");
-        for batch in &packing.micro_batches {
-            alone.extend(backward(&mut policy, batch, 1.0));
-        }
-    }
-    // Rows may share items, so that the sets are compared by only their ends.
-    let range = |scores: &[f32]| {
-        let of = |f: fn(f32, f32) -> f32, start| scores.iter().copied().fold(start, f);
-        (of(f32::min, f32::INFINITY), of(f32::max, f32::NEG_INFINITY))
+        packing.micro_batches
     };
-    let (a, b) = (range(&together), range(&alone));
-    let near = |a: f32, b: f32| (a - b).abs() < 1e-4;
+    let singles: Vec<MicroBatch> = rows.iter().flat_map(single).collect();
+    let singles: Vec<&MicroBatch> = singles.iter().collect();
+    let mut norms = Vec::new();
+    for lanes in [1, tested.policy.lanes()] {
+        tested.zero();
+        let waves = waves(&singles, lanes);
+        let alone: Vec<f32> = waves
+            .iter()
+            .flat_map(|wave| tested.backward(wave, 1.0))
+            .collect();
+        norms.push(tested.norm());
+        // Rows may share items, so that the sets are compared only by their ends.
+        let range = |scores: &[f32]| {
+            let of = |f: fn(f32, f32) -> f32, start| scores.iter().copied().fold(start, f);
+            (of(f32::min, f32::INFINITY), of(f32::max, f32::NEG_INFINITY))
+        };
+        let (a, b) = (range(&together), range(&alone));
+        let near = |a: f32, b: f32| (a - b).abs() < 1e-4;
+        assert!(
+            near(a.0, b.0) && near(a.1, b.1),
+            "scores depend on the batch: {a:?} {b:?}"
+        );
+    }
     assert!(
-        near(a.0, b.0) && near(a.1, b.1),
-        "scores depend on the batch: {a:?} {b:?}"
+        near(norms[0], norms[1]),
+        "gradients depend on the waves: {norms:?}"
     );
-    policy.zero_gradients();
-    let none = gradients(&mut policy);
-    assert_eq!(norm(&none), 0.0, "gradients are set to 0");
+    tested.zero();
+    assert_eq!(tested.norm(), 0.0, "gradients are set to 0");
 }
 
 /// An update with a gradient that is not finite changes neither weights nor moments.
 fn non_finite_updates_are_skipped<P: Policy>(make: impl Fn() -> P, batch: &MicroBatch) {
-    let mut policy = make();
-    train(&mut policy, batch, 1);
-    let (before, moments) = (weights(&policy), bits(&*policy.optimizer()));
-    policy.zero_gradients();
-    backward(&mut policy, batch, f32::NAN);
-    let outcome = policy.apply(&update(2)).expect("a skipped update");
-    let Outcome::SkippedNonFinite { tensor } = outcome else {
-        panic!("a gradient that is not finite was applied: {outcome:?}");
+    let expected = {
+        let mut tested = Tested::new(make());
+        tested.train(batch);
+        tested.train(batch);
+        weights(&mut tested.policy)
     };
-    assert!(before.contains_key(&tensor), "{tensor} names a tensor");
+    let mut tested = Tested::new(make());
+    tested.train(batch);
+    let before = weights(&mut tested.policy);
+    tested.zero();
+    tested.backward(&[batch], f32::NAN);
+    let outcome = tested.apply(1e-3, Some(1.0));
+    assert!(
+        matches!(outcome, Outcome::SkippedNonFinite { .. }),
+        "a gradient that is not finite was applied: {outcome:?}"
+    );
     assert_eq!(
-        weights(&policy),
+        weights(&mut tested.policy),
         before,
         "a skipped update changes no weight"
     );
-    assert_eq!(bits(&*policy.optimizer()), moments, "nor a moment");
+    tested.train(batch);
+    assert_eq!(weights(&mut tested.policy), expected, "nor a moment");
 }
 
 /// Tests the contract of [`Comm`] with 1 to 4 ranks. `make` returns all ranks of a new group; the test runs

@@ -10,8 +10,9 @@
 //! | [`checkpoint`] | weights, optimizer, step and trained batches, durable in one commit |
 //! | [`conformance`] | the tests of a new [`Policy`] or [`Comm`] |
 //!
-//! A trainer on another device only implements [`Policy`] and [`Comm`]; data that pass through these traits
-//! are per token or per tensor.
+//! A trainer on another device implements only [`Policy`]; data that pass through it are per token. Its own
+//! ranks are the lanes of the policy, and write their own files of a checkpoint
+//! ([`checkpoint::Draft::adopt`]).
 //!
 //! Invariants: the code does not depend on the name of an algorithm, and handles no text; it reads no clock,
 //! environment or network; a token's share in the loss does not depend on how rows are packed or split into
@@ -23,6 +24,7 @@
 pub mod checkpoint;
 mod comm;
 pub mod conformance;
+mod host_state;
 pub mod loss;
 mod model;
 pub mod optim;
@@ -35,8 +37,9 @@ mod testing;
 mod trainer;
 
 pub use comm::{Comm, CommError, Link, ProcessComm, SingleProcess};
+pub use host_state::{HostState, TensorFile};
 pub use model::ModelPolicy;
-pub use policy::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TensorFile};
+pub use policy::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TopTokens};
 pub use reference::{score_rows, score_top, score_values};
 pub use resume::{Commit, ResumeState};
 pub use trainer::{

@@ -3,19 +3,19 @@
 //! All data is in host memory. The embedded engine shares the weights through an `Arc` while it loads them.
 //! An update copies them only if it starts before the engine has finished loading.
 
+use crate::checkpoint::{CheckpointError, Draft, LoadedCheckpoint};
 use crate::comm::{Comm, CommError};
+use crate::host_state::{self, HostState, TensorFile};
 use crate::optim::{AdamW, HostTensor, Outcome, Update};
 use crate::pack::{MaskTable, MicroBatch};
-use crate::policy::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TensorFile};
-use crate::reference::score_rows;
-use crate::trainer::TrainError;
+use crate::policy::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TopTokens};
 use sinew_model::{
     Activations, ForwardError, Grads, Keep, Lora, OutputGrads, ParamEntry, Params, TrainModel,
-    ValueGrads, ValueHead, Weights,
+    ValueGrads, ValueHead, Weights, merge_lora,
 };
 use sinew_tensor::Cpu;
 use sinew_tensor::logprob::Masks;
-use sinew_types::{TensorList, TensorSource, TensorView, TokenId, TokenLogprob, TrainRow};
+use sinew_types::{PolicyVersion, TensorList, TensorSource, TensorView, TokenId};
 use std::sync::Arc;
 
 /// File name of the full weights.
@@ -45,6 +45,8 @@ pub struct ModelPolicy {
     /// Weights, shared with engines while they load; an update in that time makes a copy.
     params: Arc<Params>,
     lora: Option<Lora>,
+    /// Whether passes leave the adapters out.
+    is_base: bool,
     /// Name or path of the base model, for `adapter_config.json`.
     base_model: String,
     /// Gradients; `None` for a frozen model.
@@ -115,13 +117,14 @@ impl ModelPolicy {
         device: Cpu,
     ) -> Result<Self, PolicyError> {
         let model = TrainModel::new(params.config(), context)
-            .map_err(|error| PolicyError(error.to_string()))?;
+            .map_err(|error| PolicyError::failed(error.to_string()))?;
         Ok(Self {
             model,
             optimizer: AdamW::new(device.clone()),
             device,
             params: Arc::new(params),
             lora,
+            is_base: false,
             base_model: String::new(),
             gradient,
             critic: None,
@@ -187,34 +190,21 @@ impl ModelPolicy {
         }
         tensors
     }
-
-    /// Fills `ref_logprobs` with the base model, without the adapters. This is a reference model without a
-    /// second copy of the weights.
-    ///
-    /// # Errors
-    /// If all weights are trained, so that there is no frozen base, or scoring fails.
-    pub fn fill_reference_from_base(
-        &mut self,
-        rows: &mut [TrainRow],
-        micro_batch_tokens: usize,
-    ) -> Result<(), TrainError> {
-        let Some(lora) = self.lora.take() else {
-            return Err(TrainError::Policy(PolicyError(
-                "all weights are trained, so no frozen base is at hand: use a reference model"
-                    .to_owned(),
-            )));
-        };
-        let scored = score_rows(self, rows, micro_batch_tokens);
-        self.lora = Some(lora);
-        for (row, column) in rows.iter_mut().zip(scored?) {
-            row.ref_logprobs = Some(column);
-        }
-        Ok(())
-    }
 }
 
 fn failed(error: ForwardError) -> PolicyError {
-    PolicyError(error.to_string())
+    PolicyError::failed(error.to_string())
+}
+
+/// The only micro-batch of a wave: the model computes one at a time.
+fn single<'a>(wave: &[&'a MicroBatch]) -> Result<&'a MicroBatch, PolicyError> {
+    match wave {
+        [batch] => Ok(batch),
+        _ => Err(PolicyError::failed(format!(
+            "a wave of {} micro-batches, this model computes one at a time",
+            wave.len()
+        ))),
+    }
 }
 
 /// The mask of each item.
@@ -249,7 +239,12 @@ fn host_tensor<'a>(
 }
 
 impl Policy for ModelPolicy {
-    fn forward(&mut self, batch: &MicroBatch, want: OutputChoice) -> Result<Scores, PolicyError> {
+    fn forward(
+        &mut self,
+        wave: &[&MicroBatch],
+        want: OutputChoice,
+    ) -> Result<Vec<Scores>, PolicyError> {
+        let batch = single(wave)?;
         self.ready = None;
         let acts = if want.backward {
             &mut self.training
@@ -258,7 +253,7 @@ impl Policy for ModelPolicy {
         };
         let weights = Weights {
             params: &self.params,
-            lora: self.lora.as_ref(),
+            lora: self.lora.as_ref().filter(|_| !self.is_base),
         };
         let (model, device) = (&self.model, &self.device);
         let rows: Vec<u32> = batch.items.iter().map(|item| item.row).collect();
@@ -288,7 +283,8 @@ impl Policy for ModelPolicy {
         };
         if want.values {
             let critic = self.critic.as_ref();
-            let critic = critic.ok_or_else(|| PolicyError("there is no critic".to_owned()))?;
+            let critic =
+                critic.ok_or_else(|| PolicyError::failed("there is no critic".to_owned()))?;
             scores.values = vec![0.0; rows.len()];
             model
                 .values(
@@ -302,11 +298,15 @@ impl Policy for ModelPolicy {
                 .map_err(failed)?;
         }
         self.ready = want.backward.then_some(want.values);
-        Ok(scores)
+        Ok(vec![scores])
     }
 
-    fn backward(&mut self, _batch: &MicroBatch, grads: &ScoreGrads) -> Result<(), PolicyError> {
-        let state = |text: &str| PolicyError(text.to_owned());
+    fn backward(&mut self, wave: &[&MicroBatch], grads: &[ScoreGrads]) -> Result<(), PolicyError> {
+        single(wave)?;
+        let state = |text: &str| PolicyError::failed(text.to_owned());
+        let [grads] = grads else {
+            return Err(state("backward needs the derivatives of one micro-batch"));
+        };
         let values_ready = self
             .ready
             .ok_or_else(|| state("backward without a forward pass that was to keep its state"))?;
@@ -334,11 +334,12 @@ impl Policy for ModelPolicy {
             .map_err(failed)
     }
 
-    fn top(&mut self, batch: &MicroBatch, k: usize) -> Result<Vec<Vec<TokenLogprob>>, PolicyError> {
+    fn top(&mut self, wave: &[&MicroBatch], k: usize) -> Result<Vec<TopTokens>, PolicyError> {
+        let batch = single(wave)?;
         self.ready = None;
         let weights = Weights {
             params: &self.params,
-            lora: self.lora.as_ref(),
+            lora: self.lora.as_ref().filter(|_| !self.is_base),
         };
         let (model, device) = (&self.model, &self.device);
         let acts = &mut self.scoring;
@@ -349,22 +350,32 @@ impl Policy for ModelPolicy {
         let temperatures: Vec<f32> = batch.items.iter().map(|item| item.temperature).collect();
         let rows_of_masks = mask_rows(batch);
         let masks = masks(batch, &rows_of_masks);
-        model
-            .top_among(device, weights, acts, &rows, &temperatures, masks, k)
-            .map_err(failed)
+        let top = model.top_among(device, weights, acts, &rows, &temperatures, masks, k);
+        Ok(vec![top.map_err(failed)?])
+    }
+
+    fn use_base(&mut self, base: bool) -> Result<(), PolicyError> {
+        if self.lora.is_none() {
+            let text = "all weights are trained, so there is no frozen base: use a reference model";
+            return Err(PolicyError::failed(text.to_owned()));
+        }
+        self.is_base = base;
+        self.ready = None;
+        Ok(())
     }
 
     fn has_critic(&self) -> bool {
         self.critic.is_some()
     }
 
-    fn zero_gradients(&mut self) {
+    fn zero_gradients(&mut self) -> Result<(), PolicyError> {
         if let Some(gradient) = &mut self.gradient {
             gradient.restart(&self.device);
         }
         if let Some(critic) = &mut self.critic {
             critic.gradient.zero();
         }
+        Ok(())
     }
 
     fn reduce_gradients(&mut self, comm: &mut dyn Comm) -> Result<(), CommError> {
@@ -387,7 +398,9 @@ impl Policy for ModelPolicy {
 
     fn apply(&mut self, update: &Update) -> Result<Outcome, PolicyError> {
         if self.gradient.is_none() {
-            return Err(PolicyError("a frozen model is not updated".to_owned()));
+            return Err(PolicyError::failed(
+                "a frozen model is not updated".to_owned(),
+            ));
         }
         self.ready = None;
         let mut optimizer = std::mem::replace(&mut self.optimizer, AdamW::new(self.device.clone()));
@@ -396,7 +409,33 @@ impl Policy for ModelPolicy {
         outcome
     }
 
-    fn weights(&self) -> Vec<TensorFile<'_>> {
+    fn save(&mut self, draft: &mut Draft<'_>) -> Result<Vec<String>, CheckpointError> {
+        host_state::save(self, draft)
+    }
+
+    fn load(
+        &mut self,
+        loaded: &LoadedCheckpoint,
+        weights: &[String],
+        updates: u64,
+    ) -> Result<(), CheckpointError> {
+        host_state::load(self, loaded, weights, updates)
+    }
+
+    /// The weights of a full model are the policy's own, not a copy.
+    fn weights(&mut self, _version: PolicyVersion) -> Result<Arc<dyn TensorSource>, PolicyError> {
+        let Some(lora) = &self.lora else {
+            return Ok(self.shared_params());
+        };
+        let mut merged = Params::clone(&self.params);
+        merge_lora(&self.device, &self.params, lora, &mut merged)
+            .map_err(|e| PolicyError::failed(e.to_string()))?;
+        Ok(Arc::new(merged))
+    }
+}
+
+impl HostState for ModelPolicy {
+    fn trained(&self) -> Vec<TensorFile<'_>> {
         let mut files = Vec::new();
         if self.gradient.is_none() {
             return files;
@@ -446,7 +485,10 @@ impl Policy for ModelPolicy {
             }
             None => {
                 let text = self.params.config().to_json("float32");
-                ("config.json", text.map_err(|e| PolicyError(e.to_string()))?)
+                (
+                    "config.json",
+                    text.map_err(|e| PolicyError::failed(e.to_string()))?,
+                )
             }
         };
         Ok(vec![(name.to_owned(), text.into_bytes())])

@@ -1,15 +1,31 @@
 //! The [`Policy`] trait, the trainer's interface to a model. It keeps packing, losses, optimizer and
 //! checkpoints independent of how log-probabilities are computed and where the weights are.
 
+use crate::checkpoint::{CheckpointError, Draft, LoadedCheckpoint};
 use crate::comm::{Comm, CommError};
 use crate::optim::{Outcome, Update};
 use crate::pack::MicroBatch;
-use sinew_types::{TensorSource, TokenLogprob};
+use sinew_types::{PolicyVersion, TensorSource, TokenLogprob};
+use std::sync::Arc;
 
 /// Reason why a model could not compute, for display.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("model failed: {0}")]
-pub struct PolicyError(pub String);
+pub enum PolicyError {
+    /// It refuses the call, or cannot compute it again either.
+    #[error("model failed: {0}")]
+    Failed(String),
+    /// The processes that hold its weights are gone, or do not answer. What was applied since the last
+    /// checkpoint is lost; new processes can compute it again.
+    #[error("trainer lost: {0}")]
+    Lost(String),
+}
+
+impl PolicyError {
+    /// A call that is refused or cannot be computed.
+    pub fn failed(text: impl std::fmt::Display) -> Self {
+        Self::Failed(text.to_string())
+    }
+}
 
 /// Outputs of a forward pass in addition to log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,50 +63,51 @@ pub struct ScoreGrads {
     pub values: Vec<f32>,
 }
 
-/// A file of a checkpoint with tensors.
-#[derive(Debug)]
-pub struct TensorFile<'a> {
-    /// File name in the checkpoint.
-    pub name: &'static str,
-    /// Its tensors, read one after the other.
-    pub tensors: Box<dyn TensorSource + 'a>,
-}
-
 /// A model being trained (or a frozen one that only scores): weights, gradients and optimizer state, on any
-/// device. Data that pass through this trait are per token or per tensor: no logits, no gradients, and
-/// weights only for checkpoints, one tensor after the other.
+/// device, in this process or in others. Data that pass through this trait are per token: no logits, no
+/// gradients, and weights only for checkpoints and engines.
+///
+/// A **wave** is the micro-batches that are computed at once, at least one and at most one for each lane.
 ///
 /// Contract:
 /// - Equal calls give equal bits, on the same machine and build.
-/// - A score does not depend on the rest of the micro-batch beyond the rounding of `f32`; an implementation
-///   that promises token-exactness gives the bits of the engine that it is paired with.
-/// - Gradients add up over `backward` calls until [`Policy::zero_gradients`].
+/// - A score does not depend on the rest of the micro-batch or wave beyond the rounding of `f32`; an
+///   implementation that promises token-exactness gives the bits of the engine that it is paired with.
+/// - Gradients are summed over micro-batches, waves and `backward` calls until [`Policy::zero_gradients`].
+///   They are not divided by the number of lanes.
 /// - [`Policy::apply`] changes nothing when it skips or fails.
-/// - [`Policy::restore`] of the results of [`Policy::weights`] and [`Policy::optimizer`] continues to the
-///   bit.
+/// - [`Policy::load`] of what [`Policy::save`] wrote continues to the bit.
 ///
 /// [`crate::conformance::policy`] tests it.
 pub trait Policy {
-    /// Computes the scores of the micro-batch's items at the current weights.
+    /// Maximum number of micro-batches in a wave: the data-parallel ranks behind this policy. Default: 1.
+    fn lanes(&self) -> usize {
+        1
+    }
+
+    /// Computes the scores of each micro-batch's items at the current weights.
     ///
     /// # Errors
     /// If the model cannot compute, or values are requested without a critic.
-    fn forward(&mut self, batch: &MicroBatch, want: OutputChoice) -> Result<Scores, PolicyError>;
+    fn forward(
+        &mut self,
+        wave: &[&MicroBatch],
+        want: OutputChoice,
+    ) -> Result<Vec<Scores>, PolicyError>;
 
     /// Accumulates the gradients of the last forward pass, from the derivatives of the loss with respect to
-    /// its scores. That pass must have announced a backward pass.
+    /// its scores, one for each micro-batch of its wave. That pass must have announced a backward pass.
     ///
     /// # Errors
     /// If there was no such pass; then the gradients are unchanged.
-    fn backward(&mut self, batch: &MicroBatch, grads: &ScoreGrads) -> Result<(), PolicyError>;
+    fn backward(&mut self, wave: &[&MicroBatch], grads: &[ScoreGrads]) -> Result<(), PolicyError>;
 
-    /// The `k` most likely tokens at the position of each item's target, best first.
-    fn top(
-        &mut self,
-        _batch: &MicroBatch,
-        _k: usize,
-    ) -> Result<Vec<Vec<TokenLogprob>>, PolicyError> {
-        Err(PolicyError("this model ranks no tokens".to_owned()))
+    /// The `k` most likely tokens at the position of each item's target, best first, for each micro-batch.
+    ///
+    /// # Errors
+    /// If the model cannot compute. By default the model ranks no tokens.
+    fn top(&mut self, _wave: &[&MicroBatch], _k: usize) -> Result<Vec<TopTokens>, PolicyError> {
+        Err(PolicyError::failed("this model ranks no tokens".to_owned()))
     }
 
     /// Whether the critic's values are available. Default: no.
@@ -98,14 +115,34 @@ pub trait Policy {
         false
     }
 
+    /// Whether scores are those of the weights under the adapters (`true`), or of both (`false`, at the
+    /// start). No backward pass follows while it is `true`.
+    ///
+    /// # Errors
+    /// If there are no adapters, which is the default.
+    fn use_base(&mut self, _base: bool) -> Result<(), PolicyError> {
+        Err(PolicyError::failed(
+            "all weights are trained, so there is no frozen base: use a reference model".to_owned(),
+        ))
+    }
+
     /// Sets all gradients to 0: the start of an update.
-    fn zero_gradients(&mut self);
+    ///
+    /// # Errors
+    /// If another process that computes cannot be reached.
+    fn zero_gradients(&mut self) -> Result<(), PolicyError>;
 
-    /// Replaces the gradients of every rank by their sum ([`Comm::all_reduce`]).
-    fn reduce_gradients(&mut self, comm: &mut dyn Comm) -> Result<(), CommError>;
+    /// Replaces the gradients of every rank by their sum ([`Comm::all_reduce`]). By default it fails: a
+    /// policy with lanes shares its work itself.
+    fn reduce_gradients(&mut self, comm: &mut dyn Comm) -> Result<(), CommError> {
+        Err(not_shared(comm))
+    }
 
-    /// Replaces the trained weights of every rank by those of rank 0 ([`Comm::broadcast`]).
-    fn broadcast_weights(&mut self, comm: &mut dyn Comm) -> Result<(), CommError>;
+    /// Replaces the trained weights of every rank by those of rank 0 ([`Comm::broadcast`]). By default it
+    /// fails, as [`Policy::reduce_gradients`].
+    fn broadcast_weights(&mut self, comm: &mut dyn Comm) -> Result<(), CommError> {
+        Err(not_shared(comm))
+    }
 
     /// Clips the accumulated gradients and applies one AdamW update.
     ///
@@ -113,23 +150,51 @@ pub trait Policy {
     /// If the model is frozen, or its moments are those of other tensors.
     fn apply(&mut self, update: &Update) -> Result<Outcome, PolicyError>;
 
-    /// The trained weights, as the files of a checkpoint; none for a frozen model.
-    fn weights(&self) -> Vec<TensorFile<'_>>;
-
-    /// The optimizer's state: `m.NAME` and `v.NAME` of each trained tensor. None before the first update.
-    fn optimizer(&self) -> Box<dyn TensorSource + '_>;
-
-    /// Restores the trained weights from the tensors of all files, and the optimizer's state (`None` before
-    /// the first update).
+    /// Writes the trained weights, the optimizer's state, and the files that make the weights loadable by
+    /// other programs (`config.json`) into a checkpoint. Returns the names of the files with weights, which
+    /// show what kind of weights was trained.
     ///
     /// # Errors
-    /// If a tensor is missing, left over or of another shape; nothing is changed in that case.
-    fn restore(
-        &mut self,
-        weights: &dyn TensorSource,
-        optimizer: Option<&dyn TensorSource>,
-    ) -> Result<(), PolicyError>;
+    /// If a file cannot be written, or the model is frozen.
+    fn save(&mut self, draft: &mut Draft<'_>) -> Result<Vec<String>, CheckpointError>;
 
-    /// Files that make the weights loadable by other programs (`config.json`), as names and bytes.
-    fn side_files(&self) -> Result<Vec<(String, Vec<u8>)>, PolicyError>;
+    /// Restores the trained weights and the optimizer's state from a checkpoint after `updates` updates
+    /// (without the optimizer's state if there were none), whose weights are in the files `weights`.
+    ///
+    /// # Errors
+    /// If a file or tensor is missing, left over or of another shape; nothing is changed in that case.
+    fn load(
+        &mut self,
+        loaded: &LoadedCheckpoint,
+        weights: &[String],
+        updates: u64,
+    ) -> Result<(), CheckpointError>;
+
+    /// The weights of `version` as engines use them: adapters are merged, unless they are published by
+    /// themselves.
+    ///
+    /// # Errors
+    /// If they cannot be computed or written.
+    fn weights(&mut self, version: PolicyVersion) -> Result<Arc<dyn TensorSource>, PolicyError>;
+}
+
+/// The most likely tokens of a micro-batch's items, best first: `[items][k]`.
+pub type TopTokens = Vec<Vec<TokenLogprob>>;
+
+fn not_shared(comm: &dyn Comm) -> CommError {
+    CommError::Failed {
+        rank: comm.rank(),
+        ranks: comm.ranks(),
+        reason: "this policy shares its work among its own processes".to_owned(),
+    }
+}
+
+/// Divides micro-batches into waves of at most `lanes`. With several lanes, micro-batches of similar size
+/// are computed together, since the lanes of a wave wait for each other; with one lane the order is kept.
+pub(crate) fn waves<'a>(batches: &[&'a MicroBatch], lanes: usize) -> Vec<Vec<&'a MicroBatch>> {
+    let mut order = batches.to_vec();
+    if lanes > 1 {
+        order.sort_by_key(|batch| std::cmp::Reverse(batch.tokens.len()));
+    }
+    order.chunks(lanes.max(1)).map(<[_]>::to_vec).collect()
 }

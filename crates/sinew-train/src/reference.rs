@@ -1,7 +1,7 @@
 //! Scores given rows by a model: a frozen reference, a teacher, a critic, or the policy itself.
 
-use crate::pack::pack;
-use crate::policy::{OutputChoice, Policy, Scores};
+use crate::pack::{MicroBatch, pack};
+use crate::policy::{OutputChoice, Policy, Scores, waves};
 use crate::trainer::{TrainError, check_scores, spread};
 use sinew_types::{TokenLogprob, TrainRow};
 
@@ -12,7 +12,7 @@ use sinew_types::{TokenLogprob, TrainRow};
 ///
 /// # Errors
 /// If the rows cannot be packed or the model fails.
-pub fn score_rows<P: Policy>(
+pub fn score_rows<P: Policy + ?Sized>(
     policy: &mut P,
     rows: &[TrainRow],
     micro_batch_tokens: usize,
@@ -31,7 +31,7 @@ pub fn score_rows<P: Policy>(
 ///
 /// # Errors
 /// If there is no critic, the rows cannot be packed, or the model fails.
-pub fn score_values<P: Policy>(
+pub fn score_values<P: Policy + ?Sized>(
     policy: &mut P,
     rows: &[TrainRow],
     micro_batch_tokens: usize,
@@ -51,7 +51,7 @@ pub fn score_values<P: Policy>(
 ///
 /// # Errors
 /// If the rows cannot be packed, or the model cannot rank tokens.
-pub fn score_top<P: Policy>(
+pub fn score_top<P: Policy + ?Sized>(
     policy: &mut P,
     rows: &[TrainRow],
     micro_batch_tokens: usize,
@@ -60,18 +60,21 @@ pub fn score_top<P: Policy>(
     let packing = pack(rows, micro_batch_tokens)?;
     let empty = |r: &TrainRow| vec![Vec::new(); r.tokens.len()];
     let mut columns: Vec<Vec<Vec<TokenLogprob>>> = rows.iter().map(empty).collect();
-    for batch in &packing.micro_batches {
-        let top = policy.top(batch, k)?;
-        for packed in &batch.rows {
-            for term in &packed.terms {
-                columns[packed.row][term.t as usize].clone_from(&top[term.item as usize]);
+    let batches: Vec<&MicroBatch> = packing.micro_batches.iter().collect();
+    for wave in waves(&batches, policy.lanes()) {
+        let tops = policy.top(&wave, k)?;
+        for (batch, top) in wave.iter().zip(tops) {
+            for packed in &batch.rows {
+                for term in &packed.terms {
+                    columns[packed.row][term.t as usize].clone_from(&top[term.item as usize]);
+                }
             }
         }
     }
     Ok(columns)
 }
 
-fn columns<P: Policy>(
+fn columns<P: Policy + ?Sized>(
     policy: &mut P,
     rows: &[TrainRow],
     micro_batch_tokens: usize,
@@ -80,12 +83,15 @@ fn columns<P: Policy>(
 ) -> Result<Vec<Vec<f32>>, TrainError> {
     let packing = pack(rows, micro_batch_tokens)?;
     let mut columns: Vec<Vec<f32>> = rows.iter().map(|r| vec![0.0; r.tokens.len()]).collect();
-    for batch in &packing.micro_batches {
-        let scores = policy.forward(batch, want)?;
-        check_scores(batch, &scores, want)?;
-        let items = pick(scores);
-        for packed in &batch.rows {
-            columns[packed.row] = spread(rows[packed.row].tokens.len(), packed, &items);
+    let batches: Vec<&MicroBatch> = packing.micro_batches.iter().collect();
+    for wave in waves(&batches, policy.lanes()) {
+        let all = policy.forward(&wave, want)?;
+        check_scores(&wave, &all, want)?;
+        for (batch, scores) in wave.iter().zip(all) {
+            let items = pick(scores);
+            for packed in &batch.rows {
+                columns[packed.row] = spread(rows[packed.row].tokens.len(), packed, &items);
+            }
         }
     }
     Ok(columns)

@@ -3,7 +3,7 @@
 //! The trainer's only randomness, the order of minibatches, follows from seed and step; the learning rate
 //! follows from schedule and step. No generator state has to be saved.
 
-use crate::checkpoint::{CheckpointError, CheckpointStore, LoadedCheckpoint, Part, StoredTensors};
+use crate::checkpoint::{CheckpointError, CheckpointStore, LoadedCheckpoint, Part};
 use crate::policy::Policy;
 use crate::trainer::{Trainer, TrainerConfig};
 use serde::{Deserialize, Serialize};
@@ -11,8 +11,6 @@ use std::path::PathBuf;
 
 /// File name of the state.
 const STATE: &str = "state.json";
-/// File name of the optimizer's moments.
-const OPTIMIZER: &str = "optimizer.safetensors";
 /// Version of `state.json`; newer ones are refused.
 const FORMAT_VERSION: u32 = 1;
 
@@ -59,38 +57,24 @@ impl<P: Policy> Trainer<P> {
         commit: &Commit,
         extra: Vec<(String, Vec<u8>)>,
     ) -> Result<PathBuf, CheckpointError> {
-        let part = |file: &str, reason: String| CheckpointError::Part {
-            file: file.to_owned(),
-            reason,
-        };
-        let side = self.policy.side_files();
-        let side = side.map_err(|e| part("weights", e.to_string()))?;
-        let weights = self.policy.weights();
+        let mut draft = store.begin(number)?;
         let state = ResumeState {
             format_version: FORMAT_VERSION,
             step: self.updates,
             skipped_updates: self.skipped_updates,
-            weights_files: weights.iter().map(|file| file.name.to_owned()).collect(),
+            weights_files: self.policy.save(&mut draft)?,
             trainer: self.config,
             commit: commit.clone(),
         };
-        let bytes = serde_json::to_vec_pretty(&state).map_err(|e| part(STATE, e.to_string()))?;
-        let mut files = vec![(STATE.to_owned(), bytes)];
-        files.extend(extra);
-        files.extend(side);
-        let mut parts: Vec<Part<'_>> = files
-            .into_iter()
-            .map(|(file, bytes)| Part::Bytes { file, bytes })
-            .collect();
-        parts.push(Part::Tensors {
-            file: OPTIMIZER.to_owned(),
-            tensors: self.policy.optimizer(),
-        });
-        parts.extend(weights.into_iter().map(|file| Part::Tensors {
-            file: file.name.to_owned(),
-            tensors: file.tensors,
-        }));
-        store.save(number, &parts)
+        let bytes = serde_json::to_vec_pretty(&state).map_err(|e| CheckpointError::Part {
+            file: STATE.to_owned(),
+            reason: e.to_string(),
+        })?;
+        let state = (STATE.to_owned(), bytes);
+        for (file, bytes) in std::iter::once(state).chain(extra) {
+            draft.write(&Part::Bytes { file, bytes })?;
+        }
+        draft.commit()
     }
 
     /// Restores weights, optimizer state and step from a checkpoint. Returns the state that was committed
@@ -102,36 +86,15 @@ impl<P: Policy> Trainer<P> {
     /// # Errors
     /// If the checkpoint has another format or other weights. Nothing is changed in that case.
     pub fn restore(&mut self, loaded: &LoadedCheckpoint) -> Result<ResumeState, CheckpointError> {
-        let mismatch = |reason: String| CheckpointError::Mismatch {
-            path: loaded.path.clone(),
-            reason,
-        };
         let state: ResumeState = serde_json::from_slice(&loaded.bytes(STATE)?)
-            .map_err(|e| mismatch(format!("{STATE}: {e}")))?;
+            .map_err(|e| loaded.mismatch(format!("{STATE}: {e}")))?;
         if state.format_version != FORMAT_VERSION {
-            return Err(mismatch(format!(
+            return Err(loaded.mismatch(format!(
                 "{STATE} has format version {}, this program reads {FORMAT_VERSION}",
                 state.format_version
             )));
         }
-        let files = self.policy.weights();
-        let files: Vec<&'static str> = files.into_iter().map(|file| file.name).collect();
-        if state.weights_files != files {
-            return Err(mismatch(format!(
-                "it holds {:?}, this run trains {files:?}",
-                state.weights_files
-            )));
-        }
-        let mut weights = StoredTensors::default();
-        for file in files {
-            weights.extend(loaded.tensors(file)?);
-        }
-        let optimizer = loaded.tensors(OPTIMIZER)?;
-        let restored = match state.step {
-            0 => self.policy.restore(&weights, None),
-            _ => self.policy.restore(&weights, Some(&optimizer)),
-        };
-        restored.map_err(|e| mismatch(e.0))?;
+        self.policy.load(loaded, &state.weights_files, state.step)?;
         self.updates = state.step;
         self.skipped_updates = state.skipped_updates;
         self.place = state.step + state.skipped_updates;

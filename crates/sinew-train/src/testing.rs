@@ -1,15 +1,18 @@
 //! Test policy that is small enough to differentiate by hand: the logits of the next token are a table row,
 //! selected by the last token.
 
+use crate::checkpoint::{CheckpointError, Draft, LoadedCheckpoint, StoredTensors};
 use crate::comm::{Comm, CommError};
+use crate::host_state::{self, HostState, TensorFile};
 use crate::optim::{AdamW, HostTensor, Outcome, Update};
 use crate::pack::{LossItem, MaskTable, MicroBatch};
-use crate::policy::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TensorFile};
+use crate::policy::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TopTokens};
 use sinew_tensor::{Cpu, KernelSet};
 use sinew_types::{
     EpisodeId, PolicyVersion, RowMasks, TensorList, TensorSource, TensorView, TokenId,
     TokenLogprob, TrainRow,
 };
+use std::sync::Arc;
 
 const TABLE: &str = "table.weight";
 
@@ -24,6 +27,8 @@ pub(crate) struct Bigram {
     /// Whether the next backward pass produces a gradient that is not finite.
     pub(crate) poison: bool,
     optimizer: AdamW,
+    /// Largest number of micro-batches in a wave.
+    pub(crate) lanes: usize,
 }
 
 impl Bigram {
@@ -37,6 +42,7 @@ impl Bigram {
             computed: 0,
             poison: false,
             optimizer: AdamW::new(device()),
+            lanes: 1,
         }
     }
 
@@ -129,8 +135,8 @@ fn entropy(p: &[f64]) -> f64 {
     -allowed.map(|l| l.exp() * l).sum::<f64>()
 }
 
-impl Policy for Bigram {
-    fn forward(&mut self, batch: &MicroBatch, want: OutputChoice) -> Result<Scores, PolicyError> {
+impl Bigram {
+    fn scores(&mut self, batch: &MicroBatch, want: OutputChoice) -> Scores {
         self.computed += batch.tokens.len();
         let mut scores = Scores::default();
         for item in &batch.items {
@@ -140,10 +146,10 @@ impl Policy for Bigram {
                 scores.entropies.push(entropy(&p) as f32);
             }
         }
-        Ok(scores)
+        scores
     }
 
-    fn backward(&mut self, batch: &MicroBatch, grads: &ScoreGrads) -> Result<(), PolicyError> {
+    fn accumulate(&mut self, batch: &MicroBatch, grads: &ScoreGrads) {
         for (i, item) in batch.items.iter().enumerate() {
             let token = batch.tokens[item.row as usize];
             let p = self.at_item(batch, item);
@@ -158,13 +164,35 @@ impl Policy for Bigram {
                 self.gradient[token as usize * self.vocab + j] += d as f32;
             }
         }
+    }
+}
+
+impl Policy for Bigram {
+    fn lanes(&self) -> usize {
+        self.lanes
+    }
+
+    fn forward(
+        &mut self,
+        wave: &[&MicroBatch],
+        want: OutputChoice,
+    ) -> Result<Vec<Scores>, PolicyError> {
+        assert!((1..=self.lanes).contains(&wave.len()), "{}", wave.len());
+        Ok(wave.iter().map(|batch| self.scores(batch, want)).collect())
+    }
+
+    fn backward(&mut self, wave: &[&MicroBatch], grads: &[ScoreGrads]) -> Result<(), PolicyError> {
+        assert_eq!(wave.len(), grads.len());
+        for (batch, grads) in wave.iter().zip(grads) {
+            self.accumulate(batch, grads);
+        }
         if std::mem::take(&mut self.poison) {
             self.gradient[1] = f32::NAN;
         }
         Ok(())
     }
 
-    fn top(&mut self, batch: &MicroBatch, k: usize) -> Result<Vec<Vec<TokenLogprob>>, PolicyError> {
+    fn top(&mut self, wave: &[&MicroBatch], k: usize) -> Result<Vec<TopTokens>, PolicyError> {
         let ranked = |token: TokenId, temperature: f32| {
             let after = self.after_at(token, temperature).into_iter().zip(0..);
             let entry = |(l, id): (f64, TokenId)| TokenLogprob {
@@ -176,14 +204,18 @@ impl Policy for Bigram {
             all.truncate(k);
             all
         };
-        let items = batch.items.iter();
-        Ok(items
-            .map(|item| ranked(batch.tokens[item.row as usize], item.temperature))
-            .collect())
+        let of_batch = |batch: &&MicroBatch| {
+            let items = batch.items.iter();
+            items
+                .map(|item| ranked(batch.tokens[item.row as usize], item.temperature))
+                .collect()
+        };
+        Ok(wave.iter().map(of_batch).collect())
     }
 
-    fn zero_gradients(&mut self) {
+    fn zero_gradients(&mut self) -> Result<(), PolicyError> {
         self.gradient.fill(0.0);
+        Ok(())
     }
 
     fn reduce_gradients(&mut self, comm: &mut dyn Comm) -> Result<(), CommError> {
@@ -199,7 +231,30 @@ impl Policy for Bigram {
         optimizer.apply(update, &mut [table])
     }
 
-    fn weights(&self) -> Vec<TensorFile<'_>> {
+    fn save(&mut self, draft: &mut Draft<'_>) -> Result<Vec<String>, CheckpointError> {
+        host_state::save(self, draft)
+    }
+
+    fn load(
+        &mut self,
+        loaded: &LoadedCheckpoint,
+        weights: &[String],
+        updates: u64,
+    ) -> Result<(), CheckpointError> {
+        host_state::load(self, loaded, weights, updates)
+    }
+
+    fn weights(&mut self, _version: PolicyVersion) -> Result<Arc<dyn TensorSource>, PolicyError> {
+        let mut copy = StoredTensors::default();
+        for file in self.trained() {
+            copy.copy_from(&*file.tensors);
+        }
+        Ok(Arc::new(copy))
+    }
+}
+
+impl HostState for Bigram {
+    fn trained(&self) -> Vec<TensorFile<'_>> {
         let view = TensorView::f32(&self.shape, &self.logits).unwrap();
         let tensors = TensorList(vec![(TABLE.to_owned(), view)]);
         vec![TensorFile {

@@ -16,7 +16,7 @@ use crate::comm::{Comm, CommError, SingleProcess};
 use crate::loss::{LossError, LossSpecError, MetricSums, validate_spec};
 use crate::optim::{AdamWConfig, OptimError, Outcome, Schedule, Update};
 use crate::pack::{MicroBatch, PackError, PackedRow, Packing};
-use crate::policy::{OutputChoice, Policy, PolicyError, Scores};
+use crate::policy::{OutputChoice, Policy, PolicyError, Scores, waves};
 use derive::derive;
 use serde::{Deserialize, Serialize};
 use sinew_types::{Clock, Correction, EpisodeId, LossSpec, PolicyVersion, TrainRow};
@@ -311,16 +311,21 @@ impl<P: Policy> Trainer<P> {
         state: &mut StepState<'_>,
     ) -> Result<(), TrainError> {
         let started = (self.clock)();
-        let all = packing.micro_batches.len();
-        for (index, batch) in packing.micro_batches.iter().enumerate() {
-            let scores = self.policy.forward(batch, OutputChoice::default())?;
-            check_scores(batch, &scores, OutputChoice::default())?;
-            state.report.computed_tokens += batch.tokens.len();
-            for packed in &batch.rows {
-                let row = &state.rows[packed.row];
-                state.prox[packed.row] = Some(spread(row.tokens.len(), packed, &scores.logprobs));
+        let batches: Vec<&MicroBatch> = packing.micro_batches.iter().collect();
+        let mut done = 0;
+        for wave in waves(&batches, self.policy.lanes()) {
+            let all = self.policy.forward(&wave, OutputChoice::default())?;
+            check_scores(&wave, &all, OutputChoice::default())?;
+            for (batch, scores) in wave.iter().zip(&all) {
+                state.report.computed_tokens += batch.tokens.len();
+                for packed in &batch.rows {
+                    let row = &state.rows[packed.row];
+                    state.prox[packed.row] =
+                        Some(spread(row.tokens.len(), packed, &scores.logprobs));
+                }
             }
-            self.report_progress(state, index + 1, all, batch.tokens.len())?;
+            done += wave.len();
+            self.report_progress(state, done, batches.len(), &wave)?;
         }
         state.report.seconds.prox = (self.clock)() - started;
         Ok(())
@@ -333,31 +338,33 @@ impl<P: Policy> Trainer<P> {
         scale: f64,
         state: &mut StepState<'_>,
     ) -> Result<(), TrainError> {
-        self.policy.zero_gradients();
+        self.policy.zero_gradients()?;
         let first = state.report.updates == 0 && state.report.skipped.is_empty();
         let shares = self.hand_out(batches, scale, state)?;
-        let own = &shares[0];
-        for (index, &batch) in own.iter().enumerate() {
-            let batch = &batches[batch];
-            let sums = self.micro_batch(batch, scale, state)?;
-            state.sums.merge(&sums);
-            if first {
-                state.first.merge(&sums);
+        let own: Vec<&MicroBatch> = shares[0].iter().map(|&b| &batches[b]).collect();
+        let mut done = 0;
+        for wave in waves(&own, self.policy.lanes()) {
+            for sums in self.wave(&wave, scale, state)? {
+                state.sums.merge(&sums);
+                if first {
+                    state.first.merge(&sums);
+                }
             }
-            self.report_progress(state, index + 1, own.len(), batch.tokens.len())?;
+            done += wave.len();
+            self.report_progress(state, done, own.len(), &wave)?;
         }
         let rows = |share: &Vec<usize>| ranks::rows_of(batches, share);
         self.gather(first, state, shares.iter().map(rows).collect())?;
         self.apply(state)
     }
 
-    /// Reports a finished micro-batch with its tokens, and the progress of the update.
+    /// Reports a finished wave with its tokens, and the progress of the update.
     fn report_progress(
         &mut self,
         state: &StepState<'_>,
         micro_batch: usize,
         micro_batches: usize,
-        tokens: usize,
+        wave: &[&MicroBatch],
     ) -> Result<(), TrainError> {
         let Some(sink) = &mut self.progress else {
             return Ok(());
@@ -367,7 +374,7 @@ impl<P: Policy> Trainer<P> {
             updates: self.config.minibatches,
             micro_batch,
             micro_batches,
-            tokens,
+            tokens: wave.iter().map(|batch| batch.tokens.len()).sum(),
         };
         match sink(&progress) {
             ControlFlow::Continue(()) => Ok(()),
@@ -403,13 +410,13 @@ impl<P: Policy> Trainer<P> {
         Ok(())
     }
 
-    /// Forward pass, loss and backward pass of one micro-batch.
-    fn micro_batch(
+    /// Forward pass, loss and backward pass of one wave. Returns the sums of each micro-batch.
+    fn wave(
         &mut self,
-        batch: &MicroBatch,
+        wave: &[&MicroBatch],
         scale: f64,
         state: &mut StepState<'_>,
-    ) -> Result<MetricSums, TrainError> {
+    ) -> Result<Vec<MetricSums>, TrainError> {
         let started = (self.clock)();
         // Entropy costs little compared with the logits, and it shows a collapse first.
         let want = OutputChoice {
@@ -417,19 +424,24 @@ impl<P: Policy> Trainer<P> {
             values: state.spec.value.is_some(),
             backward: true,
         };
-        let scores = self.policy.forward(batch, want)?;
-        check_scores(batch, &scores, want)?;
-        state.keep_logprobs(batch, &scores);
+        let all = self.policy.forward(wave, want)?;
+        check_scores(wave, &all, want)?;
         let forwarded = (self.clock)();
-        let (grads, sums) = derive(batch, &scores, scale, state)?;
+        let (mut grads, mut sums) = (Vec::new(), Vec::new());
+        for (batch, scores) in wave.iter().zip(&all) {
+            state.keep_logprobs(batch, scores);
+            let (own, of_batch) = derive(batch, scores, scale, state)?;
+            grads.push(own);
+            sums.push(of_batch);
+            state.report.computed_tokens += batch.tokens.len();
+            state.report.micro_batches += 1;
+        }
         let derived = (self.clock)();
-        self.policy.backward(batch, &grads)?;
+        self.policy.backward(wave, &grads)?;
         let seconds = &mut state.report.seconds;
         seconds.forward += forwarded - started;
         seconds.loss += derived - forwarded;
         seconds.backward += (self.clock)() - derived;
-        state.report.computed_tokens += batch.tokens.len();
-        state.report.micro_batches += 1;
         Ok(sums)
     }
 }
@@ -460,32 +472,35 @@ pub(crate) fn spread(len: usize, packed: &PackedRow, items: &[f32]) -> Vec<f32> 
     column
 }
 
-/// Refuses scores if their number differs from the number of items.
+/// Refuses scores if their number differs from the number of items, or from that of micro-batches.
 pub(crate) fn check_scores(
-    batch: &MicroBatch,
-    scores: &Scores,
+    wave: &[&MicroBatch],
+    all: &[Scores],
     want: OutputChoice,
 ) -> Result<(), PolicyError> {
-    let n = batch.items.len();
-    let expected = |wanted: bool| if wanted { n } else { 0 };
-    let columns = [
-        ("log-probabilities", scores.logprobs.len(), n),
-        (
-            "entropies",
-            scores.entropies.len(),
-            expected(want.entropies),
-        ),
-        ("values", scores.values.len(), expected(want.values)),
-    ];
-    match columns
-        .iter()
-        .find(|(_, actual, expected)| actual != expected)
-    {
-        None => Ok(()),
-        Some((what, actual, expected)) => Err(PolicyError(format!(
-            "forward gave {actual} {what} for {n} items, expected {expected}"
-        ))),
+    if all.len() != wave.len() {
+        return Err(PolicyError::failed(format!(
+            "forward gave scores of {} micro-batches, expected {}",
+            all.len(),
+            wave.len()
+        )));
     }
+    for (batch, scores) in wave.iter().zip(all) {
+        let n = batch.items.len();
+        let expected = |wanted: bool| if wanted { n } else { 0 };
+        let (entropies, values) = (expected(want.entropies), expected(want.values));
+        let columns = [
+            ("log-probabilities", scores.logprobs.len(), n),
+            ("entropies", scores.entropies.len(), entropies),
+            ("values", scores.values.len(), values),
+        ];
+        if let Some((what, actual, expected)) = columns.iter().find(|(_, actual, n)| actual != n) {
+            return Err(PolicyError::failed(format!(
+                "forward gave {actual} {what} for {n} items, expected {expected}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses rows that lack a column which a term of the loss reads, before any computation.

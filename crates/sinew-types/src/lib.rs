@@ -50,6 +50,6 @@ pub use trace::{
     TRACE_FORMAT_VERSION, Timing, TokenKind, Trace, TraceError, VersionSpan, cut, is_reward,
 };
 pub use weights::{
-    DeltaSpan, Dtype, TensorInfo, TensorList, TensorSizeError, TensorSource, TensorView,
-    WeightsManifest, WeightsManifestTensor,
+    DeltaSpan, Dtype, PublishedFolder, TensorInfo, TensorList, TensorSizeError, TensorSource,
+    TensorView, WeightsManifest, WeightsManifestTensor,
 };

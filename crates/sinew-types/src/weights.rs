@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt;
+use std::path::PathBuf;
 
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -183,6 +184,23 @@ pub trait TensorSource: Send + Sync {
     fn info(&self, name: &str) -> Option<TensorInfo<'_>> {
         self.tensor(name).map(|view| view.info())
     }
+
+    /// The folder that holds exactly these tensors, if a trainer wrote them to one. Engines that read folders
+    /// then need no second copy.
+    fn folder(&self) -> Option<&PublishedFolder> {
+        None
+    }
+}
+
+/// Weights that a trainer wrote as safetensors files in the Hugging Face layout.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PublishedFolder {
+    /// The folder. Its owner replaces it with the next version: whoever needs the files longer links them.
+    pub path: PathBuf,
+    /// Whether it holds LoRA adapters (PEFT's layout) and not the whole model.
+    pub is_adapter: bool,
+    /// All tensors with their files and checksums.
+    pub tensors: Vec<WeightsManifestTensor>,
 }
 
 impl fmt::Debug for dyn TensorSource + '_ {
@@ -205,6 +223,10 @@ impl<T: TensorSource + ?Sized> TensorSource for &T {
 
     fn info(&self, name: &str) -> Option<TensorInfo<'_>> {
         (**self).info(name)
+    }
+
+    fn folder(&self) -> Option<&PublishedFolder> {
+        (**self).folder()
     }
 }
 

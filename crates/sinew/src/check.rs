@@ -283,7 +283,7 @@ fn model(recipe: &RunPlan) -> Result<String, Failure> {
     if let Some(lora) = &recipe.train.lora {
         sinew_assembly::lora_config(lora)?;
     }
-    sinew_assembly::check_context(recipe.rollout.max_context_tokens, &config)?;
+    sinew_assembly::check_context(recipe.rollout.max_context_tokens, config.max_context)?;
     Ok(format!(
         "{:?}, {} layers of {}, context {}",
         config.family, config.layers, config.d_model, config.max_context

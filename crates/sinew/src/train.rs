@@ -84,7 +84,7 @@ pub(crate) fn train(
     dir: &RunDir,
     options: &TrainOptions,
 ) -> Result<CommandEnd, Failure> {
-    let ended = run(recipe, dir, options, Goal::Train)?;
+    let ended = run_again(recipe, dir, options)?;
     if !options.json {
         let history: Vec<StepRecord> =
             sinew_view::lines(&dir.metrics_path()).map_err(Failure::system)?;
@@ -183,6 +183,29 @@ fn stop_on_signal(
         }
         std::process::exit(INTERRUPTED);
     });
+}
+
+/// Runs a recipe, and continues from its last checkpoint after the trainer's processes were lost, as often as
+/// `trainer.restarts` allows: episodes are stored, so only updates are computed again.
+fn run_again(
+    recipe: &RunPlan,
+    dir: &RunDir,
+    options: &TrainOptions,
+) -> Result<RunOutcome, Failure> {
+    let mut options = options.clone();
+    let mut left = recipe.torch().map_or(0, |trainer| trainer.restarts);
+    loop {
+        match run(recipe, dir, &options, Goal::Train) {
+            Err(Failure::TrainerLost(why)) if left > 0 => {
+                say(&format!(
+                    "{why}\n  the trainer is started again from the last checkpoint ({left} more times at most)"
+                ));
+                left -= 1;
+                options.resume.get_or_insert_default();
+            }
+            ended => return ended,
+        }
+    }
 }
 
 /// Builds the loop of a recipe with its readers, and runs it.

@@ -7,6 +7,7 @@ use crate::model::{check_context, keep_renderer, loaded_params, model_config, re
 use crate::queue::FeedPlan;
 use crate::run_pins::RunPins;
 use crate::servers::{sampling_engine, serve_engine};
+use crate::start_model::StartShape;
 use crate::{
     Session, describe, device, engine, episode_parts, groups, plan, run_info, source, store,
 };
@@ -101,7 +102,7 @@ pub fn collection(
     pins.inputs(recipe, world.envs.as_ref(), &session, None)?;
     let store = store::open_store(&recipe.store, session.dir)?.traces;
     let model = model_config(&pins.plan)?;
-    check_context(recipe.rollout.max_context_tokens, &model)?;
+    check_context(recipe.rollout.max_context_tokens, model.max_context)?;
     let draws = plan::draws(recipe, world.taskset.as_ref())?;
     let pinned = pins.plan.clone();
     let rewards = pins.rewards(recipe);
@@ -132,7 +133,7 @@ pub fn collection(
             (Box::new(sampled), size, algorithm.repair().retries())
         }
     };
-    let described = describe(&model, &device);
+    let described = describe(&StartShape::of(model), &device);
     session.bus.emit(RunEvent::Described(described))?;
     Ok(Collection {
         config: CollectConfig {
@@ -172,9 +173,12 @@ pub(crate) fn sampler(
     let format = rollout.format.as_ref();
     let grammars = engine::grammars(format, renderer, params.config().vocab)?;
     let renderer = renderer.as_ref();
-    let embedded = engine::embedded(
-        section, rollout, device, &params, renderer, &grammars, version,
-    )?;
+    let model = engine::EngineModel {
+        config: params.config(),
+        version,
+        weights: &params,
+    };
+    let embedded = engine::embedded(section, rollout, device, &model, renderer, &grammars)?;
     Ok(Arc::new(embedded))
 }
 

@@ -27,14 +27,14 @@ use sinew_orchestrator::{
     StepRecord, TaskSampling,
 };
 use sinew_pipeline::{
-    ChangedParts, EmbeddedLearner, EngineRollouts, LearnerConfig, Pipeline, PipelineConfig,
-    PolicyConfig, ReferenceWeights, RolloutParts, RunStore, SavedState, ScoringModels,
+    ChangedParts, EngineRollouts, LearnerConfig, Pipeline, PipelineConfig, PolicyConfig,
+    PolicyLearner, Reference, RolloutParts, RunStore, SavedState, ScoringModels,
 };
 use sinew_render::{Renderer, TinyRenderer};
 use sinew_rollout::{AdmissionConfig, EpisodeLimits, EpisodeOptions, EpisodeParts, TurnOrder};
 use sinew_store::{DiskStore, MemoryStore, StoreOptions, TraceStore};
 use sinew_tensor::Cpu;
-use sinew_train::TrainerConfig;
+use sinew_train::{ModelPolicy, TrainerConfig};
 use sinew_types::{Engine, SamplingParams};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -386,28 +386,26 @@ fn learner(
     params: Params,
     context: usize,
     folder: &Path,
-) -> Result<EmbeddedLearner, BenchError> {
+) -> Result<PolicyLearner<ModelPolicy>, BenchError> {
     /// Tokens of a pass of the learner.
     const MICRO_BATCH: usize = 4096;
-    let scorers = ScoringModels::new(ReferenceWeights::None, None, device, context, MICRO_BATCH);
+    let scorers = ScoringModels::new(Reference::None, None, MICRO_BATCH);
+    let policy = PolicyConfig {
+        seed: 0,
+        max_context_tokens: context,
+        lora: None,
+        critic: None,
+        trainer: TrainerConfig::new(MICRO_BATCH, 3e-3),
+    };
+    let trainer = policy.trainer(device, params, clock());
     let config = LearnerConfig {
-        policy: PolicyConfig {
-            seed: 0,
-            max_context_tokens: context,
-            lora: None,
-            critic: None,
-            trainer: TrainerConfig::new(MICRO_BATCH, 3e-3),
-        },
         micro_batch_tokens: MICRO_BATCH,
-        data_parallel: 1,
-        worker: String::new(),
         run_dir: folder.to_owned(),
         keep_checkpoints: 1,
         config_hash: String::new(),
     };
-    let scorers = scorers.map_err(BenchError::system)?;
-    EmbeddedLearner::new(config, device, params, scorers, Vec::new(), clock())
-        .map_err(BenchError::system)
+    let trainer = trainer.map_err(BenchError::system)?;
+    PolicyLearner::new(config, trainer, scorers, Vec::new()).map_err(BenchError::system)
 }
 
 /// The store: on disk below `folder`, or in memory with a bound.

@@ -555,7 +555,7 @@ impl Driver {
         self.note_waits(Some(TrainerActivity::Other));
         let publishing = Instant::now();
         let (version, weights) = {
-            let learner = lock(&self.p.learner);
+            let mut learner = lock(&self.p.learner);
             (learner.version(), learner.weights()?)
         };
         self.p.transport.publish(version, weights)?;

@@ -227,7 +227,7 @@ impl Learner for Counter {
         PolicyVersion(self.updates)
     }
 
-    fn weights(&self) -> Result<Arc<dyn TensorSource>, PipelineError> {
+    fn weights(&mut self) -> Result<Arc<dyn TensorSource>, PipelineError> {
         Ok(Arc::new(NoWeights))
     }
 

@@ -24,7 +24,7 @@ impl Learner for First {
         PolicyVersion(0)
     }
 
-    fn weights(&self) -> Result<Arc<dyn TensorSource>, PipelineError> {
+    fn weights(&mut self) -> Result<Arc<dyn TensorSource>, PipelineError> {
         unreachable!("a source publishes nothing")
     }
 

@@ -119,14 +119,15 @@ fn scores_are_those_of_the_answer_and_have_the_items_of_the_wave() {
         ..PLAIN
     };
     let error = policy.forward(&[&batch], want).unwrap_err();
-    assert_eq!(
-        error.0,
-        "the torch trainer answered 0 entropies, expected 2"
-    );
+    let text = "model failed: the torch trainer answered 0 entropies, expected 2";
+    assert_eq!(error.to_string(), text);
     let error = policy.forward(&[&batch; 3], PLAIN).unwrap_err();
-    assert!(error.0.contains("computes 1 to 2"), "{error}");
+    assert!(error.to_string().contains("computes 1 to 2"), "{error}");
     let error = policy.forward(&[&batch; 2], PLAIN).unwrap_err();
-    assert!(error.0.contains("answered 1 scores, expected 2"), "{error}");
+    assert!(
+        error.to_string().contains("answered 1 scores, expected 2"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -143,7 +144,8 @@ fn backward_needs_a_pass_and_its_items() {
     };
     policy.forward(&wave, backward).unwrap();
     let error = policy.backward(&wave, &grads(3)).unwrap_err();
-    assert_eq!(error.0, "3 derivatives of a micro-batch with 2 items");
+    let text = "model failed: 3 derivatives of a micro-batch with 2 items";
+    assert_eq!(error.to_string(), text);
     assert!(policy.backward(&wave, &[]).is_err());
     policy.backward(&wave, &grads(2)).unwrap();
     assert!(policy.backward(&wave, &grads(2)).is_err());
@@ -204,10 +206,8 @@ fn values_need_a_critic() {
     };
     let (mut plain, _) = policy(Vec::new(), |_| {});
     assert!(!plain.has_critic());
-    assert_eq!(
-        plain.forward(&[&batch], want).unwrap_err().0,
-        "there is no critic"
-    );
+    let error = plain.forward(&[&batch], want).unwrap_err();
+    assert_eq!(error.to_string(), "model failed: there is no critic");
     let (critic, _) = policy(Vec::new(), with_critic);
     assert!(critic.has_critic());
 }

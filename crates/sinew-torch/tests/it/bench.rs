@@ -5,15 +5,13 @@ use sinew_tensor::{Cpu, KernelSet};
 use sinew_torch::{
     Deadlines, OpenOptions, PublishOptions, RankGroup, RankOptions, TorchPolicy, TorchSetup,
 };
-use sinew_train::checkpoint::{CheckpointError, Draft, LoadedCheckpoint};
 use sinew_train::optim::{AdamWConfig, Outcome, Update};
 use sinew_train::pack::{MicroBatch, pack};
-use sinew_train::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, conformance};
+use sinew_train::{OutputChoice, Policy, ScoreGrads, Scores, conformance};
 use sinew_types::{EpisodeId, PolicyVersion, TensorSource, TokenId, TrainRow};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -102,69 +100,9 @@ impl Bench {
     /// The tests that every policy has to pass.
     pub(crate) fn conformance(&self, model: &Path, rows: &[TrainRow]) {
         // The rows of the tests are in one micro-batch.
-        let make = || OnDemand {
-            open: move || self.open(model, |setup| setup.open.max_tokens = 256),
-            policy: None,
-        };
+        let make = || self.open(model, |setup| setup.open.max_tokens = 256);
         let dir = self.dir.path().join("conformance");
         conformance::policy(make, rows, &dir);
-    }
-}
-
-/// A policy that is opened when it is used: a server has one at a time, and the tests make the next one
-/// before they drop the last.
-struct OnDemand<F> {
-    open: F,
-    policy: Option<TorchPolicy>,
-}
-
-impl<F: Fn() -> TorchPolicy> OnDemand<F> {
-    fn get(&mut self) -> &mut TorchPolicy {
-        self.policy.get_or_insert_with(&self.open)
-    }
-}
-
-impl<F: Fn() -> TorchPolicy> Policy for OnDemand<F> {
-    fn lanes(&self) -> usize {
-        RANKS
-    }
-
-    fn forward(
-        &mut self,
-        wave: &[&MicroBatch],
-        want: OutputChoice,
-    ) -> Result<Vec<Scores>, PolicyError> {
-        assert_eq!(self.get().lanes(), RANKS);
-        self.get().forward(wave, want)
-    }
-
-    fn backward(&mut self, wave: &[&MicroBatch], grads: &[ScoreGrads]) -> Result<(), PolicyError> {
-        self.get().backward(wave, grads)
-    }
-
-    fn zero_gradients(&mut self) -> Result<(), PolicyError> {
-        self.get().zero_gradients()
-    }
-
-    fn apply(&mut self, update: &Update) -> Result<Outcome, PolicyError> {
-        self.get().apply(update)
-    }
-
-    fn save(&mut self, draft: &mut Draft<'_>) -> Result<Vec<String>, CheckpointError> {
-        self.get().save(draft)
-    }
-
-    fn load(
-        &mut self,
-        loaded: &LoadedCheckpoint,
-        weights: &[String],
-        updates: u64,
-    ) -> Result<(), CheckpointError> {
-        self.get().load(loaded, weights, updates)
-    }
-
-    fn weights(&mut self, version: PolicyVersion) -> Result<Arc<dyn TensorSource>, PolicyError> {
-        self.get().weights(version)
     }
 }
 

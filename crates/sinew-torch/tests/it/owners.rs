@@ -29,7 +29,7 @@ pub(crate) fn refused_requests_change_nothing(bench: &Bench, model: &Path) {
     let long = pack(&rows(0), 256).unwrap().micro_batches;
     assert!(long[0].tokens.len() > MAX_TOKENS as usize);
     let error = torch.forward(&[&long[0]], PLAIN).unwrap_err();
-    assert!(error.0.contains("max_tokens"), "{error}");
+    assert!(error.to_string().contains("max_tokens"), "{error}");
     assert!(torch.is_usable());
     let batches = batches(&rows(0));
     torch.forward(&[&batches[0]], PLAIN).unwrap();
@@ -50,7 +50,7 @@ pub(crate) fn tokens_and_fences(bench: &Bench, model: &Path) {
     first.zero_gradients().unwrap();
     let mut second = bench.open(model, |_| {});
     let error = first.zero_gradients().unwrap_err();
-    assert!(error.0.contains("has another owner"), "{error}");
+    assert!(error.to_string().contains("has another owner"), "{error}");
     assert!(!first.is_usable());
     let mut late = bench.setup(model);
     late.fence = 1;
@@ -84,7 +84,7 @@ pub(crate) fn a_killed_rank_is_named(bench: Bench, model: &Path) {
     let error = torch.forward(&wave, PLAIN).unwrap_err();
     assert!(
         error
-            .0
+            .to_string()
             .contains("rank 1 of the torch trainer ended: signal: 9 (SIGKILL)"),
         "{error}"
     );

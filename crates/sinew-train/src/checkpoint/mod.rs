@@ -23,12 +23,15 @@
 //!
 //! The tests let [`Storage`] fail each single operation in turn.
 
+mod draft;
 mod parts;
 mod storage;
 
+pub use draft::{Draft, StoredFile};
 pub use parts::{Part, StoredTensors};
 pub use storage::{DiskStorage, Storage, StorageFile};
 
+use crate::policy::PolicyError;
 use parts::{read_safetensors, write_part};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -81,6 +84,9 @@ pub enum CheckpointError {
     /// A file cannot be part of a checkpoint, because of its name or its content.
     #[error("checkpoint part {file} is invalid: {reason}")]
     Part { file: String, reason: String },
+    /// The policy could not write or restore its state.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
 }
 
 fn listed(skipped: &[SkippedCheckpoint]) -> String {
@@ -148,6 +154,14 @@ impl LoadedCheckpoint {
         fs::read(&path).map_err(|e| CheckpointError::io("read", &path, e))
     }
 
+    /// The error of a checkpoint that is intact and of another kind of run.
+    pub fn mismatch(&self, reason: String) -> CheckpointError {
+        CheckpointError::Mismatch {
+            path: self.path.clone(),
+            reason,
+        }
+    }
+
     /// Reads all tensors of a safetensors file into memory.
     ///
     /// # Errors
@@ -196,6 +210,14 @@ impl CheckpointStore {
         })
     }
 
+    /// Begins the checkpoint of `step`, which [`Draft::commit`] completes.
+    ///
+    /// # Errors
+    /// If its folder cannot be created.
+    pub fn begin(&self, step: u64) -> Result<Draft<'_>, CheckpointError> {
+        Draft::new(self, self.free_name(step)?)
+    }
+
     /// Writes and commits the checkpoint of `step`; returns its directory. Blocks until all data is on the
     /// storage device.
     ///
@@ -206,55 +228,11 @@ impl CheckpointStore {
     /// # Errors
     /// [`CheckpointError::DiskFull`] and the others; a part without its own plain file name is refused.
     pub fn save(&self, step: u64, parts: &[Part<'_>]) -> Result<PathBuf, CheckpointError> {
-        let name = self.free_name(step)?;
-        let temporary = self.dir.join(format!("{TEMPORARY}{name}"));
-        if temporary.exists() {
-            self.remove_dir(&temporary)?;
-        }
-        let target = self.dir.join(&name);
-        let written = self
-            .write_all(&temporary, parts)
-            .and_then(|()| self.put_aside(&name))
-            .and_then(|()| self.rename(&temporary, &target))
-            .and_then(|()| self.sync_dir(&self.dir));
-        if let Err(error) = written {
-            // Best effort: what cannot be removed now is removed by the next save.
-            let _ = self.storage.remove_dir(&temporary);
-            return Err(error);
-        }
-        self.point_latest(&name)?;
-        self.prune(&name);
-        Ok(target)
-    }
-
-    /// Writes all parts and their checksums, and syncs them.
-    fn write_all(&self, temporary: &Path, parts: &[Part<'_>]) -> Result<(), CheckpointError> {
-        self.storage
-            .create_dir(temporary)
-            .map_err(|e| CheckpointError::io("create", temporary, e))?;
-        let mut checksums = BTreeMap::new();
+        let mut draft = self.begin(step)?;
         for part in parts {
-            let file = part.file();
-            let plain = !file.is_empty() && !file.contains(['/', '\\']) && !file.starts_with('.');
-            if !plain || file == CHECKSUMS || checksums.contains_key(file) {
-                return Err(CheckpointError::Part {
-                    file: file.to_owned(),
-                    reason: "a part needs a plain file name of its own".to_owned(),
-                });
-            }
-            let (bytes, blake3) = write_part(&*self.storage, temporary, part)?;
-            checksums.insert(file.to_owned(), Checksum { bytes, blake3 });
+            draft.write(part)?;
         }
-        let bytes = serde_json::to_vec_pretty(&checksums).map_err(|e| CheckpointError::Part {
-            file: CHECKSUMS.to_owned(),
-            reason: e.to_string(),
-        })?;
-        let last = Part::Bytes {
-            file: CHECKSUMS.to_owned(),
-            bytes,
-        };
-        write_part(&*self.storage, temporary, &last)?;
-        self.sync_dir(temporary)
+        draft.commit()
     }
 
     /// Makes `LATEST` name this checkpoint, by a rename: the commit.
@@ -443,7 +421,8 @@ impl CheckpointStore {
 pub fn weights_hash(checkpoint: &Path) -> Result<String, CheckpointError> {
     let mut hasher = blake3::Hasher::new();
     for (file, checksum) in checksums(checkpoint)? {
-        if file != "optimizer.safetensors" && file != "state.json" {
+        let optimizer = file == "optimizer.safetensors" || file.starts_with("optimizer/");
+        if !optimizer && file != "state.json" {
             hasher.update(format!("{file} {}\n", checksum.blake3).as_bytes());
         }
     }

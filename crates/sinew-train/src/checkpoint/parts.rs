@@ -131,6 +131,7 @@ impl StoredTensors {
     }
 
     /// Adds a copy of every tensor of a source.
+    #[cfg(test)]
     pub(crate) fn copy_from(&mut self, source: &dyn TensorSource) {
         for name in source.names() {
             if let Some(view) = source.tensor(&name) {
@@ -142,11 +143,6 @@ impl StoredTensors {
                 self.0.insert(name, tensor);
             }
         }
-    }
-
-    /// Removes the first tensor.
-    pub(crate) fn remove_first(&mut self) {
-        self.0.pop_first();
     }
 }
 

@@ -94,7 +94,7 @@ impl AdamW {
         let same =
             |(m, t): (&Moments, &HostTensor<'_>)| m.names[0].strip_prefix("m.") == Some(t.name);
         if self.moments.len() != tensors.len() || !self.moments.iter().zip(&*tensors).all(same) {
-            return Err(PolicyError(
+            return Err(PolicyError::failed(
                 "the moments are those of other tensors".to_owned(),
             ));
         }
@@ -140,7 +140,7 @@ impl AdamW {
         }
         let known = |name: &String| tensors.iter().any(|t| t.name == name);
         if let Some(name) = weights.names().iter().find(|name| !known(name)) {
-            return Err(PolicyError(format!(
+            return Err(PolicyError::failed(format!(
                 "tensor {name} is not part of this model"
             )));
         }
@@ -162,7 +162,7 @@ impl AdamW {
 }
 
 fn missing(name: &str) -> PolicyError {
-    PolicyError(format!("{name} is missing"))
+    PolicyError::failed(format!("{name} is missing"))
 }
 
 fn check(source: &dyn TensorSource, name: &str, shape: &[usize]) -> Result<(), PolicyError> {
@@ -170,7 +170,7 @@ fn check(source: &dyn TensorSource, name: &str, shape: &[usize]) -> Result<(), P
         Some(found) if found.shape == shape => Ok(()),
         Some(found) => {
             let found = found.shape;
-            Err(PolicyError(format!(
+            Err(PolicyError::failed(format!(
                 "{name} has shape {found:?}, expected {shape:?}"
             )))
         }

@@ -10,7 +10,7 @@ use super::{Prox, StepReport, StepState, TrainError, Trainer, kept};
 use crate::comm::{Comm, CommError};
 use crate::loss::MetricSums;
 use crate::pack::{MicroBatch, Packing, pack};
-use crate::policy::Policy;
+use crate::policy::{Policy, waves};
 use serde::{Deserialize, Serialize};
 use sinew_types::{LossSpec, TrainRow};
 
@@ -91,11 +91,11 @@ impl<P: Policy> Trainer<P> {
         self.comm = comm;
     }
 
-    /// Packs rows into at least as many micro-batches as there are processes, if the rows allow it.
+    /// Packs rows into at least as many micro-batches as there are processes and lanes, if the rows allow it.
     pub(super) fn pack(&self, rows: &[TrainRow]) -> Result<Packing, TrainError> {
         let most = self.config.micro_batch_tokens;
         let packing = pack(rows, most)?;
-        let ranks = self.comm.ranks();
+        let ranks = self.comm.ranks() * self.policy.lanes();
         if packing.micro_batches.len() >= ranks {
             return Ok(packing);
         }
@@ -139,10 +139,12 @@ impl<P: Policy> Trainer<P> {
             sums: MetricSums::default(),
             first: MetricSums::default(),
         };
-        self.policy.zero_gradients();
-        for batch in &packing.micro_batches {
-            let sums = self.micro_batch(batch, shard.scale, &mut state)?;
-            state.sums.merge(&sums);
+        self.policy.zero_gradients()?;
+        let batches: Vec<&MicroBatch> = packing.micro_batches.iter().collect();
+        for wave in waves(&batches, self.policy.lanes()) {
+            for sums in self.wave(&wave, shard.scale, &mut state)? {
+                state.sums.merge(&sums);
+            }
         }
         Ok(ShardReport {
             loss: state.report.loss,

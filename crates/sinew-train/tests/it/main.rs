@@ -13,8 +13,8 @@ use sinew_tensor::{Cpu, KernelSet};
 use sinew_train::checkpoint::CheckpointStore;
 use sinew_train::optim::AdamWConfig;
 use sinew_train::{
-    Commit, ModelPolicy, Policy, StepReport, Trainer, TrainerConfig, conformance, score_rows,
-    score_values,
+    Commit, HostState, ModelPolicy, Policy, StepReport, Trainer, TrainerConfig, conformance,
+    score_rows, score_values,
 };
 use sinew_types::{
     Correction, EpisodeId, KlEstimator, KlSpec, LossSpec, PolicyVersion, Surrogate, TensorSource,
@@ -286,10 +286,10 @@ fn any_split_into_micro_batches_gives_the_same_gradient() {
 fn adapters_train_and_the_base_stays() {
     let mut trainer = trainer(with_adapters(), TrainerConfig::new(256, 1e-2));
     let mut rows = batch(trainer.policy_mut());
-    trainer
-        .policy_mut()
-        .fill_reference_from_base(&mut rows, 256)
-        .unwrap();
+    let policy = trainer.policy_mut();
+    policy.use_base(true).unwrap();
+    fill_reference(policy, &mut rows);
+    policy.use_base(false).unwrap();
     let mut spec = clip();
     spec.kl = Some(KlSpec {
         estimator: KlEstimator::K2,
@@ -330,7 +330,7 @@ fn adapters_train_and_the_base_stays() {
     );
     assert_eq!(trainer.policy().params().values(), params().values());
     assert_ne!(trainer.policy().lora().unwrap().values(), before);
-    assert!(full().fill_reference_from_base(&mut rows, 256).is_err());
+    assert!(full().use_base(true).is_err());
 }
 
 #[test]
@@ -428,10 +428,12 @@ fn a_critic_learns_its_returns() {
 #[test]
 fn model_policies_pass_the_conformance_tests() {
     let rows = batch(&mut full());
-    conformance::policy(full, &rows);
-    conformance::policy(with_adapters, &rows);
+    let dir = tempfile::tempdir().unwrap();
+    let folder = |name: &str| dir.path().join(name);
+    conformance::policy(full, &rows, &folder("full"));
+    conformance::policy(with_adapters, &rows, &folder("adapters"));
     let critic = || full().with_critic(ValueHead::random(config().d_model, 3), 10.0);
-    conformance::policy(critic, &rows);
+    conformance::policy(critic, &rows, &folder("critic"));
 }
 
 #[test]

@@ -1,0 +1,187 @@
+//! `[trainer]`: the program that computes gradients.
+
+use crate::rule::Rules;
+use crate::section::{choice, section};
+use crate::{EngineType, RunPlan, TrainMode};
+
+choice! {
+    /// The program that computes gradients.
+    TrainerType {
+        /// In this process, on the CPU.
+        Embedded = "embedded",
+        /// PyTorch processes on GPUs or CPUs.
+        Torch = "torch",
+    }
+}
+
+choice! {
+    /// Type of the numbers that PyTorch computes with; weights and moments are f32 in any case.
+    TrainerDtype {
+        F32 = "f32",
+        Bf16 = "bf16",
+    }
+}
+
+choice! {
+    /// Implementation of attention in PyTorch.
+    Attention {
+        /// FlexAttention on GPUs if prefixes are shared, SDPA otherwise.
+        Auto = "auto",
+        Flex = "flex",
+        Sdpa = "sdpa",
+        Eager = "eager",
+    }
+}
+
+choice! {
+    /// Whether rows that begin with the same tokens share their computation.
+    Sharing {
+        /// If the model's scores do not depend on it, which is tested at the start.
+        Auto = "auto",
+        /// Never: each row is computed by itself.
+        Flat = "flat",
+    }
+}
+
+choice! {
+    /// Activations that are computed again in the backward pass.
+    Checkpointing {
+        /// All inside a layer: the least memory, a third more time.
+        Full = "full",
+        /// None.
+        None = "none",
+        /// As `full`, with the inputs of layers in host memory.
+        Offload = "offload",
+    }
+}
+
+choice! {
+    /// Devices of trainer and engine.
+    Place {
+        /// The trainer has its own GPUs.
+        Own = "own",
+        /// Both use the same GPUs in turns.
+        Turns = "turns",
+    }
+}
+
+section! {
+    /// The program that computes gradients; left out: this one, on the CPU.
+    TrainerKeys => TrainerPlan, "trainer" {
+        /// The program that computes gradients.
+        kind as "type": TrainerType = TrainerType::Embedded;
+        /// PyTorch processes on this host, 1 to 1024; left out: one for each GPU, or a single one on the CPU.
+        ranks: usize;
+        /// Type of the numbers that PyTorch computes with; weights and moments are f32 in any case. Left
+        /// out: `bf16` with vLLM or SGLang if there are GPUs, otherwise `f32`.
+        dtype: TrainerDtype;
+        /// Implementation of attention.
+        attention: Attention = Attention::Auto;
+        /// Whether rows that begin with the same tokens share their computation.
+        sharing: Sharing = Sharing::Auto;
+        /// Activations that are computed again in the backward pass.
+        checkpointing: Checkpointing = Checkpointing::Full;
+        /// Devices of trainer and engine: `own`, or the same GPUs in `turns` with vLLM or SGLang.
+        place: Place = Place::Own;
+        /// Equal bits on equal GPUs with equal `ranks`, at the cost of time. On a CPU they are always equal.
+        deterministic: bool = false;
+        /// Python with PyTorch; left out: the environment of `sinew setup torch`.
+        python: String;
+        /// Address of a trainer that was started by other means, such as `torchrun`; left out: the run starts
+        /// its own.
+        url: String;
+        /// File with the token of the trainer at `url`.
+        token_file: String;
+        /// Longest time in seconds that the trainer may take for one command.
+        timeout_s: f64 = 1800.0;
+        /// Number of times that a run starts its trainer again after it was lost; it then repeats the steps
+        /// since the last checkpoint from stored episodes.
+        restarts: u32 = 3, in 0 to 1000;
+    }
+}
+
+impl TrainerPlan {
+    /// Resets the keys that say where and how long a trainer runs. Unless it is deterministic, the number of
+    /// its processes is one of them.
+    pub(crate) fn clear_bounds(&mut self) {
+        let default = Self::default();
+        if !self.deterministic {
+            self.ranks = default.ranks;
+        }
+        self.python = default.python;
+        self.url = default.url;
+        self.token_file = default.token_file;
+        self.timeout_s = default.timeout_s;
+        self.restarts = default.restarts;
+    }
+}
+
+impl RunPlan {
+    /// Settings of the PyTorch trainer, if it trains.
+    pub fn torch(&self) -> Option<&TrainerPlan> {
+        let trainer = self.trainer.as_ref();
+        trainer.filter(|trainer| trainer.kind == TrainerType::Torch)
+    }
+}
+
+pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
+    let Some(t) = &plan.trainer else {
+        return;
+    };
+    t.ranges(rules);
+    let torch = t.kind == TrainerType::Torch;
+    let ranks = t.ranks.unwrap_or(1);
+    rules.allowed(
+        "trainer.ranks",
+        ranks,
+        "1 to 1024",
+        (1..=1024).contains(&ranks),
+    );
+    rules.seconds("trainer.timeout_s", t.timeout_s);
+    for key in [
+        "ranks",
+        "dtype",
+        "attention",
+        "sharing",
+        "checkpointing",
+        "place",
+        "deterministic",
+        "python",
+        "url",
+        "token_file",
+        "timeout_s",
+        "restarts",
+    ] {
+        let reason = "has an effect with type torch only; remove it".to_owned();
+        rules.unused(&format!("trainer.{key}"), reason, torch);
+    }
+    for key in ["ranks", "python", "restarts"] {
+        let reason = "has no effect with trainer.url, whose processes run already; remove it";
+        let own = t.url.is_none();
+        rules.unused(&format!("trainer.{key}"), reason.to_owned(), own);
+    }
+    rules.allowed(
+        "trainer.token_file",
+        format!("{:?}", t.token_file),
+        "a file together with trainer.url, none without it",
+        t.url.is_some() == t.token_file.is_some(),
+    );
+    rules.unused(
+        "train.data_parallel",
+        "has an effect with the embedded trainer only; use trainer.ranks".to_owned(),
+        !torch,
+    );
+    place(plan, t, rules);
+}
+
+/// Taking turns needs an engine that frees its GPUs, and no generation during training.
+fn place(plan: &RunPlan, t: &TrainerPlan, rules: &mut Rules) {
+    let turns = t.place == Place::Turns;
+    let servers = matches!(plan.engine.kind, EngineType::Vllm | EngineType::Sglang);
+    rules.allowed(
+        "trainer.place",
+        "\"turns\"",
+        "turns only with engine.type vllm or sglang, which free their GPUs, and train.mode = \"sync\"",
+        !turns || (servers && plan.train.mode == TrainMode::Sync),
+    );
+}

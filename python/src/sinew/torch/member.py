@@ -1,0 +1,315 @@
+"""A model that scores lanes: the policy itself, or a frozen one. Loading, start-up tests, forward.
+
+How lanes reach the model (shared prefixes or flat rows) is decided by computing a small tree both ways on the
+loaded model, never by the model's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+from . import models
+from .errors import Refused
+from .head import Items, Output, Scores, items_of, logits_of, top
+from .lanes import Lane
+from .models import Loaded, Settings
+from .tree import Batch, Form, chunks, flat_batch, shared_batch
+
+CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+"""Size of the logits of one chunk, unless the request sets the chunk."""
+
+
+class Wrapped(nn.Module):
+    """The root that FSDP hooks: whatever runs in `forward` sees whole parameters of embedding, norm and head."""
+
+    def __init__(self, causal: Any) -> None:
+        super().__init__()
+        self.model = causal
+
+    def forward(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Runs `call` between FSDP's hooks. Its result must be tensors."""
+        return call(*args)
+
+
+class Member:
+    """A loaded, sharded model with its form of input and its head."""
+
+    def __init__(self, loaded: Loaded, wrapped: Wrapped, settings: Settings, device: torch.device,
+                 max_tokens: int, chunk: int | None) -> None:
+        self.loaded, self.wrapped, self.device, self.max_tokens = loaded, wrapped, device, max_tokens
+        self.causal = loaded.causal
+        self.dtype = torch.bfloat16 if settings.dtype == "bf16" else torch.float32
+        config = self.causal.config.get_text_config()
+        self.config = config
+        self.vocabulary = int(self.causal.get_output_embeddings().weight.shape[0])
+        self.hidden = int(config.hidden_size)
+        room = CHUNK_BYTES.get(device.type, 64 << 20) // (4 * self.vocabulary)
+        self.chunk = chunk or max(1, min(room, 4096))
+        self.form = Form(True, self.causal.config._attn_implementation)
+        self.output = Output()
+
+    def run(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Runs `call` in the root. Without gradients the root is sharded again at once."""
+        try:
+            return self.wrapped(call, *args)
+        finally:
+            if isinstance(self.wrapped, FSDPModule) and not torch.is_grad_enabled():
+                self.wrapped.reshard()
+
+    def settle(self) -> None:
+        """Drops what FSDP keeps of a forward pass whose backward pass never came."""
+        if isinstance(self.wrapped, FSDPModule):
+            self.wrapped.reset_iter_state()
+            for part in self.wrapped.modules():
+                if isinstance(part, FSDPModule):
+                    part.reshard()
+
+    @contextlib.contextmanager
+    def without_adapters(self, off: bool) -> Iterator[None]:
+        """Computes without LoRA. The flag is set directly: `peft` would also change `requires_grad`."""
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        parts = [p for p in self.causal.modules() if isinstance(p, BaseTunerLayer)] if off else []
+        for part in parts:
+            part._disable_adapters = True
+        try:
+            yield
+        finally:
+            for part in parts:
+                part._disable_adapters = False
+
+    def passes(self, lane: Lane) -> int:
+        """Number of calls of the model that the lane needs."""
+        return len(chunks(lane, self.max_tokens)) if self.form.flat else 1
+
+    def batch(self, lane: Lane, passes: int) -> Batch:
+        """The lane as input of the model."""
+        if self.form.flat:
+            return flat_batch(lane, self.max_tokens, passes, self.device)
+        return shared_batch(lane, self.form, self.device, self.dtype)
+
+    def states(self, batch: Batch) -> torch.Tensor:
+        """Hidden states after the final norm, `[tokens, hidden]`. To be called in the root."""
+        base = models.base_of(self.causal)
+        parts = []
+        for one in batch.passes:
+            out = base(input_ids=one.ids, attention_mask=one.mask, position_ids=one.positions, use_cache=False)
+            parts.append(out.last_hidden_state.flatten(0, 1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def head(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output matrix and bias. To be called in the root."""
+        layer = self.causal.get_output_embeddings()
+        return layer.weight, getattr(layer, "bias", None)
+
+    def scores(self, lane: Lane, passes: int, entropies: bool, value: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """Log-probabilities, entropies and values of the items, in the request's order."""
+        batch = self.batch(lane, passes)
+        items = items_of(lane, batch.places, self.device)
+
+        def call() -> tuple[torch.Tensor, ...]:
+            rows = self.states(batch)[items.places]
+            weight, bias = self.head()
+            rows = rows.to(weight.dtype)
+            scores, spread = Scores.apply(rows, weight, bias, items, self.output, self.chunk, entropies)
+            owner = items.owner[items.order]
+            found = [scores[items.order], spread[owner] if entropies else scores.new_empty(0)]
+            found.append(values_of(rows, value)[owner] if value is not None else scores.new_empty(0))
+            return tuple(found)
+
+        return self.run(call)
+
+    @torch.no_grad()
+    def best(self, lane: Lane, passes: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The `k` most likely tokens of each item."""
+        batch = self.batch(lane, passes)
+        items: Items = items_of(lane, batch.places, self.device)
+
+        def call() -> tuple[torch.Tensor, torch.Tensor]:
+            rows = self.states(batch)[items.places]
+            weight, bias = self.head()
+            return top(rows.to(weight.dtype), weight, bias, items, self.output, self.chunk, k)
+
+        return self.run(call)
+
+    @torch.no_grad()
+    def test(self, sharing: str) -> None:
+        """Chooses the head's form and the form of input by computing both ways."""
+        self.output = self._output()
+        attention = self.causal.config._attn_implementation
+        if sharing == "flat":
+            self.form = Form(True, attention, why_flat="the request asks for flat rows")
+            return
+        tried = []
+        for windows in self._windows():
+            form = Form(False, attention, windows)
+            why = self._differs(form)
+            if why is None:
+                self.form = form
+                return
+            tried.append(why)
+        self.form = Form(True, attention, why_flat=tried[-1])
+        if attention == "flex_attention" and getattr(self.causal, "_supports_sdpa", False):
+            self.causal.set_attn_implementation("sdpa")
+
+    def _output(self) -> Output:
+        """Scale and cap of the logits, found among what configurations name and checked against the model."""
+        config = self.config
+        cap = getattr(config, "final_logit_softcapping", None)
+        scales = [1.0, getattr(config, "logit_scale", None)]
+        divisor = getattr(config, "logits_scaling", None)
+        scales.append(1.0 / divisor if divisor else None)
+        candidates = [Output(s, c) for s in scales if s is not None for c in {None, cap}]
+        ids = torch.arange(1, 9, device=self.device)[None] % self.vocabulary
+
+        def call() -> tuple[torch.Tensor, ...]:
+            own = self.causal(input_ids=ids, use_cache=False).logits.float().flatten(0, 1)
+            weight, bias = self.head()
+            rows = self.states(Batch([probe(ids)], np.arange(8))).to(weight.dtype)
+            gaps = [(logits_of(rows, weight, bias, c)[0] - own).abs().max() for c in candidates]
+            return (torch.stack(gaps), own.abs().max())
+
+        gaps, size = self.run(call)
+        gaps = agreed(gaps)
+        best = int(gaps.argmin())
+        limit = (1e-4 if self.dtype == torch.float32 else 5e-2) * max(1.0, float(size))
+        if float(gaps[best]) > limit:
+            raise Refused(f"model is a {type(self.causal).__name__}, whose logits are not those of its output matrix "
+                          f"(they differ by {float(gaps[best]):.3g}, allowed is {limit:.3g})")
+        return candidates[best]
+
+    def _windows(self) -> list[dict[str, int | None]]:
+        """Forms of masks to try: one for each layer type where the configuration has types, then a single one."""
+        window = getattr(self.config, "sliding_window", None)
+        types = sorted(set(getattr(self.config, "layer_types", None) or []))
+        known = {"full_attention": None, "sliding_attention": window}
+        forms: list[dict[str, int | None]] = []
+        if types and all(kind in known for kind in types):
+            forms.append({kind: known[kind] for kind in types})
+        forms.append({"": window})
+        if window is not None:
+            forms.append({"": None})
+        return forms
+
+    def _differs(self, form: Form) -> str | None:
+        """Nothing if a tree computes what its rows compute, else the reason in words."""
+        lane, ends = trial(self.vocabulary, self.max_tokens, getattr(self.config, "sliding_window", None))
+        try:
+            whole = self.run(self.states, shared_batch(lane, form, self.device, self.dtype))[: len(lane.tokens)]
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+            if models.is_fatal(error):
+                raise
+            return f"the model takes no mask by ancestry ({type(error).__name__}: {first_line(error)})"
+        flat = flat_batch(lane, self.max_tokens, len(chunks(lane, self.max_tokens)), self.device)
+        rows = self.run(self.states, flat)[torch.from_numpy(flat.places).to(self.device)]
+        error = (whole - rows).float().norm(dim=1) / rows.float().norm(dim=1).clamp(min=1e-6)
+        gap = float(agreed(torch.stack([torch.quantile(error[a:b], 0.9) for a, b in ends]).max()))
+        limit = 1e-4 if self.dtype == torch.float32 else 5e-2
+        if not gap <= limit:
+            return (f"hidden states of a small tree differ from those of its rows by {gap:.2g} (relative; allowed is "
+                    f"{limit:g}): some layers do not follow the mask, such as linear attention or sliding windows")
+        return None
+
+
+def probe(ids: torch.Tensor) -> Any:
+    """A plain pass."""
+    from .tree import Pass
+
+    return Pass(ids, torch.arange(ids.shape[1], device=ids.device)[None], None)
+
+
+def values_of(rows: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The critic's values of hidden states, in f32."""
+    return rows.float() @ value[:-1] + value[-1]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text."""
+    return (str(error).strip() or "no text").splitlines()[0][:200]
+
+
+def agreed(values: torch.Tensor) -> torch.Tensor:
+    """The largest value of any rank, so that all ranks decide alike."""
+    values = values.detach().float().clone()
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values
+
+
+def trial(vocabulary: int, max_tokens: int, window: int | None) -> tuple[Lane, list[tuple[int, int]]]:
+    """A tree of random tokens with two levels of branches, longer than the window, and the spans of its leaves."""
+    long = window if isinstance(window, int) and 0 < window < max_tokens else 8
+    lengths = [max(1, min(long + 3, max_tokens - 6)), 3, 5, 4, 6, 5]
+    parents = [0, 1, 2, 2, 1, 0]
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    positions = [0] * len(lengths)
+    for index, parent in enumerate(parents):
+        if parent:
+            positions[index] = positions[parent - 1] + lengths[parent - 1]
+    segments = np.array(list(zip(starts[:-1], lengths, positions, parents, strict=True)), np.int64)
+    tokens = np.random.default_rng(7).integers(0, vocabulary, int(starts[-1]))
+    zero = np.zeros(1, np.int64)
+    lane = Lane(tokens, segments, zero, zero, np.ones(1, np.float32), zero - 1, np.zeros((0, 0), np.uint32))
+    return lane, [(int(starts[i]), int(starts[i + 1])) for i in range(1, len(lengths))]
+
+
+def load(folder: str, settings: Settings, mesh: DeviceMesh, device: torch.device, trained: bool,
+         agree: Callable[[Callable[[], Any]], Any], share: Callable[[Any], Any]) -> tuple[Loaded, Wrapped]:
+    """Reads, builds, shards and fills a model. `agree` runs a step whose failure all ranks share; `share` sends
+    an object of rank 0 to all."""
+    rank, world = mesh.get_local_rank(), mesh.size()
+    lora = settings.lora if trained else None
+
+    def first() -> Any:
+        models.check_folder(folder, "model")
+        if rank != 0:
+            return None
+        source = models.read(folder, settings, device)
+        models.freeze_unused(source)
+        return source, models.prepare(source, lora)
+
+    found = agree(first)
+    causal, adapters = found if found is not None else (None, None)
+    whole = world == 1 and settings.dtype == "f32"
+    told = share((type(causal), causal.config, models.conversions_of(causal)) if rank == 0 else None)
+    source = None
+    if not whole:
+        if causal is not None:
+            source = tensors_of(causal)
+        causal = models.build(*told)
+        models.freeze_unused(causal)
+        adapters = models.prepare(causal, lora)
+        agree(lambda: models.unlinked(causal))
+    if not trained:
+        causal.requires_grad_(False)
+    layers = models.decoder_layers(causal)
+    if trained:
+        models.checkpoint_layers(layers, settings.checkpointing)
+    wrapped = Wrapped(causal)
+    if whole:
+        wrapped.to(device)
+    else:
+        if settings.dtype == "bf16":
+            for parameter in causal.parameters():
+                if not parameter.requires_grad:
+                    parameter.data = parameter.data.to(torch.bfloat16)
+        models.shard(wrapped, layers, mesh, settings.dtype)
+        wrapped.to_empty(device=device)
+        causal.tie_weights()
+        models.receive(tensors_of(causal), source, device)
+    loaded = Loaded(causal, adapters, folder, dict(causal.named_parameters()))
+    return loaded, wrapped
+
+
+def tensors_of(causal: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters (tied ones once) and all buffers by name."""
+    return {**dict(causal.named_parameters()), **dict(causal.named_buffers())}
