@@ -141,7 +141,9 @@ impl Watch for Dying {
         ended.then(|| (1, "signal: 9 (SIGKILL)".to_owned()))
     }
 
-    fn expect_end(&mut self) {}
+    fn expect_end(&mut self) {
+        self.0 = usize::MAX;
+    }
 }
 
 /// A client whose first request has the number 41, and its server.

@@ -51,7 +51,7 @@ fn masked_rows() -> Vec<TrainRow> {
             .map(|t| 0.6 + 0.1 * (t % 7) as f32)
             .collect();
         let mask = |t: usize| {
-            // Of one token, of some, and all of them.
+            // One token is allowed, some are, or (0) all of them.
             let count = [1, 4, 40, 0][(t + r) % 4];
             let mut words = vec![0u32; 2];
             for i in 0..count {
