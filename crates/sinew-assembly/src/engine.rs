@@ -15,7 +15,7 @@ use sinew_pipeline::{CrossPolicy, CrossPolicyConfig};
 use sinew_recipe::{EnginePlan, EngineType, RolloutPlan, RunPlan, TrainMode};
 use sinew_render::Renderer;
 use sinew_tensor::Cpu;
-use sinew_types::{Engine, Format, PolicyVersion, TensorSource};
+use sinew_types::{Engine, Fence, Format, PolicyVersion, TensorSource};
 use std::sync::Arc;
 
 /// Compiles formats into masks. The recipe's own format is compiled now.
@@ -40,6 +40,8 @@ pub(crate) fn grammars(
 pub(crate) struct FirstWeights {
     pub(crate) version: PolicyVersion,
     pub(crate) tensors: Arc<dyn TensorSource>,
+    /// Fence of this process, without which no weights are published.
+    pub(crate) fence: Fence,
 }
 
 /// A model for an engine of this process.

@@ -18,6 +18,7 @@ use sinew_recipe::RunPlan;
 use sinew_runs::{Resume, RunDir, TokenSignals};
 use sinew_tensor::Cpu;
 use sinew_train::Policy;
+use sinew_types::Fence;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -29,6 +30,8 @@ pub(crate) struct LearnerParts<'a> {
     pub(crate) algorithm: &'a Algorithm,
     /// Tokenizer and template, which each checkpoint gets so that it can be loaded as a model.
     pub(crate) files: Vec<(String, Vec<u8>)>,
+    /// Fence of this process.
+    pub(crate) fence: Fence,
 }
 
 /// Creates a trainer with the models that score for it, in the state that it resumes from. From then on, its
@@ -43,7 +46,8 @@ pub(crate) fn begin(
     parts: LearnerParts<'_>,
     session: &Session<'_>,
 ) -> Result<(SharedLearner, SavedState), Failure> {
-    let config = plan::learner(recipe, session.dir)?;
+    let fence = parts.fence.number();
+    let config = plan::learner(recipe, session.dir, parts.fence)?;
     let (device, needs) = (parts.device, parts.algorithm.needs());
     match parts.weights {
         StartWeights::Folder(model, settings) => {
@@ -56,6 +60,7 @@ pub(crate) fn begin(
                     model: &model,
                     shape: parts.shape,
                     needs,
+                    fence,
                 },
                 session,
             )?;
@@ -103,15 +108,19 @@ fn start<P: Policy + Send + 'static>(
     Ok((Arc::new(Mutex::new(learner)), saved))
 }
 
-/// The weights that engines begin with.
+/// The weights that engines begin with, and the fence of this process for all that are published.
 ///
 /// # Errors
 /// If they cannot be computed or written.
-pub(crate) fn first_weights(learner: &SharedLearner) -> Result<FirstWeights, Failure> {
+pub(crate) fn first_weights(
+    learner: &SharedLearner,
+    fence: Fence,
+) -> Result<FirstWeights, Failure> {
     let mut learner = learner.lock().map_err(Failure::system)?;
     Ok(FirstWeights {
         version: learner.version(),
         tensors: learner.weights()?,
+        fence,
     })
 }
 

@@ -238,7 +238,7 @@ pub fn pipeline(
     let digest = data.as_ref().map(Dataset::digest);
     pins.inputs(recipe, envs.as_ref(), &session, digest)?;
     let rewards = pins.rewards(recipe);
-    let mut store = store::open_store(&recipe.store, dir)?;
+    let mut store = store::open_for(how.goal, &recipe.store, dir)?;
     let (weights, shape) = start_model(&pins.plan, renderer.as_ref(), dir.path())?;
     check_context(recipe.rollout.max_context_tokens, shape.context)?;
     let algorithm = plan::algorithm(recipe)?;
@@ -251,9 +251,10 @@ pub fn pipeline(
         shape: &shape,
         algorithm: &algorithm,
         files,
+        fence: store.fence.clone(),
     };
     let (learner, saved) = learner::begin(recipe, pins, parts, &session)?;
-    let first = learner::first_weights(&learner)?;
+    let first = learner::first_weights(&learner, store.fence.clone())?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, shape.vocab)?;
     let (shown, path) = (renderer.as_ref(), dir.path());
     let run = run_info(recipe, path, envs.as_ref(), shown, &device, rewards);

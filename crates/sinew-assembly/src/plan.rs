@@ -25,7 +25,7 @@ use sinew_sources::{Dataset, DatasetConfig, StoredEpisodes};
 use sinew_store::{ScoreRule, ScoreTerm};
 use sinew_train::TrainerConfig;
 use sinew_train::optim::{AdamWConfig, Decay, Schedule};
-use sinew_types::SamplingParams;
+use sinew_types::{Fence, SamplingParams};
 use sinew_view::RunFacts;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -139,13 +139,18 @@ pub(crate) fn policy(recipe: &RunPlan) -> Result<PolicyConfig, Failure> {
 ///
 /// # Errors
 /// If the recipe cannot be written as text, whose hash checkpoints contain.
-pub(crate) fn learner(recipe: &RunPlan, dir: &RunDir) -> Result<LearnerConfig, Failure> {
+pub(crate) fn learner(
+    recipe: &RunPlan,
+    dir: &RunDir,
+    fence: Fence,
+) -> Result<LearnerConfig, Failure> {
     let t = &recipe.train;
     Ok(LearnerConfig {
         micro_batch_tokens: t.micro_batch_tokens,
         run_dir: dir.path().into(),
         keep_checkpoints: t.keep_checkpoints,
         config_hash: dir.portable(recipe).hash().map_err(Failure::system)?,
+        fence,
     })
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn transport(
         Some(ModelFiles::Dir(dir)) => Some(dir),
         _ => None,
     };
-    let folder = WeightsFolder::new(dir, base, FolderDtype::F32);
+    let folder = WeightsFolder::new(dir, base, FolderDtype::F32).fenced(first.fence);
     let deltas = section.weights_transfer != Some(Transfer::Full);
     let bus = session.bus.clone();
     let publisher = Publisher::start(

@@ -126,8 +126,10 @@ pub(crate) fn training_engine(
     let backends = connected(section, renderer)?;
     let formats = section.formats.map(format_mode);
     let folder = section.weights_dir.as_ref();
-    let folder =
-        folder.map(|dir| WeightsFolder::new(dir, base, FolderDtype::F32).untied(section.untied));
+    let folder = folder.map(|dir| {
+        let folder = WeightsFolder::new(dir, base, FolderDtype::F32);
+        folder.untied(section.untied).fenced(weights.fence.clone())
+    });
     let engine = RemoteEngine::new(backends, folder, config(weights.version, formats));
     let engine = engine.map_err(|e| failed(&e))?;
     engine

@@ -4,10 +4,12 @@
 //! The loop runs again those that are still needed.
 
 use crate::failure::Failure;
+use sinew_orchestrator::Goal;
 use sinew_pipeline::RunStore;
 use sinew_recipe::{StoreKind, StorePlan};
 use sinew_runs::RunDir;
 use sinew_store::{DiskStore, MemoryStore, Recovery, StoreError, StoreOptions};
+use sinew_types::Fence;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +23,8 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// Interval between two attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
-/// Opens the store of a run, and lists the trained episodes whose traces were lost.
+/// Opens the store of a run, and lists the trained episodes whose traces were lost. This process does not
+/// become the owner of the run.
 ///
 /// # Errors
 /// If another process holds it, or a part of it cannot be read and the loss was not accepted.
@@ -29,6 +32,7 @@ pub(crate) fn open_store(plan: &StorePlan, dir: &RunDir) -> Result<RunStore, Fai
     if plan.kind == StoreKind::Memory {
         return Ok(RunStore {
             traces: Arc::new(MemoryStore::new(MEMORY_STORE_BYTES)),
+            fence: Fence::default(),
             torn: BTreeSet::new(),
             forgets: true,
             draws_per_step: 1,
@@ -41,10 +45,26 @@ pub(crate) fn open_store(plan: &StorePlan, dir: &RunDir) -> Result<RunStore, Fai
     let torn = gone.cloned().collect();
     Ok(RunStore {
         traces: Arc::new(store),
+        fence: Fence::default(),
         torn,
         forgets: false,
         draws_per_step: 1,
     })
+}
+
+/// Opens the store of a run like [`open_store`]. If this process trains the run, it becomes its owner: from
+/// then on, no earlier owner commits, publishes or saves.
+///
+/// # Errors
+/// Same as [`open_store`].
+pub(crate) fn open_for(goal: Goal, plan: &StorePlan, dir: &RunDir) -> Result<RunStore, Failure> {
+    let mut store = open_store(plan, dir)?;
+    if goal == Goal::Train {
+        let fence = sinew_store::own(&store.traces, dir.path());
+        store.fence = fence.map_err(|e| Failure::system(format!("store: {e}")))?;
+        tracing::debug!(fence = store.fence.number(), "this process owns the run");
+    }
+    Ok(store)
 }
 
 /// Opens the store of a run, which `sinew reward import` may hold for a moment.

@@ -43,6 +43,8 @@ pub(crate) struct TorchParts<'a> {
     pub(crate) model: &'a Path,
     pub(crate) shape: &'a StartShape,
     pub(crate) needs: Needs,
+    /// Number of this owner of the run.
+    pub(crate) fence: u64,
 }
 
 /// Starts the trainer and opens its models.
@@ -62,7 +64,7 @@ pub(crate) fn trainer(
         Ok(TorchSetup {
             open: open_options(parts, &policy, frozen.clone(), dtype),
             publish: publish_options(recipe, run),
-            fence: 0,
+            fence: parts.fence,
             deadlines: deadlines(settings),
         })
     };
@@ -187,6 +189,7 @@ fn open_options(
         rank: lora.rank as u32,
         alpha: lora.alpha,
         targets: lora.targets.clone(),
+        base_name: Some(recipe.model_source()),
         seed: recipe.seed,
     });
     let critic = policy.critic.map(|lr_scale| CriticOptions {
@@ -217,7 +220,6 @@ fn open_options(
         lora,
         critic,
         frozen,
-        base_name: Some(recipe.model_source()),
         ..OpenOptions::new(parts.model, recipe.train.micro_batch_tokens as u32)
     }
 }

@@ -13,7 +13,7 @@
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, View};
 use sinew_types::{
-    PolicyVersion, PublishedFolder, TensorSource, TensorView, WeightsManifest,
+    Fence, FenceError, PolicyVersion, PublishedFolder, TensorSource, TensorView, WeightsManifest,
     WeightsManifestTensor,
 };
 use std::borrow::Cow;
@@ -67,6 +67,9 @@ pub enum FolderError {
         /// Reason in words.
         why: String,
     },
+    /// Another process owns the run now.
+    #[error(transparent)]
+    Fence(#[from] FenceError),
 }
 
 /// Folder in which weights are published: one directory for each version, seen by trainer and servers under
@@ -82,6 +85,8 @@ pub struct WeightsFolder {
     /// Number of versions that stay on disk: 2, so that a server that still reads the last one is
     /// not disturbed.
     keep: usize,
+    /// Checked before a version gets its name.
+    fence: Fence,
 }
 
 /// A version that is being written.
@@ -135,7 +140,15 @@ impl WeightsFolder {
             dtype,
             untied: false,
             keep: 2,
+            fence: Fence::default(),
         }
+    }
+
+    /// Refuses to publish once `fence` does not allow it. The default allows everything.
+    #[must_use]
+    pub fn fenced(mut self, fence: Fence) -> Self {
+        self.fence = fence;
+        self
     }
 
     /// Whether a model whose output matrix is its embedding is written with both tensors. Servers that were
@@ -152,7 +165,8 @@ impl WeightsFolder {
     /// wrote are linked, not written again.
     ///
     /// # Errors
-    /// If a tensor is missing or the disk refuses. Nothing half-written is left under the name.
+    /// If a tensor is missing, the disk refuses, or a newer owner of the run exists. Nothing half-written is
+    /// left under the name.
     pub fn publish(
         &self,
         version: PolicyVersion,
@@ -166,6 +180,11 @@ impl WeightsFolder {
         let target = self.finish(&stage, &manifest)?;
         self.prune(&stage.root, version)?;
         Ok(target)
+    }
+
+    /// Whether this process may still publish.
+    pub(crate) fn check_fence(&self) -> Result<(), FolderError> {
+        Ok(self.fence.check()?)
     }
 
     /// Folder of all versions.
@@ -244,6 +263,10 @@ impl WeightsFolder {
             why: e.to_string(),
         })?;
         write(&path, &bytes)?;
+        if let Err(fenced) = self.fence.check() {
+            remove(&stage.path)?;
+            return Err(fenced.into());
+        }
         remove(&stage.target)?;
         fs::rename(&stage.path, &stage.target).map_err(io("rename", &stage.path))?;
         Ok(stage.target.clone())
@@ -412,6 +435,8 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), FolderError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     struct Two([f32; 4]);
 
@@ -509,6 +534,25 @@ mod tests {
         let error = folder.publish(PolicyVersion(1), &Lies).unwrap_err();
         assert!(error.to_string().contains("`a`"), "{error}");
         assert!(!dir.path().join("v00000001").exists());
+    }
+
+    #[test]
+    fn an_old_owner_publishes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let newest = Arc::new(AtomicU64::new(1));
+        let read = Arc::clone(&newest);
+        let read = move || Ok::<_, String>(read.load(Ordering::SeqCst));
+        let folder = WeightsFolder::new(dir.path(), None, FolderDtype::F32);
+        let folder = folder.fenced(Fence::new(1, "runs/a", Arc::new(read)));
+        let path = folder.publish(PolicyVersion(1), &Two([1.0; 4])).unwrap();
+        let before = fs::read(path.join(TENSORS)).unwrap();
+        newest.store(2, Ordering::SeqCst);
+        for version in [1, 2] {
+            let refused = folder.publish(PolicyVersion(version), &Two([2.0; 4]));
+            assert!(matches!(refused, Err(FolderError::Fence(_))), "{refused:?}");
+        }
+        assert_eq!(fs::read(path.join(TENSORS)).unwrap(), before);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     /// Two tensors that a trainer wrote itself.

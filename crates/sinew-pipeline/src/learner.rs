@@ -9,7 +9,9 @@ use sinew_train::checkpoint::{CheckpointError, CheckpointStore};
 use sinew_train::{
     Commit, Policy, PolicyError, Progress, TrainError, Trainer, score_rows, score_values,
 };
-use sinew_types::{LossSpec, PolicyVersion, TensorSource, TokenKind, Trace, TrainRow, VersionSpan};
+use sinew_types::{
+    Fence, LossSpec, PolicyVersion, TensorSource, TokenKind, Trace, TrainRow, VersionSpan,
+};
 use std::fmt;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -27,6 +29,8 @@ pub struct LearnerConfig {
     pub keep_checkpoints: usize,
     /// Hash of what was trained with: a checkpoint of another one is compared before it is restored.
     pub config_hash: String,
+    /// Fence of this process, without which no checkpoint is named.
+    pub fence: Fence,
 }
 
 /// Is given what a step trained: its number, its rows, and their log-probabilities by the trainer
@@ -111,10 +115,11 @@ impl<P: Policy + Send> PolicyLearner<P> {
         files: Vec<(String, Vec<u8>)>,
     ) -> Result<Self, PipelineError> {
         let folder = config.run_dir.join("checkpoints");
+        let checkpoints = CheckpointStore::open(folder, config.keep_checkpoints).map_err(system)?;
         Ok(Self {
             trainer,
             scorers,
-            checkpoints: CheckpointStore::open(folder, config.keep_checkpoints).map_err(system)?,
+            checkpoints: checkpoints.fenced(config.fence),
             micro_batch_tokens: config.micro_batch_tokens,
             run_dir: config.run_dir,
             cancel: None,

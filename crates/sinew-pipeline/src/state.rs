@@ -6,8 +6,8 @@ use sinew_orchestrator::{
     CoreState, Curriculum, EvalRecord, OpenDraws, PipelineError, SampleCounts, StepRecord,
     UpdateCommit, attempt_id, completed, draw_of,
 };
-use sinew_store::{Filter, TraceStore, TrainedBatch, summaries};
-use sinew_types::{EpisodeId, Outcome, PolicyVersion, Trace};
+use sinew_store::{Filter, StoreError, TraceStore, TrainedBatch, summaries};
+use sinew_types::{EpisodeId, Fence, Outcome, PolicyVersion, Trace};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -58,6 +58,8 @@ pub(crate) struct UpdateInputs {
 #[derive(Clone, Debug)]
 pub struct RunStore {
     pub traces: Arc<dyn TraceStore>,
+    /// Fence of this process, from [`sinew_store::own`]; the default where nothing is trained.
+    pub fence: Fence,
     /// Trained episodes that were lost before it was opened: known, and not to be read.
     pub torn: BTreeSet<EpisodeId>,
     /// True if its content ends with the session.
@@ -191,6 +193,9 @@ impl RunStore {
 
     /// Commits an update: its episodes, what was left out and why, the curriculum, the version of the
     /// weights, what it was `made` of and consumed, and the measurements before it, in one transaction.
+    ///
+    /// # Errors
+    /// Fails if the store does, or if a newer owner of the run exists.
     pub(crate) fn commit(
         &self,
         commit: UpdateCommit,
@@ -212,10 +217,24 @@ impl RunStore {
             step: commit.step,
             episodes: commit.trained,
             dropped: commit.dropped,
+            fence: self.fence.number(),
             detail: serde_json::to_value(detail).map_err(PipelineError::system)?,
         };
-        let done = self.traces.commit_update(&batch, commit.again);
-        done.map(|_| ()).map_err(PipelineError::system)
+        match self.traces.commit_update(&batch, commit.again) {
+            Ok(_) => Ok(()),
+            Err(StoreError::Fenced { newest, .. }) => {
+                Err(PipelineError::system(self.fence.fenced(newest)))
+            }
+            Err(other) => Err(PipelineError::system(other)),
+        }
+    }
+
+    /// Whether this process may still act for the run.
+    ///
+    /// # Errors
+    /// If a newer owner exists, or the store fails.
+    pub(crate) fn check_fence(&self) -> Result<(), PipelineError> {
+        self.fence.check().map_err(PipelineError::system)
     }
 
     /// The episodes that commits name, and the steps that were committed.

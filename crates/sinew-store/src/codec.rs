@@ -50,6 +50,8 @@ pub(crate) struct Mark {
     pub(crate) episodes: Vec<String>,
     /// Episodes without a training row, with the reason.
     pub(crate) dropped: BTreeMap<String, String>,
+    /// Number of the owner; 0 without one.
+    pub(crate) fence: u64,
     /// JSON of the caller, which the store does not interpret.
     pub(crate) detail: String,
 }
@@ -63,6 +65,7 @@ impl Mark {
             step: update.step,
             episodes: update.episodes.iter().map(|e| e.0.clone()).collect(),
             dropped: dropped.map(|(e, why)| (e.0.clone(), why.clone())).collect(),
+            fence: update.fence,
             detail: update.detail.to_string(),
         }
     }

@@ -8,6 +8,7 @@
 use crate::codec::{self, Mark};
 use crate::damage::Recovery;
 use crate::error::{StoreError, guard};
+use crate::fence::FenceFile;
 use crate::gc;
 use crate::group::{self, Group, PendingCommit};
 use crate::index::{self, Entry, Table};
@@ -67,8 +68,8 @@ impl Default for StoreOptions {
     }
 }
 
-/// A store in one directory: `segments/*.seg`, `index.sqlite`, `lock`. Only one process may open it for
-/// writing.
+/// A store in one directory: `segments/*.seg`, `index.sqlite`, `lock`, and `owner.sqlite` once a number was
+/// taken. Only one process may open it for writing.
 #[derive(Debug)]
 pub struct DiskStore {
     pub(crate) directory: PathBuf,
@@ -85,6 +86,8 @@ pub struct DiskStore {
     /// Nanoseconds that callers have waited for durable writes.
     waited_ns: AtomicU64,
     recovery: Recovery,
+    /// The newest owner. A commit locks it after the other two.
+    fence: FenceFile,
     /// Lock file, held while the store is open.
     _lock: File,
 }
@@ -106,6 +109,7 @@ impl DiskStore {
         let remade = found.remade.clone();
         opened.recovery.index_remade = remade.filter(|_| opened.recovery.indexed > 0);
         let connection = found.accepted()?;
+        let fence = FenceFile::new(directory, index::newest_fence(&connection)?);
         let (segment, length) = opened.end;
         let writer = Writer::new(segments.clone(), segment, length, options.segment_bytes);
         let store = Self {
@@ -117,6 +121,7 @@ impl DiskStore {
             waiting: Group::default(),
             waited_ns: AtomicU64::new(0),
             recovery: opened.recovery,
+            fence,
             _lock: lock,
         };
         store.mark_again(opened.unmarked)?;
@@ -351,17 +356,30 @@ impl DiskStore {
         }
     }
 
-    /// Records the mark of an update.
+    /// Records the mark of an update, if its owner is the newest.
     fn mark_update(&self, update: &TrainedBatch, again: bool) -> Result<CommitOutcome, StoreError> {
         signed("step", update.step)?;
         store::check_batch(&update.batch, &update.episodes)?;
         let mut writer = guard(&self.writer)?;
         let mut connection = guard(&self.connection)?;
-        if let Some(known) = index::batch(&connection, &update.batch)?.filter(|_| !again) {
+        self.fence.commit(update.fence, || {
+            self.enter_mark(&mut writer, &mut connection, update, again)
+        })
+    }
+
+    /// Writes the mark of an update, unless it is known or an episode refuses it.
+    fn enter_mark(
+        &self,
+        writer: &mut Writer,
+        connection: &mut Connection,
+        update: &TrainedBatch,
+        again: bool,
+    ) -> Result<CommitOutcome, StoreError> {
+        if let Some(known) = index::batch(connection, &update.batch)?.filter(|_| !again) {
             return store::same_batch(&known, update);
         }
         for episode in &update.episodes {
-            match index::trained_in(&connection, episode.as_str())? {
+            match index::trained_in(connection, episode.as_str())? {
                 None => {
                     return Err(StoreError::UnknownEpisode {
                         episode: episode.clone(),
@@ -381,7 +399,7 @@ impl DiskStore {
         let frame = self.mark_frame(&mark)?;
         // Marks are small and end a step that is already paid for: the byte limit does not
         // hold them back.
-        self.append(&mut writer, &mut connection, &frame, |tx, at| {
+        self.append(writer, connection, &frame, |tx, at| {
             index::mark(tx, &mark, at[0])
         })?;
         Ok(CommitOutcome::New)
@@ -476,6 +494,14 @@ impl TraceStore for DiskStore {
         again: bool,
     ) -> Result<CommitOutcome, StoreError> {
         self.timed(|| self.mark_update(update, again))
+    }
+
+    fn take_fence(&self) -> Result<u64, StoreError> {
+        self.timed(|| self.fence.take())
+    }
+
+    fn newest_fence(&self) -> Result<u64, StoreError> {
+        self.fence.newest()
     }
 
     fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError> {

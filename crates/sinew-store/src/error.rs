@@ -1,7 +1,7 @@
 //! Errors of a store.
 //!
 //! Callers should distinguish two kinds. After a refusal (full, conflict, unknown episode) the store can
-//! still be used. After damage (`Corrupt`, `Damaged`, `LostQueue`) the user has to decide.
+//! still be used. After damage (`Corrupt`, `Damaged`, `LostQueue`, `LostFence`) the user has to decide.
 
 use crate::damage::Loss;
 use crate::schema;
@@ -54,6 +54,22 @@ pub enum StoreError {
         trained_in: String,
         batch: String,
     },
+    /// A newer owner of the store exists; see [`crate::TraceStore::take_fence`].
+    #[error(
+        "owner {newest} has taken over this store, owner {own} cannot commit to it any more; end this process"
+    )]
+    Fenced {
+        /// Number of the refused owner.
+        own: u64,
+        /// Number of the newest owner.
+        newest: u64,
+    },
+    /// The file with the number of the newest owner is damaged.
+    #[error(
+        "{path} is damaged: {reason}; it holds the number of the newest owner; make sure that no other process \
+         trains this run, then remove the file: the next number is then counted from the newest commit"
+    )]
+    LostFence { path: PathBuf, reason: String },
     /// An update names an episode that was never committed or is lost.
     #[error("episode {episode} is not in the store")]
     UnknownEpisode { episode: EpisodeId },

@@ -397,8 +397,8 @@ pub(crate) fn trained_in(
 
 /// Returns the update with this name.
 pub(crate) fn batch(connection: &Connection, id: &str) -> Result<Option<TrainedBatch>, StoreError> {
-    let mut query =
-        connection.prepare_cached("SELECT batch, step, episodes FROM batches WHERE batch = ?1")?;
+    let mut query = connection
+        .prepare_cached("SELECT batch, step, fence, episodes FROM batches WHERE batch = ?1")?;
     let found = query.query_row([id], trained_batch).optional()?;
     Ok(found)
 }
@@ -422,15 +422,23 @@ fn trained_batch(row: &Row<'_>) -> rusqlite::Result<TrainedBatch> {
         step: unsigned(row, "step")?,
         episodes: trained.episodes,
         dropped: trained.dropped,
+        fence: unsigned(row, "fence")?,
         detail: trained.detail,
     })
 }
 
 /// All updates, in the order of their first marks.
 pub(crate) fn batches(connection: &Connection) -> Result<Vec<TrainedBatch>, StoreError> {
-    let mut query = connection.prepare("SELECT batch, step, episodes FROM batches ORDER BY seq")?;
+    let mut query =
+        connection.prepare("SELECT batch, step, fence, episodes FROM batches ORDER BY seq")?;
     let rows = query.query_map([], trained_batch)?;
     Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Returns the highest owner that an update names; 0 if there is none.
+pub(crate) fn newest_fence(connection: &Connection) -> Result<u64, StoreError> {
+    let sql = "SELECT COALESCE(MAX(fence), 0) AS fence FROM batches";
+    Ok(connection.query_row(sql, [], |row| unsigned(row, "fence"))?)
 }
 
 /// Returns the batches of an update, in order.
@@ -438,7 +446,7 @@ pub(crate) fn batches_of(
     connection: &Connection,
     step: u64,
 ) -> Result<Vec<TrainedBatch>, StoreError> {
-    let sql = "SELECT batch, step, episodes FROM batches WHERE step = ?1 ORDER BY seq";
+    let sql = "SELECT batch, step, fence, episodes FROM batches WHERE step = ?1 ORDER BY seq";
     let mut query = connection.prepare_cached(sql)?;
     let rows = query.query_map(params![signed("step", step)?], trained_batch)?;
     Ok(rows.collect::<Result<_, _>>()?)
@@ -459,13 +467,15 @@ pub(crate) fn mark(tx: &Transaction<'_>, mark: &Mark, at: Location) -> Result<()
         checksums::seal(tx, "episodes", "episode = ?1", &[&episode.as_str()])?;
     }
     tx.execute(
-        "INSERT INTO batches (batch, step, episodes, segment, offset, bytes)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6)
-         ON CONFLICT (batch) DO UPDATE SET step = excluded.step, episodes = excluded.episodes,
-            segment = excluded.segment, offset = excluded.offset, bytes = excluded.bytes",
+        "INSERT INTO batches (batch, step, fence, episodes, segment, offset, bytes)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+         ON CONFLICT (batch) DO UPDATE SET step = excluded.step, fence = excluded.fence,
+            episodes = excluded.episodes, segment = excluded.segment, offset = excluded.offset,
+            bytes = excluded.bytes",
         params![
             mark.batch,
             signed("step", mark.step)?,
+            signed("fence", mark.fence)?,
             json.to_string(),
             at.segment,
             signed("offset", at.offset)?,
@@ -634,7 +644,7 @@ pub(crate) fn batches_from(
     from: u64,
 ) -> Result<Vec<TrainedBatch>, StoreError> {
     let mut query = connection.prepare(
-        "SELECT batch, step, episodes FROM batches
+        "SELECT batch, step, fence, episodes FROM batches
          WHERE segment = ?1 AND offset >= ?2 ORDER BY seq",
     )?;
     let rows = query.query_map(params![segment, signed("offset", from)?], trained_batch)?;

@@ -9,8 +9,10 @@
 //! Invariants:
 //! - An acknowledged `commit` survives a crash at any instant; a batch is visible whole or not at all.
 //! - An episode is committed once and trained in one batch, however often either is tried.
+//! - Only the newest owner of a store commits updates ([`TraceStore::take_fence`]), even if two processes
+//!   write one folder. Episodes of any owner are kept.
 //! - The segment files are the truth about traces, scores and marks: a damaged index is made anew from them.
-//!   Rows of queues lie in separate files.
+//!   Rows of queues and the number of the newest owner lie in separate files.
 //! - Nothing that can be read is cut off or forgotten; unreadable parts are given up only if the caller
 //!   accepts the loss.
 //! - Every read is checked against its checksum.
@@ -26,6 +28,7 @@ mod error;
 mod export;
 mod export_row;
 mod facets;
+mod fence;
 mod gc;
 mod group;
 mod import;
@@ -53,6 +56,7 @@ pub use disk::{DiskStore, StoreOptions};
 pub use error::{RecordError, StoreError};
 pub use export::{ExportedRows, export};
 pub use export_row::ExportFormat;
+pub use fence::own;
 pub use import::{
     BadRow, IMPORT_SOURCE, ImportReport, Inbox, ScoreTarget, import_file, import_scores,
 };

@@ -32,6 +32,8 @@ struct Inner {
     by_id: HashMap<EpisodeId, usize>,
     /// Batches in the order of their first marks.
     batches: Vec<TrainedBatch>,
+    /// Number of the newest owner.
+    fence: u64,
     /// Scores by sequence number in order of arrival, from 1.
     scores: BTreeMap<u64, ScoreRecord>,
     /// Sequence numbers of the scores of each episode.
@@ -203,6 +205,7 @@ impl TraceStore for MemoryStore {
         crate::sqlite_int::signed("step", update.step)?;
         store::check_batch(&update.batch, &update.episodes)?;
         let mut inner = guard(&self.inner)?;
+        store::check_fence(update.fence, inner.fence)?;
         let known = inner.batches.iter().position(|b| b.batch == update.batch);
         if let Some(at) = known.filter(|_| !again) {
             return store::same_batch(&inner.batches[at], update);
@@ -240,6 +243,16 @@ impl TraceStore for MemoryStore {
             None => inner.batches.push(update.clone()),
         }
         Ok(CommitOutcome::New)
+    }
+
+    fn take_fence(&self) -> Result<u64, StoreError> {
+        let mut inner = guard(&self.inner)?;
+        inner.fence += 1;
+        Ok(inner.fence)
+    }
+
+    fn newest_fence(&self) -> Result<u64, StoreError> {
+        Ok(guard(&self.inner)?.fence)
     }
 
     fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError> {

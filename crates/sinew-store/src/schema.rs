@@ -4,7 +4,7 @@
 pub(crate) const FILE_NAME: &str = "index.sqlite";
 
 /// Format version, stored in `PRAGMA user_version`. An index of another format is refused.
-pub(crate) const FORMAT: i64 = 6;
+pub(crate) const FORMAT: i64 = 7;
 
 /// Schema of the index. Any change of this text creates another format. `episodes.step` is the number of the
 /// draw. `facets` contains further properties for filters.
@@ -36,6 +36,7 @@ CREATE TABLE batches (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     batch TEXT NOT NULL UNIQUE,
     step INTEGER NOT NULL,
+    fence INTEGER NOT NULL,             -- number of the owner
     episodes TEXT NOT NULL,             -- JSON array
     segment INTEGER NOT NULL, offset INTEGER NOT NULL, bytes INTEGER NOT NULL,
     sum INTEGER NOT NULL DEFAULT 0

@@ -12,7 +12,8 @@
 //!
 //! An append is acknowledged after `fdatasync` of the file has returned. The name of a new file is made
 //! durable before that. A failed append is cut off again; if that fails too, the writer continues in a new
-//! file.
+//! file. It does so, too, if another process has written to its file, which the store's lock prevents on one
+//! host and may not prevent on a file system of several hosts.
 
 use crate::codec::Encoded;
 use crate::error::{RecordError, StoreError};
@@ -26,7 +27,7 @@ use std::path::{Path, PathBuf};
 const FILE_MAGIC: &[u8; 8] = b"SINEWSEG";
 /// Version of the layout of headers and frames, and of the kinds and codecs of records. Files of another
 /// format are refused.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 /// Bytes of the file header.
 pub(crate) const FILE_HEADER: u64 = 16;
 /// Magic number at the start of a frame, which the scan searches after damage.
@@ -357,6 +358,10 @@ impl Writer {
             self.abandon();
         }
         self.prepare()?;
+        if self.is_foreign()? {
+            self.abandon();
+            self.prepare()?;
+        }
         let start = self.length;
         if let Err(error) = self.write_and_sync(&frame.to_bytes()) {
             self.take_back(start);
@@ -391,14 +396,33 @@ impl Writer {
         }
     }
 
+    /// Whether another process has changed the length of the open file.
+    fn is_foreign(&self) -> Result<bool, StoreError> {
+        let Some(file) = &self.file else {
+            return Ok(false);
+        };
+        let path = self.directory.path_of(self.segment);
+        let metadata = file.metadata().map_err(|e| StoreError::io(&path, e))?;
+        Ok(metadata.len() != self.length)
+    }
+
+    /// Whether the file to be created exists already with frames.
+    fn is_taken(&self) -> bool {
+        let path = self.directory.path_of(self.segment);
+        std::fs::metadata(path).is_ok_and(|file| file.len() > FILE_HEADER)
+    }
+
     /// Opens the file, or creates a new one with its header and a durable name.
     fn prepare(&mut self) -> Result<(), StoreError> {
         if self.file.is_some() {
             return Ok(());
         }
+        let fresh = self.length == 0;
+        while fresh && self.is_taken() {
+            self.segment += 1;
+        }
         let path = self.directory.path_of(self.segment);
         let error = |e| StoreError::io(&path, e);
-        let fresh = self.length == 0;
         let mut options = private_file();
         options.read(true).write(true).create(fresh).truncate(fresh);
         let mut file = options.open(&path).map_err(error)?;

@@ -7,6 +7,7 @@ use crate::error::StoreError;
 use crate::score::{MAX_SCORE_BATCH, ScoreRecord, ScoreRefused};
 use serde::{Deserialize, Serialize};
 use sinew_types::{EpisodeEnd, EpisodeId, GroupId, TaskId, TokenKind, Trace};
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -239,12 +240,15 @@ pub struct TrainedBatch {
     pub episodes: Vec<EpisodeId>,
     /// Left-out episodes, with the reason.
     pub dropped: BTreeMap<EpisodeId, String>,
+    /// Number of the owner that commits it, from [`TraceStore::take_fence`]; 0 without an owner.
+    #[serde(default)]
+    pub fence: u64,
     /// Data of the caller, which the store does not interpret.
     pub detail: serde_json::Value,
 }
 
 impl TrainedBatch {
-    /// Creates a batch without left-out episodes.
+    /// Creates a batch without left-out episodes and without an owner.
     pub fn new(batch: &str, step: u64, episodes: &[EpisodeId]) -> Self {
         Self {
             batch: batch.to_owned(),
@@ -317,6 +321,19 @@ pub(crate) fn check_scores(records: &[ScoreRecord]) -> Result<(), StoreError> {
     })
 }
 
+/// Refuses a commit of owner `own` unless `newest` is its number. Without any owner, both are 0.
+pub(crate) fn check_fence(own: u64, newest: u64) -> Result<(), StoreError> {
+    match own.cmp(&newest) {
+        Ordering::Equal => Ok(()),
+        Ordering::Less => Err(StoreError::Fenced { own, newest }),
+        Ordering::Greater => Err(StoreError::Argument {
+            field: "fence",
+            value: own,
+            allowed: format!("a number that was taken; the newest is {newest}"),
+        }),
+    }
+}
+
 /// Returns the result of committing a batch name again.
 pub(crate) fn same_batch(
     known: &TrainedBatch,
@@ -355,11 +372,22 @@ pub trait TraceStore: Send + Sync + fmt::Debug {
     /// Records an update in one transaction. The record is durable before the call returns. The call is
     /// idempotent by the batch's name. It is refused if an episode that it trained is unknown or was trained
     /// in another batch. `again` replaces the earlier record of that name.
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`] if a newer owner than [`TrainedBatch::fence`] exists, even if the same record
+    /// is stored. Episodes of an older owner are accepted: they are valid data.
     fn commit_update(
         &self,
         update: &TrainedBatch,
         again: bool,
     ) -> Result<CommitOutcome, StoreError>;
+
+    /// Makes the caller the owner of the store: returns a number that is one above the newest, and that no
+    /// other caller gets. It is durable before the call returns. The first number is 1. See [`crate::own`].
+    fn take_fence(&self) -> Result<u64, StoreError>;
+
+    /// The newest number that was taken; 0 if there is none.
+    fn newest_fence(&self) -> Result<u64, StoreError>;
 
     /// All trained batches, in the order in which they were marked.
     fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError>;

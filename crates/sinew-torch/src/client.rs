@@ -2,9 +2,10 @@
 
 use crate::error::TorchError;
 use crate::options::Deadlines;
+use crate::status::ServerStatus;
 use crate::transport::{HttpTransport, Lost, Reply, ServerAddress, Transport};
 use crate::usage::TorchUsage;
-use crate::wire::{self, AnswerUsage, Call, Nothing, ServerStatus, Verb};
+use crate::wire::{self, AnswerUsage, Call, Nothing, Verb};
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -138,23 +139,27 @@ impl Client {
             self.seq += 1;
             wire::decode(verb.name(), &body)
         });
-        if let Err(error) = &answer {
-            self.failed(error);
-        }
-        answer
+        answer.map_err(|error| self.failed(error))
     }
 
-    /// Takes note of the error of a call.
-    fn failed(&mut self, error: &TorchError) {
+    /// Takes note of the error of a call, and returns what it means.
+    fn failed(&mut self, error: TorchError) -> TorchError {
         if error.is_answer() {
             self.seq += 1;
         }
-        // A rank that could not write a file leaves the server usable, one that failed in a pass does not.
-        let unknown = matches!(error, TorchError::Memory(_) | TorchError::Rank(_));
-        let is_broken = unknown && self.status().map_or(true, |status| status.is_broken());
-        if is_broken || !error.is_passing() {
+        let error = match error {
+            // A rank that could not write a file leaves the server usable, one that failed in a pass does
+            // not.
+            TorchError::Rank(fault) => match self.status() {
+                Ok(status) if !status.is_broken() => TorchError::Input(fault),
+                _ => TorchError::Rank(fault),
+            },
+            other => other,
+        };
+        if error.is_final() {
             self.broken = Some(error.clone());
         }
+        error
     }
 
     /// Whether a call may succeed.

@@ -30,16 +30,17 @@ impl fmt::Display for Fault {
 /// Reasons for which the torch trainer did not do what it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TorchError {
-    /// A request that all ranks refuse. Nothing is changed, and the server is usable.
+    /// A request that all ranks refuse, or files that they cannot write. Nothing is changed, and the server
+    /// is usable.
     #[error("the torch trainer refuses the request: {0}")]
     Input(Fault),
-    /// A rank has no memory left.
+    /// A rank has no memory left. The server has to be started again.
     #[error(
         "the torch trainer has no memory left: {0}\n  hint: lower `train.micro_batch_tokens`, or set \
          `trainer.checkpointing` to \"full\" or \"offload\""
     )]
     Memory(Fault),
-    /// A rank failed.
+    /// A rank failed. The server has to be started again.
     #[error("the torch trainer failed: {0}")]
     Rank(Fault),
     /// The server is unusable since an earlier failure, which is this one. It has to be started again.
@@ -89,7 +90,7 @@ pub enum TorchError {
     #[error("torch trainer: {0}")]
     Setup(String),
     /// The file system refuses an operation.
-    #[error("torch trainer: cannot {operation} {path}: {why}", path = .path.display())]
+    #[error("torch trainer: cannot {operation} {}: {why}", .path.display())]
     Io {
         /// The operation as a verb, such as `create`.
         operation: &'static str,
@@ -106,9 +107,9 @@ impl TorchError {
         matches!(self, Self::Input(_) | Self::Memory(_) | Self::Rank(_))
     }
 
-    /// Whether later calls may still succeed. After `Memory` and `Rank` only the server knows.
-    pub(crate) fn is_passing(&self) -> bool {
-        self.is_answer() || matches!(self, Self::Setup(_) | Self::Io { .. })
+    /// Whether no later call can succeed.
+    pub(crate) fn is_final(&self) -> bool {
+        !matches!(self, Self::Input(_) | Self::Setup(_) | Self::Io { .. })
     }
 
     /// Makes the error of an operation of the file system.

@@ -32,6 +32,7 @@ mod policy;
 mod ranks;
 mod scorer;
 mod sources;
+mod status;
 #[cfg(test)]
 mod testing;
 mod transport;
@@ -50,6 +51,6 @@ pub use options::{
 pub use policy::TorchPolicy;
 pub use ranks::{EndedRank, RankGroup, RankOptions};
 pub use scorer::TorchScorer;
+pub use status::{RankStatus, ServerInfo, ServerStatus};
 pub use transport::ServerAddress;
 pub use usage::{TorchUsage, VerbUsage};
-pub use wire::{RankStatus, ServerInfo, ServerStatus};

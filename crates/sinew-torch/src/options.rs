@@ -1,7 +1,6 @@
 //! Settings of a torch policy.
 
 use crate::error::TorchError;
-use crate::wire::{Bin, CriticBody, LoraBody, OpenBody};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -139,40 +138,6 @@ impl OpenOptions {
             frozen: BTreeMap::new(),
         }
     }
-
-    /// The body of the call.
-    ///
-    /// # Errors
-    /// If a path is not Unicode.
-    pub(crate) fn body(&self) -> Result<OpenBody<'_>, TorchError> {
-        let mut frozen = BTreeMap::new();
-        for (name, path) in &self.frozen {
-            frozen.insert(name.as_str(), absolute(path)?);
-        }
-        Ok(OpenBody {
-            model: absolute(&self.model)?,
-            dtype: self.dtype,
-            attention: self.attention,
-            sharing: self.sharing,
-            checkpointing: self.checkpointing,
-            max_tokens: self.max_tokens,
-            head_chunk: self.head_chunk,
-            deterministic: self.deterministic,
-            seed: self.seed,
-            lora: self.lora.as_ref().map(|lora| LoraBody {
-                rank: lora.rank,
-                alpha: lora.alpha,
-                targets: &lora.targets,
-                seed: lora.seed,
-                base_name: lora.base_name.as_deref(),
-            }),
-            critic: self.critic.as_ref().map(|critic| CriticBody {
-                head: Bin::of(&critic.head),
-                lr_scale: critic.lr_scale,
-            }),
-            frozen,
-        })
-    }
 }
 
 /// A path as the ranks see it: their working directory is another one.
@@ -269,9 +234,12 @@ pub struct TorchSetup {
 mod tests {
     use super::*;
 
+    fn text(value: &impl Serialize) -> String {
+        serde_json::to_string(value).unwrap()
+    }
+
     #[test]
     fn options_have_the_names_of_the_protocol() {
-        let text = |value: &dyn erased::Json| value.text();
         assert_eq!(text(&Attention::Sdpa), "\"sdpa\"");
         assert_eq!(text(&TorchDtype::Bf16), "\"bf16\"");
         assert_eq!(text(&Checkpointing::Offload), "\"offload\"");
@@ -280,22 +248,9 @@ mod tests {
         assert_eq!(text(&Residence::Host), "\"host\"");
     }
 
-    mod erased {
-        pub(super) trait Json {
-            fn text(&self) -> String;
-        }
-
-        impl<T: serde::Serialize> Json for T {
-            fn text(&self) -> String {
-                serde_json::to_string(self).unwrap()
-            }
-        }
-    }
-
     #[test]
     fn paths_of_requests_are_absolute() {
-        let options = OpenOptions::new("models/tiny", 64);
-        let body = options.body().unwrap();
-        assert!(body.model.starts_with('/') && body.model.ends_with("models/tiny"));
+        let path = absolute(Path::new("models/tiny")).unwrap();
+        assert!(path.starts_with('/') && path.ends_with("models/tiny"));
     }
 }

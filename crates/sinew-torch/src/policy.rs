@@ -6,11 +6,12 @@ use crate::folder::{FolderTensors, staging};
 use crate::options::{PublishForm, PublishOptions, Residence, TorchSetup, absolute};
 use crate::ranks::RankGroup;
 use crate::scorer::{Scoring, TorchScorer};
+use crate::status::{ServerInfo, ServerStatus};
 use crate::transport::ServerAddress;
 use crate::usage::TorchUsage;
 use crate::wire::{
-    ApplyAnswer, ApplyBody, BackwardBody, Bin, LoadBody, Nothing, PublishAnswer, PublishBody,
-    ResideBody, SaveAnswer, SaveBody, ScoreColumns, ServerInfo, ServerStatus, Verb,
+    ApplyAnswer, ApplyBody, BackwardBody, Bin, LoadBody, Nothing, OpenBody, PublishAnswer,
+    PublishBody, ResideBody, SaveAnswer, SaveBody, ScoreColumns, Verb,
 };
 use sinew_train::checkpoint::{CheckpointError, Draft, LoadedCheckpoint, StoredFile};
 use sinew_train::optim::{Outcome, Update};
@@ -42,7 +43,8 @@ impl Trained {
     fn of(names: &[String]) -> Option<Self> {
         let has = |file: &str| names.iter().any(|name| name == file);
         let has_weights = names.iter().any(|name| is_weights(name));
-        let known = |name: &String| is_weights(name) || [ADAPTER, CRITIC, INDEX].contains(&&**name);
+        let known =
+            |name: &String| is_weights(name) || [ADAPTER, CRITIC, INDEX].contains(&name.as_str());
         let fits = has(ADAPTER) != has_weights && names.iter().all(known);
         fits.then(|| Self {
             has_adapters: has(ADAPTER),
@@ -129,7 +131,7 @@ impl TorchPolicy {
             let text = "only adapters are to be published, and all weights are trained";
             return Err(TorchError::Setup(text.to_owned()));
         }
-        let info: ServerInfo = client.call(Verb::Open, &open.body()?)?;
+        let info: ServerInfo = client.call(Verb::Open, &OpenBody::of(open)?)?;
         let lanes = info.lanes.max(1) as usize;
         Ok(Self {
             scoring: Scoring {

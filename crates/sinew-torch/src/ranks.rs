@@ -227,7 +227,7 @@ fn spawn(
 ) -> Result<RankProcess, TorchError> {
     let log = options.logs.join(format!("rank-{rank}.log"));
     let stderr = File::create(&log).map_err(TorchError::io("create", &log))?;
-    let mut command = Command::new(&options.python);
+    let mut command = Command::new(program(&options.python)?);
     let numbers = [
         ("RANK", rank),
         ("WORLD_SIZE", options.ranks),
@@ -265,6 +265,15 @@ fn spawn(
     let started = command.spawn();
     let child = started.map_err(TorchError::io("start", &options.python))?;
     Ok(RankProcess::new(child, log))
+}
+
+/// A program as a rank finds it, whose working directory is another one. A name without a folder is looked
+/// for in the path of the environment.
+fn program(python: &Path) -> Result<PathBuf, TorchError> {
+    if python.components().count() > 1 {
+        return std::path::absolute(python).map_err(TorchError::io("find", python));
+    }
+    Ok(python.to_owned())
 }
 
 /// The folders in which Python looks for packages: this one, and those of the environment.

@@ -128,7 +128,7 @@ fn ranked(columns: &TopColumns, items: usize) -> Result<TopTokens, PolicyError> 
         return Ok(vec![Vec::new(); items]);
     }
     let pairs = ids.chunks(k).zip(logprobs.chunks(k));
-    let item = |(ids, logprobs): (&[u32], &[f32])| {
+    let item = |(ids, logprobs): (&[u32], &[f32])| -> Vec<TokenLogprob> {
         let tokens = ids.iter().zip(logprobs).filter(|(_, l)| l.is_finite());
         tokens
             .map(|(&id, &logprob)| TokenLogprob { id, logprob })

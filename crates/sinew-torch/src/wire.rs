@@ -1,7 +1,9 @@
 //! Requests and answers of the protocol: MessagePack maps, with columns as little-endian byte strings.
 
 use crate::error::{Fault, TorchError};
-use crate::options::{Attention, Checkpointing, PublishForm, Residence, Sharing, TorchDtype};
+use crate::options::{
+    Attention, Checkpointing, OpenOptions, PublishForm, Residence, Sharing, TorchDtype, absolute,
+};
 use bytemuck::Pod;
 use serde::de::{DeserializeOwned, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -30,7 +32,7 @@ impl<'a> Bin<'a> {
 
     /// The bytes of a column that is made for the call.
     fn owned<T: Pod>(values: &[T]) -> Self {
-        Self(Cow::Owned(bytemuck::cast_slice(values).to_vec()))
+        Self(Cow::Owned(bytemuck::cast_slice::<T, u8>(values).to_vec()))
     }
 
     /// The values of a column; `None` if the bytes are no whole number of values.
@@ -152,41 +154,40 @@ pub(crate) struct OpenBody<'a> {
     pub(crate) frozen: BTreeMap<&'a str, String>,
 }
 
-/// Properties of an open server.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct ServerInfo {
-    /// Micro-batches of a wave: the ranks.
-    pub lanes: u32,
-    /// Whether shared prefixes are computed once.
-    #[serde(default)]
-    pub shared: bool,
-    /// Reason why they are not, in words.
-    #[serde(default)]
-    pub why_flat: Option<String>,
-    /// Tokens of the vocabulary.
-    #[serde(default)]
-    pub vocabulary: u32,
-    /// Width of the hidden states.
-    #[serde(default)]
-    pub hidden: u32,
-    /// Architecture, as `model_type` of the model's configuration.
-    #[serde(default)]
-    pub family: String,
-    /// Numbers of all weights.
-    #[serde(default)]
-    pub parameters: u64,
-    /// Numbers of the trained weights.
-    #[serde(default)]
-    pub trained: u64,
-    /// Kind of the devices: `cuda` or `cpu`.
-    #[serde(default)]
-    pub device: String,
-    /// Device of each rank, in words.
-    #[serde(default)]
-    pub devices: Vec<String>,
-    /// Versions of `torch`, `transformers`, `peft` and `cuda`, where they are there.
-    #[serde(default)]
-    pub versions: BTreeMap<String, Option<String>>,
+impl<'a> OpenBody<'a> {
+    /// The body for these options.
+    ///
+    /// # Errors
+    /// If a path is not Unicode.
+    pub(crate) fn of(options: &'a OpenOptions) -> Result<Self, TorchError> {
+        let mut frozen = BTreeMap::new();
+        for (name, path) in &options.frozen {
+            frozen.insert(name.as_str(), absolute(path)?);
+        }
+        Ok(Self {
+            model: absolute(&options.model)?,
+            dtype: options.dtype,
+            attention: options.attention,
+            sharing: options.sharing,
+            checkpointing: options.checkpointing,
+            max_tokens: options.max_tokens,
+            head_chunk: options.head_chunk,
+            deterministic: options.deterministic,
+            seed: options.seed,
+            lora: options.lora.as_ref().map(|lora| LoraBody {
+                rank: lora.rank,
+                alpha: lora.alpha,
+                targets: &lora.targets,
+                seed: lora.seed,
+                base_name: lora.base_name.as_deref(),
+            }),
+            critic: options.critic.as_ref().map(|critic| CriticBody {
+                head: Bin::of(&critic.head),
+                lr_scale: critic.lr_scale,
+            }),
+            frozen,
+        })
+    }
 }
 
 /// A micro-batch: tree, tokens and items as columns.
@@ -375,71 +376,6 @@ pub(crate) fn reported(body: &[u8]) -> Option<TorchError> {
         "gap" => TorchError::Gap(fault),
         _ => return None,
     })
-}
-
-/// A rank in a [`ServerStatus`].
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub struct RankStatus {
-    /// Its number, from 0.
-    pub rank: u32,
-    /// Name of its host.
-    #[serde(default)]
-    pub host: Option<String>,
-    /// Its device, in words.
-    #[serde(default)]
-    pub device: Option<String>,
-    /// Its work, such as `forward`; `idle`: it waits for a call. `None`: it has not reported yet.
-    #[serde(default)]
-    pub phase: Option<String>,
-    /// Seconds since that work began.
-    #[serde(default)]
-    pub since_s: Option<f64>,
-    /// Bytes of memory in use.
-    #[serde(default)]
-    pub bytes: Option<u64>,
-}
-
-/// The work of a server at a moment.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub struct ServerStatus {
-    /// Number of the last call; `None` before the first.
-    #[serde(default)]
-    pub seq: Option<u64>,
-    /// Name of the call that is computed; `None`: none is.
-    #[serde(default)]
-    pub verb: Option<String>,
-    /// Seconds since that call came.
-    #[serde(default)]
-    pub since_s: Option<f64>,
-    /// All ranks.
-    #[serde(default)]
-    pub ranks: Vec<RankStatus>,
-    #[serde(default)]
-    broken: Option<Reported>,
-}
-
-impl ServerStatus {
-    /// Whether a failure left the server unusable.
-    pub fn is_broken(&self) -> bool {
-        self.broken.is_some()
-    }
-}
-
-impl fmt::Display for ServerStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.ranks.is_empty() {
-            return f.write_str("no rank reports a phase");
-        }
-        for (n, rank) in self.ranks.iter().enumerate() {
-            let comma = if n > 0 { ", " } else { "" };
-            let phase = rank.phase.as_deref().unwrap_or("no report");
-            write!(f, "{comma}rank {}: {phase}", rank.rank)?;
-            if let Some(seconds) = rank.since_s {
-                write!(f, " for {seconds:.0} s")?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Encodes a request as MessagePack with the names of its fields.

@@ -13,6 +13,7 @@ mod chat;
 mod clock;
 mod content;
 mod engine;
+mod fence;
 mod format;
 mod ids;
 mod inputs;
@@ -31,6 +32,7 @@ pub use engine::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, Fidelity, FinishReason,
     GenerateRequest, SampledToken, SamplingParams, TEMPERATURES, TokenLogprob,
 };
+pub use fence::{Fence, FenceError, NewestFence};
 pub use format::{
     Choice, Enforced, Format, FormatError, FormatLaw, Grammar, MAX_FORMAT_BYTES, MAX_FORMAT_ITEMS,
     NodeFormat, ToolGrammar, ToolNeed, ToolTag, Whitespace,

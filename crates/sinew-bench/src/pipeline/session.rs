@@ -35,7 +35,7 @@ use sinew_rollout::{AdmissionConfig, EpisodeLimits, EpisodeOptions, EpisodeParts
 use sinew_store::{DiskStore, MemoryStore, StoreOptions, TraceStore};
 use sinew_tensor::Cpu;
 use sinew_train::{ModelPolicy, TrainerConfig};
-use sinew_types::{Engine, SamplingParams};
+use sinew_types::{Engine, Fence, SamplingParams};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -283,6 +283,7 @@ impl Shape {
             transport: Box::new(engine),
             store: RunStore {
                 traces: store,
+                fence: Fence::default(),
                 torn: BTreeSet::new(),
                 forgets: false,
                 draws_per_step: core.draws_per_step(),
@@ -403,6 +404,7 @@ fn learner(
         run_dir: folder.to_owned(),
         keep_checkpoints: 1,
         config_hash: String::new(),
+        fence: Fence::default(),
     };
     let trainer = trainer.map_err(BenchError::system)?;
     PolicyLearner::new(config, trainer, scorers, Vec::new()).map_err(BenchError::system)

@@ -58,7 +58,8 @@ impl SharedWeights {
     /// engine that reads an earlier one is not disturbed, and none is waited for.
     ///
     /// # Errors
-    /// If a tensor is missing or the medium refuses. The version before stays the newest then.
+    /// If a tensor is missing, the medium refuses, or a newer owner of the run exists. The version before
+    /// stays the newest then.
     pub fn publish(
         &mut self,
         version: PolicyVersion,
@@ -154,6 +155,7 @@ impl SharedWeights {
     fn point_to(&self, version: PolicyVersion) -> Result<(), FolderError> {
         let part = self.root.join(format!(".{LATEST}.part"));
         write(&part, name(version).as_bytes())?;
+        self.folder.check_fence()?;
         let latest = self.root.join(LATEST);
         fs::rename(&part, &latest).map_err(io("rename", &part))
     }

@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::folder::{FolderDtype, WeightsFolder};
-use sinew_types::{PolicyVersion, TensorList, TensorSource, TensorView};
+use sinew_types::{Fence, PolicyVersion, TensorList, TensorSource, TensorView};
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 
 /// Two tensors, which differ a little from step to step.
@@ -52,6 +53,25 @@ fn assert_equal(found: &FollowedWeights, version: u64, expected: &Model) {
             (expected.shape(), expected.bytes())
         );
     }
+}
+
+/// The run is taken over between the version's name and the name that engines look at.
+#[test]
+fn a_version_of_an_old_owner_is_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("weights");
+    shared(&root, false)
+        .publish(PolicyVersion(1), &Model::at(1))
+        .unwrap();
+    let mut follower = WeightsFollower::new(&root);
+    assert_equal(&follower.look().unwrap().unwrap(), 1, &Model::at(1));
+    let newest = AtomicU64::new(1);
+    let newest = move || Ok::<_, String>(newest.fetch_add(1, Ordering::SeqCst));
+    let folder = WeightsFolder::new(&root, None, FolderDtype::F32);
+    let folder = folder.fenced(Fence::new(1, "runs/a", Arc::new(newest)));
+    let refused = SharedWeights::new(folder, false).publish(PolicyVersion(2), &Model::at(2));
+    assert!(refused.unwrap_err().to_string().contains("owner 2"));
+    assert!(follower.look().unwrap().is_none());
 }
 
 #[test]

@@ -6,6 +6,8 @@
 //! while the session is interrupted; after the commit it gives them back as done. If a crash comes between
 //! the two, the resumed run gives back the rows of the last commit again, which changes nothing if they
 //! were given back already. A crash before the commit leaves the rows with the run, or gives them to another.
+//!
+//! Only the newest owner of a run gives rows back: the next one gives back those of the last commit.
 
 use super::learner_thread::lock;
 use super::sync::{Driver, Pipeline};
@@ -22,7 +24,10 @@ impl Pipeline {
             return Ok(());
         };
         match self.store.last_consumed()? {
-            Some(consumed) => source.committed(&consumed),
+            Some(consumed) => {
+                self.store.check_fence()?;
+                source.committed(&consumed)
+            }
             None => Ok(()),
         }
     }
@@ -33,6 +38,8 @@ impl Driver {
     pub(super) fn commit(&mut self, commit: UpdateCommit) -> Result<(), PipelineError> {
         let mut made = self.uncommitted.remove(&commit.step).unwrap_or_default();
         if let Some(source) = &mut self.p.source {
+            // Otherwise it would hold rows for a step that the store refuses.
+            self.p.store.check_fence()?;
             made.consumed = source.consumes(commit.step)?;
         }
         if let Some(groups) = &mut self.awaited.groups {
@@ -47,7 +54,10 @@ impl Driver {
         self.p.store.commit(commit, made, version, evals)?;
         self.waits.disk.committed(began);
         match (&mut self.p.source, consumed) {
-            (Some(source), Some(consumed)) => source.committed(&consumed),
+            (Some(source), Some(consumed)) => {
+                self.p.store.check_fence()?;
+                source.committed(&consumed)
+            }
             _ => Ok(()),
         }
     }

@@ -133,8 +133,8 @@ pub(crate) struct Driver {
 /// Runs a pipeline to its end. If it is interrupted, weights of whole steps are kept before it returns.
 ///
 /// # Errors
-/// Fails with the error of a port, if the run is stopped because its steps are bad, or if it was asked to
-/// stop.
+/// Fails with the error of a port, if the run is stopped because its steps are bad, if it was asked to stop,
+/// or if a newer owner of the run exists.
 pub fn run(pipeline: Pipeline) -> Result<RunOutcome, PipelineError> {
     let _run = tracing::info_span!("run", folder = %pipeline.config.run_dir.display()).entered();
     let mut driver = Driver::begin(pipeline)?;
@@ -146,6 +146,7 @@ pub fn run(pipeline: Pipeline) -> Result<RunOutcome, PipelineError> {
                     driver.checkpoint()?;
                 }
             }
+            driver.p.store.check_fence()?;
             driver.p.rollouts.save()?;
             Err(PipelineError::Interrupted)
         }
@@ -558,6 +559,7 @@ impl Driver {
             let mut learner = lock(&self.p.learner);
             (learner.version(), learner.weights()?)
         };
+        self.p.store.check_fence()?;
         self.p.transport.publish(version, weights)?;
         let wall_s = self.wall_s();
         let record = &mut self.step.record;
@@ -592,6 +594,7 @@ impl Driver {
             self.sums.samples,
         );
         let state = serde_json::to_value(saved).map_err(PipelineError::system)?;
+        self.p.store.check_fence()?;
         let began = Instant::now();
         lock(&self.p.learner).save(self.core.step(), state)?;
         let saved = self.p.rollouts.save();

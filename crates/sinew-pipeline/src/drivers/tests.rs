@@ -12,14 +12,15 @@ use sinew_algo::{Algorithm, AlgorithmConfig, Columns, Prepared, RunFacts};
 use sinew_env::tiny::TinyTaskset;
 use sinew_env::{waits_for_group, with_group};
 use sinew_orchestrator::{
-    Bus, CoreConfig, Draw, EvalConfig, Goal, Member, PipelineError, Recorder, RolloutProgress,
-    Rows, RunEvent, RunOutcome, SampleKind, StepRecord, TaskSampling, completed, keep_scores,
+    Bus, CoreConfig, Draw, EvalConfig, Goal, Member, Phase, PipelineError, Recorder,
+    RolloutProgress, Rows, RunEvent, RunOutcome, SampleKind, StepRecord, TaskSampling, completed,
+    keep_scores,
 };
 use sinew_render::TinyRenderer;
 use sinew_rollout::RunInfo;
-use sinew_store::{MemoryStore, TraceStore};
+use sinew_store::{MemoryStore, TraceStore, own};
 use sinew_types::{
-    EpisodeId, GroupId, LossSpec, NO_PARENT, Node, Outcome, PolicyVersion, SamplingParams,
+    EpisodeId, Fence, GroupId, LossSpec, NO_PARENT, Node, Outcome, PolicyVersion, SamplingParams,
     TensorSource, TensorView, TokenKind, Trace, VersionSpan,
 };
 use std::collections::BTreeSet;
@@ -28,6 +29,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 mod consumed;
+mod fence;
 mod late;
 mod overlap;
 
@@ -279,6 +281,8 @@ impl Learner for Counter {
 /// Writes versions down; one of them is the last thing that the process does.
 struct Written {
     dies_at: u64,
+    takeover: Takeover,
+    store: Arc<MemoryStore>,
     log: Log,
 }
 
@@ -289,6 +293,9 @@ impl WeightsTransport for Written {
         _: Arc<dyn TensorSource>,
     ) -> Result<(), PipelineError> {
         self.log.lock().unwrap().published.push(version.0);
+        if self.takeover == Takeover::Publishing(version.0) {
+            self.store.take_fence().unwrap();
+        }
         if version.0 == self.dies_at {
             Err(PipelineError::system("transport: gone"))
         } else {
@@ -306,6 +313,39 @@ impl Recorder for DiesAfter {
             RunEvent::Step(record) if record.step == self.0 => Err(PipelineError::system("killed")),
             _ => Ok(()),
         }
+    }
+}
+
+/// The instant at which another process takes the run over.
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Takeover {
+    #[default]
+    Never,
+    /// While these weights are published.
+    Publishing(u64),
+    /// When this step is reported, after its commit.
+    AfterStep(u64),
+    /// When a checkpoint begins.
+    Saving,
+}
+
+/// Takes the run over at an event.
+struct TakesOver {
+    at: Takeover,
+    store: Arc<MemoryStore>,
+}
+
+impl Recorder for TakesOver {
+    fn record(&mut self, event: &RunEvent) -> Result<(), PipelineError> {
+        let is_now = match event {
+            RunEvent::Step(record) => self.at == Takeover::AfterStep(record.step),
+            RunEvent::Phase(Phase::Saving) => self.at == Takeover::Saving,
+            _ => false,
+        };
+        if is_now {
+            self.store.take_fence().unwrap();
+        }
+        Ok(())
     }
 }
 
@@ -336,6 +376,7 @@ struct Faults {
     acks: u64,
     /// Groups that are kept before the process ends.
     groups: usize,
+    takeover: Takeover,
 }
 
 struct World {
@@ -345,12 +386,15 @@ struct World {
     samples: SampleKind,
     /// Episodes wait for the scores of their groups.
     grouped: bool,
+    /// Owner of the next session; `None`: it takes a number itself.
+    fence: Option<Fence>,
 }
 
 impl World {
     fn new(samples: SampleKind) -> Self {
         Self {
             grouped: false,
+            fence: None,
             store: Arc::new(MemoryStore::new(1 << 20)),
             run_dir: tempfile::tempdir().unwrap(),
             log: Log::default(),
@@ -377,8 +421,6 @@ impl World {
         let updates = saved.as_ref().map_or(0, |(updates, _)| *updates);
         let saved = saved.map_or_else(SavedState::default, |(_, s)| SavedState::read(s).unwrap());
         let core = Arc::new(core);
-        let bus = Bus::default();
-        bus.record(Box::new(DiesAfter(faults.killed_after)));
         let given = (1..=STEPS).map(|step| {
             let draw = |k: usize| Draw {
                 episode: EpisodeId::new(format!("given{step}-e{k}")),
@@ -423,19 +465,44 @@ impl World {
             })),
             transport: Box::new(Written {
                 dies_at: faults.transport,
+                takeover: faults.takeover,
+                store: self.store.clone(),
                 log: Arc::clone(&self.log),
             }),
-            store: RunStore {
-                traces: self.store.clone(),
-                torn: BTreeSet::new(),
-                forgets: false,
-                draws_per_step: core.draws_per_step(),
-            },
+            store: self.run_store(&core),
             grammars: tiny_grammars(),
-            bus,
+            bus: self.bus(faults),
             saved,
             started: Instant::now(),
         })
+    }
+
+    /// The store of a session, with its owner.
+    fn run_store(&self, core: &CoreConfig) -> RunStore {
+        RunStore {
+            traces: self.store.clone(),
+            fence: self.fence.clone().unwrap_or_else(|| self.own()),
+            torn: BTreeSet::new(),
+            forgets: false,
+            draws_per_step: core.draws_per_step(),
+        }
+    }
+
+    /// The bus of a session, whose recorders make its faults.
+    fn bus(&self, faults: Faults) -> Bus {
+        let bus = Bus::default();
+        bus.record(Box::new(DiesAfter(faults.killed_after)));
+        bus.record(Box::new(TakesOver {
+            at: faults.takeover,
+            store: self.store.clone(),
+        }));
+        bus
+    }
+
+    /// A new owner of the run.
+    fn own(&self) -> Fence {
+        let store: Arc<dyn TraceStore> = self.store.clone();
+        own(&store, self.run_dir.path()).unwrap()
     }
 
     /// Committed updates: step and trained episodes.

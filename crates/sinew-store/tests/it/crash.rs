@@ -43,6 +43,8 @@ fn victim() {
         writeln!(out, "ack {text}").unwrap();
         out.flush().unwrap();
     };
+    let fence = store.take_fence().unwrap();
+    say(format!("fence {fence}"));
     let start = store.stats().unwrap().episodes;
     for n in (start..start + 10_000).step_by(4) {
         let batch: Vec<_> = (n..n + 4).map(|n| trace(n, 100)).collect();
@@ -70,7 +72,10 @@ fn victim() {
         if let Some(&first) = fresh.first() {
             let ids: Vec<_> = fresh.iter().map(|n| id(*n)).collect();
             let batch = format!("b-{}", ids[0]);
-            let update = TrainedBatch::new(&batch, first, &ids);
+            let update = TrainedBatch {
+                fence,
+                ..TrainedBatch::new(&batch, first, &ids)
+            };
             store.commit_update(&update, false).unwrap();
             say(format!("step {batch}"));
         }
@@ -84,9 +89,7 @@ fn victim() {
 #[test]
 fn killed_while_committing() {
     let directory = tempfile::tempdir().unwrap();
-    let mut committed: Vec<u64> = Vec::new();
-    let mut put: Vec<u64> = Vec::new();
-    let mut steps: Vec<String> = Vec::new();
+    let mut acked = Acked::default();
     for round in 0..12usize {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
@@ -103,7 +106,7 @@ fn killed_while_committing() {
         // Killed right after an acknowledgement, of each kind in turn and ever later.
         let mut left = 3 + round * 5;
         for line in lines.by_ref() {
-            left -= usize::from(note(&line.unwrap(), &mut committed, &mut put, &mut steps));
+            left -= usize::from(acked.note(&line.unwrap()));
             if left == 0 {
                 break;
             }
@@ -112,31 +115,48 @@ fn killed_while_committing() {
         child.kill().unwrap();
         // Lines that it still printed before it died were acknowledged as well.
         for line in lines.map_while(Result::ok) {
-            note(&line, &mut committed, &mut put, &mut steps);
+            acked.note(&line);
         }
         child.wait().unwrap();
-        check(directory.path(), &committed, &put, &steps);
+        // Each victim takes its number first.
+        let fences: Vec<u64> = (1..=round as u64 + 1).collect();
+        assert_eq!(acked.fences, fences);
+        check(directory.path(), &acked);
     }
 }
 
-fn note(line: &str, committed: &mut Vec<u64>, put: &mut Vec<u64>, steps: &mut Vec<String>) -> bool {
-    // The test harness writes on the same stream.
-    let Some((_, said)) = line.split_once("ack ") else {
-        return false;
-    };
-    match said.split_once(' ') {
-        Some(("commit", n)) => committed.push(n.parse().unwrap()),
-        Some(("put", n)) => put.push(n.parse().unwrap()),
-        Some(("step", batch)) => steps.push(batch.to_owned()),
-        _ => return false,
-    }
-    true
+/// Acknowledged calls of all victims.
+#[derive(Default)]
+struct Acked {
+    committed: Vec<u64>,
+    put: Vec<u64>,
+    steps: Vec<String>,
+    fences: Vec<u64>,
 }
 
-fn check(directory: &Path, committed: &[u64], put: &[u64], steps: &[String]) {
+impl Acked {
+    /// Notes the acknowledgement of a line, if there is one.
+    fn note(&mut self, line: &str) -> bool {
+        // The test harness writes on the same stream.
+        let Some((_, said)) = line.split_once("ack ") else {
+            return false;
+        };
+        match said.split_once(' ') {
+            Some(("commit", n)) => self.committed.push(n.parse().unwrap()),
+            Some(("put", n)) => self.put.push(n.parse().unwrap()),
+            Some(("step", batch)) => self.steps.push(batch.to_owned()),
+            Some(("fence", n)) => self.fences.push(n.parse().unwrap()),
+            _ => return false,
+        }
+        true
+    }
+}
+
+fn check(directory: &Path, acked: &Acked) {
     let store = DiskStore::open(directory, options()).unwrap();
     assert!(store.recovery().damaged.is_empty());
-    for &n in committed {
+    assert_eq!(Some(&store.newest_fence().unwrap()), acked.fences.last());
+    for &n in &acked.committed {
         for n in n..n + 4 {
             assert_eq!(store.get(&id(n)).unwrap(), Some(trace(n, 100)), "{n}");
         }
@@ -149,14 +169,14 @@ fn check(directory: &Path, committed: &[u64], put: &[u64], steps: &[String]) {
     );
     let queue = store.queue("q", QueueLimits::default()).unwrap();
     queue.join(&trainer()).unwrap();
-    for &n in put {
+    for &n in &acked.put {
         for n in n..n + 4 {
             let state = queue.state("trainer", &format!("e{n}")).unwrap();
             assert!(state.is_some(), "{n}");
         }
     }
     let batches = store.trained_batches().unwrap();
-    for step in steps {
+    for step in &acked.steps {
         assert!(batches.iter().any(|b| &b.batch == step), "{step}");
     }
     let trained: u64 = batches.iter().map(|b| b.episodes.len() as u64).sum();

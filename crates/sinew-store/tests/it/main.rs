@@ -7,6 +7,7 @@ mod damage;
 mod disk;
 mod expire;
 mod export;
+mod fence;
 mod import;
 mod model;
 mod reader;

@@ -9,7 +9,9 @@ use sinew_store::{
 #[derive(Clone, Debug)]
 enum Call {
     Commit(Vec<u64>),
-    Mark(u8, Vec<u64>),
+    /// An update of the newest owner, or of one so many numbers before it.
+    Mark(u8, Vec<u64>, u64),
+    TakeFence,
     Score(Vec<(u64, u64)>),
     Gc(u64, bool),
     Reopen,
@@ -20,7 +22,9 @@ fn call() -> impl Strategy<Value = Call> {
     prop_oneof![
         4 => ids().prop_map(Call::Commit),
         3 => prop::collection::vec((0u64..44, 0u64..3), 0..6).prop_map(Call::Score),
-        2 => (0u8..6, ids()).prop_map(|(b, ids)| Call::Mark(b, ids)),
+        2 => (0u8..6, ids()).prop_map(|(b, ids)| Call::Mark(b, ids, 0)),
+        1 => (0u8..6, ids(), 1u64..3).prop_map(|(b, ids, old)| Call::Mark(b, ids, old)),
+        1 => Just(Call::TakeFence),
         1 => (0u64..5, any::<bool>()).prop_map(|(s, k)| Call::Gc(s, k)),
         1 => Just(Call::Reopen),
     ]
@@ -37,10 +41,13 @@ fn run(store: &dyn TraceStore, call: &Call) -> String {
             let traces: Vec<_> = ids.iter().map(|&n| trace(n, n as usize)).collect();
             format!("{:?}", store.commit_batch(&traces).map_err(name))
         }
-        Call::Mark(batch, ids) => {
+        Call::Mark(batch, ids, old) => {
             let ids: Vec<_> = ids.iter().map(|&n| id(n)).collect();
             let (batch, step) = (format!("b{batch}"), u64::from(*batch));
-            let update = TrainedBatch::new(&batch, step, &ids);
+            let update = TrainedBatch {
+                fence: store.newest_fence().unwrap().saturating_sub(*old),
+                ..TrainedBatch::new(&batch, step, &ids)
+            };
             format!("{:?}", store.commit_update(&update, false).map_err(name))
         }
         Call::Gc(before_update, keep_untrained) => {
@@ -56,6 +63,7 @@ fn run(store: &dyn TraceStore, call: &Call) -> String {
             let scores: Vec<_> = scores.iter().map(of).collect();
             format!("{:?}", store.put_scores(&scores).map_err(name))
         }
+        Call::TakeFence => format!("{:?}", store.take_fence().map_err(name)),
         Call::Reopen => String::new(),
     }
 }
@@ -71,7 +79,8 @@ fn view(store: &dyn TraceStore) -> String {
         ..store.stats().unwrap()
     };
     let batches = store.trained_batches().unwrap();
-    format!("{page:#?}\n{stats:#?}\n{batches:#?}")
+    let fence = store.newest_fence().unwrap();
+    format!("{page:#?}\n{stats:#?}\n{batches:#?}\n{fence}")
 }
 
 proptest! {

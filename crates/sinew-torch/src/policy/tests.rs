@@ -293,12 +293,9 @@ fn files_that_the_ranks_write_become_part_of_the_checkpoint() {
     let path = draft.commit().unwrap();
     let sums = std::fs::read_to_string(path.join("checksums.json")).unwrap();
     assert!(sums.contains("optimizer/__0_0.distcp"), "{sums}");
-    let folder = dir.path().canonicalize().unwrap();
+    let folder = dir.path().join("checkpoints");
     let sent = String::from_utf8_lossy(&server.0.lock().unwrap().computed[1].1).into_owned();
-    assert!(
-        sent.contains(&*folder.join("checkpoints").to_string_lossy()),
-        "{sent}"
-    );
+    assert!(sent.contains(&*folder.to_string_lossy()), "{sent}");
     // A file that is not there, and files of another kind.
     let mut draft = store.begin(2).unwrap();
     assert!(policy.save(&mut draft).is_err());

@@ -115,3 +115,10 @@ fn a_server_that_never_listens_is_an_error() {
     options.ranks = 0;
     assert!(RankGroup::start(&options).is_err());
 }
+
+#[test]
+fn programs_are_found_from_another_folder() {
+    assert_eq!(program(Path::new("python3")).unwrap(), Path::new("python3"));
+    let own = program(Path::new("venv/bin/python")).unwrap();
+    assert!(own.is_absolute() && own.ends_with("venv/bin/python"));
+}

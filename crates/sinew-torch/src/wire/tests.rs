@@ -5,7 +5,7 @@ use sinew_train::pack::pack;
 use sinew_types::{EpisodeId, PolicyVersion, RowMasks, TrainRow};
 
 /// A row that trains its tokens from 2 on, the last of them under a mask.
-pub(crate) fn row(tokens: &[u32]) -> TrainRow {
+fn row(tokens: &[u32]) -> TrainRow {
     let n = tokens.len();
     let mut weights = vec![1.0; n];
     weights[..2].fill(0.0);
@@ -91,7 +91,7 @@ fn the_answer_to_open_may_lack_what_only_messages_need() {
         "versions": {"torch": "2.9.0", "cuda": null},
     });
     let bytes = rmp_serde::to_vec_named(&body).unwrap();
-    let info: ServerInfo = decode("open", &bytes).unwrap();
+    let info: crate::status::ServerInfo = decode("open", &bytes).unwrap();
     assert_eq!(
         (info.lanes, info.why_flat.as_deref()),
         (2, Some("a window"))

@@ -196,7 +196,7 @@ pub(crate) fn scored(
 /// Derivatives that differ from item to item.
 fn slopes(scores: &Scores) -> ScoreGrads {
     let column = |values: &[f32], scale: f32| {
-        let slope = |(i, _)| scale * (i as f32 * 1.3).sin();
+        let slope = |(i, _): (usize, &f32)| scale * (i as f32 * 1.3).sin();
         values.iter().enumerate().map(slope).collect()
     };
     ScoreGrads {

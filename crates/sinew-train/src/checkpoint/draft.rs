@@ -113,7 +113,7 @@ impl<'a> Draft<'a> {
     /// its folder.
     ///
     /// # Errors
-    /// Same as [`CheckpointStore::save`].
+    /// Same as [`CheckpointStore::save`]. If a newer owner of the run exists, the checkpoint gets no name.
     pub fn commit(mut self) -> Result<PathBuf, CheckpointError> {
         let store = self.store;
         let bytes =
@@ -131,6 +131,7 @@ impl<'a> Draft<'a> {
             store.sync_dir(folder)?;
         }
         store.sync_dir(&self.temporary)?;
+        store.fence.check()?;
         let target = store.dir.join(&self.name);
         store.put_aside(&self.name)?;
         store.rename(&self.temporary, &target)?;

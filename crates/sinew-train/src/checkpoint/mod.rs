@@ -34,6 +34,7 @@ pub use storage::{DiskStorage, Storage, StorageFile};
 use crate::policy::PolicyError;
 use parts::{read_safetensors, write_part};
 use serde::{Deserialize, Serialize};
+use sinew_types::{Fence, FenceError};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -87,6 +88,9 @@ pub enum CheckpointError {
     /// The policy could not write or restore its state.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// Another process owns the run now. `LATEST` is unchanged.
+    #[error(transparent)]
+    Fence(#[from] FenceError),
 }
 
 fn listed(skipped: &[SkippedCheckpoint]) -> String {
@@ -177,13 +181,16 @@ struct Checksum {
     blake3: String,
 }
 
-/// The checkpoints of one run. Only one process may write at a time; readers need no lock.
+/// The checkpoints of one run. Only one process may write at a time, the newest owner of the run
+/// ([`CheckpointStore::fenced`]); readers need no lock.
 #[derive(Debug)]
 pub struct CheckpointStore {
     dir: PathBuf,
     /// Number of checkpoints to keep, at least 1.
     keep: usize,
     storage: Box<dyn Storage>,
+    /// Checked before a checkpoint gets its name, and before `LATEST` names it.
+    fence: Fence,
 }
 
 impl CheckpointStore {
@@ -207,7 +214,15 @@ impl CheckpointStore {
             dir,
             keep: keep.max(1),
             storage,
+            fence: Fence::default(),
         })
+    }
+
+    /// Refuses to name a checkpoint once `fence` does not allow it. The default allows everything.
+    #[must_use]
+    pub fn fenced(mut self, fence: Fence) -> Self {
+        self.fence = fence;
+        self
     }
 
     /// Begins the checkpoint of `step`, which [`Draft::commit`] completes.
@@ -237,6 +252,7 @@ impl CheckpointStore {
 
     /// Makes `LATEST` name this checkpoint, by a rename: the commit.
     fn point_latest(&self, name: &str) -> Result<(), CheckpointError> {
+        self.fence.check()?;
         let file = format!("{TEMPORARY}{LATEST}");
         let temporary = self.dir.join(&file);
         if temporary.exists() {

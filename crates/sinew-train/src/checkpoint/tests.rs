@@ -2,7 +2,7 @@ use super::*;
 use sinew_types::{TensorList, TensorSource};
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 fn parts(value: f32) -> (Vec<f32>, Vec<u8>) {
     (
@@ -94,6 +94,54 @@ fn damage_falls_back_to_the_previous_good_one_and_says_so() {
     let error = store.load().unwrap_err();
     assert!(matches!(&error, CheckpointError::NoneUsable { tried, .. } if tried.len() == 4));
     assert!(error.to_string().contains("step-00000001"), "{error}");
+}
+
+#[test]
+fn an_old_owner_names_no_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let newest = Arc::new(AtomicU64::new(1));
+    let owner = |number| {
+        let newest = Arc::clone(&newest);
+        let newest = move || Ok::<_, String>(newest.load(Ordering::SeqCst));
+        let store = CheckpointStore::open(dir.path(), 5).unwrap();
+        store.fenced(Fence::new(number, "runs/a", Arc::new(newest)))
+    };
+    let first = owner(1);
+    save(&first, 1).unwrap();
+    newest.store(2, Ordering::SeqCst);
+    let error = save(&first, 2).unwrap_err();
+    assert!(matches!(error, CheckpointError::Fence(_)), "{error}");
+    assert!(error.to_string().contains("owner 2"), "{error}");
+    let left = fs::read_dir(dir.path()).unwrap().count();
+    assert_eq!(left, 2, "`LATEST` and the first checkpoint");
+    let second = owner(2);
+    save(&second, 2).unwrap();
+    // Nor does the first one go back to its own.
+    let loaded = first.named("step-00000001").unwrap();
+    assert!(matches!(
+        first.commit(&loaded),
+        Err(CheckpointError::Fence(_))
+    ));
+    assert_eq!(load_step(&second), Some((2, vec![])));
+}
+
+/// The run is taken over between the two renames: the folder is not committed, and the new owner takes its
+/// name.
+#[test]
+fn an_owner_that_is_replaced_during_a_save_does_not_commit_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || CheckpointStore::open(dir.path(), 5).unwrap();
+    save(&open(), 1).unwrap();
+    let newest = AtomicU64::new(1);
+    let newest = move || Ok::<_, String>(newest.fetch_add(1, Ordering::SeqCst));
+    let first = open().fenced(Fence::new(1, "runs/a", Arc::new(newest)));
+    let error = save(&first, 2).unwrap_err();
+    assert!(matches!(error, CheckpointError::Fence(_)), "{error}");
+    assert!(dir.path().join("step-00000002").exists());
+    assert_eq!(load_step(&open()), Some((1, vec![])));
+    let path = save(&open(), 2).unwrap();
+    assert_eq!(path, dir.path().join("step-00000002"));
+    assert_eq!(load_step(&open()), Some((2, vec![])));
 }
 
 #[test]

@@ -65,6 +65,16 @@ impl TraceStore for Proven {
         refused()
     }
 
+    /// Refused: nothing is trained here.
+    fn take_fence(&self) -> Result<u64, StoreError> {
+        refused()
+    }
+
+    /// Refused: no number was taken.
+    fn newest_fence(&self) -> Result<u64, StoreError> {
+        refused()
+    }
+
     /// Refused: nothing was trained.
     fn trained_batches(&self) -> Result<Vec<TrainedBatch>, StoreError> {
         refused()
