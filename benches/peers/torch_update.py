@@ -118,7 +118,7 @@ def save(spec):
     """Seconds of each save of weights and moments of all trained tensors, files synced."""
     import torch.distributed.checkpoint as dcp
 
-    causal, trained = build(spec)
+    causal, _ = build(spec)
     state = {f"{kind}.{name}": torch.zeros_like(p) for name, p in causal.named_parameters() for kind in "mv"}
     state |= {name: p.detach() for name, p in causal.named_parameters()}
     values = []
