@@ -1,12 +1,13 @@
 """A plain PyTorch loop over flat rows of groups, and a checkpoint of its state.
 
-One argument, a JSON object: `part` (`update`: seconds of forward, loss, backward, clipping and AdamW over all rows;
+One argument, a JSON object or a list of them, each of which makes a line of output: `part` (`update`: seconds of forward, loss, backward, clipping and AdamW over all rows;
 `save`: seconds of `torch.distributed.checkpoint.save` of weights and moments), `model` (a folder), `tasks`, `samples`,
 `shared` and `own` (tokens of a prompt and of an answer), `batch` (rows of a pass), `steps`, and as options `device`
 (cpu, cuda), `dtype` (f32; bf16: autocast over f32 weights), `lora` (rank), `checkpointing` (none, full), `folder`
 (for `save`), `limit_s` (no step begins later). Every row is computed whole, shared prompts too; logits only for
 trained tokens."""
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -131,14 +132,24 @@ def save(spec):
     return values[1:]
 
 
-def main():
-    """Runs a part and prints one line."""
-    spec = EXTRA | json.loads(sys.argv[1])
+def measure(text, parts):
+    """Runs the parts that the argument names, and prints a line for each."""
     torch.set_num_threads(int(os.environ.get("PEER_THREADS", str(torch.get_num_threads()))))
-    values = {"update": update, "save": save}[spec["part"]](spec)
-    version = "PyTorch " + torch.__version__.split("+")[0]
-    print(json.dumps({"version": version, "values": values, "peak_bytes": peak(spec)}), flush=True)
+    given = json.loads(text)
+    for one in given if isinstance(given, list) else [given]:
+        spec = EXTRA | one
+        if spec["device"] == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        version, values = parts[spec["part"]](spec)
+        print(json.dumps({"version": version, "values": values, "peak_bytes": peak(spec)}), flush=True)
+
+
+def plain(part):
+    """A part with the version of what it measures."""
+    return lambda spec: ("PyTorch " + torch.__version__.split("+")[0], part(spec))
 
 
 if __name__ == "__main__":
-    main()
+    measure(sys.argv[1], {"update": plain(update), "save": plain(save)})
