@@ -37,7 +37,9 @@ def is_memory(error: BaseException) -> bool:
     """Whether the error means that the device or the host has no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "not enough memory" in str(error).lower()
+    text = str(error).lower()
+    # The allocator of the CPU has both texts, by version and cause.
+    return isinstance(error, RuntimeError) and ("not enough memory" in text or "can't allocate memory" in text)
 
 
 COLLECTIVE = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "socket", "broken pipe", "store")
