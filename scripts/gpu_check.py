@@ -3,17 +3,18 @@
 
 | part | rows |
 |---|---|
-| `golden` | scores and gradients of tiny models through the server against plain `transformers`, f32 and bf16 |
+| `golden` | scores and gradients of tiny models against plain `transformers`, f32 and bf16 |
 | `full`, `lora` | tokens/s, MFU and memory of updates of 8 tasks x 8 samples, flat rows and shared prefixes |
 | `plain` | the same rows in a plain PyTorch loop |
 | `files` | save, load and publish |
 | `trl` | the same rows through TRL's `GRPOTrainer`, if it is installed |
 | `memory` | a request that cannot fit is answered with `memory` and the key to change |
 
-Every part has a limit of time; a part that fails or is cut is a row with the reason. Tokens/s count each row whole,
-shared prompts too. MFU counts the operations of what is computed: 6 (LoRA: 4) for each weight of a matrix and token, the
-output matrix only for trained tokens, 6 for each pair of tokens, head and number of attention; recomputed
-activations do not count. The peak is that of the data sheet for dense bf16 with f32 sums, or measured.
+Every part has a limit of time; a part that fails or is cut is a row with the reason. Tokens/s count each row
+whole, shared prompts too. MFU counts the operations of what is computed: 6 (LoRA: 4) for each weight of a
+matrix and token, the output matrix only for trained tokens; for attention 12 for each layer, pair of tokens and
+hidden number. Recomputed activations do not count. The peak is that of the data sheet for dense bf16 with f32
+sums, or measured.
 """
 
 from __future__ import annotations
@@ -40,24 +41,28 @@ PEERS = ROOT / "benches/peers"
 sys.path[:0] = [str(ROOT / "scripts"), str(PEERS), str(ROOT / "python/tests/torch")]
 
 #: Shapes of Qwen2.5; weights are random.
-QWEN = {"vocab_size": 151_936, "num_key_value_heads": 2, "tie_word_embeddings": True, "max_position_embeddings": 32_768,
-        "rope_theta": 1e6}
+QWEN = {"vocab_size": 151_936, "num_key_value_heads": 2, "tie_word_embeddings": True,
+        "max_position_embeddings": 32_768, "rope_theta": 1e6}
 SHAPES = {
-    "0.5B": QWEN | {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
-    "1.5B": QWEN | {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+    "0.5B": QWEN | {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+                    "num_attention_heads": 14},
+    "1.5B": QWEN | {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+                    "num_attention_heads": 12},
 }
-TINY = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4}
 SIZES = {"tasks": 8, "samples": 8, "shared": 1024, "own": 512}
 TINY_SIZES = {"tasks": 2, "samples": 4, "shared": 24, "own": 8}
 LORA = 32
-#: Operations a second of dense bf16 products with f32 sums, by a part of the device's name; the first match counts.
+#: Operations a second of dense bf16 products with f32 sums, by a part of the device's name; the first counts.
 PEAKS = [("B200", 2250e12), ("H200", 989e12), ("H100 PCIe", 756e12), ("H100 NVL", 835e12), ("H100", 989e12),
-         ("H20", 148e12), ("A100", 312e12), ("A800", 312e12), ("A40", 150e12), ("A10", 125e12), ("L40S", 362e12),
-         ("L40", 181e12), ("L4", 121e12), ("RTX 6000 Ada", 364e12), ("RTX 5090", 209e12), ("RTX 4090", 165e12),
-         ("MI300X", 1307e12)]
+         ("H20", 148e12), ("A100", 312e12), ("A800", 312e12), ("A40", 150e12), ("A10", 125e12),
+         ("L40S", 362e12), ("L40", 181e12), ("L4", 121e12), ("RTX 6000 Ada", 364e12), ("RTX 5090", 209e12),
+         ("RTX 4090", 165e12), ("MI300X", 1307e12)]
 #: Least ratios hoped for. The one of shared prefixes is a share of the tokens that need not be computed.
 TARGETS = {"shared": 0.85, "plain flat": 0.95, "plain shared": 1.0, "TRL flat": 1.0, "TRL shared": 1.3}
 GOLDEN = 1e-5
+TRAINED = {"of": "policy", "values": False, "backward": True}
 ROOMY = 100e9
 """Device memory from which activations are kept, and peers run beside the idle server."""
 
@@ -213,8 +218,7 @@ def text_of(row: dict[str, Any]) -> str:
         parts.append(f"ratio {row['ratio']:.2f}")
     if "target" in row:
         parts.append(f"target {row['target']:.3g} {'met' if row['met'] else 'NOT met'}")
-    if "why" in row:
-        parts.append(f"({row['why']})")
+    parts += [f"({row[key]})" for key in ("note", "why") if key in row]
     return " ".join(parts)
 
 
@@ -261,7 +265,8 @@ def golden_plain(run: Run, path: Path, world: dict[str, Any], dtype: Any) -> tup
     import transformers
     import worlds
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).to(run.device)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    model = load(path, dtype=dtype, local_files_only=True).to(run.device)
     logprobs, entropies, _ = worlds.plain(OnHost(model, run.device), world)
     first, second = (torch.from_numpy(slope) for slope in golden_slopes())
     ((logprobs * first).sum() + (entropies * second).sum()).backward()
@@ -273,7 +278,7 @@ def golden_pass(run: Run, world: dict[str, Any]) -> dict[str, Any]:
     """Forward and backward pass through the server; the scores."""
     from gpu_server import lane
 
-    score = run.call("forward", wave=[lane(**world)], of="policy", entropies=True, values=False, backward=True)
+    score = run.call("forward", wave=[lane(**world)], entropies=True, **TRAINED)
     first, second = golden_slopes()
     run.call("backward", grads=[{"logprobs": first.tobytes(), "entropies": second.tobytes(), "values": b""}])
     return score["scores"][0]
@@ -321,10 +326,10 @@ def golden(run: Run) -> None:
         for dtype, limits in (("f32", (GOLDEN, GOLDEN)), ("bf16", [2 * gap + 1e-3 for gap in rounded])):
             *found, opened = golden_ours(run, path, world, dtype, truth[1])
             form = "shared" if opened["shared"] else f"flat ({opened['why_flat']})"
-            for what, gap, limit in zip(("scores", "gradients"), gaps(tuple(found), truth), limits, strict=True):
-                unit = "nats" if what == "scores" else "rel"
-                run.row(f"golden {family} {dtype}: {what}, at most {limit:.2g}", gap, unit, limit=limit, met=gap <= limit,
-                        form=form)
+            names = (("scores", "nats"), ("gradients", "rel"))
+            for (what, unit), gap, limit in zip(names, gaps(tuple(found), truth), limits, strict=True):
+                name = f"golden {family} {dtype}: {what}, at most {limit:.2g}"
+                run.row(name, gap, unit, limit=limit, met=gap <= limit, form=form)
     repeated(run, run.folder / "golden-Llama", world)
     if run.cuda:
         # A process compiles attention for a limited number of forms, and these were many.
@@ -355,7 +360,7 @@ def update(run: Run, lanes: list[dict[str, Any]], items: int) -> float:
 
     server_s = 0.0
     for one in lanes:
-        scores = run.call("forward", wave=[one], of="policy", entropies=True, values=False, backward=True)
+        scores = run.call("forward", wave=[one], entropies=True, **TRAINED)
         # The ratio to the sampling policy is 1 and all advantages are 1.
         slope = np.full(len(f32(scores["scores"][0]["logprobs"])), -1.0 / items, "<f4")
         done = run.call("backward", grads=[{"logprobs": slope.tobytes(), "entropies": b"", "values": b""}])
@@ -393,12 +398,14 @@ def measure(run: Run, shape: str, kind: str, flat: bool) -> None:
         servers.append(update(run, lanes, items))
         walls.append(time.perf_counter() - begin)
     seconds = sorted(walls)[len(walls) // 2]
-    run.found[shape, f"{kind} {'flat' if flat else 'shared'}"] = {"rate": tokens / seconds, "peak": run.server().peak}
+    peak = run.server().peak
+    run.found[shape, f"{kind} {'flat' if flat else 'shared'}"] = {"rate": tokens / seconds, "peak": peak}
     done = operations(config, sizes, flat, kind == "lora")
-    slow = "attention is not compiled any more: see recompile_limit" if run.server().warns("recompile_limit") else None
-    run.row(name, tokens / seconds, "tok/s", seconds=seconds, spread=max(walls) - min(walls), first_s=warm, why=slow,
-            mfu=done / seconds / run.peak, peak_bytes=run.server().peak, protocol=1 - sum(servers) / sum(walls),
-            operations=done, devices=opened["devices"], versions=opened["versions"],
+    slow = "attention is not compiled any more: see recompile_limit"
+    run.row(name, tokens / seconds, "tok/s", seconds=seconds, spread=max(walls) - min(walls), first_s=warm,
+            why=slow if run.server().warns("recompile_limit") else None, mfu=done / seconds / run.peak,
+            peak_bytes=peak, protocol=1 - sum(servers) / sum(walls), operations=done,
+            devices=opened["devices"], versions=opened["versions"],
             checkpointing=run.checkpointing)
     run.opened = (shape, kind)
 
@@ -411,7 +418,8 @@ def updates(run: Run, shape: str, kind: str) -> None:
     if flat and shared:
         ops = [operations(fields(shape, run.tiny), run.sizes, form, kind == "lora") for form in (True, False)]
         sizes = run.sizes
-        row, tree = (sizes["shared"] + sizes["own"]) * sizes["samples"], sizes["shared"] + sizes["samples"] * sizes["own"]
+        row = (sizes["shared"] + sizes["own"]) * sizes["samples"]
+        tree = sizes["shared"] + sizes["samples"] * sizes["own"]
         compare(run, f"{shape} {kind}, shared prefixes against flat rows", shared, flat, "flat rows",
                 TARGETS["shared"] * row / tree, tokens_saved=row / tree, operations_saved=ops[0] / ops[1])
 
@@ -432,8 +440,10 @@ def peer(run: Run, script: str, specs: list[dict[str, Any]]) -> tuple[list[dict[
         run.free()
     left = run.until - time.monotonic()
     with tempfile.TemporaryFile("w+") as errors:
-        command = [sys.executable, str(PEERS / script), json.dumps([one | {"limit_s": left / 3} for one in specs])]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, text=True)
+        text = json.dumps([one | {"limit_s": left / 3} for one in specs])
+        command = [sys.executable, str(PEERS / script), text]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, text=True)
         try:
             out, _ = process.communicate(timeout=max(left, 0.1))
             why = "" if process.returncode == 0 else f"exit code {process.returncode}"
@@ -500,10 +510,24 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def trained(run: Run, shape: str) -> None:
+    """Opens a model and takes a short update, so that it has moments."""
+    from gpu_server import waves
+    from torch_update import rows
+
+    sizes = run.sizes
+    one = sizes | {"tasks": 1}
+    whole = rows(one, fields(shape, run.tiny)["vocab_size"]).numpy()
+    most = sizes["samples"] * (sizes["shared"] + sizes["own"])
+    run.open(run.model(shape), most, sharing="flat", attention="sdpa")
+    update(run, list(waves(whole, sizes["samples"], sizes["shared"], 1)), len(whole) * sizes["own"])
+    run.opened = (shape, "full")
+
+
 def files(run: Run, shape: str) -> None:
     """Save with moments, load, publish, of a model whose weights are all trained."""
     if run.opened != (shape, "full") or run.held is None or not run.held.alive:
-        measure(run, shape, "full", True)
+        trained(run, shape)
     saved = run.folder / "saved"
     for verb, form in (("save", {}), ("load", {"number": run.number}),
                        ("publish", {"form": "full", "dtype": "bf16", "untied": False})):
@@ -511,8 +535,9 @@ def files(run: Run, shape: str) -> None:
         folder.mkdir(exist_ok=True)
         answer = run.call(verb, folder=str(folder), **form)
         done = size_of(folder)
-        run.row(f"{shape} full, {verb}", answer["seconds"], "s", bytes=done, gb_per_s=done / 1e9 / answer["seconds"],
-                disk=str(run.args.work or tempfile.gettempdir()))
+        seconds = answer["seconds"]
+        run.row(f"{shape} full, {verb}", seconds, "s", bytes=done, gb_per_s=done / 1e9 / seconds,
+                note=f"{done / 1e9:.2f} GB", folder=str(run.args.work or tempfile.gettempdir()))
     for folder in (saved, run.folder / "published"):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -548,7 +573,7 @@ def memory(run: Run) -> None:
     one = too_large(run)
     name = "out of memory is reported as `memory`"
     try:
-        run.call("forward", wave=[one], of="policy", entropies=False, values=False, backward=True)
+        run.call("forward", wave=[one], entropies=False, **TRAINED)
         run.row(name, 0.0, "", met=False, why="the lane fitted")
     except Failed as failed:
         run.row(name, float(failed.kind == "memory"), "", met=failed.kind == "memory", why=str(failed)[:400])
@@ -556,13 +581,13 @@ def memory(run: Run) -> None:
 
 #: Parts in the order of their value, with their limits in seconds.
 PARTS: list[tuple[str, float, Callable[[Run], None]]] = [
-    ("golden", 110, golden),
-    ("full 0.5B", 100, lambda run: updates(run, "0.5B", "full")),
+    ("golden", 130, golden),
+    ("full 0.5B", 120, lambda run: updates(run, "0.5B", "full")),
     ("files 0.5B", 50, lambda run: files(run, "0.5B")),
-    ("lora 0.5B", 60, lambda run: updates(run, "0.5B", "lora")),
+    ("lora 0.5B", 70, lambda run: updates(run, "0.5B", "lora")),
     ("plain 0.5B", 70, lambda run: plain(run, "0.5B")),
-    ("full 1.5B", 90, lambda run: updates(run, "1.5B", "full")),
-    ("lora 1.5B", 60, lambda run: updates(run, "1.5B", "lora")),
+    ("full 1.5B", 110, lambda run: updates(run, "1.5B", "full")),
+    ("lora 1.5B", 80, lambda run: updates(run, "1.5B", "lora")),
     ("plain 1.5B", 70, lambda run: plain(run, "1.5B")),
     ("trl 1.5B", 70, lambda run: trl(run, "1.5B")),
     ("trl 0.5B", 50, lambda run: trl(run, "0.5B")),
@@ -596,15 +621,16 @@ def parts(run: Run) -> None:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="gpu_check.sh", description="Measures the PyTorch trainer on one GPU.")
+    about = "Measures the PyTorch trainer on one GPU."
+    parser = argparse.ArgumentParser(prog="gpu_check.sh", description=about)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes: speeds mean nothing")
     parser.add_argument("--out", default="gpu-check", help="folder of rows.jsonl and table.txt")
-    parser.add_argument("--work", help="folder for models and checkpoints: 30 GB; default: that of the system")
+    parser.add_argument("--work", help="folder for models and checkpoints (30 GB); default: the system's")
     parser.add_argument("--limit", type=float, default=560, help="seconds of all parts together")
     parser.add_argument("--steps", type=int, default=3, help="measured updates, after one more")
-    parser.add_argument("--only", type=lambda text: text.split(","), help="beginnings of names of parts: " + ", ".join(
-        name for name, _, _ in PARTS))
+    names = ", ".join(name for name, _, _ in PARTS)
+    parser.add_argument("--only", type=lambda text: text.split(","), help=f"beginnings of parts: {names}")
     return parser.parse_args()
 
 
@@ -631,7 +657,8 @@ def main() -> int:
     if args.device == "cuda" and not torch.cuda.is_available():
         return refuse(f"torch {torch.__version__} sees no GPU")
     run = Run(args, args.device)
-    run.row("machine", run.peak / 1e12, "TFLOP/s", device=run.name, peak=run.peak_source, memory_bytes=run.memory,
+    run.row("machine", run.peak / 1e12, "TFLOP/s", device=run.name,
+            note=f"{run.name}; peak for MFU: {run.peak_source}", memory_bytes=run.memory,
             versions={name: importlib.metadata.version(name) for name in NEEDED}, sizes=run.sizes)
     parts(run)
     failed = [row for row in run.rows if row["value"] is None and not row.get("skipped")]

@@ -5,9 +5,9 @@
 #     scripts/gpu_check.sh --device cpu --tiny        every part with tiny shapes, to try the script
 #
 # Needs a Python with torch, transformers, peft, safetensors, msgspec and blake3: $PYTHON, else the one of
-# `sinew setup torch`, else python3. Packages that it lacks can lie as wheels in $WHEELS, a folder. With `trl` and `datasets`
-# it also measures TRL. Writes rows.jsonl and table.txt into --out (default: gpu-check). Exit codes: 0 done, 1 a
-# row missed its target or has no value, 3 something outside is missing.
+# `sinew setup torch`, else python3. Packages that it lacks can lie as wheels in $WHEELS, a folder. With `trl`
+# and `datasets` it also measures TRL. Writes rows.jsonl and table.txt into --out (default: gpu-check).
+# Exit codes: 0 done; 1 scores or gradients are wrong, or a row has no value; 3 something outside is missing.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 own="${SINEW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/sinew}/torch/bin/python"
@@ -16,7 +16,8 @@ command -v "$python" >/dev/null 2>&1 || python=python3
 if [ -n "${WHEELS:-}" ]; then
     site=$(mktemp -d)
     trap 'rm -rf "$site"' EXIT
-    "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$WHEELS"/*.whl
+    "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir \
+        --target "$site" "$WHEELS"/*.whl
     PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
     export PYTHONPATH
 fi

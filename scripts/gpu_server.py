@@ -48,7 +48,8 @@ class Server:
             file.write(self.token)
         path = str(ROOT / "python/src") + ":" + os.environ.get("PYTHONPATH", "")
         env = os.environ | {
-            "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": path.rstrip(":"),
+            "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+            "PYTHONPATH": path.rstrip(":"),
             "SINEW_TORCH_TOKEN_FILE": str(folder / "token"), "SINEW_TORCH_READY": str(folder / "ready"),
         }
         if cpu:
@@ -139,15 +140,16 @@ def lane(tokens: Any, segments: Any, rows: Any, targets: Any, temperatures: Any 
     """A lane as it travels."""
     count = len(rows)
     heat = np.ones(count) if temperatures is None else np.asarray(temperatures)
+    marks = np.full(count, ALL) if masks is None else np.asarray(masks)
     words = np.zeros((0, 0)) if table is None else np.asarray(table)
     return {"tokens": u32(tokens), "segments": u32(segments), "rows": u32(rows), "targets": u32(targets),
-            "temperatures": heat.astype("<f4").tobytes(), "masks": u32(np.full(count, ALL) if masks is None else masks),
+            "temperatures": heat.astype("<f4").tobytes(), "masks": u32(marks),
             "mask_words": int(words.shape[1]) if words.size else 0, "mask_table": u32(words)}
 
 
 def tasks_lane(whole: np.ndarray, samples: int, shared: int) -> dict[str, Any]:
-    """The rows `[tasks * samples, tokens]` of some tasks as a forest: each prompt once, each answer without its last
-    token, which predicts nothing. All tokens of answers are items."""
+    """The rows `[tasks * samples, tokens]` of some tasks as a forest: each prompt once, each answer without
+    its last token, which predicts nothing. All tokens of answers are items."""
     tokens, segments, rows, targets = [], [], [], []
     at = 0
     for first in range(0, len(whole), samples):

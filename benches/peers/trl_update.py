@@ -1,6 +1,6 @@
-"""Seconds of updates of TRL's `GRPOTrainer` on the rows of `torch_update.py`, whose argument this takes too: loss,
-backward, clipping and AdamW as TRL does them, without sampling and rewards. The method that would sample returns
-the rows; gradients are those of `batch` rows at a time."""
+"""Seconds of updates of TRL's `GRPOTrainer` on the rows of `torch_update.py`, whose argument this takes too:
+loss, backward, clipping and AdamW as TRL does them, without sampling and rewards. The method that would
+sample returns the rows; gradients are those of `batch` rows at a time."""
 import os
 import sys
 import tempfile
@@ -40,15 +40,17 @@ class Fixed(GRPOTrainer):
         whole = torch.ones_like(ids)
         answers = whole[:, shared:]
         return {
-            "prompt_ids": ids[:, :shared], "prompt_mask": whole[:, :shared], "completion_ids": ids[:, shared:],
-            "completion_mask": answers, "advantages": torch.ones(len(ids), device=ids.device),
+            "prompt_ids": ids[:, :shared], "prompt_mask": whole[:, :shared],
+            "completion_ids": ids[:, shared:], "completion_mask": answers,
+            "advantages": torch.ones(len(ids), device=ids.device),
             "num_items_in_batch": answers.sum()}
 
 
 def tokenizer():
     """Any: only its special tokens are read."""
     special = {"unk_token": "<unk>", "eos_token": "<eos>", "pad_token": "<pad>"}
-    inner = Tokenizer(models.WordLevel({name: i for i, name in enumerate(special.values())}, unk_token="<unk>"))
+    words = {name: i for i, name in enumerate(special.values())}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=inner, **special)
 
@@ -59,9 +61,9 @@ def settings(spec, count):
         output_dir=tempfile.mkdtemp(), use_cpu=spec["device"] == "cpu", bf16=spec["dtype"] == "bf16",
         max_steps=spec["steps"] + 1, beta=0.0, save_strategy="no", per_device_train_batch_size=spec["batch"],
         gradient_accumulation_steps=count // spec["batch"], num_generations=spec["samples"],
-        max_completion_length=spec["own"], gradient_checkpointing=spec["checkpointing"] == "full", report_to=[],
-        disable_tqdm=True, logging_strategy="no", learning_rate=RATE, optim="adamw_torch_fused", max_grad_norm=1.0,
-        loss_type="dapo")
+        max_completion_length=spec["own"], gradient_checkpointing=spec["checkpointing"] == "full",
+        report_to=[], disable_tqdm=True, logging_strategy="no", learning_rate=RATE, optim="adamw_torch_fused",
+        max_grad_norm=1.0, loss_type="dapo")
 
 
 def update(spec):
@@ -76,10 +78,12 @@ def update(spec):
         lora = LoraConfig(r=spec["lora"], lora_alpha=2 * spec["lora"], target_modules="all-linear",
                           task_type="CAUSAL_LM")
     fixed, clock = rows(spec, model.config.vocab_size), Clock(spec)
+    prompts = InMemoryTable.from_pydict({"prompt": ["x"] * len(fixed)})
     trainer = Fixed(
-        model=model, processing_class=tokenizer(), reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        # With a fingerprint of its own, since what would compute one fails on some versions of pyarrow.
-        train_dataset=Dataset(InMemoryTable.from_pydict({"prompt": ["x"] * len(fixed)}), fingerprint="prompts"),
+        model=model, processing_class=tokenizer(),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        # A given fingerprint, since the function that would compute one fails on some versions of pyarrow.
+        train_dataset=Dataset(prompts, fingerprint="prompts"),
         args=settings(spec, len(fixed)), peft_config=lora, callbacks=[clock])
     trainer.fixed, trainer.prompt_tokens = fixed, spec["shared"]
     trainer.train()
