@@ -14,7 +14,7 @@ use sinew_model::{InferModel, ModelConfig, ModelFiles};
 use sinew_pipeline::{CrossPolicy, CrossPolicyConfig};
 use sinew_recipe::{EnginePlan, EngineType, RolloutPlan, RunPlan, TrainMode};
 use sinew_render::Renderer;
-use sinew_tensor::Cpu;
+use sinew_tensor::{Cpu, KernelSet};
 use sinew_types::{Engine, Fence, Format, PolicyVersion, TensorSource};
 use std::sync::Arc;
 
@@ -94,13 +94,19 @@ pub(crate) fn embedded(
         .map_err(|e| failed(&e))
 }
 
-/// Threads of the engine. In synchronous mode they are those of the trainer, which is idle meanwhile. If both
+/// Device of the engine. In synchronous mode they are those of the trainer, which is idle meanwhile. If both
 /// work at once, the engine has as many threads as the trainer: the system gives each a part while both work,
 /// and all cores to one while the other is idle. Results do not depend on it.
+///
+/// PyTorch computes in f32, so that AMX tiles, which round to bfloat16, would sample from another policy.
 pub(crate) fn threads(recipe: &RunPlan, device: &Cpu) -> Cpu {
+    let kernels = match device.kernels() {
+        KernelSet::Amx if recipe.torch().is_some() => KernelSet::detect_f32(),
+        kernels => kernels,
+    };
     match recipe.train.mode {
-        TrainMode::Sync => device.clone(),
-        TrainMode::OneStepOff | TrainMode::Async => Cpu::new(device.kernels(), device.threads()),
+        TrainMode::Sync if kernels == device.kernels() => device.clone(),
+        _ => Cpu::new(kernels, device.threads()),
     }
 }
 
@@ -117,7 +123,7 @@ pub(crate) fn engines(
     renderer: &Arc<dyn Renderer>,
     grammars: &Arc<dyn Grammars>,
     shape: &StartShape,
-    weights: FirstWeights,
+    weights: &FirstWeights,
 ) -> Result<Engines, Failure> {
     if recipe.engine.kind == EngineType::Openai {
         // The servers have their own weights, and are measured with them.
@@ -128,7 +134,7 @@ pub(crate) fn engines(
             Some(ModelFiles::Dir(dir)) => Some(dir),
             _ => None,
         };
-        let engine = servers::training_engine(&recipe.engine, renderer, base, weights)?;
+        let engine = servers::training_engine(&recipe.engine, renderer, base, weights.clone())?;
         return Ok((engine, None));
     }
     let model = EngineModel {

@@ -104,6 +104,8 @@ mod snapshots;
 mod tail;
 #[path = "it/template.rs"]
 mod template;
+#[path = "it/torch.rs"]
+mod torch;
 #[path = "it/track.rs"]
 mod track;
 #[path = "it/trust.rs"]
