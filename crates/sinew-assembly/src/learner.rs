@@ -6,6 +6,7 @@
 use crate::engine::FirstWeights;
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
+use crate::lineage::{self, SessionOrigin};
 use crate::model::{loaded_params, renderer};
 use crate::run_pins::RunPins;
 use crate::{Session, clock, plan, scoring};
@@ -76,13 +77,20 @@ fn start<P: Policy + Send + 'static>(
     Ok((Arc::new(Mutex::new(learner)), saved))
 }
 
-/// The weights that engines begin with.
+/// The weights that engines begin with, in a session that resumes from `step`.
 ///
 /// # Errors
 /// If they cannot be computed or written.
-pub(crate) fn first_weights(learner: &SharedLearner) -> Result<FirstWeights, Failure> {
+pub(crate) fn first_weights(
+    recipe: &RunPlan,
+    learner: &SharedLearner,
+    dir: &RunDir,
+    step: u64,
+) -> Result<FirstWeights, Failure> {
+    let lineage = lineage::of_session(recipe, dir, SessionOrigin { fence: 0, step })?;
     let mut learner = learner.lock().map_err(Failure::system)?;
     Ok(FirstWeights {
+        lineage,
         version: learner.version(),
         tensors: learner.weights()?,
     })

@@ -15,6 +15,7 @@
 //! | `engine`, `servers` | `engine` | what generates tokens |
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
 //! | `learner` | `train`, `critic` | the trainer |
+//! | `lineage` | all | the lineage of the weights that a session publishes |
 //! | `source` | `data` | training data that exists already |
 //! | `judge` | `judge` | models that grade, for `reward` |
 //! | `store` | `store` | traces |
@@ -45,6 +46,7 @@ mod judge;
 mod judge_settings;
 mod learner;
 pub mod levels;
+mod lineage;
 mod live;
 mod model;
 mod plan;
@@ -244,7 +246,7 @@ pub fn pipeline(
     store.draws_per_step = config.core.draws_per_step();
     let parts = (&device, params, &algorithm, files);
     let (learner, saved) = learner::begin(recipe, pins, parts, &session)?;
-    let first = learner::first_weights(&learner)?;
+    let first = learner::first_weights(recipe, &learner, dir, saved.step)?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, model.vocab)?;
     let (shown, path) = (renderer.as_ref(), dir.path());
     let run = run_info(recipe, path, envs.as_ref(), shown, &device, rewards);
