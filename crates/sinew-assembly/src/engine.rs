@@ -15,7 +15,7 @@ use sinew_pipeline::{CrossPolicy, CrossPolicyConfig};
 use sinew_recipe::{EnginePlan, EngineType, RolloutPlan, RunPlan, TrainMode};
 use sinew_render::Renderer;
 use sinew_tensor::{Cpu, KernelSet};
-use sinew_types::{Engine, Fence, Format, PolicyVersion, TensorSource};
+use sinew_types::{Engine, Fence, Format, Lineage, PolicyVersion, TensorSource};
 use std::sync::Arc;
 
 /// Compiles formats into masks. The recipe's own format is compiled now.
@@ -35,10 +35,11 @@ pub(crate) fn grammars(
     Ok(grammars)
 }
 
-/// Weights that an engine begins with, and their version.
+/// Weights that an engine begins with, their version, and the lineage of all weights of the session.
 #[derive(Clone)]
 pub(crate) struct FirstWeights {
     pub(crate) version: PolicyVersion,
+    pub(crate) lineage: Lineage,
     pub(crate) tensors: Arc<dyn TensorSource>,
     /// Fence of this process, without which no weights are published.
     pub(crate) fence: Fence,

@@ -6,6 +6,7 @@
 use crate::engine::FirstWeights;
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
+use crate::lineage::{self, SessionOrigin};
 use crate::model::{loaded_params, renderer};
 use crate::run_pins::RunPins;
 use crate::start_model::{StartShape, StartWeights};
@@ -115,7 +116,12 @@ fn start<P: Policy + Send + 'static>(
     pins.keep(session, saved.step)?;
     follow(&mut learner, session, saved.wall_s);
     record_tokens(&mut learner, recipe, dir);
+    let origin = SessionOrigin {
+        fence: fence.number(),
+        step: saved.step,
+    };
     let first = FirstWeights {
+        lineage: lineage::of_session(recipe, dir, origin)?,
         version: learner.version(),
         tensors: learner.weights()?,
         fence,

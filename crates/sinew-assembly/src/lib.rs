@@ -15,6 +15,7 @@
 //! | `engine`, `servers` | `engine` | what generates tokens |
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
 //! | `learner` | `train`, `critic` | the trainer |
+//! | `lineage` | all | the lineage of the weights that a session publishes |
 //! | `source` | `data` | training data that exists already |
 //! | `judge` | `judge` | models that grade, for `reward` |
 //! | `store` | `store` | traces |
@@ -45,6 +46,7 @@ mod judge;
 mod judge_settings;
 mod learner;
 pub mod levels;
+mod lineage;
 mod live;
 mod model;
 mod plan;

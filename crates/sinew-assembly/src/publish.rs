@@ -55,7 +55,7 @@ pub(crate) fn transport(
     let deltas = section.weights_transfer != Some(Transfer::Full);
     let bus = session.bus.clone();
     let publisher = Publisher::start(
-        SharedWeights::new(folder, deltas),
+        SharedWeights::new(folder, first.lineage, deltas),
         Box::new(move |version, published| {
             if let Err(e) = published {
                 warn(&bus, version, &e);

@@ -11,7 +11,7 @@ use sinew_engines::{
 };
 use sinew_recipe::{Api, EnginePlan, EngineType, Formats, Logprobs, RunPlan};
 use sinew_render::Renderer;
-use sinew_types::{Engine, PolicyVersion, TokenId};
+use sinew_types::{Engine, TokenId, WeightsId};
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -42,11 +42,12 @@ fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-/// Options of the router.
-fn config(version: PolicyVersion, formats: Option<FormatMode>) -> RemoteConfig {
+/// Options of the router. `first`: the weights that unlabelled servers are taken to hold, with the lineage of
+/// all that are loaded.
+fn config(first: WeightsId, formats: Option<FormatMode>) -> RemoteConfig {
     let jitter = || (random() >> 11) as f64 / (1u64 << 53) as f64;
     let mut config = RemoteConfig::new(Box::new(jitter));
-    config.version = version;
+    (config.version, config.lineage) = (first.version, first.lineage);
     config.router.formats = formats.unwrap_or_default();
     config
 }
@@ -84,7 +85,7 @@ pub fn serve_engine(
         .logprobs(logprobs);
         backends.push(connect(server, &options).map_err(|e| failed(url, &e))?);
     }
-    let mut config = config(PolicyVersion::default(), formats);
+    let mut config = config(WeightsId::default(), formats);
     // Whoever trains the servers' model may publish weights while agents are at work.
     config.router.follow = true;
     let engine = RemoteEngine::new(backends, None, config);
@@ -130,7 +131,8 @@ pub(crate) fn training_engine(
         let folder = WeightsFolder::new(dir, base, FolderDtype::F32);
         folder.untied(section.untied).fenced(weights.fence.clone())
     });
-    let engine = RemoteEngine::new(backends, folder, config(weights.version, formats));
+    let first = WeightsId::new(weights.version, weights.lineage);
+    let engine = RemoteEngine::new(backends, folder, config(first, formats));
     let engine = engine.map_err(|e| failed(&e))?;
     engine
         .load_weights(weights.version, weights.tensors)
@@ -149,7 +151,7 @@ pub(crate) fn sampling_engine(
     let failed = |e: &dyn std::fmt::Display| Failure::outside(format!("engine: {e}"));
     let backends = connected(section, renderer)?;
     let formats = section.formats.map(format_mode);
-    let mut config = config(PolicyVersion::default(), formats);
+    let mut config = config(WeightsId::default(), formats);
     // Whoever trains the servers' model may publish weights meanwhile: each token has its version.
     config.router.follow = true;
     let engine = RemoteEngine::new(backends, None, config).map_err(|e| failed(&e))?;

@@ -51,9 +51,9 @@ impl AnswerPieces {
         }
         // Labels are checked before any token is handed on.
         for label in &seen.versions {
-            if ServedWeights::from_label(label) != ServedWeights::Version(attempt.version) {
+            if ServedWeights::from_label(label) != ServedWeights::Version(attempt.weights) {
                 return Err(AttemptError::Version {
-                    expected: attempt.version,
+                    expected: attempt.weights,
                     found: label.clone(),
                 });
             }

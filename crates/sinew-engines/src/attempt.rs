@@ -4,7 +4,7 @@
 //! attempt if all goes well, and several of them after failures, pauses and loads of weights: each
 //! starts from the prompt and all ids that were sampled before it.
 
-use sinew_types::{FinishReason, PolicyVersion, SamplingParams, TokenId, TokenLogprob};
+use sinew_types::{FinishReason, SamplingParams, TokenId, TokenLogprob, WeightsId};
 use std::sync::Arc;
 
 /// Number of an attempt, never used twice by one [`crate::RemoteEngine`].
@@ -25,7 +25,7 @@ pub struct Attempt {
     /// Priority as in the request: larger runs first. Backends translate it to their server's order.
     pub priority: i32,
     /// The weights that must sample it. A server with other weights is an error, not a result.
-    pub version: PolicyVersion,
+    pub weights: WeightsId,
 }
 
 /// End of an attempt.

@@ -9,7 +9,7 @@ use crate::error::AttemptError;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_types::{
-    Fidelity, FinishReason, PolicyVersion, SamplingParams, TensorSource, TokenId, TokenLogprob,
+    Fidelity, FinishReason, SamplingParams, TensorSource, TokenId, TokenLogprob, WeightsId,
 };
 use std::fmt;
 use std::path::PathBuf;
@@ -19,35 +19,34 @@ use tokio::sync::mpsc;
 /// Weights that a server reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServedWeights {
-    /// Labelled by this system: `v` and the number of the version.
-    Version(PolicyVersion),
+    /// Labelled by this system: version and lineage, such as `v13-9f3c12ab`.
+    Version(WeightsId),
     /// The weights with which the server was started: never labelled, or restarted since.
     Unlabelled,
-    /// Labelled by another client, or in the middle of loading. Never sampled from.
+    /// Labelled by another client, without a lineage, or in the middle of loading. Never sampled from.
     Foreign(String),
 }
 
 impl ServedWeights {
     /// Parses the label of a server's weights. `default` is the label with which vLLM and SGLang start.
     pub fn from_label(label: &str) -> Self {
-        let number = label.strip_prefix('v').and_then(|n| n.parse().ok());
-        match number {
-            Some(number) => Self::Version(PolicyVersion(number)),
-            None if label == "default" || label.is_empty() => Self::Unlabelled,
-            None => Self::Foreign(label.to_owned()),
+        match label.parse() {
+            Ok(id) => Self::Version(id),
+            Err(_) if label == "default" || label.is_empty() => Self::Unlabelled,
+            Err(_) => Self::Foreign(label.to_owned()),
         }
     }
 
-    /// Checks that they are those of `version`.
+    /// Checks that they are `id`: the same number of another lineage is other weights.
     ///
     /// # Errors
     /// If they are not.
-    pub(crate) fn verify(&self, version: PolicyVersion) -> Result<(), AttemptError> {
-        if *self == Self::Version(version) {
+    pub(crate) fn verify(&self, id: WeightsId) -> Result<(), AttemptError> {
+        if *self == Self::Version(id) {
             return Ok(());
         }
         Err(AttemptError::Version {
-            expected: version,
+            expected: id,
             found: self.to_string(),
         })
     }
@@ -56,7 +55,7 @@ impl ServedWeights {
 impl fmt::Display for ServedWeights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Version(version) => write!(f, "{version}"),
+            Self::Version(id) => write!(f, "{id}"),
             Self::Unlabelled => f.write_str("no label"),
             Self::Foreign(label) => write!(f, "the label `{label}`"),
         }
@@ -66,8 +65,7 @@ impl fmt::Display for ServedWeights {
 /// The state of a server, as one probe shows it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
-    /// The weights that the server has now; the engine serves only if they are the router's
-    /// version.
+    /// The weights that the server has now; the engine serves only if they are the router's.
     pub weights: ServedWeights,
     /// Asleep servers answer, but must not be asked to generate.
     pub sleeping: bool,
@@ -118,8 +116,8 @@ impl Probe {
 /// read.
 #[derive(Clone)]
 pub struct Weights {
-    /// The version that the engine must report afterwards.
-    pub version: PolicyVersion,
+    /// Version and lineage that the engine must report afterwards.
+    pub id: WeightsId,
     /// A published directory that `transformers` could load; servers get its path and must see the
     /// same file system.
     pub folder: Option<PathBuf>,
@@ -131,7 +129,7 @@ pub struct Weights {
 impl fmt::Debug for Weights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Weights")
-            .field("version", &self.version)
+            .field("id", &self.id)
             .field("folder", &self.folder)
             .field("source", &self.source.is_some())
             .finish()
@@ -180,9 +178,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// weights.
     fn probe(&self) -> BoxFuture<'_, Result<Probe, AttemptError>>;
 
-    /// Labels the weights that the server was started with as `version`. Called only while the
-    /// server reports [`ServedWeights::Unlabelled`] and no other weights were ever loaded.
-    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>>;
+    /// Labels the weights that the server was started with as `id`. Called only while the server
+    /// reports [`ServedWeights::Unlabelled`] and no other weights were ever loaded.
+    fn label(&self, id: WeightsId) -> BoxFuture<'_, Result<(), AttemptError>>;
 
     /// Loads weights and verifies that the server has them. No attempt of this process runs meanwhile. An
     /// error leaves the weights unknown.

@@ -242,7 +242,7 @@ impl AttemptCheck {
 mod tests {
     use super::*;
     use crate::attempt::AttemptId;
-    use sinew_types::PolicyVersion;
+    use sinew_types::WeightsId;
 
     fn check(edit: impl FnOnce(&mut SamplingParams)) -> AttemptCheck {
         let mut sampling = SamplingParams {
@@ -256,7 +256,7 @@ mod tests {
             prompt: vec![1, 2].into(),
             sampling,
             priority: 0,
-            version: PolicyVersion(0),
+            weights: WeightsId::default(),
         };
         AttemptCheck::new(&attempt, Some(100), Some(10))
     }

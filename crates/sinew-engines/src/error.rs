@@ -1,6 +1,6 @@
 //! Errors of calls to servers, and the part at fault for each.
 
-use sinew_types::{EngineError, PolicyVersion, TokenId};
+use sinew_types::{EngineError, TokenId, WeightsId};
 use std::fmt;
 
 /// A text that does not name a mode.
@@ -169,9 +169,9 @@ pub enum AttemptError {
     /// are not trusted.
     #[error("weights {expected} were to sample, the server has {found}")]
     Version {
-        /// Version that the attempt was given.
-        expected: PolicyVersion,
-        /// Version or label that the server reports.
+        /// Version and lineage that the attempt was given.
+        expected: WeightsId,
+        /// Weights or label that the server reports.
         found: String,
     },
     /// The request itself is at fault: no server would take it.

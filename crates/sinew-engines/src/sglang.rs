@@ -21,7 +21,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sinew_types::{EngineError, Fidelity, PolicyVersion, SamplingParams};
+use sinew_types::{EngineError, Fidelity, SamplingParams, WeightsId};
 use std::sync::{Mutex, PoisonError};
 
 /// Options of SGLang servers.
@@ -141,8 +141,8 @@ impl SglangBackend {
         Ok(ServedWeights::from_label(&label))
     }
 
-    async fn verify(&self, version: PolicyVersion) -> Result<(), AttemptError> {
-        self.weights().await?.verify(version)
+    async fn verify(&self, id: WeightsId) -> Result<(), AttemptError> {
+        self.weights().await?.verify(id)
     }
 
     async fn run(
@@ -255,18 +255,18 @@ impl SglangBackend {
             return Err(AttemptError::Unsupported(why));
         };
         // Whatever happens from here on, nothing is sampled by unverified weights.
-        let version = weights.version.to_string();
-        self.set_label(&format!("loading-{version}")).await?;
+        let label = weights.id.to_string();
+        self.set_label(&format!("loading-{label}")).await?;
         let body = json!({
             "model_path": folder.to_string_lossy(),
             "abort_all_requests": true,
             "flush_cache": true,
-            "weight_version": version,
+            "weight_version": label,
         });
         let load_s = self.http.timeouts.load_s;
         self.command("/update_weights_from_disk", &body, load_s)
             .await?;
-        self.verify(weights.version).await
+        self.verify(weights.id).await
     }
 }
 
@@ -326,10 +326,10 @@ impl Backend for SglangBackend {
         self.look().boxed()
     }
 
-    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>> {
+    fn label(&self, id: WeightsId) -> BoxFuture<'_, Result<(), AttemptError>> {
         async move {
-            self.set_label(&version.to_string()).await?;
-            self.verify(version).await
+            self.set_label(&id.to_string()).await?;
+            self.verify(id).await
         }
         .boxed()
     }

@@ -23,7 +23,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sinew_types::{EngineError, Fidelity, PolicyVersion, SamplingParams};
+use sinew_types::{EngineError, Fidelity, SamplingParams, WeightsId};
 use std::sync::{Mutex, PoisonError};
 
 /// Endpoint that generates.
@@ -81,7 +81,7 @@ struct Memory {
     /// Start time of the process that `model` and `held` are about.
     started: Option<f64>,
     /// Weights that this process has loaded, for servers that have no label.
-    held: Option<PolicyVersion>,
+    held: Option<WeightsId>,
     /// Whether the server has no `/weight_info`.
     unlabelled: bool,
 }
@@ -175,8 +175,8 @@ impl VllmBackend {
         }
     }
 
-    async fn verify(&self, version: PolicyVersion) -> Result<(), AttemptError> {
-        self.weights().await?.verify(version)
+    async fn verify(&self, id: WeightsId) -> Result<(), AttemptError> {
+        self.weights().await?.verify(id)
     }
 
     /// Runs an attempt. The version is verified before and after it: `/v1/completions` does not report which
@@ -188,7 +188,7 @@ impl VllmBackend {
     ) -> Result<AttemptEnd, AttemptError> {
         let model = self.model().await?;
         let max_tokens = crate::check::max_new_tokens(attempt, model.context)?;
-        self.verify(attempt.version).await?;
+        self.verify(attempt.weights).await?;
         let (path, body) = match self.options.api {
             VllmApi::Completions => (
                 "/v1/completions",
@@ -211,7 +211,7 @@ impl VllmBackend {
             self.stream(path, &body, attempt, sink),
         )
         .await??;
-        self.verify(attempt.version).await?;
+        self.verify(attempt.weights).await?;
         Ok(end)
     }
 
@@ -325,12 +325,12 @@ impl VllmBackend {
             return Err(AttemptError::Unsupported(why));
         };
         self.look().await?;
-        let (version, timeouts) = (weights.version, self.http.timeouts);
+        let (id, timeouts) = (weights.id, self.http.timeouts);
         self.command("/pause?mode=abort", None, timeouts.load_s)
             .await?;
         // Whatever happens from here on, nothing is sampled by unverified weights.
         self.remember(|m| m.held = None);
-        let loading = self.set_label(&format!("loading-{version}")).await;
+        let loading = self.set_label(&format!("loading-{id}")).await;
         let reload = json!({
             "method": "reload_weights",
             "kwargs": { "weights_path": folder.to_string_lossy() },
@@ -350,14 +350,14 @@ impl VllmBackend {
             Err(error) => Err(error),
         };
         let labelled = match loaded {
-            Ok(()) => self.set_label(&version.to_string()).await,
+            Ok(()) => self.set_label(&id.to_string()).await,
             Err(error) => Err(error),
         };
         // It must not stay paused for its other users.
         let resumed = self.command("/resume", None, timeouts.control_s).await;
         labelled.and(resumed)?;
-        self.remember(|m| m.held = Some(version));
-        self.verify(version).await
+        self.remember(|m| m.held = Some(id));
+        self.verify(id).await
     }
 }
 
@@ -439,13 +439,13 @@ impl Backend for VllmBackend {
         self.look().boxed()
     }
 
-    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>> {
+    fn label(&self, id: WeightsId) -> BoxFuture<'_, Result<(), AttemptError>> {
         async move {
             // Asked first: it shows whether there are labels at all.
             self.weights().await?;
-            self.set_label(&version.to_string()).await?;
-            self.remember(|m| m.held = Some(version));
-            self.verify(version).await
+            self.set_label(&id.to_string()).await?;
+            self.remember(|m| m.held = Some(id));
+            self.verify(id).await
         }
         .boxed()
     }

@@ -15,9 +15,10 @@ use crate::guided::FormatMode;
 use crate::route::{Counters, EngineView};
 use inbox::{Control, Reply, Shared};
 use sinew_types::{
-    Engine, EngineError, EngineStatus, EventSink, Fidelity, GenerateRequest, PolicyVersion,
-    RequestId, TEMPERATURES, TensorSource, TokenId,
+    Engine, EngineError, EngineStatus, EventSink, Fidelity, GenerateRequest, Lineage,
+    PolicyVersion, RequestId, TEMPERATURES, TensorSource, TokenId, WeightsId,
 };
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::{self, JoinHandle, ThreadId};
@@ -34,6 +35,8 @@ pub struct RemoteEngine {
     shared: Arc<Shared>,
     backends: Vec<Arc<dyn Backend>>,
     formats: FormatMode,
+    /// Lineage of all weights that are loaded.
+    lineage: Lineage,
     folder: Option<WeightsFolder>,
     thread: Option<JoinHandle<()>>,
     thread_id: ThreadId,
@@ -58,7 +61,7 @@ impl RemoteEngine {
                 allowed: "at least one".to_owned(),
             });
         }
-        let formats = config.router.formats;
+        let (formats, lineage) = (config.router.formats, config.lineage);
         let shared = Arc::new(Shared::new(&config));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -73,6 +76,7 @@ impl RemoteEngine {
             shared,
             backends,
             formats,
+            lineage,
             folder,
             thread_id: thread.thread().id(),
             thread: Some(thread),
@@ -171,16 +175,17 @@ impl Engine for RemoteEngine {
             let why = "the engine is for evaluation only".to_owned();
             return Err(EngineError::Weights(why));
         }
+        let id = WeightsId::new(version, self.lineage);
         // Written while generation continues; servers stop only to load it.
         let folder = match &self.folder {
             Some(folder) => {
-                let path = folder.publish(version, &*weights);
+                let path = folder.publish(id, &*weights, &BTreeSet::new());
                 Some(path.map_err(|e| EngineError::Weights(e.to_string()))?)
             }
             None => None,
         };
         let weights = Weights {
-            version,
+            id,
             folder,
             source: Some(weights),
         };

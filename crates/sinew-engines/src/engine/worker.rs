@@ -21,7 +21,7 @@ use crate::config::{Jitter, RemoteConfig};
 use crate::error::AttemptError;
 use crate::route::{Command, Router};
 use futures::future::join_all;
-use sinew_types::{EngineError, EngineEvent, EventSink, GenerateRequest, PolicyVersion, RequestId};
+use sinew_types::{EngineError, EngineEvent, EventSink, GenerateRequest, RequestId, WeightsId};
 use std::any::Any;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,11 +58,11 @@ enum Report {
     Repaired {
         engine: usize,
         epoch: u64,
-        version: PolicyVersion,
+        id: WeightsId,
         result: Result<(), AttemptError>,
     },
     Loaded {
-        version: PolicyVersion,
+        id: WeightsId,
         results: Vec<(usize, Result<(), AttemptError>)>,
     },
     /// All engines have answered a sleep or a wake-up.
@@ -95,8 +95,8 @@ pub(super) struct Worker {
     hold: bool,
     /// The last loaded folder, for engines that are added later or restarted.
     current: Option<PathBuf>,
-    /// The version that unlabelled servers are taken to hold.
-    first_version: PolicyVersion,
+    /// The weights that unlabelled servers are taken to hold.
+    first: WeightsId,
     /// Another program publishes weights to the engines.
     follows: bool,
     job: Option<Job>,
@@ -134,7 +134,8 @@ impl Worker {
         let count = backends.len();
         let mut worker = Self {
             follows: config.router.follow,
-            router: Router::new(config.router, names, config.version),
+            first: config.first(),
+            router: Router::new(config.router.clone(), names, config.first()),
             shared,
             backends,
             jitter: config.jitter,
@@ -147,7 +148,6 @@ impl Worker {
             probe_interval: Duration::from_secs_f64(config.probe_interval_s),
             hold: config.hold_until_verified,
             current: None,
-            first_version: config.version,
             job: None,
             controls: Default::default(),
             epoch: Arc::default(),
@@ -233,13 +233,13 @@ impl Worker {
             Ok(Report::Repaired {
                 engine,
                 epoch,
-                version,
+                id,
                 result,
             }) => {
                 self.repairing[engine] = false;
                 if let Err(error) = result {
                     let name = self.backends[engine].name();
-                    tracing::warn!(engine = name, %version, %error, "weights not repaired");
+                    tracing::warn!(engine = name, %id, %error, "weights not repaired");
                     if epoch == self.epoch() {
                         self.router.probed(now, engine, Err(error));
                     }
@@ -247,7 +247,7 @@ impl Worker {
                     self.probe(engine, Duration::ZERO, false);
                 }
             }
-            Ok(Report::Loaded { version, results }) => self.loaded(now, version, &results),
+            Ok(Report::Loaded { id, results }) => self.loaded(now, id, &results),
             Ok(Report::Slept { result }) => self.slept(now, result),
             // An attempt that was aborted, or a task that panicked: the panic is the bug's report.
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
@@ -270,15 +270,15 @@ impl Worker {
     /// Loads the right weights into an engine that has others, if they are available: the last published
     /// folder or, before the first load, the label of the first version.
     fn repair(&mut self, engine: usize, probe: &Probe) {
-        let version = self.router.version();
-        if probe.weights == ServedWeights::Version(version) || probe.sleeping {
+        let id = self.router.weights();
+        if probe.weights == ServedWeights::Version(id) || probe.sleeping {
             return;
         }
         let backend = Arc::clone(&self.backends[engine]);
         let epoch = self.epoch();
         if let Some(folder) = self.current.clone() {
             let weights = Weights {
-                version,
+                id,
                 folder: Some(folder),
                 source: None,
             };
@@ -288,22 +288,20 @@ impl Worker {
                 Report::Repaired {
                     engine,
                     epoch,
-                    version,
+                    id,
                     result,
                 }
             });
-        } else if (version == self.first_version || self.follows)
-            && probe.weights == ServedWeights::Unlabelled
-        {
+        } else if (id == self.first || self.follows) && probe.weights == ServedWeights::Unlabelled {
             // A server that was started anew has its first weights again, whatever others have.
-            let version = self.first_version;
+            let id = self.first;
             self.repairing[engine] = true;
             self.tasks.spawn(async move {
-                let result = backend.label(version).await;
+                let result = backend.label(id).await;
                 Report::Repaired {
                     engine,
                     epoch,
-                    version,
+                    id,
                     result,
                 }
             });
@@ -409,7 +407,7 @@ impl Worker {
             let each = backends.iter().map(|b| b.load(&loaded));
             let results = join_all(each).await.into_iter().enumerate().collect();
             Report::Loaded {
-                version: loaded.version,
+                id: loaded.id,
                 results,
             }
         });
@@ -417,12 +415,7 @@ impl Worker {
 
     /// Ends a load: it has succeeded if at least one engine has the weights. The others are
     /// repaired by later probes.
-    fn loaded(
-        &mut self,
-        now: f64,
-        version: PolicyVersion,
-        results: &[(usize, Result<(), AttemptError>)],
-    ) {
+    fn loaded(&mut self, now: f64, id: WeightsId, results: &[(usize, Result<(), AttemptError>)]) {
         let Some(Job::Load { weights, reply }) = self.job.take() else {
             return;
         };
@@ -432,11 +425,11 @@ impl Worker {
             Some(format!("{}: {error}", self.backends[*i].name()))
         });
         let failed: Vec<_> = failed.collect();
-        let changed = self.router.loaded(now, version, results);
+        let changed = self.router.loaded(now, id, results);
         if changed {
             self.current = weights.folder;
             if !failed.is_empty() {
-                tracing::warn!(%version, failed = failed.join("; "), "not every engine has loaded the weights");
+                tracing::warn!(%id, failed = failed.join("; "), "not every engine has loaded the weights");
             }
         }
         self.publish();
@@ -461,7 +454,7 @@ impl Worker {
         for engine in 0..self.backends.len() {
             self.router.probed(now, engine, Err(asleep.clone()));
         }
-        self.router.loaded(now, self.router.version(), &[]);
+        self.router.loaded(now, self.router.weights(), &[]);
         tracing::debug!(woke, "engines changed their sleep");
         let failed = |e: AttemptError| EngineError::Failed(e.to_string());
         answer(&reply, result.map_err(failed));
@@ -500,7 +493,7 @@ impl Worker {
         let to = self.token_sender.clone();
         let mut sink = AttemptSink::new(&attempt, limits.vocab, limits.context, to, self.hold);
         let id = attempt.id;
-        let span = tracing::debug_span!("attempt", id = id.0, engine, version = attempt.version.0);
+        let span = tracing::debug_span!("attempt", id = id.0, engine, weights = %attempt.weights);
         let generated = async move {
             let mut result = backend.generate(&attempt, &mut sink).await;
             // Tokens that were held are good unless the error is about trust.

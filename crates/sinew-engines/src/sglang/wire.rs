@@ -222,7 +222,7 @@ mod tests {
     fn chunk(ids: &str, logprobs: &str, count: usize, finish: &str) -> Chunk {
         let text = format!(
             "{{\"text\":null,\"output_ids\":{ids},\"meta_info\":{{\"id\":\"r\",\
-             \"finish_reason\":{finish},\"prompt_tokens\":2,\"weight_version\":\"v3\",\
+             \"finish_reason\":{finish},\"prompt_tokens\":2,\"weight_version\":\"v3-000000aa\",\
              \"completion_tokens\":{count},\"cached_tokens\":1,\
              \"output_token_logprobs\":{logprobs}}}}}"
         );
@@ -236,7 +236,10 @@ mod tests {
         let again = read(chunk("[7,8]", both, 2, "null"), &[7], 2, 0).unwrap();
         assert_eq!((again.ids, again.logprobs), (vec![8], vec![Some(-1.5)]));
         let on = read(chunk("[7]", first, 2, "null"), &[5], 2, 0).unwrap();
-        assert_eq!((on.ids, on.versions), (vec![7], vec!["v3".to_owned()]));
+        assert_eq!(
+            (on.ids, on.versions),
+            (vec![7], vec!["v3-000000aa".to_owned()])
+        );
     }
 
     #[test]

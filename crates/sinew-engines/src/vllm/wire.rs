@@ -8,7 +8,7 @@
 //! | log-probs | `logprobs.token_logprobs` | `logprobs.content[].logprob` |
 //! | version | the label before and after (`/weight_info`) | also `choices[].weight_versions` |
 //!
-//! Both get `cache_salt` = the version, so that the KV of other weights is not reused, `ignore_eos`,
+//! Both get `cache_salt` = version and lineage, so that the KV of other weights is not reused, `ignore_eos`,
 //! so that only the request's stop ids end it, and penalties that are off.
 
 use crate::answer_pieces::AnswerPiece;
@@ -66,7 +66,7 @@ pub(super) fn completions(attempt: &Attempt, model: &str, max_tokens: u32) -> Va
         "return_token_ids": true,
         "return_tokens_as_token_ids": true,
         "skip_special_tokens": false,
-        "cache_salt": attempt.version.to_string(),
+        "cache_salt": attempt.weights.to_string(),
     });
     if let Value::Object(more) = more {
         body.extend(more);
@@ -87,7 +87,7 @@ pub(super) fn generate(attempt: &Attempt, model: &str, max_tokens: u32) -> Value
         "stream": true,
         "stream_options": { "include_usage": true },
         "return_token_ids": true,
-        "cache_salt": attempt.version.to_string(),
+        "cache_salt": attempt.weights.to_string(),
         "sampling_params": sampling,
     })
 }

@@ -6,8 +6,8 @@ use sinew_engines::{
     Timeouts, VllmApi, VllmBackend, VllmOptions, WeightsFolder,
 };
 use sinew_types::{
-    Engine, EngineError, EngineEvent, FinishReason, GenerateRequest, RequestId, SampledToken,
-    SamplingParams,
+    Engine, EngineError, EngineEvent, FinishReason, GenerateRequest, Lineage, RequestId,
+    SampledToken, SamplingParams,
 };
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -155,8 +155,12 @@ pub(crate) fn backend(mock: &Mock) -> Arc<dyn Backend> {
     }
 }
 
+/// The lineage of all engines of the tests: their labels are `v1-000000aa` and so on.
+pub(crate) const LINEAGE: Lineage = Lineage(0xaa);
+
 pub(crate) fn config() -> RemoteConfig {
     let mut config = RemoteConfig::new(Box::new(|| 0.5));
+    config.lineage = LINEAGE;
     config.probe_interval_s = 0.05;
     config.router.backoff_s = 0.02;
     config.router.block_tokens = 4;

@@ -193,7 +193,7 @@ impl Teller {
             Some(Fault::WrongEcho) => piece.prompt[0] ^= 1,
             Some(Fault::OwnStop) if told == 1 => piece.end = Some(FinishReason::StopId { id: 250 }),
             Some(Fault::OtherWeights) if told == 2 => {
-                *self.state.label.lock().unwrap() = "v999".to_owned();
+                *self.state.label.lock().unwrap() = "v999-000000aa".to_owned();
             }
             _ => {}
         }
