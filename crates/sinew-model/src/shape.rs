@@ -62,7 +62,7 @@ pub struct ModelShape {
     pub layers: u64,
     /// Query heads.
     pub heads: u64,
-    /// Key-value heads.
+    /// Key-value heads over which an engine can split its cache; 1 where they share one latent.
     pub kv_heads: u64,
     /// Width of all query heads together.
     pub queries: u64,
@@ -442,7 +442,11 @@ impl Fields<'_> {
             hidden: s.hidden,
             layers: s.layers,
             heads: s.heads,
-            kv_heads: s.kv_heads,
+            // A latent is not split over heads.
+            kv_heads: match self.optional(&["kv_lora_rank"]) {
+                0 => s.kv_heads,
+                _ => 1,
+            },
             queries: s.heads * s.head_dim,
             keys: s.kv_heads * s.head_dim,
             cached: (s.layers - linear_layers) * self.cached(s),
