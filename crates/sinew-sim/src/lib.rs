@@ -43,8 +43,8 @@ pub use gpu::{
 pub use measure::{Cost, Gauge, Percentiles, Report, Tail, Throughput, Utilization, Variant, Work};
 pub use plan::record::RecordedRun;
 pub use plan::{
-    Engines, Episode, Fault, FaultKind, Mode, Model, PRESETS, Plan, PlanError, Prices, Rollout,
-    Run, Scoring, Store, Tools, Trainer, Weights, preset,
+    Engines, Episode, Fault, FaultKind, Memory, Mode, Model, PRESETS, Plan, PlanError, Prices,
+    Rollout, Run, Scoring, Store, Tools, Trainer, Weights, preset,
 };
 pub use published::{Claim, SimulatedClaim, claims};
 pub use report::{svg, text};

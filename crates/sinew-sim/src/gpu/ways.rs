@@ -200,7 +200,7 @@ fn more_gpus(setup: &TrainerSetup, changes: &[Change], tests: &Tests<'_>) -> Str
         Some(_) => None,
         None => fewest(&Change::Adapters.applied(&lean)),
     };
-    let least = "no change of the recipe is enough: with the least micro-batch";
+    let least = "no change of these keys is enough: with the least micro-batch";
     match (fewest(&lean), adapted) {
         (Some(all), Some(some)) => {
             format!("{least}, {all} GPUs of this size are, or {some} with adapters")
