@@ -36,6 +36,7 @@ mod runs;
 mod sandbox;
 mod serve;
 mod serve_sandbox;
+mod setup;
 mod shell;
 mod signals;
 mod sim;
@@ -89,6 +90,9 @@ enum Command {
         after_help = "Example: sinew doctor\nExit codes: 0 a first run works here; 3 something that it needs is missing, and is named"
     )]
     Doctor(doctor::DoctorArgs),
+    /// Make the environment of a part that is not in this program: PyTorch
+    #[command(after_help = "Example: sinew setup torch")]
+    Setup(setup::SetupArgs),
     /// Refuse now what would fail later: recipe, model, template, sandbox, disk
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
     Check(CheckArgs),
@@ -483,6 +487,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Eval(args) => eval::run(&args),
         Command::Collect(args) => collect::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Setup(args) => setup::run(&args),
         Command::Check(args) => check::check(&args.recipe, args.json, args.gpus),
         Command::Init(args) => init::run(&args),
         Command::Tasks(args) => tasks::run(&args),

@@ -44,7 +44,8 @@ fn adapters(config: &ModelConfig, rank: usize) -> u128 {
     (c.layers * rank) as u128 * sides as u128
 }
 
-/// An upper bound of what this process holds for `recipe`, if it trains itself or PyTorch does: rows that a step does not fill are counted as filled.
+/// An upper bound of what this process holds for `recipe`: rows that a step does not fill are counted as
+/// filled. Where PyTorch trains, it holds the engine only.
 /// `others` are the models in addition to the policy.
 pub(super) fn estimate(
     recipe: &RunPlan,
