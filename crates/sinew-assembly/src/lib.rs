@@ -9,6 +9,7 @@
 //! | `model` | `model` | files, renderer, shape, first weights |
 //! | `run_model` | `model` | models that runs made |
 //! | `scoring` | `reference`, `teacher` | frozen models |
+//! | `shape` | `model`, `reference`, `teacher` | sizes, for counting memory |
 //! | `env` | `env` | tasks and environments |
 //! | `harness` | `harness` | what drives the turns, and the gateway for programs |
 //! | `live` | `harness` | the gateway for agents that run already |
@@ -60,6 +61,7 @@ mod run_model;
 mod run_pins;
 mod scoring;
 mod servers;
+mod shape;
 mod source;
 mod start_model;
 mod step_changes;
@@ -89,6 +91,7 @@ pub use replay::Replayer;
 pub use run_model::{RunModel, origin, run_model, typed_source};
 pub use scoring::{check as check_scoring, named as scoring_sources};
 pub use servers::{check_trained, serve_engine};
+pub use shape::{model_shape, scoring_shape};
 pub use source::{check_gold, check_pool, check_queue, data_queue};
 pub use step_changes::{StepChange, step_changes};
 pub use store::disk_store;
