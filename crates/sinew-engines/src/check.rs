@@ -156,6 +156,7 @@ impl AttemptCheck {
                 id,
                 logprob: logprob.min(0.0) as f32,
                 top: top.next().unwrap_or_default(),
+                version: None,
             });
         }
         self.sampled.extend_from_slice(ids);

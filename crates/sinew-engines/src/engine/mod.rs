@@ -187,6 +187,7 @@ impl Engine for RemoteEngine {
         let weights = Weights {
             id,
             folder,
+            sums: None,
             source: Some(weights),
         };
         self.ask("new weights", |reply| Control::Load { weights, reply })

@@ -20,12 +20,12 @@ use crate::backend::{AttemptSink, AttemptTokens, Backend, Probe, ServedWeights, 
 use crate::config::{Jitter, RemoteConfig};
 use crate::error::AttemptError;
 use crate::route::{Command, Router};
+use crate::sums::ReplicaSums;
 use futures::future::join_all;
 use sinew_types::{EngineError, EngineEvent, EventSink, GenerateRequest, RequestId, WeightsId};
 use std::any::Any;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -93,8 +93,8 @@ pub(super) struct Worker {
     probe_interval: Duration,
     /// Whether tokens wait for the end of their attempt, see `RemoteConfig::hold_until_verified`.
     hold: bool,
-    /// The last loaded folder, for engines that are added later or restarted.
-    current: Option<PathBuf>,
+    /// The last weights that were loaded from a folder, for engines that are added later or restarted.
+    current: Option<Weights>,
     /// The weights that unlabelled servers are taken to hold.
     first: WeightsId,
     /// Another program publishes weights to the engines.
@@ -241,7 +241,7 @@ impl Worker {
                     let name = self.backends[engine].name();
                     tracing::warn!(engine = name, %id, %error, "weights not repaired");
                     if epoch == self.epoch() {
-                        self.router.probed(now, engine, Err(error));
+                        self.router.not_repaired(now, engine, &error);
                     }
                 } else {
                     self.probe(engine, Duration::ZERO, false);
@@ -274,14 +274,14 @@ impl Worker {
         if probe.weights == ServedWeights::Version(id) || probe.sleeping {
             return;
         }
+        let foreign = matches!(probe.weights, ServedWeights::Foreign(_));
+        if foreign && self.router.is_in_quarantine(engine) {
+            // The same weights would be as wrong: it waits for the next ones, or to be started anew.
+            return;
+        }
         let backend = Arc::clone(&self.backends[engine]);
         let epoch = self.epoch();
-        if let Some(folder) = self.current.clone() {
-            let weights = Weights {
-                id,
-                folder: Some(folder),
-                source: None,
-            };
+        if let Some(weights) = self.current.clone() {
             self.repairing[engine] = true;
             self.tasks.spawn(async move {
                 let result = backend.load(&weights).await;
@@ -378,7 +378,7 @@ impl Worker {
                 }
                 Control::Load { weights, reply } => self.load(weights, reply),
                 Control::Sleep { asleep, reply } => {
-                    self.router.load_begins(now);
+                    self.router.load_begins(now, &[]);
                     self.carry_out();
                     let backends = self.backends.clone();
                     self.job = Some(Job::Sleep {
@@ -395,10 +395,12 @@ impl Worker {
         }
     }
 
-    /// Loads weights on all engines at once. Their attempts were interrupted and continue with the new
-    /// version.
-    fn load(&mut self, weights: Weights, reply: Reply) {
-        self.router.load_begins(self.now());
+    /// Loads weights on all engines at once. Their attempts are interrupted and continue with the new
+    /// version, or stay open where the engine reports the weights of each token.
+    fn load(&mut self, mut weights: Weights, reply: Reply) {
+        weights.sums = (self.backends.len() > 1).then(ReplicaSums::default);
+        let kept: Vec<_> = self.backends.iter().map(|b| b.keeps_attempts()).collect();
+        self.router.load_begins(self.now(), &kept);
         self.carry_out();
         self.next_epoch();
         let (backends, loaded) = (self.backends.clone(), weights.clone());
@@ -427,7 +429,11 @@ impl Worker {
         let failed: Vec<_> = failed.collect();
         let changed = self.router.loaded(now, id, results);
         if changed {
-            self.current = weights.folder;
+            let again = Weights {
+                source: None,
+                ..weights
+            };
+            self.current = again.folder.is_some().then_some(again);
             if !failed.is_empty() {
                 tracing::warn!(%id, failed = failed.join("; "), "not every engine has loaded the weights");
             }

@@ -216,7 +216,7 @@ impl Router {
         let tokens = tokens.into_iter().map(|t| SampledToken {
             id: t.id,
             logprob: t.logprob,
-            version,
+            version: t.version.unwrap_or(version),
             top: t.top,
             choice: choice.clone(),
         });

@@ -5,6 +5,7 @@ use super::prefix::BlockHashes;
 use super::{BreakerConfig, RouterConfig};
 use crate::attempt::{Attempt, AttemptId};
 use crate::backend::Probe;
+use crate::error::AttemptError;
 use serde::Serialize;
 use sinew_types::{
     EngineEvent, FinishReason, FormatLaw, GOLDEN_GAMMA, PolicyVersion, RequestId, SamplingParams,
@@ -92,6 +93,8 @@ pub(super) struct EngineState {
     pub(super) probe: Option<Probe>,
     /// The last problem, for display.
     pub(super) trouble: Option<String>,
+    /// Its weights were found to differ from those of its replicas: the reason.
+    pub(super) quarantine: Option<String>,
     pub(super) attempts: BTreeSet<AttemptId>,
     /// Expected remaining work of the attempts, in requests of mean length.
     pub(super) load: f64,
@@ -109,10 +112,20 @@ impl EngineState {
             weights: None,
             probe: None,
             trouble: Some("it was not looked at yet".to_owned()),
+            quarantine: None,
             attempts: BTreeSet::new(),
             load: 0.0,
             reserved: 0,
             busy_until: 0.0,
+        }
+    }
+
+    /// It has not loaded `weights`.
+    pub(super) fn not_loaded(&mut self, weights: WeightsId, error: &AttemptError) {
+        self.weights = None;
+        self.trouble = Some(format!("loading {weights}: {error}"));
+        if let AttemptError::Sums { .. } = error {
+            self.quarantine = Some(format!("{weights}: {error}"));
         }
     }
 
@@ -124,6 +137,9 @@ impl EngineState {
         };
         if probe.sleeping {
             return Some("it sleeps".to_owned());
+        }
+        if let Some(why) = &self.quarantine {
+            return Some(format!("it is in quarantine: {why}"));
         }
         if self.weights != Some(weights) {
             let why = format!("its weights are not {weights}");

@@ -14,4 +14,5 @@ mod follow;
 mod llama_cpp;
 mod mock;
 mod support;
+mod swaps;
 mod weights;

@@ -115,6 +115,10 @@ impl Router {
                 } else if state.breaker.opens_until().is_none() {
                     state.trouble = None;
                 }
+                if weights == Some(self.weights) || probe.weights == ServedWeights::Unlabelled {
+                    // It was loaded again, or started anew.
+                    state.quarantine = None;
+                }
                 state.weights = weights;
                 state.reserved = 0;
                 state.probe = Some(probe);
@@ -135,16 +139,16 @@ impl Router {
     /// Stops (`true`) or continues. Running attempts end; their requests keep their ids and wait.
     pub fn pause(&mut self, now: f64, paused: bool) {
         self.paused = paused;
-        self.interrupt(now);
+        self.interrupt(now, |_| true);
         self.renew_deadlines(now);
         self.schedule(now);
     }
 
-    /// Announces a load of weights: attempts end as in a pause, and nothing starts until
-    /// [`Router::loaded`].
-    pub fn load_begins(&mut self, now: f64) {
+    /// Announces a load of weights: nothing starts until [`Router::loaded`]. Attempts end as in a pause,
+    /// except on engines that are set in `kept`: there they continue with the new weights.
+    pub fn load_begins(&mut self, now: f64, kept: &[bool]) {
         self.loading = true;
-        self.interrupt(now);
+        self.interrupt(now, |engine| !kept.get(engine).copied().unwrap_or(false));
     }
 
     /// Takes the results of a load, engine by engine. If one engine has the new weights, they
@@ -173,26 +177,47 @@ impl Router {
                 Ok(()) => {
                     engine.weights = Some(weights);
                     engine.trouble = None;
+                    engine.quarantine = None;
                     if !all {
                         self.seen.clear(*index);
                     }
                 }
-                Err(error) => {
-                    engine.weights = None;
-                    engine.trouble = Some(format!("loading {weights}: {error}"));
-                }
+                Err(error) => engine.not_loaded(weights, error),
             }
         }
+        // What they would sample is of unknown weights.
+        let failed = |engine: usize| results.iter().any(|(i, r)| *i == engine && r.is_err());
+        self.interrupt(now, failed);
         self.renew_deadlines(now);
         self.schedule(now);
         changed
     }
 
-    /// Ends all attempts without harm to their requests.
-    fn interrupt(&mut self, now: f64) {
+    /// Takes the failure of a load outside of a load for all engines: it serves nothing until the next one.
+    pub fn not_repaired(&mut self, now: f64, engine: usize, error: &AttemptError) {
+        let weights = self.weights;
+        if let Some(state) = self.engines.get_mut(engine) {
+            state.not_loaded(weights, error);
+            self.seen.clear(engine);
+        }
+        self.adopt();
+        self.schedule(now);
+    }
+
+    /// Whether an engine has weights that differ from those of its replicas.
+    pub fn is_in_quarantine(&self, engine: usize) -> bool {
+        self.engines
+            .get(engine)
+            .is_some_and(|e| e.quarantine.is_some())
+    }
+
+    /// Ends the attempts of these engines without harm to their requests.
+    fn interrupt(&mut self, now: f64, engines: impl Fn(usize) -> bool) {
         // The order of the attempts matters: equal histories must give equal commands.
-        let attempts: BTreeMap<AttemptId, RequestId> =
-            self.attempts.iter().map(|(a, r)| (*a, *r)).collect();
+        let on = |r: &RequestId| self.requests.get(r).and_then(|r| r.attempt);
+        let ended = |r: &RequestId| on(r).is_some_and(|(_, engine)| engines(engine));
+        let attempts = self.attempts.iter().filter(|(_, r)| ended(*r));
+        let attempts: BTreeMap<AttemptId, RequestId> = attempts.map(|(a, r)| (*a, *r)).collect();
         for request in attempts.into_values() {
             self.cancel_attempt(request);
             self.counters.interrupted_attempts += 1;

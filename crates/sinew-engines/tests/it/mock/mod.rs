@@ -71,6 +71,17 @@ pub(crate) enum Fault {
     Slow(u64),
 }
 
+/// What a server does that is asked to keep its requests during a pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keeping {
+    /// They stand still.
+    Keeps,
+    /// It does not know the word, and refuses.
+    Refuses,
+    /// It does not know the word, and ends them.
+    Ends,
+}
+
 /// One server's state.
 pub(crate) struct State {
     pub(crate) kind: Kind,
@@ -84,6 +95,28 @@ pub(crate) struct State {
     pub(crate) aborted_by_name: AtomicU64,
     pub(crate) sleeping: AtomicBool,
     pub(crate) paused: AtomicBool,
+    /// Requests stand still, and continue later.
+    pub(crate) frozen: AtomicBool,
+    /// Times that all requests were ended.
+    pub(crate) aborts: AtomicU64,
+    /// What a pause that keeps requests does.
+    pub(crate) keeping: Mutex<Keeping>,
+    /// SGLang: answers name the weights of all tokens so far. vLLM's always do.
+    pub(crate) spans: AtomicBool,
+    /// The server has no sums of its weights.
+    pub(crate) no_sums: AtomicBool,
+    /// The weights in memory are not what the folder has.
+    pub(crate) wrong_sums: AtomicBool,
+    /// Digest of the weights in memory.
+    pub(crate) digest: Mutex<String>,
+    /// Milliseconds that vLLM takes to load.
+    pub(crate) load_ms: Mutex<u64>,
+    /// Commands in order: path and query, or path and the label.
+    pub(crate) calls: Mutex<Vec<String>>,
+    /// Command that is carried out, but whose answer is lost; once.
+    pub(crate) loses: Mutex<Option<String>>,
+    /// Command after which another process takes the port; once.
+    pub(crate) restarts_after: Mutex<Option<String>>,
     /// Loading weights fails.
     pub(crate) broken_loader: AtomicBool,
     /// Answers everything with 503.
@@ -92,7 +125,7 @@ pub(crate) struct State {
     pub(crate) kv_used: Mutex<f64>,
     /// The server has no development endpoints.
     pub(crate) bare: AtomicBool,
-    pub(crate) started_s: f64,
+    pub(crate) started_s: Mutex<f64>,
     pub(crate) next_request: AtomicU64,
 }
 
@@ -129,11 +162,22 @@ impl Mock {
             aborted_by_name: AtomicU64::new(0),
             sleeping: AtomicBool::new(false),
             paused: AtomicBool::new(false),
+            frozen: AtomicBool::new(false),
+            aborts: AtomicU64::new(0),
+            keeping: Mutex::new(Keeping::Keeps),
+            spans: AtomicBool::new(false),
+            no_sums: AtomicBool::new(false),
+            wrong_sums: AtomicBool::new(false),
+            digest: Mutex::default(),
+            load_ms: Mutex::default(),
+            calls: Mutex::default(),
+            loses: Mutex::default(),
+            restarts_after: Mutex::default(),
             broken_loader: AtomicBool::new(false),
             starting: AtomicBool::new(false),
             kv_used: Mutex::new(0.0),
             bare: AtomicBool::new(false),
-            started_s,
+            started_s: Mutex::new(started_s),
             next_request: AtomicU64::new(1),
         });
         let (thread, address) = serve::start(Arc::clone(&state), address);
@@ -160,6 +204,11 @@ impl Mock {
         self.state.label.lock().unwrap().clone()
     }
 
+    /// The commands since the last look.
+    pub(crate) fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut *self.state.calls.lock().unwrap())
+    }
+
     pub(crate) fn generations(&self) -> usize {
         self.state.seen.lock().unwrap().len()
     }
@@ -176,7 +225,7 @@ impl Mock {
     /// A new process on the same port, with the weights that it starts with.
     pub(crate) fn restart(&mut self) {
         self.kill();
-        let started_s = self.state.started_s + 1.0;
+        let started_s = *self.state.started_s.lock().unwrap() + 1.0;
         *self = Self::at(self.state.kind, self.address, started_s);
     }
 }
@@ -200,6 +249,31 @@ impl TensorSource for OneTensor {
     }
 }
 
+impl State {
+    /// Notes a command.
+    fn note(&self, call: String) {
+        self.calls.lock().unwrap().push(call);
+    }
+
+    /// Sum of the only tensor.
+    fn sum(&self) -> String {
+        let digest = self.digest.lock().unwrap().clone();
+        if self.wrong_sums.load(Ordering::SeqCst) {
+            return format!("not {digest}");
+        }
+        digest
+    }
+
+    /// Another process takes the port in the middle of a load.
+    fn become_another(&self) {
+        *self.label.lock().unwrap() = "default".to_owned();
+        *self.started_s.lock().unwrap() += 1.0;
+        self.paused.store(false, Ordering::SeqCst);
+        self.frozen.store(false, Ordering::SeqCst);
+        self.aborts.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
 /// Loads what a client has published, as a real server would: by reading the files.
 fn load_folder(state: &State, path: &str) -> Result<(), String> {
     if state.broken_loader.load(Ordering::SeqCst) {
@@ -209,6 +283,7 @@ fn load_folder(state: &State, path: &str) -> Result<(), String> {
     let bytes = std::fs::read(&file).map_err(|e| format!("{}: {e}", file.display()))?;
     let tensors = safetensors::SafeTensors::deserialize(&bytes).map_err(|e| e.to_string())?;
     tensors.tensor("number").map_err(|e| e.to_string())?;
+    *state.digest.lock().unwrap() = format!("{:?}", tensors.tensor("number").unwrap().data());
     let weights = Arc::new(OneTensor([0.0]));
     let loaded = state.engine.load_weights(PolicyVersion(0), weights);
     loaded.map_err(|e| e.to_string())

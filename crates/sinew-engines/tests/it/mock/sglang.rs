@@ -2,7 +2,7 @@
 
 use super::generate::{Piece, logprob, sampling_of, stream_of, told_id};
 use super::serve::{Answer, Call, error, json_answer, unknown_field, whole};
-use super::{CONTEXT, Fault, Kind, State, VOCAB, load_folder};
+use super::{CONTEXT, Fault, Keeping, Kind, State, VOCAB, load_folder};
 use serde_json::{Value, json};
 use sinew_types::{Engine, FinishReason, SampledToken};
 use std::sync::Arc;
@@ -36,6 +36,18 @@ const SAMPLING_FIELDS: &[&str] = &[
 
 pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
     let label = state.label.lock().unwrap().clone();
+    let quiet = [
+        "/health",
+        "/model_info",
+        "/server_info",
+        "/metrics",
+        "/generate",
+    ];
+    if !quiet.contains(&call.path.as_str()) {
+        let label = call.body["new_version"].as_str();
+        let more = label.map(|l| format!(" {l}")).unwrap_or_default();
+        state.note(format!("{}{more}", call.path));
+    }
     match call.path.as_str() {
         "/health" if state.sleeping.load(Ordering::SeqCst) => error(503, "asleep"),
         "/health" => whole(200, "text/plain", String::new()),
@@ -59,6 +71,28 @@ pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
             json_answer(&json!({ "success": true, "new_version": new }))
         }
         "/update_weights_from_disk" => update_weights(state, &call.body),
+        "/pause_generation" if *state.keeping.lock().unwrap() == Keeping::Refuses => {
+            error(404, "Not Found")
+        }
+        "/pause_generation" => {
+            match (call.body["mode"].as_str(), *state.keeping.lock().unwrap()) {
+                (Some("retract"), Keeping::Keeps) => state.frozen.store(true, Ordering::SeqCst),
+                _ => _ = state.aborts.fetch_add(1, Ordering::SeqCst),
+            }
+            json_answer(&json!({ "status": "ok", "message": "Generation paused successfully." }))
+        }
+        "/continue_generation" => {
+            state.frozen.store(false, Ordering::SeqCst);
+            json_answer(&json!({ "status": "ok", "message": "Generation continued successfully." }))
+        }
+        "/weights_checker" if state.no_sums.load(Ordering::SeqCst) => {
+            let body = json!({ "success": false, "message": "unknown action" });
+            whole(400, "application/json", body.to_string())
+        }
+        "/weights_checker" if call.body["action"] == "checksum" => {
+            let own = json!({ "checksums": { "number": state.sum() }, "per_gpu_checksum": "0" });
+            json_answer(&json!({ "success": true, "message": "", "ranks": [own] }))
+        }
         "/release_memory_occupation" => {
             state.sleeping.store(true, Ordering::SeqCst);
             whole(200, "application/json", "null".to_owned())
@@ -73,6 +107,9 @@ pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
 
 fn update_weights(state: &Arc<State>, body: &Value) -> Answer {
     let path = body["model_path"].as_str().unwrap_or_default();
+    if body["abort_all_requests"] != false {
+        state.aborts.fetch_add(1, Ordering::SeqCst);
+    }
     match load_folder(state, path) {
         Ok(()) => {
             let label = body["weight_version"].as_str().unwrap_or("default");
@@ -136,12 +173,14 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
             logprobs.pop();
         }
         let finish = piece.end.as_ref().map(finish);
+        let spans = state.spans.load(Ordering::SeqCst).then(|| piece.versions());
         json!({ "text": null, "output_ids": told.iter().map(|t| t.id).collect::<Vec<_>>(),
             "prompt_token_ids": piece.prompt,
             "meta_info": { "id": rid, "finish_reason": finish,
                 "prompt_tokens": piece.prompt.len(), "completion_tokens": piece.all.len(),
                 "cached_tokens": piece.cached, "num_retractions": 0,
                 "weight_version": *state.label.lock().unwrap(),
+                "weight_versions": spans.unwrap_or_else(|| json!([])),
                 "output_token_logprobs": logprobs,
                 "output_token_logprobs_length": piece.all.len(),
                 "output_top_logprobs": told.iter().map(tops).collect::<Vec<_>>() } })

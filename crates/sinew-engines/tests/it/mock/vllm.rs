@@ -2,7 +2,7 @@
 
 use super::generate::{Piece, logprob, sampling_of, stream_of, told_id};
 use super::serve::{Answer, Call, error, json_answer, unknown_field, whole};
-use super::{CONTEXT, Fault, State, VOCAB, load_folder};
+use super::{CONTEXT, Fault, Keeping, State, VOCAB, load_folder};
 use hyper::Method;
 use serde_json::{Map, Value, json};
 use sinew_types::{Engine, FinishReason, SampledToken};
@@ -66,6 +66,12 @@ pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
 /// The endpoints of the development mode.
 fn development(state: &Arc<State>, call: &Call) -> Answer {
     let set = |label: &str| *state.label.lock().unwrap() = label.to_owned();
+    if call.method == Method::POST {
+        let label = call.body["new_version"].as_str();
+        let query = (!call.query.is_empty()).then(|| format!("?{}", call.query));
+        let more = label.map(|l| format!(" {l}")).or(query).unwrap_or_default();
+        state.note(format!("{}{more}", call.path));
+    }
     match call.path.as_str() {
         "/weight_info" => json_answer(&json!({ "weight_version": *state.label.lock().unwrap() })),
         "/update_weight_version" => match call.body["new_version"].as_str() {
@@ -75,15 +81,17 @@ fn development(state: &Arc<State>, call: &Call) -> Answer {
             }
             None => error(422, "field required: new_version"),
         },
-        "/pause" => {
-            state.paused.store(true, Ordering::SeqCst);
-            json_answer(&json!({ "status": "paused" }))
-        }
+        "/pause" => pause(state, &call.query),
         "/resume" => {
             state.paused.store(false, Ordering::SeqCst);
+            state.frozen.store(false, Ordering::SeqCst);
             json_answer(&json!({ "status": "resumed" }))
         }
         "/reset_prefix_cache" => json_answer(&json!({ "success": true })),
+        "/weight_checker" if state.no_sums.load(Ordering::SeqCst) => error(404, "Not Found"),
+        "/weight_checker" if call.body["action"] == "checksum" => {
+            json_answer(&json!({ "checksums": { "dp0:pp0:pcp0:tp0:number": state.sum() } }))
+        }
         "/collective_rpc" if call.body["method"] == "reload_weights" => {
             let path = call.body["kwargs"]["weights_path"]
                 .as_str()
@@ -108,6 +116,20 @@ fn development(state: &Arc<State>, call: &Call) -> Answer {
     }
 }
 
+/// Freezes or ends all requests.
+fn pause(state: &State, query: &str) -> Answer {
+    let keeping = *state.keeping.lock().unwrap();
+    match (query, keeping) {
+        ("mode=keep", Keeping::Refuses) => return error(422, "mode: Input should be 'abort'"),
+        ("mode=keep", Keeping::Keeps) => state.frozen.store(true, Ordering::SeqCst),
+        _ => {
+            state.paused.store(true, Ordering::SeqCst);
+            state.aborts.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    json_answer(&json!({ "status": "paused" }))
+}
+
 fn metrics(state: &State) -> String {
     let status = state.engine.status();
     let awake = u8::from(!state.sleeping.load(Ordering::SeqCst));
@@ -123,7 +145,7 @@ fn metrics(state: &State) -> String {
          vllm:cache_config_info{{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"{}\"}} 1.0\n\
          vllm:generation_tokens_total{l} {}.0\nvllm:prompt_tokens_total{l} {}.0\n\
          vllm:num_preemptions_total{l} 0.0\n",
-        state.started_s,
+        *state.started_s.lock().unwrap(),
         status.running,
         status.waiting,
         status.kv_tokens_total / 16,
@@ -215,7 +237,7 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
     let last = json!({ "request_id": "generate-tokens-r1", "output_mode": "tokens",
         "choices": [], "usage": { "prompt_tokens": prompt.len(),
             "prompt_tokens_details": { "cached_tokens": 3 } } });
-    let write = move |state: &State, piece: &Piece| {
+    let write = move |_: &State, piece: &Piece| {
         let content = |t: &SampledToken| {
             let entry =
                 |id: u32, logprob: f32| json!({ "token_id": id, "logprob": logprob, "rank": 1 });
@@ -227,10 +249,7 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
         let logprobs =
             (piece.fault != Some(Fault::NoLogprobs)).then(|| json!({ "content": content }));
         let (finish, stop) = finish(piece.end.as_ref());
-        let versions = piece.end.as_ref().map(|_| {
-            let label = state.label.lock().unwrap().clone();
-            json!([{ "version": label, "start": 0, "end": piece.all.len() }])
-        });
+        let versions = piece.end.as_ref().map(|_| piece.versions());
         let mut value = json!({ "request_id": "generate-tokens-r1", "usage": null,
             "output_mode": "tokens", "choices": [{ "index": 0, "finish_reason": finish,
                 "stop_reason": stop, "routed_experts": null, "sampling_mask": null,
