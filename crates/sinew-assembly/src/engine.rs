@@ -126,7 +126,7 @@ pub(crate) fn engines(
             Some(ModelFiles::Dir(dir)) => Some(dir),
             _ => None,
         };
-        let engine = servers::training_engine(&recipe.engine, renderer, base, weights)?;
+        let engine = servers::training_engine(recipe, renderer, base, weights)?;
         return Ok((engine, None));
     }
     let model = EngineModel {

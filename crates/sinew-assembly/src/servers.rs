@@ -118,19 +118,22 @@ pub fn check_trained(recipe: &RunPlan) -> Result<(), Failure> {
 /// # Errors
 /// If a server does not answer, or cannot load the weights from the folder `engine.weights_dir`.
 pub(crate) fn training_engine(
-    section: &EnginePlan,
+    recipe: &RunPlan,
     renderer: &Arc<dyn Renderer>,
     base: Option<PathBuf>,
     weights: FirstWeights,
 ) -> Result<Arc<dyn Engine>, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
+    let section = &recipe.engine;
     let backends = connected(section, renderer)?;
     let formats = section.formats.map(format_mode);
     let folder = section.weights_dir.as_ref();
     let folder =
         folder.map(|dir| WeightsFolder::new(dir, base, FolderDtype::F32).untied(section.untied));
     let first = WeightsId::new(weights.version, weights.lineage);
-    let engine = RemoteEngine::new(backends, folder, config(first, formats));
+    let mut config = config(first, formats);
+    config.router.adapters = section.adapters.then(|| recipe.name.clone());
+    let engine = RemoteEngine::new(backends, folder, config);
     let engine = engine.map_err(|e| failed(&e))?;
     engine
         .load_weights(weights.version, weights.tensors)

@@ -28,6 +28,8 @@ pub struct Attempt {
     /// The weights that must sample it when it begins. A server with other weights is an error, not a
     /// result.
     pub weights: WeightsId,
+    /// Name of the adapter that it asks for, which contains its weights; `None`: the server's own weights.
+    pub adapter: Option<String>,
 }
 
 /// End of an attempt.

@@ -123,6 +123,8 @@ pub struct Weights {
     /// A published directory that `transformers` could load; servers get its path and must see the
     /// same file system.
     pub folder: Option<PathBuf>,
+    /// Name of the adapter that the folder holds; `None`: it holds whole weights.
+    pub adapter: Option<String>,
     /// Sums of the replicas that have loaded this version, for backends whose servers report sums. `None`:
     /// there is no other replica.
     pub sums: Option<ReplicaSums>,
@@ -136,6 +138,7 @@ impl fmt::Debug for Weights {
         f.debug_struct("Weights")
             .field("id", &self.id)
             .field("folder", &self.folder)
+            .field("adapter", &self.adapter)
             .field("source", &self.source.is_some())
             .finish()
     }
@@ -193,9 +196,15 @@ pub trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Loads weights and verifies that the server has them. Unless [`Backend::keeps_attempts`] holds, no
-    /// attempt of this process runs meanwhile. An error leaves the weights unknown.
+    /// Loads weights and verifies that the server has them. Unless [`Backend::keeps_attempts`] holds or
+    /// they are an adapter, no attempt of this process runs meanwhile. An error leaves the weights unknown;
+    /// adapters that were loaded earlier stay.
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>>;
+
+    /// Removes an adapter that no attempt asks for any more. One that is not there counts as removed.
+    fn unload<'a>(&'a self, _adapter: &'a str) -> BoxFuture<'a, Result<(), AttemptError>> {
+        std::future::ready(Ok(())).boxed()
+    }
 
     /// Releases the memory of weights and KV cache (`true`) or allocates it again. The weights may be lost by
     /// this, which the next probe shows.

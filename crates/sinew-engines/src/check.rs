@@ -258,6 +258,7 @@ mod tests {
             sampling,
             priority: 0,
             weights: WeightsId::default(),
+            adapter: None,
         };
         AttemptCheck::new(&attempt, Some(100), Some(10))
     }

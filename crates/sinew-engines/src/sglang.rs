@@ -6,6 +6,7 @@
 //! `SGLANG_RETURN_ORIGINAL_LOGPROB=1`: then they are the model's own. Options that would make them differ
 //! from the sampling policy's are refused.
 
+mod adapters;
 mod weights;
 mod wire;
 
@@ -55,6 +56,8 @@ struct Limits {
 #[derive(Debug, Default)]
 struct Memory {
     limits: Option<Limits>,
+    /// The newest adapter that was loaded here.
+    adapter: Option<adapters::Loaded>,
     /// Whether its answers report the weights of each token.
     spans: bool,
     /// Whether it ends its requests when it is asked to keep them: a version before `retract`.
@@ -149,6 +152,9 @@ impl SglangBackend {
         if self.options.priorities {
             body["priority"] = json!(attempt.priority);
         }
+        if let Some(name) = &attempt.adapter {
+            body["lora_path"] = json!(name);
+        }
         let limit_s = self.http.timeouts.whole_s;
         let mut pieces = AnswerPieces::new(attempt, watch);
         let streamed = self.stream(&body, attempt, &mut pieces, sink);
@@ -158,7 +164,7 @@ impl SglangBackend {
             m.spans |= spans;
             m.ends_requests |= ended && m.asked_to_keep;
         });
-        streamed?;
+        streamed.map_err(|e| self.missing(attempt, e))?;
         pieces.end(sink)
     }
 
@@ -187,11 +193,18 @@ impl SglangBackend {
     /// One probe: health, weights, limits, and metrics where the server has `--enable-metrics`.
     async fn look(&self) -> Result<Probe, AttemptError> {
         self.http.get_bytes("/health").await?;
-        let weights = self.weights().await?;
+        let base = self.weights().await?;
+        let weights = self.served(base).await?;
         match weights {
             ServedWeights::Version(_) => {}
             // Another process than the one that it is about.
-            ServedWeights::Unlabelled => self.remember(|m| *m = Memory::default()),
+            ServedWeights::Unlabelled => self.remember(|m| {
+                let adapter = m.adapter.take();
+                *m = Memory {
+                    adapter,
+                    ..Memory::default()
+                };
+            }),
             // Perhaps another one.
             ServedWeights::Foreign(_) => self.remember(|m| m.limits = None),
         }
@@ -297,7 +310,21 @@ impl Backend for SglangBackend {
     }
 
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
-        self.swap(weights).boxed()
+        async move {
+            let Some(folder) = &weights.folder else {
+                let why = "loading weights without a folder: set `weights_dir`".to_owned();
+                return Err(AttemptError::Unsupported(why));
+            };
+            match &weights.adapter {
+                Some(name) => self.load_adapter(weights, name, folder).await,
+                None => self.swap(weights, folder).await,
+            }
+        }
+        .boxed()
+    }
+
+    fn unload<'a>(&'a self, adapter: &'a str) -> BoxFuture<'a, Result<(), AttemptError>> {
+        self.unload_adapter(adapter).boxed()
     }
 
     fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>> {

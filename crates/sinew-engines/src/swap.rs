@@ -187,6 +187,7 @@ mod tests {
             sampling: SamplingParams::default(),
             priority: 0,
             weights: id(3),
+            adapter: None,
         }
     }
 

@@ -8,6 +8,7 @@
 //! fits any temperature without the other two. Options that would make them differ from the sampling policy's
 //! are refused.
 
+mod adapters;
 mod weights;
 mod wire;
 
@@ -86,6 +87,8 @@ struct Memory {
     held: Option<WeightsId>,
     /// Whether the server has no `/weight_info`.
     unlabelled: bool,
+    /// Name and weights of the newest adapter that was loaded here.
+    adapter: Option<(String, WeightsId)>,
     /// Whether its answers report the weights of each token.
     spans: bool,
     /// Whether it ends its requests when it is asked to keep them: a version before `mode=keep`.
@@ -164,7 +167,8 @@ impl VllmBackend {
     }
 
     /// Runs an attempt. The weights are verified before it and, unless the answer names the weights of each
-    /// token, after it: a swap by another client in between shows only then.
+    /// token, after it: a swap by another client in between shows only then. An attempt that asks for an adapter
+    /// names its weights itself.
     async fn run(
         &self,
         attempt: &Attempt,
@@ -173,16 +177,19 @@ impl VllmBackend {
         let watch = self.swaps.watch();
         let model = self.model().await?;
         let max_tokens = crate::check::max_new_tokens(attempt, model.context)?;
-        let verified = self.verify(attempt.weights).await;
-        verified.map_err(|e| watch.excused(e))?;
+        if attempt.adapter.is_none() {
+            let verified = self.verify(attempt.weights).await;
+            verified.map_err(|e| watch.excused(e))?;
+        }
+        let model = attempt.adapter.as_deref().unwrap_or(&model.id);
         let (path, body) = match self.options.api {
             VllmApi::Completions => (
                 "/v1/completions",
-                wire::completions(attempt, &model.id, max_tokens),
+                wire::completions(attempt, model, max_tokens),
             ),
             VllmApi::Generate => (
                 "/inference/v1/generate",
-                wire::generate(attempt, &model.id, max_tokens),
+                wire::generate(attempt, model, max_tokens),
             ),
         };
         let mut body = body;
@@ -197,7 +204,7 @@ impl VllmBackend {
         if pieces.was_cut_by_a_load() {
             self.remember(|m| m.ends_requests |= m.asked_to_keep);
         }
-        streamed?;
+        streamed.map_err(|e| adapters::missing(attempt, e))?;
         let (echoed, spanned) = (pieces.echoed(), pieces.spanned());
         let end = pieces.end(sink)?;
         if !echoed {
@@ -206,7 +213,7 @@ impl VllmBackend {
         }
         if spanned {
             self.remember(|m| m.spans = true);
-        } else {
+        } else if attempt.adapter.is_none() {
             let verified = self.verify(attempt.weights).await;
             verified.map_err(|e| watch.excused(e))?;
         }
@@ -247,7 +254,7 @@ impl VllmBackend {
             }
         });
         let model = self.model().await?;
-        let weights = self.weights().await?;
+        let weights = self.served().await?;
         let total = kv_total(&metrics);
         let used = metrics.all("vllm:kv_cache_usage_perc").map(|s| s.value);
         let used = used.fold(None, |a: Option<f64>, u| Some(a.map_or(u, |a| a.max(u))));
@@ -375,7 +382,21 @@ impl Backend for VllmBackend {
     }
 
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
-        self.swap(weights).boxed()
+        async move {
+            let Some(folder) = &weights.folder else {
+                let why = "loading weights without a folder: set `weights_dir`".to_owned();
+                return Err(AttemptError::Unsupported(why));
+            };
+            match &weights.adapter {
+                Some(name) => self.load_adapter(weights, name, folder).await,
+                None => self.swap(weights, folder).await,
+            }
+        }
+        .boxed()
+    }
+
+    fn unload<'a>(&'a self, adapter: &'a str) -> BoxFuture<'a, Result<(), AttemptError>> {
+        self.unload_adapter(adapter).boxed()
     }
 
     fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>> {

@@ -179,6 +179,11 @@ impl EngineState {
     }
 }
 
+/// Name of an adapter on a server.
+pub(crate) fn adapter_name(of: &str, weights: WeightsId) -> String {
+    format!("{of}-{weights}")
+}
+
 /// Place in the queue: larger priority first, then the order of arrival.
 pub(super) type Place = (Reverse<i32>, u64, RequestId);
 
@@ -250,7 +255,12 @@ impl RequestState {
     }
 
     /// Returns the next attempt: the ids so far, and a seed that does not draw the same numbers again.
-    pub(super) fn next_attempt(&self, id: AttemptId, weights: WeightsId) -> Attempt {
+    pub(super) fn next_attempt(
+        &self,
+        id: AttemptId,
+        weights: WeightsId,
+        adapters: Option<&str>,
+    ) -> Attempt {
         let mut prompt = Arc::clone(&self.prompt);
         if !self.sampled.is_empty() {
             Arc::make_mut(&mut prompt).extend_from_slice(&self.sampled);
@@ -265,6 +275,7 @@ impl RequestState {
             sampling,
             priority: self.priority,
             weights,
+            adapter: adapters.map(|name| adapter_name(name, weights)),
         }
     }
 }

@@ -100,11 +100,7 @@ impl SglangBackend {
 
     /// Loads weights from a folder. Requests are kept if each of their tokens will be named, and ended
     /// otherwise. A server that dies in between is never taken for one of the version.
-    pub(super) async fn swap(&self, weights: &Weights) -> Result<(), AttemptError> {
-        let Some(folder) = &weights.folder else {
-            let why = "loading weights without a folder: set `weights_dir`".to_owned();
-            return Err(AttemptError::Unsupported(why));
-        };
+    pub(super) async fn swap(&self, weights: &Weights, folder: &Path) -> Result<(), AttemptError> {
         self.swaps.begin();
         let swapped = self.swap_paused(weights, folder).await;
         self.swaps.end();

@@ -97,11 +97,7 @@ impl VllmBackend {
 
     /// Loads weights from a folder; requests are frozen meanwhile if each of their tokens will be named, and
     /// ended otherwise. The server continues after an error, too: it has other users.
-    pub(super) async fn swap(&self, weights: &Weights) -> Result<(), AttemptError> {
-        let Some(folder) = &weights.folder else {
-            let why = "loading weights without a folder: set `weights_dir`".to_owned();
-            return Err(AttemptError::Unsupported(why));
-        };
+    pub(super) async fn swap(&self, weights: &Weights, folder: &Path) -> Result<(), AttemptError> {
         self.look().await?;
         self.swaps.begin();
         let swapped = self.swap_paused(weights, folder).await;

@@ -6,6 +6,7 @@
     reason = "a test that cannot go on fails; what a test sends is bounded by the test"
 )]
 
+mod adapters;
 mod conformance;
 mod evaluation;
 mod failover;

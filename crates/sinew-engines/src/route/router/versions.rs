@@ -10,7 +10,7 @@ use crate::attempt::AttemptId;
 use crate::backend::{Probe, ServedWeights};
 use crate::error::AttemptError;
 use sinew_types::{EngineError, RequestId, WeightsId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Begins the label of a server while its weights are being loaded: `loading-v12-9f3c12ab`.
 const LOADING: &str = "loading-v";
@@ -151,6 +151,17 @@ impl Router {
         self.interrupt(now, |engine| !kept.get(engine).copied().unwrap_or(false));
     }
 
+    /// Weights that attempts on an engine sample with.
+    pub fn in_use(&self, engine: usize) -> BTreeSet<WeightsId> {
+        let attempts = self.engines.get(engine).map(|e| e.attempts.iter());
+        let requests = attempts
+            .into_iter()
+            .flatten()
+            .filter_map(|a| self.attempts.get(a));
+        let states = requests.filter_map(|r| self.requests.get(r));
+        states.map(|state| state.weights).collect()
+    }
+
     /// Takes the results of a load, engine by engine. If one engine has the new weights, they
     /// sample from now on; otherwise the weights stay, and engines serve that are found to have
     /// them. Returns whether they have changed.
@@ -160,7 +171,7 @@ impl Router {
         weights: WeightsId,
         results: &[(usize, Result<(), AttemptError>)],
     ) -> bool {
-        self.loading = false;
+        let stopped = std::mem::replace(&mut self.loading, false);
         let changed = results.iter().any(|(_, r)| r.is_ok());
         if changed {
             self.weights = weights;
@@ -185,8 +196,9 @@ impl Router {
                 Err(error) => engine.not_loaded(weights, error),
             }
         }
-        // What they would sample is of unknown weights.
-        let failed = |engine: usize| results.iter().any(|(i, r)| *i == engine && r.is_err());
+        // What they would sample is of unknown weights, unless it is of an adapter that is still there.
+        let failed =
+            |engine: usize| stopped && results.iter().any(|(i, r)| *i == engine && r.is_err());
         self.interrupt(now, failed);
         self.renew_deadlines(now);
         self.schedule(now);

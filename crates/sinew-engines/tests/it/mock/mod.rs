@@ -9,7 +9,7 @@ mod vllm;
 
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel, TokenBytes};
 use sinew_types::{Engine, PolicyVersion, TensorSource, TensorView};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -109,6 +109,16 @@ pub(crate) struct State {
     pub(crate) wrong_sums: AtomicBool,
     /// Digest of the weights in memory.
     pub(crate) digest: Mutex<String>,
+    /// Adapters by name, with their folders.
+    pub(crate) adapters: Mutex<BTreeMap<String, String>>,
+    /// The server takes adapters.
+    pub(crate) lora: AtomicBool,
+    /// SGLang: the server lists its adapters.
+    pub(crate) hides_adapters: AtomicBool,
+    /// Requests that ask for an adapter, by its name.
+    pub(crate) asked_for: Mutex<BTreeMap<String, usize>>,
+    /// Adapters that were removed while a request asked for them.
+    pub(crate) removed_in_use: AtomicU64,
     /// Milliseconds that vLLM takes to load.
     pub(crate) load_ms: Mutex<u64>,
     /// Commands in order: path and query, or path and the label.
@@ -169,6 +179,11 @@ impl Mock {
             no_sums: AtomicBool::new(false),
             wrong_sums: AtomicBool::new(false),
             digest: Mutex::default(),
+            adapters: Mutex::default(),
+            lora: AtomicBool::new(true),
+            hides_adapters: AtomicBool::new(false),
+            asked_for: Mutex::default(),
+            removed_in_use: AtomicU64::new(0),
             load_ms: Mutex::default(),
             calls: Mutex::default(),
             loses: Mutex::default(),
@@ -207,6 +222,17 @@ impl Mock {
     /// The commands since the last look.
     pub(crate) fn calls(&self) -> Vec<String> {
         std::mem::take(&mut *self.state.calls.lock().unwrap())
+    }
+
+    /// Names of the adapters that it has.
+    pub(crate) fn adapters(&self) -> Vec<String> {
+        self.state
+            .adapters
+            .lock()
+            .unwrap()
+            .keys()
+            .cloned()
+            .collect()
     }
 
     pub(crate) fn generations(&self) -> usize {
@@ -271,6 +297,58 @@ impl State {
         self.paused.store(false, Ordering::SeqCst);
         self.frozen.store(false, Ordering::SeqCst);
         self.aborts.fetch_add(1, Ordering::SeqCst);
+        self.adapters.lock().unwrap().clear();
+    }
+
+    /// Reads an adapter under a name.
+    fn load_adapter(&self, body: &serde_json::Value) -> Result<(), String> {
+        let text = |key: &str| body[key].as_str().unwrap_or_default().to_owned();
+        let (name, path) = (text("lora_name"), text("lora_path"));
+        self.note(format!("load {name}"));
+        if self.broken_loader.load(Ordering::SeqCst) {
+            return Err("the adapter has rank 64, at most 16 is allowed".to_owned());
+        }
+        if self.adapters.lock().unwrap().contains_key(&name) {
+            return Err(format!(
+                "The lora adapter '{name}' has already been loaded."
+            ));
+        }
+        for file in ["adapter_config.json", "adapter_model.safetensors"] {
+            let file = std::path::Path::new(&path).join(file);
+            std::fs::metadata(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+        }
+        self.adapters.lock().unwrap().insert(name, path);
+        Ok(())
+    }
+
+    /// Removes an adapter, if it is there.
+    fn unload_adapter(&self, body: &serde_json::Value) -> bool {
+        let name = body["lora_name"].as_str().unwrap_or_default();
+        self.note(format!("unload {name}"));
+        let used = self.asked_for.lock().unwrap().get(name).copied();
+        if used.unwrap_or(0) > 0 {
+            self.removed_in_use.fetch_add(1, Ordering::SeqCst);
+        }
+        self.adapters.lock().unwrap().remove(name).is_some()
+    }
+}
+
+/// Counts a request that asks for an adapter, until it ends.
+pub(crate) struct AsksFor(Arc<State>, String);
+
+impl AsksFor {
+    fn new(state: &Arc<State>, name: &str) -> Self {
+        let mut asked = state.asked_for.lock().unwrap();
+        *asked.entry(name.to_owned()).or_default() += 1;
+        drop(asked);
+        Self(Arc::clone(state), name.to_owned())
+    }
+}
+
+impl Drop for AsksFor {
+    fn drop(&mut self) {
+        let mut asked = self.0.asked_for.lock().unwrap();
+        *asked.entry(self.1.clone()).or_default() -= 1;
     }
 }
 

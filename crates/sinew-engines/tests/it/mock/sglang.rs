@@ -2,7 +2,7 @@
 
 use super::generate::{Piece, logprob, sampling_of, stream_of, told_id};
 use super::serve::{Answer, Call, error, json_answer, unknown_field, whole};
-use super::{CONTEXT, Fault, Keeping, Kind, State, VOCAB, load_folder};
+use super::{AsksFor, CONTEXT, Fault, Keeping, Kind, State, VOCAB, load_folder};
 use serde_json::{Value, json};
 use sinew_types::{Engine, FinishReason, SampledToken};
 use std::sync::Arc;
@@ -19,6 +19,7 @@ const FIELDS: &[&str] = &[
     "stream",
     "priority",
     "return_prompt_token_ids",
+    "lora_path",
 ];
 const SAMPLING_FIELDS: &[&str] = &[
     "max_new_tokens",
@@ -36,14 +37,8 @@ const SAMPLING_FIELDS: &[&str] = &[
 
 pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
     let label = state.label.lock().unwrap().clone();
-    let quiet = [
-        "/health",
-        "/model_info",
-        "/server_info",
-        "/metrics",
-        "/generate",
-    ];
-    if !quiet.contains(&call.path.as_str()) {
+    let noisy = call.method == hyper::Method::POST && call.path != "/generate";
+    if noisy && !call.path.contains("lora") {
         let label = call.body["new_version"].as_str();
         let more = label.map(|l| format!(" {l}")).unwrap_or_default();
         state.note(format!("{}{more}", call.path));
@@ -85,6 +80,31 @@ pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
             state.frozen.store(false, Ordering::SeqCst);
             json_answer(&json!({ "status": "ok", "message": "Generation continued successfully." }))
         }
+        "/v1/models" => {
+            let mut list = vec![json!({ "id": "tiny", "object": "model", "owned_by": "sglang" })];
+            if !state.hides_adapters.load(Ordering::SeqCst) {
+                let adapters = state.adapters.lock().unwrap();
+                list.extend(
+                    adapters
+                        .keys()
+                        .map(|name| json!({ "id": name, "parent": "tiny" })),
+                );
+            }
+            json_answer(&json!({ "object": "list", "data": list }))
+        }
+        "/load_lora_adapter" | "/unload_lora_adapter" if !state.lora.load(Ordering::SeqCst) => {
+            let why = "LoRA is not enabled. Please set `--enable-lora` to enable LoRA.";
+            outcome(Err(why.to_owned()))
+        }
+        "/load_lora_adapter" => outcome(state.load_adapter(&call.body)),
+        "/unload_lora_adapter" => {
+            let removed = state.unload_adapter(&call.body);
+            outcome(
+                removed
+                    .then_some(())
+                    .ok_or_else(|| "it is not loaded".to_owned()),
+            )
+        }
         "/weights_checker" if state.no_sums.load(Ordering::SeqCst) => {
             let body = json!({ "success": false, "message": "unknown action" });
             whole(400, "application/json", body.to_string())
@@ -103,6 +123,13 @@ pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
         }
         _ => error(404, "Not Found"),
     }
+}
+
+/// The answer to a command on adapters.
+fn outcome(result: Result<(), String>) -> Answer {
+    let status = if result.is_ok() { 200 } else { 400 };
+    let body = json!({ "success": result.is_ok(), "error_message": result.err() });
+    whole(status, "application/json", body.to_string())
 }
 
 fn update_weights(state: &Arc<State>, body: &Value) -> Answer {
@@ -155,6 +182,14 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
     if asked > CONTEXT as u64 || prompt.iter().any(|id| *id as usize >= VOCAB) {
         return error(400, "exceeds the context length or the vocabulary");
     }
+    let adapter = body["lora_path"].as_str();
+    if let Some(name) = adapter
+        && !state.adapters.lock().unwrap().contains_key(name)
+    {
+        let why = format!("The following requested LoRA adapters are not loaded: {name}");
+        return error(400, &why);
+    }
+    let asks = AsksFor::new(state, adapter.unwrap_or("tiny"));
     state.seen.lock().unwrap().push(body.clone());
     let mut sampling = sampling_of(&params, "max_new_tokens");
     sampling.seed = params["sampling_seed"].as_u64().unwrap_or(0);
@@ -162,6 +197,7 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
     let incremental = state.kind == Kind::SglangIncremental;
     let rid = body["rid"].clone();
     let write = move |state: &State, piece: &Piece| {
+        let _ = &asks;
         let told = if incremental { &piece.new } else { &piece.all };
         let entry = |t: &SampledToken| json!([logprob(piece, t), told_id(piece, t), null]);
         let tops = |t: &SampledToken| {

@@ -2,7 +2,7 @@
 
 use super::generate::{Piece, logprob, sampling_of, stream_of, told_id};
 use super::serve::{Answer, Call, error, json_answer, unknown_field, whole};
-use super::{CONTEXT, Fault, Keeping, State, VOCAB, load_folder};
+use super::{AsksFor, CONTEXT, Fault, Keeping, State, VOCAB, load_folder};
 use hyper::Method;
 use serde_json::{Map, Value, json};
 use sinew_types::{Engine, FinishReason, SampledToken};
@@ -51,16 +51,44 @@ pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
     let post = call.method == Method::POST;
     match (post, call.path.as_str()) {
         (false, "/health") => whole(200, "text/plain", String::new()),
-        (false, "/v1/models") => json_answer(&json!({ "object": "list", "data": [{
-            "id": "tiny", "object": "model", "created": 1, "owned_by": "vllm",
-            "root": "/models/tiny", "parent": null, "max_model_len": CONTEXT,
-        }]})),
+        (false, "/v1/models") => models(state),
         (false, "/metrics") => whole(200, "text/plain", metrics(state)),
         (true, "/v1/completions") => completions(state, call.body),
         (true, "/inference/v1/generate") => generate(state, call.body),
+        (true, "/v1/load_lora_adapter" | "/v1/unload_lora_adapter")
+            if !state.lora.load(Ordering::SeqCst) =>
+        {
+            error(404, "Not Found")
+        }
+        (true, "/v1/load_lora_adapter") => match state.load_adapter(&call.body) {
+            Ok(()) => whole(200, "text/plain", "Success".to_owned()),
+            Err(why) => error(400, &why),
+        },
+        (true, "/v1/unload_lora_adapter") if state.unload_adapter(&call.body) => {
+            whole(200, "text/plain", "Success".to_owned())
+        }
+        (true, "/v1/unload_lora_adapter") => error(404, "cannot be found"),
         _ if state.bare.load(Ordering::SeqCst) => error(404, "Not Found"),
         _ => development(state, &call),
     }
+}
+
+/// The model and its adapters.
+fn models(state: &State) -> Answer {
+    let mut list = vec![
+        json!({ "id": "tiny", "object": "model", "created": 1, "owned_by": "vllm",
+        "root": "/models/tiny", "parent": null, "max_model_len": CONTEXT }),
+    ];
+    for (name, path) in &*state.adapters.lock().unwrap() {
+        list.push(json!({ "id": name, "object": "model", "root": path, "parent": "tiny" }));
+    }
+    json_answer(&json!({ "object": "list", "data": list }))
+}
+
+/// Whether a request names the model or one of its adapters.
+fn has_model(state: &State, body: &Value) -> bool {
+    let name = body["model"].as_str().unwrap_or_default();
+    name == "tiny" || state.adapters.lock().unwrap().contains_key(name)
 }
 
 /// The endpoints of the development mode.
@@ -177,7 +205,7 @@ fn completions(state: &Arc<State>, body: Value) -> Answer {
     if let Some(field) = unknown_field(&body, COMPLETION_FIELDS) {
         return error(400, &format!("unknown field {field}"));
     }
-    if body["model"] != "tiny" {
+    if !has_model(state, &body) {
         return error(404, "The model does not exist.");
     }
     let Some(prompt) = ids(&body["prompt"]) else {
@@ -193,7 +221,9 @@ fn completions(state: &Arc<State>, body: Value) -> Answer {
     let last = json!({ "id": "cmpl-1", "object": "text_completion", "model": "tiny",
         "choices": [], "usage": { "prompt_tokens": prompt.len(),
             "prompt_tokens_details": { "cached_tokens": 3 } } });
+    let asks = AsksFor::new(state, body["model"].as_str().unwrap());
     let write = move |_: &State, piece: &Piece| {
+        let _ = &asks;
         let name = |id: u32| format!("token_id:{id}");
         let top = |t: &SampledToken| {
             // The sampled token comes first, whether it is among the best or not.
@@ -224,6 +254,9 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
     if let Some(field) = unknown_field(&body, GENERATE_FIELDS) {
         return error(400, &format!("unknown field {field}"));
     }
+    if !has_model(state, &body) {
+        return error(404, "The model does not exist.");
+    }
     let Some(prompt) = ids(&body["token_ids"]) else {
         return error(422, "field required: token_ids");
     };
@@ -237,7 +270,9 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
     let last = json!({ "request_id": "generate-tokens-r1", "output_mode": "tokens",
         "choices": [], "usage": { "prompt_tokens": prompt.len(),
             "prompt_tokens_details": { "cached_tokens": 3 } } });
+    let asks = AsksFor::new(state, body["model"].as_str().unwrap());
     let write = move |_: &State, piece: &Piece| {
+        let _ = &asks;
         let content = |t: &SampledToken| {
             let entry =
                 |id: u32, logprob: f32| json!({ "token_id": id, "logprob": logprob, "rank": 1 });
