@@ -135,7 +135,7 @@ pub(crate) fn engines(
             Some(ModelFiles::Dir(dir)) => Some(dir),
             _ => None,
         };
-        let engine = servers::training_engine(&recipe.engine, renderer, base, weights.clone())?;
+        let engine = servers::training_engine(recipe, renderer, base, weights.clone())?;
         return Ok((engine, None));
     }
     let model = EngineModel {

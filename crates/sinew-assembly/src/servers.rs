@@ -118,12 +118,13 @@ pub fn check_trained(recipe: &RunPlan) -> Result<(), Failure> {
 /// # Errors
 /// If a server does not answer, or cannot load the weights from the folder `engine.weights_dir`.
 pub(crate) fn training_engine(
-    section: &EnginePlan,
+    recipe: &RunPlan,
     renderer: &Arc<dyn Renderer>,
     base: Option<PathBuf>,
     weights: FirstWeights,
 ) -> Result<Arc<dyn Engine>, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
+    let section = &recipe.engine;
     let backends = connected(section, renderer)?;
     let formats = section.formats.map(format_mode);
     let folder = section.weights_dir.as_ref();
@@ -132,7 +133,9 @@ pub(crate) fn training_engine(
         folder.untied(section.untied).fenced(weights.fence.clone())
     });
     let first = WeightsId::new(weights.version, weights.lineage);
-    let engine = RemoteEngine::new(backends, folder, config(first, formats));
+    let mut config = config(first, formats);
+    config.router.adapters = section.adapters.then(|| recipe.name.clone());
+    let engine = RemoteEngine::new(backends, folder, config);
     let engine = engine.map_err(|e| failed(&e))?;
     engine
         .load_weights(weights.version, weights.tensors)

@@ -6,10 +6,12 @@
 use crate::attempt::{Attempt, AttemptEnd, AttemptId, AttemptToken, ServerEnd};
 use crate::check::AttemptCheck;
 use crate::error::AttemptError;
+use crate::sums::ReplicaSums;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_types::{
-    Fidelity, FinishReason, SamplingParams, TensorSource, TokenId, TokenLogprob, WeightsId,
+    Fidelity, FinishReason, PolicyVersion, SamplingParams, TensorSource, TokenId, TokenLogprob,
+    WeightsId,
 };
 use std::fmt;
 use std::path::PathBuf;
@@ -121,6 +123,11 @@ pub struct Weights {
     /// A published directory that `transformers` could load; servers get its path and must see the
     /// same file system.
     pub folder: Option<PathBuf>,
+    /// Name of the adapter that the folder holds; `None`: it holds whole weights.
+    pub adapter: Option<String>,
+    /// Sums of the replicas that have loaded this version, for backends whose servers report sums. `None`:
+    /// there is no other replica.
+    pub sums: Option<ReplicaSums>,
     /// The tensors themselves, valid while the caller of `load_weights` waits. Absent when an
     /// engine that came back is given the last weights again.
     pub source: Option<Arc<dyn TensorSource>>,
@@ -131,6 +138,7 @@ impl fmt::Debug for Weights {
         f.debug_struct("Weights")
             .field("id", &self.id)
             .field("folder", &self.folder)
+            .field("adapter", &self.adapter)
             .field("source", &self.source.is_some())
             .finish()
     }
@@ -182,9 +190,21 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// reports [`ServedWeights::Unlabelled`] and no other weights were ever loaded.
     fn label(&self, id: WeightsId) -> BoxFuture<'_, Result<(), AttemptError>>;
 
-    /// Loads weights and verifies that the server has them. No attempt of this process runs meanwhile. An
-    /// error leaves the weights unknown.
+    /// Whether attempts that run may stay open while weights are loaded: then each of their tokens is
+    /// handed on with the version of the weights that sampled it.
+    fn keeps_attempts(&self) -> bool {
+        false
+    }
+
+    /// Loads weights and verifies that the server has them. Unless [`Backend::keeps_attempts`] holds or
+    /// they are an adapter, no attempt of this process runs meanwhile. An error leaves the weights unknown;
+    /// adapters that were loaded earlier stay.
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>>;
+
+    /// Removes an adapter that no attempt asks for any more. One that is not there counts as removed.
+    fn unload<'a>(&'a self, _adapter: &'a str) -> BoxFuture<'a, Result<(), AttemptError>> {
+        std::future::ready(Ok(())).boxed()
+    }
 
     /// Releases the memory of weights and KV cache (`true`) or allocates it again. The weights may be lost by
     /// this, which the next probe shows.
@@ -211,6 +231,17 @@ pub struct AttemptSink {
     to: mpsc::Sender<AttemptTokens>,
     /// Tokens that wait for the end of the attempt; `None` hands them on at once.
     held: Option<Vec<AttemptToken>>,
+    /// Tokens that wait for the version of the weights that sampled them.
+    unstamped: Vec<AttemptToken>,
+}
+
+/// The version of a part of an attempt's tokens, by their positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub(crate) version: PolicyVersion,
+    pub(crate) start: usize,
+    /// Position after the last one.
+    pub(crate) end: usize,
 }
 
 impl AttemptSink {
@@ -228,6 +259,7 @@ impl AttemptSink {
             attempt: attempt.id,
             to,
             held: hold.then(Vec::new),
+            unstamped: Vec::new(),
         }
     }
 
@@ -262,6 +294,45 @@ impl AttemptSink {
         top: Vec<Vec<TokenLogprob>>,
     ) -> Result<(), AttemptError> {
         let tokens = self.check.tokens(ids, logprobs, top)?;
+        self.pass(tokens).await
+    }
+
+    /// Checks the next tokens, as [`AttemptSink::tokens`] does, and keeps them until [`AttemptSink::stamp`]
+    /// names their weights.
+    pub(crate) fn hold(
+        &mut self,
+        ids: &[TokenId],
+        logprobs: &[Option<f64>],
+        top: Vec<Vec<TokenLogprob>>,
+    ) -> Result<(), AttemptError> {
+        let tokens = self.check.tokens(ids, logprobs, top)?;
+        self.unstamped.extend(tokens);
+        Ok(())
+    }
+
+    /// Number of tokens that do not wait for their version.
+    pub(crate) fn handed_on(&self) -> usize {
+        self.sampled() - self.unstamped.len()
+    }
+
+    /// Forwards the tokens that wait, each with its version, up to the first one without.
+    pub(crate) async fn stamp(&mut self, stamps: &[Stamp]) -> Result<(), AttemptError> {
+        let first = self.handed_on();
+        let mut known = 0;
+        for (index, token) in self.unstamped.iter_mut().enumerate() {
+            let of = |s: &&Stamp| (s.start..s.end).contains(&(first + index));
+            let Some(stamp) = stamps.iter().find(of) else {
+                break;
+            };
+            token.version = Some(stamp.version);
+            known += 1;
+        }
+        let tokens = self.unstamped.drain(..known).collect();
+        self.pass(tokens).await
+    }
+
+    /// Sends checked tokens, or keeps them until the end of the attempt.
+    async fn pass(&mut self, tokens: Vec<AttemptToken>) -> Result<(), AttemptError> {
         match &mut self.held {
             Some(held) => held.extend(tokens),
             None => self.send(tokens, None).await?,

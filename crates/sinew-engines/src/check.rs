@@ -156,6 +156,7 @@ impl AttemptCheck {
                 id,
                 logprob: logprob.min(0.0) as f32,
                 top: top.next().unwrap_or_default(),
+                version: None,
             });
         }
         self.sampled.extend_from_slice(ids);
@@ -257,6 +258,7 @@ mod tests {
             sampling,
             priority: 0,
             weights: WeightsId::default(),
+            adapter: None,
         };
         AttemptCheck::new(&attempt, Some(100), Some(10))
     }

@@ -208,6 +208,10 @@ impl Backend for LocalBackend {
 
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
         async move {
+            if weights.adapter.is_some() {
+                let why = "loading adapters by name".to_owned();
+                return Err(AttemptError::Unsupported(why));
+            }
             let Some(source) = weights.source.clone() else {
                 let why = "loading weights again from a folder".to_owned();
                 return Err(AttemptError::Unsupported(why));

@@ -12,7 +12,7 @@ use crate::config::{ConfigError, RemoteConfig};
 use crate::error::AttemptError;
 use crate::folder::WeightsFolder;
 use crate::guided::FormatMode;
-use crate::route::{Counters, EngineView};
+use crate::route::{Counters, EngineView, adapter_name};
 use inbox::{Control, Reply, Shared};
 use sinew_types::{
     Engine, EngineError, EngineStatus, EventSink, Fidelity, GenerateRequest, Lineage,
@@ -37,6 +37,8 @@ pub struct RemoteEngine {
     formats: FormatMode,
     /// Lineage of all weights that are loaded.
     lineage: Lineage,
+    /// Name of its adapters, if weights are adapters.
+    adapters: Option<String>,
     folder: Option<WeightsFolder>,
     thread: Option<JoinHandle<()>>,
     thread_id: ThreadId,
@@ -62,6 +64,7 @@ impl RemoteEngine {
             });
         }
         let (formats, lineage) = (config.router.formats, config.lineage);
+        let adapters = config.router.adapters.clone();
         let shared = Arc::new(Shared::new(&config));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -77,6 +80,7 @@ impl RemoteEngine {
             backends,
             formats,
             lineage,
+            adapters,
             folder,
             thread_id: thread.thread().id(),
             thread: Some(thread),
@@ -124,6 +128,11 @@ impl RemoteEngine {
     /// show each one's state.
     pub fn sleep(&self, asleep: bool) -> Result<(), EngineError> {
         self.ask("sleep", |reply| Control::Sleep { asleep, reply })
+    }
+
+    /// Weights that servers may still read from the folder: an adapter that left their memory is read again.
+    fn in_use(&self) -> BTreeSet<WeightsId> {
+        self.shared.lock().in_use.clone()
     }
 
     /// Runs a control on the thread and blocks until it is done.
@@ -175,11 +184,15 @@ impl Engine for RemoteEngine {
             let why = "the engine is for evaluation only".to_owned();
             return Err(EngineError::Weights(why));
         }
+        let is_adapter = weights.folder().is_some_and(|folder| folder.is_adapter);
+        if is_adapter != self.adapters.is_some() {
+            return Err(EngineError::Weights(wrong_form(is_adapter).to_owned()));
+        }
         let id = WeightsId::new(version, self.lineage);
         // Written while generation continues; servers stop only to load it.
         let folder = match &self.folder {
             Some(folder) => {
-                let path = folder.publish(id, &*weights, &BTreeSet::new());
+                let path = folder.publish(id, &*weights, &self.in_use());
                 Some(path.map_err(|e| EngineError::Weights(e.to_string()))?)
             }
             None => None,
@@ -187,6 +200,8 @@ impl Engine for RemoteEngine {
         let weights = Weights {
             id,
             folder,
+            adapter: self.adapters.as_deref().map(|of| adapter_name(of, id)),
+            sums: None,
             source: Some(weights),
         };
         self.ask("new weights", |reply| Control::Load { weights, reply })
@@ -216,6 +231,15 @@ impl Drop for RemoteEngine {
             // Its panics were reported to every request.
             let _ = thread.join();
         }
+    }
+}
+
+/// The reason for which weights are refused that are not of the form that the servers load.
+fn wrong_form(is_adapter: bool) -> &'static str {
+    if is_adapter {
+        "the trainer published an adapter, and the servers load whole weights: set `engine.adapters`"
+    } else {
+        "the trainer published whole weights, and the servers load adapters by name: leave `engine.adapters` out"
     }
 }
 

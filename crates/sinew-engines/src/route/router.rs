@@ -216,7 +216,7 @@ impl Router {
         let tokens = tokens.into_iter().map(|t| SampledToken {
             id: t.id,
             logprob: t.logprob,
-            version,
+            version: t.version.unwrap_or(version),
             top: t.top,
             choice: choice.clone(),
         });
@@ -526,7 +526,7 @@ impl Router {
             return;
         };
         self.next_attempt += 1;
-        let attempt = state.next_attempt(id, weights);
+        let attempt = state.next_attempt(id, weights, self.config.adapters.as_deref());
         target.reserved += state.kv_tokens(self.config.reserve_tokens);
         target.attempts.insert(id);
         let prompt = &state.blocks.hashes()[..state.prompt_blocks];

@@ -246,7 +246,7 @@ impl History {
     /// New weights, which the engines of the set bits load.
     fn load(&mut self, ok: u8) {
         let stopped = std::mem::replace(&mut self.seen.stopped, true);
-        self.router.load_begins(self.now);
+        self.router.load_begins(self.now, &[]);
         self.observe();
         self.now += 1.0;
         let version = self.seen.version + 1;

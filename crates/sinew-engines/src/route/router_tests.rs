@@ -50,6 +50,7 @@ pub(super) fn token(id: u32) -> AttemptToken {
         id,
         logprob: -1.0,
         top: Vec::new(),
+        version: None,
     }
 }
 
@@ -187,7 +188,7 @@ fn new_weights_interrupt_and_go_on() {
     submit(&mut r, 0.0, request(1, vec![1]));
     let (_, attempt) = started(&mut r);
     r.tokens(attempt.id, vec![token(7)], None);
-    r.load_begins(1.0);
+    r.load_begins(1.0, &[]);
     r.tick(100.0);
     let results = [(0, Ok(())), (1, cut().map(|_| ()))];
     assert!(r.loaded(101.0, id(4), &results));
@@ -200,6 +201,81 @@ fn new_weights_interrupt_and_go_on() {
     // The other one is found to have the version after all.
     r.probed(102.0, 1, Ok(good(4)));
     assert_eq!(r.engines(102.0)[1].idle_because, None);
+}
+
+/// Attempts of engines that report the weights of each token stay open while weights are loaded.
+#[test]
+fn attempts_are_kept_where_each_token_is_named() {
+    let mut r = router(3);
+    let attempts: Vec<_> = (1..4)
+        .map(|n| {
+            submit(&mut r, 0.0, request(n, vec![n as u32; 3]));
+            started(&mut r)
+        })
+        .collect();
+    let on = |engine: usize| &attempts.iter().find(|a| a.0 == engine).unwrap().1;
+    r.load_begins(1.0, &[true, true, false]);
+    let cancelled = drain(&mut r);
+    assert!(
+        matches!(&cancelled[..], [Command::Cancel { engine: 2, .. }]),
+        "{cancelled:?}"
+    );
+    let new = AttemptToken {
+        version: Some(PolicyVersion(4)),
+        ..token(8)
+    };
+    r.tokens(on(0).id, vec![token(7), new], None);
+    let told = drain(&mut r);
+    let Some(Command::Tell(EngineEvent::Tokens { tokens, .. })) = told.last() else {
+        panic!("{told:?}");
+    };
+    let versions: Vec<_> = tokens.iter().map(|t| t.version.0).collect();
+    assert_eq!(versions, [3, 4]);
+    // What an engine that has not loaded them would sample is unknown: its request goes elsewhere.
+    let results = [(0, Ok(())), (1, cut().map(|_| ())), (2, Ok(()))];
+    assert!(r.loaded(2.0, id(4), &results));
+    let commands = drain(&mut r);
+    assert!(matches!(&commands[0], Command::Cancel { engine: 1, .. }));
+    let starts: Vec<_> = commands[1..].iter().collect();
+    let with_new = |c: &&Command| match c {
+        Command::Start { engine, attempt } => *engine != 1 && attempt.weights == id(4),
+        _ => false,
+    };
+    assert!(
+        starts.len() == 2 && starts.iter().all(with_new),
+        "{starts:?}"
+    );
+    assert_eq!(r.request_of(on(0).id), Some(RequestId(1)));
+    assert_eq!(r.counters().interrupted_attempts, 2);
+}
+
+#[test]
+fn weights_that_differ_between_replicas_are_kept_out_until_they_are_loaded_again() {
+    let mut r = router(2);
+    r.load_begins(1.0, &[]);
+    let differs = || AttemptError::Sums {
+        replica: "e0".to_owned(),
+        differing: 1,
+        tensors: 5,
+        tensor: "a".to_owned(),
+    };
+    r.loaded(2.0, id(4), &[(0, Ok(())), (1, Err(differs()))]);
+    let why = |r: &Router| r.engines(2.0)[1].idle_because.clone().unwrap_or_default();
+    let label = ServedWeights::Foreign("quarantined-v4-000000aa".to_owned());
+    r.probed(3.0, 1, Ok(Probe::new(label)));
+    assert!(r.is_in_quarantine(1));
+    assert!(
+        why(&r).contains("quarantine: v4-000000aa: its weights differ from those of e0"),
+        "{}",
+        why(&r)
+    );
+    r.probed(4.0, 1, Ok(Probe::new(ServedWeights::Unlabelled)));
+    assert!(!r.is_in_quarantine(1) && why(&r).contains("no label"));
+    r.not_repaired(5.0, 1, &differs());
+    assert!(r.is_in_quarantine(1));
+    r.load_begins(6.0, &[]);
+    r.loaded(7.0, id(5), &[(0, Ok(())), (1, Ok(()))]);
+    assert!(!r.is_in_quarantine(1) && why(&r).is_empty());
 }
 
 #[test]
@@ -352,6 +428,7 @@ fn no_server_goes_on_in_the_middle_of_a_format() {
         id,
         logprob: -0.5,
         top: Vec::new(),
+        version: None,
     };
     r.tokens(attempt.id, vec![token(5)], None);
     let told = drain(&mut r);
@@ -387,6 +464,7 @@ fn a_format_as_advice_is_not_sent_and_goes_on_elsewhere() {
         id: 5,
         logprob: -0.5,
         top: Vec::new(),
+        version: None,
     };
     r.tokens(attempt.id, vec![token], None);
     let cut = AttemptError::Cut("it went away".to_owned());

@@ -5,6 +5,7 @@ use super::prefix::BlockHashes;
 use super::{BreakerConfig, RouterConfig};
 use crate::attempt::{Attempt, AttemptId};
 use crate::backend::Probe;
+use crate::error::AttemptError;
 use serde::Serialize;
 use sinew_types::{
     EngineEvent, FinishReason, FormatLaw, GOLDEN_GAMMA, PolicyVersion, RequestId, SamplingParams,
@@ -92,6 +93,8 @@ pub(super) struct EngineState {
     pub(super) probe: Option<Probe>,
     /// The last problem, for display.
     pub(super) trouble: Option<String>,
+    /// Its weights were found to differ from those of its replicas: the reason.
+    pub(super) quarantine: Option<String>,
     pub(super) attempts: BTreeSet<AttemptId>,
     /// Expected remaining work of the attempts, in requests of mean length.
     pub(super) load: f64,
@@ -109,10 +112,20 @@ impl EngineState {
             weights: None,
             probe: None,
             trouble: Some("it was not looked at yet".to_owned()),
+            quarantine: None,
             attempts: BTreeSet::new(),
             load: 0.0,
             reserved: 0,
             busy_until: 0.0,
+        }
+    }
+
+    /// It has not loaded `weights`.
+    pub(super) fn not_loaded(&mut self, weights: WeightsId, error: &AttemptError) {
+        self.weights = None;
+        self.trouble = Some(format!("loading {weights}: {error}"));
+        if let AttemptError::Sums { .. } = error {
+            self.quarantine = Some(format!("{weights}: {error}"));
         }
     }
 
@@ -124,6 +137,9 @@ impl EngineState {
         };
         if probe.sleeping {
             return Some("it sleeps".to_owned());
+        }
+        if let Some(why) = &self.quarantine {
+            return Some(format!("it is in quarantine: {why}"));
         }
         if self.weights != Some(weights) {
             let why = format!("its weights are not {weights}");
@@ -161,6 +177,11 @@ impl EngineState {
             idle_because: self.unusable(weights, now),
         }
     }
+}
+
+/// Name of an adapter on a server.
+pub(crate) fn adapter_name(of: &str, weights: WeightsId) -> String {
+    format!("{of}-{weights}")
 }
 
 /// Place in the queue: larger priority first, then the order of arrival.
@@ -234,7 +255,12 @@ impl RequestState {
     }
 
     /// Returns the next attempt: the ids so far, and a seed that does not draw the same numbers again.
-    pub(super) fn next_attempt(&self, id: AttemptId, weights: WeightsId) -> Attempt {
+    pub(super) fn next_attempt(
+        &self,
+        id: AttemptId,
+        weights: WeightsId,
+        adapters: Option<&str>,
+    ) -> Attempt {
         let mut prompt = Arc::clone(&self.prompt);
         if !self.sampled.is_empty() {
             Arc::make_mut(&mut prompt).extend_from_slice(&self.sampled);
@@ -249,6 +275,7 @@ impl RequestState {
             sampling,
             priority: self.priority,
             weights,
+            adapter: adapters.map(|name| adapter_name(name, weights)),
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::answer_pieces::AnswerPiece;
 use crate::attempt::{Attempt, ServerEnd};
 use crate::error::AttemptError;
 use crate::guided;
+use crate::swap::LabelSpan;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sinew_types::{SamplingParams, TokenId, TokenLogprob};
@@ -119,10 +120,12 @@ enum StopReason {
     Text(String),
 }
 
-/// Weights of a part of the output; only their label is read.
+/// Weights of a part of the output, with the last piece.
 #[derive(Debug, Deserialize)]
 struct VersionSpan {
     version: String,
+    start: usize,
+    end: usize,
 }
 
 #[derive(Debug, Deserialize)]
@@ -180,8 +183,13 @@ pub(super) fn read(chunk: Chunk, sampling: &SamplingParams) -> Result<AnswerPiec
     seen.ids = choice.token_ids.ok_or_else(|| {
         AttemptError::Protocol("no `token_ids`: is it a vLLM of 0.10.2 or later?".to_owned())
     })?;
-    let versions = choice.weight_versions.unwrap_or_default();
-    seen.versions = versions.into_iter().map(|s| s.version).collect();
+    let spans = choice.weight_versions.unwrap_or_default();
+    let spans = spans.into_iter().map(|s| LabelSpan {
+        label: s.version,
+        start: s.start,
+        end: s.end,
+    });
+    seen.spans = spans.collect();
     let listed = match choice.logprobs {
         Some(logprobs) => read_logprobs(logprobs, usize::from(sampling.top_logprobs), &mut seen)?,
         None => Vec::new(),
@@ -287,7 +295,12 @@ mod tests {
         assert_eq!(seen.end, None);
         let seen = parse(GENERATE, 1).unwrap();
         assert_eq!(seen.end, Some(ServerEnd::Length));
-        assert_eq!(seen.versions, ["default"]);
+        let spans: Vec<_> = seen
+            .spans
+            .iter()
+            .map(|s| (&*s.label, s.start, s.end))
+            .collect();
+        assert_eq!(spans, [("default", 0, 3)]);
         assert_eq!(seen.top[0][0].id, 12);
         assert_eq!(parse(USAGE, 0).unwrap().cached, Some(3));
     }

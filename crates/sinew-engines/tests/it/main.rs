@@ -6,6 +6,7 @@
     reason = "a test that cannot go on fails; what a test sends is bounded by the test"
 )]
 
+mod adapters;
 mod conformance;
 mod evaluation;
 mod failover;
@@ -14,4 +15,5 @@ mod follow;
 mod llama_cpp;
 mod mock;
 mod support;
+mod swaps;
 mod weights;

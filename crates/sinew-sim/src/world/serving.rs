@@ -157,6 +157,7 @@ impl World {
                 id,
                 logprob: -1.0,
                 top: Vec::new(),
+                version: None,
             };
             let end = one.ended.then_some(FinishReason::Length);
             let tokens: Vec<AttemptToken> = one.tokens.into_iter().map(token).collect();
@@ -269,7 +270,7 @@ impl World {
             self.take_news(engine, news);
         }
         self.measure.inputs += 1;
-        self.fleet.router.load_begins(self.clock.now_s());
+        self.fleet.router.load_begins(self.clock.now_s(), &[]);
         self.pump();
         self.updates.loads = true;
         self.clock

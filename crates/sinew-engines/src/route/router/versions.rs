@@ -10,7 +10,7 @@ use crate::attempt::AttemptId;
 use crate::backend::{Probe, ServedWeights};
 use crate::error::AttemptError;
 use sinew_types::{EngineError, RequestId, WeightsId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Begins the label of a server while its weights are being loaded: `loading-v12-9f3c12ab`.
 const LOADING: &str = "loading-v";
@@ -115,6 +115,10 @@ impl Router {
                 } else if state.breaker.opens_until().is_none() {
                     state.trouble = None;
                 }
+                if weights == Some(self.weights) || probe.weights == ServedWeights::Unlabelled {
+                    // It was loaded again, or started anew.
+                    state.quarantine = None;
+                }
                 state.weights = weights;
                 state.reserved = 0;
                 state.probe = Some(probe);
@@ -135,16 +139,27 @@ impl Router {
     /// Stops (`true`) or continues. Running attempts end; their requests keep their ids and wait.
     pub fn pause(&mut self, now: f64, paused: bool) {
         self.paused = paused;
-        self.interrupt(now);
+        self.interrupt(now, |_| true);
         self.renew_deadlines(now);
         self.schedule(now);
     }
 
-    /// Announces a load of weights: attempts end as in a pause, and nothing starts until
-    /// [`Router::loaded`].
-    pub fn load_begins(&mut self, now: f64) {
+    /// Announces a load of weights: nothing starts until [`Router::loaded`]. Attempts end as in a pause,
+    /// except on engines that are set in `kept`: there they continue with the new weights.
+    pub fn load_begins(&mut self, now: f64, kept: &[bool]) {
         self.loading = true;
-        self.interrupt(now);
+        self.interrupt(now, |engine| !kept.get(engine).copied().unwrap_or(false));
+    }
+
+    /// Weights that attempts on an engine sample with.
+    pub fn in_use(&self, engine: usize) -> BTreeSet<WeightsId> {
+        let attempts = self.engines.get(engine).map(|e| e.attempts.iter());
+        let requests = attempts
+            .into_iter()
+            .flatten()
+            .filter_map(|a| self.attempts.get(a));
+        let states = requests.filter_map(|r| self.requests.get(r));
+        states.map(|state| state.weights).collect()
     }
 
     /// Takes the results of a load, engine by engine. If one engine has the new weights, they
@@ -156,7 +171,7 @@ impl Router {
         weights: WeightsId,
         results: &[(usize, Result<(), AttemptError>)],
     ) -> bool {
-        self.loading = false;
+        let stopped = std::mem::replace(&mut self.loading, false);
         let changed = results.iter().any(|(_, r)| r.is_ok());
         if changed {
             self.weights = weights;
@@ -173,26 +188,48 @@ impl Router {
                 Ok(()) => {
                     engine.weights = Some(weights);
                     engine.trouble = None;
+                    engine.quarantine = None;
                     if !all {
                         self.seen.clear(*index);
                     }
                 }
-                Err(error) => {
-                    engine.weights = None;
-                    engine.trouble = Some(format!("loading {weights}: {error}"));
-                }
+                Err(error) => engine.not_loaded(weights, error),
             }
         }
+        // What they would sample is of unknown weights, unless it is of an adapter that is still there.
+        let failed =
+            |engine: usize| stopped && results.iter().any(|(i, r)| *i == engine && r.is_err());
+        self.interrupt(now, failed);
         self.renew_deadlines(now);
         self.schedule(now);
         changed
     }
 
-    /// Ends all attempts without harm to their requests.
-    fn interrupt(&mut self, now: f64) {
+    /// Takes the failure of a load outside of a load for all engines: it serves nothing until the next one.
+    pub fn not_repaired(&mut self, now: f64, engine: usize, error: &AttemptError) {
+        let weights = self.weights;
+        if let Some(state) = self.engines.get_mut(engine) {
+            state.not_loaded(weights, error);
+            self.seen.clear(engine);
+        }
+        self.adopt();
+        self.schedule(now);
+    }
+
+    /// Whether an engine has weights that differ from those of its replicas.
+    pub fn is_in_quarantine(&self, engine: usize) -> bool {
+        self.engines
+            .get(engine)
+            .is_some_and(|e| e.quarantine.is_some())
+    }
+
+    /// Ends the attempts of these engines without harm to their requests.
+    fn interrupt(&mut self, now: f64, engines: impl Fn(usize) -> bool) {
         // The order of the attempts matters: equal histories must give equal commands.
-        let attempts: BTreeMap<AttemptId, RequestId> =
-            self.attempts.iter().map(|(a, r)| (*a, *r)).collect();
+        let on = |r: &RequestId| self.requests.get(r).and_then(|r| r.attempt);
+        let ended = |r: &RequestId| on(r).is_some_and(|(_, engine)| engines(engine));
+        let attempts = self.attempts.iter().filter(|(_, r)| ended(*r));
+        let attempts: BTreeMap<AttemptId, RequestId> = attempts.map(|(a, r)| (*a, *r)).collect();
         for request in attempts.into_values() {
             self.cancel_attempt(request);
             self.counters.interrupted_attempts += 1;
