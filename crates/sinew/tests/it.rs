@@ -40,6 +40,8 @@ mod follow;
 mod formats;
 #[path = "it/gate.rs"]
 mod gate;
+#[path = "it/gpu.rs"]
+mod gpu;
 #[path = "it/images.rs"]
 mod images;
 #[path = "it/input.rs"]

@@ -325,3 +325,103 @@ fn amounts_are_short() {
         ["12.3 GB", "45 MB", "0 MB"]
     );
 }
+
+/// Models of the page, by name.
+fn models() -> [(&'static str, ModelShape); 4] {
+    [
+        ("0.5B (Qwen2.5)", half()),
+        ("8B (Qwen3)", eight()),
+        ("32B (Qwen2.5)", thirty_two()),
+        ("30B-A3B (Qwen3)", mixture()),
+    ]
+}
+
+/// Peak of one rank with 16k tokens, else with as many as fit, at least 2048.
+fn cell(model: &ModelShape, lora: bool, (count, size): (u64, u64)) -> String {
+    let fitting = |tokens| {
+        let trainer = TrainerSetup {
+            micro_batch_tokens: tokens,
+            ..setup(model.clone(), count, lora)
+        };
+        let plan = plan(trainer, count, size);
+        plan.check()
+            .ok()
+            .map(|()| amount(plan.trainer.bytes().total()))
+    };
+    let fewer = || {
+        (8..64)
+            .rev()
+            .find_map(|n| Some((n * 256, fitting(n * 256)?)))
+    };
+    match (fitting(16_384), fewer()) {
+        (Some(need), _) => need,
+        (None, Some((tokens, need))) => format!("{need} with {tokens} tokens"),
+        (None, None) => "no".to_owned(),
+    }
+}
+
+/// The tables of `docs/gpu.md`.
+fn tables() -> String {
+    let mut text =
+        "| model | trained | 1 x 24 GB | 1 x 80 GB | 8 x 80 GB |\n|---|---|---|---|---|\n"
+            .to_owned();
+    let kinds = [(false, "all weights"), (true, "LoRA, rank 32")];
+    for (name, model) in models() {
+        for (lora, kind) in kinds {
+            let cells = [(1, 24), (1, 80), (8, 80)].map(|machine| cell(&model, lora, machine));
+            text += &format!("| {name} | {kind} | {} |\n", cells.join(" | "));
+        }
+    }
+    text += "\n| model | trained | weights | gradients | moments | gathered | activations | head, reduction | \
+             process | all |\n|---|---|---|---|---|---|---|---|---|---|\n";
+    for (name, model) in models() {
+        for (lora, kind) in kinds {
+            let b = setup(model.clone(), 8, lora).bytes();
+            let parts = [
+                b.weights,
+                b.gradients,
+                b.moments,
+                b.gathered,
+                b.activations,
+                b.working,
+                b.process,
+            ];
+            let cells: Vec<String> = parts.into_iter().chain([b.total()]).map(amount).collect();
+            text += &format!("| {name} | {kind} | {} |\n", cells.join(" | "));
+        }
+    }
+    text += "\n| model | weights | keys and values of 32k tokens | on GPUs of 24 GB | on GPUs of 80 GB |\n\
+             |---|---|---|---|---|\n";
+    for (name, model) in models() {
+        let engine = EngineSetup {
+            model,
+            kv_tokens: 32_768,
+            tensor_parallel: None,
+        };
+        let one = engine.bytes(1, 0);
+        let servers = [24_000_000_000, 80_000_000_000].map(|bytes| {
+            let gpus = engine.fewest(bytes).unwrap();
+            format!("{gpus}: {} tokens", engine.bytes(gpus, bytes).kv_tokens)
+        });
+        text += &format!(
+            "| {name} | {} | {} | {} |\n",
+            amount(one.weights),
+            amount(one.keys),
+            servers.join(" | ")
+        );
+    }
+    text
+}
+
+#[test]
+fn the_page_has_the_figures_of_the_formulas() {
+    let page = include_str!("../../../../docs/gpu.md");
+    let tables = tables();
+    for table in tables.split("\n\n") {
+        let table = table.trim_end();
+        assert!(
+            page.contains(table),
+            "docs/gpu.md needs the tables\n{tables}"
+        );
+    }
+}
