@@ -107,3 +107,37 @@ def test_adapters(family: str, models: Any, tmp_path: Path) -> None:
     merged, own = plain_model(tmp_path / "merged")(input_ids=ids).logits, peft(input_ids=ids).logits
     print(f"\n{family}: lora logprobs {gap:.1e} gradients {slope:.1e} merged {float((merged - own).abs().max()):.1e}")
     assert (merged - own).abs().max() <= 2e-4 * own.abs().max()
+
+
+def composites() -> dict[str, tuple[Any, Any]]:
+    """Configurations of models with a vision tower."""
+    text = worlds.SMALL | {"query_pre_attn_scalar": 8}
+    tower = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    qwen = transformers.Qwen3_5Config(
+        text_config=worlds.SMALL | worlds.LINEAR, image_token_id=90, video_token_id=91, vision_start_token_id=92,
+        vision_end_token_id=93, vision_config={"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2,
+                                               "out_hidden_size": 32, "num_position_embeddings": 16, "patch_size": 4})
+    gemma = transformers.Gemma3Config(
+        text_config=text | {"layer_types": worlds.SLIDING, "sliding_window": 8}, mm_tokens_per_image=4,
+        image_token_index=90, boi_token_index=91, eoi_token_index=92,
+        vision_config=tower | {"num_hidden_layers": 1, "image_size": 28, "patch_size": 14})
+    return {"qwen3_5": (qwen, transformers.Qwen3_5ForConditionalGeneration),
+            "gemma3": (gemma, transformers.Gemma3ForConditionalGeneration)}
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
+def test_vision_towers_stay(family: str, tmp_path: Path) -> None:
+    """The text part of a model with a vision tower trains, and an export has the tower's tensors as they were."""
+    from safetensors.torch import load_file
+
+    config, kind = composites()[family]
+    torch.manual_seed(1)
+    kind(config).save_pretrained(tmp_path / "model")
+    policy = inside.policy(tmp_path / "model")
+    inside.forward(policy, inside.lane(worlds.tree(3)))
+    policy.backward({"logprobs": np.ones(30, "f4")})
+    assert all(one.tensor.grad is not None for one in policy.optimizer.trained)
+    (tmp_path / "out").mkdir()
+    checkpoint.publish(policy, str(tmp_path / "out"), "full", "f32", False)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "out"))
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)

@@ -16,6 +16,7 @@ import serving
 import torch
 import worlds
 
+from sinew.torch import models as loading
 from sinew.torch import tree
 from sinew.torch.errors import Refused
 from sinew.torch.head import Output, Scores, items_of
@@ -129,6 +130,34 @@ def test_forms_agree(family: str, models: Any) -> None:
         assert np.allclose(kept["logprobs"], first["logprobs"], atol=1e-5)
         assert (gradient - other).norm() <= 5e-6 * gradient.norm()
     assert torch.equal(results[0][1], results[4][1])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_flex(family: str, models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention takes the same trees; here without its compiler, which has no backward pass on a CPU."""
+    from torch.nn.attention.flex_attention import flex_attention
+    from transformers.integrations import flex_attention as place
+
+    def plain(*args: Any, training: bool = False, **kwargs: Any) -> Any:
+        return flex_attention(*args, **kwargs)
+
+    lane = inside.lane(worlds.tree(32))
+    expected = inside.forward(inside.policy(models(family)), lane, backward=False)
+    monkeypatch.setattr(place, "compile_friendly_flex_attention", plain)
+    policy = inside.policy(models(family), attention="flex")
+    assert policy.main.form.attention == "flex_attention" and not policy.main.form.flat
+    assert np.allclose(inside.forward(policy, lane, backward=False)["logprobs"], expected["logprobs"], atol=1e-5)
+
+    def broken(*_args: Any, **_kwargs: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(place, "compile_friendly_flex_attention", broken)
+    with pytest.raises(Refused, match="no compiler"):
+        inside.policy(models(family), attention="flex")
+    monkeypatch.setattr(loading, "implementations", lambda *_: ["flex_attention"])
+    policy = inside.policy(models(family))
+    assert policy.main.form.attention == "sdpa" and not policy.main.form.flat
+    assert np.array_equal(inside.forward(policy, lane, backward=False)["logprobs"], expected["logprobs"])
 
 
 def test_critic(models: Any) -> None:

@@ -77,6 +77,32 @@ class Plan:
         return [("lm_head.weight", list(embedding.shape), group)]
 
 
+def carried(policy: Policy) -> list[tuple[str, list[int]]]:
+    """Tensors of the model's folder that the causal model leaves out (a vision tower): servers that read the folder's
+    configuration want them. None unless the folder has all tensors of the model under the names that are written."""
+    if policy.rank == 0 and policy.carried is None:
+        policy.carried = []
+        plan, folder = Plan(policy), policy.main.loaded.folder
+        own = {name for group in plan.groups for name, _ in group.files}
+        try:
+            reader = Reader(folder, model_files(folder))
+        except Refused:  # weights in another format
+            return []
+        if own <= set(reader.where):
+            tied = set(getattr(plan.causal, "all_tied_weights_keys", None) or {}) | {"lm_head.weight"}
+            left = [name for name in sorted(set(reader.where) - own - tied) if not name.endswith("inv_freq")]
+            policy.carried = [(name, reader.shape(name)) for name in left if reader.is_float(name)]
+    return policy.carried or []
+
+
+def add_carried(policy: Policy, writer: Writer) -> None:
+    """Copies the tensors that `carried` lists."""
+    folder = policy.main.loaded.folder
+    reader = Reader(folder, model_files(folder))
+    for name, _ in policy.carried or []:
+        writer.add(name, reader.whole(name))
+
+
 class Keeper:
     """Keeps the first failure of this rank while collectives go on."""
 
@@ -89,7 +115,7 @@ class Keeper:
             return None
         try:
             return call()
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, Refused) as error:
             self.error = error
             return None
 
@@ -103,8 +129,9 @@ class Keeper:
         policy.agree(raise_)
 
 
-def write_model(policy: Policy, folder: str, dtype: str, merged: bool, untied: bool) -> tuple[list[Any], list[Any]]:
-    """Writes this rank's share of the model; entries of its files and tensors."""
+def write_model(policy: Policy, folder: str, dtype: str, export: bool, untied: bool) -> tuple[list[Any], list[Any]]:
+    """Writes this rank's share of the model; entries of its files and tensors. An export has merged adapters, and
+    all tensors of the model's folder."""
     plan, type_ = Plan(policy), TYPES[dtype]
     writers = plan.writers(type_.itemsize)
     count = max(writers) + 1
@@ -114,18 +141,22 @@ def write_model(policy: Policy, folder: str, dtype: str, merged: bool, untied: b
     for group, writer in zip(plan.groups, writers, strict=True):
         entries[writer] += group.files
     entries[0] += [(name, shape) for name, shape, _ in extra]
+    rest = carried(policy) if export else []
+    entries[0] += rest
     keeper = Keeper()
     mine = plan.rank < count
     writer = keeper.do(lambda: Writer(folder, names[plan.rank], entries[plan.rank], type_)) if mine else None
     for group, owner in zip(plan.groups, writers, strict=True):
-        values = plan.values(group, merged)
+        values = plan.values(group, export)
         if owner == plan.rank:
             for name, _ in group.files:
                 keeper.do(lambda name=name, values=values: writer.add(name, values[name]))
     for name, _, group in extra:
-        values = plan.values(group, merged)
+        values = plan.values(group, export)
         if plan.rank == 0:
             keeper.do(lambda name=name, values=values: writer.add(name, next(iter(values.values()))))
+    if rest:
+        keeper.do(lambda: add_carried(policy, writer))
     files = [keeper.do(writer.close)] if writer is not None else []
     if plan.rank == 0 and count > 1:
         index = {name: names[i] for i, own in enumerate(entries) for name, _ in own}
@@ -271,6 +302,10 @@ class Reader:
         if name not in self.where:
             raise Refused(f"tensor {name} is missing in the folder")
         return list(self.where[name].get_slice(name).get_shape())
+
+    def is_float(self, name: str) -> bool:
+        """Whether a tensor has a type that is written."""
+        return self.where[name].get_slice(name).get_dtype() in ("F32", "BF16", "F16")
 
     def check(self, name: str, shape: list[int]) -> None:
         """Refuses a missing or misshapen tensor."""

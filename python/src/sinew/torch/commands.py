@@ -50,6 +50,7 @@ class Commands:
         self.opened, self.kept = None, None
         mesh = mesh_of(self.ranks.world, self.ranks.device)
         self.opened = Policy(header, mesh, self.ranks.device, self.ranks.agree, self.ranks.share)
+        checkpoint.carried(self.opened)
         return device_name(self.ranks.device)
 
     def answer_open(self, devices: list[Any]) -> dict[str, Any]:
@@ -58,6 +59,7 @@ class Commands:
         parameters, trained = policy.counts()
         return {
             "lanes": policy.world, "shared": not main.form.flat, "why_flat": main.form.why_flat,
+            "attention": main.form.attention,
             "vocabulary": main.vocabulary, "hidden": main.hidden, "family": main.causal.config.model_type,
             "parameters": parameters, "trained": trained, "device": self.ranks.device.type, "devices": devices,
             "versions": versions(),

@@ -28,6 +28,10 @@ CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 """Size of the logits of one chunk, unless the request sets the chunk."""
 
 
+SQUARE = 8192
+"""Longest lane for which a square mask stands in for FlexAttention: 64 MiB of bits as bytes."""
+
+
 class Wrapped(nn.Module):
     """The root that FSDP hooks: whatever runs in `forward` sees whole parameters of embedding, norm and head."""
 
@@ -47,6 +51,7 @@ class Member:
                  max_tokens: int, chunk: int | None) -> None:
         self.loaded, self.wrapped, self.device, self.max_tokens = loaded, wrapped, device, max_tokens
         self.causal = loaded.causal
+        self.asked = settings.attention
         self.dtype = torch.bfloat16 if settings.dtype == "bf16" else torch.float32
         config = self.causal.config.get_text_config()
         self.config = config
@@ -60,10 +65,13 @@ class Member:
     def run(self, call: Callable[..., Any], *args: Any) -> Any:
         """Runs `call` in the root. Without gradients the root is sharded again at once."""
         try:
-            return self.wrapped(call, *args)
-        finally:
-            if isinstance(self.wrapped, FSDPModule) and not torch.is_grad_enabled():
-                self.wrapped.reshard()
+            result = self.wrapped(call, *args)
+        except Exception:
+            self.settle()
+            raise
+        if isinstance(self.wrapped, FSDPModule) and not torch.is_grad_enabled():
+            self.wrapped.reshard()
+        return result
 
     def settle(self) -> None:
         """Drops what FSDP keeps of a forward pass whose backward pass never came."""
@@ -144,22 +152,47 @@ class Member:
     @torch.no_grad()
     def test(self, sharing: str) -> None:
         """Chooses the head's form and the form of input by computing both ways."""
-        self.output = self._output()
-        attention = self.causal.config._attn_implementation
+        flex = self.causal.config._attn_implementation == "flex_attention"
+        try:
+            self.output = self._output()
+        except Exception as error:
+            if not flex or isinstance(error, Refused) or models.is_fatal(error):
+                raise
+            if self.asked == "flex":
+                raise Refused(f"attention is 'flex', allowed is 'auto' or 'sdpa': {first_line(error)}") from error
+            self._leave_flex()
+            self.output = self._output()
         if sharing == "flat":
-            self.form = Form(True, attention, why_flat="the request asks for flat rows")
+            self._flat("the request asks for flat rows")
             return
-        tried = []
+        why = self._share()
+        if why is not None and flex and self.asked == "auto":
+            # FlexAttention may not compile here; a square mask does for lanes that are short enough.
+            self._leave_flex()
+            why = self._share() if self.max_tokens <= SQUARE else f"{why}; lanes are too long for a square mask"
+        if why is not None:
+            self._flat(why)
+
+    def _leave_flex(self) -> None:
+        """Takes an attention implementation that needs no compiler."""
+        if self.causal.config._attn_implementation == "flex_attention":
+            self.causal.set_attn_implementation("sdpa" if self.causal._supports_sdpa else "eager")
+
+    def _share(self) -> str | None:
+        """Takes the first form of masks under which a tree computes what its rows compute, or returns why none."""
+        why = None
         for windows in self._windows():
-            form = Form(False, attention, windows)
+            form = Form(False, self.causal.config._attn_implementation, windows)
             why = self._differs(form)
             if why is None:
                 self.form = form
-                return
-            tried.append(why)
-        self.form = Form(True, attention, why_flat=tried[-1])
-        if attention == "flex_attention" and getattr(self.causal, "_supports_sdpa", False):
-            self.causal.set_attn_implementation("sdpa")
+                return None
+        return why
+
+    def _flat(self, why: str) -> None:
+        """Takes flat rows, with an attention implementation that needs no compiled mask."""
+        self._leave_flex()
+        self.form = Form(True, self.causal.config._attn_implementation, why_flat=why)
 
     def _output(self) -> Output:
         """Scale and cap of the logits, found among what configurations name and checked against the model."""
@@ -291,7 +324,7 @@ def load(folder: str, settings: Settings, mesh: DeviceMesh, device: torch.device
         agree(lambda: models.unlinked(causal))
     if not trained:
         causal.requires_grad_(False)
-    layers = models.decoder_layers(causal)
+    layers = models.decoder_layers(models.base_of(causal))
     if trained:
         models.checkpoint_layers(layers, settings.checkpointing)
     wrapped = Wrapped(causal)

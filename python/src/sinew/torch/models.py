@@ -165,7 +165,7 @@ def decoder_layers(causal: nn.Module) -> nn.ModuleList:
 
 
 def freeze_unused(causal: Any) -> None:
-    """Leaves parameters outside the text decoder and its head untrained: they never get a gradient."""
+    """Leaves parameters outside the text decoder and its head untrained (vision towers): they get no gradient."""
     used = {id(p) for p in base_of(causal).parameters()}
     output = causal.get_output_embeddings()
     used |= {id(p) for p in output.parameters()} if output is not None else set()
@@ -175,8 +175,8 @@ def freeze_unused(causal: Any) -> None:
 
 
 def base_of(causal: Any) -> Any:
-    """The model below the head."""
-    base = causal.base_model
+    """The text decoder below the head."""
+    base = causal.get_decoder()
     if base is causal:
         raise Refused(f"model is a {type(causal).__name__}, which has no model below its head")
     return base

@@ -58,6 +58,7 @@ class Policy:
         self.outputs: tuple[torch.Tensor, ...] | None = None
         self.kept: Lane | None = None
         self.on_host = False
+        self.carried: list[tuple[str, list[int]]] | None = None
 
     def _critic(self) -> torch.nn.Parameter | None:
         head = self.opening.critic
