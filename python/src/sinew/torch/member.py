@@ -33,7 +33,8 @@ SQUARE = 8192
 
 
 class Wrapped(nn.Module):
-    """The root that FSDP hooks: whatever runs in `forward` sees whole parameters of embedding, norm and head."""
+    """The root that FSDP hooks: whatever runs in `forward` sees whole parameters of embedding, norm and
+    head."""
 
     def __init__(self, causal: Any) -> None:
         super().__init__()
@@ -47,8 +48,15 @@ class Wrapped(nn.Module):
 class Member:
     """A loaded, sharded model with its form of input and its head."""
 
-    def __init__(self, loaded: Loaded, wrapped: Wrapped, settings: Settings, device: torch.device,
-                 max_tokens: int, chunk: int | None) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        wrapped: Wrapped,
+        settings: Settings,
+        device: torch.device,
+        max_tokens: int,
+        chunk: int | None,
+    ) -> None:
         self.loaded, self.wrapped, self.device, self.max_tokens = loaded, wrapped, device, max_tokens
         self.causal = loaded.causal
         self.asked = settings.attention
@@ -110,7 +118,9 @@ class Member:
         base = models.base_of(self.causal)
         parts = []
         for one in batch.passes:
-            out = base(input_ids=one.ids, attention_mask=one.mask, position_ids=one.positions, use_cache=False)
+            out = base(
+                input_ids=one.ids, attention_mask=one.mask, position_ids=one.positions, use_cache=False
+            )
             parts.append(out.last_hidden_state.flatten(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -119,7 +129,9 @@ class Member:
         layer = self.causal.get_output_embeddings()
         return layer.weight, getattr(layer, "bias", None)
 
-    def scores(self, lane: Lane, passes: int, entropies: bool, value: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    def scores(
+        self, lane: Lane, passes: int, entropies: bool, value: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
         """Log-probabilities, entropies and values of the items, in the request's order."""
         batch = self.batch(lane, passes)
         items = items_of(lane, batch.places, self.device)
@@ -159,7 +171,9 @@ class Member:
             if not flex or isinstance(error, Refused) or models.is_fatal(error):
                 raise
             if self.asked == "flex":
-                raise Refused(f"attention is 'flex', allowed is 'auto' or 'sdpa': {first_line(error)}") from error
+                raise Refused(
+                    f"attention is 'flex', allowed is 'auto' or 'sdpa': {first_line(error)}"
+                ) from error
             self._leave_flex()
             self.output = self._output()
         if sharing == "flat":
@@ -169,7 +183,9 @@ class Member:
         if why is not None and flex and self.asked == "auto":
             # FlexAttention may not compile here; a square mask does for lanes that are short enough.
             self._leave_flex()
-            why = self._share() if self.max_tokens <= SQUARE else f"{why}; lanes are too long for a square mask"
+            why = (
+                self._share() if self.max_tokens <= SQUARE else f"{why}; lanes are too long for a square mask"
+            )
         if why is not None:
             self._flat(why)
 
@@ -179,7 +195,8 @@ class Member:
             self.causal.set_attn_implementation("sdpa" if self.causal._supports_sdpa else "eager")
 
     def _share(self) -> str | None:
-        """Takes the first form of masks under which a tree computes what its rows compute, or returns why none."""
+        """Takes the first form of masks under which a tree computes what its rows compute, or returns why
+        none."""
         why = None
         for windows in self._windows():
             form = Form(False, self.causal.config._attn_implementation, windows)
@@ -216,12 +233,15 @@ class Member:
         best = int(gaps.argmin())
         limit = (1e-4 if self.dtype == torch.float32 else 5e-2) * max(1.0, float(size))
         if float(gaps[best]) > limit:
-            raise Refused(f"model is a {type(self.causal).__name__}, whose logits are not those of its output matrix "
-                          f"(they differ by {float(gaps[best]):.3g}, allowed is {limit:.3g})")
+            raise Refused(
+                f"model is a {type(self.causal).__name__}, whose logits are not those of its output matrix "
+                f"(they differ by {float(gaps[best]):.3g}, allowed is {limit:.3g})"
+            )
         return candidates[best]
 
     def _windows(self) -> list[dict[str, int | None]]:
-        """Forms of masks to try: one for each layer type where the configuration has types, then a single one."""
+        """Forms of masks to try: one for each layer type where the configuration has types, then a single
+        one."""
         window = getattr(self.config, "sliding_window", None)
         types = sorted(set(getattr(self.config, "layer_types", None) or []))
         known = {"full_attention": None, "sliding_attention": window}
@@ -237,7 +257,9 @@ class Member:
         """Nothing if a tree computes what its rows compute, else the reason in words."""
         lane, ends = trial(self.vocabulary, self.max_tokens, getattr(self.config, "sliding_window", None))
         try:
-            whole = self.run(self.states, shared_batch(lane, form, self.device, self.dtype))[: len(lane.tokens)]
+            whole = self.run(self.states, shared_batch(lane, form, self.device, self.dtype))[
+                : len(lane.tokens)
+            ]
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             if models.is_fatal(error):
                 raise
@@ -245,11 +267,14 @@ class Member:
         flat = flat_batch(lane, self.max_tokens, len(chunks(lane, self.max_tokens)), self.device)
         rows = self.run(self.states, flat)[torch.from_numpy(flat.places).to(self.device)]
         error = (whole - rows).float().norm(dim=1) / rows.float().norm(dim=1).clamp(min=1e-6)
-        gap = float(agreed(torch.stack([torch.quantile(error[a:b], 0.9) for a, b in ends]).max()))
-        limit = 1e-4 if self.dtype == torch.float32 else 5e-2
+        # In bf16 the noise of single tokens is large (a router may choose another expert): the median counts.
+        share, limit = (0.9, 3e-4) if self.dtype == torch.float32 else (0.5, 0.1)
+        gap = float(agreed(torch.stack([torch.quantile(error[a:b], share) for a, b in ends]).max()))
         if not gap <= limit:
-            return (f"hidden states of a small tree differ from those of its rows by {gap:.2g} (relative; allowed is "
-                    f"{limit:g}): some layers do not follow the mask, such as linear attention or sliding windows")
+            return (
+                f"hidden states of a small tree differ from those of its rows by {gap:.2g} (relative; allowed "
+                f"is {limit:g}): some layers do not follow the mask, such as linear attention"
+            )
         return None
 
 
@@ -279,8 +304,9 @@ def agreed(values: torch.Tensor) -> torch.Tensor:
 
 
 def trial(vocabulary: int, max_tokens: int, window: int | None) -> tuple[Lane, list[tuple[int, int]]]:
-    """A tree of random tokens with two levels of branches, longer than the window, and the spans of its leaves."""
-    long = window if isinstance(window, int) and 0 < window < max_tokens else 8
+    """A tree of random tokens with two levels of branches, longer than the window, and the spans of its
+    leaves."""
+    long = window + window // 2 if isinstance(window, int) and 0 < window < max_tokens else 8
     lengths = [max(1, min(long + 3, max_tokens - 6)), 3, 5, 4, 6, 5]
     parents = [0, 1, 2, 2, 1, 0]
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -295,10 +321,17 @@ def trial(vocabulary: int, max_tokens: int, window: int | None) -> tuple[Lane, l
     return lane, [(int(starts[i]), int(starts[i + 1])) for i in range(1, len(lengths))]
 
 
-def load(folder: str, settings: Settings, mesh: DeviceMesh, device: torch.device, trained: bool,
-         agree: Callable[[Callable[[], Any]], Any], share: Callable[[Any], Any]) -> tuple[Loaded, Wrapped]:
-    """Reads, builds, shards and fills a model. `agree` runs a step whose failure all ranks share; `share` sends
-    an object of rank 0 to all."""
+def load(
+    folder: str,
+    settings: Settings,
+    mesh: DeviceMesh,
+    device: torch.device,
+    trained: bool,
+    agree: Callable[[Callable[[], Any]], Any],
+    share: Callable[[Any], Any],
+) -> tuple[Loaded, Wrapped]:
+    """Reads, builds, shards and fills a model. `agree` runs a step whose failure all ranks share; `share`
+    sends an object of rank 0 to all."""
     rank, world = mesh.get_local_rank(), mesh.size()
     lora = settings.lora if trained else None
 
@@ -311,14 +344,15 @@ def load(folder: str, settings: Settings, mesh: DeviceMesh, device: torch.device
         return source, models.prepare(source, lora)
 
     found = agree(first)
+    causal: Any
     causal, adapters = found if found is not None else (None, None)
     whole = world == 1 and settings.dtype == "f32"
-    told = share((type(causal), causal.config, models.conversions_of(causal)) if rank == 0 else None)
+    recipe = share((type(causal), causal.config, models.conversions_of(causal)) if rank == 0 else None)
     source = None
     if not whole:
         if causal is not None:
             source = tensors_of(causal)
-        causal = models.build(*told)
+        causal = models.build(*recipe)
         models.freeze_unused(causal)
         adapters = models.prepare(causal, lora)
         agree(lambda: models.unlinked(causal))
