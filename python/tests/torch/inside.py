@@ -24,7 +24,7 @@ def policy(
     **more: Any,
 ) -> Policy:
     """Opens a model without a server."""
-    settings = Settings(dtype, attention, checkpointing, lora)
+    settings = Settings(dtype, attention, checkpointing, lora and {"base_name": None, **lora})
     opening = Opening(str(folder), settings, sharing, max_tokens, chunk, True, 1, **more)
     device = torch.device("cpu")
     return Policy(opening, mesh_of(1, device), device, lambda step: step(), lambda value: value)

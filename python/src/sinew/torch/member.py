@@ -273,7 +273,7 @@ class Member:
         if not gap <= limit:
             return (
                 f"hidden states of a small tree differ from those of its rows by {gap:.2g} (relative; allowed "
-                f"is {limit:g}): some layers do not follow the mask, such as linear attention"
+                f"is {limit:g}): some layers do not follow the mask, as linear attention"
             )
         return None
 
