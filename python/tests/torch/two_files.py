@@ -6,7 +6,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-
 from sinew.torch import checkpoint
 from sinew.torch.models import Settings
 from sinew.torch.policy import Opening, Policy, mesh_of

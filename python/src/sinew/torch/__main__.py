@@ -55,8 +55,13 @@ def serve(ranks: Ranks, secret: bytes) -> None:
         current = desk.current
         fields = ("host", "device", "phase", "since_s", "bytes")
         beats = [{"rank": i, **{f: beat.get(f) for f in fields}} for i, beat in enumerate(watch.beats)]
-        return {"seq": desk.seq, "verb": current[0] if current else None,
-                "since_s": time.monotonic() - current[1] if current else 0.0, "broken": desk.broken, "ranks": beats}
+        return {
+            "seq": desk.seq,
+            "verb": current[0] if current else None,
+            "since_s": time.monotonic() - current[1] if current else 0.0,
+            "broken": desk.broken,
+            "ranks": beats,
+        }
 
     def end() -> None:
         ranks.store.add("close", 1)

@@ -1,14 +1,15 @@
 """The ranks as a group: control messages, signs of life, the first error of any rank.
 
-Commands travel on a gloo group without a deadline (ranks wait for hours), data and agreement on one with it. Each
-rank reports an error to the store before anything else, since others may hang in a collective, and counts a beat
-there twice a second, so that rank 0 can name a rank that was killed or stopped.
+Commands travel on a gloo group without a deadline (ranks wait for hours), data and agreement on one with
+it. Each rank reports an error to the store before anything else, since others may hang in a collective, and
+counts a beat there twice a second, so that rank 0 can name a rank that was killed or stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import json
 import os
 import resource
@@ -62,26 +63,48 @@ class Ranks:
 
     def _connect(self, deadline: datetime.timedelta) -> Any:
         """Joins the default group; returns a connection to the store for threads."""
-        address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+        env = os.environ
+        address, port = env.get("MASTER_ADDR"), int(env.get("MASTER_PORT") or 0)
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        if address in ("127.0.0.1", "localhost", None):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        loopback = address in ("127.0.0.1", "localhost", None)
+        if loopback:
+            env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        join = functools.partial(dist.init_process_group, backend, timeout=deadline)
         if self.world == 1 and not (address and port):
             store = dist.HashStore()
-            dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=deadline)
+            join(store=store, rank=0, world_size=1)
             return store
-        dist.init_process_group(backend, init_method="env://", timeout=deadline)
-        side = dist.TCPStore(address, int(port or 0), is_master=False, timeout=deadline, wait_for_workers=False)
+        connect = functools.partial(dist.TCPStore, address, port, timeout=deadline, wait_for_workers=False)
+        if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            join(init_method="env://")
+        elif self.rank == 0 and loopback:
+            # The store has no password, and torch binds it to all addresses unless it gets a socket.
+            listener = socket.create_server(("127.0.0.1", port), backlog=512)
+            join(
+                store=connect(is_master=True, master_listen_fd=listener.detach()),
+                rank=0,
+                world_size=self.world,
+            )
+        else:
+            join(store=connect(is_master=self.rank == 0), rank=self.rank, world_size=self.world)
         # The agent of `torchrun` keeps its store over restarts of the ranks.
-        return dist.PrefixStore("sinew-" + os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), side)
+        return dist.PrefixStore(
+            "sinew-" + env.get("TORCHELASTIC_RESTART_COUNT", "0"), connect(is_master=False)
+        )
 
     def _beat(self) -> None:
         count = 0
         while True:
             count += 1
             phase, since = self.phase
-            beat = {"count": count, "phase": phase, "since_s": time.monotonic() - since, "host": self.host,
-                    "device": device_name(self.device), "bytes": used_bytes(self.device)}
+            beat = {
+                "count": count,
+                "phase": phase,
+                "since_s": time.monotonic() - since,
+                "host": self.host,
+                "device": device_name(self.device),
+                "bytes": used_bytes(self.device),
+            }
             try:
                 self.store.set(f"beat/{self.rank}", json.dumps(beat))
             except Exception:  # the store is gone with rank 0: the main thread sees that too
@@ -105,8 +128,14 @@ class Ranks:
         text = f"{type(error).__name__}: {error}"
         if kind == "memory":
             text += f" (peak of rank {self.rank}: {peak_bytes(self.device)} bytes)"
-        entry = {"kind": kind, "text": text, "rank": self.rank, "phase": self.phase[0], "host": self.host,
-                 "symptom": kind != "memory" and is_symptom(error)}
+        entry = {
+            "kind": kind,
+            "text": text,
+            "rank": self.rank,
+            "phase": self.phase[0],
+            "host": self.host,
+            "symptom": kind != "memory" and is_symptom(error),
+        }
         number = self.store.add("errors", 1)
         self.store.set(f"error/{number}", json.dumps(entry))
 
@@ -198,7 +227,9 @@ class Watch(threading.Thread):
                 if turn % 5 == 0:
                     self._read_beats()
             except Exception as error:
-                self.broken({"kind": "rank", "text": f"the store is gone: {error}", "rank": None, "phase": None})
+                self.broken(
+                    {"kind": "rank", "text": f"the store is gone: {error}", "rank": None, "phase": None}
+                )
                 return
             turn += 1
             time.sleep(0.1)
@@ -222,8 +253,10 @@ class Watch(threading.Thread):
     def _gone(self, rank: int) -> dict[str, Any]:
         beat = self.beats[rank]
         seen = f"; rank 0 saw: {self.errors[0]['text']}" if self.errors else ""
-        text = (f"rank {rank} on host {beat.get('host')} was killed or does not run: no sign of life for "
-                f"{time.monotonic() - self.changed[rank]:.1f} s{seen}")
+        text = (
+            f"rank {rank} on host {beat.get('host')} was killed or does not run: no sign of life for "
+            f"{time.monotonic() - self.changed[rank]:.1f} s{seen}"
+        )
         return {"kind": "rank", "text": text, "rank": rank, "phase": beat.get("phase")}
 
     def _look(self) -> bool:
@@ -249,8 +282,14 @@ class Watch(threading.Thread):
         if cause is None:
             return False
         host = f" (host {cause['host']})" if cause.get("host") else ""
-        self.broken({"kind": cause["kind"], "text": cause["text"] + host, "rank": cause["rank"],
-                     "phase": cause["phase"]})
+        self.broken(
+            {
+                "kind": cause["kind"],
+                "text": cause["text"] + host,
+                "rank": cause["rank"],
+                "phase": cause["phase"],
+            }
+        )
         return True
 
 
