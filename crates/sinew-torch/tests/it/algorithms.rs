@@ -16,7 +16,8 @@ use sinew_torch::{Checkpointing, CriticOptions};
 use sinew_train::{ModelPolicy, Policy, TrainerConfig, score_rows, score_top, score_values};
 use sinew_types::{TokenLogprob, TrainRow};
 
-/// Tokens of a micro-batch. The rows of a batch fill several.
+/// Tokens of a micro-batch. The rows of most algorithms fill two, and those of a minibatch one, so that one
+/// lane is empty.
 const TOKENS: usize = 160;
 /// Seeds of the frozen models.
 const REFERENCE: u64 = 12;
