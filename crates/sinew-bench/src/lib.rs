@@ -11,6 +11,7 @@
 //! | `decode`, `prefix` | generation by batch size, and what the prefix cache saves |
 //! | `speculation`, `rounding`, `formats` | with a model that speaks |
 //! | `scaling` | training by model size and context |
+//! | `torch` | the PyTorch trainer against plain PyTorch |
 
 mod decode;
 mod env;
@@ -30,6 +31,7 @@ mod row;
 mod scaling;
 mod shapes;
 mod sim;
+mod torch;
 mod train;
 
 use clap::{Args, Parser, Subcommand};
@@ -98,6 +100,7 @@ impl Cli {
             BenchCommand::Queue(args) => queue::run(args),
             BenchCommand::Sim(args) => sim::run(args),
             BenchCommand::Soak(args) => gateway::soak::run(args),
+            BenchCommand::Torch(args) => torch::run(args),
         }
     }
 }
@@ -188,6 +191,12 @@ The part large holds up to some gigabytes of memory. Measure an optimized build:
     /// Run a day of agents against the gateway, compressed: nothing may grow, no token be lost
     #[command(after_help = "Example: sinew bench soak --turns 20000 --json")]
     Soak(gateway::soak::SoakArgs),
+    /// Measure the PyTorch trainer: its protocol, shared prefixes, checkpoints, compared with plain PyTorch
+    #[command(
+        after_help = "Example: sinew bench torch --json --python ~/.cache/sinew/torch/bin/python\n\
+Both sides run in that Python with the same number of threads. All parts take about 20 minutes on two cores."
+    )]
+    Torch(torch::TorchArgs),
 }
 
 /// Arguments of `sinew bench compute`.

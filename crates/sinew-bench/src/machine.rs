@@ -41,9 +41,7 @@ impl CpuTime {
     /// `own`: user, system, and those of ended children (fields 14 to 17 of proc_pid_stat(5)).
     /// `total`: first line of proc_stat(5); idle and iowait are its fourth and fifth numbers.
     fn parse(own: &str, total: &str) -> Option<Self> {
-        let fields: Vec<&str> = own.rsplit_once(") ")?.1.split(' ').collect();
-        let own = fields.get(11..15)?.iter().map(|f| f.parse::<f64>());
-        let own = own.sum::<Result<f64, _>>().ok()?;
+        let own = Self::ticks(own)?;
         let line = total.lines().next()?.strip_prefix("cpu ")?;
         let numbers: Vec<f64> = line
             .split_whitespace()
@@ -58,10 +56,36 @@ impl CpuTime {
         })
     }
 
-    /// Share of the machine's CPU time since `self` that neither this process nor its ended
+    /// CPU time of a process and its ended children.
+    fn ticks(stat: &str) -> Option<f64> {
+        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+        let own = fields.get(11..15)?.iter().map(|f| f.parse::<f64>());
+        own.sum::<Result<f64, _>>().ok()
+    }
+
+    /// Now, with running children counted as this process.
+    pub(crate) fn with_children(children: &[u32]) -> Option<Self> {
+        let mut time = Self::now()?;
+        for child in children {
+            let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).ok()?;
+            time.own += Self::ticks(&stat)?;
+        }
+        Some(time)
+    }
+
+    /// As [`CpuTime::others_since`] for a start that was taken with the same children.
+    pub(crate) fn others_beside(start: Option<Self>, children: &[u32]) -> Option<f64> {
+        Self::share(start?, Self::with_children(children)?)
+    }
+
+    /// Share of the machine's CPU time since `start` that neither this process nor its ended
     /// children used, nor was idle.
     pub(crate) fn others_since(start: Option<Self>) -> Option<f64> {
-        let (start, end) = (start?, Self::now()?);
+        Self::share(start?, Self::now()?)
+    }
+
+    /// Share of others between two times.
+    fn share(start: Self, end: Self) -> Option<f64> {
         let all = end.all - start.all;
         let others = (end.busy - start.busy) - (end.own - start.own);
         (all > 0.0).then(|| (others / all).clamp(0.0, 1.0))

@@ -52,7 +52,7 @@ pub(super) fn row(tokens: Vec<TokenId>, prompt: usize, weight: f32) -> TrainRow 
 }
 
 /// Any token, the same for the same number.
-fn token(config: &ModelConfig, n: usize) -> TokenId {
+pub(super) fn token(config: &ModelConfig, n: usize) -> TokenId {
     (n * 7919 % config.vocab) as TokenId
 }
 

@@ -17,7 +17,7 @@ import torch
 import worlds
 from sinew.torch import models as loading
 from sinew.torch import tree
-from sinew.torch.errors import Refused
+from sinew.torch.errors import Refused, is_memory
 from sinew.torch.head import Output, Scores, items_of
 from sinew.torch.lanes import Lane
 from sinew.torch.optimizer import AdamW, Trained, Update
@@ -332,3 +332,11 @@ def test_start_of_another_package(models: Any, tmp_path: Path) -> None:
     finally:
         process.kill()
         time.sleep(0)
+
+
+@pytest.mark.parametrize("text", ["DefaultCPUAllocator: can't allocate memory: you tried to allocate 8388608 bytes.",
+                                  "DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."])
+def test_memory_errors(text: str) -> None:
+    """Both texts of the CPU's allocator are errors of memory."""
+    assert is_memory(RuntimeError(text))
+    assert not is_memory(ValueError(text))

@@ -56,6 +56,8 @@ fn a_soak_of_agents_loses_nothing() {
 fn wrong_input_is_refused_with_what_is_allowed() {
     for (args, hint) in [
         (&["compute", "--only", "speed"][..], "scaling"),
+        (&["torch", "--only", "speed"], "overhead"),
+        (&["torch", "--python", "/nowhere"], "no such file"),
         (&["env", "--env", "moon"], "household:Household"),
         (&["soak", "--turns", "1"], "--turns"),
         (&["pipeline", "--only", "speed"], "interleave"),
