@@ -5,6 +5,7 @@
 
 use crate::device::precision;
 use crate::failure::Failure;
+use crate::first_weights::FirstWeights;
 use crate::model::model_files;
 use crate::start_model::StartShape;
 use crate::{clock, servers};
@@ -15,7 +16,7 @@ use sinew_pipeline::{CrossPolicy, CrossPolicyConfig};
 use sinew_recipe::{EnginePlan, EngineType, RolloutPlan, RunPlan, TrainMode};
 use sinew_render::Renderer;
 use sinew_tensor::{Cpu, KernelSet};
-use sinew_types::{Engine, Fence, Format, Lineage, PolicyVersion, TensorSource};
+use sinew_types::{Engine, Format, PolicyVersion, TensorSource};
 use std::sync::Arc;
 
 /// Compiles formats into masks. The recipe's own format is compiled now.
@@ -33,16 +34,6 @@ pub(crate) fn grammars(
         compiled.map_err(|e| Failure::input(format!("rollout.format: {e}")))?;
     }
     Ok(grammars)
-}
-
-/// Weights that an engine begins with, their version, and the lineage of all weights of the session.
-#[derive(Clone)]
-pub(crate) struct FirstWeights {
-    pub(crate) version: PolicyVersion,
-    pub(crate) lineage: Lineage,
-    pub(crate) tensors: Arc<dyn TensorSource>,
-    /// Fence of this process, without which no weights are published.
-    pub(crate) fence: Fence,
 }
 
 /// A model for an engine of this process.

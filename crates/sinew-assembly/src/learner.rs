@@ -3,9 +3,9 @@
 //! If `train.data_parallel` is set, this program starts itself as workers. A worker reads the recipe from its
 //! parent and makes the same model; it has no engine, no environment and no run folder.
 
-use crate::engine::FirstWeights;
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
+use crate::first_weights::FirstWeights;
 use crate::lineage::{self, SessionOrigin};
 use crate::model::{loaded_params, renderer};
 use crate::run_pins::RunPins;
@@ -91,8 +91,8 @@ pub(crate) fn begin(
 /// Puts a learner into the state that its run resumes from, and connects it to the session.
 ///
 /// # Errors
-/// If the recipe of the checkpoint differs in more than was allowed, no checkpoint can be read, or the weights
-/// cannot be had.
+/// If the recipe of the checkpoint differs in more than was allowed, no checkpoint can be read, or the
+/// weights cannot be had.
 fn start<P: Policy + Send + 'static>(
     mut learner: PolicyLearner<P>,
     fence: Fence,

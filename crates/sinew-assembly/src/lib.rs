@@ -42,6 +42,7 @@ mod env;
 mod environments;
 mod expire;
 mod failure;
+mod first_weights;
 mod harness;
 mod judge;
 mod judge_settings;

@@ -1,8 +1,8 @@
 //! Weights of a run for engines of other processes: `engine.weights_dir` with an engine of this process.
 
 use crate::Session;
-use crate::engine::FirstWeights;
 use crate::failure::Failure;
+use crate::first_weights::FirstWeights;
 use crate::model::model_files;
 use sinew_engines::{FolderDtype, Publisher, SharedWeights, WeightsFolder};
 use sinew_model::ModelFiles;

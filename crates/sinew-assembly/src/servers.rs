@@ -3,8 +3,8 @@
 //! Several addresses are one engine: requests go to the server that suits them, and to another one when it
 //! fails. `SINEW_ENGINE_KEY` is sent to each as the bearer token.
 
-use crate::engine::FirstWeights;
 use crate::failure::Failure;
+use crate::first_weights::FirstWeights;
 use sinew_engines::{
     Backend, ConnectOptions, EngineKind, FolderDtype, FormatMode, LogprobMode, RemoteConfig,
     RemoteEngine, ServerConfig, TextCodec, VllmApi, VllmOptions, WeightsFolder, connect, split_url,

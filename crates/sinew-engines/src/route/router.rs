@@ -9,7 +9,7 @@
 //! longest known prefix wins, unless it is much more loaded than the least loaded one. The load of an engine
 //! is the expected remaining work of its attempts: see `lengths`.
 //!
-//! Which weights sample, and what changes of them do to attempts, is in `versions`.
+//! The weights that sample, and the effect of new ones on attempts, are in `versions`.
 
 mod versions;
 

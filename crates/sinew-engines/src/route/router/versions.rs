@@ -1,4 +1,4 @@
-//! Which weights sample: probes of engines, loads, pauses, and weights that another program publishes.
+//! Weights that sample: probes of engines, loads, pauses, and weights that another program publishes.
 //!
 //! If [`super::RouterConfig::follow`] is set, the newest weights among the engines sample. A lineage that was
 //! seen later is newer, whatever its version: a trainer that restarts goes back to its checkpoint. An attempt
