@@ -12,7 +12,7 @@ use serde_json::json;
 use sinew_types::{EngineError, WeightsId};
 use std::path::Path;
 
-/// How a server is started that loads adapters.
+/// Flags of a server that loads adapters.
 const START: &str = "start SGLang with --enable-lora, --max-lora-rank of at least train.lora.rank and \
     --lora-target-modules, and let it see the folder under the same path";
 

@@ -11,7 +11,7 @@ use serde_json::json;
 use sinew_types::EngineError;
 use std::path::Path;
 
-/// How a server is started that loads adapters.
+/// Flags of a server that loads adapters.
 const START: &str = "start vLLM with --enable-lora, --max-lora-rank of at least train.lora.rank and \
     VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and let it see the folder under the same path";
 
@@ -24,7 +24,7 @@ impl VllmBackend {
         name: &str,
         folder: &Path,
     ) -> Result<(), AttemptError> {
-        // What is remembered must be of this process.
+        // The memory must be of this process.
         self.look().await?;
         let base = self.weights().await?;
         if base != ServedWeights::Unlabelled {
