@@ -49,6 +49,7 @@ impl SglangBackend {
             let why = format!("adapters: its own weights were replaced ({base}), start it anew");
             return Err(AttemptError::Unsupported(why));
         }
+        self.wake_weights().await?;
         let path = "/load_lora_adapter";
         let body = json!({ "lora_name": name, "lora_path": folder.to_string_lossy() });
         let load_s = self.http.timeouts.load_s;

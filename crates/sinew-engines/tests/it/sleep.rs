@@ -1,10 +1,9 @@
 //! Engines that give up their memory while a trainer uses the GPUs.
 
 use crate::mock::{Kind, Mock, OneTensor};
-use crate::support::{Pending, backend, config, request, server, submit, until, with_folder};
+use crate::support::{Pending, config, deep, request, server, submit, until, with_folder};
 use sinew_engines::{
-    Backend, FolderDtype, LocalBackend, OpenaiBackend, RemoteConfig, RemoteEngine, VllmBackend,
-    VllmOptions, WeightsFolder,
+    Backend, FolderDtype, LocalBackend, OpenaiBackend, RemoteConfig, RemoteEngine, WeightsFolder,
 };
 use sinew_infer::{FakeConfig, FakeEngine};
 use sinew_types::{Engine, EngineError, FinishReason, PolicyVersion};
@@ -16,18 +15,6 @@ struct Bench {
     mocks: Vec<Mock>,
     engine: RemoteEngine,
     dir: tempfile::TempDir,
-}
-
-/// A client of a server that discards its weights when it sleeps.
-fn deep(mock: &Mock) -> Arc<dyn Backend> {
-    let options = VllmOptions {
-        sleep_level: 2,
-        ..VllmOptions::default()
-    };
-    match mock.state.kind {
-        Kind::Vllm => Arc::new(VllmBackend::new(server(mock), options).unwrap()),
-        _ => backend(mock),
-    }
 }
 
 /// Servers with the weights of version 1.

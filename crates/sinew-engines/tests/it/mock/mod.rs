@@ -331,6 +331,9 @@ impl State {
         if self.broken_loader.load(Ordering::SeqCst) {
             return Err("the adapter has rank 64, at most 16 is allowed".to_owned());
         }
+        if self.has_no_weights() {
+            return Err("the memory of the weights is not there".to_owned());
+        }
         if self.adapters.lock().unwrap().contains_key(&name) {
             return Err(format!(
                 "The lora adapter '{name}' has already been loaded."
