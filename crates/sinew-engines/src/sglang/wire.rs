@@ -84,7 +84,9 @@ struct MetaInfo {
 #[derive(Debug, Deserialize)]
 struct Span {
     version: String,
+    #[serde(default)]
     start: usize,
+    #[serde(default)]
     end: usize,
 }
 

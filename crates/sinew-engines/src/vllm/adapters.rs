@@ -31,6 +31,7 @@ impl VllmBackend {
             let why = format!("adapters: its own weights were replaced ({base}), start it anew");
             return Err(AttemptError::Unsupported(why));
         }
+        self.wake_if_left_asleep().await?;
         self.wake_weights().await?;
         let path = "/v1/load_lora_adapter";
         let body = json!({ "lora_name": name, "lora_path": folder.to_string_lossy() });

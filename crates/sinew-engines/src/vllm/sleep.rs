@@ -43,9 +43,17 @@ impl VllmBackend {
         slept
     }
 
+    /// Wakes a server that a session which has ended put to sleep.
+    pub(super) async fn wake_if_left_asleep(&self) -> Result<(), AttemptError> {
+        if self.remember(|m| m.asleep) == Asleep::No && self.sleeps().await? {
+            self.wake_up().await?;
+        }
+        Ok(())
+    }
+
     /// Whether the server has given up any memory. The metrics of one that has its weights again do not show
     /// that its KV cache is missing.
-    pub(super) async fn sleeps(&self) -> Result<bool, AttemptError> {
+    async fn sleeps(&self) -> Result<bool, AttemptError> {
         match self.http.get::<Sleeping>("/is_sleeping").await {
             Ok(answer) => Ok(answer.is_sleeping),
             Err(AttemptError::Status { status: 404, .. }) => Ok(false),
@@ -64,7 +72,7 @@ impl VllmBackend {
         Ok(())
     }
 
-    /// Takes back all memory, weights first. A server that another session put to sleep is woken, too.
+    /// Takes back all memory, weights first.
     pub(super) async fn wake_up(&self) -> Result<(), AttemptError> {
         let timeouts = self.http.timeouts;
         match self.remember(|m| m.asleep) {

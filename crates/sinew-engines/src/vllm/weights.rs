@@ -101,11 +101,8 @@ impl VllmBackend {
     /// ended otherwise. The server continues after an error, too: it has other users.
     pub(super) async fn swap(&self, weights: &Weights, folder: &Path) -> Result<(), AttemptError> {
         self.look().await?;
+        self.wake_if_left_asleep().await?;
         let asleep = self.remember(|m| m.asleep);
-        if asleep == Asleep::No && self.sleeps().await? {
-            // A session that has ended left it so.
-            self.wake_up().await?;
-        }
         self.swaps.begin();
         let swapped = match asleep {
             Asleep::No => self.swap_paused(weights, folder).await,
