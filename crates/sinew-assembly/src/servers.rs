@@ -9,7 +9,7 @@ use sinew_engines::{
     Backend, ConnectOptions, EngineKind, FolderDtype, FormatMode, LogprobMode, RemoteConfig,
     RemoteEngine, ServerConfig, TextCodec, VllmApi, VllmOptions, WeightsFolder, connect, split_url,
 };
-use sinew_recipe::{Api, EnginePlan, EngineType, Formats, Logprobs, RunPlan};
+use sinew_recipe::{Api, EnginePlan, EngineType, Formats, Logprobs, Place, RunPlan};
 use sinew_render::Renderer;
 use sinew_types::{Engine, TokenId, WeightsId};
 use std::hash::{BuildHasher, RandomState};
@@ -125,7 +125,7 @@ pub(crate) fn training_engine(
 ) -> Result<Arc<dyn Engine>, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
     let section = &recipe.engine;
-    let backends = connected(section, renderer)?;
+    let backends = connected(section, renderer, sleep_level(recipe))?;
     let formats = section.formats.map(format_mode);
     let folder = section.weights_dir.as_ref();
     let folder = folder.map(|dir| {
@@ -152,7 +152,7 @@ pub(crate) fn sampling_engine(
     renderer: &Arc<dyn Renderer>,
 ) -> Result<Arc<dyn Engine>, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::outside(format!("engine: {e}"));
-    let backends = connected(section, renderer)?;
+    let backends = connected(section, renderer, 1)?;
     let formats = section.formats.map(format_mode);
     let mut config = config(WeightsId::default(), formats);
     // Whoever trains the servers' model may publish weights meanwhile: each token has its version.
@@ -162,10 +162,23 @@ pub(crate) fn sampling_engine(
     Ok(Arc::new(engine))
 }
 
-/// The servers of a recipe.
+/// Level at which vLLM sleeps. A trainer that takes turns loads new weights before the KV cache wakes, so
+/// the old ones are discarded; adapters belong to the weights that the servers were started with, which are
+/// kept.
+fn sleep_level(recipe: &RunPlan) -> u8 {
+    let turns = recipe.torch().is_some_and(|t| t.place == Place::Turns);
+    if turns && !recipe.engine.adapters {
+        2
+    } else {
+        1
+    }
+}
+
+/// The servers of a recipe; vLLM sleeps at `sleep_level`.
 fn connected(
     section: &EnginePlan,
     renderer: &Arc<dyn Renderer>,
+    sleep_level: u8,
 ) -> Result<Vec<Arc<dyn Backend>>, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
     let kind = section.kind.name().parse::<EngineKind>();
@@ -183,6 +196,7 @@ fn connected(
             codec: Some(Arc::new(Codec(Arc::clone(renderer)))),
             vllm: VllmOptions {
                 api: section.api.map_or(VllmApi::Completions, vllm_api),
+                sleep_level,
                 ..VllmOptions::default()
             },
             session: random(),

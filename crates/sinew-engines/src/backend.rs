@@ -206,9 +206,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
         std::future::ready(Ok(())).boxed()
     }
 
-    /// Releases the memory of weights and KV cache (`true`) or allocates it again. The weights may be lost by
-    /// this, which the next probe shows.
-    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>>;
+    /// Releases the memory of weights and KV cache. The weights may be lost by this, which the next probe
+    /// shows. [`Backend::load`] takes back the memory of weights, but not that of the KV cache.
+    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>>;
+
+    /// Allocates all memory again.
+    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>>;
 }
 
 /// One message from an attempt to the thread that started it.

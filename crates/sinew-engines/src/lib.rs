@@ -18,8 +18,8 @@
 //! Invariants:
 //! - Every submitted request gets exactly one last event.
 //! - No attempt starts on an engine that is not healthy or whose weights are not verified to be of
-//!   the requested version and lineage; a token is handed on with the version its attempt was given, or with the
-//!   one that its server reports for this token.
+//!   the requested version and lineage; a token is handed on with the version its attempt was given, or with
+//!   the one that its server reports for this token.
 //! - Ids, log-probabilities and the reason of the end are checked before they are handed on: as many
 //!   log-probabilities as ids, all finite, the echoed prompt equal to the sent one.
 //! - Every wait has a deadline, every queue, answer and retry a bound.

@@ -153,6 +153,11 @@ fn refusal(error: EngineError) -> AttemptError {
     }
 }
 
+/// An engine that cannot do what it was asked.
+fn unsupported(error: EngineError) -> AttemptError {
+    AttemptError::Unsupported(error.to_string())
+}
+
 impl Backend for LocalBackend {
     fn name(&self) -> &str {
         &self.name
@@ -220,16 +225,20 @@ impl Backend for LocalBackend {
             let load = move || engine.load_weights(id.version, source);
             let loaded = tokio::task::spawn_blocking(load).await;
             let loaded = loaded.map_err(|e| AttemptError::Cut(e.to_string()))?;
-            loaded.map_err(|e| AttemptError::Unsupported(e.to_string()))?;
+            loaded.map_err(unsupported)?;
             self.lineage(Some(id.lineage));
             Ok(())
         }
         .boxed()
     }
 
-    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>> {
-        // It keeps its memory, but computes nothing.
-        self.engine.pause(asleep);
-        std::future::ready(Ok(())).boxed()
+    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        let slept = self.engine.sleep().map_err(unsupported);
+        std::future::ready(slept).boxed()
+    }
+
+    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        let woke = self.engine.wake().map_err(unsupported);
+        std::future::ready(woke).boxed()
     }
 }

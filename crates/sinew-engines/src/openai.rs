@@ -368,8 +368,13 @@ impl Backend for OpenaiBackend {
         std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
     }
 
-    fn sleep(&self, _asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>> {
+    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
         let why = "sleeping".to_owned();
+        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
+    }
+
+    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        let why = "waking up".to_owned();
         std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
     }
 }

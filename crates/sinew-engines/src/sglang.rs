@@ -7,6 +7,7 @@
 //! from the sampling policy's are refused.
 
 mod adapters;
+mod sleep;
 mod weights;
 mod wire;
 
@@ -52,10 +53,24 @@ struct Limits {
     kv_tokens: Option<usize>,
 }
 
+/// Memory that a server has given up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Asleep {
+    /// None.
+    #[default]
+    No,
+    /// That of its KV cache.
+    KvCache,
+    /// That of weights and KV cache.
+    All,
+}
+
 /// State that is kept between calls, until the server's label shows that it may be another process.
 #[derive(Debug, Default)]
 struct Memory {
     limits: Option<Limits>,
+    /// Memory that it has given up for us.
+    asleep: Asleep,
     /// The newest adapter that was loaded here.
     adapter: Option<adapters::Loaded>,
     /// Whether its answers report the weights of each token.
@@ -192,7 +207,10 @@ impl SglangBackend {
 
     /// One probe: health, weights, limits, and metrics where the server has `--enable-metrics`.
     async fn look(&self) -> Result<Probe, AttemptError> {
-        self.http.get_bytes("/health").await?;
+        if self.remember(|m| m.asleep) == Asleep::No {
+            // A server that sleeps may call itself unhealthy.
+            self.http.get_bytes("/health").await?;
+        }
         let base = self.weights().await?;
         let weights = self.served(base).await?;
         match weights {
@@ -210,6 +228,7 @@ impl SglangBackend {
         }
         let limits = self.limits().await?;
         let mut probe = Probe {
+            sleeping: self.remember(|m| m.asleep) != Asleep::No,
             context: limits.context,
             vocab: self.config.vocab,
             kv_tokens_total: limits.kv_tokens,
@@ -327,23 +346,11 @@ impl Backend for SglangBackend {
         self.unload_adapter(adapter).boxed()
     }
 
-    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>> {
-        async move {
-            let load_s = self.http.timeouts.load_s;
-            if !asleep {
-                return self
-                    .command("/resume_memory_occupation", &json!({}), load_s)
-                    .await;
-            }
-            // It refuses while its cache holds anything.
-            self.http
-                .post("/flush_cache", None, self.http.timeouts.control_s)
-                .await?;
-            // The weights are gone until they are loaded anew.
-            self.set_label("released").await?;
-            self.command("/release_memory_occupation", &json!({}), load_s)
-                .await
-        }
-        .boxed()
+    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        self.fall_asleep().boxed()
+    }
+
+    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        self.wake_up().boxed()
     }
 }

@@ -222,7 +222,7 @@ mod tests {
             let error = stamps(&[span("v3-000000aa", 0, 2), span(other, 2, 3)]);
             assert!(matches!(error, Err(AttemptError::Cut(_))), "{other}");
         }
-        // What was handed on already must be of the attempt's weights.
+        // Tokens that were handed on already must be of the attempt's weights.
         let error = stamps(&[span("v4-000000aa", 0, 3)]);
         assert!(matches!(error, Err(AttemptError::Version { .. })));
     }

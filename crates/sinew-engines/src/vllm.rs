@@ -9,6 +9,7 @@
 //! are refused.
 
 mod adapters;
+mod sleep;
 mod weights;
 mod wire;
 
@@ -77,6 +78,18 @@ struct Model {
     context: Option<usize>,
 }
 
+/// Memory that a server has given up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Asleep {
+    /// None.
+    #[default]
+    No,
+    /// That of its KV cache.
+    KvCache,
+    /// That of weights and KV cache.
+    All,
+}
+
 /// State that is kept between calls.
 #[derive(Debug, Default)]
 struct Memory {
@@ -87,6 +100,8 @@ struct Memory {
     held: Option<WeightsId>,
     /// Whether the server has no `/weight_info`.
     unlabelled: bool,
+    /// Memory that it has given up for us.
+    asleep: Asleep,
     /// Name and weights of the newest adapter that was loaded here.
     adapter: Option<(String, WeightsId)>,
     /// Whether its answers report the weights of each token.
@@ -167,8 +182,8 @@ impl VllmBackend {
     }
 
     /// Runs an attempt. The weights are verified before it and, unless the answer names the weights of each
-    /// token, after it: a swap by another client in between shows only then. An attempt that asks for an adapter
-    /// names its weights itself.
+    /// token, after it: a swap by another client in between shows only then. An attempt that asks for an
+    /// adapter names its weights itself.
     async fn run(
         &self,
         attempt: &Attempt,
@@ -270,7 +285,9 @@ impl VllmBackend {
             s.labels.get("sleep_state").is_some_and(|s| s == "awake") && s.value == 0.0
         };
         Ok(Probe {
-            sleeping: metrics.all("vllm:engine_sleep_state").any(|s| asleep(&s)),
+            // The metric shows a server as awake once it has the memory of its weights.
+            sleeping: metrics.all("vllm:engine_sleep_state").any(|s| asleep(&s))
+                || self.remember(|m| m.asleep != Asleep::No),
             running: metrics.count("vllm:num_requests_running") as usize,
             waiting: metrics.count("vllm:num_requests_waiting") as usize,
             kv_tokens_total: total,
@@ -399,20 +416,11 @@ impl Backend for VllmBackend {
         self.unload_adapter(adapter).boxed()
     }
 
-    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>> {
-        async move {
-            let load_s = self.http.timeouts.load_s;
-            if !asleep {
-                return self.command("/wake_up", None, load_s).await;
-            }
-            if self.options.sleep_level == 2 {
-                // The weights are gone until they are loaded anew.
-                self.set_label("discarded").await?;
-                self.remember(|m| m.held = None);
-            }
-            let path = format!("/sleep?level={}", self.options.sleep_level);
-            self.command(&path, None, load_s).await
-        }
-        .boxed()
+    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        self.fall_asleep().boxed()
+    }
+
+    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        self.wake_up().boxed()
     }
 }

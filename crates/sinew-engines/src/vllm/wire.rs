@@ -124,7 +124,9 @@ enum StopReason {
 #[derive(Debug, Deserialize)]
 struct VersionSpan {
     version: String,
+    #[serde(default)]
     start: usize,
+    #[serde(default)]
     end: usize,
 }
 

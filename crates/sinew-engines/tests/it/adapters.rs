@@ -1,7 +1,9 @@
 //! LoRA adapters by name: no pause, exact versions, none removed that is asked for.
 
 use crate::mock::{Fault, Kind, Mock, OneTensor};
-use crate::support::{Pending, backend, config, request, submit, until, until_idle_because, vllm};
+use crate::support::{
+    Pending, backend, config, deep, request, submit, until, until_idle_because, vllm,
+};
 use sinew_engines::{Backend, FolderDtype, RemoteEngine, VllmApi, WeightsFolder};
 use sinew_types::{
     Dtype, Engine, EngineError, FinishReason, PolicyVersion, PublishedFolder, TensorSource,
@@ -284,6 +286,28 @@ fn a_server_whose_own_weights_were_replaced_serves_no_adapter() {
         assert!(error.contains("own weights were replaced"), "{error}");
         b.mocks[0].set_label("default");
         assert_eq!(versions(pending), [1; 20], "{kind:?}");
+    }
+}
+
+/// No folder holds the weights that adapters belong to, so a server may not lose them.
+#[test]
+fn a_server_with_adapters_keeps_its_own_weights_while_it_sleeps() {
+    for (kind, expected) in [
+        (Kind::Vllm, "/sleep?level=1"),
+        (Kind::Sglang, "/release_memory_occupation [\"kv_cache\"]"),
+    ] {
+        let b = bench(&[kind], deep);
+        b.load(1).unwrap();
+        assert_eq!(versions(submit(&b.engine, long(1))), [1; 20]);
+        b.engine.sleep().unwrap();
+        let calls = b.mocks[0].calls();
+        assert!(calls.contains(&expected.to_owned()), "{calls:?}");
+        b.load(2).unwrap();
+        let pending = submit(&b.engine, long(2));
+        assert!(pending.nothing_for(Duration::from_millis(100)), "{kind:?}");
+        b.engine.wake().unwrap();
+        assert_eq!(versions(pending), [2; 20], "{kind:?}");
+        assert_eq!(b.mocks[0].label(), "default");
     }
 }
 

@@ -14,6 +14,7 @@ mod faults;
 mod follow;
 mod llama_cpp;
 mod mock;
+mod sleep;
 mod support;
 mod swaps;
 mod weights;

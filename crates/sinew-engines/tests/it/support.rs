@@ -128,6 +128,18 @@ pub(crate) fn sglang(mock: &Mock) -> Arc<dyn Backend> {
     Arc::new(SglangBackend::new(server(mock), SglangOptions::default(), 77).unwrap())
 }
 
+/// A client of a server that discards its weights when it sleeps.
+pub(crate) fn deep(mock: &Mock) -> Arc<dyn Backend> {
+    let options = VllmOptions {
+        sleep_level: 2,
+        ..VllmOptions::default()
+    };
+    match mock.state.kind {
+        Kind::Vllm => Arc::new(VllmBackend::new(server(mock), options).unwrap()),
+        _ => backend(mock),
+    }
+}
+
 /// One that waits long for the next token.
 pub(crate) fn patient(mock: &Mock) -> Arc<dyn Backend> {
     let mut config = server(mock);

@@ -226,11 +226,11 @@ fn sleeping_servers_are_not_asked_and_requests_wait() {
     for kind in [Kind::Vllm, Kind::Sglang] {
         let b = bench(&[kind]);
         load(&b.engine, 1).unwrap();
-        b.engine.sleep(true).unwrap();
+        b.engine.sleep().unwrap();
         assert!(b.mocks[0].state.sleeping.load(Ordering::SeqCst));
         let pending = submit(&b.engine, long(1));
         assert!(pending.nothing_for(Duration::from_millis(100)), "{kind:?}");
-        b.engine.sleep(false).unwrap();
+        b.engine.wake().unwrap();
         let outcome = pending.outcome();
         assert!(outcome.end.is_ok(), "{kind:?}: {outcome:?}");
         b.engine.wait_ready(PATIENCE).unwrap();

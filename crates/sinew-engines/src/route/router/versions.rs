@@ -1,4 +1,4 @@
-//! Weights that sample: probes of engines, loads, pauses, and weights that another program publishes.
+//! The weights that sample: probes of engines, loads, pauses, and weights that another program publishes.
 //!
 //! If [`super::RouterConfig::follow`] is set, the newest weights among the engines sample. A lineage that was
 //! seen later is newer, whatever its version: a trainer that restarts goes back to its checkpoint. An attempt
@@ -144,6 +144,15 @@ impl Router {
         self.schedule(now);
     }
 
+    /// Engines give up their memory (`true`), or have it again. Attempts end as in a pause. Weights may be
+    /// loaded meanwhile.
+    pub fn sleep(&mut self, now: f64, asleep: bool) {
+        self.asleep = asleep;
+        self.interrupt(now, |_| true);
+        self.renew_deadlines(now);
+        self.schedule(now);
+    }
+
     /// Announces a load of weights: nothing starts until [`Router::loaded`]. Attempts end as in a pause,
     /// except on engines that are set in `kept`: there they continue with the new weights.
     pub fn load_begins(&mut self, now: f64, kept: &[bool]) {
@@ -196,7 +205,7 @@ impl Router {
                 Err(error) => engine.not_loaded(weights, error),
             }
         }
-        // What they would sample is of unknown weights, unless it is of an adapter that is still there.
+        // They would sample with unknown weights; adapters that were there before still are.
         let failed =
             |engine: usize| stopped && results.iter().any(|(i, r)| *i == engine && r.is_err());
         self.interrupt(now, failed);

@@ -9,7 +9,7 @@ mod vllm;
 
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel, TokenBytes};
 use sinew_types::{Engine, PolicyVersion, TensorSource, TensorView};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -71,7 +71,7 @@ pub(crate) enum Fault {
     Slow(u64),
 }
 
-/// What a server does that is asked to keep its requests during a pause.
+/// Behaviour of a server that is asked to keep its requests during a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keeping {
     /// They stand still.
@@ -99,7 +99,7 @@ pub(crate) struct State {
     pub(crate) frozen: AtomicBool,
     /// Times that all requests were ended.
     pub(crate) aborts: AtomicU64,
-    /// What a pause that keeps requests does.
+    /// Behaviour of a pause that is to keep requests.
     pub(crate) keeping: Mutex<Keeping>,
     /// SGLang: answers name the weights of all tokens so far. vLLM's always do.
     pub(crate) spans: AtomicBool,
@@ -109,6 +109,8 @@ pub(crate) struct State {
     pub(crate) wrong_sums: AtomicBool,
     /// Digest of the weights in memory.
     pub(crate) digest: Mutex<String>,
+    /// Parts of its memory that it has given up: `weights`, `kv_cache`.
+    pub(crate) given_up: Mutex<BTreeSet<String>>,
     /// Adapters by name, with their folders.
     pub(crate) adapters: Mutex<BTreeMap<String, String>>,
     /// The server takes adapters.
@@ -179,6 +181,7 @@ impl Mock {
             no_sums: AtomicBool::new(false),
             wrong_sums: AtomicBool::new(false),
             digest: Mutex::default(),
+            given_up: Mutex::default(),
             adapters: Mutex::default(),
             lora: AtomicBool::new(true),
             hides_adapters: AtomicBool::new(false),
@@ -300,6 +303,26 @@ impl State {
         self.adapters.lock().unwrap().clear();
     }
 
+    /// Gives up these parts of its memory.
+    fn give_up(&self, parts: &[&str]) {
+        let mut given_up = self.given_up.lock().unwrap();
+        given_up.extend(parts.iter().map(|p| (*p).to_owned()));
+        self.sleeping.store(true, Ordering::SeqCst);
+        self.aborts.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Takes back a part of its memory.
+    fn take_back(&self, part: &str) {
+        let mut given_up = self.given_up.lock().unwrap();
+        given_up.remove(part);
+        self.sleeping.store(!given_up.is_empty(), Ordering::SeqCst);
+    }
+
+    /// Whether the memory of its weights is given up.
+    fn has_no_weights(&self) -> bool {
+        self.given_up.lock().unwrap().contains("weights")
+    }
+
     /// Reads an adapter under a name.
     fn load_adapter(&self, body: &serde_json::Value) -> Result<(), String> {
         let text = |key: &str| body[key].as_str().unwrap_or_default().to_owned();
@@ -307,6 +330,9 @@ impl State {
         self.note(format!("load {name}"));
         if self.broken_loader.load(Ordering::SeqCst) {
             return Err("the adapter has rank 64, at most 16 is allowed".to_owned());
+        }
+        if self.has_no_weights() {
+            return Err("the memory of the weights is not there".to_owned());
         }
         if self.adapters.lock().unwrap().contains_key(&name) {
             return Err(format!(
@@ -356,6 +382,9 @@ impl Drop for AsksFor {
 fn load_folder(state: &State, path: &str) -> Result<(), String> {
     if state.broken_loader.load(Ordering::SeqCst) {
         return Err("the loader is broken".to_owned());
+    }
+    if state.has_no_weights() {
+        return Err("the memory of the weights is not there".to_owned());
     }
     let file = std::path::Path::new(path).join("model.safetensors");
     let bytes = std::fs::read(&file).map_err(|e| format!("{}: {e}", file.display()))?;

@@ -40,7 +40,9 @@ pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
     let noisy = call.method == hyper::Method::POST && call.path != "/generate";
     if noisy && !call.path.contains("lora") {
         let label = call.body["new_version"].as_str();
-        let more = label.map(|l| format!(" {l}")).unwrap_or_default();
+        let tags = call.body["tags"].as_array();
+        let tags = tags.map(|tags| format!(" {}", json!(tags)));
+        let more = label.map(|l| format!(" {l}")).or(tags).unwrap_or_default();
         state.note(format!("{}{more}", call.path));
     }
     match call.path.as_str() {
@@ -66,44 +68,30 @@ pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
             json_answer(&json!({ "success": true, "new_version": new }))
         }
         "/update_weights_from_disk" => update_weights(state, &call.body),
-        "/pause_generation" if *state.keeping.lock().unwrap() == Keeping::Refuses => {
-            error(404, "Not Found")
-        }
+        "/v1/models" => models(state),
+        path if path.contains("lora_adapter") => adapters(state, &call),
+        path if path.contains("memory_occupation") => memory(state, &call),
+        _ => control(state, &call),
+    }
+}
+
+/// Pauses and sums of weights.
+fn control(state: &State, call: &Call) -> Answer {
+    match call.path.as_str() {
         "/pause_generation" => {
-            match (call.body["mode"].as_str(), *state.keeping.lock().unwrap()) {
+            let keeping = *state.keeping.lock().unwrap();
+            match (call.body["mode"].as_str(), keeping) {
+                (_, Keeping::Refuses) => return error(404, "Not Found"),
                 (Some("retract"), Keeping::Keeps) => state.frozen.store(true, Ordering::SeqCst),
-                _ => _ = state.aborts.fetch_add(1, Ordering::SeqCst),
+                _ => {
+                    state.aborts.fetch_add(1, Ordering::SeqCst);
+                }
             }
             json_answer(&json!({ "status": "ok", "message": "Generation paused successfully." }))
         }
         "/continue_generation" => {
             state.frozen.store(false, Ordering::SeqCst);
             json_answer(&json!({ "status": "ok", "message": "Generation continued successfully." }))
-        }
-        "/v1/models" => {
-            let mut list = vec![json!({ "id": "tiny", "object": "model", "owned_by": "sglang" })];
-            if !state.hides_adapters.load(Ordering::SeqCst) {
-                let adapters = state.adapters.lock().unwrap();
-                list.extend(
-                    adapters
-                        .keys()
-                        .map(|name| json!({ "id": name, "parent": "tiny" })),
-                );
-            }
-            json_answer(&json!({ "object": "list", "data": list }))
-        }
-        "/load_lora_adapter" | "/unload_lora_adapter" if !state.lora.load(Ordering::SeqCst) => {
-            let why = "LoRA is not enabled. Please set `--enable-lora` to enable LoRA.";
-            outcome(Err(why.to_owned()))
-        }
-        "/load_lora_adapter" => outcome(state.load_adapter(&call.body)),
-        "/unload_lora_adapter" => {
-            let removed = state.unload_adapter(&call.body);
-            outcome(
-                removed
-                    .then_some(())
-                    .ok_or_else(|| "it is not loaded".to_owned()),
-            )
         }
         "/weights_checker" if state.no_sums.load(Ordering::SeqCst) => {
             let body = json!({ "success": false, "message": "unknown action" });
@@ -113,16 +101,44 @@ pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
             let own = json!({ "checksums": { "number": state.sum() }, "per_gpu_checksum": "0" });
             json_answer(&json!({ "success": true, "message": "", "ranks": [own] }))
         }
-        "/release_memory_occupation" => {
-            state.sleeping.store(true, Ordering::SeqCst);
-            whole(200, "application/json", "null".to_owned())
-        }
-        "/resume_memory_occupation" => {
-            state.sleeping.store(false, Ordering::SeqCst);
-            whole(200, "application/json", "null".to_owned())
-        }
         _ => error(404, "Not Found"),
     }
+}
+
+/// The model and, in newer servers, its adapters.
+fn models(state: &State) -> Answer {
+    let mut list = vec![json!({ "id": "tiny", "object": "model", "owned_by": "sglang" })];
+    if !state.hides_adapters.load(Ordering::SeqCst) {
+        let adapters = state.adapters.lock().unwrap();
+        let card = |name: &String| json!({ "id": name, "parent": "tiny" });
+        list.extend(adapters.keys().map(card));
+    }
+    json_answer(&json!({ "object": "list", "data": list }))
+}
+
+/// Loads and removes adapters.
+fn adapters(state: &State, call: &Call) -> Answer {
+    if !state.lora.load(Ordering::SeqCst) {
+        let why = "LoRA is not enabled. Please set `--enable-lora` to enable LoRA.";
+        return outcome(Err(why.to_owned()));
+    }
+    if call.path == "/load_lora_adapter" {
+        return outcome(state.load_adapter(&call.body));
+    }
+    let removed = state.unload_adapter(&call.body).then_some(());
+    outcome(removed.ok_or_else(|| "it is not loaded".to_owned()))
+}
+
+/// Gives memory up, or takes it back.
+fn memory(state: &State, call: &Call) -> Answer {
+    let tags = call.body["tags"].as_array().cloned().unwrap_or_default();
+    let tags: Vec<&str> = tags.iter().filter_map(Value::as_str).collect();
+    if call.path == "/release_memory_occupation" {
+        state.give_up(&tags);
+    } else {
+        tags.iter().for_each(|tag| state.take_back(tag));
+    }
+    whole(200, "application/json", "null".to_owned())
 }
 
 /// The answer to a command on adapters.

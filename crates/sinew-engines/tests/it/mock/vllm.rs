@@ -130,12 +130,17 @@ fn development(state: &Arc<State>, call: &Call) -> Answer {
             }
         }
         "/sleep" if call.query.starts_with("level=") => {
-            state.sleeping.store(true, Ordering::SeqCst);
-            json_answer(&json!({ "status": "sleeping", "level": 1 }))
+            state.give_up(&["weights", "kv_cache"]);
+            whole(200, "text/plain", String::new())
         }
         "/wake_up" => {
-            state.sleeping.store(false, Ordering::SeqCst);
-            json_answer(&json!({ "status": "awake", "tags": null }))
+            match call.query.strip_prefix("tags=") {
+                Some(part) => state.take_back(part),
+                None => ["weights", "kv_cache"]
+                    .iter()
+                    .for_each(|p| state.take_back(p)),
+            }
+            whole(200, "text/plain", String::new())
         }
         "/is_sleeping" => {
             json_answer(&json!({ "is_sleeping": state.sleeping.load(Ordering::SeqCst) }))
@@ -160,7 +165,8 @@ fn pause(state: &State, query: &str) -> Answer {
 
 fn metrics(state: &State) -> String {
     let status = state.engine.status();
-    let awake = u8::from(!state.sleeping.load(Ordering::SeqCst));
+    // The real one is awake in its metrics after any wake-up, too.
+    let awake = u8::from(!state.has_no_weights());
     let own = 1.0 - status.kv_tokens_free as f64 / status.kv_tokens_total as f64;
     let used = own.max(*state.kv_used.lock().unwrap());
     let l = "{engine=\"0\",model_name=\"tiny\"}";
