@@ -103,8 +103,9 @@ fn states_are_those_of_the_rule_of_thumb() {
     near(setup(mixture(), 8, false).bytes().gathered, 3.74, 0.01);
 }
 
-/// SmolLM2-135M in f32 with two ranks on a CPU and 512 tokens each: 2.4 GB a rank after updates and 3.2 GB at
-/// the peak were measured.
+/// SmolLM2-135M in f32 with two ranks on a CPU and 512 tokens each. Measured with `full`: 2.19 GB a rank at the
+/// peak of an update and 1.89 GB after it, with `MALLOC_MMAP_THRESHOLD_=65536`. An earlier prototype without
+/// checkpointing held 2.4 GB and 3.2 GB.
 #[test]
 fn a_measured_run_lies_within_the_estimates() {
     let smol = dense("llama", [49_152, 576, 30, 9, 3, 64, 1536], true);
@@ -120,9 +121,11 @@ fn a_measured_run_lies_within_the_estimates() {
         rank(Checkpointing::Full).bytes(),
         rank(Checkpointing::None).bytes(),
     );
-    near(full.total(), 2.44, 0.01);
+    let (peak, after) = (2.19, 1.89);
+    assert!((peak..=1.15 * peak).contains(&gb(full.total())), "{full}");
+    near(full.states() + full.process, after, 0.05);
+    assert!((2.4..=3.2).contains(&gb(none.total())), "{none}");
     near(none.total(), 3.05, 0.01);
-    assert!((2.4..=3.2).contains(&gb(full.total())) && (2.4..=3.2).contains(&gb(none.total())));
     near(full.states(), 1.08, 0.01);
 }
 
