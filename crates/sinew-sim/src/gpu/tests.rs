@@ -103,9 +103,9 @@ fn states_are_those_of_the_rule_of_thumb() {
     near(setup(mixture(), 8, false).bytes().gathered, 3.74, 0.01);
 }
 
-/// SmolLM2-135M in f32 with two ranks on a CPU and 512 tokens each. Measured with `full`: 2.19 GB a rank at the
-/// peak of an update and 1.89 GB after it, with `MALLOC_MMAP_THRESHOLD_=65536`. An earlier prototype without
-/// checkpointing held 2.4 GB and 3.2 GB.
+/// SmolLM2-135M in f32 with two ranks on a CPU and 512 tokens each. Measured with `full`: 2.19 GB a rank at
+/// the peak of an update and 1.89 GB after it, with `MALLOC_MMAP_THRESHOLD_=65536`. A prototype without
+/// checkpointing held 3.2 GB at its peak.
 #[test]
 fn a_measured_run_lies_within_the_estimates() {
     let smol = dense("llama", [49_152, 576, 30, 9, 3, 64, 1536], true);
