@@ -24,6 +24,9 @@ pub struct EngineSetup {
     pub kv_tokens: u64,
     /// GPUs of one server (tensor parallelism); `None`: the fewest that fit, a power of two.
     pub tensor_parallel: Option<u64>,
+    /// Whether it must run on the GPUs of the plan. Otherwise it may be elsewhere, and a server that does not
+    /// fit is a warning.
+    pub here: bool,
 }
 
 /// Bytes on each GPU of a server.

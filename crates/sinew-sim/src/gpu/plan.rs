@@ -65,6 +65,14 @@ pub struct PlanRow {
     pub figures: Value,
 }
 
+/// The ranks in words.
+fn each(ranks: u64) -> String {
+    match ranks {
+        1 => "one rank".to_owned(),
+        _ => format!("each of {ranks} ranks"),
+    }
+}
+
 impl GpuPlan {
     /// All rows: the trainer, the engine where it is on GPUs, and the host.
     pub fn rows(&self) -> Vec<PlanRow> {
@@ -162,28 +170,40 @@ impl GpuPlan {
         };
         if ranks > gpus.count {
             let key = self.keys.ranks;
-            return Err(format!("{key} = {ranks}: there are {gpus}{}", self.hint()));
+            return Err(format!(
+                "{key} = {ranks}: the machine has {gpus}{}",
+                self.hint()
+            ));
         }
         if need > gpus.usable() {
             return Err(format!(
-                "an update needs {} on each of {ranks} ranks, GPUs of {} have {} for it: {bytes}{asleep}{}",
+                "an update needs {} on {}, GPUs of {} have {} for it: {bytes}{asleep}{}",
                 amount(need),
+                each(ranks),
                 amount(gpus.bytes),
                 amount(gpus.usable()),
                 self.hint()
             ));
         }
-        let each = amount(gpus.bytes);
         Ok(format!(
-            "{} of {each} at most on each of {ranks} ranks: {bytes}{asleep}",
-            amount(need)
+            "{} of {} at most on {}: {bytes}{asleep}",
+            amount(need),
+            amount(gpus.bytes),
+            each(ranks)
         ))
     }
 
     fn engine_row(&self, engine: &EngineSetup, gpus: Gpus) -> PlanRow {
         let (result, found) = match engine.fitting(gpus.count, gpus.bytes) {
             Ok(found) => (Ok(self.fitting_engine(&found, gpus)), found),
-            Err(found) => (Err(self.tight_engine(engine, &found, gpus)), found),
+            Err(found) if engine.here => (Err(self.tight_engine(engine, &found, gpus)), found),
+            Err(found) => {
+                let tight = self.tight_engine(engine, &found, gpus);
+                (
+                    Ok(format!("warning: unless it is elsewhere, {tight}")),
+                    found,
+                )
+            }
         };
         PlanRow {
             name: "generation",
@@ -239,10 +259,7 @@ impl GpuPlan {
         let need = self.on_host(&self.trainer);
         let ranks = self.trainer.ranks;
         let detail = match (self.gpus, self.turns) {
-            (None, _) => format!(
-                "{ranks} rank(s) with {} each: {bytes}",
-                amount(bytes.total())
-            ),
+            (None, _) => format!("{} on {}: {bytes}", amount(bytes.total()), each(ranks)),
             (Some(_), false) => "loading the model or offloaded activations".to_owned(),
             (Some(_), true) => format!(
                 "loading the model, or the trainer's states while the engine works ({})",

@@ -103,8 +103,9 @@ fn states_are_those_of_the_rule_of_thumb() {
     near(setup(mixture(), 8, false).bytes().gathered, 3.74, 0.01);
 }
 
-/// SmolLM2-135M in f32 with two ranks on a CPU and 512 tokens each: 2.4 GB a rank after updates and 3.2 GB at
-/// the peak were measured.
+/// SmolLM2-135M in f32 with two ranks on a CPU and 512 tokens each. Measured with `full`: 2.19 GB a rank at
+/// the peak of an update and 1.89 GB after it, with `MALLOC_MMAP_THRESHOLD_=65536`. A prototype without
+/// checkpointing held 3.2 GB at its peak.
 #[test]
 fn a_measured_run_lies_within_the_estimates() {
     let smol = dense("llama", [49_152, 576, 30, 9, 3, 64, 1536], true);
@@ -120,9 +121,11 @@ fn a_measured_run_lies_within_the_estimates() {
         rank(Checkpointing::Full).bytes(),
         rank(Checkpointing::None).bytes(),
     );
-    near(full.total(), 2.44, 0.01);
+    let (peak, after) = (2.19, 1.89);
+    assert!((peak..=1.15 * peak).contains(&gb(full.total())), "{full}");
+    near(full.states() + full.process, after, 0.05);
+    assert!((2.4..=3.2).contains(&gb(none.total())), "{none}");
     near(none.total(), 3.05, 0.01);
-    assert!((2.4..=3.2).contains(&gb(full.total())) && (2.4..=3.2).contains(&gb(none.total())));
     near(full.states(), 1.08, 0.01);
 }
 
@@ -172,7 +175,7 @@ fn a_refusal_names_the_keys_that_help() {
     );
     let text = refused(&plan(setup(eight(), 8, true), 4, 80));
     assert!(
-        text.contains("trainer.ranks = 8: there are 4 GPUs of 80.0 GB"),
+        text.contains("trainer.ranks = 8: the machine has 4 GPUs of 80.0 GB"),
         "{text}"
     );
     assert!(text.contains("hint: trainer.ranks = 4 ("), "{text}");
@@ -218,6 +221,7 @@ fn turns_move_states_to_the_host() {
         model: eight(),
         kv_tokens: 32_768,
         tensor_parallel: None,
+        here: true,
     });
     let own = both.rows();
     let names: Vec<&str> = own.iter().map(|row| row.name).collect();
@@ -251,6 +255,7 @@ fn an_engine_gets_as_many_gpus_as_it_needs() {
         model,
         kv_tokens,
         tensor_parallel: None,
+        here: true,
     };
     let (large, small) = (engine(thirty_two(), 32_768), engine(eight(), 32_768));
     assert_eq!(large.fewest(80_000_000_000), Some(2));
@@ -260,10 +265,21 @@ fn an_engine_gets_as_many_gpus_as_it_needs() {
     // 36 layers x 2 x 8 heads x 128 x 2 bytes a token.
     assert_eq!(small.bytes(1, 80_000_000_000).keys, 32_768 * 147_456);
     let mut tight = plan(setup(half(), 1, false), 1, 24);
-    tight.engine = Some(small);
+    tight.engine = Some(small.clone());
     let text = tight.check().unwrap_err();
     assert!(
         text.contains("a server on 2 GPUs of this size fits"),
+        "{text}"
+    );
+    // A server that may be elsewhere is no reason to refuse.
+    tight.engine = Some(EngineSetup {
+        here: false,
+        ..small
+    });
+    assert_eq!(tight.check(), Ok(()));
+    let text = tight.rows()[1].result.clone().unwrap();
+    assert!(
+        text.starts_with("warning: unless it is elsewhere, a server"),
         "{text}"
     );
 }
@@ -277,7 +293,7 @@ fn ranks_on_a_cpu_share_the_memory_of_the_host() {
     host.trainer.attention = AttentionMemory::Mask;
     let text = host.check().unwrap_err();
     assert!(
-        text.contains("2 rank(s) with ") && text.contains("it has 16.0 GB"),
+        text.contains(" on each of 2 ranks: weights ") && text.contains("it has 16.0 GB"),
         "{text}"
     );
     assert!(
@@ -397,6 +413,7 @@ fn tables() -> String {
             model,
             kv_tokens: 32_768,
             tensor_parallel: None,
+            here: true,
         };
         let one = engine.bytes(1, 0);
         let servers = [24_000_000_000, 80_000_000_000].map(|bytes| {

@@ -91,6 +91,7 @@ impl Plan {
                 model: model.clone(),
                 kv_tokens: self.engines.kv_tokens as u64,
                 tensor_parallel: Some(parallel),
+                here: true,
             }),
             turns: self.trainer.colocated,
             gpus: Some(Gpus {

@@ -72,7 +72,7 @@ fn memory_that_does_not_fit_is_refused() {
     assert_eq!(parse(&toml::to_string(&fitting).unwrap()).unwrap(), fitting);
     let told = refused(&text("", "devices = 1\n"));
     assert!(
-        told.starts_with("memory: an update needs 148.7 GB on each of 1 ranks"),
+        told.starts_with("memory: an update needs 148.7 GB on one rank"),
         "{told}"
     );
     assert!(

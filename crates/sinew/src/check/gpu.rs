@@ -118,6 +118,7 @@ fn plan(recipe: &RunPlan, trainer: &TrainerPlan, devices: &Devices) -> Result<Gp
         model: model.clone(),
         kv_tokens: u64::from(recipe.rollout.max_context_tokens),
         tensor_parallel: None,
+        here: trainer.place == Place::Turns,
     });
     let installed = match devices {
         Devices::Stated(_) => None,
