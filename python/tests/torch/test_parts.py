@@ -103,7 +103,7 @@ def test_flat_rows() -> None:
             assert np.array_equal(positions[batch.places], tree.owners(lane)[1])
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_5"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss", "qwen3_moe", "qwen3_5"])
 def test_forms_agree(family: str, models: Any) -> None:
     """Shared and flat, any chunk, split lanes, recomputed layers: the same scores and gradients."""
     lane = inside.lane(worlds.tree(31))

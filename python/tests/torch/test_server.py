@@ -371,6 +371,25 @@ def test_reside_and_status(pair: serving.Group, models: Any) -> None:
     assert [one["rank"] for one in status["ranks"]] == [0, 1] and status["ranks"][1]["bytes"] > 0
 
 
+def test_bf16(pair: serving.Group, models: Any, tmp_path: Path) -> None:
+    """Two ranks in bf16 are near one rank in bf16; masters are f32; adapters train on a base in bf16."""
+    pair.open(models("qwen3"), dtype="bf16")
+    train(pair, 2)
+    own = saved(pair, tmp_path, "pair")
+    policy = inside.policy(models("qwen3"), dtype="bf16")
+    train_inside(policy, 2)
+    for one in policy.optimizer.trained:
+        whole = one.tensor.full_tensor()
+        assert own[one.name].dtype == torch.float32
+        assert float((own[one.name] - whole).norm() / whole.norm()) < 5e-3
+    pair.open(models("qwen3"), dtype="bf16", lora=LORA)
+    train(pair, 2)
+    adapter = saved(pair, tmp_path, "adapter")
+    pair.call("load", folder=str(tmp_path / "adapter"), number=2)
+    again = saved(pair, tmp_path, "again")
+    assert all(torch.equal(again[name], adapter[name]) for name in adapter)
+
+
 def test_killed_rank(models: Any, tmp_path: Path) -> None:
     """The error names the rank before the deadline; the server is broken with the same error and still
     closes."""

@@ -24,7 +24,7 @@ from .lanes import Lane
 from .models import Loaded, Settings
 from .tree import Batch, Form, chunks, flat_batch, shared_batch
 
-CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
 """Size of the logits of one chunk, unless the request sets the chunk."""
 
 

@@ -251,13 +251,14 @@ class Watch(threading.Thread):
         return worst if ages[worst] > longer_than and worst != 0 else None
 
     def _gone(self, rank: int) -> dict[str, Any]:
-        beat = self.beats[rank]
-        seen = f"; rank 0 saw: {self.errors[0]['text']}" if self.errors else ""
+        beat, first = self.beats[rank], self.errors[0] if self.errors else None
         text = (
             f"rank {rank} on host {beat.get('host')} was killed or does not run: no sign of life for "
-            f"{time.monotonic() - self.changed[rank]:.1f} s{seen}"
+            f"{time.monotonic() - self.changed[rank]:.1f} s"
         )
-        return {"kind": "rank", "text": text, "rank": rank, "phase": beat.get("phase")}
+        if first is not None:
+            text += f"; rank {first['rank']} saw: {first['text'].split('. This is typically')[0]}"
+        return {"kind": "rank", "text": text, "rank": rank, "phase": (first or beat).get("phase")}
 
     def _look(self) -> bool:
         store = self.ranks.store
