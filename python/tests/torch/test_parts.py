@@ -6,6 +6,11 @@ Run: `PYTHONPATH=python/src pytest python/tests/torch`.
 from __future__ import annotations
 
 import math
+import os
+import resource
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -147,15 +152,10 @@ def test_forms_agree(family: str, models: Any) -> None:
 
 def test_flex(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """FlexAttention takes the same trees; here without its compiler, which has no backward pass on a CPU."""
-    from torch.nn.attention.flex_attention import flex_attention
     from transformers.integrations import flex_attention as place
-
-    def plain(*args: Any, training: bool = False, **kwargs: Any) -> Any:
-        return flex_attention(*args, **kwargs)
 
     lane = inside.lane(worlds.tree(32))
     expected = inside.forward(inside.policy(models("gemma3")), lane, backward=False)
-    monkeypatch.setattr(place, "compile_friendly_flex_attention", plain)
     policy = inside.policy(models("gemma3"), attention="flex")
     assert policy.main.form.attention == "flex_attention" and not policy.main.form.flat
     assert np.allclose(
@@ -291,14 +291,8 @@ def test_desk() -> None:
     assert refused.value.kind == "broken" and refused.value.rank == 1
 
 
-def test_start_of_another_package(models: Any, tmp_path: Path) -> None:
-    """The same files run as a package `sinew_torch`, under `torchrun`."""
-    import os
-    import shutil
-    import subprocess
-    import sys
-    import time
-
+def test_torchrun_and_no_memory(models: Any, tmp_path: Path) -> None:
+    """The same files run as a package `sinew_torch` under `torchrun`; a lack of memory is reported."""
     shutil.copytree(serving.SOURCE / "sinew" / "torch", tmp_path / "sinew_torch")
     (tmp_path / "token").write_text(serving.TOKEN)
     env = os.environ | {
@@ -307,28 +301,26 @@ def test_start_of_another_package(models: Any, tmp_path: Path) -> None:
         "SINEW_TORCH_READY": str(tmp_path / "ready"),
         "OMP_NUM_THREADS": "1",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "1",
-        "--master-port",
-        "29713",
-        "-m",
-        "sinew_torch",
-    ]
-    process = subprocess.Popen(
-        command, env=env, cwd=tmp_path, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--standalone"]
+    command += ["-m", "sinew_torch"]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, env=env, cwd=tmp_path, stdin=quiet, stderr=quiet)
     try:
         group = serving.Group.__new__(serving.Group)
         group.ready, group.processes, group.folder = tmp_path / "ready", [process], tmp_path
         group.fence, group.seq, group.connection = 1, 0, None
         group.wait()
-        assert group.open(models("llama"))["lanes"] == 1
+        assert group.open(models("llama"), max_tokens=1 << 20)["lanes"] == 1
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        used = int(Path(f"/proc/{children[-1]}/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.prlimit(int(children[-1]), resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+        lane = serving.lane(np.arange(20000) % 97, [(0, 20000, 0, 0)], [5], [7])
+        with pytest.raises(serving.Failed) as failed:
+            group.call("forward", wave=[lane], of="policy", entropies=False, values=False, backward=True)
+        error = failed.value.error
+        assert (error["kind"], error["rank"], error["phase"]) == ("memory", 0, "forward"), error
+        assert "peak of rank 0" in error["text"]
         group.call("close")
         assert process.wait(30) == 0
     finally:
         process.kill()
-        time.sleep(0)

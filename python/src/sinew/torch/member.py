@@ -272,8 +272,8 @@ class Member:
         gap = float(agreed(torch.stack([torch.quantile(error[a:b], share) for a, b in ends]).max()))
         if not gap <= limit:
             return (
-                f"hidden states of a small tree differ from those of its rows by {gap:.2g} (relative; allowed "
-                f"is {limit:g}): some layers do not follow the mask, as linear attention"
+                f"hidden states of a small tree differ from those of its rows by {gap:.2g} (relative; "
+                f"allowed is {limit:g}): some layers do not follow the mask (linear attention?)"
             )
         return None
 
