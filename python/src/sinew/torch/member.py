@@ -214,11 +214,11 @@ class Member:
     def _output(self) -> Output:
         """Scale and cap of the logits, found among what configurations name and checked against the model."""
         config = self.config
-        cap = getattr(config, "final_logit_softcapping", None)
+        caps = [None, getattr(config, "final_logit_softcapping", None)]
         scales = [1.0, getattr(config, "logit_scale", None)]
         divisor = getattr(config, "logits_scaling", None)
         scales.append(1.0 / divisor if divisor else None)
-        candidates = [Output(s, c) for s in scales if s is not None for c in {None, cap}]
+        candidates = [Output(s, c) for s in scales if s is not None for c in caps]
         ids = torch.arange(1, 9, device=self.device)[None] % self.vocabulary
 
         def call() -> tuple[torch.Tensor, ...]:
@@ -339,7 +339,8 @@ def load(
         models.check_folder(folder, "model")
         if rank != 0:
             return None
-        source = models.read(folder, settings, device)
+        half = settings.dtype == "bf16" and not trained
+        source = models.read(folder, settings, device, torch.bfloat16 if half else torch.float32)
         models.freeze_unused(source)
         return source, models.prepare(source, lora)
 
