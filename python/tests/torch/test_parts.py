@@ -222,6 +222,30 @@ def test_bf16(models: Any) -> None:
     assert adapters.apply(Update(1, 1e-3, 0.9, 0.99, 1e-8, 0.0, None))["grad_norm"] > 0
 
 
+@pytest.mark.parametrize(
+    "kind,more",
+    [
+        ("Gemma2", {"final_logit_softcapping": 3.0}),
+        ("Cohere", {"logit_scale": 0.3}),
+        ("Granite", {"logits_scaling": 4.0}),
+    ],
+)
+def test_scaled_logits(kind: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """Models that scale or cap their logits."""
+    import transformers
+
+    config = getattr(transformers, kind + "Config")(**(worlds.SMALL | more))
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    policy = inside.policy(tmp_path)
+    world = worlds.tree(61)
+    logprobs, _, _ = worlds.plain(model, world)
+    scores = inside.forward(policy, inside.lane(world))["logprobs"]
+    assert policy.main.output != Output()
+    assert np.allclose(scores, logprobs.detach().numpy(), atol=1e-5)
+
+
 def test_flat_is_a_finding(models: Any) -> None:
     """A window that the mask does not know is found out on the loaded model."""
     policy = inside.policy(models("mistral"))

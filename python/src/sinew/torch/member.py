@@ -214,10 +214,10 @@ class Member:
     def _output(self) -> Output:
         """Scale and cap of the logits, found among what configurations name and checked against the model."""
         config = self.config
-        caps = [None, getattr(config, "final_logit_softcapping", None)]
-        scales = [1.0, getattr(config, "logit_scale", None)]
         divisor = getattr(config, "logits_scaling", None)
-        scales.append(1.0 / divisor if divisor else None)
+        scales = [getattr(config, "logit_scale", None), 1.0 / divisor if divisor else None, 1.0]
+        caps = [getattr(config, "final_logit_softcapping", None), None]
+        # Configured forms come first: small logits do not separate them from plain ones.
         candidates = [Output(s, c) for s in scales if s is not None for c in caps]
         ids = torch.arange(1, 9, device=self.device)[None] % self.vocabulary
 
@@ -229,15 +229,15 @@ class Member:
             return (torch.stack(gaps), own.abs().max())
 
         gaps, size = self.run(call)
-        gaps = agreed(gaps)
-        best = int(gaps.argmin())
-        limit = (1e-4 if self.dtype == torch.float32 else 5e-2) * max(1.0, float(size))
-        if float(gaps[best]) > limit:
-            raise Refused(
-                f"model is a {type(self.causal).__name__}, whose logits are not those of its output matrix "
-                f"(they differ by {float(gaps[best]):.3g}, allowed is {limit:.3g})"
-            )
-        return candidates[best]
+        found = agreed(torch.stack([*gaps, size])).tolist()
+        limit = (1e-4 if self.dtype == torch.float32 else 5e-2) * max(1.0, found.pop())
+        for candidate, gap in zip(candidates, found, strict=True):
+            if gap <= limit:
+                return candidate
+        raise Refused(
+            f"model is a {type(self.causal).__name__}, whose logits are not those of its output matrix "
+            f"(they differ by {min(found):.3g}, allowed is {limit:.3g})"
+        )
 
     def _windows(self) -> list[dict[str, int | None]]:
         """Forms of masks to try: one for each layer type where the configuration has types, then a single
