@@ -33,7 +33,7 @@ class Failed(Exception):
 class Group:
     """Ranks of one server."""
 
-    def __init__(self, folder: Path, world: int, timeout_s: float = 60.0) -> None:
+    def __init__(self, folder: Path, world: int, timeout_s: float = 60.0, start: str | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "token").write_text(TOKEN)
         with socket.socket() as probe:
@@ -59,7 +59,7 @@ class Group:
                 "HF_HUB_OFFLINE": "1",
             }
             with open(folder / f"rank-{rank}.log", "wb") as log:
-                command = [sys.executable, "-m", "sinew.torch"]
+                command = [sys.executable, *(["-c", start] if start else ["-m", "sinew.torch"])]
                 self.processes.append(
                     subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stderr=log, stdout=log)
                 )
@@ -136,9 +136,9 @@ class Group:
 
 
 @contextlib.contextmanager
-def group(folder: Path, world: int, timeout_s: float = 60.0) -> Iterator[Group]:
-    """A started server."""
-    found = Group(folder, world, timeout_s)
+def group(folder: Path, world: int, timeout_s: float = 60.0, start: str | None = None) -> Iterator[Group]:
+    """A started server; `start` is a program in place of the module."""
+    found = Group(folder, world, timeout_s, start)
     try:
         yield found.wait()
     finally:

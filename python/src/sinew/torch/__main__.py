@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from .ranks import Ranks, Watch, say, watch_stdin
+from .ranks import Prefixed, Ranks, Watch, watch_stdin
 
 
 def token() -> bytes:
@@ -72,15 +72,17 @@ def serve(ranks: Ranks, secret: bytes) -> None:
     watch.start()
     threading.Thread(target=server.serve_forever, daemon=True, name="http").start()
     write_ready(server.url)
-    say(0, f"listens at {server.url}")
+    print(f"listens at {server.url}", file=sys.stderr)
     lead(ranks, Commands(ranks), desk)
     time.sleep(0.3)  # the answer to `close` leaves on another thread
 
 
 def main() -> None:
     """Joins the ranks and serves until `close`."""
+    rank = int(os.environ.get("RANK", "0"))
     watch_stdin()
-    secret = token() if int(os.environ.get("RANK", "0")) == 0 else b""
+    secret = token() if rank == 0 else b""
+    sys.stdout = sys.stderr = Prefixed(sys.stderr, rank)
     ranks = Ranks()
     if ranks.rank == 0:
         serve(ranks, secret)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import traceback
 from typing import Any
@@ -13,7 +14,7 @@ from . import checkpoint, requests
 from .errors import Refused, wrong
 from .lanes import dummy
 from .policy import Policy, mesh_of
-from .ranks import Ranks, device_name, peak_bytes, say
+from .ranks import Ranks, device_name, peak_bytes
 
 
 class Commands:
@@ -302,7 +303,7 @@ def finish(commands: Commands, job: Any, results: list[Any], began: float, desk:
 
 def fatal(ranks: Ranks, error: BaseException) -> None:
     """Reports an error after which ranks no longer agree, and waits for the owner."""
-    say(ranks.rank, f"{ranks.phase[0]} failed: {type(error).__name__}: {error}")
+    print(f"{ranks.phase[0]} failed", file=sys.stderr)
     traceback.print_exception(error)
     try:
         ranks.report(error)

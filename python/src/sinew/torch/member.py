@@ -24,7 +24,7 @@ from .lanes import Lane
 from .models import Loaded, Settings
 from .tree import Batch, Form, chunks, flat_batch, shared_batch
 
-CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
 """Size of the logits of one chunk, unless the request sets the chunk."""
 
 
@@ -214,11 +214,11 @@ class Member:
     def _output(self) -> Output:
         """Scale and cap of the logits, found among what configurations name and checked against the model."""
         config = self.config
-        cap = getattr(config, "final_logit_softcapping", None)
-        scales = [1.0, getattr(config, "logit_scale", None)]
         divisor = getattr(config, "logits_scaling", None)
-        scales.append(1.0 / divisor if divisor else None)
-        candidates = [Output(s, c) for s in scales if s is not None for c in {None, cap}]
+        scales = [getattr(config, "logit_scale", None), 1.0 / divisor if divisor else None, 1.0]
+        caps = [getattr(config, "final_logit_softcapping", None), None]
+        # Configured forms come first: small logits do not separate them from plain ones.
+        candidates = [Output(s, c) for s in scales if s is not None for c in caps]
         ids = torch.arange(1, 9, device=self.device)[None] % self.vocabulary
 
         def call() -> tuple[torch.Tensor, ...]:
@@ -229,15 +229,15 @@ class Member:
             return (torch.stack(gaps), own.abs().max())
 
         gaps, size = self.run(call)
-        gaps = agreed(gaps)
-        best = int(gaps.argmin())
-        limit = (1e-4 if self.dtype == torch.float32 else 5e-2) * max(1.0, float(size))
-        if float(gaps[best]) > limit:
-            raise Refused(
-                f"model is a {type(self.causal).__name__}, whose logits are not those of its output matrix "
-                f"(they differ by {float(gaps[best]):.3g}, allowed is {limit:.3g})"
-            )
-        return candidates[best]
+        found = agreed(torch.stack([*gaps, size])).tolist()
+        limit = (1e-4 if self.dtype == torch.float32 else 5e-2) * max(1.0, found.pop())
+        for candidate, gap in zip(candidates, found, strict=True):
+            if gap <= limit:
+                return candidate
+        raise Refused(
+            f"model is a {type(self.causal).__name__}, whose logits are not those of its output matrix "
+            f"(they differ by {min(found):.3g}, allowed is {limit:.3g})"
+        )
 
     def _windows(self) -> list[dict[str, int | None]]:
         """Forms of masks to try: one for each layer type where the configuration has types, then a single
@@ -272,8 +272,8 @@ class Member:
         gap = float(agreed(torch.stack([torch.quantile(error[a:b], share) for a, b in ends]).max()))
         if not gap <= limit:
             return (
-                f"hidden states of a small tree differ from those of its rows by {gap:.2g} (relative; allowed "
-                f"is {limit:g}): some layers do not follow the mask, as linear attention"
+                f"hidden states of a small tree differ from those of its rows by {gap:.2g} (relative; "
+                f"allowed is {limit:g}): some layers do not follow the mask (linear attention?)"
             )
         return None
 
@@ -339,7 +339,8 @@ def load(
         models.check_folder(folder, "model")
         if rank != 0:
             return None
-        source = models.read(folder, settings, device)
+        half = settings.dtype == "bf16" and not trained
+        source = models.read(folder, settings, device, torch.bfloat16 if half else torch.float32)
         models.freeze_unused(source)
         return source, models.prepare(source, lora)
 

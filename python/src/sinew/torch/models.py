@@ -68,8 +68,8 @@ def check_folder(folder: str, name: str) -> dict[str, Any]:
     return config
 
 
-def read(folder: str, settings: Settings, device: torch.device) -> Any:
-    """The model of a folder, in f32 in host memory."""
+def read(folder: str, settings: Settings, device: torch.device, dtype: torch.dtype) -> Any:
+    """The model of a folder, in host memory."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -78,7 +78,7 @@ def read(folder: str, settings: Settings, device: torch.device) -> Any:
     for attention in implementations(settings.attention, device):
         try:
             return AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation=attention, local_files_only=True
+                folder, dtype=dtype, attn_implementation=attention, local_files_only=True
             )
         except (ValueError, ImportError) as error:
             tried.append(f"{attention}: {error}")

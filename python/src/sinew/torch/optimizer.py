@@ -39,7 +39,7 @@ class Update:
 
 def decays(name: str, tensor: torch.Tensor) -> bool:
     """Whether weight decay applies: not to norms, biases and vectors."""
-    return tensor.dim() > 1 and not name.endswith(("norm.weight", ".bias"))
+    return tensor.dim() > 1 and not name.endswith(("norm.weight", "bias"))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

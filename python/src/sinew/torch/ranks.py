@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import io
 import json
 import os
 import resource
 import socket
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,9 +33,26 @@ ATTRIBUTION_S = 3.0
 """Wait for the cause after a failed collective."""
 
 
-def say(rank: int, text: str) -> None:
-    """A line for people."""
-    print(f"rank {rank}: {text}", file=sys.stderr, flush=True)
+class Prefixed(io.TextIOBase):
+    """A stream for people that puts the rank before each line."""
+
+    def __init__(self, stream: Any, rank: int) -> None:
+        self.stream, self.prefix, self.fresh = stream, f"rank {rank}: ", True
+
+    def write(self, text: str) -> int:
+        """Writes text, complete lines or parts of them."""
+        for line in text.splitlines(keepends=True):
+            self.stream.write((self.prefix if self.fresh else "") + line)
+            self.fresh = line.endswith("\n")
+        self.stream.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Does nothing: every write is flushed."""
+
+    def fileno(self) -> int:
+        """The file below."""
+        return int(self.stream.fileno())
 
 
 class Ranks:
@@ -47,6 +64,9 @@ class Ranks:
         self.host, self.timeout_s = socket.gethostname(), float(env.get("SINEW_TORCH_TIMEOUT_S", "600"))
         # cuBLAS reads this when it starts; deterministic algorithms need it.
         env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        if "OMP_NUM_THREADS" not in env:
+            cores = len(os.sched_getaffinity(0))
+            torch.set_num_threads(max(1, cores // int(env.get("LOCAL_WORLD_SIZE", "1"))))
         if torch.cuda.is_available():
             self.device = torch.device("cuda", int(env.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(self.device)
@@ -251,13 +271,14 @@ class Watch(threading.Thread):
         return worst if ages[worst] > longer_than and worst != 0 else None
 
     def _gone(self, rank: int) -> dict[str, Any]:
-        beat = self.beats[rank]
-        seen = f"; rank 0 saw: {self.errors[0]['text']}" if self.errors else ""
+        beat, first = self.beats[rank], self.errors[0] if self.errors else None
         text = (
             f"rank {rank} on host {beat.get('host')} was killed or does not run: no sign of life for "
-            f"{time.monotonic() - self.changed[rank]:.1f} s{seen}"
+            f"{time.monotonic() - self.changed[rank]:.1f} s"
         )
-        return {"kind": "rank", "text": text, "rank": rank, "phase": beat.get("phase")}
+        if first is not None:
+            text += f"; rank {first['rank']} saw: {first['text'].split('. This is typically')[0]}"
+        return {"kind": "rank", "text": text, "rank": rank, "phase": (first or beat).get("phase")}
 
     def _look(self) -> bool:
         store = self.ranks.store

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import queue
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -192,6 +193,8 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], token: bytes, desk: Desk, status: Any, end: Any) -> None:
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
         self.token, self.desk, self.status, self.end = token, desk, status, end
         super().__init__(address, Handler)
 
