@@ -5,6 +5,7 @@
 
 use crate::device::precision;
 use crate::failure::Failure;
+use crate::first_weights::FirstWeights;
 use crate::model::model_files;
 use crate::start_model::StartShape;
 use crate::{clock, servers};
@@ -14,8 +15,8 @@ use sinew_model::{InferModel, ModelConfig, ModelFiles};
 use sinew_pipeline::{CrossPolicy, CrossPolicyConfig};
 use sinew_recipe::{EnginePlan, EngineType, RolloutPlan, RunPlan, TrainMode};
 use sinew_render::Renderer;
-use sinew_tensor::Cpu;
-use sinew_types::{Engine, Fence, Format, PolicyVersion, TensorSource};
+use sinew_tensor::{Cpu, KernelSet};
+use sinew_types::{Engine, Format, PolicyVersion, TensorSource};
 use std::sync::Arc;
 
 /// Compiles formats into masks. The recipe's own format is compiled now.
@@ -33,15 +34,6 @@ pub(crate) fn grammars(
         compiled.map_err(|e| Failure::input(format!("rollout.format: {e}")))?;
     }
     Ok(grammars)
-}
-
-/// Weights that an engine begins with, and their version.
-#[derive(Clone)]
-pub(crate) struct FirstWeights {
-    pub(crate) version: PolicyVersion,
-    pub(crate) tensors: Arc<dyn TensorSource>,
-    /// Fence of this process, without which no weights are published.
-    pub(crate) fence: Fence,
 }
 
 /// A model for an engine of this process.
@@ -94,13 +86,19 @@ pub(crate) fn embedded(
         .map_err(|e| failed(&e))
 }
 
-/// Threads of the engine. In synchronous mode they are those of the trainer, which is idle meanwhile. If both
+/// Device of the engine. In synchronous mode they are those of the trainer, which is idle meanwhile. If both
 /// work at once, the engine has as many threads as the trainer: the system gives each a part while both work,
 /// and all cores to one while the other is idle. Results do not depend on it.
+///
+/// PyTorch computes in f32, so that AMX tiles, which round to bfloat16, would sample from another policy.
 pub(crate) fn threads(recipe: &RunPlan, device: &Cpu) -> Cpu {
+    let kernels = match device.kernels() {
+        KernelSet::Amx if recipe.torch().is_some() => KernelSet::detect_f32(),
+        kernels => kernels,
+    };
     match recipe.train.mode {
-        TrainMode::Sync => device.clone(),
-        TrainMode::OneStepOff | TrainMode::Async => Cpu::new(device.kernels(), device.threads()),
+        TrainMode::Sync if kernels == device.kernels() => device.clone(),
+        _ => Cpu::new(kernels, device.threads()),
     }
 }
 
@@ -117,7 +115,7 @@ pub(crate) fn engines(
     renderer: &Arc<dyn Renderer>,
     grammars: &Arc<dyn Grammars>,
     shape: &StartShape,
-    weights: FirstWeights,
+    weights: &FirstWeights,
 ) -> Result<Engines, Failure> {
     if recipe.engine.kind == EngineType::Openai {
         // The servers have their own weights, and are measured with them.
@@ -128,7 +126,7 @@ pub(crate) fn engines(
             Some(ModelFiles::Dir(dir)) => Some(dir),
             _ => None,
         };
-        let engine = servers::training_engine(&recipe.engine, renderer, base, weights)?;
+        let engine = servers::training_engine(recipe, renderer, base, weights.clone())?;
         return Ok((engine, None));
     }
     let model = EngineModel {

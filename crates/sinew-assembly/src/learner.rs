@@ -3,9 +3,10 @@
 //! If `train.data_parallel` is set, this program starts itself as workers. A worker reads the recipe from its
 //! parent and makes the same model; it has no engine, no environment and no run folder.
 
-use crate::engine::FirstWeights;
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
+use crate::first_weights::FirstWeights;
+use crate::lineage::{self, SessionOrigin};
 use crate::model::{loaded_params, renderer};
 use crate::run_pins::RunPins;
 use crate::start_model::{StartShape, StartWeights};
@@ -13,7 +14,7 @@ use crate::torch::{self, TorchParts};
 use crate::{Session, clock, plan, scoring};
 use sinew_algo::Algorithm;
 use sinew_orchestrator::{PipelineError, RunEvent, TrainProgress};
-use sinew_pipeline::{PolicyLearner, SavedState, SharedLearner};
+use sinew_pipeline::{Learner, PolicyLearner, SavedState, SharedLearner};
 use sinew_recipe::RunPlan;
 use sinew_runs::{Resume, RunDir, TokenSignals};
 use sinew_tensor::Cpu;
@@ -34,6 +35,14 @@ pub(crate) struct LearnerParts<'a> {
     pub(crate) fence: Fence,
 }
 
+/// A learner in the state in which its run begins or continues.
+pub(crate) struct BegunLearner {
+    pub(crate) learner: SharedLearner,
+    pub(crate) saved: SavedState,
+    /// The weights that engines begin with.
+    pub(crate) first: FirstWeights,
+}
+
 /// Creates a trainer with the models that score for it, in the state that it resumes from. From then on, its
 /// inputs are pinned.
 ///
@@ -45,9 +54,9 @@ pub(crate) fn begin(
     pins: RunPins,
     parts: LearnerParts<'_>,
     session: &Session<'_>,
-) -> Result<(SharedLearner, SavedState), Failure> {
-    let fence = parts.fence.number();
-    let config = plan::learner(recipe, session.dir, parts.fence)?;
+) -> Result<BegunLearner, Failure> {
+    let fence = parts.fence;
+    let config = plan::learner(recipe, session.dir, fence.clone())?;
     let (device, needs) = (parts.device, parts.algorithm.needs());
     match parts.weights {
         StartWeights::Folder(model, settings) => {
@@ -60,12 +69,12 @@ pub(crate) fn begin(
                     model: &model,
                     shape: parts.shape,
                     needs,
-                    fence,
+                    fence: fence.number(),
                 },
                 session,
             )?;
             let learner = PolicyLearner::new(config, trainer, scorers, parts.files)?;
-            start(learner, recipe, pins, session)
+            start(learner, fence, recipe, pins, session)
         }
         StartWeights::Params(params) => {
             let scorers = scoring::scoring_models(&pins.plan, needs, device, &params)?;
@@ -74,7 +83,7 @@ pub(crate) fn begin(
             let processes = recipe.train.data_parallel;
             let trainer = policy.shared_trainer(processes, &worker, device, params, clock())?;
             let learner = PolicyLearner::new(config, trainer, scorers, parts.files)?;
-            start(learner, recipe, pins, session)
+            start(learner, fence, recipe, pins, session)
         }
     }
 }
@@ -82,13 +91,15 @@ pub(crate) fn begin(
 /// Puts a learner into the state that its run resumes from, and connects it to the session.
 ///
 /// # Errors
-/// If the recipe of the checkpoint differs in more than was allowed, or no checkpoint can be read.
+/// If the recipe of the checkpoint differs in more than was allowed, no checkpoint can be read, or the
+/// weights cannot be had.
 fn start<P: Policy + Send + 'static>(
     mut learner: PolicyLearner<P>,
+    fence: Fence,
     recipe: &RunPlan,
     pins: RunPins,
     session: &Session<'_>,
-) -> Result<(SharedLearner, SavedState), Failure> {
+) -> Result<BegunLearner, Failure> {
     let dir = session.dir;
     let saved = match session.resume {
         Some(resume) => {
@@ -105,22 +116,20 @@ fn start<P: Policy + Send + 'static>(
     pins.keep(session, saved.step)?;
     follow(&mut learner, session, saved.wall_s);
     record_tokens(&mut learner, recipe, dir);
-    Ok((Arc::new(Mutex::new(learner)), saved))
-}
-
-/// The weights that engines begin with, and the fence of this process for all that are published.
-///
-/// # Errors
-/// If they cannot be computed or written.
-pub(crate) fn first_weights(
-    learner: &SharedLearner,
-    fence: Fence,
-) -> Result<FirstWeights, Failure> {
-    let mut learner = learner.lock().map_err(Failure::system)?;
-    Ok(FirstWeights {
+    let origin = SessionOrigin {
+        fence: fence.number(),
+        step: saved.step,
+    };
+    let first = FirstWeights {
+        lineage: lineage::of_session(recipe, dir, origin)?,
         version: learner.version(),
         tensors: learner.weights()?,
         fence,
+    };
+    Ok(BegunLearner {
+        learner: Arc::new(Mutex::new(learner)),
+        saved,
+        first,
     })
 }
 

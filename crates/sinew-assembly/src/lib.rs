@@ -9,12 +9,14 @@
 //! | `model` | `model` | files, renderer, shape, first weights |
 //! | `run_model` | `model` | models that runs made |
 //! | `scoring` | `reference`, `teacher` | frozen models |
+//! | `shape` | `model`, `reference`, `teacher` | sizes, for counting memory |
 //! | `env` | `env` | tasks and environments |
 //! | `harness` | `harness` | what drives the turns, and the gateway for programs |
 //! | `live` | `harness` | the gateway for agents that run already |
 //! | `engine`, `servers` | `engine` | what generates tokens |
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
 //! | `learner` | `train`, `critic` | the trainer |
+//! | `lineage` | all | the lineage of the weights that a session publishes |
 //! | `source` | `data` | training data that exists already |
 //! | `judge` | `judge` | models that grade, for `reward` |
 //! | `store` | `store` | traces |
@@ -40,11 +42,13 @@ mod env;
 mod environments;
 mod expire;
 mod failure;
+mod first_weights;
 mod harness;
 mod judge;
 mod judge_settings;
 mod learner;
 pub mod levels;
+mod lineage;
 mod live;
 mod model;
 mod plan;
@@ -58,6 +62,7 @@ mod run_model;
 mod run_pins;
 mod scoring;
 mod servers;
+mod shape;
 mod source;
 mod start_model;
 mod step_changes;
@@ -87,6 +92,7 @@ pub use replay::Replayer;
 pub use run_model::{RunModel, origin, run_model, typed_source};
 pub use scoring::{check as check_scoring, named as scoring_sources};
 pub use servers::{check_trained, serve_engine};
+pub use shape::{model_shape, scoring_shape};
 pub use source::{check_gold, check_pool, check_queue, data_queue};
 pub use step_changes::{StepChange, step_changes};
 pub use store::disk_store;
@@ -240,9 +246,7 @@ pub fn pipeline(
     let rewards = pins.rewards(recipe);
     let mut store = store::open_for(how.goal, &recipe.store, dir)?;
     let (weights, shape) = start_model(&pins.plan, renderer.as_ref(), dir.path())?;
-    check_context(recipe.rollout.max_context_tokens, shape.context)?;
     let algorithm = plan::algorithm(recipe)?;
-    let files = renderer.files().map_err(Failure::system)?;
     let config = plan::pipeline(recipe, how, dir, taskset.as_ref(), &algorithm)?;
     store.draws_per_step = config.core.draws_per_step();
     let parts = LearnerParts {
@@ -250,14 +254,14 @@ pub fn pipeline(
         weights,
         shape: &shape,
         algorithm: &algorithm,
-        files,
+        files: renderer.files().map_err(Failure::system)?,
         fence: store.fence.clone(),
     };
-    let (learner, saved) = learner::begin(recipe, pins, parts, &session)?;
-    let first = learner::first_weights(&learner, store.fence.clone())?;
+    let begun = learner::begin(recipe, pins, parts, &session)?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, shape.vocab)?;
+    let own = engine::threads(recipe, &device);
     let (shown, path) = (renderer.as_ref(), dir.path());
-    let run = run_info(recipe, path, envs.as_ref(), shown, &device, rewards);
+    let run = run_info(recipe, path, envs.as_ref(), shown, &own, rewards);
     let gold = source::Gold {
         taskset: &taskset,
         envs: &envs,
@@ -266,21 +270,17 @@ pub fn pipeline(
     };
     let source = source::source(recipe, data, gold, &grammars, &session)?;
     let mut late = late(recipe, &session);
-    let own = engine::threads(recipe, &device);
-    let (engine, cross) =
-        engine::engines(recipe, &own, &renderer, &grammars, &shape, first.clone())?;
+    let first = &begun.first;
+    let (engine, cross) = engine::engines(recipe, &own, &renderer, &grammars, &shape, first)?;
     let wait = world.sandbox_wait;
     let episode = episode_parts(recipe, &session, run, &engine, &renderer, envs, wait)?;
-    let transport = publish::transport(recipe, engine, first, &session)?;
+    let transport = publish::transport(recipe, engine, begun.first, &session)?;
     let options = plan::episode_options(&recipe.rollout);
     let live = live::source(recipe, &session, &episode, &options, &store, &mut late)?;
     let turns = plan::turns(recipe, &config.core);
     let parts = rollout_parts(recipe, dir, episode, options, taskset, cross, turns);
-    let traces = Arc::clone(&store.traces);
-    let (envs, taskset) = (&parts.episode.envs, &parts.taskset);
-    let groups = groups(&session, envs, taskset, &renderer, &traces);
-    let rollouts = EngineRollouts::new(session.runtime, parts, traces, session.cancel);
-    let described = RunEvent::Described(describe(&shape, &device));
+    let (rollouts, groups) = rollouts(&session, parts, &renderer, &store.traces);
+    let described = RunEvent::Described(describe(&shape, &own));
     session.bus.emit(described)?;
     let pipeline = Pipeline {
         config,
@@ -289,12 +289,12 @@ pub fn pipeline(
         groups: Some(Box::new(groups)),
         source: live.or(source),
         late,
-        learner,
+        learner: begun.learner,
         transport,
         store,
         grammars,
         bus: session.bus,
-        saved,
+        saved: begun.saved,
         started: session.started,
     };
     Ok((pipeline, renderer))
@@ -312,6 +312,20 @@ fn kept(recipe: &RunPlan, goal: Goal, dir: &RunDir) -> Result<Arc<dyn Renderer>,
     let renderer = renderer(&recipe.model, &recipe.env)?;
     keep_renderer(dir.path(), renderer.as_ref())?;
     Ok(renderer)
+}
+
+/// Runs episodes with their parts, and scores their groups.
+fn rollouts(
+    session: &Session<'_>,
+    parts: RolloutParts,
+    renderer: &Arc<dyn Renderer>,
+    traces: &Arc<dyn TraceStore>,
+) -> (EngineRollouts, GroupRewards) {
+    let (envs, taskset) = (&parts.episode.envs, &parts.taskset);
+    let groups = groups(session, envs, taskset, renderer, traces);
+    let (runtime, cancel) = (session.runtime.clone(), session.cancel.clone());
+    let traces = Arc::clone(traces);
+    (EngineRollouts::new(runtime, parts, traces, cancel), groups)
 }
 
 /// Parts for running episodes, and the settings for those in flight.

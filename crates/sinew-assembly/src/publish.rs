@@ -1,8 +1,8 @@
 //! Weights of a run for engines of other processes: `engine.weights_dir` with an engine of this process.
 
 use crate::Session;
-use crate::engine::FirstWeights;
 use crate::failure::Failure;
+use crate::first_weights::FirstWeights;
 use crate::model::model_files;
 use sinew_engines::{FolderDtype, Publisher, SharedWeights, WeightsFolder};
 use sinew_model::ModelFiles;
@@ -55,7 +55,7 @@ pub(crate) fn transport(
     let deltas = section.weights_transfer != Some(Transfer::Full);
     let bus = session.bus.clone();
     let publisher = Publisher::start(
-        SharedWeights::new(folder, deltas),
+        SharedWeights::new(folder, first.lineage, deltas),
         Box::new(move |version, published| {
             if let Err(e) = published {
                 warn(&bus, version, &e);

@@ -3,15 +3,15 @@
 //! Several addresses are one engine: requests go to the server that suits them, and to another one when it
 //! fails. `SINEW_ENGINE_KEY` is sent to each as the bearer token.
 
-use crate::engine::FirstWeights;
 use crate::failure::Failure;
+use crate::first_weights::FirstWeights;
 use sinew_engines::{
     Backend, ConnectOptions, EngineKind, FolderDtype, FormatMode, LogprobMode, RemoteConfig,
     RemoteEngine, ServerConfig, TextCodec, VllmApi, VllmOptions, WeightsFolder, connect, split_url,
 };
-use sinew_recipe::{Api, EnginePlan, EngineType, Formats, Logprobs, RunPlan};
+use sinew_recipe::{Api, EnginePlan, EngineType, Formats, Logprobs, Place, RunPlan};
 use sinew_render::Renderer;
-use sinew_types::{Engine, PolicyVersion, TokenId};
+use sinew_types::{Engine, TokenId, WeightsId};
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -42,11 +42,12 @@ fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-/// Options of the router.
-fn config(version: PolicyVersion, formats: Option<FormatMode>) -> RemoteConfig {
+/// Options of the router. `first`: the weights that unlabelled servers are taken to hold, with the lineage of
+/// all that are loaded.
+fn config(first: WeightsId, formats: Option<FormatMode>) -> RemoteConfig {
     let jitter = || (random() >> 11) as f64 / (1u64 << 53) as f64;
     let mut config = RemoteConfig::new(Box::new(jitter));
-    config.version = version;
+    (config.version, config.lineage) = (first.version, first.lineage);
     config.router.formats = formats.unwrap_or_default();
     config
 }
@@ -84,7 +85,7 @@ pub fn serve_engine(
         .logprobs(logprobs);
         backends.push(connect(server, &options).map_err(|e| failed(url, &e))?);
     }
-    let mut config = config(PolicyVersion::default(), formats);
+    let mut config = config(WeightsId::default(), formats);
     // Whoever trains the servers' model may publish weights while agents are at work.
     config.router.follow = true;
     let engine = RemoteEngine::new(backends, None, config);
@@ -117,20 +118,24 @@ pub fn check_trained(recipe: &RunPlan) -> Result<(), Failure> {
 /// # Errors
 /// If a server does not answer, or cannot load the weights from the folder `engine.weights_dir`.
 pub(crate) fn training_engine(
-    section: &EnginePlan,
+    recipe: &RunPlan,
     renderer: &Arc<dyn Renderer>,
     base: Option<PathBuf>,
     weights: FirstWeights,
 ) -> Result<Arc<dyn Engine>, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
-    let backends = connected(section, renderer)?;
+    let section = &recipe.engine;
+    let backends = connected(section, renderer, sleep_level(recipe))?;
     let formats = section.formats.map(format_mode);
     let folder = section.weights_dir.as_ref();
     let folder = folder.map(|dir| {
         let folder = WeightsFolder::new(dir, base, FolderDtype::F32);
         folder.untied(section.untied).fenced(weights.fence.clone())
     });
-    let engine = RemoteEngine::new(backends, folder, config(weights.version, formats));
+    let first = WeightsId::new(weights.version, weights.lineage);
+    let mut config = config(first, formats);
+    config.router.adapters = section.adapters.then(|| recipe.name.clone());
+    let engine = RemoteEngine::new(backends, folder, config);
     let engine = engine.map_err(|e| failed(&e))?;
     engine
         .load_weights(weights.version, weights.tensors)
@@ -147,9 +152,9 @@ pub(crate) fn sampling_engine(
     renderer: &Arc<dyn Renderer>,
 ) -> Result<Arc<dyn Engine>, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::outside(format!("engine: {e}"));
-    let backends = connected(section, renderer)?;
+    let backends = connected(section, renderer, 1)?;
     let formats = section.formats.map(format_mode);
-    let mut config = config(PolicyVersion::default(), formats);
+    let mut config = config(WeightsId::default(), formats);
     // Whoever trains the servers' model may publish weights meanwhile: each token has its version.
     config.router.follow = true;
     let engine = RemoteEngine::new(backends, None, config).map_err(|e| failed(&e))?;
@@ -157,10 +162,23 @@ pub(crate) fn sampling_engine(
     Ok(Arc::new(engine))
 }
 
-/// The servers of a recipe.
+/// Level at which vLLM sleeps. A trainer that takes turns loads new weights before the KV cache wakes, so
+/// the old ones are discarded; adapters belong to the weights that the servers were started with, which are
+/// kept.
+fn sleep_level(recipe: &RunPlan) -> u8 {
+    let turns = recipe.torch().is_some_and(|t| t.place == Place::Turns);
+    if turns && !recipe.engine.adapters {
+        2
+    } else {
+        1
+    }
+}
+
+/// The servers of a recipe; vLLM sleeps at `sleep_level`.
 fn connected(
     section: &EnginePlan,
     renderer: &Arc<dyn Renderer>,
+    sleep_level: u8,
 ) -> Result<Vec<Arc<dyn Backend>>, Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::system(format!("engine: {e}"));
     let kind = section.kind.name().parse::<EngineKind>();
@@ -178,6 +196,7 @@ fn connected(
             codec: Some(Arc::new(Codec(Arc::clone(renderer)))),
             vllm: VllmOptions {
                 api: section.api.map_or(VllmApi::Completions, vllm_api),
+                sleep_level,
                 ..VllmOptions::default()
             },
             session: random(),

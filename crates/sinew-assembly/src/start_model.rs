@@ -2,7 +2,7 @@
 //! processes of another one.
 
 use crate::failure::Failure;
-use crate::model::{loaded_params, model_files};
+use crate::model::{check_context, loaded_params, model_files};
 use serde_json::Value;
 use sinew_model::{ModelConfig, ModelFiles, Params, SaveDtype, load_config, save_pretrained};
 use sinew_recipe::{RunPlan, TrainerPlan};
@@ -94,15 +94,18 @@ impl StartShape {
 /// in GGUF gets in `run`, and in this process otherwise.
 ///
 /// # Errors
-/// If the model cannot be found or read, or the folder cannot be written.
+/// If the model cannot be found or read, has fewer positions than the plan asks for, or the folder cannot be
+/// written.
 pub(crate) fn start_model(
     plan: &RunPlan,
     renderer: &dyn Renderer,
     run: &Path,
 ) -> Result<(StartWeights, StartShape), Failure> {
+    let context = plan.rollout.max_context_tokens;
     let Some(trainer) = plan.torch() else {
         let params = loaded_params(plan, renderer)?;
         let shape = StartShape::of(params.config().clone());
+        check_context(context, shape.context)?;
         return Ok((StartWeights::Params(params), shape));
     };
     let folder = match model_files(&plan.model)? {
@@ -110,6 +113,7 @@ pub(crate) fn start_model(
         _ => written(run.join(FOLDER), || loaded_params(plan, renderer))?,
     };
     let shape = StartShape::of_folder(&folder)?;
+    check_context(context, shape.context)?;
     Ok((
         StartWeights::Folder(folder, Box::new(trainer.clone())),
         shape,

@@ -224,7 +224,7 @@ fn open_options(
     }
 }
 
-/// Where and how weights are written for engines.
+/// The folder, form and type of weights for engines.
 fn publish_options(recipe: &RunPlan, run: &Path) -> PublishOptions {
     let engine = &recipe.engine;
     let root = engine.weights_dir.as_ref().map(PathBuf::from);

@@ -6,6 +6,7 @@
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
 use crate::backend::{AttemptSink, ServedWeights};
 use crate::error::AttemptError;
+use crate::swap::{LabelSpan, SwapWatch};
 use sinew_types::{FinishReason, TokenId, TokenLogprob};
 
 /// The content of one piece that earlier pieces did not have.
@@ -19,51 +20,96 @@ pub(crate) struct AnswerPiece {
     pub(crate) top: Vec<Vec<TokenLogprob>>,
     /// The reason of the end, with the last piece.
     pub(crate) end: Option<ServerEnd>,
-    /// Labels of the weights that sampled, if the server reports them.
-    pub(crate) versions: Vec<String>,
+    /// Label of the weights when the piece was sent, if the server reports it.
+    pub(crate) label: Option<String>,
+    /// Labels of all tokens so far, if the server reports them.
+    pub(crate) spans: Vec<LabelSpan>,
     /// Prompt tokens found in the server's prefix cache.
     pub(crate) cached: Option<u32>,
 }
 
 /// The pieces of an attempt so far.
-#[derive(Debug, Default)]
-pub(crate) struct AnswerPieces {
+#[derive(Debug)]
+pub(crate) struct AnswerPieces<'a> {
+    attempt: &'a Attempt,
+    watch: SwapWatch<'a>,
     reason: Option<FinishReason>,
     cached_prompt_tokens: u32,
     echoed: bool,
+    spanned: bool,
+    aborted: bool,
 }
 
-impl AnswerPieces {
-    /// Checks a piece and hands its tokens on.
+impl<'a> AnswerPieces<'a> {
+    /// The answer to `attempt`; `watch` was made before its request was sent.
+    pub(crate) fn new(attempt: &'a Attempt, watch: SwapWatch<'a>) -> Self {
+        Self {
+            attempt,
+            watch,
+            reason: None,
+            cached_prompt_tokens: 0,
+            echoed: false,
+            spanned: false,
+            aborted: false,
+        }
+    }
+
+    /// Checks a piece and hands its tokens on. After weights were loaded, tokens wait for a span that names
+    /// theirs.
     ///
     /// # Errors
-    /// If its weights are not the attempt's: before any of its tokens is forwarded. If the tokens cannot be
-    /// right.
+    /// If its weights are not the attempt's, or others that were loaded meanwhile: before any of its tokens
+    /// is forwarded. If the tokens cannot be right.
     pub(crate) async fn take(
         &mut self,
         seen: AnswerPiece,
-        attempt: &Attempt,
         sink: &mut AttemptSink,
     ) -> Result<(), AttemptError> {
         if let Some(prompt) = &seen.prompt {
             sink.echo(prompt)?;
             self.echoed = true;
         }
-        // Labels are checked before any token is handed on.
-        for label in &seen.versions {
-            if ServedWeights::from_label(label) != ServedWeights::Version(attempt.version) {
-                return Err(AttemptError::Version {
-                    expected: attempt.version,
-                    found: label.clone(),
-                });
+        self.spanned |= !seen.spans.is_empty();
+        self.aborted |= matches!(seen.end, Some(ServerEnd::Aborted(_)));
+        if self.watch.across() {
+            sink.hold(&seen.ids, &seen.logprobs, seen.top)?;
+            let handed_on = sink.handed_on();
+            let stamps = self.watch.stamps(&seen.spans, self.attempt, handed_on)?;
+            sink.stamp(&stamps).await?;
+        } else {
+            self.check_labels(&seen)?;
+            if !seen.ids.is_empty() {
+                sink.tokens(&seen.ids, &seen.logprobs, seen.top).await?;
             }
-        }
-        if !seen.ids.is_empty() {
-            sink.tokens(&seen.ids, &seen.logprobs, seen.top).await?;
         }
         self.cached_prompt_tokens = seen.cached.unwrap_or(self.cached_prompt_tokens);
         if let Some(said) = seen.end {
+            if sink.handed_on() < sink.sampled() {
+                let why =
+                    "weights were loaded, and it does not report which of them sampled the rest";
+                return Err(AttemptError::Cut(why.to_owned()));
+            }
             self.reason = Some(sink.end(&said).await?);
+        }
+        Ok(())
+    }
+
+    /// Checks the labels of a piece before any of its tokens is handed on. An adapter has the version in its
+    /// name; its server must have the weights that it was started with.
+    fn check_labels(&self, seen: &AnswerPiece) -> Result<(), AttemptError> {
+        let spans = seen.spans.iter().map(|span| &span.label);
+        let expected = self.attempt.weights;
+        let right = match self.attempt.adapter {
+            Some(_) => ServedWeights::Unlabelled,
+            None => ServedWeights::Version(expected),
+        };
+        for label in spans.chain(&seen.label) {
+            if ServedWeights::from_label(label) != right {
+                return Err(AttemptError::Version {
+                    expected,
+                    found: label.clone(),
+                });
+            }
         }
         Ok(())
     }
@@ -71,6 +117,21 @@ impl AnswerPieces {
     /// Whether the server reported its prompt.
     pub(crate) fn echoed(&self) -> bool {
         self.echoed
+    }
+
+    /// Whether the server reported the weights of each token.
+    pub(crate) fn spanned(&self) -> bool {
+        self.spanned
+    }
+
+    /// The server has given up, and says nothing more.
+    pub(crate) fn server_aborts(&mut self) {
+        self.aborted = true;
+    }
+
+    /// Whether the server ended it because of a load, and so does not keep its requests.
+    pub(crate) fn was_cut_by_a_load(&self) -> bool {
+        self.aborted && self.watch.across()
     }
 
     /// The end of the attempt.

@@ -1,10 +1,11 @@
 //! One call to one server, and how it ends.
 //!
-//! An attempt samples with exactly one version of the weights. A request of the engine port is one
-//! attempt if all goes well, and several of them after failures, pauses and loads of weights: each
-//! starts from the prompt and all ids that were sampled before it.
+//! An attempt begins with exactly one version of the weights. It ends when others are loaded, unless its
+//! server reports which of them sampled which token. A request of the engine port is one attempt if all goes
+//! well, and several of them after failures, pauses and loads of weights: each starts from the prompt and all
+//! ids that were sampled before it.
 
-use sinew_types::{FinishReason, PolicyVersion, SamplingParams, TokenId, TokenLogprob};
+use sinew_types::{FinishReason, PolicyVersion, SamplingParams, TokenId, TokenLogprob, WeightsId};
 use std::sync::Arc;
 
 /// Number of an attempt, never used twice by one [`crate::RemoteEngine`].
@@ -24,8 +25,11 @@ pub struct Attempt {
     pub sampling: SamplingParams,
     /// Priority as in the request: larger runs first. Backends translate it to their server's order.
     pub priority: i32,
-    /// The weights that must sample it. A server with other weights is an error, not a result.
-    pub version: PolicyVersion,
+    /// The weights that must sample it when it begins. A server with other weights is an error, not a
+    /// result.
+    pub weights: WeightsId,
+    /// Name of the adapter that it asks for, which contains its weights; `None`: the server's own weights.
+    pub adapter: Option<String>,
 }
 
 /// End of an attempt.
@@ -37,7 +41,7 @@ pub struct AttemptEnd {
     pub cached_prompt_tokens: u32,
 }
 
-/// A sampled token, without its version: that is the attempt's.
+/// A sampled token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttemptToken {
     /// Token id, below the vocabulary of the engine if that is known.
@@ -46,6 +50,8 @@ pub struct AttemptToken {
     pub logprob: f32,
     /// The most likely alternatives, best first; empty unless `top_logprobs` asks for them.
     pub top: Vec<TokenLogprob>,
+    /// Version of the weights that sampled it, where it is known by the token; `None`: the attempt's.
+    pub version: Option<PolicyVersion>,
 }
 
 /// A server's reason for stopping.

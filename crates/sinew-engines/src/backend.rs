@@ -6,10 +6,12 @@
 use crate::attempt::{Attempt, AttemptEnd, AttemptId, AttemptToken, ServerEnd};
 use crate::check::AttemptCheck;
 use crate::error::AttemptError;
+use crate::sums::ReplicaSums;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_types::{
     Fidelity, FinishReason, PolicyVersion, SamplingParams, TensorSource, TokenId, TokenLogprob,
+    WeightsId,
 };
 use std::fmt;
 use std::path::PathBuf;
@@ -19,35 +21,34 @@ use tokio::sync::mpsc;
 /// Weights that a server reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServedWeights {
-    /// Labelled by this system: `v` and the number of the version.
-    Version(PolicyVersion),
+    /// Labelled by this system: version and lineage, such as `v13-9f3c12ab`.
+    Version(WeightsId),
     /// The weights with which the server was started: never labelled, or restarted since.
     Unlabelled,
-    /// Labelled by another client, or in the middle of loading. Never sampled from.
+    /// Labelled by another client, without a lineage, or in the middle of loading. Never sampled from.
     Foreign(String),
 }
 
 impl ServedWeights {
     /// Parses the label of a server's weights. `default` is the label with which vLLM and SGLang start.
     pub fn from_label(label: &str) -> Self {
-        let number = label.strip_prefix('v').and_then(|n| n.parse().ok());
-        match number {
-            Some(number) => Self::Version(PolicyVersion(number)),
-            None if label == "default" || label.is_empty() => Self::Unlabelled,
-            None => Self::Foreign(label.to_owned()),
+        match label.parse() {
+            Ok(id) => Self::Version(id),
+            Err(_) if label == "default" || label.is_empty() => Self::Unlabelled,
+            Err(_) => Self::Foreign(label.to_owned()),
         }
     }
 
-    /// Checks that they are those of `version`.
+    /// Checks that they are `id`: the same number of another lineage is other weights.
     ///
     /// # Errors
     /// If they are not.
-    pub(crate) fn verify(&self, version: PolicyVersion) -> Result<(), AttemptError> {
-        if *self == Self::Version(version) {
+    pub(crate) fn verify(&self, id: WeightsId) -> Result<(), AttemptError> {
+        if *self == Self::Version(id) {
             return Ok(());
         }
         Err(AttemptError::Version {
-            expected: version,
+            expected: id,
             found: self.to_string(),
         })
     }
@@ -56,7 +57,7 @@ impl ServedWeights {
 impl fmt::Display for ServedWeights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Version(version) => write!(f, "{version}"),
+            Self::Version(id) => write!(f, "{id}"),
             Self::Unlabelled => f.write_str("no label"),
             Self::Foreign(label) => write!(f, "the label `{label}`"),
         }
@@ -66,8 +67,7 @@ impl fmt::Display for ServedWeights {
 /// The state of a server, as one probe shows it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
-    /// The weights that the server has now; the engine serves only if they are the router's
-    /// version.
+    /// The weights that the server has now; the engine serves only if they are the router's.
     pub weights: ServedWeights,
     /// Asleep servers answer, but must not be asked to generate.
     pub sleeping: bool,
@@ -118,11 +118,16 @@ impl Probe {
 /// read.
 #[derive(Clone)]
 pub struct Weights {
-    /// The version that the engine must report afterwards.
-    pub version: PolicyVersion,
+    /// Version and lineage that the engine must report afterwards.
+    pub id: WeightsId,
     /// A published directory that `transformers` could load; servers get its path and must see the
     /// same file system.
     pub folder: Option<PathBuf>,
+    /// Name of the adapter that the folder holds; `None`: it holds whole weights.
+    pub adapter: Option<String>,
+    /// Sums of the replicas that have loaded this version, for backends whose servers report sums. `None`:
+    /// there is no other replica.
+    pub sums: Option<ReplicaSums>,
     /// The tensors themselves, valid while the caller of `load_weights` waits. Absent when an
     /// engine that came back is given the last weights again.
     pub source: Option<Arc<dyn TensorSource>>,
@@ -131,8 +136,9 @@ pub struct Weights {
 impl fmt::Debug for Weights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Weights")
-            .field("version", &self.version)
+            .field("id", &self.id)
             .field("folder", &self.folder)
+            .field("adapter", &self.adapter)
             .field("source", &self.source.is_some())
             .finish()
     }
@@ -180,17 +186,32 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// weights.
     fn probe(&self) -> BoxFuture<'_, Result<Probe, AttemptError>>;
 
-    /// Labels the weights that the server was started with as `version`. Called only while the
-    /// server reports [`ServedWeights::Unlabelled`] and no other weights were ever loaded.
-    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>>;
+    /// Labels the weights that the server was started with as `id`. Called only while the server
+    /// reports [`ServedWeights::Unlabelled`] and no other weights were ever loaded.
+    fn label(&self, id: WeightsId) -> BoxFuture<'_, Result<(), AttemptError>>;
 
-    /// Loads weights and verifies that the server has them. No attempt of this process runs meanwhile. An
-    /// error leaves the weights unknown.
+    /// Whether attempts that run may stay open while weights are loaded: then each of their tokens is
+    /// handed on with the version of the weights that sampled it.
+    fn keeps_attempts(&self) -> bool {
+        false
+    }
+
+    /// Loads weights and verifies that the server has them. Unless [`Backend::keeps_attempts`] holds or
+    /// they are an adapter, no attempt of this process runs meanwhile. An error leaves the weights unknown;
+    /// adapters that were loaded earlier stay.
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>>;
 
-    /// Releases the memory of weights and KV cache (`true`) or allocates it again. The weights may be lost by
-    /// this, which the next probe shows.
-    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>>;
+    /// Removes an adapter that no attempt asks for any more. One that is not there counts as removed.
+    fn unload<'a>(&'a self, _adapter: &'a str) -> BoxFuture<'a, Result<(), AttemptError>> {
+        std::future::ready(Ok(())).boxed()
+    }
+
+    /// Releases the memory of weights and KV cache. The weights may be lost by this, which the next probe
+    /// shows. [`Backend::load`] takes back the memory of weights, but not that of the KV cache.
+    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>>;
+
+    /// Allocates all memory again.
+    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>>;
 }
 
 /// One message from an attempt to the thread that started it.
@@ -213,6 +234,17 @@ pub struct AttemptSink {
     to: mpsc::Sender<AttemptTokens>,
     /// Tokens that wait for the end of the attempt; `None` hands them on at once.
     held: Option<Vec<AttemptToken>>,
+    /// Tokens that wait for the version of the weights that sampled them.
+    unstamped: Vec<AttemptToken>,
+}
+
+/// The version of a part of an attempt's tokens, by their positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub(crate) version: PolicyVersion,
+    pub(crate) start: usize,
+    /// Position after the last one.
+    pub(crate) end: usize,
 }
 
 impl AttemptSink {
@@ -230,6 +262,7 @@ impl AttemptSink {
             attempt: attempt.id,
             to,
             held: hold.then(Vec::new),
+            unstamped: Vec::new(),
         }
     }
 
@@ -264,6 +297,45 @@ impl AttemptSink {
         top: Vec<Vec<TokenLogprob>>,
     ) -> Result<(), AttemptError> {
         let tokens = self.check.tokens(ids, logprobs, top)?;
+        self.pass(tokens).await
+    }
+
+    /// Checks the next tokens, as [`AttemptSink::tokens`] does, and keeps them until [`AttemptSink::stamp`]
+    /// names their weights.
+    pub(crate) fn hold(
+        &mut self,
+        ids: &[TokenId],
+        logprobs: &[Option<f64>],
+        top: Vec<Vec<TokenLogprob>>,
+    ) -> Result<(), AttemptError> {
+        let tokens = self.check.tokens(ids, logprobs, top)?;
+        self.unstamped.extend(tokens);
+        Ok(())
+    }
+
+    /// Number of tokens that do not wait for their version.
+    pub(crate) fn handed_on(&self) -> usize {
+        self.sampled() - self.unstamped.len()
+    }
+
+    /// Forwards the tokens that wait, each with its version, up to the first one without.
+    pub(crate) async fn stamp(&mut self, stamps: &[Stamp]) -> Result<(), AttemptError> {
+        let first = self.handed_on();
+        let mut known = 0;
+        for (index, token) in self.unstamped.iter_mut().enumerate() {
+            let of = |s: &&Stamp| (s.start..s.end).contains(&(first + index));
+            let Some(stamp) = stamps.iter().find(of) else {
+                break;
+            };
+            token.version = Some(stamp.version);
+            known += 1;
+        }
+        let tokens = self.unstamped.drain(..known).collect();
+        self.pass(tokens).await
+    }
+
+    /// Sends checked tokens, or keeps them until the end of the attempt.
+    async fn pass(&mut self, tokens: Vec<AttemptToken>) -> Result<(), AttemptError> {
         match &mut self.held {
             Some(held) => held.extend(tokens),
             None => self.send(tokens, None).await?,

@@ -156,6 +156,7 @@ impl AttemptCheck {
                 id,
                 logprob: logprob.min(0.0) as f32,
                 top: top.next().unwrap_or_default(),
+                version: None,
             });
         }
         self.sampled.extend_from_slice(ids);
@@ -242,7 +243,7 @@ impl AttemptCheck {
 mod tests {
     use super::*;
     use crate::attempt::AttemptId;
-    use sinew_types::PolicyVersion;
+    use sinew_types::WeightsId;
 
     fn check(edit: impl FnOnce(&mut SamplingParams)) -> AttemptCheck {
         let mut sampling = SamplingParams {
@@ -256,7 +257,8 @@ mod tests {
             prompt: vec![1, 2].into(),
             sampling,
             priority: 0,
-            version: PolicyVersion(0),
+            weights: WeightsId::default(),
+            adapter: None,
         };
         AttemptCheck::new(&attempt, Some(100), Some(10))
     }

@@ -4,7 +4,7 @@
 //! implementations. Every time is in seconds.
 
 use crate::route::RouterConfig;
-use sinew_types::PolicyVersion;
+use sinew_types::{Lineage, PolicyVersion, WeightsId};
 use std::fmt;
 
 /// Seconds after which a wait is given up. All are positive.
@@ -78,6 +78,9 @@ pub struct RemoteConfig {
     pub router: RouterConfig,
     /// Version of the weights that the servers hold at the start.
     pub version: PolicyVersion,
+    /// Origin of all weights that are loaded by this engine: one for each session of a run whose trainer does
+    /// not repeat its bits. A server with the right version of another lineage is not sampled from.
+    pub lineage: Lineage,
     /// Seconds between two probes of a server. Default: 1. A server that dies is noticed at the
     /// next probe, or by a failing attempt.
     pub probe_interval_s: f64,
@@ -96,10 +99,18 @@ impl RemoteConfig {
         Self {
             router: RouterConfig::default(),
             version: PolicyVersion::default(),
+            lineage: Lineage::default(),
             probe_interval_s: 1.0,
             hold_until_verified: false,
             jitter,
         }
+    }
+}
+
+impl RemoteConfig {
+    /// The weights that the servers hold at the start.
+    pub(crate) fn first(&self) -> WeightsId {
+        WeightsId::new(self.version, self.lineage)
     }
 }
 
@@ -108,6 +119,7 @@ impl fmt::Debug for RemoteConfig {
         f.debug_struct("RemoteConfig")
             .field("router", &self.router)
             .field("version", &self.version)
+            .field("lineage", &self.lineage)
             .field("probe_interval_s", &self.probe_interval_s)
             .field("hold_until_verified", &self.hold_until_verified)
             .finish_non_exhaustive()

@@ -1,6 +1,6 @@
 //! Errors of calls to servers, and the part at fault for each.
 
-use sinew_types::{EngineError, PolicyVersion, TokenId};
+use sinew_types::{EngineError, TokenId, WeightsId};
 use std::fmt;
 
 /// A text that does not name a mode.
@@ -169,10 +169,25 @@ pub enum AttemptError {
     /// are not trusted.
     #[error("weights {expected} were to sample, the server has {found}")]
     Version {
-        /// Version that the attempt was given.
-        expected: PolicyVersion,
-        /// Version or label that the server reports.
+        /// Version and lineage that the attempt was given.
+        expected: WeightsId,
+        /// Weights or label that the server reports.
         found: String,
+    },
+    /// The weights in the server's memory are not those of another replica that was given the same version.
+    #[error(
+        "its weights differ from those of {replica} in {differing} of {tensors} tensors, the first is \
+         `{tensor}`"
+    )]
+    Sums {
+        /// Address of the replica that loaded the version first.
+        replica: String,
+        /// Number of tensors that differ.
+        differing: usize,
+        /// Number of tensors that were compared.
+        tensors: usize,
+        /// Name of the first of them, with its place in the server.
+        tensor: String,
     },
     /// The request itself is at fault: no server would take it.
     #[error("refused: {0}")]
@@ -208,7 +223,9 @@ impl AttemptError {
             | Self::Status { .. }
             | Self::Cut(_)
             | Self::Unsupported(_) => Blame::Engine,
-            Self::Protocol(_) | Self::Tokens(_) | Self::Version { .. } => Blame::Trust,
+            Self::Protocol(_) | Self::Tokens(_) | Self::Version { .. } | Self::Sums { .. } => {
+                Blame::Trust
+            }
         }
     }
 }

@@ -2,22 +2,22 @@
 //! or not there.
 //!
 //! ```text
-//! WEIGHTS_DIR/v00000012/model.safetensors   all tensors, in f32 or bf16
-//!                       manifest.json       version, tensors, a BLAKE3 sum of each tensor
-//!                       config.json, ...    copies of the start model's small files
+//! WEIGHTS_DIR/v00000012-9f3c12ab/model.safetensors   all tensors, in f32 or bf16
+//!                                manifest.json       version, lineage, tensors, a BLAKE3 sum of each
+//!                                config.json, ...    copies of the start model's small files
 //! ```
 //!
-//! A version is written under the hidden name `.v00000012.part`, synchronized, and renamed when it
+//! A version is written under the hidden name `.v00000012-9f3c12ab.part`, synchronized, and renamed when it
 //! is complete: a reader never sees a part of one.
 
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, View};
 use sinew_types::{
-    Fence, FenceError, PolicyVersion, PublishedFolder, TensorSource, TensorView, WeightsManifest,
+    Fence, FenceError, PublishedFolder, TensorSource, TensorView, WeightsId, WeightsManifest,
     WeightsManifestTensor,
 };
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -82,8 +82,8 @@ pub struct WeightsFolder {
     dtype: FolderDtype,
     /// Whether an output matrix is written where the model uses its embedding.
     untied: bool,
-    /// Number of versions that stay on disk: 2, so that a server that still reads the last one is
-    /// not disturbed.
+    /// Number of versions that stay on disk, besides those in use: 2, so that a server that still reads the
+    /// last one is not disturbed.
     keep: usize,
     /// Checked before a version gets its name.
     fence: Fence,
@@ -160,25 +160,27 @@ impl WeightsFolder {
         self
     }
 
-    /// Writes `weights` and returns the directory, an absolute path. A directory of the same
-    /// version is replaced; versions older than the one before this one are removed. Files that a trainer
-    /// wrote are linked, not written again.
+    /// Writes `weights` and returns the directory, an absolute path. A directory of the same version and
+    /// lineage is replaced. Versions older than the one before this one are removed, and those of other
+    /// lineages up to this version, unless they are `in_use`. Files that a trainer wrote are linked, not
+    /// written again.
     ///
     /// # Errors
     /// If a tensor is missing, the disk refuses, or a newer owner of the run exists. Nothing half-written is
     /// left under the name.
     pub fn publish(
         &self,
-        version: PolicyVersion,
+        id: WeightsId,
         weights: &dyn TensorSource,
+        in_use: &BTreeSet<WeightsId>,
     ) -> Result<PathBuf, FolderError> {
-        let stage = self.stage(version)?;
+        let stage = self.stage(id)?;
         let manifest = match weights.folder() {
-            Some(written) => self.adopt(&stage, version, written)?,
-            None => self.whole(&stage, version, weights)?,
+            Some(written) => self.adopt(&stage, id, written)?,
+            None => self.whole(&stage, id, weights)?,
         };
         let target = self.finish(&stage, &manifest)?;
-        self.prune(&stage.root, version)?;
+        self.prune(&stage.root, id, in_use)?;
         Ok(target)
     }
 
@@ -193,13 +195,13 @@ impl WeightsFolder {
     }
 
     /// Begins a version: an empty folder under a hidden name.
-    pub(crate) fn stage(&self, version: PolicyVersion) -> Result<Stage, FolderError> {
+    pub(crate) fn stage(&self, id: WeightsId) -> Result<Stage, FolderError> {
         fs::create_dir_all(&self.root).map_err(io("create", &self.root))?;
         let root = self.root.canonicalize().map_err(io("find", &self.root))?;
-        let path = root.join(format!(".{}.part", name(version)));
+        let path = root.join(format!(".{}.part", id.folder_name()));
         remove(&path)?;
         fs::create_dir(&path).map_err(io("create", &path))?;
-        let target = root.join(name(version));
+        let target = root.join(id.folder_name());
         Ok(Stage { root, path, target })
     }
 
@@ -207,12 +209,13 @@ impl WeightsFolder {
     pub(crate) fn whole(
         &self,
         stage: &Stage,
-        version: PolicyVersion,
+        id: WeightsId,
         weights: &dyn TensorSource,
     ) -> Result<WeightsManifest, FolderError> {
         self.copy_companions(&stage.path)?;
         Ok(WeightsManifest {
-            version,
+            version: id.version,
+            lineage: id.lineage,
             base: None,
             tensors: self.write_tensors(&stage.path.join(TENSORS), weights)?,
         })
@@ -222,7 +225,7 @@ impl WeightsFolder {
     fn adopt(
         &self,
         stage: &Stage,
-        version: PolicyVersion,
+        id: WeightsId,
         written: &PublishedFolder,
     ) -> Result<WeightsManifest, FolderError> {
         if written.tensors.is_empty() {
@@ -244,7 +247,8 @@ impl WeightsFolder {
             }
         }
         Ok(WeightsManifest {
-            version,
+            version: id.version,
+            lineage: id.lineage,
             base: None,
             tensors: written.tensors.clone(),
         })
@@ -347,36 +351,27 @@ impl WeightsFolder {
         Ok(())
     }
 
-    /// Removes all versions but the newest ones up to `version`. Later ones stay: another run may
-    /// write here.
-    fn prune(&self, root: &Path, version: PolicyVersion) -> Result<(), FolderError> {
-        let mut versions = Vec::new();
+    /// Removes all versions but the newest ones of this lineage up to this one, and those in use. Later
+    /// versions stay: another run may write here.
+    fn prune(
+        &self,
+        root: &Path,
+        id: WeightsId,
+        in_use: &BTreeSet<WeightsId>,
+    ) -> Result<(), FolderError> {
+        let mut found = BTreeSet::new();
         for entry in fs::read_dir(root).map_err(io("read", root))? {
             let entry = entry.map_err(io("read", root))?;
-            if let Some(found) = parse(&entry.file_name().to_string_lossy())
-                && found <= version
-            {
-                versions.push(found);
-            }
+            let name = entry.file_name().to_string_lossy().parse::<WeightsId>();
+            found.extend(name.ok().filter(|other| other.version <= id.version));
         }
-        versions.sort_unstable();
-        let old = versions.len().saturating_sub(self.keep);
-        for version in &versions[..old] {
-            remove(&root.join(name(*version)))?;
+        let own = found.iter().rev().filter(|o| o.lineage == id.lineage);
+        let kept: BTreeSet<WeightsId> = own.take(self.keep).copied().collect();
+        for old in found.difference(&kept).filter(|old| !in_use.contains(*old)) {
+            remove(&root.join(old.folder_name()))?;
         }
         Ok(())
     }
-}
-
-/// Directory of a version: `v` and eight digits, so that names sort by version.
-pub(crate) fn name(version: PolicyVersion) -> String {
-    format!("v{:08}", version.0)
-}
-
-/// The inverse of [`name`].
-pub(crate) fn parse(name: &str) -> Option<PolicyVersion> {
-    let number = name.strip_prefix('v')?.parse().ok()?;
-    Some(PolicyVersion(number))
 }
 
 /// The elements of a tensor in the type of the file, little-endian. Borrowed if the type is the
@@ -435,8 +430,17 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), FolderError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sinew_types::{Lineage, PolicyVersion};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
+
+    fn id(version: u64) -> WeightsId {
+        WeightsId::new(PolicyVersion(version), Lineage(0xaa))
+    }
+
+    fn unused() -> BTreeSet<WeightsId> {
+        BTreeSet::new()
+    }
 
     struct Two([f32; 4]);
 
@@ -462,15 +466,13 @@ mod tests {
         let folder = WeightsFolder::new(&root, Some(base), FolderDtype::Bf16);
         let weights = Two([1.0, -2.5, 0.0, 3.0]);
         for version in [1, 2, 3] {
-            folder.publish(PolicyVersion(version), &weights).unwrap();
+            folder.publish(id(version), &weights, &unused()).unwrap();
         }
-        let path = folder.publish(PolicyVersion(3), &weights).unwrap();
-        let mut left: Vec<_> = fs::read_dir(&root)
-            .unwrap()
-            .map(|e| e.unwrap().file_name())
-            .collect();
-        left.sort();
-        assert_eq!(left, ["v00000002", "v00000003"]);
+        let path = folder.publish(id(3), &weights, &unused()).unwrap();
+        assert_eq!(
+            versions(&root),
+            ["v00000002-000000aa", "v00000003-000000aa"]
+        );
         assert!(path.join("config.json").exists());
         let bytes = fs::read(path.join(TENSORS)).unwrap();
         let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -484,10 +486,51 @@ mod tests {
         assert_eq!(values, weights.0);
         let manifest = fs::read(path.join(MANIFEST)).unwrap();
         let manifest: WeightsManifest = serde_json::from_slice(&manifest).unwrap();
-        assert_eq!(manifest.version, PolicyVersion(3));
+        assert_eq!(manifest.id(), id(3));
         assert_eq!(
             manifest.tensors[0].blake3,
             blake3::hash(a.data()).to_hex().to_string()
+        );
+    }
+
+    /// The names of the versions in a folder.
+    fn versions(root: &Path) -> Vec<String> {
+        let entries = fs::read_dir(root).unwrap();
+        let names = entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+
+    /// A run that continues from a checkpoint publishes the same numbers again, with other weights.
+    #[test]
+    fn another_lineage_has_folders_of_its_own_until_its_versions_are_reached() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = WeightsFolder::new(dir.path(), None, FolderDtype::F32);
+        let weights = Two([1.0, 2.0, 3.0, 4.0]);
+        let publish = |id: WeightsId, in_use: &BTreeSet<WeightsId>| {
+            folder.publish(id, &weights, in_use).unwrap();
+            versions(dir.path())
+        };
+        publish(id(12), &unused());
+        publish(id(13), &unused());
+        let resumed = |version| WeightsId::new(PolicyVersion(version), Lineage(0xbb));
+        assert_eq!(
+            publish(resumed(12), &unused()),
+            ["v00000012-000000bb", "v00000013-000000aa"]
+        );
+        let used = BTreeSet::from([id(13)]);
+        assert_eq!(
+            publish(resumed(13), &used),
+            [
+                "v00000012-000000bb",
+                "v00000013-000000aa",
+                "v00000013-000000bb"
+            ]
+        );
+        assert_eq!(
+            publish(resumed(14), &unused()),
+            ["v00000013-000000bb", "v00000014-000000bb"]
         );
     }
 
@@ -507,7 +550,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for (untied, expected) in [(false, 1), (true, 2)] {
             let folder = WeightsFolder::new(dir.path(), None, FolderDtype::F32).untied(untied);
-            let path = folder.publish(PolicyVersion(1), &Tied).unwrap();
+            let path = folder.publish(id(1), &Tied, &unused()).unwrap();
             let bytes = fs::read(path.join(TENSORS)).unwrap();
             let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
             assert_eq!(read.len(), expected);
@@ -531,9 +574,9 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         let folder = WeightsFolder::new(dir.path(), None, FolderDtype::F32);
-        let error = folder.publish(PolicyVersion(1), &Lies).unwrap_err();
+        let error = folder.publish(id(1), &Lies, &unused()).unwrap_err();
         assert!(error.to_string().contains("`a`"), "{error}");
-        assert!(!dir.path().join("v00000001").exists());
+        assert!(!dir.path().join("v00000001-000000aa").exists());
     }
 
     #[test]
@@ -544,11 +587,11 @@ mod tests {
         let read = move || Ok::<_, String>(read.load(Ordering::SeqCst));
         let folder = WeightsFolder::new(dir.path(), None, FolderDtype::F32);
         let folder = folder.fenced(Fence::new(1, "runs/a", Arc::new(read)));
-        let path = folder.publish(PolicyVersion(1), &Two([1.0; 4])).unwrap();
+        let path = folder.publish(id(1), &Two([1.0; 4]), &unused()).unwrap();
         let before = fs::read(path.join(TENSORS)).unwrap();
         newest.store(2, Ordering::SeqCst);
         for version in [1, 2] {
-            let refused = folder.publish(PolicyVersion(version), &Two([2.0; 4]));
+            let refused = folder.publish(id(version), &Two([2.0; 4]), &unused());
             assert!(matches!(refused, Err(FolderError::Fence(_))), "{refused:?}");
         }
         assert_eq!(fs::read(path.join(TENSORS)).unwrap(), before);
@@ -580,7 +623,7 @@ mod tests {
         fs::write(base.join("config.json"), "{}").unwrap();
         let own = WeightsFolder::new(dir.path().join("own"), None, FolderDtype::F32);
         let path = own
-            .publish(PolicyVersion(4), &Two([1.0, 2.0, 3.0, 4.0]))
+            .publish(id(4), &Two([1.0, 2.0, 3.0, 4.0]), &unused())
             .unwrap();
         let manifest = fs::read(path.join(MANIFEST)).unwrap();
         let manifest: WeightsManifest = serde_json::from_slice(&manifest).unwrap();
@@ -592,7 +635,7 @@ mod tests {
         };
         let engines = WeightsFolder::new(dir.path().join("w"), Some(base), FolderDtype::F32);
         let published = engines
-            .publish(PolicyVersion(5), &Written(folder.clone()))
+            .publish(id(5), &Written(folder.clone()), &unused())
             .unwrap();
         fs::remove_dir_all(&path).unwrap();
         assert!(published.join("config.json").exists());
@@ -600,11 +643,11 @@ mod tests {
         assert!(safetensors::SafeTensors::deserialize(&bytes).is_ok());
         let listed = fs::read(published.join(MANIFEST)).unwrap();
         let listed: WeightsManifest = serde_json::from_slice(&listed).unwrap();
-        assert_eq!(listed.version, PolicyVersion(5));
+        assert_eq!(listed.id(), id(5));
         assert_eq!(listed.tensors, manifest.tensors);
         folder.tensors.clear();
-        let empty = engines.publish(PolicyVersion(6), &Written(folder));
+        let empty = engines.publish(id(6), &Written(folder), &unused());
         assert!(matches!(empty, Err(FolderError::Empty)));
-        assert!(!dir.path().join("w/v00000006").exists());
+        assert!(!dir.path().join("w/v00000006-000000aa").exists());
     }
 }

@@ -18,7 +18,8 @@
 //! Invariants:
 //! - Every submitted request gets exactly one last event.
 //! - No attempt starts on an engine that is not healthy or whose weights are not verified to be of
-//!   the requested version; a token is handed on with the version its attempt was given.
+//!   the requested version and lineage; a token is handed on with the version its attempt was given, or with
+//!   the one that its server reports for this token.
 //! - Ids, log-probabilities and the reason of the end are checked before they are handed on: as many
 //!   log-probabilities as ids, all finite, the echoed prompt equal to the sent one.
 //! - Every wait has a deadline, every queue, answer and retry a bound.
@@ -46,6 +47,8 @@ pub mod route;
 mod sglang;
 mod shared;
 mod sse;
+mod sums;
+mod swap;
 mod vllm;
 
 pub use attempt::{Attempt, AttemptEnd, AttemptId, AttemptToken, ServerEnd};
@@ -65,4 +68,5 @@ pub use shared::{
     SharedWeights, WeightsFollower, follow,
 };
 pub use sse::SseParser;
+pub use sums::ReplicaSums;
 pub use vllm::{VllmApi, VllmBackend, VllmOptions};

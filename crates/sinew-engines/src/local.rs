@@ -1,7 +1,8 @@
 //! Another engine of this process behind the router, such as the embedded one.
 //!
-//! It needs no network and reports its version with every token. Weights are loaded from tensors; a second
-//! load only from a folder is not supported, so an engine that failed a load stays unused until the next one.
+//! It needs no network and reports its version with every token. It has no lineage: the one of the last load
+//! or label is taken to be its own. Weights are loaded from tensors; a second load only from a folder is not
+//! supported, so an engine that failed a load stays unused until the next one.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
 use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
@@ -9,10 +10,10 @@ use crate::error::AttemptError;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_types::{
-    Engine, EngineError, EngineEvent, Fidelity, FinishReason, GenerateRequest, PolicyVersion,
-    RequestId,
+    Engine, EngineError, EngineEvent, Fidelity, FinishReason, GenerateRequest, Lineage, RequestId,
+    WeightsId,
 };
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 
 /// First request id of attempts: far from those that other callers give to an engine that they
@@ -23,6 +24,8 @@ const FIRST_ID: u64 = 1 << 62;
 pub struct LocalBackend {
     name: String,
     engine: Arc<dyn Engine>,
+    /// Lineage of its weights, once they were loaded or labelled.
+    lineage: Mutex<Option<Lineage>>,
 }
 
 impl std::fmt::Debug for LocalBackend {
@@ -51,7 +54,15 @@ impl LocalBackend {
         Self {
             name: name.into(),
             engine,
+            lineage: Mutex::default(),
         }
+    }
+
+    /// The lineage of its weights; `new` replaces it.
+    fn lineage(&self, new: Option<Lineage>) -> Option<Lineage> {
+        let mut lineage = self.lineage.lock().unwrap_or_else(PoisonError::into_inner);
+        *lineage = new.or(*lineage);
+        *lineage
     }
 
     /// Submits the attempt as a request of the engine and follows its events to the last one.
@@ -84,11 +95,10 @@ impl LocalBackend {
         while let Some(event) = events.recv().await {
             match event {
                 EngineEvent::Tokens { tokens, .. } => {
-                    if let Some(other) = tokens.iter().find(|t| t.version != attempt.version) {
-                        return Err(AttemptError::Version {
-                            expected: attempt.version,
-                            found: other.version.to_string(),
-                        });
+                    let expected = attempt.weights;
+                    if let Some(other) = tokens.iter().find(|t| t.version != expected.version) {
+                        let found = other.version.to_string();
+                        return Err(AttemptError::Version { expected, found });
                     }
                     let ids: Vec<_> = tokens.iter().map(|t| t.id).collect();
                     let logprobs = tokens.iter().map(|t| Some(f64::from(t.logprob)));
@@ -143,6 +153,11 @@ fn refusal(error: EngineError) -> AttemptError {
     }
 }
 
+/// An engine that cannot do what it was asked.
+fn unsupported(error: EngineError) -> AttemptError {
+    AttemptError::Unsupported(error.to_string())
+}
+
 impl Backend for LocalBackend {
     fn name(&self) -> &str {
         &self.name
@@ -163,6 +178,10 @@ impl Backend for LocalBackend {
     fn probe(&self) -> BoxFuture<'_, Result<Probe, AttemptError>> {
         let status = self.engine.status();
         let known = status.kv_tokens_total > 0;
+        let weights = match self.lineage(None) {
+            Some(lineage) => ServedWeights::Version(WeightsId::new(status.version, lineage)),
+            None => ServedWeights::Unlabelled,
+        };
         let probe = Probe {
             running: status.running,
             waiting: status.waiting,
@@ -172,32 +191,54 @@ impl Backend for LocalBackend {
             prefill_tokens: status.prefill_tokens,
             cached_prompt_tokens: status.cached_prompt_tokens,
             preemptions: status.preemptions,
-            ..Probe::new(ServedWeights::Version(status.version))
+            ..Probe::new(weights)
         };
         std::future::ready(Ok(probe)).boxed()
     }
 
-    fn label(&self, _version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>> {
-        std::future::ready(Ok(())).boxed()
+    fn label(&self, id: WeightsId) -> BoxFuture<'_, Result<(), AttemptError>> {
+        let version = self.engine.status().version;
+        let labelled = if version == id.version {
+            self.lineage(Some(id.lineage));
+            Ok(())
+        } else {
+            let found = version.to_string();
+            Err(AttemptError::Version {
+                expected: id,
+                found,
+            })
+        };
+        std::future::ready(labelled).boxed()
     }
 
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
         async move {
+            if weights.adapter.is_some() {
+                let why = "loading adapters by name".to_owned();
+                return Err(AttemptError::Unsupported(why));
+            }
             let Some(source) = weights.source.clone() else {
                 let why = "loading weights again from a folder".to_owned();
                 return Err(AttemptError::Unsupported(why));
             };
-            let (engine, version) = (Arc::clone(&self.engine), weights.version);
-            let loaded = tokio::task::spawn_blocking(move || engine.load_weights(version, source));
-            let loaded = loaded.await.map_err(|e| AttemptError::Cut(e.to_string()))?;
-            loaded.map_err(|e| AttemptError::Unsupported(e.to_string()))
+            let (engine, id) = (Arc::clone(&self.engine), weights.id);
+            let load = move || engine.load_weights(id.version, source);
+            let loaded = tokio::task::spawn_blocking(load).await;
+            let loaded = loaded.map_err(|e| AttemptError::Cut(e.to_string()))?;
+            loaded.map_err(unsupported)?;
+            self.lineage(Some(id.lineage));
+            Ok(())
         }
         .boxed()
     }
 
-    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>> {
-        // It keeps its memory, but computes nothing.
-        self.engine.pause(asleep);
-        std::future::ready(Ok(())).boxed()
+    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        let slept = self.engine.sleep().map_err(unsupported);
+        std::future::ready(slept).boxed()
+    }
+
+    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        let woke = self.engine.wake().map_err(unsupported);
+        std::future::ready(woke).boxed()
     }
 }

@@ -15,7 +15,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use sinew_types::{EngineError, Fidelity, FinishReason, PolicyVersion, SamplingParams, TokenId};
+use sinew_types::{EngineError, Fidelity, FinishReason, SamplingParams, TokenId, WeightsId};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -37,7 +37,7 @@ pub struct OpenaiBackend {
     extra: Map<String, Value>,
     model: Mutex<Option<String>>,
     /// The label that the router gave it: the protocol has none.
-    version: Mutex<Option<PolicyVersion>>,
+    label: Mutex<Option<WeightsId>>,
 }
 
 impl fmt::Debug for OpenaiBackend {
@@ -102,7 +102,7 @@ impl OpenaiBackend {
             codec,
             extra: Map::new(),
             model: Mutex::default(),
-            version: Mutex::default(),
+            label: Mutex::default(),
         })
     }
 
@@ -347,8 +347,8 @@ impl Backend for OpenaiBackend {
                 }
                 Err(error) => return Err(error),
             }
-            let version = *self.version.lock().unwrap_or_else(PoisonError::into_inner);
-            let weights = version.map_or(ServedWeights::Unlabelled, ServedWeights::Version);
+            let label = *self.label.lock().unwrap_or_else(PoisonError::into_inner);
+            let weights = label.map_or(ServedWeights::Unlabelled, ServedWeights::Version);
             Ok(Probe {
                 context: self.config.context,
                 vocab: self.config.vocab,
@@ -358,8 +358,8 @@ impl Backend for OpenaiBackend {
         .boxed()
     }
 
-    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>> {
-        *self.version.lock().unwrap_or_else(PoisonError::into_inner) = Some(version);
+    fn label(&self, id: WeightsId) -> BoxFuture<'_, Result<(), AttemptError>> {
+        *self.label.lock().unwrap_or_else(PoisonError::into_inner) = Some(id);
         std::future::ready(Ok(())).boxed()
     }
 
@@ -368,8 +368,13 @@ impl Backend for OpenaiBackend {
         std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
     }
 
-    fn sleep(&self, _asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>> {
+    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
         let why = "sleeping".to_owned();
+        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
+    }
+
+    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        let why = "waking up".to_owned();
         std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
     }
 }

@@ -6,6 +6,9 @@
 //! `SGLANG_RETURN_ORIGINAL_LOGPROB=1`: then they are the model's own. Options that would make them differ
 //! from the sampling policy's are refused.
 
+mod adapters;
+mod sleep;
+mod weights;
 mod wire;
 
 use crate::answer_pieces::AnswerPieces;
@@ -17,11 +20,12 @@ use crate::error::{AttemptError, Stage};
 use crate::guided;
 use crate::http::{self, Http, within};
 use crate::metrics::Metrics;
+use crate::swap::Swaps;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sinew_types::{EngineError, Fidelity, PolicyVersion, SamplingParams};
+use sinew_types::{Fidelity, SamplingParams, WeightsId};
 use std::sync::{Mutex, PoisonError};
 
 /// Options of SGLang servers.
@@ -49,20 +53,44 @@ struct Limits {
     kv_tokens: Option<usize>,
 }
 
+/// Memory that a server has given up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Asleep {
+    /// None.
+    #[default]
+    No,
+    /// That of its KV cache.
+    KvCache,
+    /// That of weights and KV cache.
+    All,
+}
+
+/// State that is kept between calls, until the server's label shows that it may be another process.
+#[derive(Debug, Default)]
+struct Memory {
+    limits: Option<Limits>,
+    /// Memory that it has given up for us.
+    asleep: Asleep,
+    /// The newest adapter that was loaded here.
+    adapter: Option<adapters::Loaded>,
+    /// Whether its answers report the weights of each token.
+    spans: bool,
+    /// Whether it ends its requests when it is asked to keep them: a version before `retract`.
+    ends_requests: bool,
+    /// Whether the last load asked it to.
+    asked_to_keep: bool,
+}
+
 /// An SGLang server.
 #[derive(Debug)]
 pub struct SglangBackend {
     http: Http,
     config: ServerConfig,
     options: SglangOptions,
-    limits: Mutex<Option<Limits>>,
+    memory: Mutex<Memory>,
+    swaps: Swaps,
     /// Makes request ids differ from those of another process.
     session: u64,
-}
-
-#[derive(Deserialize)]
-struct ModelInfo {
-    weight_version: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -70,13 +98,6 @@ struct ServerInfo {
     context_length: Option<usize>,
     max_req_input_len: Option<usize>,
     max_total_num_tokens: Option<usize>,
-}
-
-#[derive(Deserialize)]
-struct Outcome {
-    success: bool,
-    #[serde(default)]
-    message: String,
 }
 
 impl SglangBackend {
@@ -94,9 +115,15 @@ impl SglangBackend {
             http: Http::new(&config.url, config.api_key.as_deref(), config.timeouts)?,
             config,
             options,
-            limits: Mutex::default(),
+            memory: Mutex::default(),
+            swaps: Swaps::default(),
             session,
         })
+    }
+
+    fn remember<T>(&self, f: impl FnOnce(&mut Memory) -> T) -> T {
+        // Nothing is done to it in more than one step.
+        f(&mut self.memory.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn request_id(&self, attempt: AttemptId) -> String {
@@ -106,8 +133,7 @@ impl SglangBackend {
     /// Context and KV capacity. Asked for once; the configured context is used if the server does
     /// not report one.
     async fn limits(&self) -> Result<Limits, AttemptError> {
-        let known = *self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(limits) = known {
+        if let Some(limits) = self.remember(|m| m.limits) {
             return Ok(limits);
         }
         let info: ServerInfo = match self.http.get("/server_info").await {
@@ -125,24 +151,8 @@ impl SglangBackend {
                 .or(self.config.context),
             kv_tokens: info.max_total_num_tokens,
         };
-        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = Some(limits);
+        self.remember(|m| m.limits = Some(limits));
         Ok(limits)
-    }
-
-    /// The label of the server's weights. Versions below 0.5 have the path `/get_model_info` instead.
-    async fn weights(&self) -> Result<ServedWeights, AttemptError> {
-        let info: ModelInfo = match self.http.get("/model_info").await {
-            Err(AttemptError::Status { status: 404, .. }) => {
-                self.http.get("/get_model_info").await?
-            }
-            other => other?,
-        };
-        let label = info.weight_version.unwrap_or_default();
-        Ok(ServedWeights::from_label(&label))
-    }
-
-    async fn verify(&self, version: PolicyVersion) -> Result<(), AttemptError> {
-        self.weights().await?.verify(version)
     }
 
     async fn run(
@@ -150,45 +160,75 @@ impl SglangBackend {
         attempt: &Attempt,
         sink: &mut AttemptSink,
     ) -> Result<AttemptEnd, AttemptError> {
+        let watch = self.swaps.watch();
         let limits = self.limits().await?;
         let max_tokens = crate::check::max_new_tokens(attempt, limits.context)?;
         let mut body = wire::generate(attempt, &self.request_id(attempt.id), max_tokens);
         if self.options.priorities {
             body["priority"] = json!(attempt.priority);
         }
+        if let Some(name) = &attempt.adapter {
+            body["lora_path"] = json!(name);
+        }
         let limit_s = self.http.timeouts.whole_s;
-        within(Stage::Whole, limit_s, self.stream(&body, attempt, sink)).await?
+        let mut pieces = AnswerPieces::new(attempt, watch);
+        let streamed = self.stream(&body, attempt, &mut pieces, sink);
+        let streamed = within(Stage::Whole, limit_s, streamed).await?;
+        let (spans, ended) = (pieces.spanned(), pieces.was_cut_by_a_load());
+        self.remember(|m| {
+            m.spans |= spans;
+            m.ends_requests |= ended && m.asked_to_keep;
+        });
+        streamed.map_err(|e| self.missing(attempt, e))?;
+        pieces.end(sink)
     }
 
     async fn stream(
         &self,
         body: &Value,
         attempt: &Attempt,
+        pieces: &mut AnswerPieces<'_>,
         sink: &mut AttemptSink,
-    ) -> Result<AttemptEnd, AttemptError> {
+    ) -> Result<(), AttemptError> {
         let mut events = self.http.stream("/generate", body).await?;
-        let mut pieces = AnswerPieces::default();
-        while let Some(data) = events.next().await? {
+        while let Some(data) = self.swaps.next(&mut events).await? {
             let Some(chunk) = http::event::<wire::Chunk>(&data)? else {
                 break;
             };
             let asked = usize::from(attempt.sampling.top_logprobs);
-            let seen = wire::read(chunk, sink.ids(), attempt.prompt.len(), asked)?;
-            pieces.take(seen, attempt, sink).await?;
+            let seen = wire::read(chunk, sink.ids(), attempt.prompt.len(), asked);
+            if matches!(seen, Err(AttemptError::Cut(_))) {
+                pieces.server_aborts();
+            }
+            pieces.take(seen?, sink).await?;
         }
-        pieces.end(sink)
+        Ok(())
     }
 
     /// One probe: health, weights, limits, and metrics where the server has `--enable-metrics`.
     async fn look(&self) -> Result<Probe, AttemptError> {
-        self.http.get_bytes("/health").await?;
-        let weights = self.weights().await?;
-        if !matches!(weights, ServedWeights::Version(_)) {
-            // Perhaps another process than the one that reported the limits.
-            *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        if self.remember(|m| m.asleep) == Asleep::No {
+            // A server that sleeps may call itself unhealthy.
+            self.http.get_bytes("/health").await?;
+        }
+        let base = self.weights().await?;
+        let weights = self.served(base).await?;
+        match weights {
+            ServedWeights::Version(_) => {}
+            // Another process than the one that it is about.
+            ServedWeights::Unlabelled => self.remember(|m| {
+                let adapter = m.adapter.take();
+                *m = Memory {
+                    adapter,
+                    ..Memory::default()
+                };
+            }),
+            // Perhaps another one.
+            ServedWeights::Foreign(_) => self.remember(|m| m.limits = None),
         }
         let limits = self.limits().await?;
         let mut probe = Probe {
+            sleeping: self.remember(|m| m.asleep) != Asleep::No,
             context: limits.context,
             vocab: self.config.vocab,
             kv_tokens_total: limits.kv_tokens,
@@ -217,56 +257,6 @@ impl SglangBackend {
         probe.cached_prompt_tokens = metrics.count("sglang:cached_tokens_total");
         probe.preemptions = metrics.count("sglang:num_retracted_requests_total");
         Ok(probe)
-    }
-
-    /// Sends a command. An answer with `success: false` and a refused command mean that the server
-    /// cannot do it.
-    async fn command(&self, path: &str, body: &Value, limit_s: f64) -> Result<(), AttemptError> {
-        let answer = self.http.post(path, Some(body), limit_s).await;
-        match answer {
-            Ok(bytes) => match serde_json::from_slice::<Outcome>(&bytes) {
-                Ok(Outcome {
-                    success: false,
-                    message,
-                }) => Err(AttemptError::Unsupported(format!("POST {path}: {message}"))),
-                // Some commands answer with text.
-                _ => Ok(()),
-            },
-            Err(AttemptError::Refused(EngineError::Failed(why))) => {
-                Err(AttemptError::Unsupported(format!("POST {path}: {why}")))
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Labels the server's weights; running requests continue.
-    async fn set_label(&self, label: &str) -> Result<(), AttemptError> {
-        let body = json!({ "new_version": label, "abort_all_requests": false });
-        let control_s = self.http.timeouts.control_s;
-        self.command("/update_weight_version", &body, control_s)
-            .await
-    }
-
-    /// Loads weights from a folder: label as loading, load, verify. A server that dies in between
-    /// is never taken for one of the version.
-    async fn swap(&self, weights: &Weights) -> Result<(), AttemptError> {
-        let Some(folder) = &weights.folder else {
-            let why = "loading weights without a folder: set `weights_dir`".to_owned();
-            return Err(AttemptError::Unsupported(why));
-        };
-        // Whatever happens from here on, nothing is sampled by unverified weights.
-        let version = weights.version.to_string();
-        self.set_label(&format!("loading-{version}")).await?;
-        let body = json!({
-            "model_path": folder.to_string_lossy(),
-            "abort_all_requests": true,
-            "flush_cache": true,
-            "weight_version": version,
-        });
-        let load_s = self.http.timeouts.load_s;
-        self.command("/update_weights_from_disk", &body, load_s)
-            .await?;
-        self.verify(weights.version).await
     }
 }
 
@@ -326,35 +316,41 @@ impl Backend for SglangBackend {
         self.look().boxed()
     }
 
-    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>> {
+    fn label(&self, id: WeightsId) -> BoxFuture<'_, Result<(), AttemptError>> {
         async move {
-            self.set_label(&version.to_string()).await?;
-            self.verify(version).await
+            self.set_label(&id.to_string()).await?;
+            self.verify(id).await
         }
         .boxed()
+    }
+
+    fn keeps_attempts(&self) -> bool {
+        self.remember(|m| m.spans && !m.ends_requests)
     }
 
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
-        self.swap(weights).boxed()
-    }
-
-    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>> {
         async move {
-            let load_s = self.http.timeouts.load_s;
-            if !asleep {
-                return self
-                    .command("/resume_memory_occupation", &json!({}), load_s)
-                    .await;
+            let Some(folder) = &weights.folder else {
+                let why = "loading weights without a folder: set `weights_dir`".to_owned();
+                return Err(AttemptError::Unsupported(why));
+            };
+            match &weights.adapter {
+                Some(name) => self.load_adapter(weights, name, folder).await,
+                None => self.swap(weights, folder).await,
             }
-            // It refuses while its cache holds anything.
-            self.http
-                .post("/flush_cache", None, self.http.timeouts.control_s)
-                .await?;
-            // The weights are gone until they are loaded anew.
-            self.set_label("released").await?;
-            self.command("/release_memory_occupation", &json!({}), load_s)
-                .await
         }
         .boxed()
+    }
+
+    fn unload<'a>(&'a self, adapter: &'a str) -> BoxFuture<'a, Result<(), AttemptError>> {
+        self.unload_adapter(adapter).boxed()
+    }
+
+    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        self.fall_asleep().boxed()
+    }
+
+    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        self.wake_up().boxed()
     }
 }

@@ -8,22 +8,26 @@
 //! fits any temperature without the other two. Options that would make them differ from the sampling policy's
 //! are refused.
 
+mod adapters;
+mod sleep;
+mod weights;
 mod wire;
 
 use crate::answer_pieces::AnswerPieces;
 use crate::attempt::{Attempt, AttemptEnd};
-use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
+use crate::backend::{AttemptSink, Backend, Probe, Weights};
 use crate::check::{LogprobMode, raw_fits, refused};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{AttemptError, Stage};
 use crate::guided;
 use crate::http::{self, Http, within};
 use crate::metrics::Metrics;
+use crate::swap::Swaps;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sinew_types::{EngineError, Fidelity, PolicyVersion, SamplingParams};
+use sinew_types::{Fidelity, SamplingParams, WeightsId};
 use std::sync::{Mutex, PoisonError};
 
 /// Endpoint that generates.
@@ -74,6 +78,18 @@ struct Model {
     context: Option<usize>,
 }
 
+/// Memory that a server has given up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Asleep {
+    /// None.
+    #[default]
+    No,
+    /// That of its KV cache.
+    KvCache,
+    /// That of weights and KV cache.
+    All,
+}
+
 /// State that is kept between calls.
 #[derive(Debug, Default)]
 struct Memory {
@@ -81,9 +97,19 @@ struct Memory {
     /// Start time of the process that `model` and `held` are about.
     started: Option<f64>,
     /// Weights that this process has loaded, for servers that have no label.
-    held: Option<PolicyVersion>,
+    held: Option<WeightsId>,
     /// Whether the server has no `/weight_info`.
     unlabelled: bool,
+    /// Memory that it has given up for us.
+    asleep: Asleep,
+    /// Name and weights of the newest adapter that was loaded here.
+    adapter: Option<(String, WeightsId)>,
+    /// Whether its answers report the weights of each token.
+    spans: bool,
+    /// Whether it ends its requests when it is asked to keep them: a version before `mode=keep`.
+    ends_requests: bool,
+    /// Whether the last load asked it to.
+    asked_to_keep: bool,
 }
 
 /// A vLLM server.
@@ -93,6 +119,7 @@ pub struct VllmBackend {
     config: ServerConfig,
     options: VllmOptions,
     memory: Mutex<Memory>,
+    swaps: Swaps,
 }
 
 #[derive(Deserialize)]
@@ -104,11 +131,6 @@ struct ModelList {
 struct ModelCard {
     id: String,
     max_model_len: Option<usize>,
-}
-
-#[derive(Deserialize)]
-struct WeightInfo {
-    weight_version: String,
 }
 
 impl VllmBackend {
@@ -130,6 +152,7 @@ impl VllmBackend {
             config,
             options,
             memory: Mutex::default(),
+            swaps: Swaps::default(),
         })
     }
 
@@ -158,45 +181,30 @@ impl VllmBackend {
         Ok(model)
     }
 
-    /// The label of the server's weights, or, on a server without labels, the version that was
-    /// loaded here.
-    async fn weights(&self) -> Result<ServedWeights, AttemptError> {
-        match self.http.get::<WeightInfo>("/weight_info").await {
-            Ok(info) => {
-                self.remember(|m| m.unlabelled = false);
-                Ok(ServedWeights::from_label(&info.weight_version))
-            }
-            Err(AttemptError::Status { status: 404, .. }) => Ok(self.remember(|m| {
-                m.unlabelled = true;
-                let held = m.held.map(ServedWeights::Version);
-                held.unwrap_or(ServedWeights::Unlabelled)
-            })),
-            Err(error) => Err(error),
-        }
-    }
-
-    async fn verify(&self, version: PolicyVersion) -> Result<(), AttemptError> {
-        self.weights().await?.verify(version)
-    }
-
-    /// Runs an attempt. The version is verified before and after it: `/v1/completions` does not report which
-    /// weights sampled, so a swap by another client in between shows only then.
+    /// Runs an attempt. The weights are verified before it and, unless the answer names the weights of each
+    /// token, after it: a swap by another client in between shows only then. An attempt that asks for an
+    /// adapter names its weights itself.
     async fn run(
         &self,
         attempt: &Attempt,
         sink: &mut AttemptSink,
     ) -> Result<AttemptEnd, AttemptError> {
+        let watch = self.swaps.watch();
         let model = self.model().await?;
         let max_tokens = crate::check::max_new_tokens(attempt, model.context)?;
-        self.verify(attempt.version).await?;
+        if attempt.adapter.is_none() {
+            let verified = self.verify(attempt.weights).await;
+            verified.map_err(|e| watch.excused(e))?;
+        }
+        let model = attempt.adapter.as_deref().unwrap_or(&model.id);
         let (path, body) = match self.options.api {
             VllmApi::Completions => (
                 "/v1/completions",
-                wire::completions(attempt, &model.id, max_tokens),
+                wire::completions(attempt, model, max_tokens),
             ),
             VllmApi::Generate => (
                 "/inference/v1/generate",
-                wire::generate(attempt, &model.id, max_tokens),
+                wire::generate(attempt, model, max_tokens),
             ),
         };
         let mut body = body;
@@ -205,39 +213,45 @@ impl VllmBackend {
             body["priority"] = json!(-i64::from(attempt.priority));
         }
         let limit_s = self.http.timeouts.whole_s;
-        let end = within(
-            Stage::Whole,
-            limit_s,
-            self.stream(path, &body, attempt, sink),
-        )
-        .await??;
-        self.verify(attempt.version).await?;
-        Ok(end)
-    }
-
-    async fn stream(
-        &self,
-        path: &str,
-        body: &Value,
-        attempt: &Attempt,
-        sink: &mut AttemptSink,
-    ) -> Result<AttemptEnd, AttemptError> {
-        let mut events = self.http.stream(path, body).await?;
-        let mut pieces = AnswerPieces::default();
-        while let Some(data) = events.next().await? {
-            let Some(chunk) = http::event::<wire::Chunk>(&data)? else {
-                break;
-            };
-            let seen = wire::read(chunk, &attempt.sampling)?;
-            pieces.take(seen, attempt, sink).await?;
+        let mut pieces = AnswerPieces::new(attempt, watch);
+        let streamed = self.stream((path, &body), attempt, &mut pieces, sink);
+        let streamed = within(Stage::Whole, limit_s, streamed).await?;
+        if pieces.was_cut_by_a_load() {
+            self.remember(|m| m.ends_requests |= m.asked_to_keep);
         }
-        let echoed = pieces.echoed();
+        streamed.map_err(|e| adapters::missing(attempt, e))?;
+        let (echoed, spanned) = (pieces.echoed(), pieces.spanned());
         let end = pieces.end(sink)?;
         if !echoed {
             let why = "it does not tell which prompt it used: is it a vLLM of 0.10.2 or later?";
             return Err(AttemptError::Protocol(why.to_owned()));
         }
+        if spanned {
+            self.remember(|m| m.spans = true);
+        } else if attempt.adapter.is_none() {
+            let verified = self.verify(attempt.weights).await;
+            verified.map_err(|e| watch.excused(e))?;
+        }
         Ok(end)
+    }
+
+    /// Sends a request, a path and a body, and takes its answer to the end.
+    async fn stream(
+        &self,
+        (path, body): (&str, &Value),
+        attempt: &Attempt,
+        pieces: &mut AnswerPieces<'_>,
+        sink: &mut AttemptSink,
+    ) -> Result<(), AttemptError> {
+        let mut events = self.http.stream(path, body).await?;
+        while let Some(data) = self.swaps.next(&mut events).await? {
+            let Some(chunk) = http::event::<wire::Chunk>(&data)? else {
+                break;
+            };
+            let seen = wire::read(chunk, &attempt.sampling)?;
+            pieces.take(seen, sink).await?;
+        }
+        Ok(())
     }
 
     /// One probe: health, metrics, model and weights. Another start time means another process.
@@ -248,13 +262,14 @@ impl VllmBackend {
         self.remember(|m| {
             if m.started != started {
                 // Another process: nothing that was known of the old one holds.
-                m.held = None;
-                m.model = None;
-                m.started = started;
+                *m = Memory {
+                    started,
+                    ..Memory::default()
+                };
             }
         });
         let model = self.model().await?;
-        let weights = self.weights().await?;
+        let weights = self.served().await?;
         let total = kv_total(&metrics);
         let used = metrics.all("vllm:kv_cache_usage_perc").map(|s| s.value);
         let used = used.fold(None, |a: Option<f64>, u| Some(a.map_or(u, |a| a.max(u))));
@@ -270,7 +285,9 @@ impl VllmBackend {
             s.labels.get("sleep_state").is_some_and(|s| s == "awake") && s.value == 0.0
         };
         Ok(Probe {
-            sleeping: metrics.all("vllm:engine_sleep_state").any(|s| asleep(&s)),
+            // The metric shows a server as awake once it has the memory of its weights.
+            sleeping: metrics.all("vllm:engine_sleep_state").any(|s| asleep(&s))
+                || self.remember(|m| m.asleep != Asleep::No),
             running: metrics.count("vllm:num_requests_running") as usize,
             waiting: metrics.count("vllm:num_requests_waiting") as usize,
             kv_tokens_total: total,
@@ -283,81 +300,6 @@ impl VllmBackend {
             preemptions: metrics.count("vllm:num_preemptions_total"),
             ..Probe::new(weights)
         })
-    }
-
-    async fn command(
-        &self,
-        path: &str,
-        body: Option<Value>,
-        limit_s: f64,
-    ) -> Result<(), AttemptError> {
-        match self.http.post(path, body.as_ref(), limit_s).await {
-            Ok(_) => Ok(()),
-            Err(AttemptError::Status { status: 404, .. }) => Err(AttemptError::Unsupported(
-                format!("POST {path}; start vLLM with VLLM_SERVER_DEV_MODE=1"),
-            )),
-            Err(AttemptError::Refused(EngineError::Failed(why))) => {
-                Err(AttemptError::Unsupported(why))
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Labels the server's weights. Does nothing for a server without labels.
-    async fn set_label(&self, label: &str) -> Result<(), AttemptError> {
-        let control_s = self.http.timeouts.control_s;
-        let body = json!({ "new_version": label });
-        match self
-            .command("/update_weight_version", Some(body), control_s)
-            .await
-        {
-            // Versions before the label: what we hold ourselves is all that there is.
-            Err(AttemptError::Unsupported(_)) if self.remember(|m| m.unlabelled) => Ok(()),
-            other => other,
-        }
-    }
-
-    /// Loads weights from a folder: pause, label as loading, load, drop the prefix cache, label,
-    /// resume, verify. The server is resumed after an error, too: it has other users.
-    async fn swap(&self, weights: &Weights) -> Result<(), AttemptError> {
-        let Some(folder) = &weights.folder else {
-            let why = "loading weights without a folder: set `weights_dir`".to_owned();
-            return Err(AttemptError::Unsupported(why));
-        };
-        self.look().await?;
-        let (version, timeouts) = (weights.version, self.http.timeouts);
-        self.command("/pause?mode=abort", None, timeouts.load_s)
-            .await?;
-        // Whatever happens from here on, nothing is sampled by unverified weights.
-        self.remember(|m| m.held = None);
-        let loading = self.set_label(&format!("loading-{version}")).await;
-        let reload = json!({
-            "method": "reload_weights",
-            "kwargs": { "weights_path": folder.to_string_lossy() },
-        });
-        let loaded = match loading {
-            Ok(()) => {
-                self.command("/collective_rpc", Some(reload), timeouts.load_s)
-                    .await
-            }
-            Err(error) => Err(error),
-        };
-        let loaded = match loaded {
-            Ok(()) => {
-                self.command("/reset_prefix_cache", None, timeouts.control_s)
-                    .await
-            }
-            Err(error) => Err(error),
-        };
-        let labelled = match loaded {
-            Ok(()) => self.set_label(&version.to_string()).await,
-            Err(error) => Err(error),
-        };
-        // It must not stay paused for its other users.
-        let resumed = self.command("/resume", None, timeouts.control_s).await;
-        labelled.and(resumed)?;
-        self.remember(|m| m.held = Some(version));
-        self.verify(version).await
     }
 }
 
@@ -439,35 +381,46 @@ impl Backend for VllmBackend {
         self.look().boxed()
     }
 
-    fn label(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), AttemptError>> {
+    fn label(&self, id: WeightsId) -> BoxFuture<'_, Result<(), AttemptError>> {
         async move {
             // Asked first: it shows whether there are labels at all.
             self.weights().await?;
-            self.set_label(&version.to_string()).await?;
-            self.remember(|m| m.held = Some(version));
-            self.verify(version).await
+            self.set_label(&id.to_string()).await?;
+            self.remember(|m| m.held = Some(id));
+            self.verify(id).await
         }
         .boxed()
+    }
+
+    /// Only the endpoint of token ids reports the weights of each token.
+    fn keeps_attempts(&self) -> bool {
+        let reports = self.options.api == VllmApi::Generate;
+        self.remember(|m| reports && m.spans && !m.ends_requests)
     }
 
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>> {
-        self.swap(weights).boxed()
-    }
-
-    fn sleep(&self, asleep: bool) -> BoxFuture<'_, Result<(), AttemptError>> {
         async move {
-            let load_s = self.http.timeouts.load_s;
-            if !asleep {
-                return self.command("/wake_up", None, load_s).await;
+            let Some(folder) = &weights.folder else {
+                let why = "loading weights without a folder: set `weights_dir`".to_owned();
+                return Err(AttemptError::Unsupported(why));
+            };
+            match &weights.adapter {
+                Some(name) => self.load_adapter(weights, name, folder).await,
+                None => self.swap(weights, folder).await,
             }
-            if self.options.sleep_level == 2 {
-                // The weights are gone until they are loaded anew.
-                self.set_label("discarded").await?;
-                self.remember(|m| m.held = None);
-            }
-            let path = format!("/sleep?level={}", self.options.sleep_level);
-            self.command(&path, None, load_s).await
         }
         .boxed()
+    }
+
+    fn unload<'a>(&'a self, adapter: &'a str) -> BoxFuture<'a, Result<(), AttemptError>> {
+        self.unload_adapter(adapter).boxed()
+    }
+
+    fn sleep(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        self.fall_asleep().boxed()
+    }
+
+    fn wake(&self) -> BoxFuture<'_, Result<(), AttemptError>> {
+        self.wake_up().boxed()
     }
 }

@@ -358,6 +358,7 @@ impl Scheduler {
             cached_prompt_tokens: self.counters.cached_prompt_tokens,
             preemptions: self.counters.preemptions,
             busy_s: 0.0,
+            asleep: false,
         }
     }
 }

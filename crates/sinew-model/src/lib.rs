@@ -8,6 +8,7 @@
 //! | part | purpose |
 //! |---|---|
 //! | [`ModelConfig`] | shape and constants of a decoder |
+//! | [`ModelShape`] | sizes of any decoder of `transformers`, for counting only |
 //! | [`resolve_model`] | from `model = "..."` to files: a path, a Python package, the hub |
 //! | [`load_model`], [`save_pretrained`] | files to weights and back |
 //! | [`Params`], [`Lora`] | weights and adapters, each one flat buffer with a table of tensors |
@@ -41,6 +42,7 @@ mod resolve;
 mod safetensors;
 mod save;
 mod scorer;
+mod shape;
 mod source;
 #[cfg(test)]
 mod testing;
@@ -62,6 +64,7 @@ pub use resolve::{Dataset, resolve_dataset, resolve_model};
 pub use safetensors::{Safetensors, SafetensorsError};
 pub use save::{SaveDtype, save_pretrained};
 pub use scorer::{Scorer, check_scorer};
+pub use shape::ModelShape;
 pub use source::{FileSource, ReadAt};
 pub use train::{
     Activations, Grads, Keep, Logprobs, OutputGrads, TrainModel, ValueGrads, ValueHead, Weights,

@@ -203,7 +203,7 @@ pub(crate) fn check_finite(
 }
 
 /// Reads a text file of at most [`MAX_CONFIG_BYTES`].
-fn read_text(path: &Path) -> Result<String, LoadError> {
+pub(crate) fn read_text(path: &Path) -> Result<String, LoadError> {
     let failed = |error| LoadError::Io {
         path: path.to_owned(),
         error,

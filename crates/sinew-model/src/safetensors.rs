@@ -246,6 +246,48 @@ fn read_header(path: &Path, source: &dyn ReadAt) -> Result<(Metadata, u64), Safe
     Ok((metadata, data_start))
 }
 
+/// Names and shapes of all tensors of a directory, whatever their types. Reads only headers.
+///
+/// # Errors
+/// If there are no weights, or a shard is missing or damaged.
+pub(crate) fn header_shapes(dir: &Path) -> Result<Vec<(String, Vec<usize>)>, SafetensorsError> {
+    let files: BTreeSet<String> = if dir.join(SINGLE).exists() {
+        BTreeSet::from([SINGLE.to_owned()])
+    } else if dir.join(INDEX).exists() {
+        read_index(&dir.join(INDEX))?.into_values().collect()
+    } else {
+        return Err(SafetensorsError::NoWeights(dir.to_owned()));
+    };
+    let mut shapes = Vec::new();
+    for file in files {
+        let path = dir.join(file);
+        let source = FileSource::open(&path).map_err(|error| SafetensorsError::Io {
+            path: path.clone(),
+            error,
+        })?;
+        let (metadata, _) = read_header(&path, &source)?;
+        let tensors = metadata.tensors();
+        shapes.extend(
+            tensors
+                .into_iter()
+                .map(|(name, info)| (name, info.shape.clone())),
+        );
+    }
+    Ok(shapes)
+}
+
+/// The bytes of all tensors as the index of a directory states them (`metadata.total_size`).
+pub(crate) fn index_bytes(dir: &Path) -> Option<u64> {
+    let path = dir.join(INDEX);
+    let length = std::fs::metadata(&path).ok()?.len();
+    if length > MAX_INDEX_BYTES {
+        return None;
+    }
+    let text = std::fs::read_to_string(path).ok()?;
+    let index: serde_json::Value = serde_json::from_str(&text).ok()?;
+    index["metadata"]["total_size"].as_u64()
+}
+
 /// The shard of each tensor. Names of files cannot leave the directory.
 pub(crate) fn read_index(path: &Path) -> Result<BTreeMap<String, String>, SafetensorsError> {
     let corrupt = |reason: String| SafetensorsError::Index {

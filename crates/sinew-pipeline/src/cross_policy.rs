@@ -104,6 +104,14 @@ impl Engine for CrossPolicy {
         Ok(())
     }
 
+    fn sleep(&self) -> Result<(), EngineError> {
+        self.current.sleep().and(self.old.sleep())
+    }
+
+    fn wake(&self) -> Result<(), EngineError> {
+        self.current.wake().and(self.old.wake())
+    }
+
     /// Status of the current policy's engine, with the work of both.
     fn status(&self) -> EngineStatus {
         let (a, b) = (self.current.status(), self.old.status());

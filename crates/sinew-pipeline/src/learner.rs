@@ -2,6 +2,7 @@
 
 use crate::ports::Learner;
 use crate::scoring_models::ScoringModels;
+use crate::trainer_error::{of_policy, of_trainer, system};
 use serde_json::Value;
 use sinew_algo::{Algorithm, Column, Columns, Prepared};
 use sinew_orchestrator::{PipelineError, Rows, StepRecord};
@@ -60,39 +61,6 @@ impl<P: fmt::Debug> fmt::Debug for PolicyLearner<P> {
             .field("run_dir", &self.run_dir)
             .finish_non_exhaustive()
     }
-}
-
-/// An error of the trainer, as a lost one if its processes are gone.
-pub(crate) fn of_trainer(e: TrainError) -> PipelineError {
-    match e {
-        TrainError::Policy(e) => of_policy(e),
-        e => system(e),
-    }
-}
-
-/// An error of the policy, as [`of_trainer`].
-pub(crate) fn of_policy(e: PolicyError) -> PipelineError {
-    match e {
-        PolicyError::Lost(_) => PipelineError::TrainerLost(e.to_string()),
-        PolicyError::Failed(_) => system(e),
-    }
-}
-
-/// Any error about the trainer; of one that names numbers which are not finite, with a hint.
-fn system(e: impl std::fmt::Display) -> PipelineError {
-    let text = e.to_string();
-    let diverged = ["is NaN", "is inf", "is -inf"]
-        .iter()
-        .any(|n| text.contains(n));
-    let (what, hint) = if diverged {
-        (
-            "the model has diverged: ",
-            "\n  hint: start again with a lower train.learning_rate or train.lora.alpha",
-        )
-    } else {
-        ("", "")
-    };
-    PipelineError::system(format!("trainer: {what}{text}{hint}"))
 }
 
 /// Called between two passes over the rows of a step: an error once the run is asked to stop.

@@ -27,6 +27,7 @@ mod rollouts;
 mod score;
 mod scoring_models;
 mod state;
+mod trainer_error;
 mod trust;
 
 pub use config::PipelineConfig;

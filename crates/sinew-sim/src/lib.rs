@@ -12,6 +12,7 @@
 //! | `advise` | what to buy next, by simulating it |
 //! | `record` | distributions of a recorded run |
 //! | `calibrate` | how far predictions are from recorded runs |
+//! | [`GpuPlan`] | memory of a trainer and an engine on GPUs, and the way out where it is too little |
 //! | `published` | set-ups of papers, with their figures and ours |
 //!
 //! Invariants: a simulation is a function of its plan; no clock is read and nothing is drawn from outside.
@@ -23,6 +24,7 @@ mod calibrate;
 mod check;
 mod dist;
 mod engine;
+mod gpu;
 mod measure;
 mod plan;
 mod published;
@@ -34,11 +36,15 @@ pub use advise::advise;
 pub use calibrate::{Costs, ObservedRun, Prediction, Updates, calibrate, median};
 pub use check::{Bug, Violation};
 pub use dist::{Dist, Form, Lognormal, MAX_VALUES, Pareto};
+pub use gpu::{
+    Adapters, AttentionMemory, Checkpointing, ComputeType, EngineBytes, EngineSetup, GpuPlan, Gpus,
+    KeyNames, PlanRow, TrainerBytes, TrainerSetup,
+};
 pub use measure::{Cost, Gauge, Percentiles, Report, Tail, Throughput, Utilization, Variant, Work};
 pub use plan::record::RecordedRun;
 pub use plan::{
-    Engines, Episode, Fault, FaultKind, Mode, Model, PRESETS, Plan, PlanError, Prices, Rollout,
-    Run, Scoring, Store, Tools, Trainer, Weights, preset,
+    Engines, Episode, Fault, FaultKind, Memory, Mode, Model, PRESETS, Plan, PlanError, Prices,
+    Rollout, Run, Scoring, Store, Tools, Trainer, Weights, preset,
 };
 pub use published::{Claim, SimulatedClaim, claims};
 pub use report::{svg, text};

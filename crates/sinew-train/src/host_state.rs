@@ -1,7 +1,7 @@
 //! Checkpoints of policies whose weights and optimizer state are in the memory of this process.
 
 use crate::checkpoint::{CheckpointError, Draft, LoadedCheckpoint, Part, StoredTensors};
-use crate::policy::PolicyError;
+use crate::policy_error::PolicyError;
 use sinew_types::TensorSource;
 
 /// File name of the optimizer's moments.

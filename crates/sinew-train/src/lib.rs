@@ -30,6 +30,7 @@ mod model;
 pub mod optim;
 pub mod pack;
 mod policy;
+mod policy_error;
 mod reference;
 mod resume;
 #[cfg(test)]
@@ -39,7 +40,8 @@ mod trainer;
 pub use comm::{Comm, CommError, Link, ProcessComm, SingleProcess};
 pub use host_state::{HostState, TensorFile};
 pub use model::ModelPolicy;
-pub use policy::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TopTokens};
+pub use policy::{OutputChoice, Policy, ScoreGrads, Scores, TopTokens};
+pub use policy_error::PolicyError;
 pub use reference::{score_rows, score_top, score_values};
 pub use resume::{Commit, ResumeState};
 pub use trainer::{

@@ -8,7 +8,8 @@ use crate::comm::{Comm, CommError};
 use crate::host_state::{self, HostState, TensorFile};
 use crate::optim::{AdamW, HostTensor, Outcome, Update};
 use crate::pack::{MaskTable, MicroBatch};
-use crate::policy::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TopTokens};
+use crate::policy::{OutputChoice, Policy, ScoreGrads, Scores, TopTokens};
+use crate::policy_error::PolicyError;
 use sinew_model::{
     Activations, ForwardError, Grads, Keep, Lora, OutputGrads, ParamEntry, Params, TrainModel,
     ValueGrads, ValueHead, Weights, merge_lora,

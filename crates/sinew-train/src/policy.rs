@@ -5,27 +5,9 @@ use crate::checkpoint::{CheckpointError, Draft, LoadedCheckpoint};
 use crate::comm::{Comm, CommError};
 use crate::optim::{Outcome, Update};
 use crate::pack::MicroBatch;
+use crate::policy_error::PolicyError;
 use sinew_types::{PolicyVersion, TensorSource, TokenLogprob};
 use std::sync::Arc;
-
-/// Reason why a model could not compute, for display.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PolicyError {
-    /// It refuses the call, or cannot compute it again either.
-    #[error("model failed: {0}")]
-    Failed(String),
-    /// The processes that hold its weights are gone, or do not answer. What was applied since the last
-    /// checkpoint is lost; new processes can compute it again.
-    #[error("trainer lost: {0}")]
-    Lost(String),
-}
-
-impl PolicyError {
-    /// A call that is refused or cannot be computed.
-    pub fn failed(text: impl std::fmt::Display) -> Self {
-        Self::Failed(text.to_string())
-    }
-}
 
 /// Outputs of a forward pass in addition to log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

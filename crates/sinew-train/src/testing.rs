@@ -6,7 +6,8 @@ use crate::comm::{Comm, CommError};
 use crate::host_state::{self, HostState, TensorFile};
 use crate::optim::{AdamW, HostTensor, Outcome, Update};
 use crate::pack::{LossItem, MaskTable, MicroBatch};
-use crate::policy::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TopTokens};
+use crate::policy::{OutputChoice, Policy, ScoreGrads, Scores, TopTokens};
+use crate::policy_error::PolicyError;
 use sinew_tensor::{Cpu, KernelSet};
 use sinew_types::{
     EpisodeId, PolicyVersion, RowMasks, TensorList, TensorSource, TensorView, TokenId,

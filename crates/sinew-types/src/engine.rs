@@ -255,6 +255,9 @@ pub struct EngineStatus {
     pub preemptions: u64,
     /// Seconds of computing since start.
     pub busy_s: f64,
+    /// Whether it has given up its memory: requests wait until it wakes.
+    #[serde(default)]
+    pub asleep: bool,
 }
 
 /// Whether an engine's tokens may be trained on.
@@ -268,6 +271,11 @@ pub enum Fidelity {
         /// Reason in words, for messages.
         why: String,
     },
+}
+
+/// The error of an engine that cannot sleep.
+fn keeps_memory() -> EngineError {
+    EngineError::Failed("it keeps its memory: it cannot sleep".to_owned())
 }
 
 /// Generates tokens from tokens. It sees no text except stop strings, and no episodes.
@@ -289,6 +297,24 @@ pub trait Engine: Send + Sync {
         version: PolicyVersion,
         weights: Arc<dyn TensorSource>,
     ) -> Result<(), EngineError>;
+
+    /// Gives up the memory of weights and KV cache, for a trainer that uses the same GPUs in turns. Running
+    /// requests keep their state, and all wait until [`Engine::wake`]. New weights may be loaded meanwhile:
+    /// they take back only the memory of weights.
+    ///
+    /// # Errors
+    /// If the engine cannot do this, which is the default, or its servers did not all do it.
+    fn sleep(&self) -> Result<(), EngineError> {
+        Err(keeps_memory())
+    }
+
+    /// Takes the memory back and continues.
+    ///
+    /// # Errors
+    /// If the engine cannot sleep, which is the default, or its servers did not all wake.
+    fn wake(&self) -> Result<(), EngineError> {
+        Err(keeps_memory())
+    }
 
     /// Load and counters at this moment.
     fn status(&self) -> EngineStatus;

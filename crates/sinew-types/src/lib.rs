@@ -37,7 +37,10 @@ pub use format::{
     Choice, Enforced, Format, FormatError, FormatLaw, Grammar, MAX_FORMAT_BYTES, MAX_FORMAT_ITEMS,
     NodeFormat, ToolGrammar, ToolNeed, ToolTag, Whitespace,
 };
-pub use ids::{EpisodeId, GroupId, PolicyVersion, RequestId, TaskId, TokenId};
+pub use ids::{
+    EpisodeId, GroupId, Lineage, PolicyVersion, RequestId, TaskId, TokenId, WeightsId,
+    WeightsNameError,
+};
 pub use inputs::{EpisodeInput, Gives, InputPresence};
 pub use message::{Message, Role, ToolCall, ToolSpec};
 pub use origin::{Component, MAX_EXTERNAL, Origin, Provenance, Sampling};

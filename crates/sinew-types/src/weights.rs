@@ -1,6 +1,6 @@
 //! Weights as named tensors, and the manifest that publishes them.
 
-use crate::ids::PolicyVersion;
+use crate::ids::{Lineage, PolicyVersion, WeightsId};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -253,11 +253,20 @@ impl TensorSource for TensorList<'_> {
 pub struct WeightsManifest {
     /// The update that produced the weights.
     pub version: PolicyVersion,
-    /// The version that differences are of; `None`: all tensors are whole.
+    /// The session of the trainer that produced them.
+    pub lineage: Lineage,
+    /// The version that differences are of, of the same lineage; `None`: all tensors are whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<PolicyVersion>,
     /// All tensors of the model.
     pub tensors: Vec<WeightsManifestTensor>,
+}
+
+impl WeightsManifest {
+    /// Version and lineage of the weights.
+    pub fn id(&self) -> WeightsId {
+        WeightsId::new(self.version, self.lineage)
+    }
 }
 
 /// One tensor of a manifest.

@@ -8,6 +8,7 @@
 //! | `model` | files and shape, context, adapters | always |
 //! | `reference.model`, `teacher.model` | files and vocabulary | where the recipe has them |
 //! | `data` | each row, or the pool | with `[data]` |
+//! | `gpus`, `trainer`, `generation` | GPUs, and the bytes of trainer and engine on each | if PyTorch trains |
 //! | `memory`, `disk` | what a run will need against what is there | with a model |
 //! | `sandbox` | one Python program in a sandbox | if the environment runs code |
 //! | `engine` | connections to the servers | if it is not in this process |
@@ -25,17 +26,19 @@
 
 mod attempts;
 pub(crate) mod disk;
+mod gpu;
 pub(crate) mod memory;
 pub(crate) mod prompts;
 pub(crate) mod reach;
 
 use crate::output;
-use serde_json::json;
+use serde_json::{Value, json};
 use sinew_assembly::ENVIRONMENTS;
 use sinew_assembly::Failure;
 use sinew_env::{EnvFactory, Split, Taskset};
 use sinew_recipe::{DataSection, EngineType, ModelSection, Recipe, RecipeError, RunPlan};
 use sinew_render::{MockTrajectory, conformance_check};
+use sinew_sim::Gpus;
 use sinew_types::Task;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -48,12 +51,19 @@ struct Report {
     failures: Vec<String>,
     /// Missing parts outside; the recipe itself is right.
     missing: Vec<String>,
+    /// GPUs that the user states.
+    gpus: Option<Gpus>,
 }
 
 impl Report {
     /// Prints one check; whether it succeeded. A text with "warning: " is marked. A failure of the kind
     /// `Outside` counts as missing and not as a refusal.
     fn row(&mut self, name: &str, result: Result<String, Failure>) -> bool {
+        self.figures(name, result, &Value::Null)
+    }
+
+    /// Prints a check like [`Report::row`]; a JSON line also has its figures.
+    fn figures(&mut self, name: &str, result: Result<String, Failure>, figures: &Value) -> bool {
         let (ok, text) = match result {
             Ok(text) => (true, text),
             Err(e) => {
@@ -68,7 +78,10 @@ impl Report {
         };
         let warns = ok && text.contains("warning: ");
         if self.json {
-            let row = json!({ "check": name, "ok": ok, "warning": warns, "detail": text });
+            let mut row = json!({ "check": name, "ok": ok, "warning": warns, "detail": text });
+            if !figures.is_null() {
+                row["figures"] = figures.clone();
+            }
             output::print_json(&row);
         } else {
             let mark = match (ok, warns) {
@@ -99,9 +112,18 @@ impl Report {
 
 /// Runs every check and reports each. Checks that share a cause are reported once: without a model,
 /// `template` and `model` fail for one reason.
-pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
+///
+/// `gpus` are those of another machine, for recipes that PyTorch trains.
+pub(crate) fn check(path: &Path, json: bool, gpus: Option<Gpus>) -> Result<(), Failure> {
     let recipe = Recipe::load(path, ENVIRONMENTS).map_err(|e| refused(e, json))?;
+    if gpus.is_some() && !has_torch(&recipe) {
+        let path = path.display();
+        return Err(Failure::input(format!(
+            "--gpus: has an effect with [trainer] type = \"torch\" only, which {path} does not have"
+        )));
+    }
     let mut report = Report {
+        gpus,
         json,
         failures: Vec::new(),
         missing: Vec::new(),
@@ -122,6 +144,17 @@ pub(crate) fn check(path: &Path, json: bool) -> Result<(), Failure> {
         }
     }
     report.end()
+}
+
+/// Whether PyTorch trains a recipe, or a stage of it.
+fn has_torch(recipe: &Recipe) -> bool {
+    match recipe {
+        Recipe::Run(plan) => plan.torch().is_some(),
+        Recipe::Chain(chain) => chain
+            .stages
+            .iter()
+            .any(|stage| stage.plan.torch().is_some()),
+    }
 }
 
 /// The checks of a run, or of a stage before any has run.
@@ -206,9 +239,28 @@ fn model_rows(recipe: &RunPlan, report: &mut Report) {
         report.row("data", data);
     }
     if scored {
-        report.row("memory", memory::memory(recipe));
+        memory_rows(recipe, report);
     }
     report.row("disk", disk::disk(recipe, Path::new(".")));
+}
+
+/// Memory of this process, or where PyTorch trains, of GPUs and host.
+fn memory_rows(recipe: &RunPlan, report: &mut Report) {
+    if recipe.torch().is_none() {
+        report.row("memory", memory::memory(recipe));
+        return;
+    }
+    match gpu::rows(recipe, report.gpus) {
+        Ok(rows) => {
+            for row in rows {
+                let result = row.result.map_err(Failure::input);
+                report.figures(row.name, result, &row.figures);
+            }
+        }
+        Err(e) => {
+            report.row("trainer", Err(e));
+        }
+    }
 }
 
 /// A recipe that cannot be read: as an `error` object too where rows are JSON. `sinew check` ends with 1.
@@ -235,7 +287,10 @@ pub(crate) fn before_training(
     }
     data(recipe)?;
     let tasks = before_episodes(recipe)?;
-    memory::memory(recipe)?;
+    match recipe.torch() {
+        Some(_) => gpu::check(recipe)?,
+        None => drop(memory::memory(recipe)?),
+    }
     disk::disk(recipe, &run_dir.join("checkpoints"))?;
     Ok(tasks)
 }
@@ -279,6 +334,9 @@ pub(crate) fn device() -> Result<String, Failure> {
 
 /// The shape of the model. Its files are read, except for the weights.
 fn model(recipe: &RunPlan) -> Result<String, Failure> {
+    if recipe.torch().is_some() {
+        return trained_elsewhere(recipe);
+    }
     let config = sinew_assembly::model_config(recipe)?;
     if let Some(lora) = &recipe.train.lora {
         sinew_assembly::lora_config(lora)?;
@@ -287,6 +345,32 @@ fn model(recipe: &RunPlan) -> Result<String, Failure> {
     Ok(format!(
         "{:?}, {} layers of {}, context {}",
         config.family, config.layers, config.d_model, config.max_context
+    ))
+}
+
+/// The shape of a model that PyTorch trains: any family, unless the embedded engine samples from it.
+fn trained_elsewhere(recipe: &RunPlan) -> Result<String, Failure> {
+    if recipe.engine.kind == EngineType::Embedded {
+        sinew_assembly::model_config(recipe)?;
+    }
+    let shape = sinew_assembly::model_shape(recipe)?;
+    let (asked, most) = (
+        u64::from(recipe.rollout.max_context_tokens),
+        shape.max_context,
+    );
+    if let Some(most) = most.filter(|most| asked > *most) {
+        return Err(Failure::input(format!(
+            "rollout.max_context_tokens = {asked}: allowed: up to {most}, the context of the model"
+        )));
+    }
+    let context = most.map_or(String::new(), |most| format!(", context {most}"));
+    let counted = if shape.exact { "" } else { "about " };
+    Ok(format!(
+        "{}, {} layers of {}, {counted}{:.2} billion parameters{context}",
+        shape.family,
+        shape.layers,
+        shape.hidden,
+        shape.parameters as f64 / 1e9
     ))
 }
 
@@ -326,6 +410,12 @@ fn template(recipe: &RunPlan) -> Result<String, Failure> {
 
 /// A reference or teacher must be there and have the policy's vocabulary.
 fn scoring_model(recipe: &RunPlan, key: &str, source: &str) -> Result<String, Failure> {
+    if recipe.torch().is_some() {
+        let vocab = sinew_assembly::model_shape(recipe)?.vocab;
+        let shape = sinew_assembly::scoring_shape(key, source, vocab)?;
+        let (family, layers, width) = (shape.family, shape.layers, shape.hidden);
+        return Ok(format!("{family}, {layers} layers of {width}"));
+    }
     let vocab = sinew_assembly::model_config(recipe)?.vocab;
     let config = sinew_assembly::check_scoring(key, source, vocab)?;
     Ok(format!(

@@ -7,6 +7,7 @@
 //! | `sandboxes` | one Python program at each level; protections that are not in force; what makes it slower |
 //! | `python` | a worker with the user's interpreter, Chromium under Playwright, clients of trackers |
 //! | `models` | the model package of `recipes/quickstart.toml`, the hub and its cache |
+//! | `torch` | with `--torch`: the Python of the trainer with PyTorch, its packages, GPUs and NCCL |
 //!
 //! A row is `ok`, `warn` or `FAIL`. Every row was tried. A row that is not `ok` has a hint with the command
 //! or the key. All probes run at the same time, and one that does not answer within [`PATIENCE`] is a row,
@@ -20,6 +21,7 @@ mod levels;
 mod models;
 mod python;
 mod row;
+mod torch;
 
 use crate::output;
 use clap::Args;
@@ -45,6 +47,9 @@ pub(crate) struct DoctorArgs {
     /// One JSON object a row, and one with the counts at the end
     #[arg(long)]
     json: bool,
+    /// Also try the trainer with PyTorch: its Python, packages, GPUs
+    #[arg(long)]
+    torch: bool,
 }
 
 /// One thing to try: the group and the name of its row, whether a first run needs it, and how it is tried.
@@ -73,6 +78,9 @@ const PROBES: [Probe; 14] = [
     probe("models", "hub", false, models::hub),
 ];
 
+/// The probe of `--torch`, which all its rows need.
+static TORCH: Probe = probe("torch", "interpreter", true, torch::rows);
+
 const fn probe(
     group: &'static str,
     name: &'static str,
@@ -93,7 +101,8 @@ const fn probe(
 /// [`Failure::Outside`] if something is missing that a first run needs.
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let until = Instant::now() + PATIENCE;
-    let started: Vec<_> = PROBES.iter().map(|p| (p, start(p))).collect();
+    let probes = PROBES.iter().chain(args.torch.then_some(&TORCH));
+    let started: Vec<_> = probes.map(|p| (p, start(p))).collect();
     let (mut group, mut counts) = ("", [0; 3]);
     let mut missing = Vec::new();
     for (probe, answer) in started {
@@ -131,7 +140,12 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
         Ok(())
     } else {
         Err(Failure::outside(format!(
-            "missing for a first run: {}",
+            "missing for {}: {}",
+            if args.torch {
+                "a first run or PyTorch"
+            } else {
+                "a first run"
+            },
             missing.join("; ")
         )))
     }

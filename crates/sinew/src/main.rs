@@ -8,6 +8,7 @@
 //! Standard output has the result, as text or JSON lines. Logs go to standard error, by the filter
 //! `SINEW_LOG` (`error` if it is not set, as in `SINEW_LOG=sinew_engines=debug`).
 
+mod bounded;
 mod chain;
 mod check;
 mod collect;
@@ -20,6 +21,7 @@ mod episodes;
 mod eval;
 mod export;
 mod gc;
+mod gpus;
 mod init;
 mod judge;
 mod lab;
@@ -34,6 +36,7 @@ mod runs;
 mod sandbox;
 mod serve;
 mod serve_sandbox;
+mod setup;
 mod shell;
 mod signals;
 mod sim;
@@ -87,6 +90,9 @@ enum Command {
         after_help = "Example: sinew doctor\nExit codes: 0 a first run works here; 3 something that it needs is missing, and is named"
     )]
     Doctor(doctor::DoctorArgs),
+    /// Make the environment of a part that is not in this program: PyTorch
+    #[command(after_help = "Example: sinew setup torch")]
+    Setup(setup::SetupArgs),
     /// Refuse now what would fail later: recipe, model, template, sandbox, disk
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
     Check(CheckArgs),
@@ -268,6 +274,10 @@ struct CheckArgs {
     /// One JSON object a check
     #[arg(long)]
     json: bool,
+    /// Estimate the memory of a PyTorch trainer for these GPUs instead of those of this machine, such as
+    /// 8x80: eight with 80 GB each
+    #[arg(long, value_name = "COUNTxGB", value_parser = gpus::stated)]
+    gpus: Option<sinew_sim::Gpus>,
 }
 
 /// Arguments of `sinew show`.
@@ -477,7 +487,8 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Eval(args) => eval::run(&args),
         Command::Collect(args) => collect::run(&args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Check(args) => check::check(&args.recipe, args.json),
+        Command::Setup(args) => setup::run(&args),
+        Command::Check(args) => check::check(&args.recipe, args.json, args.gpus),
         Command::Init(args) => init::run(&args),
         Command::Tasks(args) => tasks::run(&args),
         Command::Schema { markdown } => {

@@ -168,12 +168,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 /// Says which weights the engine samples with from now on, or why it keeps those that it has.
 fn followed_line(followed: &FollowEvent, json: bool) {
     match followed {
-        FollowEvent::Loaded { version, base } if json => {
+        FollowEvent::Loaded { id, base } if json => {
+            let (version, lineage) = (id.version.0, id.lineage);
             let base = base.map(|base| base.0);
-            output::print_json(&json!({"weights": {"version": version.0, "base": base}}));
+            let loaded = json!({"version": version, "lineage": lineage, "base": base});
+            output::print_json(&json!({ "weights": loaded }));
         }
-        FollowEvent::Loaded { version, .. } => {
-            output::print(&format!("weights: version {}\n", version.0));
+        FollowEvent::Loaded { id, .. } => {
+            let (version, lineage) = (id.version.0, id.lineage);
+            output::print(&format!("weights: version {version}, lineage {lineage}\n"));
         }
         FollowEvent::Kept { why } if json => {
             output::print_json(&json!({"weights": {"kept": why}}));

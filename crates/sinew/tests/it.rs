@@ -40,6 +40,8 @@ mod follow;
 mod formats;
 #[path = "it/gate.rs"]
 mod gate;
+#[path = "it/gpu.rs"]
+mod gpu;
 #[path = "it/images.rs"]
 mod images;
 #[path = "it/input.rs"]
@@ -104,6 +106,8 @@ mod snapshots;
 mod tail;
 #[path = "it/template.rs"]
 mod template;
+#[path = "it/torch.rs"]
+mod torch;
 #[path = "it/track.rs"]
 mod track;
 #[path = "it/trust.rs"]

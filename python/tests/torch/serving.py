@@ -33,7 +33,7 @@ class Failed(Exception):
 class Group:
     """Ranks of one server."""
 
-    def __init__(self, folder: Path, world: int, timeout_s: float = 60.0) -> None:
+    def __init__(self, folder: Path, world: int, timeout_s: float = 60.0, start: str | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "token").write_text(TOKEN)
         with socket.socket() as probe:
@@ -45,14 +45,24 @@ class Group:
         self.connection: http.client.HTTPConnection | None = None
         for rank in range(world):
             env = os.environ | {
-                "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(SOURCE),
-                "SINEW_TORCH_TOKEN_FILE": str(folder / "token"), "SINEW_TORCH_READY": str(self.ready),
-                "SINEW_TORCH_TIMEOUT_S": str(timeout_s), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+                "RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "PYTHONPATH": str(SOURCE),
+                "SINEW_TORCH_TOKEN_FILE": str(folder / "token"),
+                "SINEW_TORCH_READY": str(self.ready),
+                "SINEW_TORCH_TIMEOUT_S": str(timeout_s),
+                "OMP_NUM_THREADS": "1",
+                "HF_HUB_OFFLINE": "1",
             }
             with open(folder / f"rank-{rank}.log", "wb") as log:
-                command = [sys.executable, "-m", "sinew.torch"]
-                self.processes.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stderr=log, stdout=log))
+                command = [sys.executable, *(["-c", start] if start else ["-m", "sinew.torch"])]
+                self.processes.append(
+                    subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stderr=log, stdout=log)
+                )
         self.folder = folder
 
     def wait(self) -> Group:
@@ -66,10 +76,12 @@ class Group:
         return self
 
     def logs(self) -> str:
-        """What the ranks wrote."""
+        """The output of the ranks."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("*.log")))
 
-    def raw(self, path: str, body: bytes, headers: dict[str, str] | None = None, fresh: bool = False) -> tuple[int, bytes]:
+    def raw(
+        self, path: str, body: bytes, headers: dict[str, str] | None = None, fresh: bool = False
+    ) -> tuple[int, bytes]:
         """One HTTP call."""
         if self.connection is None or fresh:
             self.connection = http.client.HTTPConnection(self.address, timeout=120)
@@ -96,9 +108,20 @@ class Group:
 
     def open(self, model: Path, **more: Any) -> dict[str, Any]:
         """Opens a model with small limits."""
-        base = {"model": str(model), "dtype": "f32", "attention": "auto", "sharing": "auto", "checkpointing": "none",
-                "max_tokens": 256, "head_chunk": 8, "deterministic": True, "seed": 1, "lora": None, "critic": None,
-                "frozen": {}}
+        base = {
+            "model": str(model),
+            "dtype": "f32",
+            "attention": "auto",
+            "sharing": "auto",
+            "checkpointing": "none",
+            "max_tokens": 256,
+            "head_chunk": 8,
+            "deterministic": True,
+            "seed": 1,
+            "lora": None,
+            "critic": None,
+            "frozen": {},
+        }
         return self.call("open", **(base | more))
 
     def end(self) -> None:
@@ -113,17 +136,24 @@ class Group:
 
 
 @contextlib.contextmanager
-def group(folder: Path, world: int, timeout_s: float = 60.0) -> Iterator[Group]:
-    """A started server."""
-    found = Group(folder, world, timeout_s)
+def group(folder: Path, world: int, timeout_s: float = 60.0, start: str | None = None) -> Iterator[Group]:
+    """A started server; `start` is a program in place of the module."""
+    found = Group(folder, world, timeout_s, start)
     try:
         yield found.wait()
     finally:
         found.end()
 
 
-def lane(tokens: Any, segments: Any, rows: Any, targets: Any, temperatures: Any = None, masks: Any = None,
-         table: Any = None) -> dict[str, Any]:
+def lane(
+    tokens: Any,
+    segments: Any,
+    rows: Any,
+    targets: Any,
+    temperatures: Any = None,
+    masks: Any = None,
+    table: Any = None,
+) -> dict[str, Any]:
     """A lane as it travels."""
     count = len(rows)
     heat = np.ones(count) if temperatures is None else np.asarray(temperatures)
@@ -133,9 +163,16 @@ def lane(tokens: Any, segments: Any, rows: Any, targets: Any, temperatures: Any 
     def u32(values: Any) -> bytes:
         return np.asarray(values).astype("<u4").tobytes()
 
-    return {"tokens": u32(tokens), "segments": u32(segments), "rows": u32(rows), "targets": u32(targets),
-            "temperatures": heat.astype("<f4").tobytes(), "masks": u32(marks),
-            "mask_words": int(words.shape[1]) if words.size else 0, "mask_table": u32(words)}
+    return {
+        "tokens": u32(tokens),
+        "segments": u32(segments),
+        "rows": u32(rows),
+        "targets": u32(targets),
+        "temperatures": heat.astype("<f4").tobytes(),
+        "masks": u32(marks),
+        "mask_words": int(words.shape[1]) if words.size else 0,
+        "mask_table": u32(words),
+    }
 
 
 def f32(data: bytes) -> np.ndarray:

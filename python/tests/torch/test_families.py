@@ -14,7 +14,6 @@ import pytest
 import torch
 import transformers
 import worlds
-
 from sinew.torch import checkpoint
 
 FLAT = {"qwen3_5"}
@@ -37,8 +36,10 @@ def compare(policy: Any, model: Any, world: dict[str, Any], names: Any = None) -
     one = inside.lane(world)
     scores = inside.forward(policy, one)
     logprobs, entropies, _ = worlds.plain(model, world)
-    gap = max(abs(scores["logprobs"] - logprobs.detach().numpy()).max(),
-              abs(scores["entropies"] - entropies.detach().numpy()).max())
+    gap = max(
+        abs(scores["logprobs"] - logprobs.detach().numpy()).max(),
+        abs(scores["entropies"] - entropies.detach().numpy()).max(),
+    )
     first, second = slopes(one.items)
     policy.backward({"logprobs": first, "entropies": second})
     ((logprobs * torch.from_numpy(first)).sum() + (entropies * torch.from_numpy(second)).sum()).backward()
@@ -66,7 +67,7 @@ def test_scores_gradients_and_export(family: str, models: Any, tmp_path: Path) -
     model = plain_model(models(family))
     gap, slope = compare(policy, model, worlds.tree(11))
     form = policy.main.form
-    print(f"\n{family}: logprobs {gap:.1e} gradients {slope:.1e} shared {not form.flat} {form.windows} {form.why_flat}")
+    print(f"\n{family}: logprobs {gap:.1e} gradients {slope:.1e}", form)
     assert gap <= 1e-5 and slope <= 1e-5
     assert form.flat == (family in FLAT), form.why_flat
     files, tensors = checkpoint.publish(policy, str(tmp_path), "full", "f32", False)
@@ -105,5 +106,59 @@ def test_adapters(family: str, models: Any, tmp_path: Path) -> None:
     (tmp_path / "merged" / "config.json").write_bytes((models(family) / "config.json").read_bytes())
     ids = torch.arange(1, 20)[None]
     merged, own = plain_model(tmp_path / "merged")(input_ids=ids).logits, peft(input_ids=ids).logits
-    print(f"\n{family}: lora logprobs {gap:.1e} gradients {slope:.1e} merged {float((merged - own).abs().max()):.1e}")
+    apart = float((merged - own).abs().max().detach())
+    print(f"\n{family}: lora logprobs {gap:.1e} gradients {slope:.1e} merged {apart:.1e}")
     assert (merged - own).abs().max() <= 2e-4 * own.abs().max()
+
+
+def composites() -> dict[str, tuple[Any, Any]]:
+    """Configurations of models with a vision tower."""
+    text = worlds.SMALL | {"query_pre_attn_scalar": 8}
+    tower = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    qwen = transformers.Qwen3_5Config(
+        text_config=worlds.SMALL | worlds.LINEAR,
+        image_token_id=90,
+        video_token_id=91,
+        vision_start_token_id=92,
+        vision_end_token_id=93,
+        vision_config={
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 16,
+            "patch_size": 4,
+        },
+    )
+    gemma = transformers.Gemma3Config(
+        text_config=text | {"layer_types": worlds.SLIDING, "sliding_window": 8},
+        mm_tokens_per_image=4,
+        image_token_index=90,
+        boi_token_index=91,
+        eoi_token_index=92,
+        vision_config=tower | {"num_hidden_layers": 1, "image_size": 28, "patch_size": 14},
+    )
+    return {
+        "qwen3_5": (qwen, transformers.Qwen3_5ForConditionalGeneration),
+        "gemma3": (gemma, transformers.Gemma3ForConditionalGeneration),
+    }
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
+def test_vision_towers_stay(family: str, tmp_path: Path) -> None:
+    """The text part of a model with a vision tower trains, and an export has the tower's tensors as they
+    were."""
+    from safetensors.torch import load_file
+
+    config, kind = composites()[family]
+    torch.manual_seed(1)
+    kind(config).save_pretrained(tmp_path / "model")
+    policy = inside.policy(tmp_path / "model")
+    inside.forward(policy, inside.lane(worlds.tree(3)))
+    policy.backward({"logprobs": np.ones(30, "f4")})
+    assert all(one.tensor.grad is not None for one in policy.optimizer.trained)
+    (tmp_path / "out").mkdir()
+    checkpoint.publish(policy, str(tmp_path / "out"), "full", "f32", False)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "out"))
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)

@@ -9,8 +9,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 import worlds
 from safetensors.torch import load_file
-
 from sinew.torch.optimizer import Update
 
 STEP = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decay": 0.1, "max_grad_norm": 1.0}
@@ -52,9 +49,9 @@ def slopes(seed: int, values: bool = False) -> dict[str, bytes]:
     return drawn if values else drawn | {"values": b""}
 
 
-def train(group: serving.Group, steps: int, values: bool = False) -> None:
+def train(group: serving.Group, steps: int, values: bool = False, first: int = 1) -> None:
     """Some updates of two waves each, the second with one lane only."""
-    for number in range(1, steps + 1):
+    for number in range(first, first + steps):
         for seeds in ((number, number + 50), (number + 100,)):
             forward(group, wave(*seeds), values=values)
             group.call("backward", grads=[slopes(seed, values) for seed in seeds])
@@ -81,7 +78,7 @@ def folder(base: Path, name: str) -> Path:
 
 
 def saved(group: serving.Group, base: Path, name: str) -> dict[str, torch.Tensor]:
-    """Tensors of a new checkpoint whose files are as the answer says."""
+    """Tensors of a new checkpoint whose files match the answer."""
     path = folder(base, name)
     check_files(path, group.call("save", folder=str(path))["files"])
     tensors: dict[str, torch.Tensor] = {}
@@ -140,8 +137,10 @@ def test_order(pair: serving.Group, models: Any) -> None:
 
 
 BAD = [
-    ("forward", {"wave": []}, "wave"), ("forward", {"wave": wave(1, 2, 3)}, "wave"),
-    ("forward", {"wave": wave(1), "of": "base"}, "of"), ("forward", {"wave": wave(1), "values": True}, "values"),
+    ("forward", {"wave": []}, "wave"),
+    ("forward", {"wave": wave(1, 2, 3)}, "wave"),
+    ("forward", {"wave": wave(1), "of": "base"}, "of"),
+    ("forward", {"wave": wave(1), "values": True}, "values"),
     ("forward", {"wave": [wave(1)[0] | {"rows": b"\xff" * 120}]}, "wave[0].rows[0]"),
     ("forward", {"wave": [wave(1)[0] | {"targets": b"\xff" * 120}]}, "wave[0].targets[0]"),
     ("forward", {"wave": [wave(1)[0] | {"targets": b"\0" * 4}]}, "wave[0].targets"),
@@ -150,15 +149,32 @@ BAD = [
     ("forward", {"wave": [wave(1)[0] | {"tokens": b"\xff" * 136}]}, "wave[0].tokens[0]"),
     ("forward", {"wave": [wave(1)[0] | {"temperatures": b"\0" * 120}]}, "wave[0].temperatures[0]"),
     ("forward", {"wave": [wave(1)[0] | {"masks": b"\x05\0\0\0" * 30}]}, "wave[0].masks[0]"),
-    ("forward", {"wave": [wave(1)[0] | {"mask_table": b"\0" * 32, "masks": b"\0" * 120}]}, "wave[0].targets[0]"),
-    ("forward", {"wave": [wave(1)[0] | {"segments": np.array([0, 34, 0, 2], "<u4").tobytes()}]}, "segments[0].parent"),
-    ("forward", {"wave": [wave(1)[0] | {"segments": np.array([1, 33, 0, 0], "<u4").tobytes()}]}, "segments[0].start"),
-    ("backward", {"grads": []}, "backward"), ("top", {"wave": wave(1), "k": 0}, "k"),
-    ("apply", {"number": 3, **STEP}, "number"), ("apply", {"number": 1, **STEP, "lr": float("nan")}, "lr"),
-    ("save", {"folder": "/nowhere/at/all"}, "folder"), ("load", {"folder": "/nowhere", "number": 0}, "folder"),
+    (
+        "forward",
+        {"wave": [wave(1)[0] | {"mask_table": b"\0" * 32, "masks": b"\0" * 120}]},
+        "wave[0].targets[0]",
+    ),
+    (
+        "forward",
+        {"wave": [wave(1)[0] | {"segments": np.array([0, 34, 0, 2], "<u4").tobytes()}]},
+        "segments[0].parent",
+    ),
+    (
+        "forward",
+        {"wave": [wave(1)[0] | {"segments": np.array([1, 33, 0, 0], "<u4").tobytes()}]},
+        "segments[0].start",
+    ),
+    ("backward", {"grads": []}, "backward"),
+    ("top", {"wave": wave(1), "k": 0}, "k"),
+    ("apply", {"number": 3, **STEP}, "number"),
+    ("apply", {"number": 1, **STEP, "lr": float("nan")}, "lr"),
+    ("save", {"folder": "/nowhere/at/all"}, "folder"),
+    ("load", {"folder": "/nowhere", "number": 0}, "folder"),
     ("publish", {"folder": "/tmp", "form": "full", "dtype": "f32"}, "folder"),
-    ("publish", {"folder": "/tmp", "form": "adapter", "dtype": "f32"}, "form"), ("reside", {"where": "moon"}, "where"),
-    ("open", {"model": "/nowhere"}, "model"), ("open", {"model": ""}, "model"),
+    ("publish", {"folder": "/tmp", "form": "adapter", "dtype": "f32"}, "form"),
+    ("reside", {"where": "moon"}, "where"),
+    ("open", {"model": "/nowhere"}, "model"),
+    ("open", {"model": ""}, "model"),
 ]
 
 
@@ -184,67 +200,53 @@ def test_bad_input(pair: serving.Group, models: Any) -> None:
     pair.call("backward", grads=[slopes(1)])
 
 
-@pytest.mark.parametrize("family,lora,critic", [
-    ("llama", None, True), ("qwen3_moe", None, False), ("gpt_oss", None, False), ("qwen3_5", None, False),
-    ("qwen3", LORA, True), ("gemma3", LORA, False),
-])
-def test_ranks_and_packing(family: str, lora: Any, critic: bool, pair: serving.Group, models: Any, tmp_path: Path) -> None:
-    """Two ranks give what one gives, to 1e-6; a missing lane takes part; `load` restores to the bit."""
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"critic": True}),
+    ("qwen3_moe", {"checkpointing": "offload"}),
+    ("gpt_oss", {"checkpointing": "full"}),
+    ("qwen3_5", {"max_tokens": 40, "checkpointing": "full"}),
+    ("qwen3", {"lora": LORA, "critic": True}),
+    ("gemma3", {"lora": LORA, "sharing": "flat", "max_tokens": 40}),
+]
+
+
+@pytest.mark.parametrize("family,options", CASES)
+def test_ranks_and_packing(
+    family: str, options: dict[str, Any], pair: serving.Group, models: Any, tmp_path: Path
+) -> None:
+    """Two ranks compute the same as one, to 1e-6; a missing lane takes part; `load` continues to the bit."""
+    from sinew.torch import checkpoint
+
+    critic = options.get("critic", False)
     head = np.random.default_rng(8).normal(size=33).astype("<f4")
-    more = {"critic": {"head": head.tobytes(), "lr_scale": 3.0} if critic else None, "lora": lora}
+    more = options | {"critic": {"head": head.tobytes(), "lr_scale": 3.0} if critic else None}
     pair.open(models(family), **more)
     train(pair, 3, critic)
     own = saved(pair, tmp_path, "pair")
-    policy = inside.policy(models(family), lora=lora and {**lora, "base_name": None},
-                           **({"critic": head, "critic_scale": 3.0} if critic else {}))
+    alone = options | {"critic": head if critic else None, "critic_scale": 3.0, "checkpointing": "none"}
+    policy = inside.policy(models(family), **alone)
     train_inside(policy, 3, critic)
-    from sinew.torch import checkpoint
-
-    path = folder(tmp_path, "one")
-    checkpoint.save(policy, str(path), None)
-    other: dict[str, torch.Tensor] = {}
-    for file in path.glob("*.safetensors"):
+    other = {}
+    checkpoint.save(policy, str(folder(tmp_path, "one")), None)
+    for file in (tmp_path / "one").glob("*.safetensors"):
         other |= load_file(file)
     assert own.keys() == other.keys()
     for name, tensor in own.items():
         gap = float((tensor - other[name]).norm() / other[name].norm().clamp(min=1e-12))
         assert gap <= 1e-6, (name, gap)
-    before = forward(pair, wave(5))[0]
+    train(pair, 1, critic, first=4)
+    after = saved(pair, tmp_path, "after")
     pair.open(models(family), **more)
     pair.call("load", folder=str(tmp_path / "pair"), number=3)
-    after = forward(pair, wave(5), values=False)[0]
-    assert np.array_equal(before["logprobs"], after["logprobs"])
+    train(pair, 1, critic, first=4)
     again = saved(pair, tmp_path, "again")
-    assert all(torch.equal(again[name], own[name]) for name in own)
+    assert all(torch.equal(again[name], after[name]) for name in after)
     checkpoint.load(policy, str(tmp_path / "pair"), 3, None)
-    for trained in policy.optimizer.trained:
-        assert trained.name in policy.optimizer.moments
+    assert policy.optimizer.moments.keys() == {one.name for one in policy.optimizer.trained}
     checkpoint.save(policy, str(folder(tmp_path, "back")), None)
     for name in ("model.safetensors", "adapter_model.safetensors"):
         if (tmp_path / "back" / name).exists():
             assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "pair" / name).read_bytes()
-
-
-def test_three_ranks(pair: serving.Group, models: Any, tmp_path: Path) -> None:
-    """A checkpoint of two ranks is equal to the bit in three, with its moments; equal calls give equal bits."""
-    names = {}
-    for name in ("first", "second"):
-        pair.open(models("gpt_oss"))
-        train(pair, 2)
-        names = saved(pair, tmp_path, name)
-    assert (tmp_path / "first/model.safetensors").read_bytes() == (tmp_path / "second/model.safetensors").read_bytes()
-    with serving.group(tmp_path / "three", 3) as three:
-        assert three.open(models("gpt_oss"))["lanes"] == 3
-        three.call("load", folder=str(tmp_path / "first"), number=2)
-        saved(three, tmp_path, "third")
-        assert forward(three, wave(1, 2, 3))
-        with pytest.raises(serving.Failed) as failed:
-            three.call("apply", number=2, **STEP)
-        assert "allowed is 3" in failed.value.error["text"]
-    first, third = (moments(tmp_path / name, names) for name in ("first", "third"))
-    assert all(torch.equal(first[name], third[name]) for name in first)
-    assert any(float(tensor.abs().max()) > 0 for tensor in first.values())
-    assert (tmp_path / "first/model.safetensors").read_bytes() == (tmp_path / "third/model.safetensors").read_bytes()
 
 
 def test_damaged_checkpoint(pair: serving.Group, models: Any, tmp_path: Path) -> None:
@@ -264,7 +266,11 @@ def test_damaged_checkpoint(pair: serving.Group, models: Any, tmp_path: Path) ->
     for case, changed in cases.items():
         shutil.copytree(tmp_path / "good", tmp_path / case)
         save_file(changed, tmp_path / case / "model.safetensors")
-    for case, file in (("cut", "model.safetensors"), ("moment", "optimizer/__1_0.distcp"), ("meta", "optimizer/.metadata")):
+    for case, file in (
+        ("cut", "model.safetensors"),
+        ("moment", "optimizer/__1_0.distcp"),
+        ("meta", "optimizer/.metadata"),
+    ):
         shutil.copytree(tmp_path / "good", tmp_path / case)
         path = tmp_path / case / file
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -277,7 +283,7 @@ def test_damaged_checkpoint(pair: serving.Group, models: Any, tmp_path: Path) ->
 
 
 def test_publish(pair: serving.Group, models: Any, tmp_path: Path) -> None:
-    """Sums of files and tensors hold, tied models get their output matrix, adapters are written and merged."""
+    """Sums of files and tensors hold, tied models get their output matrix, adapters are written."""
     pair.open(models("llama"))
     train(pair, 1)
     path = folder(tmp_path, "full")
@@ -336,34 +342,32 @@ def test_reside_and_status(pair: serving.Group, models: Any) -> None:
     assert [one["rank"] for one in status["ranks"]] == [0, 1] and status["ranks"][1]["bytes"] > 0
 
 
-def test_killed_rank(models: Any, tmp_path: Path) -> None:
-    """The error names the rank before the deadline; the server is broken with the same error and still closes."""
-    with serving.group(tmp_path / "group", 2, timeout_s=30) as two:
-        two.open(models("llama"))
-        two.processes[1].kill()
-        began = time.monotonic()
-        with pytest.raises(serving.Failed) as failed:
-            forward(two, wave(1, 2))
-        assert time.monotonic() - began < 10
-        error = failed.value.error
-        assert (failed.value.status, error["kind"], error["rank"]) == (500, "rank", 1), error
-        assert "killed" in error["text"]
-        with pytest.raises(serving.Failed) as failed:
-            two.call("zero")
-        assert failed.value.error == error | {"kind": "broken"}
-        assert two.call("status")["broken"]["rank"] == 1
-        two.call("close")
-        assert two.processes[0].wait(5) == 0
+def test_bf16(pair: serving.Group, models: Any, tmp_path: Path) -> None:
+    """Two ranks in bf16 are near one rank in bf16; masters are f32; adapters train on a base in bf16."""
+    pair.open(models("qwen3"), dtype="bf16")
+    train(pair, 2)
+    own = saved(pair, tmp_path, "pair")
+    policy = inside.policy(models("qwen3"), dtype="bf16")
+    train_inside(policy, 2)
+    for one in policy.optimizer.trained:
+        whole = one.tensor.full_tensor()
+        assert own[one.name].dtype == torch.float32
+        assert float((own[one.name] - whole).norm() / whole.norm()) < 5e-3
+    pair.open(models("qwen3"), dtype="bf16", lora=LORA)
+    train(pair, 2)
+    adapter = saved(pair, tmp_path, "adapter")
+    pair.call("load", folder=str(tmp_path / "adapter"), number=2)
+    again = saved(pair, tmp_path, "again")
+    assert all(torch.equal(again[name], adapter[name]) for name in adapter)
 
 
 def test_stopped_rank_and_end_of_owner(models: Any, tmp_path: Path) -> None:
     """A stopped rank is named at the deadline; ranks end when their standard input does."""
     with serving.group(tmp_path / "group", 2, timeout_s=4) as two:
-        two.open(models("llama"))
         os.kill(two.processes[1].pid, signal.SIGSTOP)
         began = time.monotonic()
         with pytest.raises(serving.Failed) as failed:
-            forward(two, wave(1, 2))
+            two.open(models("llama"))
         assert time.monotonic() - began < 10
         assert failed.value.error["rank"] == 1, failed.value
         os.kill(two.processes[1].pid, signal.SIGCONT)
@@ -374,17 +378,64 @@ def test_stopped_rank_and_end_of_owner(models: Any, tmp_path: Path) -> None:
             process.wait(5)
 
 
-def test_many_files(models: Any, tmp_path: Path) -> None:
-    """Two ranks write a file each, with an index, and `transformers` loads them."""
-    script = Path(__file__).with_name("two_files.py")
-    env = os.environ | {"PYTHONPATH": str(serving.SOURCE), "OMP_NUM_THREADS": "1"}
-    out = folder(tmp_path, "out")
-    command = [sys.executable, str(script), str(models("qwen3_moe")), str(out), str(tmp_path / "store")]
-    runs = [subprocess.Popen([*command, str(rank)], env=env) for rank in range(2)]
-    assert [run.wait(60) for run in runs] == [0, 0]
-    assert len(list(out.glob("model-0000?-of-00002.safetensors"))) == 2
+SMALL_FILES = """
+from sinew.torch import checkpoint
+from sinew.torch.__main__ import main
+
+checkpoint.ONE_FILE = 0
+main()
+"""
+
+
+def test_three_ranks_and_a_killed_one(pair: serving.Group, models: Any, tmp_path: Path) -> None:
+    """A checkpoint of two ranks is equal to the bit in three, which write a file each, and in two again."""
     import transformers
 
+    names: dict[str, torch.Tensor] = {}
+    for name in ("first", "second"):
+        pair.open(models("gpt_oss"))
+        train(pair, 2)
+        names = saved(pair, tmp_path, name)
+    first = tmp_path / "first"
+    assert (first / "model.safetensors").read_bytes() == (tmp_path / "second/model.safetensors").read_bytes()
+    with serving.group(tmp_path / "three", 3, 30, SMALL_FILES) as three:
+        assert three.open(models("gpt_oss"))["lanes"] == 3
+        three.call("load", folder=str(first), number=2)
+        third = saved(three, tmp_path, "third")
+        assert len(list((tmp_path / "third").glob("model-0000?-of-00003.safetensors"))) == 3
+        assert third.keys() == names.keys() and all(torch.equal(third[name], names[name]) for name in third)
+        pair.call("load", folder=str(tmp_path / "third"), number=2)
+        saved(pair, tmp_path, "fourth")
+        assert (first / "model.safetensors").read_bytes() == (
+            tmp_path / "fourth/model.safetensors"
+        ).read_bytes()
+        assert forward(three, wave(1, 2, 3))
+        with pytest.raises(serving.Failed) as failed:
+            three.call("apply", number=2, **STEP)
+        assert "allowed is 3" in failed.value.error["text"]
+        lose(three, 2)
+    before, after = (moments(tmp_path / name, names) for name in ("first", "third"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert any(float(tensor.abs().max()) > 0 for tensor in before.values())
+    paths = (first, tmp_path / "third")
     ids = torch.arange(1, 20)[None]
-    both = [transformers.AutoModelForCausalLM.from_pretrained(p, dtype=torch.float32) for p in (out, models("qwen3_moe"))]
-    assert torch.equal(*(model(input_ids=ids).logits for model in both))
+    both = [transformers.AutoModelForCausalLM.from_pretrained(path)(input_ids=ids).logits for path in paths]
+    assert torch.equal(*both)
+
+
+def lose(group: serving.Group, rank: int) -> None:
+    """Kills a rank: it is named before the deadline, and the server is broken and still closes."""
+    group.processes[rank].kill()
+    began = time.monotonic()
+    with pytest.raises(serving.Failed) as failed:
+        forward(group, wave(1, 2, 3))
+    assert time.monotonic() - began < 20
+    error = failed.value.error
+    assert (failed.value.status, error["kind"], error["rank"]) == (500, "rank", rank), error
+    assert "killed" in error["text"]
+    with pytest.raises(serving.Failed) as failed:
+        group.call("zero")
+    assert failed.value.error == error | {"kind": "broken"}
+    assert group.call("status")["broken"]["rank"] == rank
+    group.call("close")
+    assert group.processes[0].wait(10) == 0

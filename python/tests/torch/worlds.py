@@ -1,4 +1,5 @@
-"""Tiny random models of twelve families, random trees, and plain `transformers` computations to compare with."""
+"""Tiny random models of twelve families, random trees, and plain `transformers` computations to compare
+with."""
 
 from __future__ import annotations
 
@@ -9,13 +10,35 @@ import numpy as np
 import torch
 
 VOCABULARY = 97
-SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512,
-         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.2}
-MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1,
-       "norm_topk_prob": True, "mlp_only_layers": []}
-LINEAR = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
-          "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.2,
+}
+MOE = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [],
+}
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"tie_word_embeddings": True}),
@@ -24,8 +47,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3MoeConfig", MOE),
     "qwen3_5": ("Qwen3_5TextConfig", LINEAR),
     "gemma3": ("Gemma3TextConfig", {"layer_types": SLIDING, "sliding_window": 8, "query_pre_attn_scalar": 8}),
-    "gpt_oss": ("GptOssConfig", {"layer_types": SLIDING, "sliding_window": 8, "num_local_experts": 4,
-                                 "num_experts_per_tok": 2, "intermediate_size": 24}),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            "layer_types": SLIDING,
+            "sliding_window": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 24,
+        },
+    ),
     "mistral": ("MistralConfig", {"sliding_window": 8}),
     "phi3": ("Phi3Config", {}),
     "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0, 1], "layer_types": ["full_attention"] * 3}),
@@ -55,7 +86,8 @@ def make(family: str, folder: Path, seed: int = 3) -> Path:
 
 
 def tree(seed: int, vocabulary: int = VOCABULARY, first: int = 12) -> dict[str, Any]:
-    """A random forest with items at every row but some, temperatures and masks: arguments of `serving.lane`."""
+    """A random forest with items at every row but some, temperatures and masks: arguments of
+    `serving.lane`."""
     random = np.random.default_rng(seed)
     lengths = [first, 4, 3, 5, 4, 6]
     parents = [0, 1, 2, 2, 1, 0]
@@ -73,9 +105,15 @@ def tree(seed: int, vocabulary: int = VOCABULARY, first: int = 12) -> dict[str, 
     for target, mask in zip(targets, masks, strict=True):
         if mask < 2:
             table[mask, target // 32] |= np.uint64(1 << int(target % 32))
-    return {"tokens": tokens, "segments": list(zip(starts[:-1], lengths, positions, parents, strict=True)), "rows": rows,
-            "targets": targets, "temperatures": random.uniform(0.5, 1.5, 30).astype(np.float32), "masks": masks,
-            "table": table}
+    return {
+        "tokens": tokens,
+        "segments": list(zip(starts[:-1], lengths, positions, parents, strict=True)),
+        "rows": rows,
+        "targets": targets,
+        "temperatures": random.uniform(0.5, 1.5, 30).astype(np.float32),
+        "masks": masks,
+        "table": table,
+    }
 
 
 def plain(model: Any, world: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@
 use crate::backend::Weights;
 use crate::config::RemoteConfig;
 use crate::route::{Counters, EngineView};
-use sinew_types::{EngineError, EngineStatus, EventSink, GenerateRequest, RequestId};
+use sinew_types::{EngineError, EngineStatus, EventSink, GenerateRequest, RequestId, WeightsId};
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::fmt;
 use std::sync::mpsc::SyncSender;
@@ -62,6 +62,8 @@ pub(super) struct Inbox {
     /// State of each engine at the last publication, for users.
     pub(super) engines: Vec<EngineView>,
     pub(super) limits: ModelLimits,
+    /// Adapters that servers have, or are asked for.
+    pub(super) in_use: BTreeSet<WeightsId>,
 }
 
 /// The inbox with its two signals.

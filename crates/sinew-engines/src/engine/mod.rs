@@ -12,12 +12,13 @@ use crate::config::{ConfigError, RemoteConfig};
 use crate::error::AttemptError;
 use crate::folder::WeightsFolder;
 use crate::guided::FormatMode;
-use crate::route::{Counters, EngineView};
+use crate::route::{Counters, EngineView, adapter_name};
 use inbox::{Control, Reply, Shared};
 use sinew_types::{
-    Engine, EngineError, EngineStatus, EventSink, Fidelity, GenerateRequest, PolicyVersion,
-    RequestId, TEMPERATURES, TensorSource, TokenId,
+    Engine, EngineError, EngineStatus, EventSink, Fidelity, GenerateRequest, Lineage,
+    PolicyVersion, RequestId, TEMPERATURES, TensorSource, TokenId, WeightsId,
 };
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::{self, JoinHandle, ThreadId};
@@ -34,6 +35,10 @@ pub struct RemoteEngine {
     shared: Arc<Shared>,
     backends: Vec<Arc<dyn Backend>>,
     formats: FormatMode,
+    /// Lineage of all weights that are loaded.
+    lineage: Lineage,
+    /// Name of its adapters, if weights are adapters.
+    adapters: Option<String>,
     folder: Option<WeightsFolder>,
     thread: Option<JoinHandle<()>>,
     thread_id: ThreadId,
@@ -58,7 +63,8 @@ impl RemoteEngine {
                 allowed: "at least one".to_owned(),
             });
         }
-        let formats = config.router.formats;
+        let (formats, lineage) = (config.router.formats, config.lineage);
+        let adapters = config.router.adapters.clone();
         let shared = Arc::new(Shared::new(&config));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -73,6 +79,8 @@ impl RemoteEngine {
             shared,
             backends,
             formats,
+            lineage,
+            adapters,
             folder,
             thread_id: thread.thread().id(),
             thread: Some(thread),
@@ -112,14 +120,9 @@ impl RemoteEngine {
         Err(EngineError::Stopped(why))
     }
 
-    /// Lets the servers give up their memory (`true`) or take it back. Requests wait meanwhile and
-    /// lose no token; their deadlines start again afterwards.
-    ///
-    /// # Errors
-    /// If one of the servers cannot. The others have changed nevertheless; the probes that follow
-    /// show each one's state.
-    pub fn sleep(&self, asleep: bool) -> Result<(), EngineError> {
-        self.ask("sleep", |reply| Control::Sleep { asleep, reply })
+    /// Weights that servers may still read from the folder: an adapter that left their memory is read again.
+    fn in_use(&self) -> BTreeSet<WeightsId> {
+        self.shared.lock().in_use.clone()
     }
 
     /// Runs a control on the thread and blocks until it is done.
@@ -171,20 +174,40 @@ impl Engine for RemoteEngine {
             let why = "the engine is for evaluation only".to_owned();
             return Err(EngineError::Weights(why));
         }
+        let is_adapter = weights.folder().is_some_and(|folder| folder.is_adapter);
+        if is_adapter != self.adapters.is_some() {
+            return Err(EngineError::Weights(wrong_form(is_adapter).to_owned()));
+        }
+        let id = WeightsId::new(version, self.lineage);
         // Written while generation continues; servers stop only to load it.
         let folder = match &self.folder {
             Some(folder) => {
-                let path = folder.publish(version, &*weights);
+                let path = folder.publish(id, &*weights, &self.in_use());
                 Some(path.map_err(|e| EngineError::Weights(e.to_string()))?)
             }
             None => None,
         };
         let weights = Weights {
-            version,
+            id,
             folder,
+            adapter: self.adapters.as_deref().map(|of| adapter_name(of, id)),
+            sums: None,
             source: Some(weights),
         };
         self.ask("new weights", |reply| Control::Load { weights, reply })
+    }
+
+    /// Lets the servers give up their memory. Requests lose no token, and their deadlines start again
+    /// afterwards. If one of the servers cannot, the others have changed nevertheless; the probes that
+    /// follow show each one's state.
+    fn sleep(&self) -> Result<(), EngineError> {
+        let asleep = true;
+        self.ask("sleep", |reply| Control::Sleep { asleep, reply })
+    }
+
+    fn wake(&self) -> Result<(), EngineError> {
+        let asleep = false;
+        self.ask("a wake-up", |reply| Control::Sleep { asleep, reply })
     }
 
     fn status(&self) -> EngineStatus {
@@ -211,6 +234,15 @@ impl Drop for RemoteEngine {
             // Its panics were reported to every request.
             let _ = thread.join();
         }
+    }
+}
+
+/// The reason for which weights are refused that are not of the form that the servers load.
+fn wrong_form(is_adapter: bool) -> &'static str {
+    if is_adapter {
+        "the trainer published an adapter, and the servers load whole weights: set `engine.adapters`"
+    } else {
+        "the trainer published whole weights, and the servers load adapters by name: leave `engine.adapters` out"
     }
 }
 

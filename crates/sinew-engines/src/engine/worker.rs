@@ -19,13 +19,13 @@ use crate::attempt::{Attempt, AttemptEnd, AttemptId};
 use crate::backend::{AttemptSink, AttemptTokens, Backend, Probe, ServedWeights, Weights};
 use crate::config::{Jitter, RemoteConfig};
 use crate::error::AttemptError;
-use crate::route::{Command, Router};
+use crate::route::{Command, Router, adapter_name};
+use crate::sums::ReplicaSums;
 use futures::future::join_all;
-use sinew_types::{EngineError, EngineEvent, EventSink, GenerateRequest, PolicyVersion, RequestId};
+use sinew_types::{EngineError, EngineEvent, EventSink, GenerateRequest, RequestId, WeightsId};
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -58,12 +58,18 @@ enum Report {
     Repaired {
         engine: usize,
         epoch: u64,
-        version: PolicyVersion,
+        id: WeightsId,
         result: Result<(), AttemptError>,
     },
     Loaded {
-        version: PolicyVersion,
+        id: WeightsId,
         results: Vec<(usize, Result<(), AttemptError>)>,
+    },
+    /// An engine was asked to remove an adapter.
+    Unloaded {
+        engine: usize,
+        id: WeightsId,
+        result: Result<(), AttemptError>,
     },
     /// All engines have answered a sleep or a wake-up.
     Slept { result: Result<(), AttemptError> },
@@ -93,12 +99,16 @@ pub(super) struct Worker {
     probe_interval: Duration,
     /// Whether tokens wait for the end of their attempt, see `RemoteConfig::hold_until_verified`.
     hold: bool,
-    /// The last loaded folder, for engines that are added later or restarted.
-    current: Option<PathBuf>,
-    /// The version that unlabelled servers are taken to hold.
-    first_version: PolicyVersion,
+    /// The last weights that were loaded from a folder, for engines that are added later or restarted.
+    current: Option<Weights>,
+    /// The weights that unlabelled servers are taken to hold.
+    first: WeightsId,
     /// Another program publishes weights to the engines.
     follows: bool,
+    /// Name of the adapters, if weights are adapters.
+    adapters: Option<String>,
+    /// Adapters of each engine that were replaced, and are to be removed once no attempt asks for them.
+    replaced: Vec<BTreeSet<WeightsId>>,
     job: Option<Job>,
     /// Controls that wait for the job.
     controls: std::collections::VecDeque<Control>,
@@ -134,7 +144,10 @@ impl Worker {
         let count = backends.len();
         let mut worker = Self {
             follows: config.router.follow,
-            router: Router::new(config.router, names, config.version),
+            adapters: config.router.adapters.clone(),
+            replaced: vec![BTreeSet::new(); count],
+            first: config.first(),
+            router: Router::new(config.router.clone(), names, config.first()),
             shared,
             backends,
             jitter: config.jitter,
@@ -147,7 +160,6 @@ impl Worker {
             probe_interval: Duration::from_secs_f64(config.probe_interval_s),
             hold: config.hold_until_verified,
             current: None,
-            first_version: config.version,
             job: None,
             controls: Default::default(),
             epoch: Arc::default(),
@@ -225,6 +237,7 @@ impl Worker {
             }) => {
                 if epoch == self.epoch() && self.job.is_none() && !self.repairing[engine] {
                     self.probed(now, engine, result);
+                    self.unload(engine);
                 }
                 if regular {
                     self.probe(engine, self.probe_interval, true);
@@ -233,21 +246,28 @@ impl Worker {
             Ok(Report::Repaired {
                 engine,
                 epoch,
-                version,
+                id,
                 result,
             }) => {
                 self.repairing[engine] = false;
                 if let Err(error) = result {
                     let name = self.backends[engine].name();
-                    tracing::warn!(engine = name, %version, %error, "weights not repaired");
+                    tracing::warn!(engine = name, %id, %error, "weights not repaired");
                     if epoch == self.epoch() {
-                        self.router.probed(now, engine, Err(error));
+                        self.router.not_repaired(now, engine, &error);
                     }
                 } else {
                     self.probe(engine, Duration::ZERO, false);
                 }
             }
-            Ok(Report::Loaded { version, results }) => self.loaded(now, version, &results),
+            Ok(Report::Unloaded { engine, id, result }) => {
+                if let Err(error) = result {
+                    let name = self.backends[engine].name();
+                    tracing::debug!(engine = name, %id, %error, "adapter not removed");
+                    self.replaced[engine].insert(id);
+                }
+            }
+            Ok(Report::Loaded { id, results }) => self.loaded(now, id, &results),
             Ok(Report::Slept { result }) => self.slept(now, result),
             // An attempt that was aborted, or a task that panicked: the panic is the bug's report.
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
@@ -270,40 +290,41 @@ impl Worker {
     /// Loads the right weights into an engine that has others, if they are available: the last published
     /// folder or, before the first load, the label of the first version.
     fn repair(&mut self, engine: usize, probe: &Probe) {
-        let version = self.router.version();
-        if probe.weights == ServedWeights::Version(version) || probe.sleeping {
+        let id = self.router.weights();
+        if probe.weights == ServedWeights::Version(id) || probe.sleeping {
+            return;
+        }
+        let foreign = matches!(probe.weights, ServedWeights::Foreign(_));
+        if foreign && self.router.is_in_quarantine(engine) {
+            // The same weights would be as wrong: it waits for the next ones, or to be started anew.
             return;
         }
         let backend = Arc::clone(&self.backends[engine]);
         let epoch = self.epoch();
-        if let Some(folder) = self.current.clone() {
-            let weights = Weights {
-                version,
-                folder: Some(folder),
-                source: None,
-            };
+        if let Some(weights) = self.current.clone() {
             self.repairing[engine] = true;
             self.tasks.spawn(async move {
                 let result = backend.load(&weights).await;
                 Report::Repaired {
                     engine,
                     epoch,
-                    version,
+                    id,
                     result,
                 }
             });
-        } else if (version == self.first_version || self.follows)
+        } else if self.adapters.is_none()
+            && (id == self.first || self.follows)
             && probe.weights == ServedWeights::Unlabelled
         {
             // A server that was started anew has its first weights again, whatever others have.
-            let version = self.first_version;
+            let id = self.first;
             self.repairing[engine] = true;
             self.tasks.spawn(async move {
-                let result = backend.label(version).await;
+                let result = backend.label(id).await;
                 Report::Repaired {
                     engine,
                     epoch,
-                    version,
+                    id,
                     result,
                 }
             });
@@ -380,7 +401,7 @@ impl Worker {
                 }
                 Control::Load { weights, reply } => self.load(weights, reply),
                 Control::Sleep { asleep, reply } => {
-                    self.router.load_begins(now);
+                    self.router.sleep(now, true);
                     self.carry_out();
                     let backends = self.backends.clone();
                     self.job = Some(Job::Sleep {
@@ -388,7 +409,17 @@ impl Worker {
                         woke: !asleep,
                     });
                     self.tasks.spawn(async move {
-                        let all = join_all(backends.iter().map(|b| b.sleep(asleep))).await;
+                        let change = |b: &Arc<dyn Backend>| {
+                            let b = Arc::clone(b);
+                            async move {
+                                if asleep {
+                                    b.sleep().await
+                                } else {
+                                    b.wake().await
+                                }
+                            }
+                        };
+                        let all = join_all(backends.iter().map(change)).await;
                         let result = all.into_iter().collect();
                         Report::Slept { result }
                     });
@@ -397,11 +428,35 @@ impl Worker {
         }
     }
 
-    /// Loads weights on all engines at once. Their attempts were interrupted and continue with the new
-    /// version.
-    fn load(&mut self, weights: Weights, reply: Reply) {
-        self.router.load_begins(self.now());
-        self.carry_out();
+    /// Asks an engine to remove the adapters that were replaced, where no attempt asks for them.
+    fn unload(&mut self, engine: usize) {
+        let Some(of) = &self.adapters else { return };
+        let in_use = self.router.in_use(engine);
+        let replaced = std::mem::take(&mut self.replaced[engine]).into_iter();
+        let (used, idle): (BTreeSet<_>, BTreeSet<_>) = replaced.partition(|id| in_use.contains(id));
+        self.replaced[engine] = used;
+        for id in idle {
+            let backend = Arc::clone(&self.backends[engine]);
+            let name = adapter_name(of, id);
+            self.tasks.spawn(async move {
+                let result = backend.unload(&name).await;
+                Report::Unloaded { engine, id, result }
+            });
+        }
+    }
+
+    /// Loads weights on all engines at once. Their attempts are interrupted and continue with the new
+    /// version, or stay open where the engine reports the weights of each token.
+    ///
+    /// An adapter interrupts nothing: attempts go on with the one that they ask for, and new ones start
+    /// with it until all engines have answered.
+    fn load(&mut self, mut weights: Weights, reply: Reply) {
+        if weights.adapter.is_none() {
+            weights.sums = (self.backends.len() > 1).then(ReplicaSums::default);
+            let kept: Vec<_> = self.backends.iter().map(|b| b.keeps_attempts()).collect();
+            self.router.load_begins(self.now(), &kept);
+            self.carry_out();
+        }
         self.next_epoch();
         let (backends, loaded) = (self.backends.clone(), weights.clone());
         self.job = Some(Job::Load { weights, reply });
@@ -409,7 +464,7 @@ impl Worker {
             let each = backends.iter().map(|b| b.load(&loaded));
             let results = join_all(each).await.into_iter().enumerate().collect();
             Report::Loaded {
-                version: loaded.version,
+                id: loaded.id,
                 results,
             }
         });
@@ -417,12 +472,7 @@ impl Worker {
 
     /// Ends a load: it has succeeded if at least one engine has the weights. The others are
     /// repaired by later probes.
-    fn loaded(
-        &mut self,
-        now: f64,
-        version: PolicyVersion,
-        results: &[(usize, Result<(), AttemptError>)],
-    ) {
+    fn loaded(&mut self, now: f64, id: WeightsId, results: &[(usize, Result<(), AttemptError>)]) {
         let Some(Job::Load { weights, reply }) = self.job.take() else {
             return;
         };
@@ -432,11 +482,17 @@ impl Worker {
             Some(format!("{}: {error}", self.backends[*i].name()))
         });
         let failed: Vec<_> = failed.collect();
-        let changed = self.router.loaded(now, version, results);
+        let before = self.router.weights();
+        let changed = self.router.loaded(now, id, results);
         if changed {
-            self.current = weights.folder;
+            let again = Weights {
+                source: None,
+                ..weights
+            };
+            self.replace(before, id);
+            self.current = again.folder.is_some().then_some(again);
             if !failed.is_empty() {
-                tracing::warn!(%version, failed = failed.join("; "), "not every engine has loaded the weights");
+                tracing::warn!(%id, failed = failed.join("; "), "not every engine has loaded the weights");
             }
         }
         self.publish();
@@ -450,6 +506,16 @@ impl Worker {
         self.next_control();
     }
 
+    /// One adapter takes the place of another.
+    fn replace(&mut self, before: WeightsId, id: WeightsId) {
+        for replaced in &mut self.replaced {
+            if self.current.as_ref().is_some_and(|w| w.adapter.is_some()) {
+                replaced.insert(before);
+            }
+            replaced.remove(&id);
+        }
+    }
+
     /// Ends a sleep or a wake-up: no engine is trusted until its next probe.
     fn slept(&mut self, now: f64, result: Result<(), AttemptError>) {
         let Some(Job::Sleep { reply, woke }) = self.job.take() else {
@@ -461,8 +527,10 @@ impl Worker {
         for engine in 0..self.backends.len() {
             self.router.probed(now, engine, Err(asleep.clone()));
         }
-        self.router.loaded(now, self.router.version(), &[]);
+        // Engines that could not all fall asleep serve as far as they are awake.
+        self.router.sleep(now, !woke && result.is_ok());
         tracing::debug!(woke, "engines changed their sleep");
+        self.publish();
         let failed = |e: AttemptError| EngineError::Failed(e.to_string());
         answer(&reply, result.map_err(failed));
         self.look_at_all();
@@ -500,7 +568,7 @@ impl Worker {
         let to = self.token_sender.clone();
         let mut sink = AttemptSink::new(&attempt, limits.vocab, limits.context, to, self.hold);
         let id = attempt.id;
-        let span = tracing::debug_span!("attempt", id = id.0, engine, version = attempt.version.0);
+        let span = tracing::debug_span!("attempt", id = id.0, engine, weights = %attempt.weights);
         let generated = async move {
             let mut result = backend.generate(&attempt, &mut sink).await;
             // Tokens that were held are good unless the error is about trust.
@@ -555,12 +623,26 @@ impl Worker {
             context: smallest(|l| l.context),
             vocab: smallest(|l| l.vocab),
         };
+        let in_use = self.adapters_in_use();
         self.shared.publish(|inbox: &mut Inbox| {
+            inbox.in_use = in_use;
             inbox.status = status;
             inbox.engines = engines;
             inbox.counters = counters;
             inbox.limits = limits;
         });
+    }
+
+    /// The newest adapter, those that attempts ask for, and those that are not removed yet.
+    fn adapters_in_use(&self) -> BTreeSet<WeightsId> {
+        if self.adapters.is_none() {
+            return BTreeSet::new();
+        }
+        let engines = 0..self.backends.len();
+        let mut all: BTreeSet<_> = engines.flat_map(|e| self.router.in_use(e)).collect();
+        all.extend(self.replaced.iter().flatten());
+        all.insert(self.router.weights());
+        all
     }
 
     /// Ends everything: callers get their answers, requests their last event, later calls an error.

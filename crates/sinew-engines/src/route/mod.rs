@@ -14,6 +14,7 @@ mod state;
 use crate::guided::FormatMode;
 pub use breaker::BreakerConfig;
 pub use router::Router;
+pub(crate) use state::adapter_name;
 pub use state::{Command, Counters, EngineView};
 
 /// Limits and rules of a [`Router`].
@@ -53,6 +54,9 @@ pub struct RouterConfig {
     /// Another program publishes weights to the engines and labels them: the newest version that an
     /// engine is found to have samples from then on. Default: only [`Router::loaded`] changes it.
     pub follow: bool,
+    /// Weights are LoRA adapters by name, `NAME-v13-9f3c12ab` for this name: an attempt asks for the
+    /// adapter of its weights, and goes on with it while others are loaded. Default: whole weights.
+    pub adapters: Option<String>,
 }
 
 impl Default for RouterConfig {
@@ -72,6 +76,7 @@ impl Default for RouterConfig {
             on_partial: OnPartial::Continue,
             formats: FormatMode::default(),
             follow: false,
+            adapters: None,
         }
     }
 }

@@ -9,9 +9,9 @@
 //! longest known prefix wins, unless it is much more loaded than the least loaded one. The load of an engine
 //! is the expected remaining work of its attempts: see `lengths`.
 //!
-//! The newest version among the engines samples if [`RouterConfig::follow`] is set. An attempt during which
-//! the weights changed is not a failure. Its tokens stay, as those of the (older) version with which it
-//! began, and its request continues from them.
+//! The choice of the weights that sample, and what their changes do to attempts, is in `versions`.
+
+mod versions;
 
 use super::lengths::{LEAST, Lengths};
 use super::loads::Loads;
@@ -19,20 +19,16 @@ use super::prefix::SeenBlocks;
 use super::state::{Command, Counters, EngineState, EngineView, Place, RequestState};
 use super::{OnPartial, RouterConfig};
 use crate::attempt::{AttemptEnd, AttemptId, AttemptToken};
-use crate::backend::{Probe, ServedWeights};
 use crate::error::{AttemptError, Blame};
 use sinew_types::{
-    Choice, EngineError, EngineEvent, EngineStatus, FinishReason, GenerateRequest, PolicyVersion,
-    RequestId, SampledToken,
+    Choice, EngineError, EngineEvent, EngineStatus, FinishReason, GenerateRequest, Lineage,
+    PolicyVersion, RequestId, SampledToken, WeightsId,
 };
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 
 /// Maximum waiting requests that are considered in one go; bounds the work of a step.
 const MAX_SCANNED: usize = 256;
-
-/// Begins the label of a server while its weights are being loaded: `loading-v12`.
-const LOADING: &str = "loading-v";
 
 /// Decides what runs where. Times are seconds since any fixed moment and never go back.
 ///
@@ -41,7 +37,10 @@ const LOADING: &str = "loading-v";
 #[derive(Debug)]
 pub struct Router {
     config: RouterConfig,
-    version: PolicyVersion,
+    /// The weights that sample.
+    weights: WeightsId,
+    /// Every lineage that was seen, the latest last; bounded.
+    lineages: VecDeque<Lineage>,
     engines: Vec<EngineState>,
     loads: Loads,
     seen: SeenBlocks,
@@ -49,9 +48,10 @@ pub struct Router {
     waiting: BTreeSet<Place>,
     attempts: HashMap<AttemptId, RequestId>,
     lengths: Lengths,
-    /// Reasons to start nothing: a pause, weights being loaded.
+    /// Reasons to start nothing: a pause, weights being loaded, engines without memory.
     paused: bool,
     loading: bool,
+    asleep: bool,
     next_attempt: u64,
     arrivals: u64,
     /// Lower bound of the next time at which only waiting changes anything.
@@ -62,14 +62,15 @@ pub struct Router {
 
 impl Router {
     /// A router over the engines of these names, none of which is usable until it was probed. All
-    /// tokens are to be sampled by `version`.
-    pub fn new(config: RouterConfig, engines: Vec<String>, version: PolicyVersion) -> Self {
+    /// tokens are to be sampled by `weights`.
+    pub fn new(config: RouterConfig, engines: Vec<String>, weights: WeightsId) -> Self {
         let breaker = config.breaker;
         let loads = Loads::new(engines.len(), config.max_running);
         let engines = engines.into_iter();
         Self {
             config,
-            version,
+            weights,
+            lineages: VecDeque::from([weights.lineage]),
             loads,
             seen: SeenBlocks::default(),
             engines: engines.map(|n| EngineState::new(n, breaker)).collect(),
@@ -79,6 +80,7 @@ impl Router {
             lengths: Lengths::default(),
             paused: false,
             loading: false,
+            asleep: false,
             next_attempt: 0,
             arrivals: 0,
             wake: f64::INFINITY,
@@ -94,7 +96,12 @@ impl Router {
 
     /// The version that samples.
     pub fn version(&self) -> PolicyVersion {
-        self.version
+        self.weights.version
+    }
+
+    /// The weights that sample.
+    pub fn weights(&self) -> WeightsId {
+        self.weights
     }
 
     /// The request that an attempt is for; `None` once the attempt is over.
@@ -110,7 +117,14 @@ impl Router {
     /// The state of each engine, for users.
     pub fn engines(&self, now: f64) -> Vec<EngineView> {
         let engines = self.engines.iter();
-        engines.map(|e| e.view(self.version, now)).collect()
+        let views = engines.map(|e| e.view(self.weights, now));
+        let mut views: Vec<_> = views.collect();
+        if self.asleep {
+            for view in &mut views {
+                view.idle_because = Some("it sleeps".to_owned());
+            }
+        }
+        views
     }
 
     /// Queues a request.
@@ -141,7 +155,7 @@ impl Router {
             remembered: (0, 0),
             rest: 1.0,
             attempt: None,
-            version: self.version,
+            weights: self.weights,
             attempt_tokens: 0,
             end: None,
             failures: 0,
@@ -200,7 +214,7 @@ impl Router {
             self.loads.changed(engine, &self.engines[engine]);
         }
         self.counters.sampled_tokens += count as u64;
-        let (request, version) = (state.id, state.version);
+        let (request, version) = (state.id, state.weights.version);
         // Nothing is known of the masks.
         let choice = state.law.clone().map(|law| Choice {
             law,
@@ -211,7 +225,7 @@ impl Router {
         let tokens = tokens.into_iter().map(|t| SampledToken {
             id: t.id,
             logprob: t.logprob,
-            version,
+            version: t.version.unwrap_or(version),
             top: t.top,
             choice: choice.clone(),
         });
@@ -320,62 +334,6 @@ impl Router {
         self.waiting.insert(state.place());
     }
 
-    /// The weights of an engine changed while an attempt ran: the request continues with the new ones. A
-    /// label that is not a version means that weights are being loaded: the engine takes nothing until a
-    /// probe finds a version.
-    ///
-    /// An attempt that gained nothing starts no deadline again under such a label. Unless the label means
-    /// that weights are being loaded, it counts as a failure: a server can report a version in its info and
-    /// none with its tokens, and would be asked without end.
-    fn followed(&mut self, now: f64, request: RequestId, engine: usize, error: &AttemptError) {
-        let AttemptError::Version { found: label, .. } = error else {
-            return;
-        };
-        self.counters.interrupted_attempts += 1;
-        self.seen.clear(engine);
-        if let Some(engine) = self.engines.get_mut(engine) {
-            engine.version = version_of(label);
-            if engine.version.is_none() {
-                engine.trouble = Some(format!("it has {label:.60}"));
-            }
-        }
-        self.adopt();
-        let Some(state) = self.requests.get_mut(&request) else {
-            return;
-        };
-        if let Some(reason) = state.known_end() {
-            return self.finish(request, reason);
-        }
-        if version_of(label).is_some() || state.attempt_tokens > 0 {
-            state.deadline = now + self.config.max_wait_s;
-        } else if !label.starts_with(LOADING) {
-            state.failures += 1;
-            self.counters.failed_attempts += 1;
-        }
-        let limit = self.config.max_failures;
-        let why = match state.deadline <= now {
-            true => "the deadline is over".to_owned(),
-            false if state.failures >= limit => format!("{limit} attempts failed in a row"),
-            false => String::new(),
-        };
-        if !why.is_empty() {
-            let why = format!("{why}, the last with: {error}");
-            return self.fail(request, EngineError::Failed(why));
-        }
-        state.not_before = now;
-        self.wake = self.wake.min(state.deadline);
-        self.waiting.insert(state.place());
-    }
-
-    /// The newest version that an engine has becomes the one that samples.
-    fn adopt(&mut self) {
-        if !self.config.follow {
-            return;
-        }
-        let newest = self.engines.iter().filter_map(|e| e.version).max();
-        self.version = newest.unwrap_or(self.version);
-    }
-
     /// Records an error at its engine: busy for a while, a failure of the breaker, or trust
     /// withdrawn.
     fn blame(&mut self, now: f64, engine: usize, error: &AttemptError, blame: Blame) {
@@ -391,7 +349,7 @@ impl Router {
             }
             Blame::Engine => state.breaker.failed(now),
             Blame::Trust => {
-                state.version = None;
+                state.weights = None;
                 state.breaker.trip(now);
                 true
             }
@@ -407,102 +365,6 @@ impl Router {
         }
     }
 
-    /// Takes the result of a probe of an engine.
-    pub fn probed(&mut self, now: f64, engine: usize, result: Result<Probe, AttemptError>) {
-        let Some(state) = self.engines.get_mut(engine) else {
-            return;
-        };
-        match result {
-            Ok(probe) => {
-                let version = match &probe.weights {
-                    ServedWeights::Version(version) => Some(*version),
-                    ServedWeights::Unlabelled | ServedWeights::Foreign(_) => None,
-                };
-                if version != state.version {
-                    self.seen.clear(engine);
-                }
-                let follows = self.config.follow && version.is_some();
-                if version != Some(self.version) && !follows {
-                    state.trouble = Some(format!("it has {}", probe.weights));
-                    if state.version == Some(self.version) && !self.config.follow {
-                        self.counters.wrong_version += 1;
-                    }
-                } else if state.breaker.opens_until().is_none() {
-                    state.trouble = None;
-                }
-                state.version = version;
-                state.reserved = 0;
-                state.probe = Some(probe);
-                self.adopt();
-            }
-            Err(error) => {
-                state.trouble = Some(error.to_string());
-                // It may come back with other weights.
-                state.version = None;
-                state.probe = None;
-                self.seen.clear(engine);
-                self.adopt();
-            }
-        }
-        self.schedule(now);
-    }
-
-    /// Stops (`true`) or continues. Running attempts end; their requests keep their ids and wait.
-    pub fn pause(&mut self, now: f64, paused: bool) {
-        self.paused = paused;
-        self.interrupt(now);
-        self.renew_deadlines(now);
-        self.schedule(now);
-    }
-
-    /// Announces a load of weights: attempts end as in a pause, and nothing starts until
-    /// [`Router::loaded`].
-    pub fn load_begins(&mut self, now: f64) {
-        self.loading = true;
-        self.interrupt(now);
-    }
-
-    /// Takes the results of a load, engine by engine. If one engine has the new weights, they
-    /// sample from now on; otherwise the version stays, and engines serve that are found to have
-    /// it. Returns whether the version has changed.
-    pub fn loaded(
-        &mut self,
-        now: f64,
-        version: PolicyVersion,
-        results: &[(usize, Result<(), AttemptError>)],
-    ) -> bool {
-        self.loading = false;
-        let changed = results.iter().any(|(_, r)| r.is_ok());
-        if changed {
-            self.version = version;
-        }
-        let all = results.len() == self.engines.len() && results.iter().all(|(_, r)| r.is_ok());
-        if all {
-            self.seen.clear_all();
-        }
-        for (index, result) in results {
-            let Some(engine) = self.engines.get_mut(*index) else {
-                continue;
-            };
-            match result {
-                Ok(()) => {
-                    engine.version = Some(version);
-                    engine.trouble = None;
-                    if !all {
-                        self.seen.clear(*index);
-                    }
-                }
-                Err(error) => {
-                    engine.version = None;
-                    engine.trouble = Some(format!("loading {version}: {error}"));
-                }
-            }
-        }
-        self.renew_deadlines(now);
-        self.schedule(now);
-        changed
-    }
-
     /// Restarts the deadlines of waiting requests, so that a pause does not count against them.
     fn renew_deadlines(&mut self, now: f64) {
         let deadline = now + self.config.max_wait_s;
@@ -516,7 +378,7 @@ impl Router {
     /// Ends requests whose deadline is over, and starts those whose pause is over.
     pub fn tick(&mut self, now: f64) {
         // Engines that are stopped on purpose do not end their requests.
-        if now >= self.wake && !self.paused && !self.loading {
+        if now >= self.wake && !self.stands_still() {
             self.fail_late(now);
             self.wake = self.earliest(now);
         }
@@ -533,7 +395,7 @@ impl Router {
         }
         let engines = self.engines.iter();
         let reasons = engines.map(|e| {
-            let why = e.unusable(self.version, now);
+            let why = e.unusable(self.weights, now);
             format!("{}: {}", e.name, why.as_deref().unwrap_or("no KV capacity"))
         });
         let reasons = reasons.collect::<Vec<_>>().join("; ");
@@ -557,7 +419,7 @@ impl Router {
 
     /// Time at which [`Router::tick`] has something to do, if nothing else happens; never before `now`.
     pub fn next_tick(&self, now: f64) -> Option<f64> {
-        if self.paused || self.loading || self.waiting.is_empty() {
+        if self.stands_still() || self.waiting.is_empty() {
             return None;
         }
         // Longer than any wait, if nothing is known.
@@ -567,10 +429,11 @@ impl Router {
     /// Totals over all usable engines, for admission. Counters are of all engines that answer.
     pub fn status(&self, now: f64) -> EngineStatus {
         let mut status = EngineStatus {
-            version: self.version,
+            version: self.weights.version,
             running: self.attempts.len(),
             waiting: self.waiting.len(),
             sampled_tokens: self.counters.sampled_tokens,
+            asleep: self.asleep,
             ..EngineStatus::default()
         };
         for engine in &self.engines {
@@ -578,7 +441,7 @@ impl Router {
             status.prefill_tokens += probe.prefill_tokens;
             status.cached_prompt_tokens += probe.cached_prompt_tokens;
             status.preemptions += probe.preemptions;
-            if engine.unusable(self.version, now).is_none() {
+            if !self.asleep && engine.unusable(self.weights, now).is_none() {
                 status.kv_tokens_total += probe.kv_tokens_total.unwrap_or(0);
                 let free = probe.kv_tokens_free.unwrap_or(0);
                 status.kv_tokens_free += free.saturating_sub(engine.reserved);
@@ -587,10 +450,15 @@ impl Router {
         status
     }
 
+    /// Whether engines are stopped on purpose.
+    fn stands_still(&self) -> bool {
+        self.paused || self.loading || self.asleep
+    }
+
     /// Starts waiting requests in order until one finds no engine: a large request is not overtaken
     /// forever by small ones that fit.
     fn schedule(&mut self, now: f64) {
-        if self.paused || self.loading {
+        if self.stands_still() {
             return;
         }
         let mut next = self.waiting.first().copied();
@@ -631,7 +499,7 @@ impl Router {
         let able = |i: usize| {
             let engine = &self.engines[i];
             engine.has_capacity(&self.config, tokens)
-                && engine.unusable(self.version, now).is_none()
+                && engine.unusable(self.weights, now).is_none()
         };
         let other = |i: usize| Some(i) != request.failed_on && able(i);
         let seen = || self.seen.matched(request.blocks.hashes());
@@ -665,7 +533,7 @@ impl Router {
     /// Starts an attempt of a request on an engine that has seen its first `matched` blocks.
     fn start(&mut self, request: RequestId, engine: usize, matched: usize) {
         let id = AttemptId(self.next_attempt);
-        let version = self.version;
+        let weights = self.weights;
         let (Some(state), Some(target)) = (
             self.requests.get_mut(&request),
             self.engines.get_mut(engine),
@@ -673,7 +541,7 @@ impl Router {
             return;
         };
         self.next_attempt += 1;
-        let attempt = state.next_attempt(id, version);
+        let attempt = state.next_attempt(id, weights, self.config.adapters.as_deref());
         target.reserved += state.kv_tokens(self.config.reserve_tokens);
         target.attempts.insert(id);
         let prompt = &state.blocks.hashes()[..state.prompt_blocks];
@@ -691,33 +559,11 @@ impl Router {
         self.counters.affinity_hits += u64::from(matched > 0);
         self.counters.affinity_misses += u64::from(matched == 0);
         state.attempt = Some((id, engine));
-        state.version = version;
+        state.weights = weights;
         state.attempt_tokens = 0;
         state.end = None;
         self.attempts.insert(id, request);
         self.commands.push_back(Command::Start { engine, attempt });
-    }
-
-    /// Ends all attempts without harm to their requests.
-    fn interrupt(&mut self, now: f64) {
-        // The order of the attempts matters: equal histories must give equal commands.
-        let attempts: BTreeMap<AttemptId, RequestId> =
-            self.attempts.iter().map(|(a, r)| (*a, *r)).collect();
-        for request in attempts.into_values() {
-            self.cancel_attempt(request);
-            self.counters.interrupted_attempts += 1;
-            let Some(state) = self.requests.get_mut(&request) else {
-                continue;
-            };
-            if let Some(reason) = state.known_end() {
-                self.finish(request, reason);
-                continue;
-            }
-            state.not_before = now;
-            state.deadline = now + self.config.max_wait_s;
-            self.wake = self.wake.min(state.deadline);
-            self.waiting.insert(state.place());
-        }
     }
 
     /// Forgets a request's attempt and returns the engine that it ran on.
@@ -775,14 +621,6 @@ impl Router {
 
     fn tell(&mut self, event: EngineEvent) {
         self.commands.push_back(Command::Tell(event));
-    }
-}
-
-/// The version that a label names, if it names one.
-fn version_of(label: &str) -> Option<PolicyVersion> {
-    match ServedWeights::from_label(label) {
-        ServedWeights::Version(version) => Some(version),
-        ServedWeights::Unlabelled | ServedWeights::Foreign(_) => None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Random histories against an independent observer.
 
-use super::tests::{config, cut, drain, end, good, request, token};
+use super::tests::{config, cut, drain, end, good, id, request, token};
 use super::*;
 use proptest::prelude::*;
 use std::collections::HashSet;
@@ -66,7 +66,7 @@ impl Observer {
             Command::Start { engine, attempt } => {
                 assert!(!self.stopped, "started while stopped");
                 assert_eq!(self.verified[engine], Some(self.version), "engine {engine}");
-                assert_eq!(attempt.version, PolicyVersion(self.version));
+                assert_eq!(attempt.weights, id(self.version));
                 let request = *prompts
                     .iter()
                     .find(|(id, p)| {
@@ -112,7 +112,7 @@ fn failure(how: u8) -> AttemptError {
         },
         2 => AttemptError::Protocol("x".to_owned()),
         3 => AttemptError::Version {
-            expected: PolicyVersion(0),
+            expected: id(0),
             found: "x".to_owned(),
         },
         4 => AttemptError::Refused(EngineError::Failed("x".to_owned())),
@@ -135,7 +135,7 @@ impl History {
     fn new() -> Self {
         let names = (0..3).map(|i| i.to_string()).collect();
         Self {
-            router: Router::new(config(), names, PolicyVersion(0)),
+            router: Router::new(config(), names, id(0)),
             seen: Observer {
                 verified: vec![None; 3],
                 version: 0,
@@ -167,7 +167,7 @@ impl History {
         let mut able: Vec<usize> = (0..router.engines.len()).collect();
         able.retain(|i| {
             let engine = &router.engines[*i];
-            engine.unusable(router.version, self.now).is_none()
+            engine.unusable(router.weights, self.now).is_none()
                 && engine.has_capacity(&router.config, tokens)
         });
         if able.len() > 1 {
@@ -246,7 +246,7 @@ impl History {
     /// New weights, which the engines of the set bits load.
     fn load(&mut self, ok: u8) {
         let stopped = std::mem::replace(&mut self.seen.stopped, true);
-        self.router.load_begins(self.now);
+        self.router.load_begins(self.now, &[]);
         self.observe();
         self.now += 1.0;
         let version = self.seen.version + 1;
@@ -258,9 +258,7 @@ impl History {
         }
         self.seen.version += u64::from(ok > 0);
         self.seen.stopped = stopped;
-        let changed = self
-            .router
-            .loaded(self.now, PolicyVersion(version), &results);
+        let changed = self.router.loaded(self.now, id(version), &results);
         assert_eq!(changed, ok > 0);
     }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::backend::{Probe, ServedWeights};
 use proptest::prelude::*;
 use sinew_types::SamplingParams;
 
@@ -17,13 +18,17 @@ pub(super) fn config() -> RouterConfig {
 
 fn router(engines: usize) -> Router {
     let names = (0..engines).map(|i| format!("e{i}")).collect();
-    let mut router = Router::new(config(), names, PolicyVersion(3));
+    let mut router = Router::new(config(), names, id(3));
     (0..engines).for_each(|i| router.probed(0.0, i, Ok(good(3))));
     router
 }
 
 pub(super) fn good(version: u64) -> Probe {
-    Probe::new(ServedWeights::Version(PolicyVersion(version)))
+    Probe::new(ServedWeights::Version(id(version)))
+}
+
+pub(super) fn id(version: u64) -> WeightsId {
+    WeightsId::new(PolicyVersion(version), Lineage(0xaa))
 }
 
 pub(super) fn request(id: u64, prompt: Vec<u32>) -> GenerateRequest {
@@ -45,6 +50,7 @@ pub(super) fn token(id: u32) -> AttemptToken {
         id,
         logprob: -1.0,
         top: Vec::new(),
+        version: None,
     }
 }
 
@@ -182,12 +188,12 @@ fn new_weights_interrupt_and_go_on() {
     submit(&mut r, 0.0, request(1, vec![1]));
     let (_, attempt) = started(&mut r);
     r.tokens(attempt.id, vec![token(7)], None);
-    r.load_begins(1.0);
+    r.load_begins(1.0, &[]);
     r.tick(100.0);
     let results = [(0, Ok(())), (1, cut().map(|_| ()))];
-    assert!(r.loaded(101.0, PolicyVersion(4), &results));
+    assert!(r.loaded(101.0, id(4), &results));
     let (engine, attempt) = started(&mut r);
-    assert_eq!((engine, attempt.version), (0, PolicyVersion(4)));
+    assert_eq!((engine, attempt.weights), (0, id(4)));
     assert_eq!(*attempt.prompt, [1, 7]);
     assert_eq!(r.status(101.0).version, PolicyVersion(4));
     let view = r.engines(101.0);
@@ -195,6 +201,81 @@ fn new_weights_interrupt_and_go_on() {
     // The other one is found to have the version after all.
     r.probed(102.0, 1, Ok(good(4)));
     assert_eq!(r.engines(102.0)[1].idle_because, None);
+}
+
+/// Attempts of engines that report the weights of each token stay open while weights are loaded.
+#[test]
+fn attempts_are_kept_where_each_token_is_named() {
+    let mut r = router(3);
+    let attempts: Vec<_> = (1..4)
+        .map(|n| {
+            submit(&mut r, 0.0, request(n, vec![n as u32; 3]));
+            started(&mut r)
+        })
+        .collect();
+    let on = |engine: usize| &attempts.iter().find(|a| a.0 == engine).unwrap().1;
+    r.load_begins(1.0, &[true, true, false]);
+    let cancelled = drain(&mut r);
+    assert!(
+        matches!(&cancelled[..], [Command::Cancel { engine: 2, .. }]),
+        "{cancelled:?}"
+    );
+    let new = AttemptToken {
+        version: Some(PolicyVersion(4)),
+        ..token(8)
+    };
+    r.tokens(on(0).id, vec![token(7), new], None);
+    let told = drain(&mut r);
+    let Some(Command::Tell(EngineEvent::Tokens { tokens, .. })) = told.last() else {
+        panic!("{told:?}");
+    };
+    let versions: Vec<_> = tokens.iter().map(|t| t.version.0).collect();
+    assert_eq!(versions, [3, 4]);
+    // An engine that has not loaded them has unknown weights: its request goes elsewhere.
+    let results = [(0, Ok(())), (1, cut().map(|_| ())), (2, Ok(()))];
+    assert!(r.loaded(2.0, id(4), &results));
+    let commands = drain(&mut r);
+    assert!(matches!(&commands[0], Command::Cancel { engine: 1, .. }));
+    let starts: Vec<_> = commands[1..].iter().collect();
+    let with_new = |c: &&Command| match c {
+        Command::Start { engine, attempt } => *engine != 1 && attempt.weights == id(4),
+        _ => false,
+    };
+    assert!(
+        starts.len() == 2 && starts.iter().all(with_new),
+        "{starts:?}"
+    );
+    assert_eq!(r.request_of(on(0).id), Some(RequestId(1)));
+    assert_eq!(r.counters().interrupted_attempts, 2);
+}
+
+#[test]
+fn weights_that_differ_between_replicas_are_kept_out_until_they_are_loaded_again() {
+    let mut r = router(2);
+    r.load_begins(1.0, &[]);
+    let differs = || AttemptError::Sums {
+        replica: "e0".to_owned(),
+        differing: 1,
+        tensors: 5,
+        tensor: "a".to_owned(),
+    };
+    r.loaded(2.0, id(4), &[(0, Ok(())), (1, Err(differs()))]);
+    let why = |r: &Router| r.engines(2.0)[1].idle_because.clone().unwrap_or_default();
+    let label = ServedWeights::Foreign("quarantined-v4-000000aa".to_owned());
+    r.probed(3.0, 1, Ok(Probe::new(label)));
+    assert!(r.is_in_quarantine(1));
+    assert!(
+        why(&r).contains("quarantine: v4-000000aa: its weights differ from those of e0"),
+        "{}",
+        why(&r)
+    );
+    r.probed(4.0, 1, Ok(Probe::new(ServedWeights::Unlabelled)));
+    assert!(!r.is_in_quarantine(1) && why(&r).contains("no label"));
+    r.not_repaired(5.0, 1, &differs());
+    assert!(r.is_in_quarantine(1));
+    r.load_begins(6.0, &[]);
+    r.loaded(7.0, id(5), &[(0, Ok(())), (1, Ok(()))]);
+    assert!(!r.is_in_quarantine(1) && why(&r).is_empty());
 }
 
 #[test]
@@ -223,8 +304,8 @@ fn a_version_fault_taints_what_came_and_the_engine() {
     let (_, attempt) = started(&mut r);
     r.tokens(attempt.id, vec![token(7)], None);
     let fault = AttemptError::Version {
-        expected: PolicyVersion(3),
-        found: "v4".to_owned(),
+        expected: id(3),
+        found: "v4-000000aa".to_owned(),
     };
     r.attempt_ended(1.0, attempt.id, Err(fault), 0.0);
     assert!(matches!(
@@ -347,6 +428,7 @@ fn no_server_goes_on_in_the_middle_of_a_format() {
         id,
         logprob: -0.5,
         top: Vec::new(),
+        version: None,
     };
     r.tokens(attempt.id, vec![token(5)], None);
     let told = drain(&mut r);
@@ -373,7 +455,7 @@ fn a_format_as_advice_is_not_sent_and_goes_on_elsewhere() {
         formats: crate::guided::FormatMode::Advice,
         ..config()
     };
-    let mut r = Router::new(config, names, PolicyVersion(3));
+    let mut r = Router::new(config, names, id(3));
     (0..2).for_each(|i| r.probed(0.0, i, Ok(good(3))));
     submit(&mut r, 0.0, formatted(1));
     let (_, attempt) = started(&mut r);
@@ -382,6 +464,7 @@ fn a_format_as_advice_is_not_sent_and_goes_on_elsewhere() {
         id: 5,
         logprob: -0.5,
         top: Vec::new(),
+        version: None,
     };
     r.tokens(attempt.id, vec![token], None);
     let cut = AttemptError::Cut("it went away".to_owned());
@@ -402,14 +485,59 @@ fn a_format_as_advice_is_not_sent_and_goes_on_elsewhere() {
     assert!(advised && goes_on, "{commands:?}");
 }
 
-/// A router that follows, with one engine whose info has `v3`, and a request; each attempt finds `label` in
-/// its first piece. Returns the number of attempts until the request ends, and the error that ends it.
+/// A trainer that restarts goes back to its checkpoint: what it loads then is newer, whatever the number.
+#[test]
+fn the_lineage_that_was_seen_last_is_followed() {
+    let following = RouterConfig {
+        follow: true,
+        ..config()
+    };
+    let names = vec!["e0".to_owned(), "e1".to_owned()];
+    let mut r = Router::new(following, names, WeightsId::default());
+    let of = |version, lineage| {
+        let id = WeightsId::new(PolicyVersion(version), Lineage(lineage));
+        Ok(Probe::new(ServedWeights::Version(id)))
+    };
+    r.probed(0.0, 0, of(13, 0xaa));
+    r.probed(0.0, 1, of(13, 0xaa));
+    r.probed(1.0, 0, of(13, 0xbb));
+    assert_eq!(r.weights().to_string(), "v13-000000bb");
+    let why = r.engines(1.0)[1].idle_because.clone().unwrap();
+    assert!(why.contains("not v13-000000bb"), "{why}");
+    // One that was away comes back with the older one.
+    r.probed(2.0, 1, cut().map(|_| Probe::new(ServedWeights::Unlabelled)));
+    r.probed(3.0, 1, of(13, 0xaa));
+    assert_eq!(r.weights().to_string(), "v13-000000bb");
+    r.probed(4.0, 1, of(12, 0xbb));
+    assert_eq!(r.weights().to_string(), "v13-000000bb");
+    // Only the older one is left.
+    r.probed(5.0, 0, cut().map(|_| Probe::new(ServedWeights::Unlabelled)));
+    r.probed(5.0, 1, of(14, 0xaa));
+    assert_eq!(r.weights().to_string(), "v14-000000aa");
+}
+
+#[test]
+fn the_right_version_of_another_lineage_is_not_sampled_from() {
+    let mut r = router(1);
+    let other = WeightsId::new(PolicyVersion(3), Lineage(0xbb));
+    r.probed(0.0, 0, Ok(Probe::new(ServedWeights::Version(other))));
+    submit(&mut r, 0.0, request(1, vec![1]));
+    assert!(drain(&mut r).is_empty());
+    let why = r.engines(0.0)[0].idle_because.clone().unwrap();
+    assert!(why.contains("not v3-000000aa: it has v3-000000bb"), "{why}");
+    r.probed(1.0, 0, Ok(good(3)));
+    started(&mut r);
+}
+
+/// A router that follows, with one engine whose info has version 3, and a request; each attempt finds
+/// `label` in its first piece. Returns the number of attempts until the request ends, and the error that
+/// ends it.
 fn attempts_under(label: &str) -> (usize, String) {
     let following = RouterConfig {
         follow: true,
         ..config()
     };
-    let mut r = Router::new(following, vec!["e0".into()], PolicyVersion(3));
+    let mut r = Router::new(following, vec!["e0".into()], id(3));
     r.probed(0.0, 0, Ok(good(3)));
     submit(&mut r, 0.0, request(1, vec![1]));
     let mut attempts = 0;
@@ -420,7 +548,7 @@ fn attempts_under(label: &str) -> (usize, String) {
                 Command::Start { attempt, .. } => {
                     attempts += 1;
                     let wrong = AttemptError::Version {
-                        expected: PolicyVersion(3),
+                        expected: id(3),
                         found: label.to_owned(),
                     };
                     r.attempt_ended(now, attempt.id, Err(wrong), 0.0);
@@ -443,6 +571,6 @@ fn tokens_without_a_version_are_no_swap_without_end() {
     assert_eq!(attempts, 3, "{error}");
     assert!(error.contains("3 attempts failed in a row"), "{error}");
     // Weights that are being loaded are waited for, up to the deadline.
-    let (attempts, error) = attempts_under("loading-v4");
+    let (attempts, error) = attempts_under("loading-v4-000000aa");
     assert!((40..=60).contains(&attempts), "{attempts}: {error}");
 }

@@ -5,10 +5,11 @@ use super::prefix::BlockHashes;
 use super::{BreakerConfig, RouterConfig};
 use crate::attempt::{Attempt, AttemptId};
 use crate::backend::Probe;
+use crate::error::AttemptError;
 use serde::Serialize;
 use sinew_types::{
     EngineEvent, FinishReason, FormatLaw, GOLDEN_GAMMA, PolicyVersion, RequestId, SamplingParams,
-    TokenId,
+    TokenId, WeightsId,
 };
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -86,12 +87,14 @@ pub struct EngineView {
 pub(super) struct EngineState {
     pub(super) name: String,
     pub(super) breaker: Breaker,
-    /// Version of its weights, once it is verified.
-    pub(super) version: Option<PolicyVersion>,
+    /// Its weights, once they are verified.
+    pub(super) weights: Option<WeightsId>,
     /// The last probe, if it succeeded.
     pub(super) probe: Option<Probe>,
     /// The last problem, for display.
     pub(super) trouble: Option<String>,
+    /// Its weights were found to differ from those of its replicas: the reason.
+    pub(super) quarantine: Option<String>,
     pub(super) attempts: BTreeSet<AttemptId>,
     /// Expected remaining work of the attempts, in requests of mean length.
     pub(super) load: f64,
@@ -106,9 +109,10 @@ impl EngineState {
         Self {
             name,
             breaker: Breaker::new(breaker),
-            version: None,
+            weights: None,
             probe: None,
             trouble: Some("it was not looked at yet".to_owned()),
+            quarantine: None,
             attempts: BTreeSet::new(),
             load: 0.0,
             reserved: 0,
@@ -116,8 +120,17 @@ impl EngineState {
         }
     }
 
-    /// Reason why it must not be asked to sample with `version` now; `None` if it can serve.
-    pub(super) fn unusable(&self, version: PolicyVersion, now: f64) -> Option<String> {
+    /// It has not loaded `weights`.
+    pub(super) fn not_loaded(&mut self, weights: WeightsId, error: &AttemptError) {
+        self.weights = None;
+        self.trouble = Some(format!("loading {weights}: {error}"));
+        if let AttemptError::Sums { .. } = error {
+            self.quarantine = Some(format!("{weights}: {error}"));
+        }
+    }
+
+    /// Reason why it must not be asked to sample with `weights` now; `None` if it can serve.
+    pub(super) fn unusable(&self, weights: WeightsId, now: f64) -> Option<String> {
         let Some(probe) = &self.probe else {
             let why = self.trouble.clone();
             return Some(why.unwrap_or_else(|| "it does not answer".to_owned()));
@@ -125,8 +138,11 @@ impl EngineState {
         if probe.sleeping {
             return Some("it sleeps".to_owned());
         }
-        if self.version != Some(version) {
-            let why = format!("its weights are not {version}");
+        if let Some(why) = &self.quarantine {
+            return Some(format!("it is in quarantine: {why}"));
+        }
+        if self.weights != Some(weights) {
+            let why = format!("its weights are not {weights}");
             let detail = self.trouble.as_ref().map(|t| format!(": {t}"));
             return Some(why + &detail.unwrap_or_default());
         }
@@ -151,16 +167,21 @@ impl EngineState {
         self.attempts.is_empty() || free.is_none_or(|free| free >= self.reserved + tokens)
     }
 
-    pub(super) fn view(&self, version: PolicyVersion, now: f64) -> EngineView {
+    pub(super) fn view(&self, weights: WeightsId, now: f64) -> EngineView {
         EngineView {
             name: self.name.clone(),
             attempts: self.attempts.len(),
-            version: self.version,
+            version: self.weights.map(|id| id.version),
             kv_tokens_free: self.probe.as_ref().and_then(|p| p.kv_tokens_free),
             kv_tokens_total: self.probe.as_ref().and_then(|p| p.kv_tokens_total),
-            idle_because: self.unusable(version, now),
+            idle_because: self.unusable(weights, now),
         }
     }
+}
+
+/// Name of an adapter on a server.
+pub(crate) fn adapter_name(of: &str, weights: WeightsId) -> String {
+    format!("{of}-{weights}")
 }
 
 /// Place in the queue: larger priority first, then the order of arrival.
@@ -186,8 +207,8 @@ pub(super) struct RequestState {
     pub(super) rest: f64,
     /// The attempt that runs, and where.
     pub(super) attempt: Option<(AttemptId, usize)>,
-    /// Version that the last attempt samples with.
-    pub(super) version: PolicyVersion,
+    /// Weights that the last attempt samples with.
+    pub(super) weights: WeightsId,
     /// Tokens that the running attempt has sampled.
     pub(super) attempt_tokens: usize,
     /// Reason of the running attempt's end, reported before it is over.
@@ -234,7 +255,12 @@ impl RequestState {
     }
 
     /// Returns the next attempt: the ids so far, and a seed that does not draw the same numbers again.
-    pub(super) fn next_attempt(&self, id: AttemptId, version: PolicyVersion) -> Attempt {
+    pub(super) fn next_attempt(
+        &self,
+        id: AttemptId,
+        weights: WeightsId,
+        adapters: Option<&str>,
+    ) -> Attempt {
         let mut prompt = Arc::clone(&self.prompt);
         if !self.sampled.is_empty() {
             Arc::make_mut(&mut prompt).extend_from_slice(&self.sampled);
@@ -248,7 +274,8 @@ impl RequestState {
             prompt,
             sampling,
             priority: self.priority,
-            version,
+            weights,
+            adapter: adapters.map(|name| adapter_name(name, weights)),
         }
     }
 }

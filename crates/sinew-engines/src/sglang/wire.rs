@@ -2,7 +2,8 @@
 //!
 //! A request has `input_ids`, `sampling_params` and `return_logprob`. A piece of the answer has
 //! `output_ids` and `meta_info`: `completion_tokens` (sampled so far), `output_token_logprobs` (each
-//! `[log-prob, id, text]`), `weight_version`, and with the last piece `finish_reason`:
+//! `[log-prob, id, text]`), `weight_version` (the label now), in newer servers `weight_versions` (the labels
+//! of all tokens so far), and with the last piece `finish_reason`:
 //!
 //! | `finish_reason.type` | `matched` | end |
 //! |---|---|---|
@@ -16,6 +17,7 @@ use crate::attempt::{Attempt, ServerEnd};
 use crate::error::AttemptError;
 use crate::error::TokenFault;
 use crate::guided;
+use crate::swap::LabelSpan;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_types::{TokenId, TokenLogprob};
@@ -82,6 +84,10 @@ struct MetaInfo {
 #[derive(Debug, Deserialize)]
 struct Span {
     version: String,
+    #[serde(default)]
+    start: usize,
+    #[serde(default)]
+    end: usize,
 }
 
 #[derive(Debug, Deserialize)]
@@ -145,12 +151,11 @@ pub(super) fn read(
         let why = "the ids of `output_token_logprobs` are not `output_ids`".to_owned();
         return Err(AttemptError::Protocol(why));
     }
-    let mut versions: Vec<_> = meta
-        .weight_versions
-        .into_iter()
-        .map(|s| s.version)
-        .collect();
-    versions.push(meta.weight_version.unwrap_or_default());
+    let spans = meta.weight_versions.into_iter().map(|s| LabelSpan {
+        label: s.version,
+        start: s.start,
+        end: s.end,
+    });
     let top = tops.into_iter().skip(skip).map(|t| best(t, asked));
     Ok(AnswerPiece {
         prompt: chunk.prompt_token_ids,
@@ -158,7 +163,8 @@ pub(super) fn read(
         logprobs: entries[skip..].iter().map(|(l, _, _)| *l).collect(),
         top: top.collect(),
         end: meta.finish_reason.map(end),
-        versions,
+        label: Some(meta.weight_version.unwrap_or_default()),
+        spans: spans.collect(),
         cached: meta.cached_tokens,
     })
 }
@@ -222,7 +228,7 @@ mod tests {
     fn chunk(ids: &str, logprobs: &str, count: usize, finish: &str) -> Chunk {
         let text = format!(
             "{{\"text\":null,\"output_ids\":{ids},\"meta_info\":{{\"id\":\"r\",\
-             \"finish_reason\":{finish},\"prompt_tokens\":2,\"weight_version\":\"v3\",\
+             \"finish_reason\":{finish},\"prompt_tokens\":2,\"weight_version\":\"v3-000000aa\",\
              \"completion_tokens\":{count},\"cached_tokens\":1,\
              \"output_token_logprobs\":{logprobs}}}}}"
         );
@@ -236,7 +242,10 @@ mod tests {
         let again = read(chunk("[7,8]", both, 2, "null"), &[7], 2, 0).unwrap();
         assert_eq!((again.ids, again.logprobs), (vec![8], vec![Some(-1.5)]));
         let on = read(chunk("[7]", first, 2, "null"), &[5], 2, 0).unwrap();
-        assert_eq!((on.ids, on.versions), (vec![7], vec!["v3".to_owned()]));
+        assert_eq!(
+            (on.ids, on.label),
+            (vec![7], Some("v3-000000aa".to_owned()))
+        );
     }
 
     #[test]

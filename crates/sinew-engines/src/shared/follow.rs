@@ -3,9 +3,9 @@
 use super::publish::width;
 use super::tensors::{TensorFile, invalid};
 use super::{DELTAS, LATEST, MANIFEST, TENSORS, delta};
-use crate::folder::{name, parse};
 use sinew_types::{
-    DeltaSpan, PolicyVersion, TensorSource, TensorView, WeightsManifest, WeightsManifestTensor,
+    DeltaSpan, PolicyVersion, TensorSource, TensorView, WeightsId, WeightsManifest,
+    WeightsManifestTensor,
 };
 use std::borrow::Cow;
 use std::fs::File;
@@ -43,7 +43,8 @@ pub enum FollowError {
 #[derive(Debug)]
 pub struct WeightsFollower {
     root: PathBuf,
-    /// Hash of the manifest that was taken last: a version may be published again with other weights.
+    /// Hash of the manifest that was taken last, which contains version, lineage and the sums of all
+    /// tensors: a version may be published again with other weights.
     taken: Option<blake3::Hash>,
 }
 
@@ -58,6 +59,11 @@ impl FollowedWeights {
     /// The update that made them.
     pub fn version(&self) -> PolicyVersion {
         self.manifest.version
+    }
+
+    /// Version and lineage.
+    pub fn id(&self) -> WeightsId {
+        self.manifest.id()
     }
 
     /// The version that they were published as a difference of.
@@ -99,9 +105,10 @@ impl WeightsFollower {
     /// If it cannot be read, or a checksum is wrong. The publisher may have removed it meanwhile: then the
     /// next look finds a newer one.
     pub fn look(&mut self) -> Result<Option<FollowedWeights>, FollowError> {
-        let Some(folder) = self.latest()? else {
+        let Some(id) = self.latest()? else {
             return Ok(None);
         };
+        let folder = self.root.join(id.folder_name());
         let path = folder.join(MANIFEST);
         let bytes = limited(&path, MAX_MANIFEST)?;
         let hash = blake3::hash(&bytes);
@@ -110,13 +117,17 @@ impl WeightsFollower {
         }
         let manifest: WeightsManifest =
             serde_json::from_slice(&bytes).map_err(|e| refused(&path, invalid(e.to_string())))?;
+        if manifest.id() != id {
+            let why = format!("it is of {}, its folder of {id}", manifest.id());
+            return Err(refused(&path, invalid(why)));
+        }
         let tensors = self.read(&folder, &manifest)?;
         self.taken = Some(hash);
         Ok(Some(FollowedWeights { manifest, tensors }))
     }
 
-    /// The folder that `LATEST` names; `None` before the first version.
-    fn latest(&self) -> Result<Option<PathBuf>, FollowError> {
+    /// The weights that `LATEST` names; `None` before the first version.
+    fn latest(&self) -> Result<Option<WeightsId>, FollowError> {
         let path = self.root.join(LATEST);
         let text = match limited(&path, 64) {
             Err(FollowError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
@@ -125,15 +136,19 @@ impl WeightsFollower {
             read => read?,
         };
         let text = String::from_utf8_lossy(&text);
-        let version = parse(text.trim());
-        let version = version.ok_or_else(|| refused(&path, invalid("it names no version")))?;
-        Ok(Some(self.root.join(name(version))))
+        let id = text.trim().parse::<WeightsId>();
+        let id = id.map_err(|e| refused(&path, invalid(e.to_string())))?;
+        Ok(Some(id))
     }
 
     /// All tensors of a version, verified.
     fn read(&self, folder: &Path, manifest: &WeightsManifest) -> Result<Vec<Vec<u8>>, FollowError> {
         let whole = match manifest.base {
-            Some(base) => self.root.join(name(base)),
+            // Differences are of an anchor of the same session.
+            Some(base) => {
+                let base = WeightsId::new(base, manifest.lineage);
+                self.root.join(base.folder_name())
+            }
             None => folder.to_owned(),
         };
         let whole = whole.join(TENSORS);

@@ -1,7 +1,7 @@
 //! An engine that follows a folder.
 
 use super::follow::WeightsFollower;
-use sinew_types::{Engine, PolicyVersion};
+use sinew_types::{Engine, PolicyVersion, WeightsId};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 pub enum FollowEvent {
     /// The engine samples with this version now.
     Loaded {
-        /// Version of the loaded weights.
-        version: PolicyVersion,
+        /// Version and lineage of the loaded weights.
+        id: WeightsId,
         /// The version that it came as a difference of.
         base: Option<PolicyVersion>,
     },
@@ -31,9 +31,9 @@ fn look(follower: &mut WeightsFollower, engine: &dyn Engine) -> Option<FollowEve
         Ok(found) => found?,
         Err(e) => return Some(FollowEvent::Kept { why: e.to_string() }),
     };
-    let (version, base) = (found.version(), found.base());
-    Some(match engine.load_weights(version, Arc::new(found)) {
-        Ok(()) => FollowEvent::Loaded { version, base },
+    let (id, base) = (found.id(), found.base());
+    Some(match engine.load_weights(id.version, Arc::new(found)) {
+        Ok(()) => FollowEvent::Loaded { id, base },
         Err(e) => FollowEvent::Kept { why: e.to_string() },
     })
 }

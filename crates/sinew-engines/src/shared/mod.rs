@@ -1,11 +1,11 @@
 //! Weights between processes: the trainer publishes versions in a folder, engines follow it.
 //!
 //! ```text
-//! DIR/v00000010/model.safetensors   all tensors: an anchor
-//!               manifest.json       version, tensors, a BLAKE3 sum of each
-//! DIR/v00000013/deltas.zst          differences to version 10, if they are smaller
-//!               manifest.json       `base`: 10
-//! DIR/LATEST                        v00000013
+//! DIR/v00000010-9f3c12ab/model.safetensors   all tensors: an anchor
+//!                        manifest.json       version, lineage, tensors, a BLAKE3 sum of each
+//! DIR/v00000013-9f3c12ab/deltas.zst          differences to version 10, if they are smaller
+//!                        manifest.json       `base`: 10
+//! DIR/LATEST                                 v00000013-9f3c12ab
 //! ```
 //!
 //! A folder on `/dev/shm` is memory that all processes of a host share; one on a shared file system reaches

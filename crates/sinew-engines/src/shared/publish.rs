@@ -3,9 +3,10 @@
 use super::delta;
 use super::tensors::TensorFile;
 use super::{DELTAS, LATEST, MAX_DELTA, TENSORS};
-use crate::folder::{FolderError, Stage, WeightsFolder, bytes_as, io, name, parse, remove, write};
+use crate::folder::{FolderError, Stage, WeightsFolder, bytes_as, io, remove, write};
 use sinew_types::{
-    DeltaSpan, Dtype, PolicyVersion, TensorSource, WeightsManifest, WeightsManifestTensor,
+    DeltaSpan, Dtype, Lineage, PolicyVersion, TensorSource, WeightsId, WeightsManifest,
+    WeightsManifestTensor,
 };
 use std::fs::{self, File};
 use std::io::Write;
@@ -24,11 +25,13 @@ struct Anchor {
 pub struct SharedWeights {
     folder: WeightsFolder,
     root: PathBuf,
+    /// Lineage of all versions of this session.
+    lineage: Lineage,
     /// Differences are published where they are smaller.
     deltas: bool,
     anchor: Option<Anchor>,
     /// The version before, which an engine may be reading.
-    before: Option<PolicyVersion>,
+    before: Option<WeightsId>,
 }
 
 /// A published version.
@@ -43,11 +46,12 @@ pub struct PublishedVersion {
 }
 
 impl SharedWeights {
-    /// Publishes what `folder` is given under `root`, which is its folder. Nothing else may lie there.
-    pub fn new(folder: WeightsFolder, deltas: bool) -> Self {
+    /// Publishes versions of `lineage` in `folder`. Nothing else may lie there.
+    pub fn new(folder: WeightsFolder, lineage: Lineage, deltas: bool) -> Self {
         Self {
             root: folder.root().to_owned(),
             folder,
+            lineage,
             deltas,
             anchor: None,
             before: None,
@@ -65,10 +69,11 @@ impl SharedWeights {
         version: PolicyVersion,
         weights: &dyn TensorSource,
     ) -> Result<PublishedVersion, FolderError> {
-        let stage = self.folder.stage(version)?;
+        let id = WeightsId::new(version, self.lineage);
+        let stage = self.folder.stage(id)?;
         let staged = match self.difference(&stage, version, weights)? {
             Some(manifest) => manifest,
-            None => self.folder.whole(&stage, version, weights)?,
+            None => self.folder.whole(&stage, id, weights)?,
         };
         let target = self.folder.finish(&stage, &staged)?;
         let bytes = match staged.base {
@@ -83,9 +88,9 @@ impl SharedWeights {
                 manifest: staged,
             });
         }
-        self.point_to(version)?;
-        self.prune(version)?;
-        self.before = Some(version);
+        self.point_to(id)?;
+        self.prune(id)?;
+        self.before = Some(id);
         Ok(PublishedVersion {
             version,
             base,
@@ -146,15 +151,16 @@ impl SharedWeights {
         file.sync_all().map_err(io("sync", &path))?;
         Ok(Some(WeightsManifest {
             version,
+            lineage: self.lineage,
             base: Some(base),
             tensors: listed,
         }))
     }
 
     /// Names the newest version, in one step.
-    fn point_to(&self, version: PolicyVersion) -> Result<(), FolderError> {
+    fn point_to(&self, id: WeightsId) -> Result<(), FolderError> {
         let part = self.root.join(format!(".{LATEST}.part"));
-        write(&part, name(version).as_bytes())?;
+        write(&part, id.folder_name().as_bytes())?;
         self.folder.check_fence()?;
         let latest = self.root.join(LATEST);
         fs::rename(&part, &latest).map_err(io("rename", &part))
@@ -163,14 +169,14 @@ impl SharedWeights {
     /// Removes all versions but this one, the one before and the anchor: also those of earlier sessions,
     /// which may have gone further than the checkpoint that this one began at, and those that were never
     /// whole.
-    fn prune(&self, version: PolicyVersion) -> Result<(), FolderError> {
-        let anchor = self.anchor.as_ref().map(|a| a.manifest.version);
-        let kept = [Some(version), self.before, anchor];
+    fn prune(&self, id: WeightsId) -> Result<(), FolderError> {
+        let anchor = self.anchor.as_ref().map(|a| a.manifest.id());
+        let kept = [Some(id), self.before, anchor];
         for entry in fs::read_dir(&self.root).map_err(io("read", &self.root))? {
             let entry = entry.map_err(io("read", &self.root))?;
             let file = entry.file_name();
             let file = file.to_string_lossy();
-            let found = parse(&file);
+            let found = file.parse::<WeightsId>().ok();
             let begun = file.starts_with(".v") && file.ends_with(".part");
             if begun || (found.is_some() && !kept.contains(&found)) {
                 remove(&entry.path())?;

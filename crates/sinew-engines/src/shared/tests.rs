@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::folder::{FolderDtype, WeightsFolder};
-use sinew_types::{Fence, PolicyVersion, TensorList, TensorSource, TensorView};
+use sinew_types::{Fence, Lineage, PolicyVersion, TensorList, TensorSource, TensorView};
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +39,12 @@ impl TensorSource for Model {
 }
 
 fn shared(root: &Path, deltas: bool) -> SharedWeights {
-    SharedWeights::new(WeightsFolder::new(root, None, FolderDtype::F32), deltas)
+    of_lineage(root, Lineage(0xaa), deltas)
+}
+
+fn of_lineage(root: &Path, lineage: Lineage, deltas: bool) -> SharedWeights {
+    let folder = WeightsFolder::new(root, None, FolderDtype::F32);
+    SharedWeights::new(folder, lineage, deltas)
 }
 
 fn assert_equal(found: &FollowedWeights, version: u64, expected: &Model) {
@@ -69,7 +74,8 @@ fn a_version_of_an_old_owner_is_not_followed() {
     let newest = move || Ok::<_, String>(newest.fetch_add(1, Ordering::SeqCst));
     let folder = WeightsFolder::new(&root, None, FolderDtype::F32);
     let folder = folder.fenced(Fence::new(1, "runs/a", Arc::new(newest)));
-    let refused = SharedWeights::new(folder, false).publish(PolicyVersion(2), &Model::at(2));
+    let refused =
+        SharedWeights::new(folder, Lineage(0xaa), false).publish(PolicyVersion(2), &Model::at(2));
     assert!(refused.unwrap_err().to_string().contains("owner 2"));
     assert!(follower.look().unwrap().is_none());
 }
@@ -108,7 +114,12 @@ fn followers_get_every_bit_whole_or_as_a_difference() {
     };
     assert_eq!(
         names(&root),
-        ["LATEST", "v00000001", "v00000004", "v00000005"]
+        [
+            "LATEST",
+            "v00000001-000000aa",
+            "v00000004-000000aa",
+            "v00000005-000000aa"
+        ]
     );
     // A difference as large as the whole is the next anchor.
     let far = publisher
@@ -124,7 +135,12 @@ fn followers_get_every_bit_whole_or_as_a_difference() {
         .unwrap();
     assert_eq!(
         names(&root),
-        ["LATEST", "v00000006", "v00000007", "v00000008"]
+        [
+            "LATEST",
+            "v00000006-000000aa",
+            "v00000007-000000aa",
+            "v00000008-000000aa"
+        ]
     );
 }
 
@@ -149,10 +165,14 @@ fn what_a_killed_publisher_left_is_not_seen_and_the_next_one_goes_on() {
     let mut follower = WeightsFollower::new(dir.path());
     // Killed between any two steps of the next one: a folder under a hidden name; one with its name that
     // `LATEST` does not name; the next `LATEST` under a hidden name.
-    fs::create_dir(dir.path().join(".v00000003.part")).unwrap();
-    fs::write(dir.path().join(".v00000003.part/deltas.zst"), "half").unwrap();
+    fs::create_dir(dir.path().join(".v00000003-000000aa.part")).unwrap();
+    fs::write(
+        dir.path().join(".v00000003-000000aa.part/deltas.zst"),
+        "half",
+    )
+    .unwrap();
     assert_equal(&follower.look().unwrap().unwrap(), 2, &Model::at(2));
-    fs::create_dir(dir.path().join("v00000003")).unwrap();
+    fs::create_dir(dir.path().join("v00000003-000000aa")).unwrap();
     fs::write(dir.path().join(".LATEST.part"), "v000").unwrap();
     assert!(follower.look().unwrap().is_none());
     // The run continues from a checkpoint before: the same number may have other weights now.
@@ -160,7 +180,35 @@ fn what_a_killed_publisher_left_is_not_seen_and_the_next_one_goes_on() {
     let published = again.publish(PolicyVersion(2), &Model::other()).unwrap();
     assert_eq!(published.base, None);
     assert_equal(&follower.look().unwrap().unwrap(), 2, &Model::other());
-    assert!(!dir.path().join("v00000003").exists());
+    assert!(!dir.path().join("v00000003-000000aa").exists());
+}
+
+/// A trainer on a GPU that continues from a checkpoint makes a version of the same number with other bits.
+#[test]
+fn the_same_number_of_another_lineage_is_loaded_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = shared(dir.path(), true);
+    publisher.publish(PolicyVersion(1), &Model::at(1)).unwrap();
+    publisher.publish(PolicyVersion(2), &Model::at(2)).unwrap();
+    let mut follower = WeightsFollower::new(dir.path());
+    let found = follower.look().unwrap().unwrap();
+    assert_eq!(found.id().to_string(), "v2-000000aa");
+    let mut resumed = of_lineage(dir.path(), Lineage(0xbb), true);
+    resumed.publish(PolicyVersion(2), &Model::at(2)).unwrap();
+    let found = follower.look().unwrap().unwrap();
+    assert_eq!(found.id().to_string(), "v2-000000bb");
+    assert_equal(&found, 2, &Model::at(2));
+    assert!(!dir.path().join("v00000002-000000aa").exists());
+    // Differences are of the anchor of their own session.
+    let published = resumed.publish(PolicyVersion(3), &Model::at(3)).unwrap();
+    assert_eq!(published.base, Some(PolicyVersion(2)));
+    assert_equal(&follower.look().unwrap().unwrap(), 3, &Model::at(3));
+    // A manifest in the folder of another lineage is not taken.
+    let (own, other) = ("v00000003-000000bb", "v00000003-000000cc");
+    fs::rename(dir.path().join(own), dir.path().join(other)).unwrap();
+    fs::write(dir.path().join(LATEST), other).unwrap();
+    let error = WeightsFollower::new(dir.path()).look().unwrap_err();
+    assert!(error.to_string().contains("v3-000000bb"), "{error}");
 }
 
 /// Whatever byte of a version is damaged, what a follower gives is right or refused.
@@ -172,9 +220,9 @@ fn no_damaged_byte_is_given_out() {
     publisher.publish(PolicyVersion(2), &Model::at(2)).unwrap();
     let files = [
         "LATEST",
-        "v00000002/manifest.json",
-        "v00000002/deltas.zst",
-        "v00000001/model.safetensors",
+        "v00000002-000000aa/manifest.json",
+        "v00000002-000000aa/deltas.zst",
+        "v00000001-000000aa/model.safetensors",
     ];
     let (mut refused, mut right) = (0, 0);
     for file in files {
@@ -213,7 +261,7 @@ fn lengths_that_lie_are_refused_before_memory_is_taken() {
     let mut publisher = shared(dir.path(), true);
     publisher.publish(PolicyVersion(1), &Model::at(1)).unwrap();
     publisher.publish(PolicyVersion(2), &Model::at(2)).unwrap();
-    let path = dir.path().join("v00000002/manifest.json");
+    let path = dir.path().join("v00000002-000000aa/manifest.json");
     let sound = fs::read_to_string(&path).unwrap();
     let mut manifest: serde_json::Value = serde_json::from_str(&sound).unwrap();
     for (pointer, value) in [
@@ -239,14 +287,14 @@ fn what_a_follower_reads_may_go() {
     let dir = tempfile::tempdir().unwrap();
     let mut publisher = shared(dir.path(), false);
     publisher.publish(PolicyVersion(1), &Model::at(1)).unwrap();
-    let file = tensors::TensorFile::open(&dir.path().join("v00000001/model.safetensors"));
+    let file = tensors::TensorFile::open(&dir.path().join("v00000001-000000aa/model.safetensors"));
     let file = file.unwrap();
     for version in 2..5 {
         publisher
             .publish(PolicyVersion(version), &Model::at(2))
             .unwrap();
     }
-    assert!(!dir.path().join("v00000001").exists());
+    assert!(!dir.path().join("v00000001-000000aa").exists());
     let bytes = file.read("norm.weight", 160).unwrap();
     assert_eq!(bytes, Model::at(1).tensor("norm.weight").unwrap().bytes());
 }

@@ -8,13 +8,14 @@
 //! | log-probs | `logprobs.token_logprobs` | `logprobs.content[].logprob` |
 //! | version | the label before and after (`/weight_info`) | also `choices[].weight_versions` |
 //!
-//! Both get `cache_salt` = the version, so that the KV of other weights is not reused, `ignore_eos`,
+//! Both get `cache_salt` = version and lineage, so that the KV of other weights is not reused, `ignore_eos`,
 //! so that only the request's stop ids end it, and penalties that are off.
 
 use crate::answer_pieces::AnswerPiece;
 use crate::attempt::{Attempt, ServerEnd};
 use crate::error::AttemptError;
 use crate::guided;
+use crate::swap::LabelSpan;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sinew_types::{SamplingParams, TokenId, TokenLogprob};
@@ -66,7 +67,7 @@ pub(super) fn completions(attempt: &Attempt, model: &str, max_tokens: u32) -> Va
         "return_token_ids": true,
         "return_tokens_as_token_ids": true,
         "skip_special_tokens": false,
-        "cache_salt": attempt.version.to_string(),
+        "cache_salt": attempt.weights.to_string(),
     });
     if let Value::Object(more) = more {
         body.extend(more);
@@ -87,7 +88,7 @@ pub(super) fn generate(attempt: &Attempt, model: &str, max_tokens: u32) -> Value
         "stream": true,
         "stream_options": { "include_usage": true },
         "return_token_ids": true,
-        "cache_salt": attempt.version.to_string(),
+        "cache_salt": attempt.weights.to_string(),
         "sampling_params": sampling,
     })
 }
@@ -119,10 +120,14 @@ enum StopReason {
     Text(String),
 }
 
-/// Weights of a part of the output; only their label is read.
+/// Weights of a part of the output, with the last piece.
 #[derive(Debug, Deserialize)]
 struct VersionSpan {
     version: String,
+    #[serde(default)]
+    start: usize,
+    #[serde(default)]
+    end: usize,
 }
 
 #[derive(Debug, Deserialize)]
@@ -180,8 +185,13 @@ pub(super) fn read(chunk: Chunk, sampling: &SamplingParams) -> Result<AnswerPiec
     seen.ids = choice.token_ids.ok_or_else(|| {
         AttemptError::Protocol("no `token_ids`: is it a vLLM of 0.10.2 or later?".to_owned())
     })?;
-    let versions = choice.weight_versions.unwrap_or_default();
-    seen.versions = versions.into_iter().map(|s| s.version).collect();
+    let spans = choice.weight_versions.unwrap_or_default();
+    let spans = spans.into_iter().map(|s| LabelSpan {
+        label: s.version,
+        start: s.start,
+        end: s.end,
+    });
+    seen.spans = spans.collect();
     let listed = match choice.logprobs {
         Some(logprobs) => read_logprobs(logprobs, usize::from(sampling.top_logprobs), &mut seen)?,
         None => Vec::new(),
@@ -287,7 +297,12 @@ mod tests {
         assert_eq!(seen.end, None);
         let seen = parse(GENERATE, 1).unwrap();
         assert_eq!(seen.end, Some(ServerEnd::Length));
-        assert_eq!(seen.versions, ["default"]);
+        let spans: Vec<_> = seen
+            .spans
+            .iter()
+            .map(|s| (&*s.label, s.start, s.end))
+            .collect();
+        assert_eq!(spans, [("default", 0, 3)]);
         assert_eq!(seen.top[0][0].id, 12);
         assert_eq!(parse(USAGE, 0).unwrap().cached, Some(3));
     }

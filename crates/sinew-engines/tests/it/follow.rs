@@ -30,14 +30,14 @@ fn versions(engine: &RemoteEngine, id: u64) -> Vec<u64> {
 fn the_version_that_a_trainer_published_samples_next() {
     for kind in [Kind::Vllm, Kind::Sglang] {
         let mock = Mock::start(kind);
-        mock.set_label("v7");
+        mock.set_label("v7-000000aa");
         let engine = remote(vec![backend(&mock)], following());
         assert_eq!(versions(&engine, 1), [7; 20], "{kind:?}");
         // No probe runs in between: the request finds the new weights by itself.
-        mock.set_label("v8");
+        mock.set_label("v8-000000aa");
         assert_eq!(versions(&engine, 2), [8; 20], "{kind:?}");
         // A trainer may go back to a checkpoint.
-        mock.set_label("v5");
+        mock.set_label("v5-000000aa");
         assert_eq!(versions(&engine, 3), [5; 20], "{kind:?}");
         assert_eq!(engine.status().version, PolicyVersion(5));
         assert_eq!(engine.counters().failed_attempts, 0, "{kind:?}");
@@ -71,17 +71,17 @@ fn a_swap_in_the_middle_refuses_no_request() {
 fn a_request_in_flight_while_weights_are_loaded_is_not_refused() {
     for kind in [Kind::Sglang, Kind::SglangIncremental] {
         let mock = Mock::start(kind);
-        mock.set_label("v0");
+        mock.set_label("v0-000000aa");
         let engine = remote(vec![backend(&mock)], following());
         mock.fail_next(Fault::Slow(20));
         let running = submit(&engine, long(1));
         until("it samples", || engine.counters().sampled_tokens > 1);
-        mock.set_label("loading-v1");
+        mock.set_label("loading-v1-000000aa");
         until("the attempt is interrupted", || {
             engine.counters().interrupted_attempts > 0
         });
         assert_eq!(mock.generations(), 1, "nothing is sampled meanwhile");
-        mock.set_label("v1");
+        mock.set_label("v1-000000aa");
         let outcome = running.outcome();
         assert_eq!(outcome.reason(), &FinishReason::Length, "{outcome:?}");
         let found: Vec<u64> = outcome.tokens.iter().map(|t| t.version.0).collect();
@@ -97,19 +97,19 @@ fn a_request_in_flight_while_weights_are_loaded_is_not_refused() {
 fn servers_are_followed_one_by_one() {
     let mocks = [Mock::start(Kind::Vllm), Mock::start(Kind::Sglang)];
     let engine = remote(mocks.iter().map(backend).collect(), following());
-    mocks[1].set_label("loading-v1");
+    mocks[1].set_label("loading-v1-000000aa");
     until("the loading one is left alone", || {
         engine.engines()[1].idle_because.is_some()
     });
     assert_eq!(versions(&engine, 1), [0; 20]);
-    mocks[1].set_label("v1");
+    mocks[1].set_label("v1-000000aa");
     until("the new version is found", || {
         engine.status().version == PolicyVersion(1)
     });
     let before = mocks[0].generations();
     assert_eq!(versions(&engine, 2), [1; 20]);
     assert_eq!(mocks[0].generations(), before, "it has the older weights");
-    mocks[0].set_label("v1");
+    mocks[0].set_label("v1-000000aa");
     until("both serve", || {
         engine.engines().iter().all(|e| e.idle_because.is_none())
     });
@@ -121,7 +121,7 @@ fn servers_are_followed_one_by_one() {
 fn a_restarted_server_is_followed_back_to_its_first_weights() {
     let mut mock = Mock::start(Kind::Vllm);
     let engine = remote(vec![backend(&mock)], following());
-    mock.set_label("v3");
+    mock.set_label("v3-000000aa");
     assert_eq!(versions(&engine, 1), [3; 20]);
     mock.restart();
     assert_eq!(versions(&engine, 2), [0; 20]);

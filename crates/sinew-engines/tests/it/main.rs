@@ -6,6 +6,7 @@
     reason = "a test that cannot go on fails; what a test sends is bounded by the test"
 )]
 
+mod adapters;
 mod conformance;
 mod evaluation;
 mod failover;
@@ -13,5 +14,7 @@ mod faults;
 mod follow;
 mod llama_cpp;
 mod mock;
+mod sleep;
 mod support;
+mod swaps;
 mod weights;

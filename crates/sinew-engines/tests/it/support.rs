@@ -6,8 +6,8 @@ use sinew_engines::{
     Timeouts, VllmApi, VllmBackend, VllmOptions, WeightsFolder,
 };
 use sinew_types::{
-    Engine, EngineError, EngineEvent, FinishReason, GenerateRequest, RequestId, SampledToken,
-    SamplingParams,
+    Engine, EngineError, EngineEvent, FinishReason, GenerateRequest, Lineage, RequestId,
+    SampledToken, SamplingParams,
 };
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -128,6 +128,18 @@ pub(crate) fn sglang(mock: &Mock) -> Arc<dyn Backend> {
     Arc::new(SglangBackend::new(server(mock), SglangOptions::default(), 77).unwrap())
 }
 
+/// A client of a server that discards its weights when it sleeps.
+pub(crate) fn deep(mock: &Mock) -> Arc<dyn Backend> {
+    let options = VllmOptions {
+        sleep_level: 2,
+        ..VllmOptions::default()
+    };
+    match mock.state.kind {
+        Kind::Vllm => Arc::new(VllmBackend::new(server(mock), options).unwrap()),
+        _ => backend(mock),
+    }
+}
+
 /// One that waits long for the next token.
 pub(crate) fn patient(mock: &Mock) -> Arc<dyn Backend> {
     let mut config = server(mock);
@@ -155,8 +167,12 @@ pub(crate) fn backend(mock: &Mock) -> Arc<dyn Backend> {
     }
 }
 
+/// The lineage of all engines of the tests: their labels are `v1-000000aa` and so on.
+pub(crate) const LINEAGE: Lineage = Lineage(0xaa);
+
 pub(crate) fn config() -> RemoteConfig {
     let mut config = RemoteConfig::new(Box::new(|| 0.5));
+    config.lineage = LINEAGE;
     config.probe_interval_s = 0.05;
     config.router.backoff_s = 0.02;
     config.router.block_tokens = 4;

@@ -5,9 +5,11 @@
 //! their line.
 
 mod check;
+mod memory;
 mod presets;
 pub(crate) mod record;
 
+pub use memory::Memory;
 pub use presets::{PRESETS, preset};
 
 use crate::dist::{Dist, Form, Lognormal};
@@ -30,6 +32,9 @@ pub enum PlanError {
         value: String,
         allowed: String,
     },
+    /// Trainer or engines do not fit their GPUs. The text ends with the way out.
+    #[error("memory: {0}")]
+    Memory(String),
 }
 
 /// A plan to simulate.
@@ -56,6 +61,9 @@ pub struct Plan {
     pub weights: Weights,
     pub store: Store,
     pub prices: Prices,
+    /// The model and the GPUs that must have room for it; left out: memory is not looked at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
     /// Failures, at their times.
     #[serde(rename = "fault", skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<Fault>,
@@ -468,6 +476,7 @@ impl Plan {
             plan.name = stem.to_string_lossy().into_owned();
         }
         plan.check()?;
+        plan.check_memory()?;
         Ok(plan)
     }
 }
@@ -509,7 +518,7 @@ fn lay_over(under: &mut toml::Table, over: toml::Table) {
 fn is_section(key: &str) -> bool {
     let sections = [
         "run", "rollout", "episode", "tools", "scoring", "engines", "trainer", "weights", "store",
-        "prices",
+        "prices", "memory",
     ];
     sections.contains(&key)
 }

@@ -7,7 +7,7 @@ use crate::engine::{Engine, Load, Speed};
 use crate::plan::Plan;
 use sinew_engines::route::{Router, RouterConfig};
 use sinew_engines::{AttemptError, AttemptId, Probe, ServedWeights};
-use sinew_types::PolicyVersion;
+use sinew_types::{Lineage, PolicyVersion, WeightsId};
 use std::collections::HashMap;
 
 /// Ids of a block of the router's memory, at least: blocks of single ids would cost a look for each id.
@@ -115,8 +115,8 @@ impl Fleet {
         }
         let load: Load = self.engines[engine].load_now();
         let weights = match (self.engines[engine].version, bug) {
-            (_, Some(Bug::OldWeights)) => ServedWeights::Version(self.router.version()),
-            (Some(version), _) => ServedWeights::Version(PolicyVersion(version)),
+            (_, Some(Bug::OldWeights)) => ServedWeights::Version(self.router.weights()),
+            (Some(version), _) => ServedWeights::Version(weights(version)),
             (None, _) => ServedWeights::Unlabelled,
         };
         Ok(Probe {
@@ -182,5 +182,10 @@ pub(super) fn router_config(plan: &Plan, grain: usize) -> RouterConfig {
 fn router(plan: &Plan, grain: usize, version: u64) -> Router {
     let names = (0..plan.engines.count).map(|n| format!("engine-{n}"));
     let config = router_config(plan, grain);
-    Router::new(config, names.collect(), PolicyVersion(version))
+    Router::new(config, names.collect(), weights(version))
+}
+
+/// The weights of a version. A simulated trainer repeats its bits, so there is one lineage.
+pub(super) fn weights(version: u64) -> WeightsId {
+    WeightsId::new(PolicyVersion(version), Lineage::default())
 }

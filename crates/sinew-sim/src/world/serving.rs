@@ -9,7 +9,7 @@
 
 use super::World;
 use super::clock::Happening;
-use super::fleet::no_connection;
+use super::fleet::{no_connection, weights};
 use super::slab::EpisodeState;
 use crate::check::Bug;
 use crate::engine::{AttemptNews, Job};
@@ -17,8 +17,7 @@ use sinew_engines::route::Command as RouterCommand;
 use sinew_engines::{Attempt, AttemptEnd, AttemptError, AttemptId, AttemptToken};
 use sinew_rollout::EpisodeEvent;
 use sinew_types::{
-    EngineEvent, FailureKind, FinishReason, GenerateRequest, PolicyVersion, RequestId,
-    SamplingParams, mix_seed,
+    EngineEvent, FailureKind, FinishReason, GenerateRequest, RequestId, SamplingParams, mix_seed,
 };
 
 /// Seconds until another try where an engine cannot take its weights yet.
@@ -104,9 +103,9 @@ impl World {
         if !self.fleet.engines[engine].is_up(self.clock.now) {
             return self.attempt_over(id, Err(no_connection(engine, "it is down")));
         }
-        if served != Some(attempt.version.0) && self.bug != Some(Bug::OldWeights) {
-            let found = served.map_or("no label".to_owned(), |v| format!("v{v}"));
-            let expected = attempt.version;
+        if served != Some(attempt.weights.version.0) && self.bug != Some(Bug::OldWeights) {
+            let found = served.map_or("no label".to_owned(), |v| weights(v).to_string());
+            let expected = attempt.weights;
             return self.attempt_over(id, Err(AttemptError::Version { expected, found }));
         }
         let episode = &self.episodes[slot];
@@ -158,6 +157,7 @@ impl World {
                 id,
                 logprob: -1.0,
                 top: Vec::new(),
+                version: None,
             };
             let end = one.ended.then_some(FinishReason::Length);
             let tokens: Vec<AttemptToken> = one.tokens.into_iter().map(token).collect();
@@ -270,7 +270,7 @@ impl World {
             self.take_news(engine, news);
         }
         self.measure.inputs += 1;
-        self.fleet.router.load_begins(self.clock.now_s());
+        self.fleet.router.load_begins(self.clock.now_s(), &[]);
         self.pump();
         self.updates.loads = true;
         self.clock
@@ -289,7 +289,7 @@ impl World {
         self.measure.inputs += 1;
         self.fleet
             .router
-            .loaded(self.clock.now_s(), PolicyVersion(version), &results);
+            .loaded(self.clock.now_s(), weights(version), &results);
         for engine in 0..self.fleet.engines.len() {
             self.probe_one(engine);
         }

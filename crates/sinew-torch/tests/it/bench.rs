@@ -41,7 +41,7 @@ fn python() -> PathBuf {
     python
 }
 
-/// A server of two ranks with a folder for everything that it writes.
+/// A server with a folder for everything that it writes.
 pub(crate) struct Bench {
     pub(crate) group: RankGroup,
     pub(crate) dir: TempDir,
@@ -51,13 +51,17 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn start() -> Self {
+        Self::with_ranks(RANKS)
+    }
+
+    pub(crate) fn with_ranks(ranks: usize) -> Self {
         let python = python();
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let options = RankOptions {
             threads: Some(1),
             scratch: Some(dir.path().to_owned()),
             collective: Duration::from_secs(60),
-            ..RankOptions::new(&python, RANKS, dir.path().join("logs"))
+            ..RankOptions::new(&python, ranks, dir.path().join("logs"))
         };
         Self {
             group: RankGroup::start(&options).unwrap(),
@@ -69,9 +73,18 @@ impl Bench {
 
     /// A folder with a random model.
     pub(crate) fn model(&self, family: Family, seed: u64) -> PathBuf {
-        let path = self.dir.path().join(format!("{family:?}-{seed}"));
+        self.saved(&format!("{family:?}-{seed}"), &params(family, seed))
+    }
+
+    /// A folder with the model of [`wide_params`].
+    pub(crate) fn wide_model(&self, seed: u64) -> PathBuf {
+        self.saved(&format!("wide-{seed}"), &wide_params(seed))
+    }
+
+    fn saved(&self, name: &str, params: &Params) -> PathBuf {
+        let path = self.dir.path().join(name);
         if !path.exists() {
-            save_pretrained(&path, &params(family, seed), SaveDtype::F32, &[]).unwrap();
+            save_pretrained(&path, params, SaveDtype::F32, &[]).unwrap();
         }
         path
     }
@@ -131,6 +144,18 @@ pub(crate) fn config(family: Family) -> ModelConfig {
 
 pub(crate) fn params(family: Family, seed: u64) -> Params {
     Params::random(&config(family), seed)
+}
+
+/// A tiny Llama whose weights are five times those of a new one, so that scores depend on the context by much
+/// more than rounding.
+pub(crate) fn wide_params(seed: u64) -> Params {
+    let mut params = params(Family::Llama, seed);
+    for (entry, values) in params.tensors_mut() {
+        if !entry.name.ends_with("norm.weight") {
+            values.iter_mut().for_each(|value| *value *= 5.0);
+        }
+    }
+    params
 }
 
 pub(crate) fn device() -> Cpu {

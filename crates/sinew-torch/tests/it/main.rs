@@ -1,12 +1,17 @@
 //! A policy in two real ranks of PyTorch on the CPU, compared with the embedded one. All parts run on one
-//! server, since its start loads PyTorch twice.
+//! server, since its start loads PyTorch twice; those that compare numbers of ranks start one with one rank.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod algorithms;
 mod bench;
+mod episodes;
 mod files;
+mod golden;
 mod owners;
+mod packings;
 mod scores;
+mod trained;
 
 use bench::{Bench, batches, rows};
 use sinew_model::Family;
@@ -29,6 +34,12 @@ fn a_policy_in_two_ranks_is_the_embedded_one() {
     owners::refused_requests_change_nothing(&bench, &model);
     owners::tokens_and_fences(&bench, &model);
     owners::time_is_measured(&bench, &model);
+    golden::files_of_the_embedded_trainer(&bench);
+    algorithms::all_train_as_the_embedded_ones(&bench);
+    let single = Bench::with_ranks(1);
+    packings::every_packing_gives_the_same_updates(&bench, &single);
+    packings::adapters_are_the_same_on_one_and_two_ranks(&bench, &single);
+    drop(single);
     // The last one: it takes the server.
     owners::a_killed_rank_is_named(bench, &model);
 }

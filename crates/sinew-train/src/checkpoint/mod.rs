@@ -31,7 +31,7 @@ pub use draft::{Draft, StoredFile};
 pub use parts::{Part, StoredTensors};
 pub use storage::{DiskStorage, Storage, StorageFile};
 
-use crate::policy::PolicyError;
+use crate::policy_error::PolicyError;
 use parts::{read_safetensors, write_part};
 use serde::{Deserialize, Serialize};
 use sinew_types::{Fence, FenceError};

@@ -5,7 +5,7 @@
 //! order of tensors and the arithmetic, so equal inputs give equal bits.
 
 use super::{Outcome, Update};
-use crate::policy::PolicyError;
+use crate::policy_error::PolicyError;
 use sinew_tensor::{Buffer, Cpu, ops};
 use sinew_types::{TensorSource, TensorView};
 

@@ -4,7 +4,7 @@
 //! counted: its size depends on how much the model samples.
 
 use sinew_assembly::Failure;
-use sinew_model::{ModelConfig, ParamLayout};
+use sinew_model::{ModelConfig, ModelShape, ParamLayout};
 use sinew_recipe::RunPlan;
 use std::path::Path;
 
@@ -14,18 +14,35 @@ use std::path::Path;
 /// # Errors
 /// If the file system of `at` has less free.
 pub(super) fn disk(recipe: &RunPlan, at: &Path) -> Result<String, Failure> {
-    let weights = weight_bytes(&sinew_assembly::model_config(recipe)?);
-    let per_checkpoint = if recipe.train.lora.is_some() {
-        weights / 2
-    } else {
-        3 * weights
-    };
+    let per_checkpoint = checkpoint_bytes(recipe)?;
     let at_once = (recipe.train.keep_checkpoints as u64).saturating_add(1);
     room(at, per_checkpoint.saturating_mul(at_once))?;
     Ok(format!(
         "room for {at_once} checkpoints of {} MiB",
         per_checkpoint.div_ceil(1 << 20)
     ))
+}
+
+/// Bytes of one checkpoint.
+fn checkpoint_bytes(recipe: &RunPlan) -> Result<u64, Failure> {
+    if recipe.torch().is_some() {
+        return Ok(torch_bytes(recipe, &sinew_assembly::model_shape(recipe)?));
+    }
+    let weights = weight_bytes(&sinew_assembly::model_config(recipe)?);
+    Ok(if recipe.train.lora.is_some() {
+        weights / 2
+    } else {
+        3 * weights
+    })
+}
+
+/// Bytes that the ranks of PyTorch write: 12 for each trained parameter.
+fn torch_bytes(recipe: &RunPlan, model: &ModelShape) -> u64 {
+    let trained = match &recipe.train.lora {
+        Some(lora) => model.adapter_parameters(lora.rank as u64, &lora.targets),
+        None => model.parameters,
+    };
+    trained.saturating_mul(12)
 }
 
 /// Bytes of all weights in 32 bits, as checkpoints hold them.

@@ -44,7 +44,8 @@ fn adapters(config: &ModelConfig, rank: usize) -> u128 {
     (c.layers * rank) as u128 * sides as u128
 }
 
-/// An upper bound of what `recipe` holds: rows that a step does not fill are counted as filled.
+/// An upper bound of what this process holds for `recipe`: rows that a step does not fill are counted as
+/// filled. Where PyTorch trains, it holds the engine only.
 /// `others` are the models in addition to the policy.
 pub(super) fn estimate(
     recipe: &RunPlan,
@@ -52,6 +53,9 @@ pub(super) fn estimate(
     others: &[ModelConfig],
     kernels: KernelSet,
 ) -> Estimate {
+    if recipe.torch().is_some() {
+        return engine_part(recipe, config, kernels);
+    }
     let own = 4 * f32s(config);
     let trained = match &recipe.train.lora {
         Some(lora) => 4 * adapters(config, lora.rank),
@@ -65,11 +69,16 @@ pub(super) fn estimate(
     let workers = processes.saturating_sub(1) * (own + trained + pass);
     let base = if recipe.train.lora.is_some() { own } else { 0 };
     let scoring: u128 = others.iter().map(|c| 4 * f32s(c)).sum();
-    let mut estimate = Estimate {
+    Estimate {
         weights: base + 4 * trained + scoring + workers,
         activations: pass,
-        ..Estimate::default()
-    };
+        ..engine_part(recipe, config, kernels)
+    }
+}
+
+/// The part of the embedded engine; nothing for servers.
+fn engine_part(recipe: &RunPlan, config: &ModelConfig, kernels: KernelSet) -> Estimate {
+    let mut estimate = Estimate::default();
     if recipe.engine.kind == EngineType::Embedded {
         let row = 2 * config.layers * config.kv_heads * config.head_dim * 4;
         estimate.keys = recipe.engine.kv_tokens as u128 * row as u128;
@@ -96,6 +105,18 @@ fn engine(recipe: &RunPlan, config: &ModelConfig, kernels: KernelSet) -> u128 {
         (Precision::F32, _) => 32,
     };
     4 * embedding + matrices * bits / 8
+}
+
+/// Bytes of this process where PyTorch trains: an embedded engine and its KV cache. Gradients and moments are
+/// in the ranks.
+pub(super) fn own(recipe: &RunPlan) -> Result<u64, Failure> {
+    if recipe.engine.kind != EngineType::Embedded {
+        return Ok(0);
+    }
+    let config = sinew_assembly::model_config(recipe)?;
+    let kernels = sinew_assembly::device()?.kernels();
+    let bytes = estimate(recipe, &config, &[], kernels).total();
+    Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
 }
 
 /// The memory that a run needs, in words; refused where the machine has less installed.
@@ -178,6 +199,19 @@ mod tests {
             assert!((5.2..=6.8).contains(&gb), "{gb}");
         }
         assert!(plain.engine > amx.engine);
+        // PyTorch's ranks hold weights, gradients and moments: the engine is left here.
+        let mut torch = recipe.clone();
+        torch.trainer = Some(sinew_recipe::TrainerPlan {
+            kind: sinew_recipe::TrainerType::Torch,
+            ..Default::default()
+        });
+        let left = estimate(&torch, &config, &[], KernelSet::Amx);
+        let engine_only = Estimate {
+            weights: 0,
+            activations: 0,
+            ..amx.clone()
+        };
+        assert_eq!(left, engine_only);
         let judged = estimate(
             &recipe,
             &config,

@@ -2,11 +2,8 @@
 
 use super::row::{Mark, Row};
 use crate::track::Trackers;
-use rustix::process::{Pid, Signal, kill_process_group};
 use sinew_bridge::{PythonCode, PythonWorkers, StartError, WorkersConfig};
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Output, Stdio};
-use std::sync::mpsc::sync_channel;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// The interpreter of recipes that name none.
@@ -108,38 +105,7 @@ pub(super) fn trackers(name: &str) -> Vec<Row> {
     vec![Row::new(Mark::Warn, name, detail, hint)]
 }
 
-/// The standard output of a program that ends with 0 within [`WITHIN`]; else what it wrote to standard error.
-fn output(command: &mut Command) -> Result<String, String> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let child = command
-        .env("PYTHONSAFEPATH", "1")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn()
-        .map_err(|e| format!("{program}: {e}"))?;
-    let group = Pid::from_child(&child);
-    let (ended, end) = sync_channel(1);
-    std::thread::spawn(move || ended.send(child.wait_with_output()));
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = match end.recv_timeout(WITHIN) {
-        Ok(output) => output.map_err(|e| format!("{program}: {e}"))?,
-        Err(_) => {
-            let _ = kill_process_group(group, Signal::KILL);
-            return Err(format!(
-                "{program}: no answer within {} s",
-                WITHIN.as_secs()
-            ));
-        }
-    };
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    match (status.success(), text(&stderr)) {
-        (true, _) => Ok(text(&stdout)),
-        (false, why) if why.is_empty() => Err(format!("{program}: {status}")),
-        (false, why) => Err(why),
-    }
+/// The standard output of a program that ends with 0 within [`WITHIN`].
+pub(super) fn output(command: &mut Command) -> Result<String, String> {
+    crate::bounded::output(command, WITHIN)
 }

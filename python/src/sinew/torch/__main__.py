@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from .ranks import Ranks, Watch, say, watch_stdin
+from .ranks import Prefixed, Ranks, Watch, watch_stdin
 
 
 def token() -> bytes:
@@ -55,8 +55,13 @@ def serve(ranks: Ranks, secret: bytes) -> None:
         current = desk.current
         fields = ("host", "device", "phase", "since_s", "bytes")
         beats = [{"rank": i, **{f: beat.get(f) for f in fields}} for i, beat in enumerate(watch.beats)]
-        return {"seq": desk.seq, "verb": current[0] if current else None,
-                "since_s": time.monotonic() - current[1] if current else 0.0, "broken": desk.broken, "ranks": beats}
+        return {
+            "seq": desk.seq,
+            "verb": current[0] if current else None,
+            "since_s": time.monotonic() - current[1] if current else 0.0,
+            "broken": desk.broken,
+            "ranks": beats,
+        }
 
     def end() -> None:
         ranks.store.add("close", 1)
@@ -67,15 +72,17 @@ def serve(ranks: Ranks, secret: bytes) -> None:
     watch.start()
     threading.Thread(target=server.serve_forever, daemon=True, name="http").start()
     write_ready(server.url)
-    say(0, f"listens at {server.url}")
+    print(f"listens at {server.url}", file=sys.stderr)
     lead(ranks, Commands(ranks), desk)
     time.sleep(0.3)  # the answer to `close` leaves on another thread
 
 
 def main() -> None:
     """Joins the ranks and serves until `close`."""
+    rank = int(os.environ.get("RANK", "0"))
     watch_stdin()
-    secret = token() if int(os.environ.get("RANK", "0")) == 0 else b""
+    secret = token() if rank == 0 else b""
+    sys.stdout = sys.stderr = Prefixed(sys.stderr, rank)
     ranks = Ranks()
     if ranks.rank == 0:
         serve(ranks, secret)

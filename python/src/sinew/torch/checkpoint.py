@@ -1,7 +1,9 @@
-"""Saving, loading and publishing. Each rank writes files of its own; whole tensors are gathered one group at a time.
+"""Saving, loading and publishing. Each rank writes separate files; whole tensors are gathered one group
+at a time.
 
-All ranks walk through the groups in the same order, whoever writes: gathering is a collective. A failure to write
-is kept until all gathering is done and then refused by all ranks together, so that the server stays usable.
+All ranks walk through the groups in the same order, whoever writes: gathering is a collective. A failure to
+write is kept until all gathering is done and then refused by all ranks together, so that the server stays
+usable.
 """
 
 from __future__ import annotations
@@ -77,6 +79,33 @@ class Plan:
         return [("lm_head.weight", list(embedding.shape), group)]
 
 
+def carried(policy: Policy) -> list[tuple[str, list[int]]]:
+    """Tensors of the model's folder that the causal model leaves out (a vision tower): servers that read
+    the folder's configuration want them. None unless the folder has all tensors of the model under the
+    names that are written."""
+    if policy.rank == 0 and policy.carried is None:
+        policy.carried = []
+        plan, folder = Plan(policy), policy.main.loaded.folder
+        own = {name for group in plan.groups for name, _ in group.files}
+        try:
+            reader = Reader(folder, model_files(folder))
+        except Refused:  # weights in another format
+            return []
+        if own <= set(reader.where):
+            tied = set(getattr(plan.causal, "all_tied_weights_keys", None) or {}) | {"lm_head.weight"}
+            left = [name for name in sorted(set(reader.where) - own - tied) if not name.endswith("inv_freq")]
+            policy.carried = [(name, reader.shape(name)) for name in left if reader.is_float(name)]
+    return policy.carried or []
+
+
+def add_carried(policy: Policy, writer: Writer) -> None:
+    """Copies the tensors that `carried` lists."""
+    folder = policy.main.loaded.folder
+    reader = Reader(folder, model_files(folder))
+    for name, _ in policy.carried or []:
+        writer.add(name, reader.whole(name))
+
+
 class Keeper:
     """Keeps the first failure of this rank while collectives go on."""
 
@@ -89,7 +118,7 @@ class Keeper:
             return None
         try:
             return call()
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, Refused) as error:
             self.error = error
             return None
 
@@ -103,29 +132,42 @@ class Keeper:
         policy.agree(raise_)
 
 
-def write_model(policy: Policy, folder: str, dtype: str, merged: bool, untied: bool) -> tuple[list[Any], list[Any]]:
-    """Writes this rank's share of the model; entries of its files and tensors."""
+def write_model(
+    policy: Policy, folder: str, dtype: str, export: bool, untied: bool
+) -> tuple[list[Any], list[Any]]:
+    """Writes this rank's share of the model; entries of its files and tensors. An export has merged
+    adapters, and all tensors of the model's folder."""
     plan, type_ = Plan(policy), TYPES[dtype]
     writers = plan.writers(type_.itemsize)
     count = max(writers) + 1
-    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)] if count > 1 else ["model.safetensors"]
+    names = (
+        [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+        if count > 1
+        else ["model.safetensors"]
+    )
     extra = plan.extra(untied)
     entries: list[list[tuple[str, list[int]]]] = [[] for _ in names]
-    for group, writer in zip(plan.groups, writers, strict=True):
-        entries[writer] += group.files
+    for group, owner in zip(plan.groups, writers, strict=True):
+        entries[owner] += group.files
     entries[0] += [(name, shape) for name, shape, _ in extra]
+    rest = carried(policy) if export else []
+    entries[0] += rest
     keeper = Keeper()
     mine = plan.rank < count
-    writer = keeper.do(lambda: Writer(folder, names[plan.rank], entries[plan.rank], type_)) if mine else None
+    writer: Any = (
+        keeper.do(lambda: Writer(folder, names[plan.rank], entries[plan.rank], type_)) if mine else None
+    )
     for group, owner in zip(plan.groups, writers, strict=True):
-        values = plan.values(group, merged)
+        values = plan.values(group, export)
         if owner == plan.rank:
             for name, _ in group.files:
                 keeper.do(lambda name=name, values=values: writer.add(name, values[name]))
     for name, _, group in extra:
-        values = plan.values(group, merged)
+        values = plan.values(group, export)
         if plan.rank == 0:
             keeper.do(lambda name=name, values=values: writer.add(name, next(iter(values.values()))))
+    if rest:
+        keeper.do(lambda: add_carried(policy, writer))
     files = [keeper.do(writer.close)] if writer is not None else []
     if plan.rank == 0 and count > 1:
         index = {name: names[i] for i, own in enumerate(entries) for name, _ in own}
@@ -219,7 +261,9 @@ def save_moments(policy: Policy, folder: str, group: Any) -> list[Any]:
 def first_failure(error: Any) -> str:
     """The text of the first failure of any rank."""
     failures = getattr(error, "failures", None) or {}
-    return "; ".join(f"rank {rank}: {failure[0]!r}" for rank, failure in sorted(failures.items())) or str(error)
+    return "; ".join(f"rank {rank}: {failure[0]!r}" for rank, failure in sorted(failures.items())) or str(
+        error
+    )
 
 
 def save(policy: Policy, folder: str, group: Any) -> list[Any]:
@@ -263,7 +307,7 @@ class Reader:
             try:
                 opened = safe_open(path, framework="pt", device="cpu")
                 self.where.update({key: opened for key in opened.keys()})  # noqa: SIM118
-            except Exception as error:  # safetensors raises a type of its own for a damaged file
+            except Exception as error:  # safetensors has its own exception for a damaged file
                 raise Refused(f"folder is {folder!r}, whose {name} is missing or damaged: {error}") from error
 
     def shape(self, name: str) -> list[int]:
@@ -271,6 +315,10 @@ class Reader:
         if name not in self.where:
             raise Refused(f"tensor {name} is missing in the folder")
         return list(self.where[name].get_slice(name).get_shape())
+
+    def is_float(self, name: str) -> bool:
+        """Whether a tensor has a type that is written."""
+        return self.where[name].get_slice(name).get_dtype() in ("F32", "BF16", "F16")
 
     def check(self, name: str, shape: list[int]) -> None:
         """Refuses a missing or misshapen tensor."""
@@ -320,7 +368,9 @@ def read_model(policy: Policy, folder: str) -> Iterator[tuple[torch.Tensor, torc
         for name in group.own:
             own = plan.tensors[name]
             if list(made[name].shape) != list(own.shape):
-                raise Refused(f"tensor {name} has shape {list(made[name].shape)}, allowed is {list(own.shape)}")
+                raise Refused(
+                    f"tensor {name} has shape {list(made[name].shape)}, allowed is {list(own.shape)}"
+                )
             yield own, models.own_part(made[name], own).clone()
 
 
@@ -362,7 +412,9 @@ def load(policy: Policy, folder: str, number: int, group: Any) -> None:
         for tensor, part in pairs:
             (tensor.to_local() if isinstance(tensor, DTensor) else tensor).copy_(part)
     names = [one.name for one in policy.optimizer.trained]
-    policy.optimizer.moments = {n: (fresh[f"m.{n}"], fresh[f"v.{n}"]) for n in names} if fresh is not None else {}
+    policy.optimizer.moments = (
+        {n: (fresh[f"m.{n}"], fresh[f"v.{n}"]) for n in names} if fresh is not None else {}
+    )
     policy.optimizer.number, policy.optimizer.skipped = number, False
     policy.zero()
 
@@ -373,12 +425,14 @@ def check_moments(policy: Policy, folder: str) -> dict[str, torch.Tensor]:
         metadata = dcp.FileSystemReader(os.path.join(folder, "optimizer")).read_metadata()
     except Exception as error:  # a damaged file may raise anything
         raise Refused(f"optimizer state is damaged: {error}") from error
-    fresh = {f"{kind}.{n}": pair[i] for n, pair in policy.optimizer.zeros().items() for i, kind in enumerate("mv")}
+    fresh = {
+        f"{kind}.{n}": pair[i] for n, pair in policy.optimizer.zeros().items() for i, kind in enumerate("mv")
+    }
     for name, tensor in fresh.items():
         found = metadata.state_dict_metadata.get(name)
         if found is None:
             raise Refused(f"tensor {name} is missing in the optimizer's state")
-        if list(found.size) != list(tensor.shape):  # type: ignore[union-attr]
+        if list(found.size) != list(tensor.shape):
             raise Refused(f"tensor {name} has shape {list(found.size)}, allowed is {list(tensor.shape)}")
     return fresh
 

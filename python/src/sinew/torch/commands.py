@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import traceback
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 import torch
 
 from . import checkpoint, requests
-from .errors import Refused
+from .errors import Refused, wrong
 from .lanes import dummy
 from .policy import Policy, mesh_of
-from .ranks import Ranks, device_name, peak_bytes, say
+from .ranks import Ranks, device_name, peak_bytes
 
 
 class Commands:
-    """What this rank does for each verb. `check_VERB` and `answer_VERB` run on rank 0 only."""
+    """Computes each verb on this rank. `check_VERB` and `answer_VERB` run on rank 0 only."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -50,6 +51,7 @@ class Commands:
         self.opened, self.kept = None, None
         mesh = mesh_of(self.ranks.world, self.ranks.device)
         self.opened = Policy(header, mesh, self.ranks.device, self.ranks.agree, self.ranks.share)
+        checkpoint.carried(self.opened)
         return device_name(self.ranks.device)
 
     def answer_open(self, devices: list[Any]) -> dict[str, Any]:
@@ -57,9 +59,17 @@ class Commands:
         policy, main = self.policy, self.policy.main
         parameters, trained = policy.counts()
         return {
-            "lanes": policy.world, "shared": not main.form.flat, "why_flat": main.form.why_flat,
-            "vocabulary": main.vocabulary, "hidden": main.hidden, "family": main.causal.config.model_type,
-            "parameters": parameters, "trained": trained, "device": self.ranks.device.type, "devices": devices,
+            "lanes": policy.world,
+            "shared": not main.form.flat,
+            "why_flat": main.form.why_flat,
+            "attention": main.form.attention,
+            "vocabulary": main.vocabulary,
+            "hidden": main.hidden,
+            "family": main.causal.config.model_type,
+            "parameters": parameters,
+            "trained": trained,
+            "device": self.ranks.device.type,
+            "devices": devices,
             "versions": versions(),
         }
 
@@ -70,9 +80,9 @@ class Commands:
         of = requests.scorer(policy, body)
         wanted = {name: requests.flag(body, name) for name in ("entropies", "values", "backward")}
         if wanted["values"] and (policy.critic is None or of != "policy"):
-            raise requests.wrong("values", True, "false: there is no critic")
+            raise wrong("values", True, "false: there is no critic")
         if wanted["backward"] and of != "policy":
-            raise requests.wrong("backward", True, f"false for {of}")
+            raise wrong("backward", True, f"false for {of}")
         lanes = requests.wave(policy, body, of)
         member = policy.member(of)
         header = (of, max(member.passes(lane) for lane in lanes), wanted, [lane.items for lane in lanes])
@@ -84,7 +94,10 @@ class Commands:
         self.kept = None
         found = self.policy.forward(part, of, passes, **wanted)
         if wanted["backward"]:
-            self.kept, self.wanted = items, {"logprobs": True, **{n: wanted[n] for n in ("entropies", "values")}}
+            self.kept, self.wanted = (
+                items,
+                {"logprobs": True, **{n: wanted[n] for n in ("entropies", "values")}},
+            )
         return found if self.ranks.rank < len(items) else None
 
     def answer_forward(self, results: list[Any]) -> dict[str, Any]:
@@ -171,7 +184,8 @@ class Commands:
     def run_load(self, header: Any, _part: Any) -> None:
         """Reads this rank's parts."""
         self.kept = None
-        checkpoint.load(self.policy, *header, self.ranks.control)
+        folder, number = header
+        checkpoint.load(self.policy, folder, number, self.ranks.control)
 
     def check_publish(self, body: dict[str, Any]) -> tuple[Any, Any]:
         """publish"""
@@ -222,8 +236,12 @@ def versions() -> dict[str, str]:
     import peft
     import transformers
 
-    return {"torch": str(torch.__version__), "transformers": transformers.__version__, "peft": peft.__version__,
-            "cuda": torch.version.cuda or ""}
+    return {
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "peft": peft.__version__,
+        "cuda": torch.version.cuda or "",
+    }
 
 
 def follow(ranks: Ranks, commands: Commands) -> None:
@@ -275,7 +293,7 @@ def finish(commands: Commands, job: Any, results: list[Any], began: float, desk:
         desk.ended()
         job.fail(refused[0])
         return
-    make = getattr(commands, f"answer_{job.verb}", lambda _results: {})
+    make: Any = getattr(commands, f"answer_{job.verb}", lambda _results: {})
     answer = make([result for _, result, _ in results])
     answer["seconds"] = time.monotonic() - began
     answer["peak_bytes"] = [peak for _, _, peak in results]
@@ -285,7 +303,7 @@ def finish(commands: Commands, job: Any, results: list[Any], began: float, desk:
 
 def fatal(ranks: Ranks, error: BaseException) -> None:
     """Reports an error after which ranks no longer agree, and waits for the owner."""
-    say(ranks.rank, f"{ranks.phase[0]} failed: {type(error).__name__}: {error}")
+    print(f"{ranks.phase[0]} failed", file=sys.stderr)
     traceback.print_exception(error)
     try:
         ranks.report(error)

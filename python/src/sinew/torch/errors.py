@@ -1,7 +1,7 @@
 """Errors of the policy server and how they are reported.
 
-`Refused` is raised by every rank alike, or by rank 0 before any rank begins, and leaves the server usable. Any
-other exception of a command is fatal, since other ranks may hang in a collective.
+`Refused` is raised by every rank alike, or by rank 0 before any rank begins, and leaves the server usable.
+Any other exception of a command is fatal, since other ranks may hang in a collective.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ STATUS = {"input": 400, "memory": 500, "rank": 500, "broken": 500, "fence": 409,
 class Refused(Exception):
     """A command that ends without a change; `kind` is one of the keys of `STATUS`."""
 
-    def __init__(self, text: str, kind: str = "input", rank: int | None = None, phase: str | None = None) -> None:
+    def __init__(
+        self, text: str, kind: str = "input", rank: int | None = None, phase: str | None = None
+    ) -> None:
         super().__init__(text)
         self.kind, self.text, self.rank, self.phase = kind, text, rank, phase
 
@@ -38,11 +40,21 @@ def is_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     text = str(error).lower()
-    # The allocator of the CPU has both texts, by version and cause.
-    return isinstance(error, RuntimeError) and ("not enough memory" in text or "can't allocate memory" in text)
+    return isinstance(error, RuntimeError) and (
+        "not enough memory" in text or "can't allocate memory" in text
+    )
 
 
-COLLECTIVE = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "socket", "broken pipe", "store")
+COLLECTIVE = (
+    "gloo",
+    "nccl",
+    "connection closed",
+    "connection reset",
+    "timed out",
+    "socket",
+    "broken pipe",
+    "store",
+)
 
 
 def is_symptom(error: BaseException) -> bool:

@@ -1,7 +1,7 @@
 """Log-probabilities, entropies and gradients of the output matrix, in chunks.
 
-Logits are computed for the items' rows only, `chunk` rows at a time, and never kept: the backward pass computes
-them again. Items that share row, temperature and mask share one distribution. All sums are in f32.
+Logits are computed for the items' rows only, `chunk` rows at a time, and never kept: the backward pass
+computes them again. Items that share row, temperature and mask share one distribution. All sums are in f32.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 
 from .lanes import Lane
 
-
 NOTHING = -200.0
-"""Log-probabilities below this count as 0 in entropies: their exponential is 0 in f32, and -inf * 0 is not."""
+"""Log-probabilities below this count as 0 in entropies: their exponential is 0 in f32, and -inf * 0 is not.
+"""
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a model does with the product of hidden state and output matrix."""
+    """Scale and cap that a model applies to the product of hidden state and output matrix."""
 
     scale: float = 1.0
     softcap: float | None = None
@@ -121,7 +121,7 @@ def chunk_logits(ctx: Any, rows: slice) -> tuple[torch.Tensor, torch.Tensor | No
 
 @dataclass
 class _State:
-    """What forward and backward of a chunk read."""
+    """Input of forward and backward of a chunk."""
 
     hidden: torch.Tensor
     weight: torch.Tensor
@@ -141,8 +141,16 @@ class Scores(torch.autograd.Function):
     """Log-probabilities `[items]` and entropies `[distributions]`."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: Any, items: Items, output: Output,
-                chunk: int, entropies: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Any,
+        items: Items,
+        output: Output,
+        chunk: int,
+        entropies: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         state = _State(hidden, weight, bias, items, output, chunk)
         scores = torch.empty(len(items.targets), device=hidden.device)
         spread = torch.zeros(len(hidden), device=hidden.device)
@@ -160,7 +168,7 @@ class Scores(torch.autograd.Function):
         return scores, spread
 
     @staticmethod
-    def backward(ctx: Any, d_scores: torch.Tensor, d_spread: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, d_scores: torch.Tensor, d_spread: torch.Tensor) -> tuple[Any, ...]:
         hidden, weight, bias, spread = ctx.saved_tensors
         items, output, chunk, entropies = ctx.rest
         state = _State(hidden, weight, bias, items, output, chunk)
@@ -184,8 +192,14 @@ class Scores(torch.autograd.Function):
         return d_hidden, d_weight, d_bias, None, None, None, None
 
 
-def _d_logits(state: _State, rows: slice, own: slice, d_scores: torch.Tensor, d_spread: torch.Tensor | None,
-              spread: torch.Tensor) -> torch.Tensor:
+def _d_logits(
+    state: _State,
+    rows: slice,
+    own: slice,
+    d_scores: torch.Tensor,
+    d_spread: torch.Tensor | None,
+    spread: torch.Tensor,
+) -> torch.Tensor:
     """Derivatives by the logits before temperature, cap and scale."""
     items = state.items
     logits, squashed = chunk_logits(state, rows)
@@ -210,8 +224,15 @@ def _d_logits(state: _State, rows: slice, own: slice, d_scores: torch.Tensor, d_
 
 
 @torch.no_grad()
-def top(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, items: Items, output: Output,
-        chunk: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    items: Items,
+    output: Output,
+    chunk: int,
+    k: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The `k` most likely tokens of each item with their log-probabilities, best first."""
     state = _State(hidden, weight, bias, items, output, chunk)
     ids = torch.empty(len(hidden), k, dtype=torch.long, device=hidden.device)

@@ -68,7 +68,9 @@ def parse(source: Any, at: str, vocabulary: int, max_tokens: int) -> Lane:
     first_bad(tokens, tokens >= vocabulary, f"{at}.tokens", f"a token id below {vocabulary}")
     segments = column(source, "segments", "u4", at)
     if len(segments) % 4 or not len(segments):
-        raise wrong(f"{at}.segments", f"{len(segments)} numbers", "4 numbers (start, len, position, parent + 1) each")
+        raise wrong(
+            f"{at}.segments", f"{len(segments)} numbers", "4 numbers (start, len, position, parent + 1) each"
+        )
     lane = Lane(
         tokens.astype(np.int64),
         segments.reshape(-1, 4).astype(np.int64),
@@ -119,7 +121,9 @@ def check_items(lane: Lane, at: str, vocabulary: int) -> None:
     count = len(lane.rows)
     for name in ("targets", "temperatures", "masks"):
         if len(getattr(lane, name)) != count:
-            raise wrong(f"{at}.{name}", f"{len(getattr(lane, name))} values", f"{count}, one for each of rows")
+            raise wrong(
+                f"{at}.{name}", f"{len(getattr(lane, name))} values", f"{count}, one for each of rows"
+            )
     if not count:
         raise wrong(f"{at}.rows", "empty", "at least one item")
     first_bad(lane.rows, lane.rows >= len(lane.tokens), f"{at}.rows", f"a row below {len(lane.tokens)}")
@@ -127,7 +131,9 @@ def check_items(lane: Lane, at: str, vocabulary: int) -> None:
     heat = lane.temperatures
     first_bad(heat, ~(np.isfinite(heat) & (heat > 0)), f"{at}.temperatures", "a finite number above 0")
     sets, words = lane.mask_table.shape
-    first_bad(lane.masks, lane.masks >= sets, f"{at}.masks", f"an index below {sets}, or 4294967295 for all tokens")
+    first_bad(
+        lane.masks, lane.masks >= sets, f"{at}.masks", f"an index below {sets}, or 4294967295 for all tokens"
+    )
     masked = np.flatnonzero(lane.masks >= 0)
     targets = lane.targets[masked]
     word = np.minimum(targets // 32, max(words - 1, 0))
@@ -136,4 +142,6 @@ def check_items(lane: Lane, at: str, vocabulary: int) -> None:
         bad = (bits & 1 == 0) | (targets // 32 >= words)
         if bad.any():
             item = int(masked[np.argmax(bad)])
-            raise wrong(f"{at}.targets[{item}]", int(lane.targets[item]), "a token that the item's mask allows")
+            raise wrong(
+                f"{at}.targets[{item}]", int(lane.targets[item]), "a token that the item's mask allows"
+            )

@@ -1,7 +1,7 @@
 """Models of `transformers`: reading a folder, building without weights, LoRA, sharding.
 
-Rank 0 reads the folder into host memory; every rank builds the model without weights, shards it and receives its
-part of each tensor, so that no other rank ever holds a whole copy.
+Rank 0 reads the folder into host memory; every rank builds the model without weights, shards it and
+receives its part of each tensor, so that no other rank ever holds a whole copy.
 """
 
 from __future__ import annotations
@@ -62,12 +62,14 @@ def check_folder(folder: str, name: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise wrong(name, folder, f"a folder with a readable config.json ({error})") from error
     if config.get("quantization_config"):
-        raise wrong(name, folder, "a folder with weights in f32, bf16 or f16: write a dequantized copy of it first")
+        raise wrong(
+            name, folder, "a folder with weights in f32, bf16 or f16: write a dequantized copy of it first"
+        )
     return config
 
 
-def read(folder: str, settings: Settings, device: torch.device) -> Any:
-    """The model of a folder, in f32 in host memory."""
+def read(folder: str, settings: Settings, device: torch.device, dtype: torch.dtype) -> Any:
+    """The model of a folder, in host memory."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -76,7 +78,7 @@ def read(folder: str, settings: Settings, device: torch.device) -> Any:
     for attention in implementations(settings.attention, device):
         try:
             return AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation=attention, local_files_only=True
+                folder, dtype=dtype, attn_implementation=attention, local_files_only=True
             )
         except (ValueError, ImportError) as error:
             tried.append(f"{attention}: {error}")
@@ -113,7 +115,11 @@ def prepare(causal: Any, lora: dict[str, Any] | None) -> Any:
     targets = lora["targets"] or linear_names(causal)
     torch.manual_seed(lora["seed"])
     config = LoraConfig(
-        r=lora["rank"], lora_alpha=lora["alpha"], target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM",
+        r=lora["rank"],
+        lora_alpha=lora["alpha"],
+        target_modules=targets,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
         base_model_name_or_path=lora.get("base_name"),
     )
     try:
@@ -123,24 +129,40 @@ def prepare(causal: Any, lora: dict[str, Any] | None) -> Any:
     wrapped = [(name, module) for name, module in causal.named_modules() if isinstance(module, LoraLayer)]
     for name, module in wrapped:
         if not isinstance(module.get_base_layer(), nn.Linear):
-            raise wrong("lora.targets", lora["targets"], f"linear layers; {name} is not one: experts that are fused "
-                        "into one tensor take no adapter, name the attention's layers (q_proj, k_proj, v_proj, o_proj)")
+            raise wrong(
+                "lora.targets",
+                lora["targets"],
+                f"linear layers; {name} is not one: experts that are fused "
+                "into one tensor take no adapter; name the attention's layers (q_proj, k_proj, ...)",
+            )
         if name.endswith("lm_head"):
             raise wrong("lora.targets", lora["targets"], "linear layers without lm_head")
     for target in lora["targets"]:
         if not any(name == target or name.endswith("." + target) for name, _ in wrapped):
-            linear = {name.rsplit(".", 1)[-1] for name, part in causal.named_modules() if isinstance(part, LoraLayer)}
-            raise wrong("lora.targets", target, f"the name of a linear layer that is not fused experts (found: "
-                        f"{', '.join(sorted(linear)) or 'none'})")
+            linear = {
+                name.rsplit(".", 1)[-1]
+                for name, part in causal.named_modules()
+                if isinstance(part, LoraLayer)
+            }
+            raise wrong(
+                "lora.targets",
+                target,
+                f"the name of a linear layer that is not fused experts (found: "
+                f"{', '.join(sorted(linear)) or 'none'})",
+            )
     adapters.eval()
     return adapters
 
 
 def linear_names(causal: Any) -> list[str]:
-    """Names of all linear layers but the head. Beside fused experts, names that `peft` would take for theirs are
-    left out."""
+    """Names of all linear layers but the head.
+
+    In a model with fused experts, names that `peft` would take for theirs are left out.
+    """
     output = causal.get_output_embeddings()
-    linear = [name for name, part in causal.named_modules() if isinstance(part, nn.Linear) and part is not output]
+    linear = [
+        name for name, part in causal.named_modules() if isinstance(part, nn.Linear) and part is not output
+    ]
     found = {name.rsplit(".", 1)[-1] for name in linear}
     if any(parameter.dim() == 3 and "expert" in name for name, parameter in causal.named_parameters()):
         found -= {"w1", "w2", "w3", "gate_proj", "up_proj", "down_proj"}
@@ -165,7 +187,8 @@ def decoder_layers(causal: nn.Module) -> nn.ModuleList:
 
 
 def freeze_unused(causal: Any) -> None:
-    """Leaves parameters outside the text decoder and its head untrained: they never get a gradient."""
+    """Leaves parameters outside the text decoder and its head untrained (vision towers): they get no
+    gradient."""
     used = {id(p) for p in base_of(causal).parameters()}
     output = causal.get_output_embeddings()
     used |= {id(p) for p in output.parameters()} if output is not None else set()
@@ -175,15 +198,16 @@ def freeze_unused(causal: Any) -> None:
 
 
 def base_of(causal: Any) -> Any:
-    """The model below the head."""
-    base = causal.base_model
+    """The text decoder below the head."""
+    base = causal.get_decoder()
     if base is causal:
         raise Refused(f"model is a {type(causal).__name__}, which has no model below its head")
     return base
 
 
 def checkpoint_layers(layers: nn.ModuleList, how: str) -> None:
-    """Keeps only the input of each layer and computes the rest again; `offload` keeps inputs in host memory."""
+    """Keeps only the input of each layer and computes the rest again; `offload` keeps inputs in host
+    memory."""
     if how == "none":
         return
     from torch.utils.checkpoint import checkpoint
@@ -241,7 +265,9 @@ def own_rows(tensor: DTensor) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def receive(target: dict[str, torch.Tensor], source: dict[str, torch.Tensor] | None, device: torch.device) -> None:
+def receive(
+    target: dict[str, torch.Tensor], source: dict[str, torch.Tensor] | None, device: torch.device
+) -> None:
     """Fills `target` from rank 0's `source`, one whole tensor at a time."""
     for name, tensor in target.items():
         if source is None:

@@ -1,4 +1,4 @@
-"""Which tensors of a file make which tensors of a model: `transformers` renames and fuses weights on loading.
+"""Maps tensors of a file to tensors of a model and back: `transformers` renames and fuses weights on loading.
 
 A group is the smallest set of the model's tensors that converts together. Saving gathers one group at a time.
 """

@@ -1,7 +1,7 @@
 """AdamW with clipping by the global norm, on this rank's parts of the tensors.
 
-The arithmetic is that of the embedded trainer: bias corrections folded into the factors in f64, epsilon after the
-corrected root, clipping without epsilon. A gradient that is not finite changes nothing.
+The arithmetic is that of the embedded trainer: bias corrections folded into the factors in f64, epsilon
+after the corrected root, clipping without epsilon. A gradient that is not finite changes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Update:
 
 def decays(name: str, tensor: torch.Tensor) -> bool:
     """Whether weight decay applies: not to norms, biases and vectors."""
-    return tensor.dim() > 1 and not name.endswith(("norm.weight", ".bias"))
+    return tensor.dim() > 1 and not name.endswith(("norm.weight", "bias"))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -90,16 +90,16 @@ class AdamW:
         if not self.moments:
             self.moments = self.zeros()
         for one in self.trained:
-            if one.tensor.grad is not None:
-                self._step(one, update, clip)
+            self._step(one, update, clip)
         self.number, self.skipped = update.number, False
         return {"grad_norm": norm}
 
     def _step(self, one: Trained, update: Update, clip: float) -> None:
-        weight, grad = local(one.tensor), local(one.tensor.grad)  # type: ignore[arg-type]
+        weight = local(one.tensor)
         first, second = (local(m) for m in self.moments[one.name])
         if not weight.numel():
             return
+        grad = torch.zeros_like(weight) if one.tensor.grad is None else local(one.tensor.grad)
         grad = grad if clip == 1.0 else grad * clip
         lr = update.lr * one.lr_scale
         first.mul_(update.beta1).add_(grad, alpha=1 - update.beta1)

@@ -39,8 +39,14 @@ class Opening:
 class Policy:
     """Computes this rank's lane of each wave. All methods are called by every rank in the same order."""
 
-    def __init__(self, opening: Opening, mesh: DeviceMesh, device: torch.device,
-                 agree: Callable[[Callable[[], Any]], Any], share: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        opening: Opening,
+        mesh: DeviceMesh,
+        device: torch.device,
+        agree: Callable[[Callable[[], Any]], Any],
+        share: Callable[[Any], Any],
+    ) -> None:
         self.opening, self.mesh, self.device, self.agree = opening, mesh, device, agree
         self.rank, self.world = mesh.get_local_rank(), mesh.size()
         torch.manual_seed(opening.seed)
@@ -58,13 +64,16 @@ class Policy:
         self.outputs: tuple[torch.Tensor, ...] | None = None
         self.kept: Lane | None = None
         self.on_host = False
+        self.carried: list[tuple[str, list[int]]] | None = None
 
     def _critic(self) -> torch.nn.Parameter | None:
         head = self.opening.critic
         if head is None:
             return None
         if len(head) != self.main.hidden + 1:
-            raise Refused(f"critic.head is {len(head)} numbers, allowed is hidden + 1 = {self.main.hidden + 1}")
+            raise Refused(
+                f"critic.head is {len(head)} numbers, allowed is hidden + 1 = {self.main.hidden + 1}"
+            )
         return torch.nn.Parameter(torch.from_numpy(head.copy()).to(self.device))
 
     def _trained(self) -> list[Trained]:
@@ -91,9 +100,11 @@ class Policy:
             self.outputs = self.kept = None
             self.main.settle()
 
-    def forward(self, lane: Lane, of: str, passes: int, entropies: bool, values: bool,
-                backward: bool) -> dict[str, bytes]:
-        """Scores of the lane. With `backward`, activations are kept until the next pass, `backward` or `zero`."""
+    def forward(
+        self, lane: Lane, of: str, passes: int, entropies: bool, values: bool, backward: bool
+    ) -> dict[str, bytes]:
+        """Scores of the lane. With `backward`, activations are kept until the next pass, `backward` or
+        `zero`."""
         self.drop()
         member = self.member(of)
         value = self.critic if values else None
@@ -178,5 +189,3 @@ def little(tensor: torch.Tensor) -> bytes:
 def mesh_of(world: int, device: torch.device) -> DeviceMesh:
     """All ranks in one dimension."""
     return DeviceMesh(device.type, torch.arange(world))
-
-

@@ -1,20 +1,21 @@
 """The ranks as a group: control messages, signs of life, the first error of any rank.
 
-Commands travel on a gloo group without a deadline (ranks wait for hours), data and agreement on one with it. Each
-rank reports an error to the store before anything else, since others may hang in a collective, and counts a beat
-there twice a second, so that rank 0 can name a rank that was killed or stopped.
+Commands travel on a gloo group without a deadline (ranks wait for hours), data and agreement on one with
+it. Each rank reports an error to the store before anything else, since others may hang in a collective, and
+counts a beat there twice a second, so that rank 0 can name a rank that was killed or stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
+import io
 import json
 import os
 import resource
 import socket
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,9 +33,26 @@ ATTRIBUTION_S = 3.0
 """Wait for the cause after a failed collective."""
 
 
-def say(rank: int, text: str) -> None:
-    """A line for people."""
-    print(f"rank {rank}: {text}", file=sys.stderr, flush=True)
+class Prefixed(io.TextIOBase):
+    """A stream for people that puts the rank before each line."""
+
+    def __init__(self, stream: Any, rank: int) -> None:
+        self.stream, self.prefix, self.fresh = stream, f"rank {rank}: ", True
+
+    def write(self, text: str) -> int:
+        """Writes text, complete lines or parts of them."""
+        for line in text.splitlines(keepends=True):
+            self.stream.write((self.prefix if self.fresh else "") + line)
+            self.fresh = line.endswith("\n")
+        self.stream.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Does nothing: every write is flushed."""
+
+    def fileno(self) -> int:
+        """The file below."""
+        return int(self.stream.fileno())
 
 
 class Ranks:
@@ -46,6 +64,9 @@ class Ranks:
         self.host, self.timeout_s = socket.gethostname(), float(env.get("SINEW_TORCH_TIMEOUT_S", "600"))
         # cuBLAS reads this when it starts; deterministic algorithms need it.
         env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        if "OMP_NUM_THREADS" not in env:
+            cores = len(os.sched_getaffinity(0))
+            torch.set_num_threads(max(1, cores // int(env.get("LOCAL_WORLD_SIZE", "1"))))
         if torch.cuda.is_available():
             self.device = torch.device("cuda", int(env.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(self.device)
@@ -62,26 +83,48 @@ class Ranks:
 
     def _connect(self, deadline: datetime.timedelta) -> Any:
         """Joins the default group; returns a connection to the store for threads."""
-        address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+        env = os.environ
+        address, port = env.get("MASTER_ADDR"), int(env.get("MASTER_PORT") or 0)
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        if address in ("127.0.0.1", "localhost", None):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        loopback = address in ("127.0.0.1", "localhost", None)
+        if loopback:
+            env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        join = functools.partial(dist.init_process_group, backend, timeout=deadline)
         if self.world == 1 and not (address and port):
             store = dist.HashStore()
-            dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=deadline)
+            join(store=store, rank=0, world_size=1)
             return store
-        dist.init_process_group(backend, init_method="env://", timeout=deadline)
-        side = dist.TCPStore(address, int(port or 0), is_master=False, timeout=deadline, wait_for_workers=False)
+        connect = functools.partial(dist.TCPStore, address, port, timeout=deadline, wait_for_workers=False)
+        if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            join(init_method="env://")
+        elif self.rank == 0 and loopback:
+            # The store has no password, and torch binds it to all addresses unless it gets a socket.
+            listener = socket.create_server(("127.0.0.1", port), backlog=512)
+            join(
+                store=connect(is_master=True, master_listen_fd=listener.detach()),
+                rank=0,
+                world_size=self.world,
+            )
+        else:
+            join(store=connect(is_master=self.rank == 0), rank=self.rank, world_size=self.world)
         # The agent of `torchrun` keeps its store over restarts of the ranks.
-        return dist.PrefixStore("sinew-" + os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), side)
+        return dist.PrefixStore(
+            "sinew-" + env.get("TORCHELASTIC_RESTART_COUNT", "0"), connect(is_master=False)
+        )
 
     def _beat(self) -> None:
         count = 0
         while True:
             count += 1
             phase, since = self.phase
-            beat = {"count": count, "phase": phase, "since_s": time.monotonic() - since, "host": self.host,
-                    "device": device_name(self.device), "bytes": used_bytes(self.device)}
+            beat = {
+                "count": count,
+                "phase": phase,
+                "since_s": time.monotonic() - since,
+                "host": self.host,
+                "device": device_name(self.device),
+                "bytes": used_bytes(self.device),
+            }
             try:
                 self.store.set(f"beat/{self.rank}", json.dumps(beat))
             except Exception:  # the store is gone with rank 0: the main thread sees that too
@@ -105,8 +148,14 @@ class Ranks:
         text = f"{type(error).__name__}: {error}"
         if kind == "memory":
             text += f" (peak of rank {self.rank}: {peak_bytes(self.device)} bytes)"
-        entry = {"kind": kind, "text": text, "rank": self.rank, "phase": self.phase[0], "host": self.host,
-                 "symptom": kind != "memory" and is_symptom(error)}
+        entry = {
+            "kind": kind,
+            "text": text,
+            "rank": self.rank,
+            "phase": self.phase[0],
+            "host": self.host,
+            "symptom": kind != "memory" and is_symptom(error),
+        }
         number = self.store.add("errors", 1)
         self.store.set(f"error/{number}", json.dumps(entry))
 
@@ -198,7 +247,9 @@ class Watch(threading.Thread):
                 if turn % 5 == 0:
                     self._read_beats()
             except Exception as error:
-                self.broken({"kind": "rank", "text": f"the store is gone: {error}", "rank": None, "phase": None})
+                self.broken(
+                    {"kind": "rank", "text": f"the store is gone: {error}", "rank": None, "phase": None}
+                )
                 return
             turn += 1
             time.sleep(0.1)
@@ -220,11 +271,14 @@ class Watch(threading.Thread):
         return worst if ages[worst] > longer_than and worst != 0 else None
 
     def _gone(self, rank: int) -> dict[str, Any]:
-        beat = self.beats[rank]
-        seen = f"; rank 0 saw: {self.errors[0]['text']}" if self.errors else ""
-        text = (f"rank {rank} on host {beat.get('host')} was killed or does not run: no sign of life for "
-                f"{time.monotonic() - self.changed[rank]:.1f} s{seen}")
-        return {"kind": "rank", "text": text, "rank": rank, "phase": beat.get("phase")}
+        beat, first = self.beats[rank], self.errors[0] if self.errors else None
+        text = (
+            f"rank {rank} on host {beat.get('host')} was killed or does not run: no sign of life for "
+            f"{time.monotonic() - self.changed[rank]:.1f} s"
+        )
+        if first is not None:
+            text += f"; rank {first['rank']} saw: {first['text'].split('. This is typically')[0]}"
+        return {"kind": "rank", "text": text, "rank": rank, "phase": (first or beat).get("phase")}
 
     def _look(self) -> bool:
         store = self.ranks.store
@@ -249,8 +303,14 @@ class Watch(threading.Thread):
         if cause is None:
             return False
         host = f" (host {cause['host']})" if cause.get("host") else ""
-        self.broken({"kind": cause["kind"], "text": cause["text"] + host, "rank": cause["rank"],
-                     "phase": cause["phase"]})
+        self.broken(
+            {
+                "kind": cause["kind"],
+                "text": cause["text"] + host,
+                "rank": cause["rank"],
+                "phase": cause["phase"],
+            }
+        )
         return True
 
 

@@ -1,4 +1,5 @@
-"""Validation of requests on rank 0, before any rank begins: each error names field, value and what is allowed."""
+"""Validation of requests on rank 0, before any rank begins: each error names field, value and what is
+allowed."""
 
 from __future__ import annotations
 
@@ -60,23 +61,37 @@ def opening(body: dict[str, Any], cuda: bool) -> Opening:
     """The request `open`."""
     attention = choice(body, "attention", ("auto", "flex", "sdpa", "eager"), "auto")
     if attention == "flex" and not cuda:
-        raise wrong("attention", "flex", "auto, sdpa or eager on a CPU: FlexAttention has no backward pass there")
+        raise wrong(
+            "attention", "flex", "auto, sdpa or eager on a CPU: FlexAttention has no backward pass there"
+        )
     settings = Settings(
-        choice(body, "dtype", ("f32", "bf16"), "f32"), attention,
-        choice(body, "checkpointing", ("none", "full", "offload"), "none"), lora(body.get("lora"), body.get("base_name")),
+        choice(body, "dtype", ("f32", "bf16"), "f32"),
+        attention,
+        choice(body, "checkpointing", ("none", "full", "offload"), "none"),
+        lora(body.get("lora"), body.get("base_name")),
     )
     chunk = whole(body, "head_chunk", 1, 1 << 24) if body.get("head_chunk") is not None else None
     frozen = body.get("frozen") or {}
-    if not isinstance(frozen, dict) or not all(isinstance(part, str) for pair in frozen.items() for part in pair):
+    if not isinstance(frozen, dict) or not all(
+        isinstance(part, str) for pair in frozen.items() for part in pair
+    ):
         raise wrong("frozen", frozen, "a map of names to folders")
-    for name, folder in {"model": text(body, "model"), **{f"frozen.{n}": f for n, f in frozen.items()}}.items():
+    for name, folder in {
+        "model": text(body, "model"),
+        **{f"frozen.{n}": f for n, f in frozen.items()},
+    }.items():
         if name in ("frozen.policy", "frozen.base"):
             raise wrong("frozen", name[7:], "another name than policy and base")
         check_folder(folder, name)
     made = Opening(
-        body["model"], settings, choice(body, "sharing", ("auto", "flat"), "auto"),
-        whole(body, "max_tokens", 1, 1 << 30), chunk, flag(body, "deterministic"),
-        whole(body, "seed", 0, (1 << 64) - 1, 0), frozen=frozen,
+        body["model"],
+        settings,
+        choice(body, "sharing", ("auto", "flat"), "auto"),
+        whole(body, "max_tokens", 1, 1 << 30),
+        chunk,
+        flag(body, "deterministic"),
+        whole(body, "seed", 0, (1 << 64) - 1, 0),
+        frozen=frozen,
     )
     critic = body.get("critic")
     if critic is not None:
@@ -99,8 +114,11 @@ def lora(given: Any, base: Any) -> dict[str, Any] | None:
     if base is not None and not isinstance(base, str):
         raise wrong("base_name", base, "text")
     return {
-        "rank": whole(given, "rank", 1, 1 << 16), "alpha": real(given, "alpha", 1e-9, 1e9), "targets": targets,
-        "seed": whole(given, "seed", 0, (1 << 64) - 1, 0), "base_name": base,
+        "rank": whole(given, "rank", 1, 1 << 16),
+        "alpha": real(given, "alpha", 1e-9, 1e9),
+        "targets": targets,
+        "seed": whole(given, "seed", 0, (1 << 64) - 1, 0),
+        "base_name": base,
     }
 
 
@@ -120,7 +138,11 @@ def computing(policy: Policy) -> None:
 
 def scorer(policy: Policy, body: dict[str, Any]) -> str:
     """The model that computes."""
-    allowed = ["policy"] + (["base"] if policy.main.loaded.adapters is not None else []) + list(policy.opening.frozen)
+    allowed = (
+        ["policy"]
+        + (["base"] if policy.main.loaded.adapters is not None else [])
+        + list(policy.opening.frozen)
+    )
     return choice(body, "of", tuple(allowed), "policy")
 
 
@@ -148,9 +170,15 @@ def slopes(body: dict[str, Any], kept: list[int], wanted: dict[str, bool]) -> li
         for name, asked in wanted.items():
             values = column(given, name, "f4", f"grads[{index}]")
             if len(values) and not asked:
-                raise wrong(f"grads[{index}].{name}", f"{len(values)} values", "none: the forward did not ask for them")
+                raise wrong(
+                    f"grads[{index}].{name}",
+                    f"{len(values)} values",
+                    "none: the forward did not ask for them",
+                )
             if len(values) not in (0, items):
-                raise wrong(f"grads[{index}].{name}", f"{len(values)} values", f"none, or {items}, one for each item")
+                raise wrong(
+                    f"grads[{index}].{name}", f"{len(values)} values", f"none, or {items}, one for each item"
+                )
             columns[name] = values.astype(np.float32)
         made.append(columns)
     return made
@@ -164,8 +192,12 @@ def update(body: dict[str, Any], last: int, skipped: bool) -> Update:
         raise wrong("number", number, allowed)
     limit = body.get("max_grad_norm")
     return Update(
-        number, real(body, "lr", 0.0, 1e6), real(body, "beta1", 0.0, 1 - 1e-9), real(body, "beta2", 0.0, 1 - 1e-9),
-        real(body, "eps", 0.0, 1e6), real(body, "decay", 0.0, 1e6),
+        number,
+        real(body, "lr", 0.0, 1e6),
+        real(body, "beta1", 0.0, 1 - 1e-9),
+        real(body, "beta2", 0.0, 1 - 1e-9),
+        real(body, "eps", 0.0, 1e6),
+        real(body, "decay", 0.0, 1e6),
         None if limit is None else real(body, "max_grad_norm", 0.0, 1e30),
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import queue
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -60,7 +61,10 @@ class Desk:
         fence, seq = number(body, "fence"), number(body, "seq")
         with self.lock:
             if self.fence is not None and fence < self.fence:
-                raise Refused(f"fence is {fence}, allowed is {self.fence} or more: a later owner has taken over", "fence")
+                raise Refused(
+                    f"fence is {fence}, allowed is {self.fence} or more: a later owner has taken over",
+                    "fence",
+                )
             repeated = self.last is not None and fence == self.fence and seq == self.seq
             if repeated and self.last is not None and self.last.verb == verb:
                 return self.last
@@ -112,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    server: Server  # type: ignore[assignment]
+    server: Server
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: errors are in answers."""
@@ -189,6 +193,8 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], token: bytes, desk: Desk, status: Any, end: Any) -> None:
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
         self.token, self.desk, self.status, self.end = token, desk, status, end
         super().__init__(address, Handler)
 
@@ -200,7 +206,7 @@ class Server(ThreadingHTTPServer):
         self.server_name, self.server_port = self.server_address[0], self.server_address[1]  # type: ignore[assignment]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """Reports nothing: a client may close its connection at any time."""
 
     @property
     def url(self) -> str:

@@ -1,7 +1,7 @@
 """The tree of a lane as input of a model: positions, attention masks, or flat rows.
 
-A model that passes the start-up test (`models.py`) computes shared prefixes once, under a mask by ancestry. Any
-other model gets each leaf's path as a row of its own, padded at its end, under plain causal attention.
+A model that passes the start-up test (`models.py`) computes shared prefixes once, under a mask by ancestry.
+Any other model gets each leaf's path as a separate row, padded at its end, under plain causal attention.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FLEX_STEP = 512
 
 @dataclass(frozen=True)
 class Form:
-    """How lanes reach the model: flat rows, one mask, or a mask for each layer type."""
+    """The form of the input: flat rows, one mask, or a mask for each layer type."""
 
     flat: bool
     attention: str
@@ -78,7 +78,7 @@ class Ancestry:
         owner, position = owners(lane)
         enter, leave = intervals(lane.segments[:, 3] - 1)
         spare = length - len(owner)
-        # Padding is a root of its own: each row must attend to something.
+        # Padding is a separate root: each row must attend to something.
         top = int(leave.max())
         columns = [
             np.concatenate([enter[owner], np.full(spare, top)]),
@@ -107,7 +107,9 @@ class Ancestry:
             # Compiled, it never holds the square mask, which takes 4 GiB for 64k tokens.
             compiled = self.device.type == "cuda"
             size = self.length
-            return create_block_mask(self.rule(window), None, None, size, size, device=self.device, _compile=compiled)
+            return create_block_mask(
+                self.rule(window), None, None, size, size, device=self.device, _compile=compiled
+            )
         rows = torch.arange(self.length, device=self.device)
         seen = self.rule(window)(0, 0, rows[:, None], rows[None, :])[None, None]
         if attention == "sdpa":
@@ -159,7 +161,8 @@ def chunks(lane: Lane, budget: int) -> list[list[np.ndarray]]:
 
 
 def flat_batch(lane: Lane, budget: int, passes: int, device: torch.device) -> Batch:
-    """The lane as padded rows without sharing, in exactly `passes` calls (the number is equal on all ranks)."""
+    """The lane as padded rows without sharing, in exactly `passes` calls (the number is equal on all
+    ranks)."""
     owner, position = owners(lane)
     del owner
     places = np.full(len(lane.tokens), -1)

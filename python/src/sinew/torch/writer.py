@@ -22,7 +22,9 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 class Writer:
     """Writes the tensors of `entries` (name, shape) in that order."""
 
-    def __init__(self, folder: str, name: str, entries: list[tuple[str, list[int]]], dtype: torch.dtype) -> None:
+    def __init__(
+        self, folder: str, name: str, entries: list[tuple[str, list[int]]], dtype: torch.dtype
+    ) -> None:
         self.name, self.dtype = name, dtype
         self.entries = list(entries)
         self.tensors: list[dict[str, Any]] = []
@@ -50,13 +52,20 @@ class Writer:
         """Writes the next tensor."""
         expected, shape = self.entries[len(self.tensors)]
         if (name, list(tensor.shape)) != (expected, list(shape)):
-            raise RuntimeError(f"tensor {name} {list(tensor.shape)} comes where {expected} {shape} is expected")
+            raise RuntimeError(
+                f"tensor {name} {list(tensor.shape)} comes where {expected} {shape} is expected"
+            )
         data = bytes_of(tensor.to(self.dtype))
         self._put(data)
-        self.tensors.append({
-            "name": name, "dtype": NAMES[self.dtype], "shape": list(shape), "file": self.name,
-            "blake3": blake3.blake3(data).hexdigest(),
-        })
+        self.tensors.append(
+            {
+                "name": name,
+                "dtype": NAMES[self.dtype],
+                "shape": list(shape),
+                "file": self.name,
+                "blake3": blake3.blake3(data).hexdigest(),
+            }
+        )
 
     def close(self) -> dict[str, Any]:
         """Syncs the file; its entry in the answer."""

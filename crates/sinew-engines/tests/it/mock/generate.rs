@@ -27,8 +27,26 @@ pub(super) struct Piece {
     pub(super) first: bool,
     pub(super) end: Option<FinishReason>,
     pub(super) cached: u32,
+    /// Labels of all tokens so far: label, first position, position after the last one.
+    pub(super) spans: Vec<(String, usize, usize)>,
     /// Fault that it must show.
     pub(super) fault: Option<Fault>,
+}
+
+impl Piece {
+    /// The labels as both servers report them.
+    pub(super) fn versions(&self) -> Value {
+        let spans = self.spans.iter();
+        let of = |(label, start, end): &(String, usize, usize)| {
+            let span = [
+                ("version", Value::from(label.as_str())),
+                ("start", Value::from(*start)),
+                ("end", Value::from(*end)),
+            ];
+            span.into_iter().collect::<Value>()
+        };
+        spans.map(of).collect()
+    }
 }
 
 /// Writes a piece as the data of an event.
@@ -117,11 +135,25 @@ impl Teller {
         // The last token is sent together with the reason of the end.
         let mut pending: Vec<SampledToken> = Vec::new();
         let mut told = 0;
+        let mut spans = Vec::new();
+        let aborts = self.state.aborts.load(Ordering::SeqCst);
         loop {
             let event = tokio::select! {
                 event = events.recv() => event,
                 () = self.send.closed() => return self.gone(),
             };
+            while self.state.frozen.load(Ordering::SeqCst) && !self.send.is_closed() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            if self.state.aborts.load(Ordering::SeqCst) != aborts {
+                self.state.engine.abort(self.id);
+                let mut last = self.piece(Vec::new(), &all, told, Some(FinishReason::Aborted));
+                last.spans = spans;
+                self.data((self.write)(&self.state, &last).to_string())
+                    .await;
+                self.data("[DONE]".to_owned()).await;
+                return;
+            }
             let (new, end) = match event {
                 Some(EngineEvent::Tokens { tokens, .. }) => {
                     (std::mem::replace(&mut pending, tokens), None)
@@ -137,7 +169,9 @@ impl Teller {
             let new = self.reported(&all, new);
             all.extend(new.iter().cloned());
             let ended = end.is_some();
-            let piece = self.piece(new, &all, told, end);
+            self.label(&mut spans, all.len());
+            let mut piece = self.piece(new, &all, told, end);
+            piece.spans = spans.clone();
             if !self.tell(&piece, told).await {
                 return self.gone();
             }
@@ -150,6 +184,18 @@ impl Teller {
             self.data(data.to_string()).await;
         }
         self.data("[DONE]".to_owned()).await;
+    }
+
+    /// Adds the label of the newest tokens, `count` of all.
+    fn label(&self, spans: &mut Vec<(String, usize, usize)>, count: usize) {
+        let label = self.state.label.lock().unwrap().clone();
+        match spans.last_mut() {
+            Some(last) if last.0 == label => last.2 = count,
+            last => {
+                let start = last.map_or(0, |last| last.2);
+                spans.push((label, start, count));
+            }
+        }
     }
 
     /// The inner engine has log-probabilities at the request's temperature; raw logits have none.
@@ -182,6 +228,7 @@ impl Teller {
             first: told == 0,
             end,
             cached: 3,
+            spans: Vec::new(),
             fault: self.fault.clone(),
         };
         match self.fault {
@@ -193,7 +240,7 @@ impl Teller {
             Some(Fault::WrongEcho) => piece.prompt[0] ^= 1,
             Some(Fault::OwnStop) if told == 1 => piece.end = Some(FinishReason::StopId { id: 250 }),
             Some(Fault::OtherWeights) if told == 2 => {
-                *self.state.label.lock().unwrap() = "v999".to_owned();
+                *self.state.label.lock().unwrap() = "v999-000000aa".to_owned();
             }
             _ => {}
         }

@@ -3,8 +3,8 @@
 use super::{Kind, State, openai, sglang, vllm};
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -111,11 +111,41 @@ async fn answer(state: Arc<State>, request: Request<Incoming>) -> Answer {
         query: head.uri.query().unwrap_or_default().to_owned(),
         body,
     };
-    match state.kind {
-        Kind::Vllm | Kind::VllmProcessed => vllm::answer(&state, call),
+    let path = call.path.clone();
+    let answer = match state.kind {
+        Kind::Vllm | Kind::VllmProcessed => {
+            slow_load(&state, &call).await;
+            vllm::answer(&state, call)
+        }
         Kind::Sglang | Kind::SglangIncremental => sglang::answer(&state, call),
         Kind::Openai | Kind::OpenaiWithIds => openai::answer(&state, call),
+    };
+    let is = |of: &std::sync::Mutex<Option<String>>| {
+        let mut of = of.lock().unwrap();
+        of.take_if(|p| *p == path).is_some()
+    };
+    if is(&state.restarts_after) {
+        state.become_another();
     }
+    if is(&state.loses) {
+        return lost();
+    }
+    answer
+}
+
+/// Waits as long as a load takes.
+async fn slow_load(state: &State, call: &Call) {
+    if call.path == "/collective_rpc" {
+        let ms = *state.load_ms.lock().unwrap();
+        tokio::time::sleep(std::time::Duration::from_millis(ms)).await;
+    }
+}
+
+/// An answer that breaks off.
+fn lost() -> Answer {
+    let cut = Err::<Frame<Bytes>, _>(std::io::Error::other("lost"));
+    let cut = futures::stream::iter([cut]);
+    Response::new(StreamBody::new(cut).boxed_unsync())
 }
 
 pub(super) fn whole(status: u16, kind: &str, text: String) -> Answer {

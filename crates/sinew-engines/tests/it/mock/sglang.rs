@@ -2,7 +2,7 @@
 
 use super::generate::{Piece, logprob, sampling_of, stream_of, told_id};
 use super::serve::{Answer, Call, error, json_answer, unknown_field, whole};
-use super::{CONTEXT, Fault, Kind, State, VOCAB, load_folder};
+use super::{AsksFor, CONTEXT, Fault, Keeping, Kind, State, VOCAB, load_folder};
 use serde_json::{Value, json};
 use sinew_types::{Engine, FinishReason, SampledToken};
 use std::sync::Arc;
@@ -19,6 +19,7 @@ const FIELDS: &[&str] = &[
     "stream",
     "priority",
     "return_prompt_token_ids",
+    "lora_path",
 ];
 const SAMPLING_FIELDS: &[&str] = &[
     "max_new_tokens",
@@ -36,6 +37,14 @@ const SAMPLING_FIELDS: &[&str] = &[
 
 pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
     let label = state.label.lock().unwrap().clone();
+    let noisy = call.method == hyper::Method::POST && call.path != "/generate";
+    if noisy && !call.path.contains("lora") {
+        let label = call.body["new_version"].as_str();
+        let tags = call.body["tags"].as_array();
+        let tags = tags.map(|tags| format!(" {}", json!(tags)));
+        let more = label.map(|l| format!(" {l}")).or(tags).unwrap_or_default();
+        state.note(format!("{}{more}", call.path));
+    }
     match call.path.as_str() {
         "/health" if state.sleeping.load(Ordering::SeqCst) => error(503, "asleep"),
         "/health" => whole(200, "text/plain", String::new()),
@@ -59,20 +68,91 @@ pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
             json_answer(&json!({ "success": true, "new_version": new }))
         }
         "/update_weights_from_disk" => update_weights(state, &call.body),
-        "/release_memory_occupation" => {
-            state.sleeping.store(true, Ordering::SeqCst);
-            whole(200, "application/json", "null".to_owned())
+        "/v1/models" => models(state),
+        path if path.contains("lora_adapter") => adapters(state, &call),
+        path if path.contains("memory_occupation") => memory(state, &call),
+        _ => control(state, &call),
+    }
+}
+
+/// Pauses and sums of weights.
+fn control(state: &State, call: &Call) -> Answer {
+    match call.path.as_str() {
+        "/pause_generation" => {
+            let keeping = *state.keeping.lock().unwrap();
+            match (call.body["mode"].as_str(), keeping) {
+                (_, Keeping::Refuses) => return error(404, "Not Found"),
+                (Some("retract"), Keeping::Keeps) => state.frozen.store(true, Ordering::SeqCst),
+                _ => {
+                    state.aborts.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+            json_answer(&json!({ "status": "ok", "message": "Generation paused successfully." }))
         }
-        "/resume_memory_occupation" => {
-            state.sleeping.store(false, Ordering::SeqCst);
-            whole(200, "application/json", "null".to_owned())
+        "/continue_generation" => {
+            state.frozen.store(false, Ordering::SeqCst);
+            json_answer(&json!({ "status": "ok", "message": "Generation continued successfully." }))
+        }
+        "/weights_checker" if state.no_sums.load(Ordering::SeqCst) => {
+            let body = json!({ "success": false, "message": "unknown action" });
+            whole(400, "application/json", body.to_string())
+        }
+        "/weights_checker" if call.body["action"] == "checksum" => {
+            let own = json!({ "checksums": { "number": state.sum() }, "per_gpu_checksum": "0" });
+            json_answer(&json!({ "success": true, "message": "", "ranks": [own] }))
         }
         _ => error(404, "Not Found"),
     }
 }
 
+/// The model and, in newer servers, its adapters.
+fn models(state: &State) -> Answer {
+    let mut list = vec![json!({ "id": "tiny", "object": "model", "owned_by": "sglang" })];
+    if !state.hides_adapters.load(Ordering::SeqCst) {
+        let adapters = state.adapters.lock().unwrap();
+        let card = |name: &String| json!({ "id": name, "parent": "tiny" });
+        list.extend(adapters.keys().map(card));
+    }
+    json_answer(&json!({ "object": "list", "data": list }))
+}
+
+/// Loads and removes adapters.
+fn adapters(state: &State, call: &Call) -> Answer {
+    if !state.lora.load(Ordering::SeqCst) {
+        let why = "LoRA is not enabled. Please set `--enable-lora` to enable LoRA.";
+        return outcome(Err(why.to_owned()));
+    }
+    if call.path == "/load_lora_adapter" {
+        return outcome(state.load_adapter(&call.body));
+    }
+    let removed = state.unload_adapter(&call.body).then_some(());
+    outcome(removed.ok_or_else(|| "it is not loaded".to_owned()))
+}
+
+/// Gives memory up, or takes it back.
+fn memory(state: &State, call: &Call) -> Answer {
+    let tags = call.body["tags"].as_array().cloned().unwrap_or_default();
+    let tags: Vec<&str> = tags.iter().filter_map(Value::as_str).collect();
+    if call.path == "/release_memory_occupation" {
+        state.give_up(&tags);
+    } else {
+        tags.iter().for_each(|tag| state.take_back(tag));
+    }
+    whole(200, "application/json", "null".to_owned())
+}
+
+/// The answer to a command on adapters.
+fn outcome(result: Result<(), String>) -> Answer {
+    let status = if result.is_ok() { 200 } else { 400 };
+    let body = json!({ "success": result.is_ok(), "error_message": result.err() });
+    whole(status, "application/json", body.to_string())
+}
+
 fn update_weights(state: &Arc<State>, body: &Value) -> Answer {
     let path = body["model_path"].as_str().unwrap_or_default();
+    if body["abort_all_requests"] != false {
+        state.aborts.fetch_add(1, Ordering::SeqCst);
+    }
     match load_folder(state, path) {
         Ok(()) => {
             let label = body["weight_version"].as_str().unwrap_or("default");
@@ -118,6 +198,14 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
     if asked > CONTEXT as u64 || prompt.iter().any(|id| *id as usize >= VOCAB) {
         return error(400, "exceeds the context length or the vocabulary");
     }
+    let adapter = body["lora_path"].as_str();
+    if let Some(name) = adapter
+        && !state.adapters.lock().unwrap().contains_key(name)
+    {
+        let why = format!("The following requested LoRA adapters are not loaded: {name}");
+        return error(400, &why);
+    }
+    let asks = AsksFor::new(state, adapter.unwrap_or("tiny"));
     state.seen.lock().unwrap().push(body.clone());
     let mut sampling = sampling_of(&params, "max_new_tokens");
     sampling.seed = params["sampling_seed"].as_u64().unwrap_or(0);
@@ -125,6 +213,7 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
     let incremental = state.kind == Kind::SglangIncremental;
     let rid = body["rid"].clone();
     let write = move |state: &State, piece: &Piece| {
+        let _ = &asks;
         let told = if incremental { &piece.new } else { &piece.all };
         let entry = |t: &SampledToken| json!([logprob(piece, t), told_id(piece, t), null]);
         let tops = |t: &SampledToken| {
@@ -136,12 +225,14 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
             logprobs.pop();
         }
         let finish = piece.end.as_ref().map(finish);
+        let spans = state.spans.load(Ordering::SeqCst).then(|| piece.versions());
         json!({ "text": null, "output_ids": told.iter().map(|t| t.id).collect::<Vec<_>>(),
             "prompt_token_ids": piece.prompt,
             "meta_info": { "id": rid, "finish_reason": finish,
                 "prompt_tokens": piece.prompt.len(), "completion_tokens": piece.all.len(),
                 "cached_tokens": piece.cached, "num_retractions": 0,
                 "weight_version": *state.label.lock().unwrap(),
+                "weight_versions": spans.unwrap_or_else(|| json!([])),
                 "output_token_logprobs": logprobs,
                 "output_token_logprobs_length": piece.all.len(),
                 "output_top_logprobs": told.iter().map(tops).collect::<Vec<_>>() } })

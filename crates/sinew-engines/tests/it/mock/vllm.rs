@@ -2,7 +2,7 @@
 
 use super::generate::{Piece, logprob, sampling_of, stream_of, told_id};
 use super::serve::{Answer, Call, error, json_answer, unknown_field, whole};
-use super::{CONTEXT, Fault, State, VOCAB, load_folder};
+use super::{AsksFor, CONTEXT, Fault, Keeping, State, VOCAB, load_folder};
 use hyper::Method;
 use serde_json::{Map, Value, json};
 use sinew_types::{Engine, FinishReason, SampledToken};
@@ -51,21 +51,55 @@ pub(super) fn answer(state: &Arc<State>, call: Call) -> Answer {
     let post = call.method == Method::POST;
     match (post, call.path.as_str()) {
         (false, "/health") => whole(200, "text/plain", String::new()),
-        (false, "/v1/models") => json_answer(&json!({ "object": "list", "data": [{
-            "id": "tiny", "object": "model", "created": 1, "owned_by": "vllm",
-            "root": "/models/tiny", "parent": null, "max_model_len": CONTEXT,
-        }]})),
+        (false, "/v1/models") => models(state),
         (false, "/metrics") => whole(200, "text/plain", metrics(state)),
         (true, "/v1/completions") => completions(state, call.body),
         (true, "/inference/v1/generate") => generate(state, call.body),
+        (true, "/v1/load_lora_adapter" | "/v1/unload_lora_adapter")
+            if !state.lora.load(Ordering::SeqCst) =>
+        {
+            error(404, "Not Found")
+        }
+        (true, "/v1/load_lora_adapter") => match state.load_adapter(&call.body) {
+            Ok(()) => whole(200, "text/plain", "Success".to_owned()),
+            Err(why) => error(400, &why),
+        },
+        (true, "/v1/unload_lora_adapter") if state.unload_adapter(&call.body) => {
+            whole(200, "text/plain", "Success".to_owned())
+        }
+        (true, "/v1/unload_lora_adapter") => error(404, "cannot be found"),
         _ if state.bare.load(Ordering::SeqCst) => error(404, "Not Found"),
         _ => development(state, &call),
     }
 }
 
+/// The model and its adapters.
+fn models(state: &State) -> Answer {
+    let mut list = vec![
+        json!({ "id": "tiny", "object": "model", "created": 1, "owned_by": "vllm",
+        "root": "/models/tiny", "parent": null, "max_model_len": CONTEXT }),
+    ];
+    for (name, path) in &*state.adapters.lock().unwrap() {
+        list.push(json!({ "id": name, "object": "model", "root": path, "parent": "tiny" }));
+    }
+    json_answer(&json!({ "object": "list", "data": list }))
+}
+
+/// Whether a request names the model or one of its adapters.
+fn has_model(state: &State, body: &Value) -> bool {
+    let name = body["model"].as_str().unwrap_or_default();
+    name == "tiny" || state.adapters.lock().unwrap().contains_key(name)
+}
+
 /// The endpoints of the development mode.
 fn development(state: &Arc<State>, call: &Call) -> Answer {
     let set = |label: &str| *state.label.lock().unwrap() = label.to_owned();
+    if call.method == Method::POST {
+        let label = call.body["new_version"].as_str();
+        let query = (!call.query.is_empty()).then(|| format!("?{}", call.query));
+        let more = label.map(|l| format!(" {l}")).or(query).unwrap_or_default();
+        state.note(format!("{}{more}", call.path));
+    }
     match call.path.as_str() {
         "/weight_info" => json_answer(&json!({ "weight_version": *state.label.lock().unwrap() })),
         "/update_weight_version" => match call.body["new_version"].as_str() {
@@ -75,15 +109,17 @@ fn development(state: &Arc<State>, call: &Call) -> Answer {
             }
             None => error(422, "field required: new_version"),
         },
-        "/pause" => {
-            state.paused.store(true, Ordering::SeqCst);
-            json_answer(&json!({ "status": "paused" }))
-        }
+        "/pause" => pause(state, &call.query),
         "/resume" => {
             state.paused.store(false, Ordering::SeqCst);
+            state.frozen.store(false, Ordering::SeqCst);
             json_answer(&json!({ "status": "resumed" }))
         }
         "/reset_prefix_cache" => json_answer(&json!({ "success": true })),
+        "/weight_checker" if state.no_sums.load(Ordering::SeqCst) => error(404, "Not Found"),
+        "/weight_checker" if call.body["action"] == "checksum" => {
+            json_answer(&json!({ "checksums": { "dp0:pp0:pcp0:tp0:number": state.sum() } }))
+        }
         "/collective_rpc" if call.body["method"] == "reload_weights" => {
             let path = call.body["kwargs"]["weights_path"]
                 .as_str()
@@ -94,12 +130,17 @@ fn development(state: &Arc<State>, call: &Call) -> Answer {
             }
         }
         "/sleep" if call.query.starts_with("level=") => {
-            state.sleeping.store(true, Ordering::SeqCst);
-            json_answer(&json!({ "status": "sleeping", "level": 1 }))
+            state.give_up(&["weights", "kv_cache"]);
+            whole(200, "text/plain", String::new())
         }
         "/wake_up" => {
-            state.sleeping.store(false, Ordering::SeqCst);
-            json_answer(&json!({ "status": "awake", "tags": null }))
+            match call.query.strip_prefix("tags=") {
+                Some(part) => state.take_back(part),
+                None => ["weights", "kv_cache"]
+                    .iter()
+                    .for_each(|p| state.take_back(p)),
+            }
+            whole(200, "text/plain", String::new())
         }
         "/is_sleeping" => {
             json_answer(&json!({ "is_sleeping": state.sleeping.load(Ordering::SeqCst) }))
@@ -108,9 +149,24 @@ fn development(state: &Arc<State>, call: &Call) -> Answer {
     }
 }
 
+/// Freezes or ends all requests.
+fn pause(state: &State, query: &str) -> Answer {
+    let keeping = *state.keeping.lock().unwrap();
+    match (query, keeping) {
+        ("mode=keep", Keeping::Refuses) => return error(422, "mode: Input should be 'abort'"),
+        ("mode=keep", Keeping::Keeps) => state.frozen.store(true, Ordering::SeqCst),
+        _ => {
+            state.paused.store(true, Ordering::SeqCst);
+            state.aborts.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    json_answer(&json!({ "status": "paused" }))
+}
+
 fn metrics(state: &State) -> String {
     let status = state.engine.status();
-    let awake = u8::from(!state.sleeping.load(Ordering::SeqCst));
+    // The real one is awake in its metrics after any wake-up, too.
+    let awake = u8::from(!state.has_no_weights());
     let own = 1.0 - status.kv_tokens_free as f64 / status.kv_tokens_total as f64;
     let used = own.max(*state.kv_used.lock().unwrap());
     let l = "{engine=\"0\",model_name=\"tiny\"}";
@@ -123,7 +179,7 @@ fn metrics(state: &State) -> String {
          vllm:cache_config_info{{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"{}\"}} 1.0\n\
          vllm:generation_tokens_total{l} {}.0\nvllm:prompt_tokens_total{l} {}.0\n\
          vllm:num_preemptions_total{l} 0.0\n",
-        state.started_s,
+        *state.started_s.lock().unwrap(),
         status.running,
         status.waiting,
         status.kv_tokens_total / 16,
@@ -155,7 +211,7 @@ fn completions(state: &Arc<State>, body: Value) -> Answer {
     if let Some(field) = unknown_field(&body, COMPLETION_FIELDS) {
         return error(400, &format!("unknown field {field}"));
     }
-    if body["model"] != "tiny" {
+    if !has_model(state, &body) {
         return error(404, "The model does not exist.");
     }
     let Some(prompt) = ids(&body["prompt"]) else {
@@ -171,7 +227,9 @@ fn completions(state: &Arc<State>, body: Value) -> Answer {
     let last = json!({ "id": "cmpl-1", "object": "text_completion", "model": "tiny",
         "choices": [], "usage": { "prompt_tokens": prompt.len(),
             "prompt_tokens_details": { "cached_tokens": 3 } } });
+    let asks = AsksFor::new(state, body["model"].as_str().unwrap());
     let write = move |_: &State, piece: &Piece| {
+        let _ = &asks;
         let name = |id: u32| format!("token_id:{id}");
         let top = |t: &SampledToken| {
             // The sampled token comes first, whether it is among the best or not.
@@ -202,6 +260,9 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
     if let Some(field) = unknown_field(&body, GENERATE_FIELDS) {
         return error(400, &format!("unknown field {field}"));
     }
+    if !has_model(state, &body) {
+        return error(404, "The model does not exist.");
+    }
     let Some(prompt) = ids(&body["token_ids"]) else {
         return error(422, "field required: token_ids");
     };
@@ -215,7 +276,9 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
     let last = json!({ "request_id": "generate-tokens-r1", "output_mode": "tokens",
         "choices": [], "usage": { "prompt_tokens": prompt.len(),
             "prompt_tokens_details": { "cached_tokens": 3 } } });
-    let write = move |state: &State, piece: &Piece| {
+    let asks = AsksFor::new(state, body["model"].as_str().unwrap());
+    let write = move |_: &State, piece: &Piece| {
+        let _ = &asks;
         let content = |t: &SampledToken| {
             let entry =
                 |id: u32, logprob: f32| json!({ "token_id": id, "logprob": logprob, "rank": 1 });
@@ -227,10 +290,7 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
         let logprobs =
             (piece.fault != Some(Fault::NoLogprobs)).then(|| json!({ "content": content }));
         let (finish, stop) = finish(piece.end.as_ref());
-        let versions = piece.end.as_ref().map(|_| {
-            let label = state.label.lock().unwrap().clone();
-            json!([{ "version": label, "start": 0, "end": piece.all.len() }])
-        });
+        let versions = piece.end.as_ref().map(|_| piece.versions());
         let mut value = json!({ "request_id": "generate-tokens-r1", "usage": null,
             "output_mode": "tokens", "choices": [{ "index": 0, "finish_reason": finish,
                 "stop_reason": stop, "routed_experts": null, "sampling_mask": null,
