@@ -12,8 +12,8 @@
 
 Every part has a limit of time; a part that fails or is cut is a row with the reason. Tokens/s count each row
 whole, shared prompts too. MFU counts the operations of what is computed: 6 (LoRA: 4) for each weight of a
-matrix and token, the output matrix only for trained tokens; for attention 12 for each layer, pair of tokens and
-hidden number. Recomputed activations do not count. The peak is that of the data sheet for dense bf16 with f32
+matrix and token, the output matrix only for trained tokens; for attention 12 for each layer, pair of tokens
+and hidden number. Recomputed activations do not count. The peak is that of the data sheet for dense bf16 with f32
 sums, or measured.
 """
 
