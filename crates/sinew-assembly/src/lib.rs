@@ -254,7 +254,7 @@ pub fn pipeline(
         weights,
         shape: &shape,
         algorithm: &algorithm,
-        files: renderer.files().map_err(Failure::system)?,
+        renderer: &renderer,
         fence: store.fence.clone(),
     };
     let begun = learner::begin(recipe, pins, parts, &session)?;
@@ -274,7 +274,7 @@ pub fn pipeline(
     let (engine, cross) = engine::engines(recipe, &own, &renderer, &grammars, &shape, first)?;
     let wait = world.sandbox_wait;
     let episode = episode_parts(recipe, &session, run, &engine, &renderer, envs, wait)?;
-    let transport = publish::transport(recipe, engine, begun.first, &session)?;
+    let transport = publish::transport(recipe, engine, begun.first, begun.turns, &session)?;
     let options = plan::episode_options(&recipe.rollout);
     let live = live::source(recipe, &session, &episode, &options, &store, &mut late)?;
     let turns = plan::turns(recipe, &config.core);
