@@ -280,8 +280,7 @@ pub fn pipeline(
     let turns = plan::turns(recipe, &config.core);
     let parts = rollout_parts(recipe, dir, episode, options, taskset, cross, turns);
     let (rollouts, groups) = rollouts(&session, parts, &renderer, &store.traces);
-    let described = RunEvent::Described(describe(&shape, &own));
-    session.bus.emit(described)?;
+    described(&session, &shape, &own)?;
     let pipeline = Pipeline {
         config,
         algorithm: Arc::new(algorithm),
@@ -375,6 +374,12 @@ fn groups(
         store: Arc::clone(store),
     };
     GroupRewards::new(session.runtime.clone(), parts, session.cancel.clone())
+}
+
+/// Reports model and machine to the views.
+fn described(session: &Session<'_>, shape: &StartShape, device: &Cpu) -> Result<(), Failure> {
+    let described = RunEvent::Described(describe(shape, device));
+    Ok(session.bus.emit(described)?)
 }
 
 /// One line about model and machine, for the views.
