@@ -10,12 +10,13 @@ use crate::lineage::{self, SessionOrigin};
 use crate::model::{loaded_params, renderer};
 use crate::run_pins::RunPins;
 use crate::start_model::{StartShape, StartWeights};
-use crate::torch::{self, TorchParts};
-use crate::{Session, clock, plan, scoring};
+use crate::torch::{self, EngineSlot, TorchParts};
+use crate::{Session, clock, plan, scoring, servers};
 use sinew_algo::Algorithm;
 use sinew_orchestrator::{PipelineError, RunEvent, TrainProgress};
 use sinew_pipeline::{Learner, PolicyLearner, SavedState, SharedLearner};
-use sinew_recipe::RunPlan;
+use sinew_recipe::{Place, RunPlan};
+use sinew_render::Renderer;
 use sinew_runs::{Resume, RunDir, TokenSignals};
 use sinew_tensor::Cpu;
 use sinew_train::Policy;
@@ -29,8 +30,7 @@ pub(crate) struct LearnerParts<'a> {
     pub(crate) weights: StartWeights,
     pub(crate) shape: &'a StartShape,
     pub(crate) algorithm: &'a Algorithm,
-    /// Tokenizer and template, which each checkpoint gets so that it can be loaded as a model.
-    pub(crate) files: Vec<(String, Vec<u8>)>,
+    pub(crate) renderer: &'a Arc<dyn Renderer>,
     /// Fence of this process.
     pub(crate) fence: Fence,
 }
@@ -41,6 +41,8 @@ pub(crate) struct BegunLearner {
     pub(crate) saved: SavedState,
     /// The weights that engines begin with.
     pub(crate) first: FirstWeights,
+    /// Place for the engine, if it takes turns with the trainer.
+    pub(crate) turns: Option<EngineSlot>,
 }
 
 /// Creates a trainer with the models that score for it, in the state that it resumes from. From then on, its
@@ -56,11 +58,16 @@ pub(crate) fn begin(
     session: &Session<'_>,
 ) -> Result<BegunLearner, Failure> {
     let fence = parts.fence;
+    // Tokenizer and template, so that each checkpoint can be loaded as a model.
+    let files = parts.renderer.files().map_err(Failure::system)?;
     let config = plan::learner(recipe, session.dir, fence.clone())?;
     let (device, needs) = (parts.device, parts.algorithm.needs());
     match parts.weights {
         StartWeights::Folder(model, settings) => {
-            let (trainer, scorers) = torch::trainer(
+            if settings.place == Place::Turns {
+                servers::sleep(recipe, parts.renderer)?;
+            }
+            let begun = torch::trainer(
                 &TorchParts {
                     recipe,
                     pinned: &pins.plan,
@@ -73,8 +80,13 @@ pub(crate) fn begin(
                 },
                 session,
             )?;
-            let learner = PolicyLearner::new(config, trainer, scorers, parts.files)?;
-            start(learner, fence, recipe, pins, session)
+            let (trainer, scorers) = (begun.trainer, begun.scorers);
+            let learner = PolicyLearner::new(config, trainer, scorers, files)?;
+            let started = start(learner, fence, recipe, pins, session)?;
+            Ok(BegunLearner {
+                turns: begun.turns,
+                ..started
+            })
         }
         StartWeights::Params(params) => {
             let scorers = scoring::scoring_models(&pins.plan, needs, device, &params)?;
@@ -82,7 +94,7 @@ pub(crate) fn begin(
             let policy = plan::policy(recipe)?;
             let processes = recipe.train.data_parallel;
             let trainer = policy.shared_trainer(processes, &worker, device, params, clock())?;
-            let learner = PolicyLearner::new(config, trainer, scorers, parts.files)?;
+            let learner = PolicyLearner::new(config, trainer, scorers, files)?;
             start(learner, fence, recipe, pins, session)
         }
     }
@@ -130,6 +142,7 @@ fn start<P: Policy + Send + 'static>(
         learner: Arc::new(Mutex::new(learner)),
         saved,
         first,
+        turns: None,
     })
 }
 

@@ -254,7 +254,7 @@ pub fn pipeline(
         weights,
         shape: &shape,
         algorithm: &algorithm,
-        files: renderer.files().map_err(Failure::system)?,
+        renderer: &renderer,
         fence: store.fence.clone(),
     };
     let begun = learner::begin(recipe, pins, parts, &session)?;
@@ -274,14 +274,13 @@ pub fn pipeline(
     let (engine, cross) = engine::engines(recipe, &own, &renderer, &grammars, &shape, first)?;
     let wait = world.sandbox_wait;
     let episode = episode_parts(recipe, &session, run, &engine, &renderer, envs, wait)?;
-    let transport = publish::transport(recipe, engine, begun.first, &session)?;
+    let transport = publish::transport(recipe, engine, begun.first, begun.turns, &session)?;
     let options = plan::episode_options(&recipe.rollout);
     let live = live::source(recipe, &session, &episode, &options, &store, &mut late)?;
     let turns = plan::turns(recipe, &config.core);
     let parts = rollout_parts(recipe, dir, episode, options, taskset, cross, turns);
     let (rollouts, groups) = rollouts(&session, parts, &renderer, &store.traces);
-    let described = RunEvent::Described(describe(&shape, &own));
-    session.bus.emit(described)?;
+    described(&session, &shape, &own)?;
     let pipeline = Pipeline {
         config,
         algorithm: Arc::new(algorithm),
@@ -375,6 +374,12 @@ fn groups(
         store: Arc::clone(store),
     };
     GroupRewards::new(session.runtime.clone(), parts, session.cancel.clone())
+}
+
+/// Reports model and machine to the views.
+fn described(session: &Session<'_>, shape: &StartShape, device: &Cpu) -> Result<(), Failure> {
+    let described = RunEvent::Described(describe(shape, device));
+    Ok(session.bus.emit(described)?)
 }
 
 /// One line about model and machine, for the views.

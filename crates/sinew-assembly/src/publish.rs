@@ -4,6 +4,7 @@ use crate::Session;
 use crate::failure::Failure;
 use crate::first_weights::FirstWeights;
 use crate::model::model_files;
+use crate::torch::EngineSlot;
 use sinew_engines::{FolderDtype, Publisher, SharedWeights, WeightsFolder};
 use sinew_model::ModelFiles;
 use sinew_orchestrator::{Bus, PipelineError, RunEvent};
@@ -31,6 +32,22 @@ impl WeightsTransport for Publishing {
     }
 }
 
+/// An engine that sleeps while the trainer uses its GPUs: it loads weights, and then takes back the memory of
+/// its KV cache.
+struct Waking(Arc<dyn Engine>);
+
+impl WeightsTransport for Waking {
+    fn publish(
+        &mut self,
+        version: PolicyVersion,
+        weights: Arc<dyn TensorSource>,
+    ) -> Result<(), PipelineError> {
+        self.0.publish(version, weights)?;
+        let woken = self.0.wake();
+        woken.map_err(|e| PipelineError::system(format!("engine: {e}")))
+    }
+}
+
 /// Transport of new weights to the engines that sample. The weights that the run begins with are published at
 /// once.
 ///
@@ -40,8 +57,14 @@ pub(crate) fn transport(
     recipe: &RunPlan,
     engine: Arc<dyn Engine>,
     first: FirstWeights,
+    turns: Option<EngineSlot>,
     session: &Session<'_>,
 ) -> Result<Box<dyn WeightsTransport>, Failure> {
+    if let Some(slot) = turns {
+        // The slot is empty: this is the only engine of the run.
+        let _ = slot.0.set(Arc::clone(&engine));
+        return Ok(Box::new(Waking(engine)));
+    }
     let section = &recipe.engine;
     let dir = match &section.weights_dir {
         Some(dir) if section.kind == EngineType::Embedded => dir,

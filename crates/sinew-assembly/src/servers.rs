@@ -137,10 +137,37 @@ pub(crate) fn training_engine(
     config.router.adapters = section.adapters.then(|| recipe.name.clone());
     let engine = RemoteEngine::new(backends, folder, config);
     let engine = engine.map_err(|e| failed(&e))?;
-    engine
-        .load_weights(weights.version, weights.tensors)
-        .map_err(|e| failed(&e))?;
+    let turns = takes_turns(recipe);
+    if turns {
+        // Its servers sleep already; the engine has to know it before it loads weights.
+        engine.sleep().map_err(|e| failed(&e))?;
+    }
+    let loaded = engine.load_weights(weights.version, weights.tensors);
+    loaded.map_err(|e| failed(&e))?;
+    if turns {
+        engine.wake().map_err(|e| failed(&e))?;
+    }
     Ok(Arc::new(engine))
+}
+
+/// Makes the servers of a recipe leave their GPUs, before its trainer loads a model there.
+///
+/// # Errors
+/// If a server does not answer, or was not started for it.
+pub(crate) fn sleep(recipe: &RunPlan, renderer: &Arc<dyn Renderer>) -> Result<(), Failure> {
+    let failed = |e: &dyn std::fmt::Display| Failure::outside(format!("engine: {e}"));
+    let backends = connected(&recipe.engine, renderer, sleep_level(recipe))?;
+    let mut config = config(WeightsId::default(), None);
+    // Whatever weights they have: they load others before they sample.
+    config.router.follow = true;
+    let engine = RemoteEngine::new(backends, None, config).map_err(|e| failed(&e))?;
+    engine.wait_ready(READY_WITHIN).map_err(|e| failed(&e))?;
+    engine.sleep().map_err(|e| failed(&e))
+}
+
+/// Whether servers and trainer use the same GPUs in turns.
+fn takes_turns(recipe: &RunPlan) -> bool {
+    recipe.torch().is_some_and(|t| t.place == Place::Turns)
 }
 
 /// The engine of a recipe that samples with the weights that its servers have already.
@@ -166,8 +193,7 @@ pub(crate) fn sampling_engine(
 /// the old ones are discarded; adapters belong to the weights that the servers were started with, which are
 /// kept.
 fn sleep_level(recipe: &RunPlan) -> u8 {
-    let turns = recipe.torch().is_some_and(|t| t.place == Place::Turns);
-    if turns && !recipe.engine.adapters {
+    if takes_turns(recipe) && !recipe.engine.adapters {
         2
     } else {
         1

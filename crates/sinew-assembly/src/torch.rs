@@ -10,16 +10,18 @@ use crate::{Session, clock, plan};
 use sinew_algo::Needs;
 use sinew_model::ValueHead;
 use sinew_pipeline::{FrozenModel, PolicyConfig, Reference, ScoringModels};
-use sinew_recipe::{EngineType, RunPlan, TrainerDtype, TrainerPlan};
+use sinew_recipe::{EngineType, Place, RunPlan, TrainerDtype, TrainerPlan};
 use sinew_tensor::Cpu;
 use sinew_torch::{
-    Attention, Checkpointing, CriticOptions, Deadlines, EnvironmentVariables, LoraOptions,
-    OpenOptions, PublishForm, PublishOptions, RankGroup, RankOptions, ServerAddress, Sharing,
-    TorchDtype, TorchPolicy, TorchSetup, find_python, probe,
+    Attention, Checkpointing, CriticOptions, Deadlines, EnvironmentVariables, FreeDevices,
+    LoraOptions, OpenOptions, PublishForm, PublishOptions, RankGroup, RankOptions, ServerAddress,
+    Sharing, TorchDtype, TorchPolicy, TorchSetup, find_python, probe,
 };
 use sinew_train::Trainer;
+use sinew_types::Engine;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Folder in that of a run with the logs of the trainer's processes.
@@ -47,14 +49,26 @@ pub(crate) struct TorchParts<'a> {
     pub(crate) fence: u64,
 }
 
-/// Starts the trainer and opens its models.
+/// The engine that uses the trainer's GPUs in turns, which is made after the trainer.
+#[derive(Clone, Default)]
+pub(crate) struct EngineSlot(pub(crate) Arc<OnceLock<Arc<dyn Engine>>>);
+
+/// A trainer whose models are loaded.
+pub(crate) struct BegunTrainer {
+    pub(crate) trainer: Trainer<TorchPolicy>,
+    pub(crate) scorers: ScoringModels,
+    /// Place for the engine, if it takes turns with the trainer.
+    pub(crate) turns: Option<EngineSlot>,
+}
+
+/// Starts the trainer and opens its models. An engine on the same GPUs must sleep by then.
 ///
 /// # Errors
 /// If there is no Python with PyTorch, a process does not start, or a model cannot be loaded.
 pub(crate) fn trainer(
     parts: &TorchParts<'_>,
     session: &Session<'_>,
-) -> Result<(Trainer<TorchPolicy>, ScoringModels), Failure> {
+) -> Result<BegunTrainer, Failure> {
     let (recipe, settings) = (parts.recipe, parts.settings);
     let run = session.dir.path();
     let policy = plan::policy(recipe)?;
@@ -81,7 +95,11 @@ pub(crate) fn trainer(
             TorchPolicy::start(group, &setup(dtype(recipe, settings, gpus > 0))?)
         }
     };
-    let opened = opened.map_err(|e| Failure::system(format!("trainer: {e}")))?;
+    let mut opened = opened.map_err(|e| Failure::system(format!("trainer: {e}")))?;
+    let turns = (settings.place == Place::Turns).then(EngineSlot::default);
+    if let Some(slot) = &turns {
+        opened.take_turns(free(slot.clone()));
+    }
     let scorer = |name: &str| -> Option<FrozenModel> {
         let known = names.iter().any(|n| n == name);
         known.then(|| Box::new(opened.scorer(name)) as FrozenModel)
@@ -94,7 +112,20 @@ pub(crate) fn trainer(
     let tokens = recipe.train.micro_batch_tokens;
     let scorers = ScoringModels::new(reference, scorer(TEACHER), tokens);
     let trainer = Trainer::new(opened, policy.trainer, clock()).map_err(Failure::system)?;
-    Ok((trainer, scorers))
+    Ok(BegunTrainer {
+        trainer,
+        scorers,
+        turns,
+    })
+}
+
+/// Makes the engine sleep before the trainer takes back the GPUs.
+fn free(slot: EngineSlot) -> FreeDevices {
+    Box::new(move || match slot.0.get() {
+        Some(engine) => engine.sleep().map_err(|e| format!("engine: {e}")),
+        // Its servers sleep since the start.
+        None => Ok(()),
+    })
 }
 
 /// The Python of the trainer.
@@ -229,7 +260,11 @@ fn publish_options(recipe: &RunPlan, run: &Path) -> PublishOptions {
     let engine = &recipe.engine;
     let root = engine.weights_dir.as_ref().map(PathBuf::from);
     PublishOptions {
-        form: PublishForm::Full,
+        form: if engine.adapters {
+            PublishForm::Adapter
+        } else {
+            PublishForm::Full
+        },
         dtype: TorchDtype::F32,
         untied: engine.untied,
         ..PublishOptions::new(root.unwrap_or_else(|| run.join(WEIGHTS)))

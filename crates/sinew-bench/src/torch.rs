@@ -505,7 +505,7 @@ fn overhead(policy: &mut TorchPolicy, batches: &[MicroBatch]) -> Result<f64, Ben
         backward: true,
     };
     policy.zero_gradients().map_err(BenchError::system)?;
-    policy.take_usage();
+    policy.take_verb_usage();
     let start = Instant::now();
     for wave in batches.chunks(policy.lanes()) {
         let wave: Vec<&MicroBatch> = wave.iter().collect();
@@ -518,7 +518,7 @@ fn overhead(policy: &mut TorchPolicy, batches: &[MicroBatch]) -> Result<f64, Ben
         policy.backward(&wave, &grads).map_err(BenchError::system)?;
     }
     let wall = start.elapsed().as_secs_f64();
-    Ok((wall - policy.take_usage().server_seconds) / wall)
+    Ok((wall - policy.take_verb_usage().server_seconds) / wall)
 }
 
 /// Seconds of writing the files of published weights once more, synchronized.

@@ -295,6 +295,9 @@ pub struct StepRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preference: Option<PreferenceReport>,
     pub train_phases: serde_json::Value,
+    /// Seconds and memory of the trainer's processes since the step before; `None` for the embedded trainer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trainer_ranks: Option<serde_json::Value>,
     /// Largest absolute difference between the log-probabilities of engine and trainer, before the update.
     pub logprob_gap_max: f64,
     /// Seconds from the start of the first episode until the rows were made.

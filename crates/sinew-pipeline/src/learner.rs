@@ -295,6 +295,8 @@ impl<P: Policy + Send> Learner for PolicyLearner<P> {
         record.metrics = serde_json::to_value(&report.metrics).map_err(system)?;
         record.preference = batch.report.preference;
         record.train_phases = serde_json::to_value(report.seconds).map_err(system)?;
+        let ranks = report.ranks.map(serde_json::to_value);
+        record.trainer_ranks = ranks.transpose().map_err(system)?;
         if let Some(sink) = &mut self.row_sink {
             sink(record.step, &batch.rows, &report.logprobs);
         }

@@ -1,11 +1,11 @@
 //! The calls of one owner: numbers, repetitions, deadlines, and the error that lasts.
 
 use crate::error::TorchError;
-use crate::options::Deadlines;
+use crate::options::{Deadlines, Residence};
 use crate::status::ServerStatus;
 use crate::transport::{HttpTransport, Lost, Reply, ServerAddress, Transport};
 use crate::usage::TorchUsage;
-use crate::wire::{self, AnswerUsage, Call, Nothing, Verb};
+use crate::wire::{self, AnswerUsage, Call, Nothing, ResideBody, Verb};
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -68,6 +68,24 @@ impl Start {
     }
 }
 
+/// Makes the engines leave the devices; the error says why they do not.
+pub type FreeDevices = Box<dyn FnMut() -> Result<(), String> + Send>;
+
+/// Use of devices in turns with engines.
+struct Turns {
+    free: FreeDevices,
+    /// Whether weights, gradients and moments are in host memory.
+    is_away: bool,
+}
+
+impl fmt::Debug for Turns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turns")
+            .field("is_away", &self.is_away)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The calls of one owner to one server.
 #[derive(Debug)]
 pub(crate) struct Client {
@@ -78,6 +96,8 @@ pub(crate) struct Client {
     /// Number of the last call that the server took.
     seq: u64,
     deadlines: Deadlines,
+    /// Use of the devices in turns with engines; `None`: they are the trainer's own.
+    turns: Option<Turns>,
     /// Error after which no call is of use.
     broken: Option<TorchError>,
     usage: TorchUsage,
@@ -96,6 +116,7 @@ impl Client {
             fence: start.fence,
             seq: start.seq,
             deadlines,
+            turns: None,
             broken: None,
             usage: TorchUsage::default(),
         }
@@ -115,12 +136,65 @@ impl Client {
         Ok(Self::new(transport, watch, Start::of(fence)?, deadlines))
     }
 
+    /// Uses the devices in turns with engines, from now on.
+    pub(crate) fn take_turns(&mut self, free: FreeDevices) {
+        self.turns = Some(Turns {
+            free,
+            is_away: false,
+        });
+    }
+
+    /// Moves everything to host memory, if the devices are used in turns.
+    ///
+    /// # Errors
+    /// The server's.
+    pub(crate) fn leave_devices(&mut self) -> Result<(), TorchError> {
+        if self.turns.as_ref().is_none_or(|turns| turns.is_away) {
+            return Ok(());
+        }
+        let place = Residence::Host;
+        let Nothing {} = self.send(Verb::Reside, &ResideBody { place })?;
+        if let Some(turns) = &mut self.turns {
+            turns.is_away = true;
+        }
+        Ok(())
+    }
+
+    /// Moves everything back to the devices, once the engines have left them.
+    fn return_to_devices(&mut self) -> Result<(), TorchError> {
+        match &mut self.turns {
+            Some(turns) if turns.is_away => (turns.free)().map_err(TorchError::Setup)?,
+            _ => return Ok(()),
+        }
+        let place = Residence::Device;
+        let Nothing {} = self.send(Verb::Reside, &ResideBody { place })?;
+        if let Some(turns) = &mut self.turns {
+            turns.is_away = false;
+        }
+        Ok(())
+    }
+
+    /// Sends a call and returns its answer, after the trainer has come back to devices that it left.
+    ///
+    /// # Errors
+    /// Those of [`Client::send`], and of engines that do not leave the devices.
+    pub(crate) fn call<B: Serialize, T: DeserializeOwned>(
+        &mut self,
+        verb: Verb,
+        body: &B,
+    ) -> Result<T, TorchError> {
+        if verb.computes() {
+            self.return_to_devices()?;
+        }
+        self.send(verb, body)
+    }
+
     /// Sends a call and returns its answer. A call whose connection fails is repeated under its number, and
     /// the server computes it once.
     ///
     /// # Errors
     /// The server's, and those of the connection. After a final error all calls fail with it.
-    pub(crate) fn call<B: Serialize, T: DeserializeOwned>(
+    fn send<B: Serialize, T: DeserializeOwned>(
         &mut self,
         verb: Verb,
         body: &B,

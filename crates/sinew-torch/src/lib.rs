@@ -39,6 +39,7 @@ mod transport;
 mod usage;
 mod wire;
 
+pub use client::FreeDevices;
 pub use environment::{
     EnvironmentVariables, GpuInfo, PythonReport, find_python, probe, requirements,
 };

@@ -1,6 +1,6 @@
 //! The policy whose weights are in the ranks of a server.
 
-use crate::client::{Client, SharedClient};
+use crate::client::{Client, FreeDevices, SharedClient};
 use crate::error::TorchError;
 use crate::folder::{FolderTensors, staging};
 use crate::options::{PublishForm, PublishOptions, Residence, TorchSetup, absolute};
@@ -16,7 +16,7 @@ use crate::wire::{
 use sinew_train::checkpoint::{CheckpointError, Draft, LoadedCheckpoint, StoredFile};
 use sinew_train::optim::{Outcome, Update};
 use sinew_train::pack::MicroBatch;
-use sinew_train::{OutputChoice, Policy, PolicyError, ScoreGrads, Scores, TopTokens};
+use sinew_train::{OutputChoice, Policy, PolicyError, RankUsage, ScoreGrads, Scores, TopTokens};
 use sinew_types::{PolicyVersion, PublishedFolder, TensorSource};
 use std::sync::Arc;
 
@@ -161,8 +161,8 @@ impl TorchPolicy {
         TorchScorer::new(self.scoring.clone(), name.to_owned())
     }
 
-    /// Returns seconds and memory of all calls since the last look, those of scorers included.
-    pub fn take_usage(&mut self) -> TorchUsage {
+    /// Returns seconds and memory of all calls by verb since the last look, those of scorers included.
+    pub fn take_verb_usage(&mut self) -> TorchUsage {
         self.scoring.client.lock().take_usage()
     }
 
@@ -177,6 +177,12 @@ impl TorchPolicy {
     /// Whether a call may succeed. If not, the server has to be started again and a checkpoint to be loaded.
     pub fn is_usable(&self) -> bool {
         self.scoring.client.lock().is_usable()
+    }
+
+    /// Uses the devices in turns with engines: the trainer leaves them after each publication, and calls
+    /// `free`, which makes the engines leave, before it comes back.
+    pub fn take_turns(&mut self, free: FreeDevices) {
+        self.scoring.client.lock().take_turns(free);
     }
 
     /// Moves weights, gradients and moments. Nothing is computed while they are in host memory.
@@ -396,10 +402,21 @@ impl Policy for TorchPolicy {
         Ok(())
     }
 
+    fn take_usage(&mut self) -> Option<RankUsage> {
+        let usage = self.take_verb_usage();
+        Some(RankUsage {
+            compute_s: usage.server_seconds,
+            wall_s: usage.wall_seconds,
+            peak_bytes: usage.peak_bytes,
+        })
+    }
+
     /// The ranks write the weights into a folder; their tensors are read when they are asked for.
     fn weights(&mut self, version: PolicyVersion) -> Result<Arc<dyn TensorSource>, PolicyError> {
         self.ready = None;
-        Ok(Arc::new(self.written(version)?))
+        let written = self.written(version)?;
+        self.scoring.client.lock().leave_devices()?;
+        Ok(Arc::new(written))
     }
 }
 

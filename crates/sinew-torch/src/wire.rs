@@ -92,6 +92,14 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
+    /// Whether it needs the devices.
+    pub(crate) fn computes(self) -> bool {
+        matches!(
+            self,
+            Self::Forward | Self::Backward | Self::Top | Self::Apply
+        )
+    }
+
     /// Name in the address of a call.
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -40,7 +40,7 @@ mod trainer;
 pub use comm::{Comm, CommError, Link, ProcessComm, SingleProcess};
 pub use host_state::{HostState, TensorFile};
 pub use model::ModelPolicy;
-pub use policy::{OutputChoice, Policy, ScoreGrads, Scores, TopTokens};
+pub use policy::{OutputChoice, Policy, RankUsage, ScoreGrads, Scores, TopTokens};
 pub use policy_error::PolicyError;
 pub use reference::{score_rows, score_top, score_values};
 pub use resume::{Commit, ResumeState};

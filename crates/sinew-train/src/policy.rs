@@ -6,6 +6,7 @@ use crate::comm::{Comm, CommError};
 use crate::optim::{Outcome, Update};
 use crate::pack::MicroBatch;
 use crate::policy_error::PolicyError;
+use serde::{Deserialize, Serialize};
 use sinew_types::{PolicyVersion, TensorSource, TokenLogprob};
 use std::sync::Arc;
 
@@ -43,6 +44,17 @@ pub struct ScoreGrads {
     pub entropies: Vec<f32>,
     /// Derivatives by the values.
     pub values: Vec<f32>,
+}
+
+/// Seconds and memory of the processes behind a policy.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankUsage {
+    /// Seconds for which the processes computed.
+    pub compute_s: f64,
+    /// Seconds of all calls. The difference to `compute_s` is the cost of the protocol.
+    pub wall_s: f64,
+    /// Most bytes that each process had in use: of its GPU, or of the process on a CPU.
+    pub peak_bytes: Vec<u64>,
 }
 
 /// A model being trained (or a frozen one that only scores): weights, gradients and optimizer state, on any
@@ -151,6 +163,12 @@ pub trait Policy {
         weights: &[String],
         updates: u64,
     ) -> Result<(), CheckpointError>;
+
+    /// Seconds and memory of the processes behind the policy since the last look; none for a policy of this
+    /// process, which is the default.
+    fn take_usage(&mut self) -> Option<RankUsage> {
+        None
+    }
 
     /// The weights of `version` as engines use them: adapters are merged, unless they are published by
     /// themselves.

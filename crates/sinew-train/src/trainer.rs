@@ -285,6 +285,7 @@ impl<P: Policy> Trainer<P> {
         state
             .report
             .finish(&state.sums, &state.first, self.version());
+        state.report.ranks = self.policy.take_usage();
         state.report.logprobs = state.logprobs;
         Ok(state.report)
     }

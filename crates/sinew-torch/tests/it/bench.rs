@@ -146,13 +146,13 @@ pub(crate) fn params(family: Family, seed: u64) -> Params {
     Params::random(&config(family), seed)
 }
 
-/// A tiny Llama whose weights are five times those of a new one, so that scores depend on the context by much
+/// A tiny Llama whose weights are three times those of a new one, so that scores depend on the context by much
 /// more than rounding.
 pub(crate) fn wide_params(seed: u64) -> Params {
     let mut params = params(Family::Llama, seed);
     for (entry, values) in params.tensors_mut() {
         if !entry.name.ends_with("norm.weight") {
-            values.iter_mut().for_each(|value| *value *= 5.0);
+            values.iter_mut().for_each(|value| *value *= 3.0);
         }
     }
     params

@@ -62,7 +62,7 @@ pub(crate) fn tokens_and_fences(bench: &Bench, model: &Path) {
 pub(crate) fn time_is_measured(bench: &Bench, model: &Path) {
     let mut torch = bench.open(model, |_| {});
     update(&mut torch, &batches(&rows(0)), 1);
-    let usage = torch.take_usage();
+    let usage = torch.take_verb_usage();
     assert!(usage.server_seconds > 0.0 && usage.wall_seconds >= usage.server_seconds);
     assert_eq!(usage.peak_bytes.len(), 2);
     assert!(usage.peak_bytes.iter().all(|&bytes| bytes > 1 << 20));

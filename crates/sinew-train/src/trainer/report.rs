@@ -2,6 +2,7 @@
 
 use crate::loss::{LossMetrics, MetricSums};
 use crate::pack::Packing;
+use crate::policy::RankUsage;
 use serde::{Deserialize, Serialize};
 use sinew_types::PolicyVersion;
 
@@ -86,6 +87,10 @@ pub struct StepReport {
     pub gap_max_abs: Option<f64>,
     /// Seconds by phase.
     pub seconds: PhaseSeconds,
+    /// Seconds and memory of the processes behind the policy since the last step; `None` without such
+    /// processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RankUsage>,
     /// Log-probabilities of each row at its trained tokens when it was first trained, in nats, and 0
     /// elsewhere; `None` for a row that was not trained. Empty unless they are kept
     /// ([`Trainer::keep_logprobs`](crate::Trainer::keep_logprobs)).
@@ -113,6 +118,7 @@ impl StepReport {
             gap_mean_abs: None,
             gap_max_abs: None,
             seconds: PhaseSeconds::default(),
+            ranks: None,
             logprobs: Vec::new(),
         }
     }
