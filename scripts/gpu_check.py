@@ -13,8 +13,8 @@
 Every part has a limit of time; a part that fails or is cut is a row with the reason. Tokens/s count each row
 whole, shared prompts too. MFU counts the operations of what is computed: 6 (LoRA: 4) for each weight of a
 matrix and token, the output matrix only for trained tokens; for attention 12 for each layer, pair of tokens
-and hidden number. Recomputed activations do not count. The peak is that of the data sheet for dense bf16 with f32
-sums, or measured.
+and hidden number. Recomputed activations do not count. The peak is that of the data sheet for dense bf16 with
+f32 sums, or measured.
 """
 
 from __future__ import annotations
@@ -373,7 +373,7 @@ def update(run: Run, lanes: list[dict[str, Any]], items: int) -> float:
 
 def measure(run: Run, shape: str, kind: str, flat: bool) -> None:
     """Updates in one form; a row with tokens/s, MFU, memory and the share of the protocol."""
-    from gpu_server import waves
+    from gpu_server import Failed, waves
     from torch_update import rows
 
     sizes, config = run.sizes, fields(shape, run.tiny)
@@ -381,8 +381,14 @@ def measure(run: Run, shape: str, kind: str, flat: bool) -> None:
     whole = rows(sizes, config["vocab_size"]).numpy()
     lora = {"rank": LORA, "alpha": 2.0 * LORA, "targets": [], "seed": 1} if kind == "lora" else None
     form = {"sharing": "flat", "attention": "sdpa"} if flat else {"attention": "flex" if run.cuda else "auto"}
-    opened = run.open(run.model(shape), samples * (shared + own), lora=lora, **form)
-    name = f"{shape} {kind}, {'flat rows' if flat else 'shared prefixes'}"
+    name, most = f"{shape} {kind}, {'flat rows' if flat else 'shared prefixes'}", samples * (shared + own)
+    try:
+        opened = run.open(run.model(shape), most, lora=lora, **form)
+    except Failed as failed:
+        if flat or failed.kind != "input":
+            raise
+        run.row(f"{name}, FlexAttention", why=str(failed))
+        opened = run.open(run.model(shape), most, lora=lora)
     if not flat and not opened["shared"]:
         run.row(name, why=f"prefixes are not shared: {opened['why_flat']}")
         return

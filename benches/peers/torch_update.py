@@ -1,12 +1,12 @@
 """A plain PyTorch loop over flat rows of groups, and a checkpoint of its state.
 
-One argument, a JSON object or a list of them, each of which makes a line of output: `part` (`update`: seconds
-of forward, loss, backward, clipping and AdamW over all rows; `save`: seconds of
-`torch.distributed.checkpoint.save` of weights and moments), `model` (a folder), `tasks`, `samples`, `shared`
-and `own` (tokens of a prompt and of an answer), `batch` (rows of a pass), `steps`, and as options `device` (cpu,
-cuda), `dtype` (f32; bf16: autocast over f32 weights), `lora` (rank), `checkpointing` (none, full), `folder`
-(for `save`), `limit_s` (no step begins later). Every row is computed whole, shared prompts too; logits only for
-trained tokens."""
+One argument, a JSON object or a list of them, each of which makes a line of output: `part` (`update`:
+seconds of forward, loss, backward, clipping and AdamW over all rows; `save`: seconds of
+`torch.distributed.checkpoint.save` of weights and moments), `model` (a folder), `tasks`, `samples`,
+`shared` and `own` (tokens of a prompt and of an answer), `batch` (rows of a pass), `steps`, and as options
+`device` (cpu, cuda), `dtype` (f32; bf16: autocast over f32 weights), `lora` (rank), `checkpointing` (none,
+full), `folder` (for `save`), `limit_s` (no step begins later). Every row is computed whole, shared prompts
+too; logits only for trained tokens."""
 import contextlib
 import gc
 import json
