@@ -82,9 +82,9 @@ def test_ancestry() -> None:
     near = position[:, None] - position[None, :] < 5
     device = torch.device("cpu")
     for window, mask in ((None, expected), (5, expected & near)):
-        found = tree.Ancestry(lane, count, device).mask("sdpa", window, torch.float32)
+        found = tree.Ancestry(lane, np.arange(count), count, device).mask("sdpa", window, torch.float32)
         assert np.array_equal(found[0, 0].numpy(), mask)
-        padded = tree.Ancestry(lane, 512, device)
+        padded = tree.Ancestry(lane, np.arange(count), 512, device)
         torch.manual_seed(1)
         query = torch.randn(1, 2, 512, 16)
         flex = flex_attention(
@@ -94,6 +94,38 @@ def test_ancestry() -> None:
         plain = torch.nn.functional.scaled_dot_product_attention(short, short, short, torch.from_numpy(mask))
         assert torch.allclose(flex[:, :, :count], plain, atol=1e-5)
         assert torch.isfinite(flex).all()
+
+
+def forest(first: Lane, second: Lane) -> Lane:
+    """Both trees in one lane, with the masks of the first one only."""
+    rows, count = len(first.tokens), len(first.segments)
+    below = second.segments[:, 3] > 0
+    moved = second.segments + np.stack([np.full(len(below), rows), 0 * below, 0 * below, count * below], axis=1)
+    return Lane(
+        np.concatenate([first.tokens, second.tokens]),
+        np.concatenate([first.segments, moved]),
+        np.concatenate([first.rows, second.rows + rows]),
+        np.concatenate([first.targets, second.targets]),
+        np.concatenate([first.temperatures, second.temperatures]),
+        np.concatenate([first.masks, np.full_like(second.masks, -1)]),
+        first.mask_table,
+    )
+
+
+@pytest.mark.parametrize("first", [12, 200])
+def test_trees_are_rows(first: int, models: Any) -> None:
+    """Rows are as long as the longest tree, if that pads little; the scores are those of each tree."""
+    one, other = inside.lane(worlds.tree(31)), inside.lane(worlds.tree(32, first=first))
+    other.masks[:] = -1
+    both = forest(one, other)
+    assert [len(rows) for rows in tree.trees(both)] == [28, 6, first + 16, 6]
+    rows = tree.shared_rows(both, flex=False)
+    assert [len(row) for row in rows] == ([28, 28, 12] if first == 12 else [256])
+    assert len(tree.shared_rows(both, flex=True)) == 1
+    policy = inside.policy(models("gemma3"))
+    found = inside.forward(policy, both, backward=False)["logprobs"]
+    apart = [inside.forward(policy, lane, backward=False)["logprobs"] for lane in (one, other)]
+    assert np.allclose(found, np.concatenate(apart), atol=1e-5)
 
 
 def test_flat_rows() -> None:

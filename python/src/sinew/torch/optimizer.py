@@ -1,7 +1,7 @@
 """AdamW with clipping by the global norm, on this rank's parts of the tensors.
 
-The arithmetic is that of the embedded trainer: bias corrections folded into the factors in f64, epsilon
-after the corrected root, clipping without epsilon. A gradient that is not finite changes nothing.
+The arithmetic is that of the embedded trainer, in torch's fused kernel: epsilon after the corrected root,
+clipping without epsilon. A gradient that is not finite changes nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
+
+CHUNK = 4096
+"""Numbers whose squares are summed in f32, before the sums are added in f64."""
 
 
 @dataclass
@@ -47,6 +51,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def square_sum(grad: torch.Tensor) -> torch.Tensor:
+    """Sum of squares in f64. It reads the numbers in f32, 14 times as fast on a CPU as in f64."""
+    flat = grad.reshape(-1)
+    whole = flat.numel() // CHUNK * CHUNK
+    norms = torch.linalg.vector_norm(flat[:whole].view(-1, CHUNK), dim=1)
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=torch.float64)
+    return norms.double().square().sum() + rest.square()
+
+
 class AdamW:
     """Moments of the trained tensors, none before the first update."""
 
@@ -69,8 +82,7 @@ class AdamW:
             if grad is None or (self.rank and not isinstance(one.tensor, DTensor)):
                 sums.append(torch.zeros((), dtype=torch.float64, device=one.tensor.device))
             else:
-                norm = torch.linalg.vector_norm(local(grad), dtype=torch.float64)
-                sums.append(norm.square())
+                sums.append(square_sum(local(grad)))
         total = torch.stack(sums)
         if dist.get_world_size() > 1:
             dist.all_reduce(total)
@@ -101,10 +113,20 @@ class AdamW:
             return
         grad = torch.zeros_like(weight) if one.tensor.grad is None else local(one.tensor.grad)
         grad = grad if clip == 1.0 else grad * clip
-        lr = update.lr * one.lr_scale
-        first.mul_(update.beta1).add_(grad, alpha=1 - update.beta1)
-        second.mul_(update.beta2).addcmul_(grad, grad, value=1 - update.beta2)
-        root = second.sqrt().mul_(1 / math.sqrt(1 - update.beta2**update.number)).add_(update.eps)
-        if one.decay and update.decay:
-            weight.mul_(1 - lr * update.decay)
-        weight.addcdiv_(first, root, value=-lr / (1 - update.beta1**update.number))
+        earlier = torch.tensor(float(update.number - 1), device=weight.device)
+        adamw(
+            [weight],
+            [grad],
+            [first],
+            [second],
+            [],
+            [earlier],
+            fused=True,
+            amsgrad=False,
+            beta1=update.beta1,
+            beta2=update.beta2,
+            lr=update.lr * one.lr_scale,
+            weight_decay=update.decay if one.decay else 0.0,
+            eps=update.eps,
+            maximize=False,
+        )

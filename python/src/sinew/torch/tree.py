@@ -72,12 +72,12 @@ def intervals(parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Ancestry:
-    """Tensors that decide which token a token attends to."""
+    """Tensors that decide which token a token attends to, among `rows` of the trie and padding."""
 
-    def __init__(self, lane: Lane, length: int, device: torch.device) -> None:
-        owner, position = owners(lane)
+    def __init__(self, lane: Lane, rows: np.ndarray, length: int, device: torch.device) -> None:
+        owner, position = (column[rows] for column in owners(lane))
         enter, leave = intervals(lane.segments[:, 3] - 1)
-        spare = length - len(owner)
+        spare = length - len(rows)
         # Padding is a separate root: each row must attend to something.
         top = int(leave.max())
         columns = [
@@ -117,18 +117,57 @@ class Ancestry:
         return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
 
 
-def shared_batch(lane: Lane, form: Form, device: torch.device, dtype: torch.dtype) -> Batch:
-    """The lane as one row in which each shared prefix stands once."""
+def trees(lane: Lane) -> list[np.ndarray]:
+    """The rows of each tree of the trie, in order."""
+    root = np.arange(len(lane.segments))
+    for index, parent in enumerate(lane.segments[:, 3] - 1):
+        if parent >= 0:
+            root[index] = root[parent]
+    of = root[owners(lane)[0]]
+    return [np.flatnonzero(of == one) for one in np.unique(of)]
+
+
+def shared_rows(lane: Lane, flex: bool) -> list[np.ndarray]:
+    """The trie rows of each row of a batch. A dense mask costs the square of a row's length, and trees do not
+    attend to each other: rows are as long as the longest tree, unless padding would add more than half."""
     count = len(lane.tokens)
+    if flex:
+        return [np.arange(count)]
+    largest_first = sorted(trees(lane), key=len, reverse=True)
+    length = len(largest_first[0])
+    filled: list[list[np.ndarray]] = []
+    for one in largest_first:
+        room = (row for row in filled if sum(map(len, row)) + len(one) <= length)
+        row = next(room, None)
+        if row is None:
+            filled.append([one])
+        else:
+            row.append(one)
+    if 2 * len(filled) * length > 3 * count:
+        return [np.arange(count)]
+    return [np.sort(np.concatenate(row)) for row in filled]
+
+
+def shared_batch(lane: Lane, form: Form, device: torch.device, dtype: torch.dtype) -> Batch:
+    """The lane in one pass in which each shared prefix stands once."""
     flex = form.attention == "flex_attention"
-    length = -(-count // FLEX_STEP) * FLEX_STEP if flex else count
-    ancestry = Ancestry(lane, length, device)
+    rows = shared_rows(lane, flex)
+    longest = max(len(one) for one in rows)
+    length = -(-longest // FLEX_STEP) * FLEX_STEP if flex else longest
+    ancestries = [Ancestry(lane, one, length, device) for one in rows]
     assert form.windows is not None
-    masks = {kind: ancestry.mask(form.attention, window, dtype) for kind, window in form.windows.items()}
-    ids = torch.zeros(1, length, dtype=torch.long)
-    ids[0, :count] = torch.from_numpy(lane.tokens)
+    masks = {}
+    for kind, window in form.windows.items():
+        made = [one.mask(form.attention, window, dtype) for one in ancestries]
+        masks[kind] = made[0] if flex else torch.cat(made)
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    places = np.zeros(len(lane.tokens), np.int64)
+    for index, one in enumerate(rows):
+        ids[index, : len(one)] = torch.from_numpy(lane.tokens[one])
+        places[one] = index * length + np.arange(len(one))
+    positions = torch.stack([one.position for one in ancestries])
     mask = masks[""] if "" in masks else masks
-    return Batch([Pass(ids.to(device), ancestry.position[None], mask)], np.arange(count))
+    return Batch([Pass(ids.to(device), positions, mask)], places)
 
 
 def paths(lane: Lane) -> list[np.ndarray]:
