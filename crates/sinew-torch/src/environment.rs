@@ -16,14 +16,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Program that reports versions and GPUs as JSON.
 const PROBE: &str = include_str!("probe.py");
 /// The packages of the ranks.
-const REQUIREMENTS: &str = "\
-torch>=2.9
-transformers>=5.0
-peft>=0.19
-safetensors
-msgspec
-blake3
-";
+const REQUIREMENTS: &str = include_str!("../../../python/requirements-torch.txt");
 
 /// Variables that name the place of the Python; each is `None` if it is not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,7 +54,7 @@ pub fn find_python(
     explicit: Option<&Path>,
     variables: &EnvironmentVariables,
 ) -> Result<PathBuf, TorchError> {
-    let named = explicit.map(|path| (path.to_owned(), "the named program"));
+    let named = explicit.map(|path| (path.to_owned(), "trainer.python"));
     let from_variable = || {
         let path = variables.torch_python.clone()?;
         Some((path, "SINEW_TORCH_PYTHON"))
@@ -81,12 +74,9 @@ pub fn find_python(
         || "~/.cache/sinew/torch/bin/python".to_owned(),
         |path| path.display().to_string(),
     );
-    let packages: Vec<String> = REQUIREMENTS.lines().map(|p| format!("'{p}'")).collect();
-    let folder = place.trim_end_matches("/bin/python");
     Err(TorchError::Setup(format!(
-        "no Python with torch: {place} is not there\n  hint: python3 -m venv {folder} && \
-         {folder}/bin/pip install {}; or set SINEW_TORCH_PYTHON",
-        packages.join(" ")
+        "no Python with torch: {place} is not there\n  hint: `sinew setup torch` makes it; trainer.python and \
+         SINEW_TORCH_PYTHON name another one"
     )))
 }
 
@@ -202,7 +192,7 @@ mod tests {
             error.contains("xdg/sinew/torch/bin/python is not there"),
             "{error}"
         );
-        assert!(error.contains("'torch>=2.9'"), "{error}");
+        assert!(error.contains("`sinew setup torch`"), "{error}");
         touch(&path("xdg/sinew/torch/bin/python"));
         let found = find_python(None, &variables).unwrap();
         assert_eq!(found, path("xdg/sinew/torch/bin/python"));

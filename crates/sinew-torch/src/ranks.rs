@@ -246,6 +246,8 @@ fn spawn(
         // The package is found here, and no file of the user's folder takes the place of a module.
         .current_dir(private.dir.path())
         .env("PYTHONPATH", python_path(private.dir.path()))
+        // Without it the allocator of a CPU keeps freed activations: 3.5 GB where 2.2 GB are in use.
+        .env("MALLOC_MMAP_THRESHOLD_", "65536")
         .env("PYTHONUNBUFFERED", "1")
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("MASTER_ADDR", "127.0.0.1")

@@ -359,3 +359,49 @@ fn only_adapters_are_published_as_adapters() {
         Err(TorchError::Setup(_))
     ));
 }
+
+/// The trainer leaves the devices once its weights are published, and comes back after the engines left.
+#[test]
+fn devices_are_used_in_turns() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut policy, server) = policy(vec![("forward", scores(&[-1.0, -2.0]))], |setup| {
+        setup.publish = PublishOptions::new(dir.path());
+    });
+    let published = packed(&json!({"files": [], "tensors": []}));
+    server
+        .0
+        .lock()
+        .unwrap()
+        .answers
+        .push(("publish", published));
+    let engines = server.clone();
+    let mut refusals = vec![Err("no sleep mode".to_owned()), Ok(())];
+    policy.take_turns(Box::new(move || {
+        engines
+            .0
+            .lock()
+            .unwrap()
+            .computed
+            .push(("free".into(), Vec::new()));
+        refusals.pop().unwrap_or(Ok(()))
+    }));
+    let batch = batch();
+    policy.forward(&[&batch], PLAIN).unwrap();
+    policy.weights(PolicyVersion(1)).unwrap();
+    policy.zero_gradients().unwrap();
+    policy.forward(&[&batch], PLAIN).unwrap();
+    policy.forward(&[&batch], PLAIN).unwrap();
+    policy.weights(PolicyVersion(2)).unwrap();
+    let refused = policy.forward(&[&batch], PLAIN).unwrap_err();
+    assert!(refused.to_string().contains("no sleep mode"), "{refused}");
+    policy.forward(&[&batch], PLAIN).unwrap();
+    let fake = server.0.lock().unwrap();
+    let verbs: Vec<&str> = fake.computed.iter().map(|(verb, _)| &**verb).collect();
+    let first = [
+        "open", "forward", "publish", "reside", "zero", "free", "reside",
+    ];
+    let second = [
+        "forward", "forward", "publish", "reside", "free", "free", "reside", "forward",
+    ];
+    assert_eq!(verbs, [&first[..], &second[..]].concat());
+}

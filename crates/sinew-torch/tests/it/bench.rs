@@ -27,17 +27,8 @@ fn python() -> PathBuf {
         Some(named) => PathBuf::from(named),
         None => root.join(".cache/venv-torch/bin/python"),
     };
-    let packages: Vec<String> = sinew_torch::requirements()
-        .lines()
-        .map(|package| format!("'{package}'"))
-        .collect();
-    assert!(
-        python.is_file(),
-        "{} is missing\n  hint: python3 -m venv .cache/venv-torch && .cache/venv-torch/bin/pip install {}, \
-         or set SINEW_TORCH_PYTHON",
-        python.display(),
-        packages.join(" ")
-    );
+    let hint = "`make setup` installs it, or set SINEW_TORCH_PYTHON";
+    assert!(python.is_file(), "{} is missing: {hint}", python.display());
     python
 }
 

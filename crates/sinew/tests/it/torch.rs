@@ -294,3 +294,25 @@ fn a_trainer_that_cannot_start_is_refused_with_the_way_out() {
     let plain = [torch, ("trainer.python", "\"/usr/bin/python3\"")];
     refused(&plain, 1, &["trainer", "rank 0", "No module named"]);
 }
+
+/// Protocol, faults, head, tree and optimizer, and twelve families against plain `transformers`.
+#[test]
+fn the_server_passes_its_own_tests() {
+    let run = Command::new(python())
+        .args([
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "python/tests/torch",
+        ])
+        .current_dir(root())
+        .env("PYTHONPATH", "python/src")
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("OMP_NUM_THREADS", "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success(), "{said}");
+}
