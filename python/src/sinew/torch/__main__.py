@@ -9,7 +9,10 @@ import threading
 import time
 from typing import Any
 
-from .ranks import Prefixed, Ranks, Watch, watch_stdin
+# Read when torch is imported: without it each lost connection prints a stack of C++ frames.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+from .ranks import Prefixed, Ranks, Watch, watch_stdin  # noqa: E402
 
 
 def token() -> bytes:
@@ -65,7 +68,7 @@ def serve(ranks: Ranks, secret: bytes) -> None:
 
     def end() -> None:
         ranks.store.add("close", 1)
-        time.sleep(0.2)
+        time.sleep(0.8)  # the other ranks look every 0.5 s
         os._exit(0)
 
     server = Server(listen_address(), secret, desk, status, end)

@@ -181,7 +181,9 @@ class Scores(torch.autograd.Function):
             narrow = d_logits.to(hidden.dtype)
             if d_hidden is not None:
                 d_hidden[rows] = (narrow @ weight).to(hidden.dtype)
-            if d_weight is not None:
+            if d_weight is not None and narrow.dtype == torch.float32:
+                d_weight.addmm_(narrow.t(), hidden[rows])
+            elif d_weight is not None:
                 d_weight += product(narrow.t(), hidden[rows])
             if d_bias is not None:
                 d_bias += d_logits.sum(dim=0)

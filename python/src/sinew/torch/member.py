@@ -255,7 +255,7 @@ class Member:
 
     def _differs(self, form: Form) -> str | None:
         """Nothing if a tree computes what its rows compute, else the reason in words."""
-        lane, ends = trial(self.vocabulary, self.max_tokens, getattr(self.config, "sliding_window", None))
+        lane, ends = trial(self.vocabulary, self.max_tokens, reach(self.config, self.max_tokens))
         try:
             whole = self.run(self.states, shared_batch(lane, form, self.device, self.dtype))[
                 : len(lane.tokens)
@@ -303,10 +303,17 @@ def agreed(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def trial(vocabulary: int, max_tokens: int, window: int | None) -> tuple[Lane, list[tuple[int, int]]]:
+def reach(config: Any, max_tokens: int) -> int:
+    """The longest window of the configuration that a lane can exceed, in tokens; 0 without any."""
+    words = ("window", "chunk", "local")
+    named = [value for key, value in config.to_dict().items() if any(word in key for word in words)]
+    return max([one for one in named if isinstance(one, int) and one < max_tokens], default=0)
+
+
+def trial(vocabulary: int, max_tokens: int, window: int) -> tuple[Lane, list[tuple[int, int]]]:
     """A tree of random tokens with two levels of branches, longer than the window, and the spans of its
     leaves."""
-    long = window + window // 2 if isinstance(window, int) and 0 < window < max_tokens else 8
+    long = max(8, window + window // 2)
     lengths = [max(1, min(long + 3, max_tokens - 6)), 3, 5, 4, 6, 5]
     parents = [0, 1, 2, 2, 1, 0]
     starts = np.concatenate([[0], np.cumsum(lengths)])

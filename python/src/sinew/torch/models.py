@@ -199,10 +199,10 @@ def freeze_unused(causal: Any) -> None:
 
 def base_of(causal: Any) -> Any:
     """The text decoder below the head."""
-    base = causal.get_decoder()
-    if base is causal:
-        raise Refused(f"model is a {type(causal).__name__}, which has no model below its head")
-    return base
+    for base in (causal.get_decoder(), causal.base_model, getattr(causal, "model", causal)):
+        if base is not causal:
+            return base
+    raise Refused(f"model is a {type(causal).__name__}, which has no model below its head")
 
 
 def checkpoint_layers(layers: nn.ModuleList, how: str) -> None:

@@ -220,7 +220,7 @@ class Ranks:
             time.sleep(0.5)
             try:
                 if self.store.add("close", 0):
-                    os._exit(1)
+                    os._exit(0)
             except Exception:
                 os._exit(1)
 
