@@ -259,6 +259,10 @@ impl Policy for TorchPolicy {
         self.scoring.lanes
     }
 
+    fn shares_prefixes(&self) -> bool {
+        self.info.shared
+    }
+
     fn forward(
         &mut self,
         wave: &[&MicroBatch],

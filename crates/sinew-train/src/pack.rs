@@ -157,8 +157,25 @@ struct RowPart<'a> {
 /// # Errors
 /// If a row is invalid or longer than `max_tokens`; nothing is dropped silently.
 pub fn pack(rows: &[TrainRow], max_tokens: usize) -> Result<Packing, PackError> {
-    let sorted = sorted_rows(rows, max_tokens)?;
-    let micro_batches = cut(&sorted, max_tokens)
+    packing(rows, &sorted_rows(rows, max_tokens)?, max_tokens)
+}
+
+/// Packs `rows` like [`pack`], for a model that computes each row by itself: no prefix is shared.
+///
+/// # Errors
+/// Same as [`pack`].
+pub fn pack_flat(rows: &[TrainRow], max_tokens: usize) -> Result<Packing, PackError> {
+    let mut sorted = sorted_rows(rows, max_tokens)?;
+    sorted.iter_mut().for_each(|row| row.shared = 0);
+    packing(rows, &sorted, max_tokens)
+}
+
+fn packing(
+    rows: &[TrainRow],
+    sorted: &[RowPart<'_>],
+    max_tokens: usize,
+) -> Result<Packing, PackError> {
+    let micro_batches = cut(sorted, max_tokens)
         .into_iter()
         .map(|piece| micro_batch(rows, &sorted[piece]))
         .collect::<Result<Vec<_>, _>>()?;

@@ -4,10 +4,10 @@
 use crate::checkpoint::{CheckpointError, Draft, LoadedCheckpoint};
 use crate::comm::{Comm, CommError};
 use crate::optim::{Outcome, Update};
-use crate::pack::MicroBatch;
+use crate::pack::{MicroBatch, PackError, Packing, pack, pack_flat};
 use crate::policy_error::PolicyError;
 use serde::{Deserialize, Serialize};
-use sinew_types::{PolicyVersion, TensorSource, TokenLogprob};
+use sinew_types::{PolicyVersion, TensorSource, TokenLogprob, TrainRow};
 use std::sync::Arc;
 
 /// Outputs of a forward pass in addition to log-probabilities.
@@ -77,6 +77,12 @@ pub trait Policy {
     /// Maximum number of micro-batches in a wave: the data-parallel ranks behind this policy. Default: 1.
     fn lanes(&self) -> usize {
         1
+    }
+
+    /// Whether a prefix that rows share is computed once. A policy without it computes each row by itself, and
+    /// gets micro-batches in which nothing is shared. Default: yes.
+    fn shares_prefixes(&self) -> bool {
+        true
     }
 
     /// Computes the scores of each micro-batch's items at the current weights.
@@ -186,6 +192,19 @@ fn not_shared(comm: &dyn Comm) -> CommError {
         rank: comm.rank(),
         ranks: comm.ranks(),
         reason: "this policy shares its work among its own processes".to_owned(),
+    }
+}
+
+/// Packs rows as the policy computes them.
+pub(crate) fn pack_for<P: Policy + ?Sized>(
+    policy: &P,
+    rows: &[TrainRow],
+    max_tokens: usize,
+) -> Result<Packing, PackError> {
+    if policy.shares_prefixes() {
+        pack(rows, max_tokens)
+    } else {
+        pack_flat(rows, max_tokens)
     }
 }
 

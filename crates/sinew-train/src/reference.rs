@@ -1,7 +1,7 @@
 //! Scores given rows by a model: a frozen reference, a teacher, a critic, or the policy itself.
 
-use crate::pack::{MicroBatch, pack};
-use crate::policy::{OutputChoice, Policy, Scores, waves};
+use crate::pack::MicroBatch;
+use crate::policy::{OutputChoice, Policy, Scores, pack_for, waves};
 use crate::trainer::{TrainError, check_scores, spread};
 use sinew_types::{TokenLogprob, TrainRow};
 
@@ -57,7 +57,7 @@ pub fn score_top<P: Policy + ?Sized>(
     micro_batch_tokens: usize,
     k: usize,
 ) -> Result<Vec<Vec<Vec<TokenLogprob>>>, TrainError> {
-    let packing = pack(rows, micro_batch_tokens)?;
+    let packing = pack_for(policy, rows, micro_batch_tokens)?;
     let empty = |r: &TrainRow| vec![Vec::new(); r.tokens.len()];
     let mut columns: Vec<Vec<Vec<TokenLogprob>>> = rows.iter().map(empty).collect();
     let batches: Vec<&MicroBatch> = packing.micro_batches.iter().collect();
@@ -81,7 +81,7 @@ fn columns<P: Policy + ?Sized>(
     want: OutputChoice,
     pick: fn(Scores) -> Vec<f32>,
 ) -> Result<Vec<Vec<f32>>, TrainError> {
-    let packing = pack(rows, micro_batch_tokens)?;
+    let packing = pack_for(policy, rows, micro_batch_tokens)?;
     let mut columns: Vec<Vec<f32>> = rows.iter().map(|r| vec![0.0; r.tokens.len()]).collect();
     let batches: Vec<&MicroBatch> = packing.micro_batches.iter().collect();
     for wave in waves(&batches, policy.lanes()) {

@@ -223,3 +223,28 @@ proptest! {
         prop_assert_eq!(pack(&rows, max_tokens).unwrap().computed_tokens, best.unwrap_or(0));
     }
 }
+
+#[test]
+fn flat_rows_share_nothing_and_train_the_same_tokens() {
+    let rows = [
+        row(&[1, 2, 3, 4], &[0.0, 0.0, 0.5, 0.5]),
+        row(&[1, 2, 3, 5, 6], &[0.0, 0.0, 0.5, 0.5, 0.5]),
+        row(&[1, 2, 3, 4], &[0.0, 0.0, 0.5, 0.5]),
+    ];
+    let (shared, flat) = (pack(&rows, 64).unwrap(), pack_flat(&rows, 64).unwrap());
+    assert!(shared.computed_tokens < flat.computed_tokens);
+    let needed: usize = rows.iter().map(|row| row.tokens.len() - 1).sum();
+    assert_eq!(flat.computed_tokens, needed);
+    let [batch] = &flat.micro_batches[..] else {
+        panic!("one micro-batch");
+    };
+    assert_eq!(batch.layout.segments().len(), rows.len());
+    assert!(batch.layout.segments().iter().all(|s| s.parent.is_none()));
+    let terms = |packing: &Packing| -> usize {
+        let rows = packing.micro_batches.iter().flat_map(|m| &m.rows);
+        rows.map(|row| row.terms.len()).sum()
+    };
+    assert_eq!(terms(&flat), terms(&shared));
+    let cut = pack_flat(&rows, 8).unwrap();
+    assert_eq!(cut.micro_batches.len(), 2);
+}

@@ -9,8 +9,8 @@
 use super::{Prox, StepReport, StepState, TrainError, Trainer, kept};
 use crate::comm::{Comm, CommError};
 use crate::loss::MetricSums;
-use crate::pack::{MicroBatch, Packing, pack};
-use crate::policy::{Policy, waves};
+use crate::pack::{MicroBatch, Packing};
+use crate::policy::{Policy, pack_for, waves};
 use serde::{Deserialize, Serialize};
 use sinew_types::{LossSpec, TrainRow};
 
@@ -94,14 +94,14 @@ impl<P: Policy> Trainer<P> {
     /// Packs rows into at least as many micro-batches as there are processes and lanes, if the rows allow it.
     pub(super) fn pack(&self, rows: &[TrainRow]) -> Result<Packing, TrainError> {
         let most = self.config.micro_batch_tokens;
-        let packing = pack(rows, most)?;
+        let packing = pack_for(&self.policy, rows, most)?;
         let ranks = self.comm.ranks() * self.policy.lanes();
         if packing.micro_batches.len() >= ranks {
             return Ok(packing);
         }
         let longest = rows.iter().map(|r| r.tokens.len()).max().unwrap_or(0);
         let even = packing.computed_tokens.div_ceil(ranks);
-        Ok(pack(rows, even.max(longest).min(most))?)
+        Ok(pack_for(&self.policy, rows, even.max(longest).min(most))?)
     }
 
     /// Computes the parts of updates that rank 0 sends, until rank 0 ends.
@@ -129,7 +129,7 @@ impl<P: Policy> Trainer<P> {
 
     /// Computes this process's part of an update; the gradient is then in the policy.
     fn shard(&mut self, shard: &Shard) -> Result<ShardReport, TrainError> {
-        let packing = pack(&shard.rows, shard.micro_batch_tokens)?;
+        let packing = pack_for(&self.policy, &shard.rows, shard.micro_batch_tokens)?;
         let mut state = StepState {
             rows: &shard.rows,
             spec: &shard.spec,

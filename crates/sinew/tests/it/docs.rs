@@ -115,7 +115,10 @@ fn run_pages(first: usize) {
             .args([PAGE_S, "bash", "-euo", "pipefail", "-c", &whole])
             .current_dir(folder.path())
             .env("PATH", &path)
-            .env("SINEW_TORCH_PYTHON", root().join(".cache/venv-torch/bin/python"))
+            .env(
+                "SINEW_TORCH_PYTHON",
+                root().join(".cache/venv-torch/bin/python"),
+            )
             .output()
             .unwrap();
         assert!(

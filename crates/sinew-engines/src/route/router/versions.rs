@@ -237,7 +237,7 @@ impl Router {
         // The order of the attempts matters: equal histories must give equal commands.
         let on = |r: &RequestId| self.requests.get(r).and_then(|r| r.attempt);
         let ended = |r: &RequestId| on(r).is_some_and(|(_, engine)| engines(engine));
-        let attempts = self.attempts.iter().filter(|(_, r)| ended(*r));
+        let attempts = self.attempts.iter().filter(|(_, r)| ended(r));
         let attempts: BTreeMap<AttemptId, RequestId> = attempts.map(|(a, r)| (*a, *r)).collect();
         for request in attempts.into_values() {
             self.cancel_attempt(request);
