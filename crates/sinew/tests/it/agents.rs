@@ -368,5 +368,5 @@ fn the_wheel_installs_into_a_fresh_environment() {
                 print(m.version('sinew'), sinew.__version__, r.files(sinew).joinpath('py.typed').is_file(), *m.metadata('sinew').get_all('Provides-Extra'))";
     let seen = run(Command::new(venv.join("bin/python")).args(["-c", code]));
     let version = env!("CARGO_PKG_VERSION");
-    assert_eq!(seen, format!("{version} {version} True model track"));
+    assert_eq!(seen, format!("{version} {version} True model torch track"));
 }
