@@ -38,6 +38,8 @@ pub(crate) struct AnswerPieces<'a> {
     echoed: bool,
     spanned: bool,
     aborted: bool,
+    /// Tokens that were handed on before the first load since the attempt began.
+    before_load: Option<usize>,
 }
 
 impl<'a> AnswerPieces<'a> {
@@ -51,6 +53,7 @@ impl<'a> AnswerPieces<'a> {
             echoed: false,
             spanned: false,
             aborted: false,
+            before_load: None,
         }
     }
 
@@ -73,8 +76,9 @@ impl<'a> AnswerPieces<'a> {
         self.aborted |= matches!(seen.end, Some(ServerEnd::Aborted(_)));
         if self.watch.across() {
             sink.hold(&seen.ids, &seen.logprobs, seen.top)?;
-            let handed_on = sink.handed_on();
-            let stamps = self.watch.stamps(&seen.spans, self.attempt, handed_on)?;
+            // Tokens that are handed on later have the version of their span.
+            let before_load = *self.before_load.get_or_insert(sink.handed_on());
+            let stamps = self.watch.stamps(&seen.spans, self.attempt, before_load)?;
             sink.stamp(&stamps).await?;
         } else {
             self.check_labels(&seen)?;

@@ -129,7 +129,8 @@ impl SwapWatch<'_> {
         error
     }
 
-    /// The versions of the spans. Tokens before `handed_on` were handed on as those of the attempt's weights.
+    /// The versions of the spans. Tokens before `before_load` were handed on as those of the attempt's
+    /// weights.
     ///
     /// # Errors
     /// If a span is of other weights than the attempt's and those that were loaded since.
@@ -137,7 +138,7 @@ impl SwapWatch<'_> {
         &self,
         spans: &[LabelSpan],
         attempt: &Attempt,
-        handed_on: usize,
+        before_load: usize,
     ) -> Result<Vec<Stamp>, AttemptError> {
         let loads = self.swaps.lock();
         let since = loads.loaded.iter().filter(|(n, _)| *n > self.began);
@@ -147,7 +148,7 @@ impl SwapWatch<'_> {
         for span in spans.iter().filter(|span| span.start < span.end) {
             let own = ServedWeights::Version(attempt.weights);
             match ServedWeights::from_label(&span.label) {
-                other if span.start < handed_on && other != own => {
+                other if span.start < before_load && other != own => {
                     return Err(AttemptError::Version {
                         expected: attempt.weights,
                         found: span.label.clone(),

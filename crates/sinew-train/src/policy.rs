@@ -79,8 +79,8 @@ pub trait Policy {
         1
     }
 
-    /// Whether a prefix that rows share is computed once. A policy without it computes each row by itself, and
-    /// gets micro-batches in which nothing is shared. Default: yes.
+    /// Whether a prefix that rows share is computed once. A policy without it computes each row by itself,
+    /// and gets micro-batches in which nothing is shared. Default: yes.
     fn shares_prefixes(&self) -> bool {
         true
     }

@@ -137,8 +137,8 @@ pub(crate) fn params(family: Family, seed: u64) -> Params {
     Params::random(&config(family), seed)
 }
 
-/// A tiny Llama whose weights are three times those of a new one, so that scores depend on the context by much
-/// more than rounding.
+/// A tiny Llama whose weights are three times those of a new one, so that scores depend on the context by
+/// much more than rounding.
 pub(crate) fn wide_params(seed: u64) -> Params {
     let mut params = params(Family::Llama, seed);
     for (entry, values) in params.tensors_mut() {
