@@ -42,7 +42,7 @@ pub(crate) struct SetupArgs {
 
 #[derive(Debug, Subcommand)]
 enum SetupCommand {
-    /// Make the Python environment of [trainer] type = "torch" (about 5.6 GB), if it is not there yet
+    /// Make the Python environment of PyTorch trainers (about 5.6 GB), if it is not there yet
     #[command(
         after_help = "Examples: sinew setup torch\n          sinew setup torch --index-url https://download.pytorch.org/whl/cpu"
     )]
