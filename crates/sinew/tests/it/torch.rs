@@ -178,7 +178,10 @@ fn a_run_trains_with_pytorch_and_nothing_is_lost_however_often_it_is_killed() {
 #[test]
 fn a_rank_that_hangs_is_named_and_the_run_continues() {
     let dir = tempfile::tempdir().unwrap();
-    let more = [("trainer.timeout_s", "8.0"), ("train.lora", "{ rank = 4 }")];
+    let more = [
+        ("trainer.timeout_s", "20.0"),
+        ("train.lora", "{ rank = 4 }"),
+    ];
     let recipe = torch_recipe(dir.path(), 200, &more);
     let run = dir.path().join("run");
     let child = train(&recipe, &run, &[])
