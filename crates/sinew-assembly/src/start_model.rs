@@ -14,9 +14,9 @@ const FOLDER: &str = "start-model";
 
 /// Weights that training begins with.
 pub(crate) enum StartWeights {
-    /// In this process, in 32 bits.
+    /// Weights in this process, in f32.
     Params(Params),
-    /// In a folder in the Hugging Face layout, for a PyTorch trainer with these settings.
+    /// A folder in the Hugging Face layout, and the settings of the PyTorch trainer that reads it.
     Folder(PathBuf, Box<TrainerPlan>),
 }
 

@@ -30,6 +30,7 @@
 #![warn(missing_docs)]
 
 mod answer_pieces;
+mod asleep;
 mod attempt;
 mod backend;
 mod check;

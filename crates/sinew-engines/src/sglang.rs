@@ -12,6 +12,7 @@ mod weights;
 mod wire;
 
 use crate::answer_pieces::AnswerPieces;
+use crate::asleep::Asleep;
 use crate::attempt::{Attempt, AttemptEnd, AttemptId};
 use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
 use crate::check::{LogprobMode, raw_fits, refused};
@@ -51,18 +52,6 @@ impl Default for SglangOptions {
 struct Limits {
     context: Option<usize>,
     kv_tokens: Option<usize>,
-}
-
-/// Memory that a server has given up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Asleep {
-    /// None.
-    #[default]
-    No,
-    /// That of its KV cache.
-    KvCache,
-    /// That of weights and KV cache.
-    All,
 }
 
 /// State that is kept between calls, until the server's label shows that it may be another process.

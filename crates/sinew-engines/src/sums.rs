@@ -1,8 +1,8 @@
 //! Checksums of the weights that servers have in memory, compared between the replicas of one router.
 //!
-//! A label says what a server was told, not what it has. The first replica's sums of a version are what the
-//! others must have. Sums of servers that cut their weights in another way have other keys, and are compared
-//! only with each other.
+//! A label shows the version that was set, not the weights in memory. The first replica's sums of a version
+//! are what the others must have. Sums of servers that cut their weights in another way have other keys,
+//! and are compared only with each other.
 
 use crate::error::AttemptError;
 use std::collections::BTreeMap;

@@ -105,6 +105,19 @@ impl Swaps {
     }
 }
 
+/// Checks that a server has still the label that it was given when a load began: one that was started anew
+/// meanwhile has other weights.
+///
+/// # Errors
+/// If it has another one.
+pub(crate) fn same_label(found: &str, given: &str) -> Result<(), AttemptError> {
+    if found == given {
+        return Ok(());
+    }
+    let why = format!("its label became `{found}` while weights were loaded: was it restarted?");
+    Err(AttemptError::Cut(why))
+}
+
 /// The loads since an attempt began.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SwapWatch<'a> {

@@ -14,6 +14,7 @@ mod weights;
 mod wire;
 
 use crate::answer_pieces::AnswerPieces;
+use crate::asleep::Asleep;
 use crate::attempt::{Attempt, AttemptEnd};
 use crate::backend::{AttemptSink, Backend, Probe, Weights};
 use crate::check::{LogprobMode, raw_fits, refused};
@@ -76,18 +77,6 @@ impl Default for VllmOptions {
 struct Model {
     id: String,
     context: Option<usize>,
-}
-
-/// Memory that a server has given up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Asleep {
-    /// None.
-    #[default]
-    No,
-    /// That of its KV cache.
-    KvCache,
-    /// That of weights and KV cache.
-    All,
 }
 
 /// State that is kept between calls.

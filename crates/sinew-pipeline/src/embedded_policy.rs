@@ -1,15 +1,12 @@
 //! The embedded policy of a run: a decoder on the CPUs of this process, and of others on this host.
 
 use crate::parallel::WorkerGroup;
+use crate::trainer_error::system;
 use sinew_model::{Keep, Lora, LoraConfig, Params, ValueHead};
 use sinew_orchestrator::PipelineError;
 use sinew_tensor::Cpu;
 use sinew_train::{ModelPolicy, Trainer, TrainerConfig};
 use sinew_types::Clock;
-
-fn system(e: impl std::fmt::Display) -> PipelineError {
-    PipelineError::system(format!("trainer: {e}"))
-}
 
 /// A policy that is trained, as the processes of `train.data_parallel` build it, too.
 #[derive(Clone, Debug)]

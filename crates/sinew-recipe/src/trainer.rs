@@ -7,7 +7,7 @@ use crate::{EngineType, RunPlan, TrainMode};
 choice! {
     /// The program that computes gradients.
     TrainerType {
-        /// In this process, on the CPU.
+        /// This process, on the CPU.
         Embedded = "embedded",
         /// PyTorch processes on GPUs or CPUs.
         Torch = "torch",

@@ -315,8 +315,7 @@ impl Policy for TorchPolicy {
 
     fn use_base(&mut self, base: bool) -> Result<(), PolicyError> {
         if !self.trained.has_adapters {
-            let text = "all weights are trained, so there is no frozen base: use a reference model";
-            return Err(PolicyError::failed(text.to_owned()));
+            return Err(PolicyError::no_base());
         }
         self.is_base = base;
         self.ready = None;

@@ -357,8 +357,7 @@ impl Policy for ModelPolicy {
 
     fn use_base(&mut self, base: bool) -> Result<(), PolicyError> {
         if self.lora.is_none() {
-            let text = "all weights are trained, so there is no frozen base: use a reference model";
-            return Err(PolicyError::failed(text.to_owned()));
+            return Err(PolicyError::no_base());
         }
         self.is_base = base;
         self.ready = None;

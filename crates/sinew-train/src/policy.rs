@@ -121,9 +121,7 @@ pub trait Policy {
     /// # Errors
     /// If there are no adapters, which is the default.
     fn use_base(&mut self, _base: bool) -> Result<(), PolicyError> {
-        Err(PolicyError::failed(
-            "all weights are trained, so there is no frozen base: use a reference model".to_owned(),
-        ))
+        Err(PolicyError::no_base())
     }
 
     /// Sets all gradients to 0: the start of an update.

@@ -17,4 +17,9 @@ impl PolicyError {
     pub fn failed(text: impl std::fmt::Display) -> Self {
         Self::Failed(text.to_string())
     }
+
+    /// The scores of weights under adapters are asked for, and there are no adapters.
+    pub fn no_base() -> Self {
+        Self::failed("all weights are trained, so there is no frozen base: use a reference model")
+    }
 }

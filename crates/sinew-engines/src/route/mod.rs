@@ -55,7 +55,7 @@ pub struct RouterConfig {
     /// engine is found to have samples from then on. Default: only [`Router::loaded`] changes it.
     pub follow: bool,
     /// Weights are LoRA adapters by name, `NAME-v13-9f3c12ab` for this name: an attempt asks for the
-    /// adapter of its weights, and goes on with it while others are loaded. Default: whole weights.
+    /// adapter of its weights, and continues with it while others are loaded. Default: whole weights.
     pub adapters: Option<String>,
 }
 

@@ -8,7 +8,8 @@
 //!
 //! Released weights are lost, unless the server keeps a copy in host memory, so they are always loaded anew.
 
-use super::{Asleep, SglangBackend};
+use super::SglangBackend;
+use crate::asleep::Asleep;
 use crate::error::AttemptError;
 use serde_json::json;
 use std::time::{Duration, Instant};

@@ -13,10 +13,12 @@
 //!
 //! A server that sleeps takes back the memory of its weights first.
 
-use super::{Asleep, SglangBackend};
+use super::SglangBackend;
+use crate::asleep::Asleep;
 use crate::backend::{Backend, ServedWeights, Weights};
 use crate::error::AttemptError;
 use crate::sums::WeightSums;
+use crate::swap::same_label;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_types::{EngineError, WeightsId};
@@ -159,13 +161,7 @@ impl SglangBackend {
             .await?;
         if compared {
             self.compare_sums(weights).await?;
-            let found = self.label_text().await?;
-            if found != loading {
-                let why = format!(
-                    "its label became `{found}` while weights were loaded: was it restarted?"
-                );
-                return Err(AttemptError::Cut(why));
-            }
+            same_label(&self.label_text().await?, &loading)?;
             self.set_label(&label).await?;
         }
         self.swaps.loaded(weights.id);

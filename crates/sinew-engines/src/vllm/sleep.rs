@@ -9,7 +9,8 @@
 //! Level 2 needs no host memory, and is right where new weights are loaded before the KV cache wakes: both
 //! copies of the weights and the KV cache are then never in memory at once.
 
-use super::{Asleep, VllmBackend};
+use super::VllmBackend;
+use crate::asleep::Asleep;
 use crate::error::AttemptError;
 use serde::Deserialize;
 

@@ -17,10 +17,12 @@
 //! `/finish_weight_update` sets a label too, but only ends a session of a transfer engine, which a load from
 //! a folder does not have.
 
-use super::{Asleep, VllmBackend};
+use super::VllmBackend;
+use crate::asleep::Asleep;
 use crate::backend::{Backend, ServedWeights, Weights};
 use crate::error::AttemptError;
 use crate::sums::WeightSums;
+use crate::swap::same_label;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_types::{EngineError, WeightsId};
@@ -213,19 +215,12 @@ impl VllmBackend {
         compared
     }
 
-    /// Checks that the server has still the label that it was given: one that was started anew meanwhile has
-    /// other weights.
+    /// Checks that the server has still the label that it was given, if it has labels.
     async fn check_label(&self, label: &str) -> Result<(), AttemptError> {
         if self.remember(|m| m.unlabelled) {
             return Ok(());
         }
         let found: WeightInfo = self.http.get("/weight_info").await?;
-        if found.weight_version == label {
-            return Ok(());
-        }
-        let found = found.weight_version;
-        let why =
-            format!("its label became `{found}` while weights were loaded: was it restarted?");
-        Err(AttemptError::Cut(why))
+        same_label(&found.weight_version, label)
     }
 }

@@ -2,12 +2,12 @@
 
 use crate::mock::{Fault, Kind, Mock, OneTensor};
 use crate::support::{
-    Pending, backend, config, deep, request, submit, until, until_idle_because, vllm,
+    backend, config, deep, generate, long, submit, until, until_idle_because, versions,
 };
-use sinew_engines::{Backend, FolderDtype, RemoteEngine, VllmApi, WeightsFolder};
+use sinew_engines::{Backend, FolderDtype, RemoteEngine, WeightsFolder};
 use sinew_types::{
-    Dtype, Engine, EngineError, FinishReason, PolicyVersion, PublishedFolder, TensorSource,
-    TensorView, WeightsManifestTensor,
+    Dtype, Engine, EngineError, PolicyVersion, PublishedFolder, TensorSource, TensorView,
+    WeightsManifestTensor,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -83,10 +83,6 @@ fn bench(kinds: &[Kind], backend: fn(&Mock) -> Arc<dyn Backend>) -> Bench {
     Bench { mocks, engine, dir }
 }
 
-fn generate(mock: &Mock) -> Arc<dyn Backend> {
-    vllm(mock, VllmApi::Generate)
-}
-
 /// Each kind of server, and the form of its requests.
 const SERVERS: [(Kind, fn(&Mock) -> Arc<dyn Backend>); 4] = [
     (Kind::Vllm, backend),
@@ -94,19 +90,6 @@ const SERVERS: [(Kind, fn(&Mock) -> Arc<dyn Backend>); 4] = [
     (Kind::Sglang, backend),
     (Kind::SglangIncremental, backend),
 ];
-
-fn long(id: u64) -> sinew_types::GenerateRequest {
-    let mut request = request(id, &[id as u32, 2, 3], 20);
-    request.sampling.stop_ids.clear();
-    request
-}
-
-fn versions(pending: Pending) -> Vec<u64> {
-    let outcome = pending.outcome();
-    assert_eq!(outcome.reason(), &FinishReason::Length, "{outcome:?}");
-    assert_eq!(outcome.tokens.len(), 20);
-    outcome.tokens.iter().map(|t| t.version.0).collect()
-}
 
 /// Names of the models that requests asked for.
 fn asked(mock: &Mock) -> Vec<String> {

@@ -1,12 +1,12 @@
 //! Engines that give up their memory while a trainer uses the GPUs.
 
-use crate::mock::{Kind, Mock, OneTensor};
-use crate::support::{Pending, config, deep, request, server, submit, until, with_folder};
+use crate::mock::{Kind, Mock};
+use crate::support::{config, deep, load, long, server, submit, until, versions, with_folder};
 use sinew_engines::{
     Backend, FolderDtype, LocalBackend, OpenaiBackend, RemoteConfig, RemoteEngine, WeightsFolder,
 };
 use sinew_infer::{FakeConfig, FakeEngine};
-use sinew_types::{Engine, EngineError, FinishReason, PolicyVersion};
+use sinew_types::Engine;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -30,22 +30,6 @@ fn bench(kinds: &[Kind], config: RemoteConfig) -> Bench {
     load(&b.engine, 1).unwrap();
     b.mocks.iter().for_each(|m| drop(m.calls()));
     b
-}
-
-fn load(engine: &RemoteEngine, version: u64) -> Result<(), EngineError> {
-    engine.load_weights(PolicyVersion(version), Arc::new(OneTensor([1.0])))
-}
-
-fn long(id: u64) -> sinew_types::GenerateRequest {
-    let mut request = request(id, &[id as u32, 2, 3], 20);
-    request.sampling.stop_ids.clear();
-    request
-}
-
-fn versions(pending: Pending) -> Vec<u64> {
-    let outcome = pending.outcome();
-    assert_eq!(outcome.reason(), &FinishReason::Length, "{outcome:?}");
-    outcome.tokens.iter().map(|t| t.version.0).collect()
 }
 
 /// The commands of a server without those that end requests.

@@ -1,13 +1,13 @@
 //! Common parts of the tests.
 
-use crate::mock::{END, Kind, Mock};
+use crate::mock::{END, Kind, Mock, OneTensor};
 use sinew_engines::{
     Backend, LogprobMode, RemoteConfig, RemoteEngine, ServerConfig, SglangBackend, SglangOptions,
     Timeouts, VllmApi, VllmBackend, VllmOptions, WeightsFolder,
 };
 use sinew_types::{
-    Engine, EngineError, EngineEvent, FinishReason, GenerateRequest, Lineage, RequestId,
-    SampledToken, SamplingParams,
+    Engine, EngineError, EngineEvent, FinishReason, GenerateRequest, Lineage, PolicyVersion,
+    RequestId, SampledToken, SamplingParams,
 };
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -202,4 +202,29 @@ pub(crate) fn until(what: &str, done: impl Fn() -> bool) {
         assert!(start.elapsed() < PATIENCE, "never: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// A request of 20 tokens.
+pub(crate) fn long(id: u64) -> GenerateRequest {
+    let mut request = request(id, &[id as u32, 2, 3], 20);
+    request.sampling.stop_ids.clear();
+    request
+}
+
+/// Versions of all tokens of a [`long`] request that ends well.
+pub(crate) fn versions(pending: Pending) -> Vec<u64> {
+    let outcome = pending.outcome();
+    assert_eq!(outcome.reason(), &FinishReason::Length, "{outcome:?}");
+    assert_eq!(outcome.tokens.len(), 20);
+    outcome.tokens.iter().map(|t| t.version.0).collect()
+}
+
+/// Loads whole weights as `version`.
+pub(crate) fn load(engine: &RemoteEngine, version: u64) -> Result<(), EngineError> {
+    engine.load_weights(PolicyVersion(version), Arc::new(OneTensor([1.0])))
+}
+
+/// A client of vLLM's `/inference/v1/generate`.
+pub(crate) fn generate(mock: &Mock) -> Arc<dyn Backend> {
+    vllm(mock, VllmApi::Generate)
 }

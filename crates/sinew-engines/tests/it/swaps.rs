@@ -1,9 +1,11 @@
 //! Loads of full weights: requests that stay open, replicas that disagree, answers that get lost.
 
-use crate::mock::{Fault, Keeping, Kind, Mock, OneTensor};
-use crate::support::{Pending, backend, config, request, submit, until, vllm, with_folder};
-use sinew_engines::{Backend, FolderDtype, RemoteEngine, VllmApi, WeightsFolder};
-use sinew_types::{Engine, EngineError, FinishReason, PolicyVersion};
+use crate::mock::{Fault, Keeping, Kind, Mock};
+use crate::support::{
+    Pending, backend, config, generate, load, long, submit, until, versions, with_folder,
+};
+use sinew_engines::{Backend, FolderDtype, RemoteEngine, WeightsFolder};
+use sinew_types::EngineError;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -35,28 +37,6 @@ fn all_serve(b: &Bench) {
     until("all serve", || {
         b.engine.engines().iter().all(|e| e.idle_because.is_none())
     });
-}
-
-fn load(engine: &RemoteEngine, version: u64) -> Result<(), EngineError> {
-    engine.load_weights(PolicyVersion(version), Arc::new(OneTensor([1.0])))
-}
-
-fn long(id: u64) -> sinew_types::GenerateRequest {
-    let mut request = request(id, &[id as u32, 2, 3], 20);
-    request.sampling.stop_ids.clear();
-    request
-}
-
-/// Versions of all tokens of a request that ends well.
-fn versions(pending: Pending) -> Vec<u64> {
-    let outcome = pending.outcome();
-    assert_eq!(outcome.reason(), &FinishReason::Length, "{outcome:?}");
-    assert_eq!(outcome.tokens.len(), 20);
-    outcome.tokens.iter().map(|t| t.version.0).collect()
-}
-
-fn generate(mock: &Mock) -> Arc<dyn Backend> {
-    vllm(mock, VllmApi::Generate)
 }
 
 /// Servers whose answers name the weights of each token; that is known from an answer.

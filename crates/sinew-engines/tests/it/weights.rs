@@ -145,7 +145,7 @@ fn the_right_number_of_another_lineage_never_serves() {
         let pending = submit(&engine, long(1));
         assert!(pending.nothing_for(Duration::from_millis(100)));
         assert_eq!(mock.generations(), 0, "{kind:?}");
-        // A label without a lineage is nobody's.
+        // A label without a lineage is of another client.
         mock.set_label("v0");
         until_idle_because(&engine, "it has the label `v0`");
         mock.set_label("v0-000000aa");

@@ -5,7 +5,7 @@ use serde::Serialize;
 use sinew_model::ModelShape;
 use std::fmt;
 
-/// Share of a GPU that servers take unless they are told otherwise, in percent: vLLM's
+/// Share of a GPU that servers take by default, in percent: vLLM's
 /// `--gpu-memory-utilization 0.9`.
 const SHARE: u64 = 90;
 /// CUDA context, CUDA graphs and activations of a server. An estimate; not measured here.

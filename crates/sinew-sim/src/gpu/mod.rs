@@ -1,4 +1,4 @@
-//! Memory of a PyTorch trainer and of the engine beside it: GPU by GPU, and on the host.
+//! Memory of a PyTorch trainer and of its engine, on each GPU and on the host.
 //!
 //! All figures are computed from sizes, not measured, unless a line states a measurement. They are upper
 //! bounds for a full micro-batch. Symbols: `N` parameters, `A` those that are trained, `R` ranks, `b` bytes

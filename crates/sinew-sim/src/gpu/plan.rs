@@ -36,7 +36,7 @@ impl Gpus {
     }
 }
 
-/// A trainer, the engine beside it, and the machine for both.
+/// A trainer, its engine, and the machine of both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuPlan {
     pub trainer: TrainerSetup,

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Begins the label of a server while its weights are being loaded: `loading-v12-9f3c12ab`.
 const LOADING: &str = "loading-v";
-/// Maximum number of lineages that are told apart by age.
+/// Maximum number of lineages whose age is remembered.
 const MAX_LINEAGES: usize = 64;
 
 impl Router {
