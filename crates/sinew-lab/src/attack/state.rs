@@ -177,11 +177,38 @@ fn depth(status: &str) -> usize {
     ids.map_or(0, |ids| ids.split_whitespace().count())
 }
 
+/// A descriptor of a process that is neither a pipe nor a socket and stays open.
+///
+/// The zygote holds a pidfd of a sandbox's init while it makes a fork there, so a pool that refills itself
+/// shows one for a moment. A pidfd counts if it is open in each of 100 looks within a second.
+async fn kept_file(pid: u32) -> Option<String> {
+    for _ in 0..100 {
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd"));
+        let targets = files.into_iter().flatten().flatten().map(|file| {
+            let target = std::fs::read_link(file.path()).unwrap_or_default();
+            target.to_string_lossy().into_owned()
+        });
+        let strange = targets.into_iter().find(|target| {
+            let known = ["pipe:", "socket:"]
+                .iter()
+                .any(|kind| target.starts_with(kind));
+            // A file that was closed since it was listed has no target.
+            !known && !target.is_empty()
+        })?;
+        if strange != "anon_inode:[pidfd]" {
+            return Some(strange);
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    Some("a pidfd for a second".into())
+}
+
 /// The interpreter that is forked has one thread, no file but its sockets, no environment.
 ///
 /// The process is found on the host by its command line and by its depth of PID namespaces: one more than
 /// this process. A level without a zygote has nothing to look at, and the case does not apply. Descriptors
-/// must be pipes or sockets, the environment at most the five variables that each sandbox has.
+/// must be pipes or sockets, except a pidfd during a fork; the environment has at most the five variables
+/// that each sandbox has.
 async fn zygote_seen(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verdict, SandboxError> {
     let mut sandbox = provider.acquire(&spec()).await?;
     let result = python(sandbox.as_mut(), "print(1)").await?;
@@ -212,13 +239,8 @@ async fn zygote_seen(provider: &dyn SandboxProvider, _: &Witness) -> Result<Verd
                 return Ok(escaped(format!("its environment has {name}")));
             }
         }
-        let files = std::fs::read_dir(format!("/proc/{pid}/fd"));
-        for file in files.into_iter().flatten().flatten() {
-            let target = std::fs::read_link(file.path()).unwrap_or_default();
-            let target = target.to_string_lossy().into_owned();
-            if !target.starts_with("pipe:") && !target.starts_with("socket:") {
-                return Ok(escaped(format!("it holds {target}")));
-            }
+        if let Some(target) = kept_file(pid).await {
+            return Ok(escaped(format!("it holds {target}")));
         }
     }
     Ok(match found {
