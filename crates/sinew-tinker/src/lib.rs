@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`types`] | datums, tensors and loss requests, independent of the wire |
 //! | [`desk`] | takes commands of tenants, makes them durable, and carries them out in order |
+//! | [`wire`] | bodies of requests and answers, in protobuf and JSON |
 //! | [`TinkerError`] | reasons for refusals, each the caller's or the server's |
 //!
 //! Invariants: handles tokens, never text; does not depend on an algorithm's name; nothing that a caller asks
@@ -15,6 +16,7 @@
 pub mod desk;
 mod error;
 pub mod types;
+pub mod wire;
 
 pub use error::{Category, TinkerError};
 pub use types::{Datum, FbOutput, LossRequest, LossValue, Tensor, TensorValues};
