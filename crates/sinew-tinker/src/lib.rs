@@ -6,6 +6,7 @@
 //! | [`types`] | datums, tensors and loss requests, independent of the wire |
 //! | [`desk`] | takes commands of tenants, makes them durable, and carries them out in order |
 //! | [`wire`] | bodies of requests and answers, in protobuf and JSON |
+//! | [`server`] | the service over HTTP, at the SDK's paths |
 //! | [`TinkerError`] | reasons for refusals, each the caller's or the server's |
 //!
 //! Invariants: handles tokens, never text; does not depend on an algorithm's name; nothing that a caller asks
@@ -15,6 +16,7 @@
 
 pub mod desk;
 mod error;
+pub mod server;
 pub mod types;
 pub mod wire;
 
