@@ -213,7 +213,10 @@ impl MetricSums {
             self.ratio_min = self.ratio_min.min(ratio);
             self.ratio_max = self.ratio_max.max(ratio);
         };
-        if matches!(surrogate, Surrogate::SequenceClip { .. }) {
+        if matches!(
+            surrogate,
+            Surrogate::SequenceClip { .. } | Surrogate::SequenceTokenClip { .. }
+        ) {
             add(sequence_ratio(row, old, kept).0);
             return;
         }
