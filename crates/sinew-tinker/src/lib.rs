@@ -4,6 +4,7 @@
 //! | part | purpose |
 //! |---|---|
 //! | [`types`] | datums, tensors and loss requests, independent of the wire |
+//! | [`desk`] | takes commands of tenants, makes them durable, and carries them out in order |
 //! | [`TinkerError`] | reasons for refusals, each the caller's or the server's |
 //!
 //! Invariants: handles tokens, never text; does not depend on an algorithm's name; nothing that a caller asks
@@ -11,6 +12,7 @@
 
 #![warn(missing_docs)]
 
+pub mod desk;
 mod error;
 pub mod types;
 
