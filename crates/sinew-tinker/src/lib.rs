@@ -1,0 +1,18 @@
+//! The protocol of the Tinker SDK, both ways: a service that the unchanged SDK trains and samples with, and a
+//! client by which recipes train and sample on such a service.
+//!
+//! | part | purpose |
+//! |---|---|
+//! | [`types`] | datums, tensors and loss requests, independent of the wire |
+//! | [`TinkerError`] | reasons for refusals, each the caller's or the server's |
+//!
+//! Invariants: handles tokens, never text; does not depend on an algorithm's name; nothing that a caller asks
+//! for is dropped silently; every refusal names the field, its value and what is allowed.
+
+#![warn(missing_docs)]
+
+mod error;
+pub mod types;
+
+pub use error::{Category, TinkerError};
+pub use types::{Datum, FbOutput, LossRequest, LossValue, Tensor, TensorValues};
