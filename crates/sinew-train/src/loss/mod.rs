@@ -94,7 +94,7 @@ pub struct RowInputs<'a> {
     /// `ℓ_π`: log-probabilities of the weights being trained.
     pub logprobs: &'a [f32],
     /// Entropy of the predicted distribution in nats; only read for the entropy term and for
-    /// metrics.
+    /// metrics. Empty if the policy computes none, which an entropy term does not allow.
     pub entropies: &'a [f32],
 }
 
@@ -224,13 +224,14 @@ fn check(spec: &LossSpec, row: &RowInputs<'_>) -> Result<(), LossError> {
         return Err(LossError::MissingReference);
     }
     let expected = row.weights.len();
+    let has_entropies = spec.entropy != 0.0 || !row.entropies.is_empty();
     let columns = [
         ("advantages", Some(row.advantages)),
         ("behaviour_logprobs", Some(row.behaviour)),
         ("prox_logprobs", row.prox),
         ("ref_logprobs", row.reference),
         ("logprobs", Some(row.logprobs)),
-        ("entropies", Some(row.entropies)),
+        ("entropies", has_entropies.then_some(row.entropies)),
     ];
     for (field, column) in columns {
         let Some(column) = column else { continue };
