@@ -99,7 +99,7 @@ pub struct RowInputs<'a> {
     /// `ℓ_π`: log-probabilities of the weights being trained.
     pub logprobs: &'a [f32],
     /// Entropy of the predicted distribution in nats; only read for the entropy term and for
-    /// metrics.
+    /// metrics. Empty if the policy computes none, which an entropy term does not allow.
     pub entropies: &'a [f32],
     /// Bounds of the ratio by token, in place of the surrogate's; `None`: the surrogate's for all tokens. Only
     /// surrogates with a clip read them.
@@ -244,13 +244,14 @@ fn check(spec: &LossSpec, row: &RowInputs<'_>) -> Result<(), LossError> {
         return Err(LossError::MissingReference);
     }
     let expected = row.weights.len();
+    let has_entropies = spec.entropy != 0.0 || !row.entropies.is_empty();
     let columns = [
         ("advantages", Some(row.advantages)),
         ("behaviour_logprobs", Some(row.behaviour)),
         ("prox_logprobs", row.prox),
         ("ref_logprobs", row.reference),
         ("logprobs", Some(row.logprobs)),
-        ("entropies", Some(row.entropies)),
+        ("entropies", has_entropies.then_some(row.entropies)),
         ("clip_low", row.clip.map(|clip| clip.low)),
         ("clip_high", row.clip.map(|clip| clip.high)),
     ];
