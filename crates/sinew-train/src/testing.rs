@@ -127,6 +127,7 @@ impl Bigram {
             returns: None,
             teacher_top: None,
             masks: None,
+            routes: Vec::new(),
             oldest_version: PolicyVersion(0),
         }
     }

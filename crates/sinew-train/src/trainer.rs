@@ -292,6 +292,9 @@ impl<P: Policy> Trainer<P> {
             .report
             .finish(&state.sums, &state.first, self.version());
         state.report.ranks = self.policy.take_usage();
+        state.report.router_loss = self.policy.take_router_loss();
+        let routed = packing.routed_tokens as f64 / packing.computed_tokens as f64;
+        state.report.routed_share = self.policy.replays_routes().then_some(routed);
         state.report.logprobs = state.logprobs;
         Ok(state.report)
     }

@@ -2,6 +2,7 @@
 
 use crate::format::{Choice, Format, NodeFormat, shared_option};
 use crate::ids::{PolicyVersion, RequestId, TokenId};
+use crate::routes::RouteSpan;
 use crate::weights::TensorSource;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
@@ -31,6 +32,10 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Number of most likely alternatives to report for each token.
     pub top_logprobs: u8,
+    /// Position of the first token of the context whose experts are reported, if the engine reports those of
+    /// a mixture-of-experts model; 0 to the length of the prompt. `None`: none are reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub routes_from: Option<u32>,
     /// Format that the output must have; `None`: any text.
     #[serde(with = "shared_option", skip_serializing_if = "Option::is_none")]
     pub format: Option<Arc<Format>>,
@@ -49,6 +54,7 @@ impl Default for SamplingParams {
             seed: 0,
             logit_bias: Vec::new(),
             top_logprobs: 0,
+            routes_from: None,
             format: None,
         }
     }
@@ -166,6 +172,9 @@ pub enum EngineEvent {
         reason: FinishReason,
         /// Prompt tokens that the prefix cache held.
         cached_prompt_tokens: u32,
+        /// Experts of the tokens from [`SamplingParams::routes_from`] on, up to the one before the last
+        /// sampled token, which was never an input. `None`: the engine reports none, or not for this request.
+        routes: Option<RouteSpan>,
     },
     /// End by an error.
     Failed {

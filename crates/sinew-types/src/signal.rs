@@ -3,6 +3,7 @@
 
 use crate::engine::{TEMPERATURES, TokenLogprob};
 use crate::ids::{EpisodeId, PolicyVersion, TokenId};
+use crate::routes::RouteSpan;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -44,6 +45,10 @@ pub struct TrainRow {
     /// log-probs, entropies and divergences of the token. `None`: no format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masks: Option<RowMasks>,
+    /// Experts that a mixture-of-experts model chose for tokens of this row while it sampled, by position and
+    /// without overlaps. A trainer that replays them uses the same ones; elsewhere its own routers choose.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<RouteSpan>,
     /// Oldest weights that sampled a token of this row.
     pub oldest_version: PolicyVersion,
 }
@@ -185,6 +190,14 @@ pub enum TrainRowError {
         /// Reason in words.
         why: String,
     },
+    /// Experts of tokens that the row does not have, or spans that overlap or are of different models.
+    #[error("row of episode {episode}: routes {why}")]
+    Routes {
+        /// Id of the row's episode.
+        episode: EpisodeId,
+        /// Reason in words, which follows the field's name.
+        why: String,
+    },
     /// A trained token has a temperature that no sampler uses.
     #[error(
         "row of episode {episode}: temperatures[{index}] is {value}: of a trained token it is {} to {} (1 for \
@@ -256,6 +269,7 @@ impl TrainRow {
         }
         self.validate_teacher()?;
         self.validate_masks()?;
+        self.validate_routes()?;
         match self.weights.first() {
             Some(&weight) if weight != 0.0 => Err(TrainRowError::FirstToken {
                 episode: self.episode.clone(),
@@ -267,6 +281,30 @@ impl TrainRow {
 }
 
 impl TrainRow {
+    fn validate_routes(&self) -> Result<(), TrainRowError> {
+        let mut end = 0;
+        for span in &self.routes {
+            let why = if let Err(why) = span.validate() {
+                why
+            } else if span.shape() != self.routes[0].shape() {
+                "are of models of different shapes".to_owned()
+            } else if span.start < end {
+                format!("have token {} twice", span.start)
+            } else if span.end() as usize > self.tokens.len() {
+                let (end, tokens) = (span.end(), self.tokens.len());
+                format!("end at token {end}, the row has {tokens}")
+            } else {
+                end = span.end();
+                continue;
+            };
+            return Err(TrainRowError::Routes {
+                episode: self.episode.clone(),
+                why,
+            });
+        }
+        Ok(())
+    }
+
     fn validate_masks(&self) -> Result<(), TrainRowError> {
         let Some(masks) = &self.masks else {
             return Ok(());
@@ -610,8 +648,38 @@ mod tests {
             returns: None,
             teacher_top: None,
             masks: Some(masks),
+            routes: Vec::new(),
             oldest_version: PolicyVersion(0),
         }
+    }
+
+    #[test]
+    fn routes_that_do_not_fit_their_row_are_refused() {
+        let span = |start, experts: &[u8]| RouteSpan {
+            start,
+            layers: 1,
+            top_k: 1,
+            wide: false,
+            experts: experts.into(),
+        };
+        let with = |routes: Vec<RouteSpan>| TrainRow {
+            masks: None,
+            routes,
+            ..row(RowMasks::gather(1, [None; 3]))
+        };
+        with(vec![span(0, &[1]), span(2, &[3])]).validate().unwrap();
+        let refused = |routes, word: &str| {
+            let error = with(routes).validate().unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        };
+        refused(vec![span(2, &[1, 2])], "end at token 4, the row has 3");
+        refused(vec![span(0, &[1, 2]), span(1, &[3])], "token 1 twice");
+        refused(vec![span(0, &[])], "0 bytes");
+        let other = RouteSpan {
+            layers: 2,
+            ..span(1, &[1, 2])
+        };
+        refused(vec![span(0, &[1]), other], "different shapes");
     }
 
     #[test]
