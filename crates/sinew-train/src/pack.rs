@@ -10,6 +10,10 @@
 //! rows share it only where their masks are the same; the result depends on nothing but the rows'
 //! contents and order.
 
+mod targets;
+
+pub use targets::{Target, TargetRow, pack_targets};
+
 use sinew_tensor::attention::{LayoutError, Segment, TreeLayout};
 use sinew_types::{EpisodeId, RowMasks, TokenId, TrainRow, TrainRowError};
 use std::cmp::Ordering;
@@ -54,7 +58,7 @@ impl Eq for LossItem {}
 /// One trained token of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
-    /// Index in the row's columns.
+    /// Index in the row's columns, or in [`TargetRow::targets`].
     pub t: u32,
     /// Index in [`MicroBatch::items`]; rows with a common prefix sampled at one temperature share items.
     pub item: u32,
@@ -63,7 +67,7 @@ pub struct Term {
 /// A row inside a micro-batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedRow {
-    /// Index in the rows given to [`pack`].
+    /// Index in the rows given to [`pack`] or [`pack_targets`].
     pub row: usize,
     /// The trained tokens, in order.
     pub terms: Vec<Term>,
@@ -136,6 +140,26 @@ pub enum PackError {
         words: u32,
         expected: usize,
     },
+    /// A row with targets that does not fit an empty micro-batch.
+    #[error(
+        "row {row} needs {tokens} packed tokens, a micro-batch holds {max_tokens}: raise the micro-batch \
+         size or shorten the row, a row is never split"
+    )]
+    TargetRowTooLong {
+        row: usize,
+        tokens: usize,
+        max_tokens: usize,
+    },
+    /// A target after a token that the row does not have, or before the target that precedes it.
+    #[error(
+        "row {row}: target {index} is after token {after} of {tokens}: targets are in the order of their places"
+    )]
+    TargetPlace {
+        row: usize,
+        index: usize,
+        after: u32,
+        tokens: usize,
+    },
     /// There are more rows than a layout supports.
     #[error(transparent)]
     Layout(#[from] LayoutError),
@@ -177,7 +201,12 @@ fn packing(
 ) -> Result<Packing, PackError> {
     let micro_batches = cut(sorted, max_tokens)
         .into_iter()
-        .map(|piece| micro_batch(rows, &sorted[piece]))
+        .map(|piece| {
+            let piece = &sorted[piece];
+            let masks = collect_masks(rows, piece)?;
+            let asked = piece.iter().map(|part| asked_by(&rows[part.row], &masks));
+            micro_batch(piece, masks.table(), asked.collect())
+        })
         .collect::<Result<Vec<_>, _>>()?;
     Ok(Packing {
         computed_tokens: micro_batches.iter().map(|m| m.tokens.len()).sum(),
@@ -207,12 +236,17 @@ fn sorted_rows(rows: &[TrainRow], max_tokens: usize) -> Result<Vec<RowPart<'_>>,
             shared: 0,
         });
     }
-    sorted.sort_by(|a, b| a.tokens.cmp(b.tokens).then(a.row.cmp(&b.row)));
-    for i in 1..sorted.len() {
-        let pairs = sorted[i - 1].tokens.iter().zip(sorted[i].tokens);
-        sorted[i].shared = pairs.take_while(|(a, b)| a == b).count();
-    }
+    sort(&mut sorted);
     Ok(sorted)
+}
+
+/// Sorts rows by their tokens, and finds the prefix that each shares with the one before.
+fn sort(parts: &mut [RowPart<'_>]) {
+    parts.sort_by(|a, b| a.tokens.cmp(b.tokens).then(a.row.cmp(&b.row)));
+    for i in 1..parts.len() {
+        let pairs = parts[i - 1].tokens.iter().zip(parts[i].tokens);
+        parts[i].shared = pairs.take_while(|(a, b)| a == b).count();
+    }
 }
 
 /// Cuts the sorted rows into pieces of at most `max_tokens` trie rows with the least total, and
@@ -256,7 +290,25 @@ struct Branch {
     parent: Option<u32>,
 }
 
-fn micro_batch(all: &[TrainRow], piece: &[RowPart<'_>]) -> Result<MicroBatch, PackError> {
+/// A log-probability that a row asks for, before the place of its tokens in the trie is known.
+struct Asked {
+    /// Index in the row's columns or targets.
+    t: u32,
+    /// Index of the row's last token that the target follows.
+    after: u32,
+    /// The item, whose trie row is not set.
+    item: LossItem,
+    /// Other targets in the same place.
+    tops: Vec<TokenId>,
+}
+
+/// Builds the micro-batch of some sorted rows, from the log-probabilities that each asks for, in the order of
+/// their places.
+fn micro_batch(
+    piece: &[RowPart<'_>],
+    masks: MaskTable,
+    asked: Vec<Vec<Asked>>,
+) -> Result<MicroBatch, PackError> {
     let mut segments: Vec<Segment> = Vec::new();
     let mut tokens: Vec<TokenId> = Vec::new();
     let mut paths: Vec<Vec<u32>> = vec![Vec::new(); piece.len()];
@@ -281,13 +333,12 @@ fn micro_batch(all: &[TrainRow], piece: &[RowPart<'_>]) -> Result<MicroBatch, Pa
         push_branches(&mut open, piece, branch.rows, end, Some(index));
     }
     let layout = TreeLayout::new(segments)?;
-    let masks = collect_masks(all, piece)?;
-    let (items, rows) = loss_items(all, piece, &layout, paths, &masks);
+    let (items, rows) = loss_items(piece, asked, &layout, paths);
     Ok(MicroBatch {
         layout,
         tokens,
         items,
-        masks: masks.table(),
+        masks,
         rows,
     })
 }
@@ -370,40 +421,52 @@ fn collect_masks<'a>(
     Ok(collected)
 }
 
+/// The log-probabilities that a row asks for: those of its trained tokens, and of a teacher's in their places.
+fn asked_by(row: &TrainRow, masks: &CollectedMasks<'_>) -> Vec<Asked> {
+    let trained = (1..row.tokens.len()).filter(|&t| row.weights[t] != 0.0);
+    let ask = |t: usize| Asked {
+        t: t as u32,
+        after: t as u32 - 1,
+        item: LossItem {
+            row: 0,
+            target: row.tokens[t],
+            temperature: row.temperature(t),
+            mask: masks.of(row, t),
+        },
+        tops: row
+            .teacher_top
+            .as_ref()
+            .map_or_else(Vec::new, |top| top[t].iter().map(|top| top.id).collect()),
+    };
+    trained.map(ask).collect()
+}
+
 /// Builds the items of a micro-batch and the terms of each row.
 fn loss_items(
-    all: &[TrainRow],
     piece: &[RowPart<'_>],
+    asked: Vec<Vec<Asked>>,
     layout: &TreeLayout,
     paths: Vec<Vec<u32>>,
-    masks: &CollectedMasks<'_>,
 ) -> (Vec<LossItem>, Vec<PackedRow>) {
     let mut index_of = BTreeMap::new();
     let mut items_of = Vec::with_capacity(piece.len());
-    for (needed, path) in piece.iter().zip(&paths) {
-        let row = &all[needed.row];
+    for (asked, path) in asked.into_iter().zip(&paths) {
         let mut path = path.iter().map(|&s| &layout.segments()[s as usize]);
         let mut at = path.next();
         let (mut items, mut tops) = (Vec::new(), Vec::new());
-        for t in (1..row.tokens.len()).filter(|&t| row.weights[t] != 0.0) {
-            let previous = t as u32 - 1;
-            while at.is_some_and(|s| s.position + s.len <= previous) {
+        for ask in asked {
+            while at.is_some_and(|s| s.position + s.len <= ask.after) {
                 at = path.next();
             }
             let Some(segment) = at else { break };
             let item = LossItem {
-                row: segment.start + previous - segment.position,
-                target: row.tokens[t],
-                temperature: row.temperature(t),
-                mask: masks.of(row, t),
+                row: segment.start + ask.after - segment.position,
+                ..ask.item
             };
             index_of.insert(item, 0u32);
-            items.push((t as u32, item));
-            for top in row.teacher_top.iter().flat_map(|top| &top[t]) {
-                let item = LossItem {
-                    target: top.id,
-                    ..item
-                };
+            items.push((ask.t, item));
+            for target in ask.tops {
+                let item = LossItem { target, ..item };
                 index_of.insert(item, 0u32);
                 tops.push(item);
             }
