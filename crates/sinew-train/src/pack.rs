@@ -421,7 +421,8 @@ fn collect_masks<'a>(
     Ok(collected)
 }
 
-/// The log-probabilities that a row asks for: those of its trained tokens, and of a teacher's in their places.
+/// The log-probabilities that a row asks for: those of its trained tokens, and of a teacher's in their
+/// places.
 fn asked_by(row: &TrainRow, masks: &CollectedMasks<'_>) -> Vec<Asked> {
     let trained = (1..row.tokens.len()).filter(|&t| row.weights[t] != 0.0);
     let ask = |t: usize| Asked {

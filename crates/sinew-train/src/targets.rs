@@ -39,13 +39,13 @@ pub enum TargetError {
 /// computed tokens.
 ///
 /// `loss` gets the index of each row with targets and the log-probabilities of them, in their order; it returns
-/// the derivatives of the loss by them, which are only used with `backward`. It is called once for each such
-/// row, in an order that follows from the packing. Shared prefixes are computed once if the policy shares them,
-/// at most `micro_batch_tokens` packed tokens at a time.
+/// the derivatives of the loss by them, which are only used with `backward`. It is called once for each
+/// such row, in an order that follows from the packing. Shared prefixes are computed once if the policy
+/// shares them, at most `micro_batch_tokens` packed tokens at a time.
 ///
 /// # Errors
-/// If rows cannot be packed, before any computation; or if the model or `loss` fails. Gradients may then be those
-/// of some of the rows.
+/// If rows cannot be packed, before any computation; or if the model or `loss` fails. Gradients may then be
+/// those of some of the rows.
 pub fn run_targets<P: Policy + ?Sized>(
     policy: &mut P,
     rows: &[TargetRow<'_>],

@@ -22,7 +22,8 @@ pub struct TargetRow<'a> {
     pub targets: &'a [Target],
 }
 
-/// Packs rows like [`pack`](super::pack()), for log-probabilities of any targets. Prefixes are computed once if
+/// Packs rows like [`pack`](super::pack()), for log-probabilities of any targets. Prefixes are computed
+/// once if
 /// `share`; otherwise as in [`pack_flat`](super::pack_flat). Rows without targets count as untrained.
 ///
 /// # Errors
