@@ -38,9 +38,9 @@ pub enum TargetError {
 /// Computes the log-probabilities of all targets, and with `backward` adds gradients. Returns the number of
 /// computed tokens.
 ///
-/// `loss` gets the index of each row with targets and the log-probabilities of them, in their order; it returns
-/// the derivatives of the loss by them, which are only used with `backward`. It is called once for each
-/// such row, in an order that follows from the packing. Shared prefixes are computed once if the policy
+/// `loss` gets the index of each row with targets and the log-probabilities of them, in their order; it
+/// returns the derivatives of the loss by them, which are only used with `backward`. It is called once for
+/// each such row, in an order that follows from the packing. Shared prefixes are computed once if the policy
 /// shares them, at most `micro_batch_tokens` packed tokens at a time.
 ///
 /// # Errors
