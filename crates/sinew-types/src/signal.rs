@@ -372,8 +372,8 @@ pub enum Surrogate {
         /// Distance of the upper bound of the sequence's ratio from 1, 0 or above.
         high: f32,
     },
-    /// The clip of `sequence_clip`, of which every token gets the gradient of its own log-probability alone, so
-    /// that tokens can have different advantages (GSPO-token, Zheng et al. 2025).
+    /// The clip of `sequence_clip`, of which every token gets the gradient of its own log-probability
+    /// alone, so that tokens can have different advantages (GSPO-token, Zheng et al. 2025).
     SequenceTokenClip {
         /// Distance of the lower bound of the sequence's ratio from 1, 0 or above.
         low: f32,

@@ -101,8 +101,8 @@ pub struct RowInputs<'a> {
     /// Entropy of the predicted distribution in nats; only read for the entropy term and for
     /// metrics. Empty if the policy computes none, which an entropy term does not allow.
     pub entropies: &'a [f32],
-    /// Bounds of the ratio by token, in place of the surrogate's; `None`: the surrogate's for all tokens. Only
-    /// surrogates with a clip read them.
+    /// Bounds of the ratio by token, in place of the surrogate's; `None`: the surrogate's for all tokens.
+    /// Only surrogates with a clip read them.
     pub clip: Option<ClipBounds<'a>>,
     /// Tokens whose ratios the ratio of a sequence is the mean of; `None`: all tokens with a weight. Only
     /// surrogates of a sequence's ratio read it.

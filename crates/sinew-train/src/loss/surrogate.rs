@@ -84,8 +84,8 @@ fn bounds(row: &RowInputs<'_>, t: usize, low: f32, high: f32) -> (f64, f64) {
     }
 }
 
-/// Returns `L_t` and `dL_t/dℓ_π` of the surrogates that depend on one token only. `limits` gives the bounds of
-/// the ratio from the surrogate's distances.
+/// Returns `L_t` and `dL_t/dℓ_π` of the surrogates that depend on one token only. `limits` gives the bounds
+/// of the ratio from the surrogate's distances.
 fn token_term(
     surrogate: &Surrogate,
     logprob: f64,
