@@ -356,8 +356,14 @@ fn routes(spans: &[RouteSpan], count: usize) -> Vec<&[u8]> {
     let none: &[u8] = &[];
     let mut each = vec![none; count];
     for span in spans {
-        for position in span.start as usize..count.min(span.end() as usize) {
-            each[position] = span.at(position).unwrap_or_default();
+        let places = span.start as usize..count.min(span.end() as usize);
+        for (position, route) in each
+            .iter_mut()
+            .enumerate()
+            .take(places.end)
+            .skip(places.start)
+        {
+            *route = span.at(position).unwrap_or_default();
         }
     }
     each
