@@ -65,6 +65,7 @@ impl Forward for ModelForward {
         let batch = InferBatch {
             tokens: &batch.tokens,
             sequences: &sequences,
+            adapters: &[],
             logit_rows: &batch.logit_rows,
         };
         let (kv, scratch) = (&mut self.kv, &mut self.scratch);

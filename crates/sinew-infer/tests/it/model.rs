@@ -222,6 +222,7 @@ fn naive_greedy(params: &Params, prompt: &[TokenId], count: usize) -> Vec<TokenI
         let batch = InferBatch {
             tokens: &tokens,
             sequences: &[sequence],
+            adapters: &[],
             logit_rows: &[tokens.len() - 1],
         };
         let mut scratch = InferScratch::new();
