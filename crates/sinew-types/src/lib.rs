@@ -9,6 +9,7 @@
 
 #![warn(missing_docs)]
 
+mod adapter;
 mod chat;
 mod clock;
 mod content;
@@ -26,6 +27,7 @@ mod task;
 mod trace;
 mod weights;
 
+pub use adapter::{Adapter, AdapterName, AdapterNameError};
 pub use clock::Clock;
 pub use content::{Content, Media, MediaSource, Part};
 pub use engine::{
