@@ -32,7 +32,8 @@ pub use clock::Clock;
 pub use content::{Content, Media, MediaSource, Part};
 pub use engine::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, Fidelity, FinishReason,
-    GenerateRequest, SampledToken, SamplingParams, TEMPERATURES, TokenLogprob,
+    GenerateRequest, PromptLogprob, PromptLogprobs, SampledToken, SamplingParams, TEMPERATURES,
+    TokenLogprob,
 };
 pub use fence::{Fence, FenceError, NewestFence};
 pub use format::{
