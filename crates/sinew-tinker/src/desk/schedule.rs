@@ -5,11 +5,12 @@
 //! than its share waits until the others have caught up. So a tenant with deep queues or large batches delays
 //! another one by at most a turn of each tenant.
 
+use super::prepared::Kind;
 use super::types::{ModelId, RequestId};
 use std::collections::{BTreeMap, VecDeque};
 
-/// The place after all others of a model: its end.
-pub(super) const LAST: u64 = u64::MAX;
+/// The place after all others of a model: its end. The largest number that the journal holds.
+pub(super) const LAST: u64 = i64::MAX as u64;
 
 /// A command that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,8 +18,7 @@ pub(super) struct Item {
     pub(super) request: RequestId,
     /// Tokens that it computes.
     pub(super) cost: u64,
-    /// Whether a turn ends with it.
-    pub(super) step: bool,
+    pub(super) kind: Kind,
 }
 
 /// A command that runs.
@@ -27,7 +27,8 @@ pub(super) struct Turn {
     pub(super) model: ModelId,
     pub(super) seq: u64,
     pub(super) request: RequestId,
-    step: bool,
+    pub(super) cost: u64,
+    pub(super) kind: Kind,
 }
 
 /// Why a command does not run yet.
@@ -260,7 +261,8 @@ impl Schedule {
             model: model.clone(),
             seq,
             request: item.request,
-            step: item.step,
+            cost: item.cost,
+            kind: item.kind,
         };
         self.running = Some(turn.clone());
         Some(turn)
@@ -274,7 +276,7 @@ impl Schedule {
         {
             line.next = turn.seq + 1;
         }
-        if turn.step {
+        if turn.kind.ends_turn() {
             self.keeper = None;
         }
         Some(turn)
@@ -314,10 +316,15 @@ mod tests {
     use proptest::prelude::*;
 
     fn item(name: &str, cost: u64, step: bool) -> Item {
+        let kind = if step {
+            Kind::OptimStep
+        } else {
+            Kind::ForwardBackward
+        };
         Item {
             request: RequestId::from(name),
             cost,
-            step,
+            kind,
         }
     }
 

@@ -41,6 +41,7 @@ CREATE TABLE commands (
     request TEXT NOT NULL UNIQUE,
     tenant TEXT NOT NULL,
     model TEXT,                         -- null: a sample request
+    source TEXT,                        -- checkpoint of a sample request; null: the base model
     seq INTEGER NOT NULL,
     kind TEXT NOT NULL,
     digest BLOB NOT NULL,               -- BLAKE3 of the command

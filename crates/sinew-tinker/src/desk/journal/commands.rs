@@ -11,6 +11,8 @@ pub(crate) struct NewCommand {
     pub(crate) tenant: String,
     /// Its model; `None`: a sample request.
     pub(crate) model: Option<ModelId>,
+    /// Checkpoint of a sample request; `None`: the base model.
+    pub(crate) source: Option<String>,
     pub(crate) seq: u64,
     pub(crate) kind: &'static str,
     pub(crate) digest: [u8; 32],
@@ -40,6 +42,7 @@ pub(crate) struct WaitingRow {
     pub(crate) request: RequestId,
     pub(crate) tenant: String,
     pub(crate) model: Option<ModelId>,
+    pub(crate) source: Option<String>,
     pub(crate) seq: u64,
     pub(crate) kind: String,
     pub(crate) cost: u64,
@@ -77,13 +80,14 @@ impl Journal {
     pub(crate) fn insert_command(&self, new: &NewCommand) -> rusqlite::Result<()> {
         let mut insert = self.connection.prepare_cached(
             "INSERT INTO commands
-                 (request, tenant, model, seq, kind, digest, cost, payload, bytes, submitted_ms)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+                 (request, tenant, model, source, seq, kind, digest, cost, payload, bytes, submitted_ms)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
         )?;
         insert.execute(params![
             new.request.as_str(),
             new.tenant,
             new.model.as_ref().map(ModelId::as_str),
+            new.source,
             int(new.seq),
             new.kind,
             &new.digest[..],
@@ -169,7 +173,7 @@ impl Journal {
     /// All commands that wait, in the order of their arrival.
     pub(crate) fn waiting(&self) -> rusqlite::Result<Vec<WaitingRow>> {
         let mut query = self.connection.prepare_cached(
-            "SELECT request, tenant, model, seq, kind, cost FROM commands
+            "SELECT request, tenant, model, source, seq, kind, cost FROM commands
              WHERE done_ms IS NULL ORDER BY place",
         )?;
         let rows = query.query_map([], |row| {
@@ -177,6 +181,7 @@ impl Journal {
                 request: request(row)?,
                 tenant: row.get("tenant")?,
                 model: model(row)?,
+                source: row.get("source")?,
                 seq: count(row, "seq")?,
                 kind: row.get("kind")?,
                 cost: count(row, "cost")?,
