@@ -388,5 +388,6 @@ pub(crate) fn sampling(options: &EpisodeOptions) -> SamplingDefaults {
         min_p: Some(options.sampling.min_p),
         max_tokens: Some(options.limits.max_turn_tokens),
         pinned: true,
+        routes: options.sampling.routes_from.is_some(),
     }
 }

@@ -275,7 +275,7 @@ pub fn pipeline(
     let wait = world.sandbox_wait;
     let episode = episode_parts(recipe, &session, run, &engine, &renderer, envs, wait)?;
     let transport = publish::transport(recipe, engine, begun.first, begun.turns, &session)?;
-    let options = plan::episode_options(&recipe.rollout);
+    let options = plan::trained_options(recipe);
     let live = live::source(recipe, &session, &episode, &options, &store, &mut late)?;
     let turns = plan::turns(recipe, &config.core);
     let parts = rollout_parts(recipe, dir, episode, options, taskset, cross, turns);

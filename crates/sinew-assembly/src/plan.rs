@@ -227,6 +227,14 @@ pub(crate) fn episode_options(r: &RolloutPlan) -> EpisodeOptions {
     }
 }
 
+/// As [`episode_options`], for episodes that are trained: engines report the experts of their tokens if the
+/// trainer uses them.
+pub(crate) fn trained_options(recipe: &RunPlan) -> EpisodeOptions {
+    let mut options = episode_options(&recipe.rollout);
+    options.sampling.routes_from = recipe.replays_routing().then_some(0);
+    options
+}
+
 /// Growth of the turns of training episodes, if the recipe has one.
 pub(crate) fn turns(recipe: &RunPlan, core: &CoreConfig) -> Option<TurnSchedule> {
     let r = &recipe.rollout;

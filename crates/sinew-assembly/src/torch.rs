@@ -10,7 +10,7 @@ use crate::{Session, clock, plan};
 use sinew_algo::Needs;
 use sinew_model::ValueHead;
 use sinew_pipeline::{FrozenModel, PolicyConfig, Reference, ScoringModels};
-use sinew_recipe::{EngineType, Place, RunPlan, TrainerDtype, TrainerPlan};
+use sinew_recipe::{EngineType, Place, ReplayRouting, RunPlan, TrainerDtype, TrainerPlan};
 use sinew_tensor::Cpu;
 use sinew_torch::{
     Attention, Checkpointing, CriticOptions, Deadlines, EnvironmentVariables, FreeDevices,
@@ -248,6 +248,8 @@ fn open_options(
         },
         deterministic: settings.deterministic,
         seed: recipe.seed,
+        replay_routes: settings.replay_routing == ReplayRouting::Auto,
+        router_loss: settings.router_aux_loss,
         lora,
         critic,
         frozen,

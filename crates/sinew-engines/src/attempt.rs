@@ -5,7 +5,9 @@
 //! well, and several of them after failures, pauses and loads of weights: each starts from the prompt and all
 //! ids that were sampled before it.
 
-use sinew_types::{FinishReason, PolicyVersion, SamplingParams, TokenId, TokenLogprob, WeightsId};
+use sinew_types::{
+    FinishReason, PolicyVersion, RouteSpan, SamplingParams, TokenId, TokenLogprob, WeightsId,
+};
 use std::sync::Arc;
 
 /// Number of an attempt, never used twice by one [`crate::RemoteEngine`].
@@ -39,6 +41,8 @@ pub struct AttemptEnd {
     pub reason: FinishReason,
     /// Prompt tokens found in the server's prefix cache; 0 if the server does not report them.
     pub cached_prompt_tokens: u32,
+    /// Experts of its prompt and its output, if they were asked for and the server reports them.
+    pub routes: Option<RouteSpan>,
 }
 
 /// A sampled token.

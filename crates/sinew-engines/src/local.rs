@@ -109,6 +109,7 @@ impl LocalBackend {
                 EngineEvent::Finished {
                     reason,
                     cached_prompt_tokens,
+                    routes,
                     ..
                 } => {
                     let reason = match &reason {
@@ -118,6 +119,7 @@ impl LocalBackend {
                     return Ok(AttemptEnd {
                         reason,
                         cached_prompt_tokens,
+                        routes,
                     });
                 }
                 EngineEvent::Failed { error, .. } => return Err(refusal(error)),

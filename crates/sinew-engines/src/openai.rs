@@ -182,6 +182,7 @@ impl OpenaiBackend {
         Ok(AttemptEnd {
             reason,
             cached_prompt_tokens: 0,
+            routes: None,
         })
     }
 

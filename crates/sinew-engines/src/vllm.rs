@@ -9,6 +9,7 @@
 //! are refused.
 
 mod adapters;
+mod experts;
 mod sleep;
 mod weights;
 mod wire;

@@ -512,6 +512,7 @@ impl Caller {
             seed: 0,
             logit_bias: ask.logit_bias.clone(),
             top_logprobs: request.logprobs.unwrap_or(0),
+            routes_from: rollout.routes.then_some(begun.routes_known),
             format: None,
         }
     }

@@ -457,6 +457,7 @@ fn finished(request: RequestId, reason: FinishReason) -> EngineEvent {
         request,
         reason,
         cached_prompt_tokens: 0,
+        routes: None,
     }
 }
 

@@ -308,6 +308,7 @@ impl Scheduler {
             request: sequence.id,
             reason,
             cached_prompt_tokens: sequence.cached_prompt.unwrap_or(0) as u32,
+            routes: None,
         }
     }
 

@@ -100,7 +100,7 @@ pub use store::{StoreKind, StorePlan};
 pub use tasks::{HeldOut, TaskOrder, TasksPlan};
 pub use train::{LoraSection, LrSchedule, TrainPlan};
 pub use trainer::{
-    Attention, Checkpointing, Place, Sharing, TrainerDtype, TrainerPlan, TrainerType,
+    Attention, Checkpointing, Place, ReplayRouting, Sharing, TrainerDtype, TrainerPlan, TrainerType,
 };
 pub use trust::TrustPlan;
 

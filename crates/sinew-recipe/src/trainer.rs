@@ -2,7 +2,7 @@
 
 use crate::rule::Rules;
 use crate::section::{choice, section};
-use crate::{EngineType, RunPlan, TrainMode};
+use crate::{Api, EngineType, RunPlan, TrainMode};
 
 choice! {
     /// The program that computes gradients.
@@ -56,6 +56,16 @@ choice! {
 }
 
 choice! {
+    /// The experts by which a mixture-of-experts model computes sampled tokens in the trainer.
+    ReplayRouting {
+        /// Those that sampled, where the engine reports them; else those of the trainer's routers.
+        Auto = "auto",
+        /// Those of the trainer's routers.
+        Off = "off",
+    }
+}
+
+choice! {
     /// Devices of trainer and engine.
     Place {
         /// The trainer has its own GPUs.
@@ -83,6 +93,11 @@ section! {
         checkpointing: Checkpointing = Checkpointing::Full;
         /// Devices of trainer and engine: `own`, or the same GPUs in `turns` with vLLM or SGLang.
         place: Place = Place::Own;
+        /// Experts of a mixture-of-experts model: `auto` uses those that sampled, which vLLM reports with
+        /// `engine.api = "generate"` and `--enable-return-routed-experts`; `off` lets the routers choose again.
+        replay_routing: ReplayRouting = ReplayRouting::Auto;
+        /// Coefficient of the load-balancing loss of a mixture-of-experts model's routers; 0: none.
+        router_aux_loss: f32 = 0.0, in 0.0 to 1000.0;
         /// Equal bits on equal GPUs with equal `ranks`, at the cost of time. On a CPU they are always equal.
         deterministic: bool = false;
         /// Python with PyTorch; left out: the environment of `sinew setup torch`.
@@ -122,6 +137,14 @@ impl RunPlan {
         let trainer = self.trainer.as_ref();
         trainer.filter(|trainer| trainer.kind == TrainerType::Torch)
     }
+
+    /// Whether the trainer uses the experts that sampled, and the engine may report them.
+    pub fn replays_routing(&self) -> bool {
+        let reports =
+            self.engine.kind == EngineType::Vllm && self.engine.api == Some(Api::Generate);
+        let auto = |trainer: &TrainerPlan| trainer.replay_routing == ReplayRouting::Auto;
+        reports && self.torch().is_some_and(auto)
+    }
 }
 
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
@@ -145,6 +168,8 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         "sharing",
         "checkpointing",
         "place",
+        "replay_routing",
+        "router_aux_loss",
         "deterministic",
         "python",
         "url",

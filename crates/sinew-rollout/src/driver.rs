@@ -450,6 +450,9 @@ impl<'a> EpisodeRun<'a> {
         let _in_phase = gauges.enter(&self.spec.episode, Phase::Generate, deadline);
         let id = RequestId(self.parts.requests.fetch_add(1, Ordering::Relaxed));
         let order = self.parts.turn_order;
+        // Held-out episodes are not trained.
+        let asked = self.options.sampling.routes_from;
+        let asked = asked.filter(|_| self.spec.purpose == TRAIN);
         let request = GenerateRequest {
             id,
             prompt,
@@ -457,6 +460,7 @@ impl<'a> EpisodeRun<'a> {
                 max_tokens,
                 stop_ids: self.parts.renderer.stop_ids().to_vec(),
                 seed: mix_seed(self.spec.seed, u64::from(machine.turns())),
+                routes_from: asked.map(|_| machine.routes_known()),
                 ..self.options.sampling.clone()
             },
             priority: match &self.parts.outlook {
@@ -504,8 +508,9 @@ impl<'a> EpisodeRun<'a> {
                     }
                     machine.on_event(EpisodeEvent::Tokens(tokens));
                 }
-                Ok(Some(EngineEvent::Finished { reason, .. })) => {
+                Ok(Some(EngineEvent::Finished { reason, routes, .. })) => {
                     request.over = true;
+                    routes.into_iter().for_each(|span| machine.routed(span));
                     return Ok(reason);
                 }
                 Ok(Some(EngineEvent::Failed { error, .. })) => {

@@ -213,6 +213,7 @@ impl Engine for Playback {
             request: id,
             reason: turn.finish.clone(),
             cached_prompt_tokens: 0,
+            routes: None,
         });
         Ok(())
     }

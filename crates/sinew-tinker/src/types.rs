@@ -129,8 +129,8 @@ pub struct FbOutput {
     pub output_type: String,
     /// `loss_fn_outputs`: tensors by name, one record a datum, in the order of the request.
     pub outputs: Vec<BTreeMap<String, Tensor>>,
-    /// Numbers of the whole request. The part of a name after its colon states how the SDK combines the values
-    /// of the requests that it divided a batch into (`loss:sum`).
+    /// Numbers of the whole request. The part of a name after its colon states how the SDK combines the
+    /// values of the requests that it divided a batch into (`loss:sum`).
     pub metrics: BTreeMap<String, f64>,
 }
 

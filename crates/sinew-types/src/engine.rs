@@ -7,6 +7,7 @@ pub use prompt::{PromptLogprob, PromptLogprobs};
 use crate::adapter::{Adapter, AdapterName};
 use crate::format::{Choice, Format, NodeFormat, shared_option};
 use crate::ids::{PolicyVersion, RequestId, TokenId};
+use crate::routes::RouteSpan;
 use crate::weights::TensorSource;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
@@ -36,6 +37,10 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Number of most likely alternatives to report for each token.
     pub top_logprobs: u8,
+    /// Position of the first token of the context whose experts are reported, if the engine reports those of
+    /// a mixture-of-experts model; 0 to the length of the prompt. `None`: none are reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub routes_from: Option<u32>,
     /// Format that the output must have; `None`: any text.
     #[serde(with = "shared_option", skip_serializing_if = "Option::is_none")]
     pub format: Option<Arc<Format>>,
@@ -54,6 +59,7 @@ impl Default for SamplingParams {
             seed: 0,
             logit_bias: Vec::new(),
             top_logprobs: 0,
+            routes_from: None,
             format: None,
         }
     }
@@ -203,6 +209,9 @@ pub enum EngineEvent {
         reason: FinishReason,
         /// Prompt tokens that the prefix cache held.
         cached_prompt_tokens: u32,
+        /// Experts of the tokens from [`SamplingParams::routes_from`] on, up to the one before the last
+        /// sampled token, which was never an input. `None`: the engine reports none, or not for this request.
+        routes: Option<RouteSpan>,
     },
     /// End by an error.
     Failed {

@@ -21,6 +21,7 @@ mod inputs;
 pub mod json;
 mod message;
 mod origin;
+mod routes;
 mod seed;
 mod signal;
 mod task;
@@ -47,6 +48,7 @@ pub use ids::{
 pub use inputs::{EpisodeInput, Gives, InputPresence};
 pub use message::{Message, Role, ToolCall, ToolSpec};
 pub use origin::{Component, MAX_EXTERNAL, Origin, Provenance, Sampling};
+pub use routes::{MAX_ROUTE_BYTES, RouteSpan};
 pub use seed::{GOLDEN_GAMMA, SplitMix64, Spread, SpreadMap, finalize64, mix_hash, mix_seed};
 pub use signal::{
     Aggregation, Correction, Divergence, KlEstimator, KlSpec, LossSpec, RejectionLevel,

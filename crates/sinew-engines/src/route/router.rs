@@ -163,6 +163,7 @@ impl Router {
             deadline: now + self.config.max_wait_s,
             failed_on: None,
             cached_prompt_tokens: 0,
+            routes: None,
         };
         state.blocks.push(&state.prompt, self.config.block_tokens);
         state.prompt_blocks = state.blocks.hashes().len();
@@ -257,6 +258,7 @@ impl Router {
             return;
         };
         state.cached_prompt_tokens = state.cached_prompt_tokens.max(end.cached_prompt_tokens);
+        state.routes = end.routes;
         if let Some(engine) = engine
             && let Some(target) = self.engines.get_mut(engine)
         {
@@ -608,6 +610,7 @@ impl Router {
                 request,
                 reason,
                 cached_prompt_tokens: state.cached_prompt_tokens,
+                routes: state.routes,
             });
         }
     }

@@ -78,6 +78,7 @@ pub(super) fn end(reason: FinishReason) -> Result<AttemptEnd, AttemptError> {
     Ok(AttemptEnd {
         reason,
         cached_prompt_tokens: 4,
+        routes: None,
     })
 }
 

@@ -8,8 +8,8 @@ use crate::backend::Probe;
 use crate::error::AttemptError;
 use serde::Serialize;
 use sinew_types::{
-    EngineEvent, FinishReason, FormatLaw, GOLDEN_GAMMA, PolicyVersion, RequestId, SamplingParams,
-    TokenId, WeightsId,
+    EngineEvent, FinishReason, FormatLaw, GOLDEN_GAMMA, PolicyVersion, RequestId, RouteSpan,
+    SamplingParams, TokenId, WeightsId,
 };
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -222,6 +222,8 @@ pub(super) struct RequestState {
     /// Engine of its last failed attempt; another one is preferred.
     pub(super) failed_on: Option<usize>,
     pub(super) cached_prompt_tokens: u32,
+    /// Experts of its tokens, as the attempt that ended it reported them.
+    pub(super) routes: Option<RouteSpan>,
 }
 
 impl RequestState {

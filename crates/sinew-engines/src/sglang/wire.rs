@@ -166,6 +166,7 @@ pub(super) fn read(
         label: Some(meta.weight_version.unwrap_or_default()),
         spans: spans.collect(),
         cached: meta.cached_tokens,
+        routes: None,
     })
 }
 

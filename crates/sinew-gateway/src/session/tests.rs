@@ -45,6 +45,7 @@ fn output(renderer: &ChatRenderer, text: &str, mark: f32, closed: bool) -> Sampl
         },
         message: Message::new(Role::Assistant, text),
         text: text.into(),
+        routes: None,
     }
 }
 

@@ -8,7 +8,7 @@ use sinew_dialect::{Ignored, Prompt};
 use sinew_render::{RenderError, Renderer};
 use sinew_types::{
     EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, MAX_EXTERNAL, MAX_REWARD, Message, NodeId,
-    Provenance, SampledToken, Sampling, TaskId, TokenId, TokenKind, ToolSpec,
+    Provenance, RouteSpan, SampledToken, Sampling, TaskId, TokenId, TokenKind, ToolSpec,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,6 +27,10 @@ pub struct SamplingDefaults {
     /// Whether these values replace those of the client. Training pins them, since the trained policy must be
     /// the one that sampled.
     pub pinned: bool,
+    /// Whether the experts of a mixture-of-experts model are recorded, if the engine reports them, so that a
+    /// trainer can use the same ones.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub routes: bool,
 }
 
 /// Purpose and ids of a rollout.
@@ -215,6 +219,8 @@ pub struct CallStart {
     /// Maximum output tokens.
     pub max_tokens: u32,
     pub join: Join,
+    /// Position up to which the experts of the prompt's tokens are recorded.
+    pub routes_known: u32,
 }
 
 fn one() -> f32 {
@@ -234,6 +240,9 @@ pub struct SampledTurn {
     pub message: Message,
     /// Text of the output for [`Prompt::Text`]; the client repeats it in later prompts.
     pub text: String,
+    /// Experts of its path, as far as the engine reported them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routes: Option<RouteSpan>,
 }
 
 /// A node that a call will add.

@@ -168,6 +168,7 @@ impl World {
                 let end = AttemptEnd {
                     reason: FinishReason::Length,
                     cached_prompt_tokens: one.cached as u32,
+                    routes: None,
                 };
                 self.attempt_over(one.attempt, Ok(end));
             }

@@ -87,6 +87,7 @@ fn row(tokens: &[TokenId], prompt: usize, weight: f32, advantage: f32) -> TrainR
         returns: None,
         teacher_top: None,
         masks: None,
+        routes: Vec::new(),
         oldest_version: PolicyVersion(0),
     }
 }

@@ -24,6 +24,7 @@ fn node(parent: NodeId, kind: TokenKind, tokens: &[TokenId]) -> Node {
             Vec::new()
         },
         format: None,
+        routes: Vec::new(),
         messages: Vec::new(),
         tools: Vec::new(),
         finish: None,

@@ -339,6 +339,7 @@ pub(super) fn sampling_of(body: &Value, max_tokens: &str) -> SamplingParams {
         seed: body.get("seed").and_then(Value::as_u64).unwrap_or(0),
         logit_bias: bias.unwrap_or_default(),
         top_logprobs: 0,
+        routes_from: None,
         format: None,
     }
 }
