@@ -8,7 +8,7 @@
 //!
 //! The journal names the folders that count. Others are left over from a kill, and are removed at the start.
 
-use super::types::{LoraSpec, ModelId};
+use super::types::{ExternalFile, LoraSpec, ModelId};
 use crate::TinkerError;
 use serde::{Deserialize, Serialize};
 use sinew_train::checkpoint::{CheckpointError, CheckpointStore, Draft, LoadedCheckpoint, Part};
@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 
 /// Folder of all models, in the state folder.
 const MODELS: &str = "models";
+/// Folder of a checkpoint's files, as [`CheckpointStore`] names the first.
+const FIRST: &str = "step-00000000";
 /// File with the description of a checkpoint.
 const ABOUT: &str = "tinker.json";
 /// Version of that file; others are refused.
@@ -89,6 +91,19 @@ impl Folders {
     pub(super) fn write(
         &self,
         folder: &str,
+        about: About,
+        fill: impl FnOnce(&mut Draft<'_>, &mut About) -> Result<(), TinkerError>,
+    ) -> Result<u64, TinkerError> {
+        let written = self.try_write(folder, about, fill);
+        if written.is_err() {
+            self.remove(folder);
+        }
+        written
+    }
+
+    fn try_write(
+        &self,
+        folder: &str,
         mut about: About,
         fill: impl FnOnce(&mut Draft<'_>, &mut About) -> Result<(), TinkerError>,
     ) -> Result<u64, TinkerError> {
@@ -143,6 +158,28 @@ impl Folders {
             self.remove(to);
         }
         copied
+    }
+
+    /// The files of a checkpoint, in the order of their names.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(super) fn files(&self, folder: &str) -> io::Result<Vec<ExternalFile>> {
+        let path = self.root.join(folder).join(FIRST);
+        let mut files = Vec::new();
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            let about = entry.metadata()?;
+            if about.is_file() {
+                files.push(ExternalFile {
+                    name: entry.file_name().to_string_lossy().into_owned(),
+                    file: entry.path(),
+                    bytes: about.len(),
+                });
+            }
+        }
+        files.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(files)
     }
 
     /// Removes a folder, best effort: the next start removes what stays.

@@ -10,7 +10,7 @@ mod samplers;
 mod sessions;
 
 pub(super) use checkpoints::CheckpointRow;
-pub(super) use commands::{CommandRow, NewCommand, ReplayRow, TenantUse, WaitingRow};
+pub(super) use commands::{CommandEnd, CommandRow, NewCommand, ReplayRow, TenantUse, WaitingRow};
 pub(super) use models::ModelRow;
 pub(super) use samplers::SamplerRow;
 pub(super) use sessions::{FinishRow, SessionRow};
@@ -91,9 +91,10 @@ pub(super) struct Journal {
     /// Held while the file is open; a kill releases it.
     _lock: File,
     /// Changes at the last `begin`.
+    #[cfg(test)]
     changes: u64,
     #[cfg(test)]
-    pub(super) death: Option<super::testing::Death>,
+    pub(super) death: Option<std::sync::Arc<super::testing::Death>>,
 }
 
 /// Converts for SQLite, which has no unsigned integers. No count here comes near the limit.
@@ -174,6 +175,7 @@ impl Journal {
         Ok(Self {
             connection,
             _lock: lock,
+            #[cfg(test)]
             changes: 0,
             #[cfg(test)]
             death: None,
@@ -182,7 +184,10 @@ impl Journal {
 
     /// Begins a transaction.
     pub(super) fn begin(&mut self) -> rusqlite::Result<()> {
-        self.changes = self.connection.total_changes();
+        #[cfg(test)]
+        {
+            self.changes = self.connection.total_changes();
+        }
         self.connection.execute_batch("BEGIN")
     }
 
@@ -206,8 +211,18 @@ impl Journal {
         committed
     }
 
+    /// Undoes the open transaction, if there is one.
+    pub(super) fn undo(&self) {
+        if !self.connection.is_autocommit()
+            && let Err(error) = self.connection.execute_batch("ROLLBACK")
+        {
+            tracing::error!(%error, "the journal's transaction was not undone");
+        }
+    }
+
     /// Whether the open transaction has changed something.
-    pub(super) fn changed(&self) -> bool {
+    #[cfg(test)]
+    fn changed(&self) -> bool {
         self.connection.total_changes() != self.changes
     }
 

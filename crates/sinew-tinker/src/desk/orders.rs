@@ -48,6 +48,8 @@ pub(super) struct Work {
     pub(super) spec: ModelSpec,
     /// Tokens that it computes.
     pub(super) cost: u64,
+    /// Reading of the journal that the order follows from; results of an earlier one do not count.
+    pub(super) epoch: u64,
     pub(super) job: TrainJob,
 }
 
@@ -177,6 +179,7 @@ mod tests {
                 metadata: Metadata::new(),
             },
             cost: 1,
+            epoch: 0,
             job: TrainJob::Create,
         };
         orders.drain();

@@ -50,7 +50,7 @@ pub(super) fn check_ttl(ttl_s: Option<u64>) -> Result<(), Refusal> {
 }
 
 impl CheckpointPath {
-    /// Reads `tinker://MODEL_ID/weights/NAME` or `tinker://MODEL_ID/sampler_weights/NAME`.
+    /// Reads `tinker://MODEL_ID/weights/NAME`, or the same with another [`CheckpointKind`].
     ///
     /// # Errors
     /// If it has another form.
@@ -69,7 +69,7 @@ impl CheckpointPath {
         let &[model, segment, name] = parts.as_slice() else {
             return Err(wrong());
         };
-        let kind = [CheckpointKind::State, CheckpointKind::Sampler]
+        let kind = CheckpointKind::ALL
             .into_iter()
             .find(|kind| kind.segment() == segment)
             .ok_or_else(wrong)?;
@@ -95,6 +95,7 @@ mod tests {
             "tinker://0a1b:train:0/weights/000020",
             "tinker://0a1b:train:12/sampler_weights/final",
             "tinker://0a1b:train:12/sampler_weights/.snapshot-4",
+            "tinker://0a1b:train:12/external_weights/final",
         ] {
             assert_eq!(CheckpointPath::parse(text).unwrap().to_string(), text);
         }
@@ -104,7 +105,7 @@ mod tests {
             "tinker://m/weights",
             "tinker://m/weights/",
             "tinker:///weights/a",
-            "tinker://m/external_weights/a",
+            "tinker://m/other_weights/a",
             "tinker://m/weights/a/b",
             "tinker://m/weights/../x",
             "tinker://m n/weights/a",

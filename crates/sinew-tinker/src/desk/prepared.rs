@@ -14,12 +14,13 @@ pub(super) enum Kind {
     SaveState,
     LoadState,
     SaveForSampler,
+    SaveExternal,
     Unload,
     Sample,
 }
 
 impl Kind {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::CreateModel,
         Self::CreateFromState,
         Self::Forward,
@@ -28,6 +29,7 @@ impl Kind {
         Self::SaveState,
         Self::LoadState,
         Self::SaveForSampler,
+        Self::SaveExternal,
         Self::Unload,
         Self::Sample,
     ];
@@ -43,6 +45,7 @@ impl Kind {
             Self::SaveState => "save_state",
             Self::LoadState => "load_state",
             Self::SaveForSampler => "save_for_sampler",
+            Self::SaveExternal => "save_external",
             Self::Unload => "unload",
             Self::Sample => "sample",
         }
@@ -70,6 +73,7 @@ impl Kind {
             Command::SaveState { .. } => Self::SaveState,
             Command::LoadState { .. } => Self::LoadState,
             Command::SaveForSampler { .. } => Self::SaveForSampler,
+            Command::SaveExternal { .. } => Self::SaveExternal,
             Command::Unload { .. } => Self::Unload,
             Command::Sample { .. } => Self::Sample,
         }
@@ -131,7 +135,8 @@ impl Prepared {
     }
 }
 
-/// Tokens that a command computes; a backward pass counts as two forward passes.
+/// Tokens that a command computes, where a backward pass counts as two forward passes; sequences that a
+/// sample request needs at the engine.
 fn cost(command: &Command) -> u64 {
     match command {
         Command::ForwardBackward {
@@ -140,7 +145,11 @@ fn cost(command: &Command) -> u64 {
             let tokens: u64 = data.iter().map(|datum| datum.tokens.len() as u64).sum();
             tokens.saturating_mul(if *forward_only { 1 } else { 3 })
         }
-        Command::Sample { request, .. } => u64::from(request.samples),
+        Command::Sample { request, .. } => {
+            let places = (request.prompt.len() as u64).saturating_sub(1);
+            let draws = places.saturating_mul(u64::from(request.alternatives));
+            draws.saturating_add(u64::from(request.samples))
+        }
         _ => 1,
     }
 }

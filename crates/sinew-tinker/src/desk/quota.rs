@@ -212,6 +212,13 @@ impl Meter {
         }
     }
 
+    /// Notes that the journal holds so many bytes less of a tenant.
+    pub(super) fn free(&mut self, tenant: &str, bytes: u64) {
+        if let Some(used) = self.uses.get_mut(tenant) {
+            used.bytes = used.bytes.saturating_sub(bytes);
+        }
+    }
+
     /// Notes computed tokens.
     pub(super) fn spend(&mut self, tenant: &str, tokens: u64, now_ms: u64) {
         if day(now_ms) != self.day {

@@ -148,16 +148,6 @@ impl Schedule {
             .collect()
     }
 
-    /// Whether the model takes commands.
-    pub(super) fn has(&self, model: &ModelId) -> bool {
-        self.lines.contains_key(model)
-    }
-
-    /// Seq of the model's next command.
-    pub(super) fn next_seq(&self, model: &ModelId) -> Option<u64> {
-        self.lines.get(model).map(|line| line.next)
-    }
-
     /// Adds a command. One whose turn is over is ignored.
     pub(super) fn enter(&mut self, model: &ModelId, seq: u64, item: Item) {
         if let Some(line) = self.lines.get_mut(model)
@@ -172,12 +162,13 @@ impl Schedule {
         self.lines.values().map(|line| line.waiting.len()).sum()
     }
 
-    /// Whether a command runs.
-    pub(super) fn is_busy(&self) -> bool {
-        self.running.is_some()
+    /// The command of a model that runs.
+    pub(super) fn running(&self, model: &ModelId) -> Option<RequestId> {
+        let turn = self.running.as_ref().filter(|turn| turn.model == *model);
+        turn.map(|turn| turn.request.clone())
     }
 
-    /// Models with a command that waits or runs.
+    /// Whether a command of a model waits or runs.
     pub(super) fn is_active(&self, model: &ModelId) -> bool {
         let runs = self.running.as_ref().is_some_and(|t| t.model == *model);
         let line = self.lines.get(model);
@@ -356,7 +347,7 @@ mod tests {
         assert_eq!(drain(&mut schedule), ["a", "b", "c"]);
         schedule.enter(&m, 2, item("late", 1, false));
         assert_eq!(schedule.next(), None);
-        assert_eq!(schedule.next_seq(&m), Some(4));
+        assert_eq!(schedule.waiting(), 0);
     }
 
     #[test]
@@ -389,7 +380,8 @@ mod tests {
         assert_eq!(schedule.remove(&m), [RequestId::from("three")]);
         schedule.done();
         assert_eq!(schedule.next(), None);
-        assert!(!schedule.has(&m));
+        schedule.enter(&m, 1, item("late", 1, false));
+        assert_eq!(schedule.next(), None);
     }
 
     #[test]

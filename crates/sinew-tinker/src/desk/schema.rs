@@ -51,6 +51,7 @@ CREATE TABLE commands (
     replay INTEGER NOT NULL DEFAULT 0,  -- whether its effect is in memory only, until a live checkpoint
     submitted_ms INTEGER NOT NULL,
     done_ms INTEGER,                    -- null: it waits or runs
+    ended INTEGER,                      -- order of the ends, never used twice
     failed INTEGER NOT NULL DEFAULT 0,
     result BLOB,                        -- the outcome, zstd
     retrieved_ms INTEGER

@@ -128,6 +128,12 @@ impl Share {
         }
     }
 
+    /// Whether other tenants have requests at the engine.
+    pub(super) fn is_shared(&self, tenant: &str) -> bool {
+        let mut others = self.flying.values();
+        others.any(|(owner, _)| owner != tenant)
+    }
+
     /// Requests at the engine.
     pub(super) fn flying(&self) -> usize {
         self.flying.len()

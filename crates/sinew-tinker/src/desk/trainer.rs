@@ -89,6 +89,8 @@ pub(super) struct Trainer {
     folders: Folders,
     limits: TrainerLimits,
     present: BTreeMap<ModelId, Present>,
+    /// Of the last order.
+    epoch: u64,
 }
 
 /// Seed of a model's first weights.
@@ -136,6 +138,7 @@ impl Trainer {
             folders,
             limits,
             present: BTreeMap::new(),
+            epoch: 0,
         })
     }
 
@@ -184,6 +187,7 @@ impl Trainer {
 
     /// Carries out a command, reports its result, and writes a live checkpoint if one is due.
     fn work(&mut self, work: &Work) {
+        self.epoch = work.epoch;
         let mut restarts = 0;
         let outcome = loop {
             match self.attempt(work) {
@@ -225,6 +229,7 @@ impl Trainer {
             model: work.model.clone(),
             seq: work.seq,
             request: work.request.clone(),
+            epoch: work.epoch,
             outcome,
         };
         self.line.report(move |clerk| clerk.ran(done));
@@ -252,7 +257,7 @@ impl Trainer {
             TrainJob::SaveState { folder } => {
                 self.ready(&work.model, &work.spec)?;
                 let bytes = self.write_state(&work.model, folder)?;
-                Ok(Ran::Saved { bytes })
+                Ok(saved(folder, bytes))
             }
             TrainJob::SaveSampler { folder, version } => {
                 self.ready(&work.model, &work.spec)?;
@@ -264,7 +269,7 @@ impl Trainer {
                     about.alpha = exported.alpha;
                     Ok(())
                 })?;
-                Ok(Ran::Saved { bytes })
+                Ok(saved(folder, bytes))
             }
             TrainJob::Unload => {
                 self.forget(&work.model);
@@ -356,8 +361,9 @@ impl Trainer {
     /// Writes a live checkpoint and tells the clerk. A failure only makes a replay longer.
     fn cover(&mut self, model: &ModelId) -> Result<(), TinkerError> {
         let live = self.write_live(model)?;
-        let model = model.clone();
-        self.line.report(move |clerk| clerk.covered(&model, live));
+        let (model, epoch) = (model.clone(), self.epoch);
+        self.line
+            .report(move |clerk| clerk.covered(&model, live, epoch));
         Ok(())
     }
 
@@ -422,6 +428,13 @@ impl Trainer {
             }
         }
         result
+    }
+}
+
+fn saved(folder: &str, bytes: u64) -> Ran {
+    Ran::Saved {
+        folder: folder.to_owned(),
+        bytes,
     }
 }
 

@@ -1,8 +1,9 @@
 //! Commands and their results in the journal.
 
 use super::{Journal, count, int, maybe_count};
-use crate::desk::types::{ModelId, RequestId};
+use crate::desk::types::{Completion, ModelId, RequestId, SamplerId};
 use rusqlite::{OptionalExtension, Row, params};
+use std::ops::RangeInclusive;
 
 /// A command that arrives.
 #[derive(Clone, Debug)]
@@ -29,6 +30,7 @@ pub(crate) struct CommandRow {
     pub(crate) tenant: String,
     pub(crate) model: Option<ModelId>,
     pub(crate) seq: u64,
+    pub(crate) kind: String,
     pub(crate) digest: Vec<u8>,
     pub(crate) cost: u64,
     pub(crate) bytes: u64,
@@ -42,7 +44,6 @@ pub(crate) struct WaitingRow {
     pub(crate) request: RequestId,
     pub(crate) tenant: String,
     pub(crate) model: Option<ModelId>,
-    pub(crate) source: Option<String>,
     pub(crate) seq: u64,
     pub(crate) kind: String,
     pub(crate) cost: u64,
@@ -53,6 +54,19 @@ pub(crate) struct WaitingRow {
 pub(crate) struct ReplayRow {
     pub(crate) request: RequestId,
     pub(crate) cost: u64,
+}
+
+/// The end of a command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CommandEnd<'a> {
+    pub(crate) now_ms: u64,
+    /// Number of the end, above all others.
+    pub(crate) ended: u64,
+    pub(crate) failed: bool,
+    /// The outcome, encoded.
+    pub(crate) result: &'a [u8],
+    /// Whether its effect is in memory only.
+    pub(crate) replay: bool,
 }
 
 fn model(row: &Row<'_>) -> rusqlite::Result<Option<ModelId>> {
@@ -102,13 +116,15 @@ impl Journal {
     /// A command by its id.
     pub(crate) fn command(&self, id: &RequestId) -> rusqlite::Result<Option<CommandRow>> {
         let mut query = self.connection.prepare_cached(
-            "SELECT tenant, model, seq, digest, cost, bytes, done_ms FROM commands WHERE request = ?1",
+            "SELECT tenant, model, seq, kind, digest, cost, bytes, done_ms FROM commands
+             WHERE request = ?1",
         )?;
         let read = |row: &Row<'_>| {
             Ok(CommandRow {
                 tenant: row.get("tenant")?,
                 model: model(row)?,
                 seq: count(row, "seq")?,
+                kind: row.get("kind")?,
                 digest: row.get("digest")?,
                 cost: count(row, "cost")?,
                 bytes: count(row, "bytes")?,
@@ -140,24 +156,82 @@ impl Journal {
         Ok(found.flatten())
     }
 
-    /// Ends a command. With `replay`, its payload stays until a live checkpoint covers it. Returns the bytes
-    /// that the command has now.
+    /// Ends a command. With `replay`, its payload stays until a live checkpoint covers it.
     pub(crate) fn finish_command(
         &self,
         id: &RequestId,
-        now_ms: u64,
-        failed: bool,
-        result: &[u8],
-        replay: bool,
+        end: &CommandEnd<'_>,
     ) -> rusqlite::Result<()> {
         let mut update = self.connection.prepare_cached(
-            "UPDATE commands SET done_ms = ?2, failed = ?3, result = ?4, replay = ?5,
-                 payload = CASE WHEN ?5 THEN payload ELSE NULL END,
-                 bytes = CASE WHEN ?5 THEN COALESCE(LENGTH(payload), 0) ELSE 0 END + LENGTH(?4)
+            "UPDATE commands SET done_ms = ?2, ended = ?3, failed = ?4, result = ?5, replay = ?6,
+                 payload = CASE WHEN ?6 THEN payload ELSE NULL END,
+                 bytes = CASE WHEN ?6 THEN COALESCE(LENGTH(payload), 0) ELSE 0 END + LENGTH(?5)
              WHERE request = ?1",
         )?;
-        update.execute(params![id.as_str(), int(now_ms), failed, result, replay])?;
+        update.execute(params![
+            id.as_str(),
+            int(end.now_ms),
+            int(end.ended),
+            end.failed,
+            end.result,
+            end.replay
+        ])?;
         Ok(())
+    }
+
+    /// The largest number of an end.
+    pub(crate) fn last_end(&self) -> rusqlite::Result<u64> {
+        let mut query = self
+            .connection
+            .prepare_cached("SELECT COALESCE(MAX(ended), 0) FROM commands")?;
+        let last: i64 = query.query_row([], |row| row.get(0))?;
+        Ok(last.max(0) as u64)
+    }
+
+    /// Sample requests of a sampling session that ended after the end numbered `after`, whose seq is in a
+    /// range: at most `most`, with the number of their end, in its order.
+    pub(crate) fn completions(
+        &self,
+        sampler: &SamplerId,
+        seqs: RangeInclusive<u64>,
+        after: u64,
+        most: u64,
+    ) -> rusqlite::Result<Vec<(Completion, u64)>> {
+        // All ids of the session's requests lie between these two texts.
+        let (from, to) = (format!("{sampler}:"), format!("{sampler};"));
+        let mut query = self.connection.prepare_cached(
+            "SELECT request, failed, ended FROM commands
+             WHERE request > ?1 AND request < ?2 AND model IS NULL AND done_ms IS NOT NULL
+                 AND seq BETWEEN ?3 AND ?4 AND ended > ?5
+             ORDER BY ended LIMIT ?6",
+        )?;
+        let bounds = params![
+            from,
+            to,
+            int(*seqs.start()),
+            int(*seqs.end()),
+            int(after),
+            int(most)
+        ];
+        let rows = query.query_map(bounds, |row| {
+            let completion = Completion {
+                request: request(row)?,
+                failed: row.get("failed")?,
+            };
+            Ok((completion, count(row, "ended")?))
+        })?;
+        rows.collect()
+    }
+
+    /// Deletes the result of a sample request that its client has. Returns the bytes that it had.
+    pub(crate) fn discard(&self, tenant: &str, id: &RequestId) -> rusqlite::Result<u64> {
+        let mut delete = self.connection.prepare_cached(
+            "DELETE FROM commands
+             WHERE request = ?1 AND tenant = ?2 AND model IS NULL AND done_ms IS NOT NULL
+             RETURNING bytes",
+        )?;
+        let bytes = delete.query_row([id.as_str(), tenant], |row| count(row, "bytes"));
+        Ok(bytes.optional()?.unwrap_or(0))
     }
 
     /// Drops the payloads of commands of a model below `seq`, which a live checkpoint covers.
@@ -173,7 +247,7 @@ impl Journal {
     /// All commands that wait, in the order of their arrival.
     pub(crate) fn waiting(&self) -> rusqlite::Result<Vec<WaitingRow>> {
         let mut query = self.connection.prepare_cached(
-            "SELECT request, tenant, model, source, seq, kind, cost FROM commands
+            "SELECT request, tenant, model, seq, kind, cost FROM commands
              WHERE done_ms IS NULL ORDER BY place",
         )?;
         let rows = query.query_map([], |row| {
@@ -181,13 +255,31 @@ impl Journal {
                 request: request(row)?,
                 tenant: row.get("tenant")?,
                 model: model(row)?,
-                source: row.get("source")?,
                 seq: count(row, "seq")?,
                 kind: row.get("kind")?,
                 cost: count(row, "cost")?,
             })
         })?;
         rows.collect()
+    }
+
+    /// Checkpoint of a sample request; `None`: the base model.
+    pub(crate) fn source(&self, id: &RequestId) -> rusqlite::Result<Option<String>> {
+        let mut query = self
+            .connection
+            .prepare_cached("SELECT source FROM commands WHERE request = ?1")?;
+        let found: Option<Option<String>> = query
+            .query_row([id.as_str()], |row| row.get(0))
+            .optional()?;
+        Ok(found.flatten())
+    }
+
+    /// Whether a sample request of a checkpoint waits or runs.
+    pub(crate) fn is_sampled(&self, path: &str) -> rusqlite::Result<bool> {
+        let mut query = self.connection.prepare_cached(
+            "SELECT 1 FROM commands WHERE done_ms IS NULL AND source = ?1 LIMIT 1",
+        )?;
+        query.exists([path])
     }
 
     /// Commands of a model that no live checkpoint covers, in order.
