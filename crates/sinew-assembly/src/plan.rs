@@ -37,7 +37,7 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// A value head starts from nothing, so that by default it learns this much faster.
 const CRITIC_LR_FACTOR: f32 = 10.0;
 
-/// Adapters of `train.lora`. No targets: all projections.
+/// Adapters of `train.lora`. No targets: all projections of the layers.
 ///
 /// # Errors
 /// Fails for a target that is not a projection, and for a rank or scale that cannot be.
@@ -52,7 +52,7 @@ pub fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> {
         rank: section.rank,
         alpha: section.alpha,
         targets: if targets.is_empty() {
-            Projection::ALL.to_vec()
+            Projection::LAYERS.to_vec()
         } else {
             targets
         },

@@ -11,6 +11,10 @@
 //! sampler, rows share a token only where its experts are the same; the result depends on nothing but
 //! the rows' contents and order.
 
+mod targets;
+
+pub use targets::{Target, TargetRow, pack_targets};
+
 use sinew_tensor::attention::{LayoutError, Segment, TreeLayout};
 use sinew_types::{EpisodeId, RouteSpan, RowMasks, TokenId, TrainRow, TrainRowError};
 use std::cmp::Ordering;
@@ -55,7 +59,7 @@ impl Eq for LossItem {}
 /// One trained token of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
-    /// Index in the row's columns.
+    /// Index in the row's columns, or in [`TargetRow::targets`].
     pub t: u32,
     /// Index in [`MicroBatch::items`]; rows with a common prefix sampled at one temperature share items.
     pub item: u32,
@@ -64,7 +68,7 @@ pub struct Term {
 /// A row inside a micro-batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedRow {
-    /// Index in the rows given to [`pack`].
+    /// Index in the rows given to [`pack`] or [`pack_targets`].
     pub row: usize,
     /// The trained tokens, in order.
     pub terms: Vec<Term>,
@@ -175,6 +179,26 @@ pub enum PackError {
         top_k: u16,
         expected: (u16, u16),
     },
+    /// A row with targets that does not fit an empty micro-batch.
+    #[error(
+        "row {row} needs {tokens} packed tokens, a micro-batch holds {max_tokens}: raise the micro-batch \
+         size or shorten the row, a row is never split"
+    )]
+    TargetRowTooLong {
+        row: usize,
+        tokens: usize,
+        max_tokens: usize,
+    },
+    /// A target after a token that the row does not have, or before the target that precedes it.
+    #[error(
+        "row {row}: target {index} is after token {after} of {tokens}: targets are in the order of their places"
+    )]
+    TargetPlace {
+        row: usize,
+        index: usize,
+        after: u32,
+        tokens: usize,
+    },
     /// There are more rows than a layout supports.
     #[error(transparent)]
     Layout(#[from] LayoutError),
@@ -186,6 +210,8 @@ struct RowPart<'a> {
     tokens: &'a [TokenId],
     /// Bytes of the experts of each token, none where its routers choose; empty if all choose.
     routes: Vec<&'a [u8]>,
+    /// Layers, and experts of each, of `routes`.
+    route_shape: (usize, usize),
     /// Length of the prefix shared with the previous row in sorted order.
     shared: usize,
 }
@@ -259,7 +285,12 @@ fn packing(
 ) -> Result<Packing, PackError> {
     let mut micro_batches = cut(sorted, max_tokens)
         .into_iter()
-        .map(|piece| micro_batch(rows, &sorted[piece]))
+        .map(|piece| {
+            let piece = &sorted[piece];
+            let masks = collect_masks(rows, piece)?;
+            let asked = piece.iter().map(|part| asked_by(&rows[part.row], &masks));
+            micro_batch(piece, masks.table(), asked.collect())
+        })
         .collect::<Result<Vec<_>, _>>()?;
     let computed_tokens = micro_batches.iter().map(|m| m.tokens.len()).sum();
     for batch in &mut micro_batches {
@@ -309,13 +340,11 @@ fn sorted_rows(
             row: index,
             tokens: &row.tokens[..last],
             routes: routes(spans, last),
+            route_shape: shape.map_or((0, 0), |(layers, k)| (usize::from(layers), usize::from(k))),
             shared: 0,
         });
     }
-    sorted.sort_by(|a, b| a.order(b).then(a.row.cmp(&b.row)));
-    for i in 1..sorted.len() {
-        sorted[i].shared = sorted[i - 1].common(&sorted[i]);
-    }
+    sort(&mut sorted);
     Ok(sorted)
 }
 
@@ -327,11 +356,25 @@ fn routes(spans: &[RouteSpan], count: usize) -> Vec<&[u8]> {
     let none: &[u8] = &[];
     let mut each = vec![none; count];
     for span in spans {
-        for position in span.start as usize..count.min(span.end() as usize) {
-            each[position] = span.at(position).unwrap_or_default();
+        let places = span.start as usize..count.min(span.end() as usize);
+        for (position, route) in each
+            .iter_mut()
+            .enumerate()
+            .take(places.end)
+            .skip(places.start)
+        {
+            *route = span.at(position).unwrap_or_default();
         }
     }
     each
+}
+
+/// Sorts rows by what they compute, and finds the prefix that each shares with the one before.
+fn sort(parts: &mut [RowPart<'_>]) {
+    parts.sort_by(|a, b| a.order(b).then(a.row.cmp(&b.row)));
+    for i in 1..parts.len() {
+        parts[i].shared = parts[i - 1].common(&parts[i]);
+    }
 }
 
 /// Cuts the sorted rows into pieces of at most `max_tokens` trie rows with the least total, and
@@ -375,7 +418,25 @@ struct Branch {
     parent: Option<u32>,
 }
 
-fn micro_batch(all: &[TrainRow], piece: &[RowPart<'_>]) -> Result<MicroBatch, PackError> {
+/// A log-probability that a row asks for, before the place of its tokens in the trie is known.
+struct Asked {
+    /// Index in the row's columns or targets.
+    t: u32,
+    /// Index of the row's last token that the target follows.
+    after: u32,
+    /// The item, whose trie row is not set.
+    item: LossItem,
+    /// Other targets in the same place.
+    tops: Vec<TokenId>,
+}
+
+/// Builds the micro-batch of some sorted rows, from the log-probabilities that each asks for, in the order of
+/// their places.
+fn micro_batch(
+    piece: &[RowPart<'_>],
+    masks: MaskTable,
+    asked: Vec<Vec<Asked>>,
+) -> Result<MicroBatch, PackError> {
     let mut segments: Vec<Segment> = Vec::new();
     let mut tokens: Vec<TokenId> = Vec::new();
     let mut experts: Vec<&[u8]> = Vec::new();
@@ -402,26 +463,24 @@ fn micro_batch(all: &[TrainRow], piece: &[RowPart<'_>]) -> Result<MicroBatch, Pa
         push_branches(&mut open, piece, branch.rows, end, Some(index));
     }
     let layout = TreeLayout::new(segments)?;
-    let masks = collect_masks(all, piece)?;
-    let (items, rows) = loss_items(all, piece, &layout, paths, &masks);
+    let (items, rows) = loss_items(piece, asked, &layout, paths);
     Ok(MicroBatch {
         layout,
         tokens,
         items,
-        masks: masks.table(),
-        routes: route_table(all, piece, &experts),
+        masks,
+        routes: route_table(piece, &experts),
         packed_tokens: 0,
         rows,
     })
 }
 
 /// The experts of trie rows, given as in [`RowPart::routes`].
-fn route_table(all: &[TrainRow], piece: &[RowPart<'_>], rows: &[&[u8]]) -> RouteTable {
-    let routed = piece.iter().find(|part| !part.routes.is_empty());
-    let Some(span) = routed.and_then(|part| all[part.row].routes.first()) else {
+fn route_table(piece: &[RowPart<'_>], rows: &[&[u8]]) -> RouteTable {
+    let Some(routed) = piece.iter().find(|part| !part.routes.is_empty()) else {
         return RouteTable::default();
     };
-    let (layers, top_k) = (usize::from(span.layers), usize::from(span.top_k));
+    let (layers, top_k) = routed.route_shape;
     let mut experts = Vec::with_capacity(rows.len() * layers * top_k);
     for bytes in rows {
         let wide = bytes.len() > layers * top_k;
@@ -517,40 +576,53 @@ fn collect_masks<'a>(
     Ok(collected)
 }
 
+/// The log-probabilities that a row asks for: those of its trained tokens, and of a teacher's in their
+/// places.
+fn asked_by(row: &TrainRow, masks: &CollectedMasks<'_>) -> Vec<Asked> {
+    let trained = (1..row.tokens.len()).filter(|&t| row.weights[t] != 0.0);
+    let ask = |t: usize| Asked {
+        t: t as u32,
+        after: t as u32 - 1,
+        item: LossItem {
+            row: 0,
+            target: row.tokens[t],
+            temperature: row.temperature(t),
+            mask: masks.of(row, t),
+        },
+        tops: row
+            .teacher_top
+            .as_ref()
+            .map_or_else(Vec::new, |top| top[t].iter().map(|top| top.id).collect()),
+    };
+    trained.map(ask).collect()
+}
+
 /// Builds the items of a micro-batch and the terms of each row.
 fn loss_items(
-    all: &[TrainRow],
     piece: &[RowPart<'_>],
+    asked: Vec<Vec<Asked>>,
     layout: &TreeLayout,
     paths: Vec<Vec<u32>>,
-    masks: &CollectedMasks<'_>,
 ) -> (Vec<LossItem>, Vec<PackedRow>) {
     let mut index_of = BTreeMap::new();
     let mut items_of = Vec::with_capacity(piece.len());
-    for (needed, path) in piece.iter().zip(&paths) {
-        let row = &all[needed.row];
+    for (asked, path) in asked.into_iter().zip(&paths) {
         let mut path = path.iter().map(|&s| &layout.segments()[s as usize]);
         let mut at = path.next();
         let (mut items, mut tops) = (Vec::new(), Vec::new());
-        for t in (1..row.tokens.len()).filter(|&t| row.weights[t] != 0.0) {
-            let previous = t as u32 - 1;
-            while at.is_some_and(|s| s.position + s.len <= previous) {
+        for ask in asked {
+            while at.is_some_and(|s| s.position + s.len <= ask.after) {
                 at = path.next();
             }
             let Some(segment) = at else { break };
             let item = LossItem {
-                row: segment.start + previous - segment.position,
-                target: row.tokens[t],
-                temperature: row.temperature(t),
-                mask: masks.of(row, t),
+                row: segment.start + ask.after - segment.position,
+                ..ask.item
             };
             index_of.insert(item, 0u32);
-            items.push((t as u32, item));
-            for top in row.teacher_top.iter().flat_map(|top| &top[t]) {
-                let item = LossItem {
-                    target: top.id,
-                    ..item
-                };
+            items.push((ask.t, item));
+            for target in ask.tops {
+                let item = LossItem { target, ..item };
                 index_of.insert(item, 0u32);
                 tops.push(item);
             }

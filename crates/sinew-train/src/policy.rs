@@ -85,6 +85,12 @@ pub trait Policy {
         true
     }
 
+    /// Whether entropies can be computed. Without them no entropy term is trained, and none is measured.
+    /// Default: yes.
+    fn has_entropies(&self) -> bool {
+        true
+    }
+
     /// Whether the experts of [`MicroBatch::routes`] are used. Other policies get micro-batches without them:
     /// their routers choose, or they have none. Default: no.
     fn replays_routes(&self) -> bool {
@@ -100,7 +106,8 @@ pub trait Policy {
     /// Computes the scores of each micro-batch's items at the current weights.
     ///
     /// # Errors
-    /// If the model cannot compute, or values are requested without a critic.
+    /// If the model cannot compute, or values are requested without a critic, or entropies without
+    /// [`Policy::has_entropies`].
     fn forward(
         &mut self,
         wave: &[&MicroBatch],

@@ -120,6 +120,9 @@ pub enum TrainError {
         "values are asked for but the policy has no critic: add one or remove the value coefficient"
     )]
     NoCritic,
+    /// The loss has an entropy term, but the policy computes no entropies.
+    #[error("the policy computes no entropies: remove the entropy coefficient")]
+    NoEntropies,
     /// Another process failed or ended.
     #[error(transparent)]
     Comm(#[from] CommError),
@@ -254,6 +257,9 @@ impl<P: Policy> Trainer<P> {
         validate_spec(spec)?;
         if spec.value.is_some() && !self.policy.has_critic() {
             return Err(TrainError::NoCritic);
+        }
+        if spec.entropy != 0.0 && !self.policy.has_entropies() {
+            return Err(TrainError::NoEntropies);
         }
         let started = (self.clock)();
         let packing = self.pack(rows)?;
@@ -425,7 +431,7 @@ impl<P: Policy> Trainer<P> {
         let started = (self.clock)();
         // Entropy costs little compared with the logits, and it shows a collapse first.
         let want = OutputChoice {
-            entropies: true,
+            entropies: self.policy.has_entropies(),
             values: state.spec.value.is_some(),
             backward: true,
         };

@@ -9,6 +9,7 @@
 
 #![warn(missing_docs)]
 
+mod adapter;
 mod chat;
 mod clock;
 mod content;
@@ -27,11 +28,13 @@ mod task;
 mod trace;
 mod weights;
 
+pub use adapter::{Adapter, AdapterName, AdapterNameError};
 pub use clock::Clock;
 pub use content::{Content, Media, MediaSource, Part};
 pub use engine::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, Fidelity, FinishReason,
-    GenerateRequest, SampledToken, SamplingParams, TEMPERATURES, TokenLogprob,
+    GenerateRequest, PromptLogprob, PromptLogprobs, SampledToken, SamplingParams, TEMPERATURES,
+    TokenLogprob,
 };
 pub use fence::{Fence, FenceError, NewestFence};
 pub use format::{

@@ -353,6 +353,8 @@ impl TrainRow {
 pub enum Surrogate {
     /// `−A·ℓ_π` (REINFORCE).
     Reinforce,
+    /// `−rA` without a bound of the ratio (importance sampling).
+    Importance,
     /// PPO clip `max(−rA, −clip(r, 1−low, 1+high)A)`, for `A < 0` bounded by `−dual·A`
     /// where `dual` is given (Schulman et al. 2017; Ye et al. 2020).
     Clip {
@@ -365,6 +367,14 @@ pub enum Surrogate {
     },
     /// PPO clip on the sequence's geometric-mean ratio (GSPO, Zheng et al. 2025).
     SequenceClip {
+        /// Distance of the lower bound of the sequence's ratio from 1, 0 or above.
+        low: f32,
+        /// Distance of the upper bound of the sequence's ratio from 1, 0 or above.
+        high: f32,
+    },
+    /// The clip of `sequence_clip`, of which every token gets the gradient of its own log-probability
+    /// alone, so that tokens can have different advantages (GSPO-token, Zheng et al. 2025).
+    SequenceTokenClip {
         /// Distance of the lower bound of the sequence's ratio from 1, 0 or above.
         low: f32,
         /// Distance of the upper bound of the sequence's ratio from 1, 0 or above.
@@ -391,6 +401,12 @@ pub enum Surrogate {
         limit: f32,
         /// Factor of the squared log-ratio, 0 or above.
         penalty: f32,
+    },
+    /// `−A·ℓ_π + ½·beta·(ℓ_π − ℓ_old)²` (DRO, Richemond et al. 2024). The penalty is that of every trained
+    /// token, whatever its advantage.
+    Dro {
+        /// Factor of the squared log-ratio, 0 or above.
+        beta: f32,
     },
     /// `−ℓ_π`, advantages as weights (SFT with `A = 1`).
     CrossEntropy,
@@ -465,11 +481,13 @@ impl Surrogate {
     /// | surrogate | factor | bound |
     /// |---|---|---|
     /// | clip | for `A < 0`, `max(−rA, −clip(r)A)` is `−rA` at every `r` above 1 (Schulman et al. 2017, arXiv 1707.06347) | none |
+    /// | importance | `r` for both signs | none |
     /// | clip, dual | for `A < 0` at most `−dual·A`, where `dual > 1 + high` (Ye et al. 2020, arXiv 1912.09729) | `dual` |
-    /// | sequence clip | as clip, of a sequence's mean ratio, which limits no single token (Zheng et al. 2025, arXiv 2507.18071) | none |
+    /// | sequence clip, sequence token clip | as clip, of a sequence's mean ratio, which limits no single token (Zheng et al. 2025, arXiv 2507.18071) | none |
     /// | CISPO | `clamp(r, 1−low, 1+high)` for both signs (MiniMax 2025, arXiv 2506.13585) | `1 + high` |
     /// | soft | `4σ(x)(1−σ(x))·r` with `x = τ(r−1)`, that is `4σ(1−σ) + (4/τ)·xσ(1−σ)`, where `σ(1−σ) ≤ 1/4` and `xσ(1−σ) < 0.224` (SAPO, Qwen 2025, arXiv 2511.20347) | `1 + 0.896/τ` |
     /// | trust region | limits `π − old`, so that the ratio of an unlikely token is free (prime-rl) | none |
+    /// | DRO | 1; the gap is in the penalty, which grows with it (Richemond et al. 2024, arXiv 2405.19107) | none |
     pub fn ratio_bound(&self) -> Option<f64> {
         match *self {
             Self::Clip { dual, high, .. } => dual.map(|d| f64::from(d.max(1.0 + high))),
@@ -478,8 +496,11 @@ impl Surrogate {
                 Some(1.0 + 4.0 * 0.224 / f64::from(tau_pos.min(tau_neg)))
             }
             Self::Reinforce
+            | Self::Importance
             | Self::SequenceClip { .. }
+            | Self::SequenceTokenClip { .. }
             | Self::TrustRegion { .. }
+            | Self::Dro { .. }
             | Self::CrossEntropy => None,
         }
     }

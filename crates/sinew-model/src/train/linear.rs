@@ -1,8 +1,8 @@
 //! Fused projections, with their adapters if there are any.
 //!
-//! Adapters are added to the weights, not to the products: so does the engine, and both have the same bits.
-//! Each pass thus writes and reads every adapted matrix again, which takes as long as `f32` products of about
-//! a hundred rows.
+//! Adapters are added to the weights, not to the products: so does an engine with merged weights, and both
+//! have the same bits. Each pass thus writes and reads every adapted matrix again, which takes as long as
+//! `f32` products of about a hundred rows.
 
 use super::activations::LoraWork;
 use super::{Grads, GradsOf, Pass};

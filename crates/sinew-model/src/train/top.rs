@@ -57,13 +57,20 @@ impl TrainModel {
         pass.ask(places, acts.xs.last(), left, &mut acts.values);
         let hidden = acts.values.h.take(n * d);
         let head = Mat::new(pass.values(&pass.layout().head()), vocab, d);
+        let adapted = weights
+            .lora
+            .and_then(|lora| Some((lora, lora.layout().head()?)));
         let mut logits = vec![0.0; CHUNK.min(n) * vocab];
         let mut out = Vec::with_capacity(n);
         for chunk in hidden.chunks(CHUNK * d) {
             let count = chunk.len() / d;
             let logits = &mut logits[..count * vocab];
             let to = MatMut::new(logits, count, vocab);
-            dev.matmul_nt(Mat::new(chunk, count, d), head, to, false);
+            let x = Mat::new(chunk, count, d);
+            dev.matmul_nt(x, head, to, false);
+            if let Some((lora, places)) = adapted {
+                lora.add_products(dev, places, x, logits, &mut acts.work.lora.inner);
+            }
             for row in logits.chunks(vocab) {
                 let temperature = temperatures.get(out.len()).copied().unwrap_or(1.0);
                 let allowed = |id| masks.is_none_or(|masks| masks.allows(out.len(), id));

@@ -115,6 +115,7 @@ fn logits(dev: &Cpu, params: &Params, chunks: &[&[u32]]) -> Vec<u32> {
         let batch = InferBatch {
             tokens: chunk,
             sequences: &sequences,
+            adapters: &[],
             logit_rows: &(0..chunk.len()).collect::<Vec<_>>(),
         };
         let logits = model.forward(dev, &mut kv, &batch, &mut scratch).unwrap();

@@ -72,9 +72,10 @@ pub(super) fn forward(
     let temporary = scratch.section.take(BLOCK_ROWS.min(n) * stride);
     scratch.stats.clear();
     scratch.stats.resize(n, Stat::default());
-    let entropy = out.entropy.is_some();
+    let (entropy, exact) = (out.entropy.is_some(), dev.with_f32_products());
     for rows in parts(0..kept, BLOCK_ROWS).chain(parts(kept..n, BLOCK_ROWS)) {
         let x = Mat::new(&input.x[rows.start * dim..rows.end * dim], rows.len(), dim);
+        let inner = input.inner(&exact, x, &mut scratch.low_rank.inner);
         for tokens in sections(vocab) {
             let (to, ld) = if rows.start < kept {
                 let start = rows.start * all_stride + tokens.start;
@@ -84,6 +85,10 @@ pub(super) fn forward(
             };
             let y = MatMut::with_ld(to, rows.len(), tokens.len(), ld);
             dev.matmul_nt(x, input.weights(&tokens), y, false);
+            if let Some(low_rank) = &input.low_rank {
+                let y = MatMut::with_ld(to, rows.len(), tokens.len(), ld);
+                low_rank.add(&exact, inner, &tokens, y);
+            }
             let stats = &mut scratch.stats[rows.clone()];
             let products = Products {
                 values: to,

@@ -6,10 +6,11 @@
 //! does not depend on the other rows, on the number of threads or on their timing, and no result on the kept
 //! logits. A row can be restricted to some tokens ([`Masks`]); a mask that allows all of them gives the same
 //! bits as no mask. The logits and gradients of AMX are products of rounded operands ([`crate::amx`]), as
-//! those of the engine are.
+//! those of the engine are. An adapter of the head ([`LowRank`]) stays next to its weights.
 
 mod backward;
 mod forward;
+mod low_rank;
 mod masks;
 
 use std::f32::consts::LOG2_E;
@@ -20,6 +21,8 @@ use crate::cpu::Cpu;
 use crate::matrix::Mat;
 
 use forward::Stat;
+use low_rank::LowRankScratch;
+pub use low_rank::{LowRank, LowRankGrads};
 pub use masks::Masks;
 
 /// Tokens of a section. A constant, so that sums over the vocabulary do not depend on the rows.
@@ -36,6 +39,8 @@ pub struct LinearLogprob<'a> {
     pub x: &'a [f32],
     /// Weights of the head, `[vocab, dim]`: a row's logits are `x w^T`, divided by its temperature.
     pub w: &'a [f32],
+    /// Addition to these weights; `None`: none.
+    pub low_rank: Option<LowRank<'a>>,
     /// Width of a hidden state.
     pub dim: usize,
     /// Token asked about in each row, `[n]`, below `vocab`.
@@ -80,6 +85,15 @@ impl LogprobGrad<'_> {
     }
 }
 
+/// Destinations of the head's gradients. What is `None` is not computed.
+#[derive(Debug, Default)]
+pub struct HeadGrads<'a> {
+    /// Gradient of the weights, `[vocab, dim]`, added to.
+    pub w: Option<&'a mut [f32]>,
+    /// Gradients of the low-rank addition, which the input must have.
+    pub low_rank: Option<LowRankGrads<'a>>,
+}
+
 /// Memory that the operators keep between calls.
 #[derive(Debug, Default)]
 pub struct LogprobScratch {
@@ -95,6 +109,7 @@ pub struct LogprobScratch {
     order: Vec<u32>,
     rows: Scratch,
     d_rows: Scratch,
+    low_rank: LowRankScratch,
 }
 
 /// The forward pass that the kept logits belong to.
@@ -118,6 +133,13 @@ impl LogprobScratch {
             limit: values,
             ..Self::default()
         }
+    }
+
+    /// Bytes of all buffers; lists of one value a row are left out.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let buffers = [&self.logits, &self.section, &self.rows, &self.d_rows];
+        buffers.map(Scratch::bytes).iter().sum::<usize>() + self.low_rank.bytes()
     }
 
     /// Rows whose logits are kept and are those of `input`; they can be used once.
@@ -172,6 +194,9 @@ impl LinearLogprob<'_> {
             "x holds one row for each target"
         );
         let vocab = self.vocab();
+        if let Some(low_rank) = &self.low_rank {
+            low_rank.check(vocab, self.dim);
+        }
         for (row, &target) in self.targets.iter().enumerate() {
             assert!(
                 (target as usize) < vocab,
@@ -196,6 +221,14 @@ impl LinearLogprob<'_> {
     fn weights(&self, tokens: &Range<usize>) -> Mat<'_> {
         let rows = &self.w[tokens.start * self.dim..tokens.end * self.dim];
         Mat::new(rows, tokens.len(), self.dim)
+    }
+
+    /// Inner values of the low-rank addition, [`LowRank::inner`]; none without one.
+    fn inner<'s>(&self, exact: &Cpu, x: Mat<'_>, scratch: &'s mut Scratch) -> &'s [f32] {
+        match &self.low_rank {
+            Some(low_rank) => low_rank.inner(exact, x, scratch),
+            None => &[],
+        }
     }
 
     /// Bits of the allowed tokens of `row`; `None`: all.
@@ -241,20 +274,21 @@ pub fn linear_logprob_forward(
     forward::forward(dev, input, out, scratch);
 }
 
-/// Overwrites `dx` `[n, dim]` with the gradient of `x`, and adds the gradient of `w` to `dw` `[vocab, dim]`.
+/// Overwrites `dx` `[n, dim]` with the gradient of `x`, and adds those of the head to `head`.
 ///
 /// The gradient of the divided logits is `d_logprob (onehot(y) - p) - d_entropy p (log p + H)`, where `p` is
 /// the distribution, `H` its entropy and `y` the target. It is 0 for barred tokens, and for all of a row
 /// whose mask leaves one.
 ///
 /// # Panics
-/// If lengths do not match, a target is not below `vocab` or barred, or a temperature is not above 0.
+/// If lengths do not match, a target is not below `vocab` or barred, a temperature is not above 0, or
+/// gradients of a low-rank addition are asked for that the input does not have.
 pub fn linear_logprob_backward(
     dev: &Cpu,
     input: &LinearLogprob<'_>,
     grad: LogprobGrad<'_>,
     dx: &mut [f32],
-    dw: Option<&mut [f32]>,
+    head: HeadGrads<'_>,
     scratch: &mut LogprobScratch,
 ) {
     input.check();
@@ -266,10 +300,16 @@ pub fn linear_logprob_backward(
         check_len("entropy", entropy.len(), n);
         check_len("d_entropy", d_entropy.len(), n);
     }
-    if let Some(dw) = &dw {
+    if let Some(dw) = &head.w {
         check_len("dw", dw.len(), input.w.len());
     }
-    backward::backward(dev, input, &grad, dx, dw, scratch);
+    if let Some(grads) = &head.low_rank {
+        let own = input.low_rank.as_ref();
+        let own = own.expect("gradients of a low-rank addition need one in the input");
+        check_len("gradient of a", grads.a.len(), own.a.len());
+        check_len("gradient of b", grads.b.len(), own.b.len());
+    }
+    backward::backward(dev, input, &grad, dx, head, scratch);
 }
 
 /// The softmax of a row of logits that are in memory: the engine's. Log-probabilities have the bits of
