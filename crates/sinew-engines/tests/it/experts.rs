@@ -12,7 +12,7 @@ fn routes(engine: &dyn Engine, request: GenerateRequest) -> Option<RouteSpan> {
         match pending.next() {
             EngineEvent::Finished { routes, .. } => return routes,
             EngineEvent::Failed { error, .. } => panic!("{error}"),
-            EngineEvent::Tokens { .. } => {}
+            EngineEvent::Tokens { .. } | EngineEvent::Prompt { .. } => {}
         }
     }
 }
