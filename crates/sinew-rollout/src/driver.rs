@@ -453,20 +453,19 @@ impl<'a> EpisodeRun<'a> {
         // Held-out episodes are not trained.
         let asked = self.options.sampling.routes_from;
         let asked = asked.filter(|_| self.spec.purpose == TRAIN);
+        let sampling = SamplingParams {
+            max_tokens,
+            stop_ids: self.parts.renderer.stop_ids().to_vec(),
+            seed: mix_seed(self.spec.seed, u64::from(machine.turns())),
+            routes_from: asked.map(|_| machine.routes_known()),
+            ..self.options.sampling.clone()
+        };
         let request = GenerateRequest {
-            id,
-            prompt,
-            sampling: SamplingParams {
-                max_tokens,
-                stop_ids: self.parts.renderer.stop_ids().to_vec(),
-                seed: mix_seed(self.spec.seed, u64::from(machine.turns())),
-                routes_from: asked.map(|_| machine.routes_known()),
-                ..self.options.sampling.clone()
-            },
             priority: match &self.parts.outlook {
                 Some(outlook) => outlook.priority(self.spec, order, machine.turns()),
                 None => order.priority(machine.turns()),
             },
+            ..GenerateRequest::new(id, prompt, sampling)
         };
         // Each event carries at least one token or is the last one, so that the engine's
         // thread never finds the queue full.
@@ -502,6 +501,8 @@ impl<'a> EpisodeRun<'a> {
                     let message = "the engine dropped the request without a last event";
                     return Err(engine_failed(message.into()));
                 }
+                // Nobody asks for log-probabilities of the context.
+                Ok(Some(EngineEvent::Prompt { .. })) => {}
                 Ok(Some(EngineEvent::Tokens { tokens, .. })) => {
                     if let Some(log) = &self.log {
                         in_flight::sampled(log, &tokens);
