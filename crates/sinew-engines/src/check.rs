@@ -22,7 +22,7 @@ const MIN_LOGPROB: f64 = -9000.0;
 ///
 /// # Errors
 /// If the prompt fills the context (`context` in tokens, prompt and output together).
-pub(crate) fn max_new_tokens(
+pub fn max_new_tokens(
     attempt: &Attempt,
     context: Option<usize>,
 ) -> Result<u32, AttemptError> {
@@ -64,7 +64,7 @@ impl std::str::FromStr for LogprobMode {
 }
 
 /// The error that refuses a sampling parameter: its name, its value, and what is allowed.
-pub(crate) fn refused(name: &str, value: &dyn fmt::Display, allowed: &str) -> AttemptError {
+pub fn refused(name: &str, value: &dyn fmt::Display, allowed: &str) -> AttemptError {
     AttemptError::Refused(EngineError::InvalidSampling {
         name: name.to_owned(),
         value: value.to_string(),

@@ -54,7 +54,7 @@ mod vllm;
 
 pub use attempt::{Attempt, AttemptEnd, AttemptId, AttemptToken, ServerEnd};
 pub use backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
-pub use check::LogprobMode;
+pub use check::{LogprobMode, max_new_tokens, refused};
 pub use config::{ConfigError, Jitter, RemoteConfig, ServerConfig, Timeouts};
 pub use connect::{ConnectError, ConnectOptions, EngineKind, connect, split_url};
 pub use engine::RemoteEngine;

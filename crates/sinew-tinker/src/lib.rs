@@ -9,6 +9,7 @@
 //! | [`batch`] | datums and a loss to log-probabilities, metrics and gradients of a policy |
 //! | [`wire`] | bodies of requests and answers, in protobuf and JSON |
 //! | [`server`] | the service over HTTP, at the SDK's paths |
+//! | [`client`] | training and sampling of recipes on such a service |
 //! | [`TinkerError`] | reasons for refusals, each the caller's or the server's |
 //!
 //! Invariants: handles tokens, never text; does not depend on an algorithm's name; nothing that a caller asks
@@ -17,6 +18,7 @@
 #![warn(missing_docs)]
 
 pub mod batch;
+pub mod client;
 pub mod desk;
 mod error;
 pub mod loss;

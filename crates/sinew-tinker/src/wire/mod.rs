@@ -7,10 +7,12 @@
 //! | `train` | `forward_backward` and its result |
 //! | `sample` | `asample` and its result |
 //! | `requests` | all other bodies, in JSON |
+//! | `client` | the other direction: requests of the client, and the results that it reads |
 //!
 //! A body is checked while it is read: numbers of datums and of tensor values are bounded, and a field that
 //! is not known is refused with its name. Images and audio are refused.
 
+pub(crate) mod client;
 mod proto;
 pub(crate) mod requests;
 mod sample;

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use sinew_types::{TokenId, TokenLogprob};
 
 /// Log-probability of places without a number in the SDK's matrices; their token is 0.
-const NO_LOGPROB: f32 = -99999.0;
+pub(crate) const NO_LOGPROB: f32 = -99999.0;
 /// Most stop tokens or stop strings of a request.
 const MAX_STOPS: usize = 64;
 /// Most bytes of one stop string.

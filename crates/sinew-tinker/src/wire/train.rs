@@ -136,7 +136,11 @@ fn proto_datum(at: usize, sent: proto::Datum, budget: &mut Budget) -> Result<Dat
 }
 
 /// Adds the tokens of a chunk, `int32` each.
-fn read_tokens(field: &str, bytes: &[u8], tokens: &mut Vec<TokenId>) -> Result<(), TinkerError> {
+pub(crate) fn read_tokens(
+    field: &str,
+    bytes: &[u8],
+    tokens: &mut Vec<TokenId>,
+) -> Result<(), TinkerError> {
     let (pieces, rest) = bytes.as_chunks::<4>();
     if !rest.is_empty() {
         let value = format!("{} bytes", bytes.len());
