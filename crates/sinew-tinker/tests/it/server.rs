@@ -143,6 +143,36 @@ async fn results_are_announced_waited_for_and_given_in_protobuf() {
 }
 
 #[tokio::test]
+async fn a_wrong_command_fails_at_its_turn_and_those_after_it_run() {
+    let served = Served::new().await;
+    let session = served.session(ANN).await;
+    let model = served.model(ANN, &session, 0).await;
+    let mut image = train(&model, 1);
+    let chunks = json!([{"type": "image", "data": "", "format": "png"}]);
+    image["forward_backward_input"]["data"][0]["model_input"]["chunks"] = chunks;
+    let path = "/api/v1/forward_backward";
+    let wrong = served.ok(ANN, path, &image).await;
+    let muon = json!({"type": "dimuon", "learning_rate": 1.0});
+    let muon = json!({"model_id": model, "seq_id": 2, "optimizer_params": muon});
+    let step = served.ok(ANN, "/api/v1/optim_step", &muon).await;
+    let right = served.ok(ANN, path, &train(&model, 3)).await;
+    served.result(ANN, &right).await;
+    for (made, named) in [(wrong, "image"), (step, "dimuon")] {
+        let ask = json!({"request_id": made["request_id"]});
+        let failed = served.ok(ANN, "/api/v1/retrieve_future", &ask).await;
+        assert_eq!(failed["category"], "user");
+        assert!(
+            failed["error"].as_str().unwrap().contains(named),
+            "{failed}"
+        );
+    }
+    // Without a place, there is nothing that could wait.
+    let (status, _) = served.post(ANN, path, &json!({"model_id": model})).await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
+    served.end().await;
+}
+
+#[tokio::test]
 async fn samples_are_named_repeated_and_listed() {
     let served = Served::new().await;
     let session = served.session(ANN).await;
