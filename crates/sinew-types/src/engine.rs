@@ -348,9 +348,10 @@ pub trait Engine: Send + Sync {
         weights: Arc<dyn TensorSource>,
     ) -> Result<(), EngineError>;
 
-    /// Loads an adapter under a name, or replaces the one of that name between two tokens. Tokens sampled with
-    /// it later carry `version`. Requests that use it continue with the new one; their KV cache is computed
-    /// again or kept, as for [`Engine::load_weights`]. The engine's own weights and other adapters stay. On
+    /// Loads an adapter under a name, or replaces the one of that name between two tokens. Tokens sampled
+    /// with it later carry `version`. Requests that use it continue with the new one; their KV cache is
+    /// computed again or kept, as for [`Engine::load_weights`]. The engine's own weights and other adapters
+    /// stay. On
     /// `Err` the old adapter stays.
     ///
     /// # Errors

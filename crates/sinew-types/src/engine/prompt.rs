@@ -22,8 +22,8 @@ pub struct PromptLogprobs {
     pub targets: Vec<Vec<TokenId>>,
 }
 
-/// Log-probabilities at one place of a prompt, all at temperature 1: natural logarithms under the full softmax
-/// of the logits, before any bias, truncation or format, whatever the request samples with.
+/// Log-probabilities at one place of a prompt, all at temperature 1: natural logarithms under the full
+/// softmax of the logits, before any bias, truncation or format, whatever the request samples with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PromptLogprob {
     /// Index in the prompt of the token that is predicted, at least 1.
@@ -50,8 +50,8 @@ impl PromptLogprobs {
         targets.map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// Checks that an engine can report them for a prompt of `len` tokens; `vocab`: number of token ids, if it
-    /// is known.
+    /// Checks that an engine can report them for a prompt of `len` tokens; `vocab`: number of token ids, if
+    /// it is known.
     ///
     /// # Errors
     /// The name of the parameter, its value and what is allowed.
