@@ -526,14 +526,12 @@ impl Caller {
     ) -> Vec<GenerateRequest> {
         let count = u64::from(request.n);
         let first = self.requests.fetch_add(count, Ordering::Relaxed);
-        let one = |(choice, id)| GenerateRequest {
-            id: RequestId(id),
-            prompt: Arc::clone(&begun.prompt),
-            sampling: SamplingParams {
+        let one = |(choice, id)| {
+            let sampling = SamplingParams {
                 seed: session.seed(begun.call, choice, request.sampling.seed),
                 ..sampling.clone()
-            },
-            priority: 0,
+            };
+            GenerateRequest::new(RequestId(id), Arc::clone(&begun.prompt), sampling)
         };
         (0..request.n).zip(first..).map(one).collect()
     }

@@ -313,6 +313,8 @@ impl Driver {
     /// Handles an event. Returns whether it was the last one of its request.
     async fn take(&mut self, event: EngineEvent) -> bool {
         match event {
+            // No call asks for log-probabilities of its prompt.
+            EngineEvent::Prompt { .. } => false,
             EngineEvent::Tokens { request, tokens } => {
                 self.tokens(request, &tokens);
                 false
@@ -451,7 +453,7 @@ fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bo
         };
         match event {
             EngineEvent::Tokens { mut tokens, .. } if !stream => held.append(&mut tokens),
-            EngineEvent::Tokens { .. } => send(event),
+            EngineEvent::Prompt { .. } | EngineEvent::Tokens { .. } => send(event),
             EngineEvent::Finished { request, .. } | EngineEvent::Failed { request, .. } => {
                 let tokens = std::mem::take(&mut held);
                 if !tokens.is_empty() {

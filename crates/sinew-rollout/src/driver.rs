@@ -450,19 +450,18 @@ impl<'a> EpisodeRun<'a> {
         let _in_phase = gauges.enter(&self.spec.episode, Phase::Generate, deadline);
         let id = RequestId(self.parts.requests.fetch_add(1, Ordering::Relaxed));
         let order = self.parts.turn_order;
+        let sampling = SamplingParams {
+            max_tokens,
+            stop_ids: self.parts.renderer.stop_ids().to_vec(),
+            seed: mix_seed(self.spec.seed, u64::from(machine.turns())),
+            ..self.options.sampling.clone()
+        };
         let request = GenerateRequest {
-            id,
-            prompt,
-            sampling: SamplingParams {
-                max_tokens,
-                stop_ids: self.parts.renderer.stop_ids().to_vec(),
-                seed: mix_seed(self.spec.seed, u64::from(machine.turns())),
-                ..self.options.sampling.clone()
-            },
             priority: match &self.parts.outlook {
                 Some(outlook) => outlook.priority(self.spec, order, machine.turns()),
                 None => order.priority(machine.turns()),
             },
+            ..GenerateRequest::new(id, prompt, sampling)
         };
         // Each event carries at least one token or is the last one, so that the engine's
         // thread never finds the queue full.
@@ -498,6 +497,8 @@ impl<'a> EpisodeRun<'a> {
                     let message = "the engine dropped the request without a last event";
                     return Err(engine_failed(message.into()));
                 }
+                // Nobody asks for log-probabilities of the context.
+                Ok(Some(EngineEvent::Prompt { .. })) => {}
                 Ok(Some(EngineEvent::Tokens { tokens, .. })) => {
                     if let Some(log) = &self.log {
                         in_flight::sampled(log, &tokens);
