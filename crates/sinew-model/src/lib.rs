@@ -57,7 +57,7 @@ pub use hub::HubRows;
 pub use infer::{InferBatch, InferModel, InferModelError, InferScratch};
 pub use load::{LoadedModel, check_model, load_config, load_gguf_metadata, load_model};
 pub use lookup::{ModelFiles, Progress, ProgressSink, ResolveEnv, ResolveError};
-pub use lora::{Lora, LoraConfig, LoraLayout, Projection, merge_lora};
+pub use lora::{Lora, LoraConfig, LoraLayout, MergeError, Projection, merge_lora};
 pub use params::{ParamEntry, ParamLayout, Params, TensorMismatch, TensorTable};
 pub use precision::Precision;
 pub use resolve::{Dataset, resolve_dataset, resolve_model};

@@ -338,9 +338,7 @@ fn model(recipe: &RunPlan) -> Result<String, Failure> {
         return trained_elsewhere(recipe);
     }
     let config = sinew_assembly::model_config(recipe)?;
-    if let Some(lora) = &recipe.train.lora {
-        sinew_assembly::lora_config(lora)?;
-    }
+    sinew_assembly::check_lora(recipe, &config)?;
     sinew_assembly::check_context(recipe.rollout.max_context_tokens, config.max_context)?;
     Ok(format!(
         "{:?}, {} layers of {}, context {}",
