@@ -4,7 +4,7 @@
 //! more is refused here, with the reason.
 
 use crate::rule::Rules;
-use crate::{EngineType, Formats, ModelSection, RunPlan, is_time};
+use crate::{EngineType, Formats, ModelSection, RunPlan};
 use sinew_algo::Algorithm;
 
 /// Prefix of models that a Tinker service has: `tinker:NAME`, or the address `tinker://...` of saved weights.
