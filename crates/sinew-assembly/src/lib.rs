@@ -85,7 +85,7 @@ pub use model::{
     chat_renderer, check_context, keep_renderer, loaded_params, model_config, renderer,
     renderer_of, resolve_env,
 };
-pub use plan::{Invocation, dataset, facts, late_config, lora_config, sampling};
+pub use plan::{Invocation, check_lora, dataset, facts, late_config, lora_config, sampling};
 pub use queue::{
     FeedPlan, QueuedRollouts, RecipeScore, open_queue, place as queue_place, recipe_score,
 };

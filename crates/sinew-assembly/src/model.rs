@@ -8,9 +8,9 @@ use crate::failure::Failure;
 use crate::run_model::{RunModel, run_model};
 use crate::run_pins;
 use sinew_model::{
-    ConfigError, Family, LoadedModel, Lora, ModelConfig, ModelFiles, Params, Progress,
+    ConfigError, Family, LoadedModel, Lora, LoraConfig, ModelConfig, ModelFiles, Params, Progress,
     ProgressSink, ResolveEnv, ResolveError, RopeScaling, load_config, load_gguf_metadata,
-    load_model, merge_lora, resolve_model,
+    load_model, resolve_model,
 };
 use sinew_recipe::{EnvSection, ModelSection, RUN, RunPlan, TemplateOptions};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
@@ -308,12 +308,17 @@ impl RunModel {
         }
     }
 
-    /// Shape of its model; weights are not read.
+    /// Shape of its model, with adapters merged; weights are not read.
     pub fn config(&self) -> Result<ModelConfig, Failure> {
         match self.latest() {
             Some(folder) if folder.join("config.json").is_file() => {
                 let files = ModelFiles::Dir(folder);
                 load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))
+            }
+            Some(folder) if folder.join("adapter_config.json").is_file() => {
+                let base = model_config(&self.recipe)?;
+                let lora = LoraConfig::load(&folder).map_err(Failure::input)?;
+                Ok(lora.merged_config(&base))
             }
             _ => model_config(&self.recipe),
         }
@@ -339,9 +344,8 @@ impl RunModel {
         let recipe = run_pins::of_folder(&self.folder, &self.recipe)?;
         let base = loaded_params(&recipe, self.renderer()?.as_ref())?;
         let lora = Lora::load(&checkpoint, base.config()).map_err(Failure::input)?;
-        let mut merged = Params::zeros(base.config());
-        merge_lora(&crate::device()?, &base, &lora, &mut merged).map_err(Failure::input)?;
-        Ok(merged)
+        let merged = lora.merged(&crate::device()?, &base);
+        merged.map_err(Failure::input)
     }
 }
 

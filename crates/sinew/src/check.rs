@@ -341,9 +341,7 @@ fn model(recipe: &RunPlan) -> Result<String, Failure> {
         return Ok(sinew_assembly::service_model(recipe)?.0);
     }
     let config = sinew_assembly::model_config(recipe)?;
-    if let Some(lora) = &recipe.train.lora {
-        sinew_assembly::lora_config(lora)?;
-    }
+    sinew_assembly::check_lora(recipe, &config)?;
     sinew_assembly::check_context(recipe.rollout.max_context_tokens, config.max_context)?;
     Ok(format!(
         "{:?}, {} layers of {}, context {}",

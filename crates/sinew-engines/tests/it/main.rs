@@ -9,6 +9,7 @@
 mod adapters;
 mod conformance;
 mod evaluation;
+mod experts;
 mod failover;
 mod faults;
 mod follow;

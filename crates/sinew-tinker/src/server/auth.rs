@@ -17,7 +17,7 @@ const MAX_NAME: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// A tenant with a name that is not allowed.
-    #[error("tenant {0:?}: allowed: 1 to 64 of a-z, A-Z, 0-9, - and _")]
+    #[error("tenant {0:?}: allowed: 1 to 64 of a-z, A-Z, 0-9, ., - and _, no dot first")]
     Name(String),
     /// A key that the SDK would refuse, or that can be guessed.
     #[error(
@@ -62,8 +62,9 @@ impl Keys {
     pub fn new(pairs: &[(String, String)]) -> Result<Self, KeyError> {
         let mut known: Vec<Known> = Vec::with_capacity(pairs.len());
         for (name, key) in pairs {
-            let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
-            if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(plain) {
+            let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+            let fits = !name.is_empty() && name.len() <= MAX_NAME && !name.starts_with('.');
+            if !fits || !name.bytes().all(plain) {
                 return Err(KeyError::Name(name.clone()));
             }
             let secret = key.strip_prefix(PREFIX).unwrap_or_default();

@@ -7,11 +7,15 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
+use sinew_http::server::at_most_part_of_files;
 
 /// Seconds between two looks of a client at `client/dynamic_config`.
 const REFRESH_S: u32 = 300;
-/// Sampling requests that one client keeps open. Each waits in one request of its own.
-const OPEN_SAMPLES: u32 = 1000;
+/// Part of the server's connections that the samples of one client may take: one key has a quarter of them,
+/// and several clients may share it.
+const PART_OF_CONNECTIONS: usize = 8;
+/// The same part of the files that the process may open, half of which are connections.
+const PART_OF_FILES: usize = 16;
 
 /// `GET healthz`: the server answers. It needs no key.
 pub(crate) async fn health() -> Response {
@@ -31,6 +35,9 @@ pub(crate) async fn config(
     );
     // A chunk fits the limit of bodies even if one datum makes it larger than its estimate.
     let chunk_bytes = (api.limits.body_bytes / 8).min(5_000_000);
+    // Each open sample waits in a connection of its own.
+    let open = api.limits.connections / PART_OF_CONNECTIONS;
+    let open = at_most_part_of_files(open, PART_OF_FILES);
     let config = json!({
         // Keys are sent as they are: `auth/token` is not needed.
         "pjwt_auth_enabled": false,
@@ -41,7 +48,7 @@ pub(crate) async fn config(
         "fwdbwd_max_chunk_bytes_count": chunk_bytes,
         // Requests wait for their turn here; a client that gives up would only ask again.
         "sample_enable_stuck_detection": false,
-        "sample_max_concurrent_requests": OPEN_SAMPLES,
+        "sample_max_concurrent_requests": open,
         "use_pyqwest_transport": false,
         "sample_use_retrieve_futures": false,
         // The SDK computes custom losses from `forward` and `forward_backward` with cross_entropy.
@@ -53,6 +60,9 @@ pub(crate) async fn config(
 
 /// `POST client/dynamic_config`: settings that a client looks at again and again.
 pub(crate) async fn dynamic_config(Caller(_): Caller, Sent(_): Sent<ClientConfig>) -> Answer {
+    // Each open sample waits in a connection of its own.
+    let open = api.limits.connections / PART_OF_CONNECTIONS;
+    let open = at_most_part_of_files(open, PART_OF_FILES);
     let config = json!({
         "refresh_interval_sec": REFRESH_S,
         "sample_cancel_enabled": true,

@@ -121,7 +121,9 @@ fn plain(reply: &Reply) -> Value {
         Reply::CreateModel { model } => {
             json!({"type": "create_model", "model_id": model.as_str()})
         }
-        Reply::OptimStep { metrics } => json!({"type": "optim_step", "metrics": metrics}),
+        Reply::OptimStep { metrics } => {
+            json!({"type": "optim_step", "metrics": wire::metrics_json(metrics)})
+        }
         Reply::SaveState { path } => json!({"type": "save_weights", "path": path}),
         Reply::LoadState { path, model } => {
             json!({"type": "load_weights", "path": path, "model_id": model.as_str()})

@@ -55,7 +55,7 @@ pub(crate) async fn info(
         "model_data": {
             "arch": served.map(|served| &served.arch),
             "model_name": name,
-            "tokenizer_id": served.map(|served| &served.tokenizer).filter(|id| !id.is_empty()),
+            "tokenizer_id": served.and_then(|served| served.tokenizer.as_ref()),
         },
         "model_id": model.as_str(),
         "optimizer_config": {"type": "adamw"},

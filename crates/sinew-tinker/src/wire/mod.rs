@@ -24,7 +24,7 @@ mod train;
 pub(crate) use sample::sample_output_json;
 pub use sample::{SampleRequest, read_sample, write_sample_output};
 pub use train::{TrainRequest, WireLimits, read_train_request, write_train_output};
-pub(crate) use train::{checked_seq, read_train_json, train_output_json};
+pub(crate) use train::{checked_seq, metrics_json, read_train_json, train_output_json};
 
 use crate::error::TinkerError;
 use serde::de::{DeserializeOwned, Deserializer};

@@ -10,6 +10,7 @@ use crate::desk::types::{
     Stop, StopReason, TargetLayout,
 };
 use crate::error::TinkerError;
+use crate::loss::stability_not_served;
 use crate::types::{Tensor, TensorValues};
 use bytes::Bytes;
 use prost::Message;
@@ -117,11 +118,7 @@ struct JsonSample {
 pub fn read_sample(body: &[u8], limits: &WireLimits) -> Result<SampleRequest, TinkerError> {
     let sent: JsonSample = super::json(body)?;
     if sent.record_stability_info == Some(true) {
-        return Err(TinkerError::not_served(
-            "record_stability_info",
-            "its information is not public; sample without it, and train with importance_sampling or ppo, \
-             which take the log-probs of the samples",
-        ));
+        return Err(stability_not_served("record_stability_info"));
     }
     let (sampler, seq) = sampler(
         sent.sampling_session_id,

@@ -274,6 +274,11 @@ fn results_of_losses_are_written_as_json_too() {
         json!({"data": [-1.0, -2.0, -3.0, -4.0], "dtype": "float32", "shape": [2, 2]})
     );
     assert_eq!(value["metrics"]["loss:sum"], 1.5);
+    let broken = BTreeMap::from([
+        ("a".to_owned(), f64::NAN),
+        ("b".to_owned(), f64::NEG_INFINITY),
+    ]);
+    assert_eq!(metrics_json(&broken), json!({"a": "NaN", "b": "-inf"}));
 }
 
 fn likely(id: u32, logprob: f32) -> TokenLogprob {

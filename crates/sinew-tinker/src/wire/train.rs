@@ -374,8 +374,22 @@ pub(crate) fn train_output_json(output: &FbOutput) -> Value {
     json!({
         "loss_fn_output_type": output.output_type,
         "loss_fn_outputs": output.outputs.iter().map(record).collect::<Vec<_>>(),
-        "metrics": output.metrics,
+        "metrics": metrics_json(&output.metrics),
     })
+}
+
+/// Numbers by name in JSON, which has no number that is not finite: those are texts, which the SDK reads as
+/// numbers.
+pub(crate) fn metrics_json(metrics: &BTreeMap<String, f64>) -> Value {
+    let number = |(name, &value): (&String, &f64)| {
+        let value = if value.is_finite() {
+            json!(value)
+        } else {
+            json!(value.to_string())
+        };
+        (name.clone(), value)
+    };
+    Value::Object(metrics.iter().map(number).collect())
 }
 
 /// A dense tensor in JSON.

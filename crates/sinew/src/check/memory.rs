@@ -4,8 +4,8 @@
 //! limits.
 
 use sinew_assembly::Failure;
-use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision};
-use sinew_recipe::{EngineType, RunPlan};
+use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision, Projection};
+use sinew_recipe::{EngineType, LoraSection, RunPlan};
 use sinew_tensor::KernelSet;
 
 /// Maximum bytes of logits that a pass with gradients keeps.
@@ -36,12 +36,15 @@ fn f32s(config: &ModelConfig) -> u128 {
     ParamLayout::new(config).total() as u128
 }
 
-/// Numbers of adapters on all projections, of which `train.lora.targets` may choose some.
-fn adapters(config: &ModelConfig, rank: usize) -> u128 {
+/// Numbers of adapters on all projections of the layers, of which `train.lora.targets` may choose some, and
+/// on the output matrix if it is named.
+fn adapters(config: &ModelConfig, lora: &LoraSection) -> u128 {
     let c = config;
     let sides =
         2 * (c.d_model + c.q_dim()) + 2 * (c.d_model + c.kv_dim()) + 3 * (c.d_model + c.d_ff);
-    (c.layers * rank) as u128 * sides as u128
+    let has_head = lora.targets.iter().any(|t| t == Projection::Head.name());
+    let head = if has_head { c.d_model + c.vocab } else { 0 };
+    lora.rank as u128 * (c.layers as u128 * sides as u128 + head as u128)
 }
 
 /// An upper bound of what this process holds for `recipe`: rows that a step does not fill are counted as
@@ -58,7 +61,7 @@ pub(super) fn estimate(
     }
     let own = 4 * f32s(config);
     let trained = match &recipe.train.lora {
-        Some(lora) => 4 * adapters(config, lora.rank),
+        Some(lora) => 4 * adapters(config, lora),
         None => own,
     };
     let rows = recipe.train.micro_batch_tokens as u128;

@@ -3,6 +3,8 @@
 use super::generate::{Piece, logprob, sampling_of, stream_of, told_id};
 use super::serve::{Answer, Call, error, json_answer, unknown_field, whole};
 use super::{AsksFor, CONTEXT, Fault, Keeping, State, VOCAB, load_folder};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use hyper::Method;
 use serde_json::{Map, Value, json};
 use sinew_types::{Engine, FinishReason, SampledToken};
@@ -277,8 +279,11 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
         "choices": [], "usage": { "prompt_tokens": prompt.len(),
             "prompt_tokens_details": { "cached_tokens": 3 } } });
     let asks = AsksFor::new(state, body["model"].as_str().unwrap());
+    let first = params["routed_experts_prompt_start"].as_u64();
     let write = move |_: &State, piece: &Piece| {
         let _ = &asks;
+        let experts = first.filter(|_| piece.end.is_some());
+        let experts = experts.map(|first| routed_experts(piece, first as usize));
         let content = |t: &SampledToken| {
             let entry =
                 |id: u32, logprob: f32| json!({ "token_id": id, "logprob": logprob, "rank": 1 });
@@ -293,7 +298,7 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
         let versions = piece.end.as_ref().map(|_| piece.versions());
         let mut value = json!({ "request_id": "generate-tokens-r1", "usage": null,
             "output_mode": "tokens", "choices": [{ "index": 0, "finish_reason": finish,
-                "stop_reason": stop, "routed_experts": null, "sampling_mask": null,
+                "stop_reason": stop, "routed_experts": experts, "sampling_mask": null,
                 "token_ids": piece.new.iter().map(|t| t.id).collect::<Vec<_>>(),
                 "weight_versions": versions, "logprobs": logprobs }] });
         if piece.first {
@@ -302,6 +307,18 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
         value
     };
     stream_of(state, prompt, sampling, Box::new(write), vec![last])
+}
+
+/// Two layers of one expert for the tokens from `first` on: the first expert is the token's position.
+fn routed_experts(piece: &Piece, first: usize) -> String {
+    let positions = first..piece.prompt.len() + piece.all.len() - 1;
+    let shape = format!("({}, 2, 1)", positions.len());
+    let header = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}\n");
+    let mut array = b"\x93NUMPY\x01\x00".to_vec();
+    array.extend((header.len() as u16).to_le_bytes());
+    array.extend(header.bytes());
+    array.extend(positions.flat_map(|position| [position as u8, 0]));
+    STANDARD.encode(array)
 }
 
 fn finish(end: Option<&FinishReason>) -> (Value, Value) {
