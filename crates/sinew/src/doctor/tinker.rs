@@ -38,7 +38,7 @@ pub(super) fn rows(name: &'static str, url: &str) -> Vec<Row> {
             Mark::Fail,
             name,
             &e.to_string(),
-            "`sinew serve --tinker` serves models of this host; the address has no path",
+            "`sinew serve --tinker` serves models of this host",
         )],
     }
 }
