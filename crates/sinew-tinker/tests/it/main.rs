@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod served;
+mod server;
+
 use sinew_model::{Keep, Lora, LoraConfig, ModelFiles, Params, Projection, load_model};
 use sinew_tensor::{Cpu, KernelSet};
 use sinew_tinker::{
