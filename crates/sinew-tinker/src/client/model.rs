@@ -269,6 +269,12 @@ impl RemoteModel {
     }
 }
 
+impl Drop for RemoteModel {
+    fn drop(&mut self) {
+        self.service.unload(&self.id);
+    }
+}
+
 /// A body, compressed by zstd.
 fn packed(body: &Bytes) -> Result<Bytes, ClientError> {
     let packed = zstd::bulk::compress(body, LEVEL);

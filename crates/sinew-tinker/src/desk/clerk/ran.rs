@@ -418,11 +418,11 @@ impl Clerk {
 
     /// Drops the snapshots that were used longest ago, beyond the limit. Those that requests wait for stay.
     fn trim_snapshots(&mut self, model: &ModelId) -> Result<(), Refusal> {
-        let snapshots = self.parts.journal.snapshots(model)?;
+        let mut snapshots = self.parts.journal.snapshots(model)?;
+        snapshots.retain(|snapshot| snapshot.path.name != INFLIGHT);
         let mut beyond = (snapshots.len() as u64).saturating_sub(self.parts.limits.snapshots);
         for snapshot in snapshots {
-            let path = snapshot.path.to_string();
-            if beyond == 0 || snapshot.path.name == INFLIGHT || self.is_sampled(&path)? {
+            if beyond == 0 || self.is_sampled(&snapshot.path.to_string())? {
                 continue;
             }
             self.parts.journal.delete_checkpoint(&snapshot.path)?;
