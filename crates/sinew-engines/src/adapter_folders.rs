@@ -294,11 +294,13 @@ mod tests {
 
     #[test]
     fn what_is_no_adapter_is_named() {
+        const MATRIX: &[usize] = &[2, 3];
+        const VECTOR: &[usize] = &[6];
         for (tensors, expected) in [
             (vec![], "no tensor"),
-            (vec![("model.norm.weight", &[6][..])], "model.norm.weight"),
-            (vec![(A, &[2, 3][..]), (B, &[2, 3][..])], "rank 3"),
-            (vec![(B, &[6][..])], "not a matrix"),
+            (vec![("model.norm.weight", VECTOR)], "model.norm.weight"),
+            (vec![(A, MATRIX), (B, MATRIX)], "is of rank"),
+            (vec![(B, VECTOR)], "not a matrix"),
         ] {
             let why = peft_config(&adapter(&tensors)).unwrap_err();
             assert!(why.contains(expected), "{why}");
