@@ -7,7 +7,7 @@ use crate::limits::{ServerLimits, SessionLimits};
 use crate::secret::Secret;
 use sinew_render::{Reasoning, Renderer, ToolCallFormat, TurnFormat};
 use sinew_store::TraceStore;
-use sinew_types::Engine;
+use sinew_types::{Engine, Thinking};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -29,6 +29,8 @@ pub struct GatewayConfig {
     pub api_key: Option<Secret>,
     /// Whether request fields without effect are refused instead of counted.
     pub strict_fields: bool,
+    /// Treatment of the thinking of earlier turns in rollouts that name none.
+    pub thinking: Thinking,
 }
 
 impl Default for GatewayConfig {
@@ -48,6 +50,7 @@ impl Default for GatewayConfig {
             },
             api_key: None,
             strict_fields: false,
+            thinking: Thinking::default(),
         }
     }
 }

@@ -10,6 +10,7 @@
 //! everything else is equal.
 
 use crate::error::{Mismatch, RenderError};
+use crate::likeness::Likeness;
 use crate::renderer::Renderer;
 use crate::turn::parse_tokens;
 use serde_json::json;
@@ -469,35 +470,12 @@ fn explain(
 /// equal.
 fn explain_text(renderer: &dyn Renderer, join: &Join) -> Option<Rewrite> {
     let extension = &join.bridged[join.extension_at..];
-    let kept = renderer.decode_with_special(join.full.strip_suffix(extension)?);
-    let made = renderer.decode_with_special(&join.bridged[..join.extension_at]);
-    if kept == made {
-        return Some(Rewrite::Tokens);
+    let kept = join.full.strip_suffix(extension)?;
+    let made = &join.bridged[..join.extension_at];
+    match Likeness::of(renderer, kept, made) {
+        Likeness::Tokens | Likeness::Text => Some(Rewrite::Tokens),
+        Likeness::Whitespace => Some(Rewrite::Whitespace),
+        Likeness::Reasoning => Some(Rewrite::Reasoning),
+        Likeness::Other => None,
     }
-    let solid = |text: &str| text.split_whitespace().collect::<String>();
-    if solid(&kept) == solid(&made) {
-        return Some(Rewrite::Whitespace);
-    }
-    let marks = renderer.turn_format().reasoning?;
-    let bare = |text: &str| solid(&without_reasoning(text, &marks.open, &marks.close));
-    (bare(&kept) == bare(&made)).then_some(Rewrite::Reasoning)
-}
-
-/// Removes reasoning with its markers from a text.
-fn without_reasoning(text: &str, open: &str, close: &str) -> String {
-    let mut out = String::new();
-    let mut rest = text;
-    while let Some(start) = rest.find(open) {
-        let (before, after) = rest.split_at(start);
-        out.push_str(before);
-        let after = &after[open.len()..];
-        // Reasoning ends before the next one starts.
-        let next = after.find(open).unwrap_or(after.len());
-        rest = match after[..next].find(close) {
-            Some(end) => &after[end + close.len()..],
-            None => after,
-        };
-    }
-    out.push_str(rest);
-    out.replace(close, "")
 }

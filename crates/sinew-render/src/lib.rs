@@ -27,6 +27,7 @@ mod chat;
 mod conformance;
 mod error;
 mod format;
+mod likeness;
 mod marked;
 mod python;
 mod renderer;
@@ -47,6 +48,7 @@ pub use conformance::{
 };
 pub use error::{Mismatch, RenderError};
 pub use format::{Reasoning, TurnFormat};
+pub use likeness::Likeness;
 pub use renderer::{Extension, Renderer, text_only};
 pub use size::{exceeds, render_after, text_exceeds};
 pub use template::ChatTemplate;

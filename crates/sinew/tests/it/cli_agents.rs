@@ -230,6 +230,7 @@ fn in_the_sandbox(agent: &Agent) {
         sampling: SamplingParams::default(),
         chunk_tokens: None,
         replay_always: false,
+        thinking: sinew_types::Thinking::Kept,
         boot_timeout: limit,
         timeout: limit,
         score_timeout: limit,
