@@ -8,6 +8,7 @@ use crate::marked::{
     ARG_VALUE, ARG_VALUE_END, DSML_PARAMETER, DSML_PARAMETER_END, FUNCTION, FUNCTION_END,
     PARAMETER, PARAMETER_END, Schemas, TOOL_CALL, TOOL_CALL_END, dsml, glm, xml,
 };
+use crate::notations;
 use crate::python;
 use crate::tool_call::{ParsedCall, ToolCallError, ToolCallFormat};
 use serde_json::{Map, Value};
@@ -74,6 +75,8 @@ pub(crate) fn marks(format: &ToolCallFormat) -> Marks {
                 "<｜tool▁calls▁end｜>",
                 "<｜DSML｜function_calls>",
                 "</｜DSML｜function_calls>",
+                "<｜DSML｜tool_calls>",
+                "</｜DSML｜tool_calls>",
             ]),
             stray: vec![
                 (DEEPSEEK_BEGIN.into(), DEEPSEEK_END.into()),
@@ -86,6 +89,7 @@ pub(crate) fn marks(format: &ToolCallFormat) -> Marks {
             json_start: true,
             ..Marks::default()
         },
+        other => notations::marks(other),
     }
 }
 
@@ -207,6 +211,8 @@ pub(crate) fn read(
         ),
         ToolCallFormat::Json if text.starts_with("```json") => fenced_json(text, scan, last),
         ToolCallFormat::Json => bare_json(text, scan, last),
+        ToolCallFormat::Seed => bare_function(text, scan, last, schemas),
+        other => notations::read(other, text, scan, last, schemas),
     }
 }
 
@@ -222,7 +228,7 @@ enum Span {
 
 /// Text between two markers: where an end marker is part of a value.
 #[derive(Clone, Copy)]
-enum Body {
+pub(crate) enum Body {
     /// Nowhere.
     Text,
     /// A marker in a string of JSON is part of the value.
@@ -300,7 +306,7 @@ fn tool_call(
 }
 
 /// Parses a call between two markers.
-fn tagged(
+pub(crate) fn tagged(
     text: &str,
     open: &str,
     close: &str,
@@ -340,7 +346,7 @@ fn code(body: &str, tool: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
 }
 
 /// Parses JSON with whitespace around it, or the same in the notation of Python.
-fn parse_json(text: &str) -> Result<Value, ToolCallError> {
+pub(crate) fn parse_json(text: &str) -> Result<Value, ToolCallError> {
     json::from_str(text.trim()).or_else(|e| {
         let python = python::literal(text.trim()).filter(|v| v.is_object() || v.is_array());
         python.ok_or_else(|| ToolCallError::Json(e.to_string()))
@@ -348,7 +354,7 @@ fn parse_json(text: &str) -> Result<Value, ToolCallError> {
 }
 
 /// Parses a JSON object or a list of objects as calls.
-fn json_calls(body: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
+pub(crate) fn json_calls(body: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
     if body.trim().is_empty() {
         return Err(ToolCallError::Empty);
     }
@@ -359,28 +365,32 @@ fn json_calls(body: &str) -> Result<Vec<ParsedCall>, ToolCallError> {
     }
 }
 
-/// Parses `{"name": ..., "arguments": {...}}`. Also accepts `parameters` (Llama) and an outer `function`
-/// (OpenAI).
+/// Parses `{"name": ..., "arguments": {...}}`. Also accepts `parameters` (Llama), an outer `function`
+/// (OpenAI), `tool_name` and `tool_call_id` (Cohere).
 fn call_of(value: &Value) -> Result<ParsedCall, ToolCallError> {
     let value = if value["function"].is_object() {
         &value["function"]
     } else {
         value
     };
-    let name = value["name"].as_str().ok_or(ToolCallError::Field {
+    let text = |key: &str| value[key].as_str();
+    let name = text("name").or_else(|| text("tool_name"));
+    let name = name.ok_or(ToolCallError::Field {
         field: "name",
         expected: "the name of a tool",
     })?;
     let arguments = value.get("arguments").or_else(|| value.get("parameters"));
     Ok(ParsedCall {
-        id: value["id"].as_str().map(str::to_owned),
+        id: text("id")
+            .or_else(|| text("tool_call_id"))
+            .map(str::to_owned),
         name: name.to_owned(),
         arguments: object(arguments)?,
     })
 }
 
 /// Parses arguments: an object, or a string that contains one.
-fn object(value: Option<&Value>) -> Result<Map<String, Value>, ToolCallError> {
+pub(crate) fn object(value: Option<&Value>) -> Result<Map<String, Value>, ToolCallError> {
     match value {
         Some(Value::Object(map)) => Ok(map.clone()),
         Some(Value::String(text)) => match parse_json(text)? {

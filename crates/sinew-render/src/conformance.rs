@@ -13,6 +13,7 @@ use crate::error::{Mismatch, RenderError};
 use crate::likeness::Likeness;
 use crate::renderer::Renderer;
 use crate::turn::parse_tokens;
+use serde::Serialize;
 use serde_json::json;
 use sinew_types::{FinishReason, Message, Role, TokenId, ToolCall, ToolSpec};
 
@@ -168,13 +169,16 @@ fn mock_calls(content: &str, ids: &[&str]) -> Message {
 }
 
 /// A change of earlier messages by a template.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Rewrite {
     /// Reasoning or its markers are removed or inserted.
     Reasoning,
     /// The text is equal, but its tokens depend on the following text: whitespace at the end of a prompt, in
     /// vocabularies that merge it with the next word.
     Tokens,
+    /// The token that ended a turn is another one in the history.
+    Ending,
     /// Whitespace of earlier messages changes.
     Whitespace,
     /// Tool descriptions move to the last question.
@@ -184,6 +188,18 @@ pub enum Rewrite {
 }
 
 impl Rewrite {
+    /// Name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Reasoning => "reasoning",
+            Self::Tokens => "tokens",
+            Self::Ending => "ending",
+            Self::Whitespace => "whitespace",
+            Self::Tools => "tools",
+            Self::System => "system",
+        }
+    }
+
     /// Description of the consequence, for reports.
     pub fn rule(self) -> &'static str {
         match self {
@@ -192,6 +208,9 @@ impl Rewrite {
             }
             Self::Tokens => {
                 "tokens stay as sampled; a full render would tokenize the same text differently"
+            }
+            Self::Ending => {
+                "the token that ended a turn stays as sampled; the template would write another one"
             }
             Self::Whitespace => "whitespace stays as sampled; the template would trim it",
             Self::Tools => {
@@ -309,17 +328,17 @@ fn play(
 }
 
 /// Incremental ids and a full render up to one boundary.
-struct Join {
+pub(crate) struct Join {
     /// Index of the assistant message.
-    at: usize,
+    pub(crate) at: usize,
     /// Start of the turn in `bridged`.
-    turn_at: usize,
+    pub(crate) turn_at: usize,
     /// Start of the extension in `bridged`.
-    extension_at: usize,
+    pub(crate) extension_at: usize,
     /// Incremental ids.
-    bridged: Vec<TokenId>,
+    pub(crate) bridged: Vec<TokenId>,
     /// Ids of a full render.
-    full: Vec<TokenId>,
+    pub(crate) full: Vec<TokenId>,
 }
 
 impl Join {
@@ -363,7 +382,7 @@ impl Join {
     }
 
     /// True if incremental ids and full render are equal.
-    fn is_exact(&self) -> bool {
+    pub(crate) fn is_exact(&self) -> bool {
         self.bridged == self.full
     }
 
@@ -423,7 +442,7 @@ impl Join {
 }
 
 /// Rewrites that explain a difference. `None` if there are none.
-fn explain(
+pub(crate) fn explain(
     renderer: &dyn Renderer,
     trajectory: &MockTrajectory,
     join: &Join,
@@ -474,6 +493,7 @@ fn explain_text(renderer: &dyn Renderer, join: &Join) -> Option<Rewrite> {
     let made = &join.bridged[..join.extension_at];
     match Likeness::of(renderer, kept, made) {
         Likeness::Tokens | Likeness::Text => Some(Rewrite::Tokens),
+        Likeness::Ending => Some(Rewrite::Ending),
         Likeness::Whitespace => Some(Rewrite::Whitespace),
         Likeness::Reasoning => Some(Rewrite::Reasoning),
         Likeness::Other => None,

@@ -12,6 +12,8 @@ pub enum Likeness {
     Tokens,
     /// The same text in other tokens.
     Text,
+    /// The same text but for the token that ends a turn, for which the history shows another one.
+    Ending,
     /// The same text but for whitespace.
     Whitespace,
     /// The same text but for whitespace, and for reasoning and its marks.
@@ -26,9 +28,27 @@ impl Likeness {
         if one == other {
             return Self::Tokens;
         }
-        let one = renderer.decode_with_special(one);
-        let other = renderer.decode_with_special(other);
-        Self::of_texts(&one, &other, renderer.turn_format().reasoning.as_ref())
+        let text = |ids: &[TokenId]| renderer.decode_with_special(ids);
+        let marks = renderer.turn_format().reasoning;
+        let likeness = Self::of_texts(&text(one), &text(other), marks.as_ref());
+        let Some(&closing) = renderer.closing_ids().first() else {
+            return likeness;
+        };
+        if likeness == Self::Text {
+            return likeness;
+        }
+        let closed = |ids: &[TokenId]| {
+            let stops = renderer.stop_ids();
+            let ids = ids.iter();
+            let ids: Vec<_> = ids
+                .map(|id| if stops.contains(id) { closing } else { *id })
+                .collect();
+            text(&ids)
+        };
+        match Self::of_texts(&closed(one), &closed(other), marks.as_ref()) {
+            Self::Text => Self::Ending,
+            other => other,
+        }
     }
 
     /// Compares two texts.

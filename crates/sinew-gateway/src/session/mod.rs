@@ -23,8 +23,6 @@ mod shown;
 mod states;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod thinking_tests;
 mod times;
 mod types;
 
