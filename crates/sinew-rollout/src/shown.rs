@@ -44,3 +44,50 @@ impl ShownHistory {
         Ok(Some((cause, prompt, messages.clone())))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Map;
+    use sinew_render::ChatRenderer;
+    use sinew_types::{FinishReason, Role};
+
+    /// ChatML that drops the thinking before the last question.
+    const DROPS: &str = "{% set at = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}\
+        {% set at.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
+        {% if m.role == 'assistant' and m.reasoning_content and loop.index0 > at.last %}\
+        <think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+    #[test]
+    fn a_context_begins_where_the_template_drops_thinking() {
+        let renderer = ChatRenderer::of_template(DROPS, Map::new()).unwrap();
+        let asked = [Message::new(Role::User, "one?")];
+        let mut said = Message::new(Role::Assistant, "1");
+        said.reasoning = Some("hm".into());
+        let follow = |history: &mut ShownHistory, answer: Message| {
+            let mut context = renderer.render_prompt(&asked, &[]).unwrap();
+            let whole = [&asked[..], &[said.clone()]].concat();
+            context.extend(renderer.render_turn(&whole, &[]).unwrap());
+            let id = *context.last().unwrap();
+            let stop = FinishReason::StopId { id };
+            let answers = [answer.clone()];
+            let extension = renderer.extend(&context, &stop, &answers, &[]).unwrap();
+            let tokens = [context.as_slice(), extension.observation.as_slice()];
+            history
+                .follow(&renderer, &[], &tokens, [said.clone(), answer])
+                .unwrap()
+        };
+        let mut kept = ShownHistory::begin(Thinking::Kept, &renderer, &asked);
+        assert!(follow(&mut kept, Message::new(Role::User, "two?")).is_none());
+        // A result of a tool is no question: the thinking stays.
+        let mut dropped = ShownHistory::begin(Thinking::Dropped, &renderer, &asked);
+        assert!(follow(&mut dropped, Message::new(Role::Tool, "3")).is_none());
+        let mut dropped = ShownHistory::begin(Thinking::Dropped, &renderer, &asked);
+        let new = follow(&mut dropped, Message::new(Role::User, "two?"));
+        let (cause, prompt, messages) = new.unwrap();
+        assert_eq!((cause, messages.len()), (BranchCause::DroppedThinking, 3));
+        let text = renderer.decode_with_special(&prompt);
+        assert!(!text.contains("hm") && text.contains("two?"), "{text}");
+    }
+}

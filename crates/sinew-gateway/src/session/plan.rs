@@ -185,7 +185,8 @@ impl Graph {
         let tokens = renderer.render_prompt(messages, tools)?;
         let mut prompt = PlannedNode::new(TokenKind::Prompt, tokens, messages);
         prompt.tools = tools.to_vec();
-        let cause = self.root_cause(join, messages, tools);
+        let known = walk.states.len().saturating_sub(1);
+        let cause = self.root_cause(join, messages, known, tools);
         let plan = Plan {
             nodes: vec![prompt],
             join,

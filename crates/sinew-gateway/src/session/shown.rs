@@ -71,7 +71,8 @@ impl Graph {
             None if self.rewritten(&walk, messages) => Join::Fork,
             None => Join::Start,
         };
-        let cause = cause.or_else(|| self.root_cause(join, messages, ask.tools));
+        let known = walk.states.len().saturating_sub(1);
+        let cause = cause.or_else(|| self.root_cause(join, messages, known, ask.tools));
         let mut prompt = PlannedNode::new(TokenKind::Prompt, shown.ids, messages);
         prompt.tools = ask.tools.to_vec();
         let plan = Plan {

@@ -18,3 +18,4 @@ mod scores;
 mod sdk;
 mod structured;
 mod support;
+mod thinking;
