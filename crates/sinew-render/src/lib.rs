@@ -34,6 +34,7 @@ mod likeness;
 mod marked;
 mod notations;
 mod python;
+mod region;
 mod renderer;
 mod size;
 mod template;

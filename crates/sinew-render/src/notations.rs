@@ -2,9 +2,9 @@
 //!
 //! Sources: the chat templates of the models, as the packages of `tests/templates/README.md` ship them.
 
-use crate::calls::{Body, Marks, Region, Scan, json_calls, object, parse_json, tagged};
 use crate::marked::{NamedTags, Schemas, named};
 use crate::python;
+use crate::region::{Body, Marks, Region, Scan, json_calls, object, parse_json, tagged};
 use crate::tool_call::{ParsedCall, ToolCallError, ToolCallFormat};
 use serde_json::{Map, Value};
 use sinew_types::json;
@@ -103,7 +103,7 @@ pub(crate) fn marks(format: &ToolCallFormat) -> Marks {
 /// Control tokens inside of calls that are in no marker, and whose text the parsers need.
 pub(crate) const INNER: [&str; 2] = [KIMI_ARGUMENTS, GEMMA_QUOTE];
 
-/// Parses the call at the start of `text`, as [`crate::calls::read`] does.
+/// Parses the call at the start of `text`. `last` means that no text follows.
 pub(crate) fn read(
     format: &ToolCallFormat,
     text: &str,

@@ -10,6 +10,7 @@
 use crate::conformance::{Join, MockTrajectory, Rewrite, explain};
 use crate::error::RenderError;
 use crate::renderer::Renderer;
+use crate::turn::parse_tokens;
 use serde::Serialize;
 use serde_json::json;
 use sinew_types::{FinishReason, Message, Role, TokenId, ToolCall, ToolSpec};
@@ -403,7 +404,7 @@ fn read_back(
         return Ok(());
     }
     let format = renderer.turn_format();
-    let parsed = crate::parse_tokens(renderer, turn, &format, &case.tools);
+    let parsed = parse_tokens(renderer, turn, &format, &case.tools);
     let same = parsed.calls.len() == calls.len()
         && parsed.calls.iter().zip(calls).all(|(read, call)| {
             read.name == call.name && call.arguments.as_object() == Some(&read.arguments)
