@@ -193,11 +193,11 @@ fn thinking_cases(system: bool) -> Vec<TemplateCase> {
     let tools = [tool()];
     let case = |name, turns: &[Message], tools: &[ToolSpec]| case(system, name, turns, tools);
     vec![
-        case("thinking, returned", &talk, &[]),
-        without_thinking(case("thinking, left out by the client", &talk, &[])),
-        case("thinking and calls, returned", &work, &tools),
+        case("thinking returned", &talk, &[]),
+        without_thinking(case("thinking left out by the client", &talk, &[])),
+        case("thinking and calls returned", &work, &tools),
         without_thinking(case(
-            "thinking and calls, left out by the client",
+            "thinking and calls left out by the client",
             &work,
             &tools,
         )),
@@ -308,8 +308,8 @@ fn play(
         context.extend(extension.forced);
         let extension_at = context.len();
         context.extend(extension.observation);
+        shows(renderer, &case.returned[..next], &context)?;
         let full = renderer.render_prompt(&case.returned[..next], &case.tools)?;
-        shows(renderer, &case.returned[..next], &full)?;
         let join = Join {
             at,
             turn_at,
@@ -414,13 +414,13 @@ fn read_back(
     })
 }
 
-/// Refuses a render that leaves out a question or an instruction.
+/// Refuses a context from which the template leaves out a question or an instruction.
 fn shows(
     renderer: &dyn Renderer,
     messages: &[Message],
-    full: &[TokenId],
+    context: &[TokenId],
 ) -> Result<(), RenderError> {
-    let text = renderer.decode_with_special(full);
+    let text = renderer.decode_with_special(context);
     let given = |m: &&Message| matches!(m.role, Role::System | Role::User);
     let hidden = |m: &&Message| !text.contains(m.content.text().trim());
     match messages.iter().filter(given).find(hidden) {
@@ -463,7 +463,7 @@ mod tests {
     fn dropped_thinking_is_shown_at_its_first_token() {
         let renderer = ChatRenderer::of_template(DROPS, Map::new()).unwrap();
         let reports = check_template(&renderer);
-        let thinks = named(&reports, "thinking, returned");
+        let thinks = named(&reports, "thinking returned");
         assert_eq!(thinks.verdict, Verdict::Realigned, "{thinks:?}");
         assert_eq!(thinks.rewrites, [Rewrite::Reasoning]);
         let found = thinks.difference.as_ref().unwrap();
