@@ -216,7 +216,7 @@ fn peft_config(adapter: &Adapter) -> Result<String, String> {
 mod tests {
     use super::*;
     use crate::folder::FolderDtype;
-    use sinew_types::{TensorList, TensorView};
+    use sinew_types::{TensorList, TensorSource, TensorView};
     use std::sync::Arc;
 
     const A: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";

@@ -221,7 +221,8 @@ mod tests {
             headers.insert(CONTENT_ENCODING, encoding.parse().unwrap());
         }
         let refused = |error: ApiError| error.into_response().status().as_u16();
-        let arrived = Reader::new(limit, limit).read(&headers, Body::from(bytes));
+        let reader = Reader::new(limit, limit);
+        let arrived = reader.read(&headers, Body::from(bytes));
         let arrived = arrived.await.map_err(refused)?;
         let length = arrived.parse(|bytes| Ok(bytes.len()));
         length.await.map_err(refused)
