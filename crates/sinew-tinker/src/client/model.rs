@@ -324,7 +324,7 @@ fn norm(metrics: &BTreeMap<String, f64>) -> Option<f64> {
         });
         found.map(|(_, value)| *value)
     };
-    NORMS.iter().find_map(|wanted| named(wanted))
+    NORMS.iter().find_map(named)
 }
 
 #[cfg(test)]

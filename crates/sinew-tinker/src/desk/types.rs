@@ -472,7 +472,7 @@ pub enum Reply {
         model: ModelId,
     },
     /// Of [`Command::Sample`].
-    Sample(SampleOutput),
+    Sample(Box<SampleOutput>),
 }
 
 /// The end of a command.
