@@ -24,6 +24,7 @@
 //! | `collect` | all but those of training | collections |
 //! | `replay`, `repeat` | all | episodes that are run again, steps that are done again |
 //! | `plan` | all | options of the loop and its parts |
+//! | `tinker_service` | `trainer`, `engine` | the desk of a Tinker service |
 //!
 //! A function takes the tables that it uses where they are one or two, and the whole plan otherwise.
 //!
@@ -67,6 +68,7 @@ mod source;
 mod start_model;
 mod step_changes;
 mod store;
+mod tinker_service;
 mod token;
 mod torch;
 
@@ -96,6 +98,7 @@ pub use shape::{model_shape, scoring_shape};
 pub use source::{check_gold, check_pool, check_queue, data_queue};
 pub use step_changes::{StepChange, step_changes};
 pub use store::disk_store;
+pub use tinker_service::{TenantSection, TinkerFile, TinkerOptions, tinker_desk};
 
 pub use failure::Failure;
 pub use token::{read_token, token_of};
