@@ -1,4 +1,5 @@
-//! The engine that generates tokens: in this process, twice for cross-policy sampling, or servers.
+//! The engine that generates tokens: in this process, twice for cross-policy sampling, servers, or a Tinker
+//! service.
 //!
 //! An engine of this process copies the weights of the learner, since generation packs them for its own
 //! kernels. Servers get them over a folder before the first token.
@@ -8,7 +9,7 @@ use crate::failure::Failure;
 use crate::first_weights::FirstWeights;
 use crate::model::model_files;
 use crate::start_model::StartShape;
-use crate::{clock, servers};
+use crate::{clock, servers, tinker};
 use sinew_grammar::Grammars;
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
 use sinew_model::{InferModel, ModelConfig, ModelFiles};
@@ -124,6 +125,9 @@ pub(crate) fn engines(
     if recipe.engine.kind == EngineType::Openai {
         // The servers have their own weights, and are measured with them.
         return Ok((servers::sampling_engine(&recipe.engine, renderer)?, None));
+    }
+    if recipe.engine.kind == EngineType::Tinker {
+        return Ok((tinker::engine(recipe, shape.vocab, weights)?, None));
     }
     if recipe.engine.kind != EngineType::Embedded {
         let base = match model_files(&recipe.model)? {

@@ -16,6 +16,7 @@
 //! | `engine`, `servers` | `engine` | what generates tokens |
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
 //! | `learner` | `train`, `critic` | the trainer |
+//! | `tinker` | `trainer`, `engine` | training and sampling at a Tinker service |
 //! | `lineage` | all | the lineage of the weights that a session publishes |
 //! | `source` | `data` | training data that exists already |
 //! | `judge` | `judge` | models that grade, for `reward` |
@@ -68,6 +69,7 @@ mod source;
 mod start_model;
 mod step_changes;
 mod store;
+mod tinker;
 mod tinker_service;
 mod token;
 mod torch;
@@ -98,6 +100,7 @@ pub use shape::{model_shape, scoring_shape};
 pub use source::{check_gold, check_pool, check_queue, data_queue};
 pub use step_changes::{StepChange, step_changes};
 pub use store::disk_store;
+pub use tinker::{check_service, is_at_service, key as service_key, service_model};
 pub use tinker_service::{TenantSection, TinkerFile, TinkerOptions, tinker_desk};
 
 pub use failure::Failure;

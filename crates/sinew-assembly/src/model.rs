@@ -14,6 +14,7 @@ use sinew_model::{
 };
 use sinew_recipe::{EnvSection, ModelSection, RUN, RunPlan, TemplateOptions};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
+use sinew_tinker::client::ServiceState;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -264,13 +265,17 @@ pub fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Params
 /// Shape of a recipe's model, without its weights.
 ///
 /// # Errors
-/// Same as [`loaded_params`], but the weights are not read, so damage in them is not found.
+/// Same as [`loaded_params`], but the weights are not read, so damage in them is not found. Those of a Tinker
+/// service are not here.
 pub fn model_config(recipe: &RunPlan) -> Result<ModelConfig, Failure> {
     if let Some(run) = of_run(&recipe.model)? {
         return run.config();
     }
     match model_files(&recipe.model)? {
         None => scratch_config(recipe, renderer(&recipe.model, &recipe.env)?.as_ref()),
+        Some(files) if recipe.tinker().is_some() => {
+            load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))
+        }
         Some(files) => {
             sinew_model::check_model(&files).map_err(|e| Failure::input(format!("model: {e}")))
         }
@@ -322,6 +327,15 @@ impl RunModel {
     /// Returns the newest weights in 32 bits, with adapters merged as in the engine that sampled with them.
     pub fn params(&self) -> Result<Params, Failure> {
         let checkpoint = self.checkpoint()?;
+        let state = ServiceState::of_checkpoint(&checkpoint).map_err(Failure::system)?;
+        if let Some(state) = state {
+            return Err(Failure::input(format!(
+                "{}: its weights are at the Tinker service, {}, not here\n  hint: a recipe with trainer.type = \
+                 \"tinker\" starts from them",
+                self.folder.display(),
+                state.path
+            )));
+        }
         if !checkpoint.join("adapter_config.json").exists() {
             let files = ModelFiles::Dir(checkpoint);
             return Ok(load_model(&files).map_err(Failure::input)?.params);

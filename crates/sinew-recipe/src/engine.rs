@@ -188,7 +188,6 @@ fn servers(plan: &RunPlan, rules: &mut Rules) {
     let e = &plan.engine;
     let kind = e.kind;
     let embedded = kind == EngineType::Embedded;
-    let openai = kind == EngineType::Openai;
     let tinker = kind == EngineType::Tinker;
     let local = matches!(kind, EngineType::Vllm | EngineType::Sglang);
     rules.allowed(

@@ -4,7 +4,7 @@
 //! more is refused here, with the reason.
 
 use crate::rule::Rules;
-use crate::{EngineType, Formats, ModelSection, RunPlan, is_time};
+use crate::{EngineType, Formats, ModelSection, RunPlan};
 use sinew_algo::Algorithm;
 
 /// Prefix of models that a Tinker service has: `tinker:NAME`, or the address `tinker://...` of saved weights.
@@ -26,6 +26,7 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     if trains {
         places(plan, rules);
         model(plan, rules);
+        judges(plan, rules);
     }
 }
 
@@ -116,6 +117,20 @@ fn model(plan: &RunPlan, rules: &mut Rules) {
             lora.alpha,
             "32 with trainer.type = \"tinker\", whose services take no other",
             lora.alpha == ALPHA,
+        );
+    }
+}
+
+/// A judge of this process needs weights here.
+fn judges(plan: &RunPlan, rules: &mut Rules) {
+    for (name, judge) in &plan.judges {
+        rules.custom(
+            &format!("judge.{name}.model"),
+            "\"policy\"",
+            "runs the first weights in this process, and a Tinker service has them: name a model with weights, or a \
+             server by `url`"
+                .into(),
+            !judge.is_policy(),
         );
     }
 }

@@ -144,6 +144,11 @@ def test_a_refused_request_changes_nothing(service: tinker.ServiceClient) -> Non
     )
     with pytest.raises(tinker.TinkerError, match=str(serving.VOCABULARY)):
         made.forward([beyond], "cross_entropy").result()
+    image = types.ModelInput(chunks=[types.ImageChunk(data=b"x", format="png", expected_tokens=1)])
+    seen = types.Datum(model_input=image, loss_fn_inputs=short.loss_fn_inputs)
+    with pytest.raises(tinker.RequestFailedError, match="image") as failed:
+        made.forward([seen], "cross_entropy").result()
+    assert failed.value.category is types.RequestErrorCategory.User
     # Later requests are carried out all the same.
     assert made.forward_backward([good], "cross_entropy").result().metrics["loss:sum"] != 0.0
     assert made.optim_step(types.AdamParams(learning_rate=1e-3)).result().metrics is not None
@@ -170,7 +175,7 @@ def test_parts_that_are_not_served_say_why(rest: tinker.RestClient, training: ti
         rest.copy_weights(path, "some-project").result()
     with pytest.raises(tinker.UnprocessableEntityError, match="log"):
         rest.export_session_trace("any").result()
-    with pytest.raises(tinker.UnprocessableEntityError, match="dimuon"):
+    with pytest.raises(tinker.RequestFailedError, match="dimuon"):
         training.optim_step(types.DimuonParams(learning_rate=0.1)).result()
 
 

@@ -15,6 +15,8 @@ mod faults;
 mod follow;
 mod llama_cpp;
 mod mock;
+mod named;
+mod prompts;
 mod sleep;
 mod support;
 mod swaps;

@@ -111,16 +111,6 @@ impl Fake {
         self.with(|state| state.faults.push((path, fault)));
     }
 
-    /// Paths of the requests so far, without those that only wait or look.
-    pub(super) fn calls(&self) -> Vec<String> {
-        let quiet = ["retrieve_future", "session_heartbeat", "healthz"];
-        self.with(|state| {
-            let calls = state.calls.iter();
-            let loud = calls.filter(|call| !quiet.contains(&call.as_str()));
-            loud.cloned().collect()
-        })
-    }
-
     /// The logits of a model.
     pub(super) fn table(&self, model: &str) -> Vec<f32> {
         self.with(|state| state.models[model].table.logits.clone())
@@ -159,7 +149,6 @@ async fn answer(Shared(state): Shared<Arc<Mutex<State>>>, request: Request) -> R
     let (fault, answer) = {
         let mut state = state.lock().unwrap();
         let short = path.split('/').next().unwrap_or_default().to_owned();
-        state.calls.push(short.clone());
         let fault = state.fault(&short);
         let refused = key.is_none_or(|key| key != state.key.as_str());
         let answer = match &fault {

@@ -186,11 +186,6 @@ impl Http {
         })
     }
 
-    /// The address, for messages.
-    pub(crate) fn url(&self) -> &str {
-        &self.url
-    }
-
     /// Sends tokens of minutes in place of the key from now on, and gets the first one.
     ///
     /// # Errors
@@ -405,7 +400,7 @@ mod tests {
     #[test]
     fn addresses_and_keys_are_checked_and_keys_are_not_shown() {
         let http_ok = http("http://127.0.0.1:1/", "secret").unwrap();
-        assert_eq!(http_ok.url(), "http://127.0.0.1:1");
+        assert_eq!(http_ok.url, "http://127.0.0.1:1");
         assert!(!format!("{http_ok:?}").contains("secret"));
         for (url, why) in [
             ("127.0.0.1:1", "must start with http"),

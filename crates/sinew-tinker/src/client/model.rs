@@ -269,6 +269,12 @@ impl RemoteModel {
     }
 }
 
+impl Drop for RemoteModel {
+    fn drop(&mut self) {
+        self.service.unload(&self.id);
+    }
+}
+
 /// A body, compressed by zstd.
 fn packed(body: &Bytes) -> Result<Bytes, ClientError> {
     let packed = zstd::bulk::compress(body, LEVEL);
@@ -318,7 +324,7 @@ fn norm(metrics: &BTreeMap<String, f64>) -> Option<f64> {
         });
         found.map(|(_, value)| *value)
     };
-    NORMS.iter().find_map(|wanted| named(wanted))
+    NORMS.iter().find_map(named)
 }
 
 #[cfg(test)]

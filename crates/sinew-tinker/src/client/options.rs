@@ -19,7 +19,7 @@ const UNEMBEDDING: [&str; 1] = ["lm_head"];
 /// A service with its key and limits.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServiceOptions {
-    /// Address without a path, such as `http://127.0.0.1:8400`.
+    /// Address, such as `http://127.0.0.1:8400`: requests go to `/api/v1/...` below it.
     pub url: String,
     /// Key that is sent with every request.
     pub api_key: String,

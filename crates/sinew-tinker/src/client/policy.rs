@@ -127,6 +127,17 @@ impl TinkerPolicy {
         Ok(TinkerScorer::of_model(model))
     }
 
+    /// A frozen model with the weights of a saved state, such as the checkpoint of another run.
+    ///
+    /// # Errors
+    /// If the service does not have it, refuses it or fails.
+    pub fn frozen(&self, state: &ServiceState) -> Result<TinkerScorer, ClientError> {
+        let service = Arc::clone(self.model.service());
+        let mut model = RemoteModel::create(service, &state.base_model, state.adapters, self.seed)?;
+        model.load_state(&state.path, false)?;
+        Ok(TinkerScorer::of_model(model))
+    }
+
     /// A frozen model of the service: a base model by its name, or the weights for samplers at a path that
     /// begins with `tinker://`.
     ///

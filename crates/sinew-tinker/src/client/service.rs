@@ -3,11 +3,17 @@
 use super::api::{Api, BaseModel, SamplerSource};
 use super::error::ClientError;
 use super::future::{GroupError, Job, Payload};
+use super::http::Message;
 use super::options::ServiceOptions;
 use super::session::Session;
+use serde_json::json;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
+
+/// Time that the end of a model waits for the service.
+const UNLOAD: Duration = Duration::from_secs(3);
 
 /// One session at a service. Its calls block; they must not come from a thread of an async runtime.
 #[derive(Debug)]
@@ -114,6 +120,27 @@ impl Service {
     /// If the service does not answer.
     pub(crate) fn delete(&self, path: &str) -> Result<(), ClientError> {
         self.runtime.block(self.api().delete(path))
+    }
+
+    /// Asks the service to free a model, which takes no further commands; its checkpoints stay. A service
+    /// that does not answer frees it with the session. It may be called on any thread.
+    pub(crate) fn unload(&self, model: &str) {
+        let Some(runtime) = &self.runtime.0 else {
+            return;
+        };
+        let (api, model) = (Arc::clone(&self.session.api), model.to_owned());
+        let (to, ended) = sync_channel(1);
+        runtime.spawn(async move {
+            let body = json!({ "type": "unload_model", "model_id": model });
+            let message = Message::json("/api/v1/unload_model", &body);
+            if let Err(error) = api.http.send(&message, UNLOAD).await {
+                tracing::debug!(model, %error, "a model of the Tinker service was not unloaded");
+            }
+            // The owner may have stopped waiting.
+            let _ = to.send(());
+        });
+        // A timeout is logged by the task.
+        let _ = ended.recv_timeout(UNLOAD);
     }
 
     /// Submits a command and waits for its result.

@@ -30,9 +30,7 @@ use super::quota::Meter;
 use super::residents::TrainerSupport;
 use super::schedule::Schedule;
 use super::share::Share;
-use super::types::{
-    DeskStatus, ModelId, Refusal, RequestId, ServedModel, SessionId, Tenant,
-};
+use super::types::{DeskStatus, ModelId, Refusal, RequestId, ServedModel, SessionId, Tenant};
 use sinew_types::TokenId;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -233,7 +233,11 @@ impl Flights {
     }
 
     fn cancel(&mut self, request: &RequestId) {
-        if let Some(at) = self.parked.iter().position(|(task, _)| task.request == *request) {
+        if let Some(at) = self
+            .parked
+            .iter()
+            .position(|(task, _)| task.request == *request)
+        {
             self.parked.remove(at);
             self.report(request, &sample_cancelled(), 0);
             return;

@@ -10,7 +10,7 @@ mod samplers;
 mod sessions;
 
 pub(super) use checkpoints::CheckpointRow;
-pub(super) use commands::{CommandEnd, CommandRow, NewCommand, ReplayRow, TenantUse, WaitingRow};
+pub(super) use commands::{CommandEnd, CommandRow, NewCommand, ReplayRow, TenantUse};
 pub(super) use models::ModelRow;
 pub(super) use samplers::SamplerRow;
 pub(super) use sessions::{FinishRow, SessionRow};

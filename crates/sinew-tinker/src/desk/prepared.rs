@@ -15,12 +15,13 @@ pub(super) enum Kind {
     LoadState,
     SaveForSampler,
     SaveExternal,
+    Refused,
     Unload,
     Sample,
 }
 
 impl Kind {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::CreateModel,
         Self::CreateFromState,
         Self::Forward,
@@ -30,6 +31,7 @@ impl Kind {
         Self::LoadState,
         Self::SaveForSampler,
         Self::SaveExternal,
+        Self::Refused,
         Self::Unload,
         Self::Sample,
     ];
@@ -46,6 +48,7 @@ impl Kind {
             Self::LoadState => "load_state",
             Self::SaveForSampler => "save_for_sampler",
             Self::SaveExternal => "save_external",
+            Self::Refused => "refused",
             Self::Unload => "unload",
             Self::Sample => "sample",
         }
@@ -74,6 +77,7 @@ impl Kind {
             Command::LoadState { .. } => Self::LoadState,
             Command::SaveForSampler { .. } => Self::SaveForSampler,
             Command::SaveExternal { .. } => Self::SaveExternal,
+            Command::Refused { .. } => Self::Refused,
             Command::Unload { .. } => Self::Unload,
             Command::Sample { .. } => Self::Sample,
         }

@@ -265,7 +265,7 @@ impl Residents for Embedded {
     }
 
     fn bytes(&self) -> u64 {
-        let base = self.base.values().len() * size_of::<f32>();
+        let base = size_of_val(self.base.values());
         let own = self.models.values().map(ModelPolicy::resident_bytes);
         (base + own.sum::<usize>()) as u64
     }

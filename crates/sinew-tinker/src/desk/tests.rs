@@ -437,7 +437,7 @@ fn sample_command(sampler: SamplerRef, seq: Option<u64>) -> Command {
 
 fn samples(reply: Reply) -> SampleOutput {
     match reply {
-        Reply::Sample(output) => output,
+        Reply::Sample(output) => *output,
         other => panic!("{other:?}"),
     }
 }

@@ -349,6 +349,16 @@ pub enum Command {
         /// Seconds after which it is deleted; `None`: never.
         ttl_s: Option<u64>,
     },
+    /// A command whose body was wrong: it changes nothing, and fails at its turn. Refused at once, its `seq`
+    /// would be a gap that all later commands wait for.
+    Refused {
+        /// Model.
+        model: ModelId,
+        /// Place among the commands of the model.
+        seq: u64,
+        /// What is wrong, for the client.
+        text: String,
+    },
     /// Frees the model's memory and state; its checkpoints stay. It takes no further commands.
     Unload {
         /// Model.
@@ -462,7 +472,7 @@ pub enum Reply {
         model: ModelId,
     },
     /// Of [`Command::Sample`].
-    Sample(SampleOutput),
+    Sample(Box<SampleOutput>),
 }
 
 /// The end of a command.

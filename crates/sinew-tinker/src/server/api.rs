@@ -8,6 +8,7 @@ use super::error::ApiError;
 use super::external::Signer;
 use crate::desk::Desk;
 use crate::desk::types::{Page, Tenant};
+use crate::error::TinkerError;
 use crate::wire;
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::StatusCode;
@@ -144,8 +145,8 @@ pub(crate) fn no_projects(field: &str) -> ApiError {
 }
 
 /// The refusal of tokens for the weights of others.
-pub(crate) fn no_access_tokens() -> ApiError {
-    ApiError::not_served(
+pub(crate) fn no_access_tokens() -> TinkerError {
+    TinkerError::not_served(
         "weights_access_token",
         "a checkpoint is seen by the tenant that wrote it: use that tenant's key",
     )

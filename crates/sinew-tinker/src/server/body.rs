@@ -28,8 +28,8 @@ const UNPACKERS: usize = 4;
 const SMALL: usize = 64 << 10;
 /// Unit of the shares of `bodies_bytes`.
 const UNIT: usize = 4 << 10;
-/// Exponent of the largest window of zstd: what a compressor at its usual levels needs.
-const WINDOW_LOG: u32 = 27;
+/// Exponent of the largest window of zstd, which an unpacker keeps in memory: what levels up to 19 need.
+const WINDOW_LOG: u32 = 23;
 
 /// How a body is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +135,7 @@ impl Arrived {
         }
         let place = Arc::clone(&self.unpackers).acquire_owned().await;
         let place = place.map_err(ApiError::failed)?;
-        let work = move || {
+        let work = move || -> Result<T, ApiError> {
             let _held = (place, self.share);
             let bytes = unpacked(self.bytes, self.packing, self.limit)?;
             Ok(parse(bytes)?)
@@ -221,7 +221,8 @@ mod tests {
             headers.insert(CONTENT_ENCODING, encoding.parse().unwrap());
         }
         let refused = |error: ApiError| error.into_response().status().as_u16();
-        let arrived = Reader::new(limit, limit).read(&headers, Body::from(bytes));
+        let reader = Reader::new(limit, limit);
+        let arrived = reader.read(&headers, Body::from(bytes));
         let arrived = arrived.await.map_err(refused)?;
         let length = arrived.parse(|bytes| Ok(bytes.len()));
         length.await.map_err(refused)

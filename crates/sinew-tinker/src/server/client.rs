@@ -60,9 +60,6 @@ pub(crate) async fn config(
 
 /// `POST client/dynamic_config`: settings that a client looks at again and again.
 pub(crate) async fn dynamic_config(Caller(_): Caller, Sent(_): Sent<ClientConfig>) -> Answer {
-    // Each open sample waits in a connection of its own.
-    let open = api.limits.connections / PART_OF_CONNECTIONS;
-    let open = at_most_part_of_files(open, PART_OF_FILES);
     let config = json!({
         "refresh_interval_sec": REFRESH_S,
         "sample_cancel_enabled": true,

@@ -19,6 +19,7 @@ mod api;
 mod auth;
 mod body;
 mod client;
+mod commands;
 mod date;
 mod error;
 mod external;

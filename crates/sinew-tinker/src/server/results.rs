@@ -5,9 +5,7 @@
 
 use super::api::{Api, Caller, Sent};
 use super::error::{Answer, ApiError};
-use crate::desk::types::{
-    Category, Outcome, QueueState, Reply, RequestId, Retrieved, SamplerId, Tenant,
-};
+use crate::desk::types::{Outcome, QueueState, Reply, RequestId, Retrieved, SamplerId, Tenant};
 use crate::wire::requests::{CancelFuture, FuturesTarget, RetrieveFuture, RetrieveFutures};
 use crate::wire::{self, PROTOBUF};
 use axum::Json;
@@ -43,11 +41,7 @@ pub(crate) async fn retrieve(
     let reply = match outcome {
         Outcome::Value(reply) => reply,
         Outcome::Failed { category, text } => {
-            let category = match category {
-                Category::User => "user",
-                Category::Server => "server",
-            };
-            let body = json!({"error": text, "category": category});
+            let body = json!({"error": text, "category": category.as_str()});
             return Ok(Json(body).into_response());
         }
     };

@@ -2,21 +2,18 @@
 
 use super::api::{Api, Caller, Sent};
 use super::body::content_type;
+use super::commands::{submit, submit_json, submit_read};
 use super::error::{Answer, ApiError};
-use crate::desk::types::{Command, LoraSpec, ModelId, ModelSpec, RequestId, SessionId, Tenant};
+use crate::desk::types::{Command, LoraSpec, ModelId, ModelSpec, SessionId, Tenant};
+use crate::error::TinkerError;
 use crate::wire::requests::{CreateModel, OfModel, OptimStep, check_optimizer};
 use crate::wire::{self, PROTOBUF, TrainRequest};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
+use bytes::Bytes;
 use serde_json::json;
-
-/// The answer to a command: the id of its future.
-pub(crate) fn future(id: &RequestId, model: Option<&ModelId>) -> Response {
-    let model = model.map(ModelId::as_str);
-    Json(json!({"request_id": id.as_str(), "model_id": model})).into_response()
-}
 
 /// `POST create_model`.
 pub(crate) async fn create(
@@ -25,10 +22,8 @@ pub(crate) async fn create(
     Sent(sent): Sent<CreateModel>,
 ) -> Answer {
     check_optimizer(sent.optimizer_config.as_ref(), "optimizer_config")?;
-    let session = SessionId::from(sent.session_id);
-    let model = ModelId::of(&session, sent.model_seq_id);
     let command = Command::CreateModel {
-        session,
+        session: SessionId::from(sent.session_id),
         seq: sent.model_seq_id,
         spec: ModelSpec {
             base_model: sent.base_model,
@@ -36,8 +31,7 @@ pub(crate) async fn create(
             metadata: sent.user_metadata.unwrap_or_default(),
         },
     };
-    let id = api.desk.submit(&tenant, command).await?;
-    Ok(future(&id, Some(&model)))
+    submit(&api, &tenant, command).await
 }
 
 /// `POST get_info`.
@@ -73,11 +67,7 @@ pub(crate) async fn unload(
     Sent(sent): Sent<OfModel>,
 ) -> Answer {
     let model = ModelId::from(sent.model_id);
-    let command = Command::Unload {
-        model: model.clone(),
-    };
-    let id = api.desk.submit(&tenant, command).await?;
-    Ok(future(&id, Some(&model)))
+    submit(&api, &tenant, Command::Unload { model }).await
 }
 
 /// `POST forward_backward`, in protobuf as the SDK sends it, or in JSON.
@@ -99,57 +89,53 @@ pub(crate) async fn forward(
 }
 
 async fn run(api: &Api, tenant: &Tenant, request: Request, forward_only: bool) -> Answer {
-    let (parts, body) = request.into_parts();
     let limits = api.limits.wire;
-    let kind = content_type(&parts.headers);
-    let protobuf = match kind.as_str() {
-        PROTOBUF => true,
-        "application/json" | "" => false,
+    match content_type(request.headers()).as_str() {
+        PROTOBUF => {
+            let read = move |bytes: Bytes| -> Result<Command, TinkerError> {
+                let read = wire::read_train_request(bytes, &limits)?;
+                let only = forward_only || read.forward_only;
+                Ok(command(read, only))
+            };
+            submit_read(api, tenant, request, read, wire::proto_place).await
+        }
+        "application/json" | "" => {
+            let read = move |bytes: Bytes| -> Result<Command, TinkerError> {
+                let read = wire::read_train_json(&bytes, forward_only, &limits)?;
+                let only = read.forward_only;
+                Ok(command(read, only))
+            };
+            submit_read(api, tenant, request, read, wire::place).await
+        }
         other => {
             let text = format!("content-type {other:?}: allowed: {PROTOBUF} and application/json");
-            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, text));
+            Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, text))
         }
-    };
-    let arrived = api.reader.read(&parts.headers, body).await?;
-    let read = arrived.parse(move |bytes| {
-        if protobuf {
-            let read = wire::read_train_request(bytes, &limits)?;
-            let forward_only = forward_only || read.forward_only;
-            Ok(TrainRequest {
-                forward_only,
-                ..read
-            })
-        } else {
-            wire::read_train_json(&bytes, forward_only, &limits)
-        }
-    });
-    let read = read.await?;
-    let model = ModelId::from(read.model);
-    let command = Command::ForwardBackward {
-        model: model.clone(),
+    }
+}
+
+fn command(read: TrainRequest, forward_only: bool) -> Command {
+    Command::ForwardBackward {
+        model: ModelId::from(read.model),
         seq: read.seq,
         data: read.data,
         loss: read.loss,
-        forward_only: read.forward_only,
-    };
-    let id = api.desk.submit(tenant, command).await?;
-    Ok(future(&id, Some(&model)))
+        forward_only,
+    }
 }
 
 /// `POST optim_step`.
 pub(crate) async fn optim_step(
     State(api): State<Api>,
     Caller(tenant): Caller,
-    Sent(sent): Sent<OptimStep>,
+    request: Request,
 ) -> Answer {
-    let adam = sent.adam()?;
-    let seq = wire::checked_seq(sent.seq_id)?;
-    let model = ModelId::from(sent.model_id);
-    let command = Command::OptimStep {
-        model: model.clone(),
-        seq,
-        adam,
+    let make = |sent: OptimStep| -> Result<Command, TinkerError> {
+        Ok(Command::OptimStep {
+            adam: sent.adam()?,
+            seq: wire::checked_seq(sent.seq_id)?,
+            model: ModelId::from(sent.model_id),
+        })
     };
-    let id = api.desk.submit(&tenant, command).await?;
-    Ok(future(&id, Some(&model)))
+    submit_json(&api, &tenant, request, make).await
 }

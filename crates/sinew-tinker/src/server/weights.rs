@@ -1,8 +1,8 @@
 //! Weights: saved, loaded, published to samplers, exported and copied.
 
 use super::api::{Api, Caller, Sent, no_access_tokens, no_projects};
-use super::error::{Answer, ApiError};
-use super::training::future;
+use super::commands::submit_json;
+use super::error::Answer;
 use crate::desk::types::{CheckpointInfo, Command, CopyRequest, ModelId, SessionId};
 use crate::error::TinkerError;
 use crate::wire;
@@ -11,7 +11,7 @@ use crate::wire::requests::{
     check_optimizer,
 };
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::HeaderMap;
 use axum::response::IntoResponse;
 use serde_json::json;
@@ -20,39 +20,36 @@ use serde_json::json;
 pub(crate) async fn save(
     State(api): State<Api>,
     Caller(tenant): Caller,
-    Sent(sent): Sent<SaveWeights>,
+    request: Request,
 ) -> Answer {
-    let seq = wire::checked_seq(sent.seq_id)?;
-    let model = ModelId::from(sent.model_id);
-    let command = Command::SaveState {
-        model: model.clone(),
-        seq,
-        name: sent.path,
-        ttl_s: sent.ttl_seconds,
-        overwrite: sent.overwrite,
-        metadata: sent.user_metadata.unwrap_or_default(),
+    let make = |sent: SaveWeights| -> Result<Command, TinkerError> {
+        Ok(Command::SaveState {
+            model: ModelId::from(sent.model_id),
+            seq: wire::checked_seq(sent.seq_id)?,
+            name: sent.path,
+            ttl_s: sent.ttl_seconds,
+            overwrite: sent.overwrite,
+            metadata: sent.user_metadata.unwrap_or_default(),
+        })
     };
-    let id = api.desk.submit(&tenant, command).await?;
-    Ok(future(&id, Some(&model)))
+    submit_json(&api, &tenant, request, make).await
 }
 
 /// `POST load_weights`: onto a model, or into a new one of a session.
 pub(crate) async fn load(
     State(api): State<Api>,
     Caller(tenant): Caller,
-    Sent(sent): Sent<LoadWeights>,
+    request: Request,
 ) -> Answer {
+    submit_json(&api, &tenant, request, loading).await
+}
+
+/// The two forms of the request.
+fn loading(sent: LoadWeights) -> Result<Command, TinkerError> {
     if sent.weights_access_token.is_some() {
         return Err(no_access_tokens());
     }
     check_optimizer(sent.optimizer_config.as_ref(), "optimizer_config")?;
-    let (model, command) = loading(sent)?;
-    let id = api.desk.submit(&tenant, command).await?;
-    Ok(future(&id, Some(&model)))
-}
-
-/// The two forms of the request.
-fn loading(sent: LoadWeights) -> Result<(ModelId, Command), TinkerError> {
     let place = (
         sent.model_id,
         sent.seq_id,
@@ -70,28 +67,21 @@ fn loading(sent: LoadWeights) -> Result<(ModelId, Command), TinkerError> {
                     return Err(TinkerError::value(field, "given", allowed));
                 }
             }
-            let model = ModelId::from(model);
-            let command = Command::LoadState {
-                model: model.clone(),
+            Ok(Command::LoadState {
+                model: ModelId::from(model),
                 seq: wire::checked_seq(seq)?,
                 path: sent.path,
                 with_optimizer: sent.optimizer,
-            };
-            Ok((model, command))
+            })
         }
-        (None, None, Some(session), Some(seq)) => {
-            let session = SessionId::from(session);
-            let model = ModelId::of(&session, seq);
-            let command = Command::CreateFromState {
-                session,
-                seq,
-                path: sent.path,
-                with_optimizer: sent.optimizer,
-                base_model: sent.base_model,
-                metadata: sent.user_metadata.unwrap_or_default(),
-            };
-            Ok((model, command))
-        }
+        (None, None, Some(session), Some(seq)) => Ok(Command::CreateFromState {
+            session: SessionId::from(session),
+            seq,
+            path: sent.path,
+            with_optimizer: sent.optimizer,
+            base_model: sent.base_model,
+            metadata: sent.user_metadata.unwrap_or_default(),
+        }),
         _ => Err(TinkerError::missing(
             "model_id",
             "name a model by model_id and seq_id, or a new one by session_id and model_seq_id",
@@ -103,46 +93,44 @@ fn loading(sent: LoadWeights) -> Result<(ModelId, Command), TinkerError> {
 pub(crate) async fn save_for_sampler(
     State(api): State<Api>,
     Caller(tenant): Caller,
-    Sent(sent): Sent<SaveForSampler>,
+    request: Request,
 ) -> Answer {
-    let seq = wire::checked_seq(sent.seq_id)?;
-    let model = ModelId::from(sent.model_id);
-    let command = Command::SaveForSampler {
-        model: model.clone(),
-        seq,
-        name: sent.path,
-        inflight: sent.kind == SamplerKind::Inflight,
-        sampling_seq: sent.sampling_session_seq_id,
-        ttl_s: sent.ttl_seconds,
-        metadata: sent.user_metadata.unwrap_or_default(),
+    let make = |sent: SaveForSampler| -> Result<Command, TinkerError> {
+        Ok(Command::SaveForSampler {
+            model: ModelId::from(sent.model_id),
+            seq: wire::checked_seq(sent.seq_id)?,
+            name: sent.path,
+            inflight: sent.kind == SamplerKind::Inflight,
+            sampling_seq: sent.sampling_session_seq_id,
+            ttl_s: sent.ttl_seconds,
+            metadata: sent.user_metadata.unwrap_or_default(),
+        })
     };
-    let id = api.desk.submit(&tenant, command).await?;
-    Ok(future(&id, Some(&model)))
+    submit_json(&api, &tenant, request, make).await
 }
 
 /// `POST save_weights_external`: a folder that other programs load.
 pub(crate) async fn save_external(
     State(api): State<Api>,
     Caller(tenant): Caller,
-    Sent(sent): Sent<SaveExternal>,
+    request: Request,
 ) -> Answer {
-    let recipients = sent.age_encryption_recipients.unwrap_or_default();
-    if !recipients.is_empty() {
-        return Err(ApiError::not_served(
-            "age_encryption_recipients",
-            "files are not encrypted here: leave it out, and fetch them over a connection that you trust",
-        ));
-    }
-    let seq = wire::checked_seq(sent.seq_id)?;
-    let model = ModelId::from(sent.model_id);
-    let command = Command::SaveExternal {
-        model: model.clone(),
-        seq,
-        name: sent.path,
-        ttl_s: sent.ttl_seconds,
+    let make = |sent: SaveExternal| -> Result<Command, TinkerError> {
+        let recipients = sent.age_encryption_recipients.unwrap_or_default();
+        if !recipients.is_empty() {
+            return Err(TinkerError::not_served(
+                "age_encryption_recipients",
+                "files are not encrypted here: leave it out, and fetch them over a connection that you trust",
+            ));
+        }
+        Ok(Command::SaveExternal {
+            model: ModelId::from(sent.model_id),
+            seq: wire::checked_seq(sent.seq_id)?,
+            name: sent.path,
+            ttl_s: sent.ttl_seconds,
+        })
     };
-    let id = api.desk.submit(&tenant, command).await?;
-    Ok(future(&id, Some(&model)))
+    submit_json(&api, &tenant, request, make).await
 }
 
 /// `POST copy_weights`: a copy of a checkpoint, in a session.
@@ -154,7 +142,7 @@ pub(crate) async fn copy(
 ) -> Answer {
     let token = headers.contains_key("x-tinker-weights-access-token");
     if token || sent.weights_access_token.is_some() {
-        return Err(no_access_tokens());
+        return Err(no_access_tokens().into());
     }
     if sent.destination_project_id.is_some() {
         return Err(no_projects("destination_project_id"));

@@ -27,6 +27,8 @@ pub use train::{TrainRequest, WireLimits, read_train_request, write_train_output
 pub(crate) use train::{checked_seq, metrics_json, read_train_json, train_output_json};
 
 use crate::error::TinkerError;
+use prost::Message;
+use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer};
 use serde_json::{Map, Value};
 
@@ -52,6 +54,26 @@ pub(crate) fn request<T: DeserializeOwned>(body: &[u8]) -> Result<T, TinkerError
     let mut fields: Map<String, Value> = json(body)?;
     fields.remove("type");
     typed(Value::Object(fields))
+}
+
+/// Model and number of a command whose body cannot be read otherwise.
+#[derive(Debug, Deserialize)]
+struct Place {
+    model_id: String,
+    seq_id: i64,
+}
+
+/// Model and number of a command in JSON, whatever else its body has.
+pub(crate) fn place(body: &[u8]) -> Option<(String, u64)> {
+    let place: Place = serde_json::from_slice(body).ok()?;
+    Some((place.model_id, checked_seq(place.seq_id).ok()?))
+}
+
+/// Same as [`place`], of a body in protobuf.
+pub(crate) fn proto_place(body: &[u8]) -> Option<(String, u64)> {
+    let place = proto::Place::decode(body).ok()?;
+    let seq = checked_seq(i64::from(place.seq_id)).ok()?;
+    Some((place.model_id, seq))
 }
 
 fn typed<'a, T, D>(reader: D) -> Result<T, TinkerError>

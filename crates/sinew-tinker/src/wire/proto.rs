@@ -41,6 +41,15 @@ pub(crate) struct ForwardBackwardRequest {
     pub(crate) loss_fn_config_v2: BTreeMap<String, LossConfigValue>,
 }
 
+/// The first fields of a [`ForwardBackwardRequest`], which name its place; the others are skipped.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Place {
+    #[prost(string, tag = "1")]
+    pub(crate) model_id: String,
+    #[prost(int32, tag = "2")]
+    pub(crate) seq_id: i32,
+}
+
 /// One value of a loss's configuration.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct LossConfigValue {

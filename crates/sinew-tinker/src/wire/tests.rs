@@ -521,3 +521,13 @@ fn a_wrong_field_is_named() {
     assert!(request::<OfModel>(b"[]").is_err());
     assert!(request::<OfModel>(b"{\"model_id\": \"m\"} x").is_err());
 }
+
+#[test]
+fn the_place_of_a_wrong_body_is_found() {
+    let model = "s:train:0".to_owned();
+    assert_eq!(proto_place(IMAGE), Some((model.clone(), 3)));
+    assert_eq!(proto_place(&[255; 9]), None);
+    assert_eq!(place(&body("optim_step_dimuon")), Some((model, 4)));
+    assert_eq!(place(&body("load_weights_new")), None);
+    assert_eq!(place(b"{\"model_id\": \"m\", \"seq_id\": 0}"), None);
+}

@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod served;
+mod server;
+
 use sinew_model::{Keep, Lora, LoraConfig, ModelFiles, Params, Projection, load_model};
 use sinew_tensor::{Cpu, KernelSet};
 use sinew_tinker::{
@@ -13,6 +16,7 @@ use sinew_train::{HostState, ModelPolicy, Policy};
 use sinew_types::TensorSource;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 const LIMITS: BatchLimits = BatchLimits {
     vocab: 97,
@@ -294,7 +298,7 @@ fn an_adapter_at_its_start_scores_as_its_base_and_gets_gradients() {
         alpha: 8.0,
         targets: vec![Projection::Q, Projection::Down],
     };
-    let params = params();
+    let params = Arc::new(params());
     let lora = Lora::random(&config, params.config(), 3).unwrap();
     let keep = Keep::LayerInputs;
     let mut policy = ModelPolicy::adapters(params, lora, "llama", 64, keep, device()).unwrap();

@@ -27,7 +27,7 @@ pub(in crate::client) struct Model {
 enum Done {
     Json(Value),
     Train(FbOutput),
-    Sample(SampleOutput),
+    Sample(Box<SampleOutput>),
 }
 
 /// A command as it was sent.
@@ -85,8 +85,6 @@ impl Command {
 pub(in crate::client) struct State {
     pub(in crate::client) key: String,
     pub(in crate::client) faults: Vec<(&'static str, Fault)>,
-    /// Paths of all requests.
-    pub(in crate::client) calls: Vec<String>,
     /// Settings for clients.
     pub(in crate::client) config: Value,
     /// Whether steps report the norm of the gradients.
@@ -102,6 +100,7 @@ pub(in crate::client) struct State {
     /// Weights of sampling sessions: a path or the base model.
     pub(in crate::client) samplers: BTreeMap<String, String>,
     pub(in crate::client) cancelled: Vec<String>,
+    pub(in crate::client) unloaded: Vec<String>,
     sessions: u64,
     /// Commands by model and number, with their ids, and those that wait for others.
     known: BTreeMap<(String, u64), (Bytes, String)>,
@@ -114,7 +113,6 @@ impl Default for State {
         Self {
             key: "secret".to_owned(),
             faults: Vec::new(),
-            calls: Vec::new(),
             config: json!({ "proto_compress_fwdbwd": true }),
             reports_norm: true,
             steps: Vec::new(),
@@ -124,6 +122,7 @@ impl Default for State {
             deleted: Vec::new(),
             samplers: BTreeMap::new(),
             cancelled: Vec::new(),
+            unloaded: Vec::new(),
             sessions: 0,
             known: BTreeMap::new(),
             waiting: BTreeMap::new(),
@@ -174,6 +173,11 @@ impl State {
                 let of = sent["model_path"].as_str().or(sent["base_model"].as_str());
                 self.samplers.insert(id.clone(), of?.to_owned());
                 json!({ "sampling_session_id": id })
+            }
+            "unload_model" => {
+                let model = sent["model_id"].as_str()?.to_owned();
+                self.unloaded.push(model);
+                json!({ "request_id": "unload" })
             }
             "cancel_future" => {
                 self.cancelled.push(sent["request_id"].as_str()?.to_owned());
@@ -279,8 +283,13 @@ impl State {
         let source = &self.samplers[of];
         let result = match (fails, self.saved.get(source)) {
             (Some(category), _) => Err(category),
-            (None, Some(logits)) => Ok(Done::Sample(sampled(&Table::of(logits.clone()), &input))),
-            (None, None) if source == BASE => Ok(Done::Sample(sampled(&Table::base(), &input))),
+            (None, Some(logits)) => Ok(Done::Sample(Box::new(sampled(
+                &Table::of(logits.clone()),
+                &input,
+            )))),
+            (None, None) if source == BASE => {
+                Ok(Done::Sample(Box::new(sampled(&Table::base(), &input))))
+            }
             (None, None) => Err("user"),
         };
         self.results.insert(id, result);

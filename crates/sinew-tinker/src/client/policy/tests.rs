@@ -430,6 +430,17 @@ fn versions_have_addresses_and_old_ones_are_deleted() {
 }
 
 #[test]
+fn models_are_freed_when_their_owner_ends() {
+    let fake = Fake::start();
+    let policy = open(&fake);
+    let model = policy.model_id().to_owned();
+    let reference = policy.reference().unwrap();
+    drop((policy, reference));
+    let unloaded = fake.with(|state| state.unloaded.clone());
+    assert_eq!(unloaded, [model, "s1:train:1".to_owned()]);
+}
+
+#[test]
 fn references_stay_as_the_model_began() {
     let fake = Fake::start();
     let mut policy = open(&fake);

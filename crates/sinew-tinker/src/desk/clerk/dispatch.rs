@@ -114,6 +114,7 @@ impl Clerk {
                 let folder = new_folder(row, "state")?;
                 Ok(TrainJob::SaveState { folder })
             }
+            Command::Refused { text, .. } => Err(Refusal::Conflict(text.clone())),
             Command::SaveExternal { name, ttl_s, .. } => {
                 let path = named(row, CheckpointKind::External, name)?;
                 check_ttl(*ttl_s)?;

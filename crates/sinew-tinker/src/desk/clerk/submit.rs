@@ -35,7 +35,8 @@ impl Clerk {
             | Command::SaveState { model, seq, .. }
             | Command::LoadState { model, seq, .. }
             | Command::SaveForSampler { model, seq, .. }
-            | Command::SaveExternal { model, seq, .. } => (model.clone(), *seq),
+            | Command::SaveExternal { model, seq, .. }
+            | Command::Refused { model, seq, .. } => (model.clone(), *seq),
         };
         if !(1..LAST).contains(&seq) {
             return Err(Refusal::Invalid {

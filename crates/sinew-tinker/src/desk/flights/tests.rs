@@ -124,7 +124,7 @@ fn delivered(prompt: Vec<PromptLogprob>) -> Sequence {
 
 fn output(input: &SampleInput, sequence: Sequence, drawn: Option<&Drawn>) -> SampleOutput {
     match outcome(input, &[sequence], drawn) {
-        Outcome::Value(Reply::Sample(output)) => output,
+        Outcome::Value(Reply::Sample(output)) => *output,
         other => panic!("{other:?}"),
     }
 }
