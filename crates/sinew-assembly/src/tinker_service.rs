@@ -155,6 +155,8 @@ struct Made {
 /// If the model cannot be found or loaded, a table is wrong, or a server does not answer.
 pub fn tinker_desk(options: &TinkerOptions) -> Result<(DeskConfig, DeskParts), Failure> {
     let plan = service_plan(options)?;
+    let made = sinew_store::private_dir(&options.state);
+    made.map_err(|e| Failure::input(format!("--state {}: {e}", options.state.display())))?;
     let device = device()?;
     let renderer = renderer(&plan.model, &plan.env)?;
     let (weights, shape) = start_model(&plan, renderer.as_ref(), &options.state)?;
@@ -221,9 +223,14 @@ fn service_plan(options: &TinkerOptions) -> Result<RunPlan, Failure> {
     }
     let mut engine = file.engine.clone().unwrap_or_default();
     let kind = engine.get("type").and_then(toml::Value::as_str);
-    if kind.unwrap_or("embedded") == "embedded" && !engine.contains_key("kv_tokens") {
-        engine.insert("kv_tokens".into(), count(options.kv_tokens));
-    }
+    let (key, value) = if kind.unwrap_or("embedded") == "embedded" {
+        ("kv_tokens", count(options.kv_tokens))
+    } else {
+        // Servers read adapters from the state folder.
+        let weights = options.state.join("weights");
+        ("weights_dir", weights.to_string_lossy().into_owned().into())
+    };
+    engine.entry(key).or_insert(value);
     let mut recipe = toml::Table::new();
     recipe.insert("name".into(), "tinker".into());
     recipe.insert("model".into(), source.into());
@@ -237,10 +244,11 @@ fn service_plan(options: &TinkerOptions) -> Result<RunPlan, Failure> {
     let text = toml::to_string(&recipe).map_err(Failure::system)?;
     let plan = RunPlan::parse(Path::new("--tinker-config"), &text, ENVIRONMENTS);
     let plan = plan.map_err(|e| Failure::input(format!("--model, --tinker-config: {e}")))?;
-    if plan.tinker().is_some() || plan.engine.kind == EngineType::Tinker {
+    let outside = matches!(plan.engine.kind, EngineType::Tinker | EngineType::Openai);
+    if plan.tinker().is_some() || outside {
         return Err(Failure::input(
-            "--tinker-config: trainer.type and engine.type \"tinker\" are those of clients of a service; \
-             allowed here: \"embedded\" and \"torch\", and \"embedded\", \"vllm\" and \"sglang\"",
+            "--tinker-config: allowed: trainer.type \"embedded\" or \"torch\", and engine.type \"embedded\", \
+             \"vllm\" or \"sglang\": the others serve no adapters of this trainer",
         ));
     }
     Ok(plan)
