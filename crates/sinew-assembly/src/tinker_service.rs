@@ -188,6 +188,7 @@ pub fn tinker_desk(options: &TinkerOptions) -> Result<(DeskConfig, DeskParts), F
             let residents = torch_residents(&made, options, folder, *settings)?;
             (residents, support, base)
         }
+        StartWeights::Service(_) => return Err(elsewhere()),
     };
     let (engine, full_engines) = sampling(&made, options, base.as_deref())?;
     let config = desk_config(&made, options, support);
@@ -246,12 +247,17 @@ fn service_plan(options: &TinkerOptions) -> Result<RunPlan, Failure> {
     let plan = plan.map_err(|e| Failure::input(format!("--model, --tinker-config: {e}")))?;
     let outside = matches!(plan.engine.kind, EngineType::Tinker | EngineType::Openai);
     if plan.tinker().is_some() || outside {
-        return Err(Failure::input(
-            "--tinker-config: allowed: trainer.type \"embedded\" or \"torch\", and engine.type \"embedded\", \
-             \"vllm\" or \"sglang\": the others serve no adapters of this trainer",
-        ));
+        return Err(elsewhere());
     }
     Ok(plan)
+}
+
+/// The refusal of a trainer or an engine whose models are not of this service.
+fn elsewhere() -> Failure {
+    Failure::input(
+        "--tinker-config: allowed: trainer.type \"embedded\" or \"torch\", and engine.type \"embedded\", \
+         \"vllm\" or \"sglang\": the others serve no adapters of this trainer",
+    )
 }
 
 /// What clients see of the model, and the limits.
