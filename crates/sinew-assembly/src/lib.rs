@@ -25,6 +25,7 @@
 //! | `collect` | all but those of training | collections |
 //! | `replay`, `repeat` | all | episodes that are run again, steps that are done again |
 //! | `plan` | all | options of the loop and its parts |
+//! | `tinker_service` | `trainer`, `engine` | the desk of a Tinker service |
 //!
 //! A function takes the tables that it uses where they are one or two, and the whole plan otherwise.
 //!
@@ -69,6 +70,7 @@ mod start_model;
 mod step_changes;
 mod store;
 mod tinker;
+mod tinker_service;
 mod token;
 mod torch;
 
@@ -99,6 +101,7 @@ pub use source::{check_gold, check_pool, check_queue, data_queue};
 pub use step_changes::{StepChange, step_changes};
 pub use store::disk_store;
 pub use tinker::{check_service, is_at_service, key as service_key, service_model};
+pub use tinker_service::{TenantSection, TinkerFile, TinkerOptions, tinker_desk};
 
 pub use failure::Failure;
 pub use token::{read_token, token_of};
