@@ -74,8 +74,8 @@ fn ask(model: &str, text: &str) -> Value {
 }
 
 fn text(answer: &Value) -> String {
-    let text = answer["choices"][0]["message"]["content"].as_str();
-    text.unwrap_or_else(|| panic!("{answer}")).to_owned()
+    let text = &answer["choices"][0]["message"]["content"];
+    text.as_str().unwrap_or_default().to_owned()
 }
 
 /// Greedy answers of a rollout with an adapter.
@@ -190,8 +190,9 @@ fn a_recipe_is_measured_with_an_adapter() {
     );
     let recipe = dir.path().join("recipe.toml");
     let text = format!(
-        "name = \"adapted\"\nmodel = \"{}\"\n[env]\ntype = \"tool_math\"\n[rollout]\nmax_turns = 2\nmax_turn_tokens = 16\n\
-         max_context_tokens = 768\n[eval]\ntasks = 2\n",
+        "name = \"adapted\"\nmodel = \"{}\"\n[env]\ntype = \"tool_math\"\n[rollout]\ntasks_per_step = 1\n\
+         group_size = 2\nmax_turns = 2\nmax_turn_tokens = 16\nmax_context_tokens = 768\n\
+         [algorithm]\ntype = \"grpo\"\n[train]\nsteps = 1\n[eval]\ntasks = 2\n",
         base.display()
     );
     std::fs::write(&recipe, text).unwrap();
