@@ -112,7 +112,7 @@ pub(super) fn newest(root: &Path) -> io::Result<Vec<(AdapterName, PolicyVersion,
         let mut versions = Vec::new();
         for version in fs::read_dir(entry.path())? {
             let version = version?.file_name();
-            let number = version
+            let number: Option<u64> = version
                 .to_str()
                 .and_then(|v| v.strip_prefix('v')?.parse().ok());
             versions.extend(number);

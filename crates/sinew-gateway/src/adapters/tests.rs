@@ -114,7 +114,7 @@ fn uploads_are_stored_and_loaded_again() {
     let permit = first.upload_permit().unwrap();
     assert_eq!(first.upload_permit().unwrap_err().status, 503);
     drop(permit);
-    first.upload_permit().unwrap();
+    drop(first.upload_permit().unwrap());
     let upload = |body: &Bytes| first.upload(&name("a"), "x", body);
     let loaded = upload(&form(source.path(), Some("5"))).unwrap();
     assert_eq!(loaded.version.0, 5);

@@ -382,6 +382,7 @@ fn parts_and_provenance_survive() {
             tools: [("python".to_owned(), "1".to_owned())].into(),
             kernels: Some("avx512".into()),
             logprobs_unknown: true,
+            adapter: Some(sinew_types::AdapterName::new("style").unwrap()),
             sandbox: Some("process".into()),
         };
         let content = &mut rich.nodes[0].messages[0].content;
