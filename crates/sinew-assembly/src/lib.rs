@@ -16,6 +16,7 @@
 //! | `engine`, `servers` | `engine` | what generates tokens |
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
 //! | `learner` | `train`, `critic` | the trainer |
+//! | `tinker` | `trainer`, `engine` | training and sampling at a Tinker service |
 //! | `lineage` | all | the lineage of the weights that a session publishes |
 //! | `source` | `data` | training data that exists already |
 //! | `judge` | `judge` | models that grade, for `reward` |
@@ -24,6 +25,7 @@
 //! | `collect` | all but those of training | collections |
 //! | `replay`, `repeat` | all | episodes that are run again, steps that are done again |
 //! | `plan` | all | options of the loop and its parts |
+//! | `tinker_service` | `trainer`, `engine` | the desk of a Tinker service |
 //!
 //! A function takes the tables that it uses where they are one or two, and the whole plan otherwise.
 //!
@@ -68,6 +70,8 @@ mod source;
 mod start_model;
 mod step_changes;
 mod store;
+mod tinker;
+mod tinker_service;
 mod token;
 mod torch;
 
@@ -85,7 +89,7 @@ pub use model::{
     chat_renderer, check_context, keep_renderer, loaded_params, model_config, renderer,
     renderer_of, resolve_env,
 };
-pub use plan::{Invocation, dataset, facts, late_config, lora_config, sampling};
+pub use plan::{Invocation, check_lora, dataset, facts, late_config, lora_config, sampling};
 pub use queue::{
     FeedPlan, QueuedRollouts, RecipeScore, open_queue, place as queue_place, recipe_score,
 };
@@ -98,6 +102,8 @@ pub use shape::{model_shape, scoring_shape};
 pub use source::{check_gold, check_pool, check_queue, data_queue};
 pub use step_changes::{StepChange, step_changes};
 pub use store::disk_store;
+pub use tinker::{check_service, is_at_service, key as service_key, service_model};
+pub use tinker_service::{TenantSection, TinkerFile, TinkerOptions, tinker_desk};
 
 pub use failure::Failure;
 pub use token::{read_token, token_of};

@@ -3,11 +3,11 @@
 //! Names and files are those of PEFT, so that adapters load there and its adapters load here. One
 //! rank and one alpha for all adapters, no dropout; rsLoRA, DoRA and rank patterns are refused.
 //!
-//! Training merges the adapters of a layer into its weights before a product: `W + (alpha / rank) B A`, in
-//! f32. So it has the bits of an engine whose weights are merged, which two products side by side would not
-//! have. The output projection is the largest matrix: its adapter stays next to it in training, and merged
-//! weights give its logits to the rounding of `f32`. An engine with several adapters adds their products
-//! everywhere ([`crate::InferBatch::adapters`]).
+//! There are two ways to compute them, which differ by rounding. **Merged**: adapters become part of the
+//! weights before a product, `W + (alpha / rank) B A` in f32, as in an engine with merged weights. **Added**:
+//! the products of the adapters are added to those of the weights, as in an engine with several adapters
+//! ([`crate::InferBatch::adapters`]). Training does either, and has the bits of the engine that does the same
+//! ([`crate::TrainModel::adding_adapters`]).
 
 mod files;
 mod merge;

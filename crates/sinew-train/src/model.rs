@@ -147,6 +147,15 @@ impl ModelPolicy {
         })
     }
 
+    /// Adds the products of adapters to those of the weights, for an engine that holds adapters next to its
+    /// weights: both have the same bits ([`TrainModel::adding_adapters`]). Otherwise adapters are merged, as
+    /// in the weights that [`Policy::weights`] returns.
+    #[must_use]
+    pub fn adding_adapters(mut self) -> Self {
+        self.model = self.model.adding_adapters();
+        self
+    }
+
     /// Adds a critic: a linear head on the last hidden states, trained with the rest at
     /// `lr_scale` times the learning rate.
     #[must_use]

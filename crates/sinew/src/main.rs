@@ -37,6 +37,7 @@ mod runs;
 mod sandbox;
 mod serve;
 mod serve_sandbox;
+mod serve_tinker;
 mod setup;
 mod shell;
 mod signals;

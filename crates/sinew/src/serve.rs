@@ -42,14 +42,15 @@ const MAX_FAKE: usize = 8192;
 /// Words of a fake engine; eight, so that three bits choose one.
 const WORDS: [&str; 8] = ["yes", "no", "the", "answer", "is", "maybe", "forty", "two"];
 
-/// Arguments of `sinew serve`. Those of `--sandbox-only` are in [`crate::serve_sandbox`].
+/// Arguments of `sinew serve`. Those of `--sandbox-only` are in [`crate::serve_sandbox`], those of `--tinker`
+/// in [`crate::serve_tinker`].
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// The engine: `fake` (no model), `embedded` (in this process), or URLs of servers, separated by
     /// commas; `vllm+`, `sglang+` or `openai+` may stand before one, otherwise it is asked what it is
     #[arg(
         long,
-        required_unless_present = "sandbox_only",
+        required_unless_present_any = ["sandbox_only", "tinker"],
         conflicts_with = "sandbox_only"
     )]
     engine: Option<String>,
@@ -134,6 +135,8 @@ pub(crate) struct ServeArgs {
     json: bool,
     #[command(flatten)]
     sandboxes: crate::serve_sandbox::SandboxOnlyArgs,
+    #[command(flatten)]
+    tinker: crate::serve_tinker::TinkerArgs,
     /// Words of an answer of the fake engine
     #[arg(long, default_value_t = 8, conflicts_with = "sandbox_only")]
     fake_words: usize,
@@ -157,6 +160,16 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
                 "--public-url {url:?}: allowed: an address that begins with http:// or https://"
             )));
         }
+    }
+    if args.tinker.tinker.is_some() {
+        let shared = crate::serve_tinker::Shared {
+            model: args.model.as_deref(),
+            context: args.context,
+            kv_tokens: args.kv_tokens,
+            public_url: args.public_url.as_deref(),
+            json: args.json,
+        };
+        return crate::serve_tinker::run(&args.tinker, shared);
     }
     let token = control_token(args)?;
     let (gateway, pool, engine) = gateway(args)?;
@@ -311,7 +324,7 @@ fn api_key(args: &ServeArgs) -> Result<Option<Secret>, Failure> {
 }
 
 /// The model's name for clients: not where it lies on this host.
-fn model_name(model: &str) -> String {
+pub(crate) fn model_name(model: &str) -> String {
     let path = Path::new(model.split_once(':').map_or(model, |(_, path)| path));
     let name = if path.is_file() {
         path.file_stem()

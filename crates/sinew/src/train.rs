@@ -191,15 +191,17 @@ fn stop_on_signal(
     });
 }
 
-/// Runs a recipe, and continues from its last checkpoint after the trainer's processes were lost, as often as
-/// `trainer.restarts` allows: episodes are stored, so only updates are computed again.
+/// Runs a recipe, and continues from its last checkpoint after the trainer's processes or the model of a
+/// Tinker service were lost, as often as `trainer.restarts` allows: episodes are stored, so only updates are
+/// computed again.
 fn run_again(
     recipe: &RunPlan,
     dir: &RunDir,
     options: &TrainOptions,
 ) -> Result<RunOutcome, Failure> {
     let mut options = options.clone();
-    let mut left = recipe.torch().map_or(0, |trainer| trainer.restarts);
+    let trainer = recipe.torch().or(recipe.tinker());
+    let mut left = trainer.map_or(0, |trainer| trainer.restarts);
     loop {
         match run(recipe, dir, &options, Goal::Train) {
             Err(Failure::TrainerLost(why)) if left > 0 => {

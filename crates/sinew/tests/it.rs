@@ -108,6 +108,8 @@ mod snapshots;
 mod tail;
 #[path = "it/template.rs"]
 mod template;
+#[path = "it/tinker_client.rs"]
+mod tinker_client;
 #[path = "it/torch.rs"]
 mod torch;
 #[path = "it/track.rs"]

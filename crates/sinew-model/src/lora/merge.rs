@@ -38,14 +38,16 @@ impl GroupPlaces {
 }
 
 impl Lora {
-    /// The adapter of the output projection, if it has one.
-    pub(crate) fn head(&self) -> Option<LowRank<'_>> {
+    /// The adapter of the output projection, if it has one, for logits of merged weights or of products that
+    /// are added.
+    pub(crate) fn head(&self, merged: bool) -> Option<LowRank<'_>> {
         let places = self.layout.head()?;
         Some(LowRank {
             a: &self.values[places.a.clone()],
             b: &self.values[places.parts[0].b.clone()],
             rank: self.config.rank,
             scale: self.scale(),
+            merged,
         })
     }
 
@@ -70,9 +72,9 @@ impl Lora {
         dev.with_f32_products().matmul_nn(b, a, to, true);
     }
 
-    /// `y += scale · (x Aᵀ) Bᵀ` for the adapters of a group, whose outputs lie side by side in the rows of
-    /// `y`, `[rows, width]`; `x` is `[rows, in]`, of at least one row. All products multiply `f32` operands,
-    /// and a row has the same bits in any batch. `inner` is working memory.
+    /// `y += scale · (x Aᵀ) Bᵀ` for the adapters of a group: `x` `[rows, in]`, of at least one row; `y`
+    /// `[rows, width]`, the outputs of the group side by side. All products multiply `f32` operands, and a
+    /// row has the same bits in any batch. `inner` is working memory.
     pub(crate) fn add_products(
         &self,
         dev: &Cpu,

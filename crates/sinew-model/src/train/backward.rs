@@ -9,7 +9,7 @@ use super::activations::{Activations, Keep, LayerActs, Leaving, OutputPlaces, Wo
 use super::value::{ValueGrads, ValueHead};
 use super::{Grads, GradsOf, Pass, TrainModel, Weights};
 use crate::decoder::{ForwardError, check_len, copy};
-use crate::lora::{Group, Lora};
+use crate::lora::Group;
 use sinew_tensor::attention::{BackwardInput, TreeLayout, tree_attention_backward};
 use sinew_tensor::logprob::{HeadGrads, LinearLogprob, LogprobGrad, linear_logprob_backward};
 use sinew_tensor::{Mat, MatMut, ops};
@@ -137,7 +137,7 @@ impl Pass<'_> {
         let input = LinearLogprob {
             x: acts.items.h.take(n * d),
             w: self.values(&head),
-            low_rank: self.weights.lora.and_then(Lora::head),
+            low_rank: self.head_adapter(),
             dim: d,
             targets: &acts.targets,
             temperatures: &acts.temperatures,

@@ -3,7 +3,7 @@
 use super::activations::{Activations, Keep, LayerActs, Leaving, OutputPlaces, Work};
 use super::{Pass, TrainModel, Weights};
 use crate::decoder::{ForwardError, check_index, check_len, copy};
-use crate::lora::{Group, Lora};
+use crate::lora::Group;
 use sinew_tensor::attention::{TreeLayout, tree_attention_forward};
 use sinew_tensor::logprob::{LinearLogprob, LogprobOut, Masks, linear_logprob_forward};
 use sinew_tensor::{Mat, MatMut, ops};
@@ -149,7 +149,7 @@ impl TrainModel {
         let input = LinearLogprob {
             x: acts.items.h.take(n * pass.config().d_model),
             w: pass.values(&pass.layout().head()),
-            low_rank: weights.lora.and_then(Lora::head),
+            low_rank: pass.head_adapter(),
             dim: pass.config().d_model,
             targets: &acts.targets,
             temperatures: &acts.temperatures,

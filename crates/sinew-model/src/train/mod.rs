@@ -25,6 +25,7 @@ use crate::config::{ConfigError, ModelConfig};
 use crate::decoder::{Decoder, ForwardError};
 use crate::lora::{Lora, LoraLayout};
 use crate::params::{ParamLayout, Params};
+use sinew_tensor::logprob::LowRank;
 use sinew_tensor::{Buffer, Cpu};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -33,6 +34,8 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug)]
 pub struct TrainModel {
     decoder: Decoder,
+    /// Whether adapters are merged into weights before each product, or their products are added.
+    merges: bool,
 }
 
 /// The weights of a pass.
@@ -213,7 +216,19 @@ impl TrainModel {
     pub fn new(config: &ModelConfig, context: usize) -> Result<Self, ConfigError> {
         Ok(Self {
             decoder: Decoder::new(config, context)?,
+            merges: true,
         })
+    }
+
+    /// Adds the products of adapters to those of the weights: the bits of an engine with adapters that are
+    /// not merged ([`crate::InferBatch::adapters`]), and less work for short passes. Otherwise adapters are
+    /// merged for each product: the bits of an engine with merged weights.
+    #[must_use]
+    pub fn adding_adapters(self) -> Self {
+        Self {
+            merges: false,
+            ..self
+        }
     }
 
     /// The decoder's shape and constants.
@@ -241,6 +256,7 @@ impl TrainModel {
             dev,
             decoder: &self.decoder,
             weights,
+            merges: self.merges,
         })
     }
 }
@@ -251,9 +267,15 @@ struct Pass<'a> {
     dev: &'a Cpu,
     decoder: &'a Decoder,
     weights: Weights<'a>,
+    merges: bool,
 }
 
 impl<'a> Pass<'a> {
+    /// The adapter of the output projection, if it has one.
+    fn head_adapter(&self) -> Option<LowRank<'a>> {
+        self.weights.lora?.head(self.merges)
+    }
+
     fn config(&self) -> &'a ModelConfig {
         &self.decoder.config
     }

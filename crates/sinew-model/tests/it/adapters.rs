@@ -2,10 +2,11 @@
 
 use crate::infer::{Engine, logits_of};
 use crate::lora::{dense, trained};
-use crate::support::{FAMILIES, device, devices, relative_error, tiny};
-use crate::train::trainer_logprobs;
+use crate::support::{FAMILIES, device, devices, relative_error, tiny, tiny_golden};
+use crate::train::{golden_case, logprobs_on, run, run_on};
 use sinew_model::{
-    InferBatch, InferModel, InferScratch, Lora, ModelConfig, Params, Precision, Projection, Weights,
+    Grads, InferBatch, InferModel, InferScratch, Keep, Lora, ModelConfig, Params, Precision,
+    Projection, TrainModel, Weights,
 };
 use sinew_tensor::Cpu;
 use sinew_tensor::logprob::SoftmaxRow;
@@ -155,27 +156,66 @@ fn asked_rows_have_the_adapters_of_their_sequence() {
     }
 }
 
-/// An adapter on only the output projection is computed alike in training and generation: the same bits.
-#[test]
-fn an_adapted_head_has_the_bits_of_training() {
-    for dev in devices() {
-        for family in FAMILIES {
-            let params = tiny(family).params;
-            let lora = trained(params.config(), &[Projection::Head], 8);
-            let tokens = text(2, 50);
+/// An engine that adds adapters and a trainer that adds them have the same bits.
+pub(crate) fn agree_with_added_adapters(dev: &Cpu) {
+    for family in FAMILIES {
+        let params = tiny(family).params;
+        let tokens = text(2, 50);
+        let model = TrainModel::new(params.config(), 50).unwrap();
+        let model = model.adding_adapters();
+        for lora in adapters(params.config()) {
             let weights = Weights {
                 params: &params,
                 lora: Some(&lora),
             };
-            let trainer = trainer_logprobs(&dev, weights, &tokens, &[0.8; 49]);
-            let logits = alone(&dev, &params, Precision::F32, &tokens, Some(&lora));
+            let trainer = logprobs_on(&model, dev, weights, &tokens, &[0.8; 49]);
+            let logits = alone(dev, &params, Precision::F32, &tokens, Some(&lora));
+            let logprob = |(row, &next): (&[f32], &u32)| {
+                SoftmaxRow::new(dev, row, 0.8, None).logprob(row[next as usize])
+            };
             let rows = logits.chunks(VOCAB).zip(&tokens[1..]);
-            let engine: Vec<f32> = rows
-                .map(|(row, &next)| {
-                    SoftmaxRow::new(&dev, row, 0.8, None).logprob(row[next as usize])
-                })
-                .collect();
+            let engine: Vec<f32> = rows.map(logprob).collect();
             assert_eq!(engine, trainer, "{family}, {}", dev.kernels());
+        }
+    }
+}
+
+#[test]
+fn engine_and_trainer_agree_with_added_adapters() {
+    devices().iter().for_each(agree_with_added_adapters);
+}
+
+/// Training that adds the products of adapters gives the log-probabilities and gradients of training that
+/// merges them.
+#[test]
+fn added_adapters_have_the_gradients_of_merged_ones() {
+    let dev = device();
+    for family in FAMILIES {
+        let params = tiny(family).params;
+        let case = golden_case(&tiny_golden(family));
+        let lora = trained(params.config(), &Projection::ALL, 5);
+        let weights = Weights {
+            params: &params,
+            lora: Some(&lora),
+        };
+        let model = TrainModel::new(params.config(), 256).unwrap();
+        let model = model.adding_adapters();
+        let rows: Vec<u32> = case.items.iter().map(|item| item.0).collect();
+        for keep in [Keep::All, Keep::LayerInputs] {
+            let merged = run(&dev, weights, &case, keep);
+            let added = run_on(&model, &dev, weights, &case, &rows, keep);
+            for (found, expected) in [
+                (&added.logprob, &merged.logprob),
+                (&added.entropy, &merged.entropy),
+            ] {
+                let error = relative_error(found, expected);
+                assert!(error < 1e-5, "{family} {keep:?}: {error}");
+            }
+            for entry in lora.layout().table().entries() {
+                let of = |grads: &Grads| grads.values()[entry.range()].to_vec();
+                let error = relative_error(&of(&added.grads), &of(&merged.grads));
+                assert!(error < 5e-5, "{family} {}: {error}", entry.name);
+            }
         }
     }
 }

@@ -12,6 +12,7 @@ mod hub;
 mod infer;
 mod lora;
 mod masked;
+mod memory;
 mod scorer;
 mod support;
 mod train;

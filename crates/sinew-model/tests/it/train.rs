@@ -5,7 +5,7 @@ use crate::support::{
 };
 use sinew_model::{
     Activations, ForwardError, Grads, InferBatch, InferModel, InferScratch, Keep, OutputGrads,
-    Params, Projection, TrainModel, ValueGrads, ValueHead, Weights, merge_lora,
+    Params, Projection, TrainModel, ValueGrads, ValueHead, Weights,
 };
 use sinew_tensor::Cpu;
 use sinew_tensor::attention::{Segment, TreeLayout};
@@ -41,6 +41,17 @@ pub(crate) fn run(dev: &Cpu, weights: Weights<'_>, case: &Case, keep: Keep) -> O
 fn run_for(dev: &Cpu, weights: Weights<'_>, case: &Case, rows: &[u32], keep: Keep) -> Outcome {
     let config = weights.params.config();
     let model = TrainModel::new(config, config.max_context).unwrap();
+    run_on(&model, dev, weights, case, rows, keep)
+}
+
+pub(crate) fn run_on(
+    model: &TrainModel,
+    dev: &Cpu,
+    weights: Weights<'_>,
+    case: &Case,
+    rows: &[u32],
+    keep: Keep,
+) -> Outcome {
     let mut acts = Activations::new(keep);
     let mut grads = match weights.lora {
         Some(lora) => Grads::of_lora(lora.layout()),
@@ -395,6 +406,16 @@ pub(crate) fn trainer_logprobs(
     temperatures: &[f32],
 ) -> Vec<f32> {
     let model = TrainModel::new(weights.params.config(), tokens.len()).unwrap();
+    logprobs_on(&model, dev, weights, tokens, temperatures)
+}
+
+pub(crate) fn logprobs_on(
+    model: &TrainModel,
+    dev: &Cpu,
+    weights: Weights<'_>,
+    tokens: &[u32],
+    temperatures: &[f32],
+) -> Vec<f32> {
     let layout = TreeLayout::sequences(&[tokens.len() as u32]).unwrap();
     let mut acts = Activations::new(Keep::Nothing);
     model
@@ -446,15 +467,13 @@ fn smollm2_engine_and_trainer_agree_on_logprobs() {
     agree_on_logprobs("smollm2", &smollm2().params, &[device()]);
 }
 
-/// An engine with adapters merged into its weights and a trainer that has them apart; the output projection
-/// has none.
+/// An engine with adapters merged into its weights and a trainer that has them apart.
 pub(crate) fn agree_with_adapters(dev: &Cpu) {
     for family in FAMILIES {
         let params = tiny(family).params;
-        for targets in [&Projection::LAYERS[..], &[Projection::Q, Projection::Down]] {
+        for targets in [&Projection::ALL[..], &[Projection::Q, Projection::Down]] {
             let lora = crate::lora::trained(params.config(), targets, 1);
-            let mut merged = params.clone();
-            merge_lora(dev, &params, &lora, &mut merged).unwrap();
+            let merged = lora.merged(dev, &params).unwrap();
             let tokens: Vec<u32> = (0..60u32).map(|i| (i * i * 31 + 17 * i + 5) % 97).collect();
             let ones = vec![1.0; 59];
             let weights = Weights {
@@ -564,53 +583,6 @@ fn restarted_gradients_are_those_of_new_ones() {
     grads.restart(&dev);
     grads.settle(&dev);
     assert!(grads.values_mut().iter().all(|&g| g == 0.0));
-}
-
-/// Only zeros give their memory back, and a backward pass takes new memory.
-#[test]
-fn released_gradients_are_zero() {
-    let dev = device();
-    let params = tiny("llama").params;
-    let weights = Weights::full(&params);
-    let case = tree_case().1;
-    let model = TrainModel::new(params.config(), 256).unwrap();
-    let mut acts = Activations::new(Keep::All);
-    let mut grads = Grads::of_params(params.layout());
-    let bytes = grads.bytes();
-    assert_eq!(bytes, 4 * params.layout().total());
-    let mut pass = |grads: &mut Grads| {
-        let (tokens, layout) = (&case.tokens, &case.layout);
-        model
-            .forward(&dev, weights, tokens, layout, &mut acts)
-            .unwrap();
-        let (items, temperatures) = (&case.items, &case.temperatures);
-        model
-            .logprobs(&dev, weights, &mut acts, items, temperatures, false)
-            .unwrap();
-        let outputs = OutputGrads {
-            d_logprob: &case.d_logprob,
-            ..OutputGrads::default()
-        };
-        model
-            .backward(&dev, weights, &mut acts, outputs, grads)
-            .unwrap();
-    };
-    pass(&mut grads);
-    let first = grads.values().to_vec();
-    grads.release();
-    assert!(!grads.is_released(), "there are gradients");
-    grads.restart(&dev);
-    grads.release();
-    assert_eq!((grads.is_released(), grads.bytes()), (true, 0));
-    grads.restart(&dev);
-    assert!(grads.is_released(), "zeros need no memory");
-    pass(&mut grads);
-    assert_eq!(grads.values(), first);
-    grads.zero();
-    grads.release();
-    grads.settle(&dev);
-    assert_eq!(grads.bytes(), bytes);
-    assert!(grads.values().iter().all(|&g| g == 0.0));
 }
 
 #[test]

@@ -125,17 +125,20 @@ impl Pass<'_> {
         let (dim, vocab, low_rank) = (self.input.dim, self.input.vocab(), &self.input.low_rank);
         let count = x.len() / dim;
         let x = Mat::new(x, count, dim);
-        let inner = self.input.inner(exact, x, &mut memory.inner);
+        let inner: &[f32] = match low_rank {
+            Some(low_rank) => low_rank.inner(exact, x, &mut memory.inner),
+            None => &[],
+        };
         let d_inner = memory.d_inner.take(inner.len());
         for tokens in sections(vocab) {
-            let weights = self.input.weights(&tokens);
+            let weights = self.input.weights(exact, &tokens, &mut memory.section);
             let (values, ld) = match &mut logits {
                 Logits::Kept(all) => (&mut all[tokens.start..], row_stride(vocab)),
                 Logits::Again(section) => {
                     let stride = row_stride(SECTION.min(vocab));
                     let y = MatMut::with_ld(section, count, tokens.len(), stride);
                     dev.matmul_nt(x, weights, y, false);
-                    if let Some(low_rank) = low_rank {
+                    if let Some(low_rank) = self.input.added() {
                         let y = MatMut::with_ld(section, count, tokens.len(), stride);
                         low_rank.add(exact, inner, &tokens, y);
                     }

@@ -1,8 +1,10 @@
 //! Low-rank additions to the weights of a head: adapters of the output projection (LoRA, Hu et al. 2021).
 //!
-//! The matrix `w + scale · b a` is never computed: the logits of a section get the products of `rank` inner
-//! values with the section's rows of `b` added. All these products multiply `f32` operands, also on AMX,
-//! whose rounded operands would lose what training changed by little.
+//! The matrix `w + scale · b a` is never whole in memory. Either a section of it is made when its logits are
+//! computed, or the logits get the products of `rank` inner values with the rows of `b` added. Both give the
+//! logits of the same matrix; each has the bits of an engine that does the same. The products with `a` and
+//! `b` multiply `f32` operands, also on AMX, whose rounded operands would lose what training changed by
+//! little.
 
 use std::ops::Range;
 
@@ -22,6 +24,9 @@ pub struct LowRank<'a> {
     pub rank: usize,
     /// Factor of the product.
     pub scale: f32,
+    /// Whether sections of the sum are made: the logits are those of merged weights, to the bit. Otherwise
+    /// the products of both parts are added, which is less work for fewer rows than `rank`.
+    pub merged: bool,
 }
 
 /// Gradients of a [`LowRank`], which are added to.
@@ -33,17 +38,44 @@ pub struct LowRankGrads<'a> {
     pub b: &'a mut [f32],
 }
 
-/// Memory of a block of rows.
+/// Memory of a block of rows and of a section.
 #[derive(Debug, Default)]
 pub(super) struct LowRankScratch {
     /// `[rows, rank]` each: inner values, and their gradients.
     pub(super) inner: Scratch,
     pub(super) d_inner: Scratch,
+    pub(super) section: SectionScratch,
+}
+
+/// Memory of a merged section.
+#[derive(Debug, Default)]
+pub(super) struct SectionScratch {
+    /// `[tokens, dim]`
+    weights: Scratch,
+    /// `[tokens, rank]`: `scale · b`.
+    scaled: Scratch,
 }
 
 impl LowRankScratch {
     pub(super) fn bytes(&self) -> usize {
-        self.inner.bytes() + self.d_inner.bytes()
+        let section = self.section.weights.bytes() + self.section.scaled.bytes();
+        self.inner.bytes() + self.d_inner.bytes() + section
+    }
+}
+
+/// Rows of the head `w` `[vocab, dim]` that belong to `tokens`, with the addition if it is to be merged.
+pub(super) fn section<'s>(
+    exact: &Cpu,
+    w: &'s [f32],
+    dim: usize,
+    low_rank: Option<&LowRank<'_>>,
+    tokens: &Range<usize>,
+    scratch: &'s mut SectionScratch,
+) -> Mat<'s> {
+    let w = &w[tokens.start * dim..tokens.end * dim];
+    match low_rank.filter(|low_rank| low_rank.merged) {
+        Some(low_rank) => low_rank.merge(exact, w, tokens, scratch),
+        None => Mat::new(w, tokens.len(), dim),
     }
 }
 
@@ -72,6 +104,30 @@ impl<'a> LowRank<'a> {
         exact.matmul_nt(x, a, MatMut::new(inner, x.rows(), self.rank), false);
         ops::scale(exact, self.scale, inner);
         inner
+    }
+
+    /// `w + scale · b a` for the rows `w` of `tokens`.
+    fn merge<'s>(
+        &self,
+        exact: &Cpu,
+        w: &[f32],
+        tokens: &Range<usize>,
+        scratch: &'s mut SectionScratch,
+    ) -> Mat<'s> {
+        let (rank, dim) = (self.rank, w.len() / tokens.len());
+        let merged = scratch.weights.take(w.len());
+        merged.copy_from_slice(w);
+        let scaled = scratch.scaled.take(tokens.len() * rank);
+        let b = &self.b[tokens.start * rank..tokens.end * rank];
+        for (scaled, b) in scaled.iter_mut().zip(b) {
+            *scaled = b * self.scale;
+        }
+        let (b, a) = (
+            Mat::new(scaled, tokens.len(), rank),
+            Mat::new(self.a, rank, dim),
+        );
+        exact.matmul_nn(b, a, MatMut::new(merged, tokens.len(), dim), true);
+        Mat::new(merged, tokens.len(), dim)
     }
 
     /// Rows of `b` that belong to `tokens`.
@@ -107,8 +163,8 @@ impl<'a> LowRank<'a> {
         }
     }
 
-    /// From the gradients of the inner values, all sections together: adds to those of the hidden states and
-    /// of `a`.
+    /// From the gradients of the inner values, all sections together: adds to those of the hidden states,
+    /// unless merged sections did, and of `a`.
     pub(super) fn rows_backward(
         &self,
         exact: &Cpu,
@@ -120,8 +176,10 @@ impl<'a> LowRank<'a> {
         let (rows, dim, rank) = (x.rows(), x.cols(), self.rank);
         ops::scale(exact, self.scale, d_inner);
         let d_inner = Mat::new(d_inner, rows, rank);
-        let a = Mat::new(self.a, rank, dim);
-        exact.matmul_nn(d_inner, a, MatMut::new(dx, rows, dim), true);
+        if !self.merged {
+            let a = Mat::new(self.a, rank, dim);
+            exact.matmul_nn(d_inner, a, MatMut::new(dx, rows, dim), true);
+        }
         if let Some(da) = da {
             exact.matmul_tn(d_inner, x, MatMut::new(da, rank, dim), true);
         }

@@ -6,7 +6,8 @@
 //! does not depend on the other rows, on the number of threads or on their timing, and no result on the kept
 //! logits. A row can be restricted to some tokens ([`Masks`]); a mask that allows all of them gives the same
 //! bits as no mask. The logits and gradients of AMX are products of rounded operands ([`crate::amx`]), as
-//! those of the engine are. An adapter of the head ([`LowRank`]) stays next to its weights.
+//! those of the engine are. An adapter of the head ([`LowRank`]) is added without a merged copy of its
+//! weights.
 
 mod backward;
 mod forward;
@@ -18,11 +19,11 @@ use std::ops::Range;
 
 use crate::buffer::Scratch;
 use crate::cpu::Cpu;
-use crate::matrix::Mat;
+use crate::matrix::{Mat, MatMut};
 
 use forward::Stat;
-use low_rank::LowRankScratch;
 pub use low_rank::{LowRank, LowRankGrads};
+use low_rank::{LowRankScratch, SectionScratch};
 pub use masks::Masks;
 
 /// Tokens of a section. A constant, so that sums over the vocabulary do not depend on the rows.
@@ -217,18 +218,20 @@ impl LinearLogprob<'_> {
         }
     }
 
-    /// Weights of `tokens`.
-    fn weights(&self, tokens: &Range<usize>) -> Mat<'_> {
-        let rows = &self.w[tokens.start * self.dim..tokens.end * self.dim];
-        Mat::new(rows, tokens.len(), self.dim)
+    /// Weights of `tokens`, with an addition that is merged.
+    fn weights<'s>(
+        &'s self,
+        exact: &Cpu,
+        tokens: &Range<usize>,
+        scratch: &'s mut SectionScratch,
+    ) -> Mat<'s> {
+        let low_rank = self.low_rank.as_ref();
+        low_rank::section(exact, self.w, self.dim, low_rank, tokens, scratch)
     }
 
-    /// Inner values of the low-rank addition, [`LowRank::inner`]; none without one.
-    fn inner<'s>(&self, exact: &Cpu, x: Mat<'_>, scratch: &'s mut Scratch) -> &'s [f32] {
-        match &self.low_rank {
-            Some(low_rank) => low_rank.inner(exact, x, scratch),
-            None => &[],
-        }
+    /// The low-rank addition, if its products are to be added.
+    fn added(&self) -> Option<&LowRank<'_>> {
+        self.low_rank.as_ref().filter(|low_rank| !low_rank.merged)
     }
 
     /// Bits of the allowed tokens of `row`; `None`: all.
@@ -272,6 +275,41 @@ pub fn linear_logprob_forward(
         check_len("entropy", entropy.len(), n);
     }
     forward::forward(dev, input, out, scratch);
+}
+
+/// Logits of the rows `x` `[rows, dim]` under a head, `[rows, vocab]`, not divided by a temperature: those of
+/// [`linear_logprob_forward`], to the bit.
+///
+/// # Panics
+/// If lengths do not match.
+pub fn head_logits(
+    dev: &Cpu,
+    x: Mat<'_>,
+    w: &[f32],
+    low_rank: Option<LowRank<'_>>,
+    logits: &mut [f32],
+    scratch: &mut LogprobScratch,
+) {
+    let (rows, dim) = (x.rows(), x.cols());
+    let vocab = w.len() / dim;
+    check_len("logits", logits.len(), rows * vocab);
+    let (exact, low_rank) = (dev.with_f32_products(), low_rank.as_ref());
+    if let Some(low_rank) = low_rank {
+        low_rank.check(vocab, dim);
+    }
+    let LowRankScratch { inner, section, .. } = &mut scratch.low_rank;
+    let added = low_rank.filter(|low_rank| !low_rank.merged);
+    let added = added.map(|low_rank| (low_rank, &*low_rank.inner(&exact, x, inner)));
+    for tokens in sections(vocab) {
+        let to = &mut logits[tokens.start..];
+        let w = low_rank::section(&exact, w, dim, low_rank, &tokens, section);
+        let y = MatMut::with_ld(to, rows, tokens.len(), vocab);
+        dev.matmul_nt(x, w, y, false);
+        if let Some((low_rank, inner)) = added {
+            let y = MatMut::with_ld(to, rows, tokens.len(), vocab);
+            low_rank.add(&exact, inner, &tokens, y);
+        }
+    }
 }
 
 /// Overwrites `dx` `[n, dim]` with the gradient of `x`, and adds those of the head to `head`.

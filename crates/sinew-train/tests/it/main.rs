@@ -451,6 +451,7 @@ fn model_policies_pass_the_conformance_tests() {
         policy.with_critic(ValueHead::random(config().d_model, 3), 10.0)
     };
     conformance::policy(head, &rows, &folder("head"));
+    conformance::policy(|| head().adding_adapters(), &rows, &folder("added"));
 }
 
 #[test]

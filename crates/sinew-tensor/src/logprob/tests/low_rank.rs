@@ -10,6 +10,7 @@ struct Adapted {
     a: Vec<f32>,
     b: Vec<f32>,
     scale: f32,
+    merged: bool,
 }
 
 /// Results of both passes.
@@ -33,7 +34,16 @@ impl Adapted {
             a: random(RANK * dim, seed + 10),
             b: random(vocab * RANK, seed + 11),
             scale: 0.4,
+            merged: false,
         }
+    }
+
+    /// The same case with products that are added, and with sections that are merged.
+    fn both(n: usize, vocab: usize, dim: usize, seed: u64) -> [Self; 2] {
+        [false, true].map(|merged| Self {
+            merged,
+            ..Self::new(n, vocab, dim, seed)
+        })
     }
 
     fn input(&self) -> LinearLogprob<'_> {
@@ -42,6 +52,7 @@ impl Adapted {
             b: &self.b,
             rank: RANK,
             scale: self.scale,
+            merged: self.merged,
         };
         LinearLogprob {
             low_rank: Some(low_rank),
@@ -106,24 +117,31 @@ impl Adapted {
 }
 
 /// With `dW` the gradient of the dense head: `dA = scale · Bᵀ dW`, `dB = scale · dW Aᵀ`, all in f64.
+fn exact_adapter_gradient(adapted: &Adapted, dw: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    let (dim, scale) = (adapted.case.dim, f64::from(adapted.scale));
+    let (mut da, mut db) = (vec![0.5; adapted.a.len()], vec![0.5; adapted.b.len()]);
+    for (token, row) in dw.chunks(dim).enumerate() {
+        for (d, g) in row.iter().enumerate() {
+            for r in 0..RANK {
+                da[r * dim + d] += scale * g * f64::from(adapted.b[token * RANK + r]);
+                db[token * RANK + r] += scale * g * f64::from(adapted.a[r * dim + d]);
+            }
+        }
+    }
+    (da, db)
+}
+
 #[test]
 fn low_rank_additions_are_those_of_a_dense_head() {
-    for (n, vocab, dim) in [(5, 7, 4), (70, 2300, 24), (9, 97, 65), (0, 10, 8)] {
-        let adapted = Adapted::new(n, vocab, dim, 5);
+    let shapes = [(5, 7, 4), (70, 2300, 24), (9, 97, 65), (0, 10, 8)];
+    let cases = shapes.map(|(n, vocab, dim)| Adapted::both(n, vocab, dim, 5));
+    for adapted in cases.into_iter().flatten() {
+        let n = adapted.case.targets.len();
         let dense = adapted.dense();
         let (d_logprob, d_entropy) = (random(n, 2), random(n, 3));
         let expected = exact(&dense.input());
         let (dx, dw) = exact_gradient(&dense.input(), &d_logprob, &d_entropy);
-        let (mut da, mut db) = (vec![0.5; RANK * dim], vec![0.5; vocab * RANK]);
-        let scale = f64::from(adapted.scale);
-        for (token, row) in dw.chunks(dim).enumerate() {
-            for (d, g) in row.iter().enumerate() {
-                for r in 0..RANK {
-                    da[r * dim + d] += scale * g * f64::from(adapted.b[token * RANK + r]);
-                    db[token * RANK + r] += scale * g * f64::from(adapted.a[r * dim + d]);
-                }
-            }
-        }
+        let (da, db) = exact_adapter_gradient(&adapted, &dw);
         for kernels in KernelSet::available_f32() {
             let dev = Cpu::new(kernels, 2);
             let scratch = &mut LogprobScratch::default();
@@ -146,40 +164,41 @@ fn low_rank_additions_are_those_of_a_dense_head() {
 /// Both gradients of the head, and none of them, change nothing in the gradient of the rows.
 #[test]
 fn gradients_of_the_head_are_computed_on_demand() {
-    let adapted = Adapted::new(40, 2100, 16, 8);
-    let (d_logprob, d_entropy) = (random(40, 2), random(40, 3));
-    let dev = Cpu::new(KernelSet::detect_f32(), 2);
-    let scratch = &mut LogprobScratch::default();
-    let all = adapted.run(&dev, &d_logprob, &d_entropy, scratch);
-    let grad = LogprobGrad {
-        lse: &all.lse,
-        d_logprob: &d_logprob,
-        entropy: Some((&all.entropy, &d_entropy)),
-    };
-    let (mut dx, mut dw) = (vec![f32::NAN; 40 * 16], vec![0.0; 2100 * 16]);
-    let input = adapted.input();
-    linear_logprob_backward(&dev, &input, grad, &mut dx, HeadGrads::default(), scratch);
-    assert_eq!(dx, all.dx);
-    let head = of_weights(Some(&mut dw));
-    linear_logprob_backward(&dev, &input, grad, &mut dx, head, scratch);
-    assert_eq!(dx, all.dx);
-    let (_, expected) = exact_gradient(&adapted.dense().input(), &d_logprob, &d_entropy);
-    assert_close("dw", &dw, &expected, 5e-5);
+    for adapted in Adapted::both(40, 2100, 16, 8) {
+        let (d_logprob, d_entropy) = (random(40, 2), random(40, 3));
+        let dev = Cpu::new(KernelSet::detect_f32(), 2);
+        let scratch = &mut LogprobScratch::default();
+        let all = adapted.run(&dev, &d_logprob, &d_entropy, scratch);
+        let grad = LogprobGrad {
+            lse: &all.lse,
+            d_logprob: &d_logprob,
+            entropy: Some((&all.entropy, &d_entropy)),
+        };
+        let (mut dx, mut dw) = (vec![f32::NAN; 40 * 16], vec![0.0; 2100 * 16]);
+        let (input, none) = (adapted.input(), HeadGrads::default());
+        linear_logprob_backward(&dev, &input, grad, &mut dx, none, scratch);
+        assert_eq!(dx, all.dx);
+        let head = of_weights(Some(&mut dw));
+        linear_logprob_backward(&dev, &input, grad, &mut dx, head, scratch);
+        assert_eq!(dx, all.dx);
+        let (_, expected) = exact_gradient(&adapted.dense().input(), &d_logprob, &d_entropy);
+        assert_close("dw", &dw, &expected, 5e-5);
+    }
 }
 
-/// Neither other rows, nor threads, nor kept logits change a bit; gradients of the addition depend on the sum
-/// over rows, and so only on which rows there are.
+/// Neither other rows, nor threads, nor kept logits change a bit of a row; gradients of the addition are sums
+/// over rows, and do not depend on threads and kept logits either.
 #[test]
 fn rows_with_a_low_rank_addition_do_not_depend_on_others() {
     let (n, dim) = (90, 33);
-    let adapted = Adapted::new(n, 2300, dim, 6);
     let (d_logprob, d_entropy) = (random(n, 2), random(n, 3));
-    for kernels in KernelSet::available_f32() {
+    let run = |adapted: &Adapted, dev: &Cpu, scratch: &mut LogprobScratch| {
+        let n = adapted.case.targets.len();
+        adapted.run(dev, &d_logprob[..n], &d_entropy[..n], scratch)
+    };
+    let sets = KernelSet::available_f32().into_iter();
+    for (kernels, adapted) in sets.flat_map(|k| Adapted::both(n, 2300, dim, 6).map(|a| (k, a))) {
         let (one, three) = (Cpu::new(kernels, 1), Cpu::new(kernels, 3));
-        let run = |adapted: &Adapted, dev: &Cpu, scratch: &mut LogprobScratch| {
-            let n = adapted.case.targets.len();
-            adapted.run(dev, &d_logprob[..n], &d_entropy[..n], scratch)
-        };
         let all = run(&adapted, &one, &mut LogprobScratch::default());
         assert_eq!(all, run(&adapted, &three, &mut LogprobScratch::default()));
         for values in [30 * 2300, usize::MAX] {
@@ -189,8 +208,6 @@ fn rows_with_a_low_rank_addition_do_not_depend_on_others() {
         }
         let first = Adapted {
             case: adapted.case.of_rows(|row| row == 0),
-            a: adapted.a.clone(),
-            b: adapted.b.clone(),
             ..adapted
         };
         let alone = run(&first, &three, &mut LogprobScratch::default());
@@ -204,41 +221,53 @@ fn rows_with_a_low_rank_addition_do_not_depend_on_others() {
 /// Fresh adapters, whose B is zero, give the bits of the plain head; their A has no gradient yet.
 #[test]
 fn an_addition_of_zero_gives_the_bits_of_none() {
-    let mut adapted = Adapted::new(50, 2200, 24, 7);
-    adapted.b.fill(0.0);
-    let (d_logprob, d_entropy) = (random(50, 2), random(50, 3));
-    for kernels in KernelSet::available_f32() {
-        let dev = Cpu::new(kernels, 2);
-        let plain = adapted.case.forward(&dev);
-        let scratch = &mut LogprobScratch::default();
-        let found = adapted.run(&dev, &d_logprob, &d_entropy, scratch);
-        assert_eq!([found.logprob, found.lse, found.entropy], plain);
-        assert!(found.da.iter().all(|&g| g == 0.5));
-        assert!(found.db.iter().any(|&g| g != 0.5));
+    for mut adapted in Adapted::both(50, 2200, 24, 7) {
+        adapted.b.fill(0.0);
+        let (d_logprob, d_entropy) = (random(50, 2), random(50, 3));
+        for kernels in KernelSet::available_f32() {
+            let dev = Cpu::new(kernels, 2);
+            let plain = adapted.case.forward(&dev);
+            let scratch = &mut LogprobScratch::default();
+            let found = adapted.run(&dev, &d_logprob, &d_entropy, scratch);
+            assert_eq!([found.logprob, found.lse, found.entropy], plain);
+            assert!(found.da.iter().all(|&g| g == 0.5));
+            assert!(found.db.iter().any(|&g| g != 0.5));
+        }
     }
 }
 
-/// Products side by side in memory, as an engine makes them, have the bits of the fused head.
+/// Logits in memory, as engines make them, have the bits of the fused head: with products that are added, and
+/// with weights that were merged as a whole.
 #[test]
-fn added_products_in_memory_have_the_bits_of_the_fused_head() {
+fn logits_of_adapted_engines_have_the_bits_of_the_fused_head() {
     let (n, vocab, dim) = (11, 4601, 40);
-    let adapted = Adapted::new(n, vocab, dim, 9);
     let zeros = vec![0.0; n];
-    for kernels in KernelSet::available_f32() {
+    let sets = KernelSet::available_f32().into_iter();
+    for (kernels, adapted) in sets.flat_map(|k| Adapted::both(n, vocab, dim, 9).map(|a| (k, a))) {
         let dev = Cpu::new(kernels, 2);
-        let fused = adapted.run(&dev, &zeros, &zeros, &mut LogprobScratch::default());
+        let scratch = &mut LogprobScratch::default();
+        let fused = adapted.run(&dev, &zeros, &zeros, scratch);
+        let (x, mut w) = (Mat::new(&adapted.case.x, n, dim), adapted.case.w.clone());
         let (mut logits, mut inner) = (vec![0.0; n * vocab], vec![0.0; n * RANK]);
-        let x = Mat::new(&adapted.case.x, n, dim);
-        let w = Mat::new(&adapted.case.w, vocab, dim);
-        dev.matmul_nt(x, w, crate::MatMut::new(&mut logits, n, vocab), false);
-        let (a, b) = (
-            Mat::new(&adapted.a, RANK, dim),
-            Mat::new(&adapted.b, vocab, RANK),
-        );
-        dev.matmul_nt(x, a, crate::MatMut::new(&mut inner, n, RANK), false);
-        inner.iter_mut().for_each(|v| *v *= adapted.scale);
-        let inner = Mat::new(&inner, n, RANK);
-        dev.matmul_nt(inner, b, crate::MatMut::new(&mut logits, n, vocab), true);
+        let a = Mat::new(&adapted.a, RANK, dim);
+        if adapted.merged {
+            let scaled: Vec<f32> = adapted.b.iter().map(|b| b * adapted.scale).collect();
+            let scaled = Mat::new(&scaled, vocab, RANK);
+            dev.matmul_nn(scaled, a, MatMut::new(&mut w, vocab, dim), true);
+        }
+        let y = MatMut::new(&mut logits, n, vocab);
+        dev.matmul_nt(x, Mat::new(&w, vocab, dim), y, false);
+        if !adapted.merged {
+            dev.matmul_nt(x, a, MatMut::new(&mut inner, n, RANK), false);
+            inner.iter_mut().for_each(|v| *v *= adapted.scale);
+            let inner = Mat::new(&inner, n, RANK);
+            let b = Mat::new(&adapted.b, vocab, RANK);
+            dev.matmul_nt(inner, b, MatMut::new(&mut logits, n, vocab), true);
+        }
+        let mut again = vec![f32::NAN; n * vocab];
+        let low_rank = adapted.input().low_rank;
+        head_logits(&dev, x, &adapted.case.w, low_rank, &mut again, scratch);
+        assert_eq!(again, logits);
         for (row, logits) in logits.chunks(vocab).enumerate() {
             let softmax = SoftmaxRow::new(&dev, logits, adapted.case.temperatures[row], None);
             let target = adapted.case.targets[row] as usize;
