@@ -33,7 +33,7 @@ pub(crate) struct TinkerArgs {
             "sandbox_only", "engine", "engine_logprobs", "engine_formats", "listen", "template", "follow",
             "store", "control_token_file", "tool_format", "rollout_ttl_s", "api_key", "max_rollouts",
             "strict_fields", "pool", "queue", "queue_source", "drain_s", "fake_words", "fake_script",
-            "fake_pass_ms",
+            "fake_pass_ms", "adapter", "adapter_dir",
         ]
     )]
     pub(crate) tinker: Option<SocketAddr>,
