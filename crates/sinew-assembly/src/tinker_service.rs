@@ -249,7 +249,7 @@ fn recipe(options: &TinkerOptions) -> Result<toml::Table, Failure> {
     engine.entry(key).or_insert(value);
     // Clients choose their losses. This one allows engines that round differently.
     let mut algorithm = table("type", "grpo".into());
-    algorithm.insert("dual_clip".to_owned(), 3.0.into());
+    algorithm.insert("dual_clip".to_owned(), toml::Value::Float(3.0));
     let mut recipe = table("name", "tinker".into());
     recipe.insert("model".to_owned(), source.into());
     recipe.insert("harness".to_owned(), table("type", "live".into()).into());
