@@ -1,6 +1,8 @@
 //! The program as people and scripts use it: real training runs, killed ones, wrong input.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "it/adapters.rs"]
+mod adapters;
 #[path = "it/admission.rs"]
 mod admission;
 #[path = "it/agents.rs"]

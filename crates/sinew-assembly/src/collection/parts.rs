@@ -99,7 +99,7 @@ pub fn collection(
     } else {
         env::world_with(&in_run, &session.tasks, &session.bench)?
     };
-    pins.inputs(recipe, world.envs.as_ref(), &session, None)?;
+    pins.inputs(recipe, world.envs.as_ref(), &session, [])?;
     let store = store::open_store(&recipe.store, session.dir)?.traces;
     let shape = match pins.plan.tinker() {
         Some(_) => tinker::shape(&pins.plan)?,

@@ -167,6 +167,9 @@ impl Http {
     pub(crate) fn new(options: &ServiceOptions) -> Result<Self, ClientError> {
         let url = options.url.trim_end_matches('/');
         let wrong = |why: &dyn fmt::Display| ClientError::Setup(format!("address {url:?}: {why}"));
+        if !(url.starts_with("http://") || url.starts_with("https://")) {
+            return Err(wrong(&"it must start with http:// or https://"));
+        }
         let parsed = address(url).map_err(|e| wrong(&e))?;
         if parsed.query().is_some() {
             return Err(wrong(&"it must not have a query"));
