@@ -356,7 +356,7 @@ pub enum Command {
         model: ModelId,
         /// Place among the commands of the model.
         seq: u64,
-        /// What is wrong, for the client.
+        /// The problem, for the client.
         text: String,
     },
     /// Frees the model's memory and state; its checkpoints stay. It takes no further commands.
