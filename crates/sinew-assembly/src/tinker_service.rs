@@ -271,7 +271,7 @@ fn elsewhere() -> Failure {
     )
 }
 
-/// What clients see of the model, and the limits.
+/// The model as clients see it, and the limits.
 fn desk_config(made: &Made, options: &TinkerOptions, support: TrainerSupport) -> DeskConfig {
     let file = &options.file;
     let config = made.shape.config().ok();
