@@ -26,6 +26,7 @@ mod gpus;
 mod init;
 mod judge;
 mod lab;
+mod model_name;
 mod output;
 mod panics;
 mod pool;

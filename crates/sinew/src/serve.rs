@@ -5,6 +5,7 @@
 //! the same command continues with them.
 
 use crate::adapter_args::AdapterArg;
+use crate::model_name::model_name;
 use crate::output;
 use crate::signals::StopSignals;
 use clap::Args;
@@ -321,20 +322,6 @@ fn api_key(args: &ServeArgs) -> Result<Option<Secret>, Failure> {
         return Err(Failure::input(why));
     }
     Ok(Some(Secret::new(&key)))
-}
-
-/// The model's name for clients: not where it lies on this host.
-pub(crate) fn model_name(model: &str) -> String {
-    let path = Path::new(model.split_once(':').map_or(model, |(_, path)| path));
-    let name = if path.is_file() {
-        path.file_stem()
-    } else {
-        path.file_name().filter(|_| path.exists())
-    };
-    match name {
-        Some(name) => name.to_string_lossy().into_owned(),
-        None => model.to_owned(),
-    }
 }
 
 /// The gateway, the routes of `--pool` and the engine.

@@ -30,7 +30,7 @@ fn require<T: std::fmt::Display>(
     })
 }
 
-/// What one tenant may use. Keys of a `[[tenant]]`, or of `[limits.tenant]` for all tenants without own ones.
+/// Limits of one tenant. Keys of a `[[tenant]]`, or of `[limits.tenant]` for all tenants without own ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TenantLimits {
