@@ -7,7 +7,7 @@ use crate::device::{device, precision};
 use crate::engine;
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
-use crate::model::renderer;
+use crate::model::token_renderer;
 use crate::run_model::typed_source;
 use crate::start_model::{StartShape, StartWeights, start_model};
 use crate::torch::{TorchParts, service_policy};
@@ -158,7 +158,7 @@ pub fn tinker_desk(options: &TinkerOptions) -> Result<(DeskConfig, DeskParts), F
     let made = sinew_store::private_dir(&options.state);
     made.map_err(|e| Failure::input(format!("--state {}: {e}", options.state.display())))?;
     let device = device()?;
-    let renderer = renderer(&plan.model, &plan.env)?;
+    let renderer = token_renderer(&plan.model, &plan.env)?;
     let (weights, shape) = start_model(&plan, renderer.as_ref(), &options.state)?;
     let made = Made {
         context: options.context.min(shape.context),
