@@ -124,6 +124,7 @@ pub(crate) fn row(
     };
     let logprob = |t: usize| path.tokens[t].logprob.unwrap_or(0.0);
     let versions = path.tokens.iter().filter_map(|t| t.version);
+    let leaf = path.tokens.last();
     let row = TrainRow {
         episode: episode.trace.episode.clone(),
         tokens: path.tokens.iter().map(|t| t.id).collect(),
@@ -145,6 +146,7 @@ pub(crate) fn row(
         returns: path.returns.as_deref().map(only_trained),
         teacher_top: episode.teacher_top(path),
         masks: episode.masks(path, masks)?,
+        routes: leaf.map_or_else(Vec::new, |leaf| episode.trace.path_routes(leaf.node)),
         oldest_version: versions.min().unwrap_or_default(),
     };
     row.validate()?;

@@ -40,7 +40,7 @@ impl Composition {
                 let above = |d: f32| range("dual_clip", d, d > 1.0 + high, "above 1 + clip_high");
                 dual.map_or(Ok(()), above)
             }
-            Surrogate::SequenceClip { low, high } => {
+            Surrogate::SequenceClip { low, high } | Surrogate::SequenceTokenClip { low, high } => {
                 let low = *low;
                 range(
                     "clip_low",
@@ -68,7 +68,8 @@ impl Composition {
                 range("surrogate.limit", *limit, probability, "above 0, below 1")?;
                 range("surrogate.penalty", *penalty, *penalty >= 0.0, "0 or above")
             }
-            Surrogate::Reinforce | Surrogate::CrossEntropy => Ok(()),
+            Surrogate::Dro { beta } => range("surrogate.beta", *beta, *beta >= 0.0, "0 or above"),
+            Surrogate::Reinforce | Surrogate::Importance | Surrogate::CrossEntropy => Ok(()),
         }
     }
 

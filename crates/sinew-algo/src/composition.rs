@@ -383,8 +383,11 @@ impl Composition {
 
     /// True if a loss term other than the policy term trains.
     pub(crate) fn trains_without_advantage(&self) -> bool {
-        let penalizes =
-            |s: &Surrogate| matches!(s, Surrogate::TrustRegion { penalty, .. } if *penalty != 0.0);
+        let penalizes = |s: &Surrogate| match s {
+            Surrogate::TrustRegion { penalty, .. } => *penalty != 0.0,
+            Surrogate::Dro { beta } => *beta != 0.0,
+            _ => false,
+        };
         self.loss.kl.is_some()
             || self.loss.entropy != 0.0
             || penalizes(&self.loss.surrogate)

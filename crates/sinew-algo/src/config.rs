@@ -269,9 +269,9 @@ impl AlgorithmConfig {
         }
         let (low, high, dual) = match &mut c.loss.surrogate {
             Surrogate::Clip { low, high, dual } => (Some(low), Some(high), Some(dual)),
-            Surrogate::SequenceClip { low, high } | Surrogate::Cispo { low, high } => {
-                (Some(low), Some(high), None)
-            }
+            Surrogate::SequenceClip { low, high }
+            | Surrogate::SequenceTokenClip { low, high }
+            | Surrogate::Cispo { low, high } => (Some(low), Some(high), None),
             _ => (None, None, None),
         };
         let reason = "its surrogate is not clipped";

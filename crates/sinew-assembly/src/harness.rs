@@ -369,6 +369,7 @@ fn rollout(parts: &EpisodeParts, options: &EpisodeOptions, spec: &EpisodeSpec) -
         run: trace.origin.run,
         draw: trace.origin.draw,
         purpose: trace.origin.purpose,
+        adapter: trace.provenance.adapter.clone(),
         external: None,
         provenance: trace.provenance,
         seed: spec.seed,
@@ -388,5 +389,6 @@ pub(crate) fn sampling(options: &EpisodeOptions) -> SamplingDefaults {
         min_p: Some(options.sampling.min_p),
         max_tokens: Some(options.limits.max_turn_tokens),
         pinned: true,
+        routes: options.sampling.routes_from.is_some(),
     }
 }

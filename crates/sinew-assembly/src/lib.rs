@@ -16,6 +16,7 @@
 //! | `engine`, `servers` | `engine` | what generates tokens |
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
 //! | `learner` | `train`, `critic` | the trainer |
+//! | `tinker` | `trainer`, `engine` | training and sampling at a Tinker service |
 //! | `lineage` | all | the lineage of the weights that a session publishes |
 //! | `source` | `data` | training data that exists already |
 //! | `judge` | `judge` | models that grade, for `reward` |
@@ -24,6 +25,7 @@
 //! | `collect` | all but those of training | collections |
 //! | `replay`, `repeat` | all | episodes that are run again, steps that are done again |
 //! | `plan` | all | options of the loop and its parts |
+//! | `tinker_service` | `trainer`, `engine` | the desk of a Tinker service |
 //!
 //! A function takes the tables that it uses where they are one or two, and the whole plan otherwise.
 //!
@@ -34,6 +36,7 @@
 //! - Every part is made once, and ends with the run; sandboxes are started only for those that need them.
 //! - A failure has one of three causes: the recipe, the machine, or something outside.
 
+mod adapter;
 mod admission;
 pub mod collection;
 mod device;
@@ -67,9 +70,12 @@ mod source;
 mod start_model;
 mod step_changes;
 mod store;
+mod tinker;
+mod tinker_service;
 mod token;
 mod torch;
 
+pub use adapter::AdapterFolder;
 pub use collection::{CollectOptions, check_collect, collection};
 pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
@@ -83,7 +89,7 @@ pub use model::{
     chat_renderer, check_context, keep_renderer, loaded_params, model_config, renderer,
     renderer_of, resolve_env,
 };
-pub use plan::{Invocation, dataset, facts, late_config, lora_config, sampling};
+pub use plan::{Invocation, check_lora, dataset, facts, late_config, lora_config, sampling};
 pub use queue::{
     FeedPlan, QueuedRollouts, RecipeScore, open_queue, place as queue_place, recipe_score,
 };
@@ -96,13 +102,16 @@ pub use shape::{model_shape, scoring_shape};
 pub use source::{check_gold, check_pool, check_queue, data_queue};
 pub use step_changes::{StepChange, step_changes};
 pub use store::disk_store;
+pub use tinker::{check_service, is_at_service, key as service_key, service_model};
+pub use tinker_service::{TenantSection, TinkerFile, TinkerOptions, tinker_desk};
 
 pub use failure::Failure;
 pub use token::{read_token, token_of};
 pub use torch::torch_variables;
 
+use adapter::MeasuredAdapter;
 use learner::LearnerParts;
-use run_pins::RunPins;
+use run_pins::{ADAPTER, DATA, RunPins};
 use sinew_env::{EnvFactory, Taskset};
 use sinew_judge::Bench;
 use sinew_orchestrator::{Bus, Goal, RunEvent};
@@ -230,11 +239,12 @@ fn episode_parts(
 /// engine, which copies them, comes last.
 pub fn pipeline(
     recipe: &RunPlan,
-    how: Invocation,
+    how: Invocation<'_>,
     session: Session<'_>,
 ) -> Result<(Pipeline, Arc<dyn Renderer>), Failure> {
     let dir = session.dir;
     let device = device()?;
+    let adapter = how.adapter.map(MeasuredAdapter::read).transpose()?;
     let mut pins = RunPins::weights(recipe, &session)?;
     let renderer = kept(recipe, how.goal, dir)?;
     let in_run = env::in_run(recipe, dir.path());
@@ -242,7 +252,9 @@ pub fn pipeline(
     let (taskset, envs) = (world.taskset, world.envs);
     let data = plan::dataset(recipe, renderer.as_ref())?;
     let digest = data.as_ref().map(Dataset::digest);
-    pins.inputs(recipe, envs.as_ref(), &session, digest)?;
+    let adapted = adapter.as_ref().map(MeasuredAdapter::digest);
+    let outside = [(DATA, digest), (ADAPTER, adapted)];
+    pins.inputs(recipe, envs.as_ref(), &session, outside)?;
     let rewards = pins.rewards(recipe);
     let mut store = store::open_for(how.goal, &recipe.store, dir)?;
     let (weights, shape) = start_model(&pins.plan, renderer.as_ref(), dir.path())?;
@@ -261,21 +273,18 @@ pub fn pipeline(
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, shape.vocab)?;
     let own = engine::threads(recipe, &device);
     let (shown, path) = (renderer.as_ref(), dir.path());
-    let run = run_info(recipe, path, envs.as_ref(), shown, &own, rewards);
-    let gold = source::Gold {
-        taskset: &taskset,
-        envs: &envs,
-        renderer: &renderer,
-        run: run.clone(),
-    };
+    let mut run = run_info(recipe, path, envs.as_ref(), shown, &own, rewards);
+    run.provenance.adapter = adapter.as_ref().map(|a| a.name.clone());
+    let gold = source::Gold::new(&taskset, &envs, &renderer, run.clone());
     let source = source::source(recipe, data, gold, &grammars, &session)?;
     let mut late = late(recipe, &session);
     let first = &begun.first;
     let (engine, cross) = engine::engines(recipe, &own, &renderer, &grammars, &shape, first)?;
+    adapter.map_or(Ok(()), |a| a.load(engine.as_ref()))?;
     let wait = world.sandbox_wait;
     let episode = episode_parts(recipe, &session, run, &engine, &renderer, envs, wait)?;
     let transport = publish::transport(recipe, engine, begun.first, begun.turns, &session)?;
-    let options = plan::episode_options(&recipe.rollout);
+    let options = plan::trained_options(recipe);
     let live = live::source(recipe, &session, &episode, &options, &store, &mut late)?;
     let turns = plan::turns(recipe, &config.core);
     let parts = rollout_parts(recipe, dir, episode, options, taskset, cross, turns);

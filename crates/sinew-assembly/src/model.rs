@@ -8,12 +8,13 @@ use crate::failure::Failure;
 use crate::run_model::{RunModel, run_model};
 use crate::run_pins;
 use sinew_model::{
-    ConfigError, Family, LoadedModel, Lora, ModelConfig, ModelFiles, Params, Progress,
+    ConfigError, Family, LoadedModel, Lora, LoraConfig, ModelConfig, ModelFiles, Params, Progress,
     ProgressSink, ResolveEnv, ResolveError, RopeScaling, load_config, load_gguf_metadata,
-    load_model, merge_lora, resolve_model,
+    load_model, resolve_model,
 };
 use sinew_recipe::{EnvSection, ModelSection, RUN, RunPlan, TemplateOptions};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
+use sinew_tinker::client::ServiceState;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -264,13 +265,17 @@ pub fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Params
 /// Shape of a recipe's model, without its weights.
 ///
 /// # Errors
-/// Same as [`loaded_params`], but the weights are not read, so damage in them is not found.
+/// Same as [`loaded_params`], but the weights are not read, so damage in them is not found. Those of a Tinker
+/// service are not here.
 pub fn model_config(recipe: &RunPlan) -> Result<ModelConfig, Failure> {
     if let Some(run) = of_run(&recipe.model)? {
         return run.config();
     }
     match model_files(&recipe.model)? {
         None => scratch_config(recipe, renderer(&recipe.model, &recipe.env)?.as_ref()),
+        Some(files) if recipe.tinker().is_some() => {
+            load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))
+        }
         Some(files) => {
             sinew_model::check_model(&files).map_err(|e| Failure::input(format!("model: {e}")))
         }
@@ -303,12 +308,17 @@ impl RunModel {
         }
     }
 
-    /// Shape of its model; weights are not read.
+    /// Shape of its model, with adapters merged; weights are not read.
     pub fn config(&self) -> Result<ModelConfig, Failure> {
         match self.latest() {
             Some(folder) if folder.join("config.json").is_file() => {
                 let files = ModelFiles::Dir(folder);
                 load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))
+            }
+            Some(folder) if folder.join("adapter_config.json").is_file() => {
+                let base = model_config(&self.recipe)?;
+                let lora = LoraConfig::load(&folder).map_err(Failure::input)?;
+                Ok(lora.merged_config(&base))
             }
             _ => model_config(&self.recipe),
         }
@@ -317,6 +327,15 @@ impl RunModel {
     /// Returns the newest weights in 32 bits, with adapters merged as in the engine that sampled with them.
     pub fn params(&self) -> Result<Params, Failure> {
         let checkpoint = self.checkpoint()?;
+        let state = ServiceState::of_checkpoint(&checkpoint).map_err(Failure::system)?;
+        if let Some(state) = state {
+            return Err(Failure::input(format!(
+                "{}: its weights are at the Tinker service, {}, not here\n  hint: a recipe with trainer.type = \
+                 \"tinker\" starts from them",
+                self.folder.display(),
+                state.path
+            )));
+        }
         if !checkpoint.join("adapter_config.json").exists() {
             let files = ModelFiles::Dir(checkpoint);
             return Ok(load_model(&files).map_err(Failure::input)?.params);
@@ -325,9 +344,8 @@ impl RunModel {
         let recipe = run_pins::of_folder(&self.folder, &self.recipe)?;
         let base = loaded_params(&recipe, self.renderer()?.as_ref())?;
         let lora = Lora::load(&checkpoint, base.config()).map_err(Failure::input)?;
-        let mut merged = Params::zeros(base.config());
-        merge_lora(&crate::device()?, &base, &lora, &mut merged).map_err(Failure::input)?;
-        Ok(merged)
+        let merged = lora.merged(&crate::device()?, &base);
+        merged.map_err(Failure::input)
     }
 }
 

@@ -3,10 +3,11 @@
 //! The loop, the trainer and the rollouts do not depend on recipes. Their options are plain data, made here
 //! from the tables that concern them.
 
+use crate::adapter::AdapterFolder;
 use crate::failure::Failure;
 use sinew_algo::{Algorithm, Signal, TurnStages};
 use sinew_env::{Split, Taskset};
-use sinew_model::{LoraConfig, Projection};
+use sinew_model::{LoraConfig, ModelConfig, Projection};
 use sinew_orchestrator::{
     ByType, CoreConfig, EnvironmentShare, EvalConfig, Goal, LateConfig, LateGroups, Overlap,
     SampleKind, StaleGroups, TaskDraws, TaskSampling, TaskShares,
@@ -15,8 +16,8 @@ use sinew_pipeline::{
     ChangedParts, IN_FLIGHT, LearnerConfig, PipelineConfig, PolicyConfig, TurnSchedule,
 };
 use sinew_recipe::{
-    Changed, DataSection, LateAfter, LoraSection, LrSchedule, ResumeEpisodes, RolloutPlan, RunPlan,
-    StoreKind, TrainMode, TrainPlan,
+    Changed, DataSection, EngineType, LateAfter, LoraSection, LrSchedule, ResumeEpisodes,
+    RolloutPlan, RunPlan, StoreKind, TrainMode, TrainPlan,
 };
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeLimits, EpisodeOptions};
@@ -37,7 +38,7 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// A value head starts from nothing, so that by default it learns this much faster.
 const CRITIC_LR_FACTOR: f32 = 10.0;
 
-/// Adapters of `train.lora`. No targets: all projections.
+/// Adapters of `train.lora`. No targets: all projections of the layers.
 ///
 /// # Errors
 /// Fails for a target that is not a projection, and for a rank or scale that cannot be.
@@ -52,7 +53,7 @@ pub fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> {
         rank: section.rank,
         alpha: section.alpha,
         targets: if targets.is_empty() {
-            Projection::ALL.to_vec()
+            Projection::LAYERS.to_vec()
         } else {
             targets
         },
@@ -61,6 +62,27 @@ pub fn lora_config(section: &LoraSection) -> Result<LoraConfig, Failure> {
         .validate()
         .map_err(|e| Failure::input(format!("train.lora: {e}")))?;
     Ok(config)
+}
+
+/// Whether the engine takes what `train.lora` makes of a model of this shape.
+///
+/// # Errors
+/// Fails as [`lora_config`] does, and for an adapter on the output matrix if servers have no such matrix.
+pub fn check_lora(recipe: &RunPlan, model: &ModelConfig) -> Result<(), Failure> {
+    let Some(section) = &recipe.train.lora else {
+        return Ok(());
+    };
+    let lora = lora_config(section)?;
+    let untied = model.tied_embeddings && !lora.merged_config(model).tied_embeddings;
+    let servers = matches!(recipe.engine.kind, EngineType::Vllm | EngineType::Sglang);
+    if untied && servers && !recipe.engine.untied {
+        return Err(Failure::input(
+            "train.lora.targets: `lm_head` gives the model an output matrix that is not its embedding, and servers that \
+             were started with this model have no such matrix\n  hint: leave `lm_head` out, or start vLLM with both \
+             matrices and set engine.untied = true (docs/engines.md)",
+        ));
+    }
+    Ok(())
 }
 
 /// The learning rate over the updates of all steps: each step has `train.minibatches` of them, also where it
@@ -194,13 +216,15 @@ pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Datas
 
 /// Settings for running a recipe that come from the command line.
 #[derive(Clone, Copy, Debug)]
-pub struct Invocation {
+pub struct Invocation<'a> {
     /// Goal: to train, or only to measure.
     pub goal: Goal,
     /// `train` or `eval`, for messages that say how to continue.
     pub command: &'static str,
     /// If true, lost stored episodes do not make the run end badly.
     pub accept_loss: bool,
+    /// Adapter that a measurement samples with; `None`: the model alone.
+    pub adapter: Option<AdapterFolder<'a>>,
 }
 
 /// Limits and sampling of training episodes. Measurements have the same limits.
@@ -225,6 +249,14 @@ pub(crate) fn episode_options(r: &RolloutPlan) -> EpisodeOptions {
         timeout: Duration::from_secs_f64(r.episode_timeout_s),
         score_timeout: Duration::from_secs_f64(r.score_timeout_s),
     }
+}
+
+/// As [`episode_options`], for episodes that are trained: engines report the experts of their tokens if the
+/// trainer uses them.
+pub(crate) fn trained_options(recipe: &RunPlan) -> EpisodeOptions {
+    let mut options = episode_options(&recipe.rollout);
+    options.sampling.routes_from = recipe.replays_routing().then_some(0);
+    options
 }
 
 /// Growth of the turns of training episodes, if the recipe has one.
@@ -392,7 +424,7 @@ pub fn late_config(recipe: &RunPlan) -> Option<LateConfig> {
 /// Options of the whole loop: those of the core, and where the run is kept.
 pub(crate) fn pipeline(
     recipe: &RunPlan,
-    how: Invocation,
+    how: Invocation<'_>,
     dir: &RunDir,
     taskset: &dyn Taskset,
     algorithm: &Algorithm,
@@ -423,6 +455,7 @@ pub fn facts(recipe: &RunPlan) -> Result<RunFacts, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sinew_model::{Family, RopeScaling};
 
     fn train(steps: u64, minibatches: usize, schedule: LrSchedule) -> TrainPlan {
         let text = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"x\" }\nenv = { type = \"tool_math\" }\n\
@@ -455,6 +488,69 @@ mod tests {
         assert_eq!(
             rescheduled(&old, &train(12, 2, LrSchedule::Cosine), 0),
             None
+        );
+    }
+    /// A decoder whose output matrix is its embedding, or not.
+    fn model(tied_embeddings: bool) -> ModelConfig {
+        ModelConfig {
+            family: Family::Llama,
+            vocab: 61,
+            d_model: 32,
+            layers: 1,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            d_ff: 64,
+            rope_theta: 10_000.0,
+            rope_scaling: RopeScaling::None,
+            rms_eps: 1e-5,
+            tied_embeddings,
+            qkv_bias: false,
+            qk_norm: false,
+            max_context: 128,
+            bos_id: None,
+            eos_ids: vec![1],
+        }
+    }
+
+    #[test]
+    fn an_adapted_output_matrix_needs_a_place_in_servers() {
+        let plan = |engine: &str, targets: &str| {
+            let text = format!(
+                "name = \"t\"\nmodel = {{ type = \"pretrained\", source = \"x\" }}\nenv = {{ type = \"tool_math\" }}\n\
+                 algorithm = {{ type = \"grpo\", dual_clip = 3.0 }}\n[train.lora]\nrank = 4\ntargets = {targets}\n\
+                 [engine]\n{engine}\n"
+            );
+            RunPlan::parse(Path::new("r.toml"), &text, crate::ENVIRONMENTS).unwrap()
+        };
+        let vllm = "type = \"vllm\"\nurl = \"http://a\"\nweights_dir = \"w\"";
+        let head = "[\"lm_head\"]";
+        let error = check_lora(&plan(vllm, head), &model(true)).unwrap_err();
+        let text = error.text().to_owned();
+        assert!(
+            text.contains("`lm_head`") && text.contains("engine.untied = true"),
+            "{text}"
+        );
+        let untied = format!("{vllm}\nuntied = true");
+        for (recipe, tied) in [
+            (plan(vllm, head), false),
+            (plan(&untied, head), true),
+            (plan(vllm, "[]"), true),
+            (plan("", head), true),
+        ] {
+            check_lora(&recipe, &model(tied)).unwrap();
+        }
+        assert_eq!(
+            lora_config(plan("", "[]").train.lora.as_ref().unwrap())
+                .unwrap()
+                .targets,
+            Projection::LAYERS
+        );
+        let error = check_lora(&plan("", "[\"q_prj\"]"), &model(true)).unwrap_err();
+        assert!(
+            error.text().contains("down_proj, lm_head"),
+            "{}",
+            error.text()
         );
     }
 }

@@ -63,6 +63,7 @@ fn run(
     let (mut left, mut count, mut forced) = (BATCH, 0, 0);
     while left > 0 {
         match next(&events)? {
+            EngineEvent::Prompt { .. } => {}
             EngineEvent::Tokens { tokens, .. } => {
                 count += tokens.len();
                 let choices = tokens.iter().filter_map(|t| t.choice.as_ref());

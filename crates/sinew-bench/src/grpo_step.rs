@@ -151,6 +151,7 @@ impl Sampling<'_> {
             let (id, event) = next(&self.events)?;
             let episode = &mut episodes[id];
             match event {
+                Event::Engine(EngineEvent::Prompt { .. }) => {}
                 Event::Engine(EngineEvent::Tokens { tokens, .. }) => {
                     episode.tokens.extend(tokens.iter().map(|t| t.id));
                     episode.logprobs.extend(tokens.iter().map(|t| t.logprob));

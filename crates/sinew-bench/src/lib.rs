@@ -112,16 +112,12 @@ fn request(
     seed: u64,
     max_tokens: u32,
 ) -> GenerateRequest {
-    GenerateRequest {
-        id: RequestId(id),
-        prompt: prompt.into(),
-        sampling: SamplingParams {
-            seed,
-            max_tokens,
-            ..SamplingParams::default()
-        },
-        priority: 0,
-    }
+    let sampling = SamplingParams {
+        seed,
+        max_tokens,
+        ..SamplingParams::default()
+    };
+    GenerateRequest::new(RequestId(id), prompt, sampling)
 }
 
 /// Whether a part is to run: all of them, or those that `--only` names.

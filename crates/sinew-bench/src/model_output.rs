@@ -110,6 +110,7 @@ impl Real {
         while left > 0 {
             let (id, event) = next(&events)?;
             match event {
+                EngineEvent::Prompt { .. } => {}
                 EngineEvent::Tokens { tokens, .. } => {
                     said[id].tokens.extend(tokens.iter().map(|t| t.id));
                     said[id].logprobs.extend(tokens.iter().map(|t| t.logprob));

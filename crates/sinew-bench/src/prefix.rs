@@ -70,6 +70,7 @@ fn computed_rows(bench: &Bench, apart: bool) -> Result<usize, BenchError> {
         let (e, event) = next(&events)?;
         let (turn, tokens) = &mut episodes[e];
         match event {
+            EngineEvent::Prompt { .. } => {}
             EngineEvent::Tokens { tokens: new, .. } => tokens.extend(new.iter().map(|t| t.id)),
             EngineEvent::Failed { error, .. } => return Err(BenchError::system(error)),
             EngineEvent::Finished { .. } => {

@@ -47,6 +47,7 @@ pub(super) fn row(tokens: Vec<TokenId>, prompt: usize, weight: f32) -> TrainRow 
         returns: None,
         teacher_top: None,
         masks: None,
+        routes: Vec::new(),
         oldest_version: PolicyVersion(0),
     }
 }

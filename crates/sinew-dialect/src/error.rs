@@ -192,6 +192,10 @@ impl From<EngineError> for ApiError {
                 };
                 Self::invalid(param, message)
             }
+            EngineError::UnknownAdapter { .. } => Self {
+                code: "unknown_adapter",
+                ..Self::not_found(message)
+            },
             EngineError::Format(_) => Self::server("format_failed", message),
             EngineError::Stopped(_) => Self::overloaded("engine_stopped", message),
             EngineError::Weights(_) | EngineError::Failed(_) => {

@@ -7,7 +7,7 @@ use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
 use crate::backend::{AttemptSink, ServedWeights};
 use crate::error::AttemptError;
 use crate::swap::{LabelSpan, SwapWatch};
-use sinew_types::{FinishReason, TokenId, TokenLogprob};
+use sinew_types::{FinishReason, RouteSpan, TokenId, TokenLogprob};
 
 /// The content of one piece that earlier pieces did not have.
 #[derive(Debug, Default, PartialEq)]
@@ -26,6 +26,8 @@ pub(crate) struct AnswerPiece {
     pub(crate) spans: Vec<LabelSpan>,
     /// Prompt tokens found in the server's prefix cache.
     pub(crate) cached: Option<u32>,
+    /// Experts of prompt and output, with the last piece.
+    pub(crate) routes: Option<RouteSpan>,
 }
 
 /// The pieces of an attempt so far.
@@ -35,6 +37,7 @@ pub(crate) struct AnswerPieces<'a> {
     watch: SwapWatch<'a>,
     reason: Option<FinishReason>,
     cached_prompt_tokens: u32,
+    routes: Option<RouteSpan>,
     echoed: bool,
     spanned: bool,
     aborted: bool,
@@ -50,6 +53,7 @@ impl<'a> AnswerPieces<'a> {
             watch,
             reason: None,
             cached_prompt_tokens: 0,
+            routes: None,
             echoed: false,
             spanned: false,
             aborted: false,
@@ -87,6 +91,7 @@ impl<'a> AnswerPieces<'a> {
             }
         }
         self.cached_prompt_tokens = seen.cached.unwrap_or(self.cached_prompt_tokens);
+        self.routes = seen.routes.or(self.routes.take());
         if let Some(said) = seen.end {
             if sink.handed_on() < sink.sampled() {
                 let why =
@@ -98,15 +103,13 @@ impl<'a> AnswerPieces<'a> {
         Ok(())
     }
 
-    /// Checks the labels of a piece before any of its tokens is handed on. An adapter has the version in its
-    /// name; its server must have the weights that it was started with.
+    /// Checks the labels of a piece before any of its tokens is handed on. They are of the server's own
+    /// weights, also if the attempt asks for an adapter.
     fn check_labels(&self, seen: &AnswerPiece) -> Result<(), AttemptError> {
         let spans = seen.spans.iter().map(|span| &span.label);
-        let expected = self.attempt.weights;
-        let right = match self.attempt.adapter {
-            Some(_) => ServedWeights::Unlabelled,
-            None => ServedWeights::Version(expected),
-        };
+        let served = self.attempt.served();
+        let expected = served.unwrap_or(self.attempt.weights);
+        let right = served.map_or(ServedWeights::Unlabelled, ServedWeights::Version);
         for label in spans.chain(&seen.label) {
             if ServedWeights::from_label(label) != right {
                 return Err(AttemptError::Version {
@@ -150,6 +153,11 @@ impl<'a> AnswerPieces<'a> {
         Ok(AttemptEnd {
             reason,
             cached_prompt_tokens: self.cached_prompt_tokens,
+            routes: self.routes.filter(|routes| {
+                // The last token was never an input.
+                let inputs = self.attempt.prompt.len() + sink.sampled();
+                (routes.end() as usize) < inputs
+            }),
         })
     }
 }

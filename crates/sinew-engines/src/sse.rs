@@ -2,8 +2,9 @@
 //! used, as it bounds no event.
 //! <https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream>
 
-/// Maximum length of an event; a cumulative answer of a long context fits.
-const MAX_EVENT_BYTES: usize = 32 << 20;
+/// Maximum length of an event; a cumulative answer of a long context fits, and the experts of its tokens
+/// ([`sinew_types::MAX_ROUTE_BYTES`] in base64).
+const MAX_EVENT_BYTES: usize = 96 << 20;
 
 /// An event that is longer than any server has reason to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

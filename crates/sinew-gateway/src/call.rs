@@ -9,6 +9,7 @@
 //! A session is locked only in step 4. Rendering happens under the lock, so that two calls of one rollout see
 //! each other's tokens.
 
+use crate::adapters::Adapters;
 use crate::capacity::Capacity;
 use crate::config::{GatewayConfig, GatewayParts};
 use crate::drive::{self, Work};
@@ -130,6 +131,7 @@ pub(crate) struct Caller {
     engine: Arc<dyn Engine>,
     renderer: Arc<dyn Renderer>,
     capacity: Option<Arc<dyn Capacity>>,
+    adapters: Arc<Adapters>,
     /// Source of request ids, unique among all users of the engine.
     requests: Arc<AtomicU64>,
     /// Message roles that the model's template supports.
@@ -147,12 +149,14 @@ impl Caller {
     pub(crate) fn new(
         config: GatewayConfig,
         parts: &GatewayParts,
+        adapters: Arc<Adapters>,
         counters: Arc<Counters>,
     ) -> Self {
         Self {
             engine: Arc::clone(&parts.engine),
             renderer: Arc::clone(&parts.renderer),
             capacity: parts.capacity.clone(),
+            adapters,
             requests: Arc::clone(&parts.requests),
             prompts: Prompts::of(parts.renderer.as_ref()),
             counters,
@@ -268,6 +272,8 @@ impl Caller {
         known: Option<StateId>,
     ) -> Result<Subscription, ApiError> {
         request.restore(&rollout.answers)?;
+        let adapter = rollout.session().spec().adapter.clone();
+        self.adapters.fits(&request.model, adapter.as_ref())?;
         self.check(&request)?;
         if let Prompt::Messages(messages) = &mut request.prompt {
             note_media(messages, &mut request.ignored);
@@ -512,6 +518,7 @@ impl Caller {
             seed: 0,
             logit_bias: ask.logit_bias.clone(),
             top_logprobs: request.logprobs.unwrap_or(0),
+            routes_from: rollout.routes.then_some(begun.routes_known),
             format: None,
         }
     }
@@ -526,14 +533,15 @@ impl Caller {
     ) -> Vec<GenerateRequest> {
         let count = u64::from(request.n);
         let first = self.requests.fetch_add(count, Ordering::Relaxed);
-        let one = |(choice, id)| GenerateRequest {
-            id: RequestId(id),
-            prompt: Arc::clone(&begun.prompt),
-            sampling: SamplingParams {
+        let one = |(choice, id)| {
+            let sampling = SamplingParams {
                 seed: session.seed(begun.call, choice, request.sampling.seed),
                 ..sampling.clone()
-            },
-            priority: 0,
+            };
+            GenerateRequest {
+                adapter: session.spec().adapter.clone(),
+                ..GenerateRequest::new(RequestId(id), Arc::clone(&begun.prompt), sampling)
+            }
         };
         (0..request.n).zip(first..).map(one).collect()
     }

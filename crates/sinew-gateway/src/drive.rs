@@ -22,7 +22,7 @@ use sinew_dialect::{Choice, Delta, ModelResponse, TurnEnd, Usage};
 use sinew_render::{Piece, TurnOptions, TurnReader};
 use sinew_types::{
     Engine, EngineError, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId,
-    SampledToken, TokenId,
+    RouteSpan, SampledToken, TokenId,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -313,6 +313,8 @@ impl Driver {
     /// Handles an event. Returns whether it was the last one of its request.
     async fn take(&mut self, event: EngineEvent) -> bool {
         match event {
+            // No call asks for log-probabilities of its prompt.
+            EngineEvent::Prompt { .. } => false,
             EngineEvent::Tokens { request, tokens } => {
                 self.tokens(request, &tokens);
                 false
@@ -321,6 +323,7 @@ impl Driver {
                 request,
                 reason,
                 cached_prompt_tokens,
+                routes,
             } => {
                 self.cached = self.cached.max(cached_prompt_tokens);
                 if reason == FinishReason::Aborted && self.stopping.is_none() {
@@ -329,7 +332,7 @@ impl Driver {
                         "the engine aborted the generation",
                     ));
                 }
-                self.finished(request, reason).await;
+                self.finished(request, reason, routes).await;
                 true
             }
             EngineEvent::Failed { error, .. } => {
@@ -406,7 +409,12 @@ impl Driver {
     }
 
     /// Captures an output, then sends its end to the client.
-    async fn finished(&mut self, request: RequestId, reason: FinishReason) {
+    async fn finished(
+        &mut self,
+        request: RequestId,
+        reason: FinishReason,
+        routes: Option<RouteSpan>,
+    ) {
         let Some(index) = self.index(request) else {
             return;
         };
@@ -419,6 +427,7 @@ impl Driver {
             finish: reason,
             message: output.reader.message().clone(),
             text: output.reader.raw().to_owned(),
+            routes,
         };
         let context = &self.running.context;
         if index == 0 && turn.finish != FinishReason::Aborted {
@@ -451,7 +460,7 @@ fn sink(sender: mpsc::Sender<EngineEvent>, overflow: Arc<AtomicBool>, stream: bo
         };
         match event {
             EngineEvent::Tokens { mut tokens, .. } if !stream => held.append(&mut tokens),
-            EngineEvent::Tokens { .. } => send(event),
+            EngineEvent::Prompt { .. } | EngineEvent::Tokens { .. } => send(event),
             EngineEvent::Finished { request, .. } | EngineEvent::Failed { request, .. } => {
                 let tokens = std::mem::take(&mut held);
                 if !tokens.is_empty() {

@@ -59,16 +59,13 @@ fn measure(device: &Cpu, params: &Params, precision: Precision, rows: usize) -> 
     for id in 0..rows {
         let own = (0..OWN).map(|i| (1000 + id * 31 + i * 17) as u32);
         let prompt = (0..SHARED).map(|i| (500 + i * 13) as u32).chain(own);
-        let request = GenerateRequest {
-            id: RequestId(id as u64),
-            prompt: prompt.collect::<Vec<_>>().into(),
-            sampling: SamplingParams {
-                seed: id as u64,
-                max_tokens: SAMPLED,
-                ..SamplingParams::default()
-            },
-            priority: 0,
+        let sampling = SamplingParams {
+            seed: id as u64,
+            max_tokens: SAMPLED,
+            ..SamplingParams::default()
         };
+        let prompt: Vec<u32> = prompt.collect();
+        let request = GenerateRequest::new(RequestId(id as u64), prompt, sampling);
         let send = send.clone();
         let sink = Box::new(move |event| {
             let token = matches!(event, EngineEvent::Tokens { .. });

@@ -85,19 +85,14 @@ fn pass_ms(vocab: usize, rows: usize, sampling: &SamplingParams) -> f64 {
                 let _ = send.send(());
             }
         });
-        let request = GenerateRequest {
-            id: RequestId(id),
-            prompt: (0..200)
-                .map(|i| (i + i / 190 * id as u32) % vocab as u32)
-                .collect::<Vec<_>>()
-                .into(),
-            sampling: SamplingParams {
-                seed: id,
-                max_tokens: 30,
-                ..sampling.clone()
-            },
-            priority: 0,
+        let prompt = (0..200).map(|i| (i + i / 190 * id as u32) % vocab as u32);
+        let sampling = SamplingParams {
+            seed: id,
+            max_tokens: 30,
+            ..sampling.clone()
         };
+        let prompt: Vec<u32> = prompt.collect();
+        let request = GenerateRequest::new(RequestId(id), prompt, sampling);
         engine.submit(request, sink).expect("the queue has room");
     }
     engine.pause(false);

@@ -13,17 +13,22 @@
 //!
 //! Invariants: only a full block has children; a block in use by a sequence has all its ancestors
 //! in use; only full blocks are shared between sequences, so a partly filled block has at most one
-//! writer, and its first slots never change while it lives; a node of an older epoch (other
-//! weights) is never found by a lookup.
+//! writer, and its first slots never change while it lives; a lookup finds only nodes of its own space, and
+//! none of a space that has ended (weights that were replaced).
 
 use crate::forward::BlockId;
 use sinew_types::TokenId;
 use std::collections::{BTreeSet, HashMap};
 
-/// The node above a block. A root for each epoch keeps the contents of different weights apart.
+/// Number of the weights that keys and values come from: an adapter, or no adapter, on one version of the
+/// engine's own weights. Numbers are never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Space(pub(crate) u64);
+
+/// The node above a block. A root for each space keeps the contents of different weights apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Parent {
-    Root { epoch: u64 },
+    Root(Space),
     Block(BlockId),
 }
 
@@ -31,8 +36,8 @@ pub(crate) enum Parent {
 #[derive(Clone, Debug)]
 struct Node {
     parent: Parent,
-    /// Number of the weights that its keys and values come from.
-    epoch: u64,
+    /// Weights that its keys and values come from.
+    space: Space,
     /// First token of the node, the key under which its parent finds it.
     first: TokenId,
     /// Tokens of the filled slots, those that the current pass computes included.
@@ -77,8 +82,10 @@ pub(crate) struct Blocks {
     evictable: BTreeSet<(u64, BlockId)>,
     /// Unused nodes. All can be evicted, leaves first.
     idle: usize,
-    /// Number of the current weights, from 0.
-    epoch: u64,
+    /// Spaces of weights that sample now.
+    live: BTreeSet<Space>,
+    /// Number of the next space.
+    next_space: u64,
     /// Number of the pass; orders evictions.
     tick: u64,
 }
@@ -92,7 +99,8 @@ impl Blocks {
             children: HashMap::new(),
             evictable: BTreeSet::new(),
             idle: 0,
-            epoch: 0,
+            live: BTreeSet::new(),
+            next_space: 0,
             tick: 0,
         }
     }
@@ -108,11 +116,6 @@ impl Blocks {
 
     pub(crate) fn total(&self) -> usize {
         self.nodes.len()
-    }
-
-    /// The root under which new sequences start, of the current weights.
-    pub(crate) fn root(&self) -> Parent {
-        Parent::Root { epoch: self.epoch }
     }
 
     fn node(&self, block: BlockId) -> &Node {
@@ -152,11 +155,10 @@ impl Blocks {
         })
     }
 
-    /// The longest stored prefix of `tokens` under the current weights, in time linear in its
-    /// length.
-    pub(crate) fn find(&self, tokens: &[TokenId]) -> PrefixMatch {
+    /// The longest stored prefix of `tokens` below `root`, in time linear in its length.
+    pub(crate) fn find(&self, root: Parent, tokens: &[TokenId]) -> PrefixMatch {
         let mut found = PrefixMatch::default();
-        let mut parent = self.root();
+        let mut parent = root;
         let mut rest = tokens;
         loop {
             let best = self
@@ -188,17 +190,17 @@ impl Blocks {
         let block = self.free.pop()?;
         let mut stored = Vec::with_capacity(self.block_tokens);
         stored.extend_from_slice(tokens);
-        let epoch = match parent {
-            Parent::Root { epoch } => epoch,
+        let space = match parent {
+            Parent::Root(space) => space,
             Parent::Block(above) => {
                 let above = self.node_mut(above);
                 above.children += 1;
-                above.epoch
+                above.space
             }
         };
         self.nodes[block as usize] = Some(Node {
             parent,
-            epoch,
+            space,
             first: tokens[0],
             tokens: stored,
             ready: 0,
@@ -248,7 +250,8 @@ impl Blocks {
     /// Removes a user. An unused block stays as a cache, unless its weights are gone or nothing is
     /// stored in it. A path is released from its end.
     pub(crate) fn release(&mut self, block: BlockId) {
-        let (tick, epoch) = (self.tick, self.epoch);
+        let tick = self.tick;
+        let live = self.live.contains(&self.node(block).space);
         let node = self.node_mut(block);
         node.refs = node
             .refs
@@ -260,7 +263,7 @@ impl Blocks {
         node.last_used = tick;
         // Slots that were to be computed hold nothing.
         node.tokens.truncate(node.ready);
-        let useless = node.epoch != epoch || node.ready == 0;
+        let useless = !live || node.ready == 0;
         let leaf = node.children == 0;
         self.idle += 1;
         if leaf {
@@ -271,8 +274,8 @@ impl Blocks {
         }
     }
 
-    /// Frees an unused leaf; its parent may become one.
-    fn discard(&mut self, block: BlockId) {
+    /// Frees an unused leaf; returns its parent if that has become one.
+    fn discard(&mut self, block: BlockId) -> Option<BlockId> {
         let node = self.nodes[block as usize].take();
         let node = node.expect("an evictable block is in use");
         debug_assert!(node.refs == 0 && node.children == 0);
@@ -280,14 +283,17 @@ impl Blocks {
         self.idle -= 1;
         self.free.push(block);
         self.unlink(block, (node.parent, node.first));
-        if let Parent::Block(above) = node.parent {
-            let parent = self.node_mut(above);
-            parent.children -= 1;
-            if parent.children == 0 && parent.refs == 0 {
-                let key = (parent.last_used, above);
-                self.evictable.insert(key);
-            }
+        let Parent::Block(above) = node.parent else {
+            return None;
+        };
+        let parent = self.node_mut(above);
+        parent.children -= 1;
+        if parent.children > 0 || parent.refs > 0 {
+            return None;
         }
+        let key = (parent.last_used, above);
+        self.evictable.insert(key);
+        Some(above)
     }
 
     fn unlink(&mut self, block: BlockId, key: (Parent, TokenId)) {
@@ -304,11 +310,24 @@ impl Blocks {
         self.tick += 1;
     }
 
-    /// Announces new weights: nothing stored so far is found again, and unused blocks are freed.
-    pub(crate) fn start_epoch(&mut self) {
-        self.epoch += 1;
-        while let Some(&(_, block)) = self.evictable.first() {
-            self.discard(block);
+    /// Begins a space for new weights.
+    pub(crate) fn start_space(&mut self) -> Space {
+        let space = Space(self.next_space);
+        self.next_space += 1;
+        self.live.insert(space);
+        space
+    }
+
+    /// Ends the space of weights that are gone: nothing stored in it is found again, and its unused blocks
+    /// are freed.
+    pub(crate) fn end_space(&mut self, space: Space) {
+        self.live.remove(&space);
+        let leaves = self.evictable.iter().map(|&(_, block)| block);
+        let of_space = |&block: &BlockId| self.node(block).space == space;
+        let mut unused: Vec<BlockId> = leaves.filter(of_space).collect();
+        while let Some(block) = unused.pop() {
+            // The blocks above it are of the same space.
+            unused.extend(self.discard(block));
         }
     }
 }
@@ -329,7 +348,7 @@ impl Blocks {
                 rest = &rest[node.tokens.len()..];
                 match node.parent {
                     Parent::Block(above) => assert_eq!(chain[i - 1], above),
-                    Parent::Root { .. } => assert_eq!(i, 0),
+                    Parent::Root(_) => assert_eq!(i, 0),
                 }
             }
             assert!(rest.is_empty(), "a computed token has no slot");
@@ -354,7 +373,7 @@ impl Blocks {
             }
             idle += 1;
             assert_eq!(node.ready, node.tokens.len(), "a slot holds nothing");
-            assert_eq!(node.epoch, self.epoch, "an old block is kept");
+            assert!(self.live.contains(&node.space), "an old block is kept");
             let leaf = self.evictable.contains(&(node.last_used, id));
             assert_eq!(leaf, children == 0);
             evictable += usize::from(leaf);

@@ -8,13 +8,15 @@ use crate::constraint::Constraint;
 use crate::draw::{Drawn, Draws};
 use crate::forward::{Forward, ForwardLimits};
 use crate::params::RequestLimits;
+use crate::prompt_row::PromptRow;
 use crate::sampler::Sampler;
-use crate::scheduler::{Plan, Scheduler, SchedulerConfig, request_limits};
-use crate::sequence::Sequence;
+use crate::scheduler::{PassOutcome, Plan, Scheduler, SchedulerConfig, request_limits};
+use crate::sequence::{OrderKey, Sequence};
 use crate::stop::TokenBytes;
 use sinew_tensor::Cpu;
 use sinew_types::{
-    EngineError, EngineEvent, EngineStatus, GenerateRequest, PolicyVersion, RequestId, TensorSource,
+    Adapter, AdapterName, EngineError, EngineEvent, EngineStatus, GenerateRequest, PolicyVersion,
+    RequestId, TensorSource,
 };
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -35,6 +37,15 @@ pub(crate) trait Core: Send {
         version: PolicyVersion,
         weights: &dyn TensorSource,
     ) -> Result<(), EngineError>;
+    /// Loads or replaces the adapter of a name.
+    fn load_adapter(
+        &mut self,
+        name: &AdapterName,
+        version: PolicyVersion,
+        adapter: &Adapter,
+    ) -> Result<(), EngineError>;
+    /// Drops an adapter, if it is loaded; the last events of its requests are added to `events`.
+    fn unload_adapter(&mut self, name: &AdapterName, events: &mut Vec<EngineEvent>);
     /// Computes one pass: at most one more token for each request, and accepted draft tokens. A failed pass
     /// fails the requests in it; the engine continues.
     fn step(&mut self, events: &mut Vec<EngineEvent>);
@@ -73,15 +84,13 @@ impl<F: Forward> ModelCore<F> {
         })
     }
 
-    /// Carries out a plan: copies, the pass, copies; returns the result of each of its samples.
-    fn compute(&mut self, plan: &Plan) -> Result<Vec<Result<Draws, EngineError>>, EngineError> {
+    /// Carries out a plan: copies, the pass, copies.
+    fn compute(&mut self, plan: &Plan) -> Result<PassOutcome, EngineError> {
         for &copy in &plan.copies_before {
             self.forward.copy_block(copy);
         }
-        let sequences = plan.samples.iter().map(|slot| {
-            let sequence = self.scheduler.running.get(&slot.key);
-            sequence.ok_or_else(|| failed("a sequence of the pass is gone"))
-        });
+        let samples = plan.samples.iter();
+        let sequences = samples.map(|slot| running(&self.scheduler, slot.key));
         let sequences: Vec<&Sequence> = sequences.collect::<Result<_, _>>()?;
         let samplers = plan.samples.iter().zip(&sequences).map(|(slot, sequence)| {
             let known = sequence.tokens.len() - slot.drafted;
@@ -94,18 +103,48 @@ impl<F: Forward> ModelCore<F> {
             }
         });
         let samplers: Vec<Sampler<'_>> = samplers.collect();
-        let drawn = self.forward.step(&plan.batch, &samplers);
-        let drawn = drawn.map_err(|e| EngineError::Failed(e.to_string()))?;
-        if drawn.len() != samplers.len() {
-            return Err(failed("a pass gave not one result for each sampler"));
+        let prompts = prompt_rows(&self.scheduler, plan)?;
+        let result = self.forward.step(&plan.batch, &samplers, &prompts);
+        let result = result.map_err(|e| EngineError::Failed(e.to_string()))?;
+        if result.drawn.len() != samplers.len() || result.scored.len() != prompts.len() {
+            return Err(failed(
+                "a pass gave not one result for each sampler and each row of a prompt",
+            ));
         }
         for &copy in &plan.copies_after {
             self.forward.copy_block(copy);
         }
         let context = self.scheduler.context();
         let finish = |drawn, i: usize| follow(drawn, sequences[i], &samplers[i], context);
-        Ok(in_parallel(self.cpu.as_ref(), drawn, finish))
+        Ok(PassOutcome {
+            drawn: in_parallel(self.cpu.as_ref(), result.drawn, finish),
+            scored: result.scored,
+        })
     }
+}
+
+/// A sequence of a planned pass.
+fn running(scheduler: &Scheduler, key: OrderKey) -> Result<&Sequence, EngineError> {
+    let sequence = scheduler.running.get(&key);
+    sequence.ok_or_else(|| failed("a sequence of the pass is gone"))
+}
+
+/// The rows of prompts whose log-probabilities a planned pass takes.
+fn prompt_rows<'a>(
+    scheduler: &'a Scheduler,
+    plan: &Plan,
+) -> Result<Vec<PromptRow<'a>>, EngineError> {
+    let mut rows = Vec::new();
+    for slot in &plan.scores {
+        let sequence = running(scheduler, slot.key)?;
+        let scores = sequence.scores.as_ref();
+        let scores = scores.ok_or_else(|| failed("a prompt is scored that nobody asked for"))?;
+        let positions = slot.position..slot.position + slot.count;
+        let tokens = &sequence.tokens;
+        let row = |(position, row)| scores.row(row, position, tokens[position]);
+        rows.extend(positions.zip(slot.logits..).map(row));
+    }
+    Ok(rows)
 }
 
 fn failed(why: &str) -> EngineError {
@@ -204,12 +243,31 @@ impl<F: Forward> Core for ModelCore<F> {
         Ok(())
     }
 
+    fn load_adapter(
+        &mut self,
+        name: &AdapterName,
+        version: PolicyVersion,
+        adapter: &Adapter,
+    ) -> Result<(), EngineError> {
+        let slot = self.scheduler.adapter_slot(name)?;
+        let loaded = self.forward.load_adapter(slot, adapter);
+        loaded.map_err(|e| EngineError::Weights(format!("adapter {name}: {e}")))?;
+        self.scheduler.swap_adapter(slot, name, version);
+        Ok(())
+    }
+
+    fn unload_adapter(&mut self, name: &AdapterName, events: &mut Vec<EngineEvent>) {
+        if let Some(slot) = self.scheduler.drop_adapter(name, events) {
+            self.forward.unload_adapter(slot);
+        }
+    }
+
     fn step(&mut self, events: &mut Vec<EngineEvent>) {
         let Some(plan) = self.scheduler.plan() else {
             return;
         };
         match self.compute(&plan) {
-            Ok(drawn) => self.scheduler.commit(plan, drawn, events),
+            Ok(outcome) => self.scheduler.commit(plan, outcome, events),
             Err(error) => self.scheduler.commit_failure(&plan, &error, events),
         }
     }

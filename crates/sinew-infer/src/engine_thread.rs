@@ -1,4 +1,4 @@
-//! The thread around a [`Core`]: a bounded inbox, sinks, weights between two passes.
+//! The thread around a [`Core`]: a bounded inbox, sinks, weights and adapters between two passes.
 //!
 //! Each request gets its last event and each caller its answer in every case: a panic turns into
 //! [`EngineError::Stopped`] for all.
@@ -9,8 +9,8 @@ use crate::params::{self, RequestLimits};
 use crate::scheduler;
 use sinew_grammar::Grammars;
 use sinew_types::{
-    Clock, Engine, EngineError, EngineEvent, EngineStatus, EventSink, GenerateRequest,
-    PolicyVersion, RequestId, TensorSource,
+    Adapter, AdapterName, Clock, Engine, EngineError, EngineEvent, EngineStatus, EventSink,
+    GenerateRequest, PolicyVersion, RequestId, TensorSource,
 };
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
@@ -20,10 +20,25 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, ThreadId};
 
-/// Weights whose caller blocks until they are loaded.
+/// A change between two passes.
+enum Change {
+    Weights {
+        version: PolicyVersion,
+        weights: Arc<dyn TensorSource>,
+    },
+    Adapter {
+        name: AdapterName,
+        version: PolicyVersion,
+        adapter: Adapter,
+    },
+    DropAdapter {
+        name: AdapterName,
+    },
+}
+
+/// A change whose caller blocks until it is made.
 struct Load {
-    version: PolicyVersion,
-    weights: Arc<dyn TensorSource>,
+    change: Change,
     reply: SyncSender<Result<(), EngineError>>,
 }
 
@@ -44,6 +59,8 @@ struct Inbox {
     stopped: Option<String>,
     /// Requests that have not ended.
     live: HashSet<RequestId>,
+    /// Adapters that are loaded; bounded by the core.
+    adapters: HashSet<AdapterName>,
     status: EngineStatus,
 }
 
@@ -70,9 +87,9 @@ impl Shared {
 
 /// Generates with a forward pass on a separate thread.
 ///
-/// Thread-safe. Event sinks are called on that thread; they may submit and abort, but not load
-/// weights. A slow sink delays the next pass of all requests. Dropping the engine ends the thread
-/// after the current pass; requests that have not ended then fail with [`EngineError::Stopped`].
+/// Thread-safe. Event sinks are called on that thread; they may submit and abort, but not load or drop
+/// weights and adapters. A slow sink delays the next pass of all requests. Dropping the engine ends the
+/// thread after the current pass; requests that have not ended then fail with [`EngineError::Stopped`].
 pub struct EmbeddedEngine {
     shared: Arc<Shared>,
     /// Limits that requests are checked against on the caller's thread.
@@ -131,6 +148,24 @@ impl EmbeddedEngine {
             thread: Some(thread),
         })
     }
+
+    /// Has the thread make a change between two passes, and waits for it.
+    fn change(&self, change: Change) -> Result<(), EngineError> {
+        if thread::current().id() == self.thread_id {
+            let why = "an event sink may not load or drop weights or adapters: it runs on the thread that would";
+            return Err(EngineError::Weights(why.to_owned()));
+        }
+        let (reply, answer) = sync_channel(1);
+        let mut inbox = self.shared.lock();
+        if let Some(why) = &inbox.stopped {
+            return Err(EngineError::Stopped(why.clone()));
+        }
+        inbox.loads.push_back(Load { change, reply });
+        drop(inbox);
+        self.shared.wake.notify_all();
+        let ended = || EngineError::Stopped("it ended while weights were loaded".to_owned());
+        answer.recv().unwrap_or_else(|_| Err(ended()))
+    }
 }
 
 impl Engine for EmbeddedEngine {
@@ -146,6 +181,11 @@ impl Engine for EmbeddedEngine {
         if waiting >= self.max_waiting {
             let limit = self.max_waiting;
             return Err(EngineError::QueueFull { waiting, limit });
+        }
+        if let Some(name) = &request.adapter
+            && !inbox.adapters.contains(name)
+        {
+            return Err(scheduler::unknown(name));
         }
         if !inbox.live.insert(request.id) {
             return Err(scheduler::duplicate(request.id));
@@ -179,24 +219,26 @@ impl Engine for EmbeddedEngine {
         version: PolicyVersion,
         weights: Arc<dyn TensorSource>,
     ) -> Result<(), EngineError> {
-        if thread::current().id() == self.thread_id {
-            let why = "an event sink may not load weights: it runs on the thread that would";
-            return Err(EngineError::Weights(why.to_owned()));
-        }
-        let (reply, answer) = sync_channel(1);
-        let mut inbox = self.shared.lock();
-        if let Some(why) = &inbox.stopped {
-            return Err(EngineError::Stopped(why.clone()));
-        }
-        inbox.loads.push_back(Load {
+        self.change(Change::Weights { version, weights })
+    }
+
+    fn load_adapter(
+        &self,
+        name: &AdapterName,
+        version: PolicyVersion,
+        adapter: Adapter,
+    ) -> Result<(), EngineError> {
+        let name = name.clone();
+        self.change(Change::Adapter {
+            name,
             version,
-            weights,
-            reply,
-        });
-        drop(inbox);
-        self.shared.wake.notify_all();
-        let ended = || EngineError::Stopped("it ended while weights were loaded".to_owned());
-        answer.recv().unwrap_or_else(|_| Err(ended()))
+            adapter,
+        })
+    }
+
+    fn unload_adapter(&self, name: &AdapterName) -> Result<(), EngineError> {
+        let name = name.clone();
+        self.change(Change::DropAdapter { name })
     }
 
     fn status(&self) -> EngineStatus {
@@ -308,12 +350,37 @@ impl Worker {
             self.core.abort(id, &mut self.events);
         }
         for load in loads {
-            let loaded = self.core.load_weights(load.version, &*load.weights);
-            self.shared.lock().status.version = self.core.status().version;
+            let loaded = self.make(load.change);
             // A caller that has gone needs no answer.
             let _ = load.reply.send(loaded);
         }
         Some(paused)
+    }
+
+    /// Makes a change, and shows it to callers before it is answered.
+    fn make(&mut self, change: Change) -> Result<(), EngineError> {
+        match change {
+            Change::Weights { version, weights } => {
+                let loaded = self.core.load_weights(version, &*weights);
+                self.shared.lock().status.version = self.core.status().version;
+                loaded
+            }
+            Change::Adapter {
+                name,
+                version,
+                adapter,
+            } => {
+                self.core.load_adapter(&name, version, &adapter)?;
+                self.shared.lock().adapters.insert(name);
+                Ok(())
+            }
+            Change::DropAdapter { name } => {
+                // No later request passes the check; the core fails those that have.
+                self.shared.lock().adapters.remove(&name);
+                self.core.unload_adapter(&name, &mut self.events);
+                Ok(())
+            }
+        }
     }
 
     /// Updates the status, then hands out the events.
@@ -364,7 +431,8 @@ pub(crate) fn deliver(sink: &mut EventSink, event: EngineEvent) -> bool {
 /// The request that an event belongs to.
 pub(crate) fn request_of(event: &EngineEvent) -> RequestId {
     match event {
-        EngineEvent::Tokens { request, .. }
+        EngineEvent::Prompt { request, .. }
+        | EngineEvent::Tokens { request, .. }
         | EngineEvent::Finished { request, .. }
         | EngineEvent::Failed { request, .. } => *request,
     }
@@ -373,7 +441,7 @@ pub(crate) fn request_of(event: &EngineEvent) -> RequestId {
 /// The request that `event` is the last one of.
 pub(crate) fn last_of(event: &EngineEvent) -> Option<RequestId> {
     match event {
-        EngineEvent::Tokens { .. } => None,
+        EngineEvent::Prompt { .. } | EngineEvent::Tokens { .. } => None,
         EngineEvent::Finished { request, .. } | EngineEvent::Failed { request, .. } => {
             Some(*request)
         }

@@ -4,14 +4,19 @@
 //! formats stay as they are.
 
 use crate::draw::Drawn;
+use crate::prompt_row::{self, PromptRow, Scored};
 use crate::sampler::{self, Sampler};
-use sinew_model::{ForwardError, TensorMismatch};
+use sinew_model::{ForwardError, LoraError, TensorMismatch};
 use sinew_tensor::Cpu;
-use sinew_types::{TensorSource, TokenId};
+use sinew_types::{Adapter, TensorSource, TokenId};
 use std::ops::Range;
 
 /// Index of a physical block of key-value memory.
 pub type BlockId = u32;
+
+/// Number under which a device keeps an adapter; below
+/// [`SchedulerConfig::max_adapters`](crate::SchedulerConfig::max_adapters).
+pub type AdapterSlot = u32;
 
 /// Sizes that never change while an engine lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +51,9 @@ pub struct BatchSequence {
     pub past: usize,
     /// Part of [`Batch::block_table`] for the sequence: the physical block of each logical block.
     pub blocks: Range<usize>,
+    /// Adapter that its rows are computed with; `None`: only the device's own weights. Sequences of the same
+    /// adapter stand side by side.
+    pub adapter: Option<AdapterSlot>,
 }
 
 /// One forward pass over new tokens of many sequences.
@@ -61,8 +69,17 @@ pub struct Batch {
     pub sequences: Vec<BatchSequence>,
     /// Physical blocks of all sequences, one sequence after the other.
     pub block_table: Vec<BlockId>,
-    /// Rows after which tokens are drawn, ascending.
+    /// Rows whose logits are needed, to draw tokens or to report log-probabilities of a prompt, ascending.
     pub logit_rows: Vec<usize>,
+}
+
+/// The results of a pass.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PassResult {
+    /// The result of each sampler, in order.
+    pub drawn: Vec<Drawn>,
+    /// The result of each row of a prompt, in order.
+    pub scored: Vec<Scored>,
 }
 
 /// Reasons for which a device computes no pass or takes no weights.
@@ -73,6 +90,9 @@ pub enum DeviceError {
     /// The tensors are not those of the model.
     #[error(transparent)]
     Weights(#[from] TensorMismatch),
+    /// The adapter is not one of the model.
+    #[error(transparent)]
+    Adapter(#[from] LoraError),
     /// A device outside this crate failed.
     #[error("{0}")]
     Device(String),
@@ -82,8 +102,8 @@ pub enum DeviceError {
 /// tokens.
 ///
 /// Contract:
-/// - **Independence.** A row's logits depend only on its sequence's tokens, not on the rest of the batch, bit
-///   for bit. This makes a request's tokens independent of what else runs.
+/// - **Independence.** A row's logits depend only on its sequence's tokens and adapter, not on the rest of
+///   the batch, bit for bit. This makes a request's tokens independent of what else runs.
 /// - **Draws.** The token at a position is a function of its row of logits, the sampling parameters and the
 ///   position: the random number is that of (seed, position), Philox4x32-10 with the position as counter and
 ///   the seed as key, as in this crate's CPU sampler. Bias, temperature, `min_p`, `top_k` and `top_p` apply
@@ -93,10 +113,13 @@ pub enum DeviceError {
 ///   after the row that follows the last draft token, or when the constraint has ended. Tokens are those of
 ///   drawing one in each pass. An implementation may stop earlier (at a constraint whose masks it cannot
 ///   prepare), but not before the first token.
+/// - **Prompts.** Log-probabilities of a prompt's tokens are those of the full softmax at temperature 1, with
+///   the bits that a draw of the token at temperature 1 reports.
 /// - **Order.** Copies and passes take effect in the order of the calls.
 ///
 /// Data that cross this interface are per token: a device that overrides [`Forward::step`] never ships
-/// logits. It may block until the draws are there. [`crate::testing::conformance`] tests the contract.
+/// logits. It may block until the draws are there. [`crate::testing::conformance`] tests the contract, and
+/// [`crate::testing::adapter_conformance`] that of devices with adapters.
 pub trait Forward: Send {
     /// Sizes, the same at every call.
     fn limits(&self) -> ForwardLimits;
@@ -104,14 +127,23 @@ pub trait Forward: Send {
     /// Copies within the key-value memory. Takes effect before the passes that follow.
     fn copy_block(&mut self, copy: BlockCopy);
 
-    /// Stores keys and values of all rows, and draws tokens: the result of each sampler, in order.
+    /// Stores keys and values of all rows, draws a token for each sampler, and takes the log-probabilities of
+    /// each row of a prompt.
     ///
     /// # Errors
-    /// All requests in the batch fail with it. An error of one sampler concerns only its request.
-    fn step(&mut self, batch: &Batch, samplers: &[Sampler<'_>]) -> Result<Vec<Drawn>, DeviceError> {
+    /// All requests in the batch fail with it. An error of one sampler or row concerns only its request.
+    fn step(
+        &mut self,
+        batch: &Batch,
+        samplers: &[Sampler<'_>],
+        prompts: &[PromptRow<'_>],
+    ) -> Result<PassResult, DeviceError> {
         let (vocab, cpu) = (self.limits().vocab, self.cpu());
         let logits = self.logits(batch)?;
-        Ok(sampler::sample(logits, vocab, samplers, cpu.as_ref()))
+        Ok(PassResult {
+            drawn: sampler::sample(logits, vocab, samplers, cpu.as_ref()),
+            scored: prompt_row::score(logits, vocab, prompts, cpu.as_ref()),
+        })
     }
 
     /// Stores keys and values of all rows; returns the logits of `batch.logit_rows`, `[logit_rows, vocab]`,
@@ -121,11 +153,25 @@ pub trait Forward: Send {
     /// Same as [`Forward::step`].
     fn logits(&mut self, batch: &Batch) -> Result<&[f32], DeviceError>;
 
-    /// Replaces the weights. Checks names and shapes first; element types can be any.
+    /// Replaces the weights; adapters stay. Checks names and shapes first; element types can be any.
     ///
     /// # Errors
     /// If the tensors are not those of the model; then nothing changed.
     fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), DeviceError>;
+
+    /// Loads an adapter into a slot, or replaces the one there.
+    ///
+    /// # Errors
+    /// If the device has no adapters, which is the default, or the adapter is not one of the model; then
+    /// nothing changed.
+    fn load_adapter(&mut self, _slot: AdapterSlot, _adapter: &Adapter) -> Result<(), DeviceError> {
+        Err(DeviceError::Device(
+            "this device computes without adapters".to_owned(),
+        ))
+    }
+
+    /// Gives up the memory of an adapter; no batch names its slot until it is loaded again.
+    fn unload_adapter(&mut self, _slot: AdapterSlot) {}
 
     /// Threads for drawing tokens while no pass runs; `None`: the engine's own thread draws.
     fn cpu(&self) -> Option<Cpu> {

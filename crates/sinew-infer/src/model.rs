@@ -1,16 +1,16 @@
 //! The forward pass of a real model: packed weights and paged keys and values on the CPU.
 
-use crate::forward::{Batch, BlockCopy, DeviceError, Forward, ForwardLimits};
-use sinew_model::{InferBatch, InferModel, InferScratch};
+use crate::forward::{AdapterSlot, Batch, BlockCopy, DeviceError, Forward, ForwardLimits};
+use sinew_model::{InferBatch, InferModel, InferScratch, Lora};
 use sinew_tensor::Cpu;
 use sinew_tensor::paged::{KvPool, KvPoolError, PANEL_TOKENS, PagedSequence};
-use sinew_types::TensorSource;
+use sinew_types::{Adapter, TensorSource};
 
 /// Tokens of a block. Small, since a sequence wastes half a block on average and a branch copies
 /// part of one.
 const BLOCK_TOKENS: usize = PANEL_TOKENS;
 
-/// A model with its key-value memory and the buffers of its passes.
+/// A model with its adapters, its key-value memory and the buffers of its passes.
 ///
 /// Keys and values are stored as the model computes them, in f32: what a later pass reads is what
 /// training computes.
@@ -18,6 +18,8 @@ const BLOCK_TOKENS: usize = PANEL_TOKENS;
 pub struct ModelForward {
     device: Cpu,
     model: InferModel,
+    /// Adapters by slot.
+    adapters: Vec<Option<Lora>>,
     kv: KvPool,
     scratch: InferScratch,
 }
@@ -35,6 +37,7 @@ impl ModelForward {
         Ok(Self {
             device,
             model,
+            adapters: Vec::new(),
             kv,
             scratch: InferScratch::new(),
         })
@@ -62,9 +65,16 @@ impl Forward for ModelForward {
             rows: s.rows.len(),
         });
         let sequences: Vec<_> = sequences.collect();
+        let loaded = &self.adapters;
+        let adapters = batch.sequences.iter().map(|s| match s.adapter {
+            Some(slot) => in_slot(loaded, slot).map(Some),
+            None => Ok(None),
+        });
+        let adapters = adapters.collect::<Result<Vec<Option<&Lora>>, DeviceError>>()?;
         let batch = InferBatch {
             tokens: &batch.tokens,
             sequences: &sequences,
+            adapters: &adapters,
             logit_rows: &batch.logit_rows,
         };
         let (kv, scratch) = (&mut self.kv, &mut self.scratch);
@@ -75,7 +85,29 @@ impl Forward for ModelForward {
         Ok(self.model.repack(&self.device, weights)?)
     }
 
+    fn load_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), DeviceError> {
+        let lora = Lora::from_adapter(adapter, self.model.config())?;
+        let slot = slot as usize;
+        if slot >= self.adapters.len() {
+            self.adapters.resize_with(slot + 1, || None);
+        }
+        self.adapters[slot] = Some(lora);
+        Ok(())
+    }
+
+    fn unload_adapter(&mut self, slot: AdapterSlot) {
+        if let Some(adapter) = self.adapters.get_mut(slot as usize) {
+            *adapter = None;
+        }
+    }
+
     fn cpu(&self) -> Option<Cpu> {
         Some(self.device.clone())
     }
+}
+
+/// The adapter that was loaded into a slot.
+fn in_slot(adapters: &[Option<Lora>], slot: AdapterSlot) -> Result<&Lora, DeviceError> {
+    let adapter = adapters.get(slot as usize).and_then(Option::as_ref);
+    adapter.ok_or_else(|| DeviceError::Device(format!("no adapter was loaded into slot {slot}")))
 }

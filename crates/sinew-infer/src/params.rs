@@ -55,6 +55,9 @@ pub(crate) fn check_request(
             vocab: limits.vocab,
         });
     }
+    if let Some(asked) = &request.prompt_logprobs {
+        asked.check(prompt.len(), Some(limits.vocab))?;
+    }
     check_distribution(&request.sampling)?;
     check_stops(&request.sampling, limits)?;
     check_bias(&request.sampling, limits)
@@ -154,7 +157,7 @@ fn invalid(name: &str, value: impl Display, allowed: &str) -> Result<(), EngineE
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sinew_types::RequestId;
+    use sinew_types::{PromptLogprobs, RequestId};
 
     const LIMITS: RequestLimits = RequestLimits {
         vocab: 10,
@@ -165,12 +168,7 @@ mod tests {
     fn request(prompt: Vec<u32>, edit: impl FnOnce(&mut SamplingParams)) -> GenerateRequest {
         let mut sampling = SamplingParams::default();
         edit(&mut sampling);
-        GenerateRequest {
-            id: RequestId(1),
-            prompt: prompt.into(),
-            sampling,
-            priority: 0,
-        }
+        GenerateRequest::new(RequestId(1), prompt, sampling)
     }
 
     #[test]
@@ -222,6 +220,26 @@ mod tests {
                 Err(EngineError::InvalidSampling { name, .. }) => assert_eq!(name, field),
                 other => panic!("{field}: {other:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn places_of_the_prompt_are_checked() {
+        let asked = |targets: Vec<Vec<u32>>| GenerateRequest {
+            prompt_logprobs: Some(PromptLogprobs {
+                targets,
+                ..PromptLogprobs::default()
+            }),
+            ..request(vec![1, 2, 3], |_| {})
+        };
+        assert_eq!(check_request(&asked(vec![]), &LIMITS), Ok(()));
+        assert_eq!(
+            check_request(&asked(vec![vec![9], vec![]]), &LIMITS),
+            Ok(())
+        );
+        for wrong in [vec![vec![10], vec![]], vec![vec![1]]] {
+            let error = check_request(&asked(wrong), &LIMITS).unwrap_err();
+            assert!(error.to_string().contains("prompt_logprobs"), "{error}");
         }
     }
 

@@ -4,24 +4,32 @@
 //! that is preempted (or whose keys and values were of old weights) keeps its tokens and its place,
 //! and recomputes the rest when it runs again.
 
+mod adapters;
+mod grouping;
 mod plan;
 
 pub(crate) use plan::{Plan, SampleSlot};
 
-use crate::blocks::Blocks;
+use crate::blocks::{Blocks, Parent, Space};
 use crate::constraint::Constraint;
 use crate::draft::{AcceptanceRate, NgramIndex};
 use crate::draw::Draws;
-use crate::forward::ForwardLimits;
+use crate::forward::{AdapterSlot, ForwardLimits};
 use crate::params::{self, RequestLimits};
+use crate::prompt_row::Scored;
 use crate::sequence::{OrderKey, Sequence};
 use crate::stop::TokenBytes;
+use adapters::Adapters;
 use sinew_types::{
-    EngineError, EngineEvent, EngineStatus, FinishReason, GenerateRequest, PolicyVersion,
-    RequestId, SampledToken,
+    AdapterName, EngineError, EngineEvent, EngineStatus, FinishReason, GenerateRequest,
+    PolicyVersion, PromptLogprob, RequestId, SampledToken,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
+
+/// Maximum number of logits of prompts that one pass computes for their log-probabilities, 64 MiB: those of a
+/// whole prompt would be gigabytes.
+const MAX_PROMPT_LOGITS: usize = 1 << 24;
 
 /// The handling of keys and values of running requests when weights are replaced. Cached prefixes
 /// of the old weights are never given to new requests.
@@ -48,6 +56,8 @@ pub struct SchedulerConfig {
     /// Speculative decoding: a pass that generates for few requests is filled up to as many rows
     /// with draft tokens to verify; 0 turns it off. It never changes what is sampled. Default: 0.
     pub speculative_tokens: usize,
+    /// Maximum number of adapters that are loaded at once; loading one more is refused. Default: 64.
+    pub max_adapters: usize,
 }
 
 impl Default for SchedulerConfig {
@@ -57,6 +67,7 @@ impl Default for SchedulerConfig {
             max_batched_tokens: 512,
             swap: SwapPolicy::default(),
             speculative_tokens: 0,
+            max_adapters: 64,
         }
     }
 }
@@ -93,6 +104,20 @@ pub(crate) struct Scheduler {
     limits: RequestLimits,
     token_bytes: Option<TokenBytes>,
     version: PolicyVersion,
+    /// Keys and values of the engine's own weights without an adapter.
+    space: Space,
+    adapters: Adapters,
+    /// Maximum rows of a pass whose logits are computed for log-probabilities of prompts, at least 1.
+    pub(crate) prompt_rows: usize,
+}
+
+/// The results of a planned pass, in the order of the plan.
+#[derive(Debug)]
+pub(crate) struct PassOutcome {
+    /// The tokens that were drawn for each sample: one more than its accepted draft tokens.
+    pub(crate) drawn: Vec<Result<Draws, EngineError>>,
+    /// The log-probabilities of each row of a prompt.
+    pub(crate) scored: Vec<Scored>,
 }
 
 /// The limits that requests to an engine with `limits` are checked against. A sequence that fills
@@ -130,9 +155,13 @@ impl Scheduler {
         }
         // Each running request computes a token in each pass.
         config.max_num_seqs = config.max_num_seqs.min(config.max_batched_tokens);
+        let mut blocks = Blocks::new(limits.blocks, limits.block_tokens);
         Ok(Self {
+            space: blocks.start_space(),
+            adapters: Adapters::new(config.max_adapters),
+            prompt_rows: (MAX_PROMPT_LOGITS / limits.vocab).max(1),
             config,
-            blocks: Blocks::new(limits.blocks, limits.block_tokens),
+            blocks,
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
             counters: Counters::default(),
@@ -149,7 +178,7 @@ impl Scheduler {
     /// Accepts a request; [`crate::engine_thread`] bounds how many wait.
     ///
     /// # Errors
-    /// If its parameters are out of range or its id is in use.
+    /// If its parameters are out of range, its id is in use or its adapter is not loaded.
     pub(crate) fn submit(
         &mut self,
         request: GenerateRequest,
@@ -160,13 +189,18 @@ impl Scheduler {
         if self.index.contains_key(&request.id) {
             return Err(duplicate(request.id));
         }
+        let adapter = match &request.adapter {
+            Some(name) => Some(self.adapters.find(name).ok_or_else(|| unknown(name))?),
+            None => None,
+        };
         let key = OrderKey {
             priority: Reverse(request.priority),
             arrival: self.arrivals,
         };
         self.arrivals += 1;
         self.index.insert(request.id, key);
-        self.waiting.insert(key, Sequence::new(request, constraint));
+        let sequence = Sequence::new(request, constraint, adapter);
+        self.waiting.insert(key, sequence);
         Ok(())
     }
 
@@ -183,19 +217,34 @@ impl Scheduler {
         self.limits.context
     }
 
-    /// Takes the result of a planned pass: for each of the plan's samples the tokens that were
-    /// drawn, one more than its accepted draft tokens.
+    /// The root below which the keys and values of an adapter are stored.
+    fn root(&self, adapter: Option<AdapterSlot>) -> Parent {
+        let adapter = adapter.and_then(|slot| self.adapters.get(slot));
+        Parent::Root(adapter.map_or(self.space, |adapter| adapter.space))
+    }
+
+    /// Takes the results of a planned pass.
     pub(crate) fn commit(
         &mut self,
         plan: Plan,
-        drawn: Vec<Result<Draws, EngineError>>,
+        outcome: PassOutcome,
         events: &mut Vec<EngineEvent>,
     ) {
         for &block in &plan.written {
             self.blocks.mark_ready(block);
         }
         self.counters.prefill_tokens += plan.prefill_tokens as u64;
-        for (slot, drawn) in plan.samples.iter().zip(drawn) {
+        let mut scored = outcome.scored.into_iter();
+        for slot in &plan.scores {
+            // All of them are taken, whatever the first of them is.
+            let found: Vec<Scored> = scored.by_ref().take(slot.count).collect();
+            let found: Result<Vec<PromptLogprob>, EngineError> = found.into_iter().collect();
+            match found {
+                Ok(found) => self.add_scores(slot.key, found),
+                Err(error) => self.fail(slot.key, error, events),
+            }
+        }
+        for (slot, drawn) in plan.samples.iter().zip(outcome.drawn) {
             let accepted = drawn.as_ref().map_or(0, |draws| draws.accepted);
             self.take_back(slot, accepted);
             match drawn {
@@ -217,6 +266,13 @@ impl Scheduler {
             self.fail(key, error.clone(), events);
         }
         self.unpin(plan);
+    }
+
+    fn add_scores(&mut self, key: OrderKey, found: Vec<PromptLogprob>) {
+        let sequence = self.running.get_mut(&key);
+        if let Some(scores) = sequence.and_then(|s| s.scores.as_mut()) {
+            scores.add(found);
+        }
     }
 
     fn unpin(&mut self, plan: &Plan) {
@@ -258,6 +314,13 @@ impl Scheduler {
             return;
         };
         sequence.prefilling = false;
+        let request = sequence.id;
+        if let Some(scores) = sequence.scores.take() {
+            let logprobs = scores.finish();
+            events.push(EngineEvent::Prompt { request, logprobs });
+        }
+        let adapter = sequence.adapter.and_then(|slot| self.adapters.get(slot));
+        let version = adapter.map_or(self.version, |adapter| adapter.version);
         let bytes = self.token_bytes.as_ref();
         let count = drawn.draws.len();
         let mut tokens = Vec::with_capacity(count);
@@ -268,7 +331,7 @@ impl Scheduler {
             tokens.push(SampledToken {
                 id: draw.id,
                 logprob: draw.logprob,
-                version: self.version,
+                version,
                 top: draw.top,
                 choice: draw.choice,
             });
@@ -277,7 +340,6 @@ impl Scheduler {
             }
         }
         self.counters.sampled_tokens += tokens.len() as u64;
-        let request = sequence.id;
         events.push(EngineEvent::Tokens { request, tokens });
         if self.config.speculative_tokens > 0 {
             let known = sequence.cached_prompt.unwrap_or(0);
@@ -291,7 +353,8 @@ impl Scheduler {
     }
 
     fn fail(&mut self, key: OrderKey, error: EngineError, events: &mut Vec<EngineEvent>) {
-        if let Some(mut sequence) = self.running.remove(&key) {
+        let running = self.running.remove(&key);
+        if let Some(mut sequence) = running.or_else(|| self.waiting.remove(&key)) {
             self.release(&mut sequence);
             self.index.remove(&sequence.id);
             events.push(EngineEvent::Failed {
@@ -308,6 +371,7 @@ impl Scheduler {
             request: sequence.id,
             reason,
             cached_prompt_tokens: sequence.cached_prompt.unwrap_or(0) as u32,
+            routes: None,
         }
     }
 
@@ -327,16 +391,76 @@ impl Scheduler {
         self.counters.preemptions += 1;
     }
 
-    /// Takes note of replaced weights: tokens drawn from now on carry `version`.
+    /// Takes note of replaced weights: tokens drawn from now on without an adapter carry `version`. Keys and
+    /// values of adapters are of the old weights, too.
     pub(crate) fn swap_weights(&mut self, version: PolicyVersion) {
-        if self.config.swap == SwapPolicy::Recompute {
-            for (key, mut sequence) in std::mem::take(&mut self.running) {
-                self.release(&mut sequence);
-                self.waiting.insert(key, sequence);
-            }
+        self.restart(|_| true);
+        self.blocks.end_space(self.space);
+        self.space = self.blocks.start_space();
+        for adapter in self.adapters.iter_mut() {
+            self.blocks.end_space(adapter.space);
+            adapter.space = self.blocks.start_space();
         }
-        self.blocks.start_epoch();
         self.version = version;
+    }
+
+    /// Slot under which the device is to load an adapter of this name.
+    ///
+    /// # Errors
+    /// If too many are loaded.
+    pub(crate) fn adapter_slot(&self, name: &AdapterName) -> Result<AdapterSlot, EngineError> {
+        self.adapters.slot_for(name)
+    }
+
+    /// Takes note of an adapter that was loaded into the slot of its name, perhaps in place of another one:
+    /// tokens drawn with it from now on carry `version`.
+    pub(crate) fn swap_adapter(
+        &mut self,
+        slot: AdapterSlot,
+        name: &AdapterName,
+        version: PolicyVersion,
+    ) {
+        self.restart(|sequence| sequence.adapter == Some(slot));
+        let space = self.blocks.start_space();
+        if let Some(before) = self.adapters.put(slot, name, version, space) {
+            self.blocks.end_space(before);
+        }
+    }
+
+    /// Forgets an adapter and fails its requests; returns its slot if it was loaded.
+    pub(crate) fn drop_adapter(
+        &mut self,
+        name: &AdapterName,
+        events: &mut Vec<EngineEvent>,
+    ) -> Option<AdapterSlot> {
+        let (slot, adapter) = self.adapters.remove(name)?;
+        let all = self.running.iter().chain(&self.waiting);
+        let users = all.filter(|(_, sequence)| sequence.adapter == Some(slot));
+        let users: Vec<OrderKey> = users.map(|(key, _)| *key).collect();
+        for key in users {
+            self.fail(key, unknown(name), events);
+        }
+        self.blocks.end_space(adapter.space);
+        Some(slot)
+    }
+
+    /// Prepares sequences whose weights are replaced: their keys and values are computed again, unless they
+    /// are to be kept. Log-probabilities of a prompt are all of one version, so they start over in any
+    /// case.
+    fn restart(&mut self, affected: impl Fn(&Sequence) -> bool) {
+        let keeps = self.config.swap == SwapPolicy::Keep;
+        for (key, mut sequence) in std::mem::take(&mut self.running) {
+            if !affected(&sequence) || (keeps && sequence.scores.is_none()) {
+                self.running.insert(key, sequence);
+                continue;
+            }
+            self.release(&mut sequence);
+            self.waiting.insert(key, sequence);
+        }
+        let waiting = self.waiting.values_mut().filter(|s| affected(s));
+        for scores in waiting.filter_map(|s| s.scores.as_mut()) {
+            scores.restart();
+        }
     }
 
     /// Whether any request has not ended.
@@ -378,6 +502,11 @@ impl Scheduler {
         assert!(self.running.values().all(|s| s.remaining() > 0));
         assert_eq!(self.index.len(), self.running.len() + self.waiting.len());
     }
+}
+
+/// The error of a request for an adapter that is not loaded.
+pub(crate) fn unknown(name: &AdapterName) -> EngineError {
+    EngineError::UnknownAdapter { name: name.clone() }
 }
 
 /// The error of a second request with the id of one that has not ended.

@@ -1,7 +1,8 @@
 //! One request while it waits or runs.
 
 use crate::constraint::Constraint;
-use crate::forward::BlockId;
+use crate::forward::{AdapterSlot, BlockId};
+use crate::prompt_scores::PromptScores;
 use crate::stop::{StopMatcher, TokenBytes};
 use sinew_types::{FinishReason, GenerateRequest, RequestId, SamplingParams, TokenId};
 use std::cmp::Reverse;
@@ -43,6 +44,10 @@ pub(crate) struct Sequence {
     pub(crate) draft_limit: usize,
     /// Prompt tokens found in the cache when it first ran.
     pub(crate) cached_prompt: Option<usize>,
+    /// Slot of its adapter; `None`: the engine's own weights.
+    pub(crate) adapter: Option<AdapterSlot>,
+    /// Log-probabilities of its prompt, until they are reported.
+    pub(crate) scores: Option<PromptScores>,
     /// Constraint of its format, if it has one. Only the one task that draws for the sequence locks
     /// it.
     pub(crate) constraint: Option<Mutex<Constraint>>,
@@ -50,7 +55,12 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    pub(crate) fn new(request: GenerateRequest, constraint: Option<Constraint>) -> Self {
+    /// `adapter`: slot of the adapter that the request names.
+    pub(crate) fn new(
+        request: GenerateRequest,
+        constraint: Option<Constraint>,
+        adapter: Option<AdapterSlot>,
+    ) -> Self {
         let prompt = request.prompt.len();
         // The output grows at the end of the sequence's own copy, without a second one.
         let output = (request.sampling.max_tokens as usize).min(MAX_RESERVED);
@@ -66,6 +76,10 @@ impl Sequence {
             prefilling: true,
             draft_limit: FIRST_DRAFT,
             cached_prompt: None,
+            adapter,
+            scores: request
+                .prompt_logprobs
+                .map(|asked| PromptScores::new(asked, prompt)),
             constraint: constraint.map(Mutex::new),
             stop: StopMatcher::default(),
         }
@@ -74,6 +88,21 @@ impl Sequence {
     /// Tokens to compute before the next one can be sampled: at least one.
     pub(crate) fn remaining(&self) -> usize {
         self.tokens.len() - self.computed
+    }
+
+    /// Number of its first known tokens whose keys and values may come from a cache. The last one is computed
+    /// in any case, since its logits are needed; so are the rows before tokens of the prompt that are scored.
+    pub(crate) fn cacheable(&self) -> usize {
+        let known = self.tokens.len() - 1;
+        let scores = self.scores.as_ref();
+        scores.map_or(known, |scores| scores.cacheable().min(known))
+    }
+
+    /// Number of rows to compute of the next `rows`, if logits of at most `limit` rows of its prompt may be
+    /// computed.
+    pub(crate) fn rows_within(&self, rows: usize, limit: usize) -> usize {
+        let scores = self.scores.as_ref();
+        scores.map_or(rows, |s| s.rows_within(self.computed, rows, limit))
     }
 
     /// Whether the output is over by its format.

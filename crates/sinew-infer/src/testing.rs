@@ -1,12 +1,16 @@
 //! A forward pass without a model, for tests of the scheduler and of crates that use engines; and
 //! the tests of every forward pass.
 
+mod adapters;
+mod bench;
 mod conformance;
 
+pub use adapters::adapter_conformance;
 pub use conformance::conformance;
 
-use crate::forward::{Batch, BlockCopy, DeviceError, Forward, ForwardLimits};
-use sinew_types::{GOLDEN_GAMMA, TensorSource, TensorView, TokenId, finalize64};
+use crate::forward::{AdapterSlot, Batch, BlockCopy, DeviceError, Forward, ForwardLimits};
+use sinew_types::{Adapter, GOLDEN_GAMMA, TensorSource, TensorView, TokenId, finalize64};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,6 +31,8 @@ pub struct HashForward {
     /// Sizes of the block memory.
     limits: ForwardLimits,
     weights: u64,
+    /// Number of the adapter in each slot.
+    adapters: BTreeMap<AdapterSlot, u64>,
     slots: Vec<Option<Slot>>,
     logits: Vec<f32>,
     /// Rows computed so far.
@@ -59,6 +65,7 @@ impl HashForward {
         Self {
             limits,
             weights: 0,
+            adapters: BTreeMap::new(),
             slots: vec![None; limits.blocks * limits.block_tokens],
             logits: Vec::new(),
             computed: Arc::default(),
@@ -86,6 +93,12 @@ impl HashForward {
             hash = Some(extend(hash, token, weights));
         }
         logits_of(hash.unwrap_or(0), vocab).collect()
+    }
+
+    /// Number of the weights that an adapter makes of those of number `weights`, for
+    /// [`HashForward::logits_after`]. Adapters are [`HashWeights`], too.
+    pub fn adapted(weights: u64, adapter: u64) -> u64 {
+        mix(weights, adapter ^ 0x00AD_A97E)
     }
 
     fn slot(&self, table: &[u32], position: usize) -> usize {
@@ -134,14 +147,18 @@ impl Forward for HashForward {
         let mut hashes = vec![0; batch.tokens.len()];
         for s in &batch.sequences {
             let table = &batch.block_table[s.blocks.clone()];
+            let weights = match s.adapter {
+                Some(slot) => Self::adapted(self.weights, self.adapters[&slot]),
+                None => self.weights,
+            };
             let mut hash = self.past_hash(table, s.past);
             for (i, row) in s.rows.clone().enumerate() {
                 let token = batch.tokens[row];
-                let extended = extend(hash, token, self.weights);
+                let extended = extend(hash, token, weights);
                 let at = self.slot(table, s.past + i);
                 self.slots[at] = Some(Slot {
                     token,
-                    weights: self.weights,
+                    weights,
                     hash: extended,
                 });
                 hash = Some(extended);
@@ -159,16 +176,30 @@ impl Forward for HashForward {
     }
 
     fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), DeviceError> {
-        let number = weights
-            .tensor("number")
-            .ok_or_else(|| DeviceError::Device("tensor `number` is missing".into()))?;
-        if number.shape() != [1] {
-            let why = format!("tensor `number` has shape {:?}, not [1]", number.shape());
-            return Err(DeviceError::Device(why));
-        }
-        self.weights = number.into_f32()[0] as u64;
+        self.weights = number(weights)?;
         Ok(())
     }
+
+    fn load_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), DeviceError> {
+        self.adapters.insert(slot, number(&*adapter.tensors)?);
+        Ok(())
+    }
+
+    fn unload_adapter(&mut self, slot: AdapterSlot) {
+        self.adapters.remove(&slot);
+    }
+}
+
+/// The number that weights or an adapter consist of.
+fn number(tensors: &dyn TensorSource) -> Result<u64, DeviceError> {
+    let number = tensors
+        .tensor("number")
+        .ok_or_else(|| DeviceError::Device("tensor `number` is missing".into()))?;
+    if number.shape() != [1] {
+        let why = format!("tensor `number` has shape {:?}, not [1]", number.shape());
+        return Err(DeviceError::Device(why));
+    }
+    Ok(number.into_f32()[0] as u64)
 }
 
 /// Weights for a [`HashForward`]: one number.
@@ -183,5 +214,15 @@ impl TensorSource for HashWeights {
     fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         let view = TensorView::f32(&[1], &self.0).ok();
         view.filter(|_| name == "number")
+    }
+}
+
+impl HashWeights {
+    /// The number as an adapter.
+    pub fn adapter(number: f32) -> Adapter {
+        Adapter {
+            alpha: 1.0,
+            tensors: Arc::new(Self([number])),
+        }
     }
 }

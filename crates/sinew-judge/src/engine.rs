@@ -74,16 +74,12 @@ impl EngineChat {
         };
         let id = RequestId(self.requests.fetch_add(1, Ordering::Relaxed));
         let input = prompt.len() as u64;
-        let generate = GenerateRequest {
-            id,
-            prompt: Arc::new(prompt),
-            sampling,
-            priority: 0,
-        };
+        let generate = GenerateRequest::new(id, prompt, sampling);
         let (send, end) = oneshot::channel();
         let (mut send, mut all) = (Some(send), Vec::<SampledToken>::new());
         let sink = move |event| {
             let ended = match event {
+                EngineEvent::Prompt { .. } => return,
                 EngineEvent::Tokens { tokens, .. } => return all.extend(tokens),
                 EngineEvent::Finished { reason, .. } => Ok((std::mem::take(&mut all), reason)),
                 EngineEvent::Failed { error, .. } => Err(error),

@@ -241,6 +241,7 @@ impl Bench {
             let batch = InferBatch {
                 tokens: &tokens,
                 sequences: &batch,
+                adapters: &[],
                 logit_rows: &wanted,
             };
             let time = measure(self.steps * 3, || {
@@ -284,7 +285,7 @@ fn main() {
         let config = LoraConfig {
             rank: 16,
             alpha: 32.0,
-            targets: Projection::ALL.to_vec(),
+            targets: Projection::LAYERS.to_vec(),
         };
         match Lora::random(&config, params.config(), 1) {
             Ok(lora) => bench.train("lora", Keep::All, Some(&lora), &params),

@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     env.package_dirs = vec![rest.get(1).map_or(".cache/wheels", |dir| dir).into()];
     let model = load_model(&resolve_model(spec, &env)?)?;
     if rest.last().is_some_and(|last| last == "lora") {
-        let targets = Projection::ALL.to_vec();
+        let targets = Projection::LAYERS.to_vec();
         let config = LoraConfig {
             rank: 4,
             alpha: 8.0,

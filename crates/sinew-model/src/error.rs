@@ -51,7 +51,8 @@ pub enum LoadError {
 pub enum LoraError {
     /// A name that is not a projection.
     #[error(
-        "LoRA target `{0}` is unknown: use q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+        "LoRA target `{0}` is unknown: use q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, \
+         lm_head"
     )]
     Target(String),
     /// No projection at all.
@@ -69,6 +70,12 @@ pub enum LoraError {
     /// An `adapter_config.json` that cannot be read, or that asks for another kind of adapter.
     #[error("adapter_config.json: {0}")]
     Config(String),
+    /// A tensor that is not a part of adapters, or whose values are not usable.
+    #[error("adapter: `{name}` {reason}")]
+    Tensor { name: String, reason: &'static str },
+    /// Tensors that are not those of the adapters' rank and targets on the decoder.
+    #[error("adapter: {0}")]
+    Tensors(#[from] TensorMismatch),
 }
 
 /// Reasons for which the files of a repository cannot be brought into the cache, or chosen.

@@ -4,12 +4,16 @@
 //! running output. Keys and values live in the blocks of a [`KvPool`]; the caller decides which
 //! sequence has which blocks.
 //!
-//! Invariant: the bits of a row depend only on its own sequence, not on the batch, its order, or how a prompt
-//! was cut into passes. [`Precision::F32`] also gives the bits of the training pass, so the log-probabilities
-//! of a sampled token are the same in engine and trainer.
+//! Sequences can have adapters: their products are added to those of the packed weights, so that one pass
+//! serves several adapters and none is merged.
+//!
+//! Invariant: the bits of a row depend only on its own sequence and adapters, not on the batch, its order, or
+//! how a prompt was cut into passes. [`Precision::F32`] without adapters also gives the bits of the training
+//! pass, so the log-probabilities of a sampled token are the same in engine and trainer.
 
 use crate::config::{ConfigError, ModelConfig};
 use crate::decoder::{Decoder, ForwardError, check_index, check_len, checked_values, copy};
+use crate::lora::{Group, Lora};
 use crate::params::{ParamLayout, TensorMismatch};
 use crate::precision::{Matrix, Precision};
 use sinew_tensor::attention::{AttentionScratch, AttentionShape};
@@ -17,6 +21,10 @@ use sinew_tensor::ops;
 use sinew_tensor::paged::{KvPool, PagedBatch, PagedSequence, paged_attention};
 use sinew_tensor::{Buffer, Cpu, Mat, MatMut, Scratch};
 use sinew_types::{TensorSource, TokenId};
+use std::ops::Range;
+
+/// Name of the output projection.
+const HEAD: &str = "lm_head.weight";
 
 /// Reasons for which a model for generation could not be built or given new weights.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +43,9 @@ pub struct InferBatch<'a> {
     /// Rows, stored past and physical blocks of each sequence. Row `i` of a sequence stands at
     /// position `past + i`; its keys and values go to that position's slot in the sequence's blocks.
     pub sequences: &'a [PagedSequence<'a>],
+    /// Adapters of each sequence, `None` where it has none; empty: no sequence has some. Neighbouring
+    /// sequences with the same object are computed together.
+    pub adapters: &'a [Option<&'a Lora>],
     /// Rows of `tokens` after which logits are computed, in any order; a row can be named more than
     /// once.
     pub logit_rows: &'a [usize],
@@ -65,6 +76,8 @@ struct Layer {
 pub struct InferModel {
     decoder: Decoder,
     layout: ParamLayout,
+    /// The layout with a separate output projection, if the embeddings are tied.
+    untied: Option<ParamLayout>,
     /// `[vocab, d]`, rows looked up by token.
     embed: Buffer,
     layers: Vec<Layer>,
@@ -87,6 +100,7 @@ pub struct InferScratch {
     gate_up: Scratch,
     last: Scratch,
     logits: Scratch,
+    inner: Scratch,
     paged: AttentionScratch,
 }
 
@@ -185,8 +199,7 @@ impl InferModel {
     /// the model's own context).
     ///
     /// # Errors
-    /// If the configuration is impossible, or the tensors of `source` are not those of the
-    /// configuration.
+    /// If the configuration is impossible, or [`InferModel::repack`] refuses the tensors.
     pub fn new(
         dev: &Cpu,
         config: &ModelConfig,
@@ -207,7 +220,13 @@ impl InferModel {
     ) -> Result<Self, InferModelError> {
         let decoder = Decoder::new(config, context)?;
         let layout = ParamLayout::new(config);
-        layout.check(source)?;
+        let untied = config.tied_embeddings.then(|| {
+            ParamLayout::new(&ModelConfig {
+                tied_embeddings: false,
+                ..config.clone()
+            })
+        });
+        check(&layout, untied.as_ref(), source)?;
         let c = config;
         let widest = [
             c.vocab * c.d_model,
@@ -227,14 +246,19 @@ impl InferModel {
             },
             decoder,
             layout,
+            untied,
         };
         model.repack(dev, source)?;
         Ok(model)
     }
 
-    /// Replaces all weights, in place. `Err` leaves them unchanged.
+    /// Replaces all weights, in place. A source for a model with tied embeddings may have a separate output
+    /// projection, as weights with a merged adapter on it do.
+    ///
+    /// # Errors
+    /// If the tensors of `source` are not those of the configuration; then the weights are unchanged.
     pub fn repack(&mut self, dev: &Cpu, source: &dyn TensorSource) -> Result<(), TensorMismatch> {
-        self.layout.check(source)?;
+        check(&self.layout, self.untied.as_ref(), source)?;
         let mut loader = Loader {
             dev,
             source,
@@ -245,11 +269,9 @@ impl InferModel {
             loader.fill(layer, index);
         }
         loader.vector("model.norm.weight", &mut self.final_norm);
-        let tied = self.layout.lm_head.is_none();
-        let head = if tied {
-            "model.embed_tokens.weight"
-        } else {
-            "lm_head.weight"
+        let head = match source.info(HEAD) {
+            Some(_) => HEAD,
+            None => "model.embed_tokens.weight",
         };
         loader.matrix(&[head.to_owned()], &mut self.head);
         Ok(())
@@ -279,11 +301,12 @@ impl InferModel {
 
     /// Computes the new tokens, stores their keys and values in `kv`, and gives the logits of
     /// `batch.logit_rows`, `[logit_rows, vocab]`, not divided by any temperature. A row's results
-    /// do not depend on other sequences in the batch, bit for bit.
+    /// do not depend on other sequences in the batch or their adapters, bit for bit.
     ///
     /// # Errors
-    /// If tokens, positions, blocks or rows do not exist; then nothing was computed and `kv` is
-    /// unchanged. Two sequences that share a block which one of them writes are not detected.
+    /// If tokens, positions, blocks or rows do not exist, or adapters are of another decoder; then nothing
+    /// was computed and `kv` is unchanged. Two sequences that share a block which one of them writes are
+    /// not detected.
     pub fn forward<'s>(
         &self,
         dev: &Cpu,
@@ -297,6 +320,7 @@ impl InferModel {
         // A row can be named more than once.
         let most = rows.max(batch.logit_rows.len());
         let s = scratch;
+        let (adapted, asked_adapted) = adapted_rows(batch);
         let x = s.x.take(rows * d);
         ops::embedding(dev, &self.embed, d, batch.tokens, x);
         let mut pass = Pass {
@@ -311,6 +335,11 @@ impl InferModel {
             qkv: s.qkv.take(rows * c.qkv_dim()),
             attention: s.attention.take(most * c.q_dim().max(c.d_ff)),
             gate_up: s.gate_up.take(most * 2 * c.d_ff),
+            adapters: Adapters {
+                rows: adapted,
+                asked: asked_adapted,
+                inner: &mut s.inner,
+            },
             scratch: &mut s.paged,
         };
         let asked = batch.logit_rows.len();
@@ -320,12 +349,12 @@ impl InferModel {
             pass.keys_and_values(layer, index, kv, x);
             if index < top {
                 pass.attend(layer, index, kv, x);
-                pass.feed_forward(layer, x);
+                pass.feed_forward(layer, index, x);
             } else {
                 // After its keys and values, the last layer matters only for rows whose logits are asked.
                 pass.only(&s.rows, x, last);
                 pass.attend(layer, index, kv, last);
-                pass.feed_forward(layer, last);
+                pass.feed_forward(layer, index, last);
             }
         }
         ops::rms_norm_in_place(
@@ -337,6 +366,7 @@ impl InferModel {
         let logits = s.logits.take(asked * c.vocab);
         let y = MatMut::new(logits, asked, c.vocab);
         self.head.product(dev, Mat::new(last, asked, d), y, false);
+        pass.adapters.add(dev, Site::Head, last, logits, asked);
         Ok(logits)
     }
 
@@ -361,6 +391,14 @@ impl InferModel {
             rows,
         )?;
         self.decoder.check_tokens(batch.tokens)?;
+        if !batch.adapters.is_empty() {
+            let (found, expected) = (batch.adapters.len(), batch.sequences.len());
+            check_len("adapters, one for each sequence", found, expected)?;
+        }
+        let mut loras = batch.adapters.iter().flatten();
+        if loras.any(|lora| lora.model() != c) {
+            return Err(ForwardError::State("adapters are those of another decoder"));
+        }
         let block_tokens = kv.block_tokens();
         scratch.positions.clear();
         scratch.slots.clear();
@@ -397,6 +435,91 @@ impl InferModel {
     }
 }
 
+/// Compares a source with the layout, or with that of a separate output projection if it has one.
+fn check(
+    layout: &ParamLayout,
+    untied: Option<&ParamLayout>,
+    source: &dyn TensorSource,
+) -> Result<(), TensorMismatch> {
+    match untied {
+        Some(untied) if source.info(HEAD).is_some() => untied.check(source),
+        _ => layout.check(source),
+    }
+}
+
+/// Consecutive rows with the same adapters.
+#[derive(Debug)]
+struct AdaptedRows<'a> {
+    rows: Range<usize>,
+    lora: &'a Lora,
+}
+
+/// The rows with adapters, of all new tokens and of those whose logits are asked.
+fn adapted_rows<'a>(batch: &InferBatch<'a>) -> (Vec<AdaptedRows<'a>>, Vec<AdaptedRows<'a>>) {
+    if batch.adapters.iter().all(Option::is_none) {
+        return (Vec::new(), Vec::new());
+    }
+    let pairs = batch.sequences.iter().zip(batch.adapters);
+    let of_rows: Vec<Option<&Lora>> = pairs
+        .flat_map(|(sequence, lora)| std::iter::repeat_n(*lora, sequence.rows))
+        .collect();
+    let asked = batch.logit_rows.iter().map(|&row| of_rows[row]);
+    (joined(of_rows.iter().copied()), joined(asked))
+}
+
+/// Joins neighbouring rows with the same adapters, and leaves out those without.
+fn joined<'a>(rows: impl Iterator<Item = Option<&'a Lora>>) -> Vec<AdaptedRows<'a>> {
+    let mut found: Vec<AdaptedRows<'a>> = Vec::new();
+    for (row, lora) in rows.enumerate() {
+        let Some(lora) = lora else { continue };
+        match found.last_mut() {
+            Some(last) if last.rows.end == row && std::ptr::eq(last.lora, lora) => {
+                last.rows.end = row + 1;
+            }
+            _ => found.push(AdaptedRows {
+                rows: row..row + 1,
+                lora,
+            }),
+        }
+    }
+    found
+}
+
+/// A packed matrix next to which adapters can stand.
+#[derive(Clone, Copy, Debug)]
+enum Site {
+    Layer(usize, Group),
+    Head,
+}
+
+/// The adapters of a pass.
+struct Adapters<'a> {
+    /// Rows of the residual stream with adapters.
+    rows: Vec<AdaptedRows<'a>>,
+    /// The same for the rows that leave the last layer.
+    asked: Vec<AdaptedRows<'a>>,
+    /// Working memory.
+    inner: &'a mut Scratch,
+}
+
+impl Adapters<'_> {
+    /// Adds the products of the adapters of a site to `y` `[rows, n]`, from its inputs `x` `[rows, k]`.
+    fn add(&mut self, dev: &Cpu, site: Site, x: &[f32], y: &mut [f32], rows: usize) {
+        for AdaptedRows { rows: own, lora } in &self.rows {
+            let layout = lora.layout();
+            let places = match site {
+                Site::Layer(layer, group) => layout.group(layer, group),
+                Site::Head => layout.head(),
+            };
+            let Some(places) = places else { continue };
+            let (k, n) = (x.len() / rows, y.len() / rows);
+            let x = Mat::new(&x[own.start * k..own.end * k], own.len(), k);
+            let y = &mut y[own.start * n..own.end * n];
+            lora.add_products(dev, places, x, y, self.inner);
+        }
+    }
+}
+
 /// The buffers of one pass.
 struct Pass<'a> {
     dev: &'a Cpu,
@@ -416,6 +539,7 @@ struct Pass<'a> {
     attention: &'a mut [f32],
     /// `[rows, 2 ff]`
     gate_up: &'a mut [f32],
+    adapters: Adapters<'a>,
     scratch: &'a mut AttentionScratch,
 }
 
@@ -433,8 +557,11 @@ impl Pass<'_> {
         let c = &self.decoder.config;
         let (dev, rows, d, width) = (self.dev, self.rows, c.d_model, c.qkv_dim());
         self.norm(x, &layer.attn_norm);
-        let y = MatMut::new(self.qkv, rows, width);
-        layer.qkv.product(dev, Mat::new(self.h, rows, d), y, false);
+        let (h, qkv) = (&self.h[..rows * d], &mut self.qkv[..rows * width]);
+        let y = MatMut::new(qkv, rows, width);
+        layer.qkv.product(dev, Mat::new(h, rows, d), y, false);
+        let site = Site::Layer(index, Group::Qkv);
+        self.adapters.add(dev, site, h, qkv, rows);
         if let Some(bias) = &layer.qkv_bias {
             ops::bias_add(dev, bias, self.qkv);
         }
@@ -456,6 +583,7 @@ impl Pass<'_> {
         ops::embedding(self.dev, x, self.decoder.config.d_model, rows, kept);
         self.paged = self.paged.only(rows);
         self.rows = rows.len();
+        self.adapters.rows = std::mem::take(&mut self.adapters.asked);
     }
 
     /// `x += attention`
@@ -466,21 +594,26 @@ impl Pass<'_> {
         paged_attention(dev, kv, index, &self.paged, self.qkv, out, self.scratch);
         let y = MatMut::new(x, rows, d);
         layer.o.product(dev, Mat::new(out, rows, q), y, true);
+        let site = Site::Layer(index, Group::O);
+        self.adapters.add(dev, site, out, x, rows);
     }
 
     /// `x += feed_forward(norm(x))`
-    fn feed_forward(&mut self, layer: &Layer, x: &mut [f32]) {
+    fn feed_forward(&mut self, layer: &Layer, index: usize, x: &mut [f32]) {
         let c = &self.decoder.config;
         let (dev, rows, d, ff) = (self.dev, self.rows, c.d_model, c.d_ff);
         self.norm(x, &layer.ffn_norm);
-        let y = MatMut::new(self.gate_up, rows, 2 * ff);
-        layer
-            .gate_up
-            .product(dev, Mat::new(self.h, rows, d), y, false);
+        let (h, gate_up) = (&self.h[..rows * d], &mut self.gate_up[..rows * 2 * ff]);
+        let y = MatMut::new(gate_up, rows, 2 * ff);
+        layer.gate_up.product(dev, Mat::new(h, rows, d), y, false);
+        let site = Site::Layer(index, Group::GateUp);
+        self.adapters.add(dev, site, h, gate_up, rows);
         let gated = &mut self.attention[..rows * ff];
-        ops::swiglu(dev, &self.gate_up[..rows * 2 * ff], ff, gated);
+        ops::swiglu(dev, gate_up, ff, gated);
         let y = MatMut::new(x, rows, d);
         layer.down.product(dev, Mat::new(gated, rows, ff), y, true);
+        let site = Site::Layer(index, Group::Down);
+        self.adapters.add(dev, site, gated, x, rows);
     }
 }
 

@@ -3,20 +3,25 @@
 //! Names and files are those of PEFT, so that adapters load there and its adapters load here. One
 //! rank and one alpha for all adapters, no dropout; rsLoRA, DoRA and rank patterns are refused.
 //!
-//! Adapters are merged into the weights before a product, here and in the engine: `W + (alpha /
-//! rank) B A`, in f32. So both have the same bits, which two products side by side would not have.
+//! There are two ways to compute them, which differ by rounding. **Merged**: adapters become part of the
+//! weights before a product, `W + (alpha / rank) B A` in f32, as in an engine with merged weights. **Added**:
+//! the products of the adapters are added to those of the weights, as in an engine with several adapters
+//! ([`crate::InferBatch::adapters`]). Training does either, and has the bits of the engine that does the same
+//! ([`crate::TrainModel::adding_adapters`]).
+
+mod files;
+mod merge;
+
+pub use merge::{MergeError, merge_lora};
 
 use crate::config::ModelConfig;
-use crate::error::{LoadError, LoraError};
-use crate::params::{ParamEntry, Params, Random, TensorMismatch, TensorTable};
-use crate::safetensors::Safetensors;
-use crate::save::{SaveDtype, write_dir, write_file, write_tensors};
+use crate::error::LoraError;
+use crate::params::{ParamEntry, Random, TensorMismatch, TensorTable};
 use serde_json::json;
-use sinew_tensor::{Buffer, Cpu, Mat, MatMut};
+use sinew_tensor::Buffer;
 use sinew_types::{TensorSource, TensorView};
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 
 /// A linear layer that can carry an adapter.
@@ -36,11 +41,25 @@ pub enum Projection {
     Up,
     /// `[d, ff]`
     Down,
+    /// `[vocab, d]`: the output projection. With tied embeddings, they stay as they are.
+    Head,
 }
 
 impl Projection {
-    /// All projections, in the order of the layout.
-    pub const ALL: [Self; 7] = [
+    /// All projections, in the order of the layout: those of the layers, then the output projection.
+    pub const ALL: [Self; 8] = [
+        Self::Q,
+        Self::K,
+        Self::V,
+        Self::O,
+        Self::Gate,
+        Self::Up,
+        Self::Down,
+        Self::Head,
+    ];
+
+    /// The projections of the layers.
+    pub const LAYERS: [Self; 7] = [
         Self::Q,
         Self::K,
         Self::V,
@@ -60,13 +79,14 @@ impl Projection {
             Self::Gate => "gate_proj",
             Self::Up => "up_proj",
             Self::Down => "down_proj",
+            Self::Head => "lm_head",
         }
     }
 
     /// The projection of a module's name.
     ///
     /// # Errors
-    /// If it is none of the seven; the message lists them.
+    /// If it is none of [`Projection::ALL`]; the message lists them.
     pub fn parse(name: &str) -> Result<Self, LoraError> {
         let found = Self::ALL
             .into_iter()
@@ -74,13 +94,14 @@ impl Projection {
         found.ok_or_else(|| LoraError::Target(name.to_owned()))
     }
 
-    /// Name with its block, as in tensor names.
-    fn path(self) -> String {
+    /// Full name of its module in `layer`, as in tensor names; the output projection has no layer.
+    fn module(self, layer: usize) -> String {
         let block = match self {
             Self::Q | Self::K | Self::V | Self::O => "self_attn",
             Self::Gate | Self::Up | Self::Down => "mlp",
+            Self::Head => return self.name().to_owned(),
         };
-        format!("{block}.{}", self.name())
+        format!("model.layers.{layer}.{block}.{}", self.name())
     }
 
     /// Input and output width.
@@ -91,6 +112,7 @@ impl Projection {
             Self::O => (c.q_dim(), c.d_model),
             Self::Gate | Self::Up => (c.d_model, c.d_ff),
             Self::Down => (c.d_ff, c.d_model),
+            Self::Head => (c.d_model, c.vocab),
         }
     }
 }
@@ -151,6 +173,13 @@ impl LoraConfig {
     /// Factor of the product of both matrices: `alpha / rank`.
     fn scale(&self) -> f32 {
         self.alpha / self.rank as f32
+    }
+
+    /// The decoder `model` with merged adapters: an adapted output projection is not tied to the embeddings.
+    pub fn merged_config(&self, model: &ModelConfig) -> ModelConfig {
+        let mut merged = model.clone();
+        merged.tied_embeddings &= !self.targets.contains(&Projection::Head);
+        merged
     }
 
     /// `adapter_config.json` of PEFT; `base_model` is the name or path it records.
@@ -231,62 +260,31 @@ pub(crate) struct PartPlace {
 }
 
 /// Layout of the adapters' tensors in their flat buffer: by layer and group, all A of a group side by side,
-/// then each B.
+/// then each B. The output projection comes last.
 #[derive(Clone, Debug)]
 pub struct LoraLayout {
     table: TensorTable,
     groups: HashMap<(usize, Group), GroupPlaces>,
+    head: Option<GroupPlaces>,
 }
 
 impl LoraLayout {
     fn new(config: &LoraConfig, model: &ModelConfig) -> Self {
-        let mut layout = Self {
-            table: TensorTable::default(),
-            groups: HashMap::new(),
-        };
+        let (mut table, mut groups) = (TensorTable::default(), HashMap::new());
         for layer in 0..model.layers {
             for group in Group::ALL {
-                layout.place(config, model, layer, group);
+                let projections = group.projections();
+                if let Some(places) = place(&mut table, config, model, layer, projections) {
+                    groups.insert((layer, group), places);
+                }
             }
         }
-        layout
-    }
-
-    /// Adds the adapters of one group in one layer.
-    fn place(&mut self, config: &LoraConfig, model: &ModelConfig, layer: usize, group: Group) {
-        let rank = config.rank;
-        let name = |projection: Projection, part: &str| {
-            let path = projection.path();
-            format!("base_model.model.model.layers.{layer}.{path}.lora_{part}.weight")
-        };
-        let targets = || {
-            group
-                .projections()
-                .iter()
-                .filter(|p| config.targets.contains(p))
-        };
-        if targets().next().is_none() {
-            return;
+        let head = place(&mut table, config, model, 0, &[Projection::Head]);
+        Self {
+            table,
+            groups,
+            head,
         }
-        let a = targets().map(|&p| (name(p, "A"), vec![rank, p.widths(model).0]));
-        let a = self.table.group(a);
-        let (mut column, mut parts) = (0, Vec::new());
-        for &projection in group.projections() {
-            let width = projection.widths(model).1;
-            if config.targets.contains(&projection) {
-                let b = self
-                    .table
-                    .group([(name(projection, "B"), vec![width, rank])]);
-                parts.push(PartPlace {
-                    projection,
-                    b,
-                    column,
-                    width,
-                });
-            }
-            column += width;
-        }
-        self.groups.insert((layer, group), GroupPlaces { a, parts });
     }
 
     /// Places of the adapters of `group` in `layer`, if it has some.
@@ -294,10 +292,54 @@ impl LoraLayout {
         self.groups.get(&(layer, group))
     }
 
+    /// Place of the output projection's adapter, if it has one.
+    pub(crate) fn head(&self) -> Option<&GroupPlaces> {
+        self.head.as_ref()
+    }
+
     /// The tensors by their PEFT names.
     pub fn table(&self) -> &TensorTable {
         &self.table
     }
+}
+
+/// Adds the adapters of projections whose outputs lie side by side, if they are targets.
+fn place(
+    table: &mut TensorTable,
+    config: &LoraConfig,
+    model: &ModelConfig,
+    layer: usize,
+    projections: &[Projection],
+) -> Option<GroupPlaces> {
+    let rank = config.rank;
+    let is_target = |projection: &Projection| config.targets.contains(projection);
+    if !projections.iter().any(is_target) {
+        return None;
+    }
+    let targets = projections.iter().filter(|&p| is_target(p));
+    let a =
+        table.group(targets.map(|&p| (tensor_name(p, layer, "A"), vec![rank, p.widths(model).0])));
+    let (mut column, mut parts) = (0, Vec::new());
+    for &projection in projections {
+        let width = projection.widths(model).1;
+        if is_target(&projection) {
+            let name = tensor_name(projection, layer, "B");
+            parts.push(PartPlace {
+                projection,
+                b: table.group([(name, vec![width, rank])]),
+                column,
+                width,
+            });
+        }
+        column += width;
+    }
+    Some(GroupPlaces { a, parts })
+}
+
+/// Name of a tensor as PEFT writes it; `part` is `A` or `B`.
+fn tensor_name(projection: Projection, layer: usize, part: &str) -> String {
+    let module = projection.module(layer);
+    format!("base_model.model.{module}.lora_{part}.weight")
 }
 
 /// Adapters of a decoder, in one flat buffer. Gradients and optimizer states have the same layout.
@@ -335,50 +377,6 @@ impl Lora {
             model: model.clone(),
             layout,
             values,
-        })
-    }
-
-    /// Reads a directory as PEFT (or [`Lora::save`]) writes it, for the decoder `model`.
-    ///
-    /// # Errors
-    /// If a file is missing or damaged, or its tensors are not those of its configuration and of
-    /// `model`.
-    pub fn load(dir: &Path, model: &ModelConfig) -> Result<Self, LoadError> {
-        let failed = |error| LoadError::Adapter {
-            path: dir.to_owned(),
-            error,
-        };
-        let path = dir.join("adapter_config.json");
-        let io = |error| LoadError::Io {
-            path: path.clone(),
-            error,
-        };
-        let text = std::fs::read_to_string(&path).map_err(io)?;
-        let config = LoraConfig::from_json(&text).map_err(failed)?;
-        let mut lora = Self::zeros(&config, model).map_err(failed)?;
-        let weights = Safetensors::open_file(&dir.join("adapter_model.safetensors"))?;
-        let layout = Arc::clone(&lora.layout);
-        layout
-            .table
-            .compare(weights.shapes())
-            .map_err(|error| LoadError::Mismatch {
-                path: dir.to_owned(),
-                error,
-            })?;
-        for (entry, values) in layout.table.split_mut(&mut lora.values) {
-            weights.read_tensor(&entry.name, values)?;
-        }
-        Ok(lora)
-    }
-
-    /// Writes `adapter_model.safetensors` and `adapter_config.json` into `dir`, which must not
-    /// exist or be empty; it appears complete or not at all.
-    pub fn save(&self, dir: &Path, base_model: &str) -> Result<(), LoadError> {
-        write_dir(dir, |staging| {
-            let weights = staging.join("adapter_model.safetensors");
-            write_tensors(&weights, self, SaveDtype::F32)?;
-            let config = self.config.to_json(base_model);
-            write_file(&staging.join("adapter_config.json"), config.as_bytes())
         })
     }
 
@@ -421,27 +419,6 @@ impl Lora {
     pub(crate) fn scale(&self) -> f32 {
         self.config.scale()
     }
-
-    /// Adds the `index`-th adapter of a group to its matrix `w` `[width, in]`, always in `f32`, so
-    /// that small changes are not rounded away before they are part of the weights. `scaled` is
-    /// working memory.
-    pub(crate) fn merge_part(
-        &self,
-        dev: &Cpu,
-        places: &GroupPlaces,
-        index: usize,
-        w: &mut [f32],
-        scaled: &mut Vec<f32>,
-    ) {
-        let (part, rank) = (&places.parts[index], self.config.rank);
-        let input = places.a.len() / (rank * places.parts.len());
-        let a = &self.values[places.a.clone()][index * rank * input..][..rank * input];
-        scaled.clear();
-        scaled.extend(self.values[part.b.clone()].iter().map(|b| b * self.scale()));
-        let (b, a) = (Mat::new(scaled, part.width, rank), Mat::new(a, rank, input));
-        let to = MatMut::new(w, part.width, input);
-        dev.with_f32_products().matmul_nn(b, a, to, true);
-    }
 }
 
 impl TensorSource for Lora {
@@ -452,31 +429,4 @@ impl TensorSource for Lora {
     fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         self.layout.table.view(name, &self.values)
     }
-}
-
-/// `merged = base + adapters`: weights that compute the same without adapters. Overwrites `merged`.
-///
-/// # Errors
-/// If the three are not of one decoder.
-pub fn merge_lora(
-    dev: &Cpu,
-    base: &Params,
-    lora: &Lora,
-    merged: &mut Params,
-) -> Result<(), TensorMismatch> {
-    merged.copy_from(base)?;
-    let config = base.config().clone();
-    let model = LoraLayout::new(&lora.config, &config);
-    model.table.check(lora)?;
-    let mut scaled = Vec::new();
-    for (&(layer, _), places) in &lora.layout.groups {
-        for index in 0..places.parts.len() {
-            let projection = places.parts[index].projection;
-            let name = format!("model.layers.{layer}.{}.weight", projection.path());
-            if let Some(w) = merged.get_mut(&name) {
-                lora.merge_part(dev, places, index, w, &mut scaled);
-            }
-        }
-    }
-    Ok(())
 }

@@ -7,6 +7,7 @@
 
 use crate::config::{ConfigError, ModelConfig};
 use crate::error::LoadError;
+use crate::lora::Projection;
 use crate::params::ParamLayout;
 use crate::safetensors::{header_shapes, index_bytes};
 use serde_json::{Map, Value, json};
@@ -135,15 +136,22 @@ impl ModelShape {
         matrices * self.vocab * self.hidden + self.hidden
     }
 
-    /// Parameters of adapters of `rank` on the linear layers named in `targets`, all of them if it is empty:
-    /// `rank x (inputs + outputs)` for each. Fused experts take none. A name that is not known counts as all
-    /// layers.
+    /// Parameters of adapters of `rank` on the linear layers named in `targets`, all of them but the output
+    /// matrix if it is empty: `rank x (inputs + outputs)` for each. Fused experts take none. A name that is
+    /// not known counts as all layers.
     pub fn adapter_parameters(&self, rank: u64, targets: &[String]) -> u64 {
-        let known = |name: &String| self.linears.iter().any(|l| l.name == name);
+        let head = Projection::Head.name();
+        let known = |name: &String| name == head || self.linears.iter().any(|l| l.name == name);
         let all = !targets.iter().all(known) || targets.is_empty();
         let chosen = |l: &&Linear| all || targets.iter().any(|name| name == l.name);
         let sides = |l: &Linear| l.count * (l.inputs + l.outputs);
-        rank * self.linears.iter().filter(chosen).map(sides).sum::<u64>()
+        let has_head = targets.iter().any(|name| name == head);
+        let head = if has_head {
+            self.hidden + self.vocab
+        } else {
+            0
+        };
+        rank * (self.linears.iter().filter(chosen).map(sides).sum::<u64>() + head)
     }
 
     /// Replaces the counts of formulas by those of the weights of a folder, if they can be read.

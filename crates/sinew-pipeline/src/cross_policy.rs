@@ -3,8 +3,8 @@
 //! by itself.
 
 use sinew_types::{
-    Engine, EngineError, EngineStatus, EventSink, GenerateRequest, PolicyVersion, RequestId,
-    TensorSource, mix_seed,
+    Adapter, AdapterName, Engine, EngineError, EngineStatus, EventSink, GenerateRequest,
+    PolicyVersion, RequestId, TensorSource, mix_seed,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -104,6 +104,22 @@ impl Engine for CrossPolicy {
         Ok(())
     }
 
+    /// Both engines have it: the share of an old policy is of the weights that are trained.
+    fn load_adapter(
+        &self,
+        name: &AdapterName,
+        version: PolicyVersion,
+        adapter: Adapter,
+    ) -> Result<(), EngineError> {
+        self.current.load_adapter(name, version, adapter.clone())?;
+        self.old.load_adapter(name, version, adapter)
+    }
+
+    fn unload_adapter(&self, name: &AdapterName) -> Result<(), EngineError> {
+        let current = self.current.unload_adapter(name);
+        current.and(self.old.unload_adapter(name))
+    }
+
     fn sleep(&self) -> Result<(), EngineError> {
         self.current.sleep().and(self.old.sleep())
     }
@@ -187,15 +203,11 @@ mod tests {
 
     fn submit(cross: &CrossPolicy, requests: u64) {
         for seed in 0..requests {
-            let request = GenerateRequest {
-                id: RequestId(seed),
-                prompt: vec![1].into(),
-                sampling: SamplingParams {
-                    seed,
-                    ..SamplingParams::default()
-                },
-                priority: 0,
+            let sampling = SamplingParams {
+                seed,
+                ..SamplingParams::default()
             };
+            let request = GenerateRequest::new(RequestId(seed), vec![1], sampling);
             cross.submit(request, Box::new(|_| {})).unwrap();
         }
     }

@@ -7,6 +7,7 @@ use sinew_orchestrator::PipelineError;
 use sinew_tensor::Cpu;
 use sinew_train::{ModelPolicy, Trainer, TrainerConfig};
 use sinew_types::Clock;
+use std::sync::Arc;
 
 /// A policy that is trained, as the processes of `train.data_parallel` build it, too.
 #[derive(Clone, Debug)]
@@ -32,6 +33,7 @@ impl PolicyConfig {
             None => ModelPolicy::full(params, context, Keep::All, dev),
             Some((config, source)) => {
                 let lora = Lora::random(config, params.config(), self.seed).map_err(system)?;
+                let params = Arc::new(params);
                 ModelPolicy::adapters(params, lora, source, context, Keep::All, dev)
             }
         };

@@ -200,17 +200,13 @@ mod tests {
         let traces = rewards.iter().zip(0..).map(|(&reward, n)| {
             let pattern = "(ab|ba|c){4}\\.".to_owned();
             let format = Format::new(Grammar::Regex { pattern });
-            let request = GenerateRequest {
-                id: RequestId(n),
-                prompt: vec![1, 2].into(),
-                sampling: SamplingParams {
-                    seed: n,
-                    temperature,
-                    format: Some(format.into()),
-                    ..SamplingParams::default()
-                },
-                priority: 0,
+            let sampling = SamplingParams {
+                seed: n,
+                temperature,
+                format: Some(format.into()),
+                ..SamplingParams::default()
             };
+            let request = GenerateRequest::new(RequestId(n), vec![1, 2], sampling);
             let (send, events) = mpsc::sync_channel(64);
             let sink = Box::new(move |event| drop(send.send(event)));
             engine.submit(request, sink).unwrap();

@@ -292,6 +292,8 @@ impl<P: Policy + Send> Learner for PolicyLearner<P> {
         record.skipped_updates = report.skipped.len();
         record.updates_applied = report.updates;
         record.logprob_gap_max = report.gap_max_abs.unwrap_or(0.0);
+        record.routing_replayed_share = report.routed_share;
+        record.router_aux_loss = report.router_loss;
         record.metrics = serde_json::to_value(&report.metrics).map_err(system)?;
         record.preference = batch.report.preference;
         record.train_phases = serde_json::to_value(report.seconds).map_err(system)?;

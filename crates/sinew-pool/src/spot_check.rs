@@ -97,16 +97,15 @@ fn score(
     temperature: f32,
     token: TokenId,
 ) -> Option<f32> {
+    let sampling = SamplingParams {
+        temperature,
+        max_tokens: 1,
+        logit_bias: vec![(token, FORCE)],
+        ..SamplingParams::default()
+    };
     let request = GenerateRequest {
-        id,
-        prompt: prompt.into(),
-        sampling: SamplingParams {
-            temperature,
-            max_tokens: 1,
-            logit_bias: vec![(token, FORCE)],
-            ..SamplingParams::default()
-        },
         priority: -1,
+        ..GenerateRequest::new(id, prompt, sampling)
     };
     let (sender, events) = mpsc::sync_channel(16);
     // A full channel means that the answer is there already.

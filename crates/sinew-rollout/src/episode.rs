@@ -6,8 +6,9 @@
 use sinew_env::member_of;
 use sinew_types::{
     Component, EpisodeEnd, EpisodeId, FailureKind, FinishReason, GroupId, Limit, Message,
-    NO_PARENT, Node, NodeFormat, NodeId, Origin, Outcome, Provenance, SampledToken, SamplingParams,
-    TRACE_FORMAT_VERSION, Task, TaskId, Timing, TokenId, TokenKind, ToolSpec, Trace, VersionSpan,
+    NO_PARENT, Node, NodeFormat, NodeId, Origin, Outcome, Provenance, RouteSpan, SampledToken,
+    SamplingParams, TRACE_FORMAT_VERSION, Task, TaskId, Timing, TokenId, TokenKind, ToolSpec,
+    Trace, VersionSpan,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -267,6 +268,20 @@ impl EpisodeMachine {
         if let Some(id) = self.turn_node {
             self.trace.nodes[id as usize].messages = vec![message];
         }
+    }
+
+    /// Records the experts that the engine has reported with the present turn.
+    pub(crate) fn routed(&mut self, span: RouteSpan) {
+        if let Some(id) = self.turn_node {
+            self.trace.nodes[id as usize].routes.push(span);
+        }
+    }
+
+    /// Position up to which the experts of all tokens since the context began are recorded.
+    pub(crate) fn routes_known(&self) -> u32 {
+        let nodes = &self.trace.nodes;
+        let root = nodes.iter().rposition(|n| n.parent == NO_PARENT);
+        RouteSpan::known(nodes[root.unwrap_or(0)..].iter().flat_map(|n| &n.routes))
     }
 
     /// Tokens that the model has sampled in the present turn.

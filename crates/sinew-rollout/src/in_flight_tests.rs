@@ -101,6 +101,7 @@ fn finished(request: RequestId, reason: FinishReason) -> EngineEvent {
         request,
         reason,
         cached_prompt_tokens: 0,
+        routes: None,
     }
 }
 

@@ -5,9 +5,9 @@
 //! ([`Playback::then`]), which forks the episode.
 
 use sinew_types::{
-    Engine, EngineError, EngineEvent, EngineStatus, EventSink, FinishReason, GenerateRequest,
-    NO_PARENT, NodeId, PolicyVersion, RequestId, SampledToken, TensorSource, TokenId, TokenKind,
-    Trace,
+    Adapter, AdapterName, Engine, EngineError, EngineEvent, EngineStatus, EventSink, FinishReason,
+    GenerateRequest, NO_PARENT, NodeId, PolicyVersion, RequestId, SampledToken, TensorSource,
+    TokenId, TokenKind, Trace,
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -201,6 +201,10 @@ impl Engine for Playback {
         let turn = self.turns.get(at).ok_or_else(|| {
             EngineError::Stopped(format!("the recording has {} turns", self.turns.len()))
         })?;
+        if request.prompt_logprobs.is_some() {
+            let why = "a recording has no log-probs of prompts: leave prompt_logprobs out";
+            return Err(EngineError::Failed(why.into()));
+        }
         let id = request.id;
         drop(request);
         if !turn.tokens.is_empty() {
@@ -213,6 +217,7 @@ impl Engine for Playback {
             request: id,
             reason: turn.finish.clone(),
             cached_prompt_tokens: 0,
+            routes: None,
         });
         Ok(())
     }
@@ -237,6 +242,25 @@ impl Engine for Playback {
         match &self.live {
             Some(live) => live.engine.load_weights(version, weights),
             None => Err(EngineError::Weights("a recording has no weights".into())),
+        }
+    }
+
+    fn load_adapter(
+        &self,
+        name: &AdapterName,
+        version: PolicyVersion,
+        adapter: Adapter,
+    ) -> Result<(), EngineError> {
+        match &self.live {
+            Some(live) => live.engine.load_adapter(name, version, adapter),
+            None => Err(EngineError::Weights("a recording has no adapters".into())),
+        }
+    }
+
+    fn unload_adapter(&self, name: &AdapterName) -> Result<(), EngineError> {
+        match &self.live {
+            Some(live) => live.engine.unload_adapter(name),
+            None => Err(EngineError::Weights("a recording has no adapters".into())),
         }
     }
 

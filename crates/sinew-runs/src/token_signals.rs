@@ -214,6 +214,7 @@ mod tests {
             temperature: 1.0,
             versions: sampled.then_some(span).into_iter().collect(),
             format: None,
+            routes: Vec::new(),
             messages: Vec::new(),
             tools: Vec::new(),
             finish: sampled.then_some(FinishReason::Length),
@@ -264,6 +265,7 @@ mod tests {
             returns: None,
             teacher_top: None,
             masks: None,
+            routes: Vec::new(),
             oldest_version: PolicyVersion(3),
         };
         (row, Some(path.iter().map(doubled).collect()))

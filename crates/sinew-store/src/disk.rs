@@ -575,6 +575,7 @@ mod tests {
             temperature: 1.0,
             versions: Vec::new(),
             format: None,
+            routes: Vec::new(),
             messages: Vec::new(),
             tools: Vec::new(),
             finish: None,

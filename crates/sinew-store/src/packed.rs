@@ -84,6 +84,7 @@ impl Head {
             temperature: n.temperature,
             versions: n.versions.clone(),
             format: n.format.clone(),
+            routes: n.routes.clone(),
             messages: n.messages.clone(),
             tools: n.tools.clone(),
             finish: n.finish.clone(),

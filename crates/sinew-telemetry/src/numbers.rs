@@ -27,7 +27,7 @@ pub(crate) type Numbers = Vec<(String, f64)>;
 ///
 /// A number that is not here is one that an environment or a reward names, or that only some algorithms
 /// measure: [`help`] returns its name then, and invents nothing.
-const WORDS: [(&str, &str); 52] = [
+const WORDS: [(&str, &str); 54] = [
     ("success", "share of the scored episodes that succeeded"),
     ("greedy_success", "success at temperature 0"),
     ("reward", "mean reward of the scored episodes"),
@@ -48,6 +48,14 @@ const WORDS: [(&str, &str); 52] = [
     (
         "policy/logprob_gap_max",
         "Largest gap of log-probabilities of sampler and trainer, in nats",
+    ),
+    (
+        "policy/routing_replayed_share",
+        "Share of the trainer's tokens computed by the experts that the engine chose",
+    ),
+    (
+        "policy/router_aux_loss",
+        "Mean load-balancing loss of the model's routers",
     ),
     (
         "policy/logprob_gap_mean",
@@ -231,6 +239,15 @@ pub(crate) fn of_step(r: &StepRecord) -> Numbers {
         add("policy/grad_norm", r.grad_norm);
         add("policy/learning_rate", r.learning_rate);
         add("policy/logprob_gap_max", r.logprob_gap_max);
+        let routing = [
+            ("policy/routing_replayed_share", r.routing_replayed_share),
+            ("policy/router_aux_loss", r.router_aux_loss),
+        ];
+        for (name, value) in routing {
+            if let Some(value) = value {
+                add(name, value);
+            }
+        }
         for (key, name) in LOSS {
             if let Some(value) = r.metrics[key].as_f64() {
                 add(name, value);

@@ -17,7 +17,7 @@ use sinew_tensor::attention::{
 };
 use sinew_tensor::cpu::{Cpu, KernelSet};
 use sinew_tensor::logprob::{
-    LinearLogprob, LogprobGrad, LogprobOut, LogprobScratch, linear_logprob_backward,
+    HeadGrads, LinearLogprob, LogprobGrad, LogprobOut, LogprobScratch, linear_logprob_backward,
     linear_logprob_forward,
 };
 use sinew_tensor::paged::{KvPool, PagedBatch, PagedSequence, paged_attention};
@@ -184,6 +184,7 @@ fn logprob(dev: &Cpu, n: usize) {
     let input = LinearLogprob {
         x: &x,
         w: &w,
+        low_rank: None,
         dim: DIM,
         targets: &targets,
         temperatures: &[],
@@ -212,7 +213,11 @@ fn logprob(dev: &Cpu, n: usize) {
         &format!("log-probability backward, {n} rows"),
         3.0 * flop,
         || {
-            linear_logprob_backward(dev, &input, grad, &mut dx, Some(&mut dw), &mut scratch);
+            let head = HeadGrads {
+                w: Some(&mut dw),
+                low_rank: None,
+            };
+            linear_logprob_backward(dev, &input, grad, &mut dx, head, &mut scratch);
         },
     );
 }

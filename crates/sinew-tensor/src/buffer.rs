@@ -157,6 +157,12 @@ impl Scratch {
         Self::default()
     }
 
+    /// Bytes that it holds. The system provides large ones page by page, as they are first written.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.0)
+    }
+
     /// `len` values of unspecified content (left from earlier use, or zero).
     pub fn take(&mut self, len: usize) -> &mut [f32] {
         if self.0.len() < len {
@@ -276,6 +282,7 @@ mod tests {
         let first = scratch.take(5000).as_ptr();
         assert_eq!(scratch.take(10).as_ptr(), first);
         assert_eq!(scratch.take(5001).len(), 5001);
+        assert_eq!((Scratch::new().bytes(), scratch.bytes()), (0, 4 * 8192));
     }
 
     #[test]

@@ -52,6 +52,6 @@ pub use options::{
 pub use policy::TorchPolicy;
 pub use ranks::{EndedRank, RankGroup, RankOptions};
 pub use scorer::TorchScorer;
-pub use status::{RankStatus, ServerInfo, ServerStatus};
+pub use status::{RankStatus, RouterInfo, ServerInfo, ServerStatus};
 pub use transport::ServerAddress;
 pub use usage::{TorchUsage, VerbUsage};

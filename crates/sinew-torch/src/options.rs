@@ -112,6 +112,11 @@ pub struct OpenOptions {
     pub deterministic: bool,
     /// Seed of the ranks' random states.
     pub seed: u64,
+    /// Whether tokens are computed by the experts of [`TrainRow::routes`](sinew_types::TrainRow), where they
+    /// are recorded and the model's routers allow it.
+    pub replay_routes: bool,
+    /// Coefficient of the load-balancing loss of the model's routers; 0: it is not computed.
+    pub router_loss: f32,
     /// Adapters; `None`: all weights are trained.
     pub lora: Option<LoraOptions>,
     /// Critic; `None`: there are no values.
@@ -133,6 +138,8 @@ impl OpenOptions {
             head_chunk: None,
             deterministic: false,
             seed: 0,
+            replay_routes: true,
+            router_loss: 0.0,
             lora: None,
             critic: None,
             frozen: BTreeMap::new(),

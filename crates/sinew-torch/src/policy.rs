@@ -99,6 +99,39 @@ pub struct TorchPolicy {
     ready: Option<Vec<usize>>,
     /// Version that an engine may still read.
     published: Option<PolicyVersion>,
+    /// Whether recorded experts replace the choice of the model's routers.
+    replays: bool,
+    routers: RouterLoss,
+}
+
+/// The load-balancing loss of the model's routers.
+#[derive(Debug, Default)]
+struct RouterLoss {
+    /// Factor in the loss; 0: it is not computed.
+    coefficient: f32,
+    /// Sums since the last look: of the shares of micro-batches in their packings, each times its loss, and
+    /// of the shares.
+    loss: f64,
+    shares: f64,
+}
+
+impl RouterLoss {
+    /// Share of a micro-batch in the tokens of its update.
+    fn share(batch: &MicroBatch) -> f64 {
+        batch.tokens.len() as f64 / batch.packed_tokens.max(1) as f64
+    }
+
+    /// Adds the loss of a micro-batch.
+    fn add(&mut self, batch: &MicroBatch, loss: f32) {
+        let share = Self::share(batch);
+        self.loss += share * f64::from(loss);
+        self.shares += share;
+    }
+
+    /// Derivative of the step's loss by that of a micro-batch.
+    fn slope(&self, batch: &MicroBatch) -> f32 {
+        (f64::from(self.coefficient) * Self::share(batch)) as f32
+    }
 }
 
 impl TorchPolicy {
@@ -133,6 +166,7 @@ impl TorchPolicy {
         }
         let info: ServerInfo = client.call(Verb::Open, &OpenBody::of(open)?)?;
         let lanes = info.lanes.max(1) as usize;
+        let replays = open.replay_routes && info.routers.is_some();
         Ok(Self {
             scoring: Scoring {
                 client: SharedClient::new(client),
@@ -148,6 +182,11 @@ impl TorchPolicy {
             is_base: false,
             ready: None,
             published: None,
+            replays,
+            routers: RouterLoss {
+                coefficient: open.router_loss,
+                ..RouterLoss::default()
+            },
         })
     }
 
@@ -245,9 +284,10 @@ fn column(values: &[f32], items: usize) -> Result<Bin<'_>, PolicyError> {
     )))
 }
 
-/// The derivatives of a micro-batch as columns.
-fn columns(grads: &ScoreGrads, items: usize) -> Result<ScoreColumns<'_>, PolicyError> {
+/// The derivatives of a micro-batch as columns; `router` is that by its load-balancing loss.
+fn columns(grads: &ScoreGrads, items: usize, router: f32) -> Result<ScoreColumns<'_>, PolicyError> {
     Ok(ScoreColumns {
+        router,
         logprobs: column(&grads.logprobs, items)?,
         entropies: column(&grads.entropies, items)?,
         values: column(&grads.values, items)?,
@@ -263,6 +303,17 @@ impl Policy for TorchPolicy {
         self.info.shared
     }
 
+    /// The base is a reference, whose routers choose.
+    fn replays_routes(&self) -> bool {
+        self.replays && !self.is_base
+    }
+
+    fn take_router_loss(&mut self) -> Option<f64> {
+        let RouterLoss { loss, shares, .. } = self.routers;
+        (self.routers.loss, self.routers.shares) = (0.0, 0.0);
+        (self.routers.coefficient > 0.0 && shares > 0.0).then(|| loss / shares)
+    }
+
     fn forward(
         &mut self,
         wave: &[&MicroBatch],
@@ -275,13 +326,20 @@ impl Policy for TorchPolicy {
         if want.backward && self.is_base {
             return Err(PolicyError::failed("the base is frozen".to_owned()));
         }
-        let scores = self.scoring.forward(wave, want, self.model())?;
+        let scored = self.scoring.forward(wave, want, self.model())?;
         let items = || wave.iter().map(|batch| batch.items.len()).collect();
         self.ready = want.backward.then(items);
-        Ok(scores)
+        let mut all = Vec::with_capacity(scored.len());
+        for (batch, (scores, router)) in wave.iter().zip(scored) {
+            if want.backward {
+                self.routers.add(batch, router);
+            }
+            all.push(scores);
+        }
+        Ok(all)
     }
 
-    fn backward(&mut self, _wave: &[&MicroBatch], grads: &[ScoreGrads]) -> Result<(), PolicyError> {
+    fn backward(&mut self, wave: &[&MicroBatch], grads: &[ScoreGrads]) -> Result<(), PolicyError> {
         let state = |text: &str| PolicyError::failed(text.to_owned());
         let ready = self.ready.as_ref();
         let items = ready
@@ -293,8 +351,12 @@ impl Policy for TorchPolicy {
                 items.len()
             )));
         }
-        let pairs = grads.iter().zip(items);
-        let grads = pairs.map(|(grads, &items)| columns(grads, items));
+        if wave.len() != grads.len() {
+            return Err(state("derivatives of another wave"));
+        }
+        let lanes = grads.iter().zip(items).zip(wave);
+        let grads =
+            lanes.map(|((grads, &items), batch)| columns(grads, items, self.routers.slope(batch)));
         let body = BackwardBody {
             grads: grads.collect::<Result<_, _>>()?,
         };

@@ -22,7 +22,8 @@ pub(crate) struct Scoring {
 }
 
 impl Scoring {
-    /// The scores of model `of`: `policy`, `base` or the name of a frozen one.
+    /// The scores of model `of`: `policy`, `base` or the name of a frozen one; each with the load-balancing
+    /// loss of its routers, 0 if it is not computed.
     ///
     /// # Errors
     /// The server's, and those of a wave that it could not compute.
@@ -31,7 +32,7 @@ impl Scoring {
         wave: &[&MicroBatch],
         want: OutputChoice,
         of: &str,
-    ) -> Result<Vec<Scores>, PolicyError> {
+    ) -> Result<Vec<(Scores, f32)>, PolicyError> {
         let body = ForwardBody {
             wave: self.lanes_of(wave)?,
             of,
@@ -43,7 +44,10 @@ impl Scoring {
         expect("scores", answer.scores.len(), wave.len())?;
         let lanes = wave.iter().zip(&answer.scores);
         lanes
-            .map(|(batch, columns)| scores(columns, want, batch.items.len()))
+            .map(|(batch, columns)| {
+                let scores = scores(columns, want, batch.items.len())?;
+                Ok((scores, columns.router))
+            })
             .collect()
     }
 
@@ -172,7 +176,8 @@ impl Policy for TorchScorer {
         if want.backward || want.values {
             return Err(PolicyError::failed(self.frozen()));
         }
-        self.scoring.forward(wave, want, &self.name)
+        let scored = self.scoring.forward(wave, want, &self.name)?;
+        Ok(scored.into_iter().map(|(scores, _)| scores).collect())
     }
 
     fn backward(&mut self, _: &[&MicroBatch], _: &[ScoreGrads]) -> Result<(), PolicyError> {

@@ -5,6 +5,17 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
+/// Routers of a mixture-of-experts model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct RouterInfo {
+    /// Decoder layers of the model.
+    pub layers: u32,
+    /// Number of experts of a token in a layer.
+    pub top_k: u32,
+    /// Number of experts of a layer.
+    pub experts: u32,
+}
+
 /// Properties of an open server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct ServerInfo {
@@ -16,6 +27,9 @@ pub struct ServerInfo {
     /// Reason why they are not, in words.
     #[serde(default)]
     pub why_flat: Option<String>,
+    /// The model's routers, if recorded experts can replace their choice.
+    #[serde(default)]
+    pub routers: Option<RouterInfo>,
     /// Tokens of the vocabulary.
     #[serde(default)]
     pub vocabulary: u32,

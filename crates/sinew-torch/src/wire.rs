@@ -157,6 +157,8 @@ pub(crate) struct OpenBody<'a> {
     pub(crate) head_chunk: Option<u32>,
     pub(crate) deterministic: bool,
     pub(crate) seed: u64,
+    /// Whether gradients have a load-balancing loss; a model without one is refused.
+    pub(crate) router_loss: bool,
     pub(crate) lora: Option<LoraBody<'a>>,
     pub(crate) critic: Option<CriticBody<'a>>,
     pub(crate) frozen: BTreeMap<&'a str, String>,
@@ -182,6 +184,7 @@ impl<'a> OpenBody<'a> {
             head_chunk: options.head_chunk,
             deterministic: options.deterministic,
             seed: options.seed,
+            router_loss: options.router_loss > 0.0,
             lora: options.lora.as_ref().map(|lora| LoraBody {
                 rank: lora.rank,
                 alpha: lora.alpha,
@@ -198,7 +201,7 @@ impl<'a> OpenBody<'a> {
     }
 }
 
-/// A micro-batch: tree, tokens and items as columns.
+/// A micro-batch: tree, tokens, items and experts as columns.
 #[derive(Debug, Serialize)]
 pub(crate) struct Lane<'a> {
     tokens: Bin<'a>,
@@ -210,6 +213,10 @@ pub(crate) struct Lane<'a> {
     masks: Bin<'a>,
     mask_words: u32,
     mask_table: Bin<'a>,
+    /// Number of an expert as u16, `[tokens][layers][top_k]`, 65535 where the routers choose; or nothing.
+    routes: Bin<'a>,
+    route_layers: u32,
+    route_top_k: u32,
 }
 
 impl<'a> Lane<'a> {
@@ -233,6 +240,9 @@ impl<'a> Lane<'a> {
             masks: column(|item| item.mask),
             mask_words: batch.masks.words as u32,
             mask_table: Bin::of(&batch.masks.table),
+            routes: Bin::of(&batch.routes.experts),
+            route_layers: batch.routes.layers as u32,
+            route_top_k: batch.routes.top_k as u32,
         }
     }
 }
@@ -254,6 +264,9 @@ pub(crate) struct ScoreColumns<'a> {
     pub(crate) entropies: Bin<'a>,
     #[serde(default)]
     pub(crate) values: Bin<'a>,
+    /// The load-balancing loss, or its factor in the loss; 0 without one.
+    #[serde(default)]
+    pub(crate) router: f32,
 }
 
 #[derive(Debug, Deserialize)]

@@ -5,6 +5,7 @@
 //! | [`pack`] | rows to micro-batches in which every shared prefix is computed once |
 //! | [`Policy`] | the port to a model: log-probabilities out, gradients in, one update |
 //! | [`loss`] | scores to derivatives, by a [`LossSpec`](sinew_types::LossSpec); pure |
+//! | [`run_targets`] | log-probabilities and gradients of tokens that a caller names, by its own derivatives |
 //! | [`Trainer::step`] | one batch to one or several AdamW updates |
 //! | [`Comm`] | the port to other processes: data parallelism |
 //! | [`checkpoint`] | weights, optimizer, step and trained batches, durable in one commit |
@@ -33,6 +34,7 @@ mod policy;
 mod policy_error;
 mod reference;
 mod resume;
+mod targets;
 #[cfg(test)]
 mod testing;
 mod trainer;
@@ -44,6 +46,7 @@ pub use policy::{OutputChoice, Policy, RankUsage, ScoreGrads, Scores, TopTokens}
 pub use policy_error::PolicyError;
 pub use reference::{score_rows, score_top, score_values};
 pub use resume::{Commit, ResumeState};
+pub use targets::{TargetError, run_targets};
 pub use trainer::{
     NonFiniteGradient, PhaseSeconds, Progress, ProgressSink, StepReport, TrainError, Trainer,
     TrainerConfig,

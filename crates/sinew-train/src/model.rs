@@ -2,6 +2,10 @@
 //!
 //! All data is in host memory. The embedded engine shares the weights through an `Arc` while it loads them.
 //! An update copies them only if it starts before the engine has finished loading.
+//!
+//! Policies with adapters can share the weights below them. One that does not compute needs only its adapters
+//! and moments: its activation buffers move to another policy, and the memory of gradients that are zero is
+//! given back.
 
 use crate::checkpoint::{CheckpointError, Draft, LoadedCheckpoint};
 use crate::comm::{Comm, CommError};
@@ -12,11 +16,11 @@ use crate::policy::{OutputChoice, Policy, ScoreGrads, Scores, TopTokens};
 use crate::policy_error::PolicyError;
 use sinew_model::{
     Activations, ForwardError, Grads, Keep, Lora, OutputGrads, ParamEntry, Params, TrainModel,
-    ValueGrads, ValueHead, Weights, merge_lora,
+    ValueGrads, ValueHead, Weights,
 };
 use sinew_tensor::Cpu;
 use sinew_tensor::logprob::Masks;
-use sinew_types::{PolicyVersion, TensorList, TensorSource, TensorView, TokenId};
+use sinew_types::{Adapter, PolicyVersion, TensorList, TensorSource, TensorView, TokenId};
 use std::sync::Arc;
 
 /// File name of the full weights.
@@ -77,16 +81,23 @@ impl ModelPolicy {
         device: Cpu,
     ) -> Result<Self, PolicyError> {
         let gradient = Grads::of_params(params.layout());
-        Self::new(params, None, Some(gradient), context, keep, device)
+        Self::new(
+            Arc::new(params),
+            None,
+            Some(gradient),
+            context,
+            keep,
+            device,
+        )
     }
 
-    /// Trains `lora` on frozen `params`. `base_model` is the name that the exported adapter records
-    /// for the weights it belongs to.
+    /// Trains `lora` on frozen `params`, which several policies can share. `base_model` is the name that the
+    /// exported adapter records for the weights it belongs to.
     ///
     /// # Errors
     /// If the configuration is impossible.
     pub fn adapters(
-        params: Params,
+        params: Arc<Params>,
         lora: Lora,
         base_model: &str,
         context: usize,
@@ -106,11 +117,12 @@ impl ModelPolicy {
     /// # Errors
     /// If the configuration is impossible.
     pub fn frozen(params: Params, context: usize, device: Cpu) -> Result<Self, PolicyError> {
+        let params = Arc::new(params);
         Self::new(params, None, None, context, Keep::Nothing, device)
     }
 
     fn new(
-        params: Params,
+        params: Arc<Params>,
         lora: Option<Lora>,
         gradient: Option<Grads>,
         context: usize,
@@ -123,7 +135,7 @@ impl ModelPolicy {
             model,
             optimizer: AdamW::new(device.clone()),
             device,
-            params: Arc::new(params),
+            params,
             lora,
             is_base: false,
             base_model: String::new(),
@@ -133,6 +145,15 @@ impl ModelPolicy {
             scoring: Activations::new(Keep::Nothing),
             ready: None,
         })
+    }
+
+    /// Adds the products of adapters to those of the weights, for an engine that holds adapters next to its
+    /// weights: both have the same bits ([`TrainModel::adding_adapters`]). Otherwise adapters are merged, as
+    /// in the weights that [`Policy::weights`] returns.
+    #[must_use]
+    pub fn adding_adapters(mut self) -> Self {
+        self.model = self.model.adding_adapters();
+        self
     }
 
     /// Adds a critic: a linear head on the last hidden states, trained with the rest at
@@ -162,6 +183,50 @@ impl ModelPolicy {
     /// Returns the adapters, if they are trained.
     pub fn lora(&self) -> Option<&Lora> {
         self.lora.as_ref()
+    }
+
+    /// Returns a copy of the adapters for an engine, if they are trained.
+    pub fn adapter(&self) -> Option<Adapter> {
+        self.lora.as_ref().map(Lora::to_adapter)
+    }
+
+    /// Exchanges the activation buffers of two policies, so that the one that computes next takes those of
+    /// the one that computed last. Buffers of training passes are exchanged if both policies keep the same
+    /// part of a pass. A backward pass of either needs a new forward pass.
+    pub fn swap_buffers(&mut self, other: &mut Self) {
+        if self.training.keep() == other.training.keep() {
+            std::mem::swap(&mut self.training, &mut other.training);
+        }
+        std::mem::swap(&mut self.scoring, &mut other.scoring);
+        (self.ready, other.ready) = (None, None);
+    }
+
+    /// Gives the memory of the gradients back if they are zero, as after [`Policy::zero_gradients`]. The next
+    /// backward pass, or update, takes new memory.
+    pub fn release_gradients(&mut self) {
+        if let Some(gradient) = &mut self.gradient {
+            gradient.release();
+        }
+    }
+
+    /// Returns the bytes of what only this policy holds: trained weights, gradients, moments, activation
+    /// buffers and tables. Weights below adapters are left out, since policies share them. The system
+    /// provides the memory of large buffers when it is first written, so that this is an upper bound.
+    pub fn resident_bytes(&self) -> usize {
+        let weights = match &self.lora {
+            Some(lora) => lora.values(),
+            None => self.params.values(),
+        };
+        let critic = self.critic.as_ref().map_or(0, |critic| {
+            size_of_val(critic.head.values()) + size_of_val(critic.gradient.values())
+        });
+        size_of_val(weights)
+            + self.gradient.as_ref().map_or(0, Grads::bytes)
+            + critic
+            + self.optimizer.bytes()
+            + self.training.bytes()
+            + self.scoring.bytes()
+            + self.model.bytes()
     }
 
     /// The trained tensors with their gradients, always in the same order; none for a frozen model.
@@ -427,10 +492,8 @@ impl Policy for ModelPolicy {
         let Some(lora) = &self.lora else {
             return Ok(self.shared_params());
         };
-        let mut merged = Params::clone(&self.params);
-        merge_lora(&self.device, &self.params, lora, &mut merged)
-            .map_err(|e| PolicyError::failed(e.to_string()))?;
-        Ok(Arc::new(merged))
+        let merged = lora.merged(&self.device, &self.params);
+        Ok(Arc::new(merged.map_err(PolicyError::failed)?))
     }
 }
 
@@ -471,9 +534,13 @@ impl HostState for ModelPolicy {
         optimizer: Option<&dyn TensorSource>,
     ) -> Result<(), PolicyError> {
         self.ready = None;
+        let released = self.gradient.as_ref().is_some_and(Grads::is_released);
         let mut own = std::mem::replace(&mut self.optimizer, AdamW::new(self.device.clone()));
         let restored = own.restore(&mut self.host_tensors(), weights, optimizer);
         self.optimizer = own;
+        if released {
+            self.release_gradients();
+        }
         restored
     }
 

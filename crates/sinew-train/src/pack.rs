@@ -7,11 +7,16 @@
 //! Invariants: token `t` of a row is predicted by the trie row of its token `t − 1`; every token
 //! with a weight is in exactly one term of exactly one micro-batch; a row is never split; only
 //! tokens that some trained token depends on are computed; an item has the mask of its token, and
-//! rows share it only where their masks are the same; the result depends on nothing but the rows'
-//! contents and order.
+//! rows share it only where their masks are the same; for a model that replays the experts of its
+//! sampler, rows share a token only where its experts are the same; the result depends on nothing but
+//! the rows' contents and order.
+
+mod targets;
+
+pub use targets::{Target, TargetRow, pack_targets};
 
 use sinew_tensor::attention::{LayoutError, Segment, TreeLayout};
-use sinew_types::{EpisodeId, RowMasks, TokenId, TrainRow, TrainRowError};
+use sinew_types::{EpisodeId, RouteSpan, RowMasks, TokenId, TrainRow, TrainRowError};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -54,7 +59,7 @@ impl Eq for LossItem {}
 /// One trained token of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
-    /// Index in the row's columns.
+    /// Index in the row's columns, or in [`TargetRow::targets`].
     pub t: u32,
     /// Index in [`MicroBatch::items`]; rows with a common prefix sampled at one temperature share items.
     pub item: u32,
@@ -63,7 +68,7 @@ pub struct Term {
 /// A row inside a micro-batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedRow {
-    /// Index in the rows given to [`pack`].
+    /// Index in the rows given to [`pack`] or [`pack_targets`].
     pub row: usize,
     /// The trained tokens, in order.
     pub terms: Vec<Term>,
@@ -85,6 +90,10 @@ pub struct MicroBatch {
     pub items: Vec<LossItem>,
     /// The masks that items refer to.
     pub masks: MaskTable,
+    /// The experts to use for each trie row, if the model replays them.
+    pub routes: RouteTable,
+    /// Trie rows of all micro-batches of its packing.
+    pub packed_tokens: usize,
     /// The rows, with the indices of their trained tokens.
     pub rows: Vec<PackedRow>,
 }
@@ -98,6 +107,25 @@ pub struct MaskTable {
     pub table: Vec<u32>,
 }
 
+/// The experts of a micro-batch's trie rows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RouteTable {
+    /// Decoder layers; 0 where no row has any.
+    pub layers: usize,
+    /// Number of experts of a token in a layer.
+    pub top_k: usize,
+    /// Numbers of experts, `[trie rows][layers][top_k]`; those of a row are [`RouteTable::FREE`] if its routers
+    /// choose. Empty if no row has any.
+    pub experts: Vec<u16>,
+    /// Number of trie rows whose experts are given.
+    pub known: usize,
+}
+
+impl RouteTable {
+    /// Entry without an expert.
+    pub const FREE: u16 = u16::MAX;
+}
+
 /// The micro-batches of one optimizer step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
@@ -109,6 +137,8 @@ pub struct Packing {
     pub naive_tokens: usize,
     /// Rows without a trained token; they are in no micro-batch.
     pub untrained_rows: usize,
+    /// Trie rows whose experts are given, in all micro-batches.
+    pub routed_tokens: usize,
 }
 
 /// Reasons for which rows cannot be packed.
@@ -136,6 +166,39 @@ pub enum PackError {
         words: u32,
         expected: usize,
     },
+    /// Experts are of models of different shapes.
+    #[error(
+        "row of episode {episode} has experts of {layers} layers x {top_k}, rows before it of {} x {}: they are \
+         of one model",
+        .expected.0,
+        .expected.1
+    )]
+    RouteShape {
+        episode: EpisodeId,
+        layers: u16,
+        top_k: u16,
+        expected: (u16, u16),
+    },
+    /// A row with targets that does not fit an empty micro-batch.
+    #[error(
+        "row {row} needs {tokens} packed tokens, a micro-batch holds {max_tokens}: raise the micro-batch \
+         size or shorten the row, a row is never split"
+    )]
+    TargetRowTooLong {
+        row: usize,
+        tokens: usize,
+        max_tokens: usize,
+    },
+    /// A target after a token that the row does not have, or before the target that precedes it.
+    #[error(
+        "row {row}: target {index} is after token {after} of {tokens}: targets are in the order of their places"
+    )]
+    TargetPlace {
+        row: usize,
+        index: usize,
+        after: u32,
+        tokens: usize,
+    },
     /// There are more rows than a layout supports.
     #[error(transparent)]
     Layout(#[from] LayoutError),
@@ -145,11 +208,39 @@ pub enum PackError {
 struct RowPart<'a> {
     row: usize,
     tokens: &'a [TokenId],
+    /// Bytes of the experts of each token, none where its routers choose; empty if all choose.
+    routes: Vec<&'a [u8]>,
+    /// Layers, and experts of each, of `routes`.
+    route_shape: (usize, usize),
     /// Length of the prefix shared with the previous row in sorted order.
     shared: usize,
 }
 
-/// Packs `rows` into micro-batches of at most `max_tokens` trie rows.
+impl RowPart<'_> {
+    fn route(&self, t: usize) -> &[u8] {
+        self.routes.get(t).copied().unwrap_or_default()
+    }
+
+    /// Number of leading tokens that both rows compute alike.
+    fn common(&self, other: &Self) -> usize {
+        let pairs = self.tokens.iter().zip(other.tokens).enumerate();
+        let alike = pairs.take_while(|&(t, (a, b))| a == b && self.route(t) == other.route(t));
+        alike.count()
+    }
+
+    /// Order in which rows with a common prefix stand together.
+    fn order(&self, other: &Self) -> Ordering {
+        if self.routes.is_empty() && other.routes.is_empty() {
+            return self.tokens.cmp(other.tokens);
+        }
+        let at = self.common(other);
+        let next = |part: &Self| part.tokens.get(at).copied();
+        let tokens = next(self).cmp(&next(other));
+        tokens.then_with(|| self.route(at).cmp(other.route(at)))
+    }
+}
+
+/// Packs `rows` into micro-batches of at most `max_tokens` trie rows, for a model whose routers choose.
 ///
 /// Takes `O(rows²)` comparisons of sizes at worst for the cuts, which is small next to the passes
 /// themselves.
@@ -157,7 +248,7 @@ struct RowPart<'a> {
 /// # Errors
 /// If a row is invalid or longer than `max_tokens`; nothing is dropped silently.
 pub fn pack(rows: &[TrainRow], max_tokens: usize) -> Result<Packing, PackError> {
-    packing(rows, &sorted_rows(rows, max_tokens)?, max_tokens)
+    packing(rows, &sorted_rows(rows, max_tokens, false)?, max_tokens)
 }
 
 /// Packs `rows` like [`pack`], for a model that computes each row by itself: no prefix is shared.
@@ -165,8 +256,25 @@ pub fn pack(rows: &[TrainRow], max_tokens: usize) -> Result<Packing, PackError> 
 /// # Errors
 /// Same as [`pack`].
 pub fn pack_flat(rows: &[TrainRow], max_tokens: usize) -> Result<Packing, PackError> {
-    let mut sorted = sorted_rows(rows, max_tokens)?;
+    let mut sorted = sorted_rows(rows, max_tokens, false)?;
     sorted.iter_mut().for_each(|row| row.shared = 0);
+    packing(rows, &sorted, max_tokens)
+}
+
+/// Packs `rows` like [`pack`], or [`pack_flat`] unless the model `shares` prefixes, for a model that uses the
+/// experts of [`TrainRow::routes`].
+///
+/// # Errors
+/// Same as [`pack`], and if experts are of models of different shapes.
+pub fn pack_routed(
+    rows: &[TrainRow],
+    max_tokens: usize,
+    shares: bool,
+) -> Result<Packing, PackError> {
+    let mut sorted = sorted_rows(rows, max_tokens, true)?;
+    if !shares {
+        sorted.iter_mut().for_each(|row| row.shared = 0);
+    }
     packing(rows, &sorted, max_tokens)
 }
 
@@ -175,20 +283,35 @@ fn packing(
     sorted: &[RowPart<'_>],
     max_tokens: usize,
 ) -> Result<Packing, PackError> {
-    let micro_batches = cut(sorted, max_tokens)
+    let mut micro_batches = cut(sorted, max_tokens)
         .into_iter()
-        .map(|piece| micro_batch(rows, &sorted[piece]))
+        .map(|piece| {
+            let piece = &sorted[piece];
+            let masks = collect_masks(rows, piece)?;
+            let asked = piece.iter().map(|part| asked_by(&rows[part.row], &masks));
+            micro_batch(piece, masks.table(), asked.collect())
+        })
         .collect::<Result<Vec<_>, _>>()?;
+    let computed_tokens = micro_batches.iter().map(|m| m.tokens.len()).sum();
+    for batch in &mut micro_batches {
+        batch.packed_tokens = computed_tokens;
+    }
     Ok(Packing {
-        computed_tokens: micro_batches.iter().map(|m| m.tokens.len()).sum(),
+        computed_tokens,
+        routed_tokens: micro_batches.iter().map(|m| m.routes.known).sum(),
         naive_tokens: rows.iter().map(|r| r.tokens.len()).sum(),
         untrained_rows: rows.len() - sorted.len(),
         micro_batches,
     })
 }
 
-fn sorted_rows(rows: &[TrainRow], max_tokens: usize) -> Result<Vec<RowPart<'_>>, PackError> {
-    let mut sorted = Vec::with_capacity(rows.len());
+fn sorted_rows(
+    rows: &[TrainRow],
+    max_tokens: usize,
+    routed: bool,
+) -> Result<Vec<RowPart<'_>>, PackError> {
+    let mut sorted: Vec<RowPart<'_>> = Vec::with_capacity(rows.len());
+    let mut shape = None;
     for (index, row) in rows.iter().enumerate() {
         row.validate()?;
         let Some(last) = row.weights.iter().rposition(|&w| w != 0.0) else {
@@ -201,18 +324,57 @@ fn sorted_rows(rows: &[TrainRow], max_tokens: usize) -> Result<Vec<RowPart<'_>>,
                 max_tokens,
             });
         }
+        let spans = if routed { &row.routes[..] } else { &[] };
+        if let Some(span) = spans.first() {
+            let expected = *shape.get_or_insert((span.layers, span.top_k));
+            if expected != (span.layers, span.top_k) {
+                return Err(PackError::RouteShape {
+                    episode: row.episode.clone(),
+                    layers: span.layers,
+                    top_k: span.top_k,
+                    expected,
+                });
+            }
+        }
         sorted.push(RowPart {
             row: index,
             tokens: &row.tokens[..last],
+            routes: routes(spans, last),
+            route_shape: shape.map_or((0, 0), |(layers, k)| (usize::from(layers), usize::from(k))),
             shared: 0,
         });
     }
-    sorted.sort_by(|a, b| a.tokens.cmp(b.tokens).then(a.row.cmp(&b.row)));
-    for i in 1..sorted.len() {
-        let pairs = sorted[i - 1].tokens.iter().zip(sorted[i].tokens);
-        sorted[i].shared = pairs.take_while(|(a, b)| a == b).count();
-    }
+    sort(&mut sorted);
     Ok(sorted)
+}
+
+/// The experts of the first `count` tokens of a row, as in [`RowPart::routes`].
+fn routes(spans: &[RouteSpan], count: usize) -> Vec<&[u8]> {
+    if spans.is_empty() {
+        return Vec::new();
+    }
+    let none: &[u8] = &[];
+    let mut each = vec![none; count];
+    for span in spans {
+        let places = span.start as usize..count.min(span.end() as usize);
+        for (position, route) in each
+            .iter_mut()
+            .enumerate()
+            .take(places.end)
+            .skip(places.start)
+        {
+            *route = span.at(position).unwrap_or_default();
+        }
+    }
+    each
+}
+
+/// Sorts rows by what they compute, and finds the prefix that each shares with the one before.
+fn sort(parts: &mut [RowPart<'_>]) {
+    parts.sort_by(|a, b| a.order(b).then(a.row.cmp(&b.row)));
+    for i in 1..parts.len() {
+        parts[i].shared = parts[i - 1].common(&parts[i]);
+    }
 }
 
 /// Cuts the sorted rows into pieces of at most `max_tokens` trie rows with the least total, and
@@ -256,9 +418,28 @@ struct Branch {
     parent: Option<u32>,
 }
 
-fn micro_batch(all: &[TrainRow], piece: &[RowPart<'_>]) -> Result<MicroBatch, PackError> {
+/// A log-probability that a row asks for, before the place of its tokens in the trie is known.
+struct Asked {
+    /// Index in the row's columns or targets.
+    t: u32,
+    /// Index of the row's last token that the target follows.
+    after: u32,
+    /// The item, whose trie row is not set.
+    item: LossItem,
+    /// Other targets in the same place.
+    tops: Vec<TokenId>,
+}
+
+/// Builds the micro-batch of some sorted rows, from the log-probabilities that each asks for, in the order of
+/// their places.
+fn micro_batch(
+    piece: &[RowPart<'_>],
+    masks: MaskTable,
+    asked: Vec<Vec<Asked>>,
+) -> Result<MicroBatch, PackError> {
     let mut segments: Vec<Segment> = Vec::new();
     let mut tokens: Vec<TokenId> = Vec::new();
+    let mut experts: Vec<&[u8]> = Vec::new();
     let mut paths: Vec<Vec<u32>> = vec![Vec::new(); piece.len()];
     let mut open = Vec::new();
     push_branches(&mut open, piece, 0..piece.len(), 0, None);
@@ -275,21 +456,46 @@ fn micro_batch(all: &[TrainRow], piece: &[RowPart<'_>]) -> Result<MicroBatch, Pa
             parent: branch.parent,
         });
         tokens.extend_from_slice(&first.tokens[branch.depth..end]);
+        experts.extend((branch.depth..end).map(|t| first.route(t)));
         paths[branch.rows.clone()]
             .iter_mut()
             .for_each(|p| p.push(index));
         push_branches(&mut open, piece, branch.rows, end, Some(index));
     }
     let layout = TreeLayout::new(segments)?;
-    let masks = collect_masks(all, piece)?;
-    let (items, rows) = loss_items(all, piece, &layout, paths, &masks);
+    let (items, rows) = loss_items(piece, asked, &layout, paths);
     Ok(MicroBatch {
         layout,
         tokens,
         items,
-        masks: masks.table(),
+        masks,
+        routes: route_table(piece, &experts),
+        packed_tokens: 0,
         rows,
     })
+}
+
+/// The experts of trie rows, given as in [`RowPart::routes`].
+fn route_table(piece: &[RowPart<'_>], rows: &[&[u8]]) -> RouteTable {
+    let Some(routed) = piece.iter().find(|part| !part.routes.is_empty()) else {
+        return RouteTable::default();
+    };
+    let (layers, top_k) = routed.route_shape;
+    let mut experts = Vec::with_capacity(rows.len() * layers * top_k);
+    for bytes in rows {
+        let wide = bytes.len() > layers * top_k;
+        if bytes.is_empty() {
+            experts.resize(experts.len() + layers * top_k, RouteTable::FREE);
+        } else {
+            experts.extend(RouteSpan::numbers(bytes, wide));
+        }
+    }
+    RouteTable {
+        layers,
+        top_k,
+        experts,
+        known: rows.iter().filter(|bytes| !bytes.is_empty()).count(),
+    }
 }
 
 /// Splits `rows`, which share `depth` tokens, by their next token; rows that end here need no more.
@@ -370,40 +576,53 @@ fn collect_masks<'a>(
     Ok(collected)
 }
 
+/// The log-probabilities that a row asks for: those of its trained tokens, and of a teacher's in their
+/// places.
+fn asked_by(row: &TrainRow, masks: &CollectedMasks<'_>) -> Vec<Asked> {
+    let trained = (1..row.tokens.len()).filter(|&t| row.weights[t] != 0.0);
+    let ask = |t: usize| Asked {
+        t: t as u32,
+        after: t as u32 - 1,
+        item: LossItem {
+            row: 0,
+            target: row.tokens[t],
+            temperature: row.temperature(t),
+            mask: masks.of(row, t),
+        },
+        tops: row
+            .teacher_top
+            .as_ref()
+            .map_or_else(Vec::new, |top| top[t].iter().map(|top| top.id).collect()),
+    };
+    trained.map(ask).collect()
+}
+
 /// Builds the items of a micro-batch and the terms of each row.
 fn loss_items(
-    all: &[TrainRow],
     piece: &[RowPart<'_>],
+    asked: Vec<Vec<Asked>>,
     layout: &TreeLayout,
     paths: Vec<Vec<u32>>,
-    masks: &CollectedMasks<'_>,
 ) -> (Vec<LossItem>, Vec<PackedRow>) {
     let mut index_of = BTreeMap::new();
     let mut items_of = Vec::with_capacity(piece.len());
-    for (needed, path) in piece.iter().zip(&paths) {
-        let row = &all[needed.row];
+    for (asked, path) in asked.into_iter().zip(&paths) {
         let mut path = path.iter().map(|&s| &layout.segments()[s as usize]);
         let mut at = path.next();
         let (mut items, mut tops) = (Vec::new(), Vec::new());
-        for t in (1..row.tokens.len()).filter(|&t| row.weights[t] != 0.0) {
-            let previous = t as u32 - 1;
-            while at.is_some_and(|s| s.position + s.len <= previous) {
+        for ask in asked {
+            while at.is_some_and(|s| s.position + s.len <= ask.after) {
                 at = path.next();
             }
             let Some(segment) = at else { break };
             let item = LossItem {
-                row: segment.start + previous - segment.position,
-                target: row.tokens[t],
-                temperature: row.temperature(t),
-                mask: masks.of(row, t),
+                row: segment.start + ask.after - segment.position,
+                ..ask.item
             };
             index_of.insert(item, 0u32);
-            items.push((t as u32, item));
-            for top in row.teacher_top.iter().flat_map(|top| &top[t]) {
-                let item = LossItem {
-                    target: top.id,
-                    ..item
-                };
+            items.push((ask.t, item));
+            for target in ask.tops {
+                let item = LossItem { target, ..item };
                 index_of.insert(item, 0u32);
                 tops.push(item);
             }

@@ -4,7 +4,7 @@
 use crate::checkpoint::{CheckpointError, Draft, LoadedCheckpoint};
 use crate::comm::{Comm, CommError};
 use crate::optim::{Outcome, Update};
-use crate::pack::{MicroBatch, PackError, Packing, pack, pack_flat};
+use crate::pack::{MicroBatch, PackError, Packing, pack, pack_flat, pack_routed};
 use crate::policy_error::PolicyError;
 use serde::{Deserialize, Serialize};
 use sinew_types::{PolicyVersion, TensorSource, TokenLogprob, TrainRow};
@@ -85,10 +85,29 @@ pub trait Policy {
         true
     }
 
+    /// Whether entropies can be computed. Without them no entropy term is trained, and none is measured.
+    /// Default: yes.
+    fn has_entropies(&self) -> bool {
+        true
+    }
+
+    /// Whether the experts of [`MicroBatch::routes`] are used. Other policies get micro-batches without them:
+    /// their routers choose, or they have none. Default: no.
+    fn replays_routes(&self) -> bool {
+        false
+    }
+
+    /// The load-balancing loss of the model's routers since the last look: its mean over the trie rows of all
+    /// passes with gradients. `None`: it is not a part of the gradients, which is the default.
+    fn take_router_loss(&mut self) -> Option<f64> {
+        None
+    }
+
     /// Computes the scores of each micro-batch's items at the current weights.
     ///
     /// # Errors
-    /// If the model cannot compute, or values are requested without a critic.
+    /// If the model cannot compute, or values are requested without a critic, or entropies without
+    /// [`Policy::has_entropies`].
     fn forward(
         &mut self,
         wave: &[&MicroBatch],
@@ -199,10 +218,10 @@ pub(crate) fn pack_for<P: Policy + ?Sized>(
     rows: &[TrainRow],
     max_tokens: usize,
 ) -> Result<Packing, PackError> {
-    if policy.shares_prefixes() {
-        pack(rows, max_tokens)
-    } else {
-        pack_flat(rows, max_tokens)
+    match (policy.replays_routes(), policy.shares_prefixes()) {
+        (true, shares) => pack_routed(rows, max_tokens, shares),
+        (false, true) => pack(rows, max_tokens),
+        (false, false) => pack_flat(rows, max_tokens),
     }
 }
 

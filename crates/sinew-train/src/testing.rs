@@ -30,6 +30,7 @@ pub(crate) struct Bigram {
     optimizer: AdamW,
     /// Largest number of micro-batches in a wave.
     pub(crate) lanes: usize,
+    pub(crate) has_entropies: bool,
 }
 
 impl Bigram {
@@ -44,6 +45,7 @@ impl Bigram {
             poison: false,
             optimizer: AdamW::new(device()),
             lanes: 1,
+            has_entropies: true,
         }
     }
 
@@ -125,6 +127,7 @@ impl Bigram {
             returns: None,
             teacher_top: None,
             masks: None,
+            routes: Vec::new(),
             oldest_version: PolicyVersion(0),
         }
     }
@@ -173,12 +176,17 @@ impl Policy for Bigram {
         self.lanes
     }
 
+    fn has_entropies(&self) -> bool {
+        self.has_entropies
+    }
+
     fn forward(
         &mut self,
         wave: &[&MicroBatch],
         want: OutputChoice,
     ) -> Result<Vec<Scores>, PolicyError> {
         assert!((1..=self.lanes).contains(&wave.len()), "{}", wave.len());
+        assert!(self.has_entropies || !want.entropies);
         Ok(wave.iter().map(|batch| self.scores(batch, want)).collect())
     }
 

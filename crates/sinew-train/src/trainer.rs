@@ -120,6 +120,9 @@ pub enum TrainError {
         "values are asked for but the policy has no critic: add one or remove the value coefficient"
     )]
     NoCritic,
+    /// The loss has an entropy term, but the policy computes no entropies.
+    #[error("the policy computes no entropies: remove the entropy coefficient")]
+    NoEntropies,
     /// Another process failed or ended.
     #[error(transparent)]
     Comm(#[from] CommError),
@@ -255,6 +258,9 @@ impl<P: Policy> Trainer<P> {
         if spec.value.is_some() && !self.policy.has_critic() {
             return Err(TrainError::NoCritic);
         }
+        if spec.entropy != 0.0 && !self.policy.has_entropies() {
+            return Err(TrainError::NoEntropies);
+        }
         let started = (self.clock)();
         let packing = self.pack(rows)?;
         if packing.micro_batches.is_empty() {
@@ -286,6 +292,9 @@ impl<P: Policy> Trainer<P> {
             .report
             .finish(&state.sums, &state.first, self.version());
         state.report.ranks = self.policy.take_usage();
+        state.report.router_loss = self.policy.take_router_loss();
+        let routed = packing.routed_tokens as f64 / packing.computed_tokens as f64;
+        state.report.routed_share = self.policy.replays_routes().then_some(routed);
         state.report.logprobs = state.logprobs;
         Ok(state.report)
     }
@@ -422,7 +431,7 @@ impl<P: Policy> Trainer<P> {
         let started = (self.clock)();
         // Entropy costs little compared with the logits, and it shows a collapse first.
         let want = OutputChoice {
-            entropies: true,
+            entropies: self.policy.has_entropies(),
             values: state.spec.value.is_some(),
             backward: true,
         };

@@ -1,7 +1,13 @@
 //! The `Engine` port: tokens in, sampled tokens with log-probabilities and versions out.
 
+mod prompt;
+
+pub use prompt::{PromptLogprob, PromptLogprobs};
+
+use crate::adapter::{Adapter, AdapterName};
 use crate::format::{Choice, Format, NodeFormat, shared_option};
 use crate::ids::{PolicyVersion, RequestId, TokenId};
+use crate::routes::RouteSpan;
 use crate::weights::TensorSource;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
@@ -31,6 +37,10 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Number of most likely alternatives to report for each token.
     pub top_logprobs: u8,
+    /// Position of the first token of the context whose experts are reported, if the engine reports those of
+    /// a mixture-of-experts model; 0 to the length of the prompt. `None`: none are reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub routes_from: Option<u32>,
     /// Format that the output must have; `None`: any text.
     #[serde(with = "shared_option", skip_serializing_if = "Option::is_none")]
     pub format: Option<Arc<Format>>,
@@ -49,6 +59,7 @@ impl Default for SamplingParams {
             seed: 0,
             logit_bias: Vec::new(),
             top_logprobs: 0,
+            routes_from: None,
             format: None,
         }
     }
@@ -83,6 +94,30 @@ pub struct GenerateRequest {
     pub sampling: SamplingParams,
     /// Larger runs first when KV capacity is short.
     pub priority: i32,
+    /// Adapter that the request is sampled with; `None`: the engine's own weights.
+    pub adapter: Option<AdapterName>,
+    /// Log-probabilities of the prompt's tokens that are reported before the first sampled token; `None`:
+    /// none.
+    pub prompt_logprobs: Option<PromptLogprobs>,
+}
+
+impl GenerateRequest {
+    /// A request of priority 0, sampled with the engine's own weights, without log-probabilities of its
+    /// prompt.
+    pub fn new(
+        id: RequestId,
+        prompt: impl Into<Arc<Vec<TokenId>>>,
+        sampling: SamplingParams,
+    ) -> Self {
+        Self {
+            id,
+            prompt: prompt.into(),
+            sampling,
+            priority: 0,
+            adapter: None,
+            prompt_logprobs: None,
+        }
+    }
 }
 
 /// A token and its log-probability.
@@ -104,7 +139,7 @@ pub struct SampledToken {
     /// recomputes this value from the same weights. The same holds for `top`. Under a format, the softmax
     /// covers only the tokens that its mask allows; the value is exactly 0 if it allows only one.
     pub logprob: f32,
-    /// The weights that sampled it.
+    /// The weights that sampled it: the version of the request's adapter, or of the engine's own weights.
     pub version: PolicyVersion,
     /// The most likely alternatives, best first, if requested.
     pub top: Vec<TokenLogprob>,
@@ -151,6 +186,14 @@ pub enum FinishReason {
 /// An event of a request. The last one is exactly one `Finished` or `Failed`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineEvent {
+    /// Log-probabilities of the prompt: exactly one such event before the first `Tokens`, if the request asks
+    /// for it. All are of the weights that sample the first token.
+    Prompt {
+        /// Id of the request.
+        request: RequestId,
+        /// One for each place that the request asks for, in order.
+        logprobs: Vec<PromptLogprob>,
+    },
     /// Newly sampled tokens.
     Tokens {
         /// Id of the request.
@@ -166,6 +209,9 @@ pub enum EngineEvent {
         reason: FinishReason,
         /// Prompt tokens that the prefix cache held.
         cached_prompt_tokens: u32,
+        /// Experts of the tokens from [`SamplingParams::routes_from`] on, up to the one before the last
+        /// sampled token, which was never an input. `None`: the engine reports none, or not for this request.
+        routes: Option<RouteSpan>,
     },
     /// End by an error.
     Failed {
@@ -221,9 +267,15 @@ pub enum EngineError {
     /// A format that cannot be enforced, or no longer.
     #[error("output format: {0}")]
     Format(String),
-    /// Weights that do not fit; the old ones stay.
+    /// Weights or adapters that do not fit; the old ones stay.
     #[error("weights refused: {0}")]
     Weights(String),
+    /// No adapter of this name is loaded, or not any more.
+    #[error("adapter {name} is not loaded: load it first, or leave the adapter out")]
+    UnknownAdapter {
+        /// The name that the request asks for.
+        name: AdapterName,
+    },
     /// The engine has ended.
     #[error("engine stopped: {0}")]
     Stopped(String),
@@ -278,6 +330,13 @@ fn keeps_memory() -> EngineError {
     EngineError::Failed("it keeps its memory: it cannot sleep".to_owned())
 }
 
+/// The error of an engine that has only its own weights.
+fn no_adapters(name: &AdapterName) -> EngineError {
+    EngineError::Weights(format!(
+        "adapter {name}: this engine takes no adapters by name"
+    ))
+}
+
 /// Generates tokens from tokens. It sees no text except stop strings, and no episodes.
 pub trait Engine: Send + Sync {
     /// Queues a request. Events arrive through `sink`; after an `Err` none will.
@@ -297,6 +356,32 @@ pub trait Engine: Send + Sync {
         version: PolicyVersion,
         weights: Arc<dyn TensorSource>,
     ) -> Result<(), EngineError>;
+
+    /// Loads an adapter under a name, or replaces the one of that name between two tokens. Tokens sampled
+    /// with it later carry `version`. Requests that use it continue with the new one; their KV cache is
+    /// computed again or kept, as for [`Engine::load_weights`]. The engine's own weights and other adapters
+    /// stay. On
+    /// `Err` the old adapter stays.
+    ///
+    /// # Errors
+    /// If the engine takes no adapters, which is the default, has too many, or this one is not of its model.
+    fn load_adapter(
+        &self,
+        name: &AdapterName,
+        _version: PolicyVersion,
+        _adapter: Adapter,
+    ) -> Result<(), EngineError> {
+        Err(no_adapters(name))
+    }
+
+    /// Drops an adapter; requests that use it fail with [`EngineError::UnknownAdapter`]. Unknown names are
+    /// ignored.
+    ///
+    /// # Errors
+    /// If the engine takes no adapters, which is the default, or has ended.
+    fn unload_adapter(&self, name: &AdapterName) -> Result<(), EngineError> {
+        Err(no_adapters(name))
+    }
 
     /// Gives up the memory of weights and KV cache, for a trainer that uses the same GPUs in turns. Running
     /// requests keep their state, and all wait until [`Engine::wake`]. New weights may be loaded meanwhile:

@@ -9,6 +9,7 @@
 
 #![warn(missing_docs)]
 
+mod adapter;
 mod chat;
 mod clock;
 mod content;
@@ -20,17 +21,20 @@ mod inputs;
 pub mod json;
 mod message;
 mod origin;
+mod routes;
 mod seed;
 mod signal;
 mod task;
 mod trace;
 mod weights;
 
+pub use adapter::{Adapter, AdapterName, AdapterNameError};
 pub use clock::Clock;
 pub use content::{Content, Media, MediaSource, Part};
 pub use engine::{
     Engine, EngineError, EngineEvent, EngineStatus, EventSink, Fidelity, FinishReason,
-    GenerateRequest, SampledToken, SamplingParams, TEMPERATURES, TokenLogprob,
+    GenerateRequest, PromptLogprob, PromptLogprobs, SampledToken, SamplingParams, TEMPERATURES,
+    TokenLogprob,
 };
 pub use fence::{Fence, FenceError, NewestFence};
 pub use format::{
@@ -44,6 +48,7 @@ pub use ids::{
 pub use inputs::{EpisodeInput, Gives, InputPresence};
 pub use message::{Message, Role, ToolCall, ToolSpec};
 pub use origin::{Component, MAX_EXTERNAL, Origin, Provenance, Sampling};
+pub use routes::{MAX_ROUTE_BYTES, RouteSpan};
 pub use seed::{GOLDEN_GAMMA, SplitMix64, Spread, SpreadMap, finalize64, mix_hash, mix_seed};
 pub use signal::{
     Aggregation, Correction, Divergence, KlEstimator, KlSpec, LossSpec, RejectionLevel,

@@ -3,6 +3,7 @@
 
 use crate::engine::{TEMPERATURES, TokenLogprob};
 use crate::ids::{EpisodeId, PolicyVersion, TokenId};
+use crate::routes::RouteSpan;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -44,6 +45,10 @@ pub struct TrainRow {
     /// log-probs, entropies and divergences of the token. `None`: no format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masks: Option<RowMasks>,
+    /// Experts that a mixture-of-experts model chose for tokens of this row while it sampled, by position and
+    /// without overlaps. A trainer that replays them uses the same ones; elsewhere its own routers choose.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<RouteSpan>,
     /// Oldest weights that sampled a token of this row.
     pub oldest_version: PolicyVersion,
 }
@@ -185,6 +190,14 @@ pub enum TrainRowError {
         /// Reason in words.
         why: String,
     },
+    /// Experts of tokens that the row does not have, or spans that overlap or are of different models.
+    #[error("row of episode {episode}: routes {why}")]
+    Routes {
+        /// Id of the row's episode.
+        episode: EpisodeId,
+        /// Reason in words, which follows the field's name.
+        why: String,
+    },
     /// A trained token has a temperature that no sampler uses.
     #[error(
         "row of episode {episode}: temperatures[{index}] is {value}: of a trained token it is {} to {} (1 for \
@@ -256,6 +269,7 @@ impl TrainRow {
         }
         self.validate_teacher()?;
         self.validate_masks()?;
+        self.validate_routes()?;
         match self.weights.first() {
             Some(&weight) if weight != 0.0 => Err(TrainRowError::FirstToken {
                 episode: self.episode.clone(),
@@ -267,6 +281,30 @@ impl TrainRow {
 }
 
 impl TrainRow {
+    fn validate_routes(&self) -> Result<(), TrainRowError> {
+        let mut end = 0;
+        for span in &self.routes {
+            let why = if let Err(why) = span.validate() {
+                why
+            } else if span.shape() != self.routes[0].shape() {
+                "are of models of different shapes".to_owned()
+            } else if span.start < end {
+                format!("have token {} twice", span.start)
+            } else if span.end() as usize > self.tokens.len() {
+                let (end, tokens) = (span.end(), self.tokens.len());
+                format!("end at token {end}, the row has {tokens}")
+            } else {
+                end = span.end();
+                continue;
+            };
+            return Err(TrainRowError::Routes {
+                episode: self.episode.clone(),
+                why,
+            });
+        }
+        Ok(())
+    }
+
     fn validate_masks(&self) -> Result<(), TrainRowError> {
         let Some(masks) = &self.masks else {
             return Ok(());
@@ -315,6 +353,8 @@ impl TrainRow {
 pub enum Surrogate {
     /// `−A·ℓ_π` (REINFORCE).
     Reinforce,
+    /// `−rA` without a bound of the ratio (importance sampling).
+    Importance,
     /// PPO clip `max(−rA, −clip(r, 1−low, 1+high)A)`, for `A < 0` bounded by `−dual·A`
     /// where `dual` is given (Schulman et al. 2017; Ye et al. 2020).
     Clip {
@@ -327,6 +367,14 @@ pub enum Surrogate {
     },
     /// PPO clip on the sequence's geometric-mean ratio (GSPO, Zheng et al. 2025).
     SequenceClip {
+        /// Distance of the lower bound of the sequence's ratio from 1, 0 or above.
+        low: f32,
+        /// Distance of the upper bound of the sequence's ratio from 1, 0 or above.
+        high: f32,
+    },
+    /// The clip of `sequence_clip`, of which every token gets the gradient of its own log-probability
+    /// alone, so that tokens can have different advantages (GSPO-token, Zheng et al. 2025).
+    SequenceTokenClip {
         /// Distance of the lower bound of the sequence's ratio from 1, 0 or above.
         low: f32,
         /// Distance of the upper bound of the sequence's ratio from 1, 0 or above.
@@ -353,6 +401,12 @@ pub enum Surrogate {
         limit: f32,
         /// Factor of the squared log-ratio, 0 or above.
         penalty: f32,
+    },
+    /// `−A·ℓ_π + ½·beta·(ℓ_π − ℓ_old)²` (DRO, Richemond et al. 2024). The penalty is that of every trained
+    /// token, whatever its advantage.
+    Dro {
+        /// Factor of the squared log-ratio, 0 or above.
+        beta: f32,
     },
     /// `−ℓ_π`, advantages as weights (SFT with `A = 1`).
     CrossEntropy,
@@ -427,11 +481,13 @@ impl Surrogate {
     /// | surrogate | factor | bound |
     /// |---|---|---|
     /// | clip | for `A < 0`, `max(−rA, −clip(r)A)` is `−rA` at every `r` above 1 (Schulman et al. 2017, arXiv 1707.06347) | none |
+    /// | importance | `r` for both signs | none |
     /// | clip, dual | for `A < 0` at most `−dual·A`, where `dual > 1 + high` (Ye et al. 2020, arXiv 1912.09729) | `dual` |
-    /// | sequence clip | as clip, of a sequence's mean ratio, which limits no single token (Zheng et al. 2025, arXiv 2507.18071) | none |
+    /// | sequence clip, sequence token clip | as clip, of a sequence's mean ratio, which limits no single token (Zheng et al. 2025, arXiv 2507.18071) | none |
     /// | CISPO | `clamp(r, 1−low, 1+high)` for both signs (MiniMax 2025, arXiv 2506.13585) | `1 + high` |
     /// | soft | `4σ(x)(1−σ(x))·r` with `x = τ(r−1)`, that is `4σ(1−σ) + (4/τ)·xσ(1−σ)`, where `σ(1−σ) ≤ 1/4` and `xσ(1−σ) < 0.224` (SAPO, Qwen 2025, arXiv 2511.20347) | `1 + 0.896/τ` |
     /// | trust region | limits `π − old`, so that the ratio of an unlikely token is free (prime-rl) | none |
+    /// | DRO | 1; the gap is in the penalty, which grows with it (Richemond et al. 2024, arXiv 2405.19107) | none |
     pub fn ratio_bound(&self) -> Option<f64> {
         match *self {
             Self::Clip { dual, high, .. } => dual.map(|d| f64::from(d.max(1.0 + high))),
@@ -440,8 +496,11 @@ impl Surrogate {
                 Some(1.0 + 4.0 * 0.224 / f64::from(tau_pos.min(tau_neg)))
             }
             Self::Reinforce
+            | Self::Importance
             | Self::SequenceClip { .. }
+            | Self::SequenceTokenClip { .. }
             | Self::TrustRegion { .. }
+            | Self::Dro { .. }
             | Self::CrossEntropy => None,
         }
     }
@@ -589,8 +648,38 @@ mod tests {
             returns: None,
             teacher_top: None,
             masks: Some(masks),
+            routes: Vec::new(),
             oldest_version: PolicyVersion(0),
         }
+    }
+
+    #[test]
+    fn routes_that_do_not_fit_their_row_are_refused() {
+        let span = |start, experts: &[u8]| RouteSpan {
+            start,
+            layers: 1,
+            top_k: 1,
+            wide: false,
+            experts: experts.into(),
+        };
+        let with = |routes: Vec<RouteSpan>| TrainRow {
+            masks: None,
+            routes,
+            ..row(RowMasks::gather(1, [None; 3]))
+        };
+        with(vec![span(0, &[1]), span(2, &[3])]).validate().unwrap();
+        let refused = |routes, word: &str| {
+            let error = with(routes).validate().unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        };
+        refused(vec![span(2, &[1, 2])], "end at token 4, the row has 3");
+        refused(vec![span(0, &[1, 2]), span(1, &[3])], "token 1 twice");
+        refused(vec![span(0, &[])], "0 bytes");
+        let other = RouteSpan {
+            layers: 2,
+            ..span(1, &[1, 2])
+        };
+        refused(vec![span(0, &[1]), other], "different shapes");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::format::NodeFormat;
 use crate::ids::{EpisodeId, GroupId, PolicyVersion, TaskId, TokenId};
 use crate::message::{Message, ToolSpec};
 use crate::origin::{Origin, Provenance};
+use crate::routes::RouteSpan;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::borrow::Cow;
@@ -93,6 +94,10 @@ pub struct Node {
     /// Output format of a sampled node, if it had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<Box<NodeFormat>>,
+    /// Experts that the engine reported with a sampled node, of tokens of its path up to its own ones; see
+    /// [`Trace::path_routes`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<RouteSpan>,
     /// The messages that the tokens render, if any. A sampled turn is the message that it was read as.
     pub messages: Vec<Message>,
     /// Tools that a prompt shows to the model. Without tools, calls of its turns are a part of their text.
@@ -149,6 +154,7 @@ impl Node {
             temperature: 1.0,
             versions: Vec::new(),
             format: None,
+            routes: Vec::new(),
             messages,
             tools: Vec::new(),
             finish: None,
@@ -421,6 +427,16 @@ pub enum TraceError {
         /// Reason in words, which follows the field's name.
         why: String,
     },
+    /// Experts of tokens that the path of their node does not have, or of another size than they tell.
+    #[error("trace {episode}: node {node}: routes {why}")]
+    Routes {
+        /// Id of the trace's episode.
+        episode: EpisodeId,
+        /// Index of the node.
+        node: NodeId,
+        /// Reason in words, which follows the field's name.
+        why: String,
+    },
     /// A reward that is not finite or too large.
     #[error(
         "trace {episode}: {field} is {value:e}, allowed: a finite number of magnitude up to {MAX_REWARD:e}"
@@ -541,7 +557,36 @@ impl Trace {
                 tokens: node.tokens.len(),
             });
         }
-        self.validate_format(index, node)
+        self.validate_format(index, node)?;
+        self.validate_routes(index, node)
+    }
+
+    fn validate_routes(&self, index: NodeId, node: &Node) -> Result<(), TraceError> {
+        if node.routes.is_empty() {
+            return Ok(());
+        }
+        let wrong = |why: String| {
+            Err(TraceError::Routes {
+                episode: self.episode.clone(),
+                node: index,
+                why,
+            })
+        };
+        if node.kind != TokenKind::Sampled {
+            return wrong(format!("are set on a node of kind {:?}", node.kind));
+        }
+        let path = self.path(index).into_iter();
+        let tokens: usize = path.map(|id| self.nodes[id as usize].tokens.len()).sum();
+        for span in &node.routes {
+            if let Err(why) = span.validate() {
+                return wrong(why);
+            }
+            if span.end() as usize > tokens {
+                let end = span.end();
+                return wrong(format!("end at token {end}, its path has {tokens}"));
+            }
+        }
+        Ok(())
     }
 
     fn validate_format(&self, index: NodeId, node: &Node) -> Result<(), TraceError> {
@@ -626,6 +671,12 @@ impl Trace {
         }
         path.reverse();
         path
+    }
+
+    /// Recorded experts of the tokens from the root to `leaf`, by position: see [`RouteSpan::joined`].
+    pub fn path_routes(&self, leaf: NodeId) -> Vec<RouteSpan> {
+        let path = self.path(leaf);
+        RouteSpan::joined(path.iter().flat_map(|&id| &self.nodes[id as usize].routes))
     }
 
     /// The tokens from the root to `leaf`: what the model saw, in order.

@@ -190,6 +190,12 @@ pub trait TensorSource: Send + Sync {
     fn folder(&self) -> Option<&PublishedFolder> {
         None
     }
+
+    /// Address of the weights at a service that computes with them (`tinker://...`). Such a source has no
+    /// tensors: only engines of that service can use it.
+    fn address(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// Weights that a trainer wrote as safetensors files in the Hugging Face layout.
@@ -227,6 +233,10 @@ impl<T: TensorSource + ?Sized> TensorSource for &T {
 
     fn folder(&self) -> Option<&PublishedFolder> {
         (**self).folder()
+    }
+
+    fn address(&self) -> Option<&str> {
+        (**self).address()
     }
 }
 

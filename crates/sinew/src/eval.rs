@@ -3,11 +3,12 @@
 //! It is the measurement of `sinew train` without the training, for a model that was trained elsewhere or by
 //! a run.
 
+use crate::adapter_args::AdapterArg;
 use crate::{RunArgs, train};
 use clap::Args;
 use sinew_assembly::Failure;
 use sinew_recipe::{ChainPlan, ModelSection, RUN, Recipe, RunPlan, TemplateOptions};
-use sinew_runs::EVALUATION;
+use sinew_runs::{EVALUATION, RunDir};
 
 /// Arguments of `sinew eval`.
 #[derive(Debug, Args)]
@@ -19,6 +20,9 @@ pub(crate) struct EvalArgs {
     /// Another model than the recipe's: a source as in a recipe, or the folder of a run or of `sinew export`
     #[arg(long)]
     model: Option<String>,
+    /// Measure the model with this LoRA adapter (a folder in PEFT's layout); traces record the name
+    #[arg(long, value_name = "NAME=DIR")]
+    adapter: Option<AdapterArg>,
 }
 
 /// `sinew eval RECIPE`. Its folder has the name of the recipe with `-eval` behind it.
@@ -49,7 +53,15 @@ fn measured(args: &EvalArgs) -> Result<train::CommandEnd, Failure> {
     if !recipe.name.ends_with(EVALUATION) {
         recipe.name += EVALUATION;
     }
-    let job = train::evaluate;
+    let adapter = args.adapter.clone();
+    let job = |recipe: &RunPlan, dir: &RunDir, options: &train::TrainOptions| {
+        let mut options = options.clone();
+        if let Some(adapter) = &adapter {
+            options.typed += &format!(" --adapter {adapter}");
+        }
+        options.adapter = adapter;
+        train::evaluate(recipe, dir, &options)
+    };
     args.run.run(&recipe, &args.track, "eval", job)
 }
 

@@ -8,6 +8,7 @@
 //! Standard output has the result, as text or JSON lines. Logs go to standard error, by the filter
 //! `SINEW_LOG` (`error` if it is not set, as in `SINEW_LOG=sinew_engines=debug`).
 
+mod adapter_args;
 mod bounded;
 mod chain;
 mod check;
@@ -36,6 +37,7 @@ mod runs;
 mod sandbox;
 mod serve;
 mod serve_sandbox;
+mod serve_tinker;
 mod setup;
 mod shell;
 mod signals;
@@ -647,6 +649,7 @@ impl RunArgs {
             typed: self.serve.typed(),
             view: self.view,
             signals_to: self.signals()?,
+            adapter: None,
             track: None,
             tasks: None,
             signals: None,

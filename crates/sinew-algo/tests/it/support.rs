@@ -63,6 +63,7 @@ pub(crate) fn node(parent: NodeId, turn: u32, kind: TokenKind, tokens: usize) ->
         temperature: 1.0,
         versions: if n > 0 { vec![span] } else { Vec::new() },
         format: None,
+        routes: Vec::new(),
         messages: Vec::new(),
         tools: Vec::new(),
         finish: None,

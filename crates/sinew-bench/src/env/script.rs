@@ -153,6 +153,7 @@ impl Engine for ScriptedEngine {
             request,
             reason: FinishReason::StopId { id: self.stop },
             cached_prompt_tokens: 0,
+            routes: None,
         });
         Ok(())
     }

@@ -160,7 +160,7 @@ async fn generate(engine: &dyn Engine, id: RequestId) -> Result<(), BenchError> 
     engine.submit(request, sink).map_err(BenchError::system)?;
     while let Some(event) = events.recv().await {
         match event {
-            EngineEvent::Tokens { .. } => {}
+            EngineEvent::Prompt { .. } | EngineEvent::Tokens { .. } => {}
             EngineEvent::Finished { .. } => return Ok(()),
             EngineEvent::Failed { error, .. } => return Err(BenchError::system(error)),
         }

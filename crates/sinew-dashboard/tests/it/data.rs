@@ -97,6 +97,7 @@ fn token_signals(folder: &Path, step: u64, traces: &[Trace]) {
             returns: None,
             teacher_top: None,
             masks: None,
+            routes: Vec::new(),
             oldest_version: PolicyVersion(0),
         };
         let logprobs = path.iter().map(|t| t.logprob.unwrap_or(0.0) + change(t));

@@ -7,10 +7,13 @@
 //! | ids of the output | `choices[].token_ids`, and `logprobs.tokens` as `token_id:ID` | `choices[].token_ids`, and `logprobs.content[].token_id` |
 //! | log-probs | `logprobs.token_logprobs` | `logprobs.content[].logprob` |
 //! | version | the label before and after (`/weight_info`) | also `choices[].weight_versions` |
+//! | experts | - | `choices[].routed_experts`, see [`super::experts`] |
 //!
-//! Both get `cache_salt` = version and lineage, so that the KV of other weights is not reused, `ignore_eos`,
-//! so that only the request's stop ids end it, and penalties that are off.
+//! Both get `cache_salt` = version and lineage (with an adapter that the request names, its name on the
+//! server, too), so that the KV of other weights is not reused, `ignore_eos`, so that only the request's
+//! stop ids end it, and penalties that are off.
 
+use super::experts;
 use crate::answer_pieces::AnswerPiece;
 use crate::attempt::{Attempt, ServerEnd};
 use crate::error::AttemptError;
@@ -67,7 +70,7 @@ pub(super) fn completions(attempt: &Attempt, model: &str, max_tokens: u32) -> Va
         "return_token_ids": true,
         "return_tokens_as_token_ids": true,
         "skip_special_tokens": false,
-        "cache_salt": attempt.weights.to_string(),
+        "cache_salt": attempt.cache_salt(),
     });
     if let Value::Object(more) = more {
         body.extend(more);
@@ -81,6 +84,9 @@ pub(super) fn generate(attempt: &Attempt, model: &str, max_tokens: u32) -> Value
     // Text is only needed to find stop strings in it.
     let detokenize = !attempt.sampling.stop_strings.is_empty();
     sampling.insert("detokenize".to_owned(), json!(detokenize));
+    if let Some(start) = attempt.sampling.routes_from {
+        sampling.insert("routed_experts_prompt_start".to_owned(), json!(start));
+    }
     json!({
         "request_id": format!("sinew-{}", attempt.id.0),
         "model": model,
@@ -88,7 +94,7 @@ pub(super) fn generate(attempt: &Attempt, model: &str, max_tokens: u32) -> Value
         "stream": true,
         "stream_options": { "include_usage": true },
         "return_token_ids": true,
-        "cache_salt": attempt.weights.to_string(),
+        "cache_salt": attempt.cache_salt(),
         "sampling_params": sampling,
     })
 }
@@ -110,6 +116,7 @@ struct Choice {
     finish_reason: Option<String>,
     stop_reason: Option<StopReason>,
     weight_versions: Option<Vec<VersionSpan>>,
+    routed_experts: Option<String>,
 }
 
 /// The stop token or the stop string that ended the output.
@@ -192,6 +199,9 @@ pub(super) fn read(chunk: Chunk, sampling: &SamplingParams) -> Result<AnswerPiec
         end: s.end,
     });
     seen.spans = spans.collect();
+    if let (Some(start), Some(text)) = (sampling.routes_from, &choice.routed_experts) {
+        seen.routes = experts::parse(text, start)?;
+    }
     let listed = match choice.logprobs {
         Some(logprobs) => read_logprobs(logprobs, usize::from(sampling.top_logprobs), &mut seen)?,
         None => Vec::new(),
@@ -305,6 +315,18 @@ mod tests {
         assert_eq!(spans, [("default", 0, 3)]);
         assert_eq!(seen.top[0][0].id, 12);
         assert_eq!(parse(USAGE, 0).unwrap().cached, Some(3));
+    }
+
+    #[test]
+    fn experts_are_read_where_they_are_asked_for() {
+        let broken = GENERATE.replace("\"routed_experts\":null", "\"routed_experts\":\"AAAA\"");
+        let sampling = |routes_from| SamplingParams {
+            routes_from,
+            ..SamplingParams::default()
+        };
+        let read_with = |start| read(serde_json::from_str(&broken).unwrap(), &sampling(start));
+        assert_eq!(read_with(None).unwrap().routes, None);
+        assert!(matches!(read_with(Some(0)), Err(AttemptError::Protocol(_))));
     }
 
     #[test]

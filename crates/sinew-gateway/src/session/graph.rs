@@ -4,7 +4,7 @@ use super::known_turns::KnownTurns;
 use super::states::States;
 use super::types::{PlannedNode, SampledTurn};
 use crate::keys::{self, Key, StateId};
-use sinew_types::{Message, Node, NodeFormat, NodeId, TokenId, TokenKind, VersionSpan};
+use sinew_types::{Message, Node, NodeFormat, NodeId, RouteSpan, TokenId, TokenKind, VersionSpan};
 
 /// Text that a client has seen, up to the end of an output.
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +88,7 @@ impl Graph {
             }
         }
         node.finish = Some(output.finish);
+        node.routes.extend(output.routes);
         match text {
             Some((bytes, key)) => self.texts.push(TextAnchor {
                 bytes,
@@ -119,6 +120,17 @@ impl Graph {
         self.nodes
             .push(Node::given(parent, turn, kind, tokens, messages));
         (self.nodes.len() - 1) as NodeId
+    }
+
+    /// Position up to which the experts of the path of `node` are recorded.
+    pub(super) fn routes_known(&self, node: Option<NodeId>) -> u32 {
+        let mut path = Vec::new();
+        let mut at = node.and_then(|id| self.nodes.get(id as usize));
+        while let Some(node) = at {
+            path.push(node);
+            at = self.nodes.get(node.parent as usize);
+        }
+        RouteSpan::known(path.iter().rev().flat_map(|node| &node.routes))
     }
 
     /// The last message on the path of a node.

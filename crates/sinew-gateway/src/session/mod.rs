@@ -272,6 +272,7 @@ impl Session {
                 context,
             });
         }
+        let routes_known = self.graph.routes_known(plan.base);
         let beginning = CallPlan {
             base: plan.base,
             nodes: plan.nodes,
@@ -296,6 +297,7 @@ impl Session {
             max_tokens: context - prompt.len() as u32,
             prompt: Arc::new(prompt),
             join: plan.join,
+            routes_known,
         })
     }
 

@@ -7,8 +7,9 @@ use sinew_dialect::StoredAnswer;
 use sinew_dialect::{Ignored, Prompt};
 use sinew_render::{RenderError, Renderer};
 use sinew_types::{
-    EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, MAX_EXTERNAL, MAX_REWARD, Message, NodeId,
-    Provenance, SampledToken, Sampling, TaskId, TokenId, TokenKind, ToolSpec,
+    AdapterName, EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, MAX_EXTERNAL, MAX_REWARD,
+    Message, NodeId, Provenance, RouteSpan, SampledToken, Sampling, TaskId, TokenId, TokenKind,
+    ToolSpec,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,6 +28,10 @@ pub struct SamplingDefaults {
     /// Whether these values replace those of the client. Training pins them, since the trained policy must be
     /// the one that sampled.
     pub pinned: bool,
+    /// Whether the experts of a mixture-of-experts model are recorded, if the engine reports them, so that a
+    /// trainer can use the same ones.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub routes: bool,
 }
 
 /// Purpose and ids of a rollout.
@@ -45,6 +50,9 @@ pub struct RolloutSpec {
     /// Number of the draw within its purpose.
     pub draw: u64,
     pub purpose: String,
+    /// Adapter that all of its calls use; `None`: the engine's own weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<AdapterName>,
     /// Id of the rollout in an external system, by which a later score may identify it.
     pub external: Option<String>,
     /// The caller's part of the provenance; the gateway adds its own.
@@ -73,6 +81,7 @@ impl Default for RolloutSpec {
             run: String::new(),
             draw: 0,
             purpose: "serve".into(),
+            adapter: None,
             external: None,
             provenance: Provenance::default(),
             seed: 0,
@@ -90,6 +99,7 @@ impl RolloutSpec {
     pub(crate) fn describe(&mut self, renderer: &dyn Renderer) {
         let (provenance, s) = (&mut self.provenance, &self.sampling);
         provenance.seed.get_or_insert(self.seed);
+        provenance.adapter.clone_from(&self.adapter);
         if provenance.chat_template.is_none() {
             provenance.chat_template = renderer.template_hash();
             provenance.template = renderer.template_options().into_iter().collect();
@@ -215,6 +225,8 @@ pub struct CallStart {
     /// Maximum output tokens.
     pub max_tokens: u32,
     pub join: Join,
+    /// Position up to which the experts of the prompt's tokens are recorded.
+    pub routes_known: u32,
 }
 
 fn one() -> f32 {
@@ -234,6 +246,9 @@ pub struct SampledTurn {
     pub message: Message,
     /// Text of the output for [`Prompt::Text`]; the client repeats it in later prompts.
     pub text: String,
+    /// Experts of its path, as far as the engine reported them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routes: Option<RouteSpan>,
 }
 
 /// A node that a call will add.

@@ -1,12 +1,15 @@
 //! The whole core against a naive engine that computes every token from nothing.
 
+mod adapters;
+mod prompts;
+
 use super::*;
 use crate::draw::Draw;
 use crate::sampler;
 use crate::scheduler::SwapPolicy;
 use crate::testing::{HashForward, HashWeights};
 use proptest::prelude::*;
-use sinew_types::{FinishReason, SamplingParams, TokenId};
+use sinew_types::{FinishReason, PromptLogprob, PromptLogprobs, SamplingParams, TokenId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
@@ -35,21 +38,18 @@ fn core(blocks: usize, config: SchedulerConfig) -> ModelCore<HashForward> {
 }
 
 fn request(id: u64, prompt: &[TokenId], max_tokens: u32) -> GenerateRequest {
-    GenerateRequest {
-        id: RequestId(id),
-        prompt: prompt.to_vec().into(),
-        sampling: SamplingParams {
-            max_tokens,
-            seed: id,
-            ..SamplingParams::default()
-        },
-        priority: 0,
-    }
+    let sampling = SamplingParams {
+        max_tokens,
+        seed: id,
+        ..SamplingParams::default()
+    };
+    GenerateRequest::new(RequestId(id), prompt.to_vec(), sampling)
 }
 
 /// Results of a request.
 #[derive(Debug, Default)]
 struct Answer {
+    prompt: Option<Vec<PromptLogprob>>,
     tokens: Vec<TokenId>,
     versions: Vec<u64>,
     logprobs: Vec<f32>,
@@ -62,6 +62,11 @@ fn collect(answers: &mut BTreeMap<u64, Answer>, events: Vec<EngineEvent>) {
         let answer = answers.entry(id).or_default();
         assert!(answer.ends.is_empty(), "{event:?} after the end");
         match event {
+            EngineEvent::Prompt { logprobs, .. } => {
+                assert!(answer.tokens.is_empty(), "a prompt after the first token");
+                let before = answer.prompt.replace(logprobs);
+                assert!(before.is_none(), "a prompt is reported twice");
+            }
             EngineEvent::Tokens { tokens, .. } => {
                 for t in tokens {
                     answer.tokens.push(t.id);
@@ -109,10 +114,34 @@ fn naive_next(request: &GenerateRequest, sampled: &[TokenId], weights: u64) -> D
 
 /// Every token is the one that its version of the weights gives after those before it.
 fn check_answer(request: &GenerateRequest, answer: &Answer) {
+    check_answer_of(request, answer, |version| vec![version]);
+}
+
+/// [`check_answer`] where a version can stand for several weights, which follow one another.
+fn check_answer_of(
+    request: &GenerateRequest,
+    answer: &Answer,
+    weights_of: impl Fn(u64) -> Vec<u64>,
+) {
+    let (mut version, mut from) = (u64::MAX, 0);
     for (i, &token) in answer.tokens.iter().enumerate() {
-        let draw = naive_next(request, &answer.tokens[..i], answer.versions[i]);
-        assert_eq!(token, draw.id, "token {i} of {request:?}");
-        assert_eq!(answer.logprobs[i], draw.logprob);
+        if answer.versions[i] != version {
+            (version, from) = (answer.versions[i], 0);
+        }
+        let weights = weights_of(version);
+        let drawn = |&weights: &u64| {
+            let draw = naive_next(request, &answer.tokens[..i], weights);
+            (draw.id, draw.logprob) == (token, answer.logprobs[i])
+        };
+        let found = weights[from..].iter().position(drawn);
+        from += found.unwrap_or_else(|| panic!("token {i} of {request:?}: {answer:?}"));
+        if i == 0 {
+            let expected = prompts::expected(request, weights[from]);
+            assert_eq!(answer.prompt, expected, "{request:?}");
+        }
+    }
+    if answer.tokens.is_empty() {
+        assert_eq!(answer.prompt, None, "{request:?}");
     }
     assert_eq!(answer.ends.len(), 1, "{request:?}: {answer:?}");
     let n = answer.tokens.len();
@@ -121,6 +150,9 @@ fn check_answer(request: &GenerateRequest, answer: &Answer) {
         Ok((FinishReason::StopId { id }, _)) => assert_eq!(answer.tokens.last(), Some(id)),
         Ok((FinishReason::ContextFull, _)) => assert!(n < request.sampling.max_tokens as usize),
         Ok((FinishReason::Aborted, _)) => {}
+        Err(EngineError::UnknownAdapter { name }) => {
+            assert_eq!(request.adapter.as_ref(), Some(name))
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -407,23 +439,45 @@ enum Op {
     /// Aborts one of the requests so far.
     Abort(u8),
     Swap,
+    /// Loads or replaces one of the adapters.
+    Load(AdapterName),
+    Unload(AdapterName),
+}
+
+fn any_adapter() -> impl Strategy<Value = AdapterName> {
+    prop_oneof![Just("a"), Just("b")].prop_map(|name| AdapterName::new(name).unwrap())
+}
+
+fn any_prompt_logprobs() -> impl Strategy<Value = PromptLogprobs> {
+    (prop::option::of(1..9u32), 0..3u8).prop_map(|(last, top)| PromptLogprobs {
+        last,
+        top,
+        targets: Vec::new(),
+    })
 }
 
 fn any_request() -> impl Strategy<Value = GenerateRequest> {
     let prompt = prop::collection::vec(0..3u32, 1..24);
     let stops = prop::collection::vec(0..VOCAB as u32, 0..2);
-    (prompt, 1..16u32, stops, -1..2i32, any::<u8>()).prop_map(
-        |(prompt, max_tokens, stop_ids, priority, seed)| GenerateRequest {
-            id: RequestId(0),
-            prompt: prompt.into(),
-            sampling: SamplingParams {
-                max_tokens,
-                stop_ids,
-                seed: u64::from(seed % 4),
-                temperature: f32::from(seed % 4) * 0.6,
-                ..SamplingParams::default()
-            },
-            priority,
+    let numbers = (1..16u32, -1..2i32, any::<u8>());
+    let adapter = prop::option::weighted(0.6, any_adapter());
+    let scored = prop::option::weighted(0.3, any_prompt_logprobs());
+    (prompt, stops, numbers, adapter, scored).prop_map(
+        |(prompt, stop_ids, (max_tokens, priority, seed), adapter, prompt_logprobs)| {
+            GenerateRequest {
+                id: RequestId(0),
+                prompt: prompt.into(),
+                sampling: SamplingParams {
+                    max_tokens,
+                    stop_ids,
+                    seed: u64::from(seed % 4),
+                    temperature: f32::from(seed % 4) * 0.6,
+                    ..SamplingParams::default()
+                },
+                priority,
+                adapter,
+                prompt_logprobs,
+            }
         },
     )
 }
@@ -434,21 +488,38 @@ fn any_op() -> impl Strategy<Value = Op> {
         4 => (1..6u8).prop_map(Op::Step),
         1 => any::<u8>().prop_map(Op::Abort),
         1 => Just(Op::Swap),
+        3 => any_adapter().prop_map(Op::Load),
+        1 => any_adapter().prop_map(Op::Unload),
     ]
 }
 
-/// Runs `ops`, checking every invariant after each.
-fn play(core: &mut ModelCore<HashForward>, ops: Vec<Op>) -> Vec<(GenerateRequest, Answer)> {
+/// Runs `ops`, checking every invariant after each. Versions of weights and adapters are the numbers that
+/// they consist of; no two are equal. Returns the last number, too.
+fn play(core: &mut ModelCore<HashForward>, ops: Vec<Op>) -> (Vec<(GenerateRequest, Answer)>, u64) {
     let mut requests = Vec::new();
     let mut answers = BTreeMap::new();
     let mut version = 0;
+    let mut loaded = BTreeSet::new();
     for op in ops {
         let mut events = Vec::new();
         match op {
             Op::Submit(mut r) => {
                 r.id = RequestId(requests.len() as u64);
-                core.submit(r.clone(), None).unwrap();
-                requests.push(r);
+                let known = r.adapter.iter().all(|name| loaded.contains(name));
+                let submitted = core.submit(r.clone(), None);
+                assert_eq!(submitted.is_ok(), known, "{submitted:?}");
+                requests.extend(known.then_some(r));
+            }
+            Op::Load(name) => {
+                version += 1;
+                let adapter = HashWeights::adapter(version as f32);
+                core.load_adapter(&name, PolicyVersion(version), &adapter)
+                    .unwrap();
+                loaded.insert(name);
+            }
+            Op::Unload(name) => {
+                core.unload_adapter(&name, &mut events);
+                loaded.remove(&name);
             }
             Op::Step(n) => (0..n).for_each(|_| core.step(&mut events)),
             Op::Abort(i) => core.abort(RequestId(u64::from(i) % 20), &mut events),
@@ -463,13 +534,26 @@ fn play(core: &mut ModelCore<HashForward>, ops: Vec<Op>) -> Vec<(GenerateRequest
     }
     for (id, rest) in drain(core) {
         let answer: &mut Answer = answers.entry(id).or_default();
+        answer.prompt = answer.prompt.take().or(rest.prompt);
         answer.tokens.extend(rest.tokens);
         answer.versions.extend(rest.versions);
         answer.logprobs.extend(rest.logprobs);
         answer.ends.extend(rest.ends);
     }
     assert_eq!(answers.len(), requests.len(), "a request without an event");
-    requests.into_iter().zip(answers.into_values()).collect()
+    let answered = requests.into_iter().zip(answers.into_values());
+    (answered.collect(), version)
+}
+
+/// Numbers that the weights of `version` can have for a request: under an adapter, each version of the
+/// engine's own weights up to `last` makes others.
+fn numbers(request: &GenerateRequest, version: u64, last: u64) -> Vec<u64> {
+    match request.adapter {
+        Some(_) => (0..=last)
+            .map(|own| HashForward::adapted(own, version))
+            .collect(),
+        None => vec![version],
+    }
 }
 
 proptest! {
@@ -482,14 +566,17 @@ proptest! {
         max_num_seqs in 1usize..6,
         max_batched_tokens in 1usize..30,
         speculative_tokens in prop_oneof![Just(0), 1usize..20],
+        prompt_rows in 1usize..8,
     ) {
         let config = SchedulerConfig {
             speculative_tokens,
             ..config(max_num_seqs, max_batched_tokens)
         };
         let mut core = core(blocks, config);
-        for (request, answer) in play(&mut core, ops) {
-            check_answer(&request, &answer);
+        core.scheduler.prompt_rows = prompt_rows;
+        let (answered, last) = play(&mut core, ops);
+        for (request, answer) in answered {
+            check_answer_of(&request, &answer, |version| numbers(&request, version, last));
         }
         let status = core.status();
         prop_assert_eq!(status.kv_tokens_free, status.kv_tokens_total);
@@ -502,7 +589,7 @@ proptest! {
     ) {
         let swap = SwapPolicy::Keep;
         let mut core = core(blocks, SchedulerConfig { swap, ..config(4, 16) });
-        for (_, answer) in play(&mut core, ops) {
+        for (_, answer) in play(&mut core, ops).0 {
             prop_assert_eq!(answer.ends.len(), 1);
             prop_assert!(answer.versions.is_sorted());
         }
@@ -520,7 +607,12 @@ proptest! {
         let mut core = core(600, config(12, max_batched_tokens));
         let mut prefixes = BTreeSet::new();
         for (i, mut r) in requests.iter().cloned().enumerate() {
-            r.id = RequestId(i as u64);
+            r = GenerateRequest {
+                id: RequestId(i as u64),
+                adapter: None,
+                prompt_logprobs: None,
+                ..r
+            };
             for n in 1..=r.prompt.len() {
                 prefixes.insert(r.prompt[..n].to_vec());
             }

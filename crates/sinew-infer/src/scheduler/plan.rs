@@ -1,15 +1,17 @@
 //! The decisions about one forward pass: its rows, the blocks that it writes, and the tokens that it draws.
 //!
-//! Order of a pass: sequences that generate, one row each; prompts that have begun; waiting
-//! requests by priority and arrival, as far as rows, sequences and blocks suffice; and, only if
-//! rows are left and none waits, draft tokens.
+//! Order of a pass: sequences that generate, one row each; prompts that have begun; waiting requests by
+//! priority and arrival, as far as rows, sequences and blocks suffice; and, only if rows are left and none
+//! waits, draft tokens. Prompts whose log-probabilities are asked for are cut in pieces that need few
+//! logits at once.
 
-use super::Scheduler;
+use super::{Scheduler, grouping};
 use crate::blocks::{Parent, PrefixMatch};
 use crate::forward::{Batch, BatchSequence, BlockCopy, BlockId};
 use crate::sequence::{OrderKey, Sequence};
 use sinew_types::TokenId;
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 /// One pass: copies, then the forward pass, then copies, then sampling.
 #[derive(Debug, Default)]
@@ -23,6 +25,8 @@ pub(crate) struct Plan {
     /// The sequences that draw a token, and the rows of the logits that they draw from. Requests
     /// with the same tokens can share a row.
     pub(crate) samples: Vec<SampleSlot>,
+    /// Rows of prompts whose log-probabilities are taken.
+    pub(crate) scores: Vec<ScoreSlot>,
     /// Sequences that would lose their state if the pass failed.
     pub(crate) members: Vec<OrderKey>,
     /// Blocks that the pass writes.
@@ -37,6 +41,8 @@ pub(crate) struct Plan {
     logits_at: HashMap<(BlockId, usize), usize>,
     /// Whether a sequence reaches the end of its known tokens in this pass.
     prefill_ends: bool,
+    /// Rows that can still be added to `scores`.
+    scores_left: usize,
 }
 
 /// A token to be drawn.
@@ -47,6 +53,17 @@ pub(crate) struct SampleSlot {
     pub(crate) logits: usize,
     /// Draft tokens at the end of the sequence; a row of logits follows for each.
     pub(crate) drafted: usize,
+}
+
+/// Consecutive rows of a prompt whose log-probabilities are taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScoreSlot {
+    pub(crate) key: OrderKey,
+    /// First row of the logits.
+    pub(crate) logits: usize,
+    /// Position of the token that the first row predicts.
+    pub(crate) position: usize,
+    pub(crate) count: usize,
 }
 
 /// A sequence of this pass with exactly the tokens of a waiting one, which can share all its work:
@@ -70,6 +87,23 @@ enum Admission {
     NoBlocks,
 }
 
+/// Asks for the logits of `needed` rows of a sequence, whose row at position `past` is `first_row` of the
+/// batch.
+fn add_scores(plan: &mut Plan, key: OrderKey, needed: Range<usize>, first_row: usize, past: usize) {
+    if needed.is_empty() {
+        return;
+    }
+    plan.scores.push(ScoreSlot {
+        key,
+        logits: plan.batch.logit_rows.len(),
+        position: needed.start + 1,
+        count: needed.len(),
+    });
+    plan.scores_left = plan.scores_left.saturating_sub(needed.len());
+    let rows = needed.map(|position| first_row + position - past);
+    plan.batch.logit_rows.extend(rows);
+}
+
 impl Plan {
     /// Number of tokens that the forward pass computes.
     pub(crate) fn rows(&self) -> usize {
@@ -81,10 +115,14 @@ impl Scheduler {
     /// Decides the next pass; `None` if there is nothing to compute.
     pub(crate) fn plan(&mut self) -> Option<Plan> {
         self.blocks.advance();
-        let mut plan = Plan::default();
+        let mut plan = Plan {
+            scores_left: self.prompt_rows,
+            ..Plan::default()
+        };
         let mut budget = self.config.max_batched_tokens;
         self.plan_running(&mut plan, &mut budget);
         self.plan_waiting(&mut plan, &mut budget);
+        grouping::group_by_adapter(&mut plan);
         (plan.rows() > 0).then_some(plan)
     }
 
@@ -104,6 +142,7 @@ impl Scheduler {
             }
             // Sequences that generate are never delayed by long prompts.
             let rows = remaining.min(budget.saturating_sub(single));
+            let rows = sequence.rows_within(rows, plan.scores_left);
             if rows == 0 {
                 self.running.insert(key, sequence);
                 continue;
@@ -194,10 +233,15 @@ impl Scheduler {
             rows: first_row..first_row + rows,
             past,
             blocks: first_block..plan.batch.block_table.len(),
+            adapter: sequence.adapter,
         });
         plan.members.push(key);
         if sequence.prefilling {
             plan.prefill_tokens += rows;
+        }
+        if let Some(scores) = &sequence.scores {
+            let needed = scores.among(&new);
+            add_scores(plan, key, needed, first_row, past);
         }
         if sequence.remaining() == 0 {
             let logits = plan.batch.logit_rows.len();
@@ -232,7 +276,7 @@ impl Scheduler {
                     open
                 }
                 _ => {
-                    let parent = last.map_or(self.blocks.root(), Parent::Block);
+                    let parent = last.map_or(self.root(sequence.adapter), Parent::Block);
                     let block = self.blocks.allocate(parent, tokens);
                     let block = block.expect("blocks were freed before rows are added");
                     sequence.chain.push(block);
@@ -263,10 +307,11 @@ impl Scheduler {
             let Some(mut sequence) = self.waiting.remove(&key) else {
                 continue;
             };
-            let twin = self.find_twin(&sequence.tokens, plan);
+            let twin = self.find_twin(&sequence, plan);
             let admission = match &twin {
                 Some(twin) => self.admit_twin(&sequence, twin, reserved),
                 None if *budget == 0 => Admission::Wait,
+                None if sequence.scores.is_some() && plan.scores_left == 0 => Admission::Wait,
                 None => self.admit(&sequence, plan, reserved),
             };
             match (admission, twin) {
@@ -282,6 +327,7 @@ impl Scheduler {
                 (Admission::Run(found), None) => {
                     self.start(plan, &mut sequence, found);
                     let rows = sequence.remaining().min(*budget);
+                    let rows = sequence.rows_within(rows, plan.scores_left);
                     self.add_rows(plan, key, &mut sequence, rows, 0);
                     *budget -= rows;
                 }
@@ -311,10 +357,10 @@ impl Scheduler {
     /// Decides whether a sequence can start: looks up its prefix in the prefix cache, and checks that there
     /// are enough free blocks for the remaining tokens and one more.
     fn admit(&self, sequence: &Sequence, plan: &Plan, reserved: usize) -> Admission {
-        // The last token is computed in any case: its logits are needed.
-        let known = &sequence.tokens[..sequence.tokens.len() - 1];
-        let mut found = self.blocks.find(known);
-        if self.is_being_computed(known, &found, plan) {
+        let known = &sequence.tokens[..sequence.cacheable()];
+        let root = self.root(sequence.adapter);
+        let mut found = self.blocks.find(root, known);
+        if self.is_being_computed(root, known, &found, plan) {
             return Admission::Wait;
         }
         let used = found
@@ -337,11 +383,17 @@ impl Scheduler {
         Admission::NoBlocks
     }
 
-    /// Whether a prefill of this pass stores more of `known` than was found.
-    fn is_being_computed(&self, known: &[TokenId], found: &PrefixMatch, plan: &Plan) -> bool {
+    /// Whether a prefill of this pass stores more of `known` below `root` than was found.
+    fn is_being_computed(
+        &self,
+        root: Parent,
+        known: &[TokenId],
+        found: &PrefixMatch,
+        plan: &Plan,
+    ) -> bool {
         let rest = &known[found.full.len() * self.blocks.block_tokens()..];
         let parent = found.full.last();
-        let parent = parent.map_or(self.blocks.root(), |&b| Parent::Block(b));
+        let parent = parent.map_or(root, |&b| Parent::Block(b));
         let stored = found.tail.map_or(0, |(_, slots)| slots);
         self.blocks
             .candidates(parent, rest)
@@ -368,8 +420,8 @@ impl Scheduler {
             return;
         }
         plan.pins.push(block);
-        let tokens = &sequence.tokens[sequence.computed - slots..sequence.computed];
-        let to = self.allocate_copy(&sequence.chain, tokens);
+        let copied = sequence.computed - slots..sequence.computed;
+        let to = self.allocate_copy(sequence, copied);
         sequence.chain.push(to);
         plan.written.push(to);
         plan.copies_before.push(BlockCopy {
@@ -379,10 +431,11 @@ impl Scheduler {
         });
     }
 
-    fn allocate_copy(&mut self, chain: &[BlockId], tokens: &[TokenId]) -> BlockId {
-        let parent = chain.last();
-        let parent = parent.map_or(self.blocks.root(), |&b| Parent::Block(b));
-        let block = self.blocks.allocate(parent, tokens);
+    /// Allocates the next block of a sequence, with these of its tokens.
+    fn allocate_copy(&mut self, sequence: &Sequence, tokens: Range<usize>) -> BlockId {
+        let parent = sequence.chain.last();
+        let parent = parent.map_or(self.root(sequence.adapter), |&b| Parent::Block(b));
+        let block = self.blocks.allocate(parent, &sequence.tokens[tokens]);
         block.expect("admission made sure of a block for the copy")
     }
 
@@ -395,15 +448,16 @@ impl Scheduler {
         }
     }
 
-    /// Looks for a sequence of this pass whose logits follow exactly `tokens`.
-    fn find_twin(&self, tokens: &[TokenId], plan: &Plan) -> Option<Twin> {
-        if !plan.prefill_ends {
+    /// Looks for a sequence of this pass whose logits follow exactly the tokens of this one. One whose
+    /// prompt is scored computes its own rows.
+    fn find_twin(&self, sequence: &Sequence, plan: &Plan) -> Option<Twin> {
+        if !plan.prefill_ends || sequence.scores.is_some() {
             return None;
         }
         let block_tokens = self.blocks.block_tokens();
         let mut full = Vec::new();
-        let mut parent = self.blocks.root();
-        let mut rest = tokens;
+        let mut parent = self.root(sequence.adapter);
+        let mut rest = &sequence.tokens[..];
         while rest.len() > block_tokens {
             let mut candidates = self.blocks.candidates(parent, rest);
             let (block, ..) = candidates.find(|&(_, shared, _)| shared == block_tokens)?;
@@ -448,8 +502,8 @@ impl Scheduler {
             sequence.chain.push(twin.last);
         } else {
             plan.pins.push(twin.last);
-            let tail = sequence.tokens.len() - twin.slots;
-            let to = self.allocate_copy(&sequence.chain, &sequence.tokens[tail..]);
+            let end = sequence.tokens.len();
+            let to = self.allocate_copy(sequence, end - twin.slots..end);
             sequence.chain.push(to);
             plan.written.push(to);
             plan.copies_after.push(BlockCopy {

@@ -1,127 +1,15 @@
 //! The tests that every [`Forward`] must pass.
 
+use super::bench::{Bench, all_params, prompt};
 use crate::constraint::Constraint;
-use crate::draw::Draw;
-use crate::forward::{Batch, BatchSequence, BlockCopy, BlockId, Forward};
+use crate::forward::{BlockCopy, BlockId, Forward};
+use crate::prompt_row::PromptRow;
 use crate::sampler::Sampler;
 use sinew_grammar::{ListGrammars, Vocabulary};
 use sinew_types::{
     Format, GenerateRequest, Grammar, RequestId, SamplingParams, TensorSource, TensorView, TokenId,
 };
 use std::sync::{Arc, Mutex};
-
-/// A sequence with separate blocks.
-#[derive(Clone, Debug)]
-struct BlockSequence {
-    tokens: Vec<TokenId>,
-    /// Tokens whose keys and values are stored.
-    past: usize,
-    blocks: Vec<BlockId>,
-}
-
-/// A forward pass with blocks handed out one after the other.
-struct Bench<F> {
-    forward: F,
-    next_block: BlockId,
-}
-
-impl<F: Forward> Bench<F> {
-    fn new(forward: F) -> Self {
-        Self {
-            forward,
-            next_block: 0,
-        }
-    }
-
-    fn blocks(&mut self, count: usize) -> Vec<BlockId> {
-        let first = self.next_block;
-        self.next_block += count as BlockId;
-        let free = self.forward.limits().blocks;
-        assert!(
-            self.next_block as usize <= free,
-            "more than {free} blocks are needed"
-        );
-        (first..self.next_block).collect()
-    }
-
-    fn sequence(&mut self, tokens: Vec<TokenId>) -> BlockSequence {
-        let size = self.forward.limits().block_tokens;
-        let blocks = self.blocks((tokens.len() + 16).div_ceil(size));
-        BlockSequence {
-            tokens,
-            past: 0,
-            blocks,
-        }
-    }
-
-    /// Computes the next `rows` tokens of each sequence; the logits of the last `.2` of them are requested.
-    fn batch(sequences: &mut [(&mut BlockSequence, usize, usize)]) -> Batch {
-        let mut batch = Batch::default();
-        for (sequence, rows, wanted) in sequences {
-            let (first, table) = (batch.tokens.len(), batch.block_table.len());
-            let new = sequence.past..sequence.past + *rows;
-            batch.tokens.extend(&sequence.tokens[new]);
-            batch.block_table.extend(&sequence.blocks);
-            batch.sequences.push(BatchSequence {
-                rows: first..first + *rows,
-                past: sequence.past,
-                blocks: table..batch.block_table.len(),
-            });
-            let end = first + *rows;
-            batch.logit_rows.extend(end - *wanted..end);
-            sequence.past += *rows;
-        }
-        batch
-    }
-
-    fn step(&mut self, batch: &Batch, samplers: &[Sampler<'_>]) -> Vec<Vec<Draw>> {
-        let drawn = self.forward.step(batch, samplers).expect("a pass");
-        assert_eq!(drawn.len(), samplers.len(), "one result for each sampler");
-        let draws = drawn.into_iter().map(|draws| draws.expect("draws"));
-        let draws: Vec<Vec<Draw>> = draws.collect();
-        for (draws, sampler) in draws.iter().zip(samplers) {
-            let most = sampler.draft.len() + 1;
-            assert!((1..=most).contains(&draws.len()), "{} draws", draws.len());
-        }
-        draws
-    }
-
-    /// Computes the remaining tokens of the sequence, and draws its next one.
-    fn next(&mut self, sequence: &mut BlockSequence, params: &SamplingParams) -> Draw {
-        let rows = sequence.tokens.len() - sequence.past;
-        let position = sequence.tokens.len();
-        let batch = Self::batch(&mut [(sequence, rows, 1)]);
-        let sampler = Sampler {
-            row: 0,
-            draft: &[],
-            params,
-            position,
-            constraint: None,
-        };
-        self.step(&batch, &[sampler]).remove(0).remove(0)
-    }
-}
-
-/// Parameters of every kind.
-fn all_params() -> Vec<SamplingParams> {
-    let plain = |seed: u64| SamplingParams {
-        seed,
-        top_logprobs: 3,
-        ..SamplingParams::default()
-    };
-    let mut all: Vec<SamplingParams> = (0..6).map(plain).collect();
-    all[1].temperature = 0.0;
-    all[2].temperature = 0.3;
-    (all[3].temperature, all[3].top_k) = (2.0, 3);
-    (all[4].top_p, all[4].min_p) = (0.8, 0.01);
-    all[5].logit_bias = vec![(1, 3.0), (2, -100.0)];
-    all
-}
-
-fn prompt(vocab: usize, len: usize, seed: usize) -> Vec<TokenId> {
-    let token = |i: usize| (i * 7 + seed * 5 + i / 3) % vocab;
-    (0..len).map(|i| token(i) as TokenId).collect()
-}
 
 /// Tests the contract of [`Forward`]. `make` always gives the same one, with at least 64 blocks and
 /// a context of four blocks and 16 tokens, for a vocabulary of at least 8 tokens.
@@ -134,6 +22,7 @@ pub fn conformance<F: Forward>(make: impl Fn() -> F) {
     copied_blocks_serve_as_their_source(Bench::new(make()));
     drafts_change_no_token(Bench::new(make()));
     masks_bound_the_draws(Bench::new(make()));
+    rows_of_prompts_have_the_bits_of_draws(Bench::new(make()));
     refused_weights_change_nothing(Bench::new(make()));
 }
 
@@ -290,15 +179,11 @@ fn constraint(vocab: usize) -> Mutex<Constraint> {
     };
     let grammars = ListGrammars::new(vocabulary).expect("a vocabulary");
     let texts = ["abc", "acb", "adb"].map(str::to_owned).to_vec();
-    let request = GenerateRequest {
-        id: RequestId(0),
-        prompt: vec![0].into(),
-        sampling: SamplingParams {
-            format: Some(Arc::new(Format::new(Grammar::Choice { texts }))),
-            ..SamplingParams::default()
-        },
-        priority: 0,
+    let sampling = SamplingParams {
+        format: Some(Arc::new(Format::new(Grammar::Choice { texts }))),
+        ..SamplingParams::default()
     };
+    let request = GenerateRequest::new(RequestId(0), vec![0], sampling);
     let constraint = Constraint::start(Some(&grammars), &request, vocab);
     Mutex::new(constraint.expect("a format").expect("a constraint"))
 }
@@ -347,6 +232,63 @@ fn masks_bound_the_draws<F: Forward>(mut bench: Bench<F>) {
             "{said:?} is of no text"
         );
         bench.next_block = first_block;
+    }
+}
+
+/// The log-probability of a token of a prompt is the one that a draw of it reports, bit for bit, whether its
+/// row is computed with the whole prompt or with a piece, and together with draws.
+fn rows_of_prompts_have_the_bits_of_draws<F: Forward>(mut bench: Bench<F>) {
+    let limits = bench.forward.limits();
+    let tokens = prompt(limits.vocab, limits.block_tokens + 3, 8);
+    let all: Vec<TokenId> = (0..limits.vocab as TokenId).collect();
+    let row = |row: usize, position: usize| PromptRow {
+        row,
+        position,
+        token: tokens[position],
+        top: 3,
+        targets: &all,
+    };
+    let mut whole = bench.sequence(tokens.clone());
+    let batch = Bench::<F>::batch(&mut [(&mut whole, tokens.len(), tokens.len())]);
+    let rows: Vec<_> = (1..tokens.len()).map(|p| row(p - 1, p)).collect();
+    let scored = bench.pass(&batch, &[], &rows).scored;
+    // The same in two pieces, behind another sequence that draws.
+    let (mut split, mut other) = (
+        bench.sequence(tokens.clone()),
+        bench.sequence(prompt(limits.vocab, 5, 9)),
+    );
+    let (params, first) = (SamplingParams::default(), limits.block_tokens - 1);
+    let batch = Bench::<F>::batch(&mut [(&mut split, first, first)]);
+    let mut pieces = bench.pass(&batch, &[], &rows[..first]).scored;
+    let left = tokens.len() - first;
+    let batch = Bench::<F>::batch(&mut [(&mut other, 5, 1), (&mut split, left, left)]);
+    let sampler = Sampler {
+        row: 0,
+        draft: &[],
+        params: &params,
+        position: 5,
+        constraint: None,
+    };
+    let later: Vec<_> = (first + 1..tokens.len())
+        .map(|p| row(p - first, p))
+        .collect();
+    pieces.extend(bench.pass(&batch, &[sampler], &later).scored);
+    assert_eq!(pieces, scored, "a prompt depends on its pieces");
+    for (position, scored) in (1..).zip(scored) {
+        let scored = scored.expect("log-probabilities");
+        assert_eq!(scored.position as usize, position);
+        let mut sequence = bench.sequence(tokens[..position].to_vec());
+        let drawing = SamplingParams {
+            top_logprobs: 3,
+            ..SamplingParams::default()
+        };
+        let draw = bench.next(&mut sequence, &drawing);
+        bench.next_block -= sequence.blocks.len() as BlockId;
+        assert_eq!(scored.top, draw.top, "the most likely tokens");
+        assert_eq!(scored.targets.len(), all.len(), "all targets");
+        assert_eq!(scored.targets[draw.id as usize], draw.logprob);
+        let own = scored.targets[tokens[position] as usize];
+        assert_eq!(scored.logprob, own, "the prompt's token");
     }
 }
 

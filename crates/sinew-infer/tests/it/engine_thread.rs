@@ -3,11 +3,12 @@
 use crate::{PATIENCE, channel, collect, ids, request};
 use sinew_infer::testing::{HashForward, HashWeights};
 use sinew_infer::{
-    Batch, BlockCopy, DeviceError, EmbeddedEngine, EngineConfig, Forward, ForwardLimits, TokenBytes,
+    AdapterSlot, Batch, BlockCopy, DeviceError, EmbeddedEngine, EngineConfig, Forward,
+    ForwardLimits, SchedulerConfig, TokenBytes,
 };
 use sinew_types::{
-    Engine, EngineError, EngineEvent, FinishReason, PolicyVersion, RequestId, TensorSource,
-    TensorView,
+    Adapter, AdapterName, Engine, EngineError, EngineEvent, FinishReason, PolicyVersion, RequestId,
+    TensorSource, TensorView,
 };
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -56,6 +57,9 @@ impl Forward for Gated {
     }
     fn load_weights(&mut self, weights: &dyn TensorSource) -> Result<(), DeviceError> {
         self.inner.load_weights(weights)
+    }
+    fn load_adapter(&mut self, slot: AdapterSlot, adapter: &Adapter) -> Result<(), DeviceError> {
+        self.inner.load_adapter(slot, adapter)
     }
 }
 
@@ -177,6 +181,83 @@ fn weights_swap_between_two_tokens_also_while_paused() {
     assert!(
         rest[1..].iter().all(|t| t.version == PolicyVersion(9)),
         "{rest:?}"
+    );
+}
+
+/// A replaced adapter samples from the next token on, and one that is dropped ends its requests: also while
+/// the engine is paused.
+#[test]
+fn adapters_change_between_two_tokens() {
+    let (forward, tickets) = Gated::new();
+    let engine = engine_of(forward, EngineConfig::default());
+    let name = AdapterName::new("a").unwrap();
+    let unknown = Err(EngineError::UnknownAdapter { name: name.clone() });
+    let asks = |id| {
+        let mut request = request(id, &[1, 2, 3], 8);
+        request.adapter = Some(name.clone());
+        request
+    };
+    assert_eq!(engine.submit(asks(1), channel().0), unknown);
+    let load = |version: u64| {
+        let adapter = HashWeights::adapter(version as f32);
+        engine.load_adapter(&name, PolicyVersion(version), adapter)
+    };
+    load(4).unwrap();
+    let (sink, events) = channel();
+    (0..3).for_each(|_| tickets.send(()).unwrap());
+    engine.submit(asks(1), sink).unwrap();
+    for _ in 0..3 {
+        events.recv_timeout(PATIENCE).unwrap();
+    }
+    // The engine may already be inside its fourth pass; it finishes that one first.
+    engine.pause(true);
+    tickets.send(()).unwrap();
+    load(9).unwrap();
+    assert_eq!(engine.status().version, PolicyVersion(0), "its own weights");
+    let (sink, dropped) = channel();
+    engine.submit(asks(2), sink).unwrap();
+    drop(tickets);
+    engine.pause(false);
+    let (rest, end) = collect(&events);
+    assert_eq!((rest.len(), end), (5, Ok(FinishReason::Length)));
+    assert!(rest[1..].iter().all(|t| t.version == PolicyVersion(9)));
+    assert_eq!(collect(&dropped).1, Ok(FinishReason::Length));
+    engine.pause(true);
+    let (sink, dropped) = channel();
+    engine.submit(asks(3), sink).unwrap();
+    engine.unload_adapter(&name).unwrap();
+    engine.unload_adapter(&name).unwrap();
+    assert_eq!(collect(&dropped).1.map(|_| ()), unknown);
+    assert_eq!(engine.submit(asks(4), channel().0), unknown);
+}
+
+#[test]
+fn adapters_that_do_not_fit_are_refused_by_name() {
+    let name = |text: &str| AdapterName::new(text).unwrap();
+    let config = EngineConfig {
+        scheduler: SchedulerConfig {
+            max_adapters: 1,
+            ..SchedulerConfig::default()
+        },
+        ..EngineConfig::default()
+    };
+    let engine = engine_of(HashForward::new(LIMITS), config);
+    let load = |text: &str| {
+        let adapter = HashWeights::adapter(1.0);
+        engine.load_adapter(&name(text), PolicyVersion(1), adapter)
+    };
+    load("a").unwrap();
+    let refused = load("b").unwrap_err().to_string();
+    assert!(refused.contains("adapter b") && refused.contains("max_adapters = 1"));
+    // A device without adapters.
+    let engine = engine_of(
+        Panicking(HashForward::new(LIMITS), 0),
+        EngineConfig::default(),
+    );
+    let refused = engine.load_adapter(&name("a"), PolicyVersion(1), HashWeights::adapter(1.0));
+    assert!(
+        matches!(&refused, Err(EngineError::Weights(why)) if why.contains("without adapters")),
+        "{refused:?}"
     );
 }
 

@@ -1,9 +1,11 @@
 //! The fake engine, stepped and threaded.
 
-use crate::{channel, collect, ids, request};
+use crate::{channel, collect, collect_all, ids, request};
 use sinew_infer::testing::HashWeights;
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel, Fault};
-use sinew_types::{Engine, EngineError, FinishReason, PolicyVersion, RequestId};
+use sinew_types::{
+    AdapterName, Engine, EngineError, FinishReason, PolicyVersion, PromptLogprobs, RequestId,
+};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -178,4 +180,66 @@ fn a_sink_may_abort_its_own_request() {
     while engine.step() {}
     let (tokens, end) = collect(&events);
     assert_eq!((tokens.len(), end), (1, Ok(FinishReason::Aborted)));
+}
+
+/// Adapters and prompts, as with a real engine: each adapter is a model that a test can ask.
+#[test]
+fn adapters_are_models_and_prompts_are_scored() {
+    let config = FakeConfig {
+        max_adapters: 1,
+        ..FakeConfig::default()
+    };
+    let model = config.model;
+    let engine = stepped(config);
+    let name = AdapterName::new("a").unwrap();
+    let mut r = request(1, &[1, 2, 3, 4], 5);
+    r.adapter = Some(name.clone());
+    r.prompt_logprobs = Some(PromptLogprobs {
+        last: Some(2),
+        top: 2,
+        targets: vec![vec![], vec![7], vec![3, 4]],
+    });
+    let unknown = EngineError::UnknownAdapter { name: name.clone() };
+    assert_eq!(engine.submit(r.clone(), channel().0), Err(unknown.clone()));
+    let load = |name: &AdapterName, version| {
+        engine.load_adapter(name, PolicyVersion(version), HashWeights::adapter(1.0))
+    };
+    load(&name, 3).unwrap();
+    let other = load(&AdapterName::new("b").unwrap(), 3).unwrap_err();
+    assert!(other.to_string().contains("max_adapters = 1"), "{other}");
+    let (sink, events) = channel();
+    engine.submit(r.clone(), sink).unwrap();
+    engine.step();
+    load(&name, 8).unwrap();
+    while engine.step() {}
+    let (prompt, tokens, end) = collect_all(&events);
+    assert_eq!(end, Ok(FinishReason::Length));
+    let versions: Vec<_> = tokens.iter().map(|t| t.version.0).collect();
+    assert_eq!(versions, [3, 8, 8, 8, 8]);
+    let adapted = model.adapted(&name);
+    let mut prefix = r.prompt.to_vec();
+    for token in &tokens {
+        assert_eq!(adapted.logprob(&prefix, token.id), token.logprob);
+        prefix.push(token.id);
+    }
+    let prompt = prompt.unwrap();
+    assert_eq!(prompt.len(), 2);
+    for (scored, (position, targets)) in prompt.iter().zip([(2, vec![7]), (3, vec![3, 4])]) {
+        let before = &r.prompt[..position];
+        assert_eq!(scored.position as usize, position);
+        assert_eq!(scored.logprob, adapted.logprob(before, r.prompt[position]));
+        let expected: Vec<_> = targets
+            .iter()
+            .map(|&t| adapted.logprob(before, t))
+            .collect();
+        assert_eq!(scored.targets, expected);
+        let likely = [0.4f32, 0.3].map(f32::ln);
+        let near = scored.top.iter().zip(likely);
+        assert!(near.clone().all(|(top, p)| (top.logprob - p).abs() < 1e-6));
+        assert_eq!(near.count(), 2);
+    }
+    let (sink, events) = channel();
+    engine.submit(r.clone(), sink).unwrap();
+    engine.unload_adapter(&name).unwrap();
+    assert_eq!(collect(&events).1, Err(unknown));
 }

@@ -49,7 +49,11 @@ pub(crate) fn tiny_params(seed: u64) -> Params {
     params
 }
 
-fn engine(params: &Params, kv_tokens: usize, scheduler: SchedulerConfig) -> EmbeddedEngine {
+pub(crate) fn engine(
+    params: &Params,
+    kv_tokens: usize,
+    scheduler: SchedulerConfig,
+) -> EmbeddedEngine {
     engine_on(&device(), params, kv_tokens, scheduler)
 }
 
@@ -69,7 +73,7 @@ fn engine_on(
     EmbeddedEngine::new(forward, config, None, Box::new(|| 0.0)).unwrap()
 }
 
-fn scheduler(max_num_seqs: usize, max_batched_tokens: usize) -> SchedulerConfig {
+pub(crate) fn scheduler(max_num_seqs: usize, max_batched_tokens: usize) -> SchedulerConfig {
     SchedulerConfig {
         max_num_seqs,
         max_batched_tokens,
@@ -78,7 +82,7 @@ fn scheduler(max_num_seqs: usize, max_batched_tokens: usize) -> SchedulerConfig 
 }
 
 /// Submits all before the first pass, and returns all tokens.
-fn run(engine: &EmbeddedEngine, requests: &[GenerateRequest]) -> Vec<Vec<SampledToken>> {
+pub(crate) fn run(engine: &EmbeddedEngine, requests: &[GenerateRequest]) -> Vec<Vec<SampledToken>> {
     engine.pause(true);
     let receivers: Vec<_> = requests
         .iter()
@@ -98,7 +102,7 @@ fn run(engine: &EmbeddedEngine, requests: &[GenerateRequest]) -> Vec<Vec<Sampled
 }
 
 /// Groups with shared prompts of odd lengths, which end inside and at the end of blocks.
-fn groups() -> Vec<GenerateRequest> {
+pub(crate) fn groups() -> Vec<GenerateRequest> {
     let requests = (0..24u64).map(|id| {
         let group = (id / 4) as u32;
         let prompt: Vec<TokenId> = (0..29 + group)
@@ -222,6 +226,7 @@ fn naive_greedy(params: &Params, prompt: &[TokenId], count: usize) -> Vec<TokenI
         let batch = InferBatch {
             tokens: &tokens,
             sequences: &[sequence],
+            adapters: &[],
             logit_rows: &[tokens.len() - 1],
         };
         let mut scratch = InferScratch::new();

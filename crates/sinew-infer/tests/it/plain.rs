@@ -3,14 +3,15 @@
 
 use crate::{channel, collect, request};
 use sinew_grammar::Mask;
-use sinew_infer::testing::{HashForward, conformance};
+use sinew_infer::testing::{HashForward, HashWeights, adapter_conformance, conformance};
 use sinew_infer::{
     Batch, BlockCopy, DeviceError, Draw, Drawn, EmbeddedEngine, EngineConfig, Forward,
-    ForwardLimits, ModelForward, Sampler, SchedulerConfig, uniform,
+    ForwardLimits, ModelForward, PassResult, PromptRow, Sampler, SchedulerConfig, Scored, uniform,
 };
 use sinew_model::InferModel;
 use sinew_types::{
-    Engine, EngineError, FinishReason, SamplingParams, TensorSource, TokenId, TokenLogprob,
+    Engine, EngineError, FinishReason, PromptLogprob, SamplingParams, TensorSource, TokenId,
+    TokenLogprob,
 };
 use std::sync::Arc;
 
@@ -123,6 +124,48 @@ fn draw(row: &[f32], params: &SamplingParams, position: usize, mask: Option<&Mas
     (draw, (own - log_sum(&all)) as f32)
 }
 
+/// The draws of a sampler from its rows.
+fn draw_along(rows: &[Vec<f32>], sampler: &Sampler<'_>) -> Drawn {
+    let (params, position) = (sampler.params, sampler.position);
+    if let Some(constraint) = sampler.constraint {
+        let mut constraint = constraint.lock().unwrap();
+        if let Some(forced) = constraint.without_choice(params)? {
+            return Ok(vec![forced]);
+        }
+        let mask = constraint.mask()?;
+        let (mut draw, log_mass) = draw(&rows[sampler.row], params, position, Some(&mask));
+        draw.choice = Some(constraint.accept(draw.id, &mask, log_mass)?);
+        return Ok(vec![draw]);
+    }
+    let mut draws: Vec<Draw> = Vec::new();
+    for (i, row) in rows[sampler.row..=sampler.row + sampler.draft.len()]
+        .iter()
+        .enumerate()
+    {
+        draws.push(draw(row, params, position + i, None).0);
+        if sampler.draft.get(i) != draws.last().map(|draw| &draw.id) {
+            break;
+        }
+    }
+    Ok(draws)
+}
+
+/// The log-probabilities of a prompt's token: those of a draw that reports all tokens.
+fn score(rows: &[Vec<f32>], row: &PromptRow<'_>) -> Scored {
+    let params = SamplingParams {
+        top_logprobs: LIMITS.vocab as u8,
+        ..SamplingParams::default()
+    };
+    let (draw, _) = draw(&rows[row.row], &params, row.position, None);
+    let of = |id: TokenId| draw.top.iter().find(|t| t.id == id).unwrap().logprob;
+    Ok(PromptLogprob {
+        position: row.position as u32,
+        logprob: of(row.token),
+        top: draw.top.iter().take(row.top.into()).copied().collect(),
+        targets: row.targets.iter().map(|&id| of(id)).collect(),
+    })
+}
+
 impl Forward for Plain {
     fn limits(&self) -> ForwardLimits {
         LIMITS
@@ -135,37 +178,22 @@ impl Forward for Plain {
     }
 
     /// Draws on the spot; under a constraint only the first row, which the contract allows.
-    fn step(&mut self, batch: &Batch, samplers: &[Sampler<'_>]) -> Result<Vec<Drawn>, DeviceError> {
+    fn step(
+        &mut self,
+        batch: &Batch,
+        samplers: &[Sampler<'_>],
+        prompts: &[PromptRow<'_>],
+    ) -> Result<PassResult, DeviceError> {
         let rows: Vec<Vec<f32>> = self
             .logits(batch)?
             .chunks(LIMITS.vocab)
             .map(<[f32]>::to_vec)
             .collect();
-        let drawn = samplers.iter().map(|sampler| {
-            let (params, position) = (sampler.params, sampler.position);
-            if let Some(constraint) = sampler.constraint {
-                let mut constraint = constraint.lock().unwrap();
-                if let Some(forced) = constraint.without_choice(params)? {
-                    return Ok(vec![forced]);
-                }
-                let mask = constraint.mask()?;
-                let (mut draw, log_mass) = draw(&rows[sampler.row], params, position, Some(&mask));
-                draw.choice = Some(constraint.accept(draw.id, &mask, log_mass)?);
-                return Ok(vec![draw]);
-            }
-            let mut draws: Vec<Draw> = Vec::new();
-            for (i, row) in rows[sampler.row..=sampler.row + sampler.draft.len()]
-                .iter()
-                .enumerate()
-            {
-                draws.push(draw(row, params, position + i, None).0);
-                if sampler.draft.get(i) != draws.last().map(|draw| &draw.id) {
-                    break;
-                }
-            }
-            Ok(draws)
-        });
-        Ok(drawn.collect())
+        let drawn = samplers.iter().map(|sampler| draw_along(&rows, sampler));
+        Ok(PassResult {
+            drawn: drawn.collect(),
+            scored: prompts.iter().map(|row| score(&rows, row)).collect(),
+        })
     }
 
     fn logits(&mut self, batch: &Batch) -> Result<&[f32], DeviceError> {
@@ -204,6 +232,20 @@ fn every_forward_pass_passes_the_conformance_tests() {
         let model = InferModel::new(&device, params.config(), &params, 256).unwrap();
         ModelForward::new(device, model, 64 * 16).unwrap()
     });
+}
+
+#[test]
+fn every_forward_pass_with_adapters_passes_their_tests() {
+    let numbers = [3.0, 4.0].map(HashWeights::adapter);
+    adapter_conformance(|| HashForward::new(LIMITS), numbers);
+    let params = crate::model::tiny_params(1);
+    let adapters = [1, 2].map(|seed| crate::adapters::adapter(&params, seed));
+    let make = || {
+        let device = crate::model::device();
+        let model = InferModel::new(&device, params.config(), &params, 256).unwrap();
+        ModelForward::new(device, model, 64 * 16).unwrap()
+    };
+    adapter_conformance(make, adapters);
 }
 
 /// The engine gives its tokens, with drafts and without.

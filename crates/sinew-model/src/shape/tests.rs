@@ -97,6 +97,10 @@ fn adapters_follow_their_targets() {
     let all = 2 * 8 * (128 + 96 + 96 + 128 + 3 * 192);
     assert_eq!(small.adapter_parameters(8, &[]), all);
     assert_eq!(small.adapter_parameters(8, &names(&["qkv_proj"])), all);
+    let head = 8 * (small.hidden + small.vocab);
+    assert_eq!(small.adapter_parameters(8, &names(&["lm_head"])), head);
+    let both = names(&["q_proj", "lm_head"]);
+    assert_eq!(small.adapter_parameters(8, &both), 2 * 8 * 128 + head);
     // Fused experts take none: the four projections of attention are left.
     let mixture = shape(qwen3_moe());
     let attention = 48 * 32 * (2 * (2048 + 4096) + 2 * (2048 + 512));

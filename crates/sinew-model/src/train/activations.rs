@@ -64,6 +64,19 @@ impl LayerActs {
         }
     }
 
+    fn bytes(&self) -> usize {
+        let norms = [&self.qkv_raw, &self.q_rstd, &self.k_rstd];
+        let others = [
+            &self.qkv,
+            &self.attended,
+            &self.lse,
+            &self.x_mid,
+            &self.gate_up,
+        ];
+        let all = norms.into_iter().chain(others);
+        all.map(|buffer| size_of_val(&**buffer)).sum()
+    }
+
     fn values_per_row(c: &ModelConfig) -> usize {
         let normed = if c.qk_norm {
             c.qkv_dim() + c.heads + c.kv_heads
@@ -98,6 +111,25 @@ pub(super) struct Work {
     pub(super) lora: LoraWork,
     pub(super) attention: AttentionScratch,
     pub(super) logprob: LogprobScratch,
+}
+
+impl Work {
+    fn bytes(&self) -> usize {
+        let forward = [&self.h, &self.rstd, &self.gated, &self.unused];
+        let backward = [
+            &self.dx,
+            &self.dh,
+            &self.d_inner,
+            &self.d_outer,
+            &self.d_raw,
+        ];
+        let lora = [&self.lora.inner, &self.lora.d_inner, &self.lora.merged];
+        let all = forward.into_iter().chain(backward).chain(lora);
+        all.map(Scratch::bytes).sum::<usize>()
+            + size_of_val(&*self.lora.scaled)
+            + self.attention.bytes()
+            + self.logprob.bytes()
+    }
 }
 
 /// Buffers of adapters.
@@ -154,6 +186,13 @@ pub(super) struct OutputPlaces {
     pub(super) dx: Scratch,
 }
 
+impl OutputPlaces {
+    fn bytes(&self) -> usize {
+        let all = [&self.x, &self.h, &self.rstd, &self.dh, &self.dx];
+        all.into_iter().map(Scratch::bytes).sum()
+    }
+}
+
 /// The items' masks, copied for the backward pass.
 #[derive(Debug, Default)]
 pub(super) struct KeptMasks {
@@ -188,7 +227,8 @@ impl KeptMasks {
 #[derive(Debug)]
 pub struct Activations {
     pub(super) keep: Keep,
-    /// Rows that fit into the buffers.
+    /// Decoder that the buffers are for, and rows that fit into them.
+    config: Option<ModelConfig>,
     capacity: usize,
     pub(super) tokens: Vec<TokenId>,
     pub(super) layout: Option<TreeLayout>,
@@ -224,6 +264,7 @@ impl Activations {
         };
         Self {
             keep,
+            config: None,
             capacity: 0,
             tokens: Vec::new(),
             layout: None,
@@ -245,6 +286,14 @@ impl Activations {
     /// Part of a pass that they keep.
     pub fn keep(&self) -> Keep {
         self.keep
+    }
+
+    /// Bytes of all buffers; lists of one value a row are left out. The system provides the memory of large
+    /// buffers when it is first written.
+    pub fn bytes(&self) -> usize {
+        let layers: usize = self.layers.iter().map(LayerActs::bytes).sum();
+        let inputs: usize = self.xs.iter().map(|x| size_of_val(&**x)).sum();
+        layers + inputs + self.work.bytes() + self.items.bytes() + self.values.bytes()
     }
 
     /// Bytes that a row of a pass takes, working buffers included, output projection (at most 640 MiB of
@@ -272,12 +321,10 @@ impl Activations {
         } else {
             c.layers + 1
         };
-        let fits = self.layers.len() == layers
-            && self.xs.len() == inputs
-            && self.layers[0].x_mid.len() == self.capacity * c.d_model;
-        if fits && rows <= self.capacity {
+        if self.config.as_ref() == Some(c) && rows <= self.capacity {
             return;
         }
+        self.config = Some(c.clone());
         // Somewhat more than asked, so that slowly growing passes do not take memory each time.
         self.capacity = rows + rows / 8;
         // The old memory goes before the new is taken.
@@ -371,6 +418,12 @@ mod tests {
                     before,
                     "memory is kept while it suffices"
                 );
+                assert_eq!(acts.bytes(), 4 * taken);
+                let mut wider = config.clone();
+                wider.d_ff *= 2;
+                acts.reserve(&wider, 10);
+                let gate_up = acts.layers[0].gate_up.len();
+                assert_eq!(gate_up, 11 * 4 * config.d_ff, "another decoder");
             }
         }
     }

@@ -11,7 +11,7 @@ use super::{Grads, GradsOf, Pass, TrainModel, Weights};
 use crate::decoder::{ForwardError, check_len, copy};
 use crate::lora::Group;
 use sinew_tensor::attention::{BackwardInput, TreeLayout, tree_attention_backward};
-use sinew_tensor::logprob::{LinearLogprob, LogprobGrad, linear_logprob_backward};
+use sinew_tensor::logprob::{HeadGrads, LinearLogprob, LogprobGrad, linear_logprob_backward};
 use sinew_tensor::{Mat, MatMut, ops};
 use std::ops::Range;
 
@@ -45,6 +45,7 @@ impl TrainModel {
         let pass = self.pass(dev, weights)?;
         let layout = acts.current()?;
         pass.check(acts, &outputs, grads)?;
+        grads.hold();
         let (rows, d) = (layout.rows(), pass.config().d_model);
         let left = acts.left(rows);
         acts.work.dx.take(left * d).fill(0.0);
@@ -74,7 +75,7 @@ impl TrainModel {
             let embed = &mut grads.values[pass.layout().embed.clone()];
             ops::embedding_backward(dev, &acts.tokens, acts.work.dx.take(rows * d), d, embed);
         }
-        grads.pending = false;
+        (grads.pending, grads.zero) = (false, false);
         Ok(())
     }
 }
@@ -101,7 +102,7 @@ impl Pass<'_> {
                 "gradients are to be of the adapters when there are some, else of the weights",
             ));
         }
-        check_len("values of gradients", grads.values.len(), total)?;
+        check_len("values of gradients", grads.total, total)?;
         let items = acts.items.places.len();
         check_len("d_logprob", outputs.d_logprob.len(), items)?;
         if !outputs.d_entropy.is_empty() {
@@ -136,6 +137,7 @@ impl Pass<'_> {
         let input = LinearLogprob {
             x: acts.items.h.take(n * d),
             w: self.values(&head),
+            low_rank: self.head_adapter(),
             dim: d,
             targets: &acts.targets,
             temperatures: &acts.temperatures,
@@ -148,9 +150,19 @@ impl Pass<'_> {
             d_logprob: outputs.d_logprob,
             entropy,
         };
-        let dw = (grads.of == GradsOf::Params).then(|| &mut grads.values[head]);
+        let places = self.weights.lora.and_then(|lora| lora.layout().head());
+        let head = match grads.of {
+            GradsOf::Params => HeadGrads {
+                w: Some(&mut grads.values[head]),
+                low_rank: None,
+            },
+            GradsOf::Lora => HeadGrads {
+                w: None,
+                low_rank: places.map(|places| places.single_grads(&mut grads.values)),
+            },
+        };
         let dh = acts.items.dh.take(n * d);
-        linear_logprob_backward(self.dev, &input, grad, dh, dw, &mut acts.work.logprob);
+        linear_logprob_backward(self.dev, &input, grad, dh, head, &mut acts.work.logprob);
         self.asked_backward(&mut acts.items, left, &mut acts.work, grads);
     }
 

@@ -149,6 +149,7 @@ impl TrainModel {
         let input = LinearLogprob {
             x: acts.items.h.take(n * pass.config().d_model),
             w: pass.values(&pass.layout().head()),
+            low_rank: pass.head_adapter(),
             dim: pass.config().d_model,
             targets: &acts.targets,
             temperatures: &acts.temperatures,

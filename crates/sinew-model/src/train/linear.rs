@@ -1,8 +1,8 @@
 //! Fused projections, with their adapters if there are any.
 //!
-//! Adapters are added to the weights, not to the products: so does the engine, and both have the same bits.
-//! Each pass thus writes and reads every adapted matrix again, which takes as long as `f32` products of about
-//! a hundred rows.
+//! Adapters are added to the weights, as in an engine with merged weights, or to the products, as in one with
+//! several adapters: training has the bits of the engine that does the same. A pass that merges writes and
+//! reads every adapted matrix again, which takes as long as `f32` products of about a hundred rows.
 
 use super::activations::LoraWork;
 use super::{Grads, GradsOf, Pass};
@@ -102,17 +102,21 @@ impl<'a> Pass<'a> {
         let (dev, n, k) = (self.dev, fused.n, fused.k);
         let rows = x.len() / k;
         let w = Mat::new(self.weight(site, &fused, work), n, k);
-        let to = MatMut::new(y, rows, n);
-        dev.matmul_nt(Mat::new(x, rows, k), w, to, accumulate);
+        let (x, to) = (Mat::new(x, rows, k), MatMut::new(y, rows, n));
+        dev.matmul_nt(x, w, to, accumulate);
+        if let Some(Adapters { lora, places, .. }) = self.adapters(site).filter(|_| !self.merges) {
+            lora.add_products(dev, places, x, y, &mut work.inner);
+        }
         if let Some(bias) = &fused.bias {
             ops::bias_add(dev, self.values(bias), y);
         }
     }
 
-    /// The matrix of a site, `[n, k]`, its adapters added.
+    /// The matrix of a site, `[n, k]`, with its adapters if they are merged.
     fn weight<'w>(&'w self, site: Site, fused: &Fused, work: &'w mut LoraWork) -> &'w [f32] {
         let own = self.values(&fused.weight);
-        let Some(Adapters { lora, places, .. }) = self.adapters(site) else {
+        let adapters = self.adapters(site).filter(|_| self.merges);
+        let Some(Adapters { lora, places, .. }) = adapters else {
             return own;
         };
         let merged = work.merged.take(own.len());
@@ -141,7 +145,7 @@ impl<'a> Pass<'a> {
         site: Site,
         x: &[f32],
         dy: &[f32],
-        dx: Option<&mut [f32]>,
+        mut dx: Option<&mut [f32]>,
         grads: &mut Grads,
         work: &mut LoraWork,
     ) {
@@ -149,7 +153,7 @@ impl<'a> Pass<'a> {
         let (dev, n, k) = (self.dev, fused.n, fused.k);
         let rows = dy.len() / n;
         let dy_mat = Mat::new(dy, rows, n);
-        if let Some(dx) = dx {
+        if let Some(dx) = dx.as_deref_mut() {
             let w = Mat::new(self.weight(site, &fused, work), n, k);
             dev.matmul_nn(dy_mat, w, MatMut::new(dx, rows, k), false);
         }
@@ -160,16 +164,19 @@ impl<'a> Pass<'a> {
                 ops::bias_backward(dev, dy, &mut grads.values[bias]);
             }
         } else if let Some(adapters) = self.adapters(site) {
-            self.adapters_backward(&adapters, x, dy, grads, work);
+            let dx = dx.filter(|_| !self.merges);
+            self.adapters_backward(&adapters, x, dy, dx, grads, work);
         }
     }
 
-    /// `dB += dyᵀ inner`, `dA += d_innerᵀ x` with `d_inner = scale · dy B`.
+    /// `dB += dyᵀ inner`, `dA += d_innerᵀ x` with `d_inner = scale · dy B`; and, for adapters that are not
+    /// merged, `dx += d_inner A`.
     fn adapters_backward(
         &self,
         adapters: &Adapters<'_>,
         x: &[f32],
         dy: &[f32],
+        dx: Option<&mut [f32]>,
         grads: &mut Grads,
         work: &mut LoraWork,
     ) {
@@ -191,6 +198,11 @@ impl<'a> Pass<'a> {
         }
         ops::scale(dev, adapters.lora.scale(), d_inner);
         let d_inner = Mat::new(d_inner, rows, ranks);
+        if let Some(dx) = dx {
+            let to = MatMut::new(dx, rows, k);
+            dev.with_f32_products()
+                .matmul_nn(d_inner, adapters.a(k), to, true);
+        }
         let da = MatMut::new(&mut grads.values[adapters.places.a.clone()], ranks, k);
         dev.matmul_tn(d_inner, Mat::new(x, rows, k), da, true);
     }

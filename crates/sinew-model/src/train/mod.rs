@@ -25,6 +25,7 @@ use crate::config::{ConfigError, ModelConfig};
 use crate::decoder::{Decoder, ForwardError};
 use crate::lora::{Lora, LoraLayout};
 use crate::params::{ParamLayout, Params};
+use sinew_tensor::logprob::LowRank;
 use sinew_tensor::{Buffer, Cpu};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -33,6 +34,8 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug)]
 pub struct TrainModel {
     decoder: Decoder,
+    /// Whether adapters are merged into weights before each product, or their products are added.
+    merges: bool,
 }
 
 /// The weights of a pass.
@@ -61,45 +64,80 @@ enum GradsOf {
 /// Gradients in the layout of the trained values: of all weights, or of the adapters.
 #[derive(Debug)]
 pub struct Grads {
+    /// `[total]`, or empty while their memory is released.
     values: Buffer,
+    total: usize,
     of: GradsOf,
     /// Places of the layers' matrices: most of the values, each written once by a backward pass.
     matrices: Vec<Range<usize>>,
     /// Whether the matrices count as zero, whatever their memory holds.
     pending: bool,
+    /// Whether all are zero: nothing was written since they were set to it.
+    zero: bool,
 }
 
 impl Grads {
     /// Zero gradients of all weights.
     pub fn of_params(layout: &ParamLayout) -> Self {
-        Self {
-            values: Buffer::zeros(layout.total()),
-            of: GradsOf::Params,
-            matrices: matrices(layout),
-            pending: false,
-        }
+        Self::new(GradsOf::Params, layout.total(), matrices(layout))
     }
 
     /// Zero gradients of adapters.
     pub fn of_lora(layout: &LoraLayout) -> Self {
+        Self::new(GradsOf::Lora, layout.table().total(), Vec::new())
+    }
+
+    fn new(of: GradsOf, total: usize, matrices: Vec<Range<usize>>) -> Self {
         Self {
-            values: Buffer::zeros(layout.table().total()),
-            of: GradsOf::Lora,
-            matrices: Vec::new(),
+            values: Buffer::zeros(total),
+            total,
+            of,
+            matrices,
             pending: false,
+            zero: true,
         }
+    }
+
+    /// Gives the memory back if all gradients are zero. The next backward pass, or [`Grads::settle`], takes
+    /// new memory.
+    pub fn release(&mut self) {
+        if self.zero {
+            self.values = Buffer::default();
+            self.pending = false;
+        }
+    }
+
+    /// Whether the memory is given back.
+    pub fn is_released(&self) -> bool {
+        self.values.len() != self.total
+    }
+
+    /// Takes memory again if it was given back.
+    fn hold(&mut self) {
+        if self.is_released() {
+            self.values = Buffer::zeros(self.total);
+        }
+    }
+
+    /// Bytes that they hold.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.values)
     }
 
     /// Sets all to 0, for the next step.
     pub fn zero(&mut self) {
         self.values.fill(0.0);
         self.pending = false;
+        self.zero = true;
     }
 
     /// [`Grads::zero`] on all threads: a single one does not reach the speed of memory. The next backward
     /// pass writes the matrices of the layers instead of adding to them; without one, call [`Grads::settle`]
     /// before the values are used.
     pub fn restart(&mut self, dev: &Cpu) {
+        if self.is_released() {
+            return;
+        }
         let mut kept = 0;
         let mut others = Vec::with_capacity(self.matrices.len() + 1);
         for matrix in &self.matrices {
@@ -109,10 +147,12 @@ impl Grads {
         others.push(kept..self.values.len());
         clear(dev, &mut self.values, &others);
         self.pending = !self.matrices.is_empty();
+        self.zero = true;
     }
 
-    /// Writes the zeros that [`Grads::restart`] left to a backward pass, if none came.
+    /// Writes the zeros that [`Grads::restart`] or [`Grads::release`] left to a backward pass, if none came.
     pub fn settle(&mut self, dev: &Cpu) {
+        self.hold();
         if std::mem::take(&mut self.pending) {
             clear(dev, &mut self.values, &self.matrices);
         }
@@ -121,7 +161,7 @@ impl Grads {
     /// All values, padding included.
     ///
     /// # Panics
-    /// If neither a backward pass nor [`Grads::settle`] came after [`Grads::restart`].
+    /// If neither a backward pass nor [`Grads::settle`] came after [`Grads::restart`] or [`Grads::release`].
     pub fn values(&self) -> &[f32] {
         self.check_settled();
         &self.values
@@ -130,13 +170,14 @@ impl Grads {
     /// All values, for scaling or reduction in place; panics as [`Grads::values`].
     pub fn values_mut(&mut self) -> &mut [f32] {
         self.check_settled();
+        self.zero = false;
         &mut self.values
     }
 
     fn check_settled(&self) {
         assert!(
-            !self.pending,
-            "gradients were restarted: a backward pass or `settle` comes first"
+            !self.pending && !self.is_released(),
+            "gradients were restarted or released: a backward pass or `settle` comes first"
         );
     }
 }
@@ -175,12 +216,29 @@ impl TrainModel {
     pub fn new(config: &ModelConfig, context: usize) -> Result<Self, ConfigError> {
         Ok(Self {
             decoder: Decoder::new(config, context)?,
+            merges: true,
         })
+    }
+
+    /// Adds the products of adapters to those of the weights: the bits of an engine with adapters that are
+    /// not merged ([`crate::InferBatch::adapters`]), and less work for short passes. Otherwise adapters are
+    /// merged for each product: the bits of an engine with merged weights.
+    #[must_use]
+    pub fn adding_adapters(self) -> Self {
+        Self {
+            merges: false,
+            ..self
+        }
     }
 
     /// The decoder's shape and constants.
     pub fn config(&self) -> &ModelConfig {
         &self.decoder.config
+    }
+
+    /// Bytes of the tables that depend on the context only.
+    pub fn bytes(&self) -> usize {
+        self.decoder.rope.bytes()
     }
 
     /// Refuses weights of another decoder.
@@ -198,6 +256,7 @@ impl TrainModel {
             dev,
             decoder: &self.decoder,
             weights,
+            merges: self.merges,
         })
     }
 }
@@ -208,9 +267,15 @@ struct Pass<'a> {
     dev: &'a Cpu,
     decoder: &'a Decoder,
     weights: Weights<'a>,
+    merges: bool,
 }
 
 impl<'a> Pass<'a> {
+    /// The adapter of the output projection, if it has one.
+    fn head_adapter(&self) -> Option<LowRank<'a>> {
+        self.weights.lora?.head(self.merges)
+    }
+
     fn config(&self) -> &'a ModelConfig {
         &self.decoder.config
     }

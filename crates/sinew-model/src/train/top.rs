@@ -4,8 +4,8 @@
 use super::forward::check_temperatures;
 use super::{Activations, TrainModel, Weights};
 use crate::decoder::{ForwardError, check_len};
-use sinew_tensor::logprob::Masks;
-use sinew_tensor::{Cpu, Mat, MatMut};
+use sinew_tensor::logprob::{Masks, head_logits};
+use sinew_tensor::{Cpu, Mat};
 use sinew_types::{TokenId, TokenLogprob};
 
 /// Rows whose logits are in memory at once.
@@ -56,14 +56,14 @@ impl TrainModel {
         let left = acts.left(all_rows);
         pass.ask(places, acts.xs.last(), left, &mut acts.values);
         let hidden = acts.values.h.take(n * d);
-        let head = Mat::new(pass.values(&pass.layout().head()), vocab, d);
+        let head = pass.values(&pass.layout().head());
         let mut logits = vec![0.0; CHUNK.min(n) * vocab];
         let mut out = Vec::with_capacity(n);
         for chunk in hidden.chunks(CHUNK * d) {
             let count = chunk.len() / d;
             let logits = &mut logits[..count * vocab];
-            let to = MatMut::new(logits, count, vocab);
-            dev.matmul_nt(Mat::new(chunk, count, d), head, to, false);
+            let (x, scratch) = (Mat::new(chunk, count, d), &mut acts.work.logprob);
+            head_logits(dev, x, head, pass.head_adapter(), logits, scratch);
             for row in logits.chunks(vocab) {
                 let temperature = temperatures.get(out.len()).copied().unwrap_or(1.0);
                 let allowed = |id| masks.is_none_or(|masks| masks.allows(out.len(), id));

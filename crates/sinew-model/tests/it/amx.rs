@@ -1,6 +1,7 @@
 //! Whole models with AMX kernels, emulated and on hardware: near PyTorch in f32 within stated bounds, the
 //! same bits in any batch and on any number of threads, and sampler and trainer in agreement.
 
+use crate::adapters::agree_with_added_adapters;
 use crate::support::{FAMILIES, relative_error, tiny, tiny_golden};
 use crate::train::{
     agree_with_adapters, engine_logprobs, golden_case, run, temperatures, trainer_logprobs,
@@ -69,6 +70,7 @@ fn tiny_models_are_near_pytorch_in_f32(on: On) {
 fn engine_and_trainer_agree_on_logprobs(on: On) {
     let Some(dev) = on.device(2) else { return };
     agree_with_adapters(&dev);
+    agree_with_added_adapters(&dev);
     for family in FAMILIES {
         let params = tiny(family).params;
         let tokens: Vec<u32> = (0..60u32).map(|i| (i * i * 31 + 17 * i + 5) % 97).collect();
@@ -115,6 +117,7 @@ fn logits(dev: &Cpu, params: &Params, chunks: &[&[u32]]) -> Vec<u32> {
         let batch = InferBatch {
             tokens: chunk,
             sequences: &sequences,
+            adapters: &[],
             logit_rows: &(0..chunk.len()).collect::<Vec<_>>(),
         };
         let logits = model.forward(dev, &mut kv, &batch, &mut scratch).unwrap();

@@ -5,7 +5,7 @@ use crate::support::{
 };
 use proptest::prelude::*;
 use serde::Deserialize;
-use sinew_model::{InferBatch, InferModel, InferScratch, Params, Precision};
+use sinew_model::{InferBatch, InferModel, InferScratch, Lora, Params, Precision};
 use sinew_tensor::Cpu;
 use sinew_tensor::paged::{KvPool, PagedSequence};
 use std::fs;
@@ -13,9 +13,9 @@ use std::fs;
 const BLOCK: usize = 16;
 
 /// A model with memory for some sequences, each with its own run of blocks.
-struct Engine {
+pub(crate) struct Engine {
     dev: Cpu,
-    model: InferModel,
+    pub(crate) model: InferModel,
     kv: KvPool,
     scratch: InferScratch,
     tables: Vec<Vec<u32>>,
@@ -31,7 +31,7 @@ impl Engine {
         Self::with(dev, params, sequences, blocks_each, Precision::F32)
     }
 
-    fn with(
+    pub(crate) fn with(
         dev: Cpu,
         params: &Params,
         sequences: usize,
@@ -64,6 +64,15 @@ impl Engine {
 
     /// Feeds each sequence its chunk; logits of every row.
     fn step(&mut self, chunks: &[(usize, &[u32])]) -> Vec<f32> {
+        self.adapted_step(chunks, &[])
+    }
+
+    /// [`Engine::step`] with the adapters of each chunk's sequence.
+    pub(crate) fn adapted_step(
+        &mut self,
+        chunks: &[(usize, &[u32])],
+        adapters: &[Option<&Lora>],
+    ) -> Vec<f32> {
         let tokens: Vec<u32> = chunks
             .iter()
             .flat_map(|(_, chunk)| chunk.iter().copied())
@@ -80,6 +89,7 @@ impl Engine {
         let batch = InferBatch {
             tokens: &tokens,
             sequences: &sequences,
+            adapters,
             logit_rows: &rows,
         };
         let logits = self
@@ -373,6 +383,7 @@ fn bad_batches_are_refused() {
         let batch = InferBatch {
             tokens,
             sequences,
+            adapters: &[],
             logit_rows,
         };
         let result = engine

@@ -6,10 +6,12 @@ use crate::support::{
 };
 use crate::train::{Case, golden_case, run};
 use sinew_model::{
-    Grads, Keep, Lora, LoraConfig, LoraError, ModelConfig, Params, Projection, Weights, merge_lora,
+    Activations, Grads, Keep, Lora, LoraConfig, LoraError, MergeError, ModelConfig, ModelFiles,
+    Params, Projection, SaveDtype, TrainModel, Weights, load_model, merge_lora, save_pretrained,
 };
-use sinew_types::TensorSource;
+use sinew_types::{Adapter, TensorSource, TensorView};
 use std::fs;
+use std::sync::Arc;
 
 fn config(targets: &[Projection]) -> LoraConfig {
     LoraConfig {
@@ -45,6 +47,39 @@ fn loss(params: &Params, lora: &Lora, case: &Case) -> f64 {
     dot(&out.logprob, &case.d_logprob) + dot(&out.entropy, &case.d_entropy)
 }
 
+/// `W + (alpha / rank) B A`, number by number in f64, with a separate output projection.
+pub(crate) fn dense(params: &Params, lora: &Lora) -> Params {
+    let config = ModelConfig {
+        tied_embeddings: false,
+        ..params.config().clone()
+    };
+    let mut dense = Params::zeros(&config);
+    let rank = lora.config().rank;
+    let scale = f64::from(lora.config().alpha) / rank as f64;
+    for (entry, values) in dense.tensors_mut() {
+        let own = params.tensor(&entry.name);
+        let own = own.or_else(|| params.tensor("model.embed_tokens.weight"));
+        values.copy_from_slice(&own.unwrap().into_f32());
+        let module = entry.name.trim_end_matches(".weight");
+        let part = |part: &str| {
+            let name = format!("base_model.model.{module}.lora_{part}.weight");
+            lora.tensor(&name).map(TensorView::into_f32)
+        };
+        let (Some(a), Some(b)) = (part("A"), part("B")) else {
+            continue;
+        };
+        let k = entry.shape[1];
+        for (i, row) in values.chunks_mut(k).enumerate() {
+            for (j, w) in row.iter_mut().enumerate() {
+                let product = |r: usize| f64::from(b[i * rank + r]) * f64::from(a[r * k + j]);
+                let sum: f64 = (0..rank).map(product).sum();
+                *w = (f64::from(*w) + scale * sum) as f32;
+            }
+        }
+    }
+    dense
+}
+
 /// `dB = s · dW Aᵀ` and `dA = s · Bᵀ dW`, with dW the gradient of the merged weights: the same
 /// numbers through the golden-tested path.
 #[test]
@@ -54,8 +89,7 @@ fn gradients_follow_from_those_of_merged_weights() {
         let params = tiny(family).params;
         let case = golden_case(&tiny_golden(family));
         let lora = trained(params.config(), &Projection::ALL, 1);
-        let mut merged = Params::zeros(params.config());
-        merge_lora(&dev, &params, &lora, &mut merged).unwrap();
+        let merged = lora.merged(&dev, &params).unwrap();
         let full = run(&dev, Weights::full(&merged), &case, Keep::All);
         let weights = Weights {
             params: &params,
@@ -70,7 +104,7 @@ fn gradients_follow_from_those_of_merged_weights() {
         for entry in lora.layout().table().entries() {
             let name = entry.name.strip_prefix("base_model.model.").unwrap();
             let (module, part) = name.split_once(".lora_").unwrap();
-            let base = params.layout().entry(&format!("{module}.weight")).unwrap();
+            let base = merged.layout().entry(&format!("{module}.weight")).unwrap();
             let dw = &full.grads.values()[base.range()];
             let (n, k) = (base.shape[0], base.shape[1]);
             let other = match part {
@@ -103,7 +137,12 @@ fn gradients_are_those_of_finite_differences() {
     let case = golden_case(&tiny_golden("qwen2"));
     let lora = trained(
         params.config(),
-        &[Projection::Q, Projection::V, Projection::Down],
+        &[
+            Projection::Q,
+            Projection::V,
+            Projection::Down,
+            Projection::Head,
+        ],
         2,
     );
     let weights = Weights {
@@ -129,7 +168,7 @@ fn gradients_are_those_of_finite_differences() {
         );
         checked += 1;
     }
-    assert_eq!(checked, 12);
+    assert_eq!(checked, 14);
 }
 
 #[test]
@@ -157,12 +196,16 @@ fn fresh_adapters_change_nothing_and_partial_targets_work() {
 #[test]
 fn adapters_are_saved_in_the_form_of_peft() {
     let params = tiny("llama").params;
-    let lora = trained(params.config(), &[Projection::V, Projection::Gate], 4);
+    let targets = [Projection::V, Projection::Gate, Projection::Head];
+    let lora = trained(params.config(), &targets, 4);
+    let names = lora.names();
     assert_eq!(
-        lora.names()[..2],
+        [&names[..2], &names[8..]].concat(),
         [
             "base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight",
             "base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight",
+            "base_model.model.lm_head.lora_A.weight",
+            "base_model.model.lm_head.lora_B.weight",
         ]
     );
     let dir = tempfile::tempdir().unwrap();
@@ -272,8 +315,8 @@ fn impossible_adapters_and_mixed_gradients_are_refused() {
     let mut merged = Params::zeros(foreign.config());
     assert!(merge_lora(&device(), &foreign, &lora, &mut merged).is_err());
     let case = golden_case(&tiny_golden("llama"));
-    let model = sinew_model::TrainModel::new(params.config(), 256).unwrap();
-    let mut acts = sinew_model::Activations::new(Keep::All);
+    let model = TrainModel::new(params.config(), 256).unwrap();
+    let mut acts = Activations::new(Keep::All);
     let weights = Weights {
         params: &params,
         lora: Some(&lora),
@@ -291,5 +334,185 @@ fn impossible_adapters_and_mixed_gradients_are_refused() {
             .to_string()
             .contains("of the adapters when there are some"),
         "{error}"
+    );
+}
+
+/// Adapters of the output projection give the log-probabilities, entropies and ranks of dense weights, with
+/// tied embeddings and without, and with what is kept of a pass.
+#[test]
+fn an_adapted_output_projection_is_that_of_dense_weights() {
+    let dev = device();
+    for family in FAMILIES {
+        let params = tiny(family).params;
+        let case = golden_case(&tiny_golden(family));
+        for targets in [&[Projection::Head][..], &Projection::ALL] {
+            let lora = trained(params.config(), targets, 3);
+            let dense = dense(&params, &lora);
+            let expected = run(&dev, Weights::full(&dense), &case, Keep::All);
+            let weights = Weights {
+                params: &params,
+                lora: Some(&lora),
+            };
+            for keep in [Keep::All, Keep::LayerInputs] {
+                let found = run(&dev, weights, &case, keep);
+                let error = relative_error(&found.logprob, &expected.logprob);
+                assert!(error < 1e-5, "{family}: {error}");
+                let error = relative_error(&found.entropy, &expected.entropy);
+                assert!(error < 1e-5, "{family}: {error}");
+            }
+            let plain = run(&dev, Weights::full(&params), &case, Keep::All);
+            let error = relative_error(&plain.logprob, &expected.logprob);
+            assert!(error > 1e-3, "{family}: the adapter matters: {error}");
+            let rows: Vec<u32> = case.items.iter().map(|item| item.0).collect();
+            let [found, expected] = [weights, Weights::full(&dense)].map(|weights| {
+                let model = TrainModel::new(weights.params.config(), 256).unwrap();
+                let mut acts = Activations::new(Keep::Nothing);
+                let (tokens, layout) = (&case.tokens, &case.layout);
+                model
+                    .forward(&dev, weights, tokens, layout, &mut acts)
+                    .unwrap();
+                model.top(&dev, weights, &mut acts, &rows, &[], 4).unwrap()
+            });
+            for (found, expected) in found.concat().iter().zip(expected.concat()) {
+                assert_eq!(found.id, expected.id, "{family}");
+                assert!((found.logprob - expected.logprob).abs() < 1e-4, "{family}");
+            }
+        }
+    }
+}
+
+/// Merged weights have a separate output projection, also where the base ties it to the embeddings, and are
+/// saved as such; there is no place for it in weights that stay tied.
+#[test]
+fn a_merged_output_projection_is_separate() {
+    let dev = device();
+    for family in FAMILIES {
+        let params = tiny(family).params;
+        let lora = trained(params.config(), &Projection::ALL, 6);
+        let merged = lora.merged(&dev, &params).unwrap();
+        assert!(!merged.config().tied_embeddings);
+        let dense = dense(&params, &lora);
+        for name in merged.names() {
+            let [found, expected] = [&merged, &dense].map(|p| p.tensor(&name).unwrap().into_f32());
+            let error = relative_error(&found, &expected);
+            assert!(error < 1e-6, "{family} {name}: {error}");
+        }
+        let embeddings = |params: &Params| {
+            let view = params.tensor("model.embed_tokens.weight").unwrap();
+            view.into_f32().into_owned()
+        };
+        assert_eq!(embeddings(&merged), embeddings(&params));
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("model");
+        save_pretrained(&folder, &merged, SaveDtype::F32, &[]).unwrap();
+        let loaded = load_model(&ModelFiles::Dir(folder)).unwrap();
+        assert!(!loaded.params.config().tied_embeddings);
+        assert_eq!(loaded.params.values(), merged.values());
+
+        let mut same = Params::zeros(params.config());
+        let refused = merge_lora(&dev, &params, &lora, &mut same);
+        if params.config().tied_embeddings {
+            assert_eq!(refused, Err(MergeError::Tied));
+            assert!(same.values().iter().all(|&v| v == 0.0));
+            assert!(MergeError::Tied.to_string().contains("`lm_head`"));
+            // Layers fit into both.
+            let layers = trained(params.config(), &Projection::LAYERS, 6);
+            merge_lora(&dev, &params, &layers, &mut same).unwrap();
+            let mut untied = Params::zeros(merged.config());
+            merge_lora(&dev, &params, &layers, &mut untied).unwrap();
+            let head = untied.tensor("lm_head.weight").unwrap().into_f32();
+            assert_eq!(*head, *embeddings(&params));
+            assert_eq!(
+                layers.merged(&dev, &params).unwrap().config(),
+                params.config()
+            );
+        } else {
+            assert_eq!(refused, Ok(()));
+            assert_eq!(same.values(), merged.values());
+        }
+    }
+}
+
+/// What is copied for an engine comes back, with rank and targets from names and shapes.
+#[test]
+fn adapters_come_back_from_their_tensors() {
+    let config = tiny("llama").params.config().clone();
+    for targets in [
+        &Projection::ALL[..],
+        &[Projection::Head],
+        &[Projection::K, Projection::Up],
+    ] {
+        let lora = trained(&config, targets, 7);
+        let copy = lora.to_adapter();
+        assert_eq!(copy.alpha, 5.0);
+        let again = Lora::from_adapter(&copy, &config).unwrap();
+        assert_eq!(again.values(), lora.values());
+        assert_eq!(again.config(), lora.config());
+    }
+}
+
+/// Tensors as a caller holds them.
+struct Owned(Vec<(String, Vec<usize>, Vec<f32>)>);
+
+impl TensorSource for Owned {
+    fn names(&self) -> Vec<String> {
+        self.0.iter().map(|tensor| tensor.0.clone()).collect()
+    }
+
+    fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        let (_, shape, values) = self.0.iter().find(|tensor| tensor.0 == name)?;
+        TensorView::f32(shape, values).ok()
+    }
+}
+
+#[test]
+fn tensors_of_no_adapter_are_refused() {
+    let config = tiny("llama").params.config().clone();
+    let lora = trained(&config, &[Projection::Q, Projection::Head], 7);
+    let refused = |alpha: f32, change: &dyn Fn(&mut Owned)| {
+        let tensor = |name: String| {
+            let view = lora.tensor(&name).unwrap();
+            let shape = view.shape().to_vec();
+            (name, shape, view.into_f32().into_owned())
+        };
+        let mut tensors = Owned(lora.names().into_iter().map(tensor).collect());
+        change(&mut tensors);
+        let tensors = Arc::new(tensors);
+        let adapter = Adapter { alpha, tensors };
+        let error = Lora::from_adapter(&adapter, &config).unwrap_err();
+        error.to_string()
+    };
+    let says = |text: String, part: &str| assert!(text.contains(part), "{text}");
+    says(refused(0.0, &|_| {}), "LoRA alpha is 0");
+    says(refused(1.0, &|t| t.0.clear()), "no target");
+    says(
+        refused(1.0, &|t| t.0.truncate(5)),
+        "1 missing (base_model.model.lm_head.lora_B.weight)",
+    );
+    let layers = "base_model.model.model.layers";
+    for (name, part) in [
+        (
+            format!("{layers}.0.mlp.experts.lora_A.weight"),
+            "` is not the `lora_A.weight`",
+        ),
+        (
+            format!("{layers}.9.self_attn.q_proj.lora_A.weight"),
+            "1 unexpected",
+        ),
+        (
+            "base_model.model.lm_head.base_layer.weight".to_owned(),
+            "save_embedding_layers=False",
+        ),
+    ] {
+        let text = refused(1.0, &|t| t.0[0].0.clone_from(&name));
+        assert!(text.contains(&name) && text.contains(part), "{text}");
+    }
+    says(
+        refused(1.0, &|t| t.0[1].1 = vec![t.0[1].2.len(), 1]),
+        "q_proj.lora_B.weight is [",
+    );
+    says(
+        refused(1.0, &|t| t.0[3].2[1] = f32::NAN),
+        "layers.1.self_attn.q_proj.lora_B.weight` holds a value that is not finite",
     );
 }

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
+mod adapters;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 mod corrupt;
@@ -11,6 +12,7 @@ mod hub;
 mod infer;
 mod lora;
 mod masked;
+mod memory;
 mod scorer;
 mod support;
 mod train;

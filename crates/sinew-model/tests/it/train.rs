@@ -5,7 +5,7 @@ use crate::support::{
 };
 use sinew_model::{
     Activations, ForwardError, Grads, InferBatch, InferModel, InferScratch, Keep, OutputGrads,
-    Params, Projection, TrainModel, ValueGrads, ValueHead, Weights, merge_lora,
+    Params, Projection, TrainModel, ValueGrads, ValueHead, Weights,
 };
 use sinew_tensor::Cpu;
 use sinew_tensor::attention::{Segment, TreeLayout};
@@ -41,6 +41,17 @@ pub(crate) fn run(dev: &Cpu, weights: Weights<'_>, case: &Case, keep: Keep) -> O
 fn run_for(dev: &Cpu, weights: Weights<'_>, case: &Case, rows: &[u32], keep: Keep) -> Outcome {
     let config = weights.params.config();
     let model = TrainModel::new(config, config.max_context).unwrap();
+    run_on(&model, dev, weights, case, rows, keep)
+}
+
+pub(crate) fn run_on(
+    model: &TrainModel,
+    dev: &Cpu,
+    weights: Weights<'_>,
+    case: &Case,
+    rows: &[u32],
+    keep: Keep,
+) -> Outcome {
     let mut acts = Activations::new(keep);
     let mut grads = match weights.lora {
         Some(lora) => Grads::of_lora(lora.layout()),
@@ -372,6 +383,7 @@ pub(crate) fn engine_logprobs(
         let batch = InferBatch {
             tokens: chunk,
             sequences: &sequences,
+            adapters: &[],
             logit_rows: &rows,
         };
         let logits = model.forward(dev, &mut kv, &batch, &mut scratch).unwrap();
@@ -394,6 +406,16 @@ pub(crate) fn trainer_logprobs(
     temperatures: &[f32],
 ) -> Vec<f32> {
     let model = TrainModel::new(weights.params.config(), tokens.len()).unwrap();
+    logprobs_on(&model, dev, weights, tokens, temperatures)
+}
+
+pub(crate) fn logprobs_on(
+    model: &TrainModel,
+    dev: &Cpu,
+    weights: Weights<'_>,
+    tokens: &[u32],
+    temperatures: &[f32],
+) -> Vec<f32> {
     let layout = TreeLayout::sequences(&[tokens.len() as u32]).unwrap();
     let mut acts = Activations::new(Keep::Nothing);
     model
@@ -451,8 +473,7 @@ pub(crate) fn agree_with_adapters(dev: &Cpu) {
         let params = tiny(family).params;
         for targets in [&Projection::ALL[..], &[Projection::Q, Projection::Down]] {
             let lora = crate::lora::trained(params.config(), targets, 1);
-            let mut merged = params.clone();
-            merge_lora(dev, &params, &lora, &mut merged).unwrap();
+            let merged = lora.merged(dev, &params).unwrap();
             let tokens: Vec<u32> = (0..60u32).map(|i| (i * i * 31 + 17 * i + 5) % 97).collect();
             let ones = vec![1.0; 59];
             let weights = Weights {

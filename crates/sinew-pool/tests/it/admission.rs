@@ -373,16 +373,12 @@ fn rows_that_nobody_acknowledges_do_not_come_back_for_ever() {
 /// Two tokens that the engine samples after a prompt.
 fn sample(engine: &dyn Engine, temperature: f32) -> Vec<SampledToken> {
     let (sender, events) = mpsc::sync_channel(64);
-    let request = GenerateRequest {
-        id: RequestId(0),
-        prompt: vec![2, 6, 8, 0, 3].into(),
-        sampling: SamplingParams {
-            max_tokens: 2,
-            temperature,
-            ..SamplingParams::default()
-        },
-        priority: 0,
+    let sampling = SamplingParams {
+        max_tokens: 2,
+        temperature,
+        ..SamplingParams::default()
     };
+    let request = GenerateRequest::new(RequestId(0), vec![2, 6, 8, 0, 3], sampling);
     engine
         .submit(request, Box::new(move |e| drop(sender.send(e))))
         .unwrap();

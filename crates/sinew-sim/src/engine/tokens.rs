@@ -4,8 +4,8 @@ use super::{AttemptNews, Job, Load, Speed, VOCAB, drawn};
 use crate::agenda::{Micros, micros};
 use sinew_engines::AttemptId;
 use sinew_infer::{
-    Batch, BlockCopy, DeviceError, Draw, Drawn, Forward, ForwardLimits, Sampler, SchedulerConfig,
-    Stepper, SwapPolicy,
+    Batch, BlockCopy, DeviceError, Draw, Forward, ForwardLimits, PassResult, PromptRow, Sampler,
+    SchedulerConfig, Stepper, SwapPolicy,
 };
 use sinew_types::{
     EngineEvent, GenerateRequest, PolicyVersion, RequestId, SamplingParams, TensorSource,
@@ -33,8 +33,13 @@ impl Forward for Counts {
 
     fn copy_block(&mut self, _: BlockCopy) {}
 
-    /// One more.
-    fn step(&mut self, batch: &Batch, samplers: &[Sampler<'_>]) -> Result<Vec<Drawn>, DeviceError> {
+    /// One more. No episode asks for log-probabilities of its prompt.
+    fn step(
+        &mut self,
+        batch: &Batch,
+        samplers: &[Sampler<'_>],
+        _: &[PromptRow<'_>],
+    ) -> Result<PassResult, DeviceError> {
         self.rows
             .store(batch.tokens.len() as u64, Ordering::Relaxed);
         let draw = |s: &Sampler<'_>| {
@@ -45,7 +50,10 @@ impl Forward for Counts {
                 choice: None,
             }])
         };
-        Ok(samplers.iter().map(draw).collect())
+        Ok(PassResult {
+            drawn: samplers.iter().map(draw).collect(),
+            scored: Vec::new(),
+        })
     }
 
     fn logits(&mut self, _: &Batch) -> Result<&[f32], DeviceError> {
@@ -103,16 +111,12 @@ impl Tokens {
 
     /// Begins.
     pub(super) fn start(&mut self, job: Job, now: Micros, busy_s: &mut f64) {
-        let request = GenerateRequest {
-            id: RequestId(job.attempt.0),
-            prompt: job.prompt,
-            sampling: SamplingParams {
-                max_tokens: job.length as u32,
-                seed: job.seed,
-                ..SamplingParams::default()
-            },
-            priority: 0,
+        let sampling = SamplingParams {
+            max_tokens: job.length as u32,
+            seed: job.seed,
+            ..SamplingParams::default()
         };
+        let request = GenerateRequest::new(RequestId(job.attempt.0), job.prompt, sampling);
         if let Some(core) = &mut self.core {
             // Lengths are within the limits: the plan was checked.
             let _ = core.submit(request);
@@ -210,7 +214,7 @@ fn stepper(speed: &Speed, version: u64, rows: &Arc<AtomicU64>) -> Option<Stepper
         } else {
             SwapPolicy::Recompute
         },
-        speculative_tokens: 0,
+        ..SchedulerConfig::default()
     };
     let forward = Counts {
         limits,
@@ -238,6 +242,6 @@ fn told(event: EngineEvent) -> Option<AttemptNews> {
             ended: true,
             cached: cached_prompt_tokens as usize,
         }),
-        EngineEvent::Failed { .. } => None,
+        EngineEvent::Prompt { .. } | EngineEvent::Failed { .. } => None,
     }
 }

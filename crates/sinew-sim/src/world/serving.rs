@@ -43,16 +43,13 @@ impl World {
         };
         episode.requests += 1;
         let number = u64::from(slot) | u64::from(episode.requests) << 32;
-        let request = GenerateRequest {
-            id: RequestId(number),
-            prompt: machine.shared_context(),
-            sampling: SamplingParams {
-                max_tokens: episode.length as u32,
-                seed,
-                ..SamplingParams::default()
-            },
-            priority: 0,
+        let sampling = SamplingParams {
+            max_tokens: episode.length as u32,
+            seed,
+            ..SamplingParams::default()
         };
+        let prompt = machine.shared_context();
+        let request = GenerateRequest::new(RequestId(number), prompt, sampling);
         episode.request = Some(number);
         episode.doing = EpisodeState::Generates;
         self.measure.inputs += 2;
@@ -168,6 +165,7 @@ impl World {
                 let end = AttemptEnd {
                     reason: FinishReason::Length,
                     cached_prompt_tokens: one.cached as u32,
+                    routes: None,
                 };
                 self.attempt_over(one.attempt, Ok(end));
             }
@@ -195,7 +193,8 @@ impl World {
     /// An event of a request.
     fn heard(&mut self, event: EngineEvent) {
         let request = match &event {
-            EngineEvent::Tokens { request, .. }
+            EngineEvent::Prompt { request, .. }
+            | EngineEvent::Tokens { request, .. }
             | EngineEvent::Finished { request, .. }
             | EngineEvent::Failed { request, .. } => *request,
         };
@@ -204,6 +203,8 @@ impl World {
             return;
         }
         match event {
+            // No episode asks for log-probabilities of its prompt.
+            EngineEvent::Prompt { .. } => {}
             EngineEvent::Tokens { tokens, .. } => {
                 let versions = tokens.first().zip(tokens.last());
                 let versions = versions.map(|(a, b)| (a.version.0, b.version.0));

@@ -28,6 +28,7 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
         temperature: temperature(kind, n),
         versions,
         format: None,
+        routes: Vec::new(),
         messages: vec![Message::new(Role::User, format!("message {n}"))],
         tools: Vec::new(),
         finish: None,

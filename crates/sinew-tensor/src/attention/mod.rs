@@ -145,6 +145,12 @@ pub struct AttentionScratch {
 }
 
 impl AttentionScratch {
+    /// Bytes of all buffers; plans, of some bytes a row, are left out.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.partials.bytes() + self.workspaces.bytes()
+    }
+
     pub(crate) fn workspaces(&self) -> &Workspaces {
         &self.workspaces
     }
@@ -156,6 +162,11 @@ impl AttentionScratch {
 pub(crate) struct Workspaces(Mutex<Vec<Scratch>>);
 
 impl Workspaces {
+    fn bytes(&self) -> usize {
+        let free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        free.iter().map(Scratch::bytes).sum()
+    }
+
     /// Runs `body` with the memory of one task, which keeps its size for the next one.
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut Scratch) -> R) -> R {
         let take = || self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();

@@ -2,7 +2,8 @@
 //!
 //! The logits of each block of rows and each section, kept or computed again, become their gradients in
 //! place. Their product with the section's weights adds to the gradient of the rows, and their product with
-//! the rows to the gradient of the section's weights.
+//! the rows to the gradient of the section's weights. A low-rank addition takes its gradients from the same
+//! gradients of logits.
 
 #![expect(
     unsafe_op_in_unsafe_fn,
@@ -12,8 +13,11 @@
 use std::f32::consts::{LN_2, LOG2_E};
 use std::ops::Range;
 
+use super::low_rank::LowRankScratch;
 use super::masks::{SECTION_WORDS, bits, section, single};
-use super::{BLOCK_ROWS, LinearLogprob, LogprobGrad, LogprobScratch, ROW_GRAIN, SECTION};
+use super::{
+    BLOCK_ROWS, HeadGrads, LinearLogprob, LogprobGrad, LogprobScratch, ROW_GRAIN, SECTION,
+};
 use super::{parts, row_stride, sections};
 use crate::attention::tile::exp2;
 use crate::buffer::SharedMut;
@@ -24,6 +28,8 @@ use crate::simd::{Vector, simd_fn};
 /// One backward pass.
 struct Pass<'a> {
     dev: &'a Cpu,
+    /// The same device with products of `f32` operands.
+    exact: Cpu,
     input: &'a LinearLogprob<'a>,
     grad: &'a LogprobGrad<'a>,
 }
@@ -35,13 +41,18 @@ pub(super) fn backward(
     input: &LinearLogprob<'_>,
     grad: &LogprobGrad<'_>,
     dx: &mut [f32],
-    mut dw: Option<&mut [f32]>,
+    mut head: HeadGrads<'_>,
     scratch: &mut LogprobScratch,
 ) {
     dx.fill(0.0);
     let (n, vocab, dim) = (input.targets.len(), input.vocab(), input.dim);
     let kept = scratch.take_kept(input, grad.lse);
-    let pass = Pass { dev, input, grad };
+    let pass = Pass {
+        dev,
+        exact: dev.with_f32_products(),
+        input,
+        grad,
+    };
     let active = |rows: Range<usize>| rows.filter(|&row| pass.touches(row));
     // Rows that are computed again: of the kept ones those of blocks in which few have a gradient.
     let again = &mut scratch.order;
@@ -58,7 +69,8 @@ pub(super) fn backward(
         let dx = &mut dx[rows.start * dim..rows.end * dim];
         let logits = &mut logits[rows.start * stride..rows.end * stride];
         let row = |i: usize| rows.start + i;
-        pass.block(row, x, Logits::Kept(logits), dx, dw.as_deref_mut());
+        let logits = Logits::Kept(logits);
+        pass.block(row, x, logits, dx, &mut head, &mut scratch.low_rank);
     }
     again.extend(active(kept..n).map(|row| row as u32));
     let most = BLOCK_ROWS.min(again.len());
@@ -75,7 +87,8 @@ pub(super) fn backward(
         }
         let dx_part = &mut d_gathered[..rows.len() * dim];
         let row = |i: usize| rows[i] as usize;
-        pass.block(row, x, Logits::Again(section), dx_part, dw.as_deref_mut());
+        let logits = Logits::Again(section);
+        pass.block(row, x, logits, dx_part, &mut head, &mut scratch.low_rank);
         for (from, &row) in dx_part.chunks_exact(dim).zip(rows) {
             dx[row as usize * dim..][..dim].copy_from_slice(from);
         }
@@ -97,7 +110,7 @@ impl Pass<'_> {
         self.grad.touches(row) && !self.input.mask(row).is_some_and(|mask| single(mask, vocab))
     }
 
-    /// The gradients that a block of rows makes: overwrites `dx`, adds to `dw`. Row `i` of the block is row
+    /// The gradients that a block of rows makes: overwrites `dx`, adds to `head`. Row `i` of the block is row
     /// `row(i)` of the input.
     fn block(
         &self,
@@ -105,19 +118,30 @@ impl Pass<'_> {
         x: &[f32],
         mut logits: Logits<'_>,
         dx: &mut [f32],
-        mut dw: Option<&mut [f32]>,
+        head: &mut HeadGrads<'_>,
+        memory: &mut LowRankScratch,
     ) {
-        let (dev, dim, vocab) = (self.dev, self.input.dim, self.input.vocab());
+        let (dev, exact) = (self.dev, &self.exact);
+        let (dim, vocab, low_rank) = (self.input.dim, self.input.vocab(), &self.input.low_rank);
         let count = x.len() / dim;
         let x = Mat::new(x, count, dim);
+        let inner: &[f32] = match low_rank {
+            Some(low_rank) => low_rank.inner(exact, x, &mut memory.inner),
+            None => &[],
+        };
+        let d_inner = memory.d_inner.take(inner.len());
         for tokens in sections(vocab) {
-            let weights = self.input.weights(&tokens);
+            let weights = self.input.weights(exact, &tokens, &mut memory.section);
             let (values, ld) = match &mut logits {
                 Logits::Kept(all) => (&mut all[tokens.start..], row_stride(vocab)),
                 Logits::Again(section) => {
                     let stride = row_stride(SECTION.min(vocab));
                     let y = MatMut::with_ld(section, count, tokens.len(), stride);
                     dev.matmul_nt(x, weights, y, false);
+                    if let Some(low_rank) = self.input.added() {
+                        let y = MatMut::with_ld(section, count, tokens.len(), stride);
+                        low_rank.add(exact, inner, &tokens, y);
+                    }
                     (&mut section[..], stride)
                 }
             };
@@ -125,11 +149,19 @@ impl Pass<'_> {
             let d_logits = Mat::with_ld(values, count, tokens.len(), ld);
             let to = MatMut::new(dx, count, dim);
             dev.matmul_nn(d_logits, weights, to, tokens.start > 0);
-            if let Some(dw) = dw.as_deref_mut() {
+            if let Some(dw) = head.w.as_deref_mut() {
                 let dw = &mut dw[tokens.start * dim..tokens.end * dim];
                 let to = MatMut::new(dw, tokens.len(), dim);
                 dev.matmul_tn(d_logits, x, to, true);
             }
+            if let Some(low_rank) = low_rank {
+                let db = head.low_rank.as_mut().map(|grads| &mut *grads.b);
+                low_rank.section_backward(exact, d_logits, &tokens, inner, d_inner, db);
+            }
+        }
+        if let Some(low_rank) = low_rank {
+            let da = head.low_rank.as_mut().map(|grads| &mut *grads.a);
+            low_rank.rows_backward(exact, x, d_inner, dx, da);
         }
     }
 

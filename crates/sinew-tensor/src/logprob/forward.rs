@@ -12,7 +12,8 @@ use std::f32::consts::LOG2_E;
 use std::f64::consts::LN_2;
 use std::ops::Range;
 
-use super::masks::{SECTION_WORDS, bits, section};
+use super::low_rank::LowRankScratch;
+use super::masks::{self, SECTION_WORDS, bits};
 use super::{BLOCK_ROWS, LinearLogprob, LogprobOut, LogprobScratch, ROW_GRAIN, SECTION};
 use super::{ForwardState, SoftmaxRow, parts, row_stride, sections};
 use crate::attention::tile::exp2;
@@ -72,9 +73,12 @@ pub(super) fn forward(
     let temporary = scratch.section.take(BLOCK_ROWS.min(n) * stride);
     scratch.stats.clear();
     scratch.stats.resize(n, Stat::default());
-    let entropy = out.entropy.is_some();
+    let (entropy, exact) = (out.entropy.is_some(), dev.with_f32_products());
     for rows in parts(0..kept, BLOCK_ROWS).chain(parts(kept..n, BLOCK_ROWS)) {
         let x = Mat::new(&input.x[rows.start * dim..rows.end * dim], rows.len(), dim);
+        let LowRankScratch { inner, section, .. } = &mut scratch.low_rank;
+        let added = input.added();
+        let added = added.map(|low_rank| (low_rank, &*low_rank.inner(&exact, x, inner)));
         for tokens in sections(vocab) {
             let (to, ld) = if rows.start < kept {
                 let start = rows.start * all_stride + tokens.start;
@@ -83,7 +87,11 @@ pub(super) fn forward(
                 (&mut temporary[..], stride)
             };
             let y = MatMut::with_ld(to, rows.len(), tokens.len(), ld);
-            dev.matmul_nt(x, input.weights(&tokens), y, false);
+            dev.matmul_nt(x, input.weights(&exact, &tokens, section), y, false);
+            if let Some((low_rank, inner)) = added {
+                let y = MatMut::with_ld(to, rows.len(), tokens.len(), ld);
+                low_rank.add(&exact, inner, &tokens, y);
+            }
             let stats = &mut scratch.stats[rows.clone()];
             let products = Products {
                 values: to,
@@ -154,7 +162,7 @@ fn scan_some(
         // SAFETY: the kernels read only the slices.
         None => unsafe { scan_row(dev, products, scale, entropy) },
         Some(mask) => {
-            let words = section(mask, tokens);
+            let words = masks::section(mask, tokens);
             // SAFETY: as above.
             unsafe { scan_masked(dev, products, &words, scale, entropy) }
         }

@@ -6,10 +6,12 @@
 //! does not depend on the other rows, on the number of threads or on their timing, and no result on the kept
 //! logits. A row can be restricted to some tokens ([`Masks`]); a mask that allows all of them gives the same
 //! bits as no mask. The logits and gradients of AMX are products of rounded operands ([`crate::amx`]), as
-//! those of the engine are.
+//! those of the engine are. An adapter of the head ([`LowRank`]) is added without a merged copy of its
+//! weights.
 
 mod backward;
 mod forward;
+mod low_rank;
 mod masks;
 
 use std::f32::consts::LOG2_E;
@@ -17,9 +19,11 @@ use std::ops::Range;
 
 use crate::buffer::Scratch;
 use crate::cpu::Cpu;
-use crate::matrix::Mat;
+use crate::matrix::{Mat, MatMut};
 
 use forward::Stat;
+pub use low_rank::{LowRank, LowRankGrads};
+use low_rank::{LowRankScratch, SectionScratch};
 pub use masks::Masks;
 
 /// Tokens of a section. A constant, so that sums over the vocabulary do not depend on the rows.
@@ -36,6 +40,8 @@ pub struct LinearLogprob<'a> {
     pub x: &'a [f32],
     /// Weights of the head, `[vocab, dim]`: a row's logits are `x w^T`, divided by its temperature.
     pub w: &'a [f32],
+    /// Addition to these weights; `None`: none.
+    pub low_rank: Option<LowRank<'a>>,
     /// Width of a hidden state.
     pub dim: usize,
     /// Token asked about in each row, `[n]`, below `vocab`.
@@ -80,6 +86,15 @@ impl LogprobGrad<'_> {
     }
 }
 
+/// Destinations of the head's gradients. What is `None` is not computed.
+#[derive(Debug, Default)]
+pub struct HeadGrads<'a> {
+    /// Gradient of the weights, `[vocab, dim]`, added to.
+    pub w: Option<&'a mut [f32]>,
+    /// Gradients of the low-rank addition, which the input must have.
+    pub low_rank: Option<LowRankGrads<'a>>,
+}
+
 /// Memory that the operators keep between calls.
 #[derive(Debug, Default)]
 pub struct LogprobScratch {
@@ -95,6 +110,7 @@ pub struct LogprobScratch {
     order: Vec<u32>,
     rows: Scratch,
     d_rows: Scratch,
+    low_rank: LowRankScratch,
 }
 
 /// The forward pass that the kept logits belong to.
@@ -118,6 +134,13 @@ impl LogprobScratch {
             limit: values,
             ..Self::default()
         }
+    }
+
+    /// Bytes of all buffers; lists of one value a row are left out.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let buffers = [&self.logits, &self.section, &self.rows, &self.d_rows];
+        buffers.map(Scratch::bytes).iter().sum::<usize>() + self.low_rank.bytes()
     }
 
     /// Rows whose logits are kept and are those of `input`; they can be used once.
@@ -172,6 +195,9 @@ impl LinearLogprob<'_> {
             "x holds one row for each target"
         );
         let vocab = self.vocab();
+        if let Some(low_rank) = &self.low_rank {
+            low_rank.check(vocab, self.dim);
+        }
         for (row, &target) in self.targets.iter().enumerate() {
             assert!(
                 (target as usize) < vocab,
@@ -192,10 +218,20 @@ impl LinearLogprob<'_> {
         }
     }
 
-    /// Weights of `tokens`.
-    fn weights(&self, tokens: &Range<usize>) -> Mat<'_> {
-        let rows = &self.w[tokens.start * self.dim..tokens.end * self.dim];
-        Mat::new(rows, tokens.len(), self.dim)
+    /// Weights of `tokens`, with an addition that is merged.
+    fn weights<'s>(
+        &'s self,
+        exact: &Cpu,
+        tokens: &Range<usize>,
+        scratch: &'s mut SectionScratch,
+    ) -> Mat<'s> {
+        let low_rank = self.low_rank.as_ref();
+        low_rank::section(exact, self.w, self.dim, low_rank, tokens, scratch)
+    }
+
+    /// The low-rank addition, if its products are to be added.
+    fn added(&self) -> Option<&LowRank<'_>> {
+        self.low_rank.as_ref().filter(|low_rank| !low_rank.merged)
     }
 
     /// Bits of the allowed tokens of `row`; `None`: all.
@@ -241,20 +277,56 @@ pub fn linear_logprob_forward(
     forward::forward(dev, input, out, scratch);
 }
 
-/// Overwrites `dx` `[n, dim]` with the gradient of `x`, and adds the gradient of `w` to `dw` `[vocab, dim]`.
+/// Logits of the rows `x` `[rows, dim]` under a head, `[rows, vocab]`, not divided by a temperature: those of
+/// [`linear_logprob_forward`], to the bit.
+///
+/// # Panics
+/// If lengths do not match.
+pub fn head_logits(
+    dev: &Cpu,
+    x: Mat<'_>,
+    w: &[f32],
+    low_rank: Option<LowRank<'_>>,
+    logits: &mut [f32],
+    scratch: &mut LogprobScratch,
+) {
+    let (rows, dim) = (x.rows(), x.cols());
+    let vocab = w.len() / dim;
+    check_len("logits", logits.len(), rows * vocab);
+    let (exact, low_rank) = (dev.with_f32_products(), low_rank.as_ref());
+    if let Some(low_rank) = low_rank {
+        low_rank.check(vocab, dim);
+    }
+    let LowRankScratch { inner, section, .. } = &mut scratch.low_rank;
+    let added = low_rank.filter(|low_rank| !low_rank.merged);
+    let added = added.map(|low_rank| (low_rank, &*low_rank.inner(&exact, x, inner)));
+    for tokens in sections(vocab) {
+        let to = &mut logits[tokens.start..];
+        let w = low_rank::section(&exact, w, dim, low_rank, &tokens, section);
+        let y = MatMut::with_ld(to, rows, tokens.len(), vocab);
+        dev.matmul_nt(x, w, y, false);
+        if let Some((low_rank, inner)) = added {
+            let y = MatMut::with_ld(to, rows, tokens.len(), vocab);
+            low_rank.add(&exact, inner, &tokens, y);
+        }
+    }
+}
+
+/// Overwrites `dx` `[n, dim]` with the gradient of `x`, and adds those of the head to `head`.
 ///
 /// The gradient of the divided logits is `d_logprob (onehot(y) - p) - d_entropy p (log p + H)`, where `p` is
 /// the distribution, `H` its entropy and `y` the target. It is 0 for barred tokens, and for all of a row
 /// whose mask leaves one.
 ///
 /// # Panics
-/// If lengths do not match, a target is not below `vocab` or barred, or a temperature is not above 0.
+/// If lengths do not match, a target is not below `vocab` or barred, a temperature is not above 0, or
+/// gradients of a low-rank addition are asked for that the input does not have.
 pub fn linear_logprob_backward(
     dev: &Cpu,
     input: &LinearLogprob<'_>,
     grad: LogprobGrad<'_>,
     dx: &mut [f32],
-    dw: Option<&mut [f32]>,
+    head: HeadGrads<'_>,
     scratch: &mut LogprobScratch,
 ) {
     input.check();
@@ -266,10 +338,16 @@ pub fn linear_logprob_backward(
         check_len("entropy", entropy.len(), n);
         check_len("d_entropy", d_entropy.len(), n);
     }
-    if let Some(dw) = &dw {
+    if let Some(dw) = &head.w {
         check_len("dw", dw.len(), input.w.len());
     }
-    backward::backward(dev, input, &grad, dx, dw, scratch);
+    if let Some(grads) = &head.low_rank {
+        let own = input.low_rank.as_ref();
+        let own = own.expect("gradients of a low-rank addition need one in the input");
+        check_len("gradient of a", grads.a.len(), own.a.len());
+        check_len("gradient of b", grads.b.len(), own.b.len());
+    }
+    backward::backward(dev, input, &grad, dx, head, scratch);
 }
 
 /// The softmax of a row of logits that are in memory: the engine's. Log-probabilities have the bits of

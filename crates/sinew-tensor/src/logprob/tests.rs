@@ -4,9 +4,15 @@ use super::*;
 use crate::attention::tests::random;
 use crate::cpu::KernelSet;
 
+mod low_rank;
 mod masked;
 
 use masked::MaskTable;
+
+/// Destinations of a plain head's gradient.
+fn of_weights(w: Option<&mut [f32]>) -> HeadGrads<'_> {
+    HeadGrads { w, low_rank: None }
+}
 
 /// Everything in f64: log-probabilities, log-sum-exps and entropies.
 struct Exact {
@@ -149,6 +155,7 @@ impl Case {
         LinearLogprob {
             x: &self.x,
             w: &self.w,
+            low_rank: None,
             dim: self.dim,
             targets: &self.targets,
             temperatures: &self.temperatures,
@@ -178,9 +185,11 @@ impl Case {
         let mut dx = vec![f32::NAN; self.x.len()];
         let mut dw = vec![0.5; self.w.len()];
         let scratch = &mut LogprobScratch::default();
-        linear_logprob_backward(dev, &self.input(), grad, &mut dx, Some(&mut dw), scratch);
+        let head = of_weights(Some(&mut dw));
+        linear_logprob_backward(dev, &self.input(), grad, &mut dx, head, scratch);
         let mut only_dx = vec![f32::NAN; self.x.len()];
-        linear_logprob_backward(dev, &self.input(), grad, &mut only_dx, None, scratch);
+        let head = HeadGrads::default();
+        linear_logprob_backward(dev, &self.input(), grad, &mut only_dx, head, scratch);
         assert_eq!(dx, only_dx);
         (dx, dw)
     }
@@ -362,8 +371,8 @@ fn kept_logits_change_nothing() {
             };
             let backward = |scratch: &mut LogprobScratch| {
                 let (mut dx, mut dw) = (vec![f32::NAN; n * 24], vec![0.5; vocab * 24]);
-                let (input, dw_out) = (case.input(), Some(&mut dw[..]));
-                linear_logprob_backward(&dev, &input, grad, &mut dx, dw_out, scratch);
+                let (input, head) = (case.input(), of_weights(Some(&mut dw)));
+                linear_logprob_backward(&dev, &input, grad, &mut dx, head, scratch);
                 (dx, dw)
             };
             assert_eq!(backward(&mut scratch), expected, "{values} kept");

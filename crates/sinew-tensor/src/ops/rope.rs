@@ -61,6 +61,12 @@ impl RopeTable {
         }
     }
 
+    /// Memory it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.cos) + size_of_val(&*self.sin)
+    }
+
     /// Dimension of the heads it turns.
     #[must_use]
     pub fn head_dim(&self) -> usize {

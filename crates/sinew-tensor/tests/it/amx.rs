@@ -11,7 +11,7 @@ use proptest::test_runner::TestRunner;
 use sinew_amx_emulator::{On, ROW_BYTES, ROWS, Tiles};
 use sinew_tensor::amx::model;
 use sinew_tensor::logprob::{
-    LinearLogprob, LogprobGrad, LogprobOut, LogprobScratch, linear_logprob_backward,
+    HeadGrads, LinearLogprob, LogprobGrad, LogprobOut, LogprobScratch, linear_logprob_backward,
     linear_logprob_forward,
 };
 use sinew_tensor::{Cpu, KernelSet, Mat, MatMut, PackedWeights};
@@ -407,7 +407,11 @@ fn head(dev: &Cpu, input: &LinearLogprob<'_>, weights: &[f32]) -> [Vec<f32>; 5] 
         entropy: Some((&entropy, &d_entropy)),
     };
     let (mut dx, mut dw) = (vec![0.0; input.x.len()], vec![0.0; input.w.len()]);
-    linear_logprob_backward(dev, input, grad, &mut dx, Some(&mut dw), &mut scratch);
+    let head = HeadGrads {
+        w: Some(&mut dw),
+        low_rank: None,
+    };
+    linear_logprob_backward(dev, input, grad, &mut dx, head, &mut scratch);
     [logprob, lse, entropy, dx, dw]
 }
 
@@ -422,6 +426,7 @@ fn the_fused_head_is_that_of_f32_within_its_bound(on: On) {
         let input = LinearLogprob {
             x: &x,
             w: &w,
+            low_rank: None,
             dim,
             targets: &targets,
             temperatures: &temperatures,
@@ -464,6 +469,7 @@ fn a_row_of_the_fused_head_has_the_same_bits_alone(on: On) {
     let input = LinearLogprob {
         x: &x,
         w: &w,
+        low_rank: None,
         dim,
         targets: &targets,
         temperatures: &temperatures,

@@ -27,6 +27,7 @@ fn row(tokens: &[u32]) -> TrainRow {
         returns: None,
         teacher_top: None,
         masks: None,
+        routes: Vec::new(),
         oldest_version: PolicyVersion(0),
     }
 }
@@ -195,6 +196,64 @@ fn the_base_exists_only_under_adapters() {
     let fake = server.0.lock().unwrap();
     let base = b"\xa2of\xa4base";
     assert!(fake.computed[1].1.windows(base.len()).any(|w| w == base));
+}
+
+#[test]
+fn experts_are_replayed_by_routers_that_allow_it() {
+    let opened = |routers: serde_json::Value, edit: fn(&mut TorchSetup)| {
+        let (client, server) = client(&[]);
+        let open = packed(&json!({"lanes": 1, "vocabulary": 61, "routers": routers}));
+        server.0.lock().unwrap().answers = vec![("open", open)];
+        let mut setup = setup(Path::new("weights"));
+        edit(&mut setup);
+        TorchPolicy::open(client, &setup).unwrap()
+    };
+    let routers = || json!({"layers": 2, "top_k": 2, "experts": 4});
+    let mut policy = opened(routers(), with_adapters);
+    assert_eq!(policy.info().routers.unwrap().experts, 4);
+    assert!(policy.replays_routes());
+    policy.use_base(true).unwrap();
+    assert!(!policy.replays_routes());
+    assert!(!opened(json!(null), with_adapters).replays_routes());
+    let off = opened(routers(), |setup| setup.open.replay_routes = false);
+    assert!(!off.replays_routes());
+}
+
+#[test]
+fn the_load_balancing_loss_is_a_mean_over_tokens() {
+    let mut batch = batch();
+    batch.packed_tokens = 4;
+    let lane = |router: f32| ScoreColumns {
+        logprobs: Bin::of(&[-1.0f32, -2.0]),
+        router,
+        ..ScoreColumns::default()
+    };
+    let answer = packed(&Answer {
+        scores: vec![lane(3.0), lane(1.0)],
+    });
+    let (mut policy, server) = policy(vec![("forward", answer)], |setup| {
+        setup.open.router_loss = 0.5;
+    });
+    let backward = OutputChoice {
+        backward: true,
+        ..PLAIN
+    };
+    let wave = [&batch, &batch];
+    policy.forward(&wave, backward).unwrap();
+    let slopes = [grads(2), grads(2)].concat();
+    policy.backward(&wave, &slopes).unwrap();
+    assert_eq!(policy.take_router_loss(), Some(2.0));
+    assert_eq!(policy.take_router_loss(), None);
+    let fake = server.0.lock().unwrap();
+    // A factor of 0.5 times half of the tokens.
+    let router = [&b"\xa6router\xca"[..], &0.25f32.to_be_bytes()].concat();
+    let body = &fake.computed[2].1;
+    assert_eq!(
+        body.windows(router.len()).filter(|w| *w == router).count(),
+        2
+    );
+    let open = b"\xabrouter_loss\xc3";
+    assert!(fake.computed[0].1.windows(open.len()).any(|w| w == open));
 }
 
 #[test]

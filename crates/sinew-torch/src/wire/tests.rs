@@ -1,8 +1,8 @@
 //! The columns of a packed micro-batch.
 
 use super::*;
-use sinew_train::pack::pack;
-use sinew_types::{EpisodeId, PolicyVersion, RowMasks, TrainRow};
+use sinew_train::pack::{pack, pack_routed};
+use sinew_types::{EpisodeId, PolicyVersion, RouteSpan, RowMasks, TrainRow};
 
 /// A row that trains its tokens from 2 on, the last of them under a mask.
 fn row(tokens: &[u32]) -> TrainRow {
@@ -32,6 +32,7 @@ fn row(tokens: &[u32]) -> TrainRow {
             table: mask,
             rows,
         }),
+        routes: Vec::new(),
         oldest_version: PolicyVersion(0),
     }
 }
@@ -56,6 +57,25 @@ fn a_lane_has_the_columns_of_its_micro_batch() {
     assert_eq!(numbers(&lane.masks), [all, all, 0, 1]);
     assert_eq!(lane.mask_words, 2);
     assert_eq!(numbers(&lane.mask_table), [b, 1 << 8, a, 0]);
+    assert!(lane.routes.0.is_empty());
+}
+
+#[test]
+fn a_lane_has_the_experts_of_its_tokens() {
+    let mut row = row(&[5, 6, 7]);
+    row.routes = vec![RouteSpan {
+        start: 1,
+        layers: 2,
+        top_k: 2,
+        wide: true,
+        experts: [1, 0, 2, 1, 3, 0, 4, 0].into(),
+    }];
+    let packing = pack_routed(&[row], 64, true).unwrap();
+    let lane = Lane::of(&packing.micro_batches[0]);
+    let free = u16::MAX;
+    let expected = [free, free, free, free, 1, 258, 3, 4];
+    assert_eq!(lane.routes.values::<u16>().unwrap(), expected);
+    assert_eq!((lane.route_layers, lane.route_top_k), (2, 2));
 }
 
 #[test]

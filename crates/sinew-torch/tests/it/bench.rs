@@ -186,6 +186,7 @@ pub(crate) fn row(tokens: &[TokenId], prompt: usize) -> TrainRow {
         returns: None,
         teacher_top: None,
         masks: None,
+        routes: Vec::new(),
         oldest_version: PolicyVersion(0),
     }
 }

@@ -11,6 +11,7 @@ use sinew_train::pack::MicroBatch;
 use sinew_train::{ModelPolicy, OutputChoice, Policy};
 use sinew_types::{RowMasks, TokenId, TrainRow};
 use std::path::Path;
+use std::sync::Arc;
 
 const ALL: OutputChoice = OutputChoice {
     entropies: true,
@@ -144,7 +145,7 @@ pub(crate) fn adapters(bench: &Bench, model: &Path) {
         });
     });
     let random = Lora::random(&lora, &config(Family::Llama), 5).unwrap();
-    let params = params(Family::Llama, 11);
+    let params = Arc::new(params(Family::Llama, 11));
     let own = ModelPolicy::adapters(params, random, "base", 256, Keep::All, device());
     let mut own = own.unwrap();
     // Both begin with the embedded policy's random adapters.

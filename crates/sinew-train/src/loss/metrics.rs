@@ -35,6 +35,7 @@ pub struct MetricSums {
     ratio: f64,
     ratio_min: f64,
     ratio_max: f64,
+    entropy_tokens: f64,
 }
 
 impl Default for MetricSums {
@@ -65,6 +66,7 @@ impl Default for MetricSums {
             ratio: 0.0,
             ratio_min: f64::INFINITY,
             ratio_max: f64::NEG_INFINITY,
+            entropy_tokens: 0.0,
         }
     }
 }
@@ -72,7 +74,7 @@ impl Default for MetricSums {
 impl MetricSums {
     /// Adds the sums of another row or micro-batch.
     pub fn merge(&mut self, other: &Self) {
-        let pairs: [(&mut f64, f64); 22] = [
+        let pairs: [(&mut f64, f64); 23] = [
             (&mut self.policy_loss, other.policy_loss),
             (&mut self.kl_loss, other.kl_loss),
             (&mut self.entropy_loss, other.entropy_loss),
@@ -95,6 +97,7 @@ impl MetricSums {
             (&mut self.gap_tokens, other.gap_tokens),
             (&mut self.ratios, other.ratios),
             (&mut self.ratio, other.ratio),
+            (&mut self.entropy_tokens, other.entropy_tokens),
         ];
         for (sum, value) in pairs {
             *sum += value;
@@ -104,7 +107,7 @@ impl MetricSums {
         self.ratio_max = self.ratio_max.max(other.ratio_max);
     }
 
-    fn fields(&mut self) -> [&mut f64; 25] {
+    fn fields(&mut self) -> [&mut f64; 26] {
         [
             &mut self.policy_loss,
             &mut self.kl_loss,
@@ -131,6 +134,7 @@ impl MetricSums {
             &mut self.ratio,
             &mut self.ratio_min,
             &mut self.ratio_max,
+            &mut self.entropy_tokens,
         ]
     }
 
@@ -183,7 +187,10 @@ impl MetricSums {
         trained: &[usize],
     ) {
         for &t in trained {
-            self.entropy += f64::from(row.entropies[t]);
+            if let Some(entropy) = row.entropies.get(t) {
+                self.entropy += f64::from(*entropy);
+                self.entropy_tokens += 1.0;
+            }
             if spec.surrogate == Surrogate::CrossEntropy {
                 continue;
             }
@@ -213,7 +220,10 @@ impl MetricSums {
             self.ratio_min = self.ratio_min.min(ratio);
             self.ratio_max = self.ratio_max.max(ratio);
         };
-        if matches!(surrogate, Surrogate::SequenceClip { .. }) {
+        if matches!(
+            surrogate,
+            Surrogate::SequenceClip { .. } | Surrogate::SequenceTokenClip { .. }
+        ) {
             add(sequence_ratio(row, old, kept).0);
             return;
         }
@@ -239,7 +249,7 @@ impl MetricSums {
             correction_mean: per(self.factor, self.kept),
             value_clip_fraction: per(self.value_clipped, self.trained).unwrap_or(0.0),
             clip_fraction: per(self.clipped, self.kept).unwrap_or(0.0),
-            entropy: per(self.entropy, self.trained),
+            entropy: per(self.entropy, self.entropy_tokens),
             kl_teacher: (self.teacher_kl != 0.0).then(|| self.teacher_kl / self.trained.max(1.0)),
             kl_reference: per(self.kl_reference, self.kl_tokens),
             kl_behaviour_k1: per(self.kl_k1, self.gap_tokens),
@@ -281,7 +291,8 @@ pub struct LossMetrics {
     pub clip_fraction: f64,
     /// Share of trained tokens at which the clip of the value loss was active.
     pub value_clip_fraction: f64,
-    /// Mean entropy of the policy at trained tokens, in nats. A fall towards 0 is an early sign of collapse.
+    /// Mean entropy of the policy at trained tokens, in nats; `None` also for a policy that computes none. A
+    /// fall towards 0 is an early sign of collapse.
     pub entropy: Option<f64>,
     /// Mean KL estimate against the reference, if rows have its log-probabilities. It uses the estimator of
     /// the loss, or k3 if only the reward has a KL term.

@@ -66,6 +66,11 @@ pub enum LossError {
          teacher before it is trained"
     )]
     MissingTeacher,
+    /// A lower bound of the ratio above the upper one.
+    #[error(
+        "clip bounds at {index} are {low} and {high}: the lower one must not be above the upper one"
+    )]
+    ClipOrder { index: usize, low: f32, high: f32 },
     /// A value at a trained token is not finite.
     #[error("{field}[{index}] is {value}: expected a finite number where the weight is not 0")]
     NotFinite {
@@ -94,8 +99,23 @@ pub struct RowInputs<'a> {
     /// `ℓ_π`: log-probabilities of the weights being trained.
     pub logprobs: &'a [f32],
     /// Entropy of the predicted distribution in nats; only read for the entropy term and for
-    /// metrics.
+    /// metrics. Empty if the policy computes none, which an entropy term does not allow.
     pub entropies: &'a [f32],
+    /// Bounds of the ratio by token, in place of the surrogate's; `None`: the surrogate's for all tokens.
+    /// Only surrogates with a clip read them.
+    pub clip: Option<ClipBounds<'a>>,
+    /// Tokens whose ratios the ratio of a sequence is the mean of; `None`: all tokens with a weight. Only
+    /// surrogates of a sequence's ratio read it.
+    pub in_ratio: Option<&'a [bool]>,
+}
+
+/// Lowest and highest ratio that the clip leaves as it is, by token.
+#[derive(Clone, Copy, Debug)]
+pub struct ClipBounds<'a> {
+    /// Lower bounds.
+    pub low: &'a [f32],
+    /// Upper bounds, none below its lower bound.
+    pub high: &'a [f32],
 }
 
 /// Loss of one row and its derivatives, in the row's own indexing (0 where the weight is 0).
@@ -224,13 +244,16 @@ fn check(spec: &LossSpec, row: &RowInputs<'_>) -> Result<(), LossError> {
         return Err(LossError::MissingReference);
     }
     let expected = row.weights.len();
+    let has_entropies = spec.entropy != 0.0 || !row.entropies.is_empty();
     let columns = [
         ("advantages", Some(row.advantages)),
         ("behaviour_logprobs", Some(row.behaviour)),
         ("prox_logprobs", row.prox),
         ("ref_logprobs", row.reference),
         ("logprobs", Some(row.logprobs)),
-        ("entropies", Some(row.entropies)),
+        ("entropies", has_entropies.then_some(row.entropies)),
+        ("clip_low", row.clip.map(|clip| clip.low)),
+        ("clip_high", row.clip.map(|clip| clip.high)),
     ];
     for (field, column) in columns {
         let Some(column) = column else { continue };
@@ -250,7 +273,25 @@ fn check(spec: &LossSpec, row: &RowInputs<'_>) -> Result<(), LossError> {
             });
         }
     }
-    Ok(())
+    if let Some(in_ratio) = row.in_ratio
+        && in_ratio.len() != expected
+    {
+        return Err(LossError::Length {
+            field: "in_ratio",
+            actual: in_ratio.len(),
+            expected,
+        });
+    }
+    let Some(clip) = row.clip else { return Ok(()) };
+    let crossed = |&t: &usize| row.weights[t] != 0.0 && clip.low[t] > clip.high[t];
+    match (0..expected).find(crossed) {
+        None => Ok(()),
+        Some(index) => Err(LossError::ClipOrder {
+            index,
+            low: clip.low[index],
+            high: clip.high[index],
+        }),
+    }
 }
 
 /// Whether the surrogate compares the policy with an older one, so that the `ratio_*` metrics are measured.

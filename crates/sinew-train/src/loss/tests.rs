@@ -1,3 +1,5 @@
+mod surrogates;
+
 use super::*;
 use proptest::prelude::*;
 use serde::Deserialize;
@@ -39,6 +41,8 @@ impl GoldenRow {
             reference: Some(&self.reference),
             logprobs: &self.logprobs,
             entropies: &self.entropies,
+            clip: None,
+            in_ratio: None,
         }
     }
 
@@ -166,6 +170,8 @@ fn clip_by_hand() {
         reference: None,
         logprobs: &logprobs,
         entropies: &[0.0; 5],
+        clip: None,
+        in_ratio: None,
     };
     let got = row_loss(&spec(clip(0.2, 0.2, None)), &row).unwrap();
     assert!(close(got.loss, 0.5 * (-1.0 - 1.2 - 0.5 + 1.5 + 0.8), 1e-6));
@@ -205,6 +211,12 @@ fn at_the_sampling_policy_all_ratio_losses_have_the_reinforce_gradient() {
         Surrogate::Soft {
             tau_pos: 1.0,
             tau_neg: 1.05,
+        },
+        Surrogate::Importance,
+        Surrogate::Dro { beta: 0.5 },
+        Surrogate::SequenceTokenClip {
+            low: 0.2,
+            high: 0.2,
         },
     ] {
         let got = row_loss(&spec(surrogate.clone()), &row.inputs()).unwrap();
@@ -304,6 +316,8 @@ fn specifications_without_meaning_are_refused() {
 fn surrogates() -> impl Strategy<Value = Surrogate> {
     prop_oneof![
         Just(Surrogate::Reinforce),
+        Just(Surrogate::Importance),
+        Just(Surrogate::Dro { beta: 0.3 }),
         Just(clip(0.2, 0.28, None)),
         Just(clip(0.2, 0.2, Some(3.0))),
         Just(Surrogate::SequenceClip {
@@ -429,7 +443,12 @@ fn losses_without_a_bound_let_a_ratio_through() {
         limit: 0.2,
         penalty: 0.0,
     };
-    for surrogate in [clip(0.2, 0.28, None), clipped, region] {
+    for surrogate in [
+        clip(0.2, 0.28, None),
+        clipped,
+        region,
+        Surrogate::Importance,
+    ] {
         let loss = spec(surrogate);
         assert_eq!(loss.ratio_bound(), None, "{loss:?}");
         assert!(
@@ -494,8 +513,8 @@ proptest! {
         }
     }
 
-    /// Central differences with step 1e-3 against the derivative by hand. CISPO is left out: its
-    /// stop-gradient is not a derivative of its value (autograd's vectors cover it).
+    /// Central differences with step 1e-3 against the derivative by hand. CISPO and GSPO-token are left out:
+    /// their stop-gradients are not derivatives of their values (autograd's vectors cover them).
     #[test]
     fn gradients_are_finite_differences(
         surrogate in surrogates(),

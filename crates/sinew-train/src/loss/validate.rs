@@ -79,7 +79,7 @@ fn surrogate(surrogate: &Surrogate) -> Result<(), LossSpecError> {
         require("surrogate.high", high, "a number >= 0", |v| v >= 0.0)
     };
     match *surrogate {
-        Surrogate::Reinforce | Surrogate::CrossEntropy => Ok(()),
+        Surrogate::Reinforce | Surrogate::Importance | Surrogate::CrossEntropy => Ok(()),
         Surrogate::Clip { low, high, dual } => {
             range(low, high)?;
             match dual {
@@ -89,7 +89,9 @@ fn surrogate(surrogate: &Surrogate) -> Result<(), LossSpecError> {
                 None => Ok(()),
             }
         }
-        Surrogate::SequenceClip { low, high } | Surrogate::Cispo { low, high } => range(low, high),
+        Surrogate::SequenceClip { low, high }
+        | Surrogate::SequenceTokenClip { low, high }
+        | Surrogate::Cispo { low, high } => range(low, high),
         Surrogate::Soft { tau_pos, tau_neg } => {
             require("surrogate.tau_pos", tau_pos, "a number > 0", |v| v > 0.0)?;
             require("surrogate.tau_neg", tau_neg, "a number > 0", |v| v > 0.0)
@@ -98,6 +100,7 @@ fn surrogate(surrogate: &Surrogate) -> Result<(), LossSpecError> {
             require("surrogate.limit", limit, "a number > 0", |v| v > 0.0)?;
             require("surrogate.penalty", penalty, "a number >= 0", |v| v >= 0.0)
         }
+        Surrogate::Dro { beta } => require("surrogate.beta", beta, "a number >= 0", |v| v >= 0.0),
     }
 }
 

@@ -64,6 +64,12 @@ impl AdamW {
         }
     }
 
+    /// Bytes of all moments.
+    pub fn bytes(&self) -> usize {
+        let all = self.moments.iter().flat_map(|moments| &moments.values);
+        all.map(|values| size_of_val(&**values)).sum()
+    }
+
     /// Clips the gradients (globally) and applies one update.
     ///
     /// # Errors

@@ -18,6 +18,7 @@ fn row(tokens: &[TokenId], weights: &[f32]) -> TrainRow {
         returns: None,
         teacher_top: None,
         masks: None,
+        routes: Vec::new(),
         oldest_version: PolicyVersion(0),
     }
 }
@@ -58,6 +59,61 @@ fn a_group_computes_its_prompt_once() {
     assert_eq!(batch.items, [item(2, 7), item(3, 8), item(3, 9)]);
     let items: Vec<u32> = batch.rows[1].terms.iter().map(|t| t.item).collect();
     assert_eq!(items, [0, 2], "the common token is one item for both rows");
+}
+
+/// A row that trains its last token, with one expert for each token in one layer; `None`: not recorded.
+fn routed(tokens: &[TokenId], experts: Option<&[u8]>) -> TrainRow {
+    let mut weights = vec![0.0; tokens.len()];
+    weights[tokens.len() - 1] = 1.0;
+    let span = |experts: &[u8]| RouteSpan {
+        start: 0,
+        layers: 1,
+        top_k: 1,
+        wide: false,
+        experts: experts.into(),
+    };
+    let mut row = row(tokens, &weights);
+    row.routes = experts.map(span).into_iter().collect();
+    row
+}
+
+#[test]
+fn prefixes_are_shared_where_their_experts_are_the_same() {
+    let free = RouteTable::FREE;
+    let rows = [
+        routed(&[1, 2, 3, 7], Some(&[5, 6, 7])),
+        routed(&[1, 2, 3, 8], Some(&[5, 6, 9])),
+        routed(&[1, 2, 4, 8], Some(&[5, 0])),
+        routed(&[1, 2, 3, 9], None),
+    ];
+    let packing = pack_routed(&rows, 64, true).unwrap();
+    let [batch] = &packing.micro_batches[..] else {
+        panic!("{packing:?}");
+    };
+    for packed in &batch.rows {
+        assert_eq!(spelled(batch, packed), rows[packed.row].tokens[..3]);
+    }
+    // The row without experts comes first; its token 1 is not that of the three others.
+    assert_eq!(batch.tokens, [1, 2, 3, 1, 2, 4, 2, 3, 3]);
+    let expected = [free, free, free, 5, 0, free, 6, 7, 9];
+    assert_eq!(batch.routes.experts, expected);
+    assert_eq!((batch.routes.layers, batch.routes.top_k), (1, 1));
+    assert_eq!((batch.routes.known, packing.routed_tokens), (5, 5));
+    assert_eq!((batch.packed_tokens, packing.computed_tokens), (9, 9));
+    let flat = pack_routed(&rows, 64, false).unwrap();
+    assert_eq!((flat.computed_tokens, flat.routed_tokens), (12, 8));
+    // Models whose routers choose share all of it.
+    let packing = pack(&rows, 64).unwrap();
+    assert_eq!((packing.computed_tokens, packing.routed_tokens), (4, 0));
+    assert_eq!(packing.micro_batches[0].routes, RouteTable::default());
+    let mut other = routed(&[1, 2], Some(&[5, 6]));
+    other.routes[0].layers = 2;
+    let rows = [rows[0].clone(), other];
+    let refused = pack_routed(&rows, 64, true).unwrap_err().to_string();
+    assert!(
+        refused.contains("2 layers x 1, rows before it of 1 x 1"),
+        "{refused}"
+    );
 }
 
 /// The trie is computed once, whatever the temperatures; what is asked of it is not the same item.
@@ -202,7 +258,7 @@ proptest! {
     fn no_order_of_cuts_computes_less(rows in rows()) {
         // Brute force over all ways to cut the sorted rows, up to 2^9 of them.
         let max_tokens = 14;
-        let sorted = sorted_rows(&rows, max_tokens).unwrap();
+        let sorted = sorted_rows(&rows, max_tokens, false).unwrap();
         prop_assume!(sorted.len() <= 10);
         let size = |r: &Range<usize>| {
             sorted[r.clone()].iter().map(|n| n.tokens.len() - n.shared).sum::<usize>()

@@ -152,6 +152,8 @@ impl Columns {
             reference: self.reference.as_deref(),
             logprobs: &self.logprobs,
             entropies: &self.entropies,
+            clip: None,
+            in_ratio: None,
         }
     }
 

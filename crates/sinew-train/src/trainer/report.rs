@@ -91,6 +91,13 @@ pub struct StepReport {
     /// processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<RankUsage>,
+    /// Share of the trie rows that are computed by recorded experts, 0 to 1; `None` if the policy replays none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routed_share: Option<f64>,
+    /// Mean load-balancing loss of the model's routers over the step's trie rows, which is not a part of
+    /// `loss`; `None` if it is not a part of the gradients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub router_loss: Option<f64>,
     /// Log-probabilities of each row at its trained tokens when it was first trained, in nats, and 0
     /// elsewhere; `None` for a row that was not trained. Empty unless they are kept
     /// ([`Trainer::keep_logprobs`](crate::Trainer::keep_logprobs)).
@@ -119,6 +126,8 @@ impl StepReport {
             gap_max_abs: None,
             seconds: PhaseSeconds::default(),
             ranks: None,
+            routed_share: None,
+            router_loss: None,
             logprobs: Vec::new(),
         }
     }

@@ -372,6 +372,24 @@ fn a_non_finite_gradient_skips_the_update_and_is_counted() {
 }
 
 #[test]
+fn a_policy_without_entropies_trains_and_measures_none() {
+    let config = TrainerConfig::new(64, 0.1);
+    let (mut with, mut without) = (trainer(config), trainer(config));
+    without.policy_mut().has_entropies = false;
+    let rows = batch(with.policy());
+    let (with, report) = (
+        with.step(&rows, &clip()).unwrap(),
+        without.step(&rows, &clip()).unwrap(),
+    );
+    assert!(with.metrics.entropy.is_some() && report.metrics.entropy.is_none());
+    assert_eq!(report.grad_norm, with.grad_norm);
+    let mut bonus = clip();
+    bonus.entropy = 0.01;
+    assert_eq!(without.step(&rows, &bonus), Err(TrainError::NoEntropies));
+    assert_eq!(without.version(), PolicyVersion(1));
+}
+
+#[test]
 fn what_cannot_be_trained_is_refused_before_anything_moves() {
     let mut trainer = trainer(TrainerConfig::new(4, 0.1));
     let rows = batch(trainer.policy());

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod masked;
+mod shared;
 mod temperature;
 
 use sinew_model::{
@@ -20,6 +21,7 @@ use sinew_types::{
     Correction, EpisodeId, KlEstimator, KlSpec, LossSpec, PolicyVersion, Surrogate, TensorSource,
     TokenId, TrainRow,
 };
+use std::sync::Arc;
 
 fn config() -> ModelConfig {
     ModelConfig {
@@ -56,13 +58,21 @@ fn full() -> ModelPolicy {
 }
 
 fn with_adapters() -> ModelPolicy {
+    let lora = random_lora(&[Projection::Q, Projection::V, Projection::Down], 5);
+    adapted(Arc::new(params()), lora)
+}
+
+fn random_lora(targets: &[Projection], seed: u64) -> Lora {
     let lora = LoraConfig {
         rank: 4,
         alpha: 8.0,
-        targets: vec![Projection::Q, Projection::V, Projection::Down],
+        targets: targets.to_vec(),
     };
-    let lora = Lora::random(&lora, &config(), 5).unwrap();
-    ModelPolicy::adapters(params(), lora, "base", 128, Keep::LayerInputs, device()).unwrap()
+    Lora::random(&lora, &config(), seed).unwrap()
+}
+
+fn adapted(params: Arc<Params>, lora: Lora) -> ModelPolicy {
+    ModelPolicy::adapters(params, lora, "base", 128, Keep::LayerInputs, device()).unwrap()
 }
 
 fn trainer(policy: ModelPolicy, settings: TrainerConfig) -> Trainer<ModelPolicy> {
@@ -87,6 +97,7 @@ fn row(tokens: &[TokenId], prompt: usize, weight: f32, advantage: f32) -> TrainR
         returns: None,
         teacher_top: None,
         masks: None,
+        routes: Vec::new(),
         oldest_version: PolicyVersion(0),
     }
 }
@@ -434,6 +445,13 @@ fn model_policies_pass_the_conformance_tests() {
     conformance::policy(with_adapters, &rows, &folder("adapters"));
     let critic = || full().with_critic(ValueHead::random(config().d_model, 3), 10.0);
     conformance::policy(critic, &rows, &folder("critic"));
+    let head = || {
+        let lora = random_lora(&[Projection::O, Projection::Head], 5);
+        let policy = adapted(Arc::new(params()), lora);
+        policy.with_critic(ValueHead::random(config().d_model, 3), 10.0)
+    };
+    conformance::policy(head, &rows, &folder("head"));
+    conformance::policy(|| head().adding_adapters(), &rows, &folder("added"));
 }
 
 #[test]

@@ -4,8 +4,8 @@
 //! limits.
 
 use sinew_assembly::Failure;
-use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision};
-use sinew_recipe::{EngineType, RunPlan};
+use sinew_model::{Activations, Keep, ModelConfig, ParamLayout, Precision, Projection};
+use sinew_recipe::{EngineType, LoraSection, RunPlan};
 use sinew_tensor::KernelSet;
 
 /// Maximum bytes of logits that a pass with gradients keeps.
@@ -36,12 +36,15 @@ fn f32s(config: &ModelConfig) -> u128 {
     ParamLayout::new(config).total() as u128
 }
 
-/// Numbers of adapters on all projections, of which `train.lora.targets` may choose some.
-fn adapters(config: &ModelConfig, rank: usize) -> u128 {
+/// Numbers of adapters on all projections of the layers, of which `train.lora.targets` may choose some, and
+/// on the output matrix if it is named.
+fn adapters(config: &ModelConfig, lora: &LoraSection) -> u128 {
     let c = config;
     let sides =
         2 * (c.d_model + c.q_dim()) + 2 * (c.d_model + c.kv_dim()) + 3 * (c.d_model + c.d_ff);
-    (c.layers * rank) as u128 * sides as u128
+    let has_head = lora.targets.iter().any(|t| t == Projection::Head.name());
+    let head = if has_head { c.d_model + c.vocab } else { 0 };
+    lora.rank as u128 * (c.layers as u128 * sides as u128 + head as u128)
 }
 
 /// An upper bound of what this process holds for `recipe`: rows that a step does not fill are counted as
@@ -58,7 +61,7 @@ pub(super) fn estimate(
     }
     let own = 4 * f32s(config);
     let trained = match &recipe.train.lora {
-        Some(lora) => 4 * adapters(config, lora.rank),
+        Some(lora) => 4 * adapters(config, lora),
         None => own,
     };
     let rows = recipe.train.micro_batch_tokens as u128;
@@ -119,8 +122,37 @@ pub(super) fn own(recipe: &RunPlan) -> Result<u64, Failure> {
     Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
 }
 
+/// The memory of a run whose model is at a Tinker service: of reference and teacher, where they are here.
+fn scorers(recipe: &RunPlan) -> Result<String, Failure> {
+    let vocab = sinew_assembly::service_model(recipe)?.1;
+    let mut need = 0;
+    for (key, source) in sinew_assembly::scoring_sources(recipe) {
+        if !sinew_assembly::is_at_service(&source)? {
+            need += 4 * f32s(&sinew_assembly::check_scoring(key, &source, vocab)?);
+        }
+    }
+    let looked = sinew_telemetry::Memory::look();
+    let installed = looked.map_err(Failure::system)?.installed;
+    let mib = |bytes: u128| bytes.div_ceil(1 << 20);
+    if need <= u128::from(installed) {
+        let need = mib(need);
+        return Ok(format!(
+            "the Tinker service has the model; reference and teacher here {need} MiB"
+        ));
+    }
+    Err(Failure::input(format!(
+        "reference and teacher need {} MiB, this machine has {} MiB\n  hint: name models of the Tinker service, \
+         \"tinker:NAME\"",
+        mib(need),
+        mib(u128::from(installed))
+    )))
+}
+
 /// The memory that a run needs, in words; refused where the machine has less installed.
 pub(crate) fn memory(recipe: &RunPlan) -> Result<String, Failure> {
+    if recipe.tinker().is_some() {
+        return scorers(recipe);
+    }
     let config = sinew_assembly::model_config(recipe)?;
     let mut beside = Vec::new();
     for (key, source) in sinew_assembly::scoring_sources(recipe) {

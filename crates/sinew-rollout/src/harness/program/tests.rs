@@ -45,6 +45,7 @@ fn trace(says: &[&str]) -> Trace {
                 version: PolicyVersion(0),
             }],
             format: None,
+            routes: Vec::new(),
             messages: vec![Message::new(Role::Assistant, *text)],
             tools: Vec::new(),
             finish: None,

@@ -213,8 +213,8 @@ fn rows_with_and_without_masks_are_those_of_each_alone() {
             entropy: Some((&entropy, &d_entropy)),
         };
         let (mut dx, mut dw) = (vec![f32::NAN; 90 * 24], vec![0.5; 2300 * 24]);
-        let (input, dw_out) = (case.input(), Some(&mut dw[..]));
-        linear_logprob_backward(&dev, &input, grad, &mut dx, dw_out, &mut scratch);
+        let (input, head) = (case.input(), of_weights(Some(&mut dw)));
+        linear_logprob_backward(&dev, &input, grad, &mut dx, head, &mut scratch);
         assert_eq!((dx, dw), one, "kept");
     }
 }
