@@ -145,17 +145,19 @@ def run_process(recipe: recipes.Recipe, command: list[str], options, server: Ser
         process = subprocess.Popen(
             command, cwd=options.work, env=env, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True
         )
-        process.stdin.write(recipe.stdin.encode())
-        process.stdin.close()
-        while (code := process.poll()) is None:
-            if time.monotonic() - begin > limit:
+        try:
+            process.stdin.write(recipe.stdin.encode())
+            process.stdin.close()
+            while (code := process.poll()) is None and time.monotonic() - begin < limit:
+                if options.kill_every and time.monotonic() - server.since > options.kill_every:
+                    server.kill()
+                    server.start()
+                time.sleep(0.2)
+        finally:
+            # Over its time, or this program was told to end.
+            if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                break
-            if options.kill_every and time.monotonic() - server.since > options.kill_every:
-                server.kill()
-                server.start()
-            time.sleep(0.2)
     return code, time.monotonic() - begin, server.kills - kills
 
 
@@ -311,6 +313,8 @@ def main() -> None:
         for name in options.names:
             print(f"{name}: " + shlex.join(["python", *command_of(recipes.BY_NAME[name], options.work)[1:]]))
         return
+    # A TERM ends the recipe and the server, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     (options.work / "logs").mkdir(exist_ok=True)
     server = Server(options.url, options.server_command, options.pid_file, options.work / "logs" / "server.log")
     bad = []
