@@ -109,6 +109,7 @@ mod tail;
 #[path = "it/template.rs"]
 mod template;
 #[path = "it/tinker_client.rs"]
+mod tinker;
 mod tinker_client;
 #[path = "it/torch.rs"]
 mod torch;
