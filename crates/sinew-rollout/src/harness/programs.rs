@@ -251,6 +251,8 @@ fn variables(base_url: &str, api_key: &str, task: &Task) -> Vec<(String, String)
         ("OPENAI_API_KEY", api_key),
         ("ANTHROPIC_BASE_URL", origin),
         ("ANTHROPIC_API_KEY", api_key),
+        ("GOOGLE_GEMINI_BASE_URL", origin),
+        ("GEMINI_API_KEY", api_key),
         ("SINEW_TASK", &task.prompt),
         ("SINEW_TASK_ID", task.id.as_str()),
         ("SINEW_TASK_KIND", &task.kind),
@@ -309,6 +311,8 @@ mod tests {
         };
         assert_eq!(get("OPENAI_BASE_URL"), "http://127.0.0.1:5/r/e/v1");
         assert_eq!(get("ANTHROPIC_BASE_URL"), "http://127.0.0.1:5/r/e");
+        assert_eq!(get("GOOGLE_GEMINI_BASE_URL"), "http://127.0.0.1:5/r/e");
+        assert_eq!(get("GEMINI_API_KEY"), "key");
         assert_eq!(
             (get("OPENAI_API_KEY"), get("ANTHROPIC_API_KEY")),
             ("key", "key")
