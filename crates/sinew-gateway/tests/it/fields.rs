@@ -183,7 +183,27 @@ fn other_dialects() -> Vec<(&'static str, Value, Vec<&'static str>)> {
         ]},
         "betas": ["x"],
     });
+    let google = json!({
+        "contents": [{"parts": [{"text": "x", "partMetadata": {"a": 1}}]}], "labels": {"a": "b"},
+        "tools": [{"googleSearch": {}}, {"codeExecution": {}}],
+        "safetySettings": [{"category": "c", "threshold": "t"}], "serviceTier": "flex",
+        "generationConfig": {"thinkingConfig": {"thinkingBudget": 7, "thinkingLevel": "LOW"}},
+        "mood": "good",
+    });
     vec![
+        (
+            "/v1beta/models/m:generateContent",
+            google,
+            vec![
+                "contents[].parts[].partMetadata",
+                "generationConfig.thinkingConfig.thinkingLevel",
+                "mood",
+                "safetySettings",
+                "serviceTier",
+                "tools[].type=codeExecution",
+                "tools[].type=googleSearch",
+            ],
+        ),
         (
             "/responses",
             responses,

@@ -254,10 +254,10 @@ fn golden_stream() {
     );
     let part = |event: &Value| event["candidates"][0]["content"]["parts"][0].clone();
     assert_eq!(
-        part(said[2])["thoughtSignature"],
+        part(&said[2])["thoughtSignature"],
         signature::write("A sum.")
     );
-    assert_eq!(part(said[3]).get("thoughtSignature"), None);
+    assert_eq!(part(&said[3]).get("thoughtSignature"), None);
     let last = &said[4]["candidates"][0];
     assert_eq!(last["finishReason"], "STOP");
     assert_eq!(said[4]["usageMetadata"]["candidatesTokenCount"], 24);
