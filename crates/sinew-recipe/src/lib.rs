@@ -78,7 +78,7 @@ pub use env::{EnvMember, EnvSection, World};
 pub use error::RecipeError;
 pub use eval::EvalPlan;
 pub use harness::{
-    CommandSection, FunctionSection, HarnessLevel, HarnessSection, LiveSection, ScoredBy,
+    AGENTS_INSIDE, CliAgent, CliSection, CommandSection, FunctionSection, HarnessLevel, HarnessSection, LiveSection, ScoredBy,
     ServiceSection,
 };
 pub use inputs::MissingInput;
