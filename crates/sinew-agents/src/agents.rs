@@ -28,8 +28,8 @@ impl Dialect {
     }
 }
 
-/// Limits within which an agent works on a task of some dozen turns. They hold for the agent with all programs
-/// that it runs.
+/// Limits within which an agent works on a task of some dozen turns. They hold for the agent with all
+/// programs that it runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Needs {
     /// Memory in MiB.

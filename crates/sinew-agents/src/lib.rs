@@ -1,7 +1,7 @@
 //! Coding agents from npm and PyPI as data: how each is installed, pointed at the gateway, and read.
 //!
-//! An agent is a folder of `agents/`: a shell script that starts it on one task, and the lock of its packages.
-//! [`AGENTS`] adds the facts that programs need: its API, its usual limits, the form of its output.
+//! An agent is a folder of `agents/`: a shell script that starts it on one task, and the lock of its
+//! packages. [`AGENTS`] adds the facts that programs need: its API, its usual limits, the form of its output.
 //!
 //! | variable of a script | meaning |
 //! |---|---|

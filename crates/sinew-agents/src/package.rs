@@ -12,7 +12,7 @@ pub enum Manager {
     Pip { requirements: &'static str },
 }
 
-/// What is installed into one folder, with everything that it needs.
+/// A program with everything that it needs, installed into one folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Package {
     /// Name of the folder.

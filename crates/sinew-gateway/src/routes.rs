@@ -16,10 +16,9 @@
 //! | `/r/{id}/v1beta/models`, `/r/{id}/v1beta/models/{name}` | GET | the rollout's key | `google_models`, `google_model` |
 //! | `/r/{id}/v1beta/models/{name}:{method}` | POST | the rollout's key | `google_call` |
 //!
-//! A path `/v1/...` or `/v1beta/...` with the fixed key of
-//! [`GatewayConfig::api_key`](crate::GatewayConfig) is that of a rollout of its conversation
-//! ([`crate::fixed_key`]). Else it is that of the rollout whose key, or trace id in `traceparent`, the request
-//! has: one client with one base URL serves many rollouts.
+//! A path `/v1/...` or `/v1beta/...` with the fixed key of [`GatewayConfig::api_key`](crate::GatewayConfig)
+//! is that of a rollout of its conversation ([`crate::fixed_key`]). Else it is that of the rollout whose
+//! key, or trace id in `traceparent`, the request has: one client with one base URL serves many rollouts.
 //!
 //! Secrets are read from `Authorization: Bearer KEY`, `x-api-key` or `x-goog-api-key`, and on paths of
 //! Google's API from `?key=KEY`. Authorization comes before the body is read. Errors of model calls have the
@@ -117,10 +116,6 @@ pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
         .route("/r/{id}", only("GET", get(alive)))
         .route("/r/{id}/v1", only("GET", get(alive)))
         .route("/v1/models", only("GET", get(plain_models)))
-        .route(
-            "/v1/models/{*name}",
-            only("GET or POST", get(plain_model).post(plain_google_call)),
-        )
         .route("/v1/chat/completions", plain(&Chat))
         .route("/v1/completions", plain(&Completions))
         .route("/v1/responses", plain(&Responses))
@@ -132,10 +127,6 @@ pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
             only("POST", post(plain_count)),
         )
         .route("/r/{id}/v1/models", only("GET", get(models)))
-        .route(
-            "/r/{id}/v1/models/{*name}",
-            only("GET or POST", get(one_model).post(google_call)),
-        )
         .route("/r/{id}/v1/chat/completions", model(&Chat))
         .route("/r/{id}/v1/completions", model(&Completions))
         .route("/r/{id}/v1/responses", model(&Responses))
@@ -151,9 +142,18 @@ pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
         .fallback(unknown)
 }
 
-/// The paths of Google's API. Its clients put `/v1beta` after their base URL, which may end in `/v1`.
+/// The paths of Google's API, which has the models of OpenAI's as well. Its clients put `/v1beta` after their
+/// base URL, which may end in `/v1`.
 fn google_routes() -> Router<Service> {
     let mut routes = Router::new()
+        .route(
+            "/v1/models/{*name}",
+            only("GET or POST", get(plain_model).post(plain_google_call)),
+        )
+        .route(
+            "/r/{id}/v1/models/{*name}",
+            only("GET or POST", get(one_model).post(google_call)),
+        )
         .route("/v1beta/models", only("GET", get(plain_google_models)))
         .route(
             "/v1beta/models/{*name}",

@@ -187,7 +187,8 @@ pub struct CliSection {
     /// Place of the agent.
     #[serde(default)]
     pub level: HarnessLevel,
-    /// Image at level `container`, as `sandbox.image`; it needs a shell, and the C library of Debian or Ubuntu.
+    /// Image at level `container`, as `sandbox.image`; it needs a shell, and the C library of Debian or
+    /// Ubuntu.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// Wall time of one run, in seconds.

@@ -78,8 +78,8 @@ pub use env::{EnvMember, EnvSection, World};
 pub use error::RecipeError;
 pub use eval::EvalPlan;
 pub use harness::{
-    AGENTS_INSIDE, CliAgent, CliSection, CommandSection, FunctionSection, HarnessLevel, HarnessSection, LiveSection, ScoredBy,
-    ServiceSection,
+    AGENTS_INSIDE, CliAgent, CliSection, CommandSection, FunctionSection, HarnessLevel,
+    HarnessSection, LiveSection, ScoredBy, ServiceSection,
 };
 pub use inputs::MissingInput;
 pub use judge::{
@@ -170,6 +170,8 @@ pub struct RunPlan {
 
 #[cfg(test)]
 mod chain_tests;
+#[cfg(test)]
+mod cli_tests;
 #[cfg(test)]
 mod inputs_tests;
 #[cfg(test)]

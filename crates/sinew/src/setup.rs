@@ -1,10 +1,10 @@
 //! `sinew setup`: installs parts that are not in this program: the Python environment of the trainer with
 //! PyTorch here, coding agents in `agents.rs`.
 //!
-//! The environment is separate from those of engines, whose pins of torch conflict. It is made and tried under
-//! `DIR.part` and renamed at its end, so that `DIR` never holds half of one. An environment contains its own
-//! path in its scripts, which are rewritten before the rename. A lock keeps a second call away meanwhile. The
-//! rest of a killed call under `DIR.part` is removed by the next one.
+//! The environment is separate from those of engines, whose pins of torch conflict. It is made and tried
+//! under `DIR.part` and renamed at its end, so that `DIR` never holds half of one. An environment contains
+//! its own path in its scripts, which are rewritten before the rename. A lock keeps a second call away
+//! meanwhile. The rest of a killed call under `DIR.part` is removed by the next one.
 
 mod agents;
 

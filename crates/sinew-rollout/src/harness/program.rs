@@ -14,9 +14,9 @@
 //! | the sandbox failed | failed, as the sandbox's |
 //! | no grade in time | failed, as the environment's |
 //!
-//! The answer of a program that is trusted with its own score is not graded: the reported score is used. The
-//! answer of a coding agent is its last message, read from its own form of output; an end by a limit of its own
-//! truncates the episode.
+//! The answer of a program that is trusted with its own score is not graded: the reported score is used.
+//! The answer of a coding agent is its last message, read from its own form of output; an end by a limit of
+//! its own truncates the episode.
 
 use super::error::ProgramError;
 use super::model_server::ModelServer;
@@ -154,13 +154,7 @@ impl ProgramHarness {
             Err(ProgramError::Sandbox(e)) => return Err((sandbox_kind(&e), e.to_string())),
             Err(e) => return Err(harness(&e)),
         };
-        let agent = self.programs.agent();
-        let told = agent.map(|agent| agent.end(&ended.stdout));
-        if told.as_ref().is_some_and(|told| told.cut) && trace.end == EpisodeEnd::Terminated {
-            trace.end = EpisodeEnd::Truncated {
-                limit: Limit::Turns,
-            };
-        }
+        let told = agent_end(&self.programs, &ended, &mut trace);
         if let Some(why) = failure(&ended, told.as_ref(), &trace) {
             trace.end = EpisodeEnd::Failed {
                 kind: FailureKind::Harness,
@@ -180,6 +174,17 @@ impl ProgramHarness {
         grade(parts, spec, options.score_timeout, &mut trace, &answer).await;
         Ok(trace)
     }
+}
+
+/// Reads the end of a coding agent; `None` for another program. A limit of its own truncates the episode.
+fn agent_end(programs: &Programs, ended: &ProgramEnd, trace: &mut Trace) -> Option<AgentEnd> {
+    let told = programs.agent()?.end(&ended.stdout);
+    if told.cut && trace.end == EpisodeEnd::Terminated {
+        trace.end = EpisodeEnd::Truncated {
+            limit: Limit::Turns,
+        };
+    }
+    Some(told)
 }
 
 /// Returns the messages on the path to the last turn: prompt, turns and observations in order.

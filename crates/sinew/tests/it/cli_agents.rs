@@ -72,13 +72,11 @@ fn call(agent: &Agent, command: &str) -> String {
         argument,
         list,
     } = shell(agent);
-    let command = if list {
-        json!([command])
+    let arguments = if list {
+        json!({argument: [command]})
     } else {
-        json!(command)
+        json!({argument: command, "description": "says a word"})
     };
-    let mut arguments = json!({"description": "says a word"});
-    arguments[argument] = command;
     let call = json!({"name": tool, "arguments": arguments});
     format!("<tool_call>\n{call}\n</tool_call>")
 }

@@ -359,15 +359,15 @@ fn settings_are_read() {
     );
 }
 
-#[test]
-fn wrong_requests_are_refused_by_name() {
+/// Requests that are wrong, and the field that is named.
+fn wrong_requests() -> Vec<(Value, &'static str)> {
     let with = |field: &str, value: Value| {
         let mut body = json!({"contents": [user("x")]});
         body[field] = value;
         body
     };
     let config = |value: Value| with("generationConfig", value);
-    for (body, param) in [
+    vec![
         (json!({}), "contents"),
         (with("contents", json!([])), "contents"),
         (with("contents", json!("x")), "contents"),
@@ -426,7 +426,12 @@ fn wrong_requests_are_refused_by_name() {
             ),
             "toolConfig.functionCallingConfig",
         ),
-    ] {
+    ]
+}
+
+#[test]
+fn wrong_requests_are_refused_by_name() {
+    for (body, param) in wrong_requests() {
         let error = read(&body).unwrap_err();
         assert_eq!(
             (error.status, error.param.as_deref()),
