@@ -93,8 +93,8 @@ enum Command {
         after_help = "Example: sinew doctor\nExit codes: 0 a first run works here; 3 something that it needs is missing, and is named"
     )]
     Doctor(doctor::DoctorArgs),
-    /// Make the environment of a part that is not in this program: PyTorch
-    #[command(after_help = "Example: sinew setup torch")]
+    /// Install a part that is not in this program: PyTorch, coding agents
+    #[command(after_help = "Examples: sinew setup torch\n          sinew setup agents claude-code")]
     Setup(setup::SetupArgs),
     /// Refuse now what would fail later: recipe, model, template, sandbox, disk
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
