@@ -423,6 +423,7 @@ fn rollout(parts: &EpisodeParts, options: &EpisodeOptions, spec: &EpisodeSpec) -
         max_turns: Some(options.limits.max_turns),
         max_context_tokens: Some(options.limits.max_context_tokens),
         agent_scores: false,
+        thinking: Some(options.thinking),
     }
 }
 

@@ -94,6 +94,7 @@ pub use references::{CHAIN_FILE, RUN};
 pub use reward::{LimitedTerm, RewardSection, RewardServerPlan, RewardTable, RewardTerm};
 pub use rollout::{
     AdmissionSection, Changed, CrossPolicySection, Order, ResumeEpisodes, RolloutPlan,
+    ThinkingHistory,
 };
 pub use sandbox::{ContainerEngine, LEVEL_NAMES, Level, SandboxPlan};
 pub use schema::{json_schema, markdown};

@@ -19,3 +19,4 @@ mod scores;
 mod sdk;
 mod structured;
 mod support;
+mod thinking;

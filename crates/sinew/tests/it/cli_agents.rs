@@ -357,6 +357,7 @@ fn in_the_sandbox(agent: &Agent, packages: &Path, turns: usize) {
         sampling: SamplingParams::default(),
         chunk_tokens: None,
         replay_always: false,
+        thinking: sinew_types::Thinking::Kept,
         boot_timeout: limit,
         timeout: limit,
         score_timeout: limit,

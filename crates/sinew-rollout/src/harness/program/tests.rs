@@ -51,6 +51,7 @@ fn trace(says: &[&str]) -> Trace {
             finish: None,
             process_reward: 0.0,
             state_hash: None,
+            branch: None,
         })
         .collect();
     trace
