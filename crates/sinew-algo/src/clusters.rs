@@ -347,7 +347,8 @@ mod tests {
             "{}",
             of.points()
         );
-        assert_eq!(Paired::of([(&one[..], &[][..])]), None);
+        let none: [f64; 0] = [];
+        assert_eq!(Paired::of([(&one[..], &none[..])]), None);
     }
 
     /// Binomial tails: 2 * P(X <= 1 | 10) = 22/1024, and a table of Fagerland et al. 2013 in exact form.

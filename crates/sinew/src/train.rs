@@ -9,6 +9,7 @@
 //! | field | content |
 //! |---|---|
 //! | `eval.before`, `eval.after` | `null` without held-out tasks, else averages over their episodes: `success`, `reward`, `turns`, `sampled_tokens`, `success_interval` (Wilson, 95 %, `of` scored episodes), metrics; `by_env` has the same for each `[[env]]` |
+//! | `eval.gain` | gain of success with its 95 % interval, paired by task: `sampled`, `greedy`, `by_env`; `null` without held-out tasks |
 //! | `wall_s` | wall time of the run, in seconds |
 //! | `samples` | episodes trained, dropped for a reason, trained twice, lost |
 //! | `tokens` | what became of each sampled token |
@@ -100,7 +101,11 @@ pub(crate) fn train(
         crate::output::print(&summary.text());
     }
     let last = serde_json::json!({
-        "eval": { "before": measured(&ended.before), "after": measured(&ended.after) },
+        "eval": {
+            "before": measured(&ended.before),
+            "after": measured(&ended.after),
+            "gain": ended.gain,
+        },
         "wall_s": ended.wall_s,
         "samples": ended.samples,
         "tokens": ended.tokens,
