@@ -7,6 +7,7 @@ mod bad_input;
 mod call_ends;
 mod clients;
 mod dialects;
+mod echo;
 mod fields;
 mod frameworks;
 mod http;
