@@ -103,7 +103,7 @@ pub use torch::torch_variables;
 
 use learner::LearnerParts;
 use run_pins::RunPins;
-use sinew_env::{EnvFactory, Taskset};
+use sinew_env::{EnvFactory, Split, Taskset};
 use sinew_judge::Bench;
 use sinew_orchestrator::{Bus, Goal, RunEvent};
 use sinew_pipeline::{
@@ -240,6 +240,9 @@ pub fn pipeline(
     let in_run = env::in_run(recipe, dir.path());
     let world = env::world_with(&in_run, &session.tasks, &session.bench)?;
     let (taskset, envs) = (world.taskset, world.envs);
+    if how.goal == Goal::Train {
+        check_training_tasks(recipe, taskset.as_ref())?;
+    }
     let data = plan::dataset(recipe, renderer.as_ref())?;
     let digest = data.as_ref().map(Dataset::digest);
     pins.inputs(recipe, envs.as_ref(), &session, digest)?;
@@ -297,6 +300,20 @@ pub fn pipeline(
         started: session.started,
     };
     Ok((pipeline, renderer))
+}
+
+/// Refuses to run training episodes of tasks that are all held out.
+fn check_training_tasks(recipe: &RunPlan, taskset: &dyn Taskset) -> Result<(), Failure> {
+    let runs = recipe.data.is_none() && recipe.harness.live().is_none();
+    if runs && taskset.is_empty(Split::Train) {
+        return Err(Failure::input(format!(
+            "tasks: all tasks of `{}` are held out, so there are none to train on
+  hint: `sinew eval` measures them; \
+             to train, set tasks.held_out below 1",
+            taskset.name()
+        )));
+    }
+    Ok(())
 }
 
 /// Returns the renderer of a run. The folder of the run keeps a copy from then on.

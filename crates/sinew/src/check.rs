@@ -504,6 +504,12 @@ fn counts(recipe: &RunPlan, tasks: &sinew_assembly::Tasks) -> Result<String, Fai
             taskset.name()
         )));
     }
+    if train == 0 {
+        return Ok(format!(
+            "{}: {held_out} held out, none to train on: only `sinew eval` runs it{left_out}{notes}",
+            taskset.name()
+        ));
+    }
     if recipe.rollout.tasks_per_step > train {
         return Err(Failure::input(format!(
             "rollout.tasks_per_step = {}: allowed: up to {train}, the training tasks of `{}`",

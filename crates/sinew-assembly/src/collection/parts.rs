@@ -9,7 +9,8 @@ use crate::run_pins::RunPins;
 use crate::servers::{sampling_engine, serve_engine};
 use crate::start_model::StartShape;
 use crate::{
-    Session, describe, device, engine, episode_parts, groups, plan, run_info, source, store,
+    Session, check_training_tasks, describe, device, engine, episode_parts, groups, plan, run_info,
+    source, store,
 };
 use sinew_orchestrator::RunEvent;
 use sinew_pipeline::{ChangedParts, EngineRollouts, RolloutParts, Rollouts};
@@ -103,6 +104,7 @@ pub fn collection(
     let store = store::open_store(&recipe.store, session.dir)?.traces;
     let model = model_config(&pins.plan)?;
     check_context(recipe.rollout.max_context_tokens, model.max_context)?;
+    check_training_tasks(recipe, world.taskset.as_ref())?;
     let draws = plan::draws(recipe, world.taskset.as_ref())?;
     let pinned = pins.plan.clone();
     let rewards = pins.rewards(recipe);
