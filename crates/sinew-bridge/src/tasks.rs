@@ -25,8 +25,8 @@ impl PythonTasks {
     /// multiple of 20 is held out if there is no parameter `split`. It blocks the thread.
     ///
     /// # Errors
-    /// If the class has no `tasks`, it raises an error, a row is neither text nor an object, or no row is held
-    /// out. There may be none to train on: then the tasks are only measured.
+    /// If the class has no `tasks`, it raises an error, a row is neither text nor an object, or no row is
+    /// held out. There may be none to train on: then the tasks are only measured.
     pub fn read(
         workers: &PythonWorkers,
         target: usize,

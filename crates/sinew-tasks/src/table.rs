@@ -32,8 +32,8 @@ pub enum Splits {
     /// or `dev…`, or that of [`Source::Split`]. Other sources hold out 5 % of the rows, like
     /// [`Splits::Share`].
     Given,
-    /// Share of the rows, chosen by the hash of their prompts, above 0. With 1 there are none to train on: the
-    /// tasks are only measured. Refused for a source that has a separate held-out split.
+    /// Share of the rows, chosen by the hash of their prompts, above 0. With 1 there are none to train on:
+    /// they are measured only. Refused for a source that has a separate held-out split.
     Share(f64),
     /// Separate rows.
     Own(Source),
