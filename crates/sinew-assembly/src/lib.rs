@@ -22,6 +22,7 @@
 //! | `store` | `store` | traces |
 //! | `queue` | `data`, `reward` | queues of episodes, what scores their rows |
 //! | `collect` | all but those of training | collections |
+//! | `measure` | all but those of training | measurements of held-out tasks |
 //! | `replay`, `repeat` | all | episodes that are run again, steps that are done again |
 //! | `plan` | all | options of the loop and its parts |
 //!
@@ -50,6 +51,7 @@ mod learner;
 pub mod levels;
 mod lineage;
 mod live;
+mod measure;
 mod model;
 mod plan;
 mod publish;
@@ -79,6 +81,9 @@ pub use harness::{asks_model, check as check_harness, program_harness};
 pub use judge::{judge, server_config};
 pub use learner::train_worker;
 pub use live::ServeAt;
+pub use measure::{
+    MeasureOptions, Measurement, dataset_files, measure, measurement, spread, trained_prompts,
+};
 pub use model::{
     chat_renderer, check_context, keep_renderer, loaded_params, model_config, renderer,
     renderer_of, resolve_env,

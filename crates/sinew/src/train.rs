@@ -64,6 +64,18 @@ pub(crate) struct TrainOptions {
     pub(crate) typed: String,
     /// Signals so far, where the command runs more than this; `None`: they are counted here.
     pub(crate) signals: Option<watch::Receiver<u32>>,
+    /// How an interrupted command continues, where that is not with the recipe in the folder.
+    pub(crate) go_on: Option<String>,
+}
+
+impl TrainOptions {
+    /// The end of an interrupted command.
+    fn interrupted(&self, dir: &RunDir) -> Failure {
+        match &self.go_on {
+            Some(text) => Failure::Interrupt(format!("interrupted; {text}")),
+            None => Failure::interrupt(self.command, dir.path(), &self.typed),
+        }
+    }
 }
 
 /// Result of a command that has ended.
@@ -308,7 +320,7 @@ pub(crate) fn in_session<T>(
     let ended = work(session).and_then(|ended| {
         ended.map_err(|e| match (e.is_interrupt(), bench.spent()) {
             (true, Some(why)) => Failure::spent(why, options.command, dir.path()),
-            (true, None) => Failure::interrupt(options.command, dir.path(), &options.typed),
+            (true, None) => options.interrupted(dir),
             (false, _) => e.into(),
         })
     });
