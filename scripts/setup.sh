@@ -67,6 +67,8 @@ install .cache/venv-reasoning examples/requirements-reasoning.txt
 # PyTorch for the trainer's processes: 4.4 GB, nearly all of it CUDA, as the package index has no build for CPUs only.
 # Triton compiles for GPUs: without it, there is a gigabyte less to unpack.
 install .cache/venv-torch python/tests/torch/requirements.txt --override python/tests/torch/overrides.txt
+# The Tinker SDK and its cookbook, on the PyTorch above.
+scripts/tinker_cookbook/setup.sh
 # Packages of other projects whose environments and clients are bridged.
 scripts/bridges.sh small
 if ! cmp -s examples/ai_sdk/package-lock.json examples/ai_sdk/node_modules/installed.json; then

@@ -1,4 +1,5 @@
-//! The engine that generates tokens: in this process, twice for cross-policy sampling, or servers.
+//! The engine that generates tokens: in this process, twice for cross-policy sampling, servers, or a Tinker
+//! service.
 //!
 //! An engine of this process copies the weights of the learner, since generation packs them for its own
 //! kernels. Servers get them over a folder before the first token.
@@ -8,7 +9,7 @@ use crate::failure::Failure;
 use crate::first_weights::FirstWeights;
 use crate::model::model_files;
 use crate::start_model::StartShape;
-use crate::{clock, servers};
+use crate::{clock, servers, tinker};
 use sinew_grammar::Grammars;
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};
 use sinew_model::{InferModel, ModelConfig, ModelFiles};
@@ -34,6 +35,12 @@ pub(crate) fn grammars(
         compiled.map_err(|e| Failure::input(format!("rollout.format: {e}")))?;
     }
     Ok(grammars)
+}
+
+/// Bytes of each token, by which engines find stop strings.
+pub(crate) fn token_bytes(renderer: &dyn Renderer) -> TokenBytes {
+    let ids = 0..renderer.vocab_size() as u32;
+    TokenBytes::new(ids.map(|id| renderer.token_bytes(id).unwrap_or_default()))
 }
 
 /// A model for an engine of this process.
@@ -68,9 +75,7 @@ pub(crate) fn embedded(
     .map_err(|e| failed(&e))?;
     let forward =
         ModelForward::new(device.clone(), model, section.kv_tokens).map_err(|e| failed(&e))?;
-    let bytes = (0..renderer.vocab_size() as u32)
-        .map(|id| renderer.token_bytes(id).unwrap_or_default())
-        .collect::<Vec<_>>();
+    let bytes = token_bytes(renderer);
     let config = EngineConfig {
         scheduler: SchedulerConfig {
             max_num_seqs: section.max_num_seqs,
@@ -81,7 +86,7 @@ pub(crate) fn embedded(
         max_waiting: rollout.max_in_flight.max(4096),
         version,
     };
-    let (bytes, grammars) = (TokenBytes::new(bytes), Arc::clone(grammars));
+    let grammars = Arc::clone(grammars);
     EmbeddedEngine::with_formats(forward, config, Some(bytes), Some(grammars), clock())
         .map_err(|e| failed(&e))
 }
@@ -120,6 +125,9 @@ pub(crate) fn engines(
     if recipe.engine.kind == EngineType::Openai {
         // The servers have their own weights, and are measured with them.
         return Ok((servers::sampling_engine(&recipe.engine, renderer)?, None));
+    }
+    if recipe.engine.kind == EngineType::Tinker {
+        return Ok((tinker::engine(recipe, shape.vocab, weights)?, None));
     }
     if recipe.engine.kind != EngineType::Embedded {
         let base = match model_files(&recipe.model)? {

@@ -369,6 +369,7 @@ fn rollout(parts: &EpisodeParts, options: &EpisodeOptions, spec: &EpisodeSpec) -
         run: trace.origin.run,
         draw: trace.origin.draw,
         purpose: trace.origin.purpose,
+        adapter: trace.provenance.adapter.clone(),
         external: None,
         provenance: trace.provenance,
         seed: spec.seed,

@@ -10,6 +10,7 @@ use crate::lineage::{self, SessionOrigin};
 use crate::model::{loaded_params, renderer};
 use crate::run_pins::RunPins;
 use crate::start_model::{StartShape, StartWeights};
+use crate::tinker::{self, TinkerParts};
 use crate::torch::{self, EngineSlot, TorchParts};
 use crate::{Session, clock, plan, scoring, servers};
 use sinew_algo::Algorithm;
@@ -87,6 +88,19 @@ pub(crate) fn begin(
                 turns: begun.turns,
                 ..started
             })
+        }
+        StartWeights::Service(service) => {
+            let parts = TinkerParts {
+                recipe,
+                pinned: &pins.plan,
+                device,
+                start: service,
+                shape: parts.shape,
+                needs,
+            };
+            let (trainer, scorers) = tinker::trainer(parts)?;
+            let learner = PolicyLearner::new(config, trainer, scorers, files)?;
+            start(learner, fence, recipe, pins, session)
         }
         StartWeights::Params(params) => {
             let scorers = scoring::scoring_models(&pins.plan, needs, device, &params)?;

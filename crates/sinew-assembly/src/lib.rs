@@ -16,6 +16,7 @@
 //! | `engine`, `servers` | `engine` | what generates tokens |
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
 //! | `learner` | `train`, `critic` | the trainer |
+//! | `tinker` | `trainer`, `engine` | training and sampling at a Tinker service |
 //! | `lineage` | all | the lineage of the weights that a session publishes |
 //! | `source` | `data` | training data that exists already |
 //! | `judge` | `judge` | models that grade, for `reward` |
@@ -25,6 +26,7 @@
 //! | `measure` | all but those of training | measurements of held-out tasks |
 //! | `replay`, `repeat` | all | episodes that are run again, steps that are done again |
 //! | `plan` | all | options of the loop and its parts |
+//! | `tinker_service` | `trainer`, `engine` | the desk of a Tinker service |
 //!
 //! A function takes the tables that it uses where they are one or two, and the whole plan otherwise.
 //!
@@ -35,6 +37,7 @@
 //! - Every part is made once, and ends with the run; sandboxes are started only for those that need them.
 //! - A failure has one of three causes: the recipe, the machine, or something outside.
 
+mod adapter;
 mod admission;
 pub mod collection;
 mod device;
@@ -69,9 +72,12 @@ mod source;
 mod start_model;
 mod step_changes;
 mod store;
+mod tinker;
+mod tinker_service;
 mod token;
 mod torch;
 
+pub use adapter::AdapterFolder;
 pub use collection::{CollectOptions, check_collect, collection};
 pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
@@ -101,13 +107,16 @@ pub use shape::{model_shape, scoring_shape};
 pub use source::{check_gold, check_pool, check_queue, data_queue};
 pub use step_changes::{StepChange, step_changes};
 pub use store::disk_store;
+pub use tinker::{check_service, is_at_service, key as service_key, service_model};
+pub use tinker_service::{TenantSection, TinkerFile, TinkerOptions, tinker_desk};
 
 pub use failure::Failure;
 pub use token::{read_token, token_of};
 pub use torch::torch_variables;
 
+use adapter::MeasuredAdapter;
 use learner::LearnerParts;
-use run_pins::RunPins;
+use run_pins::{ADAPTER, DATA, RunPins};
 use sinew_env::{EnvFactory, Split, Taskset};
 use sinew_judge::Bench;
 use sinew_orchestrator::{Bus, Goal, RunEvent};
@@ -235,11 +244,12 @@ fn episode_parts(
 /// engine, which copies them, comes last.
 pub fn pipeline(
     recipe: &RunPlan,
-    how: Invocation,
+    how: Invocation<'_>,
     session: Session<'_>,
 ) -> Result<(Pipeline, Arc<dyn Renderer>), Failure> {
     let dir = session.dir;
     let device = device()?;
+    let adapter = how.adapter.map(MeasuredAdapter::read).transpose()?;
     let mut pins = RunPins::weights(recipe, &session)?;
     let renderer = kept(recipe, how.goal, dir)?;
     let in_run = env::in_run(recipe, dir.path());
@@ -250,7 +260,9 @@ pub fn pipeline(
     }
     let data = plan::dataset(recipe, renderer.as_ref())?;
     let digest = data.as_ref().map(Dataset::digest);
-    pins.inputs(recipe, envs.as_ref(), &session, digest)?;
+    let adapted = adapter.as_ref().map(MeasuredAdapter::digest);
+    let outside = [(DATA, digest), (ADAPTER, adapted)];
+    pins.inputs(recipe, envs.as_ref(), &session, outside)?;
     let rewards = pins.rewards(recipe);
     let mut store = store::open_for(how.goal, &recipe.store, dir)?;
     let (weights, shape) = start_model(&pins.plan, renderer.as_ref(), dir.path())?;
@@ -269,17 +281,14 @@ pub fn pipeline(
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, shape.vocab)?;
     let own = engine::threads(recipe, &device);
     let (shown, path) = (renderer.as_ref(), dir.path());
-    let run = run_info(recipe, path, envs.as_ref(), shown, &own, rewards);
-    let gold = source::Gold {
-        taskset: &taskset,
-        envs: &envs,
-        renderer: &renderer,
-        run: run.clone(),
-    };
+    let mut run = run_info(recipe, path, envs.as_ref(), shown, &own, rewards);
+    run.provenance.adapter = adapter.as_ref().map(|a| a.name.clone());
+    let gold = source::Gold::new(&taskset, &envs, &renderer, run.clone());
     let source = source::source(recipe, data, gold, &grammars, &session)?;
     let mut late = late(recipe, &session);
     let first = &begun.first;
     let (engine, cross) = engine::engines(recipe, &own, &renderer, &grammars, &shape, first)?;
+    adapter.map_or(Ok(()), |a| a.load(engine.as_ref()))?;
     let wait = world.sandbox_wait;
     let episode = episode_parts(recipe, &session, run, &engine, &renderer, envs, wait)?;
     let transport = publish::transport(recipe, engine, begun.first, begun.turns, &session)?;

@@ -15,8 +15,8 @@ pub(crate) struct SessionOrigin {
 }
 
 /// The lineage of a session. Trainers that repeat their bits have one for each recipe, so that a resumed run
-/// continues it. PyTorch on a GPU does not: a version that it computes again has other bits than the one that
-/// sampled, and each session has its own lineage.
+/// continues it. PyTorch on a GPU and Tinker services do not: a version that they compute again has other
+/// bits than the one that sampled, and each session has its own lineage.
 ///
 /// # Errors
 /// If the recipe cannot be written as text.
@@ -26,7 +26,8 @@ pub(crate) fn of_session(
     origin: SessionOrigin,
 ) -> Result<Lineage, Failure> {
     let hash = dir.portable(recipe).hash().map_err(Failure::system)?;
-    let repeats = recipe.torch().is_none_or(|trainer| trainer.deterministic);
+    let torch = recipe.torch();
+    let repeats = recipe.tinker().is_none() && torch.is_none_or(|trainer| trainer.deterministic);
     Ok(lineage(&hash, (!repeats).then_some(origin)))
 }
 

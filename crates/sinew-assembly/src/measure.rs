@@ -94,7 +94,7 @@ pub fn measurement(
     keep_renderer(path, renderer.as_ref())?;
     let in_run = env::in_run(recipe, path);
     let world = env::world_with(&in_run, &session.tasks, &session.bench)?;
-    pins.inputs(recipe, world.envs.as_ref(), &session, None)?;
+    pins.inputs(recipe, world.envs.as_ref(), &session, [])?;
     let traces = store::open_store(&recipe.store, session.dir)?.traces;
     let (pinned, rewards) = (pins.plan.clone(), pins.rewards(recipe));
     pins.keep(&session, 0)?;

@@ -14,6 +14,7 @@ use sinew_model::{
 };
 use sinew_recipe::{EnvSection, ModelSection, RUN, RunPlan, TemplateOptions};
 use sinew_render::{ChatRenderer, GgufVocab, Renderer, TinyRenderer};
+use sinew_tinker::client::ServiceState;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -196,6 +197,25 @@ pub fn renderer(section: &ModelSection, env: &EnvSection) -> Result<Arc<dyn Rend
     })
 }
 
+/// The renderer of a model that only samples and trains given tokens, which may have no chat template.
+///
+/// # Errors
+/// Same as [`renderer`].
+pub(crate) fn token_renderer(
+    section: &ModelSection,
+    env: &EnvSection,
+) -> Result<Arc<dyn Renderer>, Failure> {
+    if of_run(section)?.is_none()
+        && let Some(ModelFiles::Dir(dir)) = model_files(section)?
+    {
+        let made = ChatRenderer::from_dir_for_tokens(&dir);
+        return Ok(Arc::new(
+            made.map_err(|e| Failure::input(format!("model: {e}")))?,
+        ));
+    }
+    renderer(section, env)
+}
+
 /// Folder in that of a run with the tokenizer and the chat template of its model.
 const TOKENIZER: &str = "tokenizer";
 
@@ -264,13 +284,17 @@ pub fn loaded_params(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Params
 /// Shape of a recipe's model, without its weights.
 ///
 /// # Errors
-/// Same as [`loaded_params`], but the weights are not read, so damage in them is not found.
+/// Same as [`loaded_params`], but the weights are not read, so damage in them is not found. Those of a Tinker
+/// service are not here.
 pub fn model_config(recipe: &RunPlan) -> Result<ModelConfig, Failure> {
     if let Some(run) = of_run(&recipe.model)? {
         return run.config();
     }
     match model_files(&recipe.model)? {
         None => scratch_config(recipe, renderer(&recipe.model, &recipe.env)?.as_ref()),
+        Some(files) if recipe.tinker().is_some() => {
+            load_config(&files).map_err(|e| Failure::input(format!("model: {e}")))
+        }
         Some(files) => {
             sinew_model::check_model(&files).map_err(|e| Failure::input(format!("model: {e}")))
         }
@@ -322,6 +346,15 @@ impl RunModel {
     /// Returns the newest weights in 32 bits, with adapters merged as in the engine that sampled with them.
     pub fn params(&self) -> Result<Params, Failure> {
         let checkpoint = self.checkpoint()?;
+        let state = ServiceState::of_checkpoint(&checkpoint).map_err(Failure::system)?;
+        if let Some(state) = state {
+            return Err(Failure::input(format!(
+                "{}: its weights are at the Tinker service, {}, not here\n  hint: a recipe with trainer.type = \
+                 \"tinker\" starts from them",
+                self.folder.display(),
+                state.path
+            )));
+        }
         if !checkpoint.join("adapter_config.json").exists() {
             let files = ModelFiles::Dir(checkpoint);
             return Ok(load_model(&files).map_err(Failure::input)?.params);

@@ -6,6 +6,7 @@
 use crate::failure::Failure;
 
 use sinew_recipe::{EnvSection, ModelSection, RUN, RunPlan};
+use sinew_tinker::client::ServiceState;
 use sinew_train::checkpoint::CheckpointStore;
 use std::path::{Path, PathBuf};
 
@@ -144,6 +145,14 @@ impl RunModel {
             tracing::error!(checkpoint = %skipped.name, reason = %skipped.reason, "checkpoint passed over");
         }
         Ok(loaded.path)
+    }
+
+    /// The state at a Tinker service that its checkpoint names; `None`: its weights are in the checkpoint.
+    ///
+    /// # Errors
+    /// If there is no checkpoint, or none that can be read.
+    pub(crate) fn service_state(&self) -> Result<Option<ServiceState>, Failure> {
+        ServiceState::of_checkpoint(&self.checkpoint()?).map_err(Failure::system)
     }
 
     /// Whether an environment's tokens are those that the run trained with: worlds with their own alphabet

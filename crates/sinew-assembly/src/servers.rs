@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Time that servers get until they answer: they may still be loading their model.
-const READY_WITHIN: Duration = Duration::from_secs(120);
+pub(crate) const READY_WITHIN: Duration = Duration::from_secs(120);
 
 /// Tokens as text, for servers that know text only.
 struct Codec(Arc<dyn Renderer>);
@@ -44,7 +44,7 @@ fn random() -> u64 {
 
 /// Options of the router. `first`: the weights that unlabelled servers are taken to hold, with the lineage of
 /// all that are loaded.
-fn config(first: WeightsId, formats: Option<FormatMode>) -> RemoteConfig {
+pub(crate) fn config(first: WeightsId, formats: Option<FormatMode>) -> RemoteConfig {
     let jitter = || (random() >> 11) as f64 / (1u64 << 53) as f64;
     let mut config = RemoteConfig::new(Box::new(jitter));
     (config.version, config.lineage) = (first.version, first.lineage);
@@ -251,7 +251,7 @@ fn logprob_mode(logprobs: Logprobs) -> LogprobMode {
 }
 
 /// The treatment of output formats of `engine.formats`.
-fn format_mode(formats: Formats) -> FormatMode {
+pub(crate) fn format_mode(formats: Formats) -> FormatMode {
     match formats {
         Formats::Guided => FormatMode::Guided,
         Formats::Advice => FormatMode::Advice,

@@ -1,8 +1,9 @@
-//! The model that a run begins with, as its trainer gets it: weights in this process, or a folder for the
-//! processes of another one.
+//! The model that a run begins with, as its trainer gets it: weights in this process, a folder for the
+//! processes of another one, or the name of weights at a service.
 
 use crate::failure::Failure;
 use crate::model::{check_context, loaded_params, model_files};
+use crate::tinker::{self, ServiceStart};
 use serde_json::Value;
 use sinew_model::{ModelConfig, ModelFiles, Params, SaveDtype, load_config, save_pretrained};
 use sinew_recipe::{RunPlan, TrainerPlan};
@@ -18,6 +19,8 @@ pub(crate) enum StartWeights {
     Params(Params),
     /// A folder in the Hugging Face layout, and the settings of the PyTorch trainer that reads it.
     Folder(PathBuf, Box<TrainerPlan>),
+    /// Weights that a Tinker service has.
+    Service(ServiceStart),
 }
 
 /// Shape of a model, as far as every trainer and engine needs it.
@@ -91,7 +94,7 @@ impl StartShape {
 }
 
 /// The first weights of a plan's model and its shape: for PyTorch as a folder, which a model from scratch or
-/// in GGUF gets in `run`, and in this process otherwise.
+/// in GGUF gets in `run`, by name for a Tinker service, and in this process otherwise.
 ///
 /// # Errors
 /// If the model cannot be found or read, has fewer positions than the plan asks for, or the folder cannot be
@@ -102,6 +105,12 @@ pub(crate) fn start_model(
     run: &Path,
 ) -> Result<(StartWeights, StartShape), Failure> {
     let context = plan.rollout.max_context_tokens;
+    if plan.tinker().is_some() {
+        let start = tinker::start(plan)?;
+        let shape = tinker::shape(plan)?;
+        check_context(context, shape.context)?;
+        return Ok((StartWeights::Service(start), shape));
+    }
     let Some(trainer) = plan.torch() else {
         let params = loaded_params(plan, renderer)?;
         let shape = StartShape::of(params.config().clone());

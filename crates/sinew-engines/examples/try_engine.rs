@@ -92,12 +92,7 @@ fn generate(
         seed: 3,
         ..SamplingParams::default()
     };
-    let request = GenerateRequest {
-        id: RequestId(id),
-        prompt: prompt.to_vec().into(),
-        sampling,
-        priority: 0,
-    };
+    let request = GenerateRequest::new(RequestId(id), prompt.to_vec(), sampling);
     let sink = Box::new(move |event| {
         // The receiver lives until the last event.
         let _ = to.send(event);
@@ -106,6 +101,7 @@ fn generate(
     let mut all = Vec::new();
     loop {
         match events.recv_timeout(Duration::from_secs(120))? {
+            EngineEvent::Prompt { .. } => {}
             EngineEvent::Tokens { tokens, .. } => all.extend(tokens),
             EngineEvent::Finished { reason, .. } => return Ok((all, reason)),
             EngineEvent::Failed { error, .. } => return Err(error.into()),

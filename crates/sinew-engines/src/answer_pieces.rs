@@ -103,15 +103,13 @@ impl<'a> AnswerPieces<'a> {
         Ok(())
     }
 
-    /// Checks the labels of a piece before any of its tokens is handed on. An adapter has the version in its
-    /// name; its server must have the weights that it was started with.
+    /// Checks the labels of a piece before any of its tokens is handed on. They are of the server's own
+    /// weights, also if the attempt asks for an adapter.
     fn check_labels(&self, seen: &AnswerPiece) -> Result<(), AttemptError> {
         let spans = seen.spans.iter().map(|span| &span.label);
-        let expected = self.attempt.weights;
-        let right = match self.attempt.adapter {
-            Some(_) => ServedWeights::Unlabelled,
-            None => ServedWeights::Version(expected),
-        };
+        let served = self.attempt.served();
+        let expected = served.unwrap_or(self.attempt.weights);
+        let right = served.map_or(ServedWeights::Unlabelled, ServedWeights::Version);
         for label in spans.chain(&seen.label) {
             if ServedWeights::from_label(label) != right {
                 return Err(AttemptError::Version {

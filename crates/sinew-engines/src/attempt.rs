@@ -6,7 +6,8 @@
 //! ids that were sampled before it.
 
 use sinew_types::{
-    FinishReason, PolicyVersion, RouteSpan, SamplingParams, TokenId, TokenLogprob, WeightsId,
+    FinishReason, PolicyVersion, PromptLogprobs, RouteSpan, SamplingParams, TokenId, TokenLogprob,
+    WeightsId,
 };
 use std::sync::Arc;
 
@@ -27,11 +28,34 @@ pub struct Attempt {
     pub sampling: SamplingParams,
     /// Priority as in the request: larger runs first. Backends translate it to their server's order.
     pub priority: i32,
-    /// The weights that must sample it when it begins. A server with other weights is an error, not a
-    /// result.
+    /// The weights that must sample it when it begins: those of its adapter, or the server's own. A server
+    /// with other weights is an error, not a result.
     pub weights: WeightsId,
-    /// Name of the adapter that it asks for, which contains its weights; `None`: the server's own weights.
+    /// Name of the adapter on the server that it asks for; `None`: the server's own weights.
     pub adapter: Option<String>,
+    /// The server's own weights, which an adapter is applied to; `None`: those that it was started with.
+    /// Without an adapter it has no meaning.
+    pub base: Option<WeightsId>,
+    /// Log-probabilities of its prompt that are reported before its first token.
+    pub prompt_logprobs: Option<Arc<PromptLogprobs>>,
+}
+
+impl Attempt {
+    /// The weights that the server itself must report; `None`: those that it was started with.
+    pub fn served(&self) -> Option<WeightsId> {
+        match self.adapter {
+            Some(_) => self.base,
+            None => Some(self.weights),
+        }
+    }
+
+    /// A text that no attempt with other weights has: what a server stores under it is of these weights.
+    pub(crate) fn cache_salt(&self) -> String {
+        match (&self.adapter, self.base) {
+            (Some(adapter), Some(base)) => format!("{base}-{adapter}"),
+            _ => self.weights.to_string(),
+        }
+    }
 }
 
 /// End of an attempt.

@@ -4,15 +4,16 @@
 //! checks them; retries, failover, order and deadlines are the router's part.
 
 use crate::attempt::{Attempt, AttemptEnd, AttemptId, AttemptToken, ServerEnd};
-use crate::check::AttemptCheck;
+use crate::check::{AttemptCheck, refused};
 use crate::error::AttemptError;
 use crate::sums::ReplicaSums;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_types::{
-    Fidelity, FinishReason, PolicyVersion, SamplingParams, TensorSource, TokenId, TokenLogprob,
-    WeightsId,
+    Adapter, Fidelity, FinishReason, PolicyVersion, PromptLogprob, PromptLogprobs, SamplingParams,
+    TensorSource, TokenId, TokenLogprob, WeightsId,
 };
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -84,6 +85,8 @@ pub struct Probe {
     pub context: Option<usize>,
     /// Number of token ids, if known.
     pub vocab: Option<usize>,
+    /// Names of the adapters of [`Backend::load_adapter`] that the server has; `None`: unknown, as before.
+    pub adapters: Option<BTreeSet<String>>,
     /// Sampled tokens since the server's start, of all its clients, as are the next counters.
     pub sampled_tokens: u64,
     /// Prompt tokens since the server's start, as the server counts them.
@@ -106,6 +109,7 @@ impl Probe {
             kv_tokens_free: None,
             context: None,
             vocab: None,
+            adapters: None,
             sampled_tokens: 0,
             prefill_tokens: 0,
             cached_prompt_tokens: 0,
@@ -144,6 +148,31 @@ impl fmt::Debug for Weights {
     }
 }
 
+/// An adapter for requests that name it. Any number of them are on a server at the same time.
+#[derive(Clone, Debug)]
+pub struct NamedAdapter {
+    /// Its name on servers, which no other load of this engine has. It is a valid
+    /// [`AdapterName`](sinew_types::AdapterName).
+    pub server_name: String,
+    /// Version of tokens that it samples.
+    pub id: WeightsId,
+    /// A folder in PEFT's layout, which servers see under the same path.
+    pub folder: Option<PathBuf>,
+    /// The tensors themselves, valid while the caller of `load_adapter` waits. Absent when an engine that
+    /// came back is given the adapter again.
+    pub source: Option<Adapter>,
+}
+
+impl NamedAdapter {
+    /// The folder, for servers that read one.
+    pub(crate) fn folder(&self) -> Result<&PathBuf, AttemptError> {
+        self.folder.as_ref().ok_or_else(|| {
+            let why = "loading adapters without a folder: set `weights_dir`";
+            AttemptError::Unsupported(why.to_owned())
+        })
+    }
+}
+
 /// An engine as the router sees it. Calls end when their future is dropped: an attempt's server
 /// sees its connection close.
 pub trait Backend: Send + Sync + fmt::Debug {
@@ -161,7 +190,18 @@ pub trait Backend: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Runs an attempt and hands tokens to `sink` as they arrive.
+    /// Refuses log-probabilities of prompts that this kind of engine cannot report, before a request is
+    /// queued. The default refuses all.
+    ///
+    /// # Errors
+    /// Names the parameter and what is allowed.
+    fn accepts_prompt(&self, _asked: &PromptLogprobs) -> Result<(), AttemptError> {
+        let allowed = "nothing: this server does not report log-probs of a prompt";
+        Err(refused("prompt_logprobs", &"set", allowed))
+    }
+
+    /// Runs an attempt and hands tokens to `sink` as they arrive: first the log-probabilities of its
+    /// prompt, if it asks for them.
     ///
     /// The call ends by returning, or by being dropped at any await: then the server must stop as
     /// well, see [`Backend::cancel`]. An implementation limits every wait by its
@@ -201,6 +241,16 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// adapters that were loaded earlier stay.
     fn load<'a>(&'a self, weights: &'a Weights) -> BoxFuture<'a, Result<(), AttemptError>>;
 
+    /// Loads an adapter for requests that name it, and verifies that the server has it. Attempts run
+    /// meanwhile, and the server's own weights stay. The default refuses.
+    fn load_adapter<'a>(
+        &'a self,
+        _adapter: &'a NamedAdapter,
+    ) -> BoxFuture<'a, Result<(), AttemptError>> {
+        let why = "loading adapters by name".to_owned();
+        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
+    }
+
     /// Removes an adapter that no attempt asks for any more. One that is not there counts as removed.
     fn unload<'a>(&'a self, _adapter: &'a str) -> BoxFuture<'a, Result<(), AttemptError>> {
         std::future::ready(Ok(())).boxed()
@@ -218,6 +268,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
 #[derive(Debug)]
 pub(crate) struct AttemptTokens {
     pub(crate) attempt: AttemptId,
+    /// Log-probabilities of the prompt, before the first token.
+    pub(crate) prompt: Option<Vec<PromptLogprob>>,
     pub(crate) tokens: Vec<AttemptToken>,
     /// Reason of the attempt's end, once that is known; sent before the attempt itself is over.
     pub(crate) end: Option<FinishReason>,
@@ -234,6 +286,8 @@ pub struct AttemptSink {
     to: mpsc::Sender<AttemptTokens>,
     /// Tokens that wait for the end of the attempt; `None` hands them on at once.
     held: Option<Vec<AttemptToken>>,
+    /// Log-probabilities of the prompt that wait with `held`.
+    held_prompt: Option<Vec<PromptLogprob>>,
     /// Tokens that wait for the version of the weights that sampled them.
     unstamped: Vec<AttemptToken>,
 }
@@ -262,6 +316,7 @@ impl AttemptSink {
             attempt: attempt.id,
             to,
             held: hold.then(Vec::new),
+            held_prompt: None,
             unstamped: Vec::new(),
         }
     }
@@ -282,6 +337,21 @@ impl AttemptSink {
     /// If they differ: the server tokenized again, cut the prompt, or answers another request.
     pub fn echo(&mut self, prompt: &[TokenId]) -> Result<(), AttemptError> {
         Ok(self.check.echo(prompt)?)
+    }
+
+    /// Forwards the log-probabilities of the prompt. Called once, before the first token, if the attempt asks
+    /// for them.
+    ///
+    /// # Errors
+    /// If they cannot be right: one for each place that was asked for, in order, all finite, one for each
+    /// target.
+    pub async fn prompt(&mut self, mut scored: Vec<PromptLogprob>) -> Result<(), AttemptError> {
+        self.check.prompt(&mut scored)?;
+        if self.held.is_some() {
+            self.held_prompt = Some(scored);
+            return Ok(());
+        }
+        self.send(Some(scored), Vec::new(), None).await
     }
 
     /// Forwards the next tokens: one log-probability and one list of alternatives for each id (`top` is empty
@@ -338,7 +408,7 @@ impl AttemptSink {
     async fn pass(&mut self, tokens: Vec<AttemptToken>) -> Result<(), AttemptError> {
         match &mut self.held {
             Some(held) => held.extend(tokens),
-            None => self.send(tokens, None).await?,
+            None => self.send(None, tokens, None).await?,
         }
         Ok(())
     }
@@ -351,15 +421,16 @@ impl AttemptSink {
     pub async fn end(&mut self, end: &ServerEnd) -> Result<FinishReason, AttemptError> {
         let reason = self.check.end(end)?;
         if self.held.is_none() {
-            self.send(Vec::new(), Some(reason.clone())).await?;
+            self.send(None, Vec::new(), Some(reason.clone())).await?;
         }
         Ok(reason)
     }
 
-    /// Forwards the tokens that were held back; called after the attempt has ended and was verified.
+    /// Forwards what was held back; called after the attempt has ended and was verified.
     pub(crate) async fn flush(&mut self) -> Result<(), AttemptError> {
         let held = self.held.as_mut().map(std::mem::take).unwrap_or_default();
-        self.send(held, None).await
+        let prompt = self.held_prompt.take();
+        self.send(prompt, held, None).await
     }
 
     /// Sends a message to the thread, if there is anything to send.
@@ -368,10 +439,11 @@ impl AttemptSink {
     /// If the engine was dropped; the attempt ends then.
     async fn send(
         &self,
+        prompt: Option<Vec<PromptLogprob>>,
         tokens: Vec<AttemptToken>,
         end: Option<FinishReason>,
     ) -> Result<(), AttemptError> {
-        if tokens.is_empty() && end.is_none() {
+        if prompt.is_none() && tokens.is_empty() && end.is_none() {
             return Ok(());
         }
         let attempt = self.attempt;
@@ -379,6 +451,7 @@ impl AttemptSink {
             .to
             .send(AttemptTokens {
                 attempt,
+                prompt,
                 tokens,
                 end,
             })

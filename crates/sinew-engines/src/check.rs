@@ -7,7 +7,9 @@
 
 use crate::attempt::{Attempt, AttemptToken, ServerEnd};
 use crate::error::{AttemptError, ModeError, TokenFault};
-use sinew_types::{EngineError, FinishReason, SamplingParams, TokenId, TokenLogprob};
+use sinew_types::{
+    EngineError, FinishReason, PromptLogprob, PromptLogprobs, SamplingParams, TokenId, TokenLogprob,
+};
 use std::fmt;
 use std::sync::Arc;
 
@@ -22,10 +24,7 @@ const MIN_LOGPROB: f64 = -9000.0;
 ///
 /// # Errors
 /// If the prompt fills the context (`context` in tokens, prompt and output together).
-pub(crate) fn max_new_tokens(
-    attempt: &Attempt,
-    context: Option<usize>,
-) -> Result<u32, AttemptError> {
+pub fn max_new_tokens(attempt: &Attempt, context: Option<usize>) -> Result<u32, AttemptError> {
     let asked = attempt.sampling.max_tokens;
     let Some(context) = context else {
         return Ok(asked);
@@ -64,7 +63,7 @@ impl std::str::FromStr for LogprobMode {
 }
 
 /// The error that refuses a sampling parameter: its name, its value, and what is allowed.
-pub(crate) fn refused(name: &str, value: &dyn fmt::Display, allowed: &str) -> AttemptError {
+pub fn refused(name: &str, value: &dyn fmt::Display, allowed: &str) -> AttemptError {
     AttemptError::Refused(EngineError::InvalidSampling {
         name: name.to_owned(),
         value: value.to_string(),
@@ -90,6 +89,8 @@ pub(crate) struct AttemptCheck {
     vocab: Option<usize>,
     context: Option<usize>,
     sampled: Vec<TokenId>,
+    /// Log-probabilities of the prompt that are still to come.
+    prompt_logprobs: Option<Arc<PromptLogprobs>>,
 }
 
 impl AttemptCheck {
@@ -100,6 +101,7 @@ impl AttemptCheck {
             vocab,
             context,
             sampled: Vec::new(),
+            prompt_logprobs: attempt.prompt_logprobs.clone(),
         }
     }
 
@@ -120,6 +122,39 @@ impl AttemptCheck {
         })
     }
 
+    /// Checks the log-probabilities of the prompt: one for each place that was asked for, all in range, with
+    /// one for each target.
+    ///
+    /// # Errors
+    /// The first fault; or if they were not asked for, or came already.
+    pub(crate) fn prompt(&mut self, scored: &mut [PromptLogprob]) -> Result<(), TokenFault> {
+        let fault = |position: usize, why: String| TokenFault::PromptLogprob { position, why };
+        let asked = self.prompt_logprobs.take();
+        let asked = asked.ok_or_else(|| fault(0, "nobody asked for them".to_owned()))?;
+        let places = asked.places(self.prompt.len());
+        let found = scored.iter().map(|place| place.position as usize);
+        if !found.eq(places.clone()) {
+            let why = format!("{} came for the places {places:?}", scored.len());
+            return Err(fault(places.start, why));
+        }
+        for (place, position) in scored.iter_mut().zip(places) {
+            let (count, expected) = (place.targets.len(), asked.targets_at(position).len());
+            if count != expected {
+                let why = format!("{count} targets came, {expected} were asked for");
+                return Err(fault(position, why));
+            }
+            let top = place.top.iter_mut().map(|t| &mut t.logprob);
+            let all = [&mut place.logprob].into_iter().chain(top);
+            for value in all.chain(&mut place.targets) {
+                if !(MIN_LOGPROB..=MAX_LOGPROB).contains(&f64::from(*value)) {
+                    return Err(fault(position, format!("{value} is not a log-probability")));
+                }
+                *value = value.min(0.0);
+            }
+        }
+        Ok(())
+    }
+
     /// Checks the next tokens and counts them as sampled.
     ///
     /// # Errors
@@ -133,6 +168,10 @@ impl AttemptCheck {
         if ids.len() != logprobs.len() {
             let (ids, logprobs) = (ids.len(), logprobs.len());
             return Err(TokenFault::Count { ids, logprobs });
+        }
+        if self.prompt_logprobs.is_some() && !ids.is_empty() {
+            let why = "the first token came before them".to_owned();
+            return Err(TokenFault::PromptLogprob { position: 0, why });
         }
         let asked = self.sampling.max_tokens;
         let sampled = self.sampled.len() + ids.len();
@@ -259,8 +298,61 @@ mod tests {
             priority: 0,
             weights: WeightsId::default(),
             adapter: None,
+            base: None,
+            prompt_logprobs: None,
         };
         AttemptCheck::new(&attempt, Some(100), Some(10))
+    }
+
+    /// The check of a prompt of five tokens, of which the last two are scored.
+    fn scoring() -> AttemptCheck {
+        let asked = PromptLogprobs {
+            last: Some(2),
+            top: 1,
+            targets: vec![vec![], vec![], vec![7], vec![]],
+        };
+        AttemptCheck {
+            prompt: vec![1, 2, 3, 4, 5].into(),
+            prompt_logprobs: Some(asked.into()),
+            ..check(|_| {})
+        }
+    }
+
+    fn place(position: u32, logprob: f32, targets: &[f32]) -> PromptLogprob {
+        PromptLogprob {
+            position,
+            logprob,
+            top: vec![TokenLogprob {
+                id: 1,
+                logprob: -0.25,
+            }],
+            targets: targets.to_vec(),
+        }
+    }
+
+    #[test]
+    fn log_probs_of_the_prompt_come_first_and_whole() {
+        let mut c = scoring();
+        let early = push(&mut c, &[3]).unwrap_err();
+        assert!(matches!(early, TokenFault::PromptLogprob { .. }), "{early}");
+        let mut right = [place(3, 1e-5, &[-2.0]), place(4, -1.0, &[])];
+        c.prompt(&mut right).unwrap();
+        assert_eq!(right[0].logprob, 0.0, "rounding is cut");
+        assert_eq!(push(&mut c, &[3]).unwrap().len(), 1);
+        let twice = c.prompt(&mut right).unwrap_err();
+        assert!(twice.to_string().contains("nobody asked"), "{twice}");
+        let wrong = [
+            vec![place(3, -1.0, &[-2.0])],
+            vec![place(2, -1.0, &[-2.0]), place(4, -1.0, &[])],
+            vec![place(3, -1.0, &[]), place(4, -1.0, &[])],
+            vec![place(3, f32::NAN, &[-2.0]), place(4, -1.0, &[])],
+            vec![place(3, -1.0, &[-9999.0]), place(4, -1.0, &[])],
+            vec![place(3, -1.0, &[-2.0]), place(4, 0.5, &[])],
+        ];
+        for mut scored in wrong {
+            let fault = scoring().prompt(&mut scored).unwrap_err();
+            assert!(matches!(fault, TokenFault::PromptLogprob { .. }), "{fault}");
+        }
     }
 
     fn push(check: &mut AttemptCheck, ids: &[TokenId]) -> Result<Vec<AttemptToken>, TokenFault> {

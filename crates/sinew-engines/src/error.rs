@@ -71,6 +71,14 @@ pub enum TokenFault {
         /// Id in the echo; `None`: the echo is shorter.
         found: Option<TokenId>,
     },
+    /// Log-probabilities of a prompt that cannot be right, or do not come before the first token.
+    #[error("log-probs of the prompt, position {position}: {why}")]
+    PromptLogprob {
+        /// Index in the prompt.
+        position: usize,
+        /// Reason in words.
+        why: String,
+    },
     /// A server that repeats all tokens in each piece changed one of them.
     #[error("token {position} was {before} and became {now}")]
     Rewritten {

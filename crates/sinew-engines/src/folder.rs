@@ -235,17 +235,7 @@ impl WeightsFolder {
         if !written.is_adapter {
             self.copy_companions(&stage.path)?;
         }
-        for entry in fs::read_dir(&written.path).map_err(io("read", &written.path))? {
-            let from = entry.map_err(io("read", &written.path))?.path();
-            let to = stage.path.join(from.file_name().unwrap_or_default());
-            remove_file(&to)?;
-            // Another file system has no links.
-            if fs::hard_link(&from, &to).is_err() {
-                fs::copy(&from, &to).map_err(io("copy", &from))?;
-                let file = File::open(&to).map_err(io("open", &to))?;
-                file.sync_all().map_err(io("sync", &to))?;
-            }
-        }
+        link_files(&written.path, &stage.path)?;
         Ok(WeightsManifest {
             version: id.version,
             lineage: id.lineage,
@@ -278,7 +268,7 @@ impl WeightsFolder {
 
     /// Writes all tensors into one file and syncs it; returns their list with checksums. Holds all
     /// tensors of the file in memory if their type has to be converted.
-    fn write_tensors(
+    pub(crate) fn write_tensors(
         &self,
         path: &Path,
         weights: &dyn TensorSource,
@@ -372,6 +362,22 @@ impl WeightsFolder {
         }
         Ok(())
     }
+}
+
+/// Links all files of a folder into another one. Files of another file system are copied.
+pub(crate) fn link_files(from: &Path, to: &Path) -> Result<(), FolderError> {
+    for entry in fs::read_dir(from).map_err(io("read", from))? {
+        let file = entry.map_err(io("read", from))?.path();
+        let to = to.join(file.file_name().unwrap_or_default());
+        remove_file(&to)?;
+        // Another file system has no links.
+        if fs::hard_link(&file, &to).is_err() {
+            fs::copy(&file, &to).map_err(io("copy", &file))?;
+            let copy = File::open(&to).map_err(io("open", &to))?;
+            copy.sync_all().map_err(io("sync", &to))?;
+        }
+    }
+    Ok(())
 }
 
 /// The elements of a tensor in the type of the file, little-endian. Borrowed if the type is the

@@ -175,6 +175,27 @@ impl Http {
         self.whole(Method::POST, path, body, limit_s).await
     }
 
+    /// Sends a request whose answer is computed as a whole, and comes as the first token of a stream would:
+    /// within `first_token_s`. It has at most `max_bytes`.
+    ///
+    /// # Errors
+    /// [`AttemptError::Protocol`] if it is not the expected JSON, or longer.
+    pub(crate) async fn compute<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &Value,
+        max_bytes: u64,
+    ) -> Result<T, AttemptError> {
+        let (stage, limit_s) = (Stage::FirstToken, self.timeouts.first_token_s);
+        let all = async {
+            let answer = self.send(Method::POST, path, Some(body), (stage, limit_s));
+            let body = read(checked(answer.await?).await?, max_bytes).await;
+            body.map_err(cut)
+        };
+        let bytes = within(stage, limit_s, all).await??;
+        serde_json::from_slice(&bytes).map_err(|e| AttemptError::Protocol(format!("{path}: {e}")))
+    }
+
     /// Starts a generation whose tokens are streamed. Returns when the headers of the answer have arrived,
     /// within `first_token_s`.
     pub(crate) async fn stream(

@@ -17,9 +17,10 @@
 //!
 //! Invariants:
 //! - Every submitted request gets exactly one last event.
-//! - No attempt starts on an engine that is not healthy or whose weights are not verified to be of
-//!   the requested version and lineage; a token is handed on with the version its attempt was given, or with
-//!   the one that its server reports for this token.
+//! - No attempt starts on an engine that is not healthy, whose weights are not verified to be of the
+//!   requested version and lineage, or that does not have the adapter that its request names; a token is
+//!   handed on with the version its attempt was given, or with the one that its server reports for this
+//!   token.
 //! - Ids, log-probabilities and the reason of the end are checked before they are handed on: as many
 //!   log-probabilities as ids, all finite, the echoed prompt equal to the sent one.
 //! - Every wait has a deadline, every queue, answer and retry a bound.
@@ -29,6 +30,7 @@
 
 #![warn(missing_docs)]
 
+mod adapter_folders;
 mod answer_pieces;
 mod asleep;
 mod attempt;
@@ -53,8 +55,8 @@ mod swap;
 mod vllm;
 
 pub use attempt::{Attempt, AttemptEnd, AttemptId, AttemptToken, ServerEnd};
-pub use backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
-pub use check::LogprobMode;
+pub use backend::{AttemptSink, Backend, NamedAdapter, Probe, ServedWeights, Weights};
+pub use check::{LogprobMode, max_new_tokens, refused};
 pub use config::{ConfigError, Jitter, RemoteConfig, ServerConfig, Timeouts};
 pub use connect::{ConnectError, ConnectOptions, EngineKind, connect, split_url};
 pub use engine::RemoteEngine;

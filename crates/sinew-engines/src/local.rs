@@ -2,17 +2,19 @@
 //!
 //! It needs no network and reports its version with every token. It has no lineage: the one of the last load
 //! or label is taken to be its own. Weights are loaded from tensors; a second load only from a folder is not
-//! supported, so an engine that failed a load stays unused until the next one.
+//! supported, so an engine that failed a load stays unused until the next one. Adapters have the names that
+//! servers would have them under.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
-use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
+use crate::backend::{AttemptSink, Backend, NamedAdapter, Probe, ServedWeights, Weights};
 use crate::error::AttemptError;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use sinew_types::{
-    Engine, EngineError, EngineEvent, Fidelity, FinishReason, GenerateRequest, Lineage, RequestId,
-    WeightsId,
+    AdapterName, Engine, EngineError, EngineEvent, Fidelity, FinishReason, GenerateRequest,
+    Lineage, PromptLogprobs, RequestId, WeightsId,
 };
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 
@@ -26,6 +28,8 @@ pub struct LocalBackend {
     engine: Arc<dyn Engine>,
     /// Lineage of its weights, once they were loaded or labelled.
     lineage: Mutex<Option<Lineage>>,
+    /// Adapters that were loaded here.
+    adapters: Mutex<BTreeSet<String>>,
 }
 
 impl std::fmt::Debug for LocalBackend {
@@ -55,6 +59,7 @@ impl LocalBackend {
             name: name.into(),
             engine,
             lineage: Mutex::default(),
+            adapters: Mutex::default(),
         }
     }
 
@@ -65,6 +70,10 @@ impl LocalBackend {
         *lineage
     }
 
+    fn adapters<T>(&self, f: impl FnOnce(&mut BTreeSet<String>) -> T) -> T {
+        f(&mut self.adapters.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Submits the attempt as a request of the engine and follows its events to the last one.
     async fn run(
         &self,
@@ -72,14 +81,17 @@ impl LocalBackend {
         sink: &mut AttemptSink,
     ) -> Result<AttemptEnd, AttemptError> {
         let id = RequestId(FIRST_ID + attempt.id.0);
+        let (prompt, sampling) = (Arc::clone(&attempt.prompt), attempt.sampling.clone());
+        let adapter = attempt.adapter.as_deref().map(adapter_name);
         let request = GenerateRequest {
-            id,
-            prompt: Arc::clone(&attempt.prompt),
-            sampling: attempt.sampling.clone(),
             priority: attempt.priority,
+            adapter: adapter.transpose()?,
+            prompt_logprobs: attempt.prompt_logprobs.as_deref().cloned(),
+            ..GenerateRequest::new(id, prompt, sampling)
         };
-        // Bounded by the tokens of the request; a sink must not block, so it cannot wait.
-        let (to, mut events) = mpsc::channel(attempt.sampling.max_tokens as usize + 2);
+        // Bounded by the tokens of the request, its prompt and its end; a sink must not block, so it cannot
+        // wait.
+        let (to, mut events) = mpsc::channel(attempt.sampling.max_tokens as usize + 3);
         let submitted = self.engine.submit(
             request,
             Box::new(move |event| {
@@ -87,13 +99,14 @@ impl LocalBackend {
                 let _ = to.try_send(event);
             }),
         );
-        submitted.map_err(refusal)?;
+        submitted.map_err(|e| refusal(e, attempt))?;
         let _abort = AbortOnDrop {
             engine: &*self.engine,
             id,
         };
         while let Some(event) = events.recv().await {
             match event {
+                EngineEvent::Prompt { logprobs, .. } => sink.prompt(logprobs).await?,
                 EngineEvent::Tokens { tokens, .. } => {
                     let expected = attempt.weights;
                     if let Some(other) = tokens.iter().find(|t| t.version != expected.version) {
@@ -122,7 +135,7 @@ impl LocalBackend {
                         routes,
                     });
                 }
-                EngineEvent::Failed { error, .. } => return Err(refusal(error)),
+                EngineEvent::Failed { error, .. } => return Err(refusal(error, attempt)),
             }
         }
         Err(AttemptError::Cut("the engine said nothing more".to_owned()))
@@ -138,9 +151,19 @@ fn server_end(reason: &FinishReason) -> ServerEnd {
     }
 }
 
+/// Name in the engine of an adapter that a server would have under `server_name`.
+fn adapter_name(server_name: &str) -> Result<AdapterName, AttemptError> {
+    let name = AdapterName::new(server_name);
+    name.map_err(|e| AttemptError::Unsupported(e.to_string()))
+}
+
 /// Sorts an engine's error by the part that it blames.
-fn refusal(error: EngineError) -> AttemptError {
+fn refusal(error: EngineError, attempt: &Attempt) -> AttemptError {
     match error {
+        EngineError::UnknownAdapter { name } => AttemptError::Version {
+            expected: attempt.weights,
+            found: format!("no adapter {name}"),
+        },
         EngineError::QueueFull { .. } => AttemptError::Busy {
             status: 429,
             body: error.to_string(),
@@ -177,6 +200,11 @@ impl Backend for LocalBackend {
         self.run(attempt, sink).boxed()
     }
 
+    /// The engine itself refuses what it cannot report.
+    fn accepts_prompt(&self, _: &PromptLogprobs) -> Result<(), AttemptError> {
+        Ok(())
+    }
+
     fn probe(&self) -> BoxFuture<'_, Result<Probe, AttemptError>> {
         let status = self.engine.status();
         let known = status.kv_tokens_total > 0;
@@ -189,6 +217,7 @@ impl Backend for LocalBackend {
             waiting: status.waiting,
             kv_tokens_total: known.then_some(status.kv_tokens_total),
             kv_tokens_free: known.then_some(status.kv_tokens_free),
+            adapters: Some(self.adapters(|adapters| adapters.clone())),
             sampled_tokens: status.sampled_tokens,
             prefill_tokens: status.prefill_tokens,
             cached_prompt_tokens: status.cached_prompt_tokens,
@@ -230,6 +259,42 @@ impl Backend for LocalBackend {
             loaded.map_err(unsupported)?;
             self.lineage(Some(id.lineage));
             Ok(())
+        }
+        .boxed()
+    }
+
+    fn load_adapter<'a>(
+        &'a self,
+        adapter: &'a NamedAdapter,
+    ) -> BoxFuture<'a, Result<(), AttemptError>> {
+        async move {
+            let Some(source) = adapter.source.clone() else {
+                let why = "loading an adapter again from a folder".to_owned();
+                return Err(AttemptError::Unsupported(why));
+            };
+            let name = adapter_name(&adapter.server_name)?;
+            let (engine, version) = (Arc::clone(&self.engine), adapter.id.version);
+            let load = move || engine.load_adapter(&name, version, source);
+            let loaded = tokio::task::spawn_blocking(load).await;
+            let loaded = loaded.map_err(|e| AttemptError::Cut(e.to_string()))?;
+            loaded.map_err(unsupported)?;
+            self.adapters(|adapters| adapters.insert(adapter.server_name.clone()));
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn unload<'a>(&'a self, adapter: &'a str) -> BoxFuture<'a, Result<(), AttemptError>> {
+        async move {
+            // One that was never loaded here is not the engine's to drop.
+            if !self.adapters(|adapters| adapters.remove(adapter)) {
+                return Ok(());
+            }
+            let (engine, name) = (Arc::clone(&self.engine), adapter_name(adapter)?);
+            let unload = move || engine.unload_adapter(&name);
+            let unloaded = tokio::task::spawn_blocking(unload).await;
+            let unloaded = unloaded.map_err(|e| AttemptError::Cut(e.to_string()))?;
+            unloaded.map_err(unsupported)
         }
         .boxed()
     }

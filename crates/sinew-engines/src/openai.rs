@@ -6,8 +6,8 @@
 //! from the sampled ones.
 
 use crate::attempt::{Attempt, AttemptEnd, ServerEnd};
-use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
-use crate::check::max_new_tokens;
+use crate::backend::{AttemptSink, Backend, NamedAdapter, Probe, ServedWeights, Weights};
+use crate::check::{max_new_tokens, refused};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{AttemptError, Stage};
 use crate::http::{self, Http, within};
@@ -15,7 +15,9 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use sinew_types::{EngineError, Fidelity, FinishReason, SamplingParams, TokenId, WeightsId};
+use sinew_types::{
+    EngineError, Fidelity, FinishReason, PromptLogprobs, SamplingParams, TokenId, WeightsId,
+};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -328,6 +330,19 @@ impl Backend for OpenaiBackend {
                 allowed: "nothing: the OpenAI protocol does not have it for ids".to_owned(),
             })),
         }
+    }
+
+    fn load_adapter<'a>(
+        &'a self,
+        _adapter: &'a NamedAdapter,
+    ) -> BoxFuture<'a, Result<(), AttemptError>> {
+        let why = "adapters: it is for evaluation only".to_owned();
+        std::future::ready(Err(AttemptError::Unsupported(why))).boxed()
+    }
+
+    fn accepts_prompt(&self, _asked: &PromptLogprobs) -> Result<(), AttemptError> {
+        let allowed = "nothing: the OpenAI protocol does not have log-probs of a prompt by ids";
+        Err(refused("prompt_logprobs", &"set", allowed))
     }
 
     fn generate<'a>(

@@ -4,9 +4,10 @@
 //! so a wrong version is found before its tokens are forwarded. Its log-probabilities are taken after the
 //! temperature and the logit bias, and before truncation, unless the server runs with
 //! `SGLANG_RETURN_ORIGINAL_LOGPROB=1`: then they are the model's own. Options that would make them differ
-//! from the sampling policy's are refused.
+//! from the sampling policy's are refused. Log-probabilities of a prompt are always the model's own.
 
 mod adapters;
+mod prompt;
 mod sleep;
 mod weights;
 mod wire;
@@ -14,7 +15,7 @@ mod wire;
 use crate::answer_pieces::AnswerPieces;
 use crate::asleep::Asleep;
 use crate::attempt::{Attempt, AttemptEnd, AttemptId};
-use crate::backend::{AttemptSink, Backend, Probe, ServedWeights, Weights};
+use crate::backend::{AttemptSink, Backend, NamedAdapter, Probe, ServedWeights, Weights};
 use crate::check::{LogprobMode, raw_fits, refused};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{AttemptError, Stage};
@@ -26,7 +27,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sinew_types::{Fidelity, SamplingParams, WeightsId};
+use sinew_types::{Fidelity, PromptLogprobs, SamplingParams, WeightsId};
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 /// Options of SGLang servers.
@@ -62,6 +64,8 @@ struct Memory {
     asleep: Asleep,
     /// The newest adapter that was loaded here.
     adapter: Option<adapters::Loaded>,
+    /// Adapters that were loaded here for requests that name them, and whether the server lists each.
+    named: BTreeMap<String, bool>,
     /// Whether its answers report the weights of each token.
     spans: bool,
     /// Whether it ends its requests when it is asked to keep them: a version before `retract`.
@@ -152,6 +156,11 @@ impl SglangBackend {
         let watch = self.swaps.watch();
         let limits = self.limits().await?;
         let max_tokens = crate::check::max_new_tokens(attempt, limits.context)?;
+        if let Some(asked) = &attempt.prompt_logprobs {
+            let scored = self.score_prompt(attempt, asked).await;
+            let scored = scored.map_err(|e| watch.excused(self.missing(attempt, e)))?;
+            sink.prompt(scored).await?;
+        }
         let mut body = wire::generate(attempt, &self.request_id(attempt.id), max_tokens);
         if self.options.priorities {
             body["priority"] = json!(attempt.priority);
@@ -206,9 +215,10 @@ impl SglangBackend {
             ServedWeights::Version(_) => {}
             // Another process than the one that it is about.
             ServedWeights::Unlabelled => self.remember(|m| {
-                let adapter = m.adapter.take();
+                let (adapter, named) = (m.adapter.take(), std::mem::take(&mut m.named));
                 *m = Memory {
                     adapter,
+                    named,
                     ..Memory::default()
                 };
             }),
@@ -220,6 +230,7 @@ impl SglangBackend {
             sleeping: self.remember(|m| m.asleep) != Asleep::No,
             context: limits.context,
             vocab: self.config.vocab,
+            adapters: Some(self.named_there().await?),
             kv_tokens_total: limits.kv_tokens,
             ..Probe::new(weights)
         };
@@ -273,6 +284,10 @@ impl Backend for SglangBackend {
             return Err(refused("logit_bias", &value, allowed));
         }
         Ok(())
+    }
+
+    fn accepts_prompt(&self, asked: &PromptLogprobs) -> Result<(), AttemptError> {
+        prompt::accepts(asked)
     }
 
     fn generate<'a>(
@@ -329,6 +344,13 @@ impl Backend for SglangBackend {
             }
         }
         .boxed()
+    }
+
+    fn load_adapter<'a>(
+        &'a self,
+        adapter: &'a NamedAdapter,
+    ) -> BoxFuture<'a, Result<(), AttemptError>> {
+        self.load_named(adapter).boxed()
     }
 
     fn unload<'a>(&'a self, adapter: &'a str) -> BoxFuture<'a, Result<(), AttemptError>> {

@@ -202,6 +202,8 @@ mod tests {
             priority: 0,
             weights: id(3),
             adapter: None,
+            base: None,
+            prompt_logprobs: None,
         }
     }
 

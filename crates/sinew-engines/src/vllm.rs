@@ -6,10 +6,11 @@
 //! (`VLLM_SERVER_DEV_MODE=1`). Log-probabilities are those of the raw logits, which fit temperatures 0 and 1.
 //! The flag `--logprobs-mode processed_logprobs` takes them after temperature, bias and truncation, which
 //! fits any temperature without the other two. Options that would make them differ from the sampling policy's
-//! are refused.
+//! are refused. Log-probabilities of a prompt are of the raw logits in both modes.
 
 mod adapters;
 mod experts;
+mod prompt;
 mod sleep;
 mod weights;
 mod wire;
@@ -17,19 +18,20 @@ mod wire;
 use crate::answer_pieces::AnswerPieces;
 use crate::asleep::Asleep;
 use crate::attempt::{Attempt, AttemptEnd};
-use crate::backend::{AttemptSink, Backend, Probe, Weights};
+use crate::backend::{AttemptSink, Backend, NamedAdapter, Probe, Weights};
 use crate::check::{LogprobMode, raw_fits, refused};
 use crate::config::{ConfigError, ServerConfig};
 use crate::error::{AttemptError, Stage};
 use crate::guided;
 use crate::http::{self, Http, within};
 use crate::metrics::Metrics;
-use crate::swap::Swaps;
+use crate::swap::{SwapWatch, Swaps};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sinew_types::{Fidelity, SamplingParams, WeightsId};
+use sinew_types::{Fidelity, PromptLogprobs, SamplingParams, WeightsId};
+use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 /// Endpoint that generates.
@@ -94,6 +96,8 @@ struct Memory {
     asleep: Asleep,
     /// Name and weights of the newest adapter that was loaded here.
     adapter: Option<(String, WeightsId)>,
+    /// Adapters that were loaded here for requests that name them.
+    named: BTreeSet<String>,
     /// Whether its answers report the weights of each token.
     spans: bool,
     /// Whether it ends its requests when it is asked to keep them: a version before `mode=keep`.
@@ -171,9 +175,9 @@ impl VllmBackend {
         Ok(model)
     }
 
-    /// Runs an attempt. The weights are verified before it and, unless the answer names the weights of each
-    /// token, after it: a swap by another client in between shows only then. An attempt that asks for an
-    /// adapter names its weights itself.
+    /// Runs an attempt. The server's own weights are verified before it and, unless the answer names the
+    /// weights of each token, after it: a swap by another client in between shows only then. An attempt that
+    /// asks for an adapter names that itself.
     async fn run(
         &self,
         attempt: &Attempt,
@@ -182,9 +186,14 @@ impl VllmBackend {
         let watch = self.swaps.watch();
         let model = self.model().await?;
         let max_tokens = crate::check::max_new_tokens(attempt, model.context)?;
-        if attempt.adapter.is_none() {
-            let verified = self.verify(attempt.weights).await;
-            verified.map_err(|e| watch.excused(e))?;
+        self.verify_served(attempt, watch).await?;
+        if let Some(asked) = &attempt.prompt_logprobs {
+            let name = attempt.adapter.as_deref().unwrap_or(&model.id);
+            let scored = self.score_prompt(attempt, asked, name).await;
+            let scored = scored.map_err(|e| adapters::missing(attempt, e))?;
+            // The answer does not name the weights.
+            self.verify_served(attempt, watch).await?;
+            sink.prompt(scored).await?;
         }
         let model = attempt.adapter.as_deref().unwrap_or(&model.id);
         let (path, body) = match self.options.api {
@@ -218,11 +227,23 @@ impl VllmBackend {
         }
         if spanned {
             self.remember(|m| m.spans = true);
-        } else if attempt.adapter.is_none() {
-            let verified = self.verify(attempt.weights).await;
-            verified.map_err(|e| watch.excused(e))?;
+        } else {
+            self.verify_served(attempt, watch).await?;
         }
         Ok(end)
+    }
+
+    /// Verifies the server's own weights, unless they are those that it was started with.
+    async fn verify_served(
+        &self,
+        attempt: &Attempt,
+        watch: SwapWatch<'_>,
+    ) -> Result<(), AttemptError> {
+        let Some(served) = attempt.served() else {
+            return Ok(());
+        };
+        let verified = self.verify(served).await;
+        verified.map_err(|e| watch.excused(e))
     }
 
     /// Sends a request, a path and a body, and takes its answer to the end.
@@ -260,6 +281,7 @@ impl VllmBackend {
         });
         let model = self.model().await?;
         let weights = self.served().await?;
+        let adapters = self.named_there().await?;
         let total = kv_total(&metrics);
         let used = metrics.all("vllm:kv_cache_usage_perc").map(|s| s.value);
         let used = used.fold(None, |a: Option<f64>, u| Some(a.map_or(u, |a| a.max(u))));
@@ -284,6 +306,7 @@ impl VllmBackend {
             kv_tokens_free: free,
             context: model.context,
             vocab: self.config.vocab,
+            adapters: Some(adapters),
             sampled_tokens: metrics.count("vllm:generation_tokens_total"),
             prefill_tokens: metrics.count("vllm:prompt_tokens_total"),
             cached_prompt_tokens: metrics.count("vllm:prefix_cache_hits_total"),
@@ -354,6 +377,10 @@ impl Backend for VllmBackend {
         }
     }
 
+    fn accepts_prompt(&self, asked: &PromptLogprobs) -> Result<(), AttemptError> {
+        prompt::accepts(asked)
+    }
+
     fn generate<'a>(
         &'a self,
         attempt: &'a Attempt,
@@ -400,6 +427,13 @@ impl Backend for VllmBackend {
             }
         }
         .boxed()
+    }
+
+    fn load_adapter<'a>(
+        &'a self,
+        adapter: &'a NamedAdapter,
+    ) -> BoxFuture<'a, Result<(), AttemptError>> {
+        self.load_named(adapter).boxed()
     }
 
     fn unload<'a>(&'a self, adapter: &'a str) -> BoxFuture<'a, Result<(), AttemptError>> {

@@ -21,6 +21,7 @@ mod recipe;
 mod seccomp;
 mod stream;
 mod template;
+mod tinker;
 mod trace;
 
 pub use mutate::Mutations;
@@ -106,6 +107,13 @@ pub const TARGETS: &[Target] = &[
         run: seccomp::seccomp,
         mutations: 40_000,
         words: &[],
+    },
+    Target {
+        name: "tinker",
+        more: "crates/sinew-tinker/tests/fixtures",
+        run: tinker::tinker,
+        mutations: 20_000,
+        words: tinker::WORDS,
     },
 ];
 

@@ -71,6 +71,11 @@ fn system_call_filters() {
 }
 
 #[test]
+fn bodies_of_the_tinker_sdk() {
+    try_target("tinker");
+}
+
+#[test]
 fn every_target_has_a_test() {
     let source = include_str!("it.rs");
     for target in TARGETS {

@@ -9,6 +9,7 @@
 //! A session is locked only in step 4. Rendering happens under the lock, so that two calls of one rollout see
 //! each other's tokens.
 
+use crate::adapters::Adapters;
 use crate::capacity::Capacity;
 use crate::config::{GatewayConfig, GatewayParts};
 use crate::drive::{self, Work};
@@ -130,6 +131,7 @@ pub(crate) struct Caller {
     engine: Arc<dyn Engine>,
     renderer: Arc<dyn Renderer>,
     capacity: Option<Arc<dyn Capacity>>,
+    adapters: Arc<Adapters>,
     /// Source of request ids, unique among all users of the engine.
     requests: Arc<AtomicU64>,
     /// Message roles that the model's template supports.
@@ -147,12 +149,14 @@ impl Caller {
     pub(crate) fn new(
         config: GatewayConfig,
         parts: &GatewayParts,
+        adapters: Arc<Adapters>,
         counters: Arc<Counters>,
     ) -> Self {
         Self {
             engine: Arc::clone(&parts.engine),
             renderer: Arc::clone(&parts.renderer),
             capacity: parts.capacity.clone(),
+            adapters,
             requests: Arc::clone(&parts.requests),
             prompts: Prompts::of(parts.renderer.as_ref()),
             counters,
@@ -268,6 +272,8 @@ impl Caller {
         known: Option<StateId>,
     ) -> Result<Subscription, ApiError> {
         request.restore(&rollout.answers)?;
+        let adapter = rollout.session().spec().adapter.clone();
+        self.adapters.fits(&request.model, adapter.as_ref())?;
         self.check(&request)?;
         if let Prompt::Messages(messages) = &mut request.prompt {
             note_media(messages, &mut request.ignored);
@@ -542,10 +548,12 @@ impl Caller {
                 ..sampling.clone()
             };
             let prompt = Arc::clone(&begun.prompt);
-            let mut one = GenerateRequest::new(RequestId(id), prompt, sampling);
-            // All choices have one prompt.
-            one.prompt_logprobs = scored.clone().filter(|_| choice == 0);
-            one
+            GenerateRequest {
+                adapter: session.spec().adapter.clone(),
+                // All choices have one prompt.
+                prompt_logprobs: scored.clone().filter(|_| choice == 0),
+                ..GenerateRequest::new(RequestId(id), prompt, sampling)
+            }
         };
         (0..request.n).zip(first..).map(one).collect()
     }

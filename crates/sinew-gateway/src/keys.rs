@@ -165,6 +165,13 @@ pub(crate) fn head(specs: &[ToolSpec], messages: &[Message]) -> Key {
     parts.key()
 }
 
+/// Hashes the name of an adapter: the start of its conversations.
+pub(crate) fn adapter(name: &str) -> Key {
+    let mut parts = Parts::new(10);
+    parts.bytes(name.as_bytes());
+    parts.key()
+}
+
 /// Returns the hash of a conversation: the one with hash `at`, followed by this message.
 pub(crate) fn after(at: &Key, message: &Message) -> Key {
     let mut parts = Parts::new(9);

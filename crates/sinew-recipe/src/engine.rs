@@ -21,6 +21,8 @@ choice! {
         Sglang = "sglang",
         /// Any servers with `/v1/completions`, with the weights that they have: for `sinew eval` only.
         Openai = "openai",
+        /// The Tinker service that trains.
+        Tinker = "tinker",
     }
 }
 
@@ -101,7 +103,8 @@ section! {
     EngineKeys => EnginePlan, "engine" {
         /// The engine that generates tokens.
         kind as "type": EngineType = EngineType::Embedded;
-        /// Address of the server, or several, for `vllm`, `sglang` and `openai`.
+        /// Address of the server, or several, for `vllm`, `sglang` and `openai`. With `tinker` one at most;
+        /// left out: `trainer.url`.
         url: Urls;
         /// Folder in which servers find new weights; they and this process see it under this path. With
         /// type `embedded`: each version is published there for `sinew serve --follow`; below `/dev/shm` it
@@ -114,8 +117,14 @@ section! {
         /// Source of the servers' log-probs; left out: the server's default, which is
         /// `raw` for vLLM and `processed` for SGLang.
         logprobs: Logprobs;
-        /// Treatment of the output formats of agents' calls at servers; left out: `guided`.
+        /// Treatment of the output formats of agents' calls at servers; left out: `guided`, with type
+        /// `tinker` `refuse`.
         formats: Formats;
+        /// Environment variable with the key of the Tinker service; left out: that of the trainer.
+        api_key_env: String;
+        /// Longest time in seconds that the Tinker service may take for one request; left out:
+        /// `trainer.timeout_s`.
+        timeout_s: f64;
         /// The servers were started with an output matrix where the model uses its embedding: it is
         /// published, too. For vLLM on a CPU.
         untied: bool = false;
@@ -146,6 +155,11 @@ impl EnginePlan {
     pub fn urls(&self) -> &[String] {
         self.url.as_ref().map_or(&[], Urls::all)
     }
+
+    /// Resets the keys that say how long an engine runs, and how its key is found.
+    pub(crate) fn clear_bounds(&mut self) {
+        (self.api_key_env, self.timeout_s) = (None, None);
+    }
 }
 
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
@@ -174,28 +188,39 @@ fn servers(plan: &RunPlan, rules: &mut Rules) {
     let e = &plan.engine;
     let kind = e.kind;
     let embedded = kind == EngineType::Embedded;
-    let openai = kind == EngineType::Openai;
+    let tinker = kind == EngineType::Tinker;
+    let local = matches!(kind, EngineType::Vllm | EngineType::Sglang);
     rules.allowed(
         "engine.url",
         format!("{:?}", e.urls()),
         "addresses with type vllm, sglang or openai, none with embedded",
-        embedded == e.urls().is_empty(),
+        tinker || embedded == e.urls().is_empty(),
     );
     rules.allowed(
         "engine.weights_dir",
         format!("{:?}", e.weights_dir),
         "a folder that the servers see too with type vllm or sglang, since training needs new weights to be \
          pushed",
-        embedded || openai || e.weights_dir.is_some(),
+        !local || e.weights_dir.is_some(),
     );
     let vllm = kind == EngineType::Vllm;
     for (key, has_effect, kinds) in [
         ("engine.api", vllm, "vllm"),
         ("engine.untied", vllm, "vllm"),
-        ("engine.adapters", !embedded && !openai, "vllm or sglang"),
-        ("engine.logprobs", !embedded && !openai, "vllm or sglang"),
-        ("engine.formats", !embedded, "vllm, sglang or openai"),
-        ("engine.weights_dir", !openai, "embedded, vllm or sglang"),
+        ("engine.adapters", local, "vllm or sglang"),
+        ("engine.logprobs", local, "vllm or sglang"),
+        (
+            "engine.formats",
+            !embedded,
+            "vllm, sglang, openai or tinker",
+        ),
+        ("engine.api_key_env", tinker, "tinker"),
+        ("engine.timeout_s", tinker, "tinker"),
+        (
+            "engine.weights_dir",
+            embedded || local,
+            "embedded, vllm or sglang",
+        ),
         ("engine.kv_tokens", embedded, "embedded"),
         ("engine.max_num_seqs", embedded, "embedded"),
         ("engine.max_batched_tokens", embedded, "embedded"),
@@ -240,6 +265,10 @@ fn temperatures(plan: &RunPlan, rules: &mut Rules) {
             "1 with type sglang and `logprobs = \"raw\"`, which are those of temperature 1; start it without \
              SGLANG_RETURN_ORIGINAL_LOGPROB and leave `logprobs` out",
         ),
+        EngineType::Tinker => (
+            true,
+            "1 with type tinker, whose protocol defines log-probs at that temperature only",
+        ),
         EngineType::Embedded | EngineType::Openai => (false, ""),
     };
     let one = rollout.temperature == 1.0;
@@ -261,6 +290,12 @@ fn temperatures(plan: &RunPlan, rules: &mut Rules) {
         rollout.top_p,
         "1 with type vllm and `logprobs = \"processed\"`, which are taken after truncation",
         e.kind != EngineType::Vllm || raw || rollout.top_p == 1.0,
+    );
+    rules.allowed(
+        "rollout.top_p",
+        rollout.top_p,
+        "1 with type tinker, whose protocol defines no log-probs under truncation",
+        e.kind != EngineType::Tinker || rollout.top_p == 1.0,
     );
     // The engine would refuse lower temperatures at its first token.
     let lowest = match e.kind {

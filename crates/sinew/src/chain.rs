@@ -136,6 +136,7 @@ impl Stages for Trainer<'_> {
             typed: self.typed.clone(),
             view: self.args.view,
             signals_to: self.args.signals()?,
+            adapter: None,
             track: self.track.clone(),
             tasks: None,
             accept_loss: self.args.accept_loss,

@@ -11,7 +11,7 @@
 //! | `gpus`, `trainer`, `generation` | GPUs, and the bytes of trainer and engine on each | if PyTorch trains |
 //! | `memory`, `disk` | what a run will need against what is there | with a model |
 //! | `sandbox` | one Python program in a sandbox | if the environment runs code |
-//! | `engine` | connections to the servers | if it is not in this process |
+//! | `engine` | connections to the servers, or the models of the Tinker service | if it is not in this process |
 //! | `harness`, `program` | the sandbox of a program, and that it asks the model | with an agent program |
 //! | `reward` | keys, models and servers of rewards | with judges, reward servers and reward models |
 //! | `algorithm` | what it reads, which every environment gives | where it reads more than outcomes |
@@ -365,6 +365,9 @@ fn model(recipe: &RunPlan) -> Result<String, Failure> {
     if recipe.torch().is_some() {
         return trained_elsewhere(recipe);
     }
+    if recipe.tinker().is_some() {
+        return Ok(sinew_assembly::service_model(recipe)?.0);
+    }
     let config = sinew_assembly::model_config(recipe)?;
     sinew_assembly::check_lora(recipe, &config)?;
     sinew_assembly::check_context(recipe.rollout.max_context_tokens, config.max_context)?;
@@ -442,7 +445,13 @@ fn scoring_model(recipe: &RunPlan, key: &str, source: &str) -> Result<String, Fa
         let (family, layers, width) = (shape.family, shape.layers, shape.hidden);
         return Ok(format!("{family}, {layers} layers of {width}"));
     }
-    let vocab = sinew_assembly::model_config(recipe)?.vocab;
+    let vocab = if recipe.tinker().is_none() {
+        sinew_assembly::model_config(recipe)?.vocab
+    } else if sinew_assembly::is_at_service(source)? {
+        return Ok("the Tinker service has it, and scores".into());
+    } else {
+        sinew_assembly::service_model(recipe)?.1
+    };
     let config = sinew_assembly::check_scoring(key, source, vocab)?;
     Ok(format!(
         "{:?}, {} layers of {}",

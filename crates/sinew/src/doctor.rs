@@ -8,6 +8,7 @@
 //! | `python` | a worker with the user's interpreter, Chromium under Playwright, clients of trackers |
 //! | `models` | the model package of `recipes/quickstart.toml`, the hub and its cache |
 //! | `torch` | with `--torch`: the Python of the trainer with PyTorch, its packages, GPUs and NCCL |
+//! | `tinker` | with `--tinker URL`: the models of a Tinker service, and one token that it samples |
 //!
 //! A row is `ok`, `warn` or `FAIL`. Every row was tried. A row that is not `ok` has a hint with the command
 //! or the key. All probes run at the same time, and one that does not answer within [`PATIENCE`] is a row,
@@ -21,6 +22,7 @@ mod levels;
 mod models;
 mod python;
 mod row;
+mod tinker;
 mod torch;
 
 use crate::output;
@@ -50,6 +52,9 @@ pub(crate) struct DoctorArgs {
     /// Also try the trainer with PyTorch: its Python, packages, GPUs
     #[arg(long)]
     torch: bool,
+    /// Also try the Tinker service at this address: its models, one sampled token. TINKER_API_KEY has the key
+    #[arg(long, value_name = "URL")]
+    tinker: Option<String>,
 }
 
 /// One thing to try: the group and the name of its row, whether a first run needs it, and how it is tried.
@@ -57,7 +62,16 @@ struct Probe {
     group: &'static str,
     name: &'static str,
     needed: bool,
-    tried: fn(&'static str) -> Vec<Row>,
+    tried: Tried,
+}
+
+/// The function that tries something.
+#[derive(Clone, Copy)]
+enum Tried {
+    /// On this host.
+    Here(fn(&'static str) -> Vec<Row>),
+    /// At an address.
+    At(fn(&'static str, &str) -> Vec<Row>),
 }
 
 /// All probes, in the order of their rows.
@@ -81,6 +95,14 @@ const PROBES: [Probe; 14] = [
 /// The probe of `--torch`, which all its rows need.
 static TORCH: Probe = probe("torch", "interpreter", true, torch::rows);
 
+/// The probe of `--tinker`.
+static TINKER: Probe = Probe {
+    group: "tinker",
+    name: "service",
+    needed: true,
+    tried: Tried::At(tinker::rows),
+};
+
 const fn probe(
     group: &'static str,
     name: &'static str,
@@ -91,7 +113,7 @@ const fn probe(
         group,
         name,
         needed,
-        tried,
+        tried: Tried::Here(tried),
     }
 }
 
@@ -102,7 +124,9 @@ const fn probe(
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let until = Instant::now() + PATIENCE;
     let probes = PROBES.iter().chain(args.torch.then_some(&TORCH));
-    let started: Vec<_> = probes.map(|p| (p, start(p))).collect();
+    let probes = probes.chain(args.tinker.as_ref().map(|_| &TINKER));
+    let url = args.tinker.as_deref().unwrap_or_default();
+    let started: Vec<_> = probes.map(|p| (p, start(p, url))).collect();
     let (mut group, mut counts) = ("", [0; 3]);
     let mut missing = Vec::new();
     for (probe, answer) in started {
@@ -139,22 +163,35 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     if missing.is_empty() {
         Ok(())
     } else {
+        let parts = [
+            (true, "a first run"),
+            (args.torch, "PyTorch"),
+            (args.tinker.is_some(), "the Tinker service"),
+        ];
+        let parts: Vec<&str> = parts
+            .iter()
+            .filter(|part| part.0)
+            .map(|part| part.1)
+            .collect();
         Err(Failure::outside(format!(
             "missing for {}: {}",
-            if args.torch {
-                "a first run or PyTorch"
-            } else {
-                "a first run"
-            },
+            parts.join(" or "),
             missing.join("; ")
         )))
     }
 }
 
-/// Runs a probe in its own thread. A probe that hangs leaves the thread behind.
-fn start(probe: &'static Probe) -> Receiver<Vec<Row>> {
+/// Runs a probe in its own thread, at `url` if it needs an address. A probe that hangs leaves the thread
+/// behind.
+fn start(probe: &'static Probe, url: &str) -> Receiver<Vec<Row>> {
     let (answer, answered) = sync_channel(1);
-    std::thread::spawn(move || answer.send((probe.tried)(probe.name)));
+    let url = url.to_owned();
+    std::thread::spawn(move || {
+        answer.send(match probe.tried {
+            Tried::Here(tried) => tried(probe.name),
+            Tried::At(tried) => tried(probe.name, &url),
+        })
+    });
     answered
 }
 

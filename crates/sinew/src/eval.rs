@@ -10,11 +10,12 @@ mod bench;
 mod compare;
 mod plan;
 
+use crate::adapter_args::AdapterArg;
 use crate::{RunArgs, train};
 use clap::Args;
 use sinew_assembly::Failure;
 use sinew_recipe::{ChainPlan, ModelSection, RUN, Recipe, RunPlan, TemplateOptions};
-use sinew_runs::EVALUATION;
+use sinew_runs::{EVALUATION, RunDir};
 use std::path::{Path, PathBuf};
 
 /// Arguments of `sinew eval`.
@@ -34,6 +35,9 @@ pub(crate) struct EvalArgs {
     /// that of the recipe. With --bench also the URL of an OpenAI-compatible server
     #[arg(long)]
     model: Option<String>,
+    /// Measure the model with this LoRA adapter (a folder in PEFT's layout); traces record the name
+    #[arg(long, value_name = "NAME=DIR")]
+    adapter: Option<AdapterArg>,
     #[command(flatten)]
     bench: bench::BenchArgs,
 }
@@ -73,7 +77,15 @@ fn measured(args: &EvalArgs, file: &Path) -> Result<train::CommandEnd, Failure> 
     if !recipe.name.ends_with(EVALUATION) {
         recipe.name += EVALUATION;
     }
-    let job = train::evaluate;
+    let adapter = args.adapter.clone();
+    let job = |recipe: &RunPlan, dir: &RunDir, options: &train::TrainOptions| {
+        let mut options = options.clone();
+        if let Some(adapter) = &adapter {
+            options.typed += &format!(" --adapter {adapter}");
+        }
+        options.adapter = adapter;
+        train::evaluate(recipe, dir, &options)
+    };
     args.run.run(&recipe, &args.track, "eval", job)
 }
 

@@ -8,6 +8,7 @@
 //! Standard output has the result, as text or JSON lines. Logs go to standard error, by the filter
 //! `SINEW_LOG` (`error` if it is not set, as in `SINEW_LOG=sinew_engines=debug`).
 
+mod adapter_args;
 mod bounded;
 mod chain;
 mod check;
@@ -25,6 +26,7 @@ mod gpus;
 mod init;
 mod judge;
 mod lab;
+mod model_name;
 mod output;
 mod panics;
 mod pool;
@@ -36,6 +38,7 @@ mod runs;
 mod sandbox;
 mod serve;
 mod serve_sandbox;
+mod serve_tinker;
 mod setup;
 mod shell;
 mod signals;
@@ -659,6 +662,7 @@ impl RunArgs {
             typed: self.serve.typed(),
             view: self.view,
             signals_to: self.signals()?,
+            adapter: None,
             track: None,
             tasks: None,
             signals: None,

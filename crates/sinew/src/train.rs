@@ -18,6 +18,7 @@
 //! | `verdict` | how the run did: `verdict`, `why`, `change` |
 //! | `trouble` | reasons for a bad end; empty: there are none |
 
+use crate::adapter_args::AdapterArg;
 use crate::signals;
 use crate::track::Trackers;
 use serde_json::{Map, Value};
@@ -56,6 +57,8 @@ pub(crate) struct TrainOptions {
     pub(crate) view: Option<std::net::SocketAddr>,
     /// Destinations of the run's export.
     pub(crate) signals_to: Option<SignalsConfig>,
+    /// Adapter that a measurement samples with.
+    pub(crate) adapter: Option<AdapterArg>,
     /// Trackers that get the numbers of the run.
     pub(crate) track: Option<Trackers>,
     /// Address for agents outside.
@@ -143,7 +146,10 @@ pub(crate) fn evaluate(
         let text = sinew_view::measured(&ended.after, dir.path(), ended.wall_s, example);
         crate::output::print(&text);
     }
-    let last = serde_json::json!({ "eval": measures(&ended.after), "wall_s": ended.wall_s });
+    let mut last = serde_json::json!({ "eval": measures(&ended.after), "wall_s": ended.wall_s });
+    if let Some(adapter) = &options.adapter {
+        last["adapter"] = adapter.name.as_str().into();
+    }
     Ok(finished(last, &ended))
 }
 
@@ -202,15 +208,17 @@ fn stop_on_signal(
     });
 }
 
-/// Runs a recipe, and continues from its last checkpoint after the trainer's processes were lost, as often as
-/// `trainer.restarts` allows: episodes are stored, so only updates are computed again.
+/// Runs a recipe, and continues from its last checkpoint after the trainer's processes or the model of a
+/// Tinker service were lost, as often as `trainer.restarts` allows: episodes are stored, so only updates are
+/// computed again.
 fn run_again(
     recipe: &RunPlan,
     dir: &RunDir,
     options: &TrainOptions,
 ) -> Result<RunOutcome, Failure> {
     let mut options = options.clone();
-    let mut left = recipe.torch().map_or(0, |trainer| trainer.restarts);
+    let trainer = recipe.torch().or(recipe.tinker());
+    let mut left = trainer.map_or(0, |trainer| trainer.restarts);
     loop {
         match run(recipe, dir, &options, Goal::Train) {
             Err(Failure::TrainerLost(why)) if left > 0 => {
@@ -237,6 +245,7 @@ fn run(
             goal,
             command: options.command,
             accept_loss: options.accept_loss,
+            adapter: options.adapter.as_ref().map(AdapterArg::folder),
         };
         let bus = session.bus.clone();
         let (pipeline, renderer) = sinew_assembly::pipeline(recipe, config, session)?;

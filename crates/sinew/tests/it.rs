@@ -1,6 +1,8 @@
 //! The program as people and scripts use it: real training runs, killed ones, wrong input.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "it/adapters.rs"]
+mod adapters;
 #[path = "it/admission.rs"]
 mod admission;
 #[path = "it/agents.rs"]
@@ -106,6 +108,9 @@ mod snapshots;
 mod tail;
 #[path = "it/template.rs"]
 mod template;
+#[path = "it/tinker_client.rs"]
+mod tinker;
+mod tinker_client;
 #[path = "it/torch.rs"]
 mod torch;
 #[path = "it/track.rs"]

@@ -153,6 +153,7 @@ def lane(
     temperatures: Any = None,
     masks: Any = None,
     table: Any = None,
+    experts: Any = None,
 ) -> dict[str, Any]:
     """A lane as it travels."""
     count = len(rows)
@@ -172,7 +173,16 @@ def lane(
         "masks": u32(marks),
         "mask_words": int(words.shape[1]) if words.size else 0,
         "mask_table": u32(words),
-    }
+    } | routes(experts)
+
+
+def routes(experts: Any) -> dict[str, Any]:
+    """Experts `[tokens, layers, top_k]` as they travel, with -1 where the router chooses."""
+    if experts is None:
+        return {}
+    given = np.asarray(experts)
+    _, layers, top_k = given.shape
+    return {"routes": given.astype("<u2").tobytes(), "route_layers": layers, "route_top_k": top_k}
 
 
 def f32(data: bytes) -> np.ndarray:

@@ -10,7 +10,7 @@ use crate::servers::{sampling_engine, serve_engine};
 use crate::start_model::StartShape;
 use crate::{
     Session, check_training_tasks, describe, device, engine, episode_parts, groups, plan, run_info,
-    source, store,
+    source, store, tinker,
 };
 use sinew_orchestrator::RunEvent;
 use sinew_pipeline::{ChangedParts, EngineRollouts, RolloutParts, Rollouts};
@@ -100,10 +100,13 @@ pub fn collection(
     } else {
         env::world_with(&in_run, &session.tasks, &session.bench)?
     };
-    pins.inputs(recipe, world.envs.as_ref(), &session, None)?;
+    pins.inputs(recipe, world.envs.as_ref(), &session, [])?;
     let store = store::open_store(&recipe.store, session.dir)?.traces;
-    let model = model_config(&pins.plan)?;
-    check_context(recipe.rollout.max_context_tokens, model.max_context)?;
+    let shape = match pins.plan.tinker() {
+        Some(_) => tinker::shape(&pins.plan)?,
+        None => StartShape::of(model_config(&pins.plan)?),
+    };
+    check_context(recipe.rollout.max_context_tokens, shape.context)?;
     check_training_tasks(recipe, world.taskset.as_ref())?;
     let draws = plan::draws(recipe, world.taskset.as_ref())?;
     let pinned = pins.plan.clone();
@@ -135,7 +138,7 @@ pub fn collection(
             (Box::new(sampled), size, algorithm.repair().retries())
         }
     };
-    let described = describe(&StartShape::of(model), &device);
+    let described = describe(&shape, &device);
     session.bus.emit(RunEvent::Described(described))?;
     Ok(Collection {
         config: CollectConfig {
@@ -168,6 +171,9 @@ pub(crate) fn sampler(
     version: PolicyVersion,
 ) -> Result<Arc<dyn Engine>, Failure> {
     let (section, rollout) = (&plan.engine, &plan.rollout);
+    if section.kind == EngineType::Tinker {
+        return tinker::sampling_engine(plan, version);
+    }
     if section.kind != EngineType::Embedded {
         return sampling_engine(section, renderer);
     }

@@ -4,10 +4,12 @@
 //! One mutex guards it and is never held across a call of a sink or of a server. Callers only
 //! append; the thread takes everything in one go and publishes its status afterwards.
 
-use crate::backend::Weights;
+use crate::backend::{NamedAdapter, Weights};
 use crate::config::RemoteConfig;
 use crate::route::{Counters, EngineView};
-use sinew_types::{EngineError, EngineStatus, EventSink, GenerateRequest, RequestId, WeightsId};
+use sinew_types::{
+    AdapterName, EngineError, EngineStatus, EventSink, GenerateRequest, RequestId, WeightsId,
+};
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::fmt;
 use std::sync::mpsc::SyncSender;
@@ -20,17 +22,37 @@ pub(super) type Reply = SyncSender<Result<(), EngineError>>;
 
 /// A command whose caller blocks until it is carried out. One runs at a time, in order of arrival.
 pub(super) enum Control {
-    Pause { paused: bool, reply: Reply },
-    Load { weights: Weights, reply: Reply },
-    Sleep { asleep: bool, reply: Reply },
+    Pause {
+        paused: bool,
+        reply: Reply,
+    },
+    Load {
+        weights: Weights,
+        reply: Reply,
+    },
+    LoadAdapter {
+        name: AdapterName,
+        adapter: NamedAdapter,
+        reply: Reply,
+    },
+    DropAdapter {
+        name: AdapterName,
+        reply: Reply,
+    },
+    Sleep {
+        asleep: bool,
+        reply: Reply,
+    },
 }
 
 impl Control {
     pub(super) fn reply(self) -> Reply {
         match self {
-            Self::Pause { reply, .. } | Self::Load { reply, .. } | Self::Sleep { reply, .. } => {
-                reply
-            }
+            Self::Pause { reply, .. }
+            | Self::Load { reply, .. }
+            | Self::LoadAdapter { reply, .. }
+            | Self::DropAdapter { reply, .. }
+            | Self::Sleep { reply, .. } => reply,
         }
     }
 }
@@ -64,6 +86,8 @@ pub(super) struct Inbox {
     pub(super) limits: ModelLimits,
     /// Adapters that servers have, or are asked for.
     pub(super) in_use: BTreeSet<WeightsId>,
+    /// Adapters that requests can name.
+    pub(super) adapters: BTreeSet<AdapterName>,
 }
 
 /// The inbox with its two signals.
@@ -111,8 +135,8 @@ impl Shared {
     /// Queues a request.
     ///
     /// # Errors
-    /// If the thread has ended, the queue is full, or the id is in use. The sink is dropped without
-    /// a call then.
+    /// If the thread has ended, the queue is full, the adapter is not loaded, or the id is in use. The sink
+    /// is dropped without a call then.
     pub(super) fn submit(
         &self,
         request: GenerateRequest,
@@ -126,6 +150,11 @@ impl Shared {
         if waiting >= self.max_waiting {
             let limit = self.max_waiting;
             return Err(EngineError::QueueFull { waiting, limit });
+        }
+        if let Some(name) = &request.adapter
+            && !inbox.adapters.contains(name)
+        {
+            return Err(EngineError::UnknownAdapter { name: name.clone() });
         }
         if !inbox.live.insert(request.id) {
             let why = format!("request id {} is in use", request.id.0);

@@ -7,7 +7,8 @@
 mod inbox;
 mod worker;
 
-use crate::backend::{Backend, Weights};
+use crate::adapter_folders::AdapterFolders;
+use crate::backend::{Backend, NamedAdapter, Weights};
 use crate::config::{ConfigError, RemoteConfig};
 use crate::error::AttemptError;
 use crate::folder::WeightsFolder;
@@ -15,11 +16,12 @@ use crate::guided::FormatMode;
 use crate::route::{Counters, EngineView, adapter_name};
 use inbox::{Control, Reply, Shared};
 use sinew_types::{
-    Engine, EngineError, EngineStatus, EventSink, Fidelity, GenerateRequest, Lineage,
-    PolicyVersion, RequestId, TEMPERATURES, TensorSource, TokenId, WeightsId,
+    Adapter, AdapterName, Engine, EngineError, EngineStatus, EventSink, Fidelity, GenerateRequest,
+    Lineage, PolicyVersion, RequestId, TEMPERATURES, TensorSource, TokenId, WeightsId,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
@@ -27,8 +29,8 @@ use std::time::Duration;
 /// One or several outside engines as one: requests go where they can be served, and continue elsewhere when a
 /// server fails.
 ///
-/// Thread-safe. Event sinks are called on its thread: they may submit and abort, but not load
-/// weights, pause or sleep (these answer with an error instead of waiting forever). Dropping it
+/// Thread-safe. Event sinks are called on its thread: they may submit and abort, but not load weights or
+/// adapters, pause or sleep (these answer with an error instead of waiting forever). Dropping it
 /// ends the thread; requests that have not ended then fail with [`EngineError::Stopped`].
 #[derive(Debug)]
 pub struct RemoteEngine {
@@ -40,6 +42,10 @@ pub struct RemoteEngine {
     /// Name of its adapters, if weights are adapters.
     adapters: Option<String>,
     folder: Option<WeightsFolder>,
+    /// Folders of adapters that requests name.
+    adapter_folders: AdapterFolders,
+    /// Number of the next load of such an adapter.
+    adapter_loads: AtomicU64,
     thread: Option<JoinHandle<()>>,
     thread_id: ThreadId,
 }
@@ -82,6 +88,8 @@ impl RemoteEngine {
             lineage,
             adapters,
             folder,
+            adapter_folders: AdapterFolders::default(),
+            adapter_loads: AtomicU64::new(0),
             thread_id: thread.thread().id(),
             thread: Some(thread),
         })
@@ -125,16 +133,22 @@ impl RemoteEngine {
         self.shared.lock().in_use.clone()
     }
 
-    /// Runs a control on the thread and blocks until it is done.
-    ///
-    /// # Errors
-    /// If an event sink asks: it runs on the thread that would carry the control out.
-    fn ask(&self, what: &str, control: impl FnOnce(Reply) -> Control) -> Result<(), EngineError> {
+    /// Refuses what an event sink asks for: it runs on the thread that would carry it out.
+    fn refuse_sinks(&self, what: &str) -> Result<(), EngineError> {
         if thread::current().id() == self.thread_id {
             let why =
                 format!("an event sink may not ask for {what}: it runs on the thread that would");
             return Err(EngineError::Failed(why));
         }
+        Ok(())
+    }
+
+    /// Runs a control on the thread and blocks until it is done.
+    ///
+    /// # Errors
+    /// If an event sink asks.
+    fn ask(&self, what: &str, control: impl FnOnce(Reply) -> Control) -> Result<(), EngineError> {
+        self.refuse_sinks(what)?;
         let (reply, answer) = sync_channel(1);
         self.shared.control(control(reply))?;
         let ended = || EngineError::Stopped(format!("it ended during {what}"));
@@ -147,12 +161,15 @@ impl Engine for RemoteEngine {
         let mut sampling = request.sampling.clone();
         self.formats.apply(&mut sampling, "")?;
         for backend in &self.backends {
-            backend.accepts(&sampling).map_err(|e| match e {
-                AttemptError::Refused(error) => error,
-                other => EngineError::Failed(other.to_string()),
-            })?;
+            backend.accepts(&sampling).map_err(refusal)?;
+            if let Some(asked) = &request.prompt_logprobs {
+                backend.accepts_prompt(asked).map_err(refusal)?;
+            }
         }
         check_request(&request, &self.shared)?;
+        if let Some(asked) = &request.prompt_logprobs {
+            asked.check(request.prompt.len(), self.shared.lock().limits.vocab)?;
+        }
         self.shared.submit(request, sink)
     }
 
@@ -197,6 +214,57 @@ impl Engine for RemoteEngine {
         self.ask("new weights", |reply| Control::Load { weights, reply })
     }
 
+    /// Loads an adapter on all servers, under a name that contains this one, the version and a number. It has
+    /// succeeded if at least one server has it; the others, and those that are started anew, are given it as
+    /// soon as a probe shows that they miss it.
+    fn load_adapter(
+        &self,
+        name: &AdapterName,
+        version: PolicyVersion,
+        adapter: Adapter,
+    ) -> Result<(), EngineError> {
+        let refused =
+            |why: &dyn std::fmt::Display| EngineError::Weights(format!("adapter {name}: {why}"));
+        self.refuse_sinks("an adapter")?;
+        if self.fidelity() != Fidelity::TokenExact {
+            return Err(refused(&"the engine is for evaluation only"));
+        }
+        let id = WeightsId::new(version, self.lineage);
+        let number = self.adapter_loads.fetch_add(1, Ordering::Relaxed);
+        let server_name = named_on_servers(name, id, number);
+        let folder = match &self.folder {
+            Some(folder) => {
+                let written = self.adapter_folders.write(folder, &server_name, &adapter);
+                Some(written.map_err(|e| refused(&e))?)
+            }
+            None => None,
+        };
+        let named = NamedAdapter {
+            server_name,
+            id,
+            folder: folder.clone(),
+            source: Some(adapter),
+        };
+        let loaded = self.ask("an adapter", |reply| Control::LoadAdapter {
+            name: name.clone(),
+            adapter: named,
+            reply,
+        });
+        if let Some(folder) = folder {
+            self.adapter_folders.settle(name, folder, loaded.is_ok());
+        }
+        loaded
+    }
+
+    fn unload_adapter(&self, name: &AdapterName) -> Result<(), EngineError> {
+        self.ask("an adapter's end", |reply| Control::DropAdapter {
+            name: name.clone(),
+            reply,
+        })?;
+        self.adapter_folders.remove(name);
+        Ok(())
+    }
+
     /// Lets the servers give up their memory. Requests lose no token, and their deadlines start again
     /// afterwards. If one of the servers cannot, the others have changed nevertheless; the probes that
     /// follow show each one's state.
@@ -234,6 +302,29 @@ impl Drop for RemoteEngine {
             // Its panics were reported to every request.
             let _ = thread.join();
         }
+    }
+}
+
+/// Name on servers of the `number`-th adapter that is loaded: of this name, version and lineage. A name
+/// that is too long is cut, and told apart by a hash.
+fn named_on_servers(name: &AdapterName, id: WeightsId, number: u64) -> String {
+    /// Characters that stay of a name that is too long.
+    const KEPT: usize = 56;
+    let name = name.as_str();
+    let whole = format!("{name}-{id}-{number}");
+    if whole.len() <= AdapterName::MAX_LEN {
+        return whole;
+    }
+    let hash = blake3::hash(name.as_bytes()).to_hex();
+    let kept = &name[..KEPT.min(name.len())];
+    format!("{kept}-{}-{id}-{number}", &hash[..16])
+}
+
+/// The error for a request that a kind of server refuses.
+fn refusal(error: AttemptError) -> EngineError {
+    match error {
+        AttemptError::Refused(error) => error,
+        other => EngineError::Failed(other.to_string()),
     }
 }
 
@@ -317,4 +408,25 @@ fn check_request(request: &GenerateRequest, shared: &Shared) -> Result<(), Engin
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_on_servers_are_names_that_differ() {
+        let id = WeightsId::new(PolicyVersion(u64::MAX), Lineage(u32::MAX));
+        let short = AdapterName::new("a").unwrap();
+        assert_eq!(
+            named_on_servers(&short, WeightsId::default(), 4),
+            "a-v0-00000000-4"
+        );
+        let long = |last: &str| AdapterName::new(&("x".repeat(127) + last)).unwrap();
+        let names = [long("y"), long("z")].map(|name| named_on_servers(&name, id, u64::MAX));
+        assert_ne!(names[0], names[1]);
+        for name in names {
+            AdapterName::new(&name).unwrap();
+        }
+    }
 }

@@ -11,8 +11,11 @@
 //! | cancel | drop the attempt's future, then [`Backend::cancel`] |
 //! | probe | [`Backend::probe`], then again after the probe interval |
 //! | label, load | [`Backend::label`], [`Backend::load`] of an engine that has other weights |
+//! | adapters | [`Backend::load_adapter`], [`Backend::unload`]: see `adapters` |
 //!
 //! A panic of a backend is a failed attempt, one of a sink ends its request.
+
+mod adapters;
 
 use super::inbox::{Control, Inbox, ModelLimits, Reply, Shared};
 use crate::attempt::{Attempt, AttemptEnd, AttemptId};
@@ -21,6 +24,7 @@ use crate::config::{Jitter, RemoteConfig};
 use crate::error::AttemptError;
 use crate::route::{Command, Router, adapter_name};
 use crate::sums::ReplicaSums;
+use adapters::{AdapterJob, NamedAdapters};
 use futures::future::join_all;
 use sinew_types::{EngineError, EngineEvent, EventSink, GenerateRequest, RequestId, WeightsId};
 use std::any::Any;
@@ -47,10 +51,11 @@ enum Report {
         result: Result<AttemptEnd, AttemptError>,
     },
     /// `regular`: the next probe follows after the interval. A result of an earlier `epoch` is
-    /// outdated.
+    /// outdated, and what it shows of adapters if `adapters` is earlier than their last change.
     Probed {
         engine: usize,
         epoch: u64,
+        adapters: u64,
         regular: bool,
         result: Result<Probe, AttemptError>,
     },
@@ -71,6 +76,21 @@ enum Report {
         id: WeightsId,
         result: Result<(), AttemptError>,
     },
+    /// All engines have answered a load of an adapter that requests name.
+    AdapterLoaded {
+        results: Vec<(usize, Result<(), AttemptError>)>,
+    },
+    /// An engine was given adapters that it missed, by their names on servers.
+    AdaptersMended {
+        engine: usize,
+        results: Vec<(String, Result<(), AttemptError>)>,
+    },
+    /// An engine was asked to remove an adapter that no request names any more.
+    AdapterRemoved {
+        engine: usize,
+        server_name: String,
+        result: Result<(), AttemptError>,
+    },
     /// All engines have answered a sleep or a wake-up.
     Slept { result: Result<(), AttemptError> },
 }
@@ -78,6 +98,7 @@ enum Report {
 /// The control that runs; others wait for its end.
 enum Job {
     Load { weights: Weights, reply: Reply },
+    Adapter(AdapterJob),
     Sleep { reply: Reply, woke: bool },
 }
 
@@ -109,6 +130,8 @@ pub(super) struct Worker {
     adapters: Option<String>,
     /// Adapters of each engine that were replaced, and are to be removed once no attempt asks for them.
     replaced: Vec<BTreeSet<WeightsId>>,
+    /// Adapters that requests name.
+    named: NamedAdapters,
     job: Option<Job>,
     /// Controls that wait for the job.
     controls: std::collections::VecDeque<Control>,
@@ -146,6 +169,7 @@ impl Worker {
             follows: config.router.follow,
             adapters: config.router.adapters.clone(),
             replaced: vec![BTreeSet::new(); count],
+            named: NamedAdapters::new(count),
             first: config.first(),
             router: Router::new(config.router.clone(), names, config.first()),
             shared,
@@ -203,6 +227,9 @@ impl Worker {
     }
 
     fn take(&mut self, tokens: AttemptTokens) {
+        if let Some(logprobs) = tokens.prompt {
+            self.router.prompt(tokens.attempt, logprobs);
+        }
         self.router
             .tokens(tokens.attempt, tokens.tokens, tokens.end);
     }
@@ -232,10 +259,13 @@ impl Worker {
             Ok(Report::Probed {
                 engine,
                 epoch,
+                adapters,
                 regular,
                 result,
             }) => {
-                if epoch == self.epoch() && self.job.is_none() && !self.repairing[engine] {
+                let settled = !self.changes_engines() && !self.repairing[engine];
+                if epoch == self.epoch() && settled {
+                    let result = self.named.current(engine, adapters, result);
                     self.probed(now, engine, result);
                     self.unload(engine);
                 }
@@ -268,6 +298,13 @@ impl Worker {
                 }
             }
             Ok(Report::Loaded { id, results }) => self.loaded(now, id, &results),
+            Ok(Report::AdapterLoaded { results }) => self.adapter_loaded(now, &results),
+            Ok(Report::AdaptersMended { engine, results }) => self.mended(engine, results),
+            Ok(Report::AdapterRemoved {
+                engine,
+                server_name,
+                result,
+            }) => self.adapter_removed(engine, server_name, result),
             Ok(Report::Slept { result }) => self.slept(now, result),
             // An attempt that was aborted, or a task that panicked: the panic is the bug's report.
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
@@ -283,8 +320,14 @@ impl Worker {
                 vocab: probe.vocab,
             };
             self.repair(engine, probe);
+            self.mend(engine, probe);
         }
         self.router.probed(now, engine, result);
+    }
+
+    /// Whether weights or memory of all engines are being changed.
+    fn changes_engines(&self) -> bool {
+        matches!(self.job, Some(Job::Load { .. } | Job::Sleep { .. }))
     }
 
     /// Loads the right weights into an engine that has others, if they are available: the last published
@@ -335,13 +378,16 @@ impl Worker {
     fn probe(&mut self, engine: usize, after: Duration, regular: bool) {
         let backend = Arc::clone(&self.backends[engine]);
         let epoch = Arc::clone(&self.epoch);
+        let adapters = self.named.changes();
         self.tasks.spawn(async move {
             tokio::time::sleep(after).await;
             let epoch = epoch.load(Ordering::Relaxed);
+            let adapters = adapters.load(Ordering::Relaxed);
             let result = backend.probe().await;
             Report::Probed {
                 engine,
                 epoch,
+                adapters,
                 regular,
                 result,
             }
@@ -400,6 +446,12 @@ impl Worker {
                     answer(&reply, Ok(()));
                 }
                 Control::Load { weights, reply } => self.load(weights, reply),
+                Control::LoadAdapter {
+                    name,
+                    adapter,
+                    reply,
+                } => self.load_adapter(name, adapter, reply),
+                Control::DropAdapter { name, reply } => self.drop_adapter(&name, &reply),
                 Control::Sleep { asleep, reply } => {
                     self.router.sleep(now, true);
                     self.carry_out();
@@ -428,8 +480,9 @@ impl Worker {
         }
     }
 
-    /// Asks an engine to remove the adapters that were replaced, where no attempt asks for them.
+    /// Asks an engine to remove the adapters that were replaced or dropped, where no attempt asks for them.
     fn unload(&mut self, engine: usize) {
+        self.remove_adapters(engine);
         let Some(of) = &self.adapters else { return };
         let in_use = self.router.in_use(engine);
         let replaced = std::mem::take(&mut self.replaced[engine]).into_iter();
@@ -588,7 +641,9 @@ impl Worker {
     /// Calls a sink. One that panics loses its own events and those of no other request.
     fn tell(&mut self, event: EngineEvent) {
         let (id, last) = match &event {
-            EngineEvent::Tokens { request, .. } => (*request, false),
+            EngineEvent::Prompt { request, .. } | EngineEvent::Tokens { request, .. } => {
+                (*request, false)
+            }
             EngineEvent::Finished { request, .. } | EngineEvent::Failed { request, .. } => {
                 (*request, true)
             }
@@ -659,6 +714,7 @@ impl Worker {
         });
         let job = self.job.take().map(|job| match job {
             Job::Load { reply, .. } | Job::Sleep { reply, .. } => reply,
+            Job::Adapter(job) => job.reply,
         });
         let waiting = self.controls.drain(..).map(Control::reply);
         for reply in job.into_iter().chain(waiting) {

@@ -15,7 +15,7 @@ use crate::guided::FormatMode;
 pub use breaker::BreakerConfig;
 pub use router::Router;
 pub(crate) use state::adapter_name;
-pub use state::{Command, Counters, EngineView};
+pub use state::{Command, Counters, EngineView, RoutedAdapter};
 
 /// Limits and rules of a [`Router`].
 #[derive(Clone, Debug, PartialEq)]
@@ -57,6 +57,8 @@ pub struct RouterConfig {
     /// Weights are LoRA adapters by name, `NAME-v13-9f3c12ab` for this name: an attempt asks for the
     /// adapter of its weights, and continues with it while others are loaded. Default: whole weights.
     pub adapters: Option<String>,
+    /// Maximum adapters that requests can name at the same time; loading one more is refused. Default: 64.
+    pub max_adapters: usize,
 }
 
 impl Default for RouterConfig {
@@ -77,6 +79,7 @@ impl Default for RouterConfig {
             formats: FormatMode::default(),
             follow: false,
             adapters: None,
+            max_adapters: 64,
         }
     }
 }

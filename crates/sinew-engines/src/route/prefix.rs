@@ -15,9 +15,20 @@ pub(super) struct BlockHashes {
     hashes: Vec<u64>,
     /// Tokens of the incomplete block: their number, and a polynomial over them.
     open: (usize, u64),
+    /// Texts of different seeds have no hash in common.
+    seed: u64,
 }
 
 impl BlockHashes {
+    /// An empty text that an adapter of this name on servers reads; `None`: no adapter.
+    pub(super) fn new(adapter: Option<&str>) -> Self {
+        let bytes = adapter.into_iter().flat_map(str::bytes);
+        Self {
+            seed: bytes.fold(0, |seed, byte| mix_hash(seed, u64::from(byte) + 1)),
+            ..Self::default()
+        }
+    }
+
     /// Appends tokens and hashes each block of `block_tokens` that they complete.
     pub(super) fn push(&mut self, tokens: &[TokenId], block_tokens: usize) {
         let size = block_tokens.max(1);
@@ -27,7 +38,8 @@ impl BlockHashes {
             sum = sum.wrapping_mul(GOLDEN_GAMMA) ^ (u64::from(token) + 1);
             count += 1;
             if count >= size {
-                let before = self.hashes.last().copied().unwrap_or(0x5EED);
+                let before = self.hashes.last().copied();
+                let before = before.unwrap_or(0x5EED ^ self.seed);
                 self.hashes.push(mix_hash(before, sum));
                 (count, sum) = (0, 0);
             }

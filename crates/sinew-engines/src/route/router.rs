@@ -9,22 +9,26 @@
 //! longest known prefix wins, unless it is much more loaded than the least loaded one. The load of an engine
 //! is the expected remaining work of its attempts: see `lengths`.
 //!
-//! The choice of the weights that sample, and what their changes do to attempts, is in `versions`.
+//! The choice of the weights that sample, and what their changes do to attempts, is in `versions`; adapters
+//! that requests name are in `adapters`.
 
+mod adapters;
 mod versions;
 
 use super::lengths::{LEAST, Lengths};
 use super::loads::Loads;
-use super::prefix::SeenBlocks;
-use super::state::{Command, Counters, EngineState, EngineView, Place, RequestState};
+use super::prefix::{BlockHashes, SeenBlocks};
+use super::state::{
+    Command, Counters, EngineState, EngineView, Place, RequestState, RoutedAdapter,
+};
 use super::{OnPartial, RouterConfig};
 use crate::attempt::{AttemptEnd, AttemptId, AttemptToken};
 use crate::error::{AttemptError, Blame};
 use sinew_types::{
-    Choice, EngineError, EngineEvent, EngineStatus, FinishReason, GenerateRequest, Lineage,
-    PolicyVersion, RequestId, SampledToken, WeightsId,
+    AdapterName, Choice, EngineError, EngineEvent, EngineStatus, FinishReason, GenerateRequest,
+    Lineage, PolicyVersion, PromptLogprob, RequestId, SampledToken, WeightsId,
 };
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 
 /// Maximum waiting requests that are considered in one go; bounds the work of a step.
@@ -41,6 +45,8 @@ pub struct Router {
     weights: WeightsId,
     /// Every lineage that was seen, the latest last; bounded.
     lineages: VecDeque<Lineage>,
+    /// Adapters that requests can name.
+    adapters: BTreeMap<AdapterName, RoutedAdapter>,
     engines: Vec<EngineState>,
     loads: Loads,
     seen: SeenBlocks,
@@ -71,6 +77,7 @@ impl Router {
             config,
             weights,
             lineages: VecDeque::from([weights.lineage]),
+            adapters: BTreeMap::new(),
             loads,
             seen: SeenBlocks::default(),
             engines: engines.map(|n| EngineState::new(n, breaker)).collect(),
@@ -130,7 +137,7 @@ impl Router {
     /// Queues a request.
     ///
     /// # Errors
-    /// If the queue is full or the id is in use.
+    /// If the queue is full, the id is in use, or the adapter is not loaded.
     pub fn submit(&mut self, now: f64, mut request: GenerateRequest) -> Result<(), EngineError> {
         if self.requests.contains_key(&request.id) {
             let why = format!("request id {} is in use", request.id.0);
@@ -140,17 +147,21 @@ impl Router {
         if waiting >= limit {
             return Err(EngineError::QueueFull { waiting, limit });
         }
+        let adapter = self.adapter_of(request.adapter.as_ref())?;
+        let blocks = BlockHashes::new(adapter.map(|a| a.server_name.as_str()));
         let engine = self.engines.first().map_or("", |e| e.name.as_str());
         let law = self.config.formats.apply(&mut request.sampling, engine)?;
         let mut state = RequestState {
             id: request.id,
+            adapter: request.adapter,
+            prompt_logprobs: request.prompt_logprobs.map(Into::into),
             law,
             prompt: request.prompt,
             sampled: Vec::new(),
             sampling: request.sampling,
             priority: request.priority,
             arrival: self.arrivals,
-            blocks: Default::default(),
+            blocks,
             prompt_blocks: 0,
             remembered: (0, 0),
             rest: 1.0,
@@ -180,6 +191,18 @@ impl Router {
         if self.requests.contains_key(&request) {
             self.cancel_attempt(request);
             self.finish(request, FinishReason::Aborted);
+        }
+    }
+
+    /// Log-probabilities of the prompt of an attempt; those of attempts that are over are dropped.
+    pub fn prompt(&mut self, attempt: AttemptId, logprobs: Vec<PromptLogprob>) {
+        let request = self.attempts.get(&attempt);
+        let state = request.and_then(|id| self.requests.get_mut(id));
+        if let Some(state) = state
+            && state.prompt_logprobs.take().is_some()
+        {
+            let request = state.id;
+            self.tell(EngineEvent::Prompt { request, logprobs });
         }
     }
 
@@ -392,19 +415,26 @@ impl Router {
         let late = |id: &RequestId| self.requests.get(id).is_some_and(|r| r.deadline <= now);
         let ids = self.waiting.iter().map(|(_, _, id)| *id);
         let late: Vec<_> = ids.filter(late).collect();
-        if late.is_empty() {
-            return;
-        }
-        let engines = self.engines.iter();
-        let reasons = engines.map(|e| {
-            let why = e.unusable(self.weights, now);
-            format!("{}: {}", e.name, why.as_deref().unwrap_or("no KV capacity"))
-        });
-        let reasons = reasons.collect::<Vec<_>>().join("; ");
         for id in late {
+            let reasons = self.reasons(id, now);
             let why = format!("no engine within {} s ({reasons})", self.config.max_wait_s);
             self.fail(id, EngineError::Stopped(why));
         }
+    }
+
+    /// The reason for which each engine does not serve a request.
+    fn reasons(&self, request: RequestId, now: f64) -> String {
+        let adapter = self.requests.get(&request).and_then(|r| r.adapter.as_ref());
+        let reasons = self.engines.iter().map(|engine| {
+            let lacks = || {
+                let name = adapter.filter(|name| !self.has_adapter(engine, Some(*name)))?;
+                Some(format!("it does not have the adapter {name}"))
+            };
+            let why = engine.unusable(self.weights, now).or_else(lacks);
+            let why = why.as_deref().unwrap_or("no KV capacity");
+            format!("{}: {why}", engine.name)
+        });
+        reasons.collect::<Vec<_>>().join("; ")
     }
 
     /// The next time after `now` at which only waiting changes anything: deadlines, pauses, trials of
@@ -502,6 +532,7 @@ impl Router {
             let engine = &self.engines[i];
             engine.has_capacity(&self.config, tokens)
                 && engine.unusable(self.weights, now).is_none()
+                && self.has_adapter(engine, request.adapter.as_ref())
         };
         let other = |i: usize| Some(i) != request.failed_on && able(i);
         let seen = || self.seen.matched(request.blocks.hashes());
@@ -535,7 +566,9 @@ impl Router {
     /// Starts an attempt of a request on an engine that has seen its first `matched` blocks.
     fn start(&mut self, request: RequestId, engine: usize, matched: usize) {
         let id = AttemptId(self.next_attempt);
-        let weights = self.weights;
+        let adapter = self.requests.get(&request).and_then(|r| r.adapter.as_ref());
+        let sampled_by = self.sampled_by(adapter);
+        let weights = sampled_by.weights;
         let (Some(state), Some(target)) = (
             self.requests.get_mut(&request),
             self.engines.get_mut(engine),
@@ -543,7 +576,7 @@ impl Router {
             return;
         };
         self.next_attempt += 1;
-        let attempt = state.next_attempt(id, weights, self.config.adapters.as_deref());
+        let attempt = state.next_attempt(id, sampled_by);
         target.reserved += state.kv_tokens(self.config.reserve_tokens);
         target.attempts.insert(id);
         let prompt = &state.blocks.hashes()[..state.prompt_blocks];
@@ -634,3 +667,7 @@ mod tests;
 #[cfg(test)]
 #[path = "router_histories.rs"]
 mod histories;
+
+#[cfg(test)]
+#[path = "router_named.rs"]
+mod named;

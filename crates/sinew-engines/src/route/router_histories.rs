@@ -93,6 +93,9 @@ impl Observer {
                 let ids = tokens.iter().map(|t| t.id);
                 self.sampled.get_mut(&request).unwrap().extend(ids);
             }
+            Command::Tell(EngineEvent::Prompt { request, .. }) => {
+                panic!("{request:?} did not ask for it")
+            }
             Command::Tell(
                 EngineEvent::Finished { request, .. } | EngineEvent::Failed { request, .. },
             ) => {

@@ -32,17 +32,13 @@ pub(super) fn id(version: u64) -> WeightsId {
 }
 
 pub(super) fn request(id: u64, prompt: Vec<u32>) -> GenerateRequest {
-    GenerateRequest {
-        id: RequestId(id),
-        prompt: prompt.into(),
-        sampling: SamplingParams {
-            max_tokens: 10,
-            stop_ids: vec![99],
-            seed: 5,
-            ..SamplingParams::default()
-        },
-        priority: 0,
-    }
+    let sampling = SamplingParams {
+        max_tokens: 10,
+        stop_ids: vec![99],
+        seed: 5,
+        ..SamplingParams::default()
+    };
+    GenerateRequest::new(RequestId(id), prompt, sampling)
 }
 
 pub(super) fn token(id: u32) -> AttemptToken {

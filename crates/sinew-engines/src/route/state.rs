@@ -8,8 +8,8 @@ use crate::backend::Probe;
 use crate::error::AttemptError;
 use serde::Serialize;
 use sinew_types::{
-    EngineEvent, FinishReason, FormatLaw, GOLDEN_GAMMA, PolicyVersion, RequestId, RouteSpan,
-    SamplingParams, TokenId, WeightsId,
+    AdapterName, EngineEvent, FinishReason, FormatLaw, GOLDEN_GAMMA, PolicyVersion, PromptLogprobs,
+    RequestId, RouteSpan, SamplingParams, TokenId, WeightsId,
 };
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -82,6 +82,15 @@ pub struct EngineView {
     pub idle_because: Option<String>,
 }
 
+/// An adapter that requests can name, as servers have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoutedAdapter {
+    /// Version of tokens that it samples.
+    pub id: WeightsId,
+    /// Its name on servers, which no other adapter has.
+    pub server_name: String,
+}
+
 /// An engine from the router's view.
 #[derive(Debug)]
 pub(super) struct EngineState {
@@ -89,6 +98,8 @@ pub(super) struct EngineState {
     pub(super) breaker: Breaker,
     /// Its weights, once they are verified.
     pub(super) weights: Option<WeightsId>,
+    /// Adapters that it has, by their names on servers.
+    pub(super) adapters: BTreeSet<String>,
     /// The last probe, if it succeeded.
     pub(super) probe: Option<Probe>,
     /// The last problem, for display.
@@ -110,6 +121,7 @@ impl EngineState {
             name,
             breaker: Breaker::new(breaker),
             weights: None,
+            adapters: BTreeSet::new(),
             probe: None,
             trouble: Some("it was not looked at yet".to_owned()),
             quarantine: None,
@@ -194,6 +206,10 @@ pub(super) struct RequestState {
     pub(super) prompt: Arc<Vec<TokenId>>,
     pub(super) sampled: Vec<TokenId>,
     pub(super) sampling: SamplingParams,
+    /// Adapter that the request names.
+    pub(super) adapter: Option<AdapterName>,
+    /// Log-probabilities of its prompt, until they are handed on.
+    pub(super) prompt_logprobs: Option<Arc<PromptLogprobs>>,
     /// The record of the request's format that goes with its tokens.
     pub(super) law: Option<Arc<FormatLaw>>,
     pub(super) priority: i32,
@@ -257,12 +273,7 @@ impl RequestState {
     }
 
     /// Returns the next attempt: the ids so far, and a seed that does not draw the same numbers again.
-    pub(super) fn next_attempt(
-        &self,
-        id: AttemptId,
-        weights: WeightsId,
-        adapters: Option<&str>,
-    ) -> Attempt {
+    pub(super) fn next_attempt(&self, id: AttemptId, sampled_by: SampledBy) -> Attempt {
         let mut prompt = Arc::clone(&self.prompt);
         if !self.sampled.is_empty() {
             Arc::make_mut(&mut prompt).extend_from_slice(&self.sampled);
@@ -276,8 +287,18 @@ impl RequestState {
             prompt,
             sampling,
             priority: self.priority,
-            weights,
-            adapter: adapters.map(|name| adapter_name(name, weights)),
+            weights: sampled_by.weights,
+            adapter: sampled_by.adapter,
+            base: sampled_by.base,
+            prompt_logprobs: self.prompt_logprobs.clone(),
         }
     }
+}
+
+/// The weights of an attempt, as in the fields of [`Attempt`].
+#[derive(Debug)]
+pub(super) struct SampledBy {
+    pub(super) weights: WeightsId,
+    pub(super) adapter: Option<String>,
+    pub(super) base: Option<WeightsId>,
 }

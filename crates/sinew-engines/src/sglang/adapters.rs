@@ -1,20 +1,23 @@
 //! LoRA adapters of an SGLang server, by name: no pause, and no request ends.
 //!
-//! A request names the adapter as `lora_path`, so the version of its tokens is the one in that name. The
-//! server's own weights stay those that it was started with.
+//! A request names the adapter as `lora_path`, so the version of its tokens is the one in that name. Where
+//! the run's weights are an adapter, the server's own weights stay those that it was started with. Adapters
+//! that requests of their own name are applied to whatever weights the server has; those are verified as
+//! always.
 
 use super::SglangBackend;
 use crate::attempt::Attempt;
-use crate::backend::{ServedWeights, Weights};
+use crate::backend::{NamedAdapter, ServedWeights, Weights};
 use crate::error::AttemptError;
 use serde::Deserialize;
 use serde_json::json;
 use sinew_types::{EngineError, WeightsId};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Flags of a server that loads adapters.
-const START: &str = "start SGLang with --enable-lora, --max-lora-rank of at least train.lora.rank and \
-    --lora-target-modules, and let it see the folder under the same path";
+const START: &str = "start SGLang with --enable-lora, --max-lora-rank of at least the adapter's rank \
+    (train.lora.rank) and --lora-target-modules, and let it see the folder under the same path";
 
 #[derive(Deserialize)]
 struct ModelList {
@@ -49,6 +52,46 @@ impl SglangBackend {
             let why = format!("adapters: its own weights were replaced ({base}), start it anew");
             return Err(AttemptError::Unsupported(why));
         }
+        let listed = self.put_adapter(name, folder).await?;
+        let loaded = Loaded {
+            name: name.to_owned(),
+            id: weights.id,
+            listed,
+        };
+        self.remember(|m| m.adapter = Some(loaded));
+        Ok(())
+    }
+
+    /// Loads an adapter that requests name. One of this name that was not loaded here is of an engine that
+    /// has ended, and may have other values.
+    pub(super) async fn load_named(&self, adapter: &NamedAdapter) -> Result<(), AttemptError> {
+        let (name, folder) = (adapter.server_name.as_str(), adapter.folder()?);
+        let known = self.remember(|m| m.named.contains_key(name));
+        if !known && self.lists(name).await? {
+            self.unload_adapter(name).await?;
+        }
+        let listed = self.put_adapter(name, folder).await?;
+        self.remember(|m| m.named.insert(name.to_owned(), listed));
+        Ok(())
+    }
+
+    /// Those of the named adapters that the server still has. One that it does not list is believed to be
+    /// there until a request misses it.
+    pub(super) async fn named_there(&self) -> Result<BTreeSet<String>, AttemptError> {
+        if self.remember(|m| m.named.values().any(|listed| *listed)) {
+            let list: ModelList = self.http.get("/v1/models").await?;
+            let found: BTreeSet<String> = list.data.into_iter().map(|card| card.id).collect();
+            self.remember(|m| {
+                m.named
+                    .retain(|name, listed| !*listed || found.contains(name));
+            });
+        }
+        Ok(self.remember(|m| m.named.keys().cloned().collect()))
+    }
+
+    /// Has the server read an adapter under a name; returns whether it lists it. One that it lists already,
+    /// since an answer was lost, is not an error.
+    async fn put_adapter(&self, name: &str, folder: &Path) -> Result<bool, AttemptError> {
         self.wake_weights().await?;
         let path = "/load_lora_adapter";
         let body = json!({ "lora_name": name, "lora_path": folder.to_string_lossy() });
@@ -59,18 +102,11 @@ impl SglangBackend {
             Err(AttemptError::Unsupported(why) | AttemptError::Status { body: why, .. })
                 if !listed =>
             {
-                return Err(AttemptError::Unsupported(format!("{why}; {START}")));
+                Err(AttemptError::Unsupported(format!("{why}; {START}")))
             }
-            Err(error) if !listed => return Err(error),
-            _ => {}
+            Err(error) if !listed => Err(error),
+            _ => Ok(listed),
         }
-        let loaded = Loaded {
-            name: name.to_owned(),
-            id: weights.id,
-            listed,
-        };
-        self.remember(|m| m.adapter = Some(loaded));
-        Ok(())
     }
 
     /// Whether the server lists an adapter of this name.
@@ -98,7 +134,10 @@ impl SglangBackend {
 
     /// The server has lost an adapter; a newer one may have been loaded meanwhile.
     fn forget(&self, name: &str) {
-        self.remember(|m| m.adapter.take_if(|adapter| adapter.name == name));
+        self.remember(|m| {
+            m.adapter.take_if(|adapter| adapter.name == name);
+            m.named.remove(name);
+        });
     }
 
     /// Removes an adapter; one that is not there counts as removed.
@@ -106,9 +145,11 @@ impl SglangBackend {
         let (path, body) = ("/unload_lora_adapter", json!({ "lora_name": name }));
         let control_s = self.http.timeouts.control_s;
         match self.command(path, &body, control_s).await {
-            Err(AttemptError::Unsupported(_)) if !self.lists(name).await? => Ok(()),
-            other => other,
+            Err(AttemptError::Unsupported(_)) if !self.lists(name).await? => {}
+            other => other?,
         }
+        self.remember(|m| m.named.remove(name));
+        Ok(())
     }
 
     /// A server without the adapter that was asked for has other weights than it had: it was started anew.

@@ -33,7 +33,7 @@ impl SglangBackend {
             }
             tokio::time::sleep(AGAIN).await;
         }
-        let (asleep, tags) = if self.remember(|m| m.adapter.is_some()) {
+        let (asleep, tags) = if self.remember(|m| m.adapter.is_some() || !m.named.is_empty()) {
             (Asleep::KvCache, json!(["kv_cache"]))
         } else {
             // The weights are gone until they are loaded anew.

@@ -66,7 +66,7 @@ pub(super) struct Chunk {
 }
 
 /// Log-probability, id, text.
-type Entry = (Option<f64>, TokenId, Option<String>);
+pub(super) type Entry = (Option<f64>, TokenId, Option<String>);
 
 #[derive(Debug, Deserialize)]
 struct MetaInfo {
@@ -91,7 +91,7 @@ struct Span {
 }
 
 #[derive(Debug, Deserialize)]
-struct Finish {
+pub(super) struct Finish {
     r#type: String,
     matched: Option<MatchedStop>,
     message: Option<String>,
@@ -115,24 +115,7 @@ pub(super) fn read(
     asked: usize,
 ) -> Result<AnswerPiece, AttemptError> {
     let meta = chunk.meta_info;
-    if let Some(Finish {
-        r#type,
-        message,
-        status_code,
-        ..
-    }) = &meta.finish_reason
-        && r#type == "abort"
-    {
-        let why = message.clone().unwrap_or_default();
-        return Err(match status_code {
-            Some(400) => AttemptError::Refused(sinew_types::EngineError::Failed(why)),
-            Some(status @ (429 | 503)) => AttemptError::Busy {
-                status: *status,
-                body: why,
-            },
-            _ => AttemptError::Cut(format!("the server aborted: {why}")),
-        });
-    }
+    refuse_abort(meta.finish_reason.as_ref())?;
     if let Some(count) = meta.prompt_tokens
         && count != prompt
     {
@@ -170,6 +153,19 @@ pub(super) fn read(
     })
 }
 
+/// The error that an end stands for by which the server gives up.
+pub(super) fn refuse_abort(finish: Option<&Finish>) -> Result<(), AttemptError> {
+    let Some(finish) = finish.filter(|finish| finish.r#type == "abort") else {
+        return Ok(());
+    };
+    let why = finish.message.clone().unwrap_or_default();
+    Err(match finish.status_code {
+        Some(400) => AttemptError::Refused(sinew_types::EngineError::Failed(why)),
+        Some(status @ (429 | 503)) => AttemptError::Busy { status, body: why },
+        _ => AttemptError::Cut(format!("the server aborted: {why}")),
+    })
+}
+
 /// Number of leading `ids` that came before.
 ///
 /// # Errors
@@ -200,7 +196,7 @@ fn fresh(ids: &[TokenId], before: &[TokenId], count: usize) -> Result<usize, Att
 }
 
 /// Returns the `asked` best alternatives of one token, best first.
-fn best(entries: Option<Vec<Entry>>, asked: usize) -> Vec<TokenLogprob> {
+pub(super) fn best(entries: Option<Vec<Entry>>, asked: usize) -> Vec<TokenLogprob> {
     let entries = entries.unwrap_or_default().into_iter();
     let known = entries.filter_map(|(logprob, id, _)| {
         Some(TokenLogprob {

@@ -1,19 +1,21 @@
 //! LoRA adapters of a vLLM server, by name: no pause, and no request ends.
 //!
-//! A request names the adapter as its model, so the version of its tokens is the one in that name. The
-//! server's own weights stay those that it was started with.
+//! A request names the adapter as its model, so the version of its tokens is the one in that name. Where the
+//! run's weights are an adapter, the server's own weights stay those that it was started with. Adapters that
+//! requests of their own name are applied to whatever weights the server has; those are verified as always.
 
 use super::{ModelList, VllmBackend};
 use crate::attempt::Attempt;
-use crate::backend::{ServedWeights, Weights};
+use crate::backend::{NamedAdapter, ServedWeights, Weights};
 use crate::error::AttemptError;
 use serde_json::json;
 use sinew_types::EngineError;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Flags of a server that loads adapters.
-const START: &str = "start vLLM with --enable-lora, --max-lora-rank of at least train.lora.rank and \
-    VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and let it see the folder under the same path";
+const START: &str = "start vLLM with --enable-lora, --max-lora-rank of at least the adapter's rank \
+    (train.lora.rank) and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and let it see the folder under the same path";
 
 impl VllmBackend {
     /// Loads an adapter under its name and verifies that the server lists it. One that it has already,
@@ -31,6 +33,38 @@ impl VllmBackend {
             let why = format!("adapters: its own weights were replaced ({base}), start it anew");
             return Err(AttemptError::Unsupported(why));
         }
+        self.put_adapter(name, folder).await?;
+        self.remember(|m| m.adapter = Some((name.to_owned(), weights.id)));
+        Ok(())
+    }
+
+    /// Loads an adapter that requests name, and verifies that the server lists it. One of this name that was
+    /// not loaded here is of an engine that has ended, and may have other values.
+    pub(super) async fn load_named(&self, adapter: &NamedAdapter) -> Result<(), AttemptError> {
+        let (name, folder) = (adapter.server_name.as_str(), adapter.folder()?);
+        // The memory must be of this process.
+        self.look().await?;
+        if !self.remember(|m| m.named.contains(name)) && self.has_adapter(name).await? {
+            self.unload_adapter(name).await?;
+        }
+        self.put_adapter(name, folder).await?;
+        self.remember(|m| m.named.insert(name.to_owned()));
+        Ok(())
+    }
+
+    /// Those of the named adapters that the server still lists.
+    pub(super) async fn named_there(&self) -> Result<BTreeSet<String>, AttemptError> {
+        let mut named = self.remember(|m| m.named.clone());
+        if !named.is_empty() {
+            let list: ModelList = self.http.get("/v1/models").await?;
+            let listed: BTreeSet<String> = list.data.into_iter().map(|card| card.id).collect();
+            named.retain(|name| listed.contains(name));
+        }
+        Ok(named)
+    }
+
+    /// Has the server read an adapter under a name, and verifies that it lists it.
+    async fn put_adapter(&self, name: &str, folder: &Path) -> Result<(), AttemptError> {
         self.wake_if_left_asleep().await?;
         self.wake_weights().await?;
         let path = "/v1/load_lora_adapter";
@@ -49,12 +83,9 @@ impl VllmBackend {
             });
         }
         if !self.has_adapter(name).await? {
-            return Err(AttemptError::Version {
-                expected: weights.id,
-                found: format!("no adapter {name}"),
-            });
+            let why = format!("POST {path}: it does not list the adapter {name} afterwards");
+            return Err(AttemptError::Protocol(why));
         }
-        self.remember(|m| m.adapter = Some((name.to_owned(), weights.id)));
         Ok(())
     }
 
@@ -84,7 +115,10 @@ impl VllmBackend {
         let (path, body) = ("/v1/unload_lora_adapter", json!({ "lora_name": name }));
         let control_s = self.http.timeouts.control_s;
         match self.http.post(path, Some(&body), control_s).await {
-            Ok(_) | Err(AttemptError::Status { status: 404, .. }) => Ok(()),
+            Ok(_) | Err(AttemptError::Status { status: 404, .. }) => {
+                self.remember(|m| m.named.remove(name));
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }

@@ -23,7 +23,7 @@ impl VllmBackend {
     /// Gives up the memory of weights and KV cache. Adapters belong to weights that no folder holds, so
     /// those are kept in host memory.
     pub(super) async fn fall_asleep(&self) -> Result<(), AttemptError> {
-        let adapters = self.remember(|m| m.adapter.is_some());
+        let adapters = self.remember(|m| m.adapter.is_some() || !m.named.is_empty());
         let level = if adapters {
             1
         } else {

@@ -9,8 +9,9 @@
 //! | version | the label before and after (`/weight_info`) | also `choices[].weight_versions` |
 //! | experts | - | `choices[].routed_experts`, see [`super::experts`] |
 //!
-//! Both get `cache_salt` = version and lineage, so that the KV of other weights is not reused, `ignore_eos`,
-//! so that only the request's stop ids end it, and penalties that are off.
+//! Both get `cache_salt` = version and lineage (with an adapter that the request names, its name on the
+//! server, too), so that the KV of other weights is not reused, `ignore_eos`, so that only the request's
+//! stop ids end it, and penalties that are off.
 
 use super::experts;
 use crate::answer_pieces::AnswerPiece;
@@ -69,7 +70,7 @@ pub(super) fn completions(attempt: &Attempt, model: &str, max_tokens: u32) -> Va
         "return_token_ids": true,
         "return_tokens_as_token_ids": true,
         "skip_special_tokens": false,
-        "cache_salt": attempt.weights.to_string(),
+        "cache_salt": attempt.cache_salt(),
     });
     if let Value::Object(more) = more {
         body.extend(more);
@@ -93,7 +94,7 @@ pub(super) fn generate(attempt: &Attempt, model: &str, max_tokens: u32) -> Value
         "stream": true,
         "stream_options": { "include_usage": true },
         "return_token_ids": true,
-        "cache_salt": attempt.weights.to_string(),
+        "cache_salt": attempt.cache_salt(),
         "sampling_params": sampling,
     })
 }

@@ -9,11 +9,14 @@
 mod adapters;
 mod conformance;
 mod evaluation;
+mod experts;
 mod failover;
 mod faults;
 mod follow;
 mod llama_cpp;
 mod mock;
+mod named;
+mod prompts;
 mod sleep;
 mod support;
 mod swaps;

@@ -6,9 +6,11 @@ use sinew_engines::{
     Timeouts, VllmApi, VllmBackend, VllmOptions, WeightsFolder,
 };
 use sinew_types::{
-    Engine, EngineError, EngineEvent, FinishReason, GenerateRequest, Lineage, PolicyVersion,
-    RequestId, SampledToken, SamplingParams,
+    Adapter, AdapterName, Engine, EngineError, EngineEvent, FinishReason, GenerateRequest, Lineage,
+    PolicyVersion, PromptLogprob, PublishedFolder, RequestId, SampledToken, SamplingParams,
+    TensorSource, TensorView,
 };
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -17,22 +19,19 @@ use std::time::Duration;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn request(id: u64, prompt: &[u32], max_tokens: u32) -> GenerateRequest {
-    GenerateRequest {
-        id: RequestId(id),
-        prompt: prompt.to_vec().into(),
-        sampling: SamplingParams {
-            max_tokens,
-            stop_ids: vec![END],
-            seed: id,
-            ..SamplingParams::default()
-        },
-        priority: 0,
-    }
+    let sampling = SamplingParams {
+        max_tokens,
+        stop_ids: vec![END],
+        seed: id,
+        ..SamplingParams::default()
+    };
+    GenerateRequest::new(RequestId(id), prompt.to_vec(), sampling)
 }
 
 /// All events of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Outcome {
+    pub(crate) prompt: Option<Vec<PromptLogprob>>,
     pub(crate) tokens: Vec<SampledToken>,
     pub(crate) end: Result<FinishReason, EngineError>,
 }
@@ -65,9 +64,14 @@ impl Pending {
 
     /// All events to the last; checks that it is the last.
     pub(crate) fn outcome(self) -> Outcome {
-        let mut all = Vec::new();
+        let (mut prompt, mut all) = (None, Vec::new());
         let end = loop {
             match self.next() {
+                EngineEvent::Prompt { logprobs, .. } => {
+                    assert!(all.is_empty(), "a prompt after the first token");
+                    let before = prompt.replace(logprobs);
+                    assert_eq!(before, None, "a prompt is reported twice");
+                }
                 EngineEvent::Tokens { tokens, .. } => all.extend(tokens),
                 EngineEvent::Finished { reason, .. } => break Ok(reason),
                 EngineEvent::Failed { error, .. } => break Err(error),
@@ -75,7 +79,11 @@ impl Pending {
         };
         let more = self.0.recv_timeout(Duration::from_millis(1));
         assert!(more.is_err(), "told after the end: {more:?}");
-        Outcome { tokens: all, end }
+        Outcome {
+            prompt,
+            tokens: all,
+            end,
+        }
     }
 }
 
@@ -227,4 +235,55 @@ pub(crate) fn load(engine: &RemoteEngine, version: u64) -> Result<(), EngineErro
 /// A client of vLLM's `/inference/v1/generate`.
 pub(crate) fn generate(mock: &Mock) -> Arc<dyn Backend> {
     vllm(mock, VllmApi::Generate)
+}
+
+pub(crate) fn name(text: &str) -> AdapterName {
+    AdapterName::new(text).unwrap()
+}
+
+/// A request of an adapter.
+pub(crate) fn with(adapter: Option<&str>, request: GenerateRequest) -> GenerateRequest {
+    GenerateRequest {
+        adapter: adapter.map(name),
+        ..request
+    }
+}
+
+/// An adapter that a trainer wrote: one number, in a folder that a server can read.
+struct Written {
+    number: OneTensor,
+    folder: PublishedFolder,
+}
+
+impl TensorSource for Written {
+    fn names(&self) -> Vec<String> {
+        self.number.names()
+    }
+
+    fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        self.number.tensor(name)
+    }
+
+    fn folder(&self) -> Option<&PublishedFolder> {
+        Some(&self.folder)
+    }
+}
+
+/// An adapter that is a number, written below `dir`.
+pub(crate) fn adapter(dir: &Path, number: u64) -> Adapter {
+    let path = dir.join(format!("trainer-{number}"));
+    std::fs::create_dir_all(&path).unwrap();
+    std::fs::write(path.join("adapter_config.json"), "{}").unwrap();
+    std::fs::write(path.join("adapter_model.safetensors"), "tensors").unwrap();
+    Adapter {
+        alpha: 1.0,
+        tensors: Arc::new(Written {
+            number: OneTensor([number as f32]),
+            folder: PublishedFolder {
+                path,
+                is_adapter: true,
+                tensors: Vec::new(),
+            },
+        }),
+    }
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use sinew_render::ChatRenderer;
 use sinew_render::byte_renderer;
 use sinew_types::{
-    Message, PolicyVersion, Role, SampledToken, TokenKind, ToolCall, ToolSpec, Trace,
+    Message, PolicyVersion, Role, RouteSpan, SampledToken, TokenKind, ToolCall, ToolSpec, Trace,
 };
 
 const NOW: f64 = 1_000.0;
@@ -47,6 +47,17 @@ fn output(renderer: &ChatRenderer, text: &str, mark: f32, closed: bool) -> Sampl
         text: text.into(),
         routes: None,
     }
+}
+
+/// One expert for each token of `from..to` that is asked for, as an engine reports them.
+fn experts(from: u32, to: u32) -> Option<RouteSpan> {
+    (from < to).then(|| RouteSpan {
+        start: from,
+        layers: 1,
+        top_k: 1,
+        wide: false,
+        experts: (from..to).map(|position| position as u8).collect(),
+    })
 }
 
 /// A line of a journal from before temperatures were kept.
@@ -109,8 +120,11 @@ impl Client {
         let begun = self.session.begin(&self.renderer, &ask, NOW).unwrap();
         for (text, closed) in texts {
             let mark = (self.given.len() + 1) as f32 / 1024.0;
-            let sampled = output(&self.renderer, text, mark, *closed);
-            let ids = sampled.tokens.iter().map(|t| t.id).collect();
+            let mut sampled = output(&self.renderer, text, mark, *closed);
+            let ids: Vec<TokenId> = sampled.tokens.iter().map(|t| t.id).collect();
+            // The last token of the output is not an input.
+            let inputs = (begun.prompt.len() + ids.len()) as u32 - 1;
+            sampled.routes = experts(begun.routes_known, inputs);
             self.given.push((begun.prompt.to_vec(), ids));
             self.session.commit(begun.call, sampled, NOW).unwrap();
         }
@@ -135,6 +149,9 @@ impl Client {
             let path: Vec<_> = trace.path_tokens(id as NodeId);
             let seen: Vec<_> = path.iter().map(|t| t.id).collect();
             assert_eq!(seen, [prompt.as_slice(), ids.as_slice()].concat());
+            let routes = trace.path_routes(id as NodeId);
+            let known = RouteSpan::known(&routes) as usize;
+            assert!(node.routes.is_empty() || known == path.len() - 1);
             for token in &path {
                 let drawn = token.kind == TokenKind::Sampled;
                 assert_eq!(token.logprob.is_some(), drawn);

@@ -1,6 +1,7 @@
 //! The gateway over HTTP, with a fake engine behind it.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod adapters;
 mod agent_tools;
 mod agents;
 mod bad_input;

@@ -218,8 +218,8 @@ fn prompts_are_scored_as_training_scores_them() {
     }
 }
 
-/// What was sampled at temperature 1 has the same log-probability as a part of the next prompt, with every
-/// adapter, while requests of other adapters run.
+/// A token that was sampled at temperature 1 has the same log-probability as a part of the next prompt, with
+/// every adapter, while requests of other adapters run.
 #[test]
 fn sampled_tokens_are_scored_as_they_were_sampled() {
     let params = tiny_params(4);

@@ -10,7 +10,7 @@
 
 use super::card::{Card, MAX_CARD_BYTES};
 use super::dataset::{Selection, select};
-use super::{SIDE_FILES, marker};
+use super::{Extent, SIDE_FILES, marker};
 use crate::error::HubError;
 use crate::lookup::{Progress, ResolveEnv};
 use crate::safetensors::{INDEX, SINGLE, read_index};
@@ -109,13 +109,12 @@ impl<'a> Hub<'a> {
         })
     }
 
-    /// Brings every needed file of `revision` into the cache and returns its directory:
-    /// `config.json`, tokenizer files, and the weights as one file or as the shards that the index
-    /// names.
+    /// Brings every needed file of `revision` into the cache and returns its directory: tokenizer files,
+    /// `config.json`, and the weights as one file or as the shards that the index names.
     ///
     /// # Errors
     /// The address and the reason. Files that are complete stay in the cache.
-    pub(super) fn snapshot(&self, revision: &str) -> Result<PathBuf, HubError> {
+    pub(super) fn snapshot(&self, revision: &str, extent: Extent) -> Result<PathBuf, HubError> {
         let listing = self.listing(revision)?;
         let dir = self.root.join("snapshots").join(&listing.sha);
         fs::create_dir_all(&dir).map_err(HubError::file(&dir))?;
@@ -128,11 +127,13 @@ impl<'a> Hub<'a> {
             self.file(&listing.sha, file, &dir, MAX_FILE_BYTES)
                 .map(drop)
         };
-        fetch("config.json")?;
         for file in SIDE_FILES.iter().filter(|file| has(file)) {
             fetch(file)?;
         }
-        if has(SINGLE) {
+        fetch("config.json")?;
+        if extent == Extent::WithoutWeights {
+            // They are elsewhere.
+        } else if has(SINGLE) {
             fetch(SINGLE)?;
         } else if has(INDEX) {
             fetch(INDEX)?;

@@ -39,6 +39,15 @@ const MAX_MARKER_BYTES: u64 = 64 << 20;
 /// Maximum files of a snapshot that another program made, and maximum folders within folders.
 const MAX_WALK: (usize, usize) = (100_000, 8);
 
+/// Files of a model that are needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// Configuration, tokenizer and weights.
+    Whole,
+    /// Configuration and tokenizer of a model whose weights are elsewhere.
+    WithoutWeights,
+}
+
 /// Rows of a data set of the hub, on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HubRows {
@@ -65,17 +74,17 @@ impl HubRows {
 /// The directory of one revision, from the cache or (unless offline) from the hub.
 ///
 /// # Errors
-/// Offline, if the cache has not all of its weights; online, if the hub does not answer or a file
-/// is damaged.
+/// Offline, if the cache has not all of its files; online, if the hub does not answer or a file is damaged.
 pub(crate) fn snapshot(
     repo: &str,
     revision: &str,
+    extent: Extent,
     env: &ResolveEnv,
 ) -> Result<PathBuf, ResolveError> {
     let root = env
         .hub_cache
         .join(format!("models--{}", repo.replace('/', "--")));
-    let cached = cached_snapshot(&root, revision);
+    let cached = cached_snapshot(&root, revision, extent);
     let is_commit = is_commit(revision);
     match cached {
         // A commit never changes; a branch can, so the hub is asked for it again.
@@ -84,7 +93,9 @@ pub(crate) fn snapshot(
             repo: repo.to_owned(),
             cache: env.hub_cache.clone(),
         }),
-        cached => online(repo, cached.is_some(), || model(repo, revision, &root, env)),
+        cached => online(repo, cached.is_some(), || {
+            model(repo, revision, extent, &root, env)
+        }),
     }
 }
 
@@ -223,8 +234,14 @@ fn online<T>(
 }
 
 #[cfg(feature = "hub")]
-fn model(repo: &str, revision: &str, root: &Path, env: &ResolveEnv) -> Result<PathBuf, HubError> {
-    download::Hub::new(repo, root, env)?.snapshot(revision)
+fn model(
+    repo: &str,
+    revision: &str,
+    extent: Extent,
+    root: &Path,
+    env: &ResolveEnv,
+) -> Result<PathBuf, HubError> {
+    download::Hub::new(repo, root, env)?.snapshot(revision, extent)
 }
 
 #[cfg(feature = "hub")]
@@ -243,6 +260,7 @@ fn rows(
 fn model(
     _repo: &str,
     _revision: &str,
+    _extent: Extent,
     _root: &Path,
     env: &ResolveEnv,
 ) -> Result<PathBuf, HubError> {
@@ -265,8 +283,8 @@ fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && revision.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// Returns the cached snapshot that `revision` names, if all its weights exist.
-fn cached_snapshot(root: &Path, revision: &str) -> Option<PathBuf> {
+/// Returns the cached snapshot that `revision` names, if all needed files exist.
+fn cached_snapshot(root: &Path, revision: &str, extent: Extent) -> Option<PathBuf> {
     let commit = if is_commit(revision) {
         revision.to_owned()
     } else {
@@ -276,15 +294,20 @@ fn cached_snapshot(root: &Path, revision: &str) -> Option<PathBuf> {
             .to_owned()
     };
     let dir = root.join("snapshots").join(&commit);
-    (is_commit(&commit) && is_complete(&dir)).then_some(dir)
+    (is_commit(&commit) && is_complete(&dir, extent)).then_some(dir)
 }
 
-/// Whether a snapshot has a configuration and all of its weights, every shard of an index included.
-fn is_complete(dir: &Path) -> bool {
+/// Whether a snapshot has a configuration and all of its weights, every shard of an index included; without
+/// weights, a configuration, which is written after the files of the tokenizer.
+fn is_complete(dir: &Path, extent: Extent) -> bool {
     let has = |name: &str| dir.join(name).is_file();
     let sharded = || {
         let shards = read_index(&dir.join(INDEX));
         shards.is_ok_and(|map| map.values().all(|file| has(file)))
     };
-    has("config.json") && (has(SINGLE) || (has(INDEX) && sharded()))
+    let rest = match extent {
+        Extent::Whole => has(SINGLE) || (has(INDEX) && sharded()),
+        Extent::WithoutWeights => has("tokenizer.json"),
+    };
+    rest && has("config.json")
 }

@@ -3,7 +3,8 @@
 use crate::support::golden_dir;
 use sha2::{Digest, Sha256};
 use sinew_model::{
-    Dataset, HubRows, ModelFiles, ResolveEnv, load_model, resolve_dataset, resolve_model,
+    Dataset, HubRows, ModelFiles, ResolveEnv, load_config, load_model, resolve_dataset,
+    resolve_model,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -247,6 +248,33 @@ fn downloads_fill_the_cache_in_the_known_layout() {
     );
     assert!(server.log().is_empty());
     assert!(requests.len() > 5);
+}
+
+#[test]
+fn a_model_of_a_service_comes_without_weights() {
+    let mut state = repository("llama");
+    state.files.insert("tokenizer.json".into(), b"{}".to_vec());
+    let server = Server::start(state);
+    let dir = tempfile::tempdir().unwrap();
+    let mut env = env(&server, dir.path());
+    let files = resolve_model("tinker:org/tiny", &env).unwrap();
+    let ModelFiles::Dir(snapshot) = files.clone() else {
+        panic!("{files:?}");
+    };
+    assert!(load_config(&files).is_ok() && snapshot.join("tokenizer.json").is_file());
+    assert!(!snapshot.join("model.safetensors").exists());
+    server.log();
+    env.offline = true;
+    assert_eq!(resolve_model("tinker:org/tiny", &env).unwrap(), files);
+    let text = resolve_model("hf:org/tiny", &env).unwrap_err().to_string();
+    assert!(text.contains("HF_HUB_OFFLINE"), "{text}");
+    env.offline = false;
+    let commit = format!("tinker:org/tiny@{COMMIT}");
+    assert_eq!(resolve_model(&commit, &env).unwrap(), files);
+    assert!(server.log().is_empty());
+    // The same folder gets the weights once they are needed.
+    assert_eq!(resolve_model("hf:org/tiny", &env).unwrap(), files);
+    assert!(load_model(&files).is_ok());
 }
 
 #[test]

@@ -104,6 +104,50 @@ fn observed(observation: &[TokenId]) -> EpisodeEvent {
     }
 }
 
+/// Each turn asks for the experts that earlier turns have not reported, from the start of its context.
+#[test]
+fn experts_are_recorded_once_for_each_token() {
+    let span = |start: u32, experts: &[u8]| RouteSpan {
+        start,
+        layers: 1,
+        top_k: 1,
+        wide: false,
+        experts: experts.into(),
+    };
+    let mut m = machine(9, 100);
+    m.on_event(EpisodeEvent::Reset {
+        prompt: vec![1, 2],
+        messages: Vec::new(),
+        state_hash: None,
+    });
+    assert_eq!(m.routes_known(), 0);
+    m.on_event(EpisodeEvent::Tokens(vec![token(3, 4), token(4, 4)]));
+    m.routed(span(0, &[1, 2, 3]));
+    m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
+    m.on_event(observed(&[9]));
+    assert_eq!(m.routes_known(), 3);
+    // This one reports nothing.
+    m.on_event(EpisodeEvent::Tokens(vec![token(5, 4)]));
+    m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
+    m.on_event(observed(&[9]));
+    assert_eq!(m.routes_known(), 3);
+    m.on_event(EpisodeEvent::Tokens(vec![token(6, 4)]));
+    m.routed(span(3, &[4, 5, 6, 7]));
+    assert_eq!(m.routes_known(), 7);
+    m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
+    m.on_event(EpisodeEvent::Renewed {
+        prompt: vec![1],
+        messages: Vec::new(),
+        process_reward: 0.0,
+        state_hash: None,
+    });
+    assert_eq!(m.routes_known(), 0, "a new context");
+    let trace = m.into_trace(Timing::default());
+    trace.validate().unwrap();
+    let leaf = trace.leaves()[0];
+    assert_eq!(RouteSpan::known(&trace.path_routes(leaf)), 7);
+}
+
 #[test]
 fn two_turns_leave_a_valid_trace() {
     let mut m = machine(3, 100);

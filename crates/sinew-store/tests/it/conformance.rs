@@ -4,7 +4,9 @@ use crate::support::{id, on_each, trace};
 use sinew_store::{
     CommitOutcome, EndKind, Filter, GcPolicy, MAX_PAGE, StoreError, TrainedBatch, summaries,
 };
-use sinew_types::{Component, Media, MediaSource, Part, Provenance, SamplingParams};
+use sinew_types::{
+    AdapterName, Component, Media, MediaSource, Part, Provenance, RouteSpan, SamplingParams,
+};
 
 #[test]
 fn a_committed_trace_comes_back_equal() {
@@ -16,6 +18,22 @@ fn a_committed_trace_comes_back_equal() {
             assert_eq!(store.get(&id(n)).unwrap(), Some(trace(n, 50)));
         }
         assert_eq!(store.get(&id(9)).unwrap(), None);
+    });
+}
+
+#[test]
+fn experts_survive() {
+    on_each(|store| {
+        let mut routed = trace(1, 50);
+        routed.nodes[1].routes = vec![RouteSpan {
+            start: 0,
+            layers: 2,
+            top_k: 3,
+            wide: false,
+            experts: (0..52 * 6).map(|n| (n % 251) as u8).collect(),
+        }];
+        store.commit(&routed).unwrap();
+        assert_eq!(store.get(&id(1)).unwrap(), Some(routed));
     });
 }
 
@@ -366,6 +384,7 @@ fn parts_and_provenance_survive() {
             tools: [("python".to_owned(), "1".to_owned())].into(),
             kernels: Some("avx512".into()),
             logprobs_unknown: true,
+            adapter: Some(AdapterName::new("math:1").unwrap()),
             sandbox: Some("process".into()),
         };
         let content = &mut rich.nodes[0].messages[0].content;

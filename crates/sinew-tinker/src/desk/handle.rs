@@ -1,14 +1,16 @@
 //! The handle by which the HTTP side calls the desk.
 
-use super::clerk::{Clerk, Job};
+use super::clerk::{Clerk, Found, Job, job};
+use super::codec::decode;
+use super::prepared::Prepared;
 use super::types::{
-    CheckpointInfo, CheckpointPath, Command, CopyRequest, DeskStatus, FinishReason, Listing,
-    ModelId, ModelInfo, NewSession, Page, Refusal, RequestId, Retrieved, SamplerId, SamplerInfo,
-    ServedModel, SessionId, SessionInfo, StorageUse, Tenant,
+    CheckpointInfo, CheckpointPath, Command, Completions, CopyRequest, DeskStatus, ExternalFile,
+    FinishReason, Listing, ModelId, ModelInfo, NewSession, Page, Refusal, RequestId, Retrieved,
+    SamplerId, SamplerInfo, ServedModel, SessionId, SessionInfo, StorageUse, Tenant,
 };
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 /// The desk's door: cheap to clone, and safe to call from any task. Calls return once what they changed is
 /// on disk.
@@ -42,15 +44,8 @@ impl Desk {
         &self,
         work: impl FnOnce(&mut Clerk) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
-        let (reply, answer) = oneshot::channel();
-        let job: Job = Box::new(move |clerk| {
-            let result = work(clerk);
-            Box::new(move |written| {
-                // The caller may have given up.
-                let _ = reply.send(written.and(result));
-            })
-        });
-        let sent = self.inner.jobs.send(job);
+        let (job, answer) = job(work);
+        let sent = self.inner.jobs.send(job).await;
         sent.map_err(|_| Refusal::Draining)?;
         answer.await.map_err(|_| Refusal::Draining)?
     }
@@ -76,7 +71,10 @@ impl Desk {
     /// tenant, a value is not allowed, or a limit is reached.
     pub async fn submit(&self, tenant: &Tenant, command: Command) -> Result<RequestId, Refusal> {
         let tenant = tenant.clone();
-        self.ask(move |clerk| clerk.submit(&tenant, command)).await
+        // Megabytes are encoded here, on a thread that may block.
+        let prepared = tokio::task::spawn_blocking(move || Prepared::of(command)).await;
+        let prepared = prepared.map_err(|e| Refusal::Failed(e.to_string()))??;
+        self.ask(move |clerk| clerk.submit(&tenant, prepared)).await
     }
 
     /// The result of a command, waiting for it up to `wait`.
@@ -94,12 +92,17 @@ impl Desk {
             let (owner, request) = (tenant.clone(), id.clone());
             let (bell, rings) = oneshot::channel();
             let found = self.ask(move |clerk| clerk.retrieve(&owner, &request, bell));
-            let retrieved = found.await?;
             let left = deadline.saturating_duration_since(Instant::now());
-            if matches!(retrieved, Retrieved::Done(_)) || left.is_zero() {
-                return Ok(retrieved);
+            match found.await? {
+                Found::Done(result) => {
+                    let decoded = tokio::task::spawn_blocking(move || decode(&result)).await;
+                    let outcome = decoded.map_err(|e| Refusal::Failed(e.to_string()))??;
+                    return Ok(Retrieved::Done(outcome));
+                }
+                Found::Pending(queue) if left.is_zero() => return Ok(Retrieved::Pending { queue }),
+                Found::Pending(_) => {}
             }
-            // Rings when the command ends; the look after the wait returns its result, or why it still waits.
+            // Rings when the command ends; the look after the wait returns its result, or why it waits.
             let _ = tokio::time::timeout(left, rings).await;
         }
     }
@@ -327,6 +330,56 @@ impl Desk {
     pub async fn join_sampler(&self, tenant: &Tenant, sampler: &SamplerId) -> Result<u64, Refusal> {
         let (tenant, sampler) = (tenant.clone(), sampler.clone());
         self.ask(move |clerk| clerk.join_sampler(&tenant, &sampler))
+            .await
+    }
+
+    /// Requests of one client of a sampling session that ended after a cursor, waiting for one up to `wait`.
+    /// The client `clone` has the seqs from `clone * 1_000_000_000`; the cursor 0 is before all.
+    ///
+    /// # Errors
+    /// If there is no such sampling session of this tenant.
+    pub async fn completions(
+        &self,
+        tenant: &Tenant,
+        sampler: &SamplerId,
+        clone: u64,
+        after: u64,
+        wait: Duration,
+    ) -> Result<Completions, Refusal> {
+        let deadline = Instant::now() + wait;
+        loop {
+            let (owner, id) = (tenant.clone(), sampler.clone());
+            let (bell, rings) = oneshot::channel();
+            let found = self.ask(move |clerk| clerk.completions(&owner, &id, clone, after, bell));
+            let found = found.await?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !found.items.is_empty() || left.is_zero() {
+                return Ok(found);
+            }
+            let _ = tokio::time::timeout(left, rings).await;
+        }
+    }
+
+    /// Drops results of sample requests that their client has. Others, and those of other tenants, stay.
+    ///
+    /// # Errors
+    /// If the journal cannot be written.
+    pub async fn discard(&self, tenant: &Tenant, ids: &[RequestId]) -> Result<(), Refusal> {
+        let (tenant, ids) = (tenant.clone(), ids.to_vec());
+        self.ask(move |clerk| clerk.discard(&tenant, &ids)).await
+    }
+
+    /// The files of external weights.
+    ///
+    /// # Errors
+    /// If there is no such checkpoint of this tenant, or it is of another kind.
+    pub async fn external_files(
+        &self,
+        tenant: &Tenant,
+        path: &str,
+    ) -> Result<Vec<ExternalFile>, Refusal> {
+        let (tenant, path) = (tenant.clone(), path.to_owned());
+        self.ask(move |clerk| clerk.external_files(&tenant, &path))
             .await
     }
 

@@ -1,6 +1,15 @@
 //! Commands that clients give, their results, and the reasons for which they are refused.
 
-use crate::{Category, Datum, FbOutput, LossRequest, Tensor};
+mod records;
+
+pub use crate::Category;
+pub use records::{
+    CheckpointInfo, CheckpointKind, CheckpointPath, Completion, Completions, CopyRequest,
+    DeskStatus, ExternalFile, FinishReason, Listing, ModelInfo, NewSession, Page, SamplerInfo,
+    ServedModel, SessionInfo, SessionStatus, StorageUse,
+};
+
+use crate::{Datum, FbOutput, LossRequest, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sinew_types::{TokenId, TokenLogprob};
@@ -161,7 +170,7 @@ pub enum Stop {
     Texts(Vec<String>),
 }
 
-/// How tokens are drawn. Fields follow the SDK.
+/// Rules by which tokens are drawn. Fields follow the SDK.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampleParams {
     /// Most tokens of a sequence; `None`: what the context leaves.
@@ -192,6 +201,15 @@ impl Default for SampleParams {
     }
 }
 
+/// Places of the ids in a sparse `targets`, as its CSR indexes. The desk only hands it back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetLayout {
+    /// Index of the first value of each row, and the number of values.
+    pub rows: Vec<u64>,
+    /// Column of each value.
+    pub columns: Vec<u64>,
+}
+
 /// A request for samples, and for log-probabilities of its prompt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SampleInput {
@@ -199,7 +217,7 @@ pub struct SampleInput {
     pub prompt: Vec<TokenId>,
     /// Number of sequences, at least 1.
     pub samples: u32,
-    /// How tokens are drawn.
+    /// Rules by which tokens are drawn.
     pub params: SampleParams,
     /// Whether the prompt's tokens are scored.
     pub prompt_logprobs: bool,
@@ -211,6 +229,8 @@ pub struct SampleInput {
     pub top_sample: u32,
     /// Token ids `[prompt - 1, K]` that are scored at each place of the prompt after the first; -1: none.
     pub targets: Option<Tensor>,
+    /// Layout of the answer to `targets`, if the request is sparse.
+    pub target_layout: Option<TargetLayout>,
     /// Number of tokens to draw at each place of the prompt after the first.
     pub alternatives: u32,
 }
@@ -318,6 +338,27 @@ pub enum Command {
         /// Values of the client.
         metadata: Metadata,
     },
+    /// Writes weights that other programs load: a folder in the layout of PEFT, or of the whole model.
+    SaveExternal {
+        /// Model.
+        model: ModelId,
+        /// Place among the commands of the model.
+        seq: u64,
+        /// Name of the checkpoint.
+        name: String,
+        /// Seconds after which it is deleted; `None`: never.
+        ttl_s: Option<u64>,
+    },
+    /// A command whose body was wrong: it changes nothing, and fails at its turn. Refused at once, its `seq`
+    /// would be a gap that all later commands wait for.
+    Refused {
+        /// Model.
+        model: ModelId,
+        /// Place among the commands of the model.
+        seq: u64,
+        /// The problem, for the client.
+        text: String,
+    },
     /// Frees the model's memory and state; its checkpoints stay. It takes no further commands.
     Unload {
         /// Model.
@@ -334,7 +375,7 @@ pub enum Command {
     },
 }
 
-/// Why a sequence ended.
+/// The reason for which a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StopReason {
     /// By a stop token or text.
@@ -350,7 +391,7 @@ pub struct SampledSequence {
     pub tokens: Vec<TokenId>,
     /// Natural log-probability of each token.
     pub logprobs: Vec<f32>,
-    /// Why it ended.
+    /// The reason for its end.
     pub stop: StopReason,
     /// The most likely tokens at each place, best first, if requested.
     pub top: Option<Vec<Vec<TokenLogprob>>>,
@@ -376,6 +417,8 @@ pub struct SampleOutput {
     pub top_prompt: Option<Vec<Option<Vec<TokenLogprob>>>>,
     /// Log-probabilities of the requested ids, in the same shape; 0 where the request has -1.
     pub targets: Option<Tensor>,
+    /// The layout of the request.
+    pub target_layout: Option<TargetLayout>,
     /// Tokens drawn at the places of the prompt.
     pub alternatives: Option<Alternatives>,
     /// Tokens of the prompt that the engine had computed before.
@@ -385,44 +428,51 @@ pub struct SampleOutput {
 /// The result of a command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
-    /// Of [`Command::CreateModel`].
+    /// The result of [`Command::CreateModel`].
     CreateModel {
         /// The model.
         model: ModelId,
     },
-    /// Of [`Command::ForwardBackward`].
+    /// The result of [`Command::ForwardBackward`].
     ForwardBackward(FbOutput),
-    /// Of [`Command::OptimStep`].
+    /// The result of [`Command::OptimStep`].
     OptimStep {
         /// Numbers of the step by name, such as `grad_norm`.
         metrics: std::collections::BTreeMap<String, f64>,
     },
-    /// Of [`Command::SaveState`].
+    /// The result of [`Command::SaveState`].
     SaveState {
         /// `tinker://MODEL_ID/weights/NAME`.
         path: String,
     },
-    /// Of [`Command::LoadState`] and [`Command::CreateFromState`].
+    /// The result of [`Command::LoadState`] and [`Command::CreateFromState`].
     LoadState {
         /// The checkpoint that was loaded.
         path: String,
         /// The model that holds it now.
         model: ModelId,
     },
-    /// Of [`Command::SaveForSampler`]; exactly one of the two is set.
+    /// The result of [`Command::SaveForSampler`]; exactly one of the two is set.
     SaveForSampler {
         /// `tinker://MODEL_ID/sampler_weights/NAME`, if a name was given.
         path: Option<String>,
         /// The sampling session, if no name was given.
         sampler: Option<SamplerId>,
     },
-    /// Of [`Command::Unload`].
+    /// The result of [`Command::SaveExternal`].
+    SaveExternal {
+        /// `tinker://MODEL_ID/external_weights/NAME`.
+        path: String,
+        /// Bytes of its files.
+        bytes: u64,
+    },
+    /// The result of [`Command::Unload`].
     Unload {
         /// The model.
         model: ModelId,
     },
-    /// Of [`Command::Sample`].
-    Sample(SampleOutput),
+    /// The result of [`Command::Sample`].
+    Sample(Box<SampleOutput>),
 }
 
 /// The end of a command.
@@ -439,14 +489,14 @@ pub enum Outcome {
     },
 }
 
-/// Why a command has no result yet.
+/// The reason for which a command has no result yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueueState {
     /// It runs, or others of the same client run before it.
     Active,
     /// Other tenants' commands run before it.
     PausedCapacity {
-        /// What it waits for, in words.
+        /// The cause of the wait, in words.
         reason: String,
     },
     /// A limit of its tenant holds it back.
@@ -461,14 +511,14 @@ pub enum QueueState {
 pub enum Retrieved {
     /// Not ended within the wait.
     Pending {
-        /// Why it has no result yet.
+        /// The reason for which it has no result yet.
         queue: QueueState,
     },
     /// Ended. It stays retrievable until [`Refusal::Gone`].
     Done(Outcome),
 }
 
-/// Why the desk does not take a call. Nothing was changed.
+/// The reason for which the desk does not take a call. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// A field with a value that is not allowed.
@@ -513,7 +563,7 @@ pub enum Refusal {
         used: u64,
         /// Most that is allowed.
         allowed: u64,
-        /// What to do.
+        /// A way out.
         advice: String,
         /// Time after which the same request can succeed by itself; `None`: only after the client frees
         /// something.
@@ -533,233 +583,4 @@ pub enum Refusal {
     /// The server failed, in words for its operator.
     #[error("the server failed: {0}")]
     Failed(String),
-}
-
-/// A base model that the desk trains or samples.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ServedModel {
-    /// Name for clients. Several names may stand for the same weights.
-    pub name: String,
-    /// Longest sequence, prompt and output together, in tokens.
-    pub max_context: usize,
-    /// Whether models can be trained on it.
-    pub trainable: bool,
-    /// Whether it is sampled.
-    pub sampleable: bool,
-    /// Name under which `transformers` finds its tokenizer; `None`: the model's own name.
-    pub tokenizer: Option<String>,
-    /// Name of the architecture, as its `config.json` has it.
-    pub arch: String,
-}
-
-/// A session to make.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct NewSession {
-    /// Labels of the client.
-    pub tags: Vec<String>,
-    /// Values of the client.
-    pub metadata: Metadata,
-    /// Name for people.
-    pub display_name: Option<String>,
-    /// Version of the client's library.
-    pub sdk_version: String,
-}
-
-/// How a client ended its session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum FinishReason {
-    /// Its work is done.
-    Success,
-    /// It failed.
-    Errored,
-    /// Somebody stopped it.
-    Interrupted,
-}
-
-/// State of a session.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SessionStatus {
-    /// It takes commands, and its client was heard within the limit.
-    Active,
-    /// It takes commands; its client was not heard for longer than the limit.
-    Silent,
-    /// Its client ended it.
-    Finished {
-        /// How.
-        reason: FinishReason,
-        /// Words of the client.
-        detail: Option<String>,
-    },
-}
-
-/// A session.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SessionInfo {
-    /// Its id.
-    pub session: SessionId,
-    /// Milliseconds since 1970 (UTC) at which it was made.
-    pub created_ms: u64,
-    /// Its state.
-    pub status: SessionStatus,
-    /// What the client said at its start.
-    pub about: NewSession,
-    /// Its models.
-    pub models: Vec<ModelId>,
-    /// Its sampling sessions.
-    pub samplers: Vec<SamplerId>,
-    /// Checkpoints of its models.
-    pub checkpoints: u64,
-    /// Bytes of these checkpoints.
-    pub checkpoint_bytes: u64,
-}
-
-/// Kind of a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum CheckpointKind {
-    /// Weights and optimizer state: `weights` in paths.
-    State,
-    /// Weights for sampling: `sampler_weights` in paths.
-    Sampler,
-}
-
-impl CheckpointKind {
-    /// The word in paths.
-    pub fn segment(self) -> &'static str {
-        match self {
-            Self::State => "weights",
-            Self::Sampler => "sampler_weights",
-        }
-    }
-}
-
-/// The place of a checkpoint: `tinker://MODEL_ID/weights/NAME` or `tinker://MODEL_ID/sampler_weights/NAME`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct CheckpointPath {
-    /// The model that was saved.
-    pub model: ModelId,
-    /// Kind of the checkpoint.
-    pub kind: CheckpointKind,
-    /// Its name: 1 to 200 of `[A-Za-z0-9._-]`, not starting with a dot.
-    pub name: String,
-}
-
-impl fmt::Display for CheckpointPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (model, segment, name) = (&self.model, self.kind.segment(), &self.name);
-        write!(f, "tinker://{model}/{segment}/{name}")
-    }
-}
-
-/// A checkpoint.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CheckpointInfo {
-    /// Its place.
-    pub path: CheckpointPath,
-    /// Base model of its weights.
-    pub base_model: String,
-    /// Its adapters; `None`: all weights.
-    pub lora: Option<LoraSpec>,
-    /// Milliseconds since 1970 (UTC) at which it was written.
-    pub created_ms: u64,
-    /// Size on disk.
-    pub bytes: u64,
-    /// Milliseconds since 1970 (UTC) at which it is deleted; `None`: never.
-    pub expires_ms: Option<u64>,
-    /// Values of the client.
-    pub metadata: Metadata,
-}
-
-/// A model in training.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ModelInfo {
-    /// Its id.
-    pub model: ModelId,
-    /// Name of its tenant.
-    pub owner: String,
-    /// What was asked for.
-    pub spec: ModelSpec,
-    /// Milliseconds since 1970 (UTC) of the last command.
-    pub last_request_ms: u64,
-    /// Optimizer steps that it took.
-    pub steps: u64,
-    /// Why it takes no further commands, if so.
-    pub ended: Option<String>,
-    /// Whether `ended` is a failure of the server.
-    pub corrupted: bool,
-    /// Newest checkpoint of weights and optimizer state.
-    pub last_state: Option<CheckpointInfo>,
-    /// Newest checkpoint for sampling.
-    pub last_sampler: Option<CheckpointInfo>,
-}
-
-/// A sampling session.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SamplerInfo {
-    /// Its id.
-    pub sampler: SamplerId,
-    /// Base model.
-    pub base_model: String,
-    /// Checkpoint, if it is not the base model itself.
-    pub path: Option<String>,
-}
-
-/// Part of a list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Page {
-    /// Entries that are left out before the first.
-    pub offset: u64,
-    /// Most entries.
-    pub limit: u64,
-}
-
-/// Entries of a list, newest first.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Listing<T> {
-    /// The entries of the page.
-    pub items: Vec<T>,
-    /// Entries of all pages.
-    pub total: u64,
-}
-
-/// Checkpoints that a tenant keeps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StorageUse {
-    /// Number of checkpoints.
-    pub checkpoints: u64,
-    /// Their bytes on disk.
-    pub bytes: u64,
-}
-
-/// A checkpoint to copy into a session.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CopyRequest {
-    /// Checkpoint, `tinker://...`.
-    pub source: String,
-    /// Session that owns the copy.
-    pub session: SessionId,
-    /// Number of the model in that session under which the copy is kept.
-    pub seq: u64,
-    /// Seconds after which the copy is deleted; `None`: never.
-    pub ttl_s: Option<u64>,
-}
-
-/// What the desk holds at this moment, for health pages and metrics.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeskStatus {
-    /// Models that take commands.
-    pub models: u64,
-    /// Models in the trainer's memory.
-    pub resident: u64,
-    /// Commands that wait or run.
-    pub queued: u64,
-    /// Sample requests at the engine.
-    pub sampling: u64,
-    /// Bytes of the trainer's memory: base, adapters, moments, gradients, buffers.
-    pub trainer_bytes: u64,
-    /// Bytes of the state folder, as last counted.
-    pub disk_bytes: u64,
-    /// Commands that ended since the start.
-    pub done: u64,
-    /// Whether the desk takes no new commands.
-    pub draining: bool,
 }

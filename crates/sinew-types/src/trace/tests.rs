@@ -173,3 +173,50 @@ fn each_broken_invariant_is_named() {
     t.nodes[0].parent = 0;
     assert!(matches!(t.validate(), Err(TraceError::Parent { .. })));
 }
+
+/// One layer of one expert for each token.
+fn span(start: u32, experts: &[u8]) -> RouteSpan {
+    RouteSpan {
+        start,
+        layers: 1,
+        top_k: 1,
+        wide: false,
+        experts: experts.into(),
+    }
+}
+
+#[test]
+fn experts_belong_to_the_tokens_of_a_path() {
+    let mut first = node(0, TokenKind::Sampled, &[3, 4]);
+    first.routes = vec![span(0, &[1, 2, 3])];
+    let mut second = node(2, TokenKind::Sampled, &[6]);
+    second.routes = vec![span(3, &[4, 5])];
+    let t = trace(vec![
+        node(NO_PARENT, TokenKind::Prompt, &[1, 2]),
+        first,
+        node(1, TokenKind::Observation, &[5]),
+        second,
+        node(0, TokenKind::Sampled, &[7]),
+    ]);
+    t.validate().unwrap();
+    assert_eq!(t.path_routes(3), [span(0, &[1, 2, 3]), span(3, &[4, 5])]);
+    assert_eq!(RouteSpan::known(&t.path_routes(3)), 5);
+    assert!(t.path_routes(4).is_empty());
+    let text = serde_json::to_string(&t).unwrap();
+    assert_eq!(serde_json::from_str::<Trace>(&text).unwrap(), t);
+    let refused = |words: &str, edit: &dyn Fn(&mut Trace)| {
+        let mut t = t.clone();
+        edit(&mut t);
+        let error = t.validate().unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    refused("node 3: routes end at token 7, its path has 6", &|t| {
+        t.nodes[3].routes.push(span(5, &[1, 2]));
+    });
+    refused("node 0: routes are set on a node of kind Prompt", &|t| {
+        t.nodes[0].routes.push(span(0, &[1]));
+    });
+    refused("node 1: routes have 0 bytes", &|t| {
+        t.nodes[1].routes[0].experts = [].into();
+    });
+}

@@ -8,6 +8,9 @@ use sinew_model::{ModelConfig, ModelShape, ParamLayout};
 use sinew_recipe::RunPlan;
 use std::path::Path;
 
+/// Bytes of a checkpoint without weights, which a Tinker service has: the tokenizer.
+const TOKENIZER: u64 = 32 << 20;
+
 /// Disk needs: weights, two moments, and as many checkpoints as are kept plus the one being written. A
 /// checkpoint of adapters counts half of the weights.
 ///
@@ -25,6 +28,9 @@ pub(super) fn disk(recipe: &RunPlan, at: &Path) -> Result<String, Failure> {
 
 /// Bytes of one checkpoint.
 fn checkpoint_bytes(recipe: &RunPlan) -> Result<u64, Failure> {
+    if recipe.tinker().is_some() {
+        return Ok(TOKENIZER);
+    }
     if recipe.torch().is_some() {
         return Ok(torch_bytes(recipe, &sinew_assembly::model_shape(recipe)?));
     }

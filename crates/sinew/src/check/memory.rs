@@ -122,8 +122,37 @@ pub(super) fn own(recipe: &RunPlan) -> Result<u64, Failure> {
     Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
 }
 
+/// The memory of a run whose model is at a Tinker service: of reference and teacher, where they are here.
+fn scorers(recipe: &RunPlan) -> Result<String, Failure> {
+    let vocab = sinew_assembly::service_model(recipe)?.1;
+    let mut need = 0;
+    for (key, source) in sinew_assembly::scoring_sources(recipe) {
+        if !sinew_assembly::is_at_service(&source)? {
+            need += 4 * f32s(&sinew_assembly::check_scoring(key, &source, vocab)?);
+        }
+    }
+    let looked = sinew_telemetry::Memory::look();
+    let installed = looked.map_err(Failure::system)?.installed;
+    let mib = |bytes: u128| bytes.div_ceil(1 << 20);
+    if need <= u128::from(installed) {
+        let need = mib(need);
+        return Ok(format!(
+            "the Tinker service has the model; reference and teacher here {need} MiB"
+        ));
+    }
+    Err(Failure::input(format!(
+        "reference and teacher need {} MiB, this machine has {} MiB\n  hint: name models of the Tinker service, \
+         \"tinker:NAME\"",
+        mib(need),
+        mib(u128::from(installed))
+    )))
+}
+
 /// The memory that a run needs, in words; refused where the machine has less installed.
 pub(crate) fn memory(recipe: &RunPlan) -> Result<String, Failure> {
+    if recipe.tinker().is_some() {
+        return scorers(recipe);
+    }
     let config = sinew_assembly::model_config(recipe)?;
     let mut beside = Vec::new();
     for (key, source) in sinew_assembly::scoring_sources(recipe) {

@@ -9,9 +9,13 @@ use std::time::Duration;
 /// Time that one address has to take a connection.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// Addresses of the recipe's engine; each of them must take a connection.
+/// Addresses of the recipe's engine; each of them must take a connection. A Tinker service must have the
+/// model.
 pub(super) fn engine(recipe: &RunPlan) -> Result<String, Failure> {
     let kind = recipe.engine.kind;
+    if kind == EngineType::Tinker {
+        return sinew_assembly::check_service(recipe);
+    }
     sinew_assembly::check_trained(recipe)?;
     for url in recipe.engine.urls() {
         reach("engine.url", url, &format!("start the {kind} server there"))?;

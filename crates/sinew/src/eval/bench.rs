@@ -51,7 +51,7 @@ pub(super) struct BenchArgs {
         value_name = "NAME",
         value_delimiter = ',',
         requires = "model",
-        conflicts_with_all = ["benches", "compare", "track", "allow_change"]
+        conflicts_with_all = ["benches", "compare", "track", "allow_change", "adapter"]
     )]
     bench: Vec<String>,
     /// List the benchmarks

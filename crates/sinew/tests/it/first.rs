@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// The recipe of a case with a model from scratch in the place of SmolLM2, which learns in seconds.
-fn tiny(dir: &Path, case: &str, steps: u32) -> PathBuf {
+pub(crate) fn tiny(dir: &Path, case: &str, steps: u32) -> PathBuf {
     let recipe = root().join("examples/first").join(case).join("recipe.toml");
     let text = std::fs::read_to_string(recipe).unwrap();
     let model = text.lines().find(|line| line.starts_with("model")).unwrap();
@@ -30,7 +30,7 @@ fn trained(dir: &Path, case: &str, steps: u32, more: &[&str]) -> Value {
 }
 
 /// The mean reward of the first and of the last five steps.
-fn rises(dir: &Path, case: &str) {
+pub(crate) fn rises(dir: &Path, case: &str) {
     let text = std::fs::read_to_string(dir.join(case).join("metrics.jsonl")).unwrap();
     let steps = text
         .lines()
@@ -81,7 +81,7 @@ impl Drop for Service {
     }
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }

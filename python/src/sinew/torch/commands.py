@@ -63,6 +63,7 @@ class Commands:
             "shared": not main.form.flat,
             "why_flat": main.form.why_flat,
             "attention": main.form.attention,
+            "routers": main.described(),
             "vocabulary": main.vocabulary,
             "hidden": main.hidden,
             "family": main.causal.config.model_type,

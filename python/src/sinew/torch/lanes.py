@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from .errors import wrong
+from .routing import FREE, Routers
 
 ALL_ALLOWED = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
 class Lane:
-    """Columns of a lane. `masks` holds -1 where all tokens are allowed."""
+    """Columns of a lane. `masks` holds -1 where all tokens are allowed, `experts` where a router chooses."""
 
     tokens: np.ndarray
     segments: np.ndarray
@@ -26,6 +27,8 @@ class Lane:
     temperatures: np.ndarray
     masks: np.ndarray
     mask_table: np.ndarray
+    experts: np.ndarray | None = None
+    """Experts to use, `[tokens, layers, top_k]`; nothing: all routers choose."""
 
     @property
     def items(self) -> int:
@@ -58,8 +61,10 @@ def first_bad(values: np.ndarray, bad: np.ndarray, field: str, allowed: str) -> 
         raise wrong(f"{field}[{at}]", values[at].item(), allowed)
 
 
-def parse(source: Any, at: str, vocabulary: int, max_tokens: int) -> Lane:
-    """The lane of a request, validated."""
+def parse(
+    source: Any, at: str, vocabulary: int, max_tokens: int, routers: Routers | None = None
+) -> Lane:
+    """The lane of a request, validated. Experts are read for a model with these routers."""
     if not isinstance(source, dict):
         raise wrong(at, source, "a map with the columns of a lane")
     tokens = column(source, "tokens", "u4", at)
@@ -79,6 +84,7 @@ def parse(source: Any, at: str, vocabulary: int, max_tokens: int) -> Lane:
         column(source, "temperatures", "f4", at).astype(np.float32),
         column(source, "masks", "u4", at).astype(np.int64),
         mask_table(source, at, vocabulary),
+        experts(source, at, len(tokens), routers) if routers else None,
     )
     lane.masks[lane.masks == ALL_ALLOWED] = -1
     check_segments(lane, at)
@@ -98,6 +104,29 @@ def mask_table(source: dict[str, Any], at: str, vocabulary: int) -> np.ndarray:
     if words and len(table) % words:
         raise wrong(f"{at}.mask_table", f"{len(table)} words", f"a multiple of mask_words = {words}")
     return table.reshape(-1, words).copy() if words else np.zeros((0, 0), np.uint32)
+
+
+def experts(source: dict[str, Any], at: str, tokens: int, routers: Routers) -> np.ndarray | None:
+    """The experts of each token; nothing if there are none."""
+    given = column(source, "routes", "u2", at)
+    if not len(given):
+        return None
+    field, off = f"{at}.routes", 'or set trainer.replay_routing = "off"'
+    if not routers.replays:
+        raise wrong(field, f"{len(given)} values", f"none: {routers.why_not}")
+    shape = (tokens, source.get("route_layers"), source.get("route_top_k"))
+    expected = (tokens, routers.layers, routers.top_k)
+    if shape != expected or len(given) != tokens * routers.layers * routers.top_k:
+        raise wrong(field, shape, f"{expected}, those of the trained model; {off}")
+    found = given.reshape(expected).astype(np.int32)
+    found[found == FREE] = -1
+    own = found[:, sorted(routers.modules)]
+    if own.size and own.max() >= routers.count:
+        raise wrong(field, int(own.max()), f"the number of an expert, below {routers.count}; {off}")
+    ranked = np.sort(own, axis=2)
+    if ((np.diff(ranked, axis=2) == 0) & (ranked[:, :, 1:] >= 0)).any():
+        raise wrong(field, "an expert twice", f"different experts for a token in a layer; {off}")
+    return found
 
 
 def check_segments(lane: Lane, at: str) -> None:

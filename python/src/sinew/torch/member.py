@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from . import models
+from . import models, routing
 from .errors import Refused
 from .head import Items, Output, Scores, items_of, logits_of, top
 from .lanes import Lane
@@ -69,6 +69,7 @@ class Member:
         self.chunk = chunk or max(1, min(room, 4096))
         self.form = Form(True, self.causal.config._attn_implementation)
         self.output = Output()
+        self.routers: routing.Routers | None = None
 
     def run(self, call: Callable[..., Any], *args: Any) -> Any:
         """Runs `call` in the root. Without gradients the root is sharded again at once."""
@@ -113,14 +114,24 @@ class Member:
             return flat_batch(lane, self.max_tokens, passes, self.device)
         return shared_batch(lane, self.form, self.device, self.dtype)
 
-    def states(self, batch: Batch) -> torch.Tensor:
-        """Hidden states after the final norm, `[tokens, hidden]`. To be called in the root."""
+    def states(
+        self,
+        batch: Batch,
+        experts: np.ndarray | None = None,
+        logits: dict[int, list[torch.Tensor]] | None = None,
+    ) -> torch.Tensor:
+        """Hidden states after the final norm, `[tokens, hidden]`, computed by the experts of a lane. To be
+        called in the root."""
         base = models.base_of(self.causal)
         parts = []
         for one in batch.passes:
-            out = base(
-                input_ids=one.ids, attention_mask=one.mask, position_ids=one.positions, use_cache=False
-            )
+            chosen = None
+            if experts is not None and self.routers is not None:
+                chosen = self.routers.on_device(experts, one.rows, self.device)
+            with routing.during(chosen, logits):
+                out = base(
+                    input_ids=one.ids, attention_mask=one.mask, position_ids=one.positions, use_cache=False
+                )
             parts.append(out.last_hidden_state.flatten(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -130,20 +141,32 @@ class Member:
         return layer.weight, getattr(layer, "bias", None)
 
     def scores(
-        self, lane: Lane, passes: int, entropies: bool, value: torch.Tensor | None
+        self,
+        lane: Lane,
+        passes: int,
+        entropies: bool,
+        value: torch.Tensor | None,
+        balance: bool = False,
     ) -> tuple[torch.Tensor, ...]:
-        """Log-probabilities, entropies and values of the items, in the request's order."""
+        """Log-probabilities, entropies and values of the items, in the request's order, and with `balance`
+        the load-balancing loss of the lane's tokens."""
         batch = self.batch(lane, passes)
         items = items_of(lane, batch.places, self.device)
+        places = torch.from_numpy(batch.places).to(self.device)
 
         def call() -> tuple[torch.Tensor, ...]:
-            rows = self.states(batch)[items.places]
+            logits: dict[int, list[torch.Tensor]] = {}
+            rows = self.states(batch, lane.experts, logits if balance else None)[items.places]
             weight, bias = self.head()
             rows = rows.to(weight.dtype)
             scores, spread = Scores.apply(rows, weight, bias, items, self.output, self.chunk, entropies)
             owner = items.owner[items.order]
             found = [scores[items.order], spread[owner] if entropies else scores.new_empty(0)]
             found.append(values_of(rows, value)[owner] if value is not None else scores.new_empty(0))
+            if balance and self.routers is not None:
+                found.append(self.routers.loss(self.causal, logits, places))
+            else:
+                found.append(scores.new_empty(0))
             return tuple(found)
 
         return self.run(call)
@@ -155,7 +178,7 @@ class Member:
         items: Items = items_of(lane, batch.places, self.device)
 
         def call() -> tuple[torch.Tensor, torch.Tensor]:
-            rows = self.states(batch)[items.places]
+            rows = self.states(batch, lane.experts)[items.places]
             weight, bias = self.head()
             return top(rows.to(weight.dtype), weight, bias, items, self.output, self.chunk, k)
 
@@ -210,6 +233,40 @@ class Member:
         """Takes flat rows, with an attention implementation that needs no compiled mask."""
         self._leave_flex()
         self.form = Form(True, self.causal.config._attn_implementation, why_flat=why)
+
+    @torch.no_grad()
+    def route(self, balance: bool) -> None:
+        """Finds the routers of a mixture of experts, and whether recorded experts can replace their choice.
+        With `balance` the model must have a load-balancing loss."""
+        base = models.base_of(self.causal)
+        self.routers = routing.find(self.causal, base, models.decoder_layers(base))
+        if balance and (self.routers is None or routing.balance_of(self.causal) is None):
+            raise Refused(
+                f"router_loss is true, allowed is false: {type(self.causal).__name__} has no load-balancing "
+                "loss; set trainer.router_aux_loss = 0"
+            )
+        routers = self.routers
+        if routers is None:
+            return
+        ids = torch.arange(1, 9, device=self.device)[None] % self.vocabulary
+        tokens, layers = np.arange(8)[:, None, None], np.arange(routers.layers)[:, None]
+        # Other experts for each token and layer than a router is likely to choose.
+        experts = (tokens + layers + np.arange(routers.top_k)) % routers.count
+        logits: dict[int, list[torch.Tensor]] = {}
+        try:
+            self.run(self.states, Batch([probe(ids)], np.arange(8)), experts, logits)
+        except Refused as error:
+            routers.why_not = error.text
+            return
+        routers.replays = logits.keys() == routers.modules.keys()
+        routers.why_not = None if routers.replays else "some layers do not call their router"
+
+    def described(self) -> dict[str, int] | None:
+        """Sizes of the routers, if recorded experts can replace their choice."""
+        routers = self.routers
+        if routers is None or not routers.replays:
+            return None
+        return {"layers": routers.layers, "top_k": routers.top_k, "experts": routers.count}
 
     def _output(self) -> Output:
         """Scale and cap of the logits, found among what configurations name and checked against the model."""
@@ -282,7 +339,8 @@ def probe(ids: torch.Tensor) -> Any:
     """A plain pass."""
     from .tree import Pass
 
-    return Pass(ids, torch.arange(ids.shape[1], device=ids.device)[None], None)
+    positions = torch.arange(ids.shape[1], device=ids.device)[None]
+    return Pass(ids, positions, None, np.arange(ids.numel()))
 
 
 def values_of(rows: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

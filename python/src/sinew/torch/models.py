@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from .errors import Refused, wrong
+from .routing import contexts
 
 ADAPTER = "default"
 
@@ -212,8 +213,9 @@ def checkpoint_layers(layers: nn.ModuleList, how: str) -> None:
         return
     from torch.utils.checkpoint import checkpoint
 
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": contexts}
     for layer in layers:
-        run = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        run = functools.partial(checkpoint, layer.forward, **options)
         layer.forward = run if how == "full" else functools.partial(offloaded, run)
 
 

@@ -18,6 +18,8 @@ from .models import Settings
 from .optimizer import AdamW, Trained, Update, decays
 
 VALUE_HEAD = "value_head"
+OUTPUTS = ("logprobs", "entropies", "values", "router")
+"""Names of what a pass gives: a column each, and the load-balancing loss."""
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Opening:
     critic: np.ndarray | None = None
     critic_scale: float = 1.0
     frozen: dict[str, str] = field(default_factory=dict)
+    router_loss: bool = False
 
 
 class Policy:
@@ -59,6 +62,7 @@ class Policy:
             agree(lambda member=member: member.test(opening.sharing))
             self.members[name] = member
         self.main = self.members["policy"]
+        agree(lambda: self.main.route(opening.router_loss))
         self.critic = self._critic()
         self.optimizer = AdamW(self._trained(), self.rank)
         self.outputs: tuple[torch.Tensor, ...] | None = None
@@ -102,25 +106,26 @@ class Policy:
 
     def forward(
         self, lane: Lane, of: str, passes: int, entropies: bool, values: bool, backward: bool
-    ) -> dict[str, bytes]:
+    ) -> dict[str, Any]:
         """Scores of the lane. With `backward`, activations are kept until the next pass, `backward` or
         `zero`."""
         self.drop()
         member = self.member(of)
         value = self.critic if values else None
         grad = torch.enable_grad() if backward else torch.no_grad()
+        balance = self.opening.router_loss and backward
         with grad, member.without_adapters(of == "base"):
-            found = member.scores(lane, passes, entropies, value)
+            found = member.scores(lane, passes, entropies, value, balance)
         if backward:
             self.outputs, self.kept = found, lane
-        names = ("logprobs", "entropies", "values")
-        return {name: little(tensor) for name, tensor in zip(names, found, strict=True)}
+        answer: dict[str, Any] = {name: little(part) for name, part in zip(OUTPUTS[:3], found, strict=False)}
+        return answer | ({"router": float(found[3].detach())} if balance else {})
 
     def backward(self, grads: dict[str, np.ndarray] | None) -> None:
         """Adds the gradients of the last forward pass, given derivatives by its scores (zero without any)."""
         assert self.outputs is not None
         outputs, slopes = [], []
-        for name, output in zip(("logprobs", "entropies", "values"), self.outputs, strict=True):
+        for name, output in zip(OUTPUTS, self.outputs, strict=True):
             if not output.numel() or not output.requires_grad:
                 continue
             given = grads.get(name) if grads else None

@@ -92,6 +92,7 @@ def opening(body: dict[str, Any], cuda: bool) -> Opening:
         flag(body, "deterministic"),
         whole(body, "seed", 0, (1 << 64) - 1, 0),
         frozen=frozen,
+        router_loss=flag(body, "router_loss"),
     )
     critic = body.get("critic")
     if critic is not None:
@@ -152,8 +153,10 @@ def wave(policy: Policy, body: dict[str, Any], of: str) -> list[Lane]:
     if not isinstance(lanes, list) or not 1 <= len(lanes) <= policy.world:
         shown = f"{len(lanes)} lanes" if isinstance(lanes, list) else lanes
         raise wrong("wave", shown, f"1 to {policy.world} lanes")
-    size = policy.member(of).vocabulary
-    return [parse(lane, f"wave[{i}]", size, policy.opening.max_tokens) for i, lane in enumerate(lanes)]
+    size, limit = policy.member(of).vocabulary, policy.opening.max_tokens
+    # A reference and a teacher choose their own experts.
+    routers = policy.main.routers if of == "policy" else None
+    return [parse(lane, f"wave[{i}]", size, limit, routers) for i, lane in enumerate(lanes)]
 
 
 def slopes(body: dict[str, Any], kept: list[int], wanted: dict[str, bool]) -> list[dict[str, np.ndarray]]:
@@ -180,6 +183,7 @@ def slopes(body: dict[str, Any], kept: list[int], wanted: dict[str, bool]) -> li
                     f"grads[{index}].{name}", f"{len(values)} values", f"none, or {items}, one for each item"
                 )
             columns[name] = values.astype(np.float32)
+        columns["router"] = np.array([real(given, "router", -1e30, 1e30, 0.0)], np.float32)
         made.append(columns)
     return made
 

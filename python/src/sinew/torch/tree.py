@@ -36,6 +36,8 @@ class Pass:
     ids: torch.Tensor
     positions: torch.Tensor
     mask: Any
+    rows: np.ndarray
+    """Trie row at each place, -1 for padding."""
 
 
 @dataclass
@@ -162,12 +164,14 @@ def shared_batch(lane: Lane, form: Form, device: torch.device, dtype: torch.dtyp
         masks[kind] = made[0] if flex else torch.cat(made)
     ids = torch.zeros(len(rows), length, dtype=torch.long)
     places = np.zeros(len(lane.tokens), np.int64)
+    owner = np.full(len(rows) * length, -1)
     for index, one in enumerate(rows):
         ids[index, : len(one)] = torch.from_numpy(lane.tokens[one])
         places[one] = index * length + np.arange(len(one))
+    owner[places] = np.arange(len(lane.tokens))
     positions = torch.stack([one.position for one in ancestries])
     mask = masks[""] if "" in masks else masks
-    return Batch([Pass(ids.to(device), positions, mask)], places)
+    return Batch([Pass(ids.to(device), positions, mask, owner)], places)
 
 
 def paths(lane: Lane) -> list[np.ndarray]:
@@ -212,12 +216,15 @@ def flat_batch(lane: Lane, budget: int, passes: int, device: torch.device) -> Ba
         length = len(chunk[0])
         ids = np.zeros((len(chunk), length), np.int64)
         positions = np.zeros_like(ids)
+        held = np.full_like(ids, -1)
         for index, row in enumerate(chunk):
             ids[index, : len(row)] = lane.tokens[row]
+            held[index, : len(row)] = row
             # Padding continues the row: a jump would look like packed sequences to `transformers`.
             positions[index] = position[row[0]] + np.arange(length)
             new = places[row] < 0
             places[row[new]] = offset + index * length + np.flatnonzero(new)
         offset += ids.size
-        made.append(Pass(torch.from_numpy(ids).to(device), torch.from_numpy(positions).to(device), None))
+        columns = (torch.from_numpy(column).to(device) for column in (ids, positions))
+        made.append(Pass(*columns, None, held.flatten()))
     return Batch(made, places)

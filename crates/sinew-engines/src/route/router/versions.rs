@@ -5,7 +5,7 @@
 //! during which the weights changed is not a failure. Its tokens stay, as those of the (older) version with
 //! which it began, and its request continues from them.
 
-use super::Router;
+use super::{RequestState, Router};
 use crate::attempt::AttemptId;
 use crate::backend::{Probe, ServedWeights};
 use crate::error::AttemptError;
@@ -120,6 +120,9 @@ impl Router {
                     state.quarantine = None;
                 }
                 state.weights = weights;
+                if let Some(adapters) = &probe.adapters {
+                    state.adapters.clone_from(adapters);
+                }
                 state.reserved = 0;
                 state.probe = Some(probe);
                 self.adopt();
@@ -139,7 +142,7 @@ impl Router {
     /// Stops (`true`) or continues. Running attempts end; their requests keep their ids and wait.
     pub fn pause(&mut self, now: f64, paused: bool) {
         self.paused = paused;
-        self.interrupt(now, |_| true);
+        self.interrupt(now, |_, _| true);
         self.renew_deadlines(now);
         self.schedule(now);
     }
@@ -148,19 +151,22 @@ impl Router {
     /// loaded meanwhile.
     pub fn sleep(&mut self, now: f64, asleep: bool) {
         self.asleep = asleep;
-        self.interrupt(now, |_| true);
+        self.interrupt(now, |_, _| true);
         self.renew_deadlines(now);
         self.schedule(now);
     }
 
     /// Announces a load of weights: nothing starts until [`Router::loaded`]. Attempts end as in a pause,
-    /// except on engines that are set in `kept`: there they continue with the new weights.
+    /// except on engines that are set in `kept`: there they continue with the new weights, unless they ask
+    /// for an adapter, whose version says nothing about the weights below it.
     pub fn load_begins(&mut self, now: f64, kept: &[bool]) {
         self.loading = true;
-        self.interrupt(now, |engine| !kept.get(engine).copied().unwrap_or(false));
+        self.interrupt(now, |engine, request| {
+            request.adapter.is_some() || !kept.get(engine).copied().unwrap_or(false)
+        });
     }
 
-    /// Weights that attempts on an engine sample with.
+    /// Weights that attempts on an engine sample with, but those that name their adapter.
     pub fn in_use(&self, engine: usize) -> BTreeSet<WeightsId> {
         let attempts = self.engines.get(engine).map(|e| e.attempts.iter());
         let requests = attempts
@@ -168,7 +174,8 @@ impl Router {
             .flatten()
             .filter_map(|a| self.attempts.get(a));
         let states = requests.filter_map(|r| self.requests.get(r));
-        states.map(|state| state.weights).collect()
+        let unnamed = states.filter(|state| state.adapter.is_none());
+        unnamed.map(|state| state.weights).collect()
     }
 
     /// Takes the results of a load, engine by engine. If one engine has the new weights, they
@@ -206,8 +213,9 @@ impl Router {
             }
         }
         // They would sample with unknown weights; adapters that were there before still are.
-        let failed =
-            |engine: usize| stopped && results.iter().any(|(i, r)| *i == engine && r.is_err());
+        let failed = |engine: usize, _: &RequestState| {
+            stopped && results.iter().any(|(i, r)| *i == engine && r.is_err())
+        };
         self.interrupt(now, failed);
         self.renew_deadlines(now);
         self.schedule(now);
@@ -232,11 +240,13 @@ impl Router {
             .is_some_and(|e| e.quarantine.is_some())
     }
 
-    /// Ends the attempts of these engines without harm to their requests.
-    fn interrupt(&mut self, now: f64, engines: impl Fn(usize) -> bool) {
+    /// Ends the attempts that are chosen by their engine and their request, without harm to their requests.
+    pub(super) fn interrupt(&mut self, now: f64, chosen: impl Fn(usize, &RequestState) -> bool) {
         // The order of the attempts matters: equal histories must give equal commands.
-        let on = |r: &RequestId| self.requests.get(r).and_then(|r| r.attempt);
-        let ended = |r: &RequestId| on(r).is_some_and(|(_, engine)| engines(engine));
+        let ended = |r: &RequestId| {
+            let state = self.requests.get(r);
+            state.is_some_and(|r| r.attempt.is_some_and(|(_, engine)| chosen(engine, r)))
+        };
         let attempts = self.attempts.iter().filter(|(_, r)| ended(r));
         let attempts: BTreeMap<AttemptId, RequestId> = attempts.map(|(a, r)| (*a, *r)).collect();
         for request in attempts.into_values() {

@@ -8,8 +8,10 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::Response;
 use hyper::body::Frame;
 use serde_json::Value;
+use sinew_infer::FakeModel;
 use sinew_types::{
-    Engine, EngineEvent, FinishReason, GenerateRequest, RequestId, SampledToken, SamplingParams,
+    AdapterName, Engine, EngineEvent, FinishReason, GenerateRequest, PromptLogprob, PromptLogprobs,
+    RequestId, SampledToken, SamplingParams,
 };
 use std::io;
 use std::sync::Arc;
@@ -61,7 +63,7 @@ enum Item {
 /// Starts a generation and answers with its stream.
 pub(super) fn stream_of(
     state: &Arc<State>,
-    prompt: Vec<u32>,
+    (prompt, adapter): (Vec<u32>, Option<AdapterName>),
     sampling: SamplingParams,
     write: Write,
     last: Vec<Value>,
@@ -72,11 +74,10 @@ pub(super) fn stream_of(
     }
     let id = RequestId(state.next_request.fetch_add(1, Ordering::SeqCst));
     let (to, events) = mpsc::unbounded_channel();
+    let model = adapter.as_ref().map_or(MODEL, |name| MODEL.adapted(name));
     let request = GenerateRequest {
-        id,
-        prompt: prompt.clone().into(),
-        sampling,
-        priority: 0,
+        adapter,
+        ..GenerateRequest::new(id, prompt.clone(), sampling)
     };
     let sink = Box::new(move |event| {
         // Nobody listens once the client has gone.
@@ -90,6 +91,7 @@ pub(super) fn stream_of(
         state: Arc::clone(state),
         id,
         prompt,
+        model,
         fault,
         write,
         last,
@@ -115,10 +117,41 @@ pub(super) fn stream_of(
         .unwrap()
 }
 
+/// The log-probabilities of a prompt.
+pub(super) fn score(
+    state: &State,
+    prompt: &[u32],
+    asked: PromptLogprobs,
+    adapter: Option<AdapterName>,
+) -> Vec<PromptLogprob> {
+    let id = RequestId(state.next_request.fetch_add(1, Ordering::SeqCst));
+    let (to, events) = std::sync::mpsc::channel();
+    let sampling = SamplingParams {
+        max_tokens: 1,
+        ..SamplingParams::default()
+    };
+    let request = GenerateRequest {
+        adapter,
+        prompt_logprobs: Some(asked),
+        ..GenerateRequest::new(id, prompt.to_vec(), sampling)
+    };
+    let sink = Box::new(move |event| {
+        // The rest of it is not read.
+        let _ = to.send(event);
+    });
+    state.engine.submit(request, sink).unwrap();
+    match events.recv().unwrap() {
+        EngineEvent::Prompt { logprobs, .. } => logprobs,
+        other => panic!("{other:?}"),
+    }
+}
+
 struct Teller {
     state: Arc<State>,
     id: RequestId,
     prompt: Vec<u32>,
+    /// The distribution under its adapter.
+    model: FakeModel,
     fault: Option<Fault>,
     write: Write,
     last: Vec<Value>,
@@ -155,6 +188,7 @@ impl Teller {
                 return;
             }
             let (new, end) = match event {
+                Some(EngineEvent::Prompt { .. }) => continue,
                 Some(EngineEvent::Tokens { tokens, .. }) => {
                     (std::mem::replace(&mut pending, tokens), None)
                 }
@@ -204,9 +238,9 @@ impl Teller {
             let mut prefix = self.prompt.clone();
             prefix.extend(all.iter().map(|t| t.id));
             for token in &mut new {
-                token.logprob = MODEL.logprob(&prefix, token.id);
+                token.logprob = self.model.logprob(&prefix, token.id);
                 for other in &mut token.top {
-                    other.logprob = MODEL.logprob(&prefix, other.id);
+                    other.logprob = self.model.logprob(&prefix, other.id);
                 }
                 prefix.push(token.id);
             }

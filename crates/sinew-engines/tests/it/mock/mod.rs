@@ -8,7 +8,7 @@ mod sglang;
 mod vllm;
 
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel, TokenBytes};
-use sinew_types::{Engine, PolicyVersion, TensorSource, TensorView};
+use sinew_types::{Adapter, AdapterName, Engine, PolicyVersion, TensorSource, TensorView};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -90,6 +90,8 @@ pub(crate) struct State {
     pub(crate) faults: Mutex<VecDeque<Fault>>,
     /// Bodies of generations, in order.
     pub(crate) seen: Mutex<Vec<serde_json::Value>>,
+    /// Bodies of questions for log-probabilities of a prompt, in order.
+    pub(crate) scored: Mutex<Vec<serde_json::Value>>,
     /// Requests whose reader went away before the end.
     pub(crate) abandoned: AtomicU64,
     pub(crate) aborted_by_name: AtomicU64,
@@ -170,6 +172,7 @@ impl Mock {
             label: Mutex::new("default".to_owned()),
             faults: Mutex::default(),
             seen: Mutex::default(),
+            scored: Mutex::default(),
             abandoned: AtomicU64::new(0),
             aborted_by_name: AtomicU64::new(0),
             sleeping: AtomicBool::new(false),
@@ -343,6 +346,14 @@ impl State {
             let file = std::path::Path::new(&path).join(file);
             std::fs::metadata(&file).map_err(|e| format!("{}: {e}", file.display()))?;
         }
+        let own = AdapterName::new(&name).map_err(|e| e.to_string())?;
+        let tensors = Arc::new(OneTensor([1.0]));
+        let adapter = Adapter {
+            alpha: 1.0,
+            tensors,
+        };
+        let loaded = self.engine.load_adapter(&own, PolicyVersion(0), adapter);
+        loaded.map_err(|e| e.to_string())?;
         self.adapters.lock().unwrap().insert(name, path);
         Ok(())
     }

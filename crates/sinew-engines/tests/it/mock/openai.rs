@@ -67,5 +67,5 @@ fn completions(state: &Arc<State>, body: Value) -> Answer {
             "choices": [{ "index": 0, "text": shown.map(|t| text_of(t.id)).collect::<String>(),
                 "logprobs": logprobs, "finish_reason": finish }] })
     };
-    stream_of(state, prompt, sampling, Box::new(write), Vec::new())
+    stream_of(state, (prompt, None), sampling, Box::new(write), Vec::new())
 }

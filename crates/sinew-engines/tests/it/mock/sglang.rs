@@ -1,10 +1,12 @@
 //! Endpoints of SGLang 0.5.
 
-use super::generate::{Piece, logprob, sampling_of, stream_of, told_id};
+use super::generate::{Piece, logprob, sampling_of, score, stream_of, told_id};
 use super::serve::{Answer, Call, error, json_answer, unknown_field, whole};
 use super::{AsksFor, CONTEXT, Fault, Keeping, Kind, State, VOCAB, load_folder};
 use serde_json::{Value, json};
-use sinew_types::{Engine, FinishReason, SampledToken};
+use sinew_types::{
+    AdapterName, Engine, FinishReason, PromptLogprobs, SampledToken, TokenId, TokenLogprob,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -20,6 +22,7 @@ const FIELDS: &[&str] = &[
     "priority",
     "return_prompt_token_ids",
     "lora_path",
+    "token_ids_logprob",
 ];
 const SAMPLING_FIELDS: &[&str] = &[
     "max_new_tokens",
@@ -205,7 +208,11 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
         let why = format!("The following requested LoRA adapters are not loaded: {name}");
         return error(400, &why);
     }
+    if body["stream"] == false {
+        return prompt_logprobs(state, &prompt, &body);
+    }
     let asks = AsksFor::new(state, adapter.unwrap_or("tiny"));
+    let adapter = adapter_of(&body);
     state.seen.lock().unwrap().push(body.clone());
     let mut sampling = sampling_of(&params, "max_new_tokens");
     sampling.seed = params["sampling_seed"].as_u64().unwrap_or(0);
@@ -237,7 +244,62 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
                 "output_token_logprobs_length": piece.all.len(),
                 "output_top_logprobs": told.iter().map(tops).collect::<Vec<_>>() } })
     };
-    stream_of(state, prompt, sampling, Box::new(write), Vec::new())
+    stream_of(
+        state,
+        (prompt, adapter),
+        sampling,
+        Box::new(write),
+        Vec::new(),
+    )
+}
+
+/// The adapter that a request names.
+fn adapter_of(body: &Value) -> Option<AdapterName> {
+    let name = body["lora_path"].as_str();
+    name.map(|name| AdapterName::new(name).unwrap())
+}
+
+/// Log-probabilities of a prompt from `logprob_start_len` on; the first place is empty.
+fn prompt_logprobs(state: &State, prompt: &[u32], body: &Value) -> Answer {
+    state.scored.lock().unwrap().push(body.clone());
+    let start = body["logprob_start_len"].as_u64().unwrap() as usize;
+    let targets: Vec<TokenId> = body["token_ids_logprob"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|id| id.as_u64().unwrap() as TokenId)
+        .collect();
+    let asked = PromptLogprobs {
+        last: Some((prompt.len() - 1 - start) as u32),
+        top: body["top_logprobs_num"].as_u64().unwrap() as u8,
+        targets: vec![targets.clone(); prompt.len() - 1],
+    };
+    let scored = score(state, prompt, asked, adapter_of(body));
+    let entry = |logprob: f32, id: TokenId| json!([logprob, id, null]);
+    let entries =
+        |all: &[TokenLogprob]| -> Value { all.iter().map(|t| entry(t.logprob, t.id)).collect() };
+    let own = scored
+        .iter()
+        .map(|p| entry(p.logprob, prompt[p.position as usize]));
+    let own: Vec<_> = [json!([null, prompt[start], null])]
+        .into_iter()
+        .chain(own)
+        .collect();
+    let top = scored.iter().map(|p| entries(&p.top));
+    let top: Vec<_> = [Value::Null].into_iter().chain(top).collect();
+    let others = scored.iter().map(|p| -> Value {
+        let pairs = p.targets.iter().zip(&targets);
+        pairs.map(|(logprob, id)| entry(*logprob, *id)).collect()
+    });
+    let others: Vec<_> = [Value::Null].into_iter().chain(others).collect();
+    json_answer(
+        &json!({ "text": null, "output_ids": [1], "prompt_token_ids": prompt,
+        "meta_info": { "id": body["rid"], "finish_reason": { "type": "length", "length": 1 },
+            "prompt_tokens": prompt.len(), "completion_tokens": 1, "cached_tokens": 0,
+            "weight_version": *state.label.lock().unwrap(),
+            "input_token_logprobs": own, "input_top_logprobs": top,
+            "input_token_ids_logprobs": others } }),
+    )
 }
 
 fn finish(end: &FinishReason) -> Value {

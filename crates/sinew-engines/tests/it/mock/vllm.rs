@@ -1,11 +1,13 @@
 //! Endpoints of vLLM 0.32 with `VLLM_SERVER_DEV_MODE=1` and `--enable-scale-out`.
 
-use super::generate::{Piece, logprob, sampling_of, stream_of, told_id};
+use super::generate::{Piece, logprob, sampling_of, score, stream_of, told_id};
 use super::serve::{Answer, Call, error, json_answer, unknown_field, whole};
 use super::{AsksFor, CONTEXT, Fault, Keeping, State, VOCAB, load_folder};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use hyper::Method;
 use serde_json::{Map, Value, json};
-use sinew_types::{Engine, FinishReason, SampledToken};
+use sinew_types::{AdapterName, Engine, FinishReason, PromptLogprobs, SampledToken};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -34,6 +36,7 @@ const COMPLETION_FIELDS: &[&str] = &[
     "return_tokens_as_token_ids",
     "return_token_ids",
     "cache_salt",
+    "prompt_logprobs",
 ];
 const GENERATE_FIELDS: &[&str] = &[
     "request_id",
@@ -89,6 +92,48 @@ fn models(state: &State) -> Answer {
 fn has_model(state: &State, body: &Value) -> bool {
     let name = body["model"].as_str().unwrap_or_default();
     name == "tiny" || state.adapters.lock().unwrap().contains_key(name)
+}
+
+/// The adapter that a request names as its model.
+fn adapter(body: &Value) -> Option<AdapterName> {
+    let name = body["model"].as_str().filter(|name| *name != "tiny");
+    name.map(|name| AdapterName::new(name).unwrap())
+}
+
+/// Log-probabilities of a prompt: at each place its own token and the most likely ones.
+fn prompt_logprobs(state: &State, prompt: &[u32], body: &Value) -> Answer {
+    if body["stream"] == true {
+        return error(
+            400,
+            "`prompt_logprobs` are not available when `stream=True`.",
+        );
+    }
+    state.scored.lock().unwrap().push(body.clone());
+    let asked = PromptLogprobs {
+        top: body["prompt_logprobs"].as_u64().unwrap() as u8,
+        ..PromptLogprobs::default()
+    };
+    let entry = |logprob: f32| json!({ "logprob": logprob, "rank": 1, "decoded_token": "x" });
+    let scored = score(state, prompt, asked, adapter(body));
+    let places = scored.iter().map(|place| {
+        let own = prompt[place.position as usize].to_string();
+        let mut map = Map::from_iter([(own, entry(place.logprob))]);
+        map.extend(
+            place
+                .top
+                .iter()
+                .map(|t| (t.id.to_string(), entry(t.logprob))),
+        );
+        Value::Object(map)
+    });
+    let places: Vec<_> = [Value::Null].into_iter().chain(places).collect();
+    json_answer(
+        &json!({ "id": "cmpl-1", "object": "text_completion", "model": "tiny",
+        "choices": [{ "index": 0, "text": "", "logprobs": null, "finish_reason": "length",
+            "stop_reason": null, "token_ids": [1], "prompt_logprobs": places,
+            "prompt_token_ids": prompt }],
+        "usage": { "prompt_tokens": prompt.len() } }),
+    )
 }
 
 /// The endpoints of the development mode.
@@ -220,6 +265,9 @@ fn completions(state: &Arc<State>, body: Value) -> Answer {
     if let Some(answer) = refused(state, &prompt, body["max_tokens"].as_u64().unwrap_or(16)) {
         return answer;
     }
+    if body.get("prompt_logprobs").is_some() {
+        return prompt_logprobs(state, &prompt, &body);
+    }
     state.seen.lock().unwrap().push(body.clone());
     let mut sampling = sampling_of(&body, "max_tokens");
     sampling.top_logprobs = body["logprobs"].as_u64().unwrap_or(0) as u8;
@@ -253,6 +301,7 @@ fn completions(state: &Arc<State>, body: Value) -> Answer {
                 "prompt_token_ids": piece.first.then(|| piece.prompt.clone()),
                 "token_ids": told.map(|t| t.id).collect::<Vec<_>>() }] })
     };
+    let prompt = (prompt, adapter(&body));
     stream_of(state, prompt, sampling, Box::new(write), vec![last])
 }
 
@@ -277,8 +326,11 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
         "choices": [], "usage": { "prompt_tokens": prompt.len(),
             "prompt_tokens_details": { "cached_tokens": 3 } } });
     let asks = AsksFor::new(state, body["model"].as_str().unwrap());
+    let first = params["routed_experts_prompt_start"].as_u64();
     let write = move |_: &State, piece: &Piece| {
         let _ = &asks;
+        let experts = first.filter(|_| piece.end.is_some());
+        let experts = experts.map(|first| routed_experts(piece, first as usize));
         let content = |t: &SampledToken| {
             let entry =
                 |id: u32, logprob: f32| json!({ "token_id": id, "logprob": logprob, "rank": 1 });
@@ -293,7 +345,7 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
         let versions = piece.end.as_ref().map(|_| piece.versions());
         let mut value = json!({ "request_id": "generate-tokens-r1", "usage": null,
             "output_mode": "tokens", "choices": [{ "index": 0, "finish_reason": finish,
-                "stop_reason": stop, "routed_experts": null, "sampling_mask": null,
+                "stop_reason": stop, "routed_experts": experts, "sampling_mask": null,
                 "token_ids": piece.new.iter().map(|t| t.id).collect::<Vec<_>>(),
                 "weight_versions": versions, "logprobs": logprobs }] });
         if piece.first {
@@ -301,7 +353,20 @@ fn generate(state: &Arc<State>, body: Value) -> Answer {
         }
         value
     };
+    let prompt = (prompt, adapter(&body));
     stream_of(state, prompt, sampling, Box::new(write), vec![last])
+}
+
+/// Two layers of one expert for the tokens from `first` on: the first expert is the token's position.
+fn routed_experts(piece: &Piece, first: usize) -> String {
+    let positions = first..piece.prompt.len() + piece.all.len() - 1;
+    let shape = format!("({}, 2, 1)", positions.len());
+    let header = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}\n");
+    let mut array = b"\x93NUMPY\x01\x00".to_vec();
+    array.extend((header.len() as u16).to_le_bytes());
+    array.extend(header.bytes());
+    array.extend(positions.flat_map(|position| [position as u8, 0]));
+    STANDARD.encode(array)
 }
 
 fn finish(end: Option<&FinishReason>) -> (Value, Value) {

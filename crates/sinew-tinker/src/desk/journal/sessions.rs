@@ -1,0 +1,111 @@
+//! Sessions in the journal.
+
+use super::{Journal, count, int, maybe_unpacked, packed, unpacked};
+use crate::desk::types::{FinishReason, NewSession, Page, SessionId};
+use rusqlite::{OptionalExtension, Row, params};
+use serde::{Deserialize, Serialize};
+
+/// The end of a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FinishRow {
+    /// Its client's word on the end; `None`: its client was silent for too long.
+    pub(crate) reason: Option<FinishReason>,
+    /// Words of the client.
+    pub(crate) detail: Option<String>,
+}
+
+/// A session.
+#[derive(Clone, Debug)]
+pub(crate) struct SessionRow {
+    pub(crate) session: SessionId,
+    pub(crate) tenant: String,
+    pub(crate) created_ms: u64,
+    pub(crate) about: NewSession,
+    pub(crate) finish: Option<FinishRow>,
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<SessionRow> {
+    Ok(SessionRow {
+        session: SessionId::from(row.get::<_, String>("session")?),
+        tenant: row.get("tenant")?,
+        created_ms: count(row, "created_ms")?,
+        about: unpacked(row, "about")?,
+        finish: maybe_unpacked(row, "finish")?,
+    })
+}
+
+impl Journal {
+    /// Adds a session.
+    pub(crate) fn insert_session(&self, row: &SessionRow) -> rusqlite::Result<()> {
+        let mut insert = self.connection.prepare_cached(
+            "INSERT INTO sessions (session, tenant, created_ms, about) VALUES (?1, ?2, ?3, ?4)",
+        )?;
+        insert.execute(params![
+            row.session.as_str(),
+            row.tenant,
+            int(row.created_ms),
+            packed(&row.about)?
+        ])?;
+        Ok(())
+    }
+
+    /// A session by its id.
+    pub(crate) fn session(&self, session: &SessionId) -> rusqlite::Result<Option<SessionRow>> {
+        let mut query = self
+            .connection
+            .prepare_cached("SELECT * FROM sessions WHERE session = ?1")?;
+        query.query_row([session.as_str()], read).optional()
+    }
+
+    /// Sessions of a tenant, newest first, and their number.
+    pub(crate) fn sessions(
+        &self,
+        tenant: &str,
+        page: Page,
+    ) -> rusqlite::Result<(Vec<SessionRow>, u64)> {
+        let mut query = self.connection.prepare_cached(
+            "SELECT * FROM sessions WHERE tenant = ?1
+             ORDER BY created_ms DESC, session LIMIT ?2 OFFSET ?3",
+        )?;
+        let rows = query.query_map(params![tenant, int(page.limit), int(page.offset)], read)?;
+        let rows = rows.collect::<rusqlite::Result<Vec<_>>>()?;
+        let mut total = self
+            .connection
+            .prepare_cached("SELECT COUNT(*) FROM sessions WHERE tenant = ?1")?;
+        let total: i64 = total.query_row([tenant], |row| row.get(0))?;
+        Ok((rows, total.max(0) as u64))
+    }
+
+    /// Sessions that take commands.
+    pub(crate) fn open_sessions(&self) -> rusqlite::Result<Vec<SessionId>> {
+        let mut query = self
+            .connection
+            .prepare_cached("SELECT session FROM sessions WHERE finish IS NULL")?;
+        let rows = query.query_map([], |row| row.get::<_, String>(0))?;
+        rows.map(|row| row.map(SessionId::from)).collect()
+    }
+
+    /// Ends a session.
+    pub(crate) fn finish_session(
+        &self,
+        session: &SessionId,
+        finish: &FinishRow,
+    ) -> rusqlite::Result<()> {
+        let mut update = self.connection.prepare_cached(
+            "UPDATE sessions SET finish = ?2 WHERE session = ?1 AND finish IS NULL",
+        )?;
+        update.execute(params![session.as_str(), packed(finish)?])?;
+        Ok(())
+    }
+
+    /// Checkpoints with names of a session's models, and their bytes.
+    pub(crate) fn session_storage(&self, session: &SessionId) -> rusqlite::Result<(u64, u64)> {
+        let mut query = self.connection.prepare_cached(
+            "SELECT COUNT(*) AS n, COALESCE(SUM(bytes), 0) AS bytes FROM checkpoints
+             WHERE named = 1 AND model IN (SELECT model FROM models WHERE session = ?1)",
+        )?;
+        query.query_row([session.as_str()], |row| {
+            Ok((count(row, "n")?, count(row, "bytes")?))
+        })
+    }
+}

@@ -1,0 +1,260 @@
+//! External weights: addresses of their files that need no key, and the files.
+//!
+//! An address holds tenant, end of its time, checkpoint and file, and a keyed hash over all of them. The key
+//! of the hash is made at the server's start: an address does not outlive the server. A client asks for new
+//! ones then.
+
+use super::api::{Api, Caller};
+use super::date::{iso, now_ms};
+use super::error::{Answer, ApiError};
+use super::records::{CheckpointParts, tinker_path};
+use crate::desk::types::{CheckpointKind, Tenant};
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap};
+use axum::response::IntoResponse;
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Bytes that are read from a file at a time.
+const PIECE: usize = 256 << 10;
+/// Pieces that are ready before the client takes them.
+const AHEAD: usize = 2;
+
+/// Signs addresses of files.
+#[derive(Clone)]
+pub(crate) struct Signer {
+    key: [u8; 32],
+}
+
+impl fmt::Debug for Signer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Signer").finish_non_exhaustive()
+    }
+}
+
+/// A file that an address names.
+#[derive(Clone, Copy, Debug)]
+struct Place<'a> {
+    tenant: &'a str,
+    /// Milliseconds since 1970 (UTC) until which the address is valid.
+    until_ms: u64,
+    /// Address of the checkpoint.
+    checkpoint: &'a str,
+    file: &'a str,
+}
+
+impl Signer {
+    /// With a key of its own.
+    ///
+    /// # Errors
+    /// If the system has no random numbers.
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).map_err(std::io::Error::other)?;
+        Ok(Self { key })
+    }
+
+    /// None of the parts has a line break, so that two places never have the same text.
+    fn sign(&self, place: Place<'_>) -> blake3::Hash {
+        let Place {
+            tenant,
+            until_ms,
+            checkpoint,
+            file,
+        } = place;
+        let text = format!("{tenant}\n{until_ms}\n{checkpoint}\n{file}");
+        blake3::keyed_hash(&self.key, text.as_bytes())
+    }
+}
+
+/// `GET training_runs/{id}/checkpoints/external_weights/{name}/external_weights_urls`.
+pub(crate) async fn urls(
+    State(api): State<Api>,
+    Caller(tenant): Caller,
+    Path(parts): Path<CheckpointParts>,
+    headers: HeaderMap,
+) -> Answer {
+    let checkpoint = tinker_path(&parts);
+    let files = api.desk.external_files(&tenant, &checkpoint).await?;
+    let base = base(&api, &headers)?;
+    let valid = u64::try_from(api.limits.url_time.as_millis()).unwrap_or(u64::MAX);
+    let until_ms = now_ms().saturating_add(valid);
+    let (model, _, name) = &parts;
+    let url = |file: &str| {
+        let place = Place {
+            tenant: &tenant.name,
+            until_ms,
+            checkpoint: &checkpoint,
+            file,
+        };
+        let signature = api.signer.sign(place).to_hex();
+        let owner = &tenant.name;
+        format!("{base}{SIGNED}{owner}/{until_ms}/{signature}/{model}/{name}/{file}")
+    };
+    let urls: Map<String, Value> = files
+        .iter()
+        .map(|file| (file.name.clone(), Value::String(url(&file.name))))
+        .collect();
+    Ok(Json(json!({"urls": urls, "expires": iso(until_ms)})).into_response())
+}
+
+/// Address at which the client reaches this server.
+fn base(api: &Api, headers: &HeaderMap) -> Result<String, ApiError> {
+    if let Some(url) = &api.public_url {
+        return Ok(url.trim_end_matches('/').to_owned());
+    }
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+    let host = host.filter(|host| !host.is_empty());
+    let host = host.ok_or_else(|| {
+        let text = "the request has no Host: the addresses of the files begin with it, unless the server has \
+                    a public_url";
+        ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, text)
+    })?;
+    Ok(format!("http://{host}"))
+}
+
+/// Parts of a signed address: tenant, end of its time, signature, model, name of the checkpoint, file.
+pub(crate) type SignedParts = (String, u64, String, String, String, String);
+
+/// Start of the paths of signed addresses.
+const SIGNED: &str = "/api/v1/external_weights/";
+
+impl Signer {
+    /// The checkpoint of an address, if this server signed it. Hashes are compared in constant time.
+    fn checkpoint(&self, parts: &SignedParts) -> Option<String> {
+        let (tenant, until_ms, signature, model, name, file) = parts;
+        let segment = CheckpointKind::External.segment().to_owned();
+        let checkpoint = tinker_path(&(model.clone(), segment, name.clone()));
+        let place = Place {
+            tenant,
+            until_ms: *until_ms,
+            checkpoint: &checkpoint,
+            file,
+        };
+        let given = blake3::Hash::from_hex(signature).ok()?;
+        (given == self.sign(place)).then_some(checkpoint)
+    }
+
+    /// The tenant for whom the path of a request was signed, so that its connection counts as one with a key.
+    pub(crate) fn tenant(&self, path: &str) -> Option<String> {
+        let mut parts = path.strip_prefix(SIGNED)?.splitn(6, '/').map(str::to_owned);
+        let tenant = parts.next()?;
+        let until_ms = parts.next()?.parse().ok()?;
+        let signed = (
+            tenant.clone(),
+            until_ms,
+            parts.next()?,
+            parts.next()?,
+            parts.next()?,
+            parts.next()?,
+        );
+        self.checkpoint(&signed).map(|_| tenant)
+    }
+}
+
+/// `GET external_weights/{tenant}/{until}/{signature}/{model}/{name}/{file}`: a file, without a key.
+pub(crate) async fn download(State(api): State<Api>, Path(parts): Path<SignedParts>) -> Answer {
+    let forbidden = |text: &str| ApiError::new(StatusCode::FORBIDDEN, text);
+    let Some(checkpoint) = api.signer.checkpoint(&parts) else {
+        return Err(forbidden(
+            "the address was not signed by this server since its start; ask for new ones",
+        ));
+    };
+    let (tenant, until_ms, _, _, _, file) = parts;
+    if now_ms() > until_ms {
+        return Err(forbidden(
+            "the time of this address is over; ask for new ones",
+        ));
+    }
+    let owner = Tenant { name: tenant };
+    let files = api.desk.external_files(&owner, &checkpoint).await?;
+    let found = files.into_iter().find(|found| found.name == file);
+    let found = found.ok_or_else(|| {
+        let text = format!("{checkpoint} has no file {file:?}");
+        ApiError::new(StatusCode::NOT_FOUND, text)
+    })?;
+    let place = Arc::clone(&api.downloads).acquire_owned().await;
+    let place = place.map_err(ApiError::failed)?;
+    let (pieces, mut arriving) = mpsc::channel(AHEAD);
+    let opened = tokio::task::spawn_blocking(move || File::open(found.file)).await;
+    let opened = opened
+        .map_err(ApiError::failed)?
+        .map_err(ApiError::failed)?;
+    let length = opened.metadata().map_err(ApiError::failed)?.len();
+    // Ends when the file does, or the client.
+    tokio::task::spawn_blocking(move || {
+        let _held = place;
+        read(opened, &pieces);
+    });
+    let stream = futures::stream::poll_fn(move |context| arriving.poll_recv(context));
+    let headers = [
+        (CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (CONTENT_LENGTH, length.to_string()),
+    ];
+    Ok((headers, Body::from_stream(stream)).into_response())
+}
+
+/// Sends a file in pieces; each waits until the client takes it, at most as long as its connection lives.
+fn read(mut file: File, pieces: &mpsc::Sender<std::io::Result<Bytes>>) {
+    loop {
+        let mut piece = Vec::with_capacity(PIECE);
+        let read = file.by_ref().take(PIECE as u64).read_to_end(&mut piece);
+        let sent = match read {
+            Ok(0) => return,
+            Ok(_) => pieces.blocking_send(Ok(piece.into())),
+            Err(error) => {
+                // The client sees a body that is too short.
+                let _ = pieces.blocking_send(Err(error));
+                return;
+            }
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_holds_for_one_file_of_one_tenant_and_time() {
+        let signer = Signer::new().unwrap();
+        let place = Place {
+            tenant: "a",
+            until_ms: 1,
+            checkpoint: "tinker://m/external_weights/n",
+            file: "f",
+        };
+        let signed = signer.sign(place);
+        assert_eq!(signer.sign(place), signed);
+        let other_tenant = Place {
+            tenant: "b",
+            ..place
+        };
+        let later = Place {
+            until_ms: 2,
+            ..place
+        };
+        let other_file = Place { file: "g", ..place };
+        for other in [other_tenant, later, other_file] {
+            assert_ne!(signer.sign(other), signed);
+        }
+        assert_ne!(Signer::new().unwrap().sign(place), signed);
+        let path = |hash: &str| format!("{SIGNED}a/1/{hash}/m/n/f");
+        let hash = signed.to_hex();
+        assert_eq!(signer.tenant(&path(&hash)), Some("a".to_owned()));
+        let other = signer.sign(later).to_hex();
+        assert_eq!(signer.tenant(&path(&other)), None);
+        assert_eq!(signer.tenant("/api/v1/healthz"), None);
+    }
+}
