@@ -419,9 +419,12 @@ fn sampled(
         dir.write_recipe(recipe).map_err(Failure::input)?;
         let mut samples = Vec::new();
         let mut take = |seed: Option<u64>, trace: &sinew_types::Trace| {
-            samples.push(Sample::of(trace, seed));
+            samples.push((seed, trace.origin.draw, Sample::of(trace, seed)));
         };
         let done = sinew_assembly::measure(measurement, &mut take);
+        // They end in any order.
+        samples.sort_by_key(|(seed, draw, _)| (*seed, *draw));
+        let samples = samples.into_iter().map(|(_, _, sample)| sample).collect();
         let done = done.map(|()| (samples, started.elapsed().as_secs_f64()));
         if done.is_ok() {
             let (process, why) = (Process::Ended, None);
