@@ -72,7 +72,7 @@ impl Output {
 fn has(object: &Value, (place, expected): &(&str, &str)) -> bool {
     match object.pointer(place) {
         Some(Value::String(text)) => text == expected,
-        Some(other) => other.to_string() == *expected,
+        Some(other) => format!("{other}") == *expected,
         None => false,
     }
 }

@@ -32,6 +32,8 @@ mod doctor;
 #[cfg(feature = "egress")]
 #[path = "it/egress.rs"]
 mod egress;
+#[path = "it/evals.rs"]
+mod evals;
 #[path = "it/faults.rs"]
 mod faults;
 #[path = "it/first.rs"]

@@ -9,7 +9,8 @@ use crate::run_pins::RunPins;
 use crate::servers::{sampling_engine, serve_engine};
 use crate::start_model::StartShape;
 use crate::{
-    Session, describe, device, engine, episode_parts, groups, plan, run_info, source, store, tinker,
+    Session, check_training_tasks, describe, device, engine, episode_parts, groups, plan, run_info,
+    source, store, tinker,
 };
 use sinew_orchestrator::RunEvent;
 use sinew_pipeline::{ChangedParts, EngineRollouts, RolloutParts, Rollouts};
@@ -106,6 +107,7 @@ pub fn collection(
         None => StartShape::of(model_config(&pins.plan)?),
     };
     check_context(recipe.rollout.max_context_tokens, shape.context)?;
+    check_training_tasks(recipe, world.taskset.as_ref())?;
     let draws = plan::draws(recipe, world.taskset.as_ref())?;
     let pinned = pins.plan.clone();
     let rewards = pins.rewards(recipe);

@@ -8,6 +8,7 @@ mod bad_input;
 mod call_ends;
 mod clients;
 mod dialects;
+mod echo;
 mod fields;
 mod frameworks;
 mod http;
