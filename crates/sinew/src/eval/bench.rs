@@ -424,7 +424,7 @@ fn sampled(
         let done = sinew_assembly::measure(measurement, &mut take);
         // They end in any order.
         samples.sort_by_key(|(seed, draw, _)| (*seed, *draw));
-        let samples = samples.into_iter().map(|(_, _, sample)| sample).collect();
+        let samples: Vec<Sample> = samples.into_iter().map(|(_, _, sample)| sample).collect();
         let done = done.map(|()| (samples, started.elapsed().as_secs_f64()));
         if done.is_ok() {
             let (process, why) = (Process::Ended, None);
