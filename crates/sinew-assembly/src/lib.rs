@@ -83,7 +83,7 @@ pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
 pub use environments::{ENVIRONMENTS, recipe_of};
 pub use expire::{Expiry, RemovedEpisodes, expire, versions};
-pub use harness::{asks_model, check as check_harness, program_harness};
+pub use harness::{agents_folder, asks_model, check as check_harness, program_harness};
 pub use judge::{judge, server_config};
 pub use learner::train_worker;
 pub use live::ServeAt;

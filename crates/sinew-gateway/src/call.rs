@@ -22,7 +22,6 @@ use crate::rollout::{Rollout, unix_s};
 use crate::running::{RunningCall, Subscription};
 use crate::session::{CallRequest, CallStart, RolloutSpec, Session};
 use crate::stats::Counters;
-use sinew_dialect::anthropic::parse_count;
 use sinew_dialect::fields::Notes;
 use sinew_dialect::format::FormatAsk;
 use sinew_dialect::{AnswerContext, Dialect, ModelRequest, ToolChoice};
@@ -438,12 +437,11 @@ impl Caller {
         Ok(format)
     }
 
-    /// Counts the tokens of a request body's conversation, rendered as a whole.
+    /// Counts the tokens of a request's conversation, rendered as a whole.
     ///
     /// # Errors
-    /// If the body is wrong or cannot be rendered.
-    pub(crate) fn count_tokens(&self, body: &[u8]) -> Result<usize, ApiError> {
-        let request = parse_count(body, self.config.strict_fields)?;
+    /// If it cannot be rendered.
+    pub(crate) fn count_tokens(&self, request: ModelRequest) -> Result<usize, ApiError> {
         let tools: &[_] = match request.tool_choice {
             ToolChoice::None => &[],
             _ => &request.tools,

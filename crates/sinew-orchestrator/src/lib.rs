@@ -41,7 +41,7 @@ pub use late::{CollectRequest, CollectedGroups, LateConfig, StaleGroups, Waiting
 pub use outcome::{RunOutcome, SampleCounts};
 pub use record::{
     AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary, Totals,
-    divergence, joins,
+    branches, divergence, joins,
 };
 pub use retention::CommittedEpisodes;
 pub use rows::{FormatCounts, Rows, by_group};

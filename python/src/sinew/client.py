@@ -141,6 +141,8 @@ class Rollout:
             "OPENAI_API_KEY": self.api_key,
             "ANTHROPIC_BASE_URL": origin,
             "ANTHROPIC_API_KEY": self.api_key,
+            "GOOGLE_GEMINI_BASE_URL": origin,
+            "GEMINI_API_KEY": self.api_key,
         }
 
     def reward(

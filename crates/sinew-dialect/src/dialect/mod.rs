@@ -13,8 +13,10 @@ pub mod completions;
 mod continuation;
 pub mod fields;
 pub mod format;
+pub mod google;
 mod media;
 mod openai;
+mod openapi;
 pub mod responses;
 
 use crate::error::ApiError;
@@ -231,9 +233,20 @@ impl std::fmt::Debug for AnswerContext {
     }
 }
 
-/// Writes server-sent events. The text of each call is sent unchanged, so that a dialect chooses its own
-/// framing.
+/// Writes server-sent events, or another stream of text. The text of each call is sent unchanged, so that a
+/// dialect chooses its own framing.
 pub trait EventWriter: Send {
+    /// Media type of the stream.
+    fn content_type(&self) -> &'static str {
+        "text/event-stream"
+    }
+
+    /// Text that its client passes over. It is sent if nothing else was for a while, so that both sides
+    /// notice a dead connection.
+    fn ping(&mut self) -> String {
+        ": ping\n\n".into()
+    }
+
     /// Events before the first delta.
     fn begin(&mut self) -> String {
         String::new()

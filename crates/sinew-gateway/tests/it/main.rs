@@ -20,3 +20,4 @@ mod scores;
 mod sdk;
 mod structured;
 mod support;
+mod thinking;
