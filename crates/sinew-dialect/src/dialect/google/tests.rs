@@ -58,6 +58,7 @@ fn response(message: Message) -> ModelResponse {
             tokens: Vec::new(),
             message,
         }],
+        prompt: Vec::new(),
         usage: Usage {
             prompt_tokens: 9,
             cached_tokens: 4,
