@@ -247,17 +247,14 @@ pub fn pipeline(
     how: Invocation<'_>,
     session: Session<'_>,
 ) -> Result<(Pipeline, Arc<dyn Renderer>), Failure> {
-    let dir = session.dir;
-    let device = device()?;
+    let (dir, device) = (session.dir, device()?);
     let adapter = how.adapter.map(MeasuredAdapter::read).transpose()?;
     let mut pins = RunPins::weights(recipe, &session)?;
     let renderer = kept(recipe, how.goal, dir)?;
     let in_run = env::in_run(recipe, dir.path());
     let world = env::world_with(&in_run, &session.tasks, &session.bench)?;
     let (taskset, envs) = (world.taskset, world.envs);
-    if how.goal == Goal::Train {
-        check_training_tasks(recipe, taskset.as_ref())?;
-    }
+    check_training_tasks(recipe, how.goal, taskset.as_ref())?;
     let data = plan::dataset(recipe, renderer.as_ref())?;
     let digest = data.as_ref().map(Dataset::digest);
     let adapted = adapter.as_ref().map(MeasuredAdapter::digest);
@@ -317,9 +314,13 @@ pub fn pipeline(
 }
 
 /// Refuses to run training episodes of tasks that are all held out.
-fn check_training_tasks(recipe: &RunPlan, taskset: &dyn Taskset) -> Result<(), Failure> {
+fn check_training_tasks(
+    recipe: &RunPlan,
+    goal: Goal,
+    taskset: &dyn Taskset,
+) -> Result<(), Failure> {
     let runs = recipe.data.is_none() && recipe.harness.live().is_none();
-    if runs && taskset.is_empty(Split::Train) {
+    if goal == Goal::Train && runs && taskset.is_empty(Split::Train) {
         return Err(Failure::input(format!(
             "tasks: all tasks of `{}` are held out, so there are none to train on
   hint: `sinew eval` measures them; \

@@ -238,8 +238,8 @@ impl Measurement {
                 wall_s: started.elapsed().as_secs_f64(),
                 ..seen
             };
-            let told = bus.emit(RunEvent::Rollout(Box::new(seen)));
-            failed = std::mem::replace(&mut failed, Ok(())).and(told);
+            let sent = bus.emit(RunEvent::Rollout(Box::new(seen)));
+            failed = std::mem::replace(&mut failed, Ok(())).and(sent);
         })?;
         failed?;
         Ok(ended)

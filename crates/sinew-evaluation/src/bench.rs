@@ -219,7 +219,7 @@ impl Bench {
             return Ok(());
         }
         match recipe.get_mut("reward").and_then(Value::as_table_mut) {
-            // `tests` and `program` run in sandboxes with an interpreter of their own.
+            // `tests` and `program` run in sandboxes, which have an interpreter.
             Some(reward) if reward.contains_key("math(answer)") => {
                 reward.insert("python".into(), python.into());
                 Ok(())
@@ -333,7 +333,7 @@ mod tests {
             recipe["rollout"]["max_turn_tokens"].as_integer(),
             Some(8000)
         );
-        // 2,048 less the 512 of its own turn, and the longer turn.
+        // 2,048 less the benchmark's turn of 512, and the longer turn.
         assert_eq!(
             recipe["rollout"]["max_context_tokens"].as_integer(),
             Some(9536)
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(recipe["engine"]["kv_tokens"].as_integer(), Some(32_768));
         assert_eq!(recipe["eval"]["episodes_per_task"].as_integer(), Some(4));
         assert_eq!(recipe["eval"]["greedy"].as_bool(), Some(true));
-        // Without samples the measurement is the greedy one.
+        // The measurement is the greedy one if there are no samples.
         let only = Setup {
             samples: 0,
             context: Some(1024),
@@ -377,6 +377,50 @@ mod tests {
             let bench = Bench::named(name).unwrap().remove(0);
             let recipe: Table = bench.recipe(&setup).unwrap().parse().unwrap();
             assert_eq!(recipe[at]["python"].as_str(), Some("p"), "{name}");
+        }
+    }
+
+    /// The page states rows, limits, prompts and references as they are here.
+    #[test]
+    fn the_page_states_every_benchmark() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/evaluation.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        for bench in Bench::all().unwrap() {
+            let name = &bench.name;
+            let row = format!("| [`{name}`]({}) |", bench.link);
+            let row = page.lines().find(|line| line.starts_with(&row));
+            let row = row.unwrap_or_else(|| panic!("{name} has no row"));
+            let rollout = &bench.recipe["rollout"];
+            let limit = |key: &str| rollout[key].as_integer().unwrap();
+            let limits = format!(
+                "| {}, {}, {} |",
+                limit("max_turns"),
+                limit("max_turn_tokens"),
+                limit("max_context_tokens")
+            );
+            assert!(row.contains(&limits), "{name}: {limits}");
+            let source = bench.source.as_deref().unwrap_or("of the package");
+            assert!(row.contains(source), "{name}: {source}");
+            let columns = bench.needs.iter().map(|column| format!("`{column}`"));
+            let columns = columns.collect::<Vec<_>>().join(", ");
+            assert!(row.contains(&columns), "{name}: {columns}");
+            let reference = bench.reference.replace(' ', "");
+            assert!(
+                page.replace([' ', '\n'], "").contains(&reference),
+                "{name}: {reference}"
+            );
+            let tasks = bench.recipe.get("tasks");
+            let prompt = tasks.and_then(|tasks| tasks.get("prompt"));
+            if let Some(prompt) = prompt.and_then(Value::as_str) {
+                // A prompt with a block of code is described in words.
+                let first = prompt.lines().next().unwrap();
+                let shown = if prompt.contains("```") {
+                    first
+                } else {
+                    prompt
+                };
+                assert!(page.contains(shown), "{name}: {shown}");
+            }
         }
     }
 }

@@ -76,7 +76,7 @@ pub struct TaskSamples {
     pub greedy: Vec<f64>,
     /// Sampled successes of all seeds, without samples that have no score.
     pub sampled: Vec<f64>,
-    /// Sampled total rewards, beside the successes.
+    /// Sampled total rewards, in the order of the successes.
     pub rewards: Vec<f64>,
     /// Samples without a score.
     pub missing: usize,
@@ -99,7 +99,7 @@ pub struct Tokens {
 /// Result of one benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BenchResult {
-    /// What was measured and how.
+    /// Model, settings and contamination.
     #[serde(flatten)]
     pub facts: Facts,
     /// Number of tasks.

@@ -199,7 +199,7 @@ impl Driver {
         }
         let prompt = self.prompt.take();
         if scored && prompt.is_none() {
-            let why = "this engine reports none for a prompt: serve the embedded engine, or leave echo out";
+            let why = "this engine reports none for a prompt: serve an embedded engine, vLLM or SGLang, or leave echo out";
             return Err(ApiError::unsupported("logprobs", why));
         }
         let choices: Option<Vec<Choice>> = self.outputs.iter_mut().map(|o| o.done.take()).collect();

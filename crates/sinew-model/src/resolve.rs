@@ -119,7 +119,7 @@ pub fn resolve_dataset(spec: &str, env: &ResolveEnv) -> Result<Dataset, ResolveE
         None => (path, None),
     };
     if let Some(split) = split.filter(|s| !is_word(s)) {
-        return Err(bad(format!("`{split}` is no name of a split")));
+        return Err(bad(format!("`{split}` is not the name of a split")));
     }
     let (repo, config) = match path.match_indices('/').nth(1) {
         Some((at, _)) => (&path[..at], Some(&path[at + 1..])),

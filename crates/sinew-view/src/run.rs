@@ -160,17 +160,9 @@ impl RunSummary {
         format!("{name}  step {done} of {of}  {gained}  {wall}")
     }
 
-    /// Text for a person: all counts, with the alarm of rewritten histories where it applies.
-    pub fn text(&self) -> String {
+    /// Measurements of held-out tasks, and the gain.
+    fn held_out_text(&self) -> String {
         let mut out = String::new();
-        let _ = writeln!(
-            out,
-            "{}  step {} of {}  {}",
-            self.name,
-            self.steps,
-            self.of_steps,
-            duration(self.wall_s)
-        );
         for eval in &self.evals {
             let (when, step) = (&eval.when, eval.step);
             let _ = writeln!(
@@ -183,6 +175,21 @@ impl RunSummary {
         for (name, points) in gain.map(HeldOutGain::rows).unwrap_or_default() {
             let _ = writeln!(out, "{name:15}  {points}");
         }
+        out
+    }
+
+    /// Text for a person: all counts, with the alarm of rewritten histories where it applies.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        let _ = writeln!(
+            out,
+            "{}  step {} of {}  {}",
+            self.name,
+            self.steps,
+            self.of_steps,
+            duration(self.wall_s)
+        );
+        out.push_str(&self.held_out_text());
         let (episodes, failed, again) = (self.episodes, self.failed, self.retried);
         let _ = writeln!(
             out,

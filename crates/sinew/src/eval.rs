@@ -32,7 +32,7 @@ pub(crate) struct EvalArgs {
     #[command(flatten)]
     track: crate::track::TrackArgs,
     /// The measured model: a source as in a recipe, or the folder of a run or of `sinew export`; left out,
-    /// that of the recipe. With --bench also the URL of an OpenAI-compatible server
+    /// that of the recipe. A URL of an OpenAI-compatible server is allowed with --bench
     #[arg(long)]
     model: Option<String>,
     /// Measure the model with this LoRA adapter (a folder in PEFT's layout); traces record the name

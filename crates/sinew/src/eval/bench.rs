@@ -9,8 +9,8 @@
 //! | `report.md`, `report.html` | all results of the folder |
 //! | `evaluation.json` | the same without the tables of tasks, as the last line of `--json` |
 //!
-//! Everything that can be checked is checked for all benchmarks before the first episode. With `--resume`,
-//! results that are there are kept, and stored episodes are not run again.
+//! Everything that can be checked is checked for all benchmarks before the first episode. Results and
+//! episodes that are stored are kept with `--resume`, and not made again.
 
 use super::EvalArgs;
 use super::compare::{RESULT, results};
@@ -35,7 +35,7 @@ const EVALUATION: &str = "evaluation.json";
 
 /// Message to whoever stops it.
 const GO_ON: &str =
-    "episodes that ended are kept\n  hint: go on with the same command and --resume";
+    "episodes that ended are kept\n  hint: the same command with --resume continues";
 
 /// Kinds of servers that an address may name.
 const KINDS: [&str; 4] = ["", "vllm+", "sglang+", "openai+"];
@@ -134,7 +134,7 @@ pub(super) struct How {
     price: Option<[f64; 2]>,
     data: Option<PathBuf>,
     /// There is one benchmark only.
-    alone: bool,
+    single: bool,
 }
 
 impl How {
@@ -176,7 +176,7 @@ impl How {
             seeds,
             price: own.price,
             data: own.data.clone(),
-            alone: benches == 1,
+            single: benches == 1,
         })
     }
 
@@ -192,7 +192,7 @@ impl How {
         if own.is_dir() {
             return Ok(Some(own));
         }
-        if self.alone {
+        if self.single {
             return Ok(Some(data.clone()));
         }
         Err(Failure::input(format!(
@@ -255,7 +255,7 @@ fn folder(args: &EvalArgs, model: &str) -> Result<PathBuf, Failure> {
     if let Some(path) = &args.run.run_dir {
         if holds_run(path) {
             return Err(Failure::input(format!(
-                "--run-dir {}: it holds a run; benchmarks need a folder of their own",
+                "--run-dir {}: it holds a run; benchmarks need a separate folder",
                 path.display()
             )));
         }
@@ -424,12 +424,12 @@ fn sampled(
         let done = sinew_assembly::measure(measurement, &mut take);
         // They end in any order.
         samples.sort_by_key(|(seed, draw, _)| (*seed, *draw));
-        let samples = samples.into_iter().map(|(_, _, sample)| sample).collect();
+        let samples: Vec<Sample> = samples.into_iter().map(|(_, _, sample)| sample).collect();
         let done = done.map(|()| (samples, started.elapsed().as_secs_f64()));
         if done.is_ok() {
             let (process, why) = (Process::Ended, None);
-            let told = bus.emit(RunEvent::Ended { process, why });
-            told.map_err(Failure::system)?;
+            let sent = bus.emit(RunEvent::Ended { process, why });
+            sent.map_err(Failure::system)?;
         }
         Ok(done)
     })

@@ -131,7 +131,7 @@ fn of_run(folder: &Path) -> Result<BenchResult, Failure> {
             folder.display()
         )));
     }
-    // With temperature 0 the one measurement is greedy.
+    // A measurement at temperature 0 is the greedy one.
     if recipe.eval.temperature == 0.0 {
         samples.iter_mut().for_each(|sample| sample.seed = None);
     }
@@ -150,7 +150,7 @@ fn of_run(folder: &Path) -> Result<BenchResult, Failure> {
     Ok(summarize(facts, &samples))
 }
 
-/// The samples of one purpose. Of several attempts at an episode the last one counts.
+/// The samples of one purpose. The last of several attempts at an episode counts.
 fn stored(store: &StoreReader, purpose: &str, seed: Option<u64>) -> Result<Vec<Sample>, Failure> {
     let mut filter = Filter {
         purpose: Some(purpose.to_owned()),

@@ -74,7 +74,7 @@ impl Planned {
         let place = folder.join(bench.folder());
         if holds_run(&place) && !how.resume {
             return Err(Failure::input(format!(
-                "{} holds a measurement\n  hint: --resume goes on with it; another --run-dir begins anew",
+                "{} holds a measurement\n  hint: --resume continues it; another --run-dir begins anew",
                 place.display()
             )));
         }
@@ -133,7 +133,7 @@ fn with(failure: Failure, hint: &str) -> Failure {
     }
 }
 
-/// The prepared rows of a benchmark. A session that goes on asks those of the first one.
+/// The prepared rows of a benchmark. A resumed session asks those of the first one.
 fn rows(how: &How, folder: &Path, bench: &Bench, source: &str) -> Result<PathBuf, Failure> {
     let folder = folder.join(ROWS);
     let target = folder.join(format!("{}.jsonl", bench.folder()));
@@ -239,7 +239,7 @@ mod tests {
         settings(&plan, Some(0.7)).unwrap()
     }
 
-    /// What is asked and how it is scored counts; where it runs does not.
+    /// Prompts, limits and scorers count; the machine does not.
     #[test]
     fn settings_are_the_keys_that_change_a_score() {
         let here =

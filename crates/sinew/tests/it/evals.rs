@@ -38,7 +38,7 @@ const SHORT: [&str; 12] = [
 ];
 
 #[test]
-fn a_benchmark_has_intervals_counts_and_reports_and_goes_on() {
+fn a_benchmark_has_intervals_counts_and_reports_and_continues() {
     let dir = tempfile::tempdir().unwrap();
     let model = small_folder(dir.path());
     let run = dir.path().join("eval");
@@ -79,9 +79,9 @@ fn a_benchmark_has_intervals_counts_and_reports_and_goes_on() {
     assert!(report.contains("| gsm8k | 4 |"), "{report}");
     assert!(run.join("report.html").is_file() && run.join("evaluation.json").is_file());
 
-    // It is not overwritten, goes on where it was, and takes a further seed, but no other limit.
+    // It is not overwritten, continues with its stored episodes, and refuses another limit.
     let text = failure(&eval(&[]).output().unwrap(), 2);
-    assert!(text.contains("--resume goes on with it"), "{text}");
+    assert!(text.contains("--resume continues it"), "{text}");
     assert_eq!(first, last_line(&eval(&["--resume"]).output().unwrap()));
     fs::remove_file(run.join("gsm8k/result.json")).unwrap();
     let again = last_line(&eval(&["--resume"]).output().unwrap());
