@@ -69,6 +69,8 @@ install .cache/venv-reasoning examples/requirements-reasoning.txt
 install .cache/venv-torch python/tests/torch/requirements.txt --override python/tests/torch/overrides.txt
 # The Tinker SDK and its cookbook, on the PyTorch above.
 scripts/tinker_cookbook/setup.sh
+# Chat templates of other projects' packages, which the tests of rendering read.
+python3 scripts/templates.py
 # Packages of other projects whose environments and clients are bridged.
 scripts/bridges.sh small
 if ! cmp -s examples/ai_sdk/package-lock.json examples/ai_sdk/node_modules/installed.json; then

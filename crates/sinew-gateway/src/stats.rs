@@ -128,8 +128,8 @@ impl Counters {
         });
     }
 
-    /// Returns the counters, with an entry for every kind of join and every cause of a branch. The caller adds
-    /// the numbers of open rollouts.
+    /// Returns the counters, with an entry for every kind of join and every cause of a branch. The caller
+    /// adds the numbers of open rollouts.
     pub(crate) fn stats(&self) -> GatewayStats {
         let mut stats = GatewayStats::default();
         self.count(|counted| stats.clone_from(counted));
@@ -168,6 +168,21 @@ impl GatewayStats {
         self.calls >= ALARM_CALLS && self.divergence_rate() > ALARM_RATE
     }
 
+    /// Writes the counters with a label.
+    fn labelled(&self, out: &mut Exposition) {
+        out.head("joins_total", "counter", "How calls joined the trace");
+        for (join, count) in &self.joins {
+            let label = format!("{{join=\"{}\"}}", format!("{join:?}").to_lowercase());
+            out.sample("joins_total", &label, *count as f64);
+        }
+        let help = "Branches of finished traces";
+        out.head("branches_total", "counter", help);
+        for (cause, count) in &self.branches {
+            let label = format!("{{cause=\"{}\"}}", cause.name());
+            out.sample("branches_total", &label, *count as f64);
+        }
+    }
+
     /// Writes the text format of Prometheus, version 0.0.4.
     pub fn prometheus(&self, engine: &EngineStatus) -> String {
         let ignored = self.ignored_fields.values().sum();
@@ -198,17 +213,7 @@ impl GatewayStats {
             out.head(&name, "counter", help);
             out.sample(&name, "", value as f64);
         }
-        out.head("joins_total", "counter", "How calls joined the trace");
-        for (join, count) in &self.joins {
-            let label = format!("{{join=\"{}\"}}", format!("{join:?}").to_lowercase());
-            out.sample("joins_total", &label, *count as f64);
-        }
-        let help = "Branches of finished traces";
-        out.head("branches_total", "counter", help);
-        for (cause, count) in &self.branches {
-            let label = format!("{{cause=\"{}\"}}", cause.name());
-            out.sample("branches_total", &label, *count as f64);
-        }
+        self.labelled(&mut out);
         let alarm = f64::from(u8::from(self.diverges_too_often()));
         for (name, value, help) in [
             ("rollouts_open", self.rollouts as f64, "Open rollouts"),

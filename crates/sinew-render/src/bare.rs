@@ -15,7 +15,8 @@ const CONTROL: i32 = 3;
 /// `tokenizer.ggml.token_type` of tokens that are text.
 const TEXT: i32 = 4;
 
-/// Tokens at the start of a conversation and at the end of a turn, for templates that have variables for them.
+/// Tokens at the start of a conversation and at the end of a turn, for templates that have variables for
+/// them.
 const BOS: &str = "<s>";
 const EOS: &str = "</s>";
 

@@ -100,116 +100,107 @@ pub fn check_template(renderer: &dyn Renderer) -> Vec<CaseReport> {
 
 /// The conversations of the check.
 pub fn template_cases(system: bool) -> Vec<TemplateCase> {
-    let say = |role, text: &str| Message::new(role, text);
-    let start = |question: &str| -> Vec<Message> {
-        let system = system.then(|| say(Role::System, "You are helpful."));
-        let question = say(Role::User, question);
-        system.into_iter().chain([question]).collect()
-    };
-    let case = |name, turns: Vec<Message>, tools: &[ToolSpec]| {
-        let messages = [start("What is 17 * 23?"), turns].concat();
-        TemplateCase {
-            name,
-            sampled: messages.clone(),
-            returned: messages,
-            tools: tools.to_vec(),
-        }
-    };
+    [plain_cases(system), thinking_cases(system)].concat()
+}
+
+/// A case of these turns, whose client sends back what was sampled.
+fn case(system: bool, name: &'static str, turns: &[Message], tools: &[ToolSpec]) -> TemplateCase {
+    let system = system.then(|| Message::new(Role::System, "You are helpful."));
+    let question = Message::new(Role::User, "What is 17 * 23?");
+    let mut messages: Vec<_> = system.into_iter().chain([question]).collect();
+    messages.extend_from_slice(turns);
+    TemplateCase {
+        name,
+        sampled: messages.clone(),
+        returned: messages,
+        tools: tools.to_vec(),
+    }
+}
+
+fn answer(text: &str) -> Message {
+    Message::new(Role::Assistant, text)
+}
+
+fn again() -> Message {
+    Message::new(Role::User, "And twice that?")
+}
+
+/// Cases without thinking.
+fn plain_cases(system: bool) -> Vec<TemplateCase> {
+    let case = |name, turns: &[Message], tools: &[ToolSpec]| case(system, name, turns, tools);
     let tools = [tool()];
-    let answer = say(Role::Assistant, "It is 391.");
-    let again = say(Role::User, "And twice that?");
-    let twice = say(Role::Assistant, "That is 782.");
-    let thinking = |message: &Message, thought: &str| Message {
+    let (known, twice, again) = (answer("It is 391."), answer("That is 782."), again());
+    let (one, first) = (calls("", 1), result(0));
+    let french = Message::new(Role::System, "From now on, answer in French.");
+    let talk = [known.clone(), again.clone(), twice.clone(), again.clone()];
+    let work = [one.clone(), first.clone(), one.clone(), first.clone()];
+    let both = [
+        one.clone(),
+        first.clone(),
+        known.clone(),
+        again.clone(),
+        one,
+        first.clone(),
+    ];
+    let parallel = [
+        calls("", 2),
+        first.clone(),
+        result(1),
+        known.clone(),
+        again.clone(),
+    ];
+    let said = [calls("I will compute.", 1), first];
+    let middle = [known, again.clone(), twice, french, again.clone()];
+    let one_turn = |text: &str| [answer(text), again.clone()];
+    vec![
+        case("several questions", &talk, &[]),
+        case("calls and results", &work, &tools),
+        case("calls over two questions", &both, &tools),
+        case("parallel calls", &parallel, &tools),
+        case("text before a call", &said, &tools),
+        case("system message in the middle", &middle, &[]),
+        case("empty content", &one_turn(""), &[]),
+        case("unicode", &one_turn("naïve 日本 🙂 e\u{301} ﬁ שלום"), &[]),
+        case(
+            "whitespace around content",
+            &one_turn("\n  It is 391.  \n\n"),
+            &[],
+        ),
+    ]
+}
+
+/// Cases with thinking, which clients return or leave out.
+fn thinking_cases(system: bool) -> Vec<TemplateCase> {
+    let thinking = |message: Message, thought: &str| Message {
         reasoning: Some(thought.to_owned()),
-        ..message.clone()
+        ..message
     };
-    let (one, two) = (calls("", 1), calls("", 2));
-    let (first, second) = (result(0), result(1));
-    let known = thinking(&answer, "17 * 23 is 391.");
-    let doubled = thinking(&twice, "2 * 391 is 782.");
-    let asks = thinking(&one, "I should compute.");
-    let talk = vec![known.clone(), again.clone(), doubled.clone(), again.clone()];
-    let work = vec![
+    let known = thinking(answer("It is 391."), "17 * 23 is 391.");
+    let twice = thinking(answer("That is 782."), "2 * 391 is 782.");
+    let asks = thinking(calls("", 1), "I should compute.");
+    let first = result(0);
+    let talk = [known.clone(), again(), twice.clone(), again()];
+    let work = [
         asks.clone(),
         first.clone(),
         asks,
-        first.clone(),
+        first,
         known,
-        again.clone(),
-        doubled,
-        again.clone(),
+        again(),
+        twice,
+        again(),
     ];
-    let plain = |turns: &[Message]| turns.to_vec();
+    let tools = [tool()];
+    let case = |name, turns: &[Message], tools: &[ToolSpec]| case(system, name, turns, tools);
     vec![
-        case(
-            "several questions",
-            plain(&[answer.clone(), again.clone(), twice.clone(), again.clone()]),
-            &[],
-        ),
-        case(
-            "calls and results",
-            plain(&[one.clone(), first.clone(), one.clone(), first.clone()]),
-            &tools,
-        ),
-        case(
-            "calls over two questions",
-            plain(&[
-                one.clone(),
-                first.clone(),
-                answer.clone(),
-                again.clone(),
-                one.clone(),
-                first.clone(),
-            ]),
-            &tools,
-        ),
-        case(
-            "parallel calls",
-            plain(&[two, first.clone(), second, answer.clone(), again.clone()]),
-            &tools,
-        ),
-        case(
-            "text before a call",
-            plain(&[calls("I will compute.", 1), first.clone()]),
-            &tools,
-        ),
-        case("thinking, returned", talk.clone(), &[]),
-        without_thinking(case("thinking, left out by the client", talk, &[])),
-        case("thinking and calls, returned", work.clone(), &tools),
+        case("thinking returned", &talk, &[]),
+        without_thinking(case("thinking left out by the client", &talk, &[])),
+        case("thinking and calls returned", &work, &tools),
         without_thinking(case(
-            "thinking and calls, left out by the client",
-            work,
+            "thinking and calls left out by the client",
+            &work,
             &tools,
         )),
-        case(
-            "system message in the middle",
-            plain(&[
-                answer.clone(),
-                again.clone(),
-                twice,
-                say(Role::System, "From now on, answer in French."),
-                again.clone(),
-            ]),
-            &[],
-        ),
-        case(
-            "empty content",
-            plain(&[say(Role::Assistant, ""), again.clone()]),
-            &[],
-        ),
-        case(
-            "unicode",
-            plain(&[
-                say(Role::Assistant, "naïve 日本 🙂 e\u{301} ﬁ שלום"),
-                again.clone(),
-            ]),
-            &[],
-        ),
-        case(
-            "whitespace around content",
-            plain(&[say(Role::Assistant, "\n  It is 391.  \n\n"), again]),
-            &[],
-        ),
     ]
 }
 
@@ -317,8 +308,8 @@ fn play(
         context.extend(extension.forced);
         let extension_at = context.len();
         context.extend(extension.observation);
+        shows(renderer, &case.returned[..next], &context)?;
         let full = renderer.render_prompt(&case.returned[..next], &case.tools)?;
-        shows(renderer, &case.returned[..next], &full)?;
         let join = Join {
             at,
             turn_at,
@@ -423,13 +414,13 @@ fn read_back(
     })
 }
 
-/// Refuses a render that leaves out a question or an instruction.
+/// Refuses a context from which the template leaves out a question or an instruction.
 fn shows(
     renderer: &dyn Renderer,
     messages: &[Message],
-    full: &[TokenId],
+    context: &[TokenId],
 ) -> Result<(), RenderError> {
-    let text = renderer.decode_with_special(full);
+    let text = renderer.decode_with_special(context);
     let given = |m: &&Message| matches!(m.role, Role::System | Role::User);
     let hidden = |m: &&Message| !text.contains(m.content.text().trim());
     match messages.iter().filter(given).find(hidden) {
@@ -472,7 +463,7 @@ mod tests {
     fn dropped_thinking_is_shown_at_its_first_token() {
         let renderer = ChatRenderer::of_template(DROPS, Map::new()).unwrap();
         let reports = check_template(&renderer);
-        let thinks = named(&reports, "thinking, returned");
+        let thinks = named(&reports, "thinking returned");
         assert_eq!(thinks.verdict, Verdict::Realigned, "{thinks:?}");
         assert_eq!(thinks.rewrites, [Rewrite::Reasoning]);
         let found = thinks.difference.as_ref().unwrap();

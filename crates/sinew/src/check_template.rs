@@ -248,11 +248,11 @@ fn advice(reports: &[CaseReport], settings: &[Setting]) -> String {
     }
     if count(reports, Verdict::Refused) > 0 {
         out += "\nrefused: the template raises an error for such a conversation, so that no server can answer it. The \
-                gateway sends a later system message as a user message.\n";
+                gateway makes a user message of a later system message.\n";
     }
     if count(reports, Verdict::Broken) > 0 {
-        out += "\nbroken: a policy trained on such conversations would learn from contexts that no model was given. Use \
-                another template, or set the notation of calls that the model was trained on.\n";
+        out += "\nbroken: a policy trained on such conversations would learn from contexts that no model was given, or its \
+                calls would not be read. Use another template, or keep such conversations out of training.\n";
     }
     out
 }

@@ -336,15 +336,27 @@ fn api_key(args: &ServeArgs) -> Result<Option<Secret>, Failure> {
 /// The gateway, the routes of `--pool` and the engine.
 type ServedParts = (Gateway, Option<Router>, Arc<dyn Engine>);
 
+/// The engine of this name, or of these addresses.
+fn engine(args: &ServeArgs, named: &str) -> Result<Model, Failure> {
+    match named {
+        "fake" => fake(args),
+        "embedded" => embedded(args),
+        url if url.contains("://") => outside(args, url),
+        other => Err(Failure::input(format!(
+            "--engine {other:?}: expected fake, embedded or URLs such as http://127.0.0.1:8000"
+        ))),
+    }
+}
+
 /// Engine, store and gateway of the command line, and the routes of `--pool`.
 fn gateway(args: &ServeArgs) -> Result<ServedParts, Failure> {
-    let calls: Option<ToolCallFormat> = match &args.tool_format {
-        None => None,
-        Some(name) => Some(
-            name.parse()
-                .map_err(|e| Failure::input(format!("--tool-format: {e}")))?,
-        ),
-    };
+    let calls = args
+        .tool_format
+        .as_deref()
+        .map(str::parse::<ToolCallFormat>);
+    let calls = calls
+        .transpose()
+        .map_err(|e| Failure::input(format!("--tool-format: {e}")))?;
     let traces = args.store.as_deref().map(sinew_runs::store_path);
     let store = store(traces.as_deref(), args.accept_loss)?;
     let journal = args.store.as_deref().map(journal).transpose()?;

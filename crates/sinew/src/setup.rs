@@ -444,10 +444,10 @@ mod tests {
     fn a_second_call_waits_for_nobody() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("torch");
-        let first = lock(&dir).unwrap();
-        assert!(lock(&dir).unwrap_err().text().contains("wait for its end"));
+        let first = lock(&dir, "the environment").unwrap();
+        assert!(lock(&dir, "the environment").unwrap_err().text().contains("wait for its end"));
         drop(first);
-        assert!(lock(&dir).is_ok());
+        assert!(lock(&dir, "the environment").is_ok());
     }
 
     /// `python/requirements-torch.txt` is the list that users read.

@@ -1,6 +1,6 @@
 //! Chat templates of published models: rendering equals that of transformers, the conformance check passes,
-//! and calls parse to themselves. `docs/rendering.md` has the table, which
-//! `UPDATE_DOCS=1 cargo nextest run -p sinew-render families` writes.
+//! and calls parse to themselves. `UPDATE_DOCS=1 cargo nextest run -p sinew-render families` writes the tables
+//! of `docs/rendering.md` and `docs/check-template.md`.
 //!
 //! Templates are files of `tests/templates`, or of packages that `scripts/templates.py` downloads.
 
@@ -8,8 +8,8 @@ use crate::{SMOLLM2_VOCAB, TOKENIZER_GOLDEN, golden, strings};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use sinew_render::{
-    ChatRenderer, GgufVocab, MockTrajectory, RenderError, Renderer, Tokenizer, conformance_check,
-    control_tokens,
+    ChatRenderer, GgufVocab, MockTrajectory, RenderError, Renderer, Tokenizer, Verdict,
+    check_template, conformance_check, control_tokens,
 };
 use sinew_types::{FinishReason, Message, Role, ToolCall, ToolSpec};
 use std::collections::BTreeMap;
@@ -360,33 +360,58 @@ fn row(family: &Family) -> String {
     format!("| {name} | {format} | {needed} | {stops} | {by_us} | {joins} |")
 }
 
+/// Compares the table of a page that begins with `head`, or writes it.
+fn table_is(page: &str, head: &str, measured: &[String]) {
+    let file = path("../../docs").join(page);
+    let docs = std::fs::read_to_string(&file).unwrap();
+    let lines: Vec<_> = docs.lines().collect();
+    let head = lines.iter().position(|l| l.starts_with(head)).unwrap();
+    let table = lines[head + 2..].iter().take_while(|l| l.starts_with('|'));
+    let end = head + 2 + table.count();
+    if std::env::var("UPDATE_DOCS").is_ok() {
+        let before = lines[..head + 2].iter().copied();
+        let after = lines[end..].iter().copied();
+        let rows = measured.iter().map(String::as_str);
+        let all: Vec<_> = before.chain(rows).chain(after).collect();
+        std::fs::write(&file, all.join("\n") + "\n").unwrap();
+        return;
+    }
+    assert!(
+        lines[head + 2..end] == *measured,
+        "docs/{page} must say:\n{}\n",
+        measured.join("\n")
+    );
+}
+
 #[test]
 fn documented_table_equals_the_measurement() {
     let families = families();
     assert!(families.len() >= 34, "{}", families.len());
     let measured: Vec<_> = families.iter().map(row).collect();
-    let file = path("../../docs/rendering.md");
-    let docs = std::fs::read_to_string(&file).unwrap();
-    let lines: Vec<_> = docs.lines().collect();
-    let head = lines
-        .iter()
-        .position(|l| l.starts_with("| family |"))
-        .unwrap();
-    let table = lines[head + 2..].iter().take_while(|l| l.starts_with('|'));
-    let end = head + 2 + table.count();
-    if std::env::var("UPDATE_DOCS").is_ok() {
-        let measured = measured.iter().map(String::as_str);
-        let before = lines[..head + 2].iter().copied();
-        let after = lines[end..].iter().copied();
-        let all: Vec<_> = before.chain(measured).chain(after).collect();
-        std::fs::write(&file, all.join("\n") + "\n").unwrap();
-        return;
-    }
-    assert!(
-        lines[head + 2..end] == measured,
-        "docs/rendering.md must say:\n{}\n",
-        measured.join("\n")
-    );
+    table_is("rendering.md", "| family |", &measured);
+}
+
+/// One row of the table of `sinew check-template`.
+fn check_row(family: &Family) -> String {
+    let reports = check_template(&family.renderer());
+    let with = |verdict| reports.iter().filter(move |r| r.verdict == verdict);
+    let names = |verdict| list(with(verdict).map(|r| r.name.to_owned()).collect());
+    let rewrites = reports.iter().flat_map(|r| &r.rewrites);
+    format!(
+        "| {} | {} | {} | {} | {} | {} |",
+        family.name,
+        with(Verdict::Exact).count(),
+        with(Verdict::Realigned).count(),
+        list(rewrites.map(|r| r.name().to_owned()).collect()),
+        names(Verdict::Refused),
+        names(Verdict::Broken)
+    )
+}
+
+#[test]
+fn documented_checks_equal_the_measurement() {
+    let measured: Vec<_> = families().iter().map(check_row).collect();
+    table_is("check-template.md", "| family |", &measured);
 }
 
 /// Parts that a template does not print are written in other messages.

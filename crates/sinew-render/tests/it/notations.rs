@@ -1,4 +1,5 @@
-//! Calls in the notations of newer families, as their templates write them: whole, in pieces, and written anew.
+//! Calls in the notations of newer families, as their templates write them: whole, in pieces, and written
+//! anew.
 
 use serde_json::{Value, json};
 use sinew_render::{

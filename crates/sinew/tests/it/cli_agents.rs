@@ -10,7 +10,7 @@
 
 use crate::root;
 use crate::serve::{get, post, serving};
-use serde_json::{Value, json};
+use serde_json::json;
 use sinew_agents::{AGENTS, Agent};
 use sinew_assembly::ENVIRONMENTS;
 use sinew_env::Split;
