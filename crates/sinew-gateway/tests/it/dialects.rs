@@ -414,15 +414,17 @@ fn histories_are_read_once_in_every_dialect() {
     ] {
         let world = world(script);
         let rollout = world.open();
-        let mut history = match is_google {
-            true => vec![next_content(&[], 0)],
-            false => vec![json!({"role": "user", "content": "Turn 0."})],
+        let mut history = if is_google {
+            vec![next_content(&[], 0)]
+        } else {
+            vec![json!({"role": "user", "content": "Turn 0."})]
         };
         for turn in 1..6 {
             let said = speak(&rollout, &history);
-            let more = match is_google {
-                true => vec![next_content(&said, turn)],
-                false => next(&said, turn),
+            let more = if is_google {
+                vec![next_content(&said, turn)]
+            } else {
+                next(&said, turn)
             };
             history.extend(said);
             history.extend(more);
