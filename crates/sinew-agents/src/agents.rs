@@ -63,7 +63,7 @@ pub struct Agent {
     pub streams: bool,
     pub needs: Needs,
     pub package: Package,
-    /// Whether it runs on the Node.js of [`Agent::node`].
+    /// Whether it runs on the Node.js that is installed with it.
     needs_node: bool,
     script: &'static str,
     output: Output,
