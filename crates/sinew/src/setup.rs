@@ -445,7 +445,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("torch");
         let first = lock(&dir, "the environment").unwrap();
-        assert!(lock(&dir, "the environment").unwrap_err().text().contains("wait for its end"));
+        assert!(
+            lock(&dir, "the environment")
+                .unwrap_err()
+                .text()
+                .contains("wait for its end")
+        );
         drop(first);
         assert!(lock(&dir, "the environment").is_ok());
     }
