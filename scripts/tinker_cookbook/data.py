@@ -46,6 +46,21 @@ def fact(rng: random.Random) -> tuple[str, str]:
     return f"Which number comes after {i}?", f"{i + 1} comes after {i}."
 
 
+SENTENCES = {
+    "en": "{name} has {n} books and reads them on {day}.",
+    "de": "{name} hat {n} Bücher und liest sie am Abend.",
+    "fr": "{name} a {n} livres et les lit avec une amie.",
+    "es": "{name} tiene {n} libros y los lee por la noche.",
+}
+
+
+def language(rng: random.Random) -> dict:
+    """A sentence, and the two letters of its language: what the teacher of prompt_distillation would have answered."""
+    label = rng.choice(list(SENTENCES))
+    text = SENTENCES[label].format(name=rng.choice(NAMES), n=rng.randint(2, 99), day=rng.choice(DAYS))
+    return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": label}]}
+
+
 def rows(count: int, seed: str, make) -> list[dict]:
     rng = random.Random(seed)
     return [make(rng) for _ in range(count)]
@@ -148,7 +163,3 @@ def forecasts(train: int, validation: int) -> list[dict]:
     early = [forecast_row(i, rng, 9) for i in range(train)]
     return early + [forecast_row(train + i, rng, 11) for i in range(validation)]
 
-
-def reverse_text(rng: random.Random) -> dict:
-    word = "".join(rng.choice("abcde") for _ in range(3))
-    return {"question": word, "answer": word[::-1]}

@@ -41,32 +41,6 @@ The tinker cookbook looks up renderers by the names of models, and its table has
 whose renderer writes SmolLM2's own chat format. The model behind it is SmolLM2.
 """
 
-# The environment that the recipe verifiers_rl asks for by its default name, as a module.
-REVERSE_TEXT = '''"""Reverse a word of three letters: an environment for `verifiers` 0.1.9."""
-
-import json
-from pathlib import Path
-
-import verifiers as vf
-from datasets import Dataset
-
-
-def load_environment() -> vf.Environment:
-    rows = [json.loads(line) for line in (Path(__file__).parent / "reverse_text.jsonl").read_text().splitlines()]
-
-    def letters_in_place(completion, answer, **_) -> float:
-        """The share of letters that stand where they should."""
-        text = completion[-1]["content"].strip().lower()
-        return sum(a == b for a, b in zip(text, answer)) / max(len(answer), len(text), 1)
-
-    return vf.SingleTurnEnv(
-        dataset=Dataset.from_list(rows),
-        system_prompt="Write the word backwards. abc becomes cba.",
-        rubric=vf.Rubric(funcs=[letters_in_place], weights=[1.0]),
-    )
-'''
-
-
 def write_jsonl(path: Path, rows: list[dict]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -113,20 +87,14 @@ def write_models(work: Path, wheel: Path) -> None:
 def write_files(work: Path) -> None:
     """Files that recipes take by their path."""
     own = work / "data"
-    write_jsonl(own / "conversations.jsonl", data.rows(512, "conversations", data.conversation))
-    prompt = lambda rng: {"messages": data.conversation(rng)["messages"]}  # noqa: E731
-    write_jsonl(own / "prompt_distillation.jsonl", data.rows(256, "prompt_distillation", prompt))
+    write_jsonl(own / "prompt_distillation.jsonl", data.rows(256, "prompt_distillation", data.language))
     rows = data.forecasts(train=256, validation=16)
     with open(own / "forecasts.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    modules = work / "modules"
-    modules.mkdir(exist_ok=True)
-    (modules / "reverse_text.py").write_text(REVERSE_TEXT, encoding="utf-8")
-    write_jsonl(modules / "reverse_text.jsonl", data.rows(256, "reverse_text", data.reverse_text))
-    examples = work / "tinker_cookbook" / "example_data"
-    examples.mkdir(parents=True, exist_ok=True)
+    # rubric's generate_data writes into this folder, and does not make it.
+    (work / "tinker_cookbook" / "example_data").mkdir(parents=True, exist_ok=True)
 
 
 def main() -> None:

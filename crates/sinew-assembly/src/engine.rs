@@ -37,6 +37,12 @@ pub(crate) fn grammars(
     Ok(grammars)
 }
 
+/// Bytes of each token, by which engines find stop strings.
+pub(crate) fn token_bytes(renderer: &dyn Renderer) -> TokenBytes {
+    let ids = 0..renderer.vocab_size() as u32;
+    TokenBytes::new(ids.map(|id| renderer.token_bytes(id).unwrap_or_default()))
+}
+
 /// A model for an engine of this process.
 pub(crate) struct EngineModel<'a> {
     pub(crate) config: &'a ModelConfig,
@@ -69,9 +75,7 @@ pub(crate) fn embedded(
     .map_err(|e| failed(&e))?;
     let forward =
         ModelForward::new(device.clone(), model, section.kv_tokens).map_err(|e| failed(&e))?;
-    let bytes = (0..renderer.vocab_size() as u32)
-        .map(|id| renderer.token_bytes(id).unwrap_or_default())
-        .collect::<Vec<_>>();
+    let bytes = token_bytes(renderer);
     let config = EngineConfig {
         scheduler: SchedulerConfig {
             max_num_seqs: section.max_num_seqs,
@@ -82,7 +86,7 @@ pub(crate) fn embedded(
         max_waiting: rollout.max_in_flight.max(4096),
         version,
     };
-    let (bytes, grammars) = (TokenBytes::new(bytes), Arc::clone(grammars));
+    let grammars = Arc::clone(grammars);
     EmbeddedEngine::with_formats(forward, config, Some(bytes), Some(grammars), clock())
         .map_err(|e| failed(&e))
 }

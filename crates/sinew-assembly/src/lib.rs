@@ -23,8 +23,10 @@
 //! | `store` | `store` | traces |
 //! | `queue` | `data`, `reward` | queues of episodes, what scores their rows |
 //! | `collect` | all but those of training | collections |
+//! | `measure` | all but those of training | measurements of held-out tasks |
 //! | `replay`, `repeat` | all | episodes that are run again, steps that are done again |
 //! | `plan` | all | options of the loop and its parts |
+//! | `tinker_service` | `trainer`, `engine` | the desk of a Tinker service |
 //!
 //! A function takes the tables that it uses where they are one or two, and the whole plan otherwise.
 //!
@@ -35,6 +37,7 @@
 //! - Every part is made once, and ends with the run; sandboxes are started only for those that need them.
 //! - A failure has one of three causes: the recipe, the machine, or something outside.
 
+mod adapter;
 mod admission;
 pub mod collection;
 mod device;
@@ -51,6 +54,7 @@ mod learner;
 pub mod levels;
 mod lineage;
 mod live;
+mod measure;
 mod model;
 mod plan;
 mod publish;
@@ -69,18 +73,23 @@ mod start_model;
 mod step_changes;
 mod store;
 mod tinker;
+mod tinker_service;
 mod token;
 mod torch;
 
+pub use adapter::AdapterFolder;
 pub use collection::{CollectOptions, check_collect, collection};
 pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
 pub use environments::{ENVIRONMENTS, recipe_of};
 pub use expire::{Expiry, RemovedEpisodes, expire, versions};
-pub use harness::{asks_model, check as check_harness, program_harness};
+pub use harness::{agents_folder, asks_model, check as check_harness, program_harness};
 pub use judge::{judge, server_config};
 pub use learner::train_worker;
 pub use live::ServeAt;
+pub use measure::{
+    MeasureOptions, Measurement, dataset_files, measure, measurement, spread, trained_prompts,
+};
 pub use model::{
     chat_renderer, check_context, keep_renderer, loaded_params, model_config, renderer,
     renderer_of, resolve_env,
@@ -99,14 +108,16 @@ pub use source::{check_gold, check_pool, check_queue, data_queue};
 pub use step_changes::{StepChange, step_changes};
 pub use store::disk_store;
 pub use tinker::{check_service, is_at_service, key as service_key, service_model};
+pub use tinker_service::{TenantSection, TinkerFile, TinkerOptions, tinker_desk};
 
 pub use failure::Failure;
 pub use token::{read_token, token_of};
 pub use torch::torch_variables;
 
+use adapter::MeasuredAdapter;
 use learner::LearnerParts;
-use run_pins::RunPins;
-use sinew_env::{EnvFactory, Taskset};
+use run_pins::{ADAPTER, DATA, RunPins};
+use sinew_env::{EnvFactory, Split, Taskset};
 use sinew_judge::Bench;
 use sinew_orchestrator::{Bus, Goal, RunEvent};
 use sinew_pipeline::{
@@ -233,19 +244,22 @@ fn episode_parts(
 /// engine, which copies them, comes last.
 pub fn pipeline(
     recipe: &RunPlan,
-    how: Invocation,
+    how: Invocation<'_>,
     session: Session<'_>,
 ) -> Result<(Pipeline, Arc<dyn Renderer>), Failure> {
-    let dir = session.dir;
-    let device = device()?;
+    let (dir, device) = (session.dir, device()?);
+    let adapter = how.adapter.map(MeasuredAdapter::read).transpose()?;
     let mut pins = RunPins::weights(recipe, &session)?;
     let renderer = kept(recipe, how.goal, dir)?;
     let in_run = env::in_run(recipe, dir.path());
     let world = env::world_with(&in_run, &session.tasks, &session.bench)?;
     let (taskset, envs) = (world.taskset, world.envs);
+    check_training_tasks(recipe, how.goal, taskset.as_ref())?;
     let data = plan::dataset(recipe, renderer.as_ref())?;
     let digest = data.as_ref().map(Dataset::digest);
-    pins.inputs(recipe, envs.as_ref(), &session, digest)?;
+    let adapted = adapter.as_ref().map(MeasuredAdapter::digest);
+    let outside = [(DATA, digest), (ADAPTER, adapted)];
+    pins.inputs(recipe, envs.as_ref(), &session, outside)?;
     let rewards = pins.rewards(recipe);
     let mut store = store::open_for(how.goal, &recipe.store, dir)?;
     let (weights, shape) = start_model(&pins.plan, renderer.as_ref(), dir.path())?;
@@ -264,17 +278,14 @@ pub fn pipeline(
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, shape.vocab)?;
     let own = engine::threads(recipe, &device);
     let (shown, path) = (renderer.as_ref(), dir.path());
-    let run = run_info(recipe, path, envs.as_ref(), shown, &own, rewards);
-    let gold = source::Gold {
-        taskset: &taskset,
-        envs: &envs,
-        renderer: &renderer,
-        run: run.clone(),
-    };
+    let mut run = run_info(recipe, path, envs.as_ref(), shown, &own, rewards);
+    run.provenance.adapter = adapter.as_ref().map(|a| a.name.clone());
+    let gold = source::Gold::new(&taskset, &envs, &renderer, run.clone());
     let source = source::source(recipe, data, gold, &grammars, &session)?;
     let mut late = late(recipe, &session);
     let first = &begun.first;
     let (engine, cross) = engine::engines(recipe, &own, &renderer, &grammars, &shape, first)?;
+    adapter.map_or(Ok(()), |a| a.load(engine.as_ref()))?;
     let wait = world.sandbox_wait;
     let episode = episode_parts(recipe, &session, run, &engine, &renderer, envs, wait)?;
     let transport = publish::transport(recipe, engine, begun.first, begun.turns, &session)?;
@@ -300,6 +311,24 @@ pub fn pipeline(
         started: session.started,
     };
     Ok((pipeline, renderer))
+}
+
+/// Refuses to run training episodes of tasks that are all held out.
+fn check_training_tasks(
+    recipe: &RunPlan,
+    goal: Goal,
+    taskset: &dyn Taskset,
+) -> Result<(), Failure> {
+    let runs = recipe.data.is_none() && recipe.harness.live().is_none();
+    if goal == Goal::Train && runs && taskset.is_empty(Split::Train) {
+        return Err(Failure::input(format!(
+            "tasks: all tasks of `{}` are held out, so there are none to train on
+  hint: `sinew eval` measures them; \
+             to train, set tasks.held_out below 1",
+            taskset.name()
+        )));
+    }
+    Ok(())
 }
 
 /// Returns the renderer of a run. The folder of the run keeps a copy from then on.

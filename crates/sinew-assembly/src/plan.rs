@@ -3,6 +3,7 @@
 //! The loop, the trainer and the rollouts do not depend on recipes. Their options are plain data, made here
 //! from the tables that concern them.
 
+use crate::adapter::AdapterFolder;
 use crate::failure::Failure;
 use sinew_algo::{Algorithm, Signal, TurnStages};
 use sinew_env::{Split, Taskset};
@@ -215,13 +216,15 @@ pub fn dataset(recipe: &RunPlan, renderer: &dyn Renderer) -> Result<Option<Datas
 
 /// Settings for running a recipe that come from the command line.
 #[derive(Clone, Copy, Debug)]
-pub struct Invocation {
+pub struct Invocation<'a> {
     /// Goal: to train, or only to measure.
     pub goal: Goal,
     /// `train` or `eval`, for messages that say how to continue.
     pub command: &'static str,
     /// If true, lost stored episodes do not make the run end badly.
     pub accept_loss: bool,
+    /// Adapter that a measurement samples with; `None`: the model alone.
+    pub adapter: Option<AdapterFolder<'a>>,
 }
 
 /// Limits and sampling of training episodes. Measurements have the same limits.
@@ -425,7 +428,7 @@ pub fn late_config(recipe: &RunPlan) -> Option<LateConfig> {
 /// Options of the whole loop: those of the core, and where the run is kept.
 pub(crate) fn pipeline(
     recipe: &RunPlan,
-    how: Invocation,
+    how: Invocation<'_>,
     dir: &RunDir,
     taskset: &dyn Taskset,
     algorithm: &Algorithm,

@@ -4,7 +4,7 @@ use crate::env::{OwnReward, Tasks, own_rewards};
 use crate::failure::Failure;
 use crate::model::renderer;
 use crate::token::token_of;
-use sinew_gateway::{ApiError, RolloutHooks, RolloutSpec};
+use sinew_gateway::{ApiError, RolloutHooks, RolloutSpec, refuse_adapter};
 use sinew_queue::{Feed, Place, Score, ScoreError, open};
 use sinew_recipe::RunPlan;
 use sinew_render::Renderer;
@@ -118,8 +118,8 @@ impl std::fmt::Debug for QueuedRollouts {
 }
 
 impl RolloutHooks for QueuedRollouts {
-    fn opening(&self, _: &mut RolloutSpec) -> Result<(), ApiError> {
-        Ok(())
+    fn opening(&self, spec: &mut RolloutSpec) -> Result<(), ApiError> {
+        refuse_adapter(spec)
     }
 
     /// Finishing is answered once the queue has it. One that it does not take stays in the store, and is put

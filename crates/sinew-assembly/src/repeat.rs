@@ -75,6 +75,7 @@ pub fn repeat_steps(
         goal: Goal::Train,
         command: "replay",
         accept_loss: false,
+        adapter: None,
     };
     let (pipeline, _) = pipeline(&recipe, how, session)?;
     match run(pipeline) {

@@ -6,6 +6,7 @@
 //! | `model.weights`, `teacher.weights`, `reference.weights` | the checkpoint of `run:DIR`, which stays the same |
 //! | `tasks.rows` | rows after filter and split, in their order |
 //! | `data.rows` | what `[data]` gives: tokens, rewards and groups, in their order |
+//! | `adapter` | name and content of the adapter that a measurement samples with |
 //! | `env.version` | code of an environment of Python; what a server or the program says of its own |
 //! | `reward.FILE.py:FUNCTION` | the file |
 //! | `judge.NAME.rubric` | the file |
@@ -27,7 +28,9 @@ use std::path::Path;
 /// Name of the weights that a run begins with.
 const MODEL: &str = "model.weights";
 /// Name of what `[data]` gives.
-const DATA: &str = "data.rows";
+pub(crate) const DATA: &str = "data.rows";
+/// Name of the adapter that a measurement samples with.
+pub(crate) const ADAPTER: &str = "adapter";
 
 /// Names and sources of the weights of a plan.
 fn sources(plan: &mut RunPlan) -> Vec<(&'static str, &mut String)> {
@@ -178,8 +181,8 @@ impl RunPins {
         Ok(new)
     }
 
-    /// Compares rows, functions, rubrics and environments with those of the sessions before. `data` is the
-    /// hash of what `[data]` gives.
+    /// Compares rows, functions, rubrics and environments with those of the sessions before, and also the
+    /// hashes of `others`, as far as the run has them.
     ///
     /// # Errors
     /// If one changed and that was not allowed, or a file cannot be read.
@@ -188,11 +191,12 @@ impl RunPins {
         recipe: &RunPlan,
         envs: &dyn EnvFactory,
         session: &Session<'_>,
-        data: Option<String>,
+        others: impl IntoIterator<Item = (&'static str, Option<String>)>,
     ) -> Result<(), Failure> {
         self.new.inputs = inputs(recipe, envs, &session.tasks.digests)?;
-        let data = data.map(|hash| (DATA.to_owned(), hash));
-        self.new.inputs.extend(data);
+        let others = others.into_iter();
+        let others = others.filter_map(|(name, hash)| Some((name.to_owned(), hash?)));
+        self.new.inputs.extend(others);
         let (Some(old), Some(resume)) = (&self.old, session.resume) else {
             return Ok(());
         };

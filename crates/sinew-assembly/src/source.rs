@@ -34,7 +34,21 @@ pub(crate) struct Gold<'a> {
     pub run: RunInfo,
 }
 
-impl Gold<'_> {
+impl<'a> Gold<'a> {
+    pub(crate) fn new(
+        taskset: &'a Arc<dyn Taskset>,
+        envs: &'a Arc<dyn EnvFactory>,
+        renderer: &'a Arc<dyn Renderer>,
+        run: RunInfo,
+    ) -> Self {
+        Self {
+            taskset,
+            envs,
+            renderer,
+            run,
+        }
+    }
+
     /// Gold runs within the limits of a recipe's episodes.
     pub(crate) fn runs(self, recipe: &RunPlan) -> Arc<GoldRuns> {
         let r = &recipe.rollout;

@@ -74,28 +74,7 @@ pub(crate) fn trainer(
     let policy = plan::policy(recipe)?;
     let frozen = frozen(parts, run)?;
     let names: Vec<String> = frozen.keys().cloned().collect();
-    let setup = |dtype| -> Result<TorchSetup, Failure> {
-        Ok(TorchSetup {
-            open: open_options(parts, &policy, frozen.clone(), dtype),
-            publish: publish_options(recipe, run),
-            fence: parts.fence,
-            deadlines: deadlines(settings),
-        })
-    };
-    let opened = match (&settings.url, &settings.token_file) {
-        (Some(url), Some(file)) => {
-            let server = ServerAddress::with_token_file(url, Path::new(file));
-            let server = server.map_err(|e| Failure::input(format!("trainer.token_file: {e}")))?;
-            TorchPolicy::attach(&server, &setup(dtype(recipe, settings, true))?)
-        }
-        _ => {
-            let python = python(settings)?;
-            let gpus = gpus(&python)?;
-            let group = start(parts, &python, gpus, run)?;
-            TorchPolicy::start(group, &setup(dtype(recipe, settings, gpus > 0))?)
-        }
-    };
-    let mut opened = opened.map_err(|e| Failure::system(format!("trainer: {e}")))?;
+    let mut opened = open(parts, run, &policy, &frozen, &publish_options(recipe, run))?;
     let turns = (settings.place == Place::Turns).then(EngineSlot::default);
     if let Some(slot) = &turns {
         opened.take_turns(free(slot.clone()));
@@ -117,6 +96,56 @@ pub(crate) fn trainer(
         scorers,
         turns,
     })
+}
+
+/// Opens the models in processes of this host, or in those that `trainer.url` names.
+fn open(
+    parts: &TorchParts<'_>,
+    run: &Path,
+    policy: &PolicyConfig,
+    frozen: &BTreeMap<String, PathBuf>,
+    publish: &PublishOptions,
+) -> Result<TorchPolicy, Failure> {
+    let (recipe, settings) = (parts.recipe, parts.settings);
+    let setup = |dtype| TorchSetup {
+        open: open_options(parts, policy, frozen.clone(), dtype),
+        publish: publish.clone(),
+        fence: parts.fence,
+        deadlines: deadlines(settings),
+    };
+    let opened = match (&settings.url, &settings.token_file) {
+        (Some(url), Some(file)) => {
+            let server = ServerAddress::with_token_file(url, Path::new(file));
+            let server = server.map_err(|e| Failure::input(format!("trainer.token_file: {e}")))?;
+            TorchPolicy::attach(&server, &setup(dtype(recipe, settings, true)))
+        }
+        _ => {
+            let python = python(settings)?;
+            let gpus = gpus(&python)?;
+            let group = start(parts, &python, gpus, run)?;
+            TorchPolicy::start(group, &setup(dtype(recipe, settings, gpus > 0)))
+        }
+    };
+    opened.map_err(|e| Failure::system(format!("trainer: {e}")))
+}
+
+/// The trainer of a service whose models use it in turns: adapters are published by themselves, so that an
+/// engine holds those of several models.
+///
+/// # Errors
+/// Fails as [`trainer`] does.
+pub(crate) fn service_policy(parts: &TorchParts<'_>, state: &Path) -> Result<TorchPolicy, Failure> {
+    let recipe = parts.recipe;
+    let form = match &recipe.train.lora {
+        Some(_) => PublishForm::Adapter,
+        None => PublishForm::Full,
+    };
+    let publish = PublishOptions {
+        form,
+        ..publish_options(recipe, state)
+    };
+    let policy = plan::policy(recipe)?;
+    open(parts, state, &policy, &BTreeMap::new(), &publish)
 }
 
 /// Makes the engine sleep before the trainer takes back the GPUs.

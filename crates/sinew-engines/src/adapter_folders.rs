@@ -273,11 +273,11 @@ mod tests {
                 Some(&self.0)
             }
         }
-        let adapter = Adapter {
+        let of = |written| Adapter {
             alpha: 16.0,
             tensors: Arc::new(Written(written)),
         };
-        let linked = folders.write(&weights, "x-v2-1", &adapter).unwrap();
+        let linked = folders.write(&weights, "x-v2-1", &of(written)).unwrap();
         assert_eq!(fs::read(linked.join(TENSORS)).unwrap(), bytes);
         folders.settle(&name("x"), path.clone(), true);
         folders.settle(&name("x"), linked.clone(), true);
@@ -285,7 +285,12 @@ mod tests {
             !path.exists() && linked.exists(),
             "the one before is removed"
         );
-        let refused = folders.write(&weights, "x-v3-2", &adapter).unwrap();
+        let again = PublishedFolder {
+            path: linked.clone(),
+            is_adapter: true,
+            tensors: Vec::new(),
+        };
+        let refused = folders.write(&weights, "x-v3-2", &of(again)).unwrap();
         folders.settle(&name("x"), refused.clone(), false);
         assert!(!refused.exists() && linked.exists());
         folders.remove(&name("x"));

@@ -8,6 +8,7 @@ use crate::secret::Secret;
 use sinew_render::{Reasoning, Renderer, ToolCallFormat, TurnFormat};
 use sinew_store::TraceStore;
 use sinew_types::{Engine, Thinking};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -29,6 +30,8 @@ pub struct GatewayConfig {
     pub api_key: Option<Secret>,
     /// Whether request fields without effect are refused instead of counted.
     pub strict_fields: bool,
+    /// Folder that keeps uploaded adapters; `None`: uploads are refused.
+    pub adapter_dir: Option<PathBuf>,
     /// Treatment of the thinking of earlier turns in rollouts that name none.
     pub thinking: Thinking,
 }
@@ -50,6 +53,7 @@ impl Default for GatewayConfig {
             },
             api_key: None,
             strict_fields: false,
+            adapter_dir: None,
             thinking: Thinking::default(),
         }
     }

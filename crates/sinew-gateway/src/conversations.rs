@@ -11,7 +11,7 @@
 
 use crate::keys::{self, Key};
 use sinew_dialect::ModelRequest;
-use sinew_types::{EpisodeId, Message, Role};
+use sinew_types::{AdapterName, EpisodeId, Message, Role};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -95,9 +95,10 @@ impl Conversations {
     }
 }
 
-/// Returns the hash of each prefix of the messages, with the role of its last message.
-pub(crate) fn prompt_keys(messages: &[Message]) -> Vec<(Key, Role)> {
-    let mut at = Key::default();
+/// Returns the hash of each prefix of the messages for an adapter, with the role of its last message.
+/// Conversations with different adapters never share one.
+pub(crate) fn prompt_keys(adapter: Option<&AdapterName>, messages: &[Message]) -> Vec<(Key, Role)> {
+    let mut at = adapter.map_or_else(Key::default, |name| keys::adapter(name.as_str()));
     messages
         .iter()
         .map(|message| {

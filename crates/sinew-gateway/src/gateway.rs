@@ -4,6 +4,7 @@
 //! can be retried at any point. Locks are taken in the order rollouts, session, answers, counters; no lock is
 //! held while waiting for the engine or the disk.
 
+use crate::adapters::Adapters;
 use crate::archive::{Archive, taken};
 use crate::call::Caller;
 use crate::config::{GatewayConfig, GatewayParts};
@@ -65,6 +66,7 @@ struct Inner {
     caller: Caller,
     rollouts: Rollouts,
     archive: Archive,
+    adapters: Arc<Adapters>,
     counters: Arc<Counters>,
     hooks: Option<Arc<dyn RolloutHooks>>,
     /// Conversations of clients with the fixed key.
@@ -92,9 +94,22 @@ impl Gateway {
     /// Creates a gateway without rollouts.
     pub fn new(config: GatewayConfig, parts: GatewayParts) -> Self {
         let counters: Arc<Counters> = Arc::default();
+        let adapters = Arc::new(Adapters::new(
+            Arc::clone(&parts.engine),
+            config.model.clone(),
+            config.adapter_dir.clone(),
+            config.server.max_adapter_bytes,
+        ));
+        let caller = Caller::new(
+            config.clone(),
+            &parts,
+            Arc::clone(&adapters),
+            Arc::clone(&counters),
+        );
         Self {
             inner: Arc::new(Inner {
-                caller: Caller::new(config.clone(), &parts, Arc::clone(&counters)),
+                caller,
+                adapters,
                 rollouts: Rollouts::new(config.server.max_rollouts),
                 archive: Archive::new(config.journal.clone(), parts.store),
                 counters,
@@ -128,6 +143,11 @@ impl Gateway {
     /// The counters.
     pub(crate) fn counters(&self) -> &Counters {
         &self.inner.counters
+    }
+
+    /// The adapters of the engine.
+    pub fn adapters(&self) -> &Adapters {
+        &self.inner.adapters
     }
 
     /// The open rollouts.
@@ -198,7 +218,8 @@ impl Gateway {
         cut
     }
 
-    /// Opens a rollout. Its agent may call the model until [`Gateway::finish`].
+    /// Opens a rollout. Its agent may call the model until [`Gateway::finish`]. Whether the engine has the
+    /// adapter of `spec` is not checked, since the caller may have loaded it by itself.
     ///
     /// # Errors
     /// If the gateway does not listen yet, has too many rollouts, or a field of `spec` is wrong or its id
@@ -217,9 +238,10 @@ impl Gateway {
         &self,
         mut spec: RolloutSpec,
     ) -> Result<Credentials, ApiError> {
-        if let Some(hooks) = &self.inner.hooks {
-            hooks.opening(&mut spec)?;
+        if let Some(adapter) = &spec.adapter {
+            self.inner.adapters.check(adapter)?;
         }
+        self.admit(&mut spec)?;
         if let Some(id) = spec.id.clone() {
             let stored = self.inner.archive.stored(&id).await?;
             self.is_new(&id, stored)?;
@@ -235,6 +257,15 @@ impl Gateway {
             return Err(error);
         }
         Ok(credentials)
+    }
+
+    /// Lets the receiver of finished rollouts set values of a new one, or refuse it.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub(crate) fn admit(&self, spec: &mut RolloutSpec) -> Result<(), ApiError> {
+        let hooks = self.inner.hooks.as_ref();
+        hooks.map_or(Ok(()), |hooks| hooks.opening(spec))
     }
 
     /// Checks that no finished rollout has this id, since its trace would be mistaken for that of the new

@@ -14,7 +14,8 @@ const ALONE: &str = "alone";
 
 /// Receives rollouts when clients open them, and when they are finished.
 pub trait RolloutHooks: Send + Sync {
-    /// Sets the values that a client may not choose: sampling, limits, seed, purpose.
+    /// Sets the values that a client may not choose: sampling, limits, seed, purpose. Receivers that train
+    /// refuse rollouts with an adapter ([`refuse_adapter`]).
     ///
     /// # Errors
     /// If no rollout may be opened now, or not this one.
@@ -25,12 +26,28 @@ pub trait RolloutHooks: Send + Sync {
     fn finished(&self, trace: &Trace);
 }
 
+/// Refuses a rollout with an adapter: its tokens are not samples of the policy, and their versions are not
+/// the policy's.
+///
+/// # Errors
+/// If `spec` has an adapter.
+pub fn refuse_adapter(spec: &RolloutSpec) -> Result<(), ApiError> {
+    let Some(name) = &spec.adapter else {
+        return Ok(());
+    };
+    let why = format!(
+        "adapter {name}: this rollout would be trained as a sample of the model without adapters; leave the adapter \
+         out, or, with a training run, set a purpose that begins with {MEASURED}"
+    );
+    Err(ApiError::invalid("adapter", why))
+}
+
 /// Hooks of a training run: all rollouts use the run's sampling parameters, and those with the run's purpose
 /// are passed to the run when they are finished.
 ///
 /// Rollouts of one `group` are compared; without a group those of one `task` are. A rollout without both, or
 /// with the group `alone`, shares its group with no other: its group id is its own id. A rollout whose
-/// purpose begins with `eval` keeps this purpose and is not trained.
+/// purpose begins with `eval` keeps this purpose and is not trained; only such a rollout may use an adapter.
 pub struct TrainingHooks {
     /// Sampling, limits, run, purpose, provenance and seed of every rollout.
     pub run: RolloutSpec,
@@ -66,6 +83,9 @@ pub(crate) fn seed_of(id: &EpisodeId, run: u64) -> u64 {
 
 impl RolloutHooks for TrainingHooks {
     fn opening(&self, spec: &mut RolloutSpec) -> Result<(), ApiError> {
+        if !spec.purpose.starts_with(MEASURED) {
+            refuse_adapter(spec)?;
+        }
         let id = match &spec.id {
             Some(id) => id.clone(),
             None => EpisodeId::new(format!("r-{}", Secret::random_hex(8)?)),
@@ -107,10 +127,10 @@ impl RolloutHooks for TrainingHooks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sinew_types::TaskId;
+    use sinew_types::{AdapterName, TaskId};
 
-    fn opened(spec: RolloutSpec) -> RolloutSpec {
-        let hooks = TrainingHooks {
+    fn hooks() -> TrainingHooks {
+        TrainingHooks {
             run: RolloutSpec {
                 run: "my-run".into(),
                 purpose: "live".into(),
@@ -120,10 +140,28 @@ mod tests {
             },
             on_open: Box::new(|| {}),
             on_finish: Box::new(|_| {}),
-        };
+        }
+    }
+
+    fn opened(spec: RolloutSpec) -> RolloutSpec {
         let mut spec = spec;
-        hooks.opening(&mut spec).unwrap();
+        hooks().opening(&mut spec).unwrap();
         spec
+    }
+
+    #[test]
+    fn only_measured_rollouts_may_use_an_adapter() {
+        let with = |purpose: &str| RolloutSpec {
+            purpose: purpose.into(),
+            adapter: Some(AdapterName::new("a").unwrap()),
+            ..RolloutSpec::default()
+        };
+        let error = hooks().opening(&mut with("serve")).unwrap_err();
+        assert_eq!(
+            (error.status, error.param.as_deref()),
+            (400, Some("adapter"))
+        );
+        assert!(opened(with("eval-nightly")).adapter.is_some());
     }
 
     #[test]

@@ -59,6 +59,9 @@ pub struct ServerLimits {
     /// Maximum bytes of a request body.
     /// Default 16 MiB.
     pub max_body_bytes: usize,
+    /// Maximum bytes of an adapter's tensors, which are kept in memory until the engine has them. Default 512
+    /// MiB.
+    pub max_adapter_bytes: usize,
     /// Maximum bytes of a request's headers. Default 64 KiB.
     pub max_head_bytes: usize,
     /// Maximum number of choices (`n`) of one call. Default 16.
@@ -85,6 +88,7 @@ impl Default for ServerLimits {
             max_in_flight: 8192,
             max_connections: 16_384,
             max_body_bytes: 16 << 20,
+            max_adapter_bytes: 512 << 20,
             max_head_bytes: 64 << 10,
             max_choices: 16,
             read_timeout: Duration::from_secs(30),

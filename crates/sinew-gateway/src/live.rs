@@ -5,7 +5,7 @@ use crate::rollout::{Rollout, unix_s};
 use crate::running::RunningCall;
 use serde::Serialize;
 use sinew_dialect::ApiError;
-use sinew_types::{EpisodeId, GroupId, TaskId};
+use sinew_types::{AdapterName, EpisodeId, GroupId, TaskId};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -37,6 +37,9 @@ pub struct LiveRollout {
     pub run: String,
     pub draw: u64,
     pub purpose: String,
+    /// Adapter that its calls use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<AdapterName>,
     /// Phase of its most advanced call.
     pub phase: RolloutPhase,
     /// Seconds in this phase, of the call that has been in it longest.
@@ -118,6 +121,7 @@ impl Rollout {
             run: spec.run.clone(),
             draw: spec.draw,
             purpose: spec.purpose.clone(),
+            adapter: spec.adapter.clone(),
             phase,
             phase_s,
             deadline_s,

@@ -1,5 +1,6 @@
 //! Records of a run: one line per step in `metrics.jsonl`, and one object at the end.
 
+use crate::gain::HeldOutGain;
 use crate::rows::FormatCounts;
 use crate::status::{SampleStatus, share_text};
 use serde::{Deserialize, Serialize};
@@ -513,6 +514,9 @@ pub struct EvalRecord {
     pub step: u64,
     pub wall_s: f64,
     pub stats: EpisodeStats,
+    /// Gain since the measurement before training; `None` for that one, and if its episodes are gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gain: Option<HeldOutGain>,
 }
 
 #[cfg(test)]

@@ -91,6 +91,9 @@ pub struct ChatConfig {
     pub options: Map<String, Value>,
 }
 
+/// Template of a model that has none.
+const JOINED_CONTENTS: &str = "{% for message in messages %}{{ message.content }}{% endfor %}";
+
 impl ChatRenderer {
     /// Compiles the template and finds the stop tokens.
     ///
@@ -206,6 +209,23 @@ impl ChatRenderer {
     /// # Errors
     /// Returns an error if a file is missing or invalid, or there is no template.
     pub fn from_dir(dir: &Path, options: Map<String, Value>) -> Result<Self, RenderError> {
+        Self::read_dir(dir, options, None)
+    }
+
+    /// Creates a renderer like [`ChatRenderer::from_dir`] for a service that handles tokens only: a model
+    /// without a chat template, such as a base model, gets one that joins the contents of messages.
+    ///
+    /// # Errors
+    /// Returns an error if a file is missing or invalid.
+    pub fn from_dir_for_tokens(dir: &Path) -> Result<Self, RenderError> {
+        Self::read_dir(dir, Map::new(), Some(JOINED_CONTENTS))
+    }
+
+    fn read_dir(
+        dir: &Path,
+        options: Map<String, Value>,
+        otherwise: Option<&str>,
+    ) -> Result<Self, RenderError> {
         let path = dir.join("tokenizer.json");
         let tokenizer = Tokenizer::from_json(&read(&path)?, &path.display().to_string())?;
         let settings = read_json(&dir.join("tokenizer_config.json"))?;
@@ -213,6 +233,7 @@ impl ChatRenderer {
             Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
             Err(_) => template_of(&settings["chat_template"]),
         }
+        .or_else(|| otherwise.map(str::to_owned))
         .ok_or_else(|| RenderError::NoTemplate {
             hint: format!(
                 "neither chat_template.jinja nor chat_template in tokenizer_config.json is in {}: \

@@ -472,6 +472,8 @@ impl<'a> EpisodeRun<'a> {
                 Some(outlook) => outlook.priority(self.spec, order, machine.turns()),
                 None => order.priority(machine.turns()),
             },
+            // The trace records it.
+            adapter: self.parts.run.provenance.adapter.clone(),
             ..GenerateRequest::new(id, prompt, sampling)
         };
         // Each event carries at least one token or is the last one, so that the engine's

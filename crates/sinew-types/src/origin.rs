@@ -1,5 +1,6 @@
 //! Origin of an episode: the request for it, and the parts that produced it.
 
+use crate::adapter::AdapterName;
 use crate::engine::SamplingParams;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -57,6 +58,9 @@ pub struct Provenance {
     /// The server reports no log-probabilities: each of its sampled tokens has a 0 in the place of one.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub logprobs_unknown: bool,
+    /// Adapter that sampled its turns, whose versions its tokens carry; `None`: the engine's own weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<AdapterName>,
     /// Isolation level of the sandboxes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<String>,

@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use sinew_types::{
-    Component, Content, EpisodeEnd, EpisodeId, GroupId, Media, MediaSource, Message, NO_PARENT,
-    Node, Origin, Outcome, Part, PolicyVersion, Provenance, Role, Sampling, TRACE_FORMAT_VERSION,
-    TaskId, Timing, TokenKind, ToolCall, Trace, VersionSpan,
+    AdapterName, Component, Content, EpisodeEnd, EpisodeId, GroupId, Media, MediaSource, Message,
+    NO_PARENT, Node, Origin, Outcome, Part, PolicyVersion, Provenance, Role, Sampling,
+    TRACE_FORMAT_VERSION, TaskId, Timing, TokenKind, ToolCall, Trace, VersionSpan,
 };
 
 const STORED: &str = include_str!("data/trace.json");
@@ -102,11 +102,11 @@ fn provenance() -> impl Strategy<Value = Provenance> {
         prop::option::of(any::<u64>()),
         prop::option::of(("[a-z]{1,6}", "[0-9]{1,2}")),
         prop::option::of(sampling),
-        (text(), text(), text()),
+        (text(), text(), text(), text()),
         prop::collection::btree_map("[a-z]{1,4}", "[0-9]{1,2}", 0..3),
     )
         .prop_map(|(task_seed, seed, environment, sampling, texts, tools)| {
-            let (chat_template, kernels, sandbox) = texts;
+            let (chat_template, kernels, sandbox, adapter) = texts;
             Provenance {
                 template: Default::default(),
                 task_seed,
@@ -117,6 +117,7 @@ fn provenance() -> impl Strategy<Value = Provenance> {
                 tools,
                 kernels,
                 logprobs_unknown: false,
+                adapter: adapter.map(|name| AdapterName::new(&name).expect("letters and digits")),
                 sandbox,
             }
         })

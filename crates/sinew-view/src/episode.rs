@@ -95,6 +95,7 @@ fn provenance(out: &mut String, p: &Provenance) {
         p.kernels.as_ref().map(|k| format!("kernels {k}")),
         p.logprobs_unknown
             .then(|| "log-probs unknown: the server reports none".into()),
+        p.adapter.as_ref().map(|name| format!("adapter {name}")),
         p.sandbox.as_ref().map(|level| format!("sandbox {level}")),
     ];
     let tools = p
@@ -202,7 +203,8 @@ pub(crate) mod tests {
     fn a_missing_reward_is_not_shown_as_zero() {
         let renderer = sinew_render::byte_renderer().unwrap();
         let shown = |unscored| {
-            let trace = traced(unscored);
+            let mut trace = traced(unscored);
+            trace.provenance.adapter = Some(sinew_types::AdapterName::new("a").unwrap());
             let options = ShowOptions {
                 color: false,
                 tokens: false,
@@ -211,6 +213,7 @@ pub(crate) mod tests {
         };
         assert!(shown(false).contains("reward 0.000  success false"));
         assert!(shown(true).contains("no reward: none was given"));
+        assert!(shown(true).contains("adapter a\n"));
     }
 
     #[test]

@@ -175,6 +175,7 @@ impl Page<'_> {
                     duration(t.queue_s)
                 )),
             ),
+            ("adapter", p.adapter.as_ref().map(ToString::to_string)),
             ("sandbox", p.sandbox.clone()),
             ("seed", p.seed.map(|seed| seed.to_string())),
         ];

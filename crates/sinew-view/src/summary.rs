@@ -3,8 +3,9 @@
 //! Percentages of time are of the wall time of all sessions. Counts of episodes and tokens are those of the
 //! records, so that the end of a resumed run covers the whole run.
 
+use crate::comparison::comparison;
 use crate::printer::collected_line;
-use crate::report::{comparison, time_split};
+use crate::report::time_split;
 use crate::status::duration;
 use sinew_orchestrator::{CollectProgress, EpisodeStats, RunOutcome, StepRecord};
 use std::fmt::Write;
@@ -56,6 +57,12 @@ fn text(s: &Summary<'_>) -> String {
     let _ = writeln!(out, "\n{title:width$}  {first:>15}  {last:>15}");
     for (name, before, after) in rows {
         let _ = writeln!(out, "{name:width$}  {before:>15}  {after:>15}");
+    }
+    if let Some(gain) = &e.gain {
+        let _ = writeln!(out);
+        for (name, points) in gain.rows() {
+            let _ = writeln!(out, "{name:width$}  {points}");
+        }
     }
     if let Some(verdict) = &e.verdict {
         let _ = writeln!(out, "\n{}: {}", verdict.verdict.name(), verdict.why);

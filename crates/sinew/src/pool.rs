@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use sinew_assembly::Failure;
 #[cfg(feature = "pool")]
-use sinew_gateway::{ApiError, RolloutSpec};
+use sinew_gateway::{ApiError, RolloutSpec, refuse_adapter};
 use sinew_gateway::{RolloutHooks, Router};
 use sinew_pool::Scorer;
 #[cfg(feature = "pool")]
@@ -88,8 +88,8 @@ struct OwnRollouts<C>(Arc<Pool>, C);
 
 #[cfg(feature = "pool")]
 impl<C: Fn() -> f64 + Send + Sync> RolloutHooks for OwnRollouts<C> {
-    fn opening(&self, _: &mut RolloutSpec) -> Result<(), ApiError> {
-        Ok(())
+    fn opening(&self, spec: &mut RolloutSpec) -> Result<(), ApiError> {
+        refuse_adapter(spec)
     }
 
     fn finished(&self, trace: &Trace) {

@@ -4,6 +4,8 @@
 //! them, and takes the traces. Open rollouts and finished traces survive the process if `--store` is given:
 //! the same command continues with them.
 
+use crate::adapter_args::AdapterArg;
+use crate::model_name::model_name;
 use crate::output;
 use crate::signals::StopSignals;
 use clap::Args;
@@ -41,14 +43,15 @@ const MAX_FAKE: usize = 8192;
 /// Words of a fake engine; eight, so that three bits choose one.
 const WORDS: [&str; 8] = ["yes", "no", "the", "answer", "is", "maybe", "forty", "two"];
 
-/// Arguments of `sinew serve`. Those of `--sandbox-only` are in [`crate::serve_sandbox`].
+/// Arguments of `sinew serve`. Those of `--sandbox-only` are in [`crate::serve_sandbox`], those of `--tinker`
+/// in [`crate::serve_tinker`].
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// The engine: `fake` (no model), `embedded` (in this process), or URLs of servers, separated by
     /// commas; `vllm+`, `sglang+` or `openai+` may stand before one, otherwise it is asked what it is
     #[arg(
         long,
-        required_unless_present = "sandbox_only",
+        required_unless_present_any = ["sandbox_only", "tinker"],
         conflicts_with = "sandbox_only"
     )]
     engine: Option<String>,
@@ -84,6 +87,14 @@ pub(crate) struct ServeArgs {
     /// the newest ones; until the first are there, with those of `--model`
     #[arg(long, value_name = "DIR", conflicts_with_all = ["sandbox_only", "pool"])]
     follow: Option<PathBuf>,
+    /// Load a LoRA adapter (a folder in PEFT's layout) under a name; several times. Rollouts choose one by
+    /// `adapter`, clients with `--api-key` by the name of the model
+    #[arg(long, value_name = "NAME=DIR", conflicts_with_all = ["sandbox_only", "pool", "queue"])]
+    adapter: Vec<AdapterArg>,
+    /// Folder that keeps adapters which are uploaded by `PUT /adapters/NAME`; those of earlier sessions are
+    /// loaded again. Without it only folders of this host are loaded
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["sandbox_only", "pool", "queue"])]
+    adapter_dir: Option<PathBuf>,
     /// Folder that finished traces are kept in; without it they are kept in memory
     #[arg(long, conflicts_with = "sandbox_only")]
     store: Option<PathBuf>,
@@ -134,6 +145,8 @@ pub(crate) struct ServeArgs {
     json: bool,
     #[command(flatten)]
     sandboxes: crate::serve_sandbox::SandboxOnlyArgs,
+    #[command(flatten)]
+    tinker: crate::serve_tinker::TinkerArgs,
     /// Words of an answer of the fake engine
     #[arg(long, default_value_t = 8, conflicts_with = "sandbox_only")]
     fake_words: usize,
@@ -157,6 +170,16 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
                 "--public-url {url:?}: allowed: an address that begins with http:// or https://"
             )));
         }
+    }
+    if args.tinker.tinker.is_some() {
+        let shared = crate::serve_tinker::Shared {
+            model: args.model.as_deref(),
+            context: args.context,
+            kv_tokens: args.kv_tokens,
+            public_url: args.public_url.as_deref(),
+            json: args.json,
+        };
+        return crate::serve_tinker::run(&args.tinker, shared);
     }
     let token = control_token(args)?;
     let (gateway, pool, engine) = gateway(args)?;
@@ -218,6 +241,7 @@ async fn serve(
             "control_token": shown,
             "engine": args.engine,
             "model": gateway.config().model,
+            "adapters": gateway.adapters().list(),
             "open_rollouts": gateway.stats().rollouts,
         }));
     } else {
@@ -309,20 +333,6 @@ fn api_key(args: &ServeArgs) -> Result<Option<Secret>, Failure> {
     Ok(Some(Secret::new(&key)))
 }
 
-/// The model's name for clients: not where it lies on this host.
-fn model_name(model: &str) -> String {
-    let path = Path::new(model.split_once(':').map_or(model, |(_, path)| path));
-    let name = if path.is_file() {
-        path.file_stem()
-    } else {
-        path.file_name().filter(|_| path.exists())
-    };
-    match name {
-        Some(name) => name.to_string_lossy().into_owned(),
-        None => model.to_owned(),
-    }
-}
-
 /// The gateway, the routes of `--pool` and the engine.
 type ServedParts = (Gateway, Option<Router>, Arc<dyn Engine>);
 
@@ -350,9 +360,7 @@ fn gateway(args: &ServeArgs) -> Result<ServedParts, Failure> {
     let traces = args.store.as_deref().map(sinew_runs::store_path);
     let store = store(traces.as_deref(), args.accept_loss)?;
     let journal = args.store.as_deref().map(journal).transpose()?;
-    let named = args.engine.as_deref().unwrap_or_default();
-    check_logprobs(args, named)?;
-    let (engine, renderer, context) = engine(args, named)?;
+    let (engine, renderer, context) = model(args)?;
     if let Some(folder) = &args.store {
         as_run(args, folder, renderer.as_ref())?;
     }
@@ -367,6 +375,7 @@ fn gateway(args: &ServeArgs) -> Result<ServedParts, Failure> {
         format: renderer.turn_format(),
         api_key: api_key(args)?,
         strict_fields: args.strict_fields,
+        adapter_dir: args.adapter_dir.clone(),
         thinking: args.thinking,
     };
     config.format.calls = calls.or(config.format.calls);
@@ -399,7 +408,39 @@ fn gateway(args: &ServeArgs) -> Result<ServedParts, Failure> {
     gateway
         .recover()
         .map_err(|e| Failure::system(format!("--store: {e}")))?;
+    load_adapters(args, &gateway)?;
     Ok((gateway, pool, engine))
+}
+
+/// The engine of `--engine` with its model.
+fn model(args: &ServeArgs) -> Result<Model, Failure> {
+    let named = args.engine.as_deref().unwrap_or_default();
+    check_logprobs(args, named)?;
+    match named {
+        "fake" => fake(args),
+        "embedded" => embedded(args),
+        url if url.contains("://") => outside(args, url),
+        other => Err(Failure::input(format!(
+            "--engine {other:?}: expected fake, embedded or URLs such as http://127.0.0.1:8000"
+        ))),
+    }
+}
+
+/// Loads adapters that were uploaded before, and then those of `--adapter`.
+fn load_adapters(args: &ServeArgs, gateway: &Gateway) -> Result<(), Failure> {
+    let adapters = gateway.adapters();
+    let restored = adapters.restore();
+    restored.map_err(|e| Failure::input(format!("--adapter-dir: {e}")))?;
+    for (i, given) in args.adapter.iter().enumerate() {
+        if args.adapter[..i].iter().any(|a| a.name == given.name) {
+            return Err(Failure::input(format!(
+                "--adapter {given}: this name is given twice"
+            )));
+        }
+        let loaded = adapters.load(&given.name, &given.folder, None);
+        loaded.map_err(|e| Failure::input(format!("--adapter {given}: {e}")))?;
+    }
+    Ok(())
 }
 
 /// Finished rollouts as rows of `--queue`, where that is given.

@@ -9,6 +9,7 @@
 //! | field | content |
 //! |---|---|
 //! | `eval.before`, `eval.after` | `null` without held-out tasks, else averages over their episodes: `success`, `reward`, `turns`, `sampled_tokens`, `success_interval` (Wilson, 95 %, `of` scored episodes), metrics; `by_env` has the same for each `[[env]]` |
+//! | `eval.gain` | gain of success with its 95 % interval, paired by task: `sampled`, `greedy`, `by_env`; `null` without held-out tasks |
 //! | `wall_s` | wall time of the run, in seconds |
 //! | `samples` | episodes trained, dropped for a reason, trained twice, lost |
 //! | `tokens` | what became of each sampled token |
@@ -17,6 +18,7 @@
 //! | `verdict` | how the run did: `verdict`, `why`, `change` |
 //! | `trouble` | reasons for a bad end; empty: there are none |
 
+use crate::adapter_args::AdapterArg;
 use crate::signals;
 use crate::track::Trackers;
 use serde_json::{Map, Value};
@@ -55,6 +57,8 @@ pub(crate) struct TrainOptions {
     pub(crate) view: Option<std::net::SocketAddr>,
     /// Destinations of the run's export.
     pub(crate) signals_to: Option<SignalsConfig>,
+    /// Adapter that a measurement samples with.
+    pub(crate) adapter: Option<AdapterArg>,
     /// Trackers that get the numbers of the run.
     pub(crate) track: Option<Trackers>,
     /// Address for agents outside.
@@ -63,6 +67,18 @@ pub(crate) struct TrainOptions {
     pub(crate) typed: String,
     /// Signals so far, where the command runs more than this; `None`: they are counted here.
     pub(crate) signals: Option<watch::Receiver<u32>>,
+    /// How an interrupted command continues, where that is not with the recipe in the folder.
+    pub(crate) go_on: Option<String>,
+}
+
+impl TrainOptions {
+    /// The end of an interrupted command.
+    fn interrupted(&self, dir: &RunDir) -> Failure {
+        match &self.go_on {
+            Some(text) => Failure::Interrupt(format!("interrupted; {text}")),
+            None => Failure::interrupt(self.command, dir.path(), &self.typed),
+        }
+    }
 }
 
 /// Result of a command that has ended.
@@ -100,7 +116,11 @@ pub(crate) fn train(
         crate::output::print(&summary.text());
     }
     let last = serde_json::json!({
-        "eval": { "before": measured(&ended.before), "after": measured(&ended.after) },
+        "eval": {
+            "before": measured(&ended.before),
+            "after": measured(&ended.after),
+            "gain": ended.gain,
+        },
         "wall_s": ended.wall_s,
         "samples": ended.samples,
         "tokens": ended.tokens,
@@ -126,7 +146,10 @@ pub(crate) fn evaluate(
         let text = sinew_view::measured(&ended.after, dir.path(), ended.wall_s, example);
         crate::output::print(&text);
     }
-    let last = serde_json::json!({ "eval": measures(&ended.after), "wall_s": ended.wall_s });
+    let mut last = serde_json::json!({ "eval": measures(&ended.after), "wall_s": ended.wall_s });
+    if let Some(adapter) = &options.adapter {
+        last["adapter"] = adapter.name.as_str().into();
+    }
     Ok(finished(last, &ended))
 }
 
@@ -222,6 +245,7 @@ fn run(
             goal,
             command: options.command,
             accept_loss: options.accept_loss,
+            adapter: options.adapter.as_ref().map(AdapterArg::folder),
         };
         let bus = session.bus.clone();
         let (pipeline, renderer) = sinew_assembly::pipeline(recipe, config, session)?;
@@ -305,7 +329,7 @@ pub(crate) fn in_session<T>(
     let ended = work(session).and_then(|ended| {
         ended.map_err(|e| match (e.is_interrupt(), bench.spent()) {
             (true, Some(why)) => Failure::spent(why, options.command, dir.path()),
-            (true, None) => Failure::interrupt(options.command, dir.path(), &options.typed),
+            (true, None) => options.interrupted(dir),
             (false, _) => e.into(),
         })
     });

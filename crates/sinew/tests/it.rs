@@ -1,6 +1,8 @@
 //! The program as people and scripts use it: real training runs, killed ones, wrong input.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "it/adapters.rs"]
+mod adapters;
 #[path = "it/admission.rs"]
 mod admission;
 #[path = "it/agents.rs"]
@@ -30,6 +32,8 @@ mod doctor;
 #[cfg(feature = "egress")]
 #[path = "it/egress.rs"]
 mod egress;
+#[path = "it/evals.rs"]
+mod evals;
 #[path = "it/faults.rs"]
 mod faults;
 #[path = "it/first.rs"]
@@ -106,6 +110,8 @@ mod snapshots;
 mod tail;
 #[path = "it/template.rs"]
 mod template;
+#[path = "it/tinker.rs"]
+mod tinker;
 #[path = "it/tinker_client.rs"]
 mod tinker_client;
 #[path = "it/torch.rs"]

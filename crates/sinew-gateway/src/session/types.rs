@@ -7,9 +7,9 @@ use sinew_dialect::StoredAnswer;
 use sinew_dialect::{Ignored, Prompt};
 use sinew_render::{RenderError, Renderer};
 use sinew_types::{
-    BranchCause, EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, MAX_EXTERNAL, MAX_REWARD,
-    Message, NodeId, Provenance, RouteSpan, SampledToken, Sampling, TaskId, Thinking, TokenId,
-    TokenKind, ToolSpec,
+    AdapterName, BranchCause, EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, MAX_EXTERNAL,
+    MAX_REWARD, Message, NodeId, Provenance, RouteSpan, SampledToken, Sampling, TaskId, Thinking,
+    TokenId, TokenKind, ToolSpec,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,6 +50,9 @@ pub struct RolloutSpec {
     /// Number of the draw within its purpose.
     pub draw: u64,
     pub purpose: String,
+    /// Adapter that all of its calls use; `None`: the engine's own weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<AdapterName>,
     /// Id of the rollout in an external system, by which a later score may identify it.
     pub external: Option<String>,
     /// The caller's part of the provenance; the gateway adds its own.
@@ -81,6 +84,7 @@ impl Default for RolloutSpec {
             run: String::new(),
             draw: 0,
             purpose: "serve".into(),
+            adapter: None,
             external: None,
             provenance: Provenance::default(),
             seed: 0,
@@ -99,6 +103,7 @@ impl RolloutSpec {
     pub(crate) fn describe(&mut self, renderer: &dyn Renderer) {
         let (provenance, s) = (&mut self.provenance, &self.sampling);
         provenance.seed.get_or_insert(self.seed);
+        provenance.adapter.clone_from(&self.adapter);
         if provenance.chat_template.is_none() {
             provenance.chat_template = renderer.template_hash();
             provenance.template = renderer.template_options().into_iter().collect();

@@ -113,18 +113,10 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    /// Asks a service for its settings, within its limit of a command: it may still be starting.
+    /// Asks a service for its settings within `limit`: it may still be starting.
     ///
     /// # Errors
     /// If it does not answer, or refuses the key.
-    pub(crate) async fn connect(options: &ServiceOptions) -> Result<Self, ClientError> {
-        Self::connect_within(options, options.timeout).await
-    }
-
-    /// Asks a service for its settings within `limit`.
-    ///
-    /// # Errors
-    /// Those of [`Api::connect`].
     pub(crate) async fn connect_within(
         options: &ServiceOptions,
         limit: Duration,

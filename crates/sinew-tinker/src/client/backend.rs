@@ -4,6 +4,8 @@
 //! a sampling session never change, so requests in flight finish with those that they began with. The
 //! protocol does not stream: all tokens of a request come at its end.
 
+mod prompt;
+
 use super::api::{Api, SamplerSource};
 use super::error::ClientError;
 use super::future::Job;
@@ -21,7 +23,7 @@ use sinew_engines::{
     Attempt, AttemptEnd, AttemptError, AttemptId, AttemptSink, Backend, Probe, ServedWeights,
     ServerEnd, Stage, Weights, max_new_tokens, refused,
 };
-use sinew_types::{EngineError, Fidelity, SamplingParams, TokenLogprob, WeightsId};
+use sinew_types::{EngineError, Fidelity, PromptLogprobs, SamplingParams, TokenLogprob, WeightsId};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -214,6 +216,10 @@ impl TinkerBackend {
         let body = payload.protobuf(CALL).map_err(|error| self.failed(error))?;
         let output = read_sample_output(&body);
         let output = output.map_err(|error| AttemptError::Protocol(error.to_string()))?;
+        if let Some(asked) = &attempt.prompt_logprobs {
+            let scored = prompt::read(asked, attempt.prompt.len(), &output)?;
+            sink.prompt(scored).await?;
+        }
         let count = output.sequences.len();
         let mut sequences = output.sequences.into_iter();
         let (Some(sequence), None) = (sequences.next(), sequences.next()) else {
@@ -262,9 +268,11 @@ impl TinkerBackend {
                 stage: Stage::Whole,
                 limit_s,
             },
-            ClientError::Refused { status, text, .. } if matches!(status, 400 | 413 | 422) => {
-                AttemptError::Refused(EngineError::Failed(text))
-            }
+            ClientError::Refused {
+                status: 400 | 413 | 422,
+                text,
+                ..
+            } => AttemptError::Refused(EngineError::Failed(text)),
             ClientError::Failed {
                 is_request: true,
                 text,
@@ -285,7 +293,7 @@ impl TinkerBackend {
 /// The request of an attempt.
 fn input(attempt: &Attempt, max_tokens: u32) -> SampleInput {
     let sampling = &attempt.sampling;
-    SampleInput {
+    let mut input = SampleInput {
         prompt: attempt.prompt.to_vec(),
         samples: 1,
         params: SampleParams {
@@ -304,7 +312,11 @@ fn input(attempt: &Attempt, max_tokens: u32) -> SampleInput {
         },
         top_sample: u32::from(sampling.top_logprobs),
         ..SampleInput::default()
+    };
+    if let Some(asked) = &attempt.prompt_logprobs {
+        prompt::ask(asked, &mut input);
     }
+    input
 }
 
 /// Hands on a sequence with its end.
@@ -388,6 +400,11 @@ impl Backend for TinkerBackend {
 
     fn accepts(&self, sampling: &SamplingParams) -> Result<(), AttemptError> {
         fits(sampling)
+    }
+
+    /// The protocol has all of them.
+    fn accepts_prompt(&self, _: &PromptLogprobs) -> Result<(), AttemptError> {
+        Ok(())
     }
 
     fn generate<'a>(

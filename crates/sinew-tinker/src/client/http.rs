@@ -167,6 +167,9 @@ impl Http {
     pub(crate) fn new(options: &ServiceOptions) -> Result<Self, ClientError> {
         let url = options.url.trim_end_matches('/');
         let wrong = |why: &dyn fmt::Display| ClientError::Setup(format!("address {url:?}: {why}"));
+        if !(url.starts_with("http://") || url.starts_with("https://")) {
+            return Err(wrong(&"it must start with http:// or https://"));
+        }
         let parsed = address(url).map_err(|e| wrong(&e))?;
         if parsed.query().is_some() {
             return Err(wrong(&"it must not have a query"));
@@ -184,11 +187,6 @@ impl Http {
             exchanges: AtomicBool::new(false),
             token: Mutex::default(),
         })
-    }
-
-    /// The address, for messages.
-    pub(crate) fn url(&self) -> &str {
-        &self.url
     }
 
     /// Sends tokens of minutes in place of the key from now on, and gets the first one.
@@ -405,7 +403,7 @@ mod tests {
     #[test]
     fn addresses_and_keys_are_checked_and_keys_are_not_shown() {
         let http_ok = http("http://127.0.0.1:1/", "secret").unwrap();
-        assert_eq!(http_ok.url(), "http://127.0.0.1:1");
+        assert_eq!(http_ok.url, "http://127.0.0.1:1");
         assert!(!format!("{http_ok:?}").contains("secret"));
         for (url, why) in [
             ("127.0.0.1:1", "must start with http"),

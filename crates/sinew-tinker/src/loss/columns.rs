@@ -15,6 +15,9 @@ pub(crate) struct Space {
     pub(crate) targets: usize,
 }
 
+/// Lowest and highest ratios by position.
+type Bounds = (Vec<f32>, Vec<f32>);
+
 /// Targets of a datum and the loss's columns, an entry for each target.
 #[derive(Clone, Debug)]
 pub(crate) struct Columns {
@@ -25,7 +28,7 @@ pub(crate) struct Columns {
     advantages: Vec<f32>,
     sampled: Vec<f32>,
     /// Lowest and highest ratios, if the loss has a clip.
-    clip: Option<(Vec<f32>, Vec<f32>)>,
+    clip: Option<Bounds>,
     in_ratio: Option<Vec<bool>>,
     /// As many zeros as targets: no loss here has a term of the entropy.
     entropies: Vec<f32>,
@@ -176,7 +179,7 @@ impl Loss {
     }
 
     /// Bounds of the ratio by position: those of the datum, or of the configuration.
-    fn clip(&self, inputs: &Inputs<'_>) -> Result<Option<(Vec<f32>, Vec<f32>)>, TinkerError> {
+    fn clip(&self, inputs: &Inputs<'_>) -> Result<Option<Bounds>, TinkerError> {
         if !self.kind.is_clipped() {
             return Ok(None);
         }

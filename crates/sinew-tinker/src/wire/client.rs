@@ -15,6 +15,11 @@ use serde_json::{Value, json};
 use sinew_types::{TokenId, TokenLogprob};
 use std::collections::BTreeMap;
 
+/// Most numbers of a result's tensor: an answer that claims more is refused before it takes memory.
+const MAX_NUMBERS: u64 = 1 << 26;
+/// Most places of a sequence, more than any context has.
+const MAX_PLACES: usize = 1 << 21;
+
 /// Writes a `forward_backward` request in protobuf.
 ///
 /// # Errors
@@ -77,7 +82,7 @@ pub(crate) fn read_train_output(body: &[u8]) -> Result<FbOutput, TinkerError> {
     })?;
     let mut outputs = Vec::new();
     for (at, record) in read.loss_fn_outputs.iter().enumerate() {
-        outputs.extend(datums(at, record)?);
+        outputs.extend(datums(at, record, body.len())?);
     }
     Ok(FbOutput {
         output_type: read.loss_fn_output_type,
@@ -86,9 +91,17 @@ pub(crate) fn read_train_output(body: &[u8]) -> Result<FbOutput, TinkerError> {
     })
 }
 
-/// The tensors of each datum of a record.
-fn datums(at: usize, record: &ArrayRecord) -> Result<Vec<BTreeMap<String, Tensor>>, TinkerError> {
-    let count = usize::try_from(record.num_datums).unwrap_or(0);
+/// The tensors of each datum of a record, of which there are at most `most`.
+fn datums(
+    at: usize,
+    record: &ArrayRecord,
+    most: usize,
+) -> Result<Vec<BTreeMap<String, Tensor>>, TinkerError> {
+    let count = usize::try_from(record.num_datums).ok();
+    let count = count.filter(|&count| count <= most).ok_or_else(|| {
+        let field = format!("loss_fn_outputs[{at}].num_datums");
+        TinkerError::value(field, record.num_datums, format!("0 to {most}"))
+    })?;
     let mut all = vec![BTreeMap::new(); count];
     for (name, batched) in &record.fields {
         let field = format!("loss_fn_outputs[{at}].{name}");
@@ -217,7 +230,7 @@ pub(crate) fn read_sample_output(body: &[u8]) -> Result<SampleOutput, TinkerErro
         let limit = sent.shape.iter().fold(1u64, |product, &axis| {
             product.saturating_mul(u64::try_from(axis).unwrap_or(0))
         });
-        let mut budget = tensor::Budget::new(limit);
+        let mut budget = tensor::Budget::new(limit.min(MAX_NUMBERS));
         tensor::from_proto(field, sent)?.dense(field, 0, &mut budget)
     };
     Ok(SampleOutput {
@@ -271,7 +284,8 @@ fn read_matrix(
     let ids = tokens(field, &matrix.token_ids)?;
     let logprobs = floats(&format!("{field}.logprobs"), &matrix.logprobs)?;
     let size = rows.checked_mul(width);
-    if size != Some(ids.len()) || ids.len() != logprobs.len() {
+    let fits = rows <= MAX_PLACES;
+    if !fits || size != Some(ids.len()) || ids.len() != logprobs.len() {
         let value = format!("{} ids and {} log-probs", ids.len(), logprobs.len());
         let allowed = format!("{width} of both for each of {rows} places");
         return Err(TinkerError::value(field, value, allowed));
@@ -375,6 +389,25 @@ mod tests {
         assert!(read_train_output(&body[..body.len() - 3]).is_err());
         let empty = read_train_output(&[]).unwrap();
         assert!(empty.outputs.is_empty());
+    }
+
+    #[test]
+    fn answers_that_claim_more_than_they_have_are_refused() {
+        let record = ArrayRecord {
+            num_datums: i64::MAX,
+            ..ArrayRecord::default()
+        };
+        let output = proto::ForwardBackwardOutput {
+            loss_fn_outputs: vec![record],
+            ..proto::ForwardBackwardOutput::default()
+        };
+        let error = read_train_output(&output.encode_to_vec()).unwrap_err();
+        assert!(error.to_string().contains("num_datums"), "{error}");
+        let matrix = proto::TopkLogprobs {
+            length: u32::MAX,
+            ..proto::TopkLogprobs::default()
+        };
+        assert!(read_matrix("top", &matrix).is_err());
     }
 
     #[test]

@@ -16,6 +16,7 @@ use sinew_train::{HostState, ModelPolicy, Policy};
 use sinew_types::TensorSource;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 const LIMITS: BatchLimits = BatchLimits {
     vocab: 97,
@@ -93,7 +94,8 @@ fn logprobs(output: &FbOutput, datum: usize) -> (&[usize], &[f32]) {
     (shape, values)
 }
 
-/// Compares outputs with PyTorch's: 1e-6 of the values.
+/// Compares outputs with PyTorch's in f64: 2e-6 of the values, 1e-6 of the loss. PyTorch in f32 is off by
+/// as much.
 fn assert_outputs(case: &Case, output: &FbOutput) {
     let name = &case.loss.name;
     assert_eq!(output.output_type, "ArrayRecord");
@@ -104,7 +106,7 @@ fn assert_outputs(case: &Case, output: &FbOutput) {
         assert_eq!(found.len(), expected.len());
         for (l, e) in found.iter().zip(expected) {
             let off = (f64::from(*l) - e).abs();
-            assert!(off <= 1e-6 * (1.0 + e.abs()), "{name}: {l} {e}");
+            assert!(off <= 2e-6 * (1.0 + e.abs()), "{name}: {l} {e}");
         }
     }
     let names: Vec<&String> = output.metrics.keys().collect();
@@ -297,7 +299,7 @@ fn an_adapter_at_its_start_scores_as_its_base_and_gets_gradients() {
         alpha: 8.0,
         targets: vec![Projection::Q, Projection::Down],
     };
-    let params = params();
+    let params = Arc::new(params());
     let lora = Lora::random(&config, params.config(), 3).unwrap();
     let keep = Keep::LayerInputs;
     let mut policy = ModelPolicy::adapters(params, lora, "llama", 64, keep, device()).unwrap();

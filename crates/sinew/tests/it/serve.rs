@@ -48,7 +48,12 @@ fn serve_with(store: &Path, more: &[&str]) -> Serving {
 
 /// `sinew serve` with options.
 pub(crate) fn serving(options: &[&str]) -> Serving {
-    let mut child = sinew()
+    serving_by(sinew(), options)
+}
+
+/// The same, by a command that may have an environment of its own.
+pub(crate) fn serving_by(mut command: Command, options: &[&str]) -> Serving {
+    let mut child = command
         .args(["serve", "--listen", "127.0.0.1:0", "--json"])
         .args(options)
         .stdout(Stdio::piped())

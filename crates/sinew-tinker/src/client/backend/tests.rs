@@ -5,8 +5,8 @@ use crate::client::fake::{BASE, Fake, Fault, State, VOCAB};
 use crate::client::weights::ServiceWeights;
 use sinew_engines::{FormatMode, RemoteConfig, RemoteEngine};
 use sinew_types::{
-    Engine, EngineEvent, FinishReason, Format, GenerateRequest, Grammar, PolicyVersion, RequestId,
-    SampledToken,
+    Engine, EngineEvent, FinishReason, Format, GenerateRequest, Grammar, PolicyVersion,
+    PromptLogprobs, RequestId, SampledToken,
 };
 use std::sync::mpsc::{Receiver, sync_channel};
 
@@ -183,6 +183,37 @@ fn requests_in_flight_keep_their_weights_and_cancelled_ones_are_cancelled() {
         assert!(std::time::Instant::now() < end, "the request is cancelled");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+#[test]
+fn prompts_are_scored() {
+    let fake = Fake::start();
+    let engine = engine_of(options(&fake), FormatMode::Refuse);
+    load(&fake, &engine, 0, always(2));
+    let asked = PromptLogprobs {
+        top: 1,
+        targets: vec![vec![2, 3], Vec::new()],
+        ..PromptLogprobs::default()
+    };
+    let (to, events) = sync_channel(64);
+    let request = GenerateRequest {
+        prompt_logprobs: Some(asked),
+        ..GenerateRequest::new(RequestId(1), vec![1, 2, 1], sampling(1))
+    };
+    let sink = Box::new(move |event| to.try_send(event).unwrap());
+    engine.submit(request, sink).unwrap();
+    let EngineEvent::Prompt { logprobs, .. } = events.recv_timeout(PATIENCE).unwrap() else {
+        panic!("the prompt comes first");
+    };
+    // After every token the next one is certainly 2.
+    let positions: Vec<u32> = logprobs.iter().map(|place| place.position).collect();
+    assert_eq!(positions, [1, 2]);
+    assert!(logprobs[0].logprob > -1e-3 && logprobs[1].logprob < -10.0);
+    assert!(logprobs.iter().all(|place| place.top[0].id == 2));
+    assert_eq!(logprobs[0].targets.len(), 2);
+    assert!(logprobs[0].targets[0] > -1e-3 && logprobs[0].targets[1] < -10.0);
+    assert!(logprobs[1].targets.is_empty());
+    assert!(outcome(&events).1.is_ok());
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub(in crate::client) struct Model {
 enum Done {
     Json(Value),
     Train(FbOutput),
-    Sample(SampleOutput),
+    Sample(Box<SampleOutput>),
 }
 
 /// A command as it was sent.
@@ -283,8 +283,13 @@ impl State {
         let source = &self.samplers[of];
         let result = match (fails, self.saved.get(source)) {
             (Some(category), _) => Err(category),
-            (None, Some(logits)) => Ok(Done::Sample(sampled(&Table::of(logits.clone()), &input))),
-            (None, None) if source == BASE => Ok(Done::Sample(sampled(&Table::base(), &input))),
+            (None, Some(logits)) => Ok(Done::Sample(Box::new(sampled(
+                &Table::of(logits.clone()),
+                &input,
+            )))),
+            (None, None) if source == BASE => {
+                Ok(Done::Sample(Box::new(sampled(&Table::base(), &input))))
+            }
             (None, None) => Err("user"),
         };
         self.results.insert(id, result);

@@ -52,7 +52,7 @@ pub(super) fn outcome(
         }),
         cached_prompt_tokens: cached,
     };
-    Outcome::Value(Reply::Sample(output))
+    Outcome::Value(Reply::Sample(Box::new(output)))
 }
 
 fn sequence(input: &SampleInput, delivered: &Sequence) -> SampledSequence {
