@@ -336,18 +336,6 @@ fn api_key(args: &ServeArgs) -> Result<Option<Secret>, Failure> {
 /// The gateway, the routes of `--pool` and the engine.
 type ServedParts = (Gateway, Option<Router>, Arc<dyn Engine>);
 
-/// The engine of this name, or of these addresses.
-fn engine(args: &ServeArgs, named: &str) -> Result<Model, Failure> {
-    match named {
-        "fake" => fake(args),
-        "embedded" => embedded(args),
-        url if url.contains("://") => outside(args, url),
-        other => Err(Failure::input(format!(
-            "--engine {other:?}: expected fake, embedded or URLs such as http://127.0.0.1:8000"
-        ))),
-    }
-}
-
 /// Engine, store and gateway of the command line, and the routes of `--pool`.
 fn gateway(args: &ServeArgs) -> Result<ServedParts, Failure> {
     let calls = args

@@ -45,6 +45,18 @@ pub(super) struct JoinPlan {
     pub(super) branch: Option<BranchCause>,
 }
 
+impl JoinPlan {
+    /// The plan as a branch that begins because the template dropped or rewrote what followed; the same plan
+    /// without a cause.
+    pub(super) fn caused(mut self, cause: Option<BranchCause>) -> Self {
+        if cause.is_some() {
+            self.join = Join::Dropped;
+            self.branch = cause;
+        }
+        self
+    }
+}
+
 impl Plan {
     /// Creates the plan for a text or token prompt, which has no messages.
     fn raw(base: Option<NodeId>, nodes: Vec<PlannedNode>, join: Join, key: Key) -> Self {

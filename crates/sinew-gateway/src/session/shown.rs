@@ -110,7 +110,7 @@ impl Graph {
             if let Some(node) = state.turn {
                 let rest = &shown.messages[at..];
                 match self.after_turn(shown, node, rest, walk.last_loose, last_path) {
-                    Ok(found) => return (Some(found), None),
+                    Ok(found) => return (Some(found.caused(cause)), None),
                     Err(why) => cause = cause.or(why),
                 }
             }

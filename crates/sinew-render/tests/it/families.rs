@@ -1,6 +1,6 @@
 //! Chat templates of published models: rendering equals that of transformers, the conformance check passes,
-//! and calls parse to themselves. `UPDATE_DOCS=1 cargo nextest run -p sinew-render families` writes the tables
-//! of `docs/rendering.md` and `docs/check-template.md`.
+//! and calls parse to themselves. `UPDATE_DOCS=1 cargo nextest run -p sinew-render families` writes the
+//! tables of `docs/rendering.md` and `docs/check-template.md`.
 //!
 //! Templates are files of `tests/templates`, or of packages that `scripts/templates.py` downloads.
 
