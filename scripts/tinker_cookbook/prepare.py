@@ -88,6 +88,7 @@ def write_files(work: Path) -> None:
     """Files that recipes take by their path."""
     own = work / "data"
     write_jsonl(own / "prompt_distillation.jsonl", data.rows(256, "prompt_distillation", data.language))
+    write_jsonl(own / "boxed.jsonl", data.rows(512, "boxed", data.boxed))
     rows = data.forecasts(train=256, validation=16)
     with open(own / "forecasts.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
