@@ -64,6 +64,7 @@ NAMED = [f"model_name={MODEL}", f"renderer_name={CHAT}"]
 # Recipes whose environments render in threads (`EnvFromMessageEnv`) cannot use the renderers of Qwen3 for several episodes at once:
 # those switch an option of the tokenizer for each message, and it ends with "Already borrowed". Where such a recipe needs tools, it
 # plays one episode at a time.
+COLON = [f"model_name={MODEL}", "renderer_name=role_colon"]
 QUIET = ["eval_every=0", "save_every=0"]
 
 
@@ -133,6 +134,14 @@ SUPERVISED = [
         12,
         LOSS,
         "chat_sl on a file: answers in a box, from which the recipes on word problems start",
+    ),
+    Recipe(
+        "forecasting_sft",
+        "recipes.chat_sl.train",
+        arguments(COLON, SMALL, "dataset=data/forecasts.jsonl", "batch_size=8", "max_length=512", "eval_every=0", "max_steps=12"),
+        12,
+        LOSS,
+        "chat_sl on a file: probabilities drawn by chance, so that forecasting starts from their form",
     ),
     Recipe(
         "sweep",
@@ -235,12 +244,12 @@ REINFORCEMENT = [
         "math_rl_cispo",
         "recipes.math_rl.train",
         arguments(
-            MATH, START, "env=polaris", "groups_per_batch=8", "group_size=8", "max_tokens=24", "loss_fn=cispo", "max_steps_off_policy=2",
+            MATH, START, "env=polaris", "groups_per_batch=8", "group_size=8", "max_tokens=24", "loss_fn=cispo", "max_steps_off_policy=4",
             "max_steps=10",
         ),
         10,
         REWARD,
-        "cispo; samples are at most two steps old (asynchronous)",
+        "cispo; samples are at most four steps old (asynchronous)",
     ),
     Recipe(
         "math_rl_stream",
@@ -257,10 +266,10 @@ REINFORCEMENT = [
         "forecasting",
         "recipes.forecasting.train",
         arguments(
-            f"model_name={MODEL}", "renderer_name=role_colon", "lora_rank=8", "learning_rate=3e-4", "data_path=data/forecasts.csv",
-            "groups_per_batch=4", "group_size=8", "max_tokens=12", QUIET, "max_steps=10",
+            COLON, "load_checkpoint_path={state:forecasting_sft}", "lora_rank=8", "learning_rate=3e-4", "data_path=data/forecasts.csv",
+            "groups_per_batch=4", "group_size=8", "max_tokens=12", QUIET, "max_steps=12",
         ),
-        10,
+        12,
         REWARD,
         "a probability as text, scored by Brier's rule; a stop string",
     ),
