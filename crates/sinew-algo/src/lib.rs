@@ -25,6 +25,7 @@ pub mod algorithms;
 mod audit;
 mod batch;
 mod check;
+mod clusters;
 mod composition;
 mod config;
 mod dialect;
@@ -49,6 +50,7 @@ mod turn_stages;
 pub use adaptive::{AdaptiveConfig, Estimates, Signal, Trials, unit};
 pub use aim::Dial;
 pub use audit::{TokenCounts, count_tokens};
+pub use clusters::{IntervalMethod, Paired, TaskMean};
 pub use composition::{
     Advantage, Baseline, Composition, EqualGroups, Filters, Needs, Normalize, Overlong,
     ProcessRewards, Resample, Rewards, RunFacts, Scale, Truncated,
@@ -61,7 +63,7 @@ pub use episode::{Columns, EpisodeColumns};
 pub use episode_sums::EpisodeSums;
 pub use error::{AlgoError, ConfigError};
 pub use kind::AlgorithmKind;
-pub use measures::{Interval, Percentiles, Spread, difference, passes};
+pub use measures::{Interval, Percentiles, Spread, difference, pass_at, passes};
 pub use pipeline::{Algorithm, Prepared};
 pub use pools::Pool;
 pub use repair::{GroupRepair, Repair};

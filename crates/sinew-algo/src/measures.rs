@@ -1,7 +1,7 @@
 //! Statistics of a set of episodes: confidence intervals, spreads, percentiles, pass@k.
 //!
-//! Intervals treat episodes as independent. Those of one task are similar, so the true interval is wider if
-//! there are few tasks and many episodes of each.
+//! Intervals of this file treat episodes as independent. Those of one task are similar, so the true interval
+//! is wider if there are few tasks and many episodes of each: `clusters` has intervals by task.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -121,9 +121,9 @@ impl Percentiles {
 
 /// Probability that at least one of `k` episodes succeeds, drawn without replacement from `n` with
 /// `successes`: `1 - C(n - successes, k) / C(n, k)`, the unbiased estimator of Chen et al. 2021 (arXiv
-/// 2107.03374).
-fn pass_at(k: usize, n: usize, successes: usize) -> f64 {
-    let failures = n - successes;
+/// 2107.03374). `k` and `successes` are at most `n`.
+pub fn pass_at(k: usize, n: usize, successes: usize) -> f64 {
+    let failures = n.saturating_sub(successes);
     let none: f64 = (0..k)
         .map(|i| failures.saturating_sub(i) as f64 / (n - i) as f64)
         .product();

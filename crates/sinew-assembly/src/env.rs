@@ -207,7 +207,7 @@ fn stem(source: &str) -> String {
         .strip_prefix("hf:")
         .and_then(|hub| hub.split_once('/'))
     {
-        return name.replace('/', "-");
+        return name.replace(['/', ':'], "-");
     }
     let source = source.rsplit_once(".py:").map_or(source, |(file, _)| file);
     let stem = Path::new(source).file_stem().unwrap_or_default();

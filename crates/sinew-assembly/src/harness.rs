@@ -16,8 +16,8 @@ use sinew_gateway::{
 };
 use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
 use sinew_recipe::{
-    CommandSection, HarnessLevel, HarnessSection, Level, RunPlan, SandboxPlan, ScoredBy,
-    ServiceSection,
+    AGENTS_INSIDE, CommandSection, HarnessLevel, HarnessSection, Level, RolloutPlan, RunPlan,
+    SandboxPlan, ScoredBy, ServiceSection,
 };
 use sinew_rollout::{
     AgentReport, BuiltInLoop, EpisodeOptions, EpisodeParts, EpisodeSpec, Harness, ModelAccess,
@@ -27,6 +27,7 @@ use sinew_rollout::{
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::any::Any;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::runtime::{Handle, Runtime};
@@ -63,7 +64,7 @@ pub(crate) fn build(
             return Ok(Arc::new(harness.map_err(Failure::system)?));
         }
         (harness, _) => match program(harness)? {
-            Some(section) => section,
+            Some(section) => told(section, &recipe.rollout),
             // Live agents drive themselves.
             None => return Ok(Arc::new(BuiltInLoop)),
         },
@@ -94,6 +95,46 @@ pub fn program_harness(
     Ok(Arc::new(ProgramHarness::new(programs, Arc::new(model))))
 }
 
+/// The folder in which `sinew setup agents` installs coding agents.
+pub fn agents_folder() -> PathBuf {
+    crate::resolve_env().cache_dir.join("agents")
+}
+
+/// Shows a coding agent the folder with its packages.
+fn with_packages(mut section: CommandSection) -> Result<CommandSection, Failure> {
+    let Some(agent) = section.agent else {
+        return Ok(section);
+    };
+    let folder = section.mounts.entry(AGENTS_INSIDE.into());
+    let folder = folder.or_insert_with(agents_folder);
+    match agent.missing(folder) {
+        None => Ok(section),
+        Some(program) => Err(Failure::outside(format!(
+            "harness.agent = {:?}: {} {} is not installed: no {}\n  hint: `sinew setup agents {}` installs it; \
+             harness.folder names another folder with agents",
+            agent.name,
+            agent.title,
+            agent.version,
+            program.display(),
+            agent.name
+        ))),
+    }
+}
+
+/// Tells a coding agent the limits of its model, so that it shortens its conversation before it is refused.
+fn told(mut section: CommandSection, limits: &RolloutPlan) -> CommandSection {
+    if section.agent.is_some() {
+        for (name, limit) in [
+            ("SINEW_CONTEXT_TOKENS", limits.max_context_tokens),
+            ("SINEW_TURN_TOKENS", limits.max_turn_tokens),
+        ] {
+            let value = || limit.to_string();
+            section.env.entry(name.into()).or_insert_with(value);
+        }
+    }
+    section
+}
+
 /// The program that is run for each episode. The file of a function must be there: a word of a command that
 /// names no file is an argument.
 fn program(harness: &HarnessSection) -> Result<Option<CommandSection>, Failure> {
@@ -106,7 +147,7 @@ fn program(harness: &HarnessSection) -> Result<Option<CommandSection>, Failure> 
             )));
         }
     }
-    Ok(harness.program())
+    harness.program().map(with_packages).transpose()
 }
 
 /// The service of a recipe, and how it is asked: what is data in the recipe is data here, too.
@@ -135,9 +176,12 @@ pub fn check(section: &HarnessSection, sandbox: &SandboxPlan) -> Result<String, 
     let programs = Programs::new(config, provider, discard)?;
     let runtime = Runtime::new().map_err(Failure::system)?;
     runtime.block_on(programs.check_sandbox())?;
+    let command = match section.agent {
+        Some(agent) => format!("{} {}", agent.title, agent.version),
+        None => section.command.join(" "),
+    };
     Ok(format!(
-        "{}: in a sandbox ({}) that reaches the gateway and nothing else{}",
-        section.command.join(" "),
+        "{command}: in a sandbox ({}) that reaches the gateway and nothing else{}",
         section.level,
         if section.preload { ", forked" } else { "" }
     ))
@@ -153,6 +197,7 @@ pub fn asks_model(recipe: &RunPlan, tasks: &dyn Taskset) -> Result<(), Failure> 
         return Ok(());
     };
     let task = tasks.get(Split::Train, 0).map_err(Failure::system)?;
+    let section = told(section, &recipe.rollout);
     let config = config(&section, &recipe.sandbox)?;
     let provider = provider(&section, &config.command, &recipe.sandbox)?;
     let runtime = Runtime::new().map_err(Failure::system)?;
@@ -226,6 +271,7 @@ fn config(section: &CommandSection, sandbox: &SandboxPlan) -> Result<ProgramConf
         preload: section.preload,
         strict: sandbox.strict,
         agent_scores: section.scored_by == ScoredBy::Agent,
+        agent: section.agent,
     })
 }
 
@@ -377,6 +423,7 @@ fn rollout(parts: &EpisodeParts, options: &EpisodeOptions, spec: &EpisodeSpec) -
         max_turns: Some(options.limits.max_turns),
         max_context_tokens: Some(options.limits.max_context_tokens),
         agent_scores: false,
+        thinking: Some(options.thinking),
     }
 }
 

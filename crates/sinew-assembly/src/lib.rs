@@ -23,6 +23,7 @@
 //! | `store` | `store` | traces |
 //! | `queue` | `data`, `reward` | queues of episodes, what scores their rows |
 //! | `collect` | all but those of training | collections |
+//! | `measure` | all but those of training | measurements of held-out tasks |
 //! | `replay`, `repeat` | all | episodes that are run again, steps that are done again |
 //! | `plan` | all | options of the loop and its parts |
 //! | `tinker_service` | `trainer`, `engine` | the desk of a Tinker service |
@@ -53,6 +54,7 @@ mod learner;
 pub mod levels;
 mod lineage;
 mod live;
+mod measure;
 mod model;
 mod plan;
 mod publish;
@@ -81,10 +83,13 @@ pub use device::{device, kernels, precision};
 pub use env::{OwnReward, Tasks, World, own_rewards, tasks, world};
 pub use environments::{ENVIRONMENTS, recipe_of};
 pub use expire::{Expiry, RemovedEpisodes, expire, versions};
-pub use harness::{asks_model, check as check_harness, program_harness};
+pub use harness::{agents_folder, asks_model, check as check_harness, program_harness};
 pub use judge::{judge, server_config};
 pub use learner::train_worker;
 pub use live::ServeAt;
+pub use measure::{
+    MeasureOptions, Measurement, dataset_files, measure, measurement, spread, trained_prompts,
+};
 pub use model::{
     chat_renderer, check_context, keep_renderer, loaded_params, model_config, renderer,
     renderer_of, resolve_env,
@@ -112,7 +117,7 @@ pub use torch::torch_variables;
 use adapter::MeasuredAdapter;
 use learner::LearnerParts;
 use run_pins::{ADAPTER, DATA, RunPins};
-use sinew_env::{EnvFactory, Taskset};
+use sinew_env::{EnvFactory, Split, Taskset};
 use sinew_judge::Bench;
 use sinew_orchestrator::{Bus, Goal, RunEvent};
 use sinew_pipeline::{
@@ -242,14 +247,14 @@ pub fn pipeline(
     how: Invocation<'_>,
     session: Session<'_>,
 ) -> Result<(Pipeline, Arc<dyn Renderer>), Failure> {
-    let dir = session.dir;
-    let device = device()?;
+    let (dir, device) = (session.dir, device()?);
     let adapter = how.adapter.map(MeasuredAdapter::read).transpose()?;
     let mut pins = RunPins::weights(recipe, &session)?;
     let renderer = kept(recipe, how.goal, dir)?;
     let in_run = env::in_run(recipe, dir.path());
     let world = env::world_with(&in_run, &session.tasks, &session.bench)?;
     let (taskset, envs) = (world.taskset, world.envs);
+    check_training_tasks(recipe, how.goal, taskset.as_ref())?;
     let data = plan::dataset(recipe, renderer.as_ref())?;
     let digest = data.as_ref().map(Dataset::digest);
     let adapted = adapter.as_ref().map(MeasuredAdapter::digest);
@@ -306,6 +311,24 @@ pub fn pipeline(
         started: session.started,
     };
     Ok((pipeline, renderer))
+}
+
+/// Refuses to run training episodes of tasks that are all held out.
+fn check_training_tasks(
+    recipe: &RunPlan,
+    goal: Goal,
+    taskset: &dyn Taskset,
+) -> Result<(), Failure> {
+    let runs = recipe.data.is_none() && recipe.harness.live().is_none();
+    if goal == Goal::Train && runs && taskset.is_empty(Split::Train) {
+        return Err(Failure::input(format!(
+            "tasks: all tasks of `{}` are held out, so there are none to train on
+  hint: `sinew eval` measures them; \
+             to train, set tasks.held_out below 1",
+            taskset.name()
+        )));
+    }
+    Ok(())
 }
 
 /// Returns the renderer of a run. The folder of the run keeps a copy from then on.

@@ -212,6 +212,7 @@ pub(crate) fn source(
             sampling: sampling(options),
             max_turns: Some(options.limits.max_turns),
             max_context_tokens: Some(options.limits.max_context_tokens),
+            thinking: Some(options.thinking),
             ..RolloutSpec::default()
         },
         on_open: Box::new(move || opened.opened()),

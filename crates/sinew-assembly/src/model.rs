@@ -197,6 +197,25 @@ pub fn renderer(section: &ModelSection, env: &EnvSection) -> Result<Arc<dyn Rend
     })
 }
 
+/// The renderer of a model that only samples and trains given tokens, which may have no chat template.
+///
+/// # Errors
+/// Same as [`renderer`].
+pub(crate) fn token_renderer(
+    section: &ModelSection,
+    env: &EnvSection,
+) -> Result<Arc<dyn Renderer>, Failure> {
+    if of_run(section)?.is_none()
+        && let Some(ModelFiles::Dir(dir)) = model_files(section)?
+    {
+        let made = ChatRenderer::from_dir_for_tokens(&dir);
+        return Ok(Arc::new(
+            made.map_err(|e| Failure::input(format!("model: {e}")))?,
+        ));
+    }
+    renderer(section, env)
+}
+
 /// Folder in that of a run with the tokenizer and the chat template of its model.
 const TOKENIZER: &str = "tokenizer";
 

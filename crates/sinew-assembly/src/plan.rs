@@ -17,7 +17,7 @@ use sinew_pipeline::{
 };
 use sinew_recipe::{
     Changed, DataSection, EngineType, LateAfter, LoraSection, LrSchedule, ResumeEpisodes,
-    RolloutPlan, RunPlan, StoreKind, TrainMode, TrainPlan,
+    RolloutPlan, RunPlan, StoreKind, ThinkingHistory, TrainMode, TrainPlan,
 };
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeLimits, EpisodeOptions};
@@ -26,7 +26,7 @@ use sinew_sources::{Dataset, DatasetConfig, StoredEpisodes};
 use sinew_store::{ScoreRule, ScoreTerm};
 use sinew_train::TrainerConfig;
 use sinew_train::optim::{AdamWConfig, Decay, Schedule};
-use sinew_types::{Fence, SamplingParams};
+use sinew_types::{Fence, SamplingParams, Thinking};
 use sinew_view::RunFacts;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -243,6 +243,10 @@ pub(crate) fn episode_options(r: &RolloutPlan) -> EpisodeOptions {
         },
         chunk_tokens: r.chunk_tokens,
         replay_always: r.resume == ResumeEpisodes::Always,
+        thinking: match r.thinking {
+            ThinkingHistory::Kept => Thinking::Kept,
+            ThinkingHistory::Dropped => Thinking::Dropped,
+        },
         boot_timeout: r
             .boot_timeout_s
             .map_or(BOOT_TIMEOUT, Duration::from_secs_f64),

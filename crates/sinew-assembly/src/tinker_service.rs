@@ -7,7 +7,7 @@ use crate::device::{device, precision};
 use crate::engine;
 use crate::environments::ENVIRONMENTS;
 use crate::failure::Failure;
-use crate::model::renderer;
+use crate::model::token_renderer;
 use crate::run_model::typed_source;
 use crate::start_model::{StartShape, StartWeights, start_model};
 use crate::torch::{TorchParts, service_policy};
@@ -158,7 +158,7 @@ pub fn tinker_desk(options: &TinkerOptions) -> Result<(DeskConfig, DeskParts), F
     let made = sinew_store::private_dir(&options.state);
     made.map_err(|e| Failure::input(format!("--state {}: {e}", options.state.display())))?;
     let device = device()?;
-    let renderer = renderer(&plan.model, &plan.env)?;
+    let renderer = token_renderer(&plan.model, &plan.env)?;
     let (weights, shape) = start_model(&plan, renderer.as_ref(), &options.state)?;
     let made = Made {
         context: options.context.min(shape.context),
@@ -169,12 +169,6 @@ pub fn tinker_desk(options: &TinkerOptions) -> Result<(DeskConfig, DeskParts), F
     };
     let (residents, support, base) = match weights {
         StartWeights::Params(params) => {
-            if options.file.lora.is_some() {
-                return Err(Failure::input(
-                    "lora: it has no effect: clients choose the adapters of a trainer in this process; \
-                     leave it out, or set trainer.type = \"torch\"",
-                ));
-            }
             let base = Arc::new(params);
             let residents = embedded_residents(&made, options, &base);
             (residents, Embedded::support(), Some(base))
@@ -203,6 +197,31 @@ pub fn tinker_desk(options: &TinkerOptions) -> Result<(DeskConfig, DeskParts), F
 
 /// A plan with the model and the tables of the file, under the rules of recipes.
 fn service_plan(options: &TinkerOptions) -> Result<RunPlan, Failure> {
+    let text = toml::to_string(&recipe(options)?).map_err(Failure::system)?;
+    let plan = RunPlan::parse(Path::new("--tinker-config"), &text, ENVIRONMENTS);
+    let plan = plan.map_err(|e| Failure::input(format!("--model, --tinker-config: {e}")))?;
+    let outside = matches!(plan.engine.kind, EngineType::Tinker | EngineType::Openai);
+    if plan.tinker().is_some() || outside {
+        return Err(elsewhere());
+    }
+    if options.file.lora.is_some() && plan.torch().is_none() {
+        return Err(Failure::input(
+            "--tinker-config: lora: it has no effect: clients choose the adapters of a trainer in this \
+             process; leave it out, or set trainer.type = \"torch\"",
+        ));
+    }
+    Ok(plan)
+}
+
+/// A table of one key.
+fn table(key: &str, value: toml::Value) -> toml::Table {
+    let mut table = toml::Table::new();
+    table.insert(key.to_owned(), value);
+    table
+}
+
+/// The recipe of the plan. Only its model, trainer and engine are used.
+fn recipe(options: &TinkerOptions) -> Result<toml::Table, Failure> {
     let file = &options.file;
     let path = std::path::absolute(&options.source).map_err(Failure::system)?;
     let source = if path.exists() {
@@ -211,16 +230,12 @@ fn service_plan(options: &TinkerOptions) -> Result<RunPlan, Failure> {
         options.source.clone()
     };
     let count = |n: usize| toml::Value::Integer(i64::try_from(n).unwrap_or(i64::MAX));
-    let mut rollout = toml::Table::new();
-    rollout.insert("max_context_tokens".into(), count(PLAN_CONTEXT));
-    rollout.insert("max_turn_tokens".into(), count(PLAN_CONTEXT));
-    let mut harness = toml::Table::new();
-    harness.insert("type".into(), "live".into());
-    let mut train = toml::Table::new();
+    let mut rollout = table("max_context_tokens", count(PLAN_CONTEXT));
+    rollout.insert("max_turn_tokens".to_owned(), count(PLAN_CONTEXT));
     let tokens = file.limits.micro_batch_tokens.max(options.context);
-    train.insert("micro_batch_tokens".into(), count(tokens));
+    let mut train = table("micro_batch_tokens", count(tokens));
     if let Some(lora) = &file.lora {
-        train.insert("lora".into(), lora.clone().into());
+        train.insert("lora".to_owned(), lora.clone().into());
     }
     let mut engine = file.engine.clone().unwrap_or_default();
     let kind = engine.get("type").and_then(toml::Value::as_str);
@@ -232,24 +247,20 @@ fn service_plan(options: &TinkerOptions) -> Result<RunPlan, Failure> {
         ("weights_dir", weights.to_string_lossy().into_owned().into())
     };
     engine.entry(key).or_insert(value);
-    let mut recipe = toml::Table::new();
-    recipe.insert("name".into(), "tinker".into());
-    recipe.insert("model".into(), source.into());
-    recipe.insert("harness".into(), harness.into());
-    recipe.insert("rollout".into(), rollout.into());
-    recipe.insert("train".into(), train.into());
-    recipe.insert("engine".into(), engine.into());
+    // Clients choose their losses. This one allows engines that round differently.
+    let mut algorithm = table("type", "grpo".into());
+    algorithm.insert("dual_clip".to_owned(), toml::Value::Float(3.0));
+    let mut recipe = table("name", "tinker".into());
+    recipe.insert("model".to_owned(), source.into());
+    recipe.insert("harness".to_owned(), table("type", "live".into()).into());
+    recipe.insert("rollout".to_owned(), rollout.into());
+    recipe.insert("train".to_owned(), train.into());
+    recipe.insert("algorithm".to_owned(), algorithm.into());
+    recipe.insert("engine".to_owned(), engine.into());
     if let Some(trainer) = &file.trainer {
-        recipe.insert("trainer".into(), trainer.clone().into());
+        recipe.insert("trainer".to_owned(), trainer.clone().into());
     }
-    let text = toml::to_string(&recipe).map_err(Failure::system)?;
-    let plan = RunPlan::parse(Path::new("--tinker-config"), &text, ENVIRONMENTS);
-    let plan = plan.map_err(|e| Failure::input(format!("--model, --tinker-config: {e}")))?;
-    let outside = matches!(plan.engine.kind, EngineType::Tinker | EngineType::Openai);
-    if plan.tinker().is_some() || outside {
-        return Err(elsewhere());
-    }
-    Ok(plan)
+    Ok(recipe)
 }
 
 /// The refusal of a trainer or an engine whose models are not of this service.
@@ -260,7 +271,7 @@ fn elsewhere() -> Failure {
     )
 }
 
-/// What clients see of the model, and the limits.
+/// The model as clients see it, and the limits.
 fn desk_config(made: &Made, options: &TinkerOptions, support: TrainerSupport) -> DeskConfig {
     let file = &options.file;
     let config = made.shape.config().ok();

@@ -36,7 +36,7 @@ macro_rules! module {
 }
 
 /// All modules with their sources.
-const MODULES: [(&str, &str); 35] = [
+const MODULES: [(&str, &str); 36] = [
     module!("worlds"),
     module!("worlds", "bargain"),
     module!("worlds", "coq"),
@@ -64,6 +64,7 @@ const MODULES: [(&str, &str); 35] = [
     module!("bridges", "crafter"),
     module!("bridges", "gym"),
     module!("bridges", "human_eval"),
+    module!("bridges", "ifeval"),
     module!("bridges", "push"),
     module!("bridges", "reasoning"),
     module!("bridges", "science"),

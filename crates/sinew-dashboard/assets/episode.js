@@ -241,12 +241,13 @@ function branches(e, path) {
   e.nodes.forEach((n, i) => {
     const leaf = e.leaves.find((l) => { for (let a = l; a !== null; a = e.nodes[a].parent) if (a === i) return true; return false; });
     const dot = s("circle", { class: `${fill[n.kind]}${on.has(i) ? " on" : ""}`, cx: x(i), cy: y(i), r: 7, onclick: () => patch({ leaf }) });
-    dot.append(s("title", {}, `node ${i}: ${n.kind}, ${n.count} tokens`));
+    dot.append(s("title", {}, `node ${i}: ${n.kind}, ${n.count} tokens${n.branch ? `, branch: ${n.branch}` : ""}`));
     svg.append(dot);
   });
   const leaf = path.at(-1);
+  const why = (l) => { for (let a = l; a !== null; a = e.nodes[a].parent) if (e.nodes[a].branch) return `, ${e.nodes[a].branch}`; return ""; };
   return h("section", { class: "card" }, h("h2", {}, plural(e.leaves.length, "branch").replace("branchs", "branches")), h("div", { class: "tree" }, svg),
-    h("label", { class: "field" }, "shown", h("select", { onchange: (x_) => patch({ leaf: x_.target.value }) }, e.leaves.map((l, i) => h("option", { value: l, selected: l === leaf }, `branch ${i + 1}, to node ${l}`)))));
+    h("label", { class: "field" }, "shown", h("select", { onchange: (x_) => patch({ leaf: x_.target.value }) }, e.leaves.map((l, i) => h("option", { value: l, selected: l === leaf }, `branch ${i + 1}, to node ${l}${why(l)}`)))));
 }
 
 function siblings(e, run) {

@@ -5,7 +5,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 use sinew_render::Renderer;
-use sinew_types::{EpisodeEnd, Message, NO_PARENT, Node, TokenId, TokenKind, Trace};
+use sinew_types::{BranchCause, EpisodeEnd, Message, NO_PARENT, Node, TokenId, TokenKind, Trace};
 use sinew_view::pieces;
 
 /// Tokens of an episode that a page gets at most; what follows is left out and counted.
@@ -18,6 +18,8 @@ struct NodeView<'a> {
     id: usize,
     /// `None` of a root.
     parent: Option<u32>,
+    /// Cause of the branch that begins with it.
+    branch: Option<&'static str>,
     turn: u32,
     kind: TokenKind,
     temperature: f32,
@@ -90,6 +92,7 @@ fn node_view<'a>(
     NodeView {
         id,
         parent: (node.parent != NO_PARENT).then_some(node.parent),
+        branch: node.branch.map(BranchCause::name),
         turn: node.turn,
         kind: node.kind,
         temperature: node.temperature,

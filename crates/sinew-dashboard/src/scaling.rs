@@ -477,6 +477,7 @@ mod tests {
             step: 2,
             wall_s: 9.0,
             stats: sinew_orchestrator::EpisodeStats::default(),
+            gain: None,
         };
         let steps = [step(1), step(2)];
         let of = |y| {

@@ -1,8 +1,8 @@
 //! The HTTP APIs of model providers: request bodies to one common form, and answers back.
 //!
-//! OpenAI's Chat Completions, Completions and Responses, and Anthropic's Messages are each a [`Dialect`].
-//! A model server such as `sinew-gateway` reads a body with it, generates, and writes the answer or its
-//! events with it.
+//! OpenAI's Chat Completions, Completions and Responses, Anthropic's Messages and Google's `generateContent`
+//! are each a [`Dialect`]. A model server such as `sinew-gateway` reads a body with it, generates, and writes
+//! the answer or its events with it.
 //!
 //! | dialect | route | conversation |
 //! |---|---|---|
@@ -10,6 +10,7 @@
 //! | [`completions::Completions`] | `/v1/completions` | text or token ids as they are |
 //! | [`responses::Responses`] | `/v1/responses` | repeated, or continued from a stored answer ([`Answers`]) |
 //! | [`anthropic::Messages`] | `/v1/messages` | repeated in each request |
+//! | [`google::GenerateContent`] | `/v1beta/models/MODEL:generateContent` | repeated in each request |
 //!
 //! A request goes through [`Dialect::parse`] to a [`ModelRequest`]. Its answer is a [`ModelResponse`], which
 //! [`Dialect::response`] writes as one body, or a sequence of [`Delta`]s, which an [`EventWriter`] writes as
@@ -45,7 +46,7 @@ pub use answers::{Answers, Before, ChainError, StoredAnswer};
 pub use dialect::{
     AnswerContext, Choice, Continuation, Delta, Dialect, EventWriter, ModelRequest, ModelResponse,
     SamplingAsk, ToolChoice, TurnEnd, Usage, anthropic, chat, completions, data_event, fields,
-    format, openai_error, responses,
+    format, google, openai_error, responses,
 };
 pub use error::{ApiError, ErrorKind};
 pub use ignored::{Ignored, count_ignored};

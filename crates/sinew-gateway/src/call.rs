@@ -22,7 +22,6 @@ use crate::rollout::{Rollout, unix_s};
 use crate::running::{RunningCall, Subscription};
 use crate::session::{CallRequest, CallStart, RolloutSpec, Session};
 use crate::stats::Counters;
-use sinew_dialect::anthropic::parse_count;
 use sinew_dialect::fields::Notes;
 use sinew_dialect::format::FormatAsk;
 use sinew_dialect::{AnswerContext, Dialect, ModelRequest, ToolChoice};
@@ -31,8 +30,8 @@ use sinew_render::{
     Renderer, ToolCallFormat, TurnFormat, TurnOptions, call_end, forced_opening, text_only,
 };
 use sinew_types::{
-    Engine, EngineStatus, EpisodeId, Fidelity, Format, GenerateRequest, Grammar, RequestId, Role,
-    SamplingParams, TokenId, ToolNeed,
+    Engine, EngineStatus, EpisodeId, Fidelity, Format, GenerateRequest, Grammar, PromptLogprobs,
+    RequestId, Role, SamplingParams, TokenId, ToolNeed,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -377,7 +376,7 @@ impl Caller {
 
     /// Returns the data that is needed to write the answer.
     fn context(&self, id: String, request: ModelRequest, prompt: &[TokenId]) -> AnswerContext {
-        let prompt_ids = if request.return_token_ids {
+        let prompt_ids = if request.return_token_ids || request.echo_prompt {
             prompt.to_vec()
         } else {
             Vec::new()
@@ -438,12 +437,11 @@ impl Caller {
         Ok(format)
     }
 
-    /// Counts the tokens of a request body's conversation, rendered as a whole.
+    /// Counts the tokens of a request's conversation, rendered as a whole.
     ///
     /// # Errors
-    /// If the body is wrong or cannot be rendered.
-    pub(crate) fn count_tokens(&self, body: &[u8]) -> Result<usize, ApiError> {
-        let request = parse_count(body, self.config.strict_fields)?;
+    /// If it cannot be rendered.
+    pub(crate) fn count_tokens(&self, request: ModelRequest) -> Result<usize, ApiError> {
         let tools: &[_] = match request.tool_choice {
             ToolChoice::None => &[],
             _ => &request.tools,
@@ -501,6 +499,12 @@ impl Caller {
         }
         let pinned = rollout.pinned;
         let max_tokens = choose(pinned, rollout.max_tokens, ask.max_tokens);
+        // An engine samples at least one token, also where the client asks for none.
+        let max_tokens = if request.is_prompt_only() {
+            1
+        } else {
+            max_tokens.unwrap_or(session.limits().default_max_tokens)
+        };
         let mut stop_strings = ask.stop.clone();
         if !request.parallel_tool_calls {
             stop_strings.extend(format.and_then(call_end));
@@ -510,9 +514,7 @@ impl Caller {
             top_p: choose(pinned, rollout.top_p, ask.top_p).unwrap_or(1.0),
             top_k: choose(pinned, rollout.top_k, ask.top_k).unwrap_or(0),
             min_p: choose(pinned, rollout.min_p, ask.min_p).unwrap_or(0.0),
-            max_tokens: max_tokens
-                .unwrap_or(session.limits().default_max_tokens)
-                .clamp(1, begun.max_tokens),
+            max_tokens: max_tokens.clamp(1, begun.max_tokens),
             stop_ids: self.renderer.stop_ids().to_vec(),
             stop_strings,
             seed: 0,
@@ -531,6 +533,11 @@ impl Caller {
         begun: &CallStart,
         sampling: &SamplingParams,
     ) -> Vec<GenerateRequest> {
+        let scored = request.echo_prompt.then_some(request.logprobs).flatten();
+        let scored = scored.map(|top| PromptLogprobs {
+            top,
+            ..PromptLogprobs::default()
+        });
         let count = u64::from(request.n);
         let first = self.requests.fetch_add(count, Ordering::Relaxed);
         let one = |(choice, id)| {
@@ -538,9 +545,12 @@ impl Caller {
                 seed: session.seed(begun.call, choice, request.sampling.seed),
                 ..sampling.clone()
             };
+            let prompt = Arc::clone(&begun.prompt);
             GenerateRequest {
                 adapter: session.spec().adapter.clone(),
-                ..GenerateRequest::new(RequestId(id), Arc::clone(&begun.prompt), sampling)
+                // All choices have one prompt.
+                prompt_logprobs: scored.clone().filter(|_| choice == 0),
+                ..GenerateRequest::new(RequestId(id), prompt, sampling)
             }
         };
         (0..request.n).zip(first..).map(one).collect()

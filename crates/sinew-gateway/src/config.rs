@@ -7,7 +7,7 @@ use crate::limits::{ServerLimits, SessionLimits};
 use crate::secret::Secret;
 use sinew_render::{Reasoning, Renderer, ToolCallFormat, TurnFormat};
 use sinew_store::TraceStore;
-use sinew_types::Engine;
+use sinew_types::{Engine, Thinking};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -32,6 +32,8 @@ pub struct GatewayConfig {
     pub strict_fields: bool,
     /// Folder that keeps uploaded adapters; `None`: uploads are refused.
     pub adapter_dir: Option<PathBuf>,
+    /// Treatment of the thinking of earlier turns in rollouts that name none.
+    pub thinking: Thinking,
 }
 
 impl Default for GatewayConfig {
@@ -52,6 +54,7 @@ impl Default for GatewayConfig {
             api_key: None,
             strict_fields: false,
             adapter_dir: None,
+            thinking: Thinking::default(),
         }
     }
 }

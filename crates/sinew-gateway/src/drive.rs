@@ -21,8 +21,8 @@ use sinew_dialect::StoredAnswer;
 use sinew_dialect::{Choice, Delta, ModelResponse, TurnEnd, Usage};
 use sinew_render::{Piece, TurnOptions, TurnReader};
 use sinew_types::{
-    Engine, EngineError, EngineEvent, EventSink, FinishReason, GenerateRequest, RequestId,
-    RouteSpan, SampledToken, TokenId,
+    Engine, EngineError, EngineEvent, EventSink, FinishReason, GenerateRequest, PromptLogprob,
+    RequestId, RouteSpan, SampledToken, TokenId,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -84,6 +84,8 @@ struct Driver {
     prompt_tokens: u32,
     /// Sampling temperature of the policy.
     temperature: f32,
+    /// Log-probabilities of the prompt, once the engine has reported them.
+    prompt: Option<Vec<PromptLogprob>>,
     /// Reason for aborting the requests, if they are.
     stopping: Option<ApiError>,
     /// Answer that is stored for later calls.
@@ -152,6 +154,7 @@ impl Driver {
             outputs: outputs.collect(),
             cached: 0,
             prompt_tokens: prompt_tokens as u32,
+            prompt: None,
             stopping: None,
             kept: None,
             running,
@@ -166,9 +169,13 @@ impl Driver {
         let _capacity = self.acquire(prompt).await?;
         // It is set only here.
         let _ = self.running.submitted.set(Instant::now());
-        // Each event has at least one token or is the last one of its request, so that the
-        // engine's thread never finds the queue full.
-        let events_of = |r: &GenerateRequest| r.sampling.max_tokens as usize + 2;
+        // Each event has at least one token, has the prompt's log-probabilities, or is the last one of its
+        // request, so that the engine's thread never finds the queue full.
+        let events_of = |r: &GenerateRequest| {
+            let scored = usize::from(r.prompt_logprobs.is_some());
+            r.sampling.max_tokens as usize + scored + 2
+        };
+        let scored = requests.iter().any(|r| r.prompt_logprobs.is_some());
         let (sender, mut events) = mpsc::channel(requests.iter().map(events_of).sum());
         let overflow = Arc::new(AtomicBool::new(false));
         let stream = self.running.context.request.stream;
@@ -190,6 +197,11 @@ impl Driver {
         if let Some(error) = self.stopping.take() {
             return Err(error);
         }
+        let prompt = self.prompt.take();
+        if scored && prompt.is_none() {
+            let why = "this engine reports none for a prompt: serve an embedded engine, vLLM or SGLang, or leave echo out";
+            return Err(ApiError::unsupported("logprobs", why));
+        }
         let choices: Option<Vec<Choice>> = self.outputs.iter_mut().map(|o| o.done.take()).collect();
         let choices = choices.ok_or_else(|| {
             ApiError::server(
@@ -200,6 +212,7 @@ impl Driver {
         let sampled: usize = self.outputs.iter().map(|o| o.tokens.len()).sum();
         Ok(Arc::new(ModelResponse {
             choices,
+            prompt: prompt.unwrap_or_default(),
             usage: Usage {
                 prompt_tokens: self.prompt_tokens,
                 cached_tokens: self.cached,
@@ -313,8 +326,10 @@ impl Driver {
     /// Handles an event. Returns whether it was the last one of its request.
     async fn take(&mut self, event: EngineEvent) -> bool {
         match event {
-            // No call asks for log-probabilities of its prompt.
-            EngineEvent::Prompt { .. } => false,
+            EngineEvent::Prompt { logprobs, .. } => {
+                self.prompt = Some(logprobs);
+                false
+            }
             EngineEvent::Tokens { request, tokens } => {
                 self.tokens(request, &tokens);
                 false
@@ -354,14 +369,19 @@ impl Driver {
             return;
         };
         let context = &self.running.context;
+        if context.request.is_prompt_only() {
+            // The engine had to sample one; nobody asked for it.
+            return;
+        }
         let output = &mut self.outputs[index];
         let pieces = output.reader.push(tokens, context.renderer.as_ref());
         output.tokens.extend_from_slice(tokens);
         let asked = &context.request;
         if asked.return_token_ids || asked.logprobs.is_some() {
-            // Control tokens are not part of the text that log-probabilities are given for.
-            let wanted =
-                |t: &&SampledToken| asked.return_token_ids || !context.renderer.is_special(t.id);
+            // Control tokens are not part of the text that log-probabilities are given for. After a repeated
+            // prompt they are: clients count its tokens from the end.
+            let all = asked.return_token_ids || asked.echo_prompt;
+            let wanted = |t: &&SampledToken| all || !context.renderer.is_special(t.id);
             output.unsent.extend(tokens.iter().filter(wanted).cloned());
         }
         if asked.stream {

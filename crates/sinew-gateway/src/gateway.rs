@@ -295,6 +295,8 @@ impl Gateway {
         if spec.seed == 0 {
             spec.seed = seed_of(&id, 0);
         }
+        // The journal has it: a restart with another default changes no open rollout.
+        spec.thinking.get_or_insert(self.inner.config.thinking);
         let api_key = format!("sk-sinew-{}", Secret::random_hex(24)?);
         let (key, now_s) = (Secret::new(&api_key), unix_s());
         let trace_id = Secret::random_id()?;
@@ -459,6 +461,9 @@ impl Gateway {
             self.inner.counters.count(|stats| {
                 stats.finished += 1;
                 stats.stored_tokens += trace.sampled_tokens() as u64;
+                for (cause, count) in trace.branches() {
+                    *stats.branches.entry(cause).or_default() += u64::from(count);
+                }
             });
             if let Some(hooks) = &self.inner.hooks {
                 hooks.finished(&trace);

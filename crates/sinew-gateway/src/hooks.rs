@@ -110,6 +110,7 @@ impl RolloutHooks for TrainingHooks {
         spec.run.clone_from(&self.run.run);
         spec.provenance = self.run.provenance.clone();
         spec.sampling = self.run.sampling.clone();
+        spec.thinking = self.run.thinking;
         spec.max_turns = tighter(self.run.max_turns, spec.max_turns);
         spec.max_context_tokens = tighter(self.run.max_context_tokens, spec.max_context_tokens);
         (self.on_open)();

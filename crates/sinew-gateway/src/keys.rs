@@ -1,7 +1,8 @@
 //! Hashes and sizes of messages, by which repeated messages are recognized.
 //!
 //! Each kind of hash has a separate domain byte, and every part is preceded by its length, so that two
-//! different messages never have the same hash input. The order of keys in JSON objects does not matter.
+//! different messages never have the same hash input. The order of keys in JSON objects does not matter, nor
+//! whether a whole number is written with a point: clients in JavaScript write `1.0` as `1`.
 //!
 //! | hash | of | ignores |
 //! |---|---|---|
@@ -10,7 +11,7 @@
 //! | [`tools`] | the tools that the model sees | |
 //! | [`head`] | tools and the messages before those that a body repeats | |
 
-use serde_json::Value;
+use serde_json::{Number, Value};
 use sinew_types::{Content, Message, Part, Role, TokenId, ToolCall, ToolSpec};
 
 /// 128-bit BLAKE3 hash, long enough that accidental collisions do not occur.
@@ -85,6 +86,7 @@ impl Parts {
                 self.bytes(b"\"");
                 self.bytes(text.as_bytes());
             }
+            Value::Number(number) => self.bytes(digits(number).as_bytes()),
             plain => self.bytes(plain.to_string().as_bytes()),
         }
     }
@@ -93,6 +95,16 @@ impl Parts {
         let mut key = Key::default();
         key.copy_from_slice(&self.0.finalize().as_bytes()[..16]);
         key
+    }
+}
+
+/// A number as every client writes it. Larger floats do not represent every whole number.
+fn digits(number: &Number) -> String {
+    match number.as_f64() {
+        Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() <= 9e15 => {
+            (float as i64).to_string()
+        }
+        _ => number.to_string(),
     }
 }
 
@@ -304,6 +316,9 @@ mod tests {
         assert_ne!(exact(&a), exact(&dropped));
         assert_eq!(loose(&a), loose(&dropped));
         assert_ne!(loose(&a), loose(&assistant("x", json!({"a": 2}))));
+        let of = |number: Value| exact(&assistant("x", json!({"a": number})));
+        assert_eq!(of(json!(1.0)), of(json!(1)));
+        assert_ne!(of(json!(1.5)), of(json!(1)));
     }
 
     #[test]

@@ -243,6 +243,7 @@ mod tests {
     use sinew_dialect::Dialect;
     use sinew_dialect::Prompt;
     use sinew_dialect::anthropic::Messages;
+    use sinew_dialect::google::{AnswerForm, GenerateContent};
     use sinew_dialect::responses::Responses;
     use sinew_types::{Message, Role};
 
@@ -383,6 +384,53 @@ mod tests {
         }
     }
 
+    fn content(kind: u8, at: usize) -> Value {
+        let text = json!({"text": format!("t{at}")});
+        let result = json!({"functionResponse": {"name": "f", "response": {"output": "1"}}});
+        let (role, parts) = match kind {
+            0 => ("user", json!([text])),
+            1 => ("user", json!([result, text])),
+            2 => ("model", json!([text])),
+            3 => ("user", json!([])),
+            _ => (
+                "model",
+                json!([{"functionCall": {"name": "f", "args": {}}}]),
+            ),
+        };
+        json!({"role": role, "parts": parts})
+    }
+
+    /// The dialect, an item of its list, and a body with such items.
+    type Case = (
+        &'static dyn Dialect,
+        fn(u8, usize) -> Value,
+        fn(&[Value]) -> Value,
+    );
+
+    fn case(number: u8) -> Case {
+        static GOOGLE: GenerateContent = GenerateContent {
+            model: String::new(),
+            form: AnswerForm::Whole,
+        };
+        match number {
+            0 => (
+                &Responses,
+                item,
+                |items| json!({"model": "m", "instructions": "s", "input": items}),
+            ),
+            1 => (
+                &Messages,
+                block,
+                |items| json!({"model": "m", "max_tokens": 9, "system": "s", "messages": items}),
+            ),
+            _ => (
+                &GOOGLE,
+                content,
+                |items| json!({"systemInstruction": {"parts": [{"text": "s"}]}, "contents": items}),
+            ),
+        }
+    }
+
     fn messages(dialect: &dyn Dialect, body: &Value) -> Option<Vec<Message>> {
         let request = dialect
             .parse(
@@ -426,13 +474,11 @@ mod tests {
         fn a_cut_list_reads_the_same(
             kinds in prop::collection::vec(0u8..5, 2..9),
             cut in 1usize..8,
-            anthropic in any::<bool>(),
+            of in 0u8..3,
         ) {
             let cut = cut.min(kinds.len() - 1);
-            let make = if anthropic { block } else { item };
+            let (dialect, make, body) = case(of);
             let items: Vec<Value> = kinds.iter().enumerate().map(|(i, &k)| make(k, i)).collect();
-            let body = |items: &[Value]| if anthropic { json!({"model": "m", "max_tokens": 9, "system": "s", "messages": items}) } else { json!({"model": "m", "instructions": "s", "input": items}) };
-            let dialect: &dyn Dialect = if anthropic { &Messages } else { &Responses };
             let Some(before) = messages(dialect, &body(&items[..cut])) else { return Ok(()) };
             let spoken = before.last().is_none_or(|m| m.role == Role::Assistant);
             let (Some(after), Some(whole)) =

@@ -15,14 +15,16 @@
 //! | `/r/{id}/v1/models`, `/r/{id}/v1/models/{name}` | GET | the rollout's key | `models`, `one_model` |
 //! | `/r/{id}/v1/chat/completions`, `completions`, `responses`, `messages` | POST | the rollout's key | `call` |
 //! | `/r/{id}/v1/messages/count_tokens` | POST | the rollout's key | `count_tokens` |
+//! | `/r/{id}/v1beta/models`, `/r/{id}/v1beta/models/{name}` | GET | the rollout's key | `google_models`, `google_model` |
+//! | `/r/{id}/v1beta/models/{name}:{method}` | POST | the rollout's key | `google_call` |
 //!
-//! A path `/v1/...` with the fixed key of [`GatewayConfig::api_key`](crate::GatewayConfig) is that of a
-//! rollout of its conversation ([`crate::fixed_key`]). Else a path `/v1/...` is that of the rollout
-//! whose key, or trace id in `traceparent`, the request has: one client with one base URL serves many
-//! rollouts.
+//! A path `/v1/...` or `/v1beta/...` with the fixed key of [`GatewayConfig::api_key`](crate::GatewayConfig)
+//! is that of a rollout of its conversation ([`crate::fixed_key`]). Else it is that of the rollout whose
+//! key, or trace id in `traceparent`, the request has: one client with one base URL serves many rollouts.
 //!
-//! Secrets are read from `Authorization: Bearer KEY` or from `x-api-key`. Authorization comes before
-//! the body is read. Errors of model calls have the form of their dialect, all others that of OpenAI.
+//! Secrets are read from `Authorization: Bearer KEY`, `x-api-key` or `x-goog-api-key`, and on paths of
+//! Google's API from `?key=KEY`. Authorization comes before the body is read. Errors of model calls have the
+//! form of their dialect, all others that of OpenAI.
 
 use crate::adapters;
 use crate::archive::blocking;
@@ -42,6 +44,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::header::{
     AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
 };
+use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri, uri::PathAndQuery};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -51,13 +54,15 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sinew_dialect::ApiError;
-use sinew_dialect::anthropic::Messages;
+use sinew_dialect::anthropic::{self, Messages};
 use sinew_dialect::chat::Chat;
 use sinew_dialect::completions::Completions;
+use sinew_dialect::google::{self, Call};
 use sinew_dialect::responses::Responses;
-use sinew_dialect::{Dialect, openai_error};
+use sinew_dialect::{Dialect, ModelRequest, openai_error};
 use sinew_http::server::Key;
 use sinew_types::{AdapterName, EpisodeId, PolicyVersion};
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,6 +73,9 @@ const MAX_CONTROL_BYTES: usize = 256 << 10;
 const MAX_FORM_BYTES: usize = 2 << 20;
 /// Timeout for an upload to arrive.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Header in which Google's clients send their key.
+const GOOGLE_KEY: &str = "x-goog-api-key";
 
 /// State of the request handlers.
 #[derive(Clone, Debug)]
@@ -124,7 +132,6 @@ pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
         .route("/r/{id}", only("GET", get(alive)))
         .route("/r/{id}/v1", only("GET", get(alive)))
         .route("/v1/models", only("GET", get(plain_models)))
-        .route("/v1/models/{*name}", only("GET", get(plain_model)))
         .route("/v1/chat/completions", plain(&Chat))
         .route("/v1/completions", plain(&Completions))
         .route("/v1/responses", plain(&Responses))
@@ -136,7 +143,6 @@ pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
             only("POST", post(plain_count)),
         )
         .route("/r/{id}/v1/models", only("GET", get(models)))
-        .route("/r/{id}/v1/models/{*name}", only("GET", get(one_model)))
         .route("/r/{id}/v1/chat/completions", model(&Chat))
         .route("/r/{id}/v1/completions", model(&Completions))
         .route("/r/{id}/v1/responses", model(&Responses))
@@ -146,9 +152,41 @@ pub(crate) fn router(service: Service, more: Option<Router>) -> Router {
         // Anthropic's clients put `/v1` after their base URL.
         .route("/r/{id}/v1/v1/messages", model(&Messages))
         .route("/r/{id}/v1/v1/messages/count_tokens", count())
+        .merge(google_routes())
         .with_state(service)
         .merge(control)
         .fallback(unknown)
+}
+
+/// The paths of Google's API, which has the models of OpenAI's as well. Its clients put `/v1beta` after their
+/// base URL, which may end in `/v1`.
+fn google_routes() -> Router<Service> {
+    let mut routes = Router::new()
+        .route(
+            "/v1/models/{*name}",
+            only("GET or POST", get(plain_model).post(plain_google_call)),
+        )
+        .route(
+            "/r/{id}/v1/models/{*name}",
+            only("GET or POST", get(one_model).post(google_call)),
+        )
+        .route("/v1beta/models", only("GET", get(plain_google_models)))
+        .route(
+            "/v1beta/models/{*name}",
+            only(
+                "GET or POST",
+                get(plain_google_model).post(plain_google_call),
+            ),
+        );
+    for prefix in ["/r/{id}/v1beta", "/r/{id}/v1/v1beta"] {
+        routes = routes
+            .route(&format!("{prefix}/models"), only("GET", get(google_models)))
+            .route(
+                &format!("{prefix}/models/{{*name}}"),
+                only("GET or POST", get(google_model).post(google_call)),
+            );
+    }
+    routes
 }
 
 /// Refuses all methods except `allowed`, with an answer that lists these.
@@ -182,12 +220,36 @@ pub(crate) fn plain_path<B>(mut request: axum::http::Request<B>) -> axum::http::
     request
 }
 
-/// Rewrites a path `/v1/...` to that of the rollout that the request's key or trace id identifies.
+/// Whether a path is one of the API of all rollouts, whose key names the rollout.
+fn is_shared(path: &str) -> bool {
+    path.starts_with("/v1/") || path.starts_with("/v1beta/")
+}
+
+/// The key in the query of a path of Google's API.
+fn query_key(uri: &Uri) -> Option<&str> {
+    if !uri.path().contains("/v1beta/") && !uri.path().contains(':') {
+        return None;
+    }
+    let mut pairs = uri.query()?.split('&');
+    pairs.find_map(|pair| pair.strip_prefix("key="))
+}
+
+/// Puts the key of Google's clients, which may be in the query, where all other keys are.
+pub(crate) fn keyed<B>(mut request: axum::http::Request<B>) -> axum::http::Request<B> {
+    let key = query_key(request.uri()).and_then(|key| HeaderValue::from_str(key).ok());
+    if let Some(key) = key {
+        let name = HeaderName::from_static(GOOGLE_KEY);
+        request.headers_mut().entry(name).or_insert(key);
+    }
+    request
+}
+
+/// Rewrites a shared path to that of the rollout that the request's key or trace id identifies.
 pub(crate) fn addressed<B>(
     gateway: &Gateway,
     mut request: axum::http::Request<B>,
 ) -> axum::http::Request<B> {
-    if !request.uri().path().starts_with("/v1/") {
+    if !is_shared(request.uri().path()) {
         return request;
     }
     let headers = request.headers();
@@ -215,7 +277,7 @@ fn trace(headers: &HeaderMap) -> Option<[u8; 16]> {
 /// Answers an unknown path. It does not list paths, but names the place where a model is served.
 async fn unknown(uri: Uri) -> RouteError {
     let path = uri.path();
-    RouteError(if path.starts_with("/v1/") {
+    RouteError(if is_shared(path) {
         no_rollout()
     } else {
         ApiError::not_found(format!("there is no {path}"))
@@ -283,14 +345,14 @@ impl Service {
     }
 
     /// Returns the owner of the key that a request has, if the key is valid.
-    pub(crate) fn key(&self, headers: &HeaderMap) -> Option<Key> {
+    pub(crate) fn key(&self, request: &Parts) -> Option<Key> {
+        let headers = &request.headers;
         if self.is_control(headers) {
             return Some(Key::Operator);
         }
         let rollouts = self.gateway.rollouts();
-        rollouts
-            .named(bearer(headers), trace(headers))
-            .map(Key::Named)
+        let key = bearer(headers).or_else(|| query_key(&request.uri));
+        rollouts.named(key, trace(headers)).map(Key::Named)
     }
 
     /// Returns the open rollout if the request has its key.
@@ -528,36 +590,158 @@ async fn one_model(
 
 async fn count_tokens(State(service): Api, Path(id): Path<String>, request: Request) -> Response {
     let opened = service.rollout(&id, request.headers()).map(|_| ());
-    count(service, request, opened).await
+    anthropic_count(service, request, opened).await
 }
 
 async fn plain_count(State(service): Api, request: Request) -> Response {
     let opened = service.plain(request.headers());
-    count(service, request, opened).await
+    anthropic_count(service, request, opened).await
 }
 
-async fn count(service: Service, request: Request, opened: Result<(), ApiError>) -> Response {
-    let count = async {
-        opened?;
-        let limit = service.gateway.config().server.max_body_bytes;
-        let bytes = service.read(request, limit).await?;
-        let gateway = service.gateway.clone();
-        LargeBody(bytes)
-            .with(move |body| gateway.caller().count_tokens(body))
-            .await
-    };
-    match count.await {
+/// Counts the tokens of a conversation for Anthropic's clients.
+async fn anthropic_count(
+    service: Service,
+    request: Request,
+    opened: Result<(), ApiError>,
+) -> Response {
+    match count(service, request, opened, anthropic::parse_count).await {
         Ok(tokens) => Json(json!({"input_tokens": tokens})).into_response(),
         Err(error) => refusal(&error, &Messages.error(&error)),
     }
 }
+
+/// Reads a body that is only counted; the second argument: whether fields without effect are refused.
+type ParseCount = fn(&[u8], bool) -> Result<ModelRequest, ApiError>;
+
+/// Counts the tokens of a conversation.
+async fn count(
+    service: Service,
+    request: Request,
+    opened: Result<(), ApiError>,
+    parse: ParseCount,
+) -> Result<usize, ApiError> {
+    opened?;
+    let limit = service.gateway.config().server.max_body_bytes;
+    let bytes = service.read(request, limit).await?;
+    let gateway = service.gateway.clone();
+    LargeBody(bytes)
+        .with(move |body| {
+            let request = parse(body, gateway.config().strict_fields)?;
+            gateway.caller().count_tokens(request)
+        })
+        .await
+}
+
+/// Handles a method of Google's API in a rollout.
+async fn google_call(
+    State(service): Api,
+    Path((id, path)): Path<(String, String)>,
+    request: Request,
+) -> Response {
+    let answered = match Call::of(&path, request.uri().query()) {
+        Ok(Call::Generate(dialect)) => {
+            let dialect: Arc<dyn Dialect> = Arc::new(dialect);
+            call(State(service), Path(id), request, dialect).await
+        }
+        Ok(Call::CountTokens) => {
+            let opened = service.rollout(&id, request.headers()).map(|_| ());
+            google_count(service, request, opened).await
+        }
+        Err(error) => Err(error),
+    };
+    answered.unwrap_or_else(|error| refusal(&error, &google::error_value(&error)))
+}
+
+/// Handles a method of Google's API of a client with the fixed key.
+async fn plain_google_call(
+    State(service): Api,
+    Path(path): Path<String>,
+    request: Request,
+) -> Response {
+    let answered = match Call::of(&path, request.uri().query()) {
+        Ok(Call::Generate(dialect)) => {
+            let dialect: Arc<dyn Dialect> = Arc::new(dialect);
+            plain_call(State(service), request, dialect).await
+        }
+        Ok(Call::CountTokens) => {
+            let opened = service.plain(request.headers());
+            google_count(service, request, opened).await
+        }
+        Err(error) => Err(error),
+    };
+    answered.unwrap_or_else(|error| refusal(&error, &google::error_value(&error)))
+}
+
+/// Counts the tokens of a conversation for Google's clients.
+async fn google_count(
+    service: Service,
+    request: Request,
+    opened: Result<(), ApiError>,
+) -> Result<Response, ApiError> {
+    let tokens = count(service, request, opened, google::parse_count).await?;
+    Ok(Json(json!({"totalTokens": tokens})).into_response())
+}
+
+async fn google_models(
+    State(service): Api,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Response {
+    let opened = service.rollout(&id, &headers).map(|_| ());
+    google_list(&service, opened)
+}
+
+async fn plain_google_models(State(service): Api, headers: HeaderMap) -> Response {
+    let opened = service.plain(&headers);
+    google_list(&service, opened)
+}
+
+/// The list of models in the form of Google's API.
+fn google_list(service: &Service, opened: Result<(), ApiError>) -> Response {
+    let config = service.gateway.config();
+    let model = google::model_value(&config.model, config.session.max_context_tokens);
+    google_answer(opened, json!({"models": [model]}))
+}
+
+async fn google_model(
+    State(service): Api,
+    Path((id, name)): Path<(String, String)>,
+    headers: HeaderMap,
+) -> Response {
+    let opened = service.rollout(&id, &headers).map(|_| ());
+    let context = service.gateway.config().session.max_context_tokens;
+    google_answer(opened, google::model_value(&name, context))
+}
+
+async fn plain_google_model(
+    State(service): Api,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Response {
+    let opened = service.plain(&headers);
+    let context = service.gateway.config().session.max_context_tokens;
+    google_answer(opened, google::model_value(&name, context))
+}
+
+/// A body for a client that may have it, or the refusal, in the form of Google's API.
+fn google_answer(opened: Result<(), ApiError>, body: Value) -> Response {
+    match opened {
+        Ok(()) => Json(body).into_response(),
+        Err(error) => refusal(&error, &google::error_value(&error)),
+    }
+}
+
+/// A dialect for as long as a call needs it.
+trait HeldDialect: Deref<Target = dyn Dialect> + Clone + Send + Sync + 'static {}
+
+impl<T: Deref<Target = dyn Dialect> + Clone + Send + Sync + 'static> HeldDialect for T {}
 
 /// Handles a model call, answered as a whole or as a stream.
 async fn call(
     State(service): Api,
     Path(id): Path<String>,
     request: Request,
-    dialect: &'static dyn Dialect,
+    dialect: impl HeldDialect,
 ) -> Result<Response, ApiError> {
     let rollout = service.rollout(&id, request.headers())?;
     let limit = service.gateway.config().server.max_body_bytes;
@@ -570,15 +754,16 @@ async fn call(
 async fn plain_call(
     State(service): Api,
     request: Request,
-    dialect: &'static dyn Dialect,
+    dialect: impl HeldDialect,
 ) -> Result<Response, ApiError> {
     service.plain(request.headers())?;
     let limit = service.gateway.config().server.max_body_bytes;
     let (uri, headers) = (request.uri().clone(), request.headers().clone());
     let body = service.read(request, limit).await?;
     let gateway = service.gateway.clone();
-    let found =
-        LargeBody(body.clone()).with(move |body| fixed_key::rollout(&gateway, dialect, body));
+    let held = dialect.clone();
+    let found = LargeBody(body.clone());
+    let found = found.with(move |body| fixed_key::rollout(&gateway, &*held, body));
     let rollout = found.await?;
     fixed_key::trim(&service.gateway).await;
     answer(service, uri, headers, body, rollout, dialect).await
@@ -591,12 +776,13 @@ async fn answer(
     headers: HeaderMap,
     body: Bytes,
     rollout: Arc<Rollout>,
-    dialect: &'static dyn Dialect,
+    dialect: impl HeldDialect,
 ) -> Result<Response, ApiError> {
     let gateway = service.gateway.clone();
+    let held = dialect.clone();
     let begin = move |body: &[u8]| {
         let retry = retry_of(&headers, uri.path());
-        let begun = gateway.caller().call(&rollout, dialect, body, retry);
+        let begun = gateway.caller().call(&rollout, &*held, body, retry);
         gateway.counters().answered(begun.as_ref().err());
         begun
     };
@@ -619,7 +805,7 @@ fn model(name: &str) -> Value {
     json!({"id": name, "object": "model", "created": 0, "owned_by": "sinew"})
 }
 
-/// Returns the secret of a request, as sent by OpenAI's or Anthropic's clients.
+/// Returns the secret of a request, as sent by OpenAI's, Anthropic's or Google's clients.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let text = |name: &HeaderName| headers.get(name).and_then(|v| v.to_str().ok());
     let authorization = text(&AUTHORIZATION).and_then(|value| {
@@ -627,7 +813,9 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
         let bearer = scheme.eq_ignore_ascii_case("bearer");
         bearer.then(|| key.trim_start())
     });
-    authorization.or_else(|| text(&HeaderName::from_static("x-api-key")))
+    authorization
+        .or_else(|| text(&HeaderName::from_static("x-api-key")))
+        .or_else(|| text(&HeaderName::from_static(GOOGLE_KEY)))
 }
 
 /// Returns the properties by which a retry is recognized; see [`Retry`].

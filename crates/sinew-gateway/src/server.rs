@@ -5,7 +5,7 @@
 //! rest, and closes connections last, so that every client gets an answer.
 
 use crate::gateway::Gateway;
-use crate::routes::{Service, addressed, plain_path, router, too_many_connections};
+use crate::routes::{Service, addressed, keyed, plain_path, router, too_many_connections};
 use crate::secret::Secret;
 use axum::Router;
 use axum::response::Response;
@@ -174,8 +174,8 @@ fn guard(service: Service) -> Guard {
         ..ConnectionLimits::default()
     };
     let gateway = service.gateway.clone();
-    Guard::new(connections, move |parts| service.key(&parts.headers))
-        .rewriting(move |request| addressed(&gateway, plain_path(request)))
+    Guard::new(connections, move |parts| service.key(parts))
+        .rewriting(move |request| addressed(&gateway, keyed(plain_path(request))))
         .refusing(too_many)
 }
 

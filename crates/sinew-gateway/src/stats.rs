@@ -3,7 +3,7 @@
 use crate::session::Join;
 use serde::Serialize;
 use sinew_dialect::{ApiError, Ignored, count_ignored};
-use sinew_types::EngineStatus;
+use sinew_types::{BranchCause, EngineStatus};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,6 +43,8 @@ pub struct GatewayStats {
     pub recognized: u64,
     /// Number of calls by the way in which they joined the captured tokens.
     pub joins: BTreeMap<Join, u64>,
+    /// Number of branches of finished traces by cause.
+    pub branches: BTreeMap<BranchCause, u64>,
     /// Number of captured sampled tokens, including those of recovered rollouts.
     pub sampled_tokens: u64,
     /// Number of sampled tokens in open rollouts.
@@ -126,13 +128,16 @@ impl Counters {
         });
     }
 
-    /// Returns the counters, with an entry for every kind of join. The caller adds the numbers of open
-    /// rollouts.
+    /// Returns the counters, with an entry for every kind of join and every cause of a branch. The caller adds
+    /// the numbers of open rollouts.
     pub(crate) fn stats(&self) -> GatewayStats {
         let mut stats = GatewayStats::default();
         self.count(|counted| stats.clone_from(counted));
         for join in Join::ALL {
             stats.joins.entry(join).or_default();
+        }
+        for cause in BranchCause::ALL {
+            stats.branches.entry(cause).or_default();
         }
         stats
     }
@@ -197,6 +202,12 @@ impl GatewayStats {
         for (join, count) in &self.joins {
             let label = format!("{{join=\"{}\"}}", format!("{join:?}").to_lowercase());
             out.sample("joins_total", &label, *count as f64);
+        }
+        let help = "Branches of finished traces";
+        out.head("branches_total", "counter", help);
+        for (cause, count) in &self.branches {
+            let label = format!("{{cause=\"{}\"}}", cause.name());
+            out.sample("branches_total", &label, *count as f64);
         }
         let alarm = f64::from(u8::from(self.diverges_too_often()));
         for (name, value, help) in [
@@ -277,6 +288,7 @@ mod tests {
             "sinew_calls_total 200",
             "sinew_joins_total{join=\"fork\"} 20",
             "sinew_joins_total{join=\"realign\"} 0",
+            "sinew_branches_total{cause=\"compaction\"} 0",
             "sinew_divergence_rate 0.1",
             "sinew_divergence_alarm 1",
             "# TYPE sinew_sampled_tokens_total counter",

@@ -1,4 +1,4 @@
-//! Streamed answers: server-sent events in the format of a dialect.
+//! Streamed answers: events in the format of a dialect.
 
 use crate::running::{Event, Subscription};
 use axum::body::Body;
@@ -8,7 +8,7 @@ use sinew_dialect::EventWriter;
 use std::convert::Infallible;
 use std::time::Duration;
 
-/// Interval without an event after which a comment is sent, so that both sides notice a dead connection.
+/// Interval without an event after which the writer's ping is sent.
 const PING_EVERY: Duration = Duration::from_secs(15);
 
 /// A streamed answer: its writer and its source of events.
@@ -34,7 +34,10 @@ impl AnswerStream {
             Some(event) => event,
             None => match tokio::time::timeout(PING_EVERY, self.reader.next()).await {
                 Ok(event) => event,
-                Err(_) => return ": ping\n\n".into(),
+                Err(_) => {
+                    out.push_str(&self.writer.ping());
+                    return out;
+                }
             },
         };
         match event {
@@ -61,6 +64,7 @@ pub(crate) fn response(
     writer: Box<dyn EventWriter>,
     first: Event,
 ) -> Response {
+    let kind = writer.content_type();
     let state = AnswerStream {
         reader,
         writer,
@@ -77,9 +81,6 @@ pub(crate) fn response(
         }
         None
     });
-    let headers = [
-        (CONTENT_TYPE, "text/event-stream"),
-        (CACHE_CONTROL, "no-cache"),
-    ];
+    let headers = [(CONTENT_TYPE, kind), (CACHE_CONTROL, "no-cache")];
     (headers, Body::from_stream(frames)).into_response()
 }

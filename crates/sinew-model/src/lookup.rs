@@ -91,7 +91,7 @@ pub enum ResolveError {
     Spec { spec: String, reason: String },
     /// The name of a data set is none.
     #[error(
-        "data set `{spec}` is not understood: {reason}; write `hf:ORG/NAME[/CONFIGURATION][@REVISION]`, or the path of a file or folder"
+        "data set `{spec}` is not understood: {reason}; write `hf:ORG/NAME[/CONFIGURATION][:SPLIT][@REVISION]`, or the path of a file or folder"
     )]
     Dataset { spec: String, reason: String },
     /// There is no such file, directory or repository.

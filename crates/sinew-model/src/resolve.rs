@@ -8,6 +8,9 @@ use crate::lookup::{ModelFiles, ResolveEnv, ResolveError};
 use crate::package;
 use std::path::{Path, PathBuf};
 
+/// Files that a message lists.
+const SHOWN: usize = 20;
+
 /// Prefix of a model whose weights a Tinker service has.
 const OF_SERVICE: &str = "tinker:";
 
@@ -93,8 +96,8 @@ pub enum Dataset {
     Hub(HubRows),
 }
 
-/// Finds the files of a data set: a local path, or `hf:ORG/NAME[/CONFIGURATION][@REVISION]` from the hub's
-/// cache or the hub. Blocks until they exist.
+/// Finds the files of a data set: a local path, or `hf:ORG/NAME[/CONFIGURATION][:SPLIT][@REVISION]` from the
+/// hub's cache or the hub. Blocks until they exist. Files of a named split are rows of one split.
 ///
 /// # Errors
 /// Same as for [`resolve_model`] with a name of the hub, or if the data set has several configurations and
@@ -111,6 +114,13 @@ pub fn resolve_dataset(spec: &str, env: &ResolveEnv) -> Result<Dataset, ResolveE
         Some((path, revision)) => (path, format!("@{revision}")),
         None => (named, String::new()),
     };
+    let (path, split) = match path.split_once(':') {
+        Some((path, split)) => (path, Some(split)),
+        None => (path, None),
+    };
+    if let Some(split) = split.filter(|s| !is_word(s)) {
+        return Err(bad(format!("`{split}` is not the name of a split")));
+    }
     let (repo, config) = match path.match_indices('/').nth(1) {
         Some((at, _)) => (&path[..at], Some(&path[at + 1..])),
         None => (path, None),
@@ -119,8 +129,46 @@ pub fn resolve_dataset(spec: &str, env: &ResolveEnv) -> Result<Dataset, ResolveE
         return Err(bad(format!("`{config}` is no name of a configuration")));
     }
     let named = format!("{repo}{revision}");
-    let (repo, revision) = parse_repo(&named).map_err(bad)?;
-    hub::dataset(repo, config, revision, env).map(Dataset::Hub)
+    let (repo, revision) = parse_repo(&named).map_err(&bad)?;
+    let rows = hub::dataset(repo, config, revision, env)?;
+    match split {
+        None => Ok(Dataset::Hub(rows)),
+        Some(split) => of_split(rows, split).map(Dataset::Hub).map_err(bad),
+    }
+}
+
+/// The files of one split, by a word of their names, else of their folders: `test-00000-of-00001.parquet`,
+/// `test/0.jsonl`.
+///
+/// # Errors
+/// If no file belongs to it: the text lists some.
+fn of_split(rows: HubRows, split: &str) -> Result<HubRows, String> {
+    let has = |part: Option<&std::ffi::OsStr>| {
+        let name = part.unwrap_or_default().to_string_lossy();
+        let mut words = name.split(|c: char| !c.is_ascii_alphanumeric());
+        words.any(|word| word.eq_ignore_ascii_case(split))
+    };
+    let all: Vec<PathBuf> = rows.train.into_iter().chain(rows.held_out).collect();
+    let by_file: Vec<PathBuf> = all.iter().filter(|p| has(p.file_name())).cloned().collect();
+    let train = if by_file.is_empty() {
+        let folder = |p: &&PathBuf| has(p.parent().and_then(Path::file_name));
+        all.iter().filter(folder).cloned().collect()
+    } else {
+        by_file
+    };
+    if train.is_empty() {
+        let names = all.iter().filter_map(|p| p.file_name());
+        let names: Vec<_> = names.take(SHOWN).map(|n| n.to_string_lossy()).collect();
+        return Err(format!(
+            "no file of the split `{split}` among {}",
+            names.join(", ")
+        ));
+    }
+    Ok(HubRows {
+        train,
+        held_out: Vec::new(),
+        notes: rows.notes,
+    })
 }
 
 /// Whether a text can be a name of the hub, of a file and of a part of an address.

@@ -12,6 +12,7 @@ mod core;
 mod curriculum;
 mod error;
 mod event;
+mod gain;
 pub mod health;
 mod late;
 mod outcome;
@@ -34,12 +35,13 @@ pub use error::PipelineError;
 pub use event::{
     BOARD, Bus, CollectProgress, LONGEST, Phase, Recorder, RolloutProgress, RunEvent, TrainProgress,
 };
+pub use gain::{HeldOutGain, HeldOutScores};
 pub use health::{Alarm, Health};
 pub use late::{CollectRequest, CollectedGroups, LateConfig, StaleGroups, WaitingGroups, settle};
 pub use outcome::{RunOutcome, SampleCounts};
 pub use record::{
     AdmissionRecord, DIVERGENCE_ALARM, EpisodeStats, EvalRecord, StepRecord, TokenSummary, Totals,
-    divergence, joins,
+    branches, divergence, joins,
 };
 pub use retention::CommittedEpisodes;
 pub use rows::{FormatCounts, Rows, by_group};

@@ -1,5 +1,6 @@
 //! The result of a whole run.
 
+use crate::gain::HeldOutGain;
 use crate::record::{EpisodeStats, TokenSummary, Totals, is_zero};
 use crate::verdict::Verdict;
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,8 @@ pub struct RunOutcome {
     pub before: EpisodeStats,
     /// Statistics of the held-out tasks with the last weights.
     pub after: EpisodeStats,
+    /// Gain between both, paired by task; `None` if they share no scored task.
+    pub gain: Option<HeldOutGain>,
     /// The first episodes of the measurements before and after training.
     pub examples: Vec<EpisodeId>,
     /// Fate of all episodes. `trained_twice` and `lost` must be 0.

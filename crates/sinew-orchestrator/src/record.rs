@@ -1,5 +1,6 @@
 //! Records of a run: one line per step in `metrics.jsonl`, and one object at the end.
 
+use crate::gain::HeldOutGain;
 use crate::rows::FormatCounts;
 use crate::status::{SampleStatus, share_text};
 use serde::{Deserialize, Serialize};
@@ -8,7 +9,7 @@ use sinew_algo::{
 };
 use sinew_rollout::AdmissionReading;
 use sinew_rollout::{ResumedCounts, WaitTimes};
-use sinew_types::{EpisodeEnd, TokenKind, Trace};
+use sinew_types::{BranchCause, EpisodeEnd, TokenKind, Trace};
 use std::collections::BTreeMap;
 
 /// Prefix of the names of rewards among the measurements.
@@ -246,6 +247,9 @@ pub struct StepRecord {
     /// Number of calls of outside agents, by the way in which each call joined the captured tokens.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub joins: BTreeMap<String, u64>,
+    /// Number of branches of the step's episodes, by cause. Each makes one more training sample.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub branches: BTreeMap<BranchCause, u64>,
     /// Number of ended further attempts. An episode is run again if the system failed it, or if a part of the
     /// system has changed since it ran.
     #[serde(default)]
@@ -365,6 +369,9 @@ pub struct TokenSummary {
     /// Number of calls of outside agents by kind of join (`extend`, `fork`, ...).
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub joins: BTreeMap<String, u64>,
+    /// Number of branches by cause.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub branches: BTreeMap<BranchCause, u64>,
 }
 
 impl TokenSummary {
@@ -382,6 +389,16 @@ impl TokenSummary {
         for (join, count) in &record.joins {
             *self.joins.entry(join.clone()).or_default() += count;
         }
+        for (cause, count) in &record.branches {
+            *self.branches.entry(*cause).or_default() += count;
+        }
+    }
+
+    /// Branches by cause as words, such as `compaction 2  sub_agent 1`; empty without branches.
+    pub fn branches_text(&self) -> String {
+        let told = self.branches.iter();
+        let told = told.map(|(cause, n)| format!("{} {n}", cause.name()));
+        told.collect::<Vec<_>>().join("  ")
     }
 }
 
@@ -426,6 +443,15 @@ pub fn joins<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> BTreeMap<String
         }
     }
     joins
+}
+
+/// Counts the branches of `traces`, by cause.
+pub fn branches<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> BTreeMap<BranchCause, u64> {
+    let mut branches = BTreeMap::new();
+    for (cause, count) in traces.into_iter().flat_map(Trace::branches) {
+        *branches.entry(cause).or_default() += u64::from(count);
+    }
+    branches
 }
 
 /// Counts of admission control in a step.
@@ -488,6 +514,9 @@ pub struct EvalRecord {
     pub step: u64,
     pub wall_s: f64,
     pub stats: EpisodeStats,
+    /// Gain since the measurement before training; `None` for that one, and if its episodes are gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gain: Option<HeldOutGain>,
 }
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 use serde::Deserialize;
 use serde::de::value::Error;
 use serde::de::{Deserializer, Error as _, Visitor};
-use sinew_algo::{PreferenceReport, RepairReport, TokenCounts};
+use sinew_algo::{Paired, PreferenceReport, RepairReport, TokenCounts};
 use sinew_orchestrator::{
-    AdmissionRecord, EpisodeStats, EvalRecord, FormatCounts, Interval, Percentiles, SampleCount,
-    SampleStatus, Spread, StepRecord,
+    AdmissionRecord, EpisodeStats, EvalRecord, FormatCounts, HeldOutGain, Interval, Percentiles,
+    SampleCount, SampleStatus, Spread, StepRecord,
 };
 use sinew_rollout::{ResumedCounts, WaitTimes};
 use sinew_train::PhaseSeconds;
@@ -75,6 +75,8 @@ fn the_page_defines_each_key_and_no_other() {
         ("`waits`", names::<WaitTimes>()),
         ("`resumed`", names::<ResumedCounts>()),
         ("A line of `evals.jsonl`", names::<EvalRecord>()),
+        ("`gain`", names::<HeldOutGain>()),
+        ("A gain", names::<Paired>()),
     ]
     .into();
     let page = std::fs::read_to_string("../../docs/metrics.md").unwrap();

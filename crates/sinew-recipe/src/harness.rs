@@ -5,6 +5,7 @@ use crate::section::choice;
 use crate::{RewardSection, RunPlan, StoreKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sinew_agents::Agent;
 use sinew_algo::GroupRepair;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,6 +31,44 @@ choice! {
     }
 }
 
+choice! {
+    /// A coding agent whose installation, start and output are known.
+    CliAgent {
+        /// Claude Code, by messages.
+        ClaudeCode = "claude-code",
+        /// Cline, by chat completions.
+        Cline = "cline",
+        /// Codex, by responses.
+        Codex = "codex",
+        /// Gemini CLI, by generateContent.
+        GeminiCli = "gemini-cli",
+        /// mini-swe-agent, by chat completions.
+        MiniSweAgent = "mini-swe-agent",
+        /// OpenCode, by chat completions.
+        Opencode = "opencode",
+        /// Pi, by chat completions.
+        Pi = "pi",
+        /// Qwen Code, by chat completions.
+        QwenCode = "qwen-code",
+    }
+}
+
+impl CliAgent {
+    /// Returns the facts about the agent.
+    pub fn agent(self) -> &'static Agent {
+        match self {
+            Self::ClaudeCode => &sinew_agents::CLAUDE_CODE,
+            Self::Cline => &sinew_agents::CLINE,
+            Self::Codex => &sinew_agents::CODEX,
+            Self::GeminiCli => &sinew_agents::GEMINI_CLI,
+            Self::MiniSweAgent => &sinew_agents::MINI_SWE_AGENT,
+            Self::Opencode => &sinew_agents::OPENCODE,
+            Self::Pi => &sinew_agents::PI,
+            Self::QwenCode => &sinew_agents::QWEN_CODE,
+        }
+    }
+}
+
 /// The program that drives the turns of an episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
@@ -39,6 +78,8 @@ pub enum HarnessSection {
     BuiltIn {},
     /// A program that talks to the gateway.
     Command(CommandSection),
+    /// A coding agent from npm or PyPI.
+    Cli(CliSection),
     /// A Python function of the author's: `async def solve(task, model)`, which returns its reward.
     Function(FunctionSection),
     /// A service that runs already: each task is posted to it, with the key of a rollout.
@@ -120,6 +161,107 @@ impl FunctionSection {
             env: self.env.clone(),
             mounts: BTreeMap::new(),
             scored_by: self.scored_by,
+            agent: None,
+        }
+    }
+}
+
+/// A coding agent, run once for each episode. `sinew setup agents` installs it.
+///
+/// The environment and the rewards of the recipe grade its last message. Limits that are left out are the
+/// agent's own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CliSection {
+    /// The agent.
+    pub agent: CliAgent,
+    /// More arguments of the agent's command line.
+    #[serde(default)]
+    pub arguments: Vec<String>,
+    /// Name by which the agent asks for the model. Some agents choose their prompt by it.
+    #[serde(default = "default_model")]
+    pub model: String,
+    /// Folder with installed agents. Left out: the one of `sinew setup agents`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub folder: Option<PathBuf>,
+    /// Place of the agent.
+    #[serde(default)]
+    pub level: HarnessLevel,
+    /// Image at level `container`, as `sandbox.image`; it needs a shell, and the C library of Debian or
+    /// Ubuntu.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Wall time of one run, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_s: Option<f64>,
+    /// CPU time of one run, in seconds, with the programs that the agent starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_s: Option<f64>,
+    /// Memory of the sandbox of one run, in MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 32, max = 1_048_576))]
+    pub memory_mb: Option<u64>,
+    /// Processes and threads of one run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub processes: Option<u64>,
+    /// Maximum number of agents that run at a time.
+    #[serde(default = "default_max_agents")]
+    #[schemars(range(min = 1, max = 16_384))]
+    pub max_programs: usize,
+    /// Environment variables in addition to those of the rollout.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Folders to show in the sandbox, read-only: path inside = folder of the host.
+    #[serde(default)]
+    pub mounts: BTreeMap<String, PathBuf>,
+}
+
+fn default_model() -> String {
+    "policy".into()
+}
+
+fn default_max_agents() -> usize {
+    16
+}
+
+/// Folder in the sandbox that shows the installed agents.
+pub const AGENTS_INSIDE: &str = "/agents";
+
+impl CliSection {
+    /// Returns the command that starts the agent. Its folder is mounted only if the recipe names it.
+    fn command(&self) -> CommandSection {
+        let agent = self.agent.agent();
+        let shell = match self.image {
+            Some(_) => "/bin/sh",
+            None => "sh",
+        };
+        let mut command = vec![shell.into(), "-c".into(), agent.script(), agent.name.into()];
+        command.extend(self.arguments.clone());
+        let own = [
+            ("SINEW_AGENTS", AGENTS_INSIDE),
+            ("SINEW_MODEL", self.model.as_str()),
+        ];
+        let own = own.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let mut env = BTreeMap::from(own);
+        env.extend(self.env.clone());
+        let mut mounts = self.mounts.clone();
+        let folder = self.folder.clone();
+        mounts.extend(folder.map(|folder| (AGENTS_INSIDE.to_owned(), folder)));
+        CommandSection {
+            command,
+            level: self.level,
+            image: self.image.clone(),
+            timeout_s: self.timeout_s.unwrap_or(agent.needs.timeout_s),
+            cpu_s: self.cpu_s.unwrap_or(agent.needs.cpu_s),
+            memory_mb: Some(self.memory_mb.unwrap_or(agent.needs.memory_mb)),
+            processes: self.processes.unwrap_or(agent.needs.processes),
+            max_programs: self.max_programs,
+            preload: false,
+            env,
+            mounts,
+            scored_by: ScoredBy::Environment,
+            agent: Some(agent),
         }
     }
 }
@@ -229,6 +371,9 @@ pub struct CommandSection {
     /// The scorer of an episode. `agent` trusts the program: what runs in its sandbox may claim any reward.
     #[serde(default)]
     pub scored_by: ScoredBy,
+    /// The coding agent that the command starts, whose output has a known form.
+    #[serde(skip)]
+    pub agent: Option<&'static Agent>,
 }
 
 fn default_timeout_s() -> f64 {
@@ -274,6 +419,7 @@ impl HarnessSection {
     pub fn program(&self) -> Option<CommandSection> {
         match self {
             Self::Command(command) => Some(command.clone()),
+            Self::Cli(cli) => Some(cli.command()),
             Self::Function(function) => Some(function.command()),
             _ => None,
         }
@@ -288,7 +434,7 @@ impl HarnessSection {
     /// Whether episodes are scored by the environment or the rewards of the recipe.
     pub fn is_graded(&self) -> bool {
         match self {
-            Self::BuiltIn {} => true,
+            Self::BuiltIn {} | Self::Cli(_) => true,
             Self::Command(c) => c.scored_by == ScoredBy::Environment,
             Self::Function(f) => f.scored_by == ScoredBy::Environment,
             Self::Service(s) => s.scored_by == ScoredBy::Environment,
@@ -301,6 +447,7 @@ impl HarnessSection {
         match self {
             Self::BuiltIn {} => "built_in",
             Self::Command(_) => "command",
+            Self::Cli(_) => "cli",
             Self::Function(_) => "function",
             Self::Service(_) => "service",
             Self::Live(_) => "live",
@@ -318,6 +465,10 @@ impl HarnessSection {
             Self::BuiltIn {} | Self::Live(_) => None,
             Self::Service(s) => Some((s.slots, s.timeout_s)),
             Self::Command(c) => Some((c.max_programs, c.timeout_s)),
+            Self::Cli(c) => {
+                let needs = c.agent.agent().needs;
+                Some((c.max_programs, c.timeout_s.unwrap_or(needs.timeout_s)))
+            }
             Self::Function(f) => Some((f.max_programs, f.timeout_s)),
         }
     }
@@ -327,6 +478,16 @@ pub(crate) fn rules(plan: &RunPlan, rules: &mut Rules) {
     match &plan.harness {
         HarnessSection::BuiltIn {} => {}
         HarnessSection::Command(c) => command(plan, c, rules),
+        HarnessSection::Cli(c) => {
+            let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/".contains(c);
+            rules.allowed(
+                "harness.model",
+                format!("{:?}", c.model),
+                "letters, digits, -, _, ., : and /, at least one",
+                !c.model.is_empty() && c.model.chars().all(plain),
+            );
+            command(plan, &c.command(), rules);
+        }
         HarnessSection::Function(f) => {
             rules.allowed(
                 "harness.function",

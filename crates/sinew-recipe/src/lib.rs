@@ -79,8 +79,8 @@ pub use env::{EnvMember, EnvSection, World};
 pub use error::RecipeError;
 pub use eval::EvalPlan;
 pub use harness::{
-    CommandSection, FunctionSection, HarnessLevel, HarnessSection, LiveSection, ScoredBy,
-    ServiceSection,
+    AGENTS_INSIDE, CliAgent, CliSection, CommandSection, FunctionSection, HarnessLevel,
+    HarnessSection, LiveSection, ScoredBy, ServiceSection,
 };
 pub use inputs::MissingInput;
 pub use judge::{
@@ -94,6 +94,7 @@ pub use references::{CHAIN_FILE, RUN};
 pub use reward::{LimitedTerm, RewardSection, RewardServerPlan, RewardTable, RewardTerm};
 pub use rollout::{
     AdmissionSection, Changed, CrossPolicySection, Order, ResumeEpisodes, RolloutPlan,
+    ThinkingHistory,
 };
 pub use sandbox::{ContainerEngine, LEVEL_NAMES, Level, SandboxPlan};
 pub use schema::{json_schema, markdown};
@@ -172,6 +173,8 @@ pub struct RunPlan {
 
 #[cfg(test)]
 mod chain_tests;
+#[cfg(test)]
+mod cli_tests;
 #[cfg(test)]
 mod inputs_tests;
 #[cfg(test)]

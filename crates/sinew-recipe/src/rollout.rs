@@ -31,6 +31,17 @@ choice! {
 }
 
 choice! {
+    /// Thinking of earlier turns in the contexts that the model samples from.
+    ThinkingHistory {
+        /// It stays, whatever an agent or the chat template leaves out: an episode is one path.
+        Kept = "kept",
+        /// It is left out as the chat template does, which is what a server shows. A turn behind thinking
+        /// that was left out begins another path.
+        Dropped = "dropped",
+    }
+}
+
+choice! {
     /// Fate of stored episodes that wait for training when an environment, a tool or a reward has
     /// another version than when they ran.
     Changed {
@@ -89,6 +100,9 @@ section! {
         top_p: f32 = 1.0;
         /// Format that every answer of the model is held to.
         format: Format;
+        /// Thinking of earlier turns in later contexts: kept as it was sampled, or left out as the chat
+        /// template does, which is what a server of other software shows. See docs/rendering.md.
+        thinking: ThinkingHistory = ThinkingHistory::Kept;
         /// Seconds until an episode's world is up; one that is not has failed and is not trained on.
         /// Left out: 120.
         boot_timeout_s: f64;

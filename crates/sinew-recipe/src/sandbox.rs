@@ -3,7 +3,7 @@
 use crate::reward::RewardSection;
 use crate::rule::Rules;
 use crate::section::{choice, section};
-use crate::{EnvMember, HarnessLevel, HarnessSection, RunPlan};
+use crate::{EnvMember, HarnessLevel, RunPlan};
 use sinew_egress::EgressConfig;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -250,8 +250,8 @@ fn server(plan: &RunPlan, rules: &mut Rules) {
 /// Refuses keys of a level at which neither tools nor agent programs run.
 fn levels(plan: &RunPlan, rules: &mut Rules) {
     let s = &plan.sandbox;
-    let outside =
-        matches!(&plan.harness, HarnessSection::Command(c) if c.level == HarnessLevel::Container);
+    let program = plan.harness.program();
+    let outside = program.is_some_and(|c| c.level == HarnessLevel::Container);
     let rooted = matches!(s.level, Level::Process | Level::Container);
     let container = s.level == Level::Container || outside;
     let wasm = s.level == Level::Wasm;

@@ -42,13 +42,14 @@ section! {
     /// alone, such as `tasks = "tasks.jsonl"`, is the key `source`.
     TasksKeys => TasksPlan, "tasks" {
         /// Rows: a file that ends in .jsonl, .json, .csv, .tsv or .parquet, a folder of such files or of
-        /// folders with `task.toml`, a data set of the Hugging Face hub as `hf:ORG/NAME[/CONFIGURATION]`, or
-        /// a Python function as `gen.py:rows`. Paths are relative to the current folder. Left out: the
-        /// environment's own tasks.
+        /// folders with `task.toml`, a data set of the Hugging Face hub as
+        /// `hf:ORG/NAME[/CONFIGURATION][:SPLIT]`, or a Python function as `gen.py:rows`. Paths are relative
+        /// to the current folder. Left out: the environment's own tasks.
         source: String;
-        /// Held-out split: a share of the rows, above 0 and below 1, or a source of its own. Left out: the
-        /// source's own one, which a folder with files named `train…` and `test…` (or `eval…`, `valid…`,
-        /// `dev…`), a data set of the hub and a function with the parameter `split` can have; else 0.05.
+        /// Held-out split: a share of the rows, above 0, or a source of its own. 1 holds out all of them, for
+        /// `sinew eval`. Left out: the source's own one, which a folder with files named `train…` and
+        /// `test…` (or `eval…`, `valid…`, `dev…`), a data set of the hub and a function with the parameter
+        /// `split` can have; else 0.05.
         held_out: HeldOut;
         /// Jinja template of the prompt over the columns of a row, such as `{{ question }}`. Left out: the
         /// column `prompt`, text or a list of messages.
@@ -309,8 +310,8 @@ fn rows(world: &World<'_>, key: &str, plan: &RunPlan, rules: &mut Rules) {
         rules.allowed(
             &format!("{key}.held_out"),
             share,
-            "above 0 and below 1, or a file",
-            share > 0.0 && share < 1.0,
+            "above 0, up to 1, or a file",
+            share > 0.0 && share <= 1.0,
         );
     }
     weights(tasks, key, plan, rules);

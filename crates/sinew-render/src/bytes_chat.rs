@@ -2,6 +2,7 @@
 //!
 //! It lets agents talk to the gateway before anything was downloaded, if the engine is a fake one.
 
+use crate::bare::byte_tokens;
 use crate::chat::{ChatConfig, ChatRenderer};
 use crate::error::RenderError;
 use crate::tokenizer::{GgufVocab, Tokenizer};
@@ -38,28 +39,12 @@ Write a call as <tool_call>{"name": ..., "arguments": {...}}</tool_call>.<|im_en
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"#;
 
-/// GPT-2's spelling of bytes as printable characters (Radford et al. 2019).
-fn spelled(byte: u8, unprintable: &mut u32) -> char {
-    let printable = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-    let code = if printable {
-        u32::from(byte)
-    } else {
-        let code = 256 + *unprintable;
-        *unprintable += 1;
-        code
-    };
-    char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
-}
-
 /// The renderer: 256 bytes, then the tokens that open and close a message.
 ///
 /// # Errors
 /// None that a caller can cause.
 pub fn byte_renderer() -> Result<ChatRenderer, RenderError> {
-    let mut unprintable = 0;
-    let mut tokens: Vec<String> = (0..=255u8)
-        .map(|byte| spelled(byte, &mut unprintable).to_string())
-        .collect();
+    let mut tokens = byte_tokens();
     let mut token_types = vec![NORMAL; tokens.len()];
     for control in ["<|im_start|>", END] {
         tokens.push(control.to_owned());

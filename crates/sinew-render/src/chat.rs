@@ -18,7 +18,7 @@
 //! Sources: the chat templates of the models; reference/agent-layer.md section 1.2.
 
 use crate::error::RenderError;
-use crate::format::TurnFormat;
+use crate::format::{TurnEnds, TurnFormat};
 use crate::renderer::{Extension, Renderer, text_only};
 use crate::template::{ChatTemplate, MessageStyle, NEEDS_DATE, role_name, with_options};
 use crate::tokenizer::{GgufVocab, Tokenizer};
@@ -47,10 +47,14 @@ pub struct ChatRenderer {
     template: ChatTemplate,
     /// Ids that end a turn.
     stop_ids: Vec<TokenId>,
+    /// Ids that close a turn in the history, and are not sampled.
+    closing_ids: Vec<TokenId>,
     /// Notation of calls and reasoning.
     format: TurnFormat,
     /// Parts of messages that the template prints.
     shows: Shows,
+    /// Whether it prints results behind a turn with calls.
+    shows_answers: bool,
     /// BLAKE3 hash of the template's text and its options.
     template_hash: String,
 }
@@ -87,6 +91,9 @@ pub struct ChatConfig {
     pub options: Map<String, Value>,
 }
 
+/// Template of a model that has none.
+const JOINED_CONTENTS: &str = "{% for message in messages %}{{ message.content }}{% endfor %}";
+
 impl ChatRenderer {
     /// Compiles the template and finds the stop tokens.
     ///
@@ -107,15 +114,22 @@ impl ChatRenderer {
         {
             return Err(error);
         }
-        let (template, shows) = probe(template);
+        let (template, shows, shows_answers) = probe(template);
         let opening = generation_prompt(&template);
+        let ends = TurnEnds::of_template(&config.template);
+        let ids = |names: &[&str]| -> Vec<TokenId> {
+            names.iter().filter_map(|n| tokenizer.id(n)).collect()
+        };
+        let (closing_ids, own_stops) = (ids(ends.closes), ids(ends.stops));
         let mut renderer = Self {
             tokenizer,
             config: config.clone(),
             template,
             stop_ids: Vec::new(),
+            closing_ids,
             format: TurnFormat::of_template(&config.template, &opening),
             shows,
+            shows_answers,
             template_hash: template_hash(&config),
         };
         let mut stop_ids = Vec::new();
@@ -125,10 +139,12 @@ impl ChatRenderer {
             if let Ok(join) = renderer.join_after(&turn, &[Message::new(role, "x")], &[])
                 && let Some(&first) = join.suffix.first()
                 && renderer.tokenizer.is_special(first)
+                && !renderer.closing_ids.contains(&first)
             {
                 stop_ids.push(first);
             }
         }
+        stop_ids.extend(own_stops);
         stop_ids.extend(config.eos_ids);
         stop_ids.extend(renderer.tokenizer.id(&config.eos_token));
         let mut seen = std::collections::BTreeSet::new();
@@ -193,6 +209,23 @@ impl ChatRenderer {
     /// # Errors
     /// Returns an error if a file is missing or invalid, or there is no template.
     pub fn from_dir(dir: &Path, options: Map<String, Value>) -> Result<Self, RenderError> {
+        Self::read_dir(dir, options, None)
+    }
+
+    /// Creates a renderer like [`ChatRenderer::from_dir`] for a service that handles tokens only: a model
+    /// without a chat template, such as a base model, gets one that joins the contents of messages.
+    ///
+    /// # Errors
+    /// Returns an error if a file is missing or invalid.
+    pub fn from_dir_for_tokens(dir: &Path) -> Result<Self, RenderError> {
+        Self::read_dir(dir, Map::new(), Some(JOINED_CONTENTS))
+    }
+
+    fn read_dir(
+        dir: &Path,
+        options: Map<String, Value>,
+        otherwise: Option<&str>,
+    ) -> Result<Self, RenderError> {
         let path = dir.join("tokenizer.json");
         let tokenizer = Tokenizer::from_json(&read(&path)?, &path.display().to_string())?;
         let settings = read_json(&dir.join("tokenizer_config.json"))?;
@@ -200,6 +233,7 @@ impl ChatRenderer {
             Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
             Err(_) => template_of(&settings["chat_template"]),
         }
+        .or_else(|| otherwise.map(str::to_owned))
         .ok_or_else(|| RenderError::NoTemplate {
             hint: format!(
                 "neither chat_template.jinja nor chat_template in tokenizer_config.json is in {}: \
@@ -229,6 +263,23 @@ impl ChatRenderer {
     /// Same as [`Renderer::render_prompt`].
     pub fn render_whole(&self, messages: &[Message]) -> Result<Vec<TokenId>, RenderError> {
         self.tokenizer.encode(&self.text(messages, &[], false)?)
+    }
+
+    /// Source of the chat template.
+    pub fn template_source(&self) -> &str {
+        &self.config.template
+    }
+
+    /// This model with other variables of its template.
+    ///
+    /// # Errors
+    /// If the template does not read one of them.
+    pub fn with_options(&self, options: Map<String, Value>) -> Result<Self, RenderError> {
+        let config = ChatConfig {
+            options,
+            ..self.config.clone()
+        };
+        Self::new(self.tokenizer.clone(), config)
     }
 
     /// The tokenizer of the model.
@@ -307,7 +358,8 @@ impl ChatRenderer {
             Role::Tool => self.tokenizer.neutralize_marks(&text).into(),
             _ => self.tokenizer.neutralize(&text).into(),
         };
-        if message.role == Role::Tool && !self.shows.results {
+        let answers = self.shows_answers && message.tool_call_id.is_some();
+        if message.role == Role::Tool && !self.shows.results && !answers {
             message.role = Role::User;
         }
         if let Some(reasoning) = &mut message.reasoning {
@@ -434,7 +486,8 @@ impl ChatRenderer {
             Err(_) => MAX_CLOSING_TOKENS,
         };
         let head = &suffix[..suffix.len().min(closing)];
-        let stop = head.iter().position(|id| self.stop_ids.contains(id));
+        let ends = |id: &TokenId| self.stop_ids.contains(id) || self.closing_ids.contains(id);
+        let stop = head.iter().position(ends);
         Ok(Join { suffix, stop })
     }
 }
@@ -507,8 +560,9 @@ fn probe_messages(name: &str, key: &str, result: &str) -> Vec<Message> {
     vec![Message::new(Role::User, "x"), turn, answer]
 }
 
-/// Finds the message style and the printed parts of a template by trial.
-fn probe(mut template: ChatTemplate) -> (ChatTemplate, Shows) {
+/// Finds the message style and the printed parts of a template by trial, and whether it prints results
+/// behind a turn with calls.
+fn probe(mut template: ChatTemplate) -> (ChatTemplate, Shows, bool) {
     let (name, key, result) = ("sinewprobename", "sinewprobekey", "sinewproberesult");
     let messages = probe_messages(name, key, result);
     let mut shows_calls = false;
@@ -536,7 +590,8 @@ fn probe(mut template: ChatTemplate) -> (ChatTemplate, Shows) {
         let text = template.render(messages, &[], false);
         text.is_ok_and(|text| !text.contains(result))
     };
-    let drops_results = drops(&messages) || drops(&without_calls);
+    let drops_answers = drops(&messages);
+    let drops_results = drops_answers || drops(&without_calls);
     let user = [Message::new(Role::User, "x")];
     let tool = ToolSpec {
         name: name.into(),
@@ -557,7 +612,7 @@ fn probe(mut template: ChatTemplate) -> (ChatTemplate, Shows) {
         results: !drops_results,
         whitespace: turn.contains(&spaced) || !turn.contains(SENTINEL),
     };
-    (template, shows)
+    (template, shows, !drops_answers)
 }
 
 impl Renderer for ChatRenderer {
@@ -659,7 +714,9 @@ impl Renderer for ChatRenderer {
             });
         };
         let observation = suffix.split_off(closing + 1);
-        if stopped_at == Some(suffix[closing]) {
+        // The sampled stop token may stand for one that the history shows in its place.
+        let stands = stopped_at.is_some() && self.closing_ids.contains(&suffix[closing]);
+        if stopped_at == Some(suffix[closing]) || stands {
             suffix.clear();
         }
         Ok(Extension {
@@ -670,6 +727,10 @@ impl Renderer for ChatRenderer {
 
     fn stop_ids(&self) -> &[TokenId] {
         &self.stop_ids
+    }
+
+    fn closing_ids(&self) -> &[TokenId] {
+        &self.closing_ids
     }
 
     fn vocab_size(&self) -> usize {

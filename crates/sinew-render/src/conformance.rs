@@ -10,8 +10,10 @@
 //! everything else is equal.
 
 use crate::error::{Mismatch, RenderError};
+use crate::likeness::Likeness;
 use crate::renderer::Renderer;
 use crate::turn::parse_tokens;
+use serde::Serialize;
 use serde_json::json;
 use sinew_types::{FinishReason, Message, Role, TokenId, ToolCall, ToolSpec};
 
@@ -167,13 +169,16 @@ fn mock_calls(content: &str, ids: &[&str]) -> Message {
 }
 
 /// A change of earlier messages by a template.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Rewrite {
     /// Reasoning or its markers are removed or inserted.
     Reasoning,
     /// The text is equal, but its tokens depend on the following text: whitespace at the end of a prompt, in
     /// vocabularies that merge it with the next word.
     Tokens,
+    /// The token that ended a turn is another one in the history.
+    Ending,
     /// Whitespace of earlier messages changes.
     Whitespace,
     /// Tool descriptions move to the last question.
@@ -183,6 +188,18 @@ pub enum Rewrite {
 }
 
 impl Rewrite {
+    /// Name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Reasoning => "reasoning",
+            Self::Tokens => "tokens",
+            Self::Ending => "ending",
+            Self::Whitespace => "whitespace",
+            Self::Tools => "tools",
+            Self::System => "system",
+        }
+    }
+
     /// Description of the consequence, for reports.
     pub fn rule(self) -> &'static str {
         match self {
@@ -191,6 +208,9 @@ impl Rewrite {
             }
             Self::Tokens => {
                 "tokens stay as sampled; a full render would tokenize the same text differently"
+            }
+            Self::Ending => {
+                "the token that ended a turn stays as sampled; the template would write another one"
             }
             Self::Whitespace => "whitespace stays as sampled; the template would trim it",
             Self::Tools => {
@@ -308,17 +328,17 @@ fn play(
 }
 
 /// Incremental ids and a full render up to one boundary.
-struct Join {
+pub(crate) struct Join {
     /// Index of the assistant message.
-    at: usize,
+    pub(crate) at: usize,
     /// Start of the turn in `bridged`.
-    turn_at: usize,
+    pub(crate) turn_at: usize,
     /// Start of the extension in `bridged`.
-    extension_at: usize,
+    pub(crate) extension_at: usize,
     /// Incremental ids.
-    bridged: Vec<TokenId>,
+    pub(crate) bridged: Vec<TokenId>,
     /// Ids of a full render.
-    full: Vec<TokenId>,
+    pub(crate) full: Vec<TokenId>,
 }
 
 impl Join {
@@ -362,7 +382,7 @@ impl Join {
     }
 
     /// True if incremental ids and full render are equal.
-    fn is_exact(&self) -> bool {
+    pub(crate) fn is_exact(&self) -> bool {
         self.bridged == self.full
     }
 
@@ -422,7 +442,7 @@ impl Join {
 }
 
 /// Rewrites that explain a difference. `None` if there are none.
-fn explain(
+pub(crate) fn explain(
     renderer: &dyn Renderer,
     trajectory: &MockTrajectory,
     join: &Join,
@@ -469,35 +489,13 @@ fn explain(
 /// equal.
 fn explain_text(renderer: &dyn Renderer, join: &Join) -> Option<Rewrite> {
     let extension = &join.bridged[join.extension_at..];
-    let kept = renderer.decode_with_special(join.full.strip_suffix(extension)?);
-    let made = renderer.decode_with_special(&join.bridged[..join.extension_at]);
-    if kept == made {
-        return Some(Rewrite::Tokens);
+    let kept = join.full.strip_suffix(extension)?;
+    let made = &join.bridged[..join.extension_at];
+    match Likeness::of(renderer, kept, made) {
+        Likeness::Tokens | Likeness::Text => Some(Rewrite::Tokens),
+        Likeness::Ending => Some(Rewrite::Ending),
+        Likeness::Whitespace => Some(Rewrite::Whitespace),
+        Likeness::Reasoning => Some(Rewrite::Reasoning),
+        Likeness::Other => None,
     }
-    let solid = |text: &str| text.split_whitespace().collect::<String>();
-    if solid(&kept) == solid(&made) {
-        return Some(Rewrite::Whitespace);
-    }
-    let marks = renderer.turn_format().reasoning?;
-    let bare = |text: &str| solid(&without_reasoning(text, &marks.open, &marks.close));
-    (bare(&kept) == bare(&made)).then_some(Rewrite::Reasoning)
-}
-
-/// Removes reasoning with its markers from a text.
-fn without_reasoning(text: &str, open: &str, close: &str) -> String {
-    let mut out = String::new();
-    let mut rest = text;
-    while let Some(start) = rest.find(open) {
-        let (before, after) = rest.split_at(start);
-        out.push_str(before);
-        let after = &after[open.len()..];
-        // Reasoning ends before the next one starts.
-        let next = after.find(open).unwrap_or(after.len());
-        rest = match after[..next].find(close) {
-            Some(end) => &after[end + close.len()..],
-            None => after,
-        };
-    }
-    out.push_str(rest);
-    out.replace(close, "")
 }

@@ -4,7 +4,52 @@
 //! of calls for a model that was trained on another one.
 
 use crate::calls::marks;
+use crate::notations;
 use crate::tool_call::ToolCallFormat;
+
+/// Start and end of reasoning, by family.
+const THOUGHTS: [(&str, &str); 5] = [
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    // Seed-OSS, Cohere, Gemma 4.
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>thought\n", "<channel|>"),
+];
+
+/// Reasoning of gpt-oss is a message of its own: its end begins the next one.
+const HARMONY_THOUGHT: (&str, &str) = (
+    "<|channel|>analysis<|message|>",
+    "<|end|><|start|>assistant",
+);
+
+/// Tokens at the end of a turn that the template of a family does not show.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TurnEnds {
+    /// Tokens that end a generation.
+    pub(crate) stops: &'static [&'static str],
+    /// Tokens that close a turn in the history, in place of the one that ended its generation.
+    pub(crate) closes: &'static [&'static str],
+}
+
+impl TurnEnds {
+    /// Those of the family of a template.
+    pub(crate) fn of_template(source: &str) -> Self {
+        match ToolCallFormat::of_template(source) {
+            // `<|end|>` ends every message, thinking among them.
+            Some(ToolCallFormat::Harmony) => Self {
+                stops: &["<|return|>", "<|call|>"],
+                closes: &["<|end|>"],
+            },
+            // The model stops where a result begins.
+            Some(ToolCallFormat::Gemma) => Self {
+                stops: &["<|tool_response>"],
+                closes: &[],
+            },
+            _ => Self::default(),
+        }
+    }
+}
 
 /// Markers of reasoning.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,9 +82,13 @@ impl TurnFormat {
 
     /// Detects the format from a chat template and its generation prompt.
     pub fn of_template(source: &str, generation_prompt: &str) -> Self {
-        let pair = [("<think>", "</think>"), ("[THINK]", "[/THINK]")]
-            .into_iter()
-            .find(|(_, close)| source.contains(close));
+        let harmony = source
+            .contains(HARMONY_THOUGHT.0)
+            .then_some(HARMONY_THOUGHT);
+        let pair = harmony.or_else(|| {
+            let mut pairs = THOUGHTS.into_iter();
+            pairs.find(|(_, close)| source.contains(close))
+        });
         let reasoning = pair.map(|(open, close)| Reasoning {
             open: open.into(),
             close: close.into(),
@@ -53,13 +102,13 @@ impl TurnFormat {
         }
     }
 
-    /// True if a control token is a marker of calls or reasoning, such as `[TOOL_CALLS]`. The parser needs
-    /// its text.
+    /// True if a control token is a marker of calls or reasoning, or a part of one, such as `[TOOL_CALLS]`.
+    /// The parser needs its text.
     pub fn is_mark(&self, token: &str) -> bool {
         let reasoning = self
             .reasoning
             .as_ref()
-            .is_some_and(|r| token == r.open || token == r.close);
+            .is_some_and(|r| r.open.contains(token) || r.close.contains(token));
         let inner = [
             "<｜tool▁sep｜>",
             "[ARGS]",
@@ -71,10 +120,11 @@ impl TurnFormat {
         ];
         let calls = self.calls.as_ref().is_some_and(|format| {
             let marks = marks(format);
+            let closing = marks.stray.iter().map(|(_, close)| close);
+            let mut all = marks.open.iter().chain(&marks.wrapper).chain(closing);
             inner.contains(&token)
-                || marks.open.iter().any(|m| m == token)
-                || marks.wrapper.iter().any(|m| m == token)
-                || marks.stray.iter().any(|(_, close)| close == token)
+                || notations::INNER.contains(&token)
+                || all.any(|mark| mark.contains(token))
         });
         reasoning || calls
     }

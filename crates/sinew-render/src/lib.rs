@@ -7,7 +7,9 @@
 //! |---|---|
 //! | [`ChatRenderer`] | renderer of a pretrained model: its tokenizer and its chat template |
 //! | [`TinyRenderer`], [`byte_renderer`] | renderers without a model's files, for tiny models and fake engines |
+//! | [`ChatRenderer::of_template`] | renderer of a template without its model |
 //! | [`conformance_check`] | proof that appended turns have the tokens of a full render |
+//! | [`check_template`] | report on a template: where a history rebuilt from messages differs |
 //! | [`TurnParser`], [`TurnStream`] | text of a turn to reasoning, content and tool calls, piece by piece |
 //! | [`write_calls`] | the way back: calls as text, for templates that do not print them |
 //!
@@ -21,17 +23,22 @@
 //! The templates of published models are in `tests/templates`, each with conversations that must pass the
 //! conformance check. The tests feed parsers the same text in every split.
 
+mod bare;
 mod bytes_chat;
 mod calls;
 mod chat;
 mod conformance;
 mod error;
 mod format;
+mod likeness;
 mod marked;
+mod notations;
 mod python;
+mod region;
 mod renderer;
 mod size;
 mod template;
+mod template_check;
 mod tiny;
 mod tokenizer;
 mod tool_call;
@@ -40,6 +47,7 @@ mod turn_reader;
 mod values;
 mod write;
 
+pub use bare::control_tokens;
 pub use bytes_chat::byte_renderer;
 pub use chat::{ChatConfig, ChatRenderer, Shows};
 pub use conformance::{
@@ -47,9 +55,13 @@ pub use conformance::{
 };
 pub use error::{Mismatch, RenderError};
 pub use format::{Reasoning, TurnFormat};
+pub use likeness::Likeness;
 pub use renderer::{Extension, Renderer, text_only};
 pub use size::{exceeds, render_after, text_exceeds};
 pub use template::ChatTemplate;
+pub use template_check::{
+    CaseReport, FirstDifference, TemplateCase, Verdict, check_template, template_cases,
+};
 pub use tiny::{CharTokenizer, TinyRenderer};
 pub use tokenizer::{GgufVocab, StreamDecoder, Tokenizer};
 pub use tool_call::{MAX_CALLS, ParsedCall, ToolCallError, ToolCallFormat, UnknownFormat};

@@ -64,6 +64,59 @@ pub(crate) fn dsml(body: &str) -> Result<ParsedCall, ToolCallError> {
     Ok(ParsedCall::new(name, arguments))
 }
 
+/// Tags of calls whose names and keys are attributes: MiniMax and MiniCPM.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NamedTags {
+    /// Start of a call, up to its name.
+    pub(crate) open: &'static str,
+    /// End of a call.
+    pub(crate) close: &'static str,
+    /// Start of an argument, up to its key.
+    pub(crate) argument: &'static str,
+    /// End of an argument.
+    pub(crate) argument_end: &'static str,
+}
+
+/// The attribute at the start of a text, without its quote, and what follows its tag.
+fn head_of(text: &str) -> Result<(&str, &str), ToolCallError> {
+    let found = text.split_once('>');
+    let (head, rest) = found.ok_or_else(|| ToolCallError::syntax(text, "> after the name"))?;
+    Ok((head.trim_end().trim_end_matches('"').trim(), rest))
+}
+
+/// Parses the rest of `<invoke name="f">` with its arguments, from the name on.
+pub(crate) fn named(
+    body: &str,
+    tags: &NamedTags,
+    schemas: &Schemas,
+) -> Result<ParsedCall, ToolCallError> {
+    let (name, mut rest) = head_of(body)?;
+    if name.is_empty() {
+        return Err(ToolCallError::Empty);
+    }
+    let mut arguments = Map::new();
+    while let Some(after) = rest.trim_start().strip_prefix(tags.argument) {
+        let (key, value) = head_of(after)?;
+        let (argument, end) = (tags.argument, tags.argument_end);
+        let (value, tail) = value_to(value, argument, end, argument)?;
+        let quoted = value.strip_prefix("<![CDATA[");
+        let value = match quoted.and_then(|text| text.strip_suffix("]]>")) {
+            // A text, whatever it looks like.
+            Some(text) => Value::String(text.to_owned()),
+            None => typed(schemas, name, key, value),
+        };
+        arguments.insert(key.to_owned(), value);
+        rest = tail;
+    }
+    if !rest.trim().is_empty() {
+        return Err(ToolCallError::syntax(
+            rest,
+            "an argument or the end of the call",
+        ));
+    }
+    Ok(ParsedCall::new(name, arguments))
+}
+
 /// Value of an attribute `name="..."`.
 fn attribute(head: &str, name: &'static str) -> Result<String, ToolCallError> {
     head.split_once(&format!("{name}=\""))

@@ -18,9 +18,19 @@ pub(crate) fn literal(text: &str) -> Option<Value> {
 
 /// The literal at the start of a text, and the rest.
 pub(crate) fn first(text: &str) -> Option<(Value, &str)> {
+    read(text, false)
+}
+
+/// Reads like [`first`]. Texts in single quotes may have line breaks, as some templates write them.
+pub(crate) fn first_of_lines(text: &str) -> Option<(Value, &str)> {
+    read(text, true)
+}
+
+fn read(text: &str, lines: bool) -> Option<(Value, &str)> {
     let mut reader = Reader {
         rest: text,
         depth: 0,
+        lines,
     };
     let value = reader.value()?;
     Some((value, reader.rest))
@@ -32,6 +42,8 @@ struct Reader<'t> {
     rest: &'t str,
     /// Literals around the one at hand.
     depth: usize,
+    /// Whether texts in single quotes may have line breaks.
+    lines: bool,
 }
 
 impl Reader<'_> {
@@ -128,7 +140,7 @@ impl Reader<'_> {
                     rest = chars.as_str();
                     escaped(code, &mut rest, &mut out)?;
                 }
-                '\n' if quote.len() == 1 => return None,
+                '\n' if quote.len() == 1 && !self.lines => return None,
                 plain => {
                     out.push(plain);
                     rest = chars.as_str();

@@ -105,6 +105,11 @@ pub trait Renderer: Send + Sync {
     /// Ids that end a turn.
     fn stop_ids(&self) -> &[TokenId];
 
+    /// Ids that close a turn in the history in place of the one that ended its generation, as in gpt-oss.
+    fn closing_ids(&self) -> &[TokenId] {
+        &[]
+    }
+
     /// Number of ids. All smaller ids are valid for [`Renderer::token_bytes`].
     fn vocab_size(&self) -> usize;
 

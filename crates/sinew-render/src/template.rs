@@ -34,6 +34,8 @@ pub struct ChatTemplate {
     options: Map<String, serde_json::Value>,
     /// Form of messages with calls.
     style: MessageStyle,
+    /// Field of reasoning in messages.
+    reasoning: &'static str,
 }
 
 /// Form of messages with calls that a template expects.
@@ -101,6 +103,7 @@ impl ChatTemplate {
             eos_token: eos_token.to_owned(),
             options,
             style: MessageStyle::default(),
+            reasoning: reasoning_field(source),
         })
     }
 
@@ -122,7 +125,7 @@ impl ChatTemplate {
     ) -> Result<String, RenderError> {
         let messages: Vec<_> = messages
             .iter()
-            .map(|message| message_value(message, self.style))
+            .map(|message| message_value(message, self.style, self.reasoning))
             .collect();
         let tools = if tools.is_empty() {
             Value::from(())
@@ -178,6 +181,28 @@ fn check_options(
         }
     }
     Ok(())
+}
+
+/// Field of a message in which a template looks for reasoning: `reasoning_content` in most, `thinking` or
+/// `reasoning` in some.
+fn reasoning_field(source: &str) -> &'static str {
+    let reads = |field: &str| {
+        let forms = [
+            format!(".{field} "),
+            format!("['{field}']"),
+            format!("[\"{field}\"]"),
+            format!("'{field}' in"),
+            format!("\"{field}\" in"),
+            format!(".get('{field}')"),
+        ];
+        forms.iter().any(|form| source.contains(form.as_str()))
+    };
+    if has_word(source, "reasoning_content") {
+        return "reasoning_content";
+    }
+    let others = ["thinking", "reasoning"];
+    let found = others.into_iter().find(|field| reads(field));
+    found.unwrap_or("reasoning_content")
 }
 
 /// Whether a name occurs in a template as a whole word.
@@ -261,7 +286,11 @@ fn without_generation_tags(source: &str) -> String {
 }
 
 /// A message as templates read it.
-fn message_value(message: &Message, style: MessageStyle) -> serde_json::Value {
+fn message_value(
+    message: &Message,
+    style: MessageStyle,
+    reasoning_field: &str,
+) -> serde_json::Value {
     let mut value = Map::new();
     value.insert("role".into(), json!(role_name(message.role)));
     let calls_alone = message.content.is_empty() && !message.tool_calls.is_empty();
@@ -272,7 +301,7 @@ fn message_value(message: &Message, style: MessageStyle) -> serde_json::Value {
     };
     value.insert("content".into(), content);
     if let Some(reasoning) = &message.reasoning {
-        value.insert("reasoning_content".into(), json!(reasoning));
+        value.insert(reasoning_field.into(), json!(reasoning));
     }
     let id_of = |id: &str| {
         if style.short_ids {

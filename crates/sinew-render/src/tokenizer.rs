@@ -54,7 +54,7 @@ const QWEN2_SPLIT: &str = concat!(
 /// A tokenizer.
 ///
 /// Only [`Tokenizer::encode`] recognizes control tokens in text.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Tokenizer {
     /// Tokenizer of the `tokenizers` crate.
     inner: tokenizers::Tokenizer,

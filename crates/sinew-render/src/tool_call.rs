@@ -9,6 +9,14 @@
 //! | `deepseek` | `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`, its V3 and V3.2 spellings |
 //! | `glm` | `<tool_call>name <arg_key>k</arg_key> <arg_value>v</arg_value> ... </tool_call>` |
 //! | `xml` | `<tool_call><function=name><parameter=k>v</parameter>...</function></tool_call>` |
+//! | `harmony` | `<\|channel\|>commentary to=functions.name json<\|message\|>{...}<\|call\|>` |
+//! | `kimi` | `<\|tool_call_begin\|>functions.name:0<\|tool_call_argument_begin\|>{...}<\|tool_call_end\|>` |
+//! | `minimax` | `<invoke name="name"><parameter name="k">v</parameter></invoke>` in `<minimax:tool_call>` |
+//! | `minicpm` | `<function name="name"><param name="k">v</param></function>` |
+//! | `seed` | `<seed:tool_call><function=name><parameter=k>v</parameter></function></seed:tool_call>` |
+//! | `gemma` | `<\|tool_call>call:name{k:<\|"\|>v<\|"\|>,n:5}<tool_call\|>` |
+//! | `lfm` | `<\|tool_call_start\|>[name(k='v', n=5)]<\|tool_call_end\|>` |
+//! | `cohere` | `<\|START_ACTION\|>[{"tool_name": ..., "parameters": {...}}]<\|END_ACTION\|>` |
 //! | `json` | `{"name": ..., "arguments": {...}}` as the whole turn, bare or in a fence |
 //! | `fence:LANG:TOOL` | code in a fence of a language: one call of a tool with `code` |
 //! | `tag:TAG:TOOL` | code between `<TAG>` and `</TAG>`: likewise |
@@ -29,12 +37,28 @@ pub enum ToolCallFormat {
     Llama3,
     /// Mistral: a list (up to tekken v7) or a name and arguments (v11 on).
     Mistral,
-    /// DeepSeek V3 and R1 (fenced JSON), V3.1 (bare JSON), V3.2 (DSML).
+    /// DeepSeek V3 and R1 (fenced JSON), V3.1 (bare JSON), V3.2 and V4 (DSML).
     DeepSeek,
     /// GLM 4.5 and later.
     Glm,
-    /// Qwen3-Coder and Qwen 3.5.
+    /// Qwen3-Coder, Qwen 3.5 to 3.8, Nemotron 3, Step 3.5.
     Xml,
+    /// gpt-oss: a message of its own on the channel `commentary`.
+    Harmony,
+    /// Kimi K2.
+    Kimi,
+    /// MiniMax M2.
+    MiniMax,
+    /// MiniCPM 5.
+    MiniCpm,
+    /// Seed-OSS: the functions of `Xml` in other tags.
+    Seed,
+    /// Gemma 4.
+    Gemma,
+    /// LFM2 and 2.5: calls of Python in a list.
+    Lfm,
+    /// Command R7B, Command A and later.
+    Cohere,
     /// A JSON object or list of objects with `name` and `arguments` at the start of the turn.
     Json,
     /// Code in a Markdown fence with the language: one call of `tool` with the argument `code`.
@@ -54,6 +78,14 @@ impl ToolCallFormat {
             Self::DeepSeek => "deepseek".into(),
             Self::Glm => "glm".into(),
             Self::Xml => "xml".into(),
+            Self::Harmony => "harmony".into(),
+            Self::Kimi => "kimi".into(),
+            Self::MiniMax => "minimax".into(),
+            Self::MiniCpm => "minicpm".into(),
+            Self::Seed => "seed".into(),
+            Self::Gemma => "gemma".into(),
+            Self::Lfm => "lfm".into(),
+            Self::Cohere => "cohere".into(),
             Self::Json => "json".into(),
             Self::Fence { language, tool } => format!("fence:{language}:{tool}"),
             Self::Tag { tag, tool } => format!("tag:{tag}:{tool}"),
@@ -66,7 +98,23 @@ impl ToolCallFormat {
     /// that they were trained on, whatever their template prints.
     pub fn of_template(source: &str) -> Option<Self> {
         let has = |mark: &str| source.contains(mark);
-        Some(if has("<arg_key>") {
+        Some(if has("<|channel|>") && has("<|call|>") {
+            Self::Harmony
+        } else if has("<|tool_call_argument_begin|>") {
+            Self::Kimi
+        } else if has("<minimax:tool_call>") {
+            Self::MiniMax
+        } else if has("<seed:tool_call>") {
+            Self::Seed
+        } else if has("<|tool_call>") && has("<tool_call|>") {
+            Self::Gemma
+        } else if has("<|tool_call_start|>") {
+            Self::Lfm
+        } else if has("<|START_ACTION|>") {
+            Self::Cohere
+        } else if has("<function name=") && has("<param name=") {
+            Self::MiniCpm
+        } else if has("<arg_key>") {
             Self::Glm
         } else if has("<function=") && has("<parameter=") {
             Self::Xml
@@ -89,8 +137,8 @@ impl ToolCallFormat {
 /// An unknown format name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no tool-call format {0:?}: known are hermes, smollm, llama3, mistral, deepseek, glm, xml, \
-     json, fence:LANGUAGE:TOOL and tag:TAG:TOOL"
+    "no tool-call format {0:?}: known are hermes, smollm, llama3, mistral, deepseek, glm, xml, harmony, \
+     kimi, minimax, minicpm, seed, gemma, lfm, cohere, json, fence:LANGUAGE:TOOL and tag:TAG:TOOL"
 )]
 pub struct UnknownFormat(pub String);
 
@@ -116,6 +164,14 @@ impl FromStr for ToolCallFormat {
             Some("deepseek") => Self::DeepSeek,
             Some("glm") => Self::Glm,
             Some("xml") => Self::Xml,
+            Some("harmony") => Self::Harmony,
+            Some("kimi") => Self::Kimi,
+            Some("minimax") => Self::MiniMax,
+            Some("minicpm") => Self::MiniCpm,
+            Some("seed") => Self::Seed,
+            Some("gemma") => Self::Gemma,
+            Some("lfm") => Self::Lfm,
+            Some("cohere") => Self::Cohere,
             Some("json") => Self::Json,
             Some("fence") => Self::Fence {
                 language: word(parts.next())?,
@@ -137,7 +193,7 @@ impl FromStr for ToolCallFormat {
 /// A parsed call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParsedCall {
-    /// Id written by the model. Only mistral models write one.
+    /// Id written by the model. Only some families write one.
     pub id: Option<String>,
     /// Name of the tool.
     pub name: String,
@@ -215,6 +271,14 @@ mod tests {
             ToolCallFormat::DeepSeek,
             ToolCallFormat::Glm,
             ToolCallFormat::Xml,
+            ToolCallFormat::Harmony,
+            ToolCallFormat::Kimi,
+            ToolCallFormat::MiniMax,
+            ToolCallFormat::MiniCpm,
+            ToolCallFormat::Seed,
+            ToolCallFormat::Gemma,
+            ToolCallFormat::Lfm,
+            ToolCallFormat::Cohere,
             ToolCallFormat::Json,
             ToolCallFormat::Fence {
                 language: "python".into(),

@@ -11,9 +11,10 @@
 //! - A call is returned when it is complete and valid, so that it can be executed at once.
 //! - A broken call is returned as text, with the reason. No text of the model is lost.
 
-use crate::calls::{Marks, Region, Scan, marks, read};
+use crate::calls::{marks, read};
 use crate::format::TurnFormat;
 use crate::marked::Schemas;
+use crate::region::{Marks, Region, Scan};
 use crate::renderer::Renderer;
 use crate::tokenizer::StreamDecoder;
 use crate::tool_call::{MAX_CALLS, ParsedCall, ToolCallError};

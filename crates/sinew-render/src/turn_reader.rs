@@ -77,7 +77,7 @@ pub fn forced_opening(format: &ToolCallFormat, tool: Option<&str>) -> Option<Str
         (ToolCallFormat::Fence { language, .. }, ..) => format!("```{language}\n"),
         (ToolCallFormat::Tag { tag, .. }, ..) => format!("<{tag}>"),
         // Their markers are control tokens, which text cannot contain.
-        (ToolCallFormat::Mistral | ToolCallFormat::DeepSeek, ..) => return None,
+        _ => return None,
     })
 }
 
@@ -99,6 +99,8 @@ pub fn call_end(format: &ToolCallFormat) -> Option<String> {
         | ToolCallFormat::Glm
         | ToolCallFormat::Xml => Some("</tool_call>".into()),
         ToolCallFormat::Tag { tag, .. } => Some(format!("</{tag}>")),
+        ToolCallFormat::MiniCpm => Some("</function>".into()),
+        ToolCallFormat::Seed => Some("</seed:tool_call>".into()),
         _ => None,
     }
 }

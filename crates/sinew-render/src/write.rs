@@ -48,6 +48,50 @@ pub fn write_calls(calls: &[ParsedCall], format: &ToolCallFormat) -> String {
             each(&|c| format!("```{language}\n{}\n```", code(c)), "\n")
         }
         ToolCallFormat::Tag { tag, .. } => each(&|c| format!("<{tag}>{}</{tag}>", code(c)), "\n"),
+        newer => write_newer(calls, newer),
+    }
+}
+
+/// Writes calls in the formats of [`crate::notations`].
+fn write_newer(calls: &[ParsedCall], format: &ToolCallFormat) -> String {
+    let each = |write: &dyn Fn(&ParsedCall) -> String, between: &str| {
+        calls.iter().map(write).collect::<Vec<_>>().join(between)
+    };
+    match format {
+        ToolCallFormat::Seed => format!(
+            "<seed:tool_call>\n{}\n</seed:tool_call>",
+            each(&function, "\n")
+        ),
+        ToolCallFormat::Harmony => each(
+            &|c| {
+                let json = arguments(c);
+                format!(
+                    "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{json}<|call|>",
+                    c.name
+                )
+            },
+            "",
+        ),
+        ToolCallFormat::Kimi => kimi(calls),
+        ToolCallFormat::MiniMax => format!(
+            "<minimax:tool_call>\n{}\n</minimax:tool_call>",
+            each(&|c| named(c, "invoke", "parameter"), "\n")
+        ),
+        ToolCallFormat::MiniCpm => each(&|c| named(c, "function", "param"), "\n"),
+        ToolCallFormat::Gemma => each(
+            &|c| {
+                let values = gemma(&Value::Object(c.arguments.clone()));
+                format!("<|tool_call>call:{}{values}<tool_call|>", c.name)
+            },
+            "",
+        ),
+        ToolCallFormat::Lfm => format!(
+            "<|tool_call_start|>[{}]<|tool_call_end|>",
+            each(&pythonic, ", ")
+        ),
+        ToolCallFormat::Cohere => cohere(calls),
+        // The formats of [`write_calls`] do not come here.
+        _ => String::new(),
     }
 }
 
@@ -127,12 +171,77 @@ fn glm(call: &ParsedCall) -> String {
 }
 
 fn xml(call: &ParsedCall) -> String {
-    let mut out = format!("<tool_call>\n<function={}>\n", call.name);
+    format!("<tool_call>\n{}\n</tool_call>", function(call))
+}
+
+fn function(call: &ParsedCall) -> String {
+    let mut out = format!("<function={}>\n", call.name);
     for (key, value) in &call.arguments {
         out.push_str(&format!(
             "<parameter={key}>\n{}\n</parameter>\n",
             raw(value)
         ));
     }
-    out + "</function>\n</tool_call>"
+    out + "</function>"
+}
+
+/// A call whose name and keys are attributes.
+fn named(call: &ParsedCall, tag: &str, argument: &str) -> String {
+    let mut out = format!("<{tag} name=\"{}\">\n", call.name);
+    for (key, value) in &call.arguments {
+        let value = raw(value);
+        out.push_str(&format!(
+            "<{argument} name=\"{key}\">{value}</{argument}>\n"
+        ));
+    }
+    out + &format!("</{tag}>")
+}
+
+fn kimi(calls: &[ParsedCall]) -> String {
+    let mut out = "<|tool_calls_section_begin|>".to_owned();
+    for (index, call) in calls.iter().enumerate() {
+        let made_up = || format!("functions.{}:{index}", call.name);
+        let id = call.id.clone().filter(|id| id.starts_with("functions."));
+        out.push_str(&format!(
+            "<|tool_call_begin|>{}<|tool_call_argument_begin|>{}<|tool_call_end|>",
+            id.unwrap_or_else(made_up),
+            arguments(call)
+        ));
+    }
+    out + "<|tool_calls_section_end|>"
+}
+
+fn cohere(calls: &[ParsedCall]) -> String {
+    let list = calls.iter().enumerate().map(|(index, call)| {
+        let id = call.id.clone().unwrap_or_else(|| index.to_string());
+        json!({"tool_call_id": id, "tool_name": call.name, "parameters": call.arguments})
+    });
+    let list = to_python_json(&Value::Array(list.collect()));
+    format!("<|START_ACTION|>{list}<|END_ACTION|>")
+}
+
+/// A value as Gemma writes it: texts between its quotes, keys without any.
+fn gemma(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("<|\"|>{text}<|\"|>"),
+        Value::Array(items) => {
+            let items: Vec<_> = items.iter().map(gemma).collect();
+            format!("[{}]", items.join(","))
+        }
+        Value::Object(map) => {
+            let items = map.iter();
+            let items: Vec<_> = items.map(|(k, v)| format!("{k}:{}", gemma(v))).collect();
+            format!("{{{}}}", items.join(","))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// A call in the notation of Python, with texts as JSON writes them.
+fn pythonic(call: &ParsedCall) -> String {
+    let arguments = call.arguments.iter();
+    let arguments: Vec<_> = arguments
+        .map(|(key, value)| format!("{key}={}", to_python_json(value)))
+        .collect();
+    format!("{}({})", call.name, arguments.join(", "))
 }

@@ -8,11 +8,14 @@ use crate::episode::{EpisodeCommand, EpisodeEvent, EpisodeMachine, EpisodeSpec};
 use crate::gauges::Phase;
 use crate::in_flight::{self, InFlight, Log, SavedEpisode};
 use crate::parts::{EpisodeOptions, EpisodeParts};
+use crate::shown::{NewContext, ShownHistory};
 use sinew_env::{CallNotation, Env, EnvError, EnvFuture, StepResult};
+use sinew_render::RenderError;
 use sinew_sandbox::owned;
 use sinew_types::{
-    Engine, EngineEvent, EpisodeId, FailureKind, FinishReason, GenerateRequest, Message, Node,
-    RequestId, SamplingParams, Timing, TokenId, TokenKind, ToolSpec, Trace, mix_seed,
+    BranchCause, Engine, EngineEvent, EpisodeId, FailureKind, FinishReason, GenerateRequest,
+    Message, Node, RequestId, SamplingParams, Timing, TokenId, TokenKind, ToolSpec, Trace,
+    mix_seed,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,6 +41,8 @@ struct EpisodeRun<'a> {
     tools: Vec<ToolSpec>,
     /// Notation in which the model writes calls of these tools.
     calls: CallNotation,
+    /// Messages of the context, where thinking is dropped.
+    shown: ShownHistory,
     /// Reason for the end of the last turn; it decides how the next message is appended.
     last_finish: FinishReason,
     /// Measured times, for the trace.
@@ -123,6 +128,7 @@ pub async fn run_episode(
         deadline: started + options.boot_timeout,
         tools: Vec::new(),
         calls: CallNotation::default(),
+        shown: ShownHistory::default(),
         last_finish: FinishReason::Length,
         timing: Timing {
             started_unix_s: SystemTime::now()
@@ -393,6 +399,7 @@ impl<'a> EpisodeRun<'a> {
             .render_prompt(&reset.messages, &reset.tools);
         self.tools = reset.tools;
         self.calls = reset.calls;
+        self.begin_shown(&reset.messages);
         match rendered {
             Ok(prompt) => EpisodeEvent::Reset {
                 prompt,
@@ -551,14 +558,20 @@ impl<'a> EpisodeRun<'a> {
             .env_call(self.deadline, Phase::Tool, env.step(action))
             .await;
         let event = match step {
-            Ok(step) => self.answer(context, step, env),
+            Ok(step) => self.answer(context, &said, step, env),
             Err(event) => event,
         };
         (said, event)
     }
 
     /// Converts the environment's observation into an event, with the tokens that follow the context.
-    fn answer(&self, context: &[TokenId], step: StepResult, env: &dyn Env) -> EpisodeEvent {
+    fn answer(
+        &mut self,
+        context: &[TokenId],
+        said: &Message,
+        step: StepResult,
+        env: &dyn Env,
+    ) -> EpisodeEvent {
         if let (true, Some(outcome)) = (step.done, step.outcome) {
             return EpisodeEvent::Done {
                 outcome,
@@ -572,26 +585,36 @@ impl<'a> EpisodeRun<'a> {
             };
         };
         let (process_reward, state_hash) = (step.process_reward, step.state_hash);
-        let renderer = self.parts.renderer.as_ref();
+        let renewed = |(cause, prompt, messages)| EpisodeEvent::Renewed {
+            cause,
+            prompt,
+            messages,
+            process_reward,
+            state_hash,
+        };
+        let (parts, last) = (self.parts, self.last_finish.clone());
+        let renderer = parts.renderer.as_ref();
         let answered = match env.renewed() {
             Some(messages) => {
+                self.begin_shown(&messages);
                 let rendered = renderer.render_prompt(&messages, &self.tools);
-                rendered.map(|prompt| EpisodeEvent::Renewed {
-                    prompt,
-                    messages,
-                    process_reward,
-                    state_hash,
-                })
+                rendered.map(|prompt| renewed((BranchCause::Compaction, prompt, messages)))
             }
             None => {
                 let messages = env.format_observation(&observation);
-                let extension = renderer.extend(context, &self.last_finish, &messages, &self.tools);
-                extension.map(|extension| EpisodeEvent::Observed {
-                    forced: extension.forced,
-                    observation: extension.observation,
-                    messages,
-                    process_reward,
-                    state_hash,
+                let extension = renderer.extend(context, &last, &messages, &self.tools);
+                extension.and_then(|new| {
+                    let tokens = [context, new.forced.as_slice(), new.observation.as_slice()];
+                    Ok(match self.follow_shown(&tokens, said, &messages)? {
+                        Some(other) => renewed(other),
+                        None => EpisodeEvent::Observed {
+                            forced: new.forced,
+                            observation: new.observation,
+                            messages,
+                            process_reward,
+                            state_hash,
+                        },
+                    })
                 })
             }
         };
@@ -599,6 +622,30 @@ impl<'a> EpisodeRun<'a> {
             kind: FailureKind::Render,
             message: e.to_string(),
         })
+    }
+
+    /// Begins the history of a context, if thinking is dropped.
+    fn begin_shown(&mut self, messages: &[Message]) {
+        let renderer = self.parts.renderer.as_ref();
+        self.shown = ShownHistory::begin(self.options.thinking, renderer, messages);
+    }
+
+    /// Adds a turn and its answer to the history. Returns a new context, if a server would render another one
+    /// than `context`.
+    fn follow_shown(
+        &mut self,
+        context: &[&[TokenId]],
+        said: &Message,
+        answer: &[Message],
+    ) -> Result<Option<NewContext>, RenderError> {
+        let mut turn = said.clone();
+        // Calls in the environment's own notation are in the text, too.
+        if self.calls != CallNotation::Template || self.tools.is_empty() {
+            turn.tool_calls.clear();
+        }
+        let new = std::iter::once(turn).chain(answer.iter().cloned());
+        let renderer = self.parts.renderer.as_ref();
+        self.shown.follow(renderer, &self.tools, context, new)
     }
 
     /// Requests the score of an episode that a limit ended.
@@ -623,150 +670,4 @@ fn engine_failed(message: String) -> EpisodeEvent {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::admission::AdmissionConfig;
-    use crate::episode::EpisodeLimits;
-    use sinew_env::{Action, EnvFactory, Observation, ResetResult, StepResult};
-    use sinew_render::TinyRenderer;
-    use sinew_types::{
-        EngineError, EngineStatus, EpisodeEnd, EventSink, GroupId, Limit, Message, Outcome,
-        PolicyVersion, Role, Task, TaskId, TensorSource,
-    };
-    use std::sync::Mutex;
-
-    /// Takes requests and never answers.
-    #[derive(Default)]
-    struct Silent(Mutex<Vec<EventSink>>);
-
-    impl Engine for Silent {
-        fn submit(&self, _: GenerateRequest, sink: EventSink) -> Result<(), EngineError> {
-            self.0.lock().unwrap().push(sink);
-            Ok(())
-        }
-
-        fn abort(&self, _: RequestId) {}
-
-        fn pause(&self, _: bool) {}
-
-        fn load_weights(
-            &self,
-            _: PolicyVersion,
-            _: Arc<dyn TensorSource>,
-        ) -> Result<(), EngineError> {
-            Ok(())
-        }
-
-        fn status(&self) -> EngineStatus {
-            EngineStatus::default()
-        }
-    }
-
-    /// Hangs in the chosen calls.
-    #[derive(Clone, Copy)]
-    struct Stuck {
-        at_reset: bool,
-        at_score: bool,
-    }
-
-    impl Env for Stuck {
-        fn reset(&mut self) -> EnvFuture<'_, ResetResult> {
-            if self.at_reset {
-                return Box::pin(std::future::pending());
-            }
-            let reset = ResetResult {
-                messages: vec![Message::new(Role::User, "l")],
-                tools: Vec::new(),
-                calls: CallNotation::default(),
-                state_hash: None,
-            };
-            Box::pin(async { Ok(reset) })
-        }
-
-        fn step(&mut self, _: Action) -> EnvFuture<'_, StepResult> {
-            Box::pin(std::future::pending())
-        }
-
-        fn format_observation(&self, _: &Observation) -> Vec<Message> {
-            Vec::new()
-        }
-
-        fn score(&mut self) -> EnvFuture<'_, Outcome> {
-            if self.at_score {
-                return Box::pin(std::future::pending());
-            }
-            Box::pin(async { Ok(Outcome::default()) })
-        }
-
-        fn close(&mut self) -> EnvFuture<'_, ()> {
-            Box::pin(async { Ok(()) })
-        }
-    }
-
-    impl EnvFactory for Stuck {
-        fn name(&self) -> &str {
-            "stuck"
-        }
-
-        fn create(&self, _: &Task) -> Result<Box<dyn Env>, EnvError> {
-            Ok(Box::new(*self))
-        }
-
-        fn gold(&self, _: &Task, _: usize) -> Result<Option<Action>, EnvError> {
-            Ok(None)
-        }
-    }
-
-    async fn end_of(at_reset: bool, at_score: bool) -> EpisodeEnd {
-        let engine: Arc<dyn Engine> = Arc::new(Silent::default());
-        let envs = Arc::new(Stuck { at_reset, at_score });
-        let renderer = Arc::new(TinyRenderer::new("l"));
-        let parts = EpisodeParts::new(engine, renderer, envs, AdmissionConfig::new(1, 8));
-        let short = Duration::from_millis(20);
-        let options = EpisodeOptions {
-            limits: EpisodeLimits {
-                max_turns: 1,
-                max_turn_tokens: 8,
-                max_context_tokens: 64,
-            },
-            sampling: SamplingParams::default(),
-            chunk_tokens: None,
-            replay_always: false,
-            boot_timeout: short,
-            timeout: short,
-            score_timeout: short,
-        };
-        let task = Task {
-            id: TaskId::new("t"),
-            kind: "k".into(),
-            preamble: Vec::new(),
-            prompt: String::new(),
-            data: serde_json::Value::Null,
-            seed: 0,
-        };
-        let spec = EpisodeSpec {
-            episode: EpisodeId::new("e"),
-            group: GroupId::new("g"),
-            task,
-            draw: 1,
-            purpose: "train".into(),
-            seed: 7,
-        };
-        run_episode(&parts, &options, &spec).await.end
-    }
-
-    #[tokio::test]
-    async fn every_phase_has_its_own_time() {
-        let failed = |end: EpisodeEnd, words: &str| match end {
-            EpisodeEnd::Failed { kind, message } => {
-                assert_eq!(kind, FailureKind::Environment);
-                assert!(message.contains(words), "{message}");
-            }
-            other => panic!("{other:?}"),
-        };
-        failed(end_of(true, false).await, "not up in time");
-        failed(end_of(false, true).await, "no score in time");
-        let limit = Limit::WallTime;
-        assert_eq!(end_of(false, false).await, EpisodeEnd::Truncated { limit });
-    }
-}
+mod tests;

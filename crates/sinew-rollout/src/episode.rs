@@ -5,10 +5,10 @@
 
 use sinew_env::member_of;
 use sinew_types::{
-    Component, EpisodeEnd, EpisodeId, FailureKind, FinishReason, GroupId, Limit, Message,
-    NO_PARENT, Node, NodeFormat, NodeId, Origin, Outcome, Provenance, RouteSpan, SampledToken,
-    SamplingParams, TRACE_FORMAT_VERSION, Task, TaskId, Timing, TokenId, TokenKind, ToolSpec,
-    Trace, VersionSpan,
+    BranchCause, Component, EpisodeEnd, EpisodeId, FailureKind, FinishReason, GroupId, Limit,
+    Message, NO_PARENT, Node, NodeFormat, NodeId, Origin, Outcome, Provenance, RouteSpan,
+    SampledToken, SamplingParams, TRACE_FORMAT_VERSION, Task, TaskId, Timing, TokenId, TokenKind,
+    ToolSpec, Trace, VersionSpan,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -144,8 +144,10 @@ pub enum EpisodeEvent {
         process_reward: f64,
         state_hash: Option<u64>,
     },
-    /// The environment returned an observation and starts a new context without the earlier messages.
+    /// The environment returned an observation, and a new context starts.
     Renewed {
+        /// Reason for the new context.
+        cause: BranchCause,
         /// The new context as a rendered prompt.
         prompt: Vec<TokenId>,
         messages: Vec<Message>,
@@ -485,10 +487,15 @@ impl EpisodeMachine {
         }
         let node = match event {
             EpisodeEvent::Renewed {
-                prompt, messages, ..
+                cause,
+                prompt,
+                messages,
+                ..
             } => {
                 self.context = Arc::default();
-                self.push(TokenKind::Prompt, prompt, messages)
+                let node = self.push(TokenKind::Prompt, prompt, messages);
+                self.trace.nodes[node as usize].branch = Some(cause);
+                node
             }
             EpisodeEvent::Observed {
                 forced,

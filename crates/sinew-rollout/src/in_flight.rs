@@ -52,6 +52,7 @@ impl SavedTurn<'_> {
                 messages,
                 process_reward,
                 state_hash,
+                ..
             } => (
                 TokenKind::Prompt,
                 &[][..],

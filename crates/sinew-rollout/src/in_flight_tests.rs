@@ -196,6 +196,7 @@ fn options() -> EpisodeOptions {
         sampling: SamplingParams::default(),
         chunk_tokens: None,
         replay_always: false,
+        thinking: sinew_types::Thinking::Kept,
         boot_timeout: Duration::from_secs(60),
         timeout: Duration::from_secs(60),
         score_timeout: Duration::from_secs(60),
@@ -375,6 +376,7 @@ fn a_renewed_context_is_a_chain_of_its_own_also_when_it_is_taken_up() {
     m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
     // The limit of the context counts what the model sees.
     let next = m.on_event(EpisodeEvent::Renewed {
+        cause: sinew_types::BranchCause::Compaction,
         prompt: vec![1, 7],
         messages: Vec::new(),
         process_reward: 0.5,

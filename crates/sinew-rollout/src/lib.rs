@@ -36,6 +36,7 @@ mod playback;
 mod replay;
 mod rescore;
 mod sample;
+mod shown;
 mod wait_times;
 
 pub use action::of_tokens as action_of_tokens;

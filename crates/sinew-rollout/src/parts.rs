@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use sinew_env::EnvFactory;
 use sinew_render::Renderer;
 use sinew_sandbox::SandboxWait;
-use sinew_types::{Engine, SamplingParams, Trace};
+use sinew_types::{Engine, SamplingParams, Thinking, Trace};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -81,6 +81,8 @@ pub struct EpisodeOptions {
     /// Whether a saved episode may be replayed in any environment, not only in one that declares itself
     /// deterministic.
     pub replay_always: bool,
+    /// Treatment of the thinking of earlier turns.
+    pub thinking: Thinking,
     /// Time limit for starting an episode's environment.
     pub boot_timeout: Duration,
     /// Time limit for its turns, counted from then on.

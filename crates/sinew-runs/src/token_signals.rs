@@ -220,6 +220,7 @@ mod tests {
             finish: sampled.then_some(FinishReason::Length),
             process_reward: 0.0,
             state_hash: None,
+            branch: None,
         }
     }
 

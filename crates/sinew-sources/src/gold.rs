@@ -19,8 +19,8 @@ use sinew_pipeline::{GroupRequest, SampleSource, SourceGroups};
 use sinew_render::Renderer;
 use sinew_rollout::{EpisodeSpec, RunInfo, action_of_tokens};
 use sinew_types::{
-    EpisodeEnd, EpisodeId, FailureKind, GroupId, Message, NO_PARENT, Node, NodeId, Outcome, Role,
-    SamplingParams, TokenKind, ToolSpec, Trace, mix_seed,
+    BranchCause, EpisodeEnd, EpisodeId, FailureKind, GroupId, Message, NO_PARENT, Node, NodeId,
+    Outcome, Role, SamplingParams, TokenKind, ToolSpec, Trace, mix_seed,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -316,6 +316,7 @@ fn follow(nodes: &mut Vec<Node>, context: Vec<Node>) {
             parent => parent + before,
         },
         turn: node.turn + turns,
+        branch: (node.parent == NO_PARENT && before > 0).then_some(BranchCause::Compaction),
         ..node
     }));
 }

@@ -581,6 +581,7 @@ mod tests {
             finish: None,
             process_reward: 0.0,
             state_hash: None,
+            branch: None,
         };
         Trace {
             format_version: TRACE_FORMAT_VERSION,

@@ -90,6 +90,7 @@ impl Head {
             finish: n.finish.clone(),
             process_reward: n.process_reward,
             state_hash: n.state_hash,
+            branch: n.branch,
         };
         Self {
             trace: Trace {

@@ -27,4 +27,4 @@ pub use error::TasksError;
 pub use folder::read_rows;
 pub use row::{MAX_BYTES, MAX_ROW_BYTES, MAX_ROWS, Row};
 pub use table::{Example, Source, Splits, TableConfig, TableSummary, TableTaskset};
-pub use template::PromptTemplate;
+pub use template::{DerivedColumns, PromptTemplate};

@@ -32,8 +32,8 @@ pub enum Splits {
     /// or `dev…`, or that of [`Source::Split`]. Other sources hold out 5 % of the rows, like
     /// [`Splits::Share`].
     Given,
-    /// Share of the rows, chosen by the hash of their prompts, above 0 and below 1. Refused for a source that
-    /// has a separate held-out split.
+    /// Share of the rows, chosen by the hash of their prompts, above 0. With 1 there are none to train on:
+    /// they are measured only. Refused for a source that has a separate held-out split.
     Share(f64),
     /// Separate rows.
     Own(Source),
@@ -204,7 +204,7 @@ impl TableTaskset {
         hasher.finalize().to_hex().to_string()
     }
 
-    /// Counts the rows, and refuses a split without any.
+    /// Counts the rows, and refuses a split without any that should have some.
     fn count(&mut self) -> Result<(), TasksError> {
         for row in &self.train {
             let kind = self.kind(row)?;
@@ -215,8 +215,9 @@ impl TableTaskset {
         }
         self.summary.train = self.train.len();
         self.summary.held_out = self.held_out.len();
+        let measured = self.config.held_out == Splits::Share(1.0);
         let empty = match (self.train.is_empty(), self.held_out.is_empty()) {
-            (true, _) => "no rows to train on",
+            (true, _) if !measured => "no rows to train on",
             (_, true) => "no rows to hold out for the evaluation",
             _ => return Ok(()),
         };
@@ -372,11 +373,11 @@ fn sources(
 /// The share of rows to hold out.
 fn share(splits: &Splits) -> Result<f64, TasksError> {
     match splits {
-        Splits::Share(share) if *share > 0.0 && *share < 1.0 => Ok(*share),
+        Splits::Share(share) if *share > 0.0 && *share <= 1.0 => Ok(*share),
         Splits::Share(share) => Err(TasksError::Key {
             key: "held_out",
             value: share.to_string(),
-            reason: "allowed: above 0 and below 1, for example 0.05".into(),
+            reason: "allowed: above 0, up to 1, for example 0.05".into(),
         }),
         Splits::Given => Ok(SHARE),
         Splits::Own(_) => Ok(0.0),

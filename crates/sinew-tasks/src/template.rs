@@ -44,6 +44,8 @@ impl Write for Bounded {
 const PROMPT: &str = "prompt";
 /// Name of the filter in messages.
 const FILTER: &str = "filter";
+/// Name of derived columns in messages.
+const COLUMNS: &str = "columns";
 
 /// The template of the prompt and the filter of rows, compiled once. A column that a row does not have is an
 /// error.
@@ -61,23 +63,7 @@ impl PromptTemplate {
     /// # Errors
     /// [`TasksError::Key`] for a syntax error.
     pub fn new(prompt: Option<&str>, filter: Option<&str>) -> Result<Self, TasksError> {
-        let mut env = Environment::new();
-        env.set_undefined_behavior(UndefinedBehavior::Strict);
-        env.set_fuel(Some(FUEL));
-        // An empty cell prints nothing: `none` would be a word of the prompt.
-        env.set_formatter(|out, state, value| {
-            if value.is_none() {
-                Ok(())
-            } else {
-                minijinja::escape_formatter(out, state, value)
-            }
-        });
-        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        let wrong = |key, text: &str, e: &Error| TasksError::Key {
-            key,
-            value: format!("{text:?}"),
-            reason: format!("{e}; it is Jinja over the columns of a row"),
-        };
+        let mut env = environment();
         if let Some(text) = prompt {
             env.add_template_owned(PROMPT, text.to_owned())
                 .map_err(|e| wrong(PROMPT, text, &e))?;
@@ -152,29 +138,98 @@ impl PromptTemplate {
 
     /// Fills a template in for a row.
     fn text(&self, name: &'static str, row: &Row) -> Result<String, TasksError> {
-        let template = self.env.get_template(name);
-        let mut text = Bounded::default();
-        let rendered = template.and_then(|t| {
-            t.render_captured_to(Serde(&row.columns), &mut text)
-                .map(drop)
-        });
-        if text.full {
-            let why = format!("tasks.{name}: the text is larger than {MAX_BYTES} bytes");
-            return Err(row.error(why));
-        }
-        let text = rendered.and_then(|()| {
-            let broken =
-                |e: std::string::FromUtf8Error| Error::new(ErrorKind::WriteFailure, e.to_string());
-            String::from_utf8(text.bytes).map_err(broken)
-        });
-        text.map_err(|e| {
-            let hint = match e.kind() {
-                ErrorKind::UndefinedError => format!("; columns: {}", columns(row)),
-                _ => String::new(),
-            };
-            row.error(format!("tasks.{name}: {e}{hint}"))
-        })
+        filled(&self.env, name, &format!("tasks.{name}"), row)
     }
+}
+
+/// Columns that Jinja templates make of the other columns of a row, such as tests of several columns in one.
+#[derive(Debug)]
+pub struct DerivedColumns {
+    env: Environment<'static>,
+    /// Names in their order; a template may use the columns before it.
+    names: Vec<String>,
+}
+
+impl DerivedColumns {
+    /// Compiles a template for each name.
+    ///
+    /// # Errors
+    /// [`TasksError::Key`] for a syntax error.
+    pub fn new<'a>(
+        templates: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self, TasksError> {
+        let (mut env, mut names) = (environment(), Vec::new());
+        for (name, text) in templates {
+            env.add_template_owned(name.to_owned(), text.to_owned())
+                .map_err(|e| wrong(COLUMNS, text, &e))?;
+            names.push(name.to_owned());
+        }
+        Ok(Self { env, names })
+    }
+
+    /// Adds the columns to a row, in place of its own of these names.
+    ///
+    /// # Errors
+    /// [`TasksError::Row`] if a column that a template uses is missing.
+    pub fn add(&self, row: &mut Row) -> Result<(), TasksError> {
+        for name in &self.names {
+            let text = filled(&self.env, name, &format!("column `{name}`"), row)?;
+            row.columns.insert(name.clone(), Value::String(text));
+        }
+        Ok(())
+    }
+}
+
+/// Settings of all templates.
+fn environment() -> Environment<'static> {
+    let mut env = Environment::new();
+    env.set_undefined_behavior(UndefinedBehavior::Strict);
+    env.set_fuel(Some(FUEL));
+    // An empty cell prints nothing: `none` would be a word of the prompt.
+    env.set_formatter(|out, state, value| {
+        if value.is_none() {
+            Ok(())
+        } else {
+            minijinja::escape_formatter(out, state, value)
+        }
+    });
+    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env
+}
+
+/// The error of a template that cannot be compiled.
+fn wrong(key: &'static str, text: &str, e: &Error) -> TasksError {
+    TasksError::Key {
+        key,
+        value: format!("{text:?}"),
+        reason: format!("{e}; it is Jinja over the columns of a row"),
+    }
+}
+
+/// Fills a template in for a row; `shown` names it in errors.
+fn filled(env: &Environment<'_>, name: &str, shown: &str, row: &Row) -> Result<String, TasksError> {
+    let template = env.get_template(name);
+    let mut text = Bounded::default();
+    let rendered = template.and_then(|t| {
+        t.render_captured_to(Serde(&row.columns), &mut text)
+            .map(drop)
+    });
+    if text.full {
+        let why = format!("{shown}: the text is larger than {MAX_BYTES} bytes");
+        return Err(row.error(why));
+    }
+    let text = rendered.and_then(|()| {
+        let broken =
+            |e: std::string::FromUtf8Error| Error::new(ErrorKind::WriteFailure, e.to_string());
+        String::from_utf8(text.bytes).map_err(broken)
+    });
+    text.map_err(|e| {
+        let hint = match e.kind() {
+            ErrorKind::UndefinedError => format!("; columns: {}", columns(row)),
+            _ => String::new(),
+        };
+        row.error(format!("{shown}: {e}{hint}"))
+    })
 }
 
 /// Names of a row's columns.

@@ -312,11 +312,21 @@ fn a_split_without_rows_is_refused() {
         .to_string();
     assert!(error.contains("left out 4 rows"), "{error}");
     settings.filter = None;
-    settings.held_out = Splits::Share(1.0);
+    settings.held_out = Splits::Share(1.5);
     let error = TableTaskset::open(settings.clone())
         .unwrap_err()
         .to_string();
-    assert!(error.contains("tasks.held_out = 1"), "{error}");
+    assert!(error.contains("tasks.held_out = 1.5"), "{error}");
+    // All rows may be held out, in their order, to be measured only.
+    settings.held_out = Splits::Share(1.0);
+    let table = TableTaskset::open(settings.clone()).unwrap();
+    assert_eq!((table.len(Split::Train), table.len(Split::HeldOut)), (0, 4));
+    settings.filter = Some("answer > 100".into());
+    let error = TableTaskset::open(settings.clone())
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("no rows to hold out"), "{error}");
+    settings.filter = None;
     settings.held_out = Splits::Own(source.into());
     let error = TableTaskset::open(settings).unwrap_err().to_string();
     assert!(error.contains("no rows to train on"), "{error}");

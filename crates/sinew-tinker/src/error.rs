@@ -68,7 +68,7 @@ pub enum TinkerError {
         value: u64,
         /// Largest value that is allowed.
         limit: u64,
-        /// What to do: a smaller request, or the key of the server's configuration.
+        /// A way out: a smaller request, or the key of the server's configuration.
         hint: String,
     },
     /// The model could not compute.

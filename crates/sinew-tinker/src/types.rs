@@ -35,7 +35,7 @@ pub enum TensorValues {
 }
 
 impl TensorValues {
-    /// How many numbers there are.
+    /// The count of numbers.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),
@@ -92,7 +92,7 @@ impl Tensor {
         }
     }
 
-    /// How many numbers there are.
+    /// The count of numbers.
     pub fn len(&self) -> usize {
         self.values.len()
     }

@@ -10,6 +10,7 @@
 #![warn(missing_docs)]
 
 mod adapter;
+mod branch;
 mod chat;
 mod clock;
 mod content;
@@ -29,6 +30,7 @@ mod trace;
 mod weights;
 
 pub use adapter::{Adapter, AdapterName, AdapterNameError};
+pub use branch::{BranchCause, Thinking};
 pub use clock::Clock;
 pub use content::{Content, Media, MediaSource, Part};
 pub use engine::{

@@ -3,6 +3,7 @@
 //! A node holds only the tokens it adds to its parent. A path from the root to a leaf holds the tokens that
 //! the model saw, and is a training sample. Branches share their prefix.
 
+use crate::branch::BranchCause;
 use crate::engine::{FinishReason, TEMPERATURES};
 use crate::format::NodeFormat;
 use crate::ids::{EpisodeId, GroupId, PolicyVersion, TaskId, TokenId};
@@ -109,6 +110,10 @@ pub struct Node {
     pub process_reward: f64,
     /// Hash of the observation, so that equal states can be found across episodes.
     pub state_hash: Option<u64>,
+    /// Cause of the branch that begins with this node; `None` for a node that continues its parent, and for
+    /// the first root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch: Option<BranchCause>,
 }
 
 fn one() -> f32 {
@@ -160,6 +165,7 @@ impl Node {
             finish: None,
             process_reward: 0.0,
             state_hash: None,
+            branch: None,
         }
     }
 }
@@ -644,6 +650,15 @@ impl Trace {
         (0..self.nodes.len() as NodeId)
             .filter(|&i| !has_child[i as usize])
             .collect()
+    }
+
+    /// Number of branches by cause.
+    pub fn branches(&self) -> BTreeMap<BranchCause, u32> {
+        let mut counts = BTreeMap::new();
+        for cause in self.nodes.iter().filter_map(|n| n.branch) {
+            *counts.entry(cause).or_default() += 1;
+        }
+        counts
     }
 
     /// The limit of tokens that cut the last answer, if one did.

@@ -138,6 +138,9 @@ fn header(out: &mut String, id: usize, node: &Node) {
     if node.process_reward != 0.0 {
         let _ = write!(out, "  process reward {:+.3}", node.process_reward);
     }
+    if let Some(cause) = node.branch {
+        let _ = write!(out, "  branch: {}", cause.name());
+    }
     out.push('\n');
 }
 

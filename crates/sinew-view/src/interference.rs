@@ -102,6 +102,7 @@ mod tests {
             step,
             wall_s: 0.0,
             stats: stats([("a", 1, a), ("b", 1, b)]),
+            gain: None,
         }
     }
 

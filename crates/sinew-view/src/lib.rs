@@ -14,6 +14,7 @@
 //! | [`RunSummary`] | files of the run's folder | no |
 //! | [`text`], [`json`], [`html`] | a trace of the store | no |
 
+mod comparison;
 mod date;
 mod episode;
 mod error;

@@ -364,6 +364,9 @@ fn about(id: usize, node: &Node) -> String {
     if node.parent != NO_PARENT && node.parent as usize + 1 != id {
         words.push(format!("after node {}", node.parent));
     }
+    if let Some(cause) = node.branch {
+        words.push(format!("branch: {}", cause.name()));
+    }
     words.push(format!("node {id}"));
     if node.turn > 0 {
         words.push(format!("turn {}", node.turn));

@@ -14,14 +14,15 @@
 //! | curves | one point a step; curves of values that do not exist are left out |
 //! | episodes | the first held-out tasks, before and after side by side |
 
+use crate::comparison::comparison;
 use crate::date::date;
 use crate::error::ViewError;
 use crate::interference::interference;
 use crate::plot::{Curve, Lane, Span, plot_with_points, timeline};
 use crate::status::duration;
 use sinew_orchestrator::{
-    EpisodeStats, EvalRecord, PipelineError, Recorder, RunEvent, SampleStatus, StepRecord,
-    TokenSummary, Totals, UNSCORED, WaitTimes,
+    EpisodeStats, EvalRecord, HeldOutGain, PipelineError, Recorder, RunEvent, SampleStatus,
+    StepRecord, TokenSummary, Totals, UNSCORED, WaitTimes,
 };
 use sinew_render::Renderer;
 use sinew_types::{EpisodeEnd, TokenKind, Trace};
@@ -262,6 +263,11 @@ impl Report<'_> {
         let mut html = String::from("<table><tr><th>held-out<th>before<th>after");
         for (name, before, after) in comparison(self.before, after) {
             let _ = write!(html, "<tr><td>{}<td>{before}<td>{after}", escape(&name));
+        }
+        // The last measurement is the one after.
+        let gain = self.evals.last().and_then(|e| e.gain.as_ref());
+        for (name, points) in gain.map(HeldOutGain::rows).unwrap_or_default() {
+            let _ = write!(html, "<tr><td>{}<td colspan=2>{points}", escape(&name));
         }
         html + "</table>"
     }
@@ -543,76 +549,6 @@ pub(crate) fn time_split(steps: &[StepRecord], wall_s: f64) -> Vec<(&'static str
     parts
 }
 
-/// Rows of the table before/after: name and both values as text.
-pub(crate) fn comparison(
-    before: &EpisodeStats,
-    after: &EpisodeStats,
-) -> Vec<(String, String, String)> {
-    let percent = |x: f64| format!("{:.1} %", 100.0 * x);
-    let number = |x: f64| format!("{x:.2}");
-    // A measure that is missing is not 0.
-    let known = |x: Option<f64>| x.map_or_else(|| "-".to_owned(), percent);
-    let success = |s: &EpisodeStats| known((s.scored() > 0).then_some(s.success));
-    let interval = |s: &EpisodeStats| {
-        let interval = s.success_interval;
-        interval.map_or_else(|| "-".to_owned(), |i| i.percent())
-    };
-    let mut rows = vec![
-        ("success".into(), success(before), success(after)),
-        ("  95 % interval".into(), interval(before), interval(after)),
-        (
-            "  scored episodes".into(),
-            before.scored().to_string(),
-            after.scored().to_string(),
-        ),
-    ];
-    let reward = (before.reward, after.reward);
-    if reward != (before.success, after.success) {
-        rows.push(("reward".into(), number(reward.0), number(reward.1)));
-    }
-    if let (Some(b), Some(a)) = (before.greedy_success, after.greedy_success) {
-        rows.insert(3, ("success, greedy".into(), percent(b), percent(a)));
-    }
-    for (env, b) in &before.by_env {
-        let a = after.by_env.get(env).map_or_else(|| known(None), success);
-        rows.push((format!("success: {env}"), success(b), a));
-    }
-    for kind in before.success_by_kind.keys() {
-        let of = |stats: &EpisodeStats| stats.success_of_kind(kind);
-        rows.push((format!("success: {kind}"), of(before), of(after)));
-    }
-    for (name, b) in &before.metrics {
-        let a = after.metrics.get(name).copied();
-        // It stands above.
-        if name == "success" && (*b, a) == (before.success, Some(after.success)) {
-            continue;
-        }
-        let a = a.map_or_else(|| "-".to_owned(), number);
-        rows.push((name.clone(), number(*b), a));
-    }
-    rows.push(("turns".into(), number(before.turns), number(after.turns)));
-    rows.push((
-        "sampled tokens".into(),
-        number(before.sampled_tokens),
-        number(after.sampled_tokens),
-    ));
-    let count = |n: usize| n.to_string();
-    rows.push((
-        "truncated".into(),
-        count(before.truncated),
-        count(after.truncated),
-    ));
-    rows.push(("failed".into(), count(before.failed), count(after.failed)));
-    if before.unscored + after.unscored > 0 {
-        rows.push((
-            "without a reward".into(),
-            before.unscored_text(),
-            after.unscored_text(),
-        ));
-    }
-    rows
-}
-
 /// End of an episode, in words.
 pub(crate) fn end_text(end: &EpisodeEnd) -> String {
     match end {
@@ -700,6 +636,7 @@ mod tests {
             step,
             wall_s: 1.0,
             stats: stats(0.25, reward),
+            gain: None,
         };
         let renderer = sinew_render::byte_renderer().unwrap();
         let report = Report {

@@ -8,8 +8,8 @@ use crate::status::duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sinew_orchestrator::{
-    AdmissionRecord, DIVERGENCE_ALARM, EvalRecord, Process, StepRecord, TokenSummary, Verdict,
-    VerdictInput, divergence,
+    AdmissionRecord, DIVERGENCE_ALARM, EvalRecord, HeldOutGain, Process, StepRecord, TokenSummary,
+    Verdict, VerdictInput, divergence,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -31,6 +31,9 @@ pub struct RunSummary {
     wall_s: f64,
     /// Success on held-out tasks, in the order of measurement.
     evals: Vec<EvalRecord>,
+    /// Gain of the last measurement over the first, with its 95 % interval.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gain: Option<HeldOutGain>,
     /// Training episodes of all steps, without those that were run again.
     episodes: usize,
     /// Episodes of these that the system failed; the replaced attempts follow.
@@ -128,6 +131,7 @@ impl RunSummary {
             retried: steps.iter().map(|s| s.retried).sum(),
             divergence: divergence(&tokens.joins),
             course: VerdictInput::of(&steps, &evals),
+            gain: evals.last().and_then(|e| e.gain.clone()),
             evals,
             left_out,
             tokens,
@@ -156,6 +160,24 @@ impl RunSummary {
         format!("{name}  step {done} of {of}  {gained}  {wall}")
     }
 
+    /// Measurements of held-out tasks, and the gain.
+    fn held_out_text(&self) -> String {
+        let mut out = String::new();
+        for eval in &self.evals {
+            let (when, step) = (&eval.when, eval.step);
+            let _ = writeln!(
+                out,
+                "held-out {when:6} step {step:>4}  success {}",
+                eval.stats.success_text()
+            );
+        }
+        let gain = self.gain.as_ref();
+        for (name, points) in gain.map(HeldOutGain::rows).unwrap_or_default() {
+            let _ = writeln!(out, "{name:15}  {points}");
+        }
+        out
+    }
+
     /// Text for a person: all counts, with the alarm of rewritten histories where it applies.
     pub fn text(&self) -> String {
         let mut out = String::new();
@@ -167,14 +189,7 @@ impl RunSummary {
             self.of_steps,
             duration(self.wall_s)
         );
-        for eval in &self.evals {
-            let (when, step) = (&eval.when, eval.step);
-            let _ = writeln!(
-                out,
-                "held-out {when:6} step {step:>4}  success {}",
-                eval.stats.success_text()
-            );
-        }
+        out.push_str(&self.held_out_text());
         let (episodes, failed, again) = (self.episodes, self.failed, self.retried);
         let _ = writeln!(
             out,
@@ -208,6 +223,10 @@ impl RunSummary {
                 told.join("  "),
                 100.0 * share
             );
+        }
+        let branches = self.tokens.branches_text();
+        if !branches.is_empty() {
+            let _ = writeln!(out, "branches  {branches}");
         }
         let a = &self.admission;
         let _ = writeln!(

@@ -3,8 +3,9 @@
 //! Percentages of time are of the wall time of all sessions. Counts of episodes and tokens are those of the
 //! records, so that the end of a resumed run covers the whole run.
 
+use crate::comparison::comparison;
 use crate::printer::collected_line;
-use crate::report::{comparison, time_split};
+use crate::report::time_split;
 use crate::status::duration;
 use sinew_orchestrator::{CollectProgress, EpisodeStats, RunOutcome, StepRecord};
 use std::fmt::Write;
@@ -57,6 +58,12 @@ fn text(s: &Summary<'_>) -> String {
     for (name, before, after) in rows {
         let _ = writeln!(out, "{name:width$}  {before:>15}  {after:>15}");
     }
+    if let Some(gain) = &e.gain {
+        let _ = writeln!(out);
+        for (name, points) in gain.rows() {
+            let _ = writeln!(out, "{name:width$}  {points}");
+        }
+    }
     if let Some(verdict) = &e.verdict {
         let _ = writeln!(out, "\n{}: {}", verdict.verdict.name(), verdict.why);
         if let Some(change) = &verdict.change {
@@ -90,6 +97,10 @@ fn text(s: &Summary<'_>) -> String {
     if !joins.is_empty() {
         let told: Vec<String> = joins.iter().map(|(j, n)| format!("{j} {n}")).collect();
         let _ = writeln!(out, "calls of agents: {}", told.join("  "));
+    }
+    let branches = e.tokens.branches_text();
+    if !branches.is_empty() {
+        let _ = writeln!(out, "branches: {branches}");
     }
     next_commands(&mut out, s);
     out

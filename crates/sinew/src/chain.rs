@@ -141,6 +141,7 @@ impl Stages for Trainer<'_> {
             tasks: None,
             accept_loss: self.args.accept_loss,
             signals: Some(self.signals.clone()),
+            go_on: None,
         };
         let ended = crate::execute(folder, plan, check::before_training, train::train, &options);
         let stage = folder.file_name().unwrap_or_default().to_string_lossy();

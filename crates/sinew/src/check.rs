@@ -309,8 +309,39 @@ pub(crate) fn before_sampling(
     before_episodes(recipe)
 }
 
+/// The checks of a benchmark before anything is created: those of `sinew collect`, but no solution must fit,
+/// for nothing is learned. The first task is asked, which starts what its environment needs. A model behind
+/// a server has a template here, and no shape.
+pub(crate) fn before_measuring(
+    recipe: &RunPlan,
+    is_served: bool,
+) -> Result<sinew_assembly::Tasks, Failure> {
+    template(recipe)?;
+    if !is_served {
+        model(recipe)?;
+    }
+    let tasks = before_tasks(recipe)?;
+    let first = tasks.all.get(Split::HeldOut, 0).map_err(Failure::system)?;
+    let world = sinew_assembly::world(recipe, &tasks)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::system)?;
+    runtime.block_on(prompts::ask(world.envs.as_ref(), &first))?;
+    Ok(tasks)
+}
+
 /// Requirements of episodes: a sandbox, an agent, tasks that fit.
 fn before_episodes(recipe: &RunPlan) -> Result<sinew_assembly::Tasks, Failure> {
+    let tasks = before_tasks(recipe)?;
+    if recipe.harness.is_built_in() {
+        prompts::prompts(recipe, &sinew_assembly::world(recipe, &tasks)?)?;
+    }
+    Ok(tasks)
+}
+
+/// The tasks, once sandboxes and the agent work.
+fn before_tasks(recipe: &RunPlan) -> Result<sinew_assembly::Tasks, Failure> {
     if recipe.env.needs().sandbox {
         sandbox(recipe)?;
     }
@@ -319,9 +350,6 @@ fn before_episodes(recipe: &RunPlan) -> Result<sinew_assembly::Tasks, Failure> {
     }
     let tasks = sinew_assembly::tasks(recipe)?;
     counts(recipe, &tasks)?;
-    if recipe.harness.is_built_in() {
-        prompts::prompts(recipe, &sinew_assembly::world(recipe, &tasks)?)?;
-    }
     Ok(tasks)
 }
 
@@ -512,6 +540,12 @@ fn counts(recipe: &RunPlan, tasks: &sinew_assembly::Tasks) -> Result<String, Fai
             "eval.tasks = {asked}: allowed: up to {held_out}, the held-out tasks of `{}`; left out, all are taken",
             taskset.name()
         )));
+    }
+    if train == 0 {
+        return Ok(format!(
+            "{}: {held_out} held out, none to train on: only `sinew eval` runs it{left_out}{notes}",
+            taskset.name()
+        ));
     }
     if recipe.rollout.tasks_per_step > train {
         return Err(Failure::input(format!(

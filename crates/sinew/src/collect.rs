@@ -17,10 +17,13 @@ use sinew_orchestrator::{CollectProgress, FAILING, Process, RunEvent};
 use sinew_recipe::{Recipe, RunPlan};
 use sinew_runs::{COLLECTION, RunDir};
 use sinew_view::collected;
+use std::path::PathBuf;
 
 /// Arguments of `sinew collect`.
 #[derive(Debug, Args)]
 pub(crate) struct CollectArgs {
+    /// Recipe file (TOML)
+    pub(crate) recipe: PathBuf,
     #[command(flatten)]
     pub(crate) run: RunArgs,
     /// Number of episodes, those of earlier sessions included; with --resume it may be raised
@@ -46,7 +49,7 @@ pub(crate) fn run(args: &CollectArgs) -> Result<(), Failure> {
 }
 
 fn gathered(args: &CollectArgs) -> Result<train::CommandEnd, Failure> {
-    let mut recipe = match args.run.recipe()? {
+    let mut recipe = match args.run.recipe(&args.recipe)? {
         Recipe::Run(recipe) => *recipe,
         Recipe::Chain(_) => {
             return Err(Failure::input(

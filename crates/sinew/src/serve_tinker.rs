@@ -3,8 +3,8 @@
 //! Everything that was acknowledged is in the state folder: the same command continues with it, also after a
 //! kill.
 
+use crate::model_name::model_name;
 use crate::output;
-use crate::serve::model_name;
 use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
@@ -32,8 +32,8 @@ pub(crate) struct TinkerArgs {
         conflicts_with_all = [
             "sandbox_only", "engine", "engine_logprobs", "engine_formats", "listen", "template", "follow",
             "store", "control_token_file", "tool_format", "rollout_ttl_s", "api_key", "max_rollouts",
-            "strict_fields", "pool", "queue", "queue_source", "drain_s", "fake_words", "fake_script",
-            "fake_pass_ms",
+            "strict_fields", "adapter", "adapter_dir", "pool", "queue", "queue_source", "drain_s",
+            "fake_words", "fake_script", "fake_pass_ms",
         ]
     )]
     pub(crate) tinker: Option<SocketAddr>,

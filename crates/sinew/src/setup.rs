@@ -1,9 +1,12 @@
-//! `sinew setup torch`: makes the Python environment of the trainer with PyTorch.
+//! `sinew setup`: installs parts that are not in this program: the Python environment of the trainer with
+//! PyTorch here, coding agents in `agents.rs`.
 //!
-//! It is separate from those of engines, whose pins of torch conflict. The environment is made and tried
+//! The environment is separate from those of engines, whose pins of torch conflict. It is made and tried
 //! under `DIR.part` and renamed at its end, so that `DIR` never holds half of one. An environment contains
 //! its own path in its scripts, which are rewritten before the rename. A lock keeps a second call away
 //! meanwhile. The rest of a killed call under `DIR.part` is removed by the next one.
+
+mod agents;
 
 use crate::bounded;
 use crate::check::disk::nearest;
@@ -47,6 +50,9 @@ enum SetupCommand {
         after_help = "Examples: sinew setup torch\n          sinew setup torch --index-url https://download.pytorch.org/whl/cpu"
     )]
     Torch(TorchArgs),
+    /// Install coding agents for `harness = { type = "cli" }`, each with its lock
+    #[command(after_help = "Example: sinew setup agents claude-code codex")]
+    Agents(agents::AgentsArgs),
 }
 
 /// Arguments of `sinew setup torch`.
@@ -87,12 +93,19 @@ pub(crate) fn variables() -> EnvironmentVariables {
 /// # Errors
 /// If a program fails, there is too little room, or a package of the new environment cannot be imported.
 pub(crate) fn run(args: &SetupArgs) -> Result<(), Failure> {
-    let SetupCommand::Torch(args) = &args.command;
+    match &args.command {
+        SetupCommand::Torch(args) => torch(args),
+        SetupCommand::Agents(args) => agents::run(args),
+    }
+}
+
+/// Runs `sinew setup torch`.
+fn torch(args: &TorchArgs) -> Result<(), Failure> {
     let begun = Instant::now();
     let default = || sinew_assembly::resolve_env().cache_dir.join("torch");
     let dir = args.dir.clone().unwrap_or_else(default);
     let dir = std::path::absolute(&dir).map_err(|e| failed(&dir, e))?;
-    let _lock = lock(&dir)?;
+    let _lock = lock(&dir, "`sinew setup torch` makes this environment")?;
     let there = is_made(&dir);
     if !there {
         make(args, &dir)?;
@@ -159,15 +172,15 @@ fn beside(dir: &Path, ending: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Keeps other calls for the same folder away until the result is dropped.
-fn lock(dir: &Path) -> Result<File, Failure> {
+/// Keeps other calls for the same folder away until the result is dropped. `work`: what the other one does.
+fn lock(dir: &Path, work: &str) -> Result<File, Failure> {
     let path = beside(dir, ".lock");
     let parent = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(parent).map_err(|e| failed(parent, e))?;
     let file = File::create(&path).map_err(|e| failed(&path, e))?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
         Failure::outside(format!(
-            "{}: another `sinew setup torch` makes this environment now: wait for its end",
+            "{}: another {work} now: wait for its end",
             dir.display()
         ))
     })?;
@@ -276,10 +289,13 @@ fn install(args: &TorchArgs, part: &Path) -> Result<(), Failure> {
     let uv = has_uv();
     if uv {
         let venv = ["venv", "--quiet", "--python", args.python.as_str()];
-        program(Command::new("uv").args(venv).arg(part))?;
+        program(Command::new("uv").args(venv).arg(part), INDEX)?;
     } else {
         recent_enough(&args.python)?;
-        program(Command::new(&args.python).args(["-m", "venv"]).arg(part))?;
+        program(
+            Command::new(&args.python).args(["-m", "venv"]).arg(part),
+            INDEX,
+        )?;
     }
     let pip = || {
         let mut pip = Command::new(if uv { "uv".into() } else { python_of(part) });
@@ -294,10 +310,10 @@ fn install(args: &TorchArgs, part: &Path) -> Result<(), Failure> {
     };
     match &args.index_url {
         Some(url) => {
-            program(pip().arg("--index-url").arg(url).args(torch))?;
-            program(pip().args(others))
+            program(pip().arg("--index-url").arg(url).args(torch), INDEX)?;
+            program(pip().args(others), INDEX)
         }
-        None => program(pip().args(packages)),
+        None => program(pip().args(packages), INDEX),
     }
 }
 
@@ -318,8 +334,12 @@ fn recent_enough(python: &str) -> Result<(), Failure> {
     )))
 }
 
+/// Hint for a package manager of Python that fails.
+const INDEX: &str = "a package index must be reachable (UV_INDEX_URL or PIP_INDEX_URL name another), and \
+     `python3 -m venv` needs python3-venv on Debian";
+
 /// Runs a program to its end; it writes to standard error, so that standard output has the result only.
-fn program(command: &mut Command) -> Result<(), Failure> {
+fn program(command: &mut Command, hint: &str) -> Result<(), Failure> {
     let shown = command.get_program().to_string_lossy().into_owned();
     let status = command
         .stdin(Stdio::null())
@@ -327,7 +347,7 @@ fn program(command: &mut Command) -> Result<(), Failure> {
         .env_remove("PYTHONPATH")
         .env_remove("PYTHONHOME")
         .status()
-        .map_err(|e| Failure::outside(format!("{shown}: {e}")))?;
+        .map_err(|e| Failure::outside(format!("{shown}: {e}\n  hint: {hint}")))?;
     if status.success() {
         return Ok(());
     }
@@ -336,8 +356,7 @@ fn program(command: &mut Command) -> Result<(), Failure> {
         .map(|word| word.to_string_lossy())
         .collect();
     Err(Failure::outside(format!(
-        "{shown} {}: {status}; its own message is above\n  hint: a package index must be reachable \
-         (UV_INDEX_URL or PIP_INDEX_URL name another), and `python3 -m venv` needs python3-venv on Debian",
+        "{shown} {}: {status}; its own message is above\n  hint: {hint}",
         words.join(" ")
     )))
 }

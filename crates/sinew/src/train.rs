@@ -9,6 +9,7 @@
 //! | field | content |
 //! |---|---|
 //! | `eval.before`, `eval.after` | `null` without held-out tasks, else averages over their episodes: `success`, `reward`, `turns`, `sampled_tokens`, `success_interval` (Wilson, 95 %, `of` scored episodes), metrics; `by_env` has the same for each `[[env]]` |
+//! | `eval.gain` | gain of success with its 95 % interval, paired by task: `sampled`, `greedy`, `by_env`; `null` without held-out tasks |
 //! | `wall_s` | wall time of the run, in seconds |
 //! | `samples` | episodes trained, dropped for a reason, trained twice, lost |
 //! | `tokens` | what became of each sampled token |
@@ -66,6 +67,18 @@ pub(crate) struct TrainOptions {
     pub(crate) typed: String,
     /// Signals so far, where the command runs more than this; `None`: they are counted here.
     pub(crate) signals: Option<watch::Receiver<u32>>,
+    /// How an interrupted command continues, where that is not with the recipe in the folder.
+    pub(crate) go_on: Option<String>,
+}
+
+impl TrainOptions {
+    /// The end of an interrupted command.
+    fn interrupted(&self, dir: &RunDir) -> Failure {
+        match &self.go_on {
+            Some(text) => Failure::Interrupt(format!("interrupted; {text}")),
+            None => Failure::interrupt(self.command, dir.path(), &self.typed),
+        }
+    }
 }
 
 /// Result of a command that has ended.
@@ -103,7 +116,11 @@ pub(crate) fn train(
         crate::output::print(&summary.text());
     }
     let last = serde_json::json!({
-        "eval": { "before": measured(&ended.before), "after": measured(&ended.after) },
+        "eval": {
+            "before": measured(&ended.before),
+            "after": measured(&ended.after),
+            "gain": ended.gain,
+        },
         "wall_s": ended.wall_s,
         "samples": ended.samples,
         "tokens": ended.tokens,
@@ -312,7 +329,7 @@ pub(crate) fn in_session<T>(
     let ended = work(session).and_then(|ended| {
         ended.map_err(|e| match (e.is_interrupt(), bench.spent()) {
             (true, Some(why)) => Failure::spent(why, options.command, dir.path()),
-            (true, None) => Failure::interrupt(options.command, dir.path(), &options.typed),
+            (true, None) => options.interrupted(dir),
             (false, _) => e.into(),
         })
     });

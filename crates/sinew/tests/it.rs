@@ -32,6 +32,8 @@ mod doctor;
 #[cfg(feature = "egress")]
 #[path = "it/egress.rs"]
 mod egress;
+#[path = "it/evals.rs"]
+mod evals;
 #[path = "it/faults.rs"]
 mod faults;
 #[path = "it/first.rs"]
@@ -108,6 +110,8 @@ mod snapshots;
 mod tail;
 #[path = "it/template.rs"]
 mod template;
+#[path = "it/tinker.rs"]
+mod tinker;
 #[path = "it/tinker_client.rs"]
 mod tinker_client;
 #[path = "it/torch.rs"]

@@ -141,6 +141,8 @@ class Rollout:
             "OPENAI_API_KEY": self.api_key,
             "ANTHROPIC_BASE_URL": origin,
             "ANTHROPIC_API_KEY": self.api_key,
+            "GOOGLE_GEMINI_BASE_URL": origin,
+            "GEMINI_API_KEY": self.api_key,
         }
 
     def reward(
@@ -271,13 +273,15 @@ class Client(HttpClient):
         max_turns: int | None = None,
         max_context_tokens: int | None = None,
         sampling: Mapping[str, Any] | None = None,
+        adapter: str | None = None,
     ) -> Rollout:
         """Opens a rollout.
 
         `group` names the rollouts whose rewards are compared. `draw` is the number of the task that
         was drawn in `run`; `step` is its former name. `sampling` may hold
         `temperature`, `top_p`, `top_k`, `min_p`, `max_tokens`, and `pinned`: the agent cannot
-        change them.
+        change them. `adapter` names the LoRA adapter of all calls, which the gateway must have
+        loaded.
         """
         asked = {
             "id": id,
@@ -291,6 +295,7 @@ class Client(HttpClient):
             "max_turns": max_turns,
             "max_context_tokens": max_context_tokens,
             "sampling": None if sampling is None else dict(sampling),
+            "adapter": adapter,
         }
         body = {name: value for name, value in asked.items() if value is not None}
         return Rollout(self, self._http.json("POST", "/rollouts", body))

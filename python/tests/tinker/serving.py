@@ -105,9 +105,7 @@ class Server:
             "--tinker",
             f"127.0.0.1:{self.port}",
             "--model",
-            f"{MODEL}={self.model}",
-            "--model-alias",
-            f"{ALIAS}={MODEL}",
+            f"{MODEL},{ALIAS}={self.model}",
             "--context",
             str(CONTEXT),
             "--state",
@@ -120,7 +118,11 @@ class Server:
     def start(self, seconds: float = 60.0) -> Server:
         """Starts the program, and waits until it answers."""
         with open(self.folder / "server.log", "ab") as log:
-            self.process = subprocess.Popen(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            # Products in f32: AMX rounds their inputs to bfloat16.
+            environment = {**os.environ, "SINEW_CPU": "avx2"}
+            self.process = subprocess.Popen(
+                self.command(), env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
         end = time.monotonic() + seconds
         while not self.answers():
             if self.process.poll() is not None or time.monotonic() > end:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import urllib.request
@@ -15,7 +16,9 @@ import torch
 from test_training import datum, weights
 from tinker import types
 
-STEPS = 6
+# Kills of the server, and as many steps as they take.
+KILLS = int(os.environ.get("SINEW_KILLS", "3"))
+STEPS = 2 * KILLS
 
 
 def run(service: tinker.ServiceClient, folder: Path, rest: tinker.RestClient, pause: float) -> list[float]:
@@ -41,7 +44,7 @@ def run(service: tinker.ServiceClient, folder: Path, rest: tinker.RestClient, pa
     return values
 
 
-@pytest.mark.parametrize("kills", [3])
+@pytest.mark.parametrize("kills", [KILLS])
 def test_kills_change_nothing(model: Path, tmp_path: Path, kills: int) -> None:
     results = []
     for name, times in (("calm", 0), ("killed", kills)):

@@ -69,6 +69,7 @@ pub(crate) fn node(parent: NodeId, turn: u32, kind: TokenKind, tokens: usize) ->
         finish: None,
         process_reward: 0.0,
         state_hash: None,
+        branch: None,
     }
 }
 

@@ -9,9 +9,10 @@ use crate::run_pins::RunPins;
 use crate::servers::{sampling_engine, serve_engine};
 use crate::start_model::StartShape;
 use crate::{
-    Session, describe, device, engine, episode_parts, groups, plan, run_info, source, store, tinker,
+    Session, check_training_tasks, describe, device, engine, episode_parts, groups, plan, run_info,
+    source, store, tinker,
 };
-use sinew_orchestrator::RunEvent;
+use sinew_orchestrator::{Goal, RunEvent};
 use sinew_pipeline::{ChangedParts, EngineRollouts, RolloutParts, Rollouts};
 use sinew_recipe::{DataSection, EngineType, RunPlan, StoreKind};
 use sinew_render::Renderer;
@@ -101,14 +102,11 @@ pub fn collection(
     };
     pins.inputs(recipe, world.envs.as_ref(), &session, [])?;
     let store = store::open_store(&recipe.store, session.dir)?.traces;
-    let shape = match pins.plan.tinker() {
-        Some(_) => tinker::shape(&pins.plan)?,
-        None => StartShape::of(model_config(&pins.plan)?),
-    };
+    let shape = shape(&pins.plan)?;
     check_context(recipe.rollout.max_context_tokens, shape.context)?;
+    check_training_tasks(recipe, Goal::Train, world.taskset.as_ref())?;
     let draws = plan::draws(recipe, world.taskset.as_ref())?;
-    let pinned = pins.plan.clone();
-    let rewards = pins.rewards(recipe);
+    let (pinned, rewards) = (pins.plan.clone(), pins.rewards(recipe));
     pins.keep(&session, 0)?;
     let groups = groups(&session, &world.envs, &world.taskset, &renderer, &store);
     let made = RecipeParts {
@@ -155,6 +153,14 @@ pub fn collection(
         bus: session.bus,
         started: session.started,
     })
+}
+
+/// The shape of a plan's model, which a Tinker service may have.
+fn shape(plan: &RunPlan) -> Result<StartShape, Failure> {
+    match plan.tinker() {
+        Some(_) => tinker::shape(plan),
+        None => Ok(StartShape::of(model_config(plan)?)),
+    }
 }
 
 /// Builds the engine that samples with the weights of a plan's model, which `version` names: the servers of

@@ -330,6 +330,7 @@ impl World {
             sampling: SamplingParams::default(),
             chunk_tokens: None,
             replay_always: false,
+            thinking: sinew_types::Thinking::Kept,
             boot_timeout: PATIENCE,
             timeout: PATIENCE,
             score_timeout: PATIENCE,

@@ -336,6 +336,7 @@ impl Shape {
             sampling: SamplingParams::default(),
             chunk_tokens: None,
             replay_always: false,
+            thinking: sinew_types::Thinking::Kept,
             boot_timeout: PATIENCE,
             timeout: PATIENCE,
             score_timeout: PATIENCE,

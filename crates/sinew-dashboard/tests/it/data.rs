@@ -198,6 +198,7 @@ fn evals(folder: &Path, steps: u64, lift: f64) {
             step,
             wall_s: step as f64 * 21.0,
             stats,
+            gain: None,
         };
         let _ = writeln!(text, "{}", serde_json::to_string(&eval).unwrap());
     }

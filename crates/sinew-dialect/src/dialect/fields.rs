@@ -89,6 +89,25 @@ fn general(path: &str) -> String {
     out
 }
 
+/// A name in camel case. An underscore in front stays.
+fn camel_case(name: String) -> String {
+    if !name.contains('_') {
+        return name;
+    }
+    let mut out = String::with_capacity(name.len());
+    let mut upper = false;
+    for c in name.chars() {
+        if c == '_' && !out.is_empty() {
+            upper = true;
+        } else if std::mem::take(&mut upper) {
+            out.extend(c.to_uppercase());
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
 /// Whether a value asks for nothing: it counts as absent where a field cannot be honoured.
 fn asks_nothing(value: &Value) -> bool {
     match value {
@@ -145,6 +164,14 @@ impl<'n> Fields<'n> {
             }),
             other => Err(wrong(path, &other, "an object")),
         }
+    }
+
+    /// Renames all fields to camel case. Google's servers read both `topP` and `top_p`.
+    #[must_use]
+    pub fn in_camel_case(mut self) -> Self {
+        let map = std::mem::take(&mut self.map).into_iter();
+        self.map = map.map(|(name, value)| (camel_case(name), value)).collect();
+        self
     }
 
     /// Counts of ignored fields.
@@ -509,6 +536,22 @@ mod tests {
         ] {
             assert_eq!(general(path), expected);
         }
+    }
+
+    #[test]
+    fn names_in_snake_case_are_those_in_camel_case() {
+        let notes = Notes::new(true);
+        let body = json!({"top_p": 1, "maxOutputTokens": 2, "_private_name": 3, "a_b_c": 4});
+        let mut fields = Fields::of(body, "x", &notes).unwrap().in_camel_case();
+        for (name, value) in [
+            ("topP", 1),
+            ("maxOutputTokens", 2),
+            ("_privateName", 3),
+            ("aBC", 4),
+        ] {
+            assert_eq!(fields.take(name), Some(json!(value)), "{name}");
+        }
+        fields.end().unwrap();
     }
 
     #[test]

@@ -5,11 +5,13 @@
 //! | `response_format` | chat and text completions | `text`, `json_object`, `json_schema` |
 //! | `text.format` | responses | the same, with the schema next to the type |
 //! | `output_config.format`, `output_format` | messages | `json_schema` |
+//! | `responseMimeType`, `responseSchema`, `responseJsonSchema` | generateContent | JSON, or one of an enum |
 //! | `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar` | chat and text completions | as in vLLM |
 //! | `structured_outputs` | chat and text completions | the same in one object |
 
 use super::ModelRequest;
 use super::fields::{Fields, wrong};
+use super::openapi::json_schema;
 use crate::error::ApiError;
 use serde_json::{Value, json};
 use sinew_types::{Format, Grammar};
@@ -87,6 +89,59 @@ pub(super) fn flat(
         other => return Err(unknown(&format, other, "text, json_object or json_schema")),
     }
     format.end()
+}
+
+/// `responseMimeType` of Google's `generationConfig`, with a schema in one of its three fields.
+pub(super) fn google(fields: &mut Fields<'_>, request: &mut ModelRequest) -> Result<(), ApiError> {
+    let kind = fields.string("responseMimeType")?.unwrap_or_default();
+    let mut held = false;
+    for name in [
+        "responseSchema",
+        "responseJsonSchema",
+        "_responseJsonSchema",
+    ] {
+        let Some(given) = fields.object(name)? else {
+            continue;
+        };
+        let path = fields.path(name);
+        let schema = if name == "responseSchema" {
+            json_schema(given)
+        } else {
+            given
+        };
+        request.hold_to(path.clone(), grammar_of(&kind, schema, &path)?)?;
+        held = true;
+    }
+    match kind.as_str() {
+        "application/json" if !held => {
+            request.hold_to(fields.path("responseMimeType"), Grammar::JsonObject)
+        }
+        "" | "text/plain" | "application/json" => Ok(()),
+        "text/x.enum" if held => Ok(()),
+        "text/x.enum" => Err(fields.missing("responseSchema")),
+        other => {
+            let known = "text/plain, application/json or text/x.enum";
+            Err(wrong(
+                &fields.path("responseMimeType"),
+                &Value::from(other),
+                known,
+            ))
+        }
+    }
+}
+
+/// The language of a schema of Google's: JSON, or with the type of an enum one of its texts.
+fn grammar_of(kind: &str, schema: Value, path: &str) -> Result<Grammar, ApiError> {
+    if kind != "text/x.enum" {
+        return Ok(Grammar::JsonSchema {
+            schema: schema.to_string(),
+        });
+    }
+    let texts = schema["enum"].as_array().into_iter().flatten();
+    let texts: Option<Vec<String>> = texts.map(|t| t.as_str().map(str::to_owned)).collect();
+    let texts = texts.filter(|texts| !texts.is_empty());
+    let texts = texts.ok_or_else(|| wrong(path, &schema, "a schema with an enum of strings"))?;
+    Ok(Grammar::Choice { texts })
 }
 
 fn unknown(format: &Fields<'_>, kind: &str, known: &str) -> ApiError {

@@ -25,6 +25,26 @@ pub(super) fn image(url: &str, path: &str) -> Result<Part, ApiError> {
     inline(bytes, media_type, path).map(Part::Image)
 }
 
+/// Base64 in the usual alphabet, with its padding. Google's clients write the one of URLs, with or without.
+pub(super) fn standard_base64(text: &str) -> String {
+    let mut usual = text.replace('-', "+").replace('_', "/");
+    while !usual.len().is_multiple_of(4) {
+        usual.push('=');
+    }
+    usual
+}
+
+/// The text in base64, if the bytes are one.
+///
+/// # Errors
+/// If it is not base64.
+pub(super) fn inline_text(base64: &str, path: &str) -> Result<Option<String>, ApiError> {
+    let bytes = STANDARD
+        .decode(base64)
+        .map_err(|_| wrong(path, &Value::String(shortened(base64)), "bytes in base64"))?;
+    Ok(String::from_utf8(bytes).ok())
+}
+
 /// Bytes that the request holds in base64: named by their hash.
 pub(super) fn inline(base64: &str, media_type: &str, path: &str) -> Result<Media, ApiError> {
     let bytes = STANDARD

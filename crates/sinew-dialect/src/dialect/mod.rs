@@ -13,8 +13,10 @@ pub mod completions;
 mod continuation;
 pub mod fields;
 pub mod format;
+pub mod google;
 mod media;
 mod openai;
+mod openapi;
 pub mod responses;
 
 use crate::error::ApiError;
@@ -27,7 +29,7 @@ use format::FormatAsk;
 use serde_json::Value;
 use sinew_render::Piece;
 use sinew_render::Renderer;
-use sinew_types::{Message, SampledToken, TokenId, ToolSpec};
+use sinew_types::{Message, PromptLogprob, SampledToken, TokenId, ToolSpec};
 use std::sync::Arc;
 
 /// Whether and which tool the model must call.
@@ -53,7 +55,8 @@ pub struct SamplingAsk {
     /// 0 keeps all tokens.
     pub top_k: Option<u32>,
     pub min_p: Option<f32>,
-    /// Tokens of the output, without the prompt.
+    /// Tokens of the output, without the prompt. 0 asks for the prompt only: see
+    /// [`ModelRequest::is_prompt_only`].
     pub max_tokens: Option<u32>,
     /// Stop strings. They end the output and are not part of it.
     pub stop: Vec<String>,
@@ -90,6 +93,8 @@ pub struct ModelRequest {
     pub n: u32,
     /// Log-probabilities of the output, with this number of alternatives.
     pub logprobs: Option<u8>,
+    /// Each output begins with the prompt, with its log-probabilities if [`ModelRequest::logprobs`] is set.
+    pub echo_prompt: bool,
     /// Answer with the ids of prompt and output.
     pub return_token_ids: bool,
     /// Answer with events.
@@ -114,6 +119,11 @@ impl ModelRequest {
             n: 1,
             ..Self::default()
         }
+    }
+
+    /// Whether nothing is sampled for the client: it asks for the prompt and its log-probabilities only.
+    pub fn is_prompt_only(&self) -> bool {
+        self.echo_prompt && self.sampling.max_tokens == Some(0)
     }
 
     /// Whether calls of a tool must follow its schema.
@@ -182,6 +192,8 @@ pub struct Choice {
 pub struct ModelResponse {
     /// Choices in the order of their numbers.
     pub choices: Vec<Choice>,
+    /// Log-probabilities of the prompt's tokens but the first; empty unless they were requested.
+    pub prompt: Vec<PromptLogprob>,
     pub usage: Usage,
 }
 
@@ -209,7 +221,7 @@ pub struct AnswerContext {
     pub created_s: u64,
     pub request: Arc<ModelRequest>,
     pub renderer: Arc<dyn Renderer>,
-    /// Empty unless ids were requested.
+    /// Empty unless ids or the prompt were requested.
     pub prompt_ids: Vec<TokenId>,
 }
 
@@ -221,9 +233,20 @@ impl std::fmt::Debug for AnswerContext {
     }
 }
 
-/// Writes server-sent events. The text of each call is sent unchanged, so that a dialect chooses its own
-/// framing.
+/// Writes server-sent events, or another stream of text. The text of each call is sent unchanged, so that a
+/// dialect chooses its own framing.
 pub trait EventWriter: Send {
+    /// Media type of the stream.
+    fn content_type(&self) -> &'static str {
+        "text/event-stream"
+    }
+
+    /// Text that its client passes over. It is sent if nothing else was for a while, so that both sides
+    /// notice a dead connection.
+    fn ping(&mut self) -> String {
+        ": ping\n\n".into()
+    }
+
     /// Events before the first delta.
     fn begin(&mut self) -> String {
         String::new()

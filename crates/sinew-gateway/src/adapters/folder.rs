@@ -114,7 +114,7 @@ pub(super) fn newest(root: &Path) -> io::Result<Vec<(AdapterName, PolicyVersion,
             let version = version?.file_name();
             let number: Option<u64> = version
                 .to_str()
-                .and_then(|v| v.strip_prefix('v')?.parse().ok());
+                .and_then(|v| v.strip_prefix('v')?.parse::<u64>().ok());
             versions.extend(number);
         }
         if let Some(version) = versions.into_iter().max().map(PolicyVersion) {

@@ -35,7 +35,7 @@ impl Session {
     }
 
     /// Returns the finished trace. Prompts without samples after them are left out. Its metrics count the
-    /// kinds of joins as `join_extend`, `join_fork` and so on.
+    /// kinds of joins as `join_extend`, `join_fork` and so on, and branches by cause as `branch_compaction`.
     ///
     /// # Errors
     /// If an invariant does not hold; no part of the trace may then be trained.
@@ -51,6 +51,10 @@ impl Session {
             prove(&trace, index, call, &mut path)?;
         }
         prune(&mut trace);
+        for (cause, count) in trace.branches() {
+            let name = format!("branch_{}", cause.name());
+            trace.outcome.metrics.insert(name, f64::from(count));
+        }
         trace.bound_rewards();
         trace
             .validate()
@@ -116,4 +120,8 @@ fn prune(trace: &mut Trace) {
         }
         kept
     });
+    // What it branched from had no output.
+    if let Some(first) = trace.nodes.first_mut() {
+        first.branch = None;
+    }
 }

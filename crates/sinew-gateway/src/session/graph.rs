@@ -4,7 +4,9 @@ use super::known_turns::KnownTurns;
 use super::states::States;
 use super::types::{PlannedNode, SampledTurn};
 use crate::keys::{self, Key, StateId};
-use sinew_types::{Message, Node, NodeFormat, NodeId, RouteSpan, TokenId, TokenKind, VersionSpan};
+use sinew_types::{
+    BranchCause, Message, Node, NodeFormat, NodeId, RouteSpan, TokenId, TokenKind, VersionSpan,
+};
 
 /// Text that a client has seen, up to the end of an output.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +49,9 @@ impl Graph {
     /// Adds a node of a prompt after `parent`.
     pub(super) fn add(&mut self, parent: NodeId, planned: PlannedNode) -> NodeId {
         let id = self.push(parent, planned.kind, planned.tokens, planned.messages);
-        self.nodes[id as usize].tools = planned.tools;
+        let node = &mut self.nodes[id as usize];
+        node.tools = planned.tools;
+        node.branch = planned.branch;
         id
     }
 
@@ -72,8 +76,10 @@ impl Graph {
         text: Option<(usize, Key)>,
     ) -> NodeId {
         let ids = output.tokens.iter().map(|t| t.id).collect();
+        let again = self.has_children(parent);
         let id = self.push(parent, TokenKind::Sampled, ids, Vec::new());
         let node = &mut self.nodes[id as usize];
+        node.branch = again.then_some(BranchCause::Resample);
         node.logprobs = output.tokens.iter().map(|t| t.logprob).collect();
         node.temperature = output.temperature;
         for (start, token) in output.tokens.iter().enumerate() {
@@ -98,7 +104,8 @@ impl Graph {
             None => {
                 self.states.add_turn(state, &output.message, id);
                 let before = self.last_message(parent).map(keys::exact);
-                self.known_turns.add(before, &output.message);
+                let at = self.states.messages(state);
+                self.known_turns.add(before, &output.message, at);
             }
         }
         self.nodes[id as usize].messages = vec![output.message];

@@ -6,7 +6,7 @@
 
 use crate::keys::{self, Key};
 use sinew_types::{Message, Role};
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 /// Minimum bytes of a turn that is recognized by its text only. A shorter turn may equal the text of another
 /// speaker, so it counts only after the message that it answered.
@@ -14,45 +14,57 @@ const SHORT_BYTES: u64 = 32;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct KnownTurns {
-    /// Turns that are long enough to be recognized by their text only.
-    long: HashSet<Key>,
+    /// Turns that are long enough to be recognized by their text only. The values of all maps are the number
+    /// of messages before the turn.
+    long: HashMap<Key, u32>,
     /// All turns with the hash of the message before them, and first turns of a shortened history.
-    after: HashSet<(Option<Key>, Key)>,
-    /// Ids of tool calls.
-    calls: HashSet<String>,
+    after: HashMap<(Option<Key>, Key), u32>,
+    /// Turns by the ids of their tool calls.
+    calls: HashMap<String, u32>,
+}
+
+/// A turn of the model in a request that starts over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FoundTurn {
+    /// Whether fewer messages precede it than when it was sampled.
+    pub(super) moved_up: bool,
 }
 
 impl KnownTurns {
-    /// Records that the model answered `before` with `turn`.
-    pub(super) fn add(&mut self, before: Option<Key>, turn: &Message) {
+    /// Records that the model answered `before` with `turn`, which is message `at` of its conversation.
+    pub(super) fn add(&mut self, before: Option<Key>, turn: &Message, at: u32) {
         let key = keys::loose(turn);
         if sinew_dialect::message_bytes(turn) >= SHORT_BYTES {
-            self.long.insert(key);
+            self.long.insert(key, at);
         }
-        self.after.extend([(before, key), (None, key)]);
-        let ids = turn.tool_calls.iter().map(|call| call.id.clone());
-        self.calls.extend(ids);
+        self.after.extend([((before, key), at), ((None, key), at)]);
+        let ids = turn.tool_calls.iter();
+        self.calls.extend(ids.map(|call| (call.id.clone(), at)));
     }
 
-    /// Whether any of these messages is a turn of the model, or the result of one of its calls.
-    pub(super) fn any_of(&self, messages: &[Message]) -> bool {
+    /// The first of these messages that is a turn of the model, or the result of one of its calls.
+    pub(super) fn find(&self, messages: &[Message]) -> Option<FoundTurn> {
         let mut before = None;
-        messages.iter().any(|message| {
-            let found = match message.role {
+        messages.iter().zip(0u32..).find_map(|(message, now)| {
+            let then = match message.role {
                 Role::Assistant => {
                     let key = keys::loose(message);
-                    self.long.contains(&key) || self.after.contains(&(before, key))
+                    let long = self.long.get(&key);
+                    long.or_else(|| self.after.get(&(before, key))).copied()
                 }
                 Role::Tool => {
                     let id = message.tool_call_id.as_ref();
-                    id.is_some_and(|id| self.calls.contains(id))
+                    // A result follows its call.
+                    id.and_then(|id| self.calls.get(id)).map(|at| at + 1)
                 }
-                Role::System | Role::User => false,
+                Role::System | Role::User => None,
             };
             if message.role != Role::System {
                 before = Some(keys::exact(message));
             }
-            found
+            then.map(|then| FoundTurn {
+                moved_up: now < then,
+            })
         })
     }
 }

@@ -11,6 +11,7 @@
 //! A session changes only by `Entry`s: each change is recorded as an entry, and a restart replays the
 //! entries. It has no clock: times are arguments.
 
+mod branches;
 mod calls;
 mod finish;
 mod graph;
@@ -18,6 +19,7 @@ mod known_turns;
 mod last_path;
 mod plan;
 mod rewards;
+mod shown;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -258,9 +260,10 @@ impl Session {
     ) -> Result<CallStart, SessionError> {
         self.admit(ask)?;
         let context = self.limits.max_context_tokens;
+        let thinking = self.spec.thinking.unwrap_or_default();
         let mut plan = self
             .graph
-            .plan(renderer, ask, context, &mut self.last_path)?;
+            .plan(renderer, ask, context, thinking, &mut self.last_path)?;
         plan.join = self.calls.join_again(plan.base, plan.join);
         self.last_path.go(&self.graph.nodes, plan.base);
         let new: Vec<&[TokenId]> = plan.nodes.iter().map(|n| n.tokens.as_slice()).collect();

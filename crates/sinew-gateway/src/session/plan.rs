@@ -9,6 +9,9 @@
 //!
 //! The anchors of a text are the ends of earlier prompts and outputs; the anchor of ids is the longest path
 //! that they begin with.
+//!
+//! This is how thinking is kept; [`super::shown`] plans messages where it is dropped. The first node of a
+//! branch has its cause, see [`super::branches`].
 
 use super::graph::{Graph, TextAnchor};
 use super::last_path::LastPath;
@@ -17,7 +20,9 @@ use super::types::{CallRequest, Join, PlannedNode, SessionError};
 use crate::keys::{self, Key, StateId};
 use sinew_dialect::Prompt;
 use sinew_render::{Renderer, exceeds, render_after, text_exceeds};
-use sinew_types::{FinishReason, Message, NodeId, Role, TokenId, TokenKind, ToolSpec};
+use sinew_types::{
+    BranchCause, FinishReason, Message, NodeId, Role, Thinking, TokenId, TokenKind, ToolSpec,
+};
 
 /// Plan for joining a request. It has not changed the session.
 #[derive(Debug)]
@@ -32,10 +37,12 @@ pub(super) struct Plan {
 }
 
 /// The new nodes, and the node that they follow.
-struct JoinPlan {
-    base: NodeId,
-    nodes: Vec<PlannedNode>,
-    join: Join,
+pub(super) struct JoinPlan {
+    pub(super) base: NodeId,
+    pub(super) nodes: Vec<PlannedNode>,
+    pub(super) join: Join,
+    /// Cause of the branch that begins there, if one does.
+    pub(super) branch: Option<BranchCause>,
 }
 
 impl Plan {
@@ -48,6 +55,39 @@ impl Plan {
             from: NOWHERE,
             keys: vec![key],
         }
+    }
+
+    /// The plan of a conversation of which `walk` is known, without its nodes.
+    pub(super) fn of_walk(walk: &Walk, messages: &[Message], tools: Key) -> Self {
+        let known = walk.states.len();
+        let new = messages[known.saturating_sub(1)..].iter();
+        let tools_step = (known == 0).then_some(tools);
+        Self {
+            base: None,
+            nodes: Vec::new(),
+            join: Join::Start,
+            from: walk.states.last().copied().unwrap_or(NOWHERE),
+            keys: tools_step.into_iter().chain(new.map(keys::exact)).collect(),
+        }
+    }
+
+    /// This plan with a way to join captured tokens.
+    pub(super) fn joined(self, found: JoinPlan) -> Self {
+        let plan = Self {
+            base: Some(found.base),
+            nodes: found.nodes,
+            join: found.join,
+            ..self
+        };
+        plan.branching(found.branch)
+    }
+
+    /// This plan with the cause of the branch that its first node begins.
+    pub(super) fn branching(mut self, cause: Option<BranchCause>) -> Self {
+        if let Some(first) = self.nodes.first_mut() {
+            first.branch = cause;
+        }
+        self
     }
 }
 
@@ -83,22 +123,28 @@ impl Graph {
         renderer: &dyn Renderer,
         ask: &CallRequest<'_>,
         context: u32,
+        thinking: Thinking,
         last_path: &mut LastPath,
     ) -> Result<Plan, SessionError> {
         may_fit(renderer, ask.prompt, context)?;
+        // A template without thinking has none to drop.
+        let drops = thinking == Thinking::Dropped && renderer.turn_format().reasoning.is_some();
         let mut plan = match ask.prompt {
+            Prompt::Messages(messages) if drops => {
+                self.plan_shown(renderer, messages, ask, last_path)?
+            }
             Prompt::Messages(messages) => self.plan_messages(renderer, messages, ask, last_path)?,
             Prompt::Text(text) => self.plan_text(renderer, text)?,
             Prompt::Tokens(ids) => self.plan_tokens(renderer, ids)?,
         };
         if !ask.opening.is_empty() {
             let tokens = renderer.encode_text(ask.opening)?;
-            plan.nodes.push(PlannedNode {
-                kind: TokenKind::Forced,
-                tokens,
-                messages: Vec::new(),
-                tools: Vec::new(),
-            });
+            let mut opening = PlannedNode::new(TokenKind::Forced, tokens, &[]);
+            let again = |base| plan.nodes.is_empty() && self.has_children(base);
+            if plan.base.is_some_and(again) {
+                opening.branch = Some(BranchCause::Resample);
+            }
+            plan.nodes.push(opening);
         }
         Ok(plan)
     }
@@ -124,34 +170,29 @@ impl Graph {
             }
             None => None,
         };
-        let known = walk.states.len();
-        let new = messages[known.saturating_sub(1)..].iter();
-        let tools_step = (known == 0).then_some(tools_key);
-        let mut plan = Plan {
-            base: None,
-            nodes: Vec::new(),
-            join: Join::Start,
-            from: walk.states.last().copied().unwrap_or(NOWHERE),
-            keys: tools_step.into_iter().chain(new.map(keys::exact)).collect(),
-        };
+        let plan = Plan::of_walk(&walk, messages, tools_key);
         if let Some(joined) = joined {
-            plan.base = Some(joined.base);
-            (plan.nodes, plan.join) = (joined.nodes, joined.join);
-            return Ok(plan);
+            return Ok(plan.joined(joined));
         }
         if ask.known.is_some() {
             return Err(SessionError::NeedsAll);
         }
-        if self.rewritten(&walk, messages) {
-            plan.join = Join::Fork;
-        }
-        plan.nodes = vec![PlannedNode {
-            kind: TokenKind::Prompt,
-            tokens: renderer.render_prompt(messages, tools)?,
-            messages: messages.to_vec(),
-            tools: tools.to_vec(),
-        }];
-        Ok(plan)
+        let join = if self.rewritten(&walk, messages) {
+            Join::Fork
+        } else {
+            Join::Start
+        };
+        let tokens = renderer.render_prompt(messages, tools)?;
+        let mut prompt = PlannedNode::new(TokenKind::Prompt, tokens, messages);
+        prompt.tools = tools.to_vec();
+        let known = walk.states.len().saturating_sub(1);
+        let cause = self.root_cause(join, messages, known, tools);
+        let plan = Plan {
+            nodes: vec![prompt],
+            join,
+            ..plan
+        };
+        Ok(plan.branching(cause))
     }
 
     /// Returns the last state on the walk that has tokens, and the number of messages before it.
@@ -177,12 +218,12 @@ impl Graph {
     /// Whether a conversation that shares no tokens with an earlier one is a rewritten version of it: it
     /// begins like an earlier prompt but continues differently, or it contains turns of the model. A
     /// conversation that only shares the beginning, such as instructions and examples, is a separate one.
-    fn rewritten(&self, walk: &Walk, messages: &[Message]) -> bool {
+    pub(super) fn rewritten(&self, walk: &Walk, messages: &[Message]) -> bool {
         let asked = |id: &StateId| {
             let state = self.states.get(*id);
             state.prompt.is_some() || state.turn.is_some()
         };
-        walk.states.iter().skip(1).any(asked) || self.known_turns.any_of(messages)
+        walk.states.iter().skip(1).any(asked) || self.known_turns.find(messages).is_some()
     }
 
     /// Returns the nodes from a position over `rest`; `None` if the tokens before it cannot be reused.
@@ -200,6 +241,7 @@ impl Graph {
             base,
             nodes: Vec::new(),
             join,
+            branch: None,
         };
         let (mut joined, foreign_from) = match position {
             Position::Prompt(node) if rest.is_empty() => {
@@ -219,28 +261,27 @@ impl Graph {
                 (joined, foreign)
             }
         };
+        let branches = self.has_children(joined.base);
         let Some(from) = foreign_from else {
-            joined.join = match (self.has_children(joined.base), loose) {
+            joined.join = match (branches, loose) {
                 (true, _) => Join::Rollback,
                 (false, true) => Join::Realign,
                 (false, false) => Join::Extend,
             };
+            joined.branch = branches.then_some(BranchCause::EarlierPoint);
             return Ok(Some(joined));
         };
         let Some(tokens) = render_after(renderer, &rest[from..], tools)? else {
             return Ok(None);
         };
-        joined.nodes.push(PlannedNode {
-            kind: TokenKind::Forced,
-            tokens,
-            messages: rest[from..].to_vec(),
-            tools: Vec::new(),
-        });
+        let foreign = PlannedNode::new(TokenKind::Forced, tokens, &rest[from..]);
+        joined.nodes.push(foreign);
+        joined.branch = branches.then_some(BranchCause::EditedHistory);
         Ok(Some(joined))
     }
 
     /// Returns the tokens of new messages after a sampled turn.
-    fn extend(
+    pub(super) fn extend(
         &self,
         renderer: &dyn Renderer,
         turn: NodeId,
@@ -253,24 +294,20 @@ impl Graph {
         let extension = renderer.extend(path, finish, answers, tools)?;
         let mut nodes = Vec::new();
         if !extension.forced.is_empty() {
-            nodes.push(PlannedNode {
-                kind: TokenKind::Forced,
-                tokens: extension.forced,
-                messages: Vec::new(),
-                tools: Vec::new(),
-            });
+            let forced = extension.forced;
+            nodes.push(PlannedNode::new(TokenKind::Forced, forced, &[]));
         }
-        nodes.push(PlannedNode {
-            kind: TokenKind::Observation,
-            tokens: extension.observation,
-            messages: answers.to_vec(),
-            tools: Vec::new(),
-        });
+        let observation = extension.observation;
+        nodes.push(PlannedNode::new(
+            TokenKind::Observation,
+            observation,
+            answers,
+        ));
         Ok(nodes)
     }
 
     /// Whether any node follows this one.
-    fn has_children(&self, node: NodeId) -> bool {
+    pub(super) fn has_children(&self, node: NodeId) -> bool {
         let later = self.nodes.iter().skip(node as usize + 1);
         later.rev().any(|n| n.parent == node)
     }
@@ -305,7 +342,8 @@ impl Graph {
             "" => Vec::new(),
             rest => vec![self.raw_node(base, renderer.encode_text(rest)?, rest)],
         };
-        Ok(Plan::raw(base, nodes, self.raw_join(base), key))
+        let join = self.raw_join(base);
+        Ok(Plan::raw(base, nodes, join, key).branching(self.raw_cause(base)))
     }
 
     /// Plans a token prompt: it continues the longest known path that it begins with.
@@ -330,24 +368,19 @@ impl Graph {
             let node = self.raw_node(base, rest.to_vec(), "");
             (vec![node], self.raw_join(base))
         };
-        Ok(Plan::raw(base, nodes, join, keys::tokens(ids)))
+        let plan = Plan::raw(base, nodes, join, keys::tokens(ids));
+        Ok(plan.branching(self.raw_cause(base)))
     }
 
     fn raw_node(&self, base: Option<NodeId>, tokens: Vec<TokenId>, text: &str) -> PlannedNode {
-        let message = Message::new(Role::User, text);
-        PlannedNode {
-            kind: match base {
-                Some(_) => TokenKind::Observation,
-                None => TokenKind::Prompt,
-            },
-            tokens,
-            messages: if text.is_empty() {
-                Vec::new()
-            } else {
-                vec![message]
-            },
-            tools: Vec::new(),
+        let kind = match base {
+            Some(_) => TokenKind::Observation,
+            None => TokenKind::Prompt,
+        };
+        if text.is_empty() {
+            return PlannedNode::new(kind, tokens, &[]);
         }
+        PlannedNode::new(kind, tokens, &[Message::new(Role::User, text)])
     }
 
     fn raw_join(&self, base: Option<NodeId>) -> Join {

@@ -22,6 +22,8 @@ pub(crate) struct State {
     pub(crate) turn: Option<NodeId>,
     /// Turns sampled after this prompt, in order.
     turns: Vec<Turn>,
+    /// Steps from [`NOWHERE`]: one for the tools, and one for each message.
+    steps: u32,
 }
 
 /// A turn that the model sampled after a state.
@@ -75,7 +77,7 @@ impl States {
         if let Some(&to) = self.edges.get(&(from, key)) {
             return to;
         }
-        let to = self.push();
+        let to = self.push(from);
         self.edges.insert((from, key), to);
         to
     }
@@ -85,9 +87,19 @@ impl States {
         self.edges.get(&(from, key)).copied()
     }
 
-    fn push(&mut self) -> StateId {
-        self.states.push(State::default());
+    /// Adds a state that follows `from`.
+    fn push(&mut self, from: StateId) -> StateId {
+        let steps = self.get(from).steps + 1;
+        self.states.push(State {
+            steps,
+            ..State::default()
+        });
         (self.states.len() - 1) as StateId
+    }
+
+    /// Number of messages that lead to a state.
+    pub(crate) fn messages(&self, id: StateId) -> u32 {
+        self.get(id).steps.saturating_sub(1)
     }
 
     /// Returns the state before any message for these tools; `None` if no conversation has them.
@@ -97,7 +109,7 @@ impl States {
 
     /// Records a turn that was sampled at `prompt` and sent to the client as `message`.
     pub(crate) fn add_turn(&mut self, prompt: StateId, message: &Message, node: NodeId) -> StateId {
-        let state = self.push();
+        let state = self.push(prompt);
         self.states[state as usize].turn = Some(node);
         self.states[prompt as usize].turns.push(Turn {
             exact: keys::exact(message),

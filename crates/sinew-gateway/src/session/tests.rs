@@ -339,7 +339,7 @@ fn windows_and_summaries_are_forks() {
         assert_eq!(c.say(&history, &[said]), Join::Start);
         history.extend([a(said), user("two")]);
         assert_eq!(c.say(&history, &["ok"]), Join::Extend);
-        c.session.graph.known_turns.add(None, &called);
+        c.session.graph.known_turns.add(None, &called, 3);
         // A turn after one of the model's own remaining turns is a branch of it.
         let expected = if case == 6 {
             Join::Rollback

@@ -7,9 +7,9 @@ use sinew_dialect::StoredAnswer;
 use sinew_dialect::{Ignored, Prompt};
 use sinew_render::{RenderError, Renderer};
 use sinew_types::{
-    AdapterName, EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, MAX_EXTERNAL, MAX_REWARD,
-    Message, NodeId, Provenance, RouteSpan, SampledToken, Sampling, TaskId, TokenId, TokenKind,
-    ToolSpec,
+    AdapterName, BranchCause, EpisodeEnd, EpisodeId, FinishReason, GroupId, Limit, MAX_EXTERNAL,
+    MAX_REWARD, Message, NodeId, Provenance, RouteSpan, SampledToken, Sampling, TaskId, Thinking,
+    TokenId, TokenKind, ToolSpec,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -69,6 +69,9 @@ pub struct RolloutSpec {
     /// `/v1/reward`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub agent_scores: bool,
+    /// Treatment of the thinking of earlier turns; `None`: the gateway's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thinking: Option<Thinking>,
 }
 
 impl Default for RolloutSpec {
@@ -89,6 +92,7 @@ impl Default for RolloutSpec {
             max_turns: None,
             max_context_tokens: None,
             agent_scores: false,
+            thinking: None,
         }
     }
 }
@@ -196,17 +200,21 @@ pub enum Join {
     Rollback,
     /// The client rewrote its history, so that no tokens can be reused.
     Fork,
+    /// The chat template left thinking of earlier turns out, as the rollout asks for: a branch starts where
+    /// the render is no longer what was sampled.
+    Dropped,
 }
 
 impl Join {
     /// Every kind, in order.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Start,
         Self::Extend,
         Self::Realign,
         Self::Resample,
         Self::Rollback,
         Self::Fork,
+        Self::Dropped,
     ];
 
     /// Whether the client's history differs from the captured one.
@@ -262,6 +270,22 @@ pub(crate) struct PlannedNode {
     /// Tools that a prompt shows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) tools: Vec<ToolSpec>,
+    /// Cause of the branch that begins with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) branch: Option<BranchCause>,
+}
+
+impl PlannedNode {
+    /// A node without tools that continues its parent.
+    pub(crate) fn new(kind: TokenKind, tokens: Vec<TokenId>, messages: &[Message]) -> Self {
+        Self {
+            kind,
+            tokens,
+            messages: messages.to_vec(),
+            tools: Vec::new(),
+            branch: None,
+        }
+    }
 }
 
 /// Start of a call, without the known parts.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sinew_gateway::{GatewayConfig, Secret};
 use sinew_infer::FakeConfig;
 use sinew_render::Renderer;
-use sinew_types::TokenId;
+use sinew_types::{GenerateRequest, TokenId};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn write_adapter(dir: &Path) {
 fn named(config: &mut GatewayConfig, fake: &mut FakeConfig) {
     config.api_key = Some(Secret::new(API_KEY));
     let stop = sinew_render::byte_renderer().unwrap().stop_ids()[0];
-    fake.script = Some(Arc::new(move |request| {
+    fake.script = Some(Arc::new(move |request: &GenerateRequest| {
         let adapter = request.adapter.as_ref();
         let text = adapter.map_or("base", |name| name.as_str());
         let ids = text.bytes().map(TokenId::from);

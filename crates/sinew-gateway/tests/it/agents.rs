@@ -55,6 +55,8 @@ fn run(program: &str, rollout: &Opened, env: &[(&str, &str)]) -> Output {
         .env("OPENAI_API_KEY", key)
         .env("ANTHROPIC_BASE_URL", origin)
         .env("ANTHROPIC_API_KEY", key)
+        .env("GOOGLE_GEMINI_BASE_URL", origin)
+        .env("GEMINI_API_KEY", key)
         .env("SINEW_TASK", "What is 17 * 23?")
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .envs(env.iter().copied())
@@ -120,6 +122,11 @@ fn the_agents_sdk_speaks_responses() {
 #[test]
 fn the_anthropic_sdk_agent_extends_what_was_sampled() {
     extends("anthropic_agent.py", &[]);
+}
+
+#[test]
+fn the_google_sdk_agent_extends_what_was_sampled() {
+    extends("google_agent.py", &[]);
 }
 
 /// It adds its own words to each turn of the model, so each call is a branch; that is counted, and nothing

@@ -176,7 +176,16 @@ fn wrong_completions_are_refused() {
         (json!({"model": "m", "prompt": []}), "prompt"),
         (json!({"model": "m", "prompt": ["a", "b"]}), "prompt"),
         (json!({"model": "m", "prompt": [1, 99999]}), "prompt"),
-        (json!({"model": "m", "prompt": "x", "echo": true}), "echo"),
+        (json!({"model": "m", "prompt": [[1], [2]]}), "prompt"),
+        (json!({"model": "m", "prompt": [[["x"]]]}), "prompt"),
+        (
+            json!({"model": "m", "prompt": "x", "max_tokens": 0}),
+            "max_tokens",
+        ),
+        (
+            json!({"model": "m", "prompt": "x", "echo": true, "stream": true}),
+            "echo",
+        ),
         (
             json!({"model": "m", "prompt": "x", "best_of": 2}),
             "best_of",

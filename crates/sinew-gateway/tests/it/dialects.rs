@@ -1,4 +1,4 @@
-//! Responses and messages: their own clients, unmodified, and their streams byte by byte.
+//! Responses, messages and generateContent: their own clients, unmodified, and their streams.
 
 use crate::support::{Opened, World, world};
 use serde_json::{Value, json};
@@ -32,6 +32,8 @@ fn run(program: &str, rollout: &Opened) {
             rollout.base_url.trim_end_matches("/v1"),
         )
         .env("ANTHROPIC_API_KEY", key)
+        .env("GOOGLE_GEMINI_BASE_URL", &rollout.base_url)
+        .env("GEMINI_API_KEY", key)
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()
         .unwrap();
@@ -65,6 +67,14 @@ fn the_anthropic_client_works_unmodified() {
     joined(&world, &rollout);
 }
 
+#[test]
+fn the_google_client_works_unmodified() {
+    let world = world(script);
+    let rollout = world.open();
+    run("google_client.py", &rollout);
+    joined(&world, &rollout);
+}
+
 /// Name and JSON of each event of a stream.
 fn events(text: &str) -> Vec<(String, Value)> {
     text.split("\n\n")
@@ -83,6 +93,7 @@ fn tools() -> Value {
     json!({
         "openai": [{"type": "function", "name": "add", "parameters": parameters}],
         "anthropic": [{"name": "add", "input_schema": parameters}],
+        "google": [{"functionDeclarations": [{"name": "add", "parametersJsonSchema": parameters}]}],
     })
 }
 
@@ -206,6 +217,91 @@ fn each_api_refuses_in_its_own_shape() {
     assert_eq!(answer.error("type"), "authentication_error");
 }
 
+/// The body of a request of Google's API.
+fn google_body(contents: &[Value]) -> Value {
+    json!({
+        "contents": contents, "tools": tools()["google"],
+        "systemInstruction": {"parts": [{"text": "Be brief."}]},
+        "generationConfig": {"maxOutputTokens": 200},
+    })
+}
+
+#[test]
+fn chunks_of_generate_content_come_while_the_model_speaks() {
+    let world = world(|_| Some("one two three".into()));
+    let rollout = world.open();
+    let body = json!({"contents": [{"parts": [{"text": "x"}]}]});
+    let origin = rollout.base_url.trim_end_matches("/v1");
+    let key = rollout.key.trim_start_matches("Bearer ");
+    let post = |method: &str, headers: &[(&str, &str)]| {
+        let url = format!("{origin}/v1beta/models/policy:{method}");
+        crate::support::answer("POST", &url, headers, body.to_string().as_bytes())
+    };
+    // Google's header, and its key in the query.
+    let events = post("streamGenerateContent?alt=sse", &[("x-goog-api-key", key)]);
+    let array = post(&format!("streamGenerateContent?key={key}"), &[]);
+    let whole = post(&format!("generateContent?key={key}"), &[]).ok();
+    let events: Vec<Value> = events
+        .text
+        .split("\n\n")
+        .filter_map(|event| event.strip_prefix("data: "))
+        .map(|event| serde_json::from_str(event).unwrap())
+        .collect();
+    let array: Vec<Value> = serde_json::from_str(&array.text).unwrap();
+    let text = |chunks: &[Value]| -> String {
+        let part = |c: &Value| c["candidates"][0]["content"]["parts"][0]["text"].clone();
+        let parts = chunks.iter().map(part);
+        parts
+            .filter_map(|p| p.as_str().map(str::to_owned))
+            .collect()
+    };
+    for chunks in [&events, &array] {
+        assert_eq!(text(chunks), "one two three");
+        assert!(chunks.len() > 2, "{chunks:?}");
+        let last = chunks.last().unwrap();
+        assert_eq!(last["candidates"][0]["finishReason"], "STOP");
+        for count in ["promptTokenCount", "candidatesTokenCount"] {
+            assert_eq!(last["usageMetadata"][count], whole["usageMetadata"][count]);
+        }
+        let ended = |c: &Value| c["candidates"][0].get("finishReason").is_some();
+        assert_eq!(chunks.iter().filter(|c| ended(c)).count(), 1);
+    }
+    assert_eq!(text(&[whole]), "one two three");
+}
+
+#[test]
+fn googles_paths_refuse_in_their_own_shape() {
+    let world = world(script);
+    let rollout = world.open();
+    let post = |path: &str, body: &Value| rollout.post(&format!("/v1beta/models/{path}"), body);
+    let told = post("m:generateContent", &json!({}));
+    assert_eq!(told.status, 400, "{told:?}");
+    assert_eq!(told.json()["error"]["code"], 400);
+    assert_eq!(told.error("status"), "INVALID_ARGUMENT");
+    let told = post("m:embedContent", &json!({}));
+    assert_eq!(
+        (told.status, told.error("status").as_str()),
+        (404, "NOT_FOUND")
+    );
+    let told = post("m:countTokens", &json!({}));
+    assert_eq!(
+        (told.status, told.error("status").as_str()),
+        (400, "INVALID_ARGUMENT")
+    );
+    let url = format!("{}/v1beta/models/m:generateContent", world.url);
+    for (url, status) in [
+        (format!("{url}?key=wrong"), "UNAUTHENTICATED"),
+        (url, "UNAUTHENTICATED"),
+    ] {
+        let told = crate::support::answer("POST", &url, &[], b"{}");
+        assert_eq!((told.status, told.error("status").as_str()), (401, status));
+    }
+    // A key in the query opens nothing but Google's paths.
+    let key = rollout.key.trim_start_matches("Bearer ");
+    let url = format!("{}/chat/completions?key={key}", rollout.base_url);
+    assert_eq!(crate::support::answer("POST", &url, &[], b"{}").status, 401);
+}
+
 /// Nobody else's answers can be continued from.
 #[test]
 fn answers_are_kept_for_their_rollout_alone() {
@@ -257,6 +353,31 @@ fn anthropic(rollout: &Opened, messages: &[Value]) -> Vec<Value> {
     vec![json!({"role": "assistant", "content": told["content"]})]
 }
 
+fn google(rollout: &Opened, contents: &[Value]) -> Vec<Value> {
+    let path = "/v1beta/models/m:generateContent";
+    let told = rollout.post(path, &google_body(contents)).ok();
+    vec![told["candidates"][0]["content"].clone()]
+}
+
+/// The next content for Google's API.
+fn next_content(said: &[Value], turn: usize) -> Value {
+    let parts = said.iter().filter_map(|s| s["parts"].as_array()).flatten();
+    let calls = parts.filter_map(|part| part.get("functionCall"));
+    let result = |call: &Value| {
+        json!({"functionResponse": {
+            "id": call["id"], "name": call["name"], "response": {"output": "42"},
+        }})
+    };
+    let results: Vec<Value> = calls.map(result).collect();
+    let text = json!({"text": format!("Turn {turn}.")});
+    let parts = if results.is_empty() {
+        vec![text]
+    } else {
+        results
+    };
+    json!({"role": "user", "parts": parts})
+}
+
 /// The agent's next message: results of the calls, or something new.
 fn next(said: &[Value], turn: usize) -> Vec<Value> {
     let of = |kind: &str| {
@@ -285,13 +406,26 @@ fn next(said: &[Value], turn: usize) -> Vec<Value> {
 /// are those of a history that is read whole.
 #[test]
 fn histories_are_read_once_in_every_dialect() {
-    for speak in [chat as Speak, responses, anthropic] {
+    for (speak, is_google) in [
+        (chat as Speak, false),
+        (responses, false),
+        (anthropic, false),
+        (google, true),
+    ] {
         let world = world(script);
         let rollout = world.open();
-        let mut history = vec![json!({"role": "user", "content": "Turn 0."})];
+        let mut history = if is_google {
+            vec![next_content(&[], 0)]
+        } else {
+            vec![json!({"role": "user", "content": "Turn 0."})]
+        };
         for turn in 1..6 {
             let said = speak(&rollout, &history);
-            let more = next(&said, turn);
+            let more = if is_google {
+                vec![next_content(&said, turn)]
+            } else {
+                next(&said, turn)
+            };
             history.extend(said);
             history.extend(more);
         }

@@ -160,6 +160,29 @@ fn defaults_and_bookkeeping_are_not_counted() {
     }
 }
 
+fn google_case() -> (&'static str, Value, Vec<&'static str>) {
+    let body = json!({
+        "contents": [{"parts": [{"text": "x", "partMetadata": {"a": 1}}]}], "labels": {"a": "b"},
+        "tools": [{"googleSearch": {}}, {"codeExecution": {}}],
+        "safetySettings": [{"category": "c", "threshold": "t"}], "serviceTier": "flex",
+        "generationConfig": {"thinkingConfig": {"thinkingBudget": 7, "thinkingLevel": "LOW"}},
+        "mood": "good",
+    });
+    (
+        "/v1beta/models/m:generateContent",
+        body,
+        vec![
+            "contents[].parts[].partMetadata",
+            "generationConfig.thinkingConfig.thinkingLevel",
+            "mood",
+            "safetySettings",
+            "serviceTier",
+            "tools[].type=codeExecution",
+            "tools[].type=googleSearch",
+        ],
+    )
+}
+
 fn other_dialects() -> Vec<(&'static str, Value, Vec<&'static str>)> {
     let user = json!({"role": "user", "content": "x"});
     let call = json!({
@@ -184,6 +207,7 @@ fn other_dialects() -> Vec<(&'static str, Value, Vec<&'static str>)> {
         "betas": ["x"],
     });
     vec![
+        google_case(),
         (
             "/responses",
             responses,

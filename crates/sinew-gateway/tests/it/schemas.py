@@ -1,4 +1,4 @@
-"""Every answer and event of the four dialects, against the models that the providers' packages ship:
+"""Every answer and event of the five dialects, against the models that the providers' packages ship:
 strictly typed, nothing missing, nothing that the schema does not know but what is documented, no field
 that is null where the provider leaves it out."""
 
@@ -9,6 +9,7 @@ import urllib.request
 
 import anthropic.types
 import anthropic.types.beta
+import google.genai.types
 import openai.types
 import openai.types.chat
 import openai.types.responses
@@ -172,6 +173,36 @@ def messages():
     check(anthropic.types.MessageTokensCount, post("/messages/count_tokens", body), "count")
 
 
+def google_contents():
+    function = {"name": "add", "description": "adds", "parametersJsonSchema": SCHEMA}
+    tools = [{"functionDeclarations": [function]}]
+    for more in (
+        {},
+        {"tools": tools},
+        {"tools": tools, "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
+        {"generationConfig": {"maxOutputTokens": 3, "candidateCount": 2}},
+        {"generationConfig": {"responseLogprobs": True, "logprobs": 2}},
+        {"tools": tools, "generationConfig": {"thinkingConfig": {"includeThoughts": True}}},
+    ):
+        body = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}], **more}
+        path = "/v1beta/models/m:"
+        answers = [json.loads(post(path + "generateContent", body))]
+        answers += json.loads(post(path + "streamGenerateContent", body))
+        stream = post(path + "streamGenerateContent?alt=sse", body).split("\n\n")
+        answers += [json.loads(event.removeprefix("data: ")) for event in stream if event]
+        for answer in answers:
+            # Its models forbid fields that they do not know.
+            google.genai.types.GenerateContentResponse.model_validate(answer)
+            nulls(answer, f"generateContent {more}")
+            assert answer["candidates"] and answer["candidates"][0]["content"]["parts"], answer
+    counted = json.loads(post("/v1beta/models/m:countTokens", {"contents": {"parts": {"text": "hi"}}}))
+    assert counted.keys() == {"totalTokens"}, counted
+    for model in json.loads(post("/v1beta/models", None))["models"]:
+        assert model["name"] == "models/policy", model
+    raw = json.loads(post("/v1beta/models/m:generateContent", {"contents": 7}, status=400))
+    assert raw["error"]["code"] == 400 and raw["error"]["status"] == "INVALID_ARGUMENT", raw
+
+
 def refusals():
     wrong = {"model": "m", "messages": 7, "max_tokens": 1}
     for path, body in (
@@ -189,6 +220,6 @@ def refusals():
         check(openai.types.Model, json.dumps(model), "model")
 
 
-for part in (chat, completions, responses, messages, refusals):
+for part in (chat, completions, responses, messages, google_contents, refusals):
     part()
 print("ok")

@@ -90,7 +90,22 @@ fn schema_cases() -> Vec<(&'static str, Value, &'static str)> {
         ("/chat/completions", body("anything", &fields), text)
     };
     let config = json!({"output_config": {"format": format}});
+    let google = |schema: Value| {
+        let mut config = json!({"responseMimeType": "application/json"});
+        config
+            .as_object_mut()
+            .unwrap()
+            .extend(schema.as_object().unwrap().clone());
+        let contents = json!([{"parts": [{"text": "anything"}]}]);
+        let body = json!({"contents": contents, "generationConfig": config});
+        let text = "/candidates/0/content/parts/0/text";
+        ("/v1beta/models/m:generateContent", body, text)
+    };
+    let mut openapi = person();
+    openapi["type"] = json!("OBJECT");
     vec![
+        google(json!({"responseJsonSchema": person()})),
+        google(json!({"responseSchema": openapi})),
         chat(schema_format()),
         chat(json!({"guided_json": person().to_string()})),
         chat(json!({"structured_outputs": {"json": person()}})),

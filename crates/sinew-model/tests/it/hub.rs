@@ -430,6 +430,19 @@ fn a_configuration_is_chosen_and_brings_its_files_alone() {
     // Files of one configuration reveal nothing about another.
     env.offline = true;
     assert_eq!(rows("hf:org/tiny/main@main", &env).unwrap(), main);
+    // A split is a part of them.
+    let test = rows("hf:org/tiny/main:test@main", &env).unwrap();
+    assert_eq!(
+        (test.train, test.held_out),
+        (main.held_out.clone(), Vec::new())
+    );
+    let error = rows("hf:org/tiny/main:dev", &env).unwrap_err();
+    assert!(
+        error.contains("no file of the split `dev` among"),
+        "{error}"
+    );
+    let error = rows("hf:org/tiny/main:", &env).unwrap_err();
+    assert!(error.contains("no name of a split"), "{error}");
     assert!(
         rows("hf:org/tiny/socratic", &env)
             .unwrap_err()

@@ -37,6 +37,7 @@ fn eval(when: &str, at: u64, n: usize, successes: usize) -> EvalRecord {
         step: at,
         wall_s: 1.0,
         stats: stats(n, successes),
+        gain: None,
     }
 }
 

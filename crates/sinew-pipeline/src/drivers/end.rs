@@ -32,6 +32,7 @@ impl Driver {
         Ok(RunOutcome {
             before: std::mem::take(&mut self.measurements.before),
             after: std::mem::take(&mut self.measurements.after),
+            gain: self.measurements.gain.take(),
             examples: std::mem::take(&mut self.measurements.examples),
             samples,
             tokens: std::mem::take(&mut self.sums.tokens),

@@ -2,7 +2,8 @@
 
 use super::sync::Driver;
 use sinew_orchestrator::{
-    Draw, EpisodeStats, EvalRecord, EvalSet, EvalTime, PipelineError, RunEvent, health,
+    Draw, EpisodeStats, EvalRecord, EvalSet, EvalTime, HeldOutGain, HeldOutScores, PipelineError,
+    RunEvent, health,
 };
 use sinew_types::{EpisodeEnd, EpisodeId, Trace};
 use std::sync::Arc;
@@ -67,21 +68,29 @@ impl Driver {
             refuse_hopeless(&sampled)?;
         }
         let stats = with_greedy(&sampled, &greedy);
+        let scores = HeldOutScores::of(&sampled, &greedy);
+        let first = self.measurements.first_scores.as_ref();
+        let gain = first.and_then(|first| HeldOutGain::between(first, &scores));
         match when {
-            EvalTime::Before => self.measurements.before = stats.clone(),
+            EvalTime::Before => {
+                self.measurements.before = stats.clone();
+                self.measurements.first_scores = Some(scores);
+            }
             EvalTime::After | EvalTime::Now => {
                 self.measurements.trouble = failed;
                 self.measurements.after = stats.clone();
+                self.measurements.gain.clone_from(&gain);
             }
             EvalTime::During => {}
         }
-        self.measured(when, stats, sampled, false)
+        self.measured(when, stats, gain, sampled, false)
     }
 
     fn measured(
         &mut self,
         when: EvalTime,
         stats: EpisodeStats,
+        gain: Option<HeldOutGain>,
         episodes: Vec<Trace>,
         again: bool,
     ) -> Result<(), PipelineError> {
@@ -97,6 +106,7 @@ impl Driver {
             },
             wall_s: self.wall_s(),
             stats,
+            gain,
         };
         if when != EvalTime::During {
             let first = episodes.first().map(|t| t.episode.clone());
@@ -135,7 +145,8 @@ impl Driver {
             (false, None) => return Err(self.unmeasured()),
         };
         self.measurements.before = stats.clone();
-        self.measured(EvalTime::Before, stats, sampled, again)
+        self.measurements.first_scores = all.then(|| HeldOutScores::of(&sampled, &greedy));
+        self.measured(EvalTime::Before, stats, None, sampled, again)
     }
 
     fn unmeasured(&self) -> PipelineError {

@@ -23,7 +23,7 @@ use sinew_grammar::Grammars;
 use sinew_orchestrator::{
     AdmissionRecord, Alarm, Bus, Command, Draw, EpisodeStats, Event, Phase, PipelineCore,
     PipelineError, RolloutProgress, Rows, RunCounts, RunEvent, RunOutcome, SampleStatus,
-    StepRecord, StopReason, completed, health, joins,
+    StepRecord, StopReason, branches, completed, health, joins,
 };
 use sinew_rollout::TrainerActivity;
 use sinew_types::{EpisodeId, Outcome, Trace};
@@ -514,6 +514,7 @@ impl Driver {
             engine_busy_s: now.engine_busy_s - self.step.before.engine_busy_s,
             sampled_tokens_per_s: sampled as f64 / rollout_s.max(1e-9),
             joins: joins(traces()),
+            branches: branches(traces()),
             admission: AdmissionRecord::between(
                 &self.step.before.admission,
                 &now.admission,

@@ -1,6 +1,6 @@
 """Makes families.json beside it: what transformers renders with the templates that models ship.
 
-Usage: python make_families.py [--show TEMPLATE], with transformers and jinja2.
+Usage: python make_families.py [--show TEMPLATE], with transformers and jinja2, after scripts/templates.py.
 
 Texts are kept as SHA-256. What a template expects of messages with calls is tried in the order in
 which the renderer tries it.
@@ -17,6 +17,9 @@ from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
 
 HERE = Path(__file__).parent
+# Templates of packages, by family: file, start token, end-of-turn token.
+PACKAGES = json.loads((HERE / "packages.json").read_text())
+SHIPPED = HERE / "../../../../.cache/templates"
 
 
 class FixedDay(datetime.datetime):
@@ -71,11 +74,22 @@ CONVERSATIONS = [
 ]
 
 
-def convert(message, style):
+def reasoning_field(source):
+    """The field of a message in which a template looks for reasoning."""
+    if "reasoning_content" in source:
+        return "reasoning_content"
+    for name in ("thinking", "reasoning"):
+        forms = (f".{name} ", f"['{name}']", f'["{name}"]', f"'{name}' in", f'"{name}" in', f".get('{name}')")
+        if any(form in source for form in forms):
+            return name
+    return "reasoning_content"
+
+
+def convert(message, style, field):
     null, text, _ = style
     out = {"role": message["role"], "content": message["content"]}
     if message.get("reasoning"):
-        out["reasoning_content"] = message["reasoning"]
+        out[field] = message["reasoning"]
     if message.get("tool_calls"):
         if null and not message["content"]:
             out["content"] = None
@@ -93,7 +107,7 @@ def convert(message, style):
 def render(source, messages, tools, generation, style, tokens):
     try:
         texts, _ = render_jinja_template(
-            [[convert(m, style) for m in messages]],
+            [[convert(m, style, reasoning_field(source)) for m in messages]],
             tools=[{"type": "function", "function": TOOL}] if tools else None,
             chat_template=source,
             add_generation_prompt=generation,
@@ -124,21 +138,23 @@ def main():
     show = sys.argv[2] if len(sys.argv) > 2 else None
     renders = []
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    for path in sorted((HERE / "../templates").glob("*.jinja")):
+    paths = [(path.stem, path) for path in sorted((HERE / "../templates").glob("*.jinja"))]
+    paths += [(name, SHIPPED / row[0]) for name, row in PACKAGES.items()]
+    for name, path in paths:
         source = path.read_text()
         style = style_of(source, tokens)
-        row = {"template": path.stem, "calls": style is not None, "sha256": []}
+        row = {"template": name, "calls": style is not None, "sha256": []}
         for conversation in CONVERSATIONS:
             calls = any("tool_calls" in m for m in conversation["messages"])
             text = None
             if style is not None or not calls:
                 text = render(source, conversation["messages"], conversation["tools"], True,
                               style or (False, False, False), tokens)
-            if show == path.stem:
+            if show == name:
                 print("-----", text)
             row["sha256"].append(text and hashlib.sha256(text.encode()).hexdigest())
         renders.append(row)
-        print(path.stem, style, sum(h is None for h in row["sha256"]), "refused")
+        print(name, style, sum(h is None for h in row["sha256"]), "refused")
     golden = {"tool": TOOL, "conversations": CONVERSATIONS, "renders": renders}
     (HERE / "families.json").write_text(json.dumps(golden, ensure_ascii=False, indent=1) + "\n")
 

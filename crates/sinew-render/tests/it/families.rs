@@ -1,16 +1,21 @@
 //! Chat templates of published models: rendering equals that of transformers, the conformance check passes,
-//! and calls parse to themselves. `docs/rendering.md` has the table.
+//! and calls parse to themselves. `docs/rendering.md` has the table, which
+//! `UPDATE_DOCS=1 cargo nextest run -p sinew-render families` writes.
+//!
+//! Templates are files of `tests/templates`, or of packages that `scripts/templates.py` downloads.
 
 use crate::{SMOLLM2_VOCAB, TOKENIZER_GOLDEN, golden, strings};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use sinew_render::{
     ChatRenderer, GgufVocab, MockTrajectory, RenderError, Renderer, Tokenizer, conformance_check,
+    control_tokens,
 };
 use sinew_types::{FinishReason, Message, Role, ToolCall, ToolSpec};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// File, start token, end-of-turn token.
+/// Families whose templates are in `tests/templates`: file, start token, end-of-turn token.
 const FAMILIES: [(&str, &str, &str); 22] = [
     ("qwen2.5", "", "<|im_end|>"),
     ("qwen3", "", "<|im_end|>"),
@@ -70,40 +75,61 @@ fn path(relative: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(relative)
 }
 
-fn source(name: &str) -> String {
-    std::fs::read_to_string(path(&format!("tests/templates/{name}.jinja"))).unwrap()
+/// A family: its name, the file of its template, its start token and its end-of-turn token.
+#[derive(Clone)]
+struct Family {
+    name: String,
+    file: PathBuf,
+    bos: String,
+    eos: String,
 }
 
-/// All texts in a template that have the form of control tokens.
-fn control_tokens(source: &str, bos: &str, eos: &str) -> Vec<String> {
-    let mut found = vec![bos.to_owned(), eos.to_owned()];
-    for (open, close) in [("<|", "|>"), ("<｜", "｜>"), ("[", "]")] {
-        let mut rest = source;
-        while let Some(at) = rest.find(open) {
-            rest = &rest[at + open.len()..];
-            let Some(end) = rest.find(close) else { break };
-            let name = &rest[..end];
-            let upper = |c: char| c.is_ascii_uppercase() || matches!(c, '_' | '/');
-            let fits = match open {
-                "[" => name.len() > 2 && name.chars().all(upper),
-                _ => !name.contains([' ', '\n', '<', '\'']) && name.len() < 40,
-            };
-            if fits && name != "DSML" {
-                found.push(format!("{open}{name}{close}"));
-            }
+/// All families, those of packages last, in the order of their names.
+fn families() -> Vec<Family> {
+    let ours = FAMILIES.map(|(name, bos, eos)| Family {
+        name: name.into(),
+        file: path(&format!("tests/templates/{name}.jinja")),
+        bos: bos.into(),
+        eos: eos.into(),
+    });
+    let shipped: BTreeMap<String, [String; 3]> =
+        serde_json::from_str(include_str!("../golden/packages.json")).unwrap();
+    let shipped = shipped.into_iter().map(|(name, [file, bos, eos])| Family {
+        name,
+        file: path("../../.cache/templates").join(file),
+        bos,
+        eos,
+    });
+    ours.into_iter().chain(shipped).collect()
+}
+
+impl Family {
+    fn source(&self) -> String {
+        let text = std::fs::read_to_string(&self.file);
+        text.unwrap_or_else(|e| panic!("{}: {e}: run scripts/setup.sh", self.file.display()))
+    }
+
+    /// Variables that the template needs.
+    fn needed(&self) -> Map<String, Value> {
+        match self.name.as_str() {
+            "mistral-small-3.2" | "gpt-oss" => dated(),
+            _ => Map::new(),
         }
     }
-    found.retain(|token| !token.is_empty());
-    found.sort();
-    found.dedup();
-    found
-}
 
-/// Variables that a template needs.
-fn needed(name: &str) -> Map<String, Value> {
-    match name {
-        "mistral-small-3.2" => dated(),
-        _ => Map::new(),
+    /// The renderer of a model folder with the variables that it needs, as the program reads it.
+    fn renderer(&self) -> ChatRenderer {
+        self.with(&self.bos, &self.eos, self.needed()).unwrap()
+    }
+
+    /// The same with other tokens and variables.
+    fn with(
+        &self,
+        bos: &str,
+        eos: &str,
+        options: Map<String, Value>,
+    ) -> Result<ChatRenderer, RenderError> {
+        from_folder(&self.name, &self.source(), bos, eos, options)
     }
 }
 
@@ -113,19 +139,14 @@ fn dated() -> Map<String, Value> {
     [date].into_iter().collect()
 }
 
-/// The renderer of a model folder with these variables, as the program reads it.
-fn renderer(name: &str, bos: &str, eos: &str) -> ChatRenderer {
-    from_folder(name, bos, eos, needed(name)).unwrap()
-}
-
 /// SmolLM2's tokens and merges, with the control tokens that the template needs.
 fn from_folder(
     name: &str,
+    source: &str,
     bos: &str,
     eos: &str,
     options: Map<String, Value>,
 ) -> Result<ChatRenderer, RenderError> {
-    let source = source(name);
     let all = &SMOLLM2_VOCAB.tokens;
     let kept = TOKENIZER_GOLDEN["tokens"].as_array().unwrap();
     let mut tokens: Vec<String> = kept
@@ -133,7 +154,12 @@ fn from_folder(
         .map(|entry| all[entry[0].as_u64().unwrap() as usize].clone())
         .collect();
     let mut token_types = vec![1; tokens.len()];
-    for token in control_tokens(&source, bos, eos) {
+    let mut control = control_tokens(source);
+    control.extend([bos, eos].map(str::to_owned));
+    control.retain(|token| !token.is_empty());
+    control.sort();
+    control.dedup();
+    for token in control {
         match tokens.iter().position(|t| *t == token) {
             Some(at) => token_types[at] = 3,
             None => {
@@ -172,13 +198,13 @@ fn from_folder(
 #[test]
 fn templates_that_need_a_date_say_so() {
     let mut refused = Vec::new();
-    for (name, bos, eos) in FAMILIES {
-        if let Err(error) = from_folder(name, bos, eos, Map::new()) {
+    for family in families() {
+        if let Err(error) = family.with(&family.bos, &family.eos, Map::new()) {
             assert!(error.to_string().contains("template = { date"), "{error}");
-            refused.push(name);
+            refused.push(family.name);
         }
     }
-    assert_eq!(refused, ["mistral-small-3.2"]);
+    assert_eq!(refused, ["mistral-small-3.2", "gpt-oss"]);
 }
 
 fn message(value: &Value) -> Message {
@@ -203,20 +229,21 @@ fn published_templates_render_like_transformers() {
     let golden = golden(include_str!("../golden/families.json"));
     let tool: ToolSpec = serde_json::from_value(golden["tool"].clone()).unwrap();
     let conversations = golden["conversations"].as_array().unwrap();
+    let families = families();
+    let renders = golden["renders"].as_array().unwrap();
+    assert_eq!(families.len(), renders.len());
     let mut compared = 0;
-    for row in golden["renders"].as_array().unwrap() {
+    for row in renders {
         let name = row["template"].as_str().unwrap();
-        assert!(
-            FAMILIES.iter().any(|f| f.0 == name),
-            "{name} is in no family"
-        );
+        let family = families.iter().find(|f| f.name == name);
+        let family = family.unwrap_or_else(|| panic!("{name} is in no family"));
         // The golden texts use these.
-        let options = if source(name).contains("strftime_now") {
+        let options = if family.source().contains("strftime_now") {
             dated()
         } else {
             Map::new()
         };
-        let renderer = from_folder(name, "<s>", "</s>", options).unwrap();
+        let renderer = family.with("<s>", "</s>", options).unwrap();
         assert_eq!(Value::from(renderer.shows().calls), row["calls"], "{name}");
         for (i, conversation) in conversations.iter().enumerate() {
             let messages: Vec<_> = conversation["messages"]
@@ -254,7 +281,7 @@ fn published_templates_render_like_transformers() {
             compared += 1;
         }
     }
-    assert!(compared > 150, "{compared}");
+    assert!(compared > 350, "{compared}");
 }
 
 fn trajectories(system: Option<&str>) -> Vec<MockTrajectory> {
@@ -303,8 +330,8 @@ fn joins(renderer: &ChatRenderer) -> String {
 }
 
 /// One row of the table in the documentation.
-fn row(name: &str, bos: &str, eos: &str) -> String {
-    let renderer = renderer(name, bos, eos);
+fn row(family: &Family) -> String {
+    let (name, renderer) = (&family.name, family.renderer());
     let stops: Vec<_> = renderer
         .stop_ids()
         .iter()
@@ -328,35 +355,45 @@ fn row(name: &str, bos: &str, eos: &str) -> String {
     };
     let stops = stops.join(" ");
     let joins = joins(&renderer);
-    let needed: Vec<_> = needed(name).keys().map(|key| format!("`{key}`")).collect();
-    let needed = list(needed);
+    let needed = family.needed();
+    let needed = list(needed.keys().map(|key| format!("`{key}`")).collect());
     format!("| {name} | {format} | {needed} | {stops} | {by_us} | {joins} |")
 }
 
 #[test]
 fn documented_table_equals_the_measurement() {
-    let rows: Vec<_> = FAMILIES
+    let families = families();
+    assert!(families.len() >= 34, "{}", families.len());
+    let measured: Vec<_> = families.iter().map(row).collect();
+    let file = path("../../docs/rendering.md");
+    let docs = std::fs::read_to_string(&file).unwrap();
+    let lines: Vec<_> = docs.lines().collect();
+    let head = lines
         .iter()
-        .map(|(name, bos, eos)| row(name, bos, eos))
-        .collect();
-    let measured = rows.join("\n");
-    let docs = std::fs::read_to_string(path("../../docs/rendering.md")).unwrap();
-    let table: Vec<_> = docs
-        .lines()
-        .skip_while(|l| !l.starts_with("| family |"))
-        .skip(2)
-        .take_while(|l| l.starts_with('|'))
-        .collect();
+        .position(|l| l.starts_with("| family |"))
+        .unwrap();
+    let table = lines[head + 2..].iter().take_while(|l| l.starts_with('|'));
+    let end = head + 2 + table.count();
+    if std::env::var("UPDATE_DOCS").is_ok() {
+        let measured = measured.iter().map(String::as_str);
+        let before = lines[..head + 2].iter().copied();
+        let after = lines[end..].iter().copied();
+        let all: Vec<_> = before.chain(measured).chain(after).collect();
+        std::fs::write(&file, all.join("\n") + "\n").unwrap();
+        return;
+    }
     assert!(
-        table.join("\n") == measured,
-        "docs/rendering.md must say:\n{measured}\n"
+        lines[head + 2..end] == measured,
+        "docs/rendering.md must say:\n{}\n",
+        measured.join("\n")
     );
 }
 
 /// Parts that a template does not print are written in other messages.
 #[test]
 fn tools_and_results_are_rendered_without_template_support() {
-    let renderer = renderer("phi-3.5", "<s>", "<|end|>");
+    let phi = families().into_iter().find(|f| f.name == "phi-3.5");
+    let renderer = phi.unwrap().renderer();
     let [.., mock] = &MockTrajectory::agentic(Some("Be brief."))[..1] else {
         panic!("no trajectory")
     };
@@ -381,16 +418,17 @@ fn tools_and_results_are_rendered_without_template_support() {
 /// A turn that the token limit truncated is closed by the stop token of the family.
 #[test]
 fn truncated_turns_are_closed_by_the_stop_token() {
-    for (name, bos, eos) in FAMILIES {
+    for family in families() {
+        let (name, renderer) = (&family.name, family.renderer());
         println!("{name}");
-        let renderer = renderer(name, bos, eos);
         let new = [Message::new(Role::User, "go on")];
         let context = renderer.encode_text("half a").unwrap();
         let cut = renderer
             .extend(&context, &FinishReason::Length, &new, &[])
             .unwrap();
         let stop = *cut.forced.last().unwrap_or_else(|| panic!("{name}"));
-        assert!(renderer.stop_ids().contains(&stop), "{name}");
+        let ends = [renderer.stop_ids(), renderer.closing_ids()].concat();
+        assert!(ends.contains(&stop), "{name}");
         let mut whole = context.clone();
         whole.push(stop);
         let stopped = renderer

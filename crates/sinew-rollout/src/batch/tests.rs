@@ -129,6 +129,7 @@ fn start(runner: &mut Runner, seconds: &[f64], size: usize) {
         sampling: SamplingParams::default(),
         chunk_tokens: None,
         replay_always: false,
+        thinking: sinew_types::Thinking::Kept,
         boot_timeout: hour,
         timeout: hour,
         score_timeout: hour,

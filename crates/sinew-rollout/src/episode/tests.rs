@@ -136,6 +136,7 @@ fn experts_are_recorded_once_for_each_token() {
     assert_eq!(m.routes_known(), 7);
     m.on_event(EpisodeEvent::TurnFinished(FinishReason::Length));
     m.on_event(EpisodeEvent::Renewed {
+        cause: sinew_types::BranchCause::Compaction,
         prompt: vec![1],
         messages: Vec::new(),
         process_reward: 0.0,

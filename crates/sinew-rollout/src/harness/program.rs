@@ -15,6 +15,8 @@
 //! | no grade in time | failed, as the environment's |
 //!
 //! The answer of a program that is trusted with its own score is not graded: the reported score is used.
+//! The answer of a coding agent is its last message, read from its own form of output; an end by a limit of
+//! its own truncates the episode.
 
 use super::error::ProgramError;
 use super::model_server::ModelServer;
@@ -26,6 +28,7 @@ use crate::episode::EpisodeSpec;
 use crate::gauges::Phase;
 use crate::parts::{EpisodeOptions, EpisodeParts};
 use futures::future::BoxFuture;
+use sinew_agents::AgentEnd;
 use sinew_sandbox::{Ending, SandboxError};
 use sinew_types::{
     EpisodeEnd, FailureKind, Limit, Message, Node, NodeId, Role, Timing, TokenKind, Trace,
@@ -151,7 +154,8 @@ impl ProgramHarness {
             Err(ProgramError::Sandbox(e)) => return Err((sandbox_kind(&e), e.to_string())),
             Err(e) => return Err(harness(&e)),
         };
-        if let Some(why) = failure(&ended, &trace) {
+        let told = agent_end(&self.programs, &ended, &mut trace);
+        if let Some(why) = failure(&ended, told.as_ref(), &trace) {
             trace.end = EpisodeEnd::Failed {
                 kind: FailureKind::Harness,
                 message: why,
@@ -166,10 +170,21 @@ impl ProgramHarness {
             report::explain(&mut trace, why);
             return Ok(trace);
         }
-        let answer = answer(&ended, &trace);
+        let answer = answer(&ended, told.as_ref(), &trace);
         grade(parts, spec, options.score_timeout, &mut trace, &answer).await;
         Ok(trace)
     }
+}
+
+/// Reads the end of a coding agent; `None` for another program. A limit of its own truncates the episode.
+fn agent_end(programs: &Programs, ended: &ProgramEnd, trace: &mut Trace) -> Option<AgentEnd> {
+    let told = programs.agent()?.end(&ended.stdout);
+    if told.cut && trace.end == EpisodeEnd::Terminated {
+        trace.end = EpisodeEnd::Truncated {
+            limit: Limit::Turns,
+        };
+    }
+    Some(told)
 }
 
 /// Returns the messages on the path to the last turn: prompt, turns and observations in order.
@@ -245,19 +260,17 @@ fn bad_exit(ended: &ProgramEnd) -> Option<String> {
 
 /// Returns the reason why an episode counts as failed, if it does. A program that gave up because a limit of
 /// its rollout refused its call was cut, not failed.
-fn failure(ended: &ProgramEnd, trace: &Trace) -> Option<String> {
+fn failure(ended: &ProgramEnd, told: Option<&AgentEnd>, trace: &Trace) -> Option<String> {
     let cut = matches!(trace.end, EpisodeEnd::Truncated { .. });
     let why = bad_exit(ended).filter(|_| !cut);
     let sampled = trace.sampled_tokens() > 0;
+    let fault = told.and_then(|told| told.fault.clone());
+    let said = fault.unwrap_or_else(|| tail(&ended.stderr));
     match why {
-        Some(why) => Some(format!(
-            "the program ended badly ({why}): {}",
-            tail(&ended.stderr)
-        )),
+        Some(why) => Some(format!("the program ended badly ({why}): {said}")),
         None if !sampled => Some(format!(
-            "the program ended without an answer of the model ({}; does its client use OPENAI_BASE_URL?): {}",
+            "the program ended without an answer of the model ({}; does its client use OPENAI_BASE_URL?): {said}",
             ended.ending,
-            tail(&ended.stderr)
         )),
         None => None,
     }
@@ -268,19 +281,19 @@ fn last_line(stdout: &str) -> Option<&str> {
     stdout.lines().map(str::trim).rfind(|l| !l.is_empty())
 }
 
-/// Returns the answer: the value of a function, else the last printed line, else the last message of the
-/// model; empty if there is none. The printed output of a function is not an answer, because processes that
-/// it started can print, too.
-fn answer(ended: &ProgramEnd, trace: &Trace) -> String {
-    match &ended.value {
-        Some(serde_json::Value::String(text)) => return text.clone(),
-        Some(serde_json::Value::Null) => {}
-        Some(value) => return value.to_string(),
-        None => {
-            if let Some(line) = last_line(&ended.stdout) {
-                return line.to_owned();
-            }
-        }
+/// Returns the answer: the value of a function, else the last message of a coding agent or the last line of
+/// another program, else the last message of the model; empty if there is none. The printed output of a
+/// function is not an answer, because processes that it started can print, too.
+fn answer(ended: &ProgramEnd, told: Option<&AgentEnd>, trace: &Trace) -> String {
+    let printed = match (&ended.value, told) {
+        (Some(serde_json::Value::String(text)), _) => return text.clone(),
+        (Some(serde_json::Value::Null), _) => None,
+        (Some(value), _) => return value.to_string(),
+        (None, Some(told)) => told.answer.clone(),
+        (None, None) => last_line(&ended.stdout).map(str::to_owned),
+    };
+    if let Some(printed) = printed {
+        return printed;
     }
     let said = trace
         .nodes

@@ -5,6 +5,7 @@ use super::error::{ProgramError, invalid, missing};
 use super::fork_server::ForkServer;
 use super::model_server::ModelAccess;
 use super::sandboxed::{ProgramEnd, Sandboxes, tail};
+use sinew_agents::Agent;
 use sinew_sandbox::{Ending, Limits, SandboxProvider};
 use sinew_types::Task;
 use std::collections::BTreeMap;
@@ -45,6 +46,8 @@ pub struct ProgramConfig {
     pub strict: bool,
     /// Whether the program is trusted with its own score.
     pub agent_scores: bool,
+    /// The coding agent that the command starts, whose output has a known form.
+    pub agent: Option<&'static Agent>,
 }
 
 impl ProgramConfig {
@@ -127,6 +130,11 @@ impl Programs {
     /// Whether the program is trusted with its own score.
     pub(super) fn agent_scores(&self) -> bool {
         self.config.agent_scores
+    }
+
+    /// The coding agent that the command starts.
+    pub(super) fn agent(&self) -> Option<&'static Agent> {
+        self.config.agent
     }
 
     /// Wall time of one run.
@@ -251,6 +259,8 @@ fn variables(base_url: &str, api_key: &str, task: &Task) -> Vec<(String, String)
         ("OPENAI_API_KEY", api_key),
         ("ANTHROPIC_BASE_URL", origin),
         ("ANTHROPIC_API_KEY", api_key),
+        ("GOOGLE_GEMINI_BASE_URL", origin),
+        ("GEMINI_API_KEY", api_key),
         ("SINEW_TASK", &task.prompt),
         ("SINEW_TASK_ID", task.id.as_str()),
         ("SINEW_TASK_KIND", &task.kind),
@@ -309,6 +319,8 @@ mod tests {
         };
         assert_eq!(get("OPENAI_BASE_URL"), "http://127.0.0.1:5/r/e/v1");
         assert_eq!(get("ANTHROPIC_BASE_URL"), "http://127.0.0.1:5/r/e");
+        assert_eq!(get("GOOGLE_GEMINI_BASE_URL"), "http://127.0.0.1:5/r/e");
+        assert_eq!(get("GEMINI_API_KEY"), "key");
         assert_eq!(
             (get("OPENAI_API_KEY"), get("ANTHROPIC_API_KEY")),
             ("key", "key")
@@ -373,6 +385,7 @@ def solve(task):
             preload: true,
             strict: false,
             agent_scores: true,
+            agent: None,
         };
         Programs::new(config, provider, ([127, 0, 0, 1], 9).into()).unwrap()
     }

@@ -4,7 +4,9 @@ use crate::support::{id, on_each, trace};
 use sinew_store::{
     CommitOutcome, EndKind, Filter, GcPolicy, MAX_PAGE, StoreError, TrainedBatch, summaries,
 };
-use sinew_types::{Component, Media, MediaSource, Part, Provenance, RouteSpan, SamplingParams};
+use sinew_types::{
+    AdapterName, Component, Media, MediaSource, Part, Provenance, RouteSpan, SamplingParams,
+};
 
 #[test]
 fn a_committed_trace_comes_back_equal() {
@@ -382,7 +384,7 @@ fn parts_and_provenance_survive() {
             tools: [("python".to_owned(), "1".to_owned())].into(),
             kernels: Some("avx512".into()),
             logprobs_unknown: true,
-            adapter: Some(sinew_types::AdapterName::new("style").unwrap()),
+            adapter: Some(AdapterName::new("math:1").unwrap()),
             sandbox: Some("process".into()),
         };
         let content = &mut rich.nodes[0].messages[0].content;

@@ -34,6 +34,7 @@ pub(crate) fn trace(n: u64, tokens: usize) -> Trace {
         finish: None,
         process_reward: 0.0,
         state_hash: Some(u64::MAX - n),
+        branch: None,
     };
     let span = VersionSpan {
         start: 0,

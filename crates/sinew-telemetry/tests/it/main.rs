@@ -387,6 +387,7 @@ fn prometheus_gets_the_newest_values_and_a_person_is_called_once() {
             success: 0.75,
             ..EpisodeStats::default()
         },
+        gain: None,
     };
     emit(
         &bus,

@@ -250,7 +250,7 @@ impl RemoteModel {
                 if is_taken {
                     self.next += jobs.len() as u64;
                 }
-                // Of one refused command the number is free; of several, later ones may be taken.
+                // The number of one refused command is free; of several, later ones may be taken.
                 let is_refused = matches!(
                     error,
                     ClientError::Refused { .. } | ClientError::Key { .. } | ClientError::Setup(_)

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Token that every model has.
 const TOKEN: u32 = 0;
 
-/// What a service did.
+/// A service that was tried.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trial {
     /// Its base models.

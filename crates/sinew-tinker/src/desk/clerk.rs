@@ -22,16 +22,15 @@ pub(super) use retrieve::Found;
 pub(super) use samples::{sample_cancelled, sample_failure};
 
 use super::config::{DeskLimits, TenantConfig};
-use super::flights::{AdapterSource, FlightOrders, SampleTask};
+use super::flight_orders::{AdapterSource, FlightOrders, SampleTask};
 use super::folders::Folders;
 use super::journal::{Journal, ModelRow, SessionRow};
 use super::orders::{Orders, Work};
 use super::quota::Meter;
-use super::residents::TrainerSupport;
+use super::rules::BaseRules;
 use super::schedule::Schedule;
 use super::share::Share;
 use super::types::{DeskStatus, ModelId, Refusal, RequestId, ServedModel, SessionId, Tenant};
-use sinew_types::TokenId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,24 +47,7 @@ const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// Milliseconds since 1970 (UTC).
 pub type WallClock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// The base model behind all names.
-#[derive(Clone, Debug)]
-pub(super) struct BaseRules {
-    /// Number of token ids.
-    pub(super) vocab: usize,
-    /// Longest sequence in tokens.
-    pub(super) context: usize,
-    /// Tokens that end a sequence.
-    pub(super) stop_ids: Vec<TokenId>,
-    /// Models that can be made.
-    pub(super) support: TrainerSupport,
-    /// Whether the engine takes adapters by name.
-    pub(super) samples_adapters: bool,
-    /// Whether there are engines for whole models.
-    pub(super) samples_full: bool,
-}
-
-/// What goes out after the commit.
+/// A message that goes out after the commit.
 #[derive(Debug)]
 enum Effect {
     /// Wakes those who wait for a request or a sampling session.

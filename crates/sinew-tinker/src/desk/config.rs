@@ -30,11 +30,11 @@ fn require<T: std::fmt::Display>(
     })
 }
 
-/// What one tenant may use. Keys of a `[[tenant]]`, or of `[limits.tenant]` for all tenants without own ones.
+/// Limits of one tenant. Keys of a `[[tenant]]`, or of `[limits.tenant]` for all tenants without own ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TenantLimits {
-    /// Models that take commands. Default: 16.
+    /// Models that take commands. Default: 256.
     pub models: u64,
     /// Commands that wait or run. Default: 4096.
     pub queued_commands: u64,
@@ -51,7 +51,7 @@ pub struct TenantLimits {
 impl Default for TenantLimits {
     fn default() -> Self {
         Self {
-            models: 16,
+            models: 256,
             queued_commands: 4096,
             queued_bytes: 2 << 30,
             tokens_per_day: None,

@@ -6,23 +6,20 @@
 
 mod adapters;
 mod collect;
-mod orders;
 mod output;
 mod volley;
 
-pub(super) use orders::FlightOrders;
-
-use super::clerk::{BaseRules, Line, sample_cancelled, sample_failure};
+use super::clerk::{Line, sample_cancelled, sample_failure};
 use super::codec::encode;
+use super::flight_orders::{FlightOrders, Order, SampleTask};
 use super::folders::Folders;
-use super::types::{Outcome, RequestId, SampleInput};
+use super::rules::BaseRules;
+use super::types::{Outcome, RequestId};
 use crate::TinkerError;
 use adapters::Hangar;
 use collect::{Collector, Sequence};
-use orders::Order;
 use sinew_types::{
-    AdapterName, Engine, EngineError, FinishReason, GenerateRequest, PolicyVersion,
-    RequestId as EngineRequest,
+    AdapterName, Engine, EngineError, FinishReason, GenerateRequest, RequestId as EngineRequest,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -39,38 +36,6 @@ const TRIES: u32 = 3;
 
 /// Makes an engine for the folder of a whole model.
 pub type MakeEngine = Box<dyn FnMut(&Path) -> Result<Arc<dyn Engine>, String> + Send>;
-
-/// An adapter on disk, and its name at the engine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct AdapterSource {
-    pub(super) name: AdapterName,
-    pub(super) version: PolicyVersion,
-    /// Its checkpoint, relative to the state folder.
-    pub(super) folder: String,
-}
-
-/// The weights of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Source {
-    /// The base model.
-    Base,
-    /// An adapter on it.
-    Adapter(AdapterSource),
-    /// A whole model.
-    Full {
-        /// Its checkpoint, relative to the state folder.
-        folder: String,
-    },
-}
-
-/// A request for the engine.
-#[derive(Clone, Debug)]
-pub(super) struct SampleTask {
-    pub(super) request: RequestId,
-    pub(super) source: Source,
-    pub(super) input: SampleInput,
-    pub(super) seed: u64,
-}
 
 /// A request whose sequences are at the engine.
 struct Flight {

@@ -26,6 +26,7 @@
 mod clerk;
 mod codec;
 mod config;
+mod flight_orders;
 mod flights;
 mod folders;
 mod handle;
@@ -36,6 +37,7 @@ mod paths;
 mod prepared;
 mod quota;
 mod residents;
+mod rules;
 mod running;
 mod sample_check;
 mod schedule;

@@ -53,7 +53,7 @@ pub(super) struct Work {
     pub(super) job: TrainJob,
 }
 
-/// What the trainer does next.
+/// The next work of the trainer.
 #[derive(Debug, PartialEq)]
 pub(super) enum Order {
     /// It ends, at once.

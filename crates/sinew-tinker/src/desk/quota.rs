@@ -1,4 +1,4 @@
-//! What tenants use, against their limits: pure, with time as an argument.
+//! Use by tenants, against their limits: pure, with time as an argument.
 
 use super::config::{DeskLimits, TenantConfig, TenantLimits};
 use super::journal::TenantUse;

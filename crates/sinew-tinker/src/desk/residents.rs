@@ -45,7 +45,7 @@ pub enum LoraSupport {
 pub struct Exported {
     /// Files with weights.
     pub files: Vec<String>,
-    /// Of adapters: they are scaled by `alpha / rank`. `None`: the files hold all weights.
+    /// Adapters are scaled by `alpha / rank`. `None`: the files hold all weights.
     pub alpha: Option<f32>,
 }
 
@@ -305,7 +305,7 @@ pub struct SwitchedConfig {
     pub first: PathBuf,
     /// Files that are written next to the weights for sampling, such as `config.json`.
     pub side_files: Vec<(String, String)>,
-    /// Of adapters: they are scaled by `alpha / rank`. `None`: all weights are trained.
+    /// Adapters are scaled by `alpha / rank`. `None`: all weights are trained.
     pub alpha: Option<f32>,
 }
 

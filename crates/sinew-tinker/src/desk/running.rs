@@ -1,13 +1,15 @@
 //! The threads of a desk: started, stopped, and joined.
 
-use super::clerk::{BaseRules, Clerk, ClerkParts, Job, Line, WallClock};
+use super::clerk::{Clerk, ClerkParts, Job, Line, WallClock};
 use super::config::{DeskLimits, LimitError, TenantConfig};
-use super::flights::{FlightOrders, FlightParts, Flights, MakeEngine};
+use super::flight_orders::FlightOrders;
+use super::flights::{FlightParts, Flights, MakeEngine};
 use super::folders::Folders;
 use super::handle::Desk;
 use super::journal::{Journal, OpenError};
 use super::orders::Orders;
 use super::residents::TrainerSupport;
+use super::rules::BaseRules;
 use super::trainer::{MakeResidents, Trainer, TrainerLimits};
 use super::types::ServedModel;
 use crate::batch::BatchLimits;

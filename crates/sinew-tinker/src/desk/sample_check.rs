@@ -1,6 +1,6 @@
 //! Checks of sample requests, with the names of the SDK.
 
-use super::clerk::BaseRules;
+use super::rules::BaseRules;
 use super::types::{Refusal, SampleInput, Stop};
 use crate::TensorValues;
 use sinew_types::TEMPERATURES;

@@ -1,4 +1,4 @@
-//! Which command of which model runs next, as a pure state machine.
+//! The order in which commands of models run, as a pure state machine.
 //!
 //! Commands of a model run in the order of their `seq`; a missing one holds the later ones back. Tenants take
 //! turns by computed tokens: a turn ends with an optimizer step or a quantum, and whoever has computed more
@@ -31,7 +31,7 @@ pub(super) struct Turn {
     pub(super) kind: Kind,
 }
 
-/// Why a command does not run yet.
+/// The reason for which a command does not run yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     /// It runs.
@@ -273,7 +273,7 @@ impl Schedule {
         Some(turn)
     }
 
-    /// Why a command does not run.
+    /// The reason for which a command does not run.
     pub(super) fn standing(&self, model: &ModelId, seq: u64) -> Standing {
         let running = self.running.as_ref();
         if running.is_some_and(|turn| turn.model == *model && turn.seq == seq) {

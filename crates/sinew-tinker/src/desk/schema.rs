@@ -46,15 +46,16 @@ CREATE TABLE commands (
     kind TEXT NOT NULL,
     digest BLOB NOT NULL,               -- BLAKE3 of the command
     cost INTEGER NOT NULL,              -- tokens, or sequences of a sample request
-    payload BLOB,                       -- the command, zstd; null: it is not needed any more
     bytes INTEGER NOT NULL,             -- of payload and result
     replay INTEGER NOT NULL DEFAULT 0,  -- whether its effect is in memory only, until a live checkpoint
     submitted_ms INTEGER NOT NULL,
     done_ms INTEGER,                    -- null: it waits or runs
     ended INTEGER,                      -- order of the ends, never used twice
     failed INTEGER NOT NULL DEFAULT 0,
-    result BLOB,                        -- the outcome, zstd
-    retrieved_ms INTEGER
+    retrieved_ms INTEGER,
+    -- Last, so that other columns are read without them.
+    payload BLOB,                       -- the command, zstd; null: it is not needed any more
+    result BLOB                         -- the outcome, zstd
 );
 CREATE INDEX commands_model ON commands (model, seq);
 CREATE INDEX commands_waiting ON commands (place) WHERE done_ms IS NULL;

@@ -1,4 +1,4 @@
-//! Which sample request goes to the engine next, as a pure state machine.
+//! The order in which sample requests go to the engine, as a pure state machine.
 //!
 //! The engine mixes all requests that it has; this queue bounds them, and gives the next place to the tenant
 //! with the fewest sequences at the engine. A large request that does not fit holds the others back until it
@@ -115,7 +115,7 @@ impl Share {
         }
     }
 
-    /// Where a request is.
+    /// The place of a request.
     pub(super) fn place(&self, request: &RequestId) -> Place {
         if self.flying.contains_key(request) {
             return Place::Flying;

@@ -345,6 +345,27 @@ fn models_that_take_turns_at_one_place_compute_the_same() {
     assert!(matches!(refused, Err(Refusal::Unsupported { .. })));
 }
 
+/// The losses of a batch before and after a step with it.
+fn two_losses(bench: &Bench, model: &ModelId, seq: u64) -> (f64, f64) {
+    let before = loss(&bench.reply(forward_backward(model, seq, 1)));
+    bench.reply(step(model, seq + 1));
+    let after = loss(&bench.reply(forward_backward(model, seq + 2, 1)));
+    (before, after)
+}
+
+#[test]
+fn a_name_of_a_state_is_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = Bench::simple(dir.path());
+    let session = bench.session().unwrap();
+    let model = new_model(&bench, &session, 0, Some(2));
+    bench.reply(save(&model, 1, "one"));
+    let text = bench.failure(save(&model, 2, "one"));
+    assert!(text.contains("overwrite"), "{text}");
+    let text = bench.failure(save(&model, 3, "../x"));
+    assert!(text.contains("letters"), "{text}");
+}
+
 #[test]
 fn a_state_is_loaded_with_and_without_its_optimizer() {
     let dir = tempfile::tempdir().unwrap();
@@ -357,18 +378,7 @@ fn a_state_is_loaded_with_and_without_its_optimizer() {
         panic!("a state has a path");
     };
     assert_eq!(path, format!("tinker://{model}/weights/one"));
-    let text = bench.failure(save(&model, 4, "one"));
-    assert!(text.contains("overwrite"), "{text}");
-    let text = bench.failure(save(&model, 5, "../x"));
-    assert!(text.contains("letters"), "{text}");
-    let next = |model: &ModelId, seq: u64| {
-        let loss = loss(&bench.reply(forward_backward(model, seq, 1)));
-        bench.reply(step(model, seq + 1));
-        (
-            loss,
-            self::loss(&bench.reply(forward_backward(model, seq + 2, 1))),
-        )
-    };
+    let next = |model: &ModelId, seq: u64| two_losses(&bench, model, seq);
     let from = |seq: u64, with_optimizer: bool| {
         let command = Command::CreateFromState {
             session: session.clone(),
@@ -386,7 +396,7 @@ fn a_state_is_loaded_with_and_without_its_optimizer() {
             other => panic!("{other:?}"),
         }
     };
-    let first = next(&model, 6);
+    let first = next(&model, 4);
     let same = next(&from(1, true), 1);
     let fresh = next(&from(2, false), 1);
     assert_eq!(first, same);
@@ -394,12 +404,12 @@ fn a_state_is_loaded_with_and_without_its_optimizer() {
     assert_ne!(first.1, fresh.1);
     let back = bench.reply(Command::LoadState {
         model: model.clone(),
-        seq: 9,
+        seq: 7,
         path: path.clone(),
         with_optimizer: true,
     });
     assert!(matches!(back, Reply::LoadState { .. }));
-    assert_eq!(next(&model, 10), first);
+    assert_eq!(next(&model, 8), first);
     let listed = bench.desk.checkpoints(&bench.tenant, Some(&model), ALL);
     let listed = bench.wait(listed).unwrap();
     assert_eq!(
@@ -411,7 +421,7 @@ fn a_state_is_loaded_with_and_without_its_optimizer() {
         .unwrap();
     let gone = bench.failure(Command::LoadState {
         model,
-        seq: 13,
+        seq: 11,
         path,
         with_optimizer: false,
     });
@@ -442,6 +452,24 @@ fn samples(reply: Reply) -> SampleOutput {
     }
 }
 
+/// A sample of the base model with all that can be asked for.
+fn sample_of_everything(layout: &TargetLayout) -> Command {
+    let mut command = sample_command(SamplerRef::Base(BASE.to_owned()), None);
+    let Command::Sample { request, .. } = &mut command else {
+        panic!("a sample");
+    };
+    let ids = vec![-1, -1, 9, 10, -1, 11];
+    request.prompt_logprobs = true;
+    request.prompt_last = Some(1);
+    request.top_prompt = 2;
+    request.top_sample = 1;
+    request.targets = Some(Tensor::new("t", vec![3, 2], TensorValues::I64(ids)).unwrap());
+    request.target_layout = Some(layout.clone());
+    request.alternatives = 3;
+    request.params.stop = Stop::Never;
+    command
+}
+
 #[test]
 fn a_sample_has_what_was_asked_for() {
     let dir = tempfile::tempdir().unwrap();
@@ -456,32 +484,11 @@ fn a_sample_has_what_was_asked_for() {
     }
     let again = samples(bench.reply(sample_command(base(), None)));
     assert_eq!(again.sequences, plain.sequences);
-    let Command::Sample {
-        sampler,
-        seq,
-        mut request,
-    } = sample_command(base(), None)
-    else {
-        panic!("a sample");
-    };
-    let ids = vec![-1, -1, 9, 10, -1, 11];
     let layout = TargetLayout {
         rows: vec![0, 0, 2, 3],
         columns: vec![0, 1, 1],
     };
-    request.prompt_logprobs = true;
-    request.prompt_last = Some(1);
-    request.top_prompt = 2;
-    request.top_sample = 1;
-    request.targets = Some(Tensor::new("t", vec![3, 2], TensorValues::I64(ids)).unwrap());
-    request.target_layout = Some(layout.clone());
-    request.alternatives = 3;
-    request.params.stop = Stop::Never;
-    let full = samples(bench.reply(Command::Sample {
-        sampler,
-        seq,
-        request,
-    }));
+    let full = samples(bench.reply(sample_of_everything(&layout)));
     assert_eq!(full.sequences[0].tokens, plain.sequences[0].tokens);
     assert!(
         full.sequences

@@ -1,6 +1,6 @@
 //! The thread that trains: carries out one command at a time, and writes live checkpoints.
 //!
-//! What it has in memory can always be made again: the live checkpoint of a model, and the commands after it
+//! Its memory can always be made again: the live checkpoint of a model, and the commands after it
 //! in the journal. So a failure of the model, or a commit of the journal that fails, only costs time: the
 //! model is forgotten, and made again for its next command.
 
@@ -89,7 +89,7 @@ pub(super) struct Trainer {
     folders: Folders,
     limits: TrainerLimits,
     present: BTreeMap<ModelId, Present>,
-    /// Of the last order.
+    /// The epoch of the last order.
     epoch: u64,
 }
 

@@ -170,7 +170,7 @@ pub enum Stop {
     Texts(Vec<String>),
 }
 
-/// How tokens are drawn. Fields follow the SDK.
+/// Rules by which tokens are drawn. Fields follow the SDK.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampleParams {
     /// Most tokens of a sequence; `None`: what the context leaves.
@@ -217,7 +217,7 @@ pub struct SampleInput {
     pub prompt: Vec<TokenId>,
     /// Number of sequences, at least 1.
     pub samples: u32,
-    /// How tokens are drawn.
+    /// Rules by which tokens are drawn.
     pub params: SampleParams,
     /// Whether the prompt's tokens are scored.
     pub prompt_logprobs: bool,
@@ -356,7 +356,7 @@ pub enum Command {
         model: ModelId,
         /// Place among the commands of the model.
         seq: u64,
-        /// What is wrong, for the client.
+        /// The problem, for the client.
         text: String,
     },
     /// Frees the model's memory and state; its checkpoints stay. It takes no further commands.
@@ -375,7 +375,7 @@ pub enum Command {
     },
 }
 
-/// Why a sequence ended.
+/// The reason for which a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StopReason {
     /// By a stop token or text.
@@ -391,7 +391,7 @@ pub struct SampledSequence {
     pub tokens: Vec<TokenId>,
     /// Natural log-probability of each token.
     pub logprobs: Vec<f32>,
-    /// Why it ended.
+    /// The reason for its end.
     pub stop: StopReason,
     /// The most likely tokens at each place, best first, if requested.
     pub top: Option<Vec<Vec<TokenLogprob>>>,
@@ -428,50 +428,50 @@ pub struct SampleOutput {
 /// The result of a command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
-    /// Of [`Command::CreateModel`].
+    /// The result of [`Command::CreateModel`].
     CreateModel {
         /// The model.
         model: ModelId,
     },
-    /// Of [`Command::ForwardBackward`].
+    /// The result of [`Command::ForwardBackward`].
     ForwardBackward(FbOutput),
-    /// Of [`Command::OptimStep`].
+    /// The result of [`Command::OptimStep`].
     OptimStep {
         /// Numbers of the step by name, such as `grad_norm`.
         metrics: std::collections::BTreeMap<String, f64>,
     },
-    /// Of [`Command::SaveState`].
+    /// The result of [`Command::SaveState`].
     SaveState {
         /// `tinker://MODEL_ID/weights/NAME`.
         path: String,
     },
-    /// Of [`Command::LoadState`] and [`Command::CreateFromState`].
+    /// The result of [`Command::LoadState`] and [`Command::CreateFromState`].
     LoadState {
         /// The checkpoint that was loaded.
         path: String,
         /// The model that holds it now.
         model: ModelId,
     },
-    /// Of [`Command::SaveForSampler`]; exactly one of the two is set.
+    /// The result of [`Command::SaveForSampler`]; exactly one of the two is set.
     SaveForSampler {
         /// `tinker://MODEL_ID/sampler_weights/NAME`, if a name was given.
         path: Option<String>,
         /// The sampling session, if no name was given.
         sampler: Option<SamplerId>,
     },
-    /// Of [`Command::SaveExternal`].
+    /// The result of [`Command::SaveExternal`].
     SaveExternal {
         /// `tinker://MODEL_ID/external_weights/NAME`.
         path: String,
         /// Bytes of its files.
         bytes: u64,
     },
-    /// Of [`Command::Unload`].
+    /// The result of [`Command::Unload`].
     Unload {
         /// The model.
         model: ModelId,
     },
-    /// Of [`Command::Sample`].
+    /// The result of [`Command::Sample`].
     Sample(Box<SampleOutput>),
 }
 
@@ -489,14 +489,14 @@ pub enum Outcome {
     },
 }
 
-/// Why a command has no result yet.
+/// The reason for which a command has no result yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueueState {
     /// It runs, or others of the same client run before it.
     Active,
     /// Other tenants' commands run before it.
     PausedCapacity {
-        /// What it waits for, in words.
+        /// The cause of the wait, in words.
         reason: String,
     },
     /// A limit of its tenant holds it back.
@@ -511,14 +511,14 @@ pub enum QueueState {
 pub enum Retrieved {
     /// Not ended within the wait.
     Pending {
-        /// Why it has no result yet.
+        /// The reason for which it has no result yet.
         queue: QueueState,
     },
     /// Ended. It stays retrievable until [`Refusal::Gone`].
     Done(Outcome),
 }
 
-/// Why the desk does not take a call. Nothing was changed.
+/// The reason for which the desk does not take a call. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// A field with a value that is not allowed.
@@ -563,7 +563,7 @@ pub enum Refusal {
         used: u64,
         /// Most that is allowed.
         allowed: u64,
-        /// What to do.
+        /// A way out.
         advice: String,
         /// Time after which the same request can succeed by itself; `None`: only after the client frees
         /// something.

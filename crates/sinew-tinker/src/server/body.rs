@@ -31,7 +31,7 @@ const UNIT: usize = 4 << 10;
 /// Exponent of the largest window of zstd, which an unpacker keeps in memory: what levels up to 19 need.
 const WINDOW_LOG: u32 = 23;
 
-/// How a body is packed.
+/// Packing of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Packing {
     Plain,

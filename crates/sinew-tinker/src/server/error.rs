@@ -14,7 +14,7 @@ use serde_json::json;
 use std::fmt;
 use std::time::Duration;
 
-/// Why a request is not answered.
+/// A refusal of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ApiError {
     status: StatusCode,

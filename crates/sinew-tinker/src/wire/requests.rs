@@ -46,7 +46,7 @@ pub(crate) struct Finish {
     pub(crate) detail: Option<String>,
 }
 
-/// How a client ended its session.
+/// End of a session, as its client reports it.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum FinishKind {

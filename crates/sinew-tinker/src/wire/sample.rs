@@ -32,7 +32,7 @@ pub struct SampleRequest {
     pub sampler: SamplerRef,
     /// Number of the request in the sampling session.
     pub seq: Option<u64>,
-    /// What is sampled.
+    /// The prompt, and the samples that are wanted.
     pub input: SampleInput,
 }
 
@@ -280,7 +280,7 @@ fn stop(sent: Option<JsonStop>) -> Result<Stop, TinkerError> {
     Ok(stop)
 }
 
-/// How many of the last tokens are scored.
+/// Number of the last tokens that are scored.
 fn last(asked: Option<i64>, scored: bool, prompt: usize) -> Result<Option<u32>, TinkerError> {
     let field = "prompt_logprobs_last_n";
     let Some(value) = asked else { return Ok(None) };

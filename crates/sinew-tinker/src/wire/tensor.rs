@@ -13,7 +13,7 @@ use serde_json::Number;
 /// Most axes of a tensor.
 const MAX_AXES: usize = 8;
 
-/// How many numbers the tensors of a request may still have.
+/// Numbers that the tensors of a request may still have.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: u64,

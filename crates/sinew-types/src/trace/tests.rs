@@ -30,6 +30,7 @@ fn node(parent: NodeId, kind: TokenKind, tokens: &[TokenId]) -> Node {
         finish: None,
         process_reward: 0.0,
         state_hash: None,
+        branch: None,
     }
 }
 

@@ -139,7 +139,15 @@ fn adapters_answer_as_models_with_merged_weights() {
     write_adapter(&base, &Projection::LAYERS, 1, &at("a"), &at("merged-a"));
     write_adapter(&base, &Projection::ALL, 2, &at("b"), &at("merged-b"));
     let [a, b] = ["a", "b"].map(|name| format!("{name}={}", at(name).display()));
-    let options = ["--adapter", &a, "--adapter", &b, "--api-key", API_KEY];
+    let (given_a, given_b) = (a.as_str(), b.as_str());
+    let options = [
+        "--adapter",
+        given_a,
+        "--adapter",
+        given_b,
+        "--api-key",
+        API_KEY,
+    ];
     let served = server(&base, &options);
     let plain = answers(&served, None);
     let (first, second) = (answers(&served, Some("a")), answers(&served, Some("b")));

@@ -150,6 +150,7 @@ async fn play(folder: &Path, renderer: &Arc<dyn Renderer>, engine: Arc<dyn Engin
         sampling: SamplingParams::default(),
         chunk_tokens: None,
         replay_always: false,
+        thinking: sinew_types::Thinking::Kept,
         boot_timeout: minute,
         timeout: minute,
         score_timeout: minute,

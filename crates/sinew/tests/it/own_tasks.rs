@@ -46,6 +46,22 @@ fn a_model_learns_from_rows_and_a_reward_by_name() {
     // Four random bytes hold a small letter in about a third of all cases.
     assert!(success("before") < 0.7 && success("after") > 0.9, "{last}");
     assert_eq!(last["samples"]["trained_twice"], 0);
+    // The gain is paired by task; folder and report have the same one.
+    let gain = &last["eval"]["gain"];
+    let difference = gain["sampled"]["difference"].as_f64().unwrap();
+    assert!(
+        (difference - (success("after") - success("before"))).abs() < 1e-9,
+        "{last}"
+    );
+    let mut show = sinew();
+    show.current_dir(dir.path()).args(["show", "run", "--json"]);
+    let shown: Value = serde_json::from_str(&run_ok(&mut show)).unwrap();
+    assert_eq!(&shown["gain"], gain);
+    let report = std::fs::read_to_string(dir.path().join("run/report.html")).unwrap();
+    assert!(
+        report.contains("gain of success<td colspan=2>+"),
+        "{report}"
+    );
     // Every reward is measured in every step, that of weight 0 as well.
     let steps = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
     for step in steps.lines() {

@@ -358,8 +358,14 @@ fn a_model_folder_plays_tool_math_and_so_does_its_checkpoint() {
             "{result}"
         );
     }
+    // Its two tasks were never solved, before and after: there is no interval.
+    let greedy = &result["eval"]["gain"]["greedy"];
+    assert_eq!(
+        (&greedy["tasks"], &greedy["low"]),
+        (&2.into(), &Value::Null)
+    );
     let report = std::fs::read_to_string(run.join("report.html")).unwrap();
-    assert!(report.contains("success, greedy"));
+    assert!(report.contains("success, greedy") && report.contains("gain, greedy"));
     let evals = std::fs::read_to_string(run.join("evals.jsonl")).unwrap();
     let whens: Vec<Value> = evals
         .lines()

@@ -110,7 +110,7 @@ impl Service {
             .find(|line| line.starts_with("model ="))
             .unwrap();
         let folder = format!("model = {:?}", self.model.display().to_string());
-        let measured = "[eval]\ntasks = 4\nepisodes_per_task = 4\n";
+        let measured = "[eval]\ntasks = 1\nepisodes_per_task = 16\n";
         let mut text = text
             .replacen(scratch, &format!("{folder}\n{head}"), 1)
             .replacen("[eval]\ntasks = 1\n", measured, 1);

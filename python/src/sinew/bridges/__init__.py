@@ -40,6 +40,11 @@ def seeds(split, seed, count, held_out):
     return range(start, start + (held_out if split == "held-out" else count))
 
 
+def belongs(index, split, whole=False, at=4):
+    """Whether the entry at `index` of a list is in a split. Every fifth is held out, with `whole` all: for measuring only."""
+    return (whole or index % 5 == at) == (split == "held-out")
+
+
 def chosen(text, allowed):
     """The action that a text names: what stands alone, in brackets, or last in it. None: it names none."""
     text = text.strip()

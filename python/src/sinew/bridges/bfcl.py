@@ -14,7 +14,7 @@ import json
 import os
 
 from sinew import Done, Env, ToolError
-from sinew.bridges import package
+from sinew.bridges import belongs, package
 
 DOCS = {
     "GorillaFileSystem": "gorilla_file_system",
@@ -39,12 +39,12 @@ def lines(name):
         return [json.loads(line) for line in file if line.strip()]
 
 
-def entries(category, split):
-    """Questions with their answers. Every fifth is held out."""
+def entries(category, split, whole):
+    """Questions with their answers. Every fifth is held out, or all."""
     name = f"BFCL_v4_{category}.json"
     answers = {row["id"]: row["ground_truth"] for row in lines(os.path.join("possible_answer", name))}
     for i, row in enumerate(lines(name)):
-        if (i % 5 == 4) == (split == "held-out"):
+        if belongs(i, split, whole):
             yield row, answers[row["id"]]
 
 
@@ -57,6 +57,8 @@ class Calls(Env):
     system = "Answer the question by calls of the functions that you have. Call all that are needed, in one turn."
     #: Files of the data with one turn each.
     categories = ["simple_python", "multiple", "parallel", "parallel_multiple"]
+    #: All questions are held out, to be measured only.
+    whole = False
 
     def start(self, task):
         self.functions, self.made = task.functions, []
@@ -85,7 +87,7 @@ class Calls(Env):
     @classmethod
     def tasks(cls, split, seed):
         for category in cls.categories:
-            for row, truth in entries(category, split):
+            for row, truth in entries(category, split, cls.whole):
                 said = row["question"][0]
                 functions, prompt = row["function"], "\n\n".join(message["content"] for message in said)
                 yield {"id": row["id"], "kind": category, "prompt": prompt, "functions": functions, "truth": truth}
@@ -152,6 +154,8 @@ class Turns(Env):
     system = "You work with tools. After each request, call what it needs, then answer in plain text; the next request follows."
     #: A file of the data with several turns.
     category = "multi_turn_base"
+    #: All entries are held out, to be measured only.
+    whole = False
 
     def start(self, task):
         self.classes, self.config = task.classes, task.config
@@ -213,7 +217,7 @@ class Turns(Env):
 
     @classmethod
     def tasks(cls, split, seed):
-        for row, truth in entries(cls.category, split):
+        for row, truth in entries(cls.category, split, cls.whole):
             yield {
                 "id": row["id"],
                 "kind": cls.category,

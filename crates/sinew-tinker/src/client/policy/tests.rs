@@ -365,7 +365,7 @@ fn a_run_that_is_killed_continues_from_its_checkpoint() {
     train(&mut policy, 2, -1.0).unwrap();
     let files = save(&mut policy, 2);
     assert_eq!(files, [STATE_FILE]);
-    // What follows the checkpoint is lost with the process.
+    // Steps after the checkpoint are lost with the process.
     train(&mut policy, 3, -5.0).unwrap();
     drop(policy);
     let mut resumed = open(&fake);

@@ -27,7 +27,7 @@ pub(crate) struct Live {
     pub(crate) covered: u64,
 }
 
-/// What the trainer did.
+/// An order that the trainer carried out.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Ran {
     /// The model has its first weights.
@@ -58,7 +58,7 @@ pub(crate) struct Done {
     pub(crate) model: ModelId,
     pub(crate) seq: u64,
     pub(crate) request: RequestId,
-    /// Of the order.
+    /// The epoch of the order.
     pub(crate) epoch: u64,
     pub(crate) outcome: Result<Ran, TinkerError>,
 }
@@ -466,7 +466,7 @@ impl Clerk {
     }
 }
 
-/// What a client asked for with a checkpoint.
+/// A client's wish with a checkpoint.
 struct Form {
     kind: CheckpointKind,
     name: String,

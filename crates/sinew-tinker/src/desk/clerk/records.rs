@@ -11,7 +11,7 @@ use crate::desk::types::{
     ModelInfo, ModelSpec, Page, Refusal, StorageUse, Tenant,
 };
 
-/// Why the model of a copy takes no commands.
+/// The reason for which the model of a copy takes no commands.
 const A_COPY: &str = "it holds a copy of a checkpoint: create a model from that";
 
 /// Files of a checkpoint that only this program reads.

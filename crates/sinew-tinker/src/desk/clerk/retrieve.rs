@@ -30,7 +30,7 @@ impl Clerk {
         }
     }
 
-    /// Why there is no command: its result was dropped, or it never existed.
+    /// The reason for which there is no command: its result was dropped, or it never existed.
     fn missing(&self, tenant: &Tenant, request: &RequestId) -> Result<Refusal, Refusal> {
         let (what, id) = ("result", request.to_string());
         let gone = match id.rsplit_once(':') {
@@ -78,7 +78,7 @@ impl Clerk {
         Ok(Found::Done(result))
     }
 
-    /// Why a command has no result yet.
+    /// The reason for which a command has no result yet.
     fn queue_state(&self, row: &CommandRow, request: &RequestId) -> QueueState {
         if self.drain.is_some() {
             let reason = "the server restarts; the command runs after that".to_owned();

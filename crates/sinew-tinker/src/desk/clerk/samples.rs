@@ -3,7 +3,7 @@
 use super::ran::INFLIGHT;
 use super::{Clerk, Effect};
 use crate::desk::codec::{decode, encode};
-use crate::desk::flights::{AdapterSource, SampleTask, Source};
+use crate::desk::flight_orders::{AdapterSource, SampleTask, Source};
 use crate::desk::journal::{CheckpointRow, ModelRow, SamplerRow};
 use crate::desk::nonce::nonce;
 use crate::desk::prepared::Prepared;
@@ -24,7 +24,7 @@ const SINGLE: &str = "single";
 const CLIENT_SEQS: u64 = 1_000_000_000;
 /// Most ends in one answer.
 const MAX_COMPLETIONS: u64 = 4096;
-/// Why a request has no samples.
+/// The reason for which a request has no samples.
 const CANCELLED: &str = "the request was cancelled by its client";
 
 /// The seed of a request without one: a repeated request samples the same.

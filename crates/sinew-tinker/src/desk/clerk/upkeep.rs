@@ -1,4 +1,4 @@
-//! What the clerk does every few seconds: results, checkpoints and sessions whose time is over.
+//! The clerk's work of every few seconds: results, checkpoints and sessions whose time is over.
 
 use super::Clerk;
 use crate::desk::journal::FinishRow;

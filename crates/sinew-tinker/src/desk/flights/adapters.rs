@@ -3,8 +3,9 @@
 //! Weights are read from disk when a request uses them. Those that were used longest ago leave first; those
 //! that requests use stay.
 
-use super::{AdapterSource, MakeEngine, Source};
+use super::MakeEngine;
 use crate::TinkerError;
+use crate::desk::flight_orders::{AdapterSource, Source};
 use crate::desk::folders::{About, Folders, failed};
 use crate::desk::residents::ADAPTER;
 use sinew_model::LoraConfig;

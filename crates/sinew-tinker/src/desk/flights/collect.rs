@@ -1,15 +1,15 @@
 //! The sequences of a request, as the engine's thread delivers them.
 
-use super::orders::FlightOrders;
+use crate::desk::flight_orders::FlightOrders;
 use sinew_types::{EngineError, EngineEvent, EventSink, FinishReason, PromptLogprob, SampledToken};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What the engine delivered of one sequence.
+/// One sequence, as far as the engine delivered it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sequence {
     pub(super) tokens: Vec<SampledToken>,
     pub(super) prompt: Vec<PromptLogprob>,
-    /// How it ended.
+    /// Its end.
     pub(super) end: Option<Result<FinishReason, EngineError>>,
     pub(super) cached: u32,
 }

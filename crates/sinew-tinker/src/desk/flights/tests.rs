@@ -3,9 +3,9 @@
 use super::collect::Sequence;
 use super::output::outcome;
 use super::volley::{Drawn, draws, mains};
-use super::{SampleTask, Source};
-use crate::desk::clerk::BaseRules;
+use crate::desk::flight_orders::{SampleTask, Source};
 use crate::desk::residents::Embedded;
+use crate::desk::rules::BaseRules;
 use crate::desk::types::{
     Outcome, Reply, SampleInput, SampleOutput, SampleParams, Stop, StopReason,
 };

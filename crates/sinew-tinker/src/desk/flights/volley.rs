@@ -1,10 +1,10 @@
 //! The engine's requests of a sample request: one for each sequence, and before them one for each token that
 //! is drawn at a place of the prompt.
 
-use super::SampleTask;
 use super::collect::Sequence;
 use crate::TensorValues;
-use crate::desk::clerk::BaseRules;
+use crate::desk::flight_orders::SampleTask;
+use crate::desk::rules::BaseRules;
 use crate::desk::types::{SampleInput, Stop};
 use sinew_types::{
     AdapterName, GenerateRequest, PromptLogprobs, RequestId, SamplingParams, TokenId, mix_seed,
@@ -87,7 +87,7 @@ pub(super) fn mains(
         .collect()
 }
 
-/// How the tokens of a sequence are drawn.
+/// Rules by which the tokens of a sequence are drawn.
 fn sampling(input: &SampleInput, rules: &BaseRules, seed: u64) -> SamplingParams {
     let params = &input.params;
     let room = rules.context.saturating_sub(input.prompt.len()) as u32;

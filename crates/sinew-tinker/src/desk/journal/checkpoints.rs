@@ -23,12 +23,12 @@ pub(crate) struct CheckpointRow {
     pub(crate) base_model: String,
     pub(crate) lora: Option<LoraSpec>,
     pub(crate) metadata: Metadata,
-    /// Which of the model's checkpoints for sampling it is, from 1; the number of steps of a state.
+    /// Its number among the model's checkpoints for sampling, from 1; the number of steps of a state.
     pub(crate) version: u64,
 }
 
 impl CheckpointRow {
-    /// What clients see of it.
+    /// The record that clients see.
     pub(crate) fn info(&self) -> CheckpointInfo {
         CheckpointInfo {
             path: self.path.clone(),

@@ -78,7 +78,7 @@ fn request(row: &Row<'_>) -> rusqlite::Result<RequestId> {
     row.get::<_, String>("request").map(RequestId::from)
 }
 
-/// What a tenant has in the journal.
+/// Commands of a tenant in the journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TenantUse {
     /// Commands of models that wait or run.
@@ -346,7 +346,7 @@ impl Journal {
         Ok(bytes.max(0) as u64)
     }
 
-    /// What each tenant has in the journal.
+    /// Commands of each tenant in the journal.
     pub(crate) fn tenant_uses(&self) -> rusqlite::Result<Vec<(String, TenantUse)>> {
         let mut query = self.connection.prepare_cached(
             "SELECT tenant,

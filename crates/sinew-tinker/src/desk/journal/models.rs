@@ -23,7 +23,7 @@ pub(crate) struct ModelRow {
     pub(crate) live: Option<String>,
     pub(crate) live_bytes: u64,
     pub(crate) save_bytes: u64,
-    /// Why it takes no commands.
+    /// The reason for which it takes no commands.
     pub(crate) ended: Option<String>,
     pub(crate) corrupted: bool,
 }

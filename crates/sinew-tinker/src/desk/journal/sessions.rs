@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The end of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FinishRow {
-    /// How its client ended it; `None`: its client was silent for too long.
+    /// Its client's word on the end; `None`: its client was silent for too long.
     pub(crate) reason: Option<FinishReason>,
     /// Words of the client.
     pub(crate) detail: Option<String>,

@@ -35,7 +35,7 @@ pub struct NewSession {
     pub sdk_version: String,
 }
 
-/// How a client ended its session.
+/// A client's own word on the end of its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FinishReason {
     /// Its work is done.
@@ -55,7 +55,7 @@ pub enum SessionStatus {
     Silent,
     /// Its client ended it.
     Finished {
-        /// How.
+        /// Its word on the end.
         reason: FinishReason,
         /// Words of the client.
         detail: Option<String>,
@@ -71,7 +71,7 @@ pub struct SessionInfo {
     pub created_ms: u64,
     /// Its state.
     pub status: SessionStatus,
-    /// What the client said at its start.
+    /// The client's words at its start.
     pub about: NewSession,
     /// Its models.
     pub models: Vec<ModelId>,
@@ -150,7 +150,7 @@ pub struct CheckpointInfo {
 pub struct ExternalFile {
     /// Name without a folder.
     pub name: String,
-    /// Where it lies on this host. It is removed with its checkpoint.
+    /// Its place on this host. It is removed with its checkpoint.
     pub file: PathBuf,
     /// Its length.
     pub bytes: u64,
@@ -163,13 +163,13 @@ pub struct ModelInfo {
     pub model: ModelId,
     /// Name of its tenant.
     pub owner: String,
-    /// What was asked for.
+    /// The weights that were asked for.
     pub spec: ModelSpec,
     /// Milliseconds since 1970 (UTC) of the last command.
     pub last_request_ms: u64,
     /// Optimizer steps that it took.
     pub steps: u64,
-    /// Why it takes no further commands, if so.
+    /// The reason for which it takes no further commands, if so.
     pub ended: Option<String>,
     /// Whether `ended` is a failure of the server.
     pub corrupted: bool,
@@ -230,7 +230,7 @@ pub struct CopyRequest {
     pub ttl_s: Option<u64>,
 }
 
-/// What the desk holds at this moment, for health pages and metrics.
+/// State of the desk at this moment, for health pages and metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeskStatus {
     /// Models that take commands.

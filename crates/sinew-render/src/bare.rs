@@ -1,0 +1,186 @@
+//! Renderers for chat templates without their model: a file that somebody wrote, or a template in a package.
+//!
+//! The tokenizer is made up: each byte is a token, and so is each control token that the template writes. The
+//! text of renders is that of the model; how text splits into tokens is not.
+
+use crate::chat::{ChatConfig, ChatRenderer};
+use crate::error::RenderError;
+use crate::tokenizer::{GgufVocab, Tokenizer};
+use serde_json::{Map, Value};
+
+/// `tokenizer.ggml.token_type` of normal tokens.
+const NORMAL: i32 = 1;
+/// `tokenizer.ggml.token_type` of control tokens.
+const CONTROL: i32 = 3;
+/// `tokenizer.ggml.token_type` of tokens that are text.
+const TEXT: i32 = 4;
+
+/// Tokens at the start of a conversation and at the end of a turn, for templates that have variables for them.
+const BOS: &str = "<s>";
+const EOS: &str = "</s>";
+
+/// Control tokens without the form of one.
+const IRREGULAR: [&str; 14] = [
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<sop>",
+    "[gMASK]",
+    "]~b]",
+    "]~!b[",
+    "[e~[",
+    "<seed:bos>",
+    "<seed:eos>",
+    "<seed:pad>",
+    "<|\"|>",
+    "<bos>",
+    "<eos>",
+];
+
+/// Marks that models have as tokens of text.
+const MARKS: [&str; 10] = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+];
+
+/// GPT-2's spelling of bytes as printable characters (Radford et al. 2019).
+pub(crate) fn byte_tokens() -> Vec<String> {
+    let mut unprintable = 0;
+    let spelled = |byte: u8| {
+        let printable = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+        let code = if printable {
+            u32::from(byte)
+        } else {
+            unprintable += 1;
+            255 + unprintable
+        };
+        let spelled = char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER);
+        spelled.to_string()
+    };
+    (0..=255u8).map(spelled).collect()
+}
+
+/// All texts in a template that have the form of control tokens, in alphabetical order.
+pub fn control_tokens(source: &str) -> Vec<String> {
+    let lower = |c: char| c.is_ascii_lowercase() || c == '_';
+    let upper = |c: char| c.is_ascii_uppercase() || matches!(c, '_' | '/');
+    let name = |name: &str| !name.contains([' ', '\n', '<', '\'', '|', '"']) && name.len() < 40;
+    let bars = |text: &str| !text.is_empty() && name(text);
+    let wide = |text: &str| name(text) && text != "DSML" && !text.contains('｜');
+    let brackets = |text: &str| text.len() > 2 && text.chars().all(upper);
+    let words = |text: &str| text.len() > 1 && text.chars().all(lower);
+    let mut found = Vec::new();
+    find(source, "<|", "|>", &bars, &mut found);
+    find(source, "<｜", "｜>", &wide, &mut found);
+    find(source, "[", "]", &brackets, &mut found);
+    // Gemma 4: `<|turn>` and `<turn|>`.
+    find(source, "<|", ">", &words, &mut found);
+    find(source, "<", "|>", &words, &mut found);
+    let irregular = IRREGULAR.iter().filter(|token| source.contains(**token));
+    found.extend(irregular.map(|token| (*token).to_owned()));
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// Adds the texts between two marks whose inner part fits.
+fn find(
+    source: &str,
+    open: &str,
+    close: &str,
+    fits: &dyn Fn(&str) -> bool,
+    found: &mut Vec<String>,
+) {
+    let mut rest = source;
+    while let Some(at) = rest.find(open) {
+        rest = &rest[at + open.len()..];
+        let Some(end) = rest.find(close) else { break };
+        let name = &rest[..end];
+        if fits(name) {
+            found.push(format!("{open}{name}{close}"));
+        }
+    }
+}
+
+impl ChatRenderer {
+    /// A renderer for a template without its model. `options` are variables of the template.
+    ///
+    /// # Errors
+    /// If the template is invalid, or ends no turn with a control token.
+    pub fn of_template(source: &str, options: Map<String, Value>) -> Result<Self, RenderError> {
+        let mut tokens = byte_tokens();
+        let mut token_types = vec![NORMAL; tokens.len()];
+        let mut add = |token: &str, kind| {
+            if !tokens.iter().any(|t| t == token) {
+                tokens.push(token.to_owned());
+                token_types.push(kind);
+            }
+        };
+        for control in control_tokens(source) {
+            add(&control, CONTROL);
+        }
+        add(BOS, CONTROL);
+        add(EOS, CONTROL);
+        MARKS.iter().for_each(|mark| add(mark, TEXT));
+        let vocab = GgufVocab {
+            model: "gpt2".into(),
+            pre: "smollm".into(),
+            tokens,
+            token_types,
+            merges: Vec::new(),
+        };
+        let config = ChatConfig {
+            template: source.to_owned(),
+            bos_token: BOS.into(),
+            eos_token: EOS.into(),
+            options,
+            ..ChatConfig::default()
+        };
+        Self::new(Tokenizer::from_gguf(&vocab)?, config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Renderer;
+    use sinew_types::{Message, Role};
+
+    #[test]
+    fn control_tokens_of_all_forms_are_found() {
+        let source = "{{ '<|im_start|>' + '[INST]' }}<｜User｜><|turn>x<turn|>]~b]<|\"|>[e~[ <think> \
+                      <｜DSML｜invoke a[i] <|{ '|> [TOOL_CALLS]";
+        let expected = [
+            "<turn|>",
+            "<|\"|>",
+            "<|im_start|>",
+            "<|turn>",
+            "<｜User｜>",
+            "[INST]",
+            "[TOOL_CALLS]",
+            "[e~[",
+            "]~b]",
+        ];
+        assert_eq!(control_tokens(source), expected);
+    }
+
+    #[test]
+    fn a_template_alone_renders() {
+        let source = "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}<turn|>\n{% endfor %}\
+                      {% if add_generation_prompt %}<|turn>model\n{% endif %}";
+        let renderer = ChatRenderer::of_template(source, Map::new()).unwrap();
+        let ids = renderer.render_prompt(&[Message::new(Role::User, "é")], &[]);
+        let text = renderer.decode_with_special(&ids.unwrap());
+        assert_eq!(text, "<|turn>user\né<turn|>\n<|turn>model\n");
+        let stops = renderer.decode_with_special(renderer.stop_ids());
+        assert_eq!(stops, "<turn|></s>");
+    }
+}
