@@ -76,6 +76,16 @@ def gsm8k(rng: random.Random) -> dict:
     return {"question": question, "answer": f"{working}\n#### {answer}"}
 
 
+SUFFIXES = [" Provide a numerical answer without units, written inside \\boxed{}.", " Write your answer in \\boxed{} format."]
+
+
+def boxed(rng: random.Random) -> dict:
+    """A word problem as the recipes put it, and its answer in a box."""
+    question, working, answer = word_problem(rng)
+    reply = f"{working} \\boxed{{{answer}}}"
+    return {"messages": [{"role": "user", "content": question + rng.choice(SUFFIXES)}, {"role": "assistant", "content": reply}]}
+
+
 def math(rng: random.Random) -> dict:
     a, b = rng.randint(2, 9), rng.randint(2, 9)
     problem = f"Compute ${a} + {b}$."

@@ -10,6 +10,7 @@ uses for a model, and the data sets of data.py under the names of those that rec
 import argparse
 import csv
 import json
+import random
 import shutil
 import zipfile
 from pathlib import Path
@@ -84,15 +85,31 @@ def write_models(work: Path, wheel: Path) -> None:
             (folder / "NOTE.md").write_text(NOTE.format(name=name), encoding="utf-8")
 
 
+def forecast_conversations(csv_path: Path) -> list[dict]:
+    """The prompts of the recipe forecasting, each with a probability that says nothing about the outcome."""
+    from tinker_cookbook.recipes.forecasting.data import load_prophet_arena_examples
+    from tinker_cookbook.recipes.forecasting.env import render_prompt
+
+    rng = random.Random("forecast conversations")
+    conversations = []
+    for example in load_prophet_arena_examples(csv_path):
+        answer = f"0.{rng.randint(1, 9)}"
+        messages = [{"role": "user", "content": render_prompt(example)}, {"role": "assistant", "content": answer}]
+        conversations.append({"messages": messages})
+    return conversations
+
+
 def write_files(work: Path) -> None:
     """Files that recipes take by their path."""
     own = work / "data"
     write_jsonl(own / "prompt_distillation.jsonl", data.rows(256, "prompt_distillation", data.language))
+    write_jsonl(own / "boxed.jsonl", data.rows(512, "boxed", data.boxed))
     rows = data.forecasts(train=256, validation=16)
     with open(own / "forecasts.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+    write_jsonl(own / "forecasts.jsonl", forecast_conversations(own / "forecasts.csv"))
     # rubric's generate_data writes into this folder, and does not make it.
     (work / "tinker_cookbook" / "example_data").mkdir(parents=True, exist_ok=True)
 

@@ -1,9 +1,10 @@
 """The recipes of tinker_cookbook 0.5.8 that run without the internet: their command lines, and what of their metrics must move.
 
-Sizes are chosen for two processor cores and SmolLM2-135M: a step has one to six thousand tokens. Names of arguments are the
-recipes' own. `{checkpoint:NAME}` is the sampler checkpoint that recipe NAME left, `{work}` the working directory.
+Sizes are chosen for two processor cores and SmolLM2-135M: a step has at most six thousand tokens. Names of arguments are the
+recipes' own. `{sampler:NAME}` and `{state:NAME}` are the checkpoints that recipe NAME left.
 """
 
+import re
 from dataclasses import dataclass, field
 
 # The name that recipes with an argument for the renderer get.
@@ -33,7 +34,7 @@ class Curve:
 @dataclass(frozen=True)
 class Recipe:
     name: str
-    # After `python -m tinker_cookbook.`.
+    # The module below `tinker_cookbook`.
     module: str
     arguments: list[str]
     # Steps that metrics.jsonl must have; 0 for programs that write none.
@@ -45,11 +46,14 @@ class Recipe:
     # Commands before it, as the recipe's own README asks for them: module and arguments.
     before: list[list[str]] = field(default_factory=list)
     stdin: str = ""
+    # The recipe whose last state this one resumes from, where it has no argument for it: its folder gets a checkpoints.jsonl.
+    resume: str = ""
     limit_s: int = 900
 
     def needs(self) -> list[str]:
         """Recipes whose checkpoints this one reads."""
-        return [text.split("{checkpoint:")[1].split("}")[0] for text in self.arguments if "{checkpoint:" in text]
+        named = [name for text in self.arguments for name in re.findall(r"\{(?:sampler|state):(\w+)\}", text)]
+        return [*named, *([self.resume] if self.resume else [])]
 
 
 LOSS = [Curve("train_mean_nll", "down")]
@@ -60,6 +64,7 @@ NAMED = [f"model_name={MODEL}", f"renderer_name={CHAT}"]
 # Recipes whose environments render in threads (`EnvFromMessageEnv`) cannot use the renderers of Qwen3 for several episodes at once:
 # those switch an option of the tokenizer for each message, and it ends with "Already borrowed". Where such a recipe needs tools, it
 # plays one episode at a time.
+COLON = [f"model_name={MODEL}", "renderer_name=role_colon"]
 QUIET = ["eval_every=0", "save_every=0"]
 
 
@@ -123,6 +128,22 @@ SUPERVISED = [
         "a streamed data set; its checkpoint teaches two later recipes",
     ),
     Recipe(
+        "math_sft",
+        "recipes.chat_sl.train",
+        arguments(NAMED, SMALL, "dataset=data/boxed.jsonl", "batch_size=16", "max_length=512", "eval_every=0", "max_steps=12"),
+        12,
+        LOSS,
+        "chat_sl on a file: answers in a box, from which the recipes on word problems start",
+    ),
+    Recipe(
+        "forecasting_sft",
+        "recipes.chat_sl.train",
+        arguments(COLON, SMALL, "dataset=data/forecasts.jsonl", "batch_size=8", "max_length=512", "eval_every=0", "max_steps=12"),
+        12,
+        LOSS,
+        "chat_sl on a file: probabilities drawn by chance, so that forecasting starts from their form",
+    ),
+    Recipe(
         "sweep",
         "recipes.chat_sl.sweep",
         arguments(
@@ -174,6 +195,8 @@ PREFERENCE = [
 ]
 
 MATH = arguments(NAMED, "lora_rank=8", "learning_rate=3e-4", QUIET)
+# SmolLM2 seldom puts an answer into a box, so that rewards of word problems are 0 without a start.
+START = "load_checkpoint_path={state:math_sft}"
 REINFORCEMENT = [
     Recipe(
         "rl_loop",
@@ -183,13 +206,14 @@ REINFORCEMENT = [
         ),
         10,
         [Curve("reward/total", "up")],
-        "the loop without abstractions: groups by `num_samples`, importance_sampling",
+        "the loop without abstractions: groups by `num_samples`, importance_sampling; resumes from a state",
+        resume="math_sft",
     ),
     Recipe(
         "rl_basic",
         "recipes.rl_basic",
         arguments(
-            f"model_name={ALIAS}", "lora_rank=8", "learning_rate=3e-4", "max_tokens=32", "save_every=5", "max_steps=10",
+            f"model_name={ALIAS}", START, "lora_rank=8", "learning_rate=3e-4", "max_tokens=32", "save_every=5", "max_steps=10",
             "dataset_builder=Gsm8kDatasetBuilder", "dataset_builder.batch_size=4", "dataset_builder.group_size=8",
             f"dataset_builder.renderer_name={CHAT}", f"dataset_builder.model_name_for_tokenizer={ALIAS}",
         ),
@@ -209,7 +233,7 @@ REINFORCEMENT = [
         "math_rl_ppo",
         "recipes.math_rl.train",
         arguments(
-            MATH, "env=gsm8k", "groups_per_batch=4", "group_size=8", "max_tokens=32", "loss_fn=ppo", "num_substeps=2",
+            MATH, START, "env=gsm8k", "groups_per_batch=4", "group_size=8", "max_tokens=32", "loss_fn=ppo", "num_substeps=2",
             "compute_post_kl=True", "max_steps=10",
         ),
         10,
@@ -220,18 +244,18 @@ REINFORCEMENT = [
         "math_rl_cispo",
         "recipes.math_rl.train",
         arguments(
-            MATH, "env=polaris", "groups_per_batch=8", "group_size=8", "max_tokens=24", "loss_fn=cispo", "max_steps_off_policy=2",
+            MATH, START, "env=polaris", "groups_per_batch=8", "group_size=8", "max_tokens=24", "loss_fn=cispo", "max_steps_off_policy=4",
             "max_steps=10",
         ),
         10,
         REWARD,
-        "cispo; samples are at most two steps old (asynchronous)",
+        "cispo; samples are at most four steps old (asynchronous)",
     ),
     Recipe(
         "math_rl_stream",
         "recipes.math_rl.train",
         arguments(
-            MATH, "env=deepmath", "groups_per_batch=8", "group_size=8", "max_tokens=24", "stream_minibatch_config.groups_per_batch=8",
+            MATH, START, "env=deepmath", "groups_per_batch=8", "group_size=8", "max_tokens=24", "stream_minibatch_config.groups_per_batch=8",
             "stream_minibatch_config.num_minibatches=2", "max_steps=10",
         ),
         10,
@@ -242,10 +266,10 @@ REINFORCEMENT = [
         "forecasting",
         "recipes.forecasting.train",
         arguments(
-            f"model_name={MODEL}", "renderer_name=role_colon", "lora_rank=8", "learning_rate=3e-4", "data_path=data/forecasts.csv",
-            "groups_per_batch=4", "group_size=6", "max_tokens=12", QUIET, "max_steps=8",
+            COLON, "load_checkpoint_path={state:forecasting_sft}", "lora_rank=8", "learning_rate=3e-4", "data_path=data/forecasts.csv",
+            "groups_per_batch=4", "group_size=8", "max_tokens=12", QUIET, "max_steps=12",
         ),
-        8,
+        12,
         REWARD,
         "a probability as text, scored by Brier's rule; a stop string",
     ),
@@ -257,8 +281,8 @@ REINFORCEMENT = [
             "max_steps=8",
         ),
         8,
-        REWARD,
-        "tic-tac-toe against itself; stop strings",
+        [Curve("env/all/reward/total", "none")],
+        "tic-tac-toe against itself; a stop string",
     ),
     Recipe(
         "guess_number",
@@ -298,7 +322,7 @@ DISTILLATION = [
         "on_policy_distillation",
         "recipes.distillation.on_policy_distillation",
         arguments(
-            NAMED, f"teacher_model={MODEL}", "teacher_checkpoint={checkpoint:off_policy_reasoning}", "dataset=deepmath", "lora_rank=8",
+            NAMED, f"teacher_model={MODEL}", "teacher_checkpoint={sampler:off_policy_reasoning}", "dataset=deepmath", "lora_rank=8",
             "learning_rate=3e-4", "groups_per_batch=8", "group_size=4", "max_tokens=24", QUIET, "max_steps=12",
         ),
         12,
@@ -309,8 +333,8 @@ DISTILLATION = [
         "on_policy_multi_teacher",
         "recipes.distillation.on_policy_multi_teacher",
         arguments(
-            NAMED, f"deepmath_teacher_model={MODEL}", "deepmath_teacher_checkpoint={checkpoint:off_policy_reasoning}",
-            f"tulu3_teacher_model={MODEL}", "tulu3_teacher_checkpoint={checkpoint:chat_sl}", "deepmath_groups_per_batch=4",
+            NAMED, f"deepmath_teacher_model={MODEL}", "deepmath_teacher_checkpoint={sampler:off_policy_reasoning}",
+            f"tulu3_teacher_model={MODEL}", "tulu3_teacher_checkpoint={sampler:chat_sl}", "deepmath_groups_per_batch=4",
             "tulu3_groups_per_batch=4", "lora_rank=8", "learning_rate=3e-4", "group_size=4", "max_tokens=24", QUIET, "max_steps=12",
         ),
         12,

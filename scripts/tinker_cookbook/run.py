@@ -104,20 +104,21 @@ def folder_of(recipe: recipes.Recipe, work: Path) -> Path:
     return work / "runs" / recipe.name if recipe.log_argument else work / "runs"
 
 
-def checkpoint_of(name: str, work: Path) -> str | None:
-    """The newest sampler checkpoint that a recipe wrote down."""
+def checkpoint_of(name: str, kind: str, work: Path) -> str | None:
+    """The newest checkpoint of a kind, `sampler` or `state`, that a recipe wrote down."""
     path = folder_of(recipes.BY_NAME[name], work) / "checkpoints.jsonl"
     if not path.exists():
         return None
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    paths = [record["sampler_path"] for record in records if record.get("sampler_path")]
+    paths = [record[f"{kind}_path"] for record in records if record.get(f"{kind}_path")]
     return paths[-1] if paths else None
 
 
 def command_of(recipe: recipes.Recipe, work: Path) -> list[str]:
     given = list(recipe.arguments)
     for name in recipe.needs():
-        given = [text.replace("{checkpoint:" + name + "}", checkpoint_of(name, work) or "") for text in given]
+        for kind in ("sampler", "state"):
+            given = [text.replace("{%s:%s}" % (kind, name), checkpoint_of(name, kind, work) or "?") for text in given]
     if recipe.log_argument:
         given.append(f"{recipe.log_argument}=runs/{recipe.name}")
     return [sys.executable, "-m", f"tinker_cookbook.{recipe.module}", *given]
@@ -129,6 +130,10 @@ def clear(recipe: recipes.Recipe, work: Path) -> None:
         shutil.rmtree(folder_of(recipe, work), ignore_errors=True)
     for curve in recipe.curves:
         shutil.rmtree(folder_of(recipe, work) / curve.folder, ignore_errors=True)
+    if recipe.resume:
+        record = {"name": "start", "batch": 0, "state_path": checkpoint_of(recipe.resume, "state", work)}
+        folder_of(recipe, work).mkdir(parents=True)
+        (folder_of(recipe, work) / "checkpoints.jsonl").write_text(json.dumps(record) + "\n")
 
 
 def run_process(recipe: recipes.Recipe, command: list[str], options, server: Server, log: Path) -> tuple[int | None, float, int]:
@@ -221,7 +226,7 @@ def in_order(names: list[str], work: Path) -> list[recipes.Recipe]:
     def add(name: str) -> None:
         recipe = recipes.BY_NAME[name]
         for need in recipe.needs():
-            if checkpoint_of(need, work) is None:
+            if checkpoint_of(need, "state", work) is None:
                 add(need)
         if recipe not in order:
             order.append(recipe)
