@@ -297,7 +297,10 @@ fn a_learning_rate_that_is_far_too_high_destroys(run: &Path) {
             .args(["runs", "--json"])
             .arg(worse.parent().unwrap()),
     );
-    let row = listed.lines().find(|line| line.contains("worse")).unwrap();
+    let row = listed
+        .lines()
+        .find(|line| line.contains("/worse\""))
+        .unwrap();
     assert!(row.contains("collapsed"), "{row}");
 }
 
