@@ -23,13 +23,18 @@ use std::sync::atomic::AtomicU64;
 /// Maximum tokens of question and verdict of a judge in this process.
 const MAX_CONTEXT: usize = 8192;
 
-/// Columns of the first task of a split.
+/// Columns of the first task of a split, or of the held-out tasks if it has none: a benchmark trains on nothing.
 ///
 /// A reward may name only columns that are there, so that a typing error ends a run at its start.
 ///
 /// # Errors
-/// If the split has no task, or its first one cannot be read.
+/// If neither has a task, or the first one cannot be read.
 pub(crate) fn columns(tasks: &dyn Taskset, split: Split) -> Result<Vec<String>, Failure> {
+    let split = if tasks.is_empty(split) {
+        Split::HeldOut
+    } else {
+        split
+    };
     let task = tasks.get(split, 0).map_err(Failure::input)?;
     let columns = task.data.as_object().into_iter().flatten();
     Ok(columns.map(|(name, _)| name.clone()).collect())
