@@ -522,7 +522,8 @@ mod tests {
         let plan = |engine: &str, targets: &str| {
             let text = format!(
                 "name = \"t\"\nmodel = {{ type = \"pretrained\", source = \"x\" }}\nenv = {{ type = \"tool_math\" }}\n\
-                 algorithm = {{ type = \"grpo\", dual_clip = 3.0 }}\n[train.lora]\nrank = 4\ntargets = {targets}\n\
+                 algorithm = {{ type = \"grpo\", correction = {{ type = \"truncate\", low = 0.0, high = 2.0 }} }}\n\
+                 [train.lora]\nrank = 4\ntargets = {targets}\n\
                  [engine]\n{engine}\n"
             );
             RunPlan::parse(Path::new("r.toml"), &text, crate::ENVIRONMENTS).unwrap()

@@ -52,7 +52,7 @@ fn bad_rows_and_missing_tasks_are_named() {
             "index 1: a row is a text or an object",
         ),
         ("    tasks = [{'prompt': 7}]", "index 0: prompt is 7"),
-        ("    tasks = []", "no row for the split train"),
+        ("    tasks = []", "no row for the split held-out"),
         (
             "    @staticmethod\n    def tasks(): return 1 / 0",
             "user.py:4: ZeroDivisionError",

@@ -32,7 +32,10 @@ fn run(program: &str, rollout: &Opened) {
             rollout.base_url.trim_end_matches("/v1"),
         )
         .env("ANTHROPIC_API_KEY", key)
-        .env("GOOGLE_GEMINI_BASE_URL", &rollout.base_url)
+        .env(
+            "GOOGLE_GEMINI_BASE_URL",
+            rollout.base_url.trim_end_matches("/v1"),
+        )
         .env("GEMINI_API_KEY", key)
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()

@@ -38,8 +38,12 @@ fn object(context: &AnswerContext, candidates: Vec<Value>) -> Value {
     })
 }
 
-/// A candidate with these parts.
-fn candidate(index: usize, parts: Vec<Value>) -> Value {
+/// A candidate with these parts. Clients expect at least one: a piece of a stream that only has
+/// log-probabilities gets an empty text.
+fn candidate(index: usize, mut parts: Vec<Value>) -> Value {
+    if parts.is_empty() {
+        parts.push(json!({"text": ""}));
+    }
     json!({"content": {"parts": parts, "role": "model"}, "index": index})
 }
 
