@@ -442,7 +442,7 @@ fn a_configuration_is_chosen_and_brings_its_files_alone() {
         "{error}"
     );
     let error = rows("hf:org/tiny/main:", &env).unwrap_err();
-    assert!(error.contains("no name of a split"), "{error}");
+    assert!(error.contains("is not the name of a split"), "{error}");
     assert!(
         rows("hf:org/tiny/socratic", &env)
             .unwrap_err()
