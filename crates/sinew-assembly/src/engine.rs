@@ -8,7 +8,7 @@ use crate::device::precision;
 use crate::failure::Failure;
 use crate::first_weights::FirstWeights;
 use crate::model::model_files;
-use crate::start_model::StartShape;
+use crate::start_shape::StartShape;
 use crate::{clock, servers, tinker};
 use sinew_grammar::Grammars;
 use sinew_infer::{EmbeddedEngine, EngineConfig, ModelForward, SchedulerConfig, TokenBytes};

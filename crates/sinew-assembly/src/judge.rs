@@ -23,7 +23,7 @@ use std::sync::atomic::AtomicU64;
 /// Maximum tokens of question and verdict of a judge in this process.
 const MAX_CONTEXT: usize = 8192;
 
-/// Columns of the first task of a split, or of the held-out tasks if it has none: a benchmark trains on nothing.
+/// Columns of the first task of a split, or of the held-out tasks if it has none, as in a benchmark.
 ///
 /// A reward may name only columns that are there, so that a typing error ends a run at its start.
 ///

@@ -6,7 +6,7 @@
 use crate::failure::Failure;
 use crate::model::{resolve_env, unresolved};
 use crate::run_model::{RunModel, run_model, typed_source};
-use crate::start_model::StartShape;
+use crate::start_shape::StartShape;
 use sinew_algo::Needs;
 use sinew_model::{ModelConfig, ModelFiles, Params, load_config, load_model, resolve_model};
 use sinew_pipeline::{FrozenModel, Reference, ScoringModels};

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::first_weights::FirstWeights;
 use crate::model::{check_context, model_files};
 use crate::run_model::{origin, run_model, typed_source};
-use crate::start_model::StartShape;
+use crate::start_shape::StartShape;
 use crate::{clock, plan, scoring, servers};
 use sinew_algo::Needs;
 use sinew_engines::{FormatMode, RemoteEngine};

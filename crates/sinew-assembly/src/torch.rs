@@ -5,7 +5,8 @@
 
 use crate::failure::Failure;
 use crate::scoring;
-use crate::start_model::{StartShape, written};
+use crate::start_model::written;
+use crate::start_shape::StartShape;
 use crate::{Session, clock, plan};
 use sinew_algo::Needs;
 use sinew_model::ValueHead;

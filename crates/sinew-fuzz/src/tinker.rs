@@ -27,8 +27,8 @@ const LIMITS: WireLimits = WireLimits {
     tensor_values: 4096,
 };
 
-/// A body in protobuf and in JSON. It is refused with a message, or its tensors are within the limits and have
-/// as many numbers as their shapes say.
+/// A body in protobuf and in JSON. It is refused with a message, or its tensors are within the limits and
+/// have as many numbers as their shapes say.
 pub(crate) fn tinker(data: &[u8]) {
     match read_train_request(data.to_vec().into(), &LIMITS) {
         Err(refused) => assert!(!refused.to_string().is_empty()),

@@ -43,6 +43,7 @@ mod known_bodies;
 mod limits;
 mod live;
 mod output_format;
+mod paths;
 mod prompts;
 mod rollout;
 mod rollouts;

@@ -5,7 +5,8 @@
 //! rest, and closes connections last, so that every client gets an answer.
 
 use crate::gateway::Gateway;
-use crate::routes::{Service, addressed, keyed, plain_path, router, too_many_connections};
+use crate::paths::plain_path;
+use crate::routes::{Service, addressed, keyed, router, too_many_connections};
 use crate::secret::Secret;
 use axum::Router;
 use axum::response::Response;

@@ -302,8 +302,8 @@ pub struct StepRecord {
     /// Seconds and memory of the trainer's processes since the step before; `None` for the embedded trainer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trainer_ranks: Option<serde_json::Value>,
-    /// Share of the trainer's tokens that it computed by the experts that the engine had chosen for them, 0 to
-    /// 1; `None` if it replays none: its model has no experts, or the recipe does not ask for it.
+    /// Share of the trainer's tokens that it computed by the experts that the engine had chosen for them, 0
+    /// to 1; `None` if it replays none: its model has no experts, or the recipe does not ask for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routing_replayed_share: Option<f64>,
     /// Mean load-balancing loss of the model's routers, without its coefficient; `None` without one.

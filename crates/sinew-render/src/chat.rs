@@ -17,6 +17,7 @@
 //!
 //! Sources: the chat templates of the models; reference/agent-layer.md section 1.2.
 
+use crate::chat_files::{eos_ids, read, read_json, template_of, token_text};
 use crate::error::RenderError;
 use crate::format::{TurnEnds, TurnFormat};
 use crate::renderer::{Extension, Renderer, text_only};
@@ -754,56 +755,11 @@ impl Renderer for ChatRenderer {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, RenderError> {
-    std::fs::read(path).map_err(|e| RenderError::Read {
-        path: path.to_owned(),
-        message: e.to_string(),
-    })
-}
-
-fn read_json(path: &Path) -> Result<Value, RenderError> {
-    serde_json::from_slice(&read(path)?).map_err(|e| RenderError::Read {
-        path: path.to_owned(),
-        message: e.to_string(),
-    })
-}
-
-/// Parses a template: a text, or a list of named templates with `default`.
-fn template_of(value: &Value) -> Option<String> {
-    match value {
-        Value::String(text) => Some(text.clone()),
-        Value::Array(named) => named
-            .iter()
-            .find(|entry| entry["name"] == "default")
-            .and_then(|entry| entry["template"].as_str())
-            .map(str::to_owned),
-        _ => None,
-    }
-}
-
 /// A text for `tokenizer_config.json`, where an absent token is null.
 fn text_or_null(text: &str) -> Value {
     if text.is_empty() {
         Value::Null
     } else {
         text.into()
-    }
-}
-
-/// A token is a text, or an object with `content`.
-fn token_text(value: &Value) -> String {
-    value
-        .as_str()
-        .or_else(|| value["content"].as_str())
-        .unwrap_or_default()
-        .to_owned()
-}
-
-/// One id or several.
-fn eos_ids(value: &Value) -> Vec<TokenId> {
-    let id = |v: &Value| v.as_u64().and_then(|id| TokenId::try_from(id).ok());
-    match value {
-        Value::Array(ids) => ids.iter().filter_map(id).collect(),
-        one => id(one).into_iter().collect(),
     }
 }

@@ -27,6 +27,7 @@ mod bare;
 mod bytes_chat;
 mod calls;
 mod chat;
+mod chat_files;
 mod conformance;
 mod error;
 mod format;

@@ -114,8 +114,8 @@ pub struct RouteTable {
     pub layers: usize,
     /// Number of experts of a token in a layer.
     pub top_k: usize,
-    /// Numbers of experts, `[trie rows][layers][top_k]`; those of a row are [`RouteTable::FREE`] if its routers
-    /// choose. Empty if no row has any.
+    /// Numbers of experts, `[trie rows][layers][top_k]`; those of a row are [`RouteTable::FREE`] if its
+    /// routers choose. Empty if no row has any.
     pub experts: Vec<u16>,
     /// Number of trie rows whose experts are given.
     pub known: usize,

@@ -39,9 +39,9 @@ pub(crate) struct CheckTemplateArgs {
 
 /// The renderer that is checked.
 enum Checked {
-    /// Of a model or a template, whose variables can be changed.
+    /// Template of a model or a file, whose variables can be changed.
     Chat(Box<ChatRenderer>),
-    /// Of a run.
+    /// Template of a run.
     Run(Arc<dyn Renderer>),
 }
 

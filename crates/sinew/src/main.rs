@@ -646,7 +646,7 @@ impl RunArgs {
         Ok((path, options))
     }
 
-    /// How the command was called, for a run in a folder that is chosen already.
+    /// The call of the command, for a run in a folder that is chosen already.
     ///
     /// # Errors
     /// If the recipe's harness does not fit the options.

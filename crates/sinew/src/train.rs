@@ -67,7 +67,7 @@ pub(crate) struct TrainOptions {
     pub(crate) typed: String,
     /// Signals so far, where the command runs more than this; `None`: they are counted here.
     pub(crate) signals: Option<watch::Receiver<u32>>,
-    /// How an interrupted command continues, where that is not with the recipe in the folder.
+    /// Command that continues an interrupted one, where that is not with the recipe in the folder.
     pub(crate) go_on: Option<String>,
 }
 

@@ -7,7 +7,7 @@ use crate::model::{check_context, keep_renderer, loaded_params, model_config, re
 use crate::queue::FeedPlan;
 use crate::run_pins::RunPins;
 use crate::servers::{sampling_engine, serve_engine};
-use crate::start_model::StartShape;
+use crate::start_shape::StartShape;
 use crate::{
     Session, check_training_tasks, describe, device, engine, episode_parts, groups, plan, run_info,
     source, store, tinker,

@@ -120,7 +120,7 @@ fn prune(trace: &mut Trace) {
         }
         kept
     });
-    // What it branched from had no output.
+    // The node that it branched from had no output.
     if let Some(first) = trace.nodes.first_mut() {
         first.branch = None;
     }

@@ -433,7 +433,7 @@ fn a_merged_output_projection_is_separate() {
     }
 }
 
-/// What is copied for an engine comes back, with rank and targets from names and shapes.
+/// A copy for an engine comes back, with rank and targets from names and shapes.
 #[test]
 fn adapters_come_back_from_their_tensors() {
     let config = tiny("llama").params.config().clone();

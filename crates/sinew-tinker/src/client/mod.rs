@@ -31,6 +31,7 @@ mod future;
 mod http;
 mod model;
 mod options;
+mod outputs;
 mod policy;
 mod scorer;
 mod service;

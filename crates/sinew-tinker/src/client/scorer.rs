@@ -6,7 +6,7 @@ use super::flat::{FlatBatch, FlatDatum, Place};
 use super::future::Job;
 use super::http::Message;
 use super::model::RemoteModel;
-use super::policy::{check_outputs, scored, scores_of};
+use super::outputs::{check_outputs, scored, scores_of};
 use super::service::Service;
 use crate::desk::types::{SampleInput, SampleOutput, SampleParams, SamplerId, SamplerRef, Stop};
 use crate::types::{Tensor, TensorValues};

@@ -5,7 +5,7 @@ use super::TinkerServerConfig;
 use super::auth::Keys;
 use super::body::Reader;
 use super::error::ApiError;
-use super::external::Signer;
+use super::signer::Signer;
 use crate::desk::Desk;
 use crate::desk::types::{Page, Tenant};
 use crate::error::TinkerError;

@@ -28,6 +28,7 @@ mod results;
 mod routes;
 mod sampling;
 mod sessions;
+mod signer;
 mod training;
 mod weights;
 

@@ -4,6 +4,7 @@ use super::api::{Api, Caller, Paged, Sent};
 use super::date::iso;
 use super::error::Answer;
 use super::sessions::texts;
+use super::signer::{CheckpointParts, tinker_path};
 use crate::desk::types::{CheckpointInfo, CheckpointKind, Listing, ModelId, ModelInfo, Page};
 use crate::wire::requests::Ttl;
 use axum::Json;
@@ -104,14 +105,6 @@ pub(crate) async fn checkpoints(
     let all: Vec<_> = found.items.iter().map(checkpoint).collect();
     let body = json!({"checkpoints": all, "cursor": cursor(page, &found)});
     Ok(Json(body).into_response())
-}
-
-/// A checkpoint in a path: the training run, the word of its kind, and its name.
-pub(crate) type CheckpointParts = (String, String, String);
-
-/// The address of a checkpoint that a path names.
-pub(crate) fn tinker_path((model, kind, name): &CheckpointParts) -> String {
-    format!("tinker://{model}/{kind}/{name}")
 }
 
 /// `DELETE training_runs/{id}/checkpoints/{kind}/{name}`.

@@ -91,7 +91,7 @@ pub struct StepReport {
     /// processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<RankUsage>,
-    /// Share of the trie rows that are computed by recorded experts, 0 to 1; `None` if the policy replays none.
+    /// Share of the trie rows computed by recorded experts, 0 to 1; `None` if the policy replays none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routed_share: Option<f64>,
     /// Mean load-balancing loss of the model's routers over the step's trie rows, which is not a part of

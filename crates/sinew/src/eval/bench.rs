@@ -14,7 +14,7 @@
 
 use super::EvalArgs;
 use super::compare::{RESULT, results};
-use super::plan::Planned;
+use super::plan::{How, Planned};
 use crate::train::{self, CommandEnd, TrainOptions};
 use crate::{output, signals};
 use clap::Args;
@@ -116,25 +116,6 @@ fn price(text: &str) -> Result<[f64; 2], String> {
         }
         _ => Err("allowed: two numbers from 0, such as 0.15,0.60".into()),
     }
-}
-
-/// How all benchmarks of a command are measured.
-pub(super) struct How {
-    /// Model as it was named.
-    model: String,
-    /// Settings of the recipes, with the source of the model, or of the tokenizer for a server.
-    pub(super) setup: Setup,
-    /// Addresses of servers, if the model is behind some.
-    pub(super) engine: Option<String>,
-    /// Maximum number of tasks of each.
-    pub(super) tasks: usize,
-    /// Measurements that are there continue.
-    pub(super) resume: bool,
-    seeds: Vec<u64>,
-    price: Option<[f64; 2]>,
-    data: Option<PathBuf>,
-    /// There is one benchmark only.
-    single: bool,
 }
 
 impl How {

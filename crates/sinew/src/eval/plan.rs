@@ -1,6 +1,5 @@
 //! One benchmark made ready: its rows, its recipe, its tasks, and the settings that a comparison needs.
 
-use super::bench::How;
 use crate::check;
 use serde_json::Value;
 use sinew_assembly::{ENVIRONMENTS, Failure, Tasks, spread};
@@ -11,6 +10,25 @@ use sinew_runs::holds_run;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// Settings by which all benchmarks of a command are measured.
+pub(super) struct How {
+    /// Model as it was named.
+    pub(super) model: String,
+    /// Settings of the recipes, with the source of the model, or of the tokenizer for a server.
+    pub(super) setup: Setup,
+    /// Addresses of servers, if the model is behind some.
+    pub(super) engine: Option<String>,
+    /// Maximum number of tasks of each.
+    pub(super) tasks: usize,
+    /// Measurements that are there continue.
+    pub(super) resume: bool,
+    pub(super) seeds: Vec<u64>,
+    pub(super) price: Option<[f64; 2]>,
+    pub(super) data: Option<PathBuf>,
+    /// There is one benchmark only.
+    pub(super) single: bool,
+}
 
 /// Folder of the prepared rows in the folder of an evaluation.
 const ROWS: &str = "rows";

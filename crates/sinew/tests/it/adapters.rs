@@ -226,7 +226,7 @@ fn a_recipe_is_measured_with_an_adapter() {
         let trace: Value = serde_json::from_str(&shown).unwrap();
         assert_eq!(trace["provenance"]["adapter"], "mine", "{id}");
     }
-    // What was measured with the adapter is not continued without it.
+    // A measurement with the adapter is not continued without it.
     let errors = failure(&eval(&["--resume"]).output().unwrap(), 2);
     assert!(errors.contains("--allow-change 'adapter'"), "{errors}");
 }

@@ -64,8 +64,8 @@ pub(crate) fn end(run: &Path, last: &Value) -> (Vec<(String, Vec<u8>)>, Value) {
     for timed in ["wall_s", "waits", "resumed"] {
         measured.as_object_mut().unwrap().remove(timed);
     }
-    // The gain is paired by task: it needs the episodes of the first measurement, which a store in memory or a
-    // torn one lost.
+    // The gain is paired by task: it needs the episodes of the first measurement, which a store in memory or
+    // a torn one lost.
     measured["eval"].as_object_mut().unwrap().remove("gain");
     (files, measured)
 }
