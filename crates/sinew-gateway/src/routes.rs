@@ -513,6 +513,9 @@ async fn finish(State(service): Api, Path(id): Path<String>, request: Request) -
 }
 
 async fn models(State(service): Api, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+    if headers.contains_key(GOOGLE_KEY) {
+        return Ok(google_models(State(service), Path(id), headers).await);
+    }
     let rollout = service.rollout(&id, &headers)?;
     let adapter = rollout.session().spec().adapter.clone();
     let base = &service.gateway.config().model;
@@ -522,6 +525,9 @@ async fn models(State(service): Api, Path(id): Path<String>, headers: HeaderMap)
 
 /// Lists the model and all adapters.
 async fn plain_models(State(service): Api, headers: HeaderMap) -> Answer {
+    if headers.contains_key(GOOGLE_KEY) {
+        return Ok(plain_google_models(State(service), headers).await);
+    }
     service.plain(&headers)?;
     let adapters = service.gateway.adapters().names();
     let base = service.gateway.config().model.as_str();
@@ -651,13 +657,11 @@ async fn google_models(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Response {
-    let opened = service.rollout(&id, &headers).map(|_| ());
-    google_list(&service, opened)
+    google_list(&service, service.rollout(&id, &headers).map(|_| ()))
 }
 
 async fn plain_google_models(State(service): Api, headers: HeaderMap) -> Response {
-    let opened = service.plain(&headers);
-    google_list(&service, opened)
+    google_list(&service, service.plain(&headers))
 }
 
 /// The list of models in the form of Google's API.

@@ -379,7 +379,8 @@ fn harnesses_of_the_field_ask_the_gateway_where_they_are_installed() {
             let text = sample["resps"][i][0][0].to_string();
             text.trim_matches('"').parse::<f64>().unwrap()
         };
-        // Random weights: a token has about one chance in as many as there are, and the right text has more tokens.
+        // Random weights: each token has about one chance in as many as there are, and the right
+        // text has more of them.
         assert!(weight(0) < -5.0 && weight(1) < weight(0), "{sample}");
     }
     let task = dir.path().join("words.py");
