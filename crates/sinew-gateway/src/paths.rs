@@ -3,15 +3,23 @@
 use axum::http::Uri;
 use axum::http::uri::PathAndQuery;
 
+/// Header in which Google's clients send their key.
+pub(crate) const GOOGLE_KEY: &str = "x-goog-api-key";
+
 /// Normalizes a path: removes doubled slashes and a trailing slash, which clients produce when they join
-/// URLs.
+/// URLs, and gives models of Google's clients the version of its paths.
 pub(crate) fn plain_path<B>(mut request: axum::http::Request<B>) -> axum::http::Request<B> {
     let path = request.uri().path();
-    if !path.contains("//") && (path.len() == 1 || !path.ends_with('/')) {
+    // Google's clients list models at the path of OpenAI's, in their own form.
+    let is_google = request.headers().contains_key(GOOGLE_KEY) && path.contains("/v1/models");
+    if !is_google && !path.contains("//") && (path.len() == 1 || !path.ends_with('/')) {
         return request;
     }
     let segments = path.split('/').filter(|s| !s.is_empty());
     let mut plain: String = segments.flat_map(|s| ["/", s]).collect();
+    if is_google {
+        plain = plain.replacen("/v1/models", "/v1beta/models", 1);
+    }
     if plain.is_empty() {
         plain.push('/');
     }

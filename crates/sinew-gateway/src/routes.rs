@@ -34,7 +34,7 @@ use crate::fixed_key;
 use crate::gateway::Gateway;
 use crate::keys::unhex;
 use crate::live;
-use crate::paths::{is_shared, query_key};
+use crate::paths::{GOOGLE_KEY, is_shared, query_key};
 use crate::rollout::Rollout;
 use crate::running::Event;
 use crate::scores;
@@ -74,9 +74,6 @@ const MAX_CONTROL_BYTES: usize = 256 << 10;
 const MAX_FORM_BYTES: usize = 2 << 20;
 /// Timeout for an upload to arrive.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(600);
-
-/// Header in which Google's clients send their key.
-const GOOGLE_KEY: &str = "x-goog-api-key";
 
 /// State of the request handlers.
 #[derive(Clone, Debug)]
@@ -513,9 +510,6 @@ async fn finish(State(service): Api, Path(id): Path<String>, request: Request) -
 }
 
 async fn models(State(service): Api, Path(id): Path<String>, headers: HeaderMap) -> Answer {
-    if headers.contains_key(GOOGLE_KEY) {
-        return Ok(google_models(State(service), Path(id), headers).await);
-    }
     let rollout = service.rollout(&id, &headers)?;
     let adapter = rollout.session().spec().adapter.clone();
     let base = &service.gateway.config().model;
@@ -525,9 +519,6 @@ async fn models(State(service): Api, Path(id): Path<String>, headers: HeaderMap)
 
 /// Lists the model and all adapters.
 async fn plain_models(State(service): Api, headers: HeaderMap) -> Answer {
-    if headers.contains_key(GOOGLE_KEY) {
-        return Ok(plain_google_models(State(service), headers).await);
-    }
     service.plain(&headers)?;
     let adapters = service.gateway.adapters().names();
     let base = service.gateway.config().model.as_str();

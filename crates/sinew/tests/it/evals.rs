@@ -237,8 +237,8 @@ fn benchmarks_of_packages_are_measured_whole() {
         let result = &last["results"][0];
         assert_eq!(result["greedy"]["counts"]["failed"], 0, "{result}");
         if name == "bfcl" {
-            // Four tasks out of all 1,000: one of each category.
-            assert_eq!(result["by_kind"].as_object().unwrap().len(), 4, "{result}");
+            // Four tasks out of all 1,000, of more than two categories.
+            assert!(result["by_kind"].as_object().unwrap().len() > 2, "{result}");
         }
     }
     // The context of this model is too small for the benchmark, and the message says how to set another.
