@@ -108,8 +108,10 @@ for fields, name in [
     except errors.ClientError as error:
         assert (error.code, error.status) == (400, "INVALID_ARGUMENT"), error
         assert name in str(error.details), (fields, error.details)
+# A client that nobody holds closes its connections.
+stranger = genai.Client(api_key="wrong")
 try:
-    genai.Client(api_key="wrong").models.generate_content(model="gemini-x", contents="x")
+    stranger.models.generate_content(model="gemini-x", contents="x")
     raise AssertionError("not refused")
 except errors.ClientError as error:
     assert (error.code, error.status) == (401, "UNAUTHENTICATED"), error
