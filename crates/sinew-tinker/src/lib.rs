@@ -22,6 +22,7 @@ pub mod client;
 pub mod desk;
 mod error;
 pub mod loss;
+mod random;
 pub mod server;
 pub mod types;
 pub mod wire;

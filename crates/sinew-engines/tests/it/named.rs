@@ -2,18 +2,18 @@
 
 use crate::mock::{Fault, Kind, MODEL, Mock};
 use crate::support::{
-    Outcome, adapter, backend, config, deep, generate, load, long, name, server, submit,
-    try_submit, until, versions, with, with_folder,
+    Outcome, adapter, backend, config, deep, generate, in_process, load, long, name, server,
+    submit, try_submit, until, versions, with, with_folder,
 };
 use sinew_engines::{
-    Backend, FolderDtype, LocalBackend, OpenaiBackend, RemoteConfig, RemoteEngine, WeightsFolder,
+    Backend, FolderDtype, OpenaiBackend, RemoteConfig, RemoteEngine, WeightsFolder,
 };
-use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
+use sinew_infer::FakeModel;
 use sinew_types::{Engine, EngineError, GenerateRequest, PolicyVersion};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 struct Bench {
     mocks: Vec<Mock>,
@@ -410,15 +410,7 @@ fn folders_of_adapters_live_as_long_as_their_engine() {
 
 #[test]
 fn an_engine_of_this_process_has_the_adapters_of_the_router() {
-    let start = Instant::now();
-    let fake = FakeConfig {
-        model: MODEL,
-        ..FakeConfig::default()
-    };
-    let clock = Box::new(move || start.elapsed().as_secs_f64());
-    let fake = Arc::new(FakeEngine::threaded(fake, clock).unwrap());
-    let local: Arc<dyn Backend> = Arc::new(LocalBackend::new("fake", fake));
-    let engine = with_folder(vec![local], None, config());
+    let engine = with_folder(vec![in_process()], None, config());
     let dir = tempfile::tempdir().unwrap();
     let load = |text: &str, version: u64| {
         let adapter = adapter(dir.path(), version);

@@ -2,16 +2,14 @@
 
 use crate::mock::{Fault, Kind, MODEL, Mock, VOCAB};
 use crate::support::{
-    Outcome, adapter, backend, config, generate, long, name, remote, server, submit, try_submit,
-    with, with_folder,
+    Outcome, adapter, backend, config, generate, in_process, long, name, remote, server, submit,
+    try_submit, with, with_folder,
 };
-use sinew_engines::{
-    Backend, FolderDtype, LocalBackend, OpenaiBackend, RemoteEngine, WeightsFolder,
-};
-use sinew_infer::{FakeConfig, FakeEngine, FakeModel};
+use sinew_engines::{Backend, FolderDtype, OpenaiBackend, RemoteEngine, WeightsFolder};
+use sinew_infer::FakeModel;
 use sinew_types::{Engine, EngineError, GenerateRequest, PolicyVersion, PromptLogprobs};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Each kind of server, the form of its requests, and whether it reports targets.
 const SERVERS: [(Kind, fn(&Mock) -> Arc<dyn Backend>, bool); 6] = [
@@ -264,15 +262,7 @@ fn what_no_engine_can_report_is_refused_by_name() {
 
 #[test]
 fn an_engine_of_this_process_scores_prompts_behind_the_router() {
-    let start = Instant::now();
-    let fake = FakeConfig {
-        model: MODEL,
-        ..FakeConfig::default()
-    };
-    let clock = Box::new(move || start.elapsed().as_secs_f64());
-    let fake = Arc::new(FakeEngine::threaded(fake, clock).unwrap());
-    let local: Arc<dyn Backend> = Arc::new(LocalBackend::new("fake", fake));
-    let engine = remote(vec![local], config());
+    let engine = remote(vec![in_process()], config());
     let prompt = written(&engine);
     for (i, asked) in all_kinds(prompt.len(), true).into_iter().enumerate() {
         let mut request = long(10 + i as u64);

@@ -1,10 +1,11 @@
 //! Common parts of the tests.
 
-use crate::mock::{END, Kind, Mock, OneTensor};
+use crate::mock::{END, Kind, MODEL, Mock, OneTensor};
 use sinew_engines::{
-    Backend, LogprobMode, RemoteConfig, RemoteEngine, ServerConfig, SglangBackend, SglangOptions,
-    Timeouts, VllmApi, VllmBackend, VllmOptions, WeightsFolder,
+    Backend, LocalBackend, LogprobMode, RemoteConfig, RemoteEngine, ServerConfig, SglangBackend,
+    SglangOptions, Timeouts, VllmApi, VllmBackend, VllmOptions, WeightsFolder,
 };
+use sinew_infer::{FakeConfig, FakeEngine};
 use sinew_types::{
     Adapter, AdapterName, Engine, EngineError, EngineEvent, FinishReason, GenerateRequest, Lineage,
     PolicyVersion, PromptLogprob, PublishedFolder, RequestId, SampledToken, SamplingParams,
@@ -13,7 +14,7 @@ use sinew_types::{
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than anything takes that works.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -178,6 +179,18 @@ pub(crate) fn backend(mock: &Mock) -> Arc<dyn Backend> {
 /// The lineage of all engines of the tests: their labels are `v1-000000aa` and so on.
 pub(crate) const LINEAGE: Lineage = Lineage(0xaa);
 
+/// A fake engine of this process, with the model of the servers.
+pub(crate) fn in_process() -> Arc<dyn Backend> {
+    let start = Instant::now();
+    let fake = FakeConfig {
+        model: MODEL,
+        ..FakeConfig::default()
+    };
+    let clock = Box::new(move || start.elapsed().as_secs_f64());
+    let fake = Arc::new(FakeEngine::threaded(fake, clock).unwrap());
+    Arc::new(LocalBackend::new("fake", fake))
+}
+
 pub(crate) fn config() -> RemoteConfig {
     let mut config = RemoteConfig::new(Box::new(|| 0.5));
     config.lineage = LINEAGE;
@@ -205,7 +218,7 @@ pub(crate) fn with_folder(
 
 /// Waits until `done` holds; panics after a while.
 pub(crate) fn until(what: &str, done: impl Fn() -> bool) {
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < PATIENCE, "never: {what}");
         std::thread::sleep(Duration::from_millis(5));

@@ -161,6 +161,11 @@ impl Graph {
         Ok(plan)
     }
 
+    /// The known part of a conversation that begins at a state; nothing is known without one.
+    pub(super) fn walk(&self, from: Option<StateId>, messages: &[Message]) -> Walk {
+        from.map_or_else(Walk::default, |from| self.states.walk(from, messages))
+    }
+
     /// A plan for a conversation.
     fn plan_messages(
         &self,
@@ -171,10 +176,7 @@ impl Graph {
     ) -> Result<Plan, SessionError> {
         let tools = ask.tools;
         let tools_key = keys::tools(tools);
-        let walk = match ask.known.or(self.states.root(tools_key)) {
-            Some(from) => self.states.walk(from, messages),
-            None => Walk::default(),
-        };
+        let walk = self.walk(ask.known.or(self.states.root(tools_key)), messages);
         let joined = match self.position(&walk, messages.len()) {
             Some((at, position)) => {
                 let rest = &messages[at..];

@@ -50,10 +50,7 @@ impl Graph {
             return Err(SessionError::NeedsAll);
         }
         let tools_key = keys::tools(ask.tools);
-        let walk = match self.states.root(tools_key) {
-            Some(from) => self.states.walk(from, messages),
-            None => Walk::default(),
-        };
+        let walk = self.walk(self.states.root(tools_key), messages);
         let shown = Shown {
             renderer,
             messages,

@@ -1,6 +1,7 @@
 //! Keys and their tenants.
 
 use crate::desk::types::Tenant;
+use crate::random::random_hex;
 use axum::http::header::{AUTHORIZATION, HeaderMap};
 use std::fmt;
 
@@ -106,9 +107,7 @@ impl Keys {
     /// # Errors
     /// If the system has no random numbers.
     pub fn generate() -> Result<(Self, String), KeyError> {
-        let mut raw = [0; 32];
-        getrandom::fill(&mut raw).map_err(|error| KeyError::Random(error.to_string()))?;
-        let digits: String = raw.iter().map(|byte| format!("{byte:02x}")).collect();
+        let digits = random_hex(32).map_err(|error| KeyError::Random(error.to_string()))?;
         let key = format!("{PREFIX}{digits}");
         let keys = Self::new(&[("default".to_owned(), key.clone())])?;
         Ok((keys, key))

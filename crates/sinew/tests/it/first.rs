@@ -81,6 +81,7 @@ impl Drop for Service {
     }
 }
 
+/// A free port of this host, so that two programs can get each other's address before they listen.
 pub(crate) fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()

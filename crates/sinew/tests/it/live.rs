@@ -1,5 +1,6 @@
 //! `sinew train --serve`: agents that run already, and services that a recipe drives.
 
+use crate::first::free_port;
 use crate::{failure, last_line, root, sinew};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -160,12 +161,6 @@ fn an_agent_that_runs_already_is_trained() {
     let last = run.end();
     assert!(agent.0.wait().unwrap().success());
     rises(&run_dir, &last, 0.2);
-}
-
-/// A free port of this host, so that two programs can get each other's address before they listen.
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 /// A program that is ended with the test.

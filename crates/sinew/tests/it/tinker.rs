@@ -1,5 +1,6 @@
 //! Models served to the Tinker SDK: the SDK's own calls, and a recipe of its cookbook, both unmodified.
 
+use crate::first::free_port;
 use crate::root;
 use std::process::{Command, Output};
 
@@ -44,9 +45,7 @@ fn a_recipe_of_the_cookbook_learns() {
         .output();
     let prepared = prepared.unwrap();
     assert!(prepared.status.success(), "{}", text(&prepared));
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    let address = format!("127.0.0.1:{}", free_port());
     let state = work.path().join("state");
     let keys = work.path().join("keys");
     std::fs::write(&keys, "ann:tml-0123456789abcdef\n").unwrap();
