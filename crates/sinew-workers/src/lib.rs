@@ -16,12 +16,12 @@
 //!
 //! # Invariants
 //!
-//! - A started episode is given to the loop once, after it is durable in the owner's store. A trace that comes
-//!   twice, late, or from an older owner changes nothing.
+//! - A started episode is given to the loop once, after it is durable in the owner's store. A trace that
+//!   comes twice, late, or from an older owner changes nothing.
 //! - No token is sampled for a ticket with weights older than it allows, or of another lineage.
 //! - Weights are loaded once the checksum of each tensor is right; no worker is waited for when they are
 //!   published.
-//! - Tickets that are out, traces that wait, parts of files and reports have limits. Each wait has a deadline.
+//! - Tickets that are out, traces that wait, parts of files and reports have limits; waits have deadlines.
 //!
 //! Nothing here decides which episodes run, how old they may be, or what is trained.
 

@@ -321,8 +321,8 @@ impl RemoteRollouts {
         if silent >= WORKER_PATIENCE {
             let (waiting, out) = self.core.counts();
             return Err(failed(format!(
-                "{} episodes wait, and no worker has asked for one for {} s\n  hint: start `sinew worker --role \
-                 rollout --owner URL --token-file FILE`; without --control the run samples in this process",
+                "{} episodes wait, and no worker has asked for one for {} s\n  hint: start `sinew worker \
+                 --role rollout --owner URL --token-file FILE`; without --control the run samples in this process",
                 waiting + out,
                 silent.as_secs()
             )));
