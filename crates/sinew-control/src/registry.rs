@@ -3,6 +3,7 @@
 //! A place is a kind and an index below the limit; it holds one incarnation at a time. A place whose role was
 //! removed stays known, so that a later incarnation has a higher number and an earlier one is refused.
 
+use crate::autoscale::AutoscaleInputs;
 use crate::error::ControlError;
 use crate::role::{
     Heartbeat, Lease, MAX_CAUSE_BYTES, MAX_NAME_BYTES, Orders, Registration, RoleId, RoleKind,
@@ -190,7 +191,9 @@ impl Registry {
         let state = if draining { RoleState::Draining } else { RoleState::HealthChecking };
         let slot = Slot {
             incarnation,
-            origin: same.map_or(origin, |slot| slot.origin),
+            origin: same
+                .filter(|slot| slot.state != RoleState::Pending)
+                .map_or(origin, |slot| slot.origin),
             state,
             registration: registration.clone(),
             heartbeat: Heartbeat::default(),
@@ -226,13 +229,15 @@ impl Registry {
         self.free(kind).ok_or(ControlError::Full(self.limits.roles as usize))
     }
 
-    /// The lowest free place of a kind, with its next incarnation.
+    /// The lowest place of a kind that a role can join, with its next incarnation.
     fn free(&self, kind: RoleKind) -> Option<(Place, u32)> {
         (0..self.limits.roles).find_map(|index| {
             let place = (kind, index);
             match self.slots.get(&place) {
                 None => Some((place, 0)),
                 Some(slot) if !slot.is_there() => Some((place, slot.incarnation + 1)),
+                // Nothing was started for it yet.
+                Some(slot) if slot.state == RoleState::Pending => Some((place, slot.incarnation)),
                 Some(_) => None,
             }
         })
@@ -432,6 +437,7 @@ impl Registry {
         let limits = self.limits.clone();
         let late = |slot: &Slot| match slot.state {
             RoleState::Creating => now_ms.saturating_sub(slot.since_ms) >= limits.start_ms,
+            RoleState::HealthChecking if slot.origin == Origin::Outside => false,
             _ if slot.is_registered() => now_ms.saturating_sub(slot.seen_ms) >= limits.lease_ms,
             _ => false,
         };
@@ -450,7 +456,8 @@ impl Registry {
             };
             self.become_state(*place, next, Some(cause), now_ms);
         }
-        ended.into_iter().map(|place| self.id_of(place)).collect()
+        let removed = ended.into_iter().filter(|place| !self.slots[place].is_there());
+        removed.map(|place| self.id_of(place)).collect()
     }
 
     /// The launcher was asked to start a role.
@@ -463,23 +470,47 @@ impl Registry {
         self.become_state(place, RoleState::Removed, cause, now_ms);
     }
 
-    /// Takes over a role that a launcher started for an earlier owner. `false`: its place has a newer one, or
-    /// there is no such place.
-    pub(crate) fn adopt(&mut self, id: &str, running: bool, now_ms: u64) -> bool {
+    /// Takes over a role that a launcher started for an earlier owner.
+    pub(crate) fn adopt(&mut self, id: &str, running: bool, now_ms: u64) {
         let parsed = RoleId::parse(id).filter(|(run, _, index, _)| {
             *run == self.run && *index < self.limits.roles
         });
         let Some((_, kind, index, incarnation)) = parsed else {
-            return false;
+            return;
         };
         let place = (kind, index);
-        if let Some(slot) = self.slots.get(&place).filter(|s| s.incarnation >= incarnation) {
-            return slot.incarnation == incarnation && slot.is_there();
+        let old = self.slots.get_mut(&place);
+        let pending = old.as_ref().is_some_and(|slot| slot.state == RoleState::Pending);
+        match old {
+            Some(slot) if slot.incarnation > incarnation => {}
+            // It registered before the launcher was asked.
+            Some(slot) if slot.incarnation == incarnation && slot.is_there() && !pending => {
+                slot.origin = Origin::Launched;
+            }
+            // A name that was used is never started again.
+            _ if pending && !running => self.add_pending(place, incarnation + 1, now_ms),
+            _ => {
+                self.add_pending(place, incarnation, now_ms);
+                let state = if running { RoleState::Creating } else { RoleState::Removed };
+                self.become_state(place, state, None, now_ms);
+            }
         }
-        self.add_pending(place, incarnation, now_ms);
-        let state = if running { RoleState::Creating } else { RoleState::Removed };
-        self.become_state(place, state, None, now_ms);
-        running
+    }
+
+    /// Lets every role end its work; wanted counts stay for the next owner.
+    pub(crate) fn drain_all(&mut self, now_ms: u64) {
+        let places: Vec<Place> = self.slots.keys().copied().collect();
+        for place in places {
+            self.drain_place(place, now_ms);
+        }
+    }
+
+    /// Notes why a role is not as it should be, without a change of its state.
+    pub(crate) fn explain(&mut self, place: Place, cause: String, now_ms: u64) {
+        if let Some(slot) = self.slots.get_mut(&place) {
+            slot.cause.get_or_insert_with(|| cause.clone());
+            self.record(place, Some(cause), now_ms);
+        }
     }
 
     /// Sets the weights that engines shall serve. Without a checksum only the version is compared.
@@ -535,7 +566,11 @@ impl Registry {
         }
         slot.state = next;
         slot.since_ms = now_ms;
-        slot.cause = slot.cause.take().or_else(|| cause.clone());
+        slot.cause = match next {
+            // What ended the one before it is over.
+            RoleState::Ready => slot.heartbeat.cause.clone(),
+            _ => slot.cause.take().or_else(|| cause.clone()),
+        };
         self.record(place, cause, now_ms);
     }
 
@@ -589,6 +624,23 @@ impl Registry {
             stopping: false,
             roles,
             events: self.events_after(0),
+        }
+    }
+
+    /// The roles of a kind, and work that waits before them.
+    pub(crate) fn load(&self, kind: RoleKind, waiting: u32, now_ms: u64) -> AutoscaleInputs {
+        let is_ready = |slot: &Slot| slot.state == RoleState::Ready;
+        let slots = self.of_kind(kind).map(|(_, slot)| slot);
+        let ready: Vec<&Slot> = slots.filter(|slot| is_ready(slot)).collect();
+        let sum = |of: fn(&Slot) -> u32| ready.iter().map(|slot| of(slot)).fold(0, u32::saturating_add);
+        AutoscaleInputs {
+            now_ms,
+            wanted: self.wanted.get(&kind).copied().unwrap_or(0),
+            ready: u32::try_from(ready.len()).unwrap_or(u32::MAX),
+            capacity: sum(|slot| slot.registration.capacity),
+            busy: sum(|slot| slot.heartbeat.busy),
+            queued: sum(|slot| slot.heartbeat.queued).saturating_add(waiting),
+            idle_s: ready.iter().map(|slot| slot.heartbeat.idle_s).collect(),
         }
     }
 

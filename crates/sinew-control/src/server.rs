@@ -14,6 +14,7 @@
 //! Every call has the token. Calls of roles have the header `sinew-fence` with the fence of their lease; of
 //! another generation they are refused with status 409. Refusals are `{"error": {"code", "message"}}`.
 
+use crate::autoscale::AutoscaleInputs;
 use crate::error::ControlError;
 use crate::registry::{ControlLimits, Registry};
 use crate::role::{Heartbeat, Registration, RoleId, RoleKind, RoleView, ScalePlan};
@@ -30,6 +31,7 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,6 +46,8 @@ pub struct ControlDesk {
     registry: Mutex<Registry>,
     started: Instant,
     stopping: AtomicBool,
+    /// Work that waits before the roles of a kind.
+    waiting: Mutex<BTreeMap<RoleKind, u32>>,
     /// File in which the wanted counts outlive the owner.
     kept: Mutex<Option<PathBuf>>,
 }
@@ -55,6 +59,7 @@ impl ControlDesk {
             registry: Mutex::new(Registry::new(run, fence, limits)),
             started: Instant::now(),
             stopping: AtomicBool::new(false),
+            waiting: Mutex::default(),
             kept: Mutex::new(None),
         }
     }
@@ -80,7 +85,7 @@ impl ControlDesk {
             .route("/roles/{role}/beat", post(beat))
             .route("/roles/{role}/drain", post(drain))
             .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-            .layer(authorized)
+            .route_layer(authorized)
             .with_state(Arc::clone(self))
     }
 
@@ -139,9 +144,8 @@ impl ControlDesk {
         let mut registry = self.lock();
         let plan = registry.scale(kind, count, dry_run, self.now_ms())?;
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        match kept.as_ref().filter(|_| !dry_run) {
-            Some(path) => wanted::write(path, registry.wanted())?,
-            None => {}
+        if let Some(path) = kept.as_ref().filter(|_| !dry_run) {
+            wanted::write(path, registry.wanted())?;
         }
         Ok(plan)
     }
@@ -163,6 +167,19 @@ impl ControlDesk {
     /// Events after a number, oldest first, as far as they are kept.
     pub fn events_after(&self, seq: u64) -> Vec<RoleEvent> {
         self.lock().events_after(seq)
+    }
+
+    /// Sets the work that waits before the roles of a kind, such as tickets that nobody took.
+    pub fn set_waiting(&self, kind: RoleKind, work: u32) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.insert(kind, work);
+    }
+
+    /// The roles of a kind, for the autoscaler.
+    pub fn load(&self, kind: RoleKind) -> AutoscaleInputs {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = waiting.get(&kind).copied().unwrap_or(0);
+        self.lock().load(kind, waiting, self.now_ms())
     }
 
     /// Asks the run to end.
