@@ -8,7 +8,7 @@ use crate::output;
 use crate::signals::StopSignals;
 use clap::Args;
 use serde_json::json;
-use sinew_assembly::Failure;
+use sinew_assembly::{Failure, TlsArgs};
 use sinew_assembly::levels::egress;
 use sinew_recipe::{Level, SandboxPlan};
 use sinew_sandbox::{ProcessConfig, ProcessProvider, SandboxProvider};
@@ -86,9 +86,11 @@ impl SandboxOnlyArgs {
 pub(crate) fn run(
     args: &SandboxOnlyArgs,
     listen: SocketAddr,
+    tls: &TlsArgs,
     as_json: bool,
 ) -> Result<(), Failure> {
     let (tokens, shown) = tokens(args, listen)?;
+    let endpoint = tls.endpoint("--listen", listen)?;
     let proxy = match &args.egress {
         None => None,
         Some(path) => Some(Arc::new(egress::proxy(
@@ -119,11 +121,10 @@ pub(crate) fn run(
     runtime.block_on(async {
         // A script may send one as soon as it reads the address.
         let mut signals = StopSignals::new()?;
-        let listener = tokio::net::TcpListener::bind(listen)
-            .await
-            .map_err(|e| Failure::input(format!("--listen {listen}: {e}")))?;
+        let listener = endpoint.bind().await;
+        let listener = listener.map_err(|e| Failure::input(format!("--listen {listen}: {e}")))?;
         let address = listener.local_addr().map_err(Failure::system)?;
-        announce(address, shown.as_deref(), as_json);
+        announce(address, listener.scheme(), shown.as_deref(), as_json);
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let serving = sinew_sandbox_http::serve(listener, service, async { drop(stopped.await) });
         tokio::pin!(serving);
@@ -247,8 +248,8 @@ fn tokens(args: &SandboxOnlyArgs, listen: SocketAddr) -> Result<(Tokens, Option<
 }
 
 /// Prints where it listens. A token from a file is not shown.
-fn announce(address: SocketAddr, token: Option<&str>, as_json: bool) {
-    let url = format!("http://{address}");
+fn announce(address: SocketAddr, scheme: &str, token: Option<&str>, as_json: bool) {
+    let url = format!("{scheme}://{address}");
     if as_json {
         output::print_json(
             &json!({ "listening": address.to_string(), "url": url, "token": token }),
