@@ -17,7 +17,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+/// Interval of looks whether a server that is about to end has sandboxes.
+const LOOK: Duration = Duration::from_millis(50);
 /// Maximum number of named images.
 const MAX_NAMED: usize = 64;
 
@@ -65,6 +68,12 @@ pub(crate) struct SandboxOnlyArgs {
     /// Maximum bytes that the snapshots of one owner keep in memory
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 30, requires = "sandbox_only")]
     max_snapshot_bytes: u64,
+    /// Price of this host for an hour, in any currency: clients of several servers fill cheap ones first
+    #[arg(long, value_name = "PRICE", value_parser = price, requires = "sandbox_only")]
+    price_per_hour: Option<f64>,
+    /// Seconds that live sandboxes get to end after Ctrl-C, TERM or HUP; no new ones are made meanwhile
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=86_400), requires = "sandbox_only")]
+    sandbox_drain_s: u64,
     /// Maximum number of open connections of one owner
     #[arg(long, default_value_t = 512, value_parser = crate::at_least_one, requires = "sandbox_only")]
     max_connections: usize,
@@ -112,7 +121,8 @@ pub(crate) fn run(
     providers.extend(other_levels(args, section)?);
     let bounds = args.bounds();
     let egress = proxy.map(|w| w as Arc<dyn Egress>);
-    let mut service = Service::new(providers, tokens, bounds, egress).with_env(env);
+    let service = Service::new(providers, tokens, bounds, egress).with_env(env);
+    let mut service = service.with_price(args.price_per_hour);
     for (name, (provider, env)) in named {
         service = service.with_image(name, provider, env);
     }
@@ -126,17 +136,40 @@ pub(crate) fn run(
         let address = listener.local_addr().map_err(Failure::system)?;
         announce(address, listener.scheme(), shown.as_deref(), as_json);
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let serving = sinew_sandbox_http::serve(listener, service, async { drop(stopped.await) });
+        let own = Arc::clone(&service);
+        let serving = sinew_sandbox_http::serve(listener, own, async { drop(stopped.await) });
         tokio::pin!(serving);
         tokio::select! {
-            ended = &mut serving => ended.map_err(Failure::system),
-            () = signals.next() => {
-                // The receiver is gone only if serving has ended already.
-                let _ = stop.send(());
-                serving.await.map_err(Failure::system)
-            }
+            ended = &mut serving => return ended.map_err(Failure::system),
+            () = drained(&service, &mut signals, args.sandbox_drain_s) => {}
         }
+        // The receiver is gone only if serving has ended already.
+        let _ = stop.send(());
+        serving.await.map_err(Failure::system)
     })
+}
+
+/// Waits for a signal, and then until no sandbox lives, the time is over or another signal comes.
+async fn drained(service: &Service, signals: &mut StopSignals, seconds: u64) {
+    signals.next().await;
+    service.drain();
+    let until = tokio::time::Instant::now() + Duration::from_secs(seconds);
+    while service.live().0 > 0 && tokio::time::Instant::now() < until {
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            () = signals.next() => return,
+        }
+    }
+}
+
+/// A price of 0 or more.
+fn price(text: &str) -> Result<f64, String> {
+    let price: f64 = text.parse().map_err(|e| format!("{e}"))?;
+    if price.is_finite() && price >= 0.0 {
+        Ok(price)
+    } else {
+        Err("allowed: 0 or more".into())
+    }
 }
 
 /// Makes sandboxes of a root, with the environment variables of its image.
