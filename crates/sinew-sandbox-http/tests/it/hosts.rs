@@ -1,7 +1,8 @@
 //! One provider over several real servers, of which some die, drain or come back.
 
 use sinew_sandbox::{
-    ExecRequest, NullProvider, Program, Sandbox, SandboxError, SandboxProvider, SandboxSpec,
+    ExecRequest, ProcessConfig, ProcessProvider, Program, Sandbox, SandboxError, SandboxProvider,
+    SandboxSpec,
 };
 use sinew_sandbox_http::client::{Finder, RemoteConfig, RemoteProvider};
 use sinew_sandbox_http::{Bounds, Service, Tokens, serve};
@@ -15,11 +16,16 @@ const TOKEN: &str = "ann-0123456789abcdef";
 /// Time in which what must happen does; none is waited for.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A server whose sandboxes are plain processes.
+/// Folder of [`Host::folder`] inside sandboxes.
+const INSIDE: &str = "/volumes/go";
+
+/// A server with sandboxes of the process level.
 struct Host {
     service: Arc<Service>,
     address: SocketAddr,
     task: JoinHandle<()>,
+    /// A folder that its sandboxes see.
+    folder: tempfile::TempDir,
 }
 
 impl Host {
@@ -29,7 +35,10 @@ impl Host {
             ..Bounds::default()
         };
         let tokens = Tokens::parse(&format!("ann:{TOKEN}")).unwrap();
-        let provider: Arc<dyn SandboxProvider> = Arc::new(NullProvider::default());
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = ProcessConfig::new("");
+        config.shows.push((folder.path().to_owned(), INSIDE.into()));
+        let provider: Arc<dyn SandboxProvider> = Arc::new(ProcessProvider::start(config).unwrap());
         let service = Service::new(vec![provider], tokens, bounds, None).with_price(price);
         let service = Arc::new(service);
         let listener = TcpListener::bind(at).await.unwrap();
@@ -42,6 +51,7 @@ impl Host {
             service,
             address,
             task,
+            folder,
         }
     }
 
@@ -70,7 +80,7 @@ fn config(servers: Vec<String>, finder: Option<Finder>) -> RemoteConfig {
     RemoteConfig {
         servers,
         token: TOKEN.into(),
-        level: "null",
+        level: "process",
         image: None,
         max_live: 64,
         finder,
@@ -136,16 +146,14 @@ async fn a_killed_host_fails_its_own_sandboxes_and_the_others_take_over() {
     let mut running = Vec::new();
     for mut sandbox in held {
         running.push(tokio::spawn(async move {
-            let result = sandbox.exec(shell("read line; echo done")).await;
+            let waits = format!("while [ ! -e {INSIDE}/go ]; do sleep 0.05; done");
+            let result = sandbox.exec(shell(&waits)).await;
             (result, sandbox)
         }));
     }
-    let stops = async {
-        // The kill comes while requests are on their way or wait.
-        tokio::task::yield_now().await;
-        first.die().await
-    };
-    let address = stops.await;
+    // Its requests are on their way or run: none can have ended.
+    let address = first.die().await;
+    std::fs::write(second.folder.path().join("go"), "").unwrap();
     let (mut lost, mut kept) = (0, Vec::new());
     for task in running {
         let (result, sandbox) = task.await.unwrap();
@@ -159,8 +167,7 @@ async fn a_killed_host_fails_its_own_sandboxes_and_the_others_take_over() {
             Err(e) => panic!("another failure: {e}"),
         }
     }
-    // A program may have ended before its host did.
-    assert!(lost <= 4 && kept.len() >= 4, "{lost} lost");
+    assert_eq!((lost, kept.len()), (4, 4));
     drop(kept);
     // Episodes that run again find room on the host that is left.
     let again = some(&remote, 4).await;
