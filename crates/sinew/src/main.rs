@@ -69,6 +69,10 @@ Exit codes: 0 done; 1 the system failed, or a run collapsed, learned nothing or 
             the program's status"
 )]
 struct Cli {
+    /// Authorities that clients of this command trust in addition to Mozilla's, as PEM; default: the file that
+    /// SINEW_TLS_CA names, if it is set
+    #[arg(long, value_name = "FILE", global = true)]
+    tls_ca: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -461,7 +465,8 @@ fn main() -> ExitCode {
         )
         .init();
     let result = match cli {
-        Some(cli) => run(cli.command),
+        Some(cli) => sinew_assembly::trust_authorities(cli.tls_ca.as_deref())
+            .and_then(|()| run(cli.command)),
         None => sinew_assembly::train_worker(),
     };
     match result {
