@@ -118,6 +118,11 @@ impl Desk {
         self.state().ended = true;
     }
 
+    /// Whether the run is over.
+    pub fn has_ended(&self) -> bool {
+        self.state().ended
+    }
+
     /// Number of live workers that did not learn of the end yet.
     pub fn untold(&self) -> usize {
         let state = self.state();

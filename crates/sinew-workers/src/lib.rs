@@ -8,6 +8,7 @@
 //! | `core` | owner | [`TicketCore`]: which tickets wait, are out, or were taken back; pure |
 //! | `rollouts` | owner | [`RemoteRollouts`]: the port of rollouts over the queue |
 //! | `desk`, `loads` | owner | [`Desk`]: facts, orders and weights over HTTP; counters of all workers |
+//! | `listener` | owner | [`OwnerListener`]: one address for tickets, desk and the registry of roles |
 //! | `weights` | owner | publishes versions and names them at the desk |
 //! | `client` | worker | [`DeskClient`] |
 //! | `mirror`, `follow` | worker | weights of a host: fetched once, verified, loaded between two tokens |
@@ -30,6 +31,7 @@ mod control;
 mod core;
 mod desk;
 mod follow;
+mod listener;
 mod loads;
 mod mirror;
 mod presence;
@@ -45,6 +47,7 @@ pub use client::{DeskClient, DeskError, FilePart};
 pub use core::{MAX_REFUSALS, TicketCore};
 pub use desk::Desk;
 pub use follow::{FirstWeights, FollowParts, Following, Loaded, first_weights};
+pub use listener::{ListenerParts, OwnerListener};
 pub use mirror::{MirrorError, WeightsMirror};
 pub use presence::{Presence, PresenceOrder, WorkerStatus};
 pub use rollouts::{RemoteParts, RemoteRollouts};

@@ -289,8 +289,9 @@ impl Worker {
                 seconds: away.as_secs(),
             });
         }
+        let known = orders.is_some();
         let orders = orders.unwrap_or_default();
-        if orders.fence > self.terms.fence {
+        if known && orders.fence != self.terms.fence {
             return Ok(Some(WorkerEnd::NewOwner));
         }
         if orders.ended {
