@@ -53,5 +53,5 @@ pub use presence::{Presence, PresenceOrder, WorkerStatus};
 pub use rollouts::{RemoteParts, RemoteRollouts};
 pub use terms::{OtherPart, PublishedMark, RunTerms, TicketOrders, WorkerReading, WorkerReport};
 pub use ticket::{OWNER, ROLLOUT, Ticket, TicketFault, owner_consumer, rollout_consumer};
-pub use weights::{AnnouncedWeights, ServedWeights, VersionObserver};
+pub use weights::{AnnouncedWeights, ServedWeights};
 pub use worker::{WorkerCounts, WorkerEnd, WorkerError, WorkerParts, work};

@@ -63,6 +63,8 @@ pub struct RemoteParts {
     pub run: Arc<RunInfo>,
     /// Maximum number of tickets that are out.
     pub max_out: usize,
+    /// Hears now and then how many episodes wait for a worker.
+    pub waiting: Box<dyn Fn(usize)>,
 }
 
 impl std::fmt::Debug for RemoteParts {
@@ -445,6 +447,8 @@ impl Rollouts for RemoteRollouts {
             if self.looked.elapsed() >= LOOK_EVERY {
                 self.clear()?;
                 self.check_workers()?;
+                let ready = queue.stats().map_err(failed)?.of(ROLLOUT).ready;
+                (self.parts.waiting)(ready + self.core.counts().0);
                 tick(self.look());
             }
             let ended = self.round()?;

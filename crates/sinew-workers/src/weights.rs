@@ -14,16 +14,12 @@ use std::sync::Arc;
 /// Name of a manifest in the folder of a version.
 pub(crate) const MANIFEST: &str = "manifest.json";
 
-/// Hears of each version, after the desk has named it.
-pub type VersionObserver = Box<dyn Fn(PolicyVersion) + Send>;
-
 /// Publishes weights in a folder, from which the desk serves them.
 pub struct ServedWeights {
     shared: SharedWeights,
     root: PathBuf,
     lineage: Lineage,
     desk: Arc<Desk>,
-    heard: VersionObserver,
 }
 
 impl std::fmt::Debug for ServedWeights {
@@ -43,14 +39,12 @@ impl ServedWeights {
         lineage: Lineage,
         deltas: bool,
         desk: Arc<Desk>,
-        heard: VersionObserver,
     ) -> Self {
         Self {
             shared: SharedWeights::new(folder, lineage, deltas),
             root,
             lineage,
             desk,
-            heard,
         }
     }
 }
@@ -73,7 +67,6 @@ impl WeightsTransport for ServedWeights {
             manifest: blake3::hash(&manifest).to_hex().to_string(),
         };
         self.desk.publish(id, Some(mark));
-        (self.heard)(version);
         Ok(())
     }
 }
@@ -83,7 +76,6 @@ pub struct AnnouncedWeights {
     engines: Box<dyn WeightsTransport>,
     lineage: Lineage,
     desk: Arc<Desk>,
-    heard: VersionObserver,
 }
 
 impl std::fmt::Debug for AnnouncedWeights {
@@ -96,19 +88,12 @@ impl std::fmt::Debug for AnnouncedWeights {
 
 impl AnnouncedWeights {
     /// `engines` have the weights `first` already.
-    pub fn new(
-        engines: Box<dyn WeightsTransport>,
-        first: WeightsId,
-        desk: Arc<Desk>,
-        heard: VersionObserver,
-    ) -> Self {
+    pub fn new(engines: Box<dyn WeightsTransport>, first: WeightsId, desk: Arc<Desk>) -> Self {
         desk.publish(first, None);
-        heard(first.version);
         Self {
             engines,
             lineage: first.lineage,
             desk,
-            heard,
         }
     }
 }
@@ -122,7 +107,6 @@ impl WeightsTransport for AnnouncedWeights {
         self.engines.publish(version, weights)?;
         self.desk
             .publish(WeightsId::new(version, self.lineage), None);
-        (self.heard)(version);
         Ok(())
     }
 }
