@@ -268,8 +268,7 @@ pub fn pipeline(
     let adapter = how.adapter.map(MeasuredAdapter::read).transpose()?;
     let mut pins = RunPins::weights(recipe, &session)?;
     let renderer = kept(recipe, how.goal, dir)?;
-    let in_run = env::in_run(recipe, dir.path());
-    let world = env::world_with(&in_run, &session.tasks, &session.bench)?;
+    let world = in_run_world(recipe, &session)?;
     check_training_tasks(recipe, how.goal, world.taskset.as_ref())?;
     let data = plan::dataset(recipe, renderer.as_ref())?;
     let digest = data.as_ref().map(Dataset::digest);
@@ -294,9 +293,7 @@ pub fn pipeline(
     let mut begun = learner::begin(recipe, pins, parts, &session)?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, shape.vocab)?;
     let own = engine::threads(recipe, &device);
-    let (envs, shown) = (world.envs.as_ref(), renderer.as_ref());
-    let mut run = run_info(recipe, dir.path(), envs, shown, &own, rewards);
-    run.provenance.adapter = adapter.as_ref().map(|a| a.name.clone());
+    let run = info(recipe, dir.path(), &world, &renderer, (&own, rewards), &adapter);
     let gold = source::Gold::new(&world.taskset, &world.envs, &renderer, run.clone());
     let source = source::source(recipe, data, gold, &grammars, &session)?;
     let mut late = late(recipe, &session);
@@ -331,6 +328,27 @@ pub fn pipeline(
         started: session.started,
     };
     Ok((pipeline, renderer))
+}
+
+/// Environments of a run, whose sandboxes keep what they record in its folder.
+fn in_run_world(recipe: &RunPlan, session: &Session<'_>) -> Result<World, Failure> {
+    let in_run = env::in_run(recipe, session.dir.path());
+    env::world_with(&in_run, &session.tasks, &session.bench)
+}
+
+/// The facts of a run with its environments, and the adapter that it measures.
+fn info(
+    recipe: &RunPlan,
+    dir: &Path,
+    world: &World,
+    renderer: &Arc<dyn Renderer>,
+    (device, rewards): (&Cpu, BTreeMap<String, String>),
+    adapter: &Option<MeasuredAdapter>,
+) -> RunInfo {
+    let (envs, renderer) = (world.envs.as_ref(), renderer.as_ref());
+    let mut run = run_info(recipe, dir, envs, renderer, device, rewards);
+    run.provenance.adapter = adapter.as_ref().map(|a| a.name.clone());
+    run
 }
 
 /// The address of the run for workers and other roles, if it has one.
