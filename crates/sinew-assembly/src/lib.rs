@@ -268,7 +268,7 @@ pub fn pipeline(
     let adapter = how.adapter.map(MeasuredAdapter::read).transpose()?;
     let mut pins = RunPins::weights(recipe, &session)?;
     let renderer = kept(recipe, how.goal, dir)?;
-    let world = in_run_world(recipe, &session)?;
+    let world = env::in_run_world(recipe, dir.path(), &session.tasks, &session.bench)?;
     check_training_tasks(recipe, how.goal, world.taskset.as_ref())?;
     let data = plan::dataset(recipe, renderer.as_ref())?;
     let digest = data.as_ref().map(Dataset::digest);
@@ -328,12 +328,6 @@ pub fn pipeline(
         started: session.started,
     };
     Ok((pipeline, renderer))
-}
-
-/// Environments of a run, whose sandboxes keep what they record in its folder.
-fn in_run_world(recipe: &RunPlan, session: &Session<'_>) -> Result<World, Failure> {
-    let in_run = env::in_run(recipe, session.dir.path());
-    env::world_with(&in_run, &session.tasks, &session.bench)
 }
 
 /// The facts of a run with its environments, and the adapter that it measures.

@@ -28,6 +28,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const WAIT: Duration = Duration::from_secs(1);
 /// Interval between two attempts at a lease while episodes run.
 const LEASE_EVERY: Duration = Duration::from_millis(200);
+/// Part of the slots for which one call asks at most, so that workers that start together share tickets.
+const LEASE_PART: usize = 4;
 /// Traces that wait for their ack; a worker with more leases nothing.
 const MAX_UNSENT: usize = 256;
 /// Capacity for traces between their end and their ack.
@@ -366,12 +368,13 @@ impl Worker {
         if free == 0 || paused || full || self.leaves.is_some() || (soon && held > 0) {
             return Ok(());
         }
+        let rows = free.min(self.slots.div_ceil(LEASE_PART));
         self.leased = Some(Instant::now());
         let ask = RowRequest {
             consumer: ROLLOUT.into(),
             holder: self.name.clone(),
             ttl_ms: self.terms.lease_ms,
-            take: RowSelection::Sample(Sample::rows(free)),
+            take: RowSelection::Sample(Sample::rows(rows)),
         };
         let batch = match self.queue.lease(&ask, system_clock()()) {
             Ok(batch) => batch,
@@ -380,6 +383,10 @@ impl Worker {
         let Some(lease) = batch.lease else {
             return Ok(());
         };
+        if batch.rows.len() == rows {
+            // There may be more.
+            self.leased = None;
+        }
         for row in batch.rows {
             match Ticket::of_row(&row) {
                 Ok(ticket) => {
