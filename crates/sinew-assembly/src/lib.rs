@@ -281,7 +281,7 @@ pub fn pipeline(
     let algorithm = plan::algorithm(recipe)?;
     let config = plan::pipeline(recipe, how, dir, world.taskset.as_ref(), &algorithm)?;
     store.draws_per_step = config.core.draws_per_step();
-    let owner = owner(recipe, how.goal, &session, &pins, (&store, renderer.as_ref()))?;
+    let owner = owner(recipe, &session, &pins, (how.goal, &store), &renderer)?;
     let parts = LearnerParts {
         device: &device,
         weights,
@@ -293,7 +293,7 @@ pub fn pipeline(
     let mut begun = learner::begin(recipe, pins, parts, &session)?;
     let grammars = engine::grammars(recipe.rollout.format.as_ref(), &renderer, shape.vocab)?;
     let own = engine::threads(recipe, &device);
-    let run = info(recipe, dir.path(), &world, &renderer, (&own, rewards), &adapter);
+    let run = info(recipe, &session, &world, (&renderer, &own), rewards);
     let gold = source::Gold::new(&world.taskset, &world.envs, &renderer, run.clone());
     let source = source::source(recipe, data, gold, &grammars, &session)?;
     let mut late = late(recipe, &session);
@@ -330,28 +330,25 @@ pub fn pipeline(
     Ok((pipeline, renderer))
 }
 
-/// The facts of a run with its environments, and the adapter that it measures.
+/// The facts of a run with its environments.
 fn info(
     recipe: &RunPlan,
-    dir: &Path,
+    session: &Session<'_>,
     world: &World,
-    renderer: &Arc<dyn Renderer>,
-    (device, rewards): (&Cpu, BTreeMap<String, String>),
-    adapter: &Option<MeasuredAdapter>,
+    (renderer, device): (&Arc<dyn Renderer>, &Cpu),
+    rewards: BTreeMap<String, String>,
 ) -> RunInfo {
-    let (envs, renderer) = (world.envs.as_ref(), renderer.as_ref());
-    let mut run = run_info(recipe, dir, envs, renderer, device, rewards);
-    run.provenance.adapter = adapter.as_ref().map(|a| a.name.clone());
-    run
+    let (dir, envs) = (session.dir.path(), world.envs.as_ref());
+    run_info(recipe, dir, envs, renderer.as_ref(), device, rewards)
 }
 
 /// The address of the run for workers and other roles, if it has one.
 fn owner(
     recipe: &RunPlan,
-    goal: Goal,
     session: &Session<'_>,
     pins: &RunPins,
-    (store, renderer): (&RunStore, &dyn Renderer),
+    (goal, store): (Goal, &RunStore),
+    renderer: &Arc<dyn Renderer>,
 ) -> Result<Option<Owner>, Failure> {
     Owner::open(&OwnerParts {
         recipe,
@@ -360,7 +357,7 @@ fn owner(
         goal,
         fence: &store.fence,
         versions: pins.versions(),
-        renderer,
+        renderer: renderer.as_ref(),
     })
 }
 

@@ -91,8 +91,11 @@ impl Sampling<'_> {
             self.shape,
             &first,
         )?;
-        self.adapter.map_or(Ok(()), |a| a.load(engine.as_ref()))?;
-        let (run, world) = (self.run, self.world);
+        let (mut run, world) = (self.run, self.world);
+        if let Some(adapter) = self.adapter {
+            adapter.load(engine.as_ref())?;
+            run.provenance.adapter = Some(adapter.name);
+        }
         let (envs, wait) = (world.envs, world.sandbox_wait);
         let episode = episode_parts(recipe, session, run, &engine, self.renderer, envs, wait)?;
         let transport = publish::transport(recipe, engine, first, begun.turns.take(), session)?;
