@@ -89,7 +89,7 @@ pub use expire::{Expiry, RemovedEpisodes, expire, versions};
 pub use harness::{agents_folder, asks_model, check as check_harness, program_harness};
 pub use judge::{judge, server_config};
 pub use learner::train_worker;
-pub use listen::{TlsArgs, trust_authorities};
+pub use listen::{CertificateFiles, TlsArgs, host_certificate, trust_authorities};
 pub use live::ServeAt;
 pub use measure::{
     MeasureOptions, Measurement, dataset_files, measure, measurement, spread, trained_prompts,

@@ -46,6 +46,7 @@ mod signals;
 mod sim;
 mod snapshot_args;
 mod tasks;
+mod tls;
 mod track;
 mod train;
 mod view;
@@ -212,6 +213,9 @@ enum Command {
 sinew sim large --json\n          sinew sim --search 1000"
     )]
     Sim(sim::SimArgs),
+    /// Make certificates for hosts, signed by an authority of your own
+    #[command(after_help = "Example: sinew tls certificates --host 10.0.0.7 --host sandboxes-1")]
+    Tls(tls::TlsCommandArgs),
     /// Run code in a sandbox, or say what this host enforces
     #[command(after_help = "Example: sinew sandbox run --code 'print(6 * 7)'")]
     Sandbox(SandboxArgs),
@@ -537,6 +541,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Pool(args) => pool::run(&args),
         Command::Queue(args) => queue::run(&args),
         Command::Sim(args) => sim::run(&args),
+        Command::Tls(args) => tls::run(&args),
         Command::Bench(args) => lab::run(lab::BENCH, &[], &args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

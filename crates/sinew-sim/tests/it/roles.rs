@@ -45,7 +45,7 @@ fn losses_of_every_kind_break_no_invariant() {
     let kinds = [RoleKind::Engine, RoleKind::Rollout, RoleKind::Sandbox, RoleKind::Trainer];
     let mut lost = [0; 4];
     for seed in 0..12 {
-        let plan = cluster(seed, [25.0, 30.0, 30.0, 60.0]);
+        let plan = cluster(seed, [25.0, 30.0, 30.0, 40.0]);
         assert_eq!(replay(&plan, None, None), None, "seed {seed}");
         let report = run(&plan);
         assert_eq!(report.updates, 6, "seed {seed}");
@@ -59,7 +59,7 @@ fn losses_of_every_kind_break_no_invariant() {
 #[test]
 fn a_kill_of_the_process_among_losses_loses_nothing() {
     for seed in 0..6 {
-        let mut plan = cluster(seed, [25.0, 30.0, 30.0, 60.0]);
+        let mut plan = cluster(seed, [25.0, 30.0, 30.0, 40.0]);
         let kill = "[[fault]]\nat_s = 15\nkind = \"kill\"\nfor_s = 8\n";
         let killed = Plan::parse(Path::new("kill.toml"), kill).unwrap();
         plan.faults = killed.faults;
