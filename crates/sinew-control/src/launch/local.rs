@@ -101,7 +101,11 @@ impl LocalLauncher {
         let Some((program, arguments)) = spec.command.split_first() else {
             return Err(LaunchError::setting("command", "", "a program with its arguments"));
         };
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        if let Some(folder) = &spec.folder {
+            command.current_dir(folder);
+        }
+        let child = command
             .args(arguments)
             .envs(spec.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())

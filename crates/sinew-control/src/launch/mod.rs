@@ -21,6 +21,8 @@ pub struct RoleSpec {
     pub command: Vec<String>,
     /// Variables of its environment, in addition.
     pub env: Vec<(String, String)>,
+    /// Working directory; `None`: that of the launcher. Kubernetes has one for all roles.
+    pub folder: Option<PathBuf>,
     /// Cores.
     pub cpus: u32,
     /// Accelerators.

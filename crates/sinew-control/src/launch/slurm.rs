@@ -90,6 +90,9 @@ impl SlurmLauncher {
         if let Some(memory_mb) = spec.memory_mb {
             resources.push(format!("--mem={memory_mb}M"));
         }
+        if let Some(folder) = &spec.folder {
+            resources.push(format!("--chdir={}", folder.display()));
+        }
         // The supervisor restarts roles; nobody restarts the owner.
         let requeue = if spec.requeue { "--requeue" } else { "--no-requeue" };
         resources.push(requeue.to_owned());
@@ -304,6 +307,7 @@ mod tests {
             name: "demo-1-rollout-0-0".into(),
             command: ["sinew", "worker", "--name", "a b"].map(str::to_owned).into(),
             env: vec![("SINEW_LOG".into(), "a b".into())],
+            folder: Some("/work".into()),
             cpus: 2,
             gpus: 1,
             memory_mb: Some(512),
@@ -319,6 +323,7 @@ mod tests {
             "#SBATCH --cpus-per-task=2",
             "#SBATCH --gres=gpu:1",
             "#SBATCH --mem=512M",
+            "#SBATCH --chdir=/work",
             "#SBATCH --no-requeue",
             "#SBATCH --partition=gpu",
             "export SINEW_LOG='a b'",
