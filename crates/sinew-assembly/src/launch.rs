@@ -149,7 +149,7 @@ pub fn launcher(launch: &LaunchPlan, run: &str, dir: &Path) -> Result<Box<dyn La
     let logs = dir.join(LOGS);
     let logs = std::path::absolute(&logs).unwrap_or(logs);
     Ok(match launch.on {
-        LaunchOn::Local => Box::new(LocalLauncher::new(&logs)?),
+        LaunchOn::Local => Box::new(LocalLauncher::new(&logs)),
         LaunchOn::Hosts => Box::new(hosts(launch)?),
         LaunchOn::Slurm => {
             let SlurmSection { options, template } = launch.slurm.clone().unwrap_or_default();
@@ -337,8 +337,10 @@ fn spec(
 pub struct OwnerLaunch {
     /// Its job.
     pub spec: RoleSpec,
-    /// Objects of Kubernetes that go before it and with it; empty elsewhere. They have no token.
+    /// Objects of Kubernetes that go before it and with it, without their token; empty elsewhere.
     pub manifests: Vec<serde_json::Value>,
+    /// The text of what the engine is asked for.
+    pub shown: String,
     /// True: a job of the run runs already, and nothing was started.
     pub runs: bool,
 }
@@ -409,12 +411,19 @@ pub fn launch_owner(
             .map_err(|e| Failure::input(format!("{}: {e}", recipe.display())))?;
         manifests = kubernetes_options(launch, &run)?.run(&spec, &text, "")?;
     }
+    let shown = if in_cluster {
+        let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": manifests});
+        format!("{list:#}")
+    } else {
+        launcher(launch, &run, &dir)?.preview(&spec)?
+    };
     if !dry_run && !runs {
         start_owner(launch, &run, &dir, &spec, &manifests)?;
     }
     Ok(OwnerLaunch {
         spec,
         manifests,
+        shown,
         runs,
     })
 }

@@ -68,6 +68,12 @@ pub trait Launcher: fmt::Debug + Send + Sync {
         Duration::from_secs(5)
     }
 
+    /// The text of what [`Launcher::ensure`] would ask the engine for.
+    ///
+    /// # Errors
+    /// If the process cannot be described, or the engine starts nothing.
+    fn preview(&self, spec: &RoleSpec) -> Result<String, LaunchError>;
+
     /// Starts a process. One of this name that exists already is a success.
     ///
     /// # Errors

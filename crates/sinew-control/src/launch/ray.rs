@@ -124,6 +124,10 @@ impl Launcher for RayLauncher {
         ENGINE
     }
 
+    fn preview(&self, spec: &RoleSpec) -> Result<String, LaunchError> {
+        Ok(format!("{:#}", Self::submission(spec)))
+    }
+
     fn ensure(&self, spec: &RoleSpec) -> Result<(), LaunchError> {
         let body = Self::submission(spec).to_string();
         let request = self.request(Method::POST, "").body(body);

@@ -61,7 +61,7 @@ pub struct SlurmLauncher {
 }
 
 impl SlurmLauncher {
-    /// Reads the template and makes the folder of the logs.
+    /// Reads the template. The folder of the logs is made when the first role starts.
     ///
     /// # Errors
     /// If the template cannot be read or has an unknown placeholder, or an option is none.
@@ -77,7 +77,6 @@ impl SlurmLauncher {
                 return Err(LaunchError::setting("launch.slurm.options", option, allowed));
             }
         }
-        fs::create_dir_all(&options.logs).map_err(LaunchError::file("make", &options.logs))?;
         Ok(Self { options, template })
     }
 
@@ -256,11 +255,17 @@ impl Launcher for SlurmLauncher {
         ENGINE
     }
 
+    fn preview(&self, spec: &RoleSpec) -> Result<String, LaunchError> {
+        Ok(self.script(spec))
+    }
+
     fn ensure(&self, spec: &RoleSpec) -> Result<(), LaunchError> {
         let jobs = self.jobs()?;
         if jobs.iter().any(|(_, job)| job.name == spec.name) {
             return Ok(());
         }
+        let logs = &self.options.logs;
+        fs::create_dir_all(logs).map_err(LaunchError::file("make", logs))?;
         self.run("sbatch", &["--parsable"], &self.script(spec)).map(drop)
     }
 

@@ -262,6 +262,10 @@ impl Launcher for KubernetesLauncher {
         ENGINE
     }
 
+    fn preview(&self, spec: &RoleSpec) -> Result<String, LaunchError> {
+        Ok(format!("{:#}", self.options.role(spec)?))
+    }
+
     fn ensure(&self, spec: &RoleSpec) -> Result<(), LaunchError> {
         self.create(&self.options.role(spec)?).map(drop)
     }
