@@ -86,11 +86,12 @@ fn a_stop_ends_a_child_with_everything_that_it_started() {
 fn the_end_of_the_owner_closes_the_input_of_its_children() {
     let dir = tempfile::tempdir().unwrap();
     let launcher = LocalLauncher::new(dir.path());
-    let spec = sh("r-rollout-0-0", "trap '' TERM; cat; echo closed");
+    let spec = sh("r-rollout-0-0", "trap '' TERM; echo ready; cat; echo closed");
     launcher.ensure(&spec).unwrap();
+    wait_for(|| !launcher.logs(&spec.name, 1).unwrap().is_empty());
     drop(launcher);
     let text = std::fs::read_to_string(dir.path().join("r-rollout-0-0.log")).unwrap();
-    assert_eq!(text, "closed\n");
+    assert_eq!(text, "ready\nclosed\n");
 }
 
 #[test]

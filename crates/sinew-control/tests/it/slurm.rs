@@ -1,8 +1,9 @@
 //! Slurm's launcher against stand-ins of its programs, which keep jobs in files.
 
 use sinew_control::{Launched, Launcher, RoleSpec, SlurmLauncher, SlurmOptions};
-use std::os::unix::fs::PermissionsExt;
+use std::io::Write;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 const SBATCH: &str = r#"#!/bin/sh
 cd "$(dirname "$0")" || exit 1
@@ -31,9 +32,16 @@ sed -i 's/|[A-Z]*|.*/|CANCELLED|None/' "jobs/$1"
 fn programs(dir: &Path) {
     std::fs::create_dir_all(dir.join("jobs")).unwrap();
     for (name, text) in [("sbatch", SBATCH), ("squeue", SQUEUE), ("scancel", SCANCEL)] {
-        let path = dir.join(name);
-        std::fs::write(&path, text).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        // Another process writes it: a test that starts a process meanwhile would keep the file open, and
+        // the system starts no program that is open for writing.
+        let mut writer = Command::new("sh")
+            .args(["-c", "cat > \"$0\" && chmod 755 \"$0\""])
+            .arg(dir.join(name))
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        writer.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert!(writer.wait().unwrap().success());
     }
 }
 
