@@ -38,8 +38,8 @@ impl From<LaunchError> for Failure {
     }
 }
 
-/// Sets the engine that starts roles: `local`, `slurm`, `ray`, `ray://HOST:PORT`, `kubernetes`, or a file with
-/// addresses. A recipe without roles gets one that runs episodes.
+/// Sets the engine that starts roles: `local`, `slurm`, `ray`, `ray://HOST:PORT`, `kubernetes`, or a file
+/// with addresses. A recipe without roles gets one that runs episodes.
 ///
 /// # Errors
 /// If the text is none of these.

@@ -21,8 +21,8 @@ const MAX_OUTPUT: u64 = 16 << 20;
 /// Maximum bytes of a template.
 const MAX_TEMPLATE: u64 = 64 << 10;
 
-/// The script of a job. Placeholders: `{{name}}`, `{{log}}`, `{{resources}}`, `{{options}}`, `{{environment}}`
-/// and `{{command}}`, which must be there.
+/// The script of a job. Placeholders: `{{name}}`, `{{log}}`, `{{resources}}`, `{{options}}`,
+/// `{{environment}}` and `{{command}}`, which must be there.
 pub const SLURM_TEMPLATE: &str = "#!/bin/sh
 #SBATCH --job-name={{name}}
 #SBATCH --output={{log}}

@@ -1,4 +1,4 @@
-//! Kubernetes, by five calls of its REST interface: a job for each role, from the templates of the Helm chart.
+//! Kubernetes, by five calls of its REST interface: a job for each role, from templates of the Helm chart.
 //!
 //! The client is that of every other connection. The crate `kube` with its types would be a hundred crates
 //! more for creating, listing and deleting jobs of `batch/v1`, and reading logs.
