@@ -13,6 +13,7 @@
 //! | `env` | `env` | tasks and environments |
 //! | `harness` | `harness` | what drives the turns, and the gateway for programs |
 //! | `listen` | none | TLS of listeners, trusted authorities |
+//! | `launch` | `launch` | launchers, the supervisor of an owner, owners elsewhere |
 //! | `live` | `harness` | the gateway for agents that run already |
 //! | `engine`, `servers` | `engine` | what generates tokens |
 //! | `admission` | `rollout` | bounds on episodes, and the gateway's part of it |
@@ -54,6 +55,7 @@ mod first_weights;
 mod harness;
 mod judge;
 mod judge_settings;
+mod launch;
 mod learner;
 pub mod levels;
 mod lineage;
@@ -94,8 +96,12 @@ pub use environments::{ENVIRONMENTS, recipe_of};
 pub use expire::{Expiry, RemovedEpisodes, expire, versions};
 pub use harness::{agents_folder, asks_model, check as check_harness, program_harness};
 pub use judge::{judge, server_config};
+pub use launch::{
+    OwnerLaunch, control_address, control_limits, control_token, kubernetes_token_file, launch_on, launch_owner,
+    launched_name, launcher, owner_url, supervise,
+};
 pub use learner::train_worker;
-pub use listen::{TlsArgs, trust_authorities};
+pub use listen::{CertificateFiles, TlsArgs, host_certificate, trust_authorities};
 pub use live::ServeAt;
 pub use measure::{
     MeasureOptions, Measurement, dataset_files, measure, measurement, spread, trained_prompts,

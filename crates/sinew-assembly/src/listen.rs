@@ -9,9 +9,10 @@
 use crate::failure::Failure;
 use clap::Args;
 use sinew_http::server::Endpoint;
-use sinew_http::{Authorities, HOST_TIME, TlsIdentity, own_ca};
+use sinew_http::{Authorities, HOST_TIME, TlsError, TlsIdentity, own_ca};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Variable with the file of authorities, where `--tls-ca` is not given.
 const CA_VARIABLE: &str = "SINEW_TLS_CA";
@@ -104,7 +105,7 @@ impl TlsArgs {
             }
             return Ok(None);
         };
-        let failed = |e| Failure::input(format!("--tls-own {}: {e}", folder.display()));
+        let failed = |e: TlsError| Failure::input(format!("--tls-own {}: {e}", folder.display()));
         let issued = own_ca(folder).and_then(|ca| ca.issue(&self.names(address), HOST_TIME));
         let identity = issued.and_then(|issued| issued.identity());
         identity.map(Some).map_err(failed)
@@ -155,6 +156,44 @@ fn own_address() -> Option<IpAddr> {
     socket.connect(ELSEWHERE).ok()?;
     let own = socket.local_addr().ok()?.ip();
     (!own.is_unspecified()).then_some(own)
+}
+
+/// Files of a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateFiles {
+    /// Certificate of the authority, which clients trust.
+    pub authority: PathBuf,
+    /// Certificate of the host.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+/// Makes a key and a certificate for a host, signed by the authority of a folder, and writes them there under
+/// the first of its names.
+///
+/// # Errors
+/// If the folder cannot be used, or a name cannot be in a certificate.
+pub fn host_certificate(
+    folder: &Path,
+    names: &[String],
+    days: u64,
+) -> Result<CertificateFiles, Failure> {
+    let made = || -> Result<CertificateFiles, TlsError> {
+        let ca = own_ca(folder)?;
+        let issued = ca.issue(names, Duration::from_secs(days * 86_400))?;
+        let first = names.first().map_or("host", String::as_str);
+        // An address has colons, and a name may begin with a star.
+        let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
+        let (certificate, key) =
+            issued.write(folder, &format!("host-{}", first.chars().map(plain).collect::<String>()))?;
+        Ok(CertificateFiles {
+            authority: ca.file(),
+            certificate,
+            key,
+        })
+    };
+    made().map_err(Failure::input)
 }
 
 /// Makes all clients of this process trust the authorities of a file, or of the one that `SINEW_TLS_CA`

@@ -1,7 +1,7 @@
-//! How many roles of a kind are worth their price: pure, from what the roles report.
+//! The number of roles of a kind that is worth its price: pure, from what the roles report.
 //!
-//! More are wanted while work waits, fewer when roles were idle for a time. A change is followed by a pause, so
-//! that its effect is seen first: roles that start do not count as too few.
+//! More are wanted while work waits, fewer when roles were idle for a time. A change is followed by a pause,
+//! so that its effect is seen first: roles that start do not count as too few.
 
 /// Bounds and habits of one kind.
 #[derive(Clone, Debug, PartialEq)]

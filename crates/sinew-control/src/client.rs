@@ -1,13 +1,14 @@
 //! The clients of an owner: of a role, and of people and programs that look and scale.
 
 use crate::error::ControlError;
+use crate::place::ControlPlace;
 use crate::role::{Heartbeat, Lease, Orders, Registration, RoleId, RoleKind, RoleView, ScalePlan};
 use crate::wire::{Added, FENCE, RolesPage, ScaleBody};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sinew_http::blocking::{Client, RequestBuilder, retry};
-use sinew_http::{ClientOptions, Failure, Method, Retry, line, may_pass};
+use sinew_http::{Authorities, ClientOptions, Failure, Method, Retry, line, may_pass};
 use std::time::{Duration, Instant};
 
 /// Time for a connection.
@@ -70,6 +71,21 @@ impl OwnerClient {
             url: url.trim_end_matches('/').to_owned(),
             token: Secret(token.trim().to_owned()),
         })
+    }
+
+    /// The owner that a file of a run's folder names.
+    ///
+    /// # Errors
+    /// If the files of token or authority cannot be read.
+    pub fn at(place: &ControlPlace) -> Result<Self, ControlError> {
+        let authorities = place.ca_file.as_deref().map(Authorities::from_file).transpose();
+        let failed = |why: String| unreachable(&place.url, why);
+        let options = ClientOptions {
+            authorities: authorities.map_err(|e| failed(e.to_string()))?,
+            ..client_options()
+        };
+        let http = Client::new(options).map_err(|e| failed(e.to_string()))?;
+        Self::through(http, &place.url, &place.token()?)
     }
 
     /// Address of the owner.

@@ -136,6 +136,13 @@ impl Drop for Supervisor {
     }
 }
 
+/// Asks this process to end, as Ctrl-C does: work at hand is committed and can be continued.
+pub fn end_this_process() {
+    use rustix::process::{Signal, getpid, kill_process};
+    // A process may signal itself.
+    let _ = kill_process(getpid(), Signal::TERM);
+}
+
 /// State of the thread.
 struct Rounds {
     parts: SupervisorParts,

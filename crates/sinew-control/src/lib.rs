@@ -13,12 +13,12 @@
 //!
 //! # Invariants
 //!
-//! - The registry is soft state: after the owner's restart roles register again. Only wanted counts and fence
-//!   outlive it.
+//! - The registry is soft state: after the owner's restart roles register again. Only wanted counts and
+//!   fence outlive it.
 //! - A call of another generation of owners is refused, in both directions.
 //! - Leases follow the owner's clock only.
-//! - A place has one incarnation at a time, and its number only grows; a name that was started is never started
-//!   again.
+//! - A place has one incarnation at a time, and its number only grows; a name that was started is never
+//!   started again.
 //! - An engine whose weights are not the wanted ones is never `READY`.
 //! - Restarts are the supervisor's, with a bound; launchers restart nothing but the owner.
 //! - Roles, events, bodies, answers and waits have limits.
@@ -39,7 +39,7 @@ mod wire;
 
 pub use autoscale::{AutoscaleInputs, AutoscaleLimits, Autoscaler};
 pub use client::{OwnerClient, RoleClient, client_options};
-pub use driver::{Supervisor, SupervisorParts};
+pub use driver::{Supervisor, SupervisorParts, end_this_process};
 pub use error::ControlError;
 pub use launch::hosts::HostsLauncher;
 pub use launch::kubernetes::{

@@ -1,4 +1,4 @@
-//! What an owner does about its roles: pure, with the owner's clock as an argument.
+//! The decisions of an owner about its roles: pure, with the owner's clock as an argument.
 //!
 //! A role that is missing is started again under the next number, after a pause that grows with each failure,
 //! and at most so many times in a window. The reason of the first failure stays visible.

@@ -47,6 +47,7 @@ mod inputs;
 mod judge;
 mod keys;
 mod late;
+mod launch;
 mod messages;
 mod mixture;
 mod mixture_rules;
@@ -86,6 +87,9 @@ pub use harness::{
 pub use inputs::MissingInput;
 pub use judge::{
     JudgeFormat, JudgeMode, JudgePlan, JudgeView, RubricItem, RubricSource, WeightedItem,
+};
+pub use launch::{
+    AutoscaleSection, KubernetesSection, LaunchOn, LaunchPlan, RaySection, RoleSection, SlurmSection,
 };
 pub use late::{LateAfter, LateNames, LateSection};
 pub use messages::explain;
@@ -171,6 +175,8 @@ pub struct RunPlan {
     pub engine: EnginePlan,
     /// The store of traces.
     pub store: StorePlan,
+    /// Roles in processes of their own; `None`: the run is one process.
+    pub launch: Option<LaunchPlan>,
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ impl RunPlan {
     }
 
     /// Returns the plan without the keys that may differ between the sessions of a run: name, steps, wall
-    /// time, and the processes in which episodes run.
+    /// time, the processes in which episodes run, and the places of its roles.
     pub(crate) fn without_bounds(&self) -> Self {
         let mut same = self.clone();
         (same.train.steps, same.train.max_wall_s) = (1, 0.0);
@@ -129,6 +129,7 @@ impl RunPlan {
             trainer.clear_bounds();
         }
         same.engine.clear_bounds();
+        same.launch = None;
         same
     }
 

@@ -8,7 +8,7 @@
 
 use crate::keys::RecipeKeys;
 use crate::{
-    EnginePlan, EvalPlan, JudgePlan, RolloutPlan, SandboxPlan, StorePlan, TasksPlan, TrainPlan,
+    EnginePlan, EvalPlan, JudgePlan, LaunchPlan, RolloutPlan, SandboxPlan, StorePlan, TasksPlan, TrainPlan,
     TrustPlan,
 };
 use schemars::generate::SchemaSettings;
@@ -41,6 +41,7 @@ pub(crate) fn run_schema(registry: Registry) -> Value {
         ("eval", table(EvalPlan::default().keys())),
         ("engine", table(EnginePlan::default().keys())),
         ("store", table(StorePlan::default().keys())),
+        ("launch", table(LaunchPlan::default().keys())),
     ];
     let judge = (
         "judge/additionalProperties",

@@ -94,6 +94,10 @@ impl Launcher for HostsLauncher {
         false
     }
 
+    fn preview(&self, spec: &RoleSpec) -> Result<String, LaunchError> {
+        self.ensure(spec).map(|()| String::new())
+    }
+
     fn ensure(&self, spec: &RoleSpec) -> Result<(), LaunchError> {
         let allowed = "\"local\", \"slurm\", \"ray\" or \"kubernetes\" to start roles; with \"hosts\" a person \
                        starts them";

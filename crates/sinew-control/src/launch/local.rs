@@ -3,7 +3,7 @@
 //! The standard input of a child is a pipe of the owner. It closes when the owner ends in any way, and the
 //! child ends with it (`--stop-on-eof`).
 
-use super::{LaunchError, Launched, LaunchedRole, Launcher, RoleSpec, files};
+use super::{LaunchError, Launched, LaunchedRole, Launcher, RoleSpec, files, shell_line};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -73,16 +73,12 @@ impl Process {
 }
 
 impl LocalLauncher {
-    /// A launcher with a folder for the logs, which is made.
-    ///
-    /// # Errors
-    /// If the folder cannot be made.
-    pub fn new(logs: &Path) -> Result<Self, LaunchError> {
-        fs::create_dir_all(logs).map_err(LaunchError::file("make", logs))?;
-        Ok(Self {
+    /// A launcher with a folder for the logs, which is made when the first role starts.
+    pub fn new(logs: &Path) -> Self {
+        Self {
             logs: logs.to_owned(),
             children: Mutex::default(),
-        })
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Process>> {
@@ -94,6 +90,7 @@ impl LocalLauncher {
     }
 
     fn spawn(&self, spec: &RoleSpec) -> Result<Process, LaunchError> {
+        fs::create_dir_all(&self.logs).map_err(LaunchError::file("make", &self.logs))?;
         let path = self.log(&spec.name);
         let log = File::options().create(true).append(true).open(&path);
         let log = log.map_err(LaunchError::file("open", &path))?;
@@ -101,7 +98,11 @@ impl LocalLauncher {
         let Some((program, arguments)) = spec.command.split_first() else {
             return Err(LaunchError::setting("command", "", "a program with its arguments"));
         };
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        if let Some(folder) = &spec.folder {
+            command.current_dir(folder);
+        }
+        let child = command
             .args(arguments)
             .envs(spec.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
@@ -131,6 +132,10 @@ impl Launcher for LocalLauncher {
 
     fn interval(&self) -> Duration {
         Duration::from_millis(500)
+    }
+
+    fn preview(&self, spec: &RoleSpec) -> Result<String, LaunchError> {
+        Ok(shell_line(&spec.command))
     }
 
     fn ensure(&self, spec: &RoleSpec) -> Result<(), LaunchError> {

@@ -21,6 +21,8 @@ pub struct RoleSpec {
     pub command: Vec<String>,
     /// Variables of its environment, in addition.
     pub env: Vec<(String, String)>,
+    /// Working directory; `None`: that of the launcher. Kubernetes has one for all roles.
+    pub folder: Option<PathBuf>,
     /// Cores.
     pub cpus: u32,
     /// Accelerators.
@@ -65,6 +67,12 @@ pub trait Launcher: fmt::Debug + Send + Sync {
     fn interval(&self) -> Duration {
         Duration::from_secs(5)
     }
+
+    /// The text of what [`Launcher::ensure`] would ask the engine for.
+    ///
+    /// # Errors
+    /// If the process cannot be described, or the engine starts nothing.
+    fn preview(&self, spec: &RoleSpec) -> Result<String, LaunchError>;
 
     /// Starts a process. One of this name that exists already is a success.
     ///

@@ -3,7 +3,7 @@
 //! Ray answers a repeated submission id with status 500, and not with a status of its own; so a refused
 //! submission is a success if a job of this id is there. Ray does not restart a job whose host is lost.
 
-use super::{LaunchError, Launched, LaunchedRole, Launcher, RoleSpec, files, shell_line};
+use super::{LaunchError, Launched, LaunchedRole, Launcher, RoleSpec, files, quoted, shell_line};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sinew_http::blocking::{Client, RequestBuilder};
@@ -78,9 +78,11 @@ impl RayLauncher {
     pub fn submission(spec: &RoleSpec) -> Value {
         let variables = spec.env.iter().map(|(name, value)| (name.clone(), json!(value)));
         let variables: Map<String, Value> = variables.collect();
+        let folder = spec.folder.as_ref().map(|folder| folder.display().to_string());
+        let enter = folder.map_or_else(String::new, |folder| format!("cd {} && ", quoted(&folder)));
         let mut body = json!({
             "submission_id": spec.name,
-            "entrypoint": format!("exec {}", shell_line(&spec.command)),
+            "entrypoint": format!("{enter}exec {}", shell_line(&spec.command)),
             "entrypoint_num_cpus": spec.cpus,
             "entrypoint_num_gpus": spec.gpus,
             "runtime_env": { "env_vars": variables },
@@ -120,6 +122,10 @@ impl RayLauncher {
 impl Launcher for RayLauncher {
     fn name(&self) -> &'static str {
         ENGINE
+    }
+
+    fn preview(&self, spec: &RoleSpec) -> Result<String, LaunchError> {
+        Ok(format!("{:#}", Self::submission(spec)))
     }
 
     fn ensure(&self, spec: &RoleSpec) -> Result<(), LaunchError> {

@@ -21,8 +21,8 @@ const MAX_OUTPUT: u64 = 16 << 20;
 /// Maximum bytes of a template.
 const MAX_TEMPLATE: u64 = 64 << 10;
 
-/// The script of a job. Placeholders: `{{name}}`, `{{log}}`, `{{resources}}`, `{{options}}`, `{{environment}}`
-/// and `{{command}}`, which must be there.
+/// The script of a job. Placeholders: `{{name}}`, `{{log}}`, `{{resources}}`, `{{options}}`,
+/// `{{environment}}` and `{{command}}`, which must be there.
 pub const SLURM_TEMPLATE: &str = "#!/bin/sh
 #SBATCH --job-name={{name}}
 #SBATCH --output={{log}}
@@ -61,7 +61,7 @@ pub struct SlurmLauncher {
 }
 
 impl SlurmLauncher {
-    /// Reads the template and makes the folder of the logs.
+    /// Reads the template. The folder of the logs is made when the first role starts.
     ///
     /// # Errors
     /// If the template cannot be read or has an unknown placeholder, or an option is none.
@@ -77,7 +77,6 @@ impl SlurmLauncher {
                 return Err(LaunchError::setting("launch.slurm.options", option, allowed));
             }
         }
-        fs::create_dir_all(&options.logs).map_err(LaunchError::file("make", &options.logs))?;
         Ok(Self { options, template })
     }
 
@@ -89,6 +88,9 @@ impl SlurmLauncher {
         }
         if let Some(memory_mb) = spec.memory_mb {
             resources.push(format!("--mem={memory_mb}M"));
+        }
+        if let Some(folder) = &spec.folder {
+            resources.push(format!("--chdir={}", folder.display()));
         }
         // The supervisor restarts roles; nobody restarts the owner.
         let requeue = if spec.requeue { "--requeue" } else { "--no-requeue" };
@@ -253,11 +255,17 @@ impl Launcher for SlurmLauncher {
         ENGINE
     }
 
+    fn preview(&self, spec: &RoleSpec) -> Result<String, LaunchError> {
+        Ok(self.script(spec))
+    }
+
     fn ensure(&self, spec: &RoleSpec) -> Result<(), LaunchError> {
         let jobs = self.jobs()?;
         if jobs.iter().any(|(_, job)| job.name == spec.name) {
             return Ok(());
         }
+        let logs = &self.options.logs;
+        fs::create_dir_all(logs).map_err(LaunchError::file("make", logs))?;
         self.run("sbatch", &["--parsable"], &self.script(spec)).map(drop)
     }
 
@@ -304,6 +312,7 @@ mod tests {
             name: "demo-1-rollout-0-0".into(),
             command: ["sinew", "worker", "--name", "a b"].map(str::to_owned).into(),
             env: vec![("SINEW_LOG".into(), "a b".into())],
+            folder: Some("/work".into()),
             cpus: 2,
             gpus: 1,
             memory_mb: Some(512),
@@ -319,6 +328,7 @@ mod tests {
             "#SBATCH --cpus-per-task=2",
             "#SBATCH --gres=gpu:1",
             "#SBATCH --mem=512M",
+            "#SBATCH --chdir=/work",
             "#SBATCH --no-requeue",
             "#SBATCH --partition=gpu",
             "export SINEW_LOG='a b'",

@@ -35,11 +35,11 @@ fn ended(name: &str) -> LaunchedRole {
 }
 
 fn starts(steps: &[Step]) -> Vec<&str> {
-    let start = |step| match step {
-        &Step::Start(ref id) => Some(id.as_str()),
-        &Step::Stop(_) => None,
-    };
-    steps.iter().filter_map(start).collect()
+    let ids = steps.iter().filter_map(|step| match step {
+        Step::Start(id) => Some(id.as_str()),
+        Step::Stop(_) => None,
+    });
+    ids.collect()
 }
 
 fn registration(name: &str) -> Registration {

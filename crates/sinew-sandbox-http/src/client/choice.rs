@@ -1,8 +1,8 @@
 //! The choice between several hosts: a state machine that gets the time as an argument.
 //!
-//! A host is asked for its state every few seconds. A host that does not answer is put aside at once, and asked
-//! again after pauses that double; one that has not answered several times in a row is lost, and with it
-//! the sandboxes on it. Only its next answer brings it back.
+//! A host is asked for its state every few seconds. A host that does not answer is put aside at once, and
+//! asked again after pauses that double; one that has not answered several times in a row is lost, and with
+//! it the sandboxes on it. Only its next answer brings it back.
 //!
 //! Of the hosts that answer, fit and do not drain, the one with the largest share of free places for its
 //! price gets the next sandbox. Places that were given since the host's last report count as taken.

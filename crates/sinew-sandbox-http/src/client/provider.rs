@@ -79,8 +79,8 @@ impl RemoteProvider {
     /// blocks for some seconds at most. Servers that do not answer are put aside and asked again.
     ///
     /// # Errors
-    /// [`SandboxError::Unavailable`] if an address is none, a server refuses the token or has no such level or
-    /// image, or none answers.
+    /// [`SandboxError::Unavailable`] if an address is none, a server refuses the token or has no such level
+    /// or image, or none answers.
     pub fn connect(config: RemoteConfig) -> Result<Self, SandboxError> {
         let RemoteConfig {
             servers,
@@ -212,7 +212,7 @@ impl RemoteProvider {
         }
     }
 
-    /// Makes a sandbox on the host of its snapshot, which is asked again for room alone: the snapshot may have
+    /// Makes a sandbox on the host of its snapshot, which is asked again for room only: the snapshot may have
     /// gone with it.
     async fn make_from(
         &self,

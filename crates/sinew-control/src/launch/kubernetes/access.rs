@@ -115,11 +115,13 @@ impl KubernetesAccess {
     /// # Errors
     /// If there is neither, or the file has no current context with a token.
     pub fn found(kubeconfig: Option<&Path>) -> Result<Self, LaunchError> {
-        if let Some(path) = kubeconfig {
+        let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+        let pod = variable("KUBERNETES_SERVICE_HOST");
+        // The owner in a pod has the recipe of the host that launched it, and not its files.
+        if let Some(path) = kubeconfig.filter(|path| pod.is_none() || path.exists()) {
             return Self::from_file(path);
         }
-        let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-        if let Some(host) = variable("KUBERNETES_SERVICE_HOST") {
+        if let Some(host) = pod {
             let port = variable("KUBERNETES_SERVICE_PORT").unwrap_or_else(|| "443".to_owned());
             return Self::in_pod(&host, &port);
         }

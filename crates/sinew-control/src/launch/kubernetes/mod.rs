@@ -1,4 +1,4 @@
-//! Kubernetes, by five calls of its REST interface: a job for each role, from the templates of the Helm chart.
+//! Kubernetes, by five calls of its REST interface: a job for each role, from templates of the Helm chart.
 //!
 //! The client is that of every other connection. The crate `kube` with its types would be a hundred crates
 //! more for creating, listing and deleting jobs of `batch/v1`, and reading logs.
@@ -260,6 +260,10 @@ fn job_state(job: &Value) -> Launched {
 impl Launcher for KubernetesLauncher {
     fn name(&self) -> &'static str {
         ENGINE
+    }
+
+    fn preview(&self, spec: &RoleSpec) -> Result<String, LaunchError> {
+        Ok(format!("{:#}", self.options.role(spec)?))
     }
 
     fn ensure(&self, spec: &RoleSpec) -> Result<(), LaunchError> {

@@ -18,6 +18,7 @@ fn spec(name: &str) -> RoleSpec {
         name: name.into(),
         command: ["sinew", "worker", "a \"b\": c"].map(str::to_owned).into(),
         env: vec![("SINEW_LOG".into(), "info".into())],
+        folder: None,
         cpus: 2,
         gpus: 1,
         memory_mb: Some(2048),
