@@ -4,7 +4,7 @@ use crate::{failure, sinew};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 const TOKEN: &str = "a-token-of-this-test-that-no-file-but-its-own-has";
@@ -13,17 +13,21 @@ const TOKEN: &str = "a-token-of-this-test-that-no-file-but-its-own-has";
 struct Serving {
     child: Child,
     first: Value,
+    /// File of its standard error.
+    log: PathBuf,
 }
 
 impl Serving {
-    fn start(command: &mut Command) -> Self {
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    fn start(command: &mut Command, log: &Path) -> Self {
+        let errors = std::fs::File::create(log).unwrap();
+        command.stdout(Stdio::piped()).stderr(errors);
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
         let out = child.stdout.as_mut().unwrap();
         BufReader::new(out).read_line(&mut line).unwrap();
         let first = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line}: {e}"));
-        Self { child, first }
+        let log = log.to_owned();
+        Self { child, first, log }
     }
 
     fn url(&self) -> &str {
@@ -33,10 +37,8 @@ impl Serving {
     /// What it wrote to standard error, after its end.
     fn errors(mut self) -> String {
         self.child.kill().unwrap();
-        let mut text = String::new();
-        let mut errors = self.child.stderr.take().unwrap();
-        errors.read_to_string(&mut text).unwrap();
-        text
+        self.child.wait().unwrap();
+        std::fs::read_to_string(&self.log).unwrap()
     }
 }
 
@@ -72,10 +74,10 @@ fn a_queue_over_tls_serves_its_clients_and_keeps_the_token_to_itself() {
     let token = keys.path().join("token");
     std::fs::write(&token, TOKEN).unwrap();
     let mut command = sinew();
-    command.env("SINEW_LOG", "trace").args(["queue", "serve", "--json"]);
+    command.env("SINEW_LOG", "debug").args(["queue", "serve", "--json"]);
     command.args(["--listen", "127.0.0.1:0", "--store"]).arg(&store);
     command.arg("--tls-own").arg(&own).arg("--token-file").arg(&token);
-    let serving = Serving::start(&mut command);
+    let serving = Serving::start(&mut command, &keys.path().join("log"));
     let url = serving.url().to_owned();
     assert!(url.starts_with("https://"), "{url}");
     assert_eq!(serving.first["token"], Value::Null);
