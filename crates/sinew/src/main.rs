@@ -469,8 +469,9 @@ fn main() -> ExitCode {
         )
         .init();
     let result = match cli {
-        Some(cli) => sinew_assembly::trust_authorities(cli.tls_ca.as_deref())
-            .and_then(|()| run(cli.command)),
+        Some(cli) => {
+            sinew_assembly::trust_authorities(cli.tls_ca.as_deref()).and_then(|()| run(cli.command))
+        }
         None => sinew_assembly::train_worker(),
     };
     match result {

@@ -129,9 +129,9 @@ impl RemoteProvider {
         // What the registry names may come, go and be wrong: it refuses nothing.
         let given = |url: &str| servers.iter().any(|s| s.trim_end_matches('/') == url);
         let lacking = !finds && provider.hosts.open() == 0;
-        let first = refused.iter().find(|(url, why)| {
-            given(url) && (lacking || matches!(why, NoReport::Wrong(_)))
-        });
+        let first = refused
+            .iter()
+            .find(|(url, why)| given(url) && (lacking || matches!(why, NoReport::Wrong(_))));
         match first {
             Some((url, why)) => Err(unavailable(format!("{url:?}: {}", why.text()))),
             None => Ok(provider),

@@ -74,38 +74,68 @@ fn a_queue_over_tls_serves_its_clients_and_keeps_the_token_to_itself() {
     let token = keys.path().join("token");
     std::fs::write(&token, TOKEN).unwrap();
     let mut command = sinew();
-    command.env("SINEW_LOG", "debug").args(["queue", "serve", "--json"]);
-    command.args(["--listen", "127.0.0.1:0", "--store"]).arg(&store);
-    command.arg("--tls-own").arg(&own).arg("--token-file").arg(&token);
+    command
+        .env("SINEW_LOG", "debug")
+        .args(["queue", "serve", "--json"]);
+    command
+        .args(["--listen", "127.0.0.1:0", "--store"])
+        .arg(&store);
+    command
+        .arg("--tls-own")
+        .arg(&own)
+        .arg("--token-file")
+        .arg(&token);
     let serving = Serving::start(&mut command, &keys.path().join("log"));
     let url = serving.url().to_owned();
     assert!(url.starts_with("https://"), "{url}");
     assert_eq!(serving.first["token"], Value::Null);
     let mut client = sinew();
-    client.args(["queue", "stats", &url, "--json", "--token-file"]).arg(&token);
+    client
+        .args(["queue", "stats", &url, "--json", "--token-file"])
+        .arg(&token);
     client.arg("--tls-ca").arg(own.join("ca.pem"));
     let told = client.output().unwrap();
     let said = String::from_utf8_lossy(&told.stdout).into_owned();
-    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    assert!(
+        told.status.success(),
+        "{}",
+        String::from_utf8_lossy(&told.stderr)
+    );
     // The variable does the same as the option.
     let mut client = sinew();
-    client.args(["queue", "stats", &url, "--json", "--token-file"]).arg(&token);
+    client
+        .args(["queue", "stats", &url, "--json", "--token-file"])
+        .arg(&token);
     client.env("SINEW_TLS_CA", own.join("ca.pem"));
-    assert_eq!(String::from_utf8_lossy(&client.output().unwrap().stdout), said);
+    assert_eq!(
+        String::from_utf8_lossy(&client.output().unwrap().stdout),
+        said
+    );
     // Plain HTTP gets a reason.
     let mut plain = TcpStream::connect(url.strip_prefix("https://").unwrap()).unwrap();
-    plain.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
+    plain
+        .write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+        .unwrap();
     let mut answer = String::new();
     plain.read_to_string(&mut answer).unwrap();
     assert!(answer.contains("use https://"), "{answer}");
     let typed = std::fs::read(format!("/proc/{}/cmdline", serving.child.id())).unwrap();
     let typed = String::from_utf8_lossy(&typed).into_owned();
-    assert!(typed.contains("--token-file") && !typed.contains(TOKEN), "{typed}");
+    assert!(
+        typed.contains("--token-file") && !typed.contains(TOKEN),
+        "{typed}"
+    );
     let log = serving.errors();
-    assert!(!log.contains(TOKEN) && !log.contains("PRIVATE KEY"), "{log}");
+    assert!(
+        !log.contains(TOKEN) && !log.contains("PRIVATE KEY"),
+        "{log}"
+    );
     assert!(holding(dir.path(), TOKEN).is_empty());
     let keys = holding(dir.path(), "PRIVATE KEY");
-    assert!(matches!(&keys[..], [key] if key.ends_with("ca.key")), "{keys:?}");
+    assert!(
+        matches!(&keys[..], [key] if key.ends_with("ca.key")),
+        "{keys:?}"
+    );
 }
 
 #[test]
@@ -130,7 +160,10 @@ fn listeners_for_other_hosts_need_tls_and_authorities_must_be_some() {
     }
     let refused = |args: &[&str]| failure(&sinew().args(args).output().unwrap(), 2);
     let none = refused(&["--tls-ca", token, "doctor"]);
-    assert!(none.contains("--tls-ca: ") && none.contains("PEM"), "{none}");
+    assert!(
+        none.contains("--tls-ca: ") && none.contains("PEM"),
+        "{none}"
+    );
     let view = ["view", store, "--tls-cert", token];
     assert!(refused(&view).contains("--tls-key"));
     std::fs::create_dir(store).unwrap();
