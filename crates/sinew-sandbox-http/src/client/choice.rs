@@ -4,8 +4,8 @@
 //! asked again after pauses that double; one that has not answered several times in a row is lost, and with
 //! it the sandboxes on it. Only its next answer brings it back.
 //!
-//! Of the hosts that answer, fit and do not drain, the one with the largest share of free places for its
-//! price gets the next sandbox. Places that were given since the host's last report count as taken.
+//! The next sandbox goes to the host with the largest share of free places for its price, out of those that
+//! answer, fit and do not drain. Places that were given since the host's last report count as taken.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ impl Default for Rules {
     }
 }
 
-/// What a host offers.
+/// Offer of a host, by its last report.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Offer {
     /// Places that were free when it reported.

@@ -42,7 +42,7 @@ impl NoReport {
     }
 }
 
-/// What all hosts are asked for.
+/// Request to all hosts.
 #[derive(Clone)]
 pub(crate) struct Wanted {
     /// Token of an owner, the same one at all hosts.

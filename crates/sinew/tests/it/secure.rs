@@ -34,7 +34,7 @@ impl Serving {
         self.first["url"].as_str().unwrap()
     }
 
-    /// What it wrote to standard error, after its end.
+    /// Its standard error, after its end.
     fn errors(mut self) -> String {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
